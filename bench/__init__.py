@@ -1,0 +1,1 @@
+"""The pytest-benchmark harness: what is measured, how, and the report made of it."""

@@ -1,0 +1,1 @@
+"""Processes, measurement, statistics and results. Only `worker.py` imports a framework."""

@@ -1,0 +1,1 @@
+"""From results.json to tables for the terminal and for Markdown."""

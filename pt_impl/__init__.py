@@ -1,0 +1,1 @@
+"""The PyTorch half: a kit (models, data, training, runtime) and one file per technique."""

@@ -1,0 +1,1 @@
+"""What both frameworks share: specs, data and weights, in NumPy alone."""

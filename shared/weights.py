@@ -1,0 +1,49 @@
+"""Canonical weights: one NumPy dictionary that both frameworks import.
+
+Layouts are those of `shared.specs.parameter_shapes`: convolutions (height, width, in, out), dense
+kernels (in, out). Each kit transposes where its framework stores them otherwise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from math import prod, sqrt
+
+import numpy as np
+
+from shared.specs import ModelSpec, parameter_shapes, state_shapes
+
+
+def init_weights(spec: ModelSpec, seed: int) -> dict[str, np.ndarray]:
+    """Draw float32 initial weights for `spec`: every parameter and BatchNorm's running statistics.
+
+    Convolutions and dense kernels: He normal over the fan-in (He et al., 2015); transformer
+    matrices and embeddings: normal with standard deviation 0.02 (Radford et al., 2019); scales 1,
+    everything else 0. Each tensor has a stream of its own, so that adding one changes no other.
+    """
+    weights = {}
+    for name, shape in parameter_shapes(spec).items():
+        stream = np.random.default_rng([seed, *hashlib.sha256(name.encode()).digest()])
+        if name.endswith("gamma"):
+            value = np.ones(shape)
+        elif name.endswith((".beta", ".bias")):
+            value = np.zeros(shape)
+        elif spec.family == "gpt":
+            value = stream.normal(0.0, 0.02, shape)
+        else:
+            value = stream.normal(0.0, sqrt(2.0 / prod(shape[:-1])), shape)
+        weights[name] = value.astype(np.float32)
+    for name, shape in state_shapes(spec).items():
+        fill = 1.0 if name.endswith("variance") else 0.0
+        weights[name] = np.full(shape, fill, np.float32)
+    return weights
+
+
+def checksum(weights: dict[str, np.ndarray]) -> str:
+    """SHA-256 over names, shapes and float32 bytes in order of name: equal only for equal weights."""
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        array = np.ascontiguousarray(weights[name], dtype=np.float32)
+        digest.update(f"{name}{array.shape}".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
