@@ -1,0 +1,214 @@
+"""Models in TensorFlow: functional Keras models built from a spec, NHWC, in either Keras flavour.
+
+Layers carry the canonical names, so that a canonical name is the layer's name and the weight's:
+`stage0.block1.conv0.bn` + `gamma`. Keras stores weights in the canonical layout already.
+`tf.keras` is Keras 3, or tf_keras where TF_USE_LEGACY_KERAS=1 was set before the import.
+
+Keras 3 feeds BatchNorm's running variance with the biased variance of the batch (divided by
+n * h * w); PyTorch and tf_keras with the unbiased one (by n * h * w - 1). Training is not
+affected; in evaluation mode Keras 3 therefore differs by a relative 1 / (n * h * w) in the
+variance, largest where a small batch meets a small feature map.
+"""
+
+import numpy as np
+import tensorflow as tf
+
+from shared.specs import CNNSpec, GPTSpec, ModelSpec, ResNetSpec
+from tf_impl import runtime
+
+# Keras's name of a weight -> the canonical one, where they differ.
+_CANONICAL = {"embeddings": "embedding", "moving_mean": "mean", "moving_variance": "variance"}
+
+
+class Positions(tf.keras.layers.Layer):
+    """Adds one learned vector a position: (n, t, width) -> (n, t, width)."""
+
+    def build(self, input_shape):
+        """Create the table of shape (t, width)."""
+        self.embeddings = self.add_weight(name="embeddings", shape=tuple(input_shape)[1:])
+        super().build(input_shape)
+
+    def call(self, inputs):
+        """Add the table, in the dtype of the inputs."""
+        return inputs + tf.cast(self.embeddings, inputs.dtype)
+
+
+class CausalAttention(tf.keras.layers.Layer):
+    """Scaled dot-product attention to the left: (n, t, 3 * width) -> (n, t, width).
+
+    The last axis of the input is [query | key | value], each split into heads contiguously. The
+    products run in the layer's compute dtype, the softmax in float32 (Vaswani et al., 2017).
+    """
+
+    def __init__(self, heads, **kwargs):
+        super().__init__(**kwargs)
+        self.heads = heads
+
+    def call(self, inputs):
+        """Attend within each head, then join the heads."""
+        length, width = inputs.shape[1], inputs.shape[2] // 3
+        size = width // self.heads
+        split = tf.reshape(inputs, (-1, length, 3, self.heads, size))
+        query, key, value = tf.unstack(tf.transpose(split, (2, 0, 3, 1, 4)))
+        scores = tf.matmul(query * size**-0.5, key, transpose_b=True)
+        future = np.triu(np.full((length, length), -np.inf, np.float32), k=1)
+        shares = tf.nn.softmax(tf.cast(scores, tf.float32) + future)
+        mixed = tf.matmul(tf.cast(shares, value.dtype), value)
+        return tf.reshape(tf.transpose(mixed, (0, 2, 1, 3)), (-1, length, width))
+
+    def get_config(self):
+        """Return what rebuilds the layer."""
+        return {**super().get_config(), "heads": self.heads}
+
+
+def build(spec: ModelSpec, weights: dict[str, np.ndarray] | None = None) -> tf.keras.Model:
+    """Build the model of `spec` on `runtime.device()`, with canonical `weights` if given.
+
+    Images go in as float32 (n, height, width, channels), codes as int64 (n, t). Logits come out
+    as (n, classes) or (n, t, vocabulary). Raises ValueError where `weights` do not fit.
+    """
+    makers = {CNNSpec: _cnn, ResNetSpec: _resnet, GPTSpec: _gpt}
+    with tf.device(runtime.device()):
+        model = makers[type(spec)](spec)
+    if weights is not None:
+        import_weights(model, weights)
+    return model
+
+
+def _convolution(x, spec, name, filters, *, stride=1, kernel=3, relu=True):
+    """Convolution, BatchNorm and (if `relu`) ReLU; a 3x3 kernel pads one pixel on each side."""
+    layers = tf.keras.layers
+    padding = "same"
+    if stride > 1:  # SAME would pad an even image at the bottom and right alone
+        padding = "valid"
+        x = layers.ZeroPadding2D(kernel // 2, name=f"{name}.pad")(x) if kernel > 1 else x
+    convolution = layers.Conv2D(
+        filters, kernel, strides=stride, padding=padding, use_bias=False, name=name
+    )
+    norm = layers.BatchNormalization(
+        momentum=1 - spec.bn_momentum, epsilon=spec.bn_eps, name=f"{name}.bn"
+    )
+    x = norm(convolution(x))
+    return layers.ReLU(name=f"{name}.relu")(x) if relu else x
+
+
+def _classifier(inputs, x, spec):
+    """Average over the pixels, then a dense head."""
+    x = tf.keras.layers.GlobalAveragePooling2D(name="pool")(x)
+    return tf.keras.Model(inputs, tf.keras.layers.Dense(spec.num_classes, name="head")(x))
+
+
+def _cnn(spec):
+    x = inputs = tf.keras.Input(spec.input_shape, name="images")
+    for index, (filters, stride) in enumerate(spec.convolutions):
+        x = _convolution(x, spec, f"conv{index}", filters, stride=stride)
+    return _classifier(inputs, x, spec)
+
+
+def _resnet(spec):
+    inputs = tf.keras.Input(spec.input_shape, name="images")
+    x = _convolution(inputs, spec, "stem", spec.widths[0])
+    for stage, width in enumerate(spec.widths):
+        for block in range(spec.blocks_per_stage):
+            stride = 2 if stage > 0 and block == 0 else 1
+            x = _residual(x, spec, f"stage{stage}.block{block}", width, stride)
+    return _classifier(inputs, x, spec)
+
+
+def _residual(x, spec, name, width, stride):
+    """Two convolutions beside a shortcut, which is a 1x1 projection where the width changes."""
+    shortcut = x
+    if x.shape[-1] != width:
+        shortcut = _convolution(
+            x, spec, f"{name}.shortcut", width, stride=stride, kernel=1, relu=False
+        )
+    x = _convolution(x, spec, f"{name}.conv0", width, stride=stride)
+    x = _convolution(x, spec, f"{name}.conv1", width, relu=False)
+    x = tf.keras.layers.Add(name=f"{name}.add")([x, shortcut])
+    return tf.keras.layers.ReLU(name=f"{name}.relu")(x)
+
+
+def _gpt(spec):
+    layers = tf.keras.layers
+    inputs = tf.keras.Input((spec.sequence_length,), dtype="int64", name="codes")
+    x = layers.Embedding(spec.vocabulary, spec.width, name="tokens")(inputs)
+    x = Positions(name="positions")(x)
+    for index in range(spec.layers):
+        x = _block(x, spec, f"block{index}")
+    x = layers.LayerNormalization(epsilon=spec.ln_eps, name="ln")(x)
+    return tf.keras.Model(inputs, layers.Dense(spec.vocabulary, use_bias=False, name="head")(x))
+
+
+def _block(x, spec, name):
+    """Pre-norm attention and feed-forward, each added to its input."""
+    layers = tf.keras.layers
+    inside = layers.LayerNormalization(epsilon=spec.ln_eps, name=f"{name}.ln0")(x)
+    inside = layers.Dense(3 * spec.width, use_bias=False, name=f"{name}.qkv")(inside)
+    inside = CausalAttention(spec.heads, name=f"{name}.attention")(inside)
+    inside = layers.Dense(spec.width, use_bias=False, name=f"{name}.projection")(inside)
+    x = layers.Add(name=f"{name}.add0")([x, inside])
+    inside = layers.LayerNormalization(epsilon=spec.ln_eps, name=f"{name}.ln1")(x)
+    inside = layers.Dense(4 * spec.width, name=f"{name}.up")(inside)
+    inside = layers.Activation(_gelu, name=f"{name}.gelu")(inside)
+    inside = layers.Dense(spec.width, name=f"{name}.down")(inside)
+    return layers.Add(name=f"{name}.add1")([x, inside])
+
+
+def _gelu(x):
+    """The tanh approximation (Hendrycks and Gimpel, 2016)."""
+    return tf.nn.gelu(x, approximate=True)
+
+
+def _named_variables(model):
+    """Canonical name -> variable, trained or not."""
+    found = {}
+    for layer in model.layers:
+        for variable in layer.weights:
+            kind = variable.name.split("/")[-1].split(":")[0]
+            found[f"{layer.name}.{_CANONICAL.get(kind, kind)}"] = variable
+    return found
+
+
+def named_parameters(model: tf.keras.Model) -> dict[str, tf.Variable]:
+    """Canonical name -> trainable variable, in the order of the layers."""
+    trainable = {id(variable) for variable in model.trainable_variables}
+    named = _named_variables(model)
+    return {name: variable for name, variable in named.items() if id(variable) in trainable}
+
+
+def to_canonical(name: str, array) -> np.ndarray:
+    """Return a weight or gradient called `name` in canonical layout: Keras's own is the canonical."""
+    return np.asarray(tf.convert_to_tensor(array))
+
+
+def import_weights(model: tf.keras.Model, weights: dict[str, np.ndarray]) -> None:
+    """Copy canonical `weights` into the model.
+
+    Raises ValueError, before anything is changed, where a name is missing or unknown or a shape
+    differs.
+    """
+    variables = _named_variables(model)
+    missing, unknown = variables.keys() - weights.keys(), weights.keys() - variables.keys()
+    if missing or unknown:
+        raise ValueError(
+            f"weights do not fit the model: missing {sorted(missing)}, unknown {sorted(unknown)}"
+        )
+    for name, variable in variables.items():
+        if tuple(variable.shape) != weights[name].shape:
+            raise ValueError(
+                f"weight {name} has shape {weights[name].shape}, the model wants "
+                f"{tuple(variable.shape)}"
+            )
+    for name, variable in variables.items():
+        variable.assign(weights[name])
+
+
+def export_weights(model: tf.keras.Model) -> dict[str, np.ndarray]:
+    """Canonical name -> float32 array of every parameter and running statistic, copied."""
+    variables = _named_variables(model)
+    return {name: np.array(variable, dtype=np.float32) for name, variable in variables.items()}
+
+
+def parameter_count(model: tf.keras.Model) -> int:
+    """Number of trainable parameters."""
+    return sum(int(np.prod(variable.shape)) for variable in model.trainable_variables)
