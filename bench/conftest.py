@@ -1,0 +1,279 @@
+"""The benchmark's options, plan and progress, and its samples' way into pytest-benchmark.
+
+Everything is measured once, before the first item runs; each item then replays its case's samples
+into pytest-benchmark, so that its tables, JSON, comparison and histograms work as always.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.harness.plan import (
+    EFFORTS,
+    FRAMEWORKS,
+    Case,
+    cases_of,
+    choose,
+    with_baselines,
+)
+from bench.harness.results import new_folder
+from bench.harness.run import Plan, Run, Settings, interpreter_works, techniques, this_command
+from bench.report import tables
+from shared.specs import TASKS
+
+STATE = pytest.StashKey["State"]()
+
+
+class State:
+    """What the hooks below share."""
+
+    def __init__(self, settings: Settings, chosen: dict[str, set[str]]) -> None:
+        self.settings, self.chosen = settings, chosen
+        self.cases: dict[str, Case] = {}
+        self.plan: Plan | None = None
+        self.results: dict | None = None
+        self.folder: Path | None = None
+
+
+class ReplayClock:
+    """A timer for pytest-benchmark that stands still but for the samples it is given."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.__name__ = "samples"
+
+    def __call__(self) -> float:
+        """Seconds."""
+        return self.now
+
+    def advance(self, samples: list[float]):
+        """A function that lets the next sample pass at each call."""
+        stream = iter(samples)
+
+        def step() -> None:
+            self.now += next(stream)
+
+        return step
+
+
+CLOCK = ReplayClock()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The options of the README."""
+    group = parser.getgroup("twinbench", "the same technique in PyTorch and TensorFlow")
+    group.addoption("--effort", default="default", metavar="|".join(EFFORTS), help="how much")
+    group.addoption("--blocks", metavar="N", help="blocks of a match, instead of the effort's")
+    group.addoption("--results", default="results", metavar="DIR", help="where results go")
+    group.addoption("--technique", metavar="A,B", help="only these techniques")
+    group.addoption("--task", metavar="A,B", help="only these tasks")
+    group.addoption("--variant", metavar="A,B", help="only these variants (and their baselines)")
+    group.addoption("--framework", metavar="pt|tf", help="only this framework")
+    for name, framework in FRAMEWORKS.items():
+        group.addoption(
+            f"--{name}-python", metavar="PATH", help=f"the interpreter that has {framework.title}"
+        )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Check every option before anything is collected: one clear line, usage-error exit."""
+    option = config.getoption
+    known = techniques()
+    names = {v.name for technique in known.values() for v in technique.variants}
+    chosen = {
+        "technique": _names("technique", option("technique"), known),
+        "task": _names("task", option("task"), TASKS),
+        "variant": _names("variant", option("variant"), names | {"control"}),
+        "framework": _names("framework", option("framework"), FRAMEWORKS),
+    }
+    _names("effort", option("effort"), EFFORTS)
+    interpreters = {}
+    for name in FRAMEWORKS:
+        path = option(f"{name}_python")
+        if path and not interpreter_works(path):
+            raise pytest.UsageError(
+                f"--{name}-python: {path!r} is not a Python interpreter that starts; give the "
+                "path of one, for example .venv/bin/python"
+            )
+        if path:
+            interpreters[name] = os.path.abspath(path)
+    settings = Settings(
+        effort=option("effort"),
+        blocks=_blocks(option("blocks")),
+        results=Path(option("results")).resolve(),
+        command=this_command(),
+        interpreters=interpreters,
+    )
+    config.stash[STATE] = State(settings, chosen)
+
+
+def _names(option: str, given: str | None, known) -> set[str]:
+    wanted = set(filter(None, (given or "").split(",")))
+    for name in sorted(wanted - set(known)):
+        raise pytest.UsageError(
+            f"--{option}: there is no {option} {name!r}; choose from {', '.join(sorted(known))}"
+        )
+    return wanted
+
+
+def _blocks(given: str | None) -> int | None:
+    if given is None:
+        return None
+    if not given.isdigit() or int(given) < 1:
+        raise pytest.UsageError(f"--blocks: {given!r} is not a number of blocks; give 1 or more")
+    return int(given)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """One item for each case of the module's technique."""
+    if "case" not in metafunc.fixturenames:
+        return
+    state = metafunc.config.stash[STATE]
+    technique, chosen = metafunc.module.TECHNIQUE, state.chosen
+    cases = cases_of(technique, metafunc.module.__name__, state.settings.effort)
+    if chosen["technique"] and technique.name not in chosen["technique"]:
+        cases = []
+    picked = choose(
+        cases, tasks=chosen["task"], variants=chosen["variant"], frameworks=chosen["framework"]
+    )
+    state.cases |= {case.id: case for case in cases}
+    metafunc.parametrize(
+        "case", [case.id for case in picked], ids=lambda name: name.split("/", 1)[1]
+    )
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Group by technique and task, and time by the replayed samples."""
+    if "case" in getattr(item, "fixturenames", ()) and hasattr(item, "callspec"):
+        if not isinstance(item.callspec.params.get("case"), str):
+            return  # an empty selection
+        group = "/".join(item.callspec.params["case"].split("/")[:2])
+        item.add_marker(pytest.mark.benchmark(timer=CLOCK, group=group))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Plan what the selected items need."""
+    state = session.config.stash[STATE]
+    wanted = [
+        state.cases[item.callspec.params["case"]]
+        for item in session.items
+        if hasattr(item, "callspec") and item.callspec.params.get("case") in state.cases
+    ]
+    needed = with_baselines(wanted, list(state.cases.values()))
+    by_technique: dict[str, list[Case]] = {}
+    for case in needed:
+        by_technique.setdefault(case.technique, []).append(case)
+    if by_technique:
+        state.plan = Plan(by_technique, techniques(), state.settings.amount)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> None:
+    """Measure everything; the items then replay it."""
+    config, state = session.config, session.config.stash[STATE]
+    off = ("collectonly", "benchmark_skip", "benchmark_disable")
+    if state.plan is None or any(config.getoption(name) for name in off):
+        return
+    _check_enabled(config)
+    capture = config.pluginmanager.getplugin("capturemanager")
+    try:
+        state.folder = new_folder(state.settings.results)
+    except OSError as error:
+        raise pytest.UsageError(
+            f"--results: {state.settings.results} can't be written ({error.strerror}); "
+            "give a folder that can"
+        ) from None
+    with capture.global_and_fixture_disabled():
+        speaker = Speaker(quiet=config.option.verbose < 0)
+        speaker.plan(state.plan.describe())
+        run = Run(state.plan, state.settings, state.folder, speaker.say)
+        try:
+            state.results = run.measure()
+        except BaseException:
+            state.results = run.record.write()
+            raise
+        finally:
+            speaker.end()
+            _report(state)
+
+
+def _check_enabled(config: pytest.Config) -> None:
+    """Refuse to share the machine with other test processes: every figure would be theirs too."""
+    if getattr(config.option, "numprocesses", None):
+        raise pytest.UsageError("benchmarks can't run under xdist (-n): leave it out")
+
+
+def _report(state: State) -> None:
+    """Write report.md beside the record."""
+    target = state.folder / "report.md"
+    target.write_text(tables.markdown(state.results), encoding="utf-8")
+
+
+class Speaker:
+    """Progress for people: one line that is rewritten on a terminal, a line a part elsewhere."""
+
+    def __init__(self, quiet: bool) -> None:
+        self.live = sys.stderr.isatty()
+        self.quiet = quiet or (bool(os.environ.get("CI")) and not self.live)
+
+    def plan(self, text: str) -> None:
+        """The plan, before anything is measured."""
+        if not self.quiet:
+            print(f"\n{text}", file=sys.stderr, flush=True)
+
+    def say(self, line: str) -> None:
+        """What is measured now."""
+        if self.quiet:
+            return
+        if self.live:
+            print(f"\r\x1b[K{line[:79]}", end="", file=sys.stderr, flush=True)
+        else:
+            print(line, file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        """Leave the line."""
+        if self.live and not self.quiet:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+@pytest.fixture
+def replay(request: pytest.FixtureRequest, benchmark):
+    """Replay a case's samples into pytest-benchmark, or give its status and reason."""
+
+    def give(case_id: str) -> None:
+        state = request.config.stash[STATE]
+        if state.results is None:
+            benchmark.skipped = True
+            pytest.skip("benchmarks are disabled")
+        case = next(c for c in state.results["cases"] if c["id"] == case_id)
+        samples = [sample for block in case["timing"]["step_s"] for sample in block]
+        if case["status"] != "OK" or not samples:
+            benchmark.skipped = True
+            reason = f"{case['status']}: {case['reason']}"
+            if case["status"] == "UNSUPPORTED":
+                pytest.skip(reason)
+            pytest.fail(reason, pytrace=False)
+        benchmark.extra_info["case"] = case_id
+        benchmark.pedantic(CLOCK.advance(samples), rounds=len(samples), iterations=1)
+
+    return give
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
+    """Our tables, after pytest-benchmark's, and where everything was written."""
+    state = config.stash.get(STATE, None)
+    if state is None or state.results is None:
+        return
+    terminalreporter.write_line("")
+    terminalreporter.write_line(tables.terminal(state.results, width=80))
+    done = (
+        "" if state.results["finished"] else "The run was interrupted; what was finished is kept.\n"
+    )
+    terminalreporter.write_line(
+        f"\n{done}{state.folder / 'results.json'}\n{state.folder / 'report.md'}"
+    )

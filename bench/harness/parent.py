@@ -1,0 +1,71 @@
+"""A parent: imports one framework once and forks the block's workers.
+
+    python -m bench.harness.parent ADDRESS NAME MODULE...
+
+Importing TensorFlow costs seconds, a fork 0.15 s. The standard library's forkserver does the same,
+but it is one per process, keeps to its own interpreter and speaks pickle; a match needs fresh
+parents of several interpreters at once. Nothing here touches a device or starts a thread, so that
+the fork is safe.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+import time
+from multiprocessing.connection import Connection
+
+from bench.harness import wire, worker
+
+
+def main(address: str, name: str, modules: list[str]) -> None:
+    """Import `modules`, report, then fork and reap until the harness hangs up."""
+    connection = wire.connect(address, name)
+    children: set[int] = set()
+    try:
+        for module in modules:
+            importlib.import_module(module)
+        wire.send(connection, {"ready": True})
+        while True:
+            message = wire.receive(connection)
+            if message["op"] == "fork":
+                answer = {"pid": _fork(connection, address, message)}
+                children.add(answer["pid"])
+            else:
+                answer = {"ended": _reap(message["pid"])}
+                children.discard(message["pid"])
+            wire.send(connection, answer)
+    except wire.Gone:
+        pass
+    except Exception as error:
+        wire.send(connection, {"error": worker.one_line(error)})
+    finally:
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+
+def _fork(connection: Connection, address: str, message: dict) -> int:
+    child = os.fork()
+    if child:
+        return child
+    connection.close()
+    worker.run(address, message["name"], message["log"])
+    os._exit(0)  # the parent's exit handlers are not the worker's
+
+
+def _reap(pid: int, patience: float = 5.0) -> str:
+    """How a worker ended, in words."""
+    deadline = time.monotonic() + patience
+    while time.monotonic() < deadline:
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            return worker.ending(os.waitstatus_to_exitcode(status))
+        time.sleep(0.01)
+    return "still runs"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], sys.argv[3:])

@@ -1,0 +1,262 @@
+"""What a benchmark file declares, and which cases and matches a run measures.
+
+A `bench_<technique>.py` holds one `Technique` and two functions that run in a worker:
+
+    prepare(kit, work) -> Prepared          build the step that is timed
+    took_effect(kit, work, prepared, batch) -> (evidence, reason or None)
+
+Nothing here imports a framework.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from shared.specs import TASKS, Task
+
+EFFORTS = ("quick", "default", "full")
+MOST_CONTENDERS = 8
+
+
+@dataclass(frozen=True)
+class Framework:
+    """One side: its kit's package, the module whose import is slow, and how to get it."""
+
+    title: str
+    package: str
+    module: str
+    install: str
+    flavours: tuple[str | None, ...] = (None,)
+    preload: tuple[str, ...] = ()
+
+
+FRAMEWORKS = {
+    # An optimizer's first step imports torch._dynamo, which takes as long as torch itself.
+    "pt": Framework("PyTorch", "pt_impl", "torch", "pip install torch", preload=("torch._dynamo",)),
+    "tf": Framework(
+        "TensorFlow",
+        "tf_impl",
+        "tensorflow",
+        "pip install tensorflow tf_keras",
+        flavours=("keras3", "tf_keras"),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much a run measures. The number of blocks is fixed before the run."""
+
+    blocks: int
+    rounds: int
+    seeds: int
+
+
+EFFORT = {
+    "quick": Effort(blocks=1, rounds=30, seeds=1),
+    "default": Effort(blocks=8, rounds=30, seeds=8),
+    "full": Effort(blocks=20, rounds=30, seeds=8),
+}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One row. `settings` go to the technique as keyword arguments.
+
+    `role`: "baseline" (what its framework's other rows are compared with), "variant" or "control"
+    (a second baseline from another parent, for the noise floor). `effort` is the lowest that
+    measures it. `requires`: "cuda" or "compiler". `allocator`: "tuned" or "as installed".
+    `loss_tolerance`: the relative difference of the certificate's losses that twins may show
+    where the arithmetic differs by design; None is the task's own parity bar.
+    """
+
+    name: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    role: str = "variant"
+    frameworks: tuple[str, ...] = ("pt", "tf")
+    flavours: tuple[str | None, ...] = (None, "keras3")
+    effort: str = "default"
+    requires: str | None = None
+    allocator: str = "tuned"
+    loss_tolerance: float | None = None
+
+
+CONTROL = Variant("control", role="control")
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A task at its "small" or "compute" batch size, measured from `effort` on.
+
+    `accuracy`: the variants are trained to the plateau with paired seeds.
+    """
+
+    task: str
+    batch: str
+    effort: str = "default"
+    accuracy: bool = False
+
+    @property
+    def batch_size(self) -> int:
+        """Samples a step."""
+        task = TASKS[self.task]
+        return task.small_batch if self.batch == "small" else task.compute_batch
+
+
+@dataclass(frozen=True)
+class Technique:
+    """A technique's rows, tasks and words for the report."""
+
+    name: str
+    title: str
+    variants: tuple[Variant, ...]
+    workloads: tuple[Workload, ...]
+    differs_by_design: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Case:
+    """A variant of a technique in one framework at one workload: a row's half."""
+
+    technique: str
+    module: str
+    framework: str
+    flavour: str | None
+    variant: Variant
+    workload: Workload
+
+    @property
+    def id(self) -> str:
+        """technique/task-batch/framework/variant, unique in a run."""
+        side = f"tf-{self.flavour}" if self.flavour == "tf_keras" else self.framework
+        return (
+            f"{self.technique}/{self.workload.task}-{self.workload.batch_size}/"
+            f"{side}/{self.variant.name}"
+        )
+
+    @property
+    def task(self) -> Task:
+        """The task's spec."""
+        return TASKS[self.workload.task]
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether it is what others are compared with."""
+        return self.variant.role == "baseline"
+
+    def message(self) -> dict[str, Any]:
+        """What a worker needs to know, as JSON."""
+        return {
+            "module": self.module,
+            "technique": self.technique,
+            "framework": self.framework,
+            "variant": asdict(self.variant),
+            "task": self.workload.task,
+            "batch_size": self.workload.batch_size,
+        }
+
+
+@dataclass(frozen=True)
+class Work:
+    """What `prepare` is given in a worker."""
+
+    task: Task
+    variant: str
+    settings: dict[str, Any]
+    batch_size: int
+    weights: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What `prepare` returns: `step(x, y) -> loss`, which is timed, and `predict(x) -> logits`.
+
+    `model` and `optimizer` are counted for the split of memory. Where the framework owns the loop,
+    `loop(batches) -> (seconds, loss)` times the steps after its first batch itself.
+    """
+
+    step: Callable
+    predict: Callable
+    model: Any
+    optimizer: Any
+    loop: Callable | None = None
+
+
+def cases_of(technique: Technique, module: str, effort: str) -> list[Case]:
+    """Every case of `technique` at `effort`: frameworks side by side, a control per framework.
+
+    A quick run takes the first workload, and the baselines and first variant that each framework
+    has, without controls.
+    """
+    level = EFFORTS.index(effort)
+    workloads = [w for w in technique.workloads if EFFORTS.index(w.effort) <= level]
+    variants = [v for v in technique.variants if EFFORTS.index(v.effort) <= level]
+    if effort == "quick":
+        workloads = workloads[:1]
+    elif any(v.role == "baseline" for v in variants):
+        variants.append(CONTROL)
+    cases = []
+    for workload in workloads:
+        for variant in variants:
+            for name in variant.frameworks:
+                for flavour in FRAMEWORKS[name].flavours:
+                    if flavour in variant.flavours:
+                        case = Case(technique.name, module, name, flavour, variant, workload)
+                        cases.append(case)
+    return cases
+
+
+def with_baselines(selected: list[Case], every: list[Case]) -> list[Case]:
+    """`selected` and the baselines that their ratios need, in the order of `every`."""
+    wanted = {(c.technique, c.workload, c.framework, c.flavour) for c in selected}
+    return [
+        case
+        for case in every
+        if case in selected
+        or (
+            case.is_baseline
+            and (case.technique, case.workload, case.framework, case.flavour) in wanted
+        )
+    ]
+
+
+def matches(cases: list[Case]) -> list[list[Case]]:
+    """Split the cases of one technique into matches: one workload each, eight contenders at most.
+
+    Where a workload has more, its variants are dealt out and the baselines play in each part.
+    Controls play in the first.
+    """
+    found = []
+    for workload in dict.fromkeys(case.workload for case in cases):
+        here = [case for case in cases if case.workload == workload]
+        baselines = [case for case in here if case.is_baseline]
+        rest = [case for case in here if not case.is_baseline]
+        rest.sort(key=lambda case: case.variant.role != "control")
+        by_name: dict[str, list[Case]] = {}
+        for case in rest:
+            by_name.setdefault(case.variant.name, []).append(case)
+        part = list(baselines)
+        for group in by_name.values():
+            if len(part) > len(baselines) and len(part) + len(group) > MOST_CONTENDERS:
+                found.append(part)
+                part = list(baselines)
+            part += group
+        if part:
+            found.append(part)
+    return found
+
+
+def choose(
+    cases: Iterable[Case], *, tasks: set[str], variants: set[str], frameworks: set[str]
+) -> list[Case]:
+    """The cases with one of the given names; an empty set leaves that choice open."""
+    return [
+        case
+        for case in cases
+        if (not tasks or case.workload.task in tasks)
+        and (not variants or case.variant.name in variants)
+        and (not frameworks or case.framework in frameworks)
+    ]

@@ -1,0 +1,106 @@
+"""What is measured apart from matches: the machine's limits, cold start, memory, accuracy."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+
+from bench.harness.matches import configure, parent_key
+from bench.harness.plan import FRAMEWORKS, Case
+from bench.harness.processes import Failed, ParentFailed, ParentKey, Processes, Unsupported
+
+PEAK_DTYPES = ("float32", "bfloat16")
+
+
+@dataclass
+class Trained:
+    """A case's metric for each seed, in order of the seeds, or why it has none."""
+
+    per_seed: list[float] = field(default_factory=list)
+    status: str = "OK"
+    reason: str | None = None
+
+
+def describe(processes: Processes, framework: str, threads: int) -> dict:
+    """A framework's versions, device and best matrix product; `Failed` if it can't be imported.
+
+    It runs freshly executed, under the interpreter that the run will use.
+    """
+    flavour = FRAMEWORKS[framework].flavours[0]
+    key = ParentKey(framework, flavour, "tuned", "main", threads)
+    worker = processes.execute(key, f"describe-{framework}")
+    try:
+        configure(worker, processes.limits, seed=0)
+        return worker.ask(processes.limits.request, "describe", dtypes=list(PEAK_DTYPES))
+    finally:
+        worker.stop(kill=True)
+
+
+def cold_start(processes: Processes, case: Case, *, data: str, threads: int, seed: int) -> dict:
+    """First call and memory by phase, in a fresh process with the allocator as installed.
+
+    torch.compile's cache on disk outlives processes, so the process gets an empty one.
+    """
+    limits = processes.limits
+    key = replace(parent_key(case, threads), allocator="as installed")
+    with tempfile.TemporaryDirectory(prefix="twinbench-") as cache:
+        label = "cold-" + case.id.replace("/", "-")
+        worker = processes.execute(key, label, TORCHINDUCTOR_CACHE_DIR=cache)
+        try:
+            configure(worker, limits, seed)
+            return worker.ask(
+                limits.request, "memory", case=case.message(), data=data, weights_seed=seed
+            )
+        finally:
+            worker.stop(kill=True)
+
+
+def train_all(
+    processes: Processes,
+    cases: list[Case],
+    *,
+    data: dict[str, str],
+    threads: int,
+    seeds: range,
+    done: Callable[[Case], None],
+) -> dict[str, Trained]:
+    """Train each case with each seed, one thread a process, as many at once as there are threads.
+
+    Nothing is timed here. `done` is called after each case.
+    """
+    keys = {case.id: replace(parent_key(case, 1), arm="main") for case in cases}
+    failures = processes.start_parents(list(dict.fromkeys(keys.values())))
+
+    def train(case: Case) -> Trained:
+        if keys[case.id] in failures:
+            return Trained(status="FAILED", reason=failures[keys[case.id]])
+        found = Trained()
+        try:
+            worker = processes.fork(keys[case.id], "train-" + case.id.replace("/", "-"))
+            try:
+                configure(worker, processes.limits, seed=0)
+                for seed in seeds:
+                    answer = worker.ask(
+                        processes.limits.train,
+                        "train",
+                        case=case.message(),
+                        data=data[case.workload.task],
+                        seed=seed,
+                    )
+                    found.per_seed.append(answer["value"])
+            finally:
+                worker.stop(kill=True)
+        except (Failed, ParentFailed) as error:
+            found.status, found.reason = "FAILED", f"training: {error}"
+        except Unsupported as error:
+            found.status, found.reason = "UNSUPPORTED", str(error)
+        done(case)
+        return found
+
+    try:
+        with ThreadPoolExecutor(threads) as pool:
+            return dict(zip(keys, pool.map(train, cases), strict=True))
+    finally:
+        processes.stop_parents()

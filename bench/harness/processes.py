@@ -1,0 +1,372 @@
+"""Parents and workers as the harness sees them: started, asked, timed out, ended.
+
+Every process here was started by this module and is ended by its own id. Nothing listens on a
+network: connections are local (a Unix socket, or a named pipe on Windows) and authenticated.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+from itertools import count
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, Listener
+from pathlib import Path
+
+from bench.harness import machine, wire, worker
+from bench.harness.plan import FRAMEWORKS
+
+ROOT = Path(__file__).resolve().parents[2]
+FORKS = sys.platform == "linux"  # elsewhere forking after an import is not safe
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Seconds after which a request counts as hung."""
+
+    start: float = 180
+    request: float = 180
+    sample: float = 60
+    train: float = 900
+
+
+class Failed(Exception):
+    """A worker's case ended; the message is the reason."""
+
+
+class Unsupported(Exception):
+    """The framework refuses the case; the message is upstream's reason."""
+
+
+class ParentFailed(Exception):
+    """A parent could not start or died; the message is the reason."""
+
+
+@dataclass(frozen=True)
+class ParentKey:
+    """What makes parents different: everything that is fixed before the import."""
+
+    framework: str
+    flavour: str | None
+    allocator: str
+    arm: str
+    threads: int
+
+    @property
+    def modules(self) -> list[str]:
+        """What a parent imports before it forks; all of it is free of threads and devices."""
+        framework = FRAMEWORKS[self.framework]
+        kit = [f"{framework.package}.{name}" for name in worker.KIT]
+        keras = {"keras3": ["keras"], "tf_keras": ["tf_keras"]}.get(self.flavour, [])
+        return [framework.module, *framework.preload, *keras, *kit]
+
+    @property
+    def name(self) -> str:
+        """A name for logs."""
+        parts = (self.framework, self.flavour, self.allocator.replace(" ", "-"), self.arm)
+        return "-".join(filter(None, parts))
+
+
+class Peer:
+    """A connected process: one request, one answer."""
+
+    def __init__(self, name: str, connection: Connection, pid: int) -> None:
+        self.name, self.pid = name, pid
+        self._connection = connection
+        self._turn = threading.Lock()  # two threads may ask one parent
+
+    def ask(self, timeout: float, op: str, **message: object) -> dict:
+        """Send a request and wait for its answer; `wire.Gone` and `wire.Silent` as they come."""
+        with self._turn:
+            self.post(op, **message)
+            return self.answer(timeout)
+
+    def post(self, op: str, **message: object) -> None:
+        """Send a request without waiting."""
+        wire.send(self._connection, {"op": op, **message})
+
+    def answer(self, timeout: float) -> dict:
+        """Wait for the answer to the last request."""
+        return wire.receive(self._connection, timeout)
+
+    def close(self) -> None:
+        """Hang up; the process ends by itself."""
+        self._connection.close()
+
+
+class Worker:
+    """One case's process."""
+
+    def __init__(self, key: ParentKey, peer: Peer, end) -> None:
+        self.key, self.peer, self._end = key, peer, end
+        self._ended: str | None = None
+
+    def ask(self, timeout: float, op: str, **message: object) -> dict:
+        """Send a request and wait for its answer; `Failed` or `Unsupported` with the reason."""
+        self.post(op, **message)
+        return self.answer(timeout, op)
+
+    def post(self, op: str, **message: object) -> None:
+        """Send a request without waiting."""
+        try:
+            self.peer.post(op, **message)
+        except wire.Gone:
+            raise Failed(self.stop()) from None
+
+    def answer(self, timeout: float, op: str) -> dict:
+        """Wait for the answer to `op`."""
+        try:
+            answer = self.peer.answer(timeout)
+        except wire.Gone:
+            raise Failed(f"the worker {self.stop()} during {op}") from None
+        except wire.Silent:
+            self.stop(kill=True)
+            raise Failed(f"time-out: no answer to {op} within {timeout:g} s") from None
+        if "error" in answer:
+            self.stop()
+            raise Failed(answer["error"])
+        if "unsupported" in answer:
+            self.stop()
+            raise Unsupported(answer["unsupported"])
+        return answer
+
+    def stop(self, kill: bool = False) -> str:
+        """End the process and say how it ended."""
+        if self._ended is None:
+            if kill:
+                _kill(self.peer.pid)
+            self.peer.close()
+            self._ended = self._end()
+        return self._ended
+
+
+class Processes:
+    """Starts parents and workers and ends them all on exit. Logs go to `logs`."""
+
+    def __init__(
+        self,
+        logs: Path,
+        *,
+        interpreters: dict[str, str] | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        self.logs, self.limits = logs, limits or Limits()
+        self.interpreters = interpreters or {}
+        logs.mkdir(parents=True, exist_ok=True)
+        key = secrets.token_bytes(32)
+        self._key = key.hex()
+        self._listener = Listener(authkey=key)
+        self._arrived: dict[str, Peer] = {}
+        self._arrival = threading.Condition()
+        self._numbers = count(1)
+        self._parents: dict[ParentKey, tuple[subprocess.Popen, Peer | None]] = {}
+        self._executed: dict[str, subprocess.Popen] = {}
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop_parents()
+        for process in self._executed.values():
+            _end(process)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection = self._listener.accept()
+                hello = wire.receive(connection, timeout=10)
+            except (wire.Gone, wire.Silent, AuthenticationError):
+                continue
+            except OSError:
+                return  # the listener was closed
+            with self._arrival:
+                self._arrived[hello["name"]] = Peer(hello["name"], connection, hello["pid"])
+                self._arrival.notify_all()
+
+    def _wait_for(self, name: str, alive, timeout: float) -> Peer:
+        """The peer called `name` once it has connected; `wire.Gone` if its process ended first."""
+        waited = 0.0
+        with self._arrival:
+            while name not in self._arrived:
+                if waited >= timeout:
+                    raise wire.Silent
+                if not alive():
+                    raise wire.Gone
+                self._arrival.wait(0.1)
+                waited += 0.1
+            return self._arrived.pop(name)
+
+    def _name(self, stem: str) -> str:
+        return f"{next(self._numbers):04d}-{stem}"
+
+    def _execute(self, program: str, name: str, key: ParentKey, arguments: list[str], **extra: str):
+        """Start `python -m program ADDRESS NAME ARGUMENTS` in a session of its own.
+
+        Of its own, so that the terminal's Ctrl-C reaches the harness alone, which then ends it.
+        """
+        environment = machine.process_environment(
+            threads=key.threads, flavour=key.flavour, allocator=key.allocator
+        )
+        environment |= {wire.KEY: self._key, **extra}
+        with open(self.logs / f"{name}.log", "ab") as log:
+            return subprocess.Popen(
+                [
+                    self.interpreters.get(key.framework, sys.executable),
+                    *("-m", program, self._listener.address, name, *arguments),
+                ],
+                cwd=ROOT,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    # Parents --------------------------------------------------------------------------------
+
+    def start_parents(self, keys: list[ParentKey]) -> dict[ParentKey, str]:
+        """Start a fresh parent for each key, side by side; return the reason of each that failed.
+
+        A parent that dies is started once more. One whose import fails is not.
+        """
+        self.stop_parents()
+        if not FORKS:
+            return {}
+        failures: dict[ParentKey, str] = {}
+        started = {key: self._begin_parent(key) for key in keys}
+        for key in keys:
+            try:
+                self._parents[key] = self._finish_parent(key, *started[key])
+            except ParentFailed as error:
+                if not getattr(error, "died", False):
+                    failures[key] = str(error)
+                    continue
+                try:
+                    self._parents[key] = self._finish_parent(key, *self._begin_parent(key))
+                except ParentFailed as again:
+                    failures[key] = str(again)
+        return failures
+
+    def _begin_parent(self, key: ParentKey) -> tuple[str, subprocess.Popen]:
+        name = self._name(f"parent-{key.name}")
+        return name, self._execute("bench.harness.parent", name, key, key.modules)
+
+    def _finish_parent(self, key: ParentKey, name: str, process: subprocess.Popen):
+        try:
+            peer = self._wait_for(name, lambda: process.poll() is None, self.limits.start)
+            answer = peer.answer(self.limits.start)
+        except (wire.Gone, wire.Silent) as error:
+            _end(process)
+            how = (
+                worker.ending(process.returncode)
+                if isinstance(error, wire.Gone)
+                else f"did not answer within {self.limits.start:g} s"
+            )
+            failure = ParentFailed(f"the parent {how} (see {name}.log)")
+            failure.died = True
+            raise failure from None
+        if "error" in answer:
+            _end(process)
+            raise ParentFailed(answer["error"])
+        return process, peer
+
+    def revive(self, key: ParentKey) -> None:
+        """Start a parent once more after it died; `ParentFailed` if it can't be."""
+        process, _ = self._parents.pop(key)
+        _end(process)
+        self._parents[key] = self._finish_parent(key, *self._begin_parent(key))
+
+    def stop_parents(self) -> None:
+        """End all parents, and with them whatever they forked."""
+        for _, peer in self._parents.values():
+            peer.close()  # a parent whose harness hangs up ends its workers and itself
+        for process, _ in self._parents.values():
+            _end(process)
+        self._parents.clear()
+
+    # Workers --------------------------------------------------------------------------------
+
+    def fork(self, key: ParentKey, label: str) -> Worker:
+        """A worker forked by its parent, or freshly executed where forking is unsafe.
+
+        A parent found dead is started once more; `ParentFailed` if it dies again.
+        """
+        if not FORKS:
+            return self.execute(key, label)
+        try:
+            return self._fork(key, label)
+        except (wire.Gone, wire.Silent):
+            self.revive(key)
+        try:
+            return self._fork(key, label)
+        except (wire.Gone, wire.Silent):
+            raise ParentFailed("the parent died twice while it forked") from None
+
+    def _fork(self, key: ParentKey, label: str) -> Worker:
+        _, parent = self._parents[key]
+        name = self._name(label)
+        answer = parent.ask(
+            self.limits.start, "fork", name=name, log=str(self.logs / f"{name}.log")
+        )
+        pid = answer["pid"]
+
+        def reap() -> str:
+            try:
+                return parent.ask(self.limits.start, "reap", pid=pid)["ended"]
+            except (wire.Gone, wire.Silent):
+                return "ended with its parent"
+
+        peer = self._wait_for(name, lambda: _exists(pid), self.limits.start)
+        return Worker(key, peer, reap)
+
+    def execute(self, key: ParentKey, label: str, **extra: str) -> Worker:
+        """A freshly executed worker; `extra` are environment variables of its own."""
+        name = self._name(label)
+        log = str(self.logs / f"{name}.log")
+        process = self._execute("bench.harness.worker", name, key, [log], **extra)
+        self._executed[name] = process
+
+        def reap() -> str:
+            del self._executed[name]
+            _end(process, patience=5)
+            return worker.ending(process.returncode)
+
+        try:
+            peer = self._wait_for(name, lambda: process.poll() is None, self.limits.start)
+        except wire.Gone:
+            raise Failed(f"the worker {reap()} before it answered (see {name}.log)") from None
+        except wire.Silent:
+            _kill(process.pid)
+            reap()
+            raise Failed(f"time-out: no worker within {self.limits.start:g} s") from None
+        return Worker(key, peer, reap)
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL if os.name == "posix" else signal.SIGTERM)
+
+
+def _end(process: subprocess.Popen, patience: float = 10) -> None:
+    """Wait for a process that was told to end; kill it if it does not."""
+    try:
+        process.wait(patience)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

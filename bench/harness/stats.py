@@ -1,0 +1,110 @@
+"""From samples to ratios, intervals and verdicts.
+
+The unit of replication is the process. A block of a match gives one estimate of a log ratio; the
+interval over blocks is Student's t on log ratios. The constants below were fixed before anything
+was measured and are never tuned to an outcome.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import exp, log
+
+import numpy as np
+from scipy import stats
+
+DELTA = 0.03  # a ratio within 1 / 1.03 … 1.03 counts as no difference
+NOISY_SD = 0.06  # above this standard deviation of the log ratio there is no verdict
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean with its two-sided t-interval; `low` and `high` are None below two values."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    sd: float | None
+    n: int
+
+
+def t_interval(values: list[float], confidence: float = 0.95) -> Interval:
+    """Student's t-interval of the mean of independent `values`."""
+    mean = float(np.mean(values))
+    if len(values) < 2:
+        return Interval(mean, None, None, None, len(values))
+    sd = float(np.std(values, ddof=1))
+    half = float(stats.t.ppf(0.5 + confidence / 2, len(values) - 1)) * sd / len(values) ** 0.5
+    return Interval(mean, mean - half, mean + half, sd, len(values))
+
+
+def block_log_ratio(numerator: list[float], denominator: list[float]) -> float:
+    """A block's estimate: the median over its rounds of the log ratio within the round."""
+    return float(np.median(np.log(numerator) - np.log(denominator)))
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A time ratio over blocks: geometric mean, 95% interval, sd of the log ratio, verdict."""
+
+    ratio: float
+    ci: tuple[float, float] | None
+    sd: float | None
+    n: int
+    verdict: str | None
+
+
+def compare(log_ratios: list[float]) -> Ratio:
+    """Judge a ratio from its blocks' log ratios (one block: a ratio without interval or verdict).
+
+    "faster" or "slower": the 95% interval lies wholly beyond `DELTA`. "equivalent": the 90%
+    interval lies inside it, that is two one-sided tests at 5% (Schuirmann, 1987). "noisy": the
+    standard deviation exceeds `NOISY_SD`, so that no verdict is given. Else "inconclusive".
+    """
+    wide = t_interval(log_ratios)
+    if wide.sd is None:
+        return Ratio(exp(wide.mean), None, None, wide.n, None)
+    narrow = t_interval(log_ratios, confidence=0.90)
+    bound = log(1 + DELTA)
+    if wide.sd > NOISY_SD:
+        verdict = "noisy"
+    elif wide.high < -bound:
+        verdict = "faster"
+    elif wide.low > bound:
+        verdict = "slower"
+    elif -bound < narrow.low and narrow.high < bound:
+        verdict = "equivalent"
+    else:
+        verdict = "inconclusive"
+    return Ratio(exp(wide.mean), (exp(wide.low), exp(wide.high)), wide.sd, wide.n, verdict)
+
+
+def compare_accuracy(
+    values: list[float], baseline: list[float], *, margin: float, more_is_better: bool
+) -> dict:
+    """Judge `values` against `baseline`, paired by seed, with two one-sided tests at `margin`.
+
+    Returns the mean difference, its 95% interval and a verdict: "equivalent" (the 90% interval
+    lies inside the margin), "better" or "worse" (the 95% interval excludes zero), "inconclusive".
+    """
+    differences = [value - base for value, base in zip(values, baseline, strict=True)]
+    wide = t_interval(differences)
+    found = {"mean": wide.mean, "ci": None, "verdict": None}
+    if wide.sd is None:
+        return found
+    narrow = t_interval(differences, confidence=0.90)
+    if -margin < narrow.low and narrow.high < margin:
+        verdict = "equivalent"
+    elif wide.low <= 0 <= wide.high:
+        verdict = "inconclusive"
+    else:
+        verdict = "better" if (wide.mean > 0) == more_is_better else "worse"
+    return {"mean": wide.mean, "ci": [wide.low, wide.high], "verdict": verdict}
+
+
+def time_interval(blocks: list[list[float]]) -> tuple[float, list[float] | None]:
+    """Step time over blocks: geometric mean of the blocks' medians and its 95% t-interval."""
+    found = t_interval([log(float(np.median(block))) for block in blocks])
+    if found.low is None:
+        return exp(found.mean), None
+    return exp(found.mean), [exp(found.low), exp(found.high)]

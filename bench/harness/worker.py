@@ -1,0 +1,277 @@
+"""A worker: one case in a process of its own. The only module here that imports a kit.
+
+It is forked by a parent, or freshly executed (`python -m bench.harness.worker ADDRESS NAME LOG`)
+for cold start and memory and where forking is unsafe. It answers requests one by one; each `_op_`
+method below is one.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import importlib.util
+import os
+import signal
+import sys
+import time
+import traceback
+from itertools import cycle, islice
+from pathlib import Path
+from statistics import median
+
+from bench.harness import memory, wire
+from bench.harness.plan import Work
+from shared import datasets
+from shared.specs import TASKS
+from shared.weights import checksum, init_weights
+
+SAMPLE_S = 0.010  # a sample lasts at least this long
+RESIDENT_BATCHES = 10  # their ten losses are the certificate
+WARM_S = 0.05  # a chunk of warm-up steps
+WARM_CHUNKS = 20
+STEADY_STEPS = 20
+KIT = ("models", "data", "training", "runtime")
+
+
+def one_line(error: BaseException) -> str:
+    """An exception as one line: its type and its message's first line."""
+    words = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {words[0]}" if words else type(error).__name__
+
+
+def ending(code: int) -> str:
+    """An exit code in words."""
+    if code < 0:
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"exited with status {code}"
+
+
+def run(address: str, name: str, log: str) -> None:
+    """Serve requests until the harness hangs up. Standard output and error go to `log`."""
+    sink = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(sink, 1)
+    os.dup2(sink, 2)
+    connection = wire.connect(address, name)
+    bench = Worker()
+    while True:
+        try:
+            message = wire.receive(connection)
+        except wire.Gone:
+            return
+        try:
+            answer = getattr(bench, f"_op_{message.pop('op')}")(**message)
+        except NotImplementedError as error:
+            answer = {"unsupported": str(error)}
+        except Exception as error:
+            traceback.print_exc()
+            answer = {"error": one_line(error)}
+        sys.stdout.flush()
+        sys.stderr.flush()
+        wire.send(connection, answer)
+
+
+class Worker:
+    """The state of one case: its kit, its prepared step, its resident batches."""
+
+    def _op_configure(self, package: str, threads: int, seed: int, imports: list[str]) -> dict:
+        """Import the framework and its kit, set threads and seeds, and report what took effect."""
+        for module in imports:
+            importlib.import_module(module)
+        for module in KIT:
+            importlib.import_module(f"{package}.{module}")
+        self.kit = importlib.import_module(package)
+        self.seed = seed
+        found = self.kit.runtime.configure(threads=threads, seed=seed)
+        if any(count != threads for count in found.values()):
+            raise RuntimeError(f"{threads} threads were asked for, the framework reports {found}")
+        return {"threads": found, "keeps_freed_memory": memory.keeps_freed_memory()}
+
+    def _op_describe(self, dtypes: list[str]) -> dict:
+        """Versions, device, and the best matrix product of each dtype in FLOP/s."""
+        runtime = self.kit.runtime
+        size = 1024 if runtime.device() == "cpu" else 8192
+        best = {d: runtime.matmul_flops(size=size, dtype=d, seconds=1.0) for d in dtypes}
+        return {
+            "versions": runtime.versions(),
+            "device": runtime.device(),
+            "device_info": runtime.device_info(),
+            "python": sys.version.split()[0],
+            "matmul_flops": best,
+        }
+
+    def _op_build(self, case: dict, data: str, weights_seed: int) -> dict:
+        """Prepare the case and put its batches on the device."""
+        self._prepare(case, weights_seed)
+        x, y = datasets.load(Path(data), "train")
+        batches = datasets.first_batches(
+            x, y, case["batch_size"], RESIDENT_BATCHES, seed=weights_seed
+        )
+        self.batches = self.kit.data.resident_batches(batches)
+        return {"weights_sha256": checksum(self.kit.models.export_weights(self.prepared.model))}
+
+    def _prepare(self, case: dict, seed: int) -> None:
+        self.bench = importlib.import_module(case["module"])
+        technique = f"{self.kit.__name__}.{case['technique']}"
+        if importlib.util.find_spec(technique):
+            importlib.import_module(technique)
+        task, variant = TASKS[case["task"]], case["variant"]
+        self.work = Work(
+            task=task,
+            variant=variant["name"],
+            settings=variant["settings"],
+            batch_size=case["batch_size"],
+            weights=init_weights(task.model, seed),
+        )
+        self.prepared = self.bench.prepare(self.kit, self.work)
+
+    def _op_first_steps(self) -> dict:
+        """The first call, timed, and the losses of the first ten steps: half of a certificate."""
+        runtime, step = self.kit.runtime, self.prepared.step
+        start = time.perf_counter()
+        loss = step(*self.batches[0])
+        runtime.synchronize()
+        first = time.perf_counter() - start
+        losses = [runtime.to_float(loss)]
+        losses += [runtime.to_float(step(*batch)) for batch in self.batches[1:]]
+        return {"first_call_s": first, "losses": losses}
+
+    def _op_warm(self) -> dict:
+        """Step until steps stop trending, then fix how many make a sample."""
+        step, runtime = self.prepared.step, self.kit.runtime
+        self.stream = cycle(self.batches)
+        previous, each = float("inf"), float("inf")
+        for _ in range(WARM_CHUNKS):
+            previous, each = each, self._chunk()
+            if abs(each - previous) < 0.05 * each:
+                break
+        self.steps = max(1, -(-int(SAMPLE_S * 1e6) // max(1, int(each * 1e6))))
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        self.traces = runtime.trace_count(step)
+        self._mark()
+        return {"steps": self.steps, "empty_s": self._empty_sample()}
+
+    def _chunk(self) -> float:
+        """Median seconds a step over a chunk of warm-up."""
+        taken: list[float] = []
+        while sum(taken) < WARM_S or len(taken) < 3:
+            taken.append(self._timed(1)[0])
+        return median(taken)
+
+    def _empty_sample(self) -> float:
+        """What the harness adds to a step: seconds a step of a sample whose step does nothing."""
+        return median(self._loop(self._take(self.steps), lambda x, y: None)[0] for _ in range(5))
+
+    def _timed(self, count: int) -> tuple[float, object]:
+        """Seconds a step over `count` steps after an untimed one, and the last loss."""
+        if self.prepared.loop:
+            seconds, loss = self.prepared.loop(self._take(count + 1))
+            return seconds / count, loss
+        self.prepared.step(*next(self.stream))
+        return self._loop(self._take(count), self.prepared.step)
+
+    def _loop(self, batches: list, step) -> tuple[float, object]:
+        """Seconds a step over `batches`, synchronised at the edges only, and the last loss."""
+        synchronize = self.kit.runtime.synchronize
+        loss = None
+        synchronize()
+        start = time.perf_counter()
+        for x, y in batches:
+            loss = step(x, y)
+        synchronize()
+        return (time.perf_counter() - start) / len(batches), loss
+
+    def _take(self, count: int) -> list:
+        return list(islice(self.stream, count))
+
+    def _op_sample(self) -> dict:
+        """One sample after one untimed step, with what the process did while it waited.
+
+        The last loss is read after the clock has stopped: if that takes long, the device was
+        still at work and the sample is wrong.
+        """
+        waiting_cpu = time.process_time() - self.cpu_mark
+        waited = time.perf_counter() - self.wall_mark
+        seconds, loss = self._timed(self.steps)
+        start = time.perf_counter()
+        self.kit.runtime.to_float(loss)
+        late = time.perf_counter() - start
+        self._mark()
+        return {
+            "seconds": seconds,
+            "late_s": late / self.steps,
+            "waiting_cpu_s": waiting_cpu,
+            "waited_s": waited,
+        }
+
+    def _mark(self) -> None:
+        self.cpu_mark, self.wall_mark = time.process_time(), time.perf_counter()
+
+    def _op_finish(self, evidence: bool) -> dict:
+        """Whether steps were traced again, and on request the proof that the technique happened."""
+        traces = self.kit.runtime.trace_count(self.prepared.step)
+        answer = {"traces_before": self.traces, "traces": traces}
+        if evidence:
+            found, reason = self.bench.took_effect(
+                self.kit, self.work, self.prepared, self.batches[0]
+            )
+            answer |= {"evidence": found, "not_applied": reason}
+        return answer
+
+    def _op_memory(self, case: dict, data: str, weights_seed: int) -> dict:
+        """Resident peaks by phase and the first call, in a freshly executed process."""
+        kit = self.kit
+        found = {"import_bytes": memory.resident()}
+        resets = memory.reset_peak()
+        self._op_build(case, data, weights_seed)
+        found["build_bytes"] = memory.peak()
+        memory.reset_peak()
+        kit.runtime.reset_device_peak()
+        start = time.perf_counter()
+        self.prepared.step(*self.batches[0])
+        kit.runtime.synchronize()
+        first = time.perf_counter() - start
+        found["first_step_peak_bytes"] = memory.peak()
+        memory.reset_peak()
+        for batch in islice(cycle(self.batches), STEADY_STEPS):
+            self.prepared.step(*batch)
+        kit.runtime.synchronize()
+        found["steady_peak_bytes"] = memory.peak()
+        if not resets:
+            found = dict.fromkeys(found)
+        parts = kit.runtime.state_bytes(self.prepared.model, self.prepared.optimizer)
+        return {
+            "first_call_s": first,
+            "memory": found,
+            "parts": parts,
+            "device_peak": kit.runtime.device_peak(),
+        }
+
+    def _op_train(self, case: dict, data: str, seed: int) -> dict:
+        """Train to the task's plateau from weights and batch order of `seed`; return its metric."""
+        kit, folder = self.kit, Path(data)
+        self._prepare(case, seed)
+        recipe, task = self.work.task.recipe, self.work.task
+        x, y = kit.data.to_device(*datasets.load(folder, "train"))
+        kit.training.fit(
+            self.prepared.step,
+            x,
+            y,
+            batch_size=recipe.accuracy_batch_size,
+            epochs=recipe.epochs,
+            seed=seed,
+        )
+        x, y = kit.data.to_device(*datasets.load(folder, "test"))
+        value = kit.training.evaluate(
+            self.prepared.predict,
+            x,
+            y,
+            metric=task.metric,
+            batch_size=recipe.accuracy_batch_size,
+        )
+        return {"value": value}
+
+
+if __name__ == "__main__":
+    run(*sys.argv[1:4])
