@@ -188,15 +188,16 @@ class Prepared:
 def cases_of(technique: Technique, module: str, effort: str) -> list[Case]:
     """Every case of `technique` at `effort`: frameworks side by side, a control per framework.
 
-    A quick run takes the first workload, and the baselines and first variant that each framework
-    has, without controls.
+    A quick run takes the first workload, and of it the baselines and the first variant of each
+    framework and flavour, without controls.
     """
     level = EFFORTS.index(effort)
+    quick = effort == "quick"
     workloads = [w for w in technique.workloads if EFFORTS.index(w.effort) <= level]
+    if quick:
+        workloads = list(technique.workloads[:1])
     variants = [v for v in technique.variants if EFFORTS.index(v.effort) <= level]
-    if effort == "quick":
-        workloads = workloads[:1]
-    elif any(v.role == "baseline" for v in variants):
+    if not quick and any(v.role == "baseline" for v in variants):
         variants.append(CONTROL)
     cases = []
     for workload in workloads:
@@ -206,7 +207,19 @@ def cases_of(technique: Technique, module: str, effort: str) -> list[Case]:
                     if flavour in variant.flavours:
                         case = Case(technique.name, module, name, flavour, variant, workload)
                         cases.append(case)
-    return cases
+    return _one_variant_a_side(cases) if quick else cases
+
+
+def _one_variant_a_side(cases: list[Case]) -> list[Case]:
+    """The baselines, and the first other case of each framework and flavour."""
+    kept, sides = [], set()
+    for case in cases:
+        side = (case.framework, case.flavour)
+        if case.is_baseline or side not in sides:
+            kept.append(case)
+        if not case.is_baseline:
+            sides.add(side)
+    return kept
 
 
 def with_baselines(selected: list[Case], every: list[Case]) -> list[Case]:
