@@ -1,0 +1,245 @@
+"""The tables of one technique and task, as text in columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from bench.report.figures import (
+    MISSING,
+    compact,
+    interval,
+    is_number,
+    is_pair,
+    number,
+    plus_minus,
+    ratio,
+    scaled,
+)
+from bench.report.record import FRAMEWORKS, Row, View, at
+
+UNITS = {"accuracy": "Accuracy in %", "bits_per_character": "Bits per character"}
+DIFFERENT = "not comparable"  # the verdict
+MEMORY_PARTS = ("parameters", "gradients", "optimizer", "rest")
+
+Rows = dict[int, list[Row]]  # by batch size
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: the framework it belongs to (or ""), and its name with the unit."""
+
+    group: str
+    head: str
+    right: bool = True
+
+    @property
+    def title(self) -> str:
+        """Framework and name on one line."""
+        return f"{self.group} {self.head}".strip().replace("\n", " ")
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of cells under columns; a row that has only its first cell is a subheading."""
+
+    title: str
+    columns: list[Column]
+    rows: list[list[str]]
+    detail: bool = False  # for report.md alone
+
+
+def tables(found: View, task: dict) -> list[Table]:
+    """Every table that has a figure."""
+    rows = found.rows
+    every = [speed(rows), ratios(found), cost(rows), memory_parts(rows), accuracy(rows, task)]
+    return [table for table in every if table]
+
+
+def speed(rows: Rows) -> Table | None:
+    """Step time with its interval, and throughput; a case that is not OK shows its status."""
+
+    def figures(case: dict) -> list[str]:
+        timing = case.get("timing")
+        step = scaled(at(timing, "median_s"), 1e3)
+        bounds = [scaled(bound, 1e3) for bound in at(timing, "ci_s") or []]
+        around = f" ({interval(bounds, like=step)})" if is_pair(bounds) else ""
+        return [number(step) + around, number(at(case, "metrics", "samples_per_s", "value"))]
+
+    heads = ["step [ms]\n(95% interval)", "samples/s"]
+    return _side_by_side("Speed", heads, rows, figures, statuses=True)
+
+
+def cost(rows: Rows) -> Table | None:
+    """First call, share of the machine's peak, and memory."""
+    device = _on_device(rows)
+
+    def figures(case: dict) -> list[str]:
+        timing, memory = case.get("timing"), case.get("memory")
+        found = [
+            number(at(timing, "cold_first_call_s")),
+            number(at(timing, "warm_first_call_s")),
+            _share(at(case, "metrics", "share_of_peak")),
+            _megabytes(above_import(memory)),
+        ]
+        return [*found, _megabytes(at(memory, "device_peak", "allocated"))] if device else found
+
+    heads = ["cold\n[s]", "warm\n[s]", "of peak\n[%]", "memory\n[MB]"]
+    heads += ["GPU\n[MB]"] if device else []
+    title = "First call, share of the machine's peak, memory above import"
+    return _side_by_side(title, heads, rows, figures)
+
+
+def memory_parts(rows: Rows) -> Table | None:
+    """Memory split into parameters, gradients, optimizer state and the rest; GPU peaks."""
+    device = ("allocated", "reserved") if _on_device(rows) else ()
+
+    def figures(case: dict) -> list[str]:
+        memory = case.get("memory")
+        found = [above_import(memory), *(at(memory, f"{part}_bytes") for part in MEMORY_PARTS)]
+        found += [at(memory, "device_peak", name) for name in device]
+        return list(map(_megabytes, found))
+
+    heads = ["peak", *MEMORY_PARTS, *(f"GPU {name}" for name in device)]
+    title = "Memory above import, and what it holds [MB]"
+    return _side_by_side(title, heads, rows, figures, detail=True)
+
+
+def accuracy(rows: Rows, task: dict) -> Table | None:
+    """The task's metric over seeds, and the difference to the own baseline with its verdict."""
+
+    def figures(case: dict) -> list[str]:
+        found = case.get("accuracy")
+        is_baseline = found and case["role"] == "baseline" and not at(found, "difference")
+        apart = "baseline" if is_baseline else difference_of(found)
+        return [plus_minus(at(found, "mean"), at(found, "ci")), apart]
+
+    title = f"{unit_of(task.get('metric'))}, ± half the 95% interval"
+    title += f" (margin {compact(task.get('margin'))})"
+    return _side_by_side(title, ["mean", "difference\nto baseline"], rows, figures)
+
+
+def difference_of(found: dict | None) -> str:
+    """The difference to the own baseline's accuracy, its verdict below."""
+    difference = at(found, "difference")
+    apart = plus_minus(at(difference, "mean"), at(difference, "ci"), signed=True)
+    return _under(apart, at(difference, "verdict"))
+
+
+def unit_of(metric: str | None) -> str:
+    """A metric with its unit, as it stands in a head."""
+    return UNITS.get(metric, compact(metric))
+
+
+def ratios(found: View) -> Table | None:
+    """Each variant against its own baseline in both frameworks, and the twins against each other.
+
+    A comparison of any other pair (best against best, say) gets a row that names the pair.
+    """
+    columns = [
+        Column("", "variant", right=False),
+        Column("", "PyTorch ÷\nown baseline"),
+        Column("", "TensorFlow ÷\nown baseline"),
+        Column("", "PyTorch ÷\nTensorFlow"),
+    ]
+    lines = {}
+    for batch, rows in found.rows.items():
+        lines[batch] = [
+            [row.label, _own(row.pt, found), _own(row.tf, found), versus(found.twins(row))]
+            for row in rows
+        ]
+        shown = [c for r in rows for c in (found.own(r.pt), found.own(r.tf), found.twins(r))]
+        lines[batch] += [
+            _pair_line(comparison, found)
+            for comparison in found.comparisons
+            if comparison["batch_size"] == batch and comparison not in shown
+        ]
+    return _table("Ratios of step time (below 1: the first is faster)", columns, lines)
+
+
+def _own(case: dict | None, found: View) -> str:
+    comparison = found.own(case)
+    is_baseline = at(case, "role") == "baseline" and at(case, "status") == "OK"
+    return "baseline" if is_baseline and not comparison else versus(comparison)
+
+
+def versus(comparison: dict | None) -> str:
+    """A ratio with its interval and its verdict below; no ratio between unlike work."""
+    verdict = at(comparison, "verdict")
+    if verdict == DIFFERENT:
+        return verdict
+    return _under(ratio(at(comparison, "ratio"), at(comparison, "ci")), verdict)
+
+
+def _under(figure: str, verdict: str | None) -> str:
+    if not verdict:
+        return figure
+    return verdict if figure == MISSING else f"{figure}\n{verdict}"
+
+
+def _pair_line(comparison: dict, found: View) -> list[str]:
+    """The ratio of a named pair, in the column of its framework or of both."""
+    sides = {at(found.cases.get(comparison[r]), "framework") for r in ("numerator", "denominator")}
+    place = {("pt",): 0, ("tf",): 1}.get(tuple(sides), 2)
+    cells = [MISSING] * 3
+    cells[place] = versus(comparison)
+    return [found.pair(comparison), *cells]
+
+
+def above_import(memory: dict | None) -> float | None:
+    """Peak of the steady state above what the process took after its imports, in bytes."""
+    peak, base = at(memory, "steady_peak_bytes"), at(memory, "import_bytes")
+    return peak - base if is_number(peak) and is_number(base) else None
+
+
+def _on_device(rows: Rows) -> bool:
+    cases = [case for found in rows.values() for row in found for case in (row.pt, row.tf)]
+    return any(at(case, "memory", "device_peak") for case in cases)
+
+
+def _megabytes(count: Any) -> str:
+    return number(scaled(count, 1e-6))
+
+
+def _share(metric: dict | None) -> str:
+    """A share of the peak in percent, whichever unit the record has it in."""
+    factor = 1 if at(metric, "unit") == "%" else 100
+    return number(scaled(at(metric, "value"), factor))
+
+
+def _side_by_side(
+    title: str,
+    heads: list[str],
+    rows: Rows,
+    figures: Callable[[dict], list[str]],
+    *,
+    statuses: bool = False,
+    detail: bool = False,
+) -> Table | None:
+    """The same columns for both frameworks; rows without any figure are left out.
+
+    With `statuses`, a case that is not OK shows its status where its first figure would stand.
+    """
+
+    def half(case: dict | None) -> list[str]:
+        if case and case["status"] == "OK":
+            return figures(case)
+        return [case["status"] if case and statuses else MISSING, *[MISSING] * (len(heads) - 1)]
+
+    columns = [Column("", "variant", right=False)]
+    columns += [Column(group, head) for group in FRAMEWORKS.values() for head in heads]
+    lines = {b: [[r.label, *half(r.pt), *half(r.tf)] for r in found] for b, found in rows.items()}
+    return _table(title, columns, lines, detail=detail)
+
+
+def _table(
+    title: str, columns: list[Column], lines: dict[int, list[list[str]]], *, detail: bool = False
+) -> Table | None:
+    """Lines under a subheading for each batch size; None where there is no figure at all."""
+    rows = []
+    for batch, found in lines.items():
+        found = [line for line in found if any(cell != MISSING for cell in line[1:])]
+        if found:
+            rows += [[f"batch {batch}", *[""] * (len(columns) - 1)], *found]
+    return Table(title, columns, rows, detail) if rows else None

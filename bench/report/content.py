@@ -1,0 +1,309 @@
+"""What a report says, apart from how it looks: a record as tables, facts and sentences.
+
+Strings of the record stand here as they are; each renderer neutralises them for its own medium.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from bench.report.blocks import DIFFERENT, Column, Table, tables
+from bench.report.figures import MISSING, compact, is_number, number, ratio, scaled
+from bench.report.record import FRAMEWORKS, at, framework_title, tasks, techniques, title_of, view
+
+Facts = list[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class TaskPart:
+    """The tables of one technique at one task, and why pairs of it are not comparable."""
+
+    title: str
+    tables: list[Table]
+    incomparable: Facts
+
+
+@dataclass(frozen=True)
+class TechniquePart:
+    """All that is said of one technique."""
+
+    title: str
+    tasks: list[TaskPart]
+    differs: list[str]
+    notes: list[str]
+    problems: Facts
+    same_work: Facts
+    took_effect: Facts
+
+
+@dataclass(frozen=True)
+class Report:
+    """A whole report."""
+
+    run: str
+    command: str
+    warnings: list[str]
+    environment: Facts
+    noise: Facts
+    controls: Table | None
+    techniques: list[TechniquePart]
+    legend: Facts
+
+
+def build(results: dict[str, Any]) -> Report:
+    """Everything that the report says, from the record alone."""
+    return Report(
+        run=run_line(results),
+        command=results["command"],
+        warnings=warnings(results),
+        environment=_environment(results["environment"]),
+        noise=_noise(results["noise_floor"]),
+        controls=_controls(results["noise_floor"].get("controls") or []),
+        techniques=[_technique(results, name) for name in techniques(results)],
+        legend=_legend(results["effort"]),
+    )
+
+
+# The run and its machine -----------------------------------------------------------------------
+
+
+def run_line(results: dict[str, Any]) -> str:
+    """Effort, blocks and start of the run."""
+    blocks = max((len(at(c, "timing", "step_s") or []) for c in results["cases"]), default=0)
+    plural = "" if blocks == 1 else "s"
+    return f"{results['effort']} effort · {blocks} block{plural} · started {results['started']}"
+
+
+def machine_line(environment: dict[str, Any]) -> str:
+    """The machine and the frameworks' versions in one line."""
+    packages = environment.get("packages") or {}
+    versions = {**(packages.get("pt") or {}), **(packages.get("tf") or {})}
+    words = [compact(environment.get("cpu")), f"{compact(environment.get('threads'))} threads"]
+    words += [compact(environment["gpu"])] if environment.get("gpu") else []
+    words += [f"{name} {versions[name]}" for name in ("torch", "tensorflow") if versions.get(name)]
+    return " · ".join(words)
+
+
+def warnings(results: dict[str, Any]) -> list[str]:
+    """What a reader must know before any figure."""
+    found = []
+    if results["effort"] == "quick":
+        found.append(
+            "SMOKE RUN: one block, no intervals, no verdicts. "
+            "It shows that everything runs, not how fast it is."
+        )
+    if not results["finished"]:
+        found.append("NOT FINISHED: the run was cut short. What it had measured stands here.")
+    return found
+
+
+def _environment(found: dict[str, Any]) -> Facts:
+    cores = f"{compact(found.get('physical_cores'))} physical"
+    cores += f", {compact(found.get('logical_cores'))} logical"
+    cores += f"; {compact(found.get('threads'))} threads used"
+    packages = found.get("packages") or {}
+    driver = found.get("driver")
+    system = f"{compact(found.get('os'))}, governor {compact(found.get('governor'))}"
+    system += f", load {compact(found.get('load'))}"
+    system += f", C++ compiler {compact(found['compiler'])}" if "compiler" in found else ""
+    facts = [
+        ("CPU", f"{compact(found.get('cpu'))} ({compact(found.get('isa'))})"),
+        ("Cores", cores),
+        ("Memory", f"{number(scaled(found.get('memory_bytes'), 2**-30))} GiB"),
+        ("GPU", compact(found.get("gpu")) + (f", driver {driver}" if driver else "")),
+        ("System", system),
+        ("Peak", f"best matrix product: {_gflops(found.get('peak_flops'))} GFLOP/s"),
+        ("PyTorch", compact(packages.get("pt"))),
+        ("TensorFlow", compact(packages.get("tf"))),
+        ("Benchmark", f"python {compact(found.get('python'))}, {compact(packages.get('bench'))}"),
+        ("Allocator", compact(found.get("allocator"))),
+        ("oneDNN", compact(found.get("onednn"))),
+        ("Seeds", compact(found.get("seeds"))),
+        ("Order", compact(found.get("order"))),
+    ]
+    return facts if found.get("gpu") else [fact for fact in facts if fact[0] != "GPU"]
+
+
+def _gflops(peaks: Any) -> str:
+    """Peaks in GFLOP/s, however deep they are nested."""
+    if isinstance(peaks, dict):
+        return ", ".join(f"{name} {_gflops(peak)}" for name, peak in peaks.items()) or MISSING
+    return number(scaled(peaks, 1e-9))
+
+
+def _noise(found: dict[str, Any]) -> Facts:
+    count = f"{compact(found['ratios'])} " if is_number(found.get("ratios")) else ""
+    median, p90 = percent(found.get("median_half_width")), percent(found.get("p90_half_width"))
+    share = found.get("empty_sample_share")
+    shares = share if isinstance(share, dict) else {"": share}
+    each = ", ".join(
+        f"{FRAMEWORKS.get(name, name)} {percent(value)}".strip() for name, value in shares.items()
+    )
+    shortest = number(scaled(found.get("shortest_sample_s"), 1e3))
+    return [
+        ("Intervals", f"half-width of {count}ratios' intervals: median {median}, 90% below {p90}"),
+        ("Harness", f"adds to a sample: {each or MISSING}; the shortest sample: {shortest} ms"),
+    ]
+
+
+def percent(share: Any) -> str:
+    """A share in percent with two significant digits."""
+    return f"{scaled(share, 100):.2g}%" if is_number(share) else MISSING
+
+
+def _controls(controls: list[dict]) -> Table | None:
+    rows = [
+        [
+            framework_title(control),
+            compact(control.get("task")),
+            ratio(control.get("ratio"), control.get("ci")),
+            percent(control.get("sd")),
+            control.get("verdict") or MISSING,
+        ]
+        for control in controls
+    ]
+    columns = [
+        Column("", "framework", right=False),
+        Column("", "task", right=False),
+        Column("", "ratio\n(95% interval)"),
+        Column("", "sd between\nblocks"),
+        Column("", "verdict", right=False),
+    ]
+    title = "A/A controls: a baseline against itself, so the true ratio is 1"
+    return Table(title, columns, rows) if rows else None
+
+
+def _legend(effort: str) -> Facts:
+    facts = [
+        ("step", "one training step (forward, loss, gradients, update); its input is in place"),
+        ("cold, warm", "first call in a freshly executed process; in a forked one"),
+        ("of peak", "the step's arithmetic over the best matrix product of its dtype in this run"),
+        ("memory", "peak of the process above what its imports took; MB = 10⁶ bytes"),
+        ("ratio", "of step times within the same rounds; below 1 the first named is faster"),
+        (MISSING, "not measured, or not there in that framework"),
+    ]
+    if effort == "quick":
+        return facts
+    return [
+        *facts,
+        ("faster, slower", "the 95% interval lies wholly beyond 3%"),
+        ("equivalent", "the 90% interval lies within 3% (accuracy: within the margin)"),
+        ("faster, less accurate", "faster, and its accuracy is worse than its baseline's"),
+        ("inconclusive", "none of these"),
+        ("noisy", "no verdict: blocks differ by more than 6% (standard deviation)"),
+        (DIFFERENT, "the two sides were not shown to do the same work"),
+    ]
+
+
+# Techniques ------------------------------------------------------------------------------------
+
+
+def _technique(results: dict[str, Any], name: str) -> TechniquePart:
+    about = results["techniques"].get(name) or {}
+    cases = [case for case in results["cases"] if case["technique"] == name]
+    parts = [_task(results, name, task) for task in tasks(results, name)]
+    return TechniquePart(
+        title=about.get("title") or name,
+        tasks=parts,
+        differs=about.get("differs_by_design") or [],
+        notes=about.get("notes") or [],
+        problems=_problems(cases),
+        same_work=_same_work(results, name),
+        took_effect=_took_effect(cases),
+    )
+
+
+def _task(results: dict[str, Any], technique: str, task: str) -> TaskPart:
+    found = view(results, technique, task)
+    reasons = _grouped(
+        (found.pair(c), c["reason"], c) for c in found.comparisons if c.get("reason")
+    )
+    return TaskPart(task, tables(found, results["tasks"].get(task) or {}), reasons)
+
+
+def _problems(cases: list[dict]) -> Facts:
+    """Each case that is not OK, or has something to say, with its reason."""
+    return _grouped(
+        (f"{case['status']}: {title_of(case)}", case.get("reason") or "no reason given", case)
+        for case in cases
+        if case["status"] != "OK" or case.get("reason")
+    )
+
+
+def _grouped(found: Iterable[tuple[str, str, dict]]) -> Facts:
+    """Facts of (label, text, where), each once, followed by all the places where it holds."""
+    places: dict[tuple[str, str], dict[str, list[str]]] = {}
+    for label, text, where in found:
+        batches = places.setdefault((label, text), {}).setdefault(where["task"], [])
+        batches.append(str(where["batch_size"]))
+    return [
+        (label, f"{text} ({'; '.join(f'{t} batch {_list(b)}' for t, b in by_task.items())})")
+        for (label, text), by_task in places.items()
+    ]
+
+
+def _list(words: list[str]) -> str:
+    return ", ".join(dict.fromkeys(words))
+
+
+def _same_work(results: dict[str, Any], technique: str) -> Facts:
+    """For each variant, how many pairs of twins carry a matching certificate."""
+    views = [view(results, technique, task) for task in tasks(results, technique)]
+    cases = {name: case for found in views for name, case in found.cases.items()}
+    pairs: dict[str, list[dict]] = {}
+    for found in views:
+        for row in (row for rows in found.rows.values() for row in rows):
+            if comparison := found.twins(row):
+                pairs.setdefault(comparison["variant"], []).append(comparison)
+    return [(variant, _certified(found, cases)) for variant, found in pairs.items()]
+
+
+def _certified(pairs: list[dict], cases: dict[str, dict]) -> str:
+    matched = sum(c.get("verdict") != DIFFERENT and not c.get("reason") for c in pairs)
+    apart = [
+        value
+        for c in pairs
+        if is_number(value := _apart(cases.get(c["numerator"]), cases.get(c["denominator"])))
+    ]
+    return f"{matched} of {len(pairs)} pairs match; losses apart by {_most(apart)}"
+
+
+def _most(values: list[float]) -> str:
+    return f"at most {max(values):.1e}" if values and max(values) else "0" if values else MISSING
+
+
+def _apart(first: dict | None, second: dict | None) -> float | None:
+    """Largest relative difference of two certificates' losses."""
+    pair = [at(case, "certificate", "losses") or [] for case in (first, second)]
+    if not pair[0] or len(pair[0]) != len(pair[1]) or not all(map(is_number, pair[0] + pair[1])):
+        return None
+    return max(abs(a - b) / max(abs(a), abs(b), 1e-12) for a, b in zip(*pair, strict=True))
+
+
+def _took_effect(cases: list[dict]) -> Facts:
+    """The proof that each variant happened, over all tasks and batch sizes."""
+    found: dict[str, list[dict]] = {}
+    for case in cases:
+        if case.get("evidence") and case["role"] != "control":
+            found.setdefault(title_of(case), []).append(case["evidence"])
+    return [(title, compact(_inner(merge(proofs)))) for title, proofs in found.items()]
+
+
+def _inner(proof: Any) -> Any:
+    """What a proof of one kind says, without the name of the kind."""
+    values = list(proof.values()) if isinstance(proof, dict) else []
+    return values[0] if len(values) == 1 and isinstance(values[0], dict) else proof
+
+
+def merge(values: list[Any]) -> Any:
+    """Several proofs as one of the same shape: numbers as a range, words as a list."""
+    dicts = [value for value in values if isinstance(value, dict)]
+    if dicts:
+        keys = dict.fromkeys(key for entry in dicts for key in entry)
+        return {key: merge([entry[key] for entry in dicts if key in entry]) for key in keys}
+    if all(map(is_number, values)):
+        low, high = min(values), max(values)
+        return low if low == high else f"{compact(low)}–{compact(high)}"
+    return "/".join(dict.fromkeys(map(compact, values)))

@@ -1,0 +1,100 @@
+"""Numbers as the report shows them: three significant digits; an em dash for what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import floor, isfinite, log10
+from typing import Any
+
+MISSING = "—"
+
+
+def is_number(value: Any) -> bool:
+    """Whether `value` is a finite number (a truth value is none)."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+
+
+def decimals(value: float, digits: int = 3) -> int:
+    """How many decimals show `digits` significant digits of `value`."""
+    if value == 0:
+        return 0
+    return min(6, max(0, digits - 1 - floor(log10(abs(value)))))
+
+
+def number(value: Any, *, places: int | None = None) -> str:
+    """`value` with three significant digits, or with `places` decimals; large ones as 12,300."""
+    if not is_number(value):
+        return MISSING
+    if value and not 1e-4 <= abs(value) < 1e7:
+        return f"{value:.2e}"
+    if places is None:
+        value = float(f"{value:.3g}")
+        places = decimals(value)
+    return f"{value:,.{places}f}"
+
+
+def interval(bounds: Any, *, like: Any = None) -> str:
+    """A pair of bounds as low–high, with as many decimals as three digits of `like` take."""
+    if not is_pair(bounds):
+        return MISSING
+    places = decimals(like) if is_number(like) else None
+    return "–".join(number(bound, places=places) for bound in bounds)
+
+
+def is_pair(bounds: Any) -> bool:
+    """Whether `bounds` is a lower and an upper bound."""
+    return isinstance(bounds, Sequence) and len(bounds) == 2 and all(map(is_number, bounds))
+
+
+def ratio(value: Any, bounds: Any) -> str:
+    """A ratio and its interval: 0.562 (0.541–0.583)."""
+    if not is_number(value):
+        return MISSING
+    places = 3 if value < 10 else None
+    text = number(value, places=places)
+    if not is_pair(bounds):
+        return text
+    return f"{text} ({'–'.join(number(bound, places=places) for bound in bounds)})"
+
+
+def plus_minus(mean: Any, bounds: Any, *, signed: bool = False) -> str:
+    """A mean and half the width of its interval, to the half-width's second digit: 97.31 ± 0.24."""
+    if not is_number(mean):
+        return MISSING
+    half = (bounds[1] - bounds[0]) / 2 if is_pair(bounds) else None
+    places = min(4, decimals(half, digits=2)) if half else 2
+    sign = "+" if signed and mean > 0 else ""
+    text = f"{sign}{number(mean, places=places)}"
+    return text if half is None else f"{text} ± {number(half, places=places)}"
+
+
+def scaled(value: Any, factor: float) -> float | None:
+    """`value` times `factor`, or None where it is missing."""
+    return value * factor if is_number(value) else None
+
+
+def compact(value: Any) -> str:
+    """Anything of the record in a few words: convolution: bfloat16 9; matmul: bfloat16 4."""
+    if isinstance(value, dict):
+        separator = (", ", "; ", " · ")[min(_depth(value), 3) - 1]
+        return separator.join(map(_entry, value.items())) or MISSING
+    if isinstance(value, list | tuple):
+        return " ".join(map(compact, value)) or MISSING
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, str) and value:
+        return value
+    if isinstance(value, int):
+        return str(value)
+    return f"{value:.3g}" if is_number(value) else MISSING
+
+
+def _depth(value: Any) -> int:
+    if not isinstance(value, dict):
+        return 0
+    return 1 + max(map(_depth, value.values()), default=0)
+
+
+def _entry(item: tuple[Any, Any]) -> str:
+    key, value = item
+    return f"{key}{':' if isinstance(value, dict) else ''} {compact(value)}"

@@ -1,0 +1,133 @@
+"""Reading a record: its rows, and which comparison belongs to which."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any
+
+FRAMEWORKS = {"pt": "PyTorch", "tf": "TensorFlow"}
+
+
+def at(entry: Any, *path: str) -> Any:
+    """The value at `path` in nested dicts, or None where the path breaks off."""
+    for key in path:
+        entry = entry.get(key) if isinstance(entry, dict) else None
+    return entry
+
+
+def framework_title(case: dict) -> str:
+    """PyTorch, TensorFlow or TensorFlow (tf_keras)."""
+    name = case.get("framework")
+    title = FRAMEWORKS.get(name, str(name))
+    return f"{title} (tf_keras)" if is_legacy(case) else title
+
+
+def is_legacy(case: dict | None) -> bool:
+    """Whether the case ran with tf_keras in place of Keras 3."""
+    return at(case, "flavour") == "tf_keras"
+
+
+def title_of(case: dict) -> str:
+    """Framework and variant: TensorFlow (tf_keras) bfloat16."""
+    return f"{framework_title(case)} {case['variant']}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A variant at one batch size: its case in each framework, where there is one."""
+
+    label: str
+    pt: dict | None
+    tf: dict | None
+
+
+@dataclass(frozen=True)
+class View:
+    """One technique at one task: its rows by batch size, its comparisons, its cases by id."""
+
+    rows: dict[int, list[Row]]
+    comparisons: list[dict]
+    cases: dict[str, dict]
+
+    def own(self, case: dict | None) -> dict | None:
+        """The comparison of `case` with its framework's baseline."""
+        return next(
+            (
+                c
+                for c in self.comparisons
+                if c["kind"] == "baseline"
+                and c["numerator"] == at(case, "id")
+                and at(self.cases.get(c["denominator"]), "role") == "baseline"
+            ),
+            None,
+        )
+
+    def twins(self, row: Row) -> dict | None:
+        """The comparison of PyTorch with the row's TensorFlow case, both of the row's variant."""
+        return next(
+            (
+                c
+                for c in self.comparisons
+                if c["kind"] == "framework"
+                and c["denominator"] == at(row.tf, "id")
+                and at(self.cases.get(c["numerator"]), "variant") == at(row.tf, "variant")
+            ),
+            None,
+        )
+
+    def pair(self, comparison: dict) -> str:
+        """The pair in words; the framework is named where it is not the same on both sides."""
+        first, second = (self.cases.get(comparison[r]) for r in ("numerator", "denominator"))
+        if not first or not second:
+            return f"{comparison['numerator']} ÷ {comparison['denominator']}"
+        if first["variant"] == second["variant"]:
+            return f"{first['variant']}: {framework_title(first)} ÷ {framework_title(second)}"
+        if comparison["variant"].startswith("best:"):
+            return f"best: {title_of(first)} ÷ {title_of(second)}"
+        if framework_title(first) == framework_title(second):
+            return f"{framework_title(first)}: {first['variant']} ÷ {second['variant']}"
+        return f"{title_of(first)} ÷ {title_of(second)}"
+
+
+def rows_of(cases: Iterable[dict]) -> list[Row]:
+    """One row a variant, with both frameworks; a second Keras flavour gets a row of its own."""
+    variants: dict[str, dict[str, list[dict]]] = {}
+    for case in cases:
+        sides = variants.setdefault(case["variant"], {"pt": [], "tf": []})
+        sides.setdefault(case["framework"], []).append(case)
+    return [
+        Row(f"{variant}, tf_keras" if is_legacy(tf) else variant, pt, tf)
+        for variant, sides in variants.items()
+        for pt, tf in zip_longest(sides["pt"], sorted(sides["tf"], key=is_legacy))
+    ]
+
+
+def view(results: dict[str, Any], technique: str, task: str) -> View:
+    """The rows and comparisons of `technique` at `task`; controls belong to the noise."""
+    cases = [c for c in _of(results["cases"], technique, task) if c["role"] != "control"]
+    batches = dict.fromkeys(case["batch_size"] for case in cases)
+    comparisons = [
+        c for c in _of(results["comparisons"], technique, task) if c["kind"] != "control"
+    ]
+    return View(
+        rows={b: rows_of(c for c in cases if c["batch_size"] == b) for b in batches},
+        comparisons=comparisons,
+        cases={case["id"]: case for case in cases},
+    )
+
+
+def _of(entries: list[dict], technique: str, task: str) -> list[dict]:
+    return [e for e in entries if e["technique"] == technique and e["task"] == task]
+
+
+def techniques(results: dict[str, Any]) -> list[str]:
+    """Names of the techniques that have cases, in the order of the record."""
+    return list(dict.fromkeys(case["technique"] for case in results["cases"]))
+
+
+def tasks(results: dict[str, Any], technique: str) -> list[str]:
+    """Names of the tasks at which `technique` has cases, in the order of the record."""
+    cases = results["cases"]
+    return list(dict.fromkeys(c["task"] for c in cases if c["technique"] == technique))

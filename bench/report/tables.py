@@ -1,0 +1,165 @@
+"""A record as text for the terminal and as Markdown."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from bench.report.blocks import Table
+from bench.report.content import Facts, TechniquePart, build
+from bench.report.text import GAP, column_widths, hanging, plain, row_lines, wrap
+
+SMALLEST_WIDTH = 60
+LONGEST_LABEL = 32  # cells; a longer one stands on a line of its own
+LONGEST_REASON = 400  # characters in the terminal; report.md has it whole
+SAME_WORK = "Same work (certificates of twins: initial weights, first ten losses)"
+
+
+# Terminal --------------------------------------------------------------------------------------
+
+
+def terminal(results: dict[str, Any], width: int = 80) -> str:
+    """The tables of a record as plain text, no line wider than `width` cells (60 at least)."""
+    report, width = build(results), max(width, SMALLEST_WIDTH)
+    lines = [*_heading("twinbench", "=", width), *wrap(plain(report.run), width)]
+    lines += hanging("$", plain(report.command), width, 2)
+    lines += [line for warning in report.warnings for line in ["", *_loud(warning, width)]]
+    lines += ["", *_facts(report.environment, width), "", *_facts(report.noise, width)]
+    if report.controls:
+        lines += ["", *_grid(report.controls, width)]
+    for part in report.techniques:
+        lines += ["", "", *_technique(part, width)]
+    lines += ["", "", *_heading("How to read this", "=", width), *_facts(report.legend, width)]
+    lines += [line for warning in report.warnings for line in ["", *_loud(warning, width)]]
+    return "\n".join(lines) + "\n"
+
+
+def _heading(text: str, rule: str, width: int) -> list[str]:
+    lines = wrap(plain(text), width)
+    return [*lines, rule * width]
+
+
+def _loud(warning: str, width: int) -> list[str]:
+    return [f"!! {line}" for line in wrap(plain(warning), width - 3)]
+
+
+def _facts(facts: Facts, width: int) -> list[str]:
+    """Labels in a column, and what they say beside them."""
+    labels = [plain(label) for label, _ in facts]
+    indent = min(max(map(len, labels), default=0), LONGEST_LABEL) + GAP
+    texts = [plain(text) for _, text in facts]
+    return [
+        line
+        for label, text in zip(labels, texts, strict=True)
+        for line in hanging(label, text, width, indent)
+    ]
+
+
+def _technique(part: TechniquePart, width: int) -> list[str]:
+    lines = _heading(part.title, "=", width)
+    for task in part.tasks:
+        for table in task.tables:
+            if not table.detail:
+                lines += ["", *_grid(table, width, prefix=task.title)]
+        lines += _remarks("Not comparable", task.incomparable, width)
+    lines += _bullets("Differs by design", part.differs, width)
+    lines += _bullets("Notes", part.notes, width)
+    lines += _remarks("Failed, unsupported, not applied", part.problems, width)
+    for title, facts in ((SAME_WORK, part.same_work), ("Took effect", part.took_effect)):
+        lines += ["", *wrap(title, width), *_facts(facts, width)] if facts else []
+    return lines
+
+
+def _bullets(title: str, texts: list[str], width: int) -> list[str]:
+    bullets = [line for text in texts for line in hanging("-", plain(text), width, 2)]
+    return ["", *wrap(title, width), *bullets] if bullets else []
+
+
+def _remarks(title: str, facts: Facts, width: int) -> list[str]:
+    """Labels with long texts below them."""
+    return _bullets(title, [f"{label}: {_short(text)}" for label, text in facts], width)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= LONGEST_REASON else f"{text[:LONGEST_REASON]} … (more in report.md)"
+
+
+def _grid(table: Table, width: int, prefix: str = "") -> list[str]:
+    """A table: title, frameworks over their columns, heads, a rule, rows."""
+    heads = [column.head for column in table.columns]
+    rows = [["\n".join(map(plain, cell.split("\n"))) for cell in row] for row in table.rows]
+    widths = column_widths([heads, *(row for row in rows if any(row[1:]))], width)
+    right = [column.right for column in table.columns]
+    title = f"{prefix} · {table.title}" if prefix else table.title
+    lines = [*wrap(plain(title), width), *_groups(table, widths)]
+    lines += [*row_lines(heads, widths, right), (" " * GAP).join("-" * each for each in widths)]
+    for place, row in enumerate(rows):
+        if any(row[1:]):
+            lines += row_lines(row, widths, right)
+        else:
+            lines += [*([""] if place else []), *wrap(row[0], width)]
+    return lines
+
+
+def _groups(table: Table, widths: list[int]) -> list[str]:
+    """The line that names the framework over its columns, or none."""
+    spans: list[tuple[str, int]] = []
+    for column, width in zip(table.columns, widths, strict=True):
+        if spans and spans[-1][0] == column.group:
+            spans[-1] = (column.group, spans[-1][1] + GAP + width)
+        else:
+            spans.append((column.group, width))
+    if len(spans) == 1:
+        return []
+    names = [f"{group} ".ljust(width, "-") if group else " " * width for group, width in spans]
+    return [(" " * GAP).join(name[:width] for name, (_, width) in zip(names, spans, strict=True))]
+
+
+# Markdown --------------------------------------------------------------------------------------
+
+
+def markdown(results: dict[str, Any]) -> str:
+    """The whole report as GitHub-flavoured Markdown."""
+    return (
+        _environment()
+        .get_template("report.md.j2")
+        .render(report=build(results), same_work=SAME_WORK)
+    )
+
+
+def markdown_table(table: Table) -> str:
+    """One table as GitHub-flavoured Markdown."""
+    return str(_environment().get_template("table.md.j2").module.grid(table))
+
+
+@cache
+def _environment() -> Environment:
+    """Every expression of a template is escaped, but for what is marked as safe."""
+    return Environment(
+        loader=PackageLoader("bench.report", "."),
+        autoescape=False,  # this escapes for HTML; `finalize` escapes for Markdown
+        finalize=escape,
+        keep_trailing_newline=True,
+        lstrip_blocks=True,
+        trim_blocks=True,
+        undefined=StrictUndefined,
+    )
+
+
+def escape(value: Any) -> str:
+    """`value` as literal text in Markdown, on one line: no markup, HTML, table bar or link."""
+    if isinstance(value, Markup):
+        return value
+    text = plain(value)
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    text = re.sub(r"([\\`*\[\]|~#$])", r"\\\1", text)
+    text = re.sub(r"(?<![0-9A-Za-z])_|_(?![0-9A-Za-z])", r"\\_", text)
+    return re.sub(r"^([-+=]|\d+[.)])(?=[-+=\s]|$)", _not_a_list, text)
+
+
+def _not_a_list(found: re.Match) -> str:
+    return f"{found[0][:-1]}\\{found[0][-1]}"
