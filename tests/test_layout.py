@@ -1,0 +1,522 @@
+"""The layout: four places a technique, mirrored signatures, boundaries, what files must say."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SIDES = {"pt_impl": "tf_impl", "tf_impl": "pt_impl"}
+KIT = {"models", "data", "training", "runtime"}
+EXEMPT: set[str] = set()  # of the mirror; starts empty and should stay so
+FRAMEWORKS = {"torch", "torchvision", "torchao", "tensorflow", "keras", "tf_keras"}
+FORBIDDEN = {
+    "shared": FRAMEWORKS | {"pt_impl", "tf_impl", "bench"},
+    "pt_impl": {"tensorflow", "keras", "tf_keras", "tf_impl", "bench"},
+    "tf_impl": {"torch", "torchvision", "torchao", "pt_impl", "bench"},
+    "bench": FRAMEWORKS | set(SIDES),
+}
+MAY_IMPORT_A_KIT = "bench/harness/worker.py"
+SECTIONS = (
+    "What it changes:",
+    "Its twin:",
+    "Where the frameworks differ and why:",
+    "When it helps and when it hurts:",
+    "Run it alone:",
+)
+SETTING_TYPES = {"str", "int", "float", "bool"}
+MOST_LINES = 260
+MOST_LINES_A_FUNCTION = 60
+
+
+# Checks: each returns what is wrong in the tree below `root` --------------------------------------
+
+
+def sources(root: Path, package: str) -> list[Path]:
+    return sorted((root / package).rglob("*.py"))
+
+
+def stems(root: Path, package: str) -> set[str]:
+    return {path.stem for path in (root / package).glob("*.py")} - {"__init__"}
+
+
+def techniques(root: Path) -> set[str]:
+    """Every name that stands in one of the places but the tests, except the kit's."""
+    measured = {path.stem.removeprefix("bench_") for path in (root / "bench").glob("bench_*.py")}
+    return (stems(root, "pt_impl") | stems(root, "tf_impl") | measured) - KIT
+
+
+def missing_places(root: Path) -> list[str]:
+    places = [
+        place
+        for name in sorted(techniques(root))
+        for place in (
+            f"pt_impl/{name}.py",
+            f"tf_impl/{name}.py",
+            f"bench/bench_{name}.py",
+            f"tests/test_{name}.py",
+        )
+    ]
+    places += [f"{side}/{name}.py" for side in SIDES for name in sorted(KIT)]
+    return [f"{place} is missing" for place in places if not (root / place).is_file()]
+
+
+def public_functions(path: Path) -> dict[str, ast.FunctionDef]:
+    return {
+        node.name: node
+        for node in ast.parse(path.read_text("utf-8")).body
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
+    }
+
+
+def signature(function: ast.FunctionDef) -> list[tuple[str, str, str]]:
+    """(kind, name, default) of each parameter, in order."""
+    given = function.args
+    positional = [("positional only", a) for a in given.posonlyargs]
+    positional += [("positional", a) for a in given.args]
+    defaults = [None] * (len(positional) - len(given.defaults)) + given.defaults
+    named = [("keyword only", a) for a in given.kwonlyargs]
+    found = list(zip(positional + named, defaults + given.kw_defaults, strict=True))
+    found += [(("*", given.vararg), None)] if given.vararg else []
+    found += [(("**", given.kwarg), None)] if given.kwarg else []
+    return [
+        (kind, argument.arg, ast.unparse(default) if default else "")
+        for (kind, argument), default in found
+    ]
+
+
+def mirror_faults(root: Path) -> list[str]:
+    found = []
+    for name in sorted(stems(root, "pt_impl") & stems(root, "tf_impl")):
+        pt, tf = (public_functions(root / side / f"{name}.py") for side in SIDES)
+        for function in sorted((pt.keys() | tf.keys()) - EXEMPT):
+            if function not in pt or function not in tf:
+                side = "tf_impl" if function in pt else "pt_impl"
+                found.append(f"{side}/{name}.py has no {function}")
+            elif signature(pt[function]) != signature(tf[function]):
+                found.append(
+                    f"{name}.{function}: {signature(pt[function])} in pt_impl, "
+                    f"{signature(tf[function])} in tf_impl"
+                )
+    return found
+
+
+def setting_faults(root: Path) -> list[str]:
+    """Settings: keyword-only, neutral types; nothing passes through **kwargs."""
+    found = []
+    for side in SIDES:
+        for name in sorted(stems(root, side)):
+            for function in public_functions(root / side / f"{name}.py").values():
+                place, given = f"{side}/{name}.py: {function.name}", function.args
+                if given.kwarg:
+                    found.append(f"{place} takes **{given.kwarg.arg}")
+                for setting in given.kwonlyargs:
+                    if annotation(setting) not in SETTING_TYPES:
+                        found.append(f"{place}: {setting.arg} is {annotation(setting)}")
+                for argument in [*given.posonlyargs, *given.args] if name not in KIT else []:
+                    if annotation(argument) in SETTING_TYPES:
+                        found.append(f"{place}: {argument.arg} is a setting, not keyword-only")
+    return found
+
+
+def annotation(argument: ast.arg) -> str:
+    return ast.unparse(argument.annotation) if argument.annotation else "without a type"
+
+
+def imported(path: Path) -> set[str]:
+    """Dotted names of all that `path` imports, at any depth, by statement or by literal name."""
+    package = path.parent.name
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(filter(None, [package if node.level else "", node.module]))
+            found |= {f"{base}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            called = ast.unparse(node.func).rpartition(".")[2]
+            if called in ("import_module", "__import__"):
+                found.add(str(node.args[0].value))
+    return found
+
+
+def boundary_faults(root: Path) -> list[str]:
+    found = []
+    for package, forbidden in FORBIDDEN.items():
+        for path in sources(root, package):
+            place = path.relative_to(root).as_posix()
+            if place == MAY_IMPORT_A_KIT:
+                continue
+            reached = {name.partition(".")[0] for name in imported(path)} & forbidden
+            found += [f"{place} imports {name}" for name in sorted(reached)]
+    return found
+
+
+def coupling_faults(root: Path) -> list[str]:
+    """No file of a side imports a technique of its side."""
+    found = []
+    for side in SIDES:
+        others = {f"{side}.{name}" for name in stems(root, side) - KIT}
+        for path in sources(root, side):
+            reached = {
+                other for other in others for n in imported(path) if f"{n}.".startswith(f"{other}.")
+            }
+            found += [f"{side}/{path.name} imports {other}" for other in sorted(reached)]
+    return found
+
+
+def technique_files(root: Path) -> list[Path]:
+    found = (root / side / f"{name}.py" for side in SIDES for name in sorted(techniques(root)))
+    return [path for path in found if path.is_file()]
+
+
+def docstring_faults(root: Path) -> list[str]:
+    found = []
+    for path in technique_files(root):
+        place, side = path.relative_to(root).as_posix(), path.parent.name
+        text = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
+        at = [f"\n{text}".find(f"\n{section}") for section in SECTIONS]
+        if -1 in at:
+            found.append(f"{place}: no section {SECTIONS[at.index(-1)]!r}")
+        elif at != sorted(at):
+            found.append(f"{place}: its sections are not in the order {SECTIONS}")
+        for words in (f"{SIDES[side]}/{path.name}", f"python -m {side}.{path.stem}"):
+            if words not in text:
+                found.append(f"{place}: does not name {words}")
+    return found
+
+
+def size_faults(root: Path) -> list[str]:
+    found = []
+    for path in technique_files(root):
+        place, text = path.relative_to(root).as_posix(), path.read_text("utf-8")
+        lines = len(text.splitlines())
+        if lines > MOST_LINES:
+            found.append(f"{place} has {lines} lines, {MOST_LINES} at most")
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef):
+                lines = node.end_lineno - node.lineno + 1
+                if lines > MOST_LINES_A_FUNCTION:
+                    found.append(f"{place}: {node.name} has {lines} lines")
+    return found
+
+
+def import_time_faults(root: Path) -> list[str]:
+    """Importing a file of a side does nothing but define."""
+    harmless = (
+        ast.Import,
+        ast.ImportFrom,
+        ast.FunctionDef,
+        ast.ClassDef,
+        ast.Assign,
+        ast.AnnAssign,
+    )
+    found = []
+    for side in SIDES:
+        for path in sources(root, side):
+            for node in ast.parse(path.read_text("utf-8")).body:
+                docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+                main = isinstance(node, ast.If) and "__main__" in ast.unparse(node.test)
+                if not (isinstance(node, harmless) or docstring or main):
+                    found.append(f"{side}/{path.name}:{node.lineno} runs when imported")
+    return found
+
+
+def name_faults(root: Path) -> list[str]:
+    """A file named as a module of the standard library would hide it from a copied script."""
+    return [
+        f"{path.relative_to(root).as_posix()} has the name of a standard module"
+        for package in FORBIDDEN
+        for path in sources(root, package)
+        if path.stem in sys.stdlib_module_names
+    ]
+
+
+def path_faults(root: Path) -> list[str]:
+    """Absolute paths of somebody's machine, in any file of text."""
+    homes = re.compile("|".join(f"/{name}/" for name in ("work", "home", "root", "Users", "tmp")))
+    found = []
+    for path in text_files(root):
+        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+            before = homes.search(line)
+            if before and not re.search(r"[\w.~>)\]}]$", line[: before.start()]):
+                found.append(f"{path.relative_to(root).as_posix()}:{number}: {line.strip()[:60]}")
+    return found
+
+
+def text_files(root: Path) -> list[Path]:
+    suffixes = {".py", ".md", ".toml", ".txt", ".yaml", ".j2"}
+    return [
+        path
+        for folder in (".", ".ci", "docs", "shared", "pt_impl", "tf_impl", "bench", "tests")
+        for path in sorted((root / folder).glob("*" if folder in (".", ".ci") else "**/*"))
+        if path.is_file() and (path.suffix in suffixes or folder == ".ci")
+    ]
+
+
+CHECKS = {
+    check.__name__: check
+    for check in (
+        missing_places,
+        mirror_faults,
+        setting_faults,
+        boundary_faults,
+        coupling_faults,
+        docstring_faults,
+        size_faults,
+        import_time_faults,
+        name_faults,
+        path_faults,
+    )
+}
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_this_repository(check):
+    assert CHECKS[check](ROOT) == []
+
+
+# The checks themselves, on a made-up tree ---------------------------------------------------------
+
+TECHNIQUE = '''\
+"""Pruning.
+
+What it changes: weights.
+
+Its twin: `{twin}/pruning.py`.
+
+Where the frameworks differ and why: nowhere.
+
+When it helps and when it hurts: rarely.
+
+Run it alone: `python -m {side}.pruning`.
+"""
+
+import {framework}
+from {side} import training
+
+
+def apply_pruning(model, *, final_sparsity: float = 0.5, begin_step: int = 0):
+    return model
+
+
+if __name__ == "__main__":
+    apply_pruning(None)
+'''
+
+
+@pytest.fixture
+def tree(tmp_path) -> Path:
+    for folder in ("bench/harness", "shared", "pt_impl", "tf_impl", "tests"):
+        (tmp_path / folder).mkdir(parents=True)
+    for side, framework in (("pt_impl", "torch"), ("tf_impl", "tensorflow")):
+        for name in KIT:
+            (tmp_path / side / f"{name}.py").write_text(f"import {framework}\n")
+        text = TECHNIQUE.format(side=side, twin=SIDES[side], framework=framework)
+        (tmp_path / side / "pruning.py").write_text(text)
+    (tmp_path / "bench" / "bench_pruning.py").write_text("import bench.harness.plan\n")
+    (tmp_path / "bench" / "harness" / "worker.py").write_text("import torch\n")
+    (tmp_path / "shared" / "specs.py").write_text("import numpy\n")
+    (tmp_path / "tests" / "test_pruning.py").write_text("")
+    return tmp_path
+
+
+def test_a_sound_tree_has_no_fault(tree):
+    assert {name: check(tree) for name, check in CHECKS.items() if check(tree)} == {}
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "pt_impl/pruning.py",
+        "tf_impl/pruning.py",
+        "bench/bench_pruning.py",
+        "tests/test_pruning.py",
+        "tf_impl/data.py",
+    ],
+)
+def test_the_missing_place_is_named(tree, place):
+    (tree / place).unlink()
+    assert missing_places(tree) == [f"{place} is missing"]
+
+
+def test_a_benchmark_of_nothing_is_named(tree):
+    (tree / "bench" / "bench_gone.py").write_text("")
+    assert missing_places(tree) == [
+        f"{place} is missing"
+        for place in ("pt_impl/gone.py", "tf_impl/gone.py", "tests/test_gone.py")
+    ]
+
+
+# check, file, old text, new text, part of what it must say
+FAULTS = [
+    ("mirror_faults", "tf_impl/pruning.py", "0.5", "0.9", "0.9"),
+    ("mirror_faults", "tf_impl/pruning.py", "begin_step", "start", "start"),
+    ("mirror_faults", "tf_impl/pruning.py", "*, final", "final", "positional"),
+    ("mirror_faults", "tf_impl/pruning.py", "def apply_pruning", "def prune", "no apply_pruning"),
+    ("mirror_faults", "pt_impl/pruning.py", "= 0)", "= 0, **rest)", "rest"),
+    ("setting_faults", "pt_impl/pruning.py", "= 0)", "= 0, **rest)", "takes **rest"),
+    ("setting_faults", "pt_impl/pruning.py", "step: int", "step: torch.Tensor", "torch.Tensor"),
+    ("setting_faults", "pt_impl/pruning.py", "step: int", "step", "without a type"),
+    (
+        "setting_faults",
+        "pt_impl/pruning.py",
+        "(model, *",
+        "(model, share: float, *",
+        "keyword-only",
+    ),
+    ("boundary_faults", "pt_impl/pruning.py", "import torch", "import tensorflow", "tensorflow"),
+    ("boundary_faults", "tf_impl/data.py", "import", "from torch import", "imports torch"),
+    ("boundary_faults", "tf_impl/data.py", "import", "import pt_impl.data,", "pt_impl"),
+    ("boundary_faults", "pt_impl/data.py", "import", "import bench.harness,", "bench"),
+    ("boundary_faults", "shared/specs.py", "import", "import torch,", "shared/specs.py"),
+    ("boundary_faults", "bench/bench_pruning.py", "import", "import pt_impl.pruning,", "pt_impl"),
+    (
+        "boundary_faults",
+        "bench/bench_pruning.py",
+        "import bench.harness.plan",
+        "def f():\n    importlib.import_module('tensorflow')",
+        "tensorflow",
+    ),
+    (
+        "coupling_faults",
+        "pt_impl/pruning.py",
+        "import training",
+        "import pruning",
+        "pt_impl.pruning",
+    ),
+    ("coupling_faults", "tf_impl/data.py", "import", "from .pruning import", "tf_impl.pruning"),
+    ("docstring_faults", "pt_impl/pruning.py", "Its twin:", "Twin:", "no section 'Its twin:'"),
+    ("docstring_faults", "pt_impl/pruning.py", "`tf_impl/", "`tf/", "tf_impl/pruning.py"),
+    ("docstring_faults", "pt_impl/pruning.py", "python -m", "python", "python -m pt_impl.pruning"),
+    (
+        "docstring_faults",
+        "pt_impl/pruning.py",
+        "What it changes: weights.\n",
+        "Run it alone: so.\n\nWhat it changes: weights.\n",
+        "order",
+    ),
+    ("size_faults", "pt_impl/pruning.py", "import torch\n", "import torch\n" * 250, "lines, 260"),
+    (
+        "size_faults",
+        "pt_impl/pruning.py",
+        "    return",
+        "    x = 1\n" * 60 + "    return",
+        "62 lines",
+    ),
+    ("import_time_faults", "tf_impl/data.py", "import", "print()\nimport", "tf_impl/data.py:1"),
+    ("path_faults", "shared/specs.py", "import", "# see /ho" + "me/me/notes\nimport", "specs.py:1"),
+]
+
+
+@pytest.mark.parametrize(("check", "place", "old", "new", "said"), FAULTS)
+def test_a_fault_is_found(tree, check, place, old, new, said):
+    text = (tree / place).read_text()
+    assert old in text
+    (tree / place).write_text(text.replace(old, new))
+    found = CHECKS[check](tree)
+    assert found
+    assert all(said in fault for fault in found[:1]), found
+
+
+def test_a_standard_name_is_found(tree):
+    (tree / "pt_impl" / "queue.py").write_text("")
+    assert name_faults(tree) == ["pt_impl/queue.py has the name of a standard module"]
+
+
+# The project's files ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["bench", "shared"])
+def test_the_imported_packages_are_ours(name):
+    assert Path(importlib.import_module(name).__file__).resolve().is_relative_to(ROOT)
+
+
+def project() -> dict:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+
+
+def test_packages_are_the_folders():
+    listed = project()["tool"]["setuptools"]["packages"]
+    folders = {
+        path.parent.relative_to(ROOT).as_posix().replace("/", ".")
+        for top in ("shared", "pt_impl", "tf_impl", "bench")
+        for path in (ROOT / top).rglob("__init__.py")
+    }
+    assert sorted(listed) == sorted(folders)
+    assert not [name for name in listed if name.startswith("tests")]
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def pins() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
+    found = [line.partition("==") for line in lines if not line.startswith("#")]
+    return {normal(name): version for name, _, version in found}
+
+
+def test_constraints_are_exact_public_versions_of_all_that_is_asked_for():
+    assert all(re.fullmatch(r"\d+(\.\d+)*", version) for version in pins().values()), pins()
+    table = project()["project"]
+    asked = table["dependencies"] + table["optional-dependencies"]["dev"]
+    for requirement in asked:
+        name, bound = re.fullmatch(r"([\w-]+)>=([\d.]+)", requirement).groups()
+        assert parts(pins()[normal(name)]) >= parts(bound), requirement
+
+
+def parts(version: str) -> list[int]:
+    return list(map(int, version.split(".")))
+
+
+def test_pre_commit_runs_the_ruff_of_the_constraints():
+    text = (ROOT / ".pre-commit-config.yaml").read_text("utf-8")
+    assert re.findall(r"rev: v(\S+)", text) == [pins()["ruff"]]
+
+
+def readme_blocks(language: str) -> list[str]:
+    text = (ROOT / "README.md").read_text("utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def test_ci_finds_the_command_of_the_readme():
+    script = ROOT / ".ci" / "run"
+    assert os.access(script, os.X_OK)
+    pattern = re.search(r'grep -xE "(.*)" README', script.read_text("utf-8"))[1]
+    lines = (ROOT / "README.md").read_text("utf-8").splitlines()
+    (line,) = [line for line in lines if re.fullmatch(pattern, line)]
+    assert f"{line}\n" in readme_blocks("sh")
+    assert "-c constraints.txt" in line
+
+
+def test_commands_of_the_readme_are_one_line_and_stop_at_the_first_failure(tmp_path):
+    """A venv that can't be made, an installation that fails: nothing after it runs."""
+    commands = [block for block in readme_blocks("sh") if block.startswith("python3 -m venv")]
+    assert len(commands) == 2
+    fake = tmp_path / "bin" / "python3"
+    fake.parent.mkdir()
+    fake.write_text("#!/bin/sh\nexit 7\n")
+    fake.chmod(0o755)
+    environment = {"PATH": f"{fake.parent}:{os.environ['PATH']}"}
+    for command in commands:
+        assert command.count("\n") == 1
+        done = subprocess.run(["sh", "-c", command], cwd=tmp_path, env=environment, check=False)
+        assert done.returncode == 7
+
+
+@pytest.mark.parametrize("place", [0, 1], ids=["pytorch", "tensorflow"])
+def test_examples_of_the_readme_run(place):
+    code = readme_blocks("python")[place] + "\nassert 0 < float(loss) < 20\n"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
