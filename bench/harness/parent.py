@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 from multiprocessing.connection import Connection
 
 from bench.harness import wire, worker
@@ -51,9 +52,15 @@ def _fork(connection: Connection, address: str, message: dict) -> int:
     child = os.fork()
     if child:
         return child
-    connection.close()
-    worker.run(address, message["name"], message["log"])
-    os._exit(0)  # the parent's exit handlers are not the worker's
+    status = 1
+    try:
+        connection.close()
+        worker.run(address, message["name"], message["log"])
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)  # what the parent does at its end is not the worker's to do
 
 
 def _reap(pid: int, patience: float = 5.0) -> str:

@@ -7,6 +7,7 @@ method below is one.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import importlib.util
@@ -53,21 +54,26 @@ def run(address: str, name: str, log: str) -> None:
     os.dup2(sink, 2)
     connection = wire.connect(address, name)
     bench = Worker()
-    while True:
-        try:
-            message = wire.receive(connection)
-        except wire.Gone:
-            return
-        try:
-            answer = getattr(bench, f"_op_{message.pop('op')}")(**message)
-        except NotImplementedError as error:
-            answer = {"unsupported": str(error)}
-        except Exception as error:
-            traceback.print_exc()
-            answer = {"error": one_line(error)}
-        sys.stdout.flush()
-        sys.stderr.flush()
-        wire.send(connection, answer)
+    with contextlib.suppress(wire.Gone):
+        while True:
+            answer = _answer(bench, **wire.receive(connection))
+            sys.stdout.flush()
+            sys.stderr.flush()
+            try:
+                wire.send(connection, answer)
+            except TypeError as error:  # JSON has no such value
+                wire.send(connection, {"error": one_line(error)})
+
+
+def _answer(bench: Worker, op: str, **message: object) -> dict:
+    """What a request finds, or why it failed; nothing that a technique raises ends the process."""
+    try:
+        return getattr(bench, f"_op_{op}")(**message)
+    except NotImplementedError as error:
+        return {"unsupported": " ".join(str(error).split())}
+    except (Exception, SystemExit) as error:
+        traceback.print_exc()
+        return {"error": one_line(error)}
 
 
 class Worker:
