@@ -44,13 +44,13 @@ def main(address: str, name: str, modules: list[str]) -> None:
         wire.send(connection, {"error": worker.one_line(error)})
     finally:
         for child in children:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
+            _reap(child, patience=0)
 
 
 def _fork(connection: Connection, address: str, message: dict) -> int:
     child = os.fork()
     if child:
+        os.setpgid(child, child)  # a group of its own, so that it ends with whatever it started
         return child
     status = 1
     try:
@@ -64,14 +64,14 @@ def _fork(connection: Connection, address: str, message: dict) -> int:
 
 
 def _reap(pid: int, patience: float = 5.0) -> str:
-    """How a worker ended, in words."""
+    """How a worker ended, in words; after `patience` seconds it is killed."""
     deadline = time.monotonic() + patience
-    while time.monotonic() < deadline:
-        found, status = os.waitpid(pid, os.WNOHANG)
-        if found:
-            return worker.ending(os.waitstatus_to_exitcode(status))
+    ended = os.WEXITED | os.WNOHANG | os.WNOWAIT  # not reaped yet: its id is still its own
+    while not os.waitid(os.P_PID, pid, ended) and time.monotonic() < deadline:
         time.sleep(0.01)
-    return "still runs"
+    os.killpg(pid, signal.SIGKILL)
+    _, status = os.waitpid(pid, 0)
+    return worker.ending(os.waitstatus_to_exitcode(status))
 
 
 if __name__ == "__main__":

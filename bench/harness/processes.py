@@ -19,6 +19,8 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 
+import psutil
+
 from bench.harness import machine, wire, worker
 from bench.harness.plan import FRAMEWORKS
 
@@ -117,7 +119,7 @@ class Worker:
         try:
             self.peer.post(op, **message)
         except wire.Gone:
-            raise Failed(self.stop()) from None
+            raise Failed(f"the worker {self.stop()} before {op}") from None
 
     def answer(self, timeout: float, op: str) -> dict:
         """Wait for the answer to `op`."""
@@ -129,10 +131,10 @@ class Worker:
             self.stop(kill=True)
             raise Failed(f"time-out: no answer to {op} within {timeout:g} s") from None
         if "error" in answer:
-            self.stop()
+            self.stop(kill=True)
             raise Failed(answer["error"])
         if "unsupported" in answer:
-            self.stop()
+            self.stop(kill=True)
             raise Unsupported(answer["unsupported"])
         return answer
 
@@ -324,7 +326,14 @@ class Processes:
             except (wire.Gone, wire.Silent):
                 return "ended with its parent"
 
-        peer = self._wait_for(name, lambda: _exists(pid), self.limits.start)
+        try:
+            peer = self._wait_for(name, lambda: _lives(pid), self.limits.start)
+        except wire.Gone:
+            raise Failed(f"the worker {reap()} before it answered (see {name}.log)") from None
+        except wire.Silent:
+            _kill(pid)
+            reap()
+            raise Failed(f"time-out: no worker within {self.limits.start:g} s") from None
         return Worker(key, peer, reap)
 
     def execute(self, key: ParentKey, label: str, **extra: str) -> Worker:
@@ -350,23 +359,29 @@ class Processes:
         return Worker(key, peer, reap)
 
 
-def _exists(pid: int) -> bool:
+def _lives(pid: int) -> bool:
+    """Whether a process runs; one that ended and waits for its parent does not."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         return False
-    return True
 
 
 def _kill(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL if os.name == "posix" else signal.SIGTERM)
+    """Kill a process that leads a group of its own, with whatever it started."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # the group is gone
+        if os.name == "posix":
+            os.killpg(pid, signal.SIGKILL)
+        else:
+            os.kill(pid, signal.SIGTERM)
 
 
 def _end(process: subprocess.Popen, patience: float = 10) -> None:
-    """Wait for a process that was told to end; kill it if it does not."""
+    """Wait for a process that was told to end; kill it if it does not, and what it left."""
     try:
         process.wait(patience)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+    if os.name == "posix":
+        _kill(process.pid)
