@@ -82,12 +82,18 @@ class Peer:
         self.name, self.pid = name, pid
         self._connection = connection
         self._turn = threading.Lock()  # two threads may ask one parent
+        self._owes = False  # an answer that nobody waits for any more (Ctrl-C, a time-out)
 
     def ask(self, timeout: float, op: str, **message: object) -> dict:
         """Send a request and wait for its answer; `wire.Gone` and `wire.Silent` as they come."""
         with self._turn:
+            if self._owes:  # its next answer would be taken for this one's
+                raise wire.Gone
+            self._owes = True
             self.post(op, **message)
-            return self.answer(timeout)
+            answer = self.answer(timeout)
+            self._owes = False
+            return answer
 
     def post(self, op: str, **message: object) -> None:
         """Send a request without waiting."""
@@ -167,8 +173,10 @@ class Processes:
         self._arrived: dict[str, Peer] = {}
         self._arrival = threading.Condition()
         self._numbers = count(1)
-        self._parents: dict[ParentKey, tuple[subprocess.Popen, Peer | None]] = {}
-        self._executed: dict[str, subprocess.Popen] = {}
+        self._parents: dict[ParentKey, tuple[subprocess.Popen, Peer]] = {}
+        self._running: list[subprocess.Popen] = []
+        self._closed = False
+        self._revival = threading.Lock()
         threading.Thread(target=self._accept, daemon=True).start()
 
     def __enter__(self) -> Processes:
@@ -176,8 +184,11 @@ class Processes:
 
     def __exit__(self, *_: object) -> None:
         self.stop_parents()
-        for process in self._executed.values():
-            _end(process)
+        for process in self._running:
+            if process.poll() is None:
+                _kill(process.pid)
+                process.wait()
+        self._closed = True
         self._listener.close()
 
     def _accept(self) -> None:
@@ -185,10 +196,10 @@ class Processes:
             try:
                 connection = self._listener.accept()
                 hello = wire.receive(connection, timeout=10)
-            except (wire.Gone, wire.Silent, AuthenticationError):
-                continue
-            except OSError:
-                return  # the listener was closed
+            except (wire.Gone, wire.Silent, AuthenticationError, EOFError, OSError):
+                if self._closed:
+                    return
+                continue  # a caller that died while it called
             with self._arrival:
                 self._arrived[hello["name"]] = Peer(hello["name"], connection, hello["pid"])
                 self._arrival.notify_all()
@@ -219,7 +230,7 @@ class Processes:
         )
         environment |= {wire.KEY: self._key, **extra}
         with open(self.logs / f"{name}.log", "ab") as log:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 [
                     self.interpreters.get(key.framework, sys.executable),
                     *("-m", program, self._listener.address, name, *arguments),
@@ -231,6 +242,8 @@ class Processes:
                 stderr=log,
                 start_new_session=True,
             )
+        self._running = [p for p in self._running if p.returncode is None] + [process]
+        return process
 
     # Parents --------------------------------------------------------------------------------
 
@@ -280,11 +293,21 @@ class Processes:
             raise ParentFailed(answer["error"])
         return process, peer
 
-    def revive(self, key: ParentKey) -> None:
+    def _parent(self, key: ParentKey) -> Peer:
+        with self._revival:
+            if key not in self._parents:
+                raise ParentFailed("its parent was stopped")
+            return self._parents[key][1]
+
+    def _revive(self, key: ParentKey, dead: Peer) -> None:
         """Start a parent once more after it died; `ParentFailed` if it can't be."""
-        process, _ = self._parents.pop(key)
-        _end(process)
-        self._parents[key] = self._finish_parent(key, *self._begin_parent(key))
+        with self._revival:
+            process, peer = self._parents.get(key, (None, None))
+            if peer is not dead:  # another thread was first
+                return
+            _kill(process.pid)
+            process.wait()
+            self._parents[key] = self._finish_parent(key, *self._begin_parent(key))
 
     def stop_parents(self) -> None:
         """End all parents, and with them whatever they forked."""
@@ -303,17 +326,17 @@ class Processes:
         """
         if not FORKS:
             return self.execute(key, label)
+        parent = self._parent(key)
         try:
-            return self._fork(key, label)
+            return self._fork(key, parent, label)
         except (wire.Gone, wire.Silent):
-            self.revive(key)
+            self._revive(key, parent)
         try:
-            return self._fork(key, label)
+            return self._fork(key, self._parent(key), label)
         except (wire.Gone, wire.Silent):
-            raise ParentFailed("the parent died twice while it forked") from None
+            raise ParentFailed("its parent died twice while it forked") from None
 
-    def _fork(self, key: ParentKey, label: str) -> Worker:
-        _, parent = self._parents[key]
+    def _fork(self, key: ParentKey, parent: Peer, label: str) -> Worker:
         name = self._name(label)
         answer = parent.ask(
             self.limits.start, "fork", name=name, log=str(self.logs / f"{name}.log")
@@ -341,10 +364,8 @@ class Processes:
         name = self._name(label)
         log = str(self.logs / f"{name}.log")
         process = self._execute("bench.harness.worker", name, key, [log], **extra)
-        self._executed[name] = process
 
         def reap() -> str:
-            del self._executed[name]
             _end(process, patience=5)
             return worker.ending(process.returncode)
 
