@@ -81,6 +81,7 @@ def describe(threads: int) -> dict:
         "governor": governor.read_text().strip() if governor.exists() else None,
         "load": psutil.getloadavg()[0],
         "python": platform.python_version(),
+        "onednn": os.environ.get("TF_ENABLE_ONEDNN_OPTS", "on by default"),
         "compiler": compiler() is not None,
         "packages": {"bench": {name: _version(name) for name in BENCH_PACKAGES}},
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -32,8 +33,9 @@ def describe(processes: Processes, framework: str, threads: int) -> dict:
     key = ParentKey(framework, flavour, "tuned", "main", threads)
     worker = processes.execute(key, f"describe-{framework}")
     try:
-        configure(worker, processes.limits, seed=0)
-        return worker.ask(processes.limits.request, "describe", dtypes=list(PEAK_DTYPES))
+        settings = configure(worker, processes.limits, seed=0)
+        found = worker.ask(processes.limits.request, "describe", dtypes=list(PEAK_DTYPES))
+        return settings | found
     finally:
         worker.stop(kill=True)
 
@@ -64,20 +66,22 @@ def train_all(
     data: dict[str, str],
     threads: int,
     seeds: range,
-    done: Callable[[Case], None],
-) -> dict[str, Trained]:
+    done: Callable[[Case, Trained], None],
+) -> None:
     """Train each case with each seed, one thread a process, as many at once as there are threads.
 
-    Nothing is timed here. `done` is called after each case.
+    Nothing is timed here. `done` is given each case's result as soon as it is there; on an
+    interruption those that still train are ended and give none.
     """
+    stopping = threading.Event()
     keys = {case.id: replace(parent_key(case, 1), arm="main") for case in cases}
     failures = processes.start_parents(list(dict.fromkeys(keys.values())))
 
-    def train(case: Case) -> Trained:
-        if keys[case.id] in failures:
-            return Trained(status="FAILED", reason=failures[keys[case.id]])
+    def train(case: Case) -> None:
         found = Trained()
         try:
+            if keys[case.id] in failures:
+                raise ParentFailed(failures[keys[case.id]])
             worker = processes.fork(keys[case.id], "train-" + case.id.replace("/", "-"))
             try:
                 configure(worker, processes.limits, seed=0)
@@ -96,11 +100,14 @@ def train_all(
             found.status, found.reason = "FAILED", f"training: {error}"
         except Unsupported as error:
             found.status, found.reason = "UNSUPPORTED", str(error)
-        done(case)
-        return found
+        if not stopping.is_set():
+            done(case, found)
 
+    pool = ThreadPoolExecutor(threads)
     try:
-        with ThreadPoolExecutor(threads) as pool:
-            return dict(zip(keys, pool.map(train, cases), strict=True))
+        for _ in pool.map(train, cases):
+            pass
     finally:
-        processes.stop_parents()
+        stopping.set()
+        processes.stop_parents()  # and with them whatever still trains, so that no thread waits
+        pool.shutdown(cancel_futures=True)

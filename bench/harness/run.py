@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import shutil
 import subprocess
 import sys
 import time
@@ -22,6 +24,7 @@ from bench.harness.plan import (
 )
 from bench.harness.processes import ROOT, Failed, Limits, ParentFailed, Processes, Unsupported
 from bench.harness.results import Record
+from bench.harness.worker import on_cpu
 from shared import datasets
 from shared.specs import TASKS
 
@@ -159,7 +162,8 @@ class Run:
             folder,
             command=settings.command,
             effort=settings.effort,
-            environment=machine.describe(self.threads) | {"seeds": [SEED], "gpu": None},
+            environment=machine.describe(self.threads)
+            | {"seeds": [SEED], "order": "random within each round, seeded by block", "gpu": None},
         )
         for name, cases in plan.cases.items():
             self.record.add(plan.techniques[name], cases)
@@ -194,6 +198,7 @@ class Run:
         """Ask each framework what it is; one that can't be imported makes its cases UNSUPPORTED."""
         environment = self.record.top["environment"]
         environment["peak_flops"] = peaks = {}
+        environment["allocator"] = {"settings": machine.TUNED_ALLOCATOR}
         for name in {c.framework: None for cases in self.plan.cases.values() for c in cases}:
             try:
                 found = probes.describe(processes, name, self.threads)
@@ -202,7 +207,8 @@ class Run:
                 continue
             environment["packages"][name] = found["versions"] | {"python": found["python"]}
             environment.setdefault("devices", {})[name] = found["device"]
-            if found["device"] != "cpu":
+            environment["allocator"][name] = found["keeps_freed_memory"]
+            if not on_cpu(found["device"]):
                 environment["gpu"] = found["device_info"]
             for dtype, flops in found["matmul_flops"].items():
                 peaks[dtype] = max(peaks.get(dtype, 0.0), flops)
@@ -226,7 +232,7 @@ class Run:
             needs = entry.case.variant.requires
             if needs == "compiler" and not machine.compiler():
                 entry.fail("UNSUPPORTED", "needs a C++ compiler; install one (for example g++)")
-            elif needs == "cuda" and devices.get(entry.case.framework, "cpu") == "cpu":
+            elif needs == "cuda" and on_cpu(devices.get(entry.case.framework, "cpu")):
                 entry.fail("UNSUPPORTED", "needs a CUDA GPU; none was found")
 
     def _open(self, cases: list[Case]) -> list[Case]:
@@ -283,28 +289,39 @@ class Run:
     def _accuracy(self, processes: Processes, cases: list[Case], data: dict[str, str]) -> None:
         if not trained(cases):
             return
-        found = probes.train_all(
+
+        def done(case: Case, result: probes.Trained) -> None:
+            self.progress.next()
+            entry = self.record.entries[case.id]
+            entry.trained = result
+            if result.status != "OK":
+                entry.fail(result.status, result.reason)
+
+        probes.train_all(
             processes,
             self._open(trained(cases)),
             data=data,
             threads=self.threads,
             seeds=range(self.plan.amount.seeds),
-            done=lambda case: self.progress.next(),
+            done=done,
         )
-        for case_id, result in found.items():
-            entry = self.record.entries[case_id]
-            entry.trained = result
-            if result.status != "OK":
-                entry.fail(result.status, result.reason)
         self.record.write()
 
 
-def interpreter_works(path: str) -> bool:
-    """Whether `path` can be executed as a Python interpreter at all."""
+def find_interpreter(given: str) -> str | None:
+    """The absolute path of a Python interpreter named by its path or command; None if it is none.
+
+    It must answer as Python does: plenty of programs end well whatever they are given.
+    """
+    path = shutil.which(given)
+    if path is None:
+        return None
+    question = "import sys; print('Python', sys.version_info >= (3, 11))"
     try:
-        return not subprocess.run([path, "-c", ""], capture_output=True, timeout=60).returncode
+        answer = subprocess.run([path, "-c", question], capture_output=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired):
-        return False
+        return None
+    return os.path.abspath(path) if answer.stdout.strip() == b"Python True" else None
 
 
 def this_command() -> str:

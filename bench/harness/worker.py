@@ -42,6 +42,11 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {words[0]}" if words else type(error).__name__
 
 
+def on_cpu(device: str) -> bool:
+    """Whether a kit's device name is the CPU ("cpu", "CPU:0")."""
+    return device.lower().startswith("cpu")
+
+
 def ending(code: int) -> str:
     """An exit code in words."""
     if code < 0:
@@ -97,7 +102,7 @@ class Worker:
     def _op_describe(self, dtypes: list[str]) -> dict:
         """Versions, device, and the best matrix product of each dtype in FLOP/s."""
         runtime = self.kit.runtime
-        size = 1024 if runtime.device() == "cpu" else 8192
+        size = 1024 if on_cpu(runtime.device()) else 8192
         best = {d: runtime.matmul_flops(size=size, dtype=d, seconds=1.0) for d in dtypes}
         return {
             "versions": runtime.versions(),
