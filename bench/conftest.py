@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from bench.harness.plan import (
     with_baselines,
 )
 from bench.harness.results import new_folder
-from bench.harness.run import Plan, Run, Settings, interpreter_works, techniques, this_command
+from bench.harness.run import Plan, Run, Settings, find_interpreter, techniques, this_command
 from bench.report import tables
 from shared.specs import TASKS
 
@@ -90,23 +91,15 @@ def pytest_configure(config: pytest.Config) -> None:
         "variant": _names("variant", option("variant"), names | {"control"}),
         "framework": _names("framework", option("framework"), FRAMEWORKS),
     }
-    _names("effort", option("effort"), EFFORTS)
-    interpreters = {}
-    for name in FRAMEWORKS:
-        path = option(f"{name}_python")
-        if path and not interpreter_works(path):
-            raise pytest.UsageError(
-                f"--{name}-python: {path!r} is not a Python interpreter that starts; give the "
-                "path of one, for example .venv/bin/python"
-            )
-        if path:
-            interpreters[name] = os.path.abspath(path)
+    if option("effort") not in EFFORTS:
+        raise _unknown("effort", option("effort"), EFFORTS)
+    given = {name: option(f"{name}_python") for name in FRAMEWORKS}
     settings = Settings(
         effort=option("effort"),
         blocks=_blocks(option("blocks")),
         results=Path(option("results")).resolve(),
         command=this_command(),
-        interpreters=interpreters,
+        interpreters={name: _interpreter(name, path) for name, path in given.items() if path},
     )
     config.stash[STATE] = State(settings, chosen)
 
@@ -114,16 +107,30 @@ def pytest_configure(config: pytest.Config) -> None:
 def _names(option: str, given: str | None, known) -> set[str]:
     wanted = set(filter(None, (given or "").split(",")))
     for name in sorted(wanted - set(known)):
-        raise pytest.UsageError(
-            f"--{option}: there is no {option} {name!r}; choose from {', '.join(sorted(known))}"
-        )
+        raise _unknown(option, name, sorted(known))
     return wanted
+
+
+def _unknown(option: str, name: str, known: Iterable[str]) -> pytest.UsageError:
+    return pytest.UsageError(
+        f"--{option}: there is no {option} {name!r}; choose from {', '.join(known)}"
+    )
+
+
+def _interpreter(name: str, given: str) -> str:
+    path = find_interpreter(given)
+    if path is None:
+        raise pytest.UsageError(
+            f"--{name}-python: {given!r} is not a Python interpreter (3.11 or newer) that starts; "
+            "give the path of one, for example .venv/bin/python"
+        )
+    return path
 
 
 def _blocks(given: str | None) -> int | None:
     if given is None:
         return None
-    if not given.isdigit() or int(given) < 1:
+    if not given.isdecimal() or int(given) < 1:
         raise pytest.UsageError(f"--blocks: {given!r} is not a number of blocks; give 1 or more")
     return int(given)
 
@@ -178,6 +185,8 @@ def pytest_runtestloop(session: pytest.Session) -> None:
     off = ("collectonly", "benchmark_skip", "benchmark_disable")
     if state.plan is None or any(config.getoption(name) for name in off):
         return
+    if session.testsfailed and not config.option.continue_on_collection_errors:
+        return  # pytest is about to say which file it could not collect
     _check_enabled(config)
     capture = config.pluginmanager.getplugin("capturemanager")
     try:

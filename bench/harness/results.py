@@ -6,6 +6,8 @@ keeps what it has finished.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
 from dataclasses import dataclass, field
@@ -412,17 +414,17 @@ def _finite(value):
 
 def new_folder(results: Path) -> Path:
     """Make `results/<UTC time>` and point `results/latest` at it."""
+    results.mkdir(parents=True, exist_ok=True)
     stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%SZ")
-    folder = results / stamp
-    for number in range(2, 100):
-        if not folder.exists():
+    for number in itertools.count(1):
+        folder = results / (stamp if number == 1 else f"{stamp}-{number}")
+        with contextlib.suppress(FileExistsError):  # another run started in the same second
+            folder.mkdir()
             break
-        folder = results / f"{stamp}-{number}"
-    folder.mkdir(parents=True)
-    latest = results / "latest"
+    link = results / f".latest-{folder.name}"
     try:
-        latest.unlink(missing_ok=True)
-        latest.symlink_to(folder.name, target_is_directory=True)
+        link.symlink_to(folder.name, target_is_directory=True)
     except OSError:  # no symbolic links here (Windows without the right): a file with the name
-        latest.write_text(folder.name, encoding="utf-8")
+        link.write_text(folder.name, encoding="utf-8")
+    os.replace(link, results / "latest")
     return folder
