@@ -20,6 +20,31 @@ from tf_impl import runtime
 _CANONICAL = {"embeddings": "embedding", "moving_mean": "mean", "moving_variance": "variance"}
 
 
+class Tokens(tf.keras.layers.Embedding):
+    """An embedding whose gradient is dense: codes (n, t) -> (n, t, width).
+
+    Keras's own hands the optimizer one slice a position, and Keras 3.15's Adam and RMSprop square
+    each slice apart, so that a code seen k times in a batch gets a wrong second moment.
+    """
+
+    def call(self, inputs):
+        """Look the codes up, in the layer's compute dtype."""
+        table = tf.convert_to_tensor(self.embeddings)
+        return tf.cast(_look_up(table, inputs), self.compute_dtype)
+
+
+@tf.custom_gradient
+def _look_up(table, codes):
+    """Rows of `table`; the gradient sums the rows of each code, in float32."""
+
+    def gradient(upstream):
+        rows = tf.reshape(tf.cast(upstream, tf.float32), (-1, table.shape[1]))
+        total = tf.math.unsorted_segment_sum(rows, tf.reshape(codes, (-1,)), table.shape[0])
+        return tf.cast(total, table.dtype), None
+
+    return tf.gather(table, codes), gradient
+
+
 class Positions(tf.keras.layers.Layer):
     """Adds one learned vector a position: (n, t, width) -> (n, t, width)."""
 
@@ -41,6 +66,7 @@ class CausalAttention(tf.keras.layers.Layer):
     """
 
     def __init__(self, heads, **kwargs):
+        """Keep the number of heads, which divides the width."""
         super().__init__(**kwargs)
         self.heads = heads
 
@@ -79,9 +105,13 @@ def _convolution(x, spec, name, filters, *, stride=1, kernel=3, relu=True):
     """Convolution, BatchNorm and (if `relu`) ReLU; a 3x3 kernel pads one pixel on each side."""
     layers = tf.keras.layers
     padding = "same"
-    if stride > 1:  # SAME would pad an even image at the bottom and right alone
+    if stride > 1:
         padding = "valid"
-        x = layers.ZeroPadding2D(kernel // 2, name=f"{name}.pad")(x) if kernel > 1 else x
+        if kernel > 1:
+            # SAME would pad an even image at the bottom and right. Those two rows are never read
+            # when the top and left are padded, so leave them out.
+            edges = [(1, size % 2) for size in x.shape[1:3]]
+            x = layers.ZeroPadding2D(edges, name=f"{name}.pad")(x)
     convolution = layers.Conv2D(
         filters, kernel, strides=stride, padding=padding, use_bias=False, name=name
     )
@@ -131,7 +161,7 @@ def _residual(x, spec, name, width, stride):
 def _gpt(spec):
     layers = tf.keras.layers
     inputs = tf.keras.Input((spec.sequence_length,), dtype="int64", name="codes")
-    x = layers.Embedding(spec.vocabulary, spec.width, name="tokens")(inputs)
+    x = Tokens(spec.vocabulary, spec.width, name="tokens")(inputs)
     x = Positions(name="positions")(x)
     for index in range(spec.layers):
         x = _block(x, spec, f"block{index}")
@@ -177,7 +207,7 @@ def named_parameters(model: tf.keras.Model) -> dict[str, tf.Variable]:
 
 
 def to_canonical(name: str, array) -> np.ndarray:
-    """Return a weight or gradient called `name` in canonical layout: Keras's own is the canonical."""
+    """Return a weight or gradient called `name` as the array it is: Keras's layout is canonical."""
     return np.asarray(tf.convert_to_tensor(array))
 
 
