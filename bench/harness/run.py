@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -100,14 +101,18 @@ class Plan:
         for name, cases in self.cases.items():
             tasks = dict.fromkeys(f"{c.workload.task} ({c.workload.batch_size})" for c in cases)
             variants = dict.fromkeys(c.variant.name for c in cases)
-            lines.append(f"{name}: {', '.join(variants)}")
-            lines.append(f"    on {', '.join(tasks)}; {len(cases)} cases")
+            lines.append(_hanging(f"{name}: {', '.join(variants)}"))
+            lines.append(_hanging(f"    on {', '.join(tasks)}; {len(cases)} cases"))
         lines.append(
             f"{self.amount.blocks} blocks of {self.amount.rounds} rounds, "
             f"{self.amount.seeds} seeds where accuracy may change; "
             f"about {clock(self.seconds)} min"
         )
         return "\n".join(lines)
+
+
+def _hanging(text: str) -> str:
+    return textwrap.fill(text, width=80, subsequent_indent="    ")
 
 
 def cold(cases: list[Case]) -> list[Case]:
