@@ -1,48 +1,70 @@
-"""A technique whose variants go wrong in every way that the harness must survive."""
+"""A technique in NumPy whose variants go wrong in every way that the harness must survive."""
 
+import gc
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 
+from bench.harness.machine import TUNED_ALLOCATOR
 from bench.harness.plan import Prepared, Technique, Variant, Workload
 
 LEAK = 50_000_000
+DEVICE_STEP_S = 3e-3
+
+FAULTS = (
+    "raises",
+    "raises_late",
+    "exits",
+    "sys_exits",
+    "killed",
+    "killed_late",
+    "out_of_memory",
+    "prints",
+    "refuses",
+    "not_applied",
+    "wrong_weight",
+    "shuffled_batch",
+    "nan_loss",
+    "retraces",
+    "burns_cpu",
+    "unsynchronised",
+    "synchronised",
+    "odd_evidence",
+    "fails_as_installed",
+    "fails_in_training",
+    "leaves_a_child",
+    "leaks",
+)
 
 TECHNIQUE = Technique(
     name="faulty",
     title="Faults",
     variants=(
         Variant("good", role="baseline", effort="quick"),
-        Variant("same"),
-        *(
-            Variant(name)
-            for name in (
-                "raises",
-                "raises_late",
-                "exits",
-                "killed",
-                "hangs",
-                "out_of_memory",
-                "prints",
-                "refuses",
-                "not_applied",
-                "wrong_weight",
-                "shuffled_batch",
-                "retraces",
-                "burns_cpu",
-                "unsynchronised",
-                "slower_by_a_tenth",
-                "leaks",
-            )
-        ),
+        Variant("same", effort="quick"),
+        Variant("hangs"),
+        *(Variant(name) for name in FAULTS),
+        Variant("slower_by_a_tenth"),
+        Variant("faster_less_accurate"),
+        Variant("as_installed", allocator="as installed"),
         Variant("needs_compiler", requires="compiler"),
         Variant("needs_gpu", requires="cuda"),
     ),
     workloads=(Workload("digits-cnn", "small", accuracy=True),),
+    differs_by_design=("Nothing: both sides are the same NumPy.",),
+)
+
+SMALL = replace(
+    TECHNIQUE,
+    variants=tuple(
+        v for v in TECHNIQUE.variants if v.name in ("good", "same", "raises_late", "refuses")
+    ),
 )
 
 
@@ -51,20 +73,32 @@ def prepare(kit, work):
     if work.variant == "wrong_weight":
         weights["head.kernel"] = weights["head.kernel"] + np.float32(1e-6)
     model = kit.models.build(work.task.model, weights)
-    plain = kit.training.make_train_step(model, None, None)
+    share = SHARES.get(work.variant, 1.0)
+    step = kit.training.make_train_step(model, None, None, share=share)
     before = BEFORE.get(work.variant)
     if before:
         before()
     make = STEPS.get(work.variant)
-    return Prepared(make(plain) if make else plain, kit.training.make_predict(model), model, None)
+    if make:
+        step = make(step, kit)
+    if work.variant == "faster_less_accurate":
+        model.points_lost = 5.0
+    predict = kit.training.make_predict(model)
+    return Prepared(step, _raise if work.variant == "fails_in_training" else predict, model, None)
 
 
 def took_effect(kit, work, prepared, batch):
     reason = "nothing happened" if work.variant == "not_applied" else None
-    return {"operator_dtypes": kit.runtime.operator_dtypes(prepared.step, *batch)}, reason
+    evidence = {"operator_dtypes": kit.runtime.operator_dtypes(prepared.step, *batch)}
+    if work.variant == "odd_evidence":
+        evidence["count"] = np.int64(3)  # JSON has no such thing
+    return evidence, reason
 
 
-def _raise():
+SHARES = {"slower_by_a_tenth": 1.1, "faster_less_accurate": 0.5}
+
+
+def _raise(*_):
     raise RuntimeError("this is wrong\nand more of it")
 
 
@@ -86,18 +120,26 @@ def _print():
     print("and on standard error", file=sys.stderr)
 
 
+def _fail_as_installed():
+    if not TUNED_ALLOCATOR.keys() <= os.environ.keys():
+        raise RuntimeError("works with the tuned allocator alone")
+
+
 BEFORE = {
     "raises": _raise,
     "exits": lambda: os._exit(3),
+    "sys_exits": lambda: sys.exit(3),
     "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "hangs": lambda: time.sleep(3600),
     "out_of_memory": _out_of_memory,
     "prints": _print,
     "refuses": _refuse,
+    "fails_as_installed": _fail_as_installed,
+    "leaves_a_child": lambda: subprocess.Popen(["sleep", "3600"]),
 }
 
 
-def _raises_late(plain):
+def _raises_late(plain, kit):
     calls = []
 
     def step(x, y):
@@ -109,7 +151,20 @@ def _raises_late(plain):
     return step
 
 
-def _retraces(plain):
+def _killed_late(plain, kit):
+    """Killed by somebody else, for example the kernel, while it is sampled (collector off)."""
+
+    def step(x, y):
+        step.calls += not gc.isenabled()
+        if step.calls == 100:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return plain(x, y)
+
+    step.calls = 0
+    return step
+
+
+def _retraces(plain, kit):
     def step(x, y):
         step.traces += 1
         return plain(x, y)
@@ -118,7 +173,7 @@ def _retraces(plain):
     return step
 
 
-def _burns_cpu(plain):
+def _burns_cpu(plain, kit):
     def spin():
         while True:
             pass
@@ -133,16 +188,23 @@ def _burns_cpu(plain):
     return step
 
 
-def _unsynchronised(plain):
-    """An asynchronous device: a step returns at once, its result comes later."""
-    clock = {"free_at": 0.0}
+def _synchronised(plain, kit):
+    """Work on the fake asynchronous device, for which `runtime.synchronize` waits."""
+    return lambda x, y: kit.runtime.put_on_device(DEVICE_STEP_S, plain(x, y))
+
+
+def _unsynchronised(plain, kit):
+    """The same on a device that `runtime.synchronize` knows nothing of."""
+    free_at = [0.0]
 
     def step(x, y):
         loss = plain(x, y)
-        clock["free_at"] = ready = max(time.perf_counter(), clock["free_at"]) + 1e-3
+        free_at[0] = ready = max(time.perf_counter(), free_at[0]) + DEVICE_STEP_S
 
         def result():
-            time.sleep(max(0.0, ready - time.perf_counter()))
+            left = ready - time.perf_counter()
+            if left > 0:
+                time.sleep(left)
             return loss
 
         return result
@@ -150,19 +212,7 @@ def _unsynchronised(plain):
     return step
 
 
-def _slower(plain):
-    def step(x, y):
-        start = time.perf_counter()
-        loss = plain(x, y)
-        end = time.perf_counter()
-        while time.perf_counter() - end < 0.1 * (end - start):
-            pass
-        return loss
-
-    return step
-
-
-def _leaks(plain):
+def _leaks(plain, kit):
     kept = []
 
     def step(x, y):
@@ -175,7 +225,7 @@ def _leaks(plain):
     return step
 
 
-def _shuffled(plain):
+def _shuffled(plain, kit):
     calls = []
 
     def step(x, y):
@@ -187,10 +237,12 @@ def _shuffled(plain):
 
 STEPS = {
     "raises_late": _raises_late,
+    "killed_late": _killed_late,
     "retraces": _retraces,
     "burns_cpu": _burns_cpu,
+    "synchronised": _synchronised,
     "unsynchronised": _unsynchronised,
-    "slower_by_a_tenth": _slower,
     "leaks": _leaks,
     "shuffled_batch": _shuffled,
+    "nan_loss": lambda plain, kit: lambda x, y: plain(x, y) * float("nan"),
 }

@@ -4,7 +4,7 @@ import numpy as np
 class Model:
     def __init__(self, weights):
         self.weights = {name: array.copy() for name, array in weights.items()}
-        self.training = True
+        self.points_lost = 0.0
 
 
 def build(spec, weights=None):

@@ -1,20 +1,31 @@
+import os
+import time
+
 import numpy as np
 
+WORK = np.random.default_rng(0).normal(size=20_000)
 
-def make_train_step(model, optimizer, loss_fn):
-    """Cheap arithmetic that depends on weights and batch, so that certificates mean something."""
-    head = model.weights["head.kernel"]
-    work = np.random.default_rng(0).normal(size=(96, 96)).astype(np.float32)
+
+def make_train_step(model, optimizer, loss_fn, *, share=1.0):
+    """Arithmetic in one thread, `share` of the usual, and a loss of weights and batch.
+
+    The loss makes the certificate mean something; it does not depend on `share`.
+    """
+    work = WORK[: int(share * len(WORK))]
 
     def step(x, y):
-        np.dot(work, work)
-        return float(np.mean(x) + np.mean(y) + np.abs(head).mean())
+        np.sin(work)
+        head = np.abs(model.weights["head.kernel"]).mean()
+        return float(np.mean(x) + np.mean(y) + head)
 
     return step
 
 
 def make_predict(model):
-    return lambda x: x
+    def predict(x):
+        return model
+
+    return predict
 
 
 def make_optimizer(model, recipe):
@@ -26,8 +37,12 @@ def cross_entropy(logits, labels):
 
 
 def fit(step, x, y, *, batch_size, epochs, seed):
-    return seed
+    time.sleep(float(os.environ.get("FAKE_FIT_S", 0)))
+    return step(x[:4], y[:4])
 
 
 def evaluate(predict, x, y, *, metric, batch_size):
-    return 95.0 + float(np.random.default_rng(len(x)).normal())
+    """About 95, a little different for each seed's weights, less what the model has lost."""
+    model = predict(x)
+    noise = float(np.abs(model.weights["head.kernel"]).sum()) % 1.0
+    return 95.0 + noise - model.points_lost

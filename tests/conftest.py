@@ -1,0 +1,95 @@
+"""What the tests of the harness share: runs of the faulty technique with the NumPy kit."""
+
+import os
+import uuid
+from pathlib import Path
+from types import SimpleNamespace
+
+import hypothesis
+import psutil
+import pytest
+
+from bench.harness import plan
+from bench.harness.plan import Effort, cases_of, choose, with_baselines
+from bench.harness.processes import Limits
+from bench.harness.run import Plan, Run, Settings
+from tests import fake_plugin, faulty
+
+# Other processes may keep the cores busy: how long an example takes says nothing.
+hypothesis.settings.register_profile(
+    "busy machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("busy machine")
+
+MARK = "TWINBENCH_TEST"
+LIMITS = Limits(start=60, request=30, sample=20, train=60)
+
+ONE_BLOCK = Effort(blocks=1, rounds=5, seeds=1)
+
+
+@pytest.fixture(scope="session")
+def results_folder(tmp_path_factory) -> Path:
+    """One folder for the results of all runs, so that their data is made once."""
+    return tmp_path_factory.mktemp("results")
+
+
+@pytest.fixture
+def fakes(monkeypatch):
+    """Both frameworks are the NumPy kit."""
+    for name, framework in fake_plugin.FAKES.items():
+        monkeypatch.setitem(plan.FRAMEWORKS, name, framework)
+
+
+@pytest.fixture(scope="module")
+def fakes_in_module():
+    """The same for the fixtures of a module."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, framework in fake_plugin.FAKES.items():
+            patch.setitem(plan.FRAMEWORKS, name, framework)
+        yield
+
+
+@pytest.fixture(scope="session")
+def measure(results_folder, tmp_path_factory):
+    """Measure variants of the faulty technique; returns the record and what led to it.
+
+    Every process of the run carries a mark of its own in its environment, `mark`.
+    """
+
+    def run(
+        *variants, frameworks=("pt",), amount=ONE_BLOCK, limits=LIMITS, **settings
+    ) -> SimpleNamespace:
+        every = cases_of(faulty.TECHNIQUE, "tests.faulty", "default")
+        chosen = choose(every, tasks=set(), variants=set(variants), frameworks=set(frameworks))
+        cases = with_baselines(chosen, every)
+        made = Plan({"faulty": cases}, {"faulty": faulty.TECHNIQUE}, amount)
+        folder = tmp_path_factory.mktemp("run")
+        said: list[str] = []
+        with pytest.MonkeyPatch.context() as patch:
+            mark = uuid.uuid4().hex
+            patch.setenv(MARK, mark)
+            settings = Settings(results=results_folder, limits=limits, **settings)
+            results = Run(made, settings, folder, said.append).measure()
+        return SimpleNamespace(
+            results=results,
+            folder=folder,
+            said=said,
+            mark=mark,
+            cases={(c["framework"], c["variant"]): c for c in results["cases"]},
+            comparisons=results["comparisons"],
+        )
+
+    return run
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """The living processes of a run, other than this one."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            own = process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.Error:
+            continue
+        if own and process.pid != os.getpid():
+            found.append(process)
+    return found
