@@ -520,8 +520,8 @@ def test_quick_run_says_so_and_gives_no_interval_or_verdict():
     for text in (terminal(record("quick")), markdown(record("quick"))):
         assert "SMOKE RUN: one block, no intervals, no verdicts." in " ".join(text.split("!!"))
         body = text[text.index("Speed") : text.index("Differs by design")]
-        body = body.replace("the first is faster", "").replace("± half", "")
-        assert not re.search("faster|slower|equivalent|inconclusive|noisy|±", body)
+        body = body.replace("the first is faster", "").replace("margin ±", "")
+        assert not re.search("faster|slower|equivalent|inconclusive|noisy|±|interval", body)
         assert "noisy" not in text  # nor does the legend speak of them
     assert "SMOKE RUN" not in terminal(record()) + markdown(record())
 
@@ -530,6 +530,14 @@ def test_an_interrupted_run_says_so():
     assert "NOT FINISHED" in terminal(record() | {"finished": False})
     assert "NOT FINISHED" in markdown(record() | {"finished": False})
     assert "NOT FINISHED" not in markdown(record())
+
+
+def test_a_busy_machine_is_warned_of():
+    assert "BUSY" not in terminal(record())
+    results = record()
+    results["environment"]["load"] = 9.22
+    for text in (terminal(results), markdown(results)):
+        assert "BUSY MACHINE: load 9.2 on 4 cores before the run." in text
 
 
 def test_missing_figures_are_dashes_and_never_zero():

@@ -67,7 +67,8 @@ def speed(rows: Rows) -> Table | None:
         around = f" ({interval(bounds, like=step)})" if is_pair(bounds) else ""
         return [number(step) + around, number(at(case, "metrics", "samples_per_s", "value"))]
 
-    heads = ["step [ms]\n(95% interval)", "samples/s"]
+    around = "\n(95% interval)" if any(at(c, "timing", "ci_s") for c in _cases(rows)) else ""
+    heads = [f"step [ms]{around}", "samples/s"]
     return _side_by_side("Speed", heads, rows, figures, statuses=True)
 
 
@@ -115,8 +116,9 @@ def accuracy(rows: Rows, task: dict) -> Table | None:
         apart = "baseline" if is_baseline else difference_of(found)
         return [plus_minus(at(found, "mean"), at(found, "ci")), apart]
 
-    title = f"{unit_of(task.get('metric'))}, ± half the 95% interval"
-    title += f" (margin {compact(task.get('margin'))})"
+    title = f"{unit_of(task.get('metric'))} (margin ±{compact(task.get('margin'))})"
+    if any(at(c, "accuracy", "ci") for c in _cases(rows)):
+        title += ", ± half the 95% interval"
     return _side_by_side(title, ["mean", "difference\nto baseline"], rows, figures)
 
 
@@ -193,9 +195,12 @@ def above_import(memory: dict | None) -> float | None:
     return peak - base if is_number(peak) and is_number(base) else None
 
 
+def _cases(rows: Rows) -> list[dict | None]:
+    return [case for found in rows.values() for row in found for case in (row.pt, row.tf)]
+
+
 def _on_device(rows: Rows) -> bool:
-    cases = [case for found in rows.values() for row in found for case in (row.pt, row.tf)]
-    return any(at(case, "memory", "device_peak") for case in cases)
+    return any(at(case, "memory", "device_peak") for case in _cases(rows))
 
 
 def _megabytes(count: Any) -> str:

@@ -96,6 +96,9 @@ def warnings(results: dict[str, Any]) -> list[str]:
         )
     if not results["finished"]:
         found.append("NOT FINISHED: the run was cut short. What it had measured stands here.")
+    load, cores = (results["environment"].get(name) for name in ("load", "logical_cores"))
+    if is_number(load) and is_number(cores) and load > cores:
+        found.append(f"BUSY MACHINE: load {load:.1f} on {cores} cores before the run.")
     return found
 
 
@@ -134,17 +137,24 @@ def _gflops(peaks: Any) -> str:
 
 
 def _noise(found: dict[str, Any]) -> Facts:
-    count = f"{compact(found['ratios'])} " if is_number(found.get("ratios")) else ""
-    median, p90 = percent(found.get("median_half_width")), percent(found.get("p90_half_width"))
     share = found.get("empty_sample_share")
     shares = share if isinstance(share, dict) else {"": share}
     each = ", ".join(
         f"{FRAMEWORKS.get(name, name)} {percent(value)}".strip() for name, value in shares.items()
     )
     shortest = number(scaled(found.get("shortest_sample_s"), 1e3))
+    harness = f"adds to a sample: {each or MISSING}; the shortest sample: {shortest} ms"
+    return [*_precision(found), ("Harness", harness)]
+
+
+def _precision(found: dict[str, Any]) -> Facts:
+    """How wide the run's intervals are; nothing where there is none."""
+    if not is_number(found.get("median_half_width")):
+        return []
+    count = f"{compact(found['ratios'])} " if is_number(found.get("ratios")) else ""
+    median, p90 = percent(found["median_half_width"]), percent(found.get("p90_half_width"))
     return [
-        ("Intervals", f"half-width of {count}ratios' intervals: median {median}, 90% below {p90}"),
-        ("Harness", f"adds to a sample: {each or MISSING}; the shortest sample: {shortest} ms"),
+        ("Intervals", f"half-width of {count}ratios' intervals: median {median}, 90% below {p90}")
     ]
 
 
