@@ -86,8 +86,9 @@ ModelSpec = CNNSpec | ResNetSpec | GPTSpec
 class Recipe:
     """How a task is trained. Nothing is left to a framework's default.
 
-    `optimizer`: "sgd" (with `momentum`, not Nesterov), "adamw" or "rmsprop". The learning rate
-    is constant. `epochs` is what reaches the plateau, and `accuracy_batch_size` what is used there.
+    `optimizer`: "sgd" (with `momentum`, not Nesterov), "adamw" (the only one with `weight_decay`)
+    or "rmsprop". The learning rate is constant. `epochs` is what reaches the plateau, and
+    `accuracy_batch_size` what is used there.
     """
 
     optimizer: str
@@ -123,7 +124,7 @@ class Task:
     parity: float
 
 
-_DIGITS = DatasetSpec("digits", "digits", train_size=6_000, test_size=599)
+_DIGITS = DatasetSpec("digits", "digits", train_size=9_000, test_size=1_797)
 _TEXT = DatasetSpec("stdlib-text", "text", train_size=8_192, test_size=512, sequence_length=64)
 
 TASKS: dict[str, Task] = {
@@ -132,10 +133,10 @@ TASKS: dict[str, Task] = {
         Task(
             name="digits-cnn",
             dataset=_DIGITS,
-            model=CNNSpec((32, 32, 1), ((16, 1), (32, 2), (64, 2)), num_classes=10),
+            model=CNNSpec((32, 32, 1), ((16, 2), (32, 2), (32, 2), (64, 2)), num_classes=10),
             recipe=Recipe("sgd", learning_rate=0.05, epochs=4, accuracy_batch_size=64),
             small_batch=4,
-            compute_batch=64,
+            compute_batch=128,
             metric="accuracy",
             margin=1.0,
             parity=1e-5,

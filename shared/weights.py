@@ -40,7 +40,7 @@ def init_weights(spec: ModelSpec, seed: int) -> dict[str, np.ndarray]:
 
 
 def checksum(weights: dict[str, np.ndarray]) -> str:
-    """SHA-256 over names, shapes and float32 bytes in order of name: equal only for equal weights."""
+    """SHA-256 over names, shapes and float32 bytes by name: equal only for equal weights."""
     digest = hashlib.sha256()
     for name in sorted(weights):
         array = np.ascontiguousarray(weights[name], dtype=np.float32)
