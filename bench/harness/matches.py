@@ -23,6 +23,7 @@ from bench.harness.processes import (
 
 MOST_LATE = 0.05  # share of a sample that may pass between its end and its result
 MOST_WAITING_CPU = 0.10  # cores that a waiting worker may use
+MESSAGE_CPU_S = 1e-3  # and what it may use to answer and to be asked, however short its wait
 
 
 @dataclass
@@ -150,7 +151,8 @@ class Match:
             answer = self.workers[case.id].ask(self.processes.limits.sample, "sample")
             self.blocks[case.id].samples.append(answer["seconds"])
             late[case.id].append(answer["late_s"] / answer["seconds"])
-            busy[case.id].append(answer["waiting_cpu_s"] / max(answer["waited_s"], 1e-9))
+            used = max(0.0, answer["waiting_cpu_s"] - MESSAGE_CPU_S)
+            busy[case.id].append(used / max(answer["waited_s"], 1e-9))
 
         for _ in range(rounds):
             contenders = self._alive()

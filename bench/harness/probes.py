@@ -81,7 +81,7 @@ def train_all(
         found = Trained()
         try:
             if keys[case.id] in failures:
-                raise ParentFailed(failures[keys[case.id]])
+                raise failures[keys[case.id]]
             worker = processes.fork(keys[case.id], "train-" + case.id.replace("/", "-"))
             try:
                 configure(worker, processes.limits, seed=0)

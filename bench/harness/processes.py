@@ -47,7 +47,11 @@ class Unsupported(Exception):
 
 
 class ParentFailed(Exception):
-    """A parent could not start or died; the message is the reason."""
+    """A parent could not import its framework or was stopped; the message is the reason."""
+
+
+class ParentDied(ParentFailed):
+    """A parent ended without a word or hung."""
 
 
 @dataclass(frozen=True)
@@ -247,47 +251,44 @@ class Processes:
 
     # Parents --------------------------------------------------------------------------------
 
-    def start_parents(self, keys: list[ParentKey]) -> dict[ParentKey, str]:
-        """Start a fresh parent for each key, side by side; return the reason of each that failed.
+    def start_parents(self, keys: list[ParentKey]) -> dict[ParentKey, ParentFailed]:
+        """Start a fresh parent for each key, side by side; return why each that failed did.
 
         A parent that dies is started once more. One whose import fails is not.
         """
         self.stop_parents()
         if not FORKS:
             return {}
-        failures: dict[ParentKey, str] = {}
+        failures: dict[ParentKey, ParentFailed] = {}
         started = {key: self._begin_parent(key) for key in keys}
         for key in keys:
             try:
-                self._parents[key] = self._finish_parent(key, *started[key])
-            except ParentFailed as error:
-                if not getattr(error, "died", False):
-                    failures[key] = str(error)
-                    continue
                 try:
-                    self._parents[key] = self._finish_parent(key, *self._begin_parent(key))
-                except ParentFailed as again:
-                    failures[key] = str(again)
+                    self._parents[key] = self._finish_parent(*started[key])
+                except ParentDied:
+                    self._parents[key] = self._finish_parent(*self._begin_parent(key))
+            except ParentFailed as error:
+                failures[key] = error
         return failures
 
     def _begin_parent(self, key: ParentKey) -> tuple[str, subprocess.Popen]:
         name = self._name(f"parent-{key.name}")
         return name, self._execute("bench.harness.parent", name, key, key.modules)
 
-    def _finish_parent(self, key: ParentKey, name: str, process: subprocess.Popen):
+    def _finish_parent(self, name: str, process: subprocess.Popen) -> tuple[subprocess.Popen, Peer]:
         try:
             peer = self._wait_for(name, lambda: process.poll() is None, self.limits.start)
             answer = peer.answer(self.limits.start)
         except (wire.Gone, wire.Silent) as error:
+            if isinstance(error, wire.Silent):
+                _kill(process.pid)
             _end(process)
             how = (
                 worker.ending(process.returncode)
                 if isinstance(error, wire.Gone)
                 else f"did not answer within {self.limits.start:g} s"
             )
-            failure = ParentFailed(f"the parent {how} (see {name}.log)")
-            failure.died = True
-            raise failure from None
+            raise ParentDied(f"its parent {how} (see {name}.log)") from None
         if "error" in answer:
             _end(process)
             raise ParentFailed(answer["error"])
@@ -307,7 +308,7 @@ class Processes:
                 return
             _kill(process.pid)
             process.wait()
-            self._parents[key] = self._finish_parent(key, *self._begin_parent(key))
+            self._parents[key] = self._finish_parent(*self._begin_parent(key))
 
     def stop_parents(self) -> None:
         """End all parents, and with them whatever they forked."""
@@ -334,7 +335,7 @@ class Processes:
         try:
             return self._fork(key, self._parent(key), label)
         except (wire.Gone, wire.Silent):
-            raise ParentFailed("its parent died twice while it forked") from None
+            raise ParentDied("its parent died twice while it forked") from None
 
     def _fork(self, key: ParentKey, parent: Peer, label: str) -> Worker:
         name = self._name(label)

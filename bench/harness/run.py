@@ -23,7 +23,15 @@ from bench.harness.plan import (
     Technique,
     matches,
 )
-from bench.harness.processes import ROOT, Failed, Limits, ParentFailed, Processes, Unsupported
+from bench.harness.processes import (
+    ROOT,
+    Failed,
+    Limits,
+    ParentDied,
+    ParentFailed,
+    Processes,
+    Unsupported,
+)
 from bench.harness.results import Record
 from bench.harness.worker import on_cpu
 from shared import datasets
@@ -193,7 +201,7 @@ class Run:
 
     def _materialise(self) -> dict[str, str]:
         """Write each task's data once; both frameworks read those files."""
-        wanted = {case.workload.task for cases in self.plan.cases.values() for case in cases}
+        wanted = {case.workload.task for case in self._cases()}
         return {
             name: str(datasets.materialise(TASKS[name].dataset, self.settings.results / "data"))
             for name in sorted(wanted)
@@ -204,11 +212,13 @@ class Run:
         environment = self.record.top["environment"]
         environment["peak_flops"] = peaks = {}
         environment["allocator"] = {"settings": machine.TUNED_ALLOCATOR}
-        for name in {c.framework: None for cases in self.plan.cases.values() for c in cases}:
+        for name in {case.framework: None for case in self._cases()}:
             try:
                 found = probes.describe(processes, name, self.threads)
             except Failed as error:
-                self._refuse(name, str(error))
+                for case in self._cases():
+                    if case.framework == name:
+                        self._refuse(case, str(error))
                 continue
             environment["packages"][name] = found["versions"] | {"python": found["python"]}
             environment.setdefault("devices", {})[name] = found["device"]
@@ -220,15 +230,13 @@ class Run:
         self._check_requirements()
         self.record.write()
 
-    def _refuse(self, framework: str, reason: str) -> None:
-        side = FRAMEWORKS[framework]
-        for entry in self.record.entries.values():
-            if entry.case.framework == framework:
-                entry.fail(
-                    "UNSUPPORTED",
-                    f"{side.title} could not be started ({reason}); install it with: "
-                    f"{side.install}",
-                )
+    def _refuse(self, case: Case, reason: str) -> None:
+        """What a case needs can't be imported."""
+        side = FRAMEWORKS[case.framework]
+        self.record.entries[case.id].fail(
+            "UNSUPPORTED",
+            f"{side.title} could not be started ({reason}); install it with: {side.install}",
+        )
 
     def _check_requirements(self) -> None:
         """A case whose compiler or GPU is not here says so instead of failing."""
@@ -239,6 +247,9 @@ class Run:
                 entry.fail("UNSUPPORTED", "needs a C++ compiler; install one (for example g++)")
             elif needs == "cuda" and on_cpu(devices.get(entry.case.framework, "cpu")):
                 entry.fail("UNSUPPORTED", "needs a CUDA GPU; none was found")
+
+    def _cases(self) -> list[Case]:
+        return [case for cases in self.plan.cases.values() for case in cases]
 
     def _open(self, cases: list[Case]) -> list[Case]:
         """The cases that can still be measured."""
@@ -255,9 +266,11 @@ class Run:
             keys = dict.fromkeys(parent_key(case, self.threads) for case in alive)
             failures = processes.start_parents(list(keys))
             for case in alive:
-                reason = failures.get(parent_key(case, self.threads))
-                if reason:
-                    self.record.entries[case.id].fail("FAILED", reason)
+                failure = failures.get(parent_key(case, self.threads))
+                if isinstance(failure, ParentDied):
+                    self.record.entries[case.id].fail("FAILED", str(failure))
+                elif failure:  # for example one Keras of two is not installed
+                    self._refuse(case, str(failure))
             for number, match in numbered:
                 found = Match(
                     processes,
