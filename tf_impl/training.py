@@ -1,41 +1,60 @@
-"""Training in TensorFlow: optimizers from a recipe, the baseline step, fit and evaluate."""
+"""The baseline: one float32 graph that trains, prediction, and the loops around them.
 
+What it holds: optimizers from a `shared.specs.Recipe`, the loss, the train step that every
+technique is compared with, training for some epochs, evaluation.
+Twin: `pt_impl/training.py`.
+Where the frameworks differ: this step is one `tf.function`, without XLA, as TensorFlow is used by
+default; its twin is eager. Keras places the epsilon of Adam and RMSprop elsewhere.
+"""
+
+import math
 from collections.abc import Callable
 
-import numpy as np
 import tensorflow as tf
 
 from shared.specs import Recipe
-from tf_impl import data, runtime
+from tf_impl import data
+
+Step = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+Predict = Callable[[tf.Tensor], tf.Tensor]
 
 
 def make_optimizer(model: tf.keras.Model, recipe: Recipe) -> tf.keras.optimizers.Optimizer:
-    """Make Keras's optimizer of `recipe`, with its variables, for the model's parameters.
+    """Make the optimizer of `recipe` with every hyperparameter explicit, and its variables.
 
-    Where its rule is not PyTorch's to the last bit:
-    sgd: Keras keeps -lr * momentum buffer; equal while the learning rate is constant.
-    adamw: Keras adds eps before the bias correction of v, so that its eps counts as
-    eps / sqrt(1 - beta2 ** t): the update of a gradient g differs by a relative
-    eps / (|g| * sqrt(1 - beta2)) in the first step, and less in each later one.
-    rmsprop: Keras takes sqrt(v + epsilon), PyTorch sqrt(v) + eps. epsilon = eps ** 2 makes both
-    limits equal, v = 0 and v >> eps ** 2; in between they differ by a relative eps / sqrt(v).
-    Raises ValueError for another optimizer's name.
+    The implementation is Keras's own. The rules are those of the twin, in Keras's form:
+
+    - "sgd": Keras keeps -lr times PyTorch's buffer: equal while the learning rate is constant.
+    - "adamw": Keras adds its epsilon to sqrt(v) before v is corrected for bias, PyTorch after. With
+      epsilon = eps * sqrt(1 - beta2) the first step is equal, where one small gradient makes a
+      small v; in step t the term is eps * sqrt((1 - beta2) / (1 - beta2**t)) to PyTorch's eps, so
+      an update differs by less than a relative eps / sqrt(v̂).
+    - "rmsprop": Keras takes sqrt(v + epsilon), PyTorch sqrt(v) + eps. With epsilon = eps**2 both
+      are equal where v is 0 or large; an update differs by less than a relative eps / sqrt(v).
+
+    Raises ValueError for another name.
     """
     optimizers = tf.keras.optimizers
     if recipe.optimizer == "sgd":
-        optimizer = optimizers.SGD(recipe.learning_rate, momentum=recipe.momentum, nesterov=False)
+        optimizer = optimizers.SGD(
+            learning_rate=recipe.learning_rate, momentum=recipe.momentum, nesterov=False
+        )
     elif recipe.optimizer == "adamw":
         optimizer = optimizers.AdamW(
-            recipe.learning_rate,
+            learning_rate=recipe.learning_rate,
             weight_decay=recipe.weight_decay,
             beta_1=recipe.beta1,
             beta_2=recipe.beta2,
-            epsilon=recipe.eps,
+            epsilon=recipe.eps * math.sqrt(1.0 - recipe.beta2),
             amsgrad=False,
         )
     elif recipe.optimizer == "rmsprop":
         optimizer = optimizers.RMSprop(
-            recipe.learning_rate, rho=recipe.rho, momentum=0.0, epsilon=recipe.eps**2
+            learning_rate=recipe.learning_rate,
+            rho=recipe.rho,
+            momentum=0.0,
+            epsilon=recipe.eps**2,
+            centered=False,
         )
     else:
         raise ValueError(f"unknown optimizer {recipe.optimizer!r}: sgd, adamw or rmsprop")
@@ -56,8 +75,11 @@ def cross_entropy(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
 
 def make_train_step(
     model: tf.keras.Model, optimizer: tf.keras.optimizers.Optimizer, loss_fn: Callable
-) -> Callable:
-    """Make the baseline step(x, y) -> loss: one graph, not XLA; the loss stays on the device."""
+) -> Step:
+    """Make the baseline step: one graph, not XLA. `step(x, y)` updates the model, returns the loss.
+
+    The loss stays on the device: reading it on the host would wait for the device in every step.
+    """
     variables = model.trainable_variables
 
     @tf.function(jit_compile=False)
@@ -71,9 +93,10 @@ def make_train_step(
     return step
 
 
-def make_predict(model: tf.keras.Model) -> Callable:
-    """Make predict(x) -> logits in evaluation mode, one graph, not XLA."""
+def make_predict(model: tf.keras.Model) -> Predict:
+    """Make `predict(x) -> logits` in evaluation mode, which Keras has per call, not per model."""
 
+    # A smaller last batch makes a graph for any batch size, not one for each.
     @tf.function(jit_compile=False, reduce_retracing=True)
     def predict(x):
         return model(x, training=False)
@@ -82,43 +105,43 @@ def make_predict(model: tf.keras.Model) -> Callable:
 
 
 def fit(
-    step: Callable, x: tf.Tensor, y: tf.Tensor, *, batch_size: int, epochs: int, seed: int
+    step: Step, x: tf.Tensor, y: tf.Tensor, *, batch_size: int, epochs: int, seed: int
 ) -> float:
-    """Train over a resident split in the shared order; return the last loss.
+    """Train for `epochs` over the shared batch order; x and y as `data.to_device` returned them.
 
-    Raises ValueError where the split holds no whole batch.
+    Returns the loss of the last batch. Raises ValueError where no batch would be drawn.
     """
     loss = None
     for epoch in range(epochs):
         for batch in data.epoch_batches(x, y, batch_size=batch_size, seed=seed, epoch=epoch):
             loss = step(*batch)
     if loss is None:
-        raise ValueError(f"no batch of {batch_size} in {len(x)} rows and {epochs} epochs")
-    return runtime.to_float(loss)
+        raise ValueError(f"no batch of {batch_size} in {epochs} epochs of {len(x)} samples")
+    return float(loss)
 
 
 def evaluate(
-    predict: Callable, x: tf.Tensor, y: tf.Tensor, *, metric: str, batch_size: int
+    predict: Predict, x: tf.Tensor, y: tf.Tensor, *, metric: str, batch_size: int
 ) -> float:
-    """Metric over a whole resident split: "accuracy" in percent or "bits_per_character".
+    """Evaluate over all of x and y: "accuracy" in percent, or "bits_per_character".
 
-    Raises ValueError for another metric.
+    The last batch may be smaller. Sums stay on the device until the end.
     """
-    metrics = {"accuracy": _correct, "bits_per_character": _bits}
-    if metric not in metrics:
-        raise ValueError(f"unknown metric {metric!r}: {', '.join(metrics)}")
-    total = 0.0
-    for start in range(0, len(x), batch_size):
-        rows = slice(start, start + batch_size)
-        total += float(metrics[metric](predict(x[rows]), y[rows]))
-    scale = 100.0 if metric == "accuracy" else 1.0
-    return scale * total / int(tf.size(y))
+    score = {"accuracy": _correct, "bits_per_character": _bits}.get(metric)
+    if score is None:
+        raise ValueError(f"unknown metric {metric!r}: accuracy or bits_per_character")
+    total = sum(
+        score(predict(x[start : start + batch_size]), y[start : start + batch_size])
+        for start in range(0, len(x), batch_size)
+    )
+    return float(total) / int(tf.size(y))
 
 
-def _correct(logits, labels):
-    return tf.math.count_nonzero(tf.argmax(logits, axis=-1) == labels)
+def _correct(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+    right = tf.cast(tf.argmax(logits, axis=-1) == labels, tf.float64)
+    return 100.0 * tf.reduce_sum(right)
 
 
-def _bits(logits, labels):
-    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, tf.cast(logits, tf.float32))
-    return tf.reduce_sum(losses) / np.log(2.0)
+def _bits(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+    nats = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, tf.cast(logits, tf.float32))
+    return tf.reduce_sum(tf.cast(nats, tf.float64)) / math.log(2.0)
