@@ -23,7 +23,7 @@ from bench.harness.plan import (
 )
 from bench.harness.results import new_folder
 from bench.harness.run import Plan, Run, Settings, find_interpreter, techniques, this_command
-from bench.report import tables
+from bench.report import tables, write_markdown
 from shared.specs import TASKS
 
 STATE = pytest.StashKey["State"]()
@@ -207,19 +207,13 @@ def pytest_runtestloop(session: pytest.Session) -> None:
             raise
         finally:
             speaker.end()
-            _report(state)
+            write_markdown(state.folder)
 
 
 def _check_enabled(config: pytest.Config) -> None:
     """Refuse to share the machine with other test processes: every figure would be theirs too."""
     if getattr(config.option, "numprocesses", None):
         raise pytest.UsageError("benchmarks can't run under xdist (-n): leave it out")
-
-
-def _report(state: State) -> None:
-    """Write report.md beside the record."""
-    target = state.folder / "report.md"
-    target.write_text(tables.markdown(state.results), encoding="utf-8")
 
 
 class Speaker:
