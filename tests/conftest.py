@@ -51,18 +51,23 @@ def fakes_in_module():
 
 @pytest.fixture(scope="session")
 def measure(results_folder, tmp_path_factory):
-    """Measure variants of the faulty technique; returns the record and what led to it.
+    """Measure variants of a technique; returns the record and what led to it.
 
     Every process of the run carries a mark of its own in its environment, `mark`.
     """
 
     def run(
-        *variants, frameworks=("pt",), amount=ONE_BLOCK, limits=LIMITS, **settings
+        *variants,
+        technique=faulty.TECHNIQUE,
+        frameworks=("pt",),
+        amount=ONE_BLOCK,
+        limits=LIMITS,
+        **settings,
     ) -> SimpleNamespace:
-        every = cases_of(faulty.TECHNIQUE, "tests.faulty", "default")
+        every = cases_of(technique, "tests.faulty", "default")
         chosen = choose(every, tasks=set(), variants=set(variants), frameworks=set(frameworks))
         cases = with_baselines(chosen, every)
-        made = Plan({"faulty": cases}, {"faulty": faulty.TECHNIQUE}, amount)
+        made = Plan({technique.name: cases}, {technique.name: technique}, amount)
         folder = tmp_path_factory.mktemp("run")
         said: list[str] = []
         with pytest.MonkeyPatch.context() as patch:

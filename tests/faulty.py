@@ -50,8 +50,6 @@ TECHNIQUE = Technique(
         Variant("same", effort="quick"),
         Variant("hangs"),
         *(Variant(name) for name in FAULTS),
-        Variant("slower_by_a_tenth"),
-        Variant("faster_less_accurate"),
         Variant("as_installed", allocator="as installed"),
         Variant("needs_compiler", requires="compiler"),
         Variant("needs_gpu", requires="cuda"),
@@ -63,9 +61,30 @@ TECHNIQUE = Technique(
 SMALL = replace(
     TECHNIQUE,
     variants=tuple(
-        v for v in TECHNIQUE.variants if v.name in ("good", "same", "raises_late", "refuses")
+        v
+        for v in TECHNIQUE.variants
+        if v.name in ("good", "same", "raises_late", "refuses", "prints")
     ),
 )
+# On the fake device a step lasts what it shall last, however busy the machine is.
+PLANTED = Technique(
+    name="planted",
+    title="Planted differences",
+    variants=(
+        Variant("on_device", role="baseline"),
+        Variant("the_same"),
+        Variant("slower_by_a_tenth"),
+        Variant("faster_less_accurate"),
+    ),
+    workloads=(Workload("digits-cnn", "small", accuracy=True),),
+)
+DEVICE_SHARES = {
+    "on_device": 1.0,
+    "the_same": 1.0,
+    "slower_by_a_tenth": 1.1,
+    "faster_less_accurate": 0.5,
+    "synchronised": 1.0,
+}
 
 
 def prepare(kit, work):
@@ -73,7 +92,7 @@ def prepare(kit, work):
     if work.variant == "wrong_weight":
         weights["head.kernel"] = weights["head.kernel"] + np.float32(1e-6)
     model = kit.models.build(work.task.model, weights)
-    share = SHARES.get(work.variant, 1.0)
+    share = 0.0 if work.variant in DEVICE_SHARES else 1.0
     step = kit.training.make_train_step(model, None, None, share=share)
     before = BEFORE.get(work.variant)
     if before:
@@ -81,6 +100,8 @@ def prepare(kit, work):
     make = STEPS.get(work.variant)
     if make:
         step = make(step, kit)
+    elif work.variant in DEVICE_SHARES:
+        step = _on_device(step, kit, DEVICE_SHARES[work.variant] * DEVICE_STEP_S)
     if work.variant == "faster_less_accurate":
         model.points_lost = 5.0
     predict = kit.training.make_predict(model)
@@ -93,9 +114,6 @@ def took_effect(kit, work, prepared, batch):
     if work.variant == "odd_evidence":
         evidence["count"] = np.int64(3)  # JSON has no such thing
     return evidence, reason
-
-
-SHARES = {"slower_by_a_tenth": 1.1, "faster_less_accurate": 0.5}
 
 
 def _raise(*_):
@@ -188,13 +206,13 @@ def _burns_cpu(plain, kit):
     return step
 
 
-def _synchronised(plain, kit):
+def _on_device(plain, kit, seconds):
     """Work on the fake asynchronous device, for which `runtime.synchronize` waits."""
-    return lambda x, y: kit.runtime.put_on_device(DEVICE_STEP_S, plain(x, y))
+    return lambda x, y: kit.runtime.put_on_device(seconds, plain(x, y))
 
 
 def _unsynchronised(plain, kit):
-    """The same on a device that `runtime.synchronize` knows nothing of."""
+    """Work on a device that `runtime.synchronize` knows nothing of."""
     free_at = [0.0]
 
     def step(x, y):
@@ -240,7 +258,6 @@ STEPS = {
     "killed_late": _killed_late,
     "retraces": _retraces,
     "burns_cpu": _burns_cpu,
-    "synchronised": _synchronised,
     "unsynchronised": _unsynchronised,
     "leaks": _leaks,
     "shuffled_batch": _shuffled,

@@ -1,0 +1,590 @@
+"""The harness with real processes and a NumPy kit: faults, planted differences, leftovers."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from dataclasses import replace
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client
+from pathlib import Path
+from statistics import median
+
+import psutil
+import pytest
+
+from bench.harness import machine, plan, probes, processes, worker
+from bench.harness.matches import configure, parent_key
+from bench.harness.plan import Effort, cases_of
+from bench.harness.processes import Failed, Limits, ParentKey, Processes
+from shared import datasets
+from shared.specs import TASKS
+from tests import faulty
+from tests.conftest import LIMITS, MARK, marked
+
+ROOT = Path(__file__).resolve().parents[1]
+KEY = ParentKey("pt", None, "tuned", "main", 1)
+pytestmark = [pytest.mark.timeout(240), pytest.mark.usefixtures("fakes")]
+linux = pytest.mark.skipif(sys.platform != "linux", reason="figures of the Linux kernel")
+
+
+@pytest.fixture(scope="module")
+def faults(fakes_in_module, measure):
+    """One block with every fault, side by side with cases that are fine."""
+    return measure(
+        *faulty.FAULTS, "as_installed", "needs_compiler", "needs_gpu", "control",
+        amount=Effort(blocks=1, rounds=6, seeds=2),
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def planted(fakes_in_module, measure):
+    """Enough blocks to find a difference of a tenth.
+
+    Measured again where the machine was too noisy to say anything; a wrong verdict stands.
+    """
+    for _ in range(3):
+        found = measure(
+            *faulty.DEVICE_SHARES,
+            technique=faulty.PLANTED,
+            amount=Effort(blocks=6, rounds=8, seeds=2),
+        )
+        if own(found, "slower_by_a_tenth")["verdict"] not in ("noisy", "inconclusive"):
+            break
+    return found
+
+
+@pytest.fixture
+def started(tmp_path):
+    """Processes of one test."""
+    with Processes(tmp_path / "logs", limits=LIMITS) as found:
+        yield found
+
+
+def own(found, variant):
+    """The comparison of a variant with its own baseline."""
+    (one,) = [
+        c
+        for c in found.comparisons
+        if c["kind"] == "baseline" and c["numerator"].endswith(f"/pt/{variant}")
+    ]
+    return one
+
+
+def until(condition, seconds):
+    """Wait until `condition()` holds, `seconds` at most; its last value."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return value
+
+
+# Faults -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("variant", "status", "reason"),
+    [
+        ("raises", "FAILED", "RuntimeError: this is wrong"),
+        ("raises_late", "FAILED", "ValueError: step 41 is too much"),
+        ("exits", "FAILED", "the worker exited with status 3 during build"),
+        ("sys_exits", "FAILED", "SystemExit: 3"),
+        ("killed", "FAILED", "the worker was killed by SIGKILL during build"),
+        ("killed_late", "FAILED", "the worker was killed by SIGKILL during sample"),
+        ("out_of_memory", "FAILED", "MemoryError: Unable to allocate 1.00 GiB"),
+        ("refuses", "UNSUPPORTED", "upstream refuses this model"),
+        ("not_applied", "NOT_APPLIED", "nothing happened"),
+        ("retraces", "FAILED", "traced again in steady state: "),
+        ("burns_cpu", "FAILED", "a waiting worker used "),
+        ("unsynchronised", "FAILED", "not synchronised: its result came "),
+        ("odd_evidence", "FAILED", "TypeError: Object of type int64 is not JSON"),
+        ("fails_as_installed", "FAILED", "cold start: RuntimeError: works with the tuned"),
+        ("fails_in_training", "FAILED", "training: RuntimeError: this is wrong"),
+        ("needs_gpu", "UNSUPPORTED", "needs a CUDA GPU; none was found"),
+    ],
+)
+def test_a_fault_gets_its_status_and_a_reason_of_one_line(faults, variant, status, reason):
+    case = faults.cases["pt", variant]
+    assert case["status"] == status, case["reason"]
+    assert case["reason"].startswith(reason)
+    assert "\n" not in case["reason"]
+    assert case["timing"]["median_s"] is None
+    assert not any(case["id"] in (c["numerator"], c["denominator"]) for c in faults.comparisons)
+
+
+FINE = ("good", "prints", "synchronised", "leaves_a_child", "leaks", "as_installed", "control")
+
+
+@pytest.mark.parametrize("variant", FINE)
+def test_the_others_are_measured_whole(faults, variant):
+    case = faults.cases["pt", variant]
+    assert (case["status"], case["reason"]) == ("OK", None)
+    assert [len(block) for block in case["timing"]["step_s"]] == [6]
+    assert case["timing"]["median_s"] > 0
+    assert case["timing"]["warm_first_call_s"] > 0
+    assert len(case["certificate"]["losses"]) == 10
+    assert case["evidence"] == {"operator_dtypes": {"matmul": {"float32": 1}}}
+    if variant != "control":
+        assert case["timing"]["cold_first_call_s"] > 0
+        assert case["memory"]["import_bytes"] > 0
+        assert len(case["accuracy"]["per_seed"]) == 2
+
+
+def test_every_fault_was_tried(faults):
+    assert {variant for _, variant in faults.cases} >= set(faulty.FAULTS)
+    assert faults.results["finished"] is True
+
+
+def test_a_case_that_fails_after_its_match_keeps_what_was_measured(faults):
+    for variant in ("fails_as_installed", "fails_in_training"):
+        case = faults.cases["pt", variant]
+        assert [len(block) for block in case["timing"]["step_s"]] == [6]
+
+
+@pytest.mark.parametrize(
+    ("variant", "reason"),
+    [
+        ("wrong_weight", "initial weights differ"),
+        ("shuffled_batch", "loss of step 3 differs by "),
+        ("nan_loss", "loss of step 1 differs by nan"),
+    ],
+)
+def test_other_work_is_not_comparable(faults, variant, reason):
+    assert faults.cases["pt", variant]["status"] == "OK"
+    comparison = own(faults, variant)
+    assert comparison["verdict"] == "not comparable"
+    assert comparison["reason"].startswith(reason)
+    assert own(faults, "prints")["reason"] is None  # and equal work is
+
+
+def test_what_a_worker_prints_is_in_its_log_alone(faults):
+    logs = {path.name: path.read_text() for path in (faults.folder / "logs").iterdir()}
+    printed = [text for name, text in logs.items() if "prints" in name]
+    assert len(printed) == 3  # match, cold start, training
+    for text in printed:
+        assert "a line on standard output" in text
+        assert "and bytes on its descriptor" in text
+        assert "and on standard error" in text
+    assert any("this is wrong" in text for name, text in logs.items() if "raises" in name)
+
+
+def test_no_process_is_left_after_a_run(faults):
+    assert marked(faults.mark) == []
+    mine = {child.pid for child in psutil.Process().children(recursive=True)}
+    assert not [p for p in mine if str(faults.folder) in " ".join(psutil.Process(p).cmdline())]
+
+
+def test_a_leak_of_50_mb_shows_within_a_tenth(faults):
+    def steady(variant):
+        memory = faults.cases["pt", variant]["memory"]
+        return memory["steady_peak_bytes"] - memory["import_bytes"]
+
+    assert steady("leaks") - steady("good") == pytest.approx(faulty.LEAK, rel=0.1)
+    assert abs(steady("synchronised") - steady("good")) < 0.1 * faulty.LEAK
+
+
+def test_memory_is_split_into_its_parts(faults):
+    memory = faults.cases["pt", "good"]["memory"]
+    assert memory["parameters_bytes"] == memory["gradients_bytes"] > 0
+    above = memory["steady_peak_bytes"] - memory["import_bytes"]
+    parts = sum(memory[f"{part}_bytes"] for part in ("parameters", "gradients", "optimizer"))
+    assert memory["rest_bytes"] == above - parts
+    assert memory["device_peak"] is None
+
+
+@linux
+def test_threads_and_allocator_are_read_back(faults):
+    threads = machine.usable_threads()
+    tuned, plain = (faults.cases["pt", v]["process"] for v in ("good", "as_installed"))
+    assert tuned["threads"] == {"intra_op": threads, "inter_op": threads}
+    if "glibc" in " ".join(os.confstr("CS_GNU_LIBC_VERSION").split()):
+        assert tuned["keeps_freed_memory"] is True
+        assert plain["keeps_freed_memory"] is False
+
+
+def test_the_harness_costs_at_most_one_percent(faults):
+    floor = faults.results["noise_floor"]
+    assert 0 < floor["empty_sample_share"]["pt"] <= 0.01
+    assert floor["shortest_sample_s"] > 0.7 * worker.SAMPLE_S  # the machine's speed may drift
+
+
+@pytest.mark.timeout(90)
+def test_a_worker_that_hangs_is_a_time_out(measure):
+    limits = replace(LIMITS, request=8)
+    found = measure("hangs", "same", amount=Effort(1, 3, 1), limits=limits)
+    hung = found.cases["pt", "hangs"]
+    assert (hung["status"], hung["reason"]) == (
+        "FAILED",
+        "time-out: no answer to build within 8 s",
+    )
+    assert found.cases["pt", "same"]["reason"] is None
+    assert marked(found.mark) == []
+
+
+# Planted differences ----------------------------------------------------------------------------
+
+
+def test_a_tenth_slower_is_found(planted):
+    comparison = own(planted, "slower_by_a_tenth")
+    assert comparison["verdict"] == "slower", comparison
+    assert comparison["ratio"] == pytest.approx(1.1, abs=0.05)
+    assert comparison["n"] == 6
+
+
+def test_a_win_that_costs_accuracy_is_none(planted):
+    comparison = own(planted, "faster_less_accurate")
+    assert comparison["verdict"] == "faster, less accurate", comparison
+    case = planted.cases["pt", "faster_less_accurate"]
+    assert case["accuracy"]["difference"]["verdict"] == "worse"
+    assert case["accuracy"]["difference"]["mean"] == pytest.approx(-5, abs=1e-6)
+
+
+def test_the_same_is_neither_faster_nor_slower(planted):
+    assert own(planted, "the_same")["verdict"] not in ("faster", "slower")
+
+
+# Frameworks, compilers and devices that are not there -------------------------------------------
+
+
+@pytest.fixture
+def broken_kit(tmp_path, monkeypatch):
+    """Make a kit whose framework fails to import in the given way."""
+
+    def make(statement):
+        package = tmp_path / "broken_impl"
+        package.mkdir()
+        for name in ("__init__", *worker.KIT):
+            (package / f"{name}.py").write_text("" if name == "__init__" else statement)
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        broken = replace(plan.FRAMEWORKS["pt"], package="broken_impl", module="no_such_framework")
+        monkeypatch.setitem(plan.FRAMEWORKS, "pt", broken)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("statement", "reason"),
+    [
+        ("import no_such_framework", "No module named 'no_such_framework'"),
+        ("raise ImportError('libcudart.so.13: no such file\\nmore')", "libcudart.so.13: no such"),
+        ("import os; os._exit(9)", "exited with status 9"),
+    ],
+)
+def test_one_framework_missing_or_broken(broken_kit, measure, statement, reason):
+    broken_kit(statement)
+    found = measure("same", frameworks=("pt", "tf"), amount=Effort(1, 3, 1))
+    for variant in ("good", "same"):
+        gone, there = found.cases["pt", variant], found.cases["tf", variant]
+        assert gone["status"] == "UNSUPPORTED"
+        assert reason in gone["reason"]
+        assert "pip install torch" in gone["reason"]
+        assert "\n" not in gone["reason"]
+        assert there["status"] == "OK"
+        assert there["memory"]["steady_peak_bytes"] > 0
+        assert there["accuracy"]["mean"] > 0
+    (comparison,) = found.comparisons
+    assert comparison["kind"] == "baseline"
+
+
+def test_a_module_that_only_the_parent_needs_is_missing(monkeypatch, measure):
+    """For example one Keras flavour of two."""
+    fake = replace(plan.FRAMEWORKS["pt"], preload=("no_such_keras",))
+    monkeypatch.setitem(plan.FRAMEWORKS, "pt", fake)
+    case = measure("good", amount=Effort(1, 3, 1)).cases["pt", "good"]
+    assert case["status"] == "UNSUPPORTED"
+    assert "No module named 'no_such_keras'" in case["reason"]
+    assert "pip install torch" in case["reason"]
+
+
+def test_an_interpreter_without_the_framework(measure, tmp_path):
+    """It starts, so that the usage check passes, but NumPy is not there."""
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S -E "$@"\n')
+    bare.chmod(0o755)
+    found = measure(
+        "good", frameworks=("pt", "tf"), amount=Effort(1, 3, 1), interpreters={"tf": str(bare)}
+    )
+    assert found.cases["tf", "good"]["status"] == "UNSUPPORTED"
+    assert "pip install tensorflow" in found.cases["tf", "good"]["reason"]
+    assert found.cases["pt", "good"]["status"] == "OK"
+
+
+def test_no_compiler_but_a_gpu(measure, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("FAKE_DEVICE", "cuda:0")
+    found = measure("needs_compiler", "needs_gpu", amount=Effort(1, 3, 1))
+    compiled = found.cases["pt", "needs_compiler"]
+    assert compiled["status"] == "UNSUPPORTED"
+    assert "install" in compiled["reason"]
+    assert "compiler" in compiled["reason"]
+    assert found.cases["pt", "needs_gpu"]["status"] == "OK"
+    assert found.cases["pt", "needs_gpu"]["memory"]["device_peak"]["allocated"] == 1 << 20
+    assert found.results["environment"]["gpu"] == {"name": "fake"}
+    assert found.results["environment"]["compiler"] is False
+
+
+@pytest.mark.skipif(not machine.compiler(), reason="no compiler on this machine")
+def test_a_compiler_is_used_where_there_is_one(faults):
+    assert faults.cases["pt", "needs_compiler"]["status"] == "OK"
+
+
+def test_threads_that_did_not_take_effect_are_an_error(started, monkeypatch):
+    monkeypatch.setenv("FAKE_THREADS", "7")
+    peer = started.execute(KEY, "threads")
+    with pytest.raises(Failed, match="1 threads were asked for, the framework reports"):
+        configure(peer, LIMITS, seed=0)
+
+
+# Parents ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def mortal(tmp_path, monkeypatch):
+    """Let the first parents of PyTorch die at a certain point; returns how many were started."""
+
+    def make(lives, at):
+        counter = tmp_path / "lives"
+        monkeypatch.setenv("MORTAL", str(counter))
+        monkeypatch.setenv("MORTAL_LIVES", str(lives))
+        monkeypatch.setenv("MORTAL_AT", str(at))
+        dying = replace(plan.FRAMEWORKS["pt"], module="tests.fake_impl.mortal")
+        monkeypatch.setitem(plan.FRAMEWORKS, "pt", dying)
+        return lambda: len(counter.read_text())
+
+    return make
+
+
+@linux
+@pytest.mark.parametrize("at", ["import", 1, 2])
+def test_a_parent_that_dies_is_started_once_more(mortal, measure, at):
+    """Before its second fork a worker of its is alive, and stays in the match."""
+    starts = mortal(lives=1, at=at)
+    found = measure("same", "prints", amount=Effort(1, 3, 1))
+    for variant in ("good", "same", "prints"):
+        case = found.cases["pt", variant]
+        assert (case["status"], case["reason"]) == ("OK", None)
+        assert [len(block) for block in case["timing"]["step_s"]] == [3]
+    assert starts() == 3  # dead, again, and the parent for training
+    assert marked(found.mark) == []
+
+
+@linux
+@pytest.mark.parametrize("at", ["import", 1])
+def test_a_parent_that_always_dies_fails_its_own_cases_alone(mortal, measure, at):
+    starts = mortal(lives=100, at=at)
+    found = measure("good", frameworks=("pt", "tf"), amount=Effort(2, 3, 1))
+    case = found.cases["pt", "good"]
+    assert case["status"] == "FAILED"
+    assert case["reason"].startswith("its parent ")
+    assert starts() == 2  # once and once more, and not again in the next block
+    assert found.cases["tf", "good"]["status"] == "OK"
+    assert len(found.cases["tf", "good"]["timing"]["step_s"]) == 2
+
+
+def test_where_forking_is_unsafe_workers_are_executed(faults, measure, monkeypatch):
+    monkeypatch.setattr(processes, "FORKS", False)
+    found = measure("raises", "prints", "leaks", amount=Effort(1, 6, 2))
+    logs = [path.name for path in (found.folder / "logs").iterdir()]
+    assert not [name for name in logs if "parent" in name]
+
+    def shape(value):
+        if isinstance(value, dict):
+            return {key: shape(item) for key, item in value.items()}
+        return [shape(item) for item in value] if isinstance(value, list) else type(value)
+
+    for variant in ("good", "raises", "prints", "leaks"):
+        executed, forked = found.cases["pt", variant], faults.cases["pt", variant]
+        assert (executed["status"], executed["reason"]) == (forked["status"], forked["reason"])
+        assert shape(executed) == shape(forked)
+    assert own(found, "prints")["reason"] is None
+    assert marked(found.mark) == []
+
+
+@linux
+def test_arms_of_a_control_come_from_parents_of_their_own():
+    baseline, control = (
+        next(c for c in cases_of(faulty.TECHNIQUE, "m", "default") if c.variant.role == role)
+        for role in ("baseline", "control")
+    )
+    ours, theirs = parent_key(baseline, 2), parent_key(control, 2)
+    assert ours != theirs
+    assert replace(ours, arm="control") == theirs
+
+
+# Workers ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def digits(results_folder):
+    """The digits as the workers read them."""
+    return str(datasets.materialise(TASKS["digits-cnn"].dataset, results_folder / "data"))
+
+
+def prepare(peer, data, variant="good"):
+    """Bring a worker to where it is sampled; what `warm` answers."""
+    case = next(
+        c
+        for c in cases_of(faulty.TECHNIQUE, "tests.faulty", "default")
+        if c.variant.name == variant
+    )
+    configure(peer, LIMITS, seed=0)
+    peer.ask(30, "build", case=case.message(), data=data, weights_seed=0)
+    peer.ask(30, "first_steps")
+    return peer.ask(30, "warm")
+
+
+def test_a_waiting_worker_uses_no_cpu(started, digits):
+    peer = started.execute(KEY, "waits")
+    prepare(peer, digits)
+    process = psutil.Process(peer.peer.pid)
+    peer.ask(30, "sample")
+    before = process.cpu_times()
+    time.sleep(1.5)
+    after = process.cpu_times()
+    assert after.user + after.system - before.user - before.system <= 0.02
+    answer = peer.ask(30, "sample")
+    assert answer["waited_s"] >= 1.5
+    assert answer["waiting_cpu_s"] <= 0.01 * answer["waited_s"]
+
+
+def test_a_sample_lasts_ten_milliseconds(started, digits):
+    """Sized in a row: alone a step of the asynchronous device costs as much as in a row."""
+    peer = started.execute(KEY, "sample")
+    for variant in ("good", "synchronised"):
+        steps = prepare(peer, digits, variant)["steps"]
+        each = median(peer.ask(30, "sample")["seconds"] for _ in range(10))
+        assert steps * each > 0.7 * worker.SAMPLE_S
+        assert steps * each < 5 * worker.SAMPLE_S
+
+
+def test_a_caller_that_dies_while_it_calls_shuts_nobody_out(started):
+    """Out of memory, for example, between its connection and its name."""
+    for _ in range(3):
+        Client(started._listener.address).close()  # no answer to the challenge
+    with pytest.raises(AuthenticationError):
+        Client(started._listener.address, authkey=b"not the key")
+    silent = Client(started._listener.address, authkey=bytes.fromhex(started._key))
+    silent.close()  # no name
+    assert configure(started.execute(KEY, "later"), LIMITS, seed=0)["threads"]
+
+
+def test_a_worker_that_dies_before_it_answers_is_a_failure_at_once(started, monkeypatch):
+    started.start_parents([KEY])
+    (started.logs / "0002-early.log").mkdir()  # its log can't be opened
+    start = time.monotonic()
+    with pytest.raises(Failed, match="the worker exited with status 1 before it answered"):
+        started.fork(KEY, "early")
+    assert time.monotonic() - start < 20
+    assert configure(started.fork(KEY, "next"), LIMITS, seed=0)["threads"]
+
+
+def test_an_answer_that_nobody_waited_for_is_not_taken_for_another(started, monkeypatch):
+    started.start_parents([KEY])
+    first = started.fork(KEY, "first")
+    parent = started._parents[KEY][1]
+
+    def interrupt(timeout):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(parent, "answer", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            started.fork(KEY, "second")
+    assert first.stop(kill=True) == "ended with its parent"
+
+
+def test_workers_end_with_what_they_started(started, digits):
+    started.start_parents([KEY])
+    for peer in (started.fork(KEY, "forked"), started.execute(KEY, "executed")):
+        prepare(peer, digits, "leaves_a_child")
+        (child,) = psutil.Process(peer.peer.pid).children()
+        assert child.name() == "sleep"
+        peer.stop(kill=True)
+        assert until(lambda child=child: not child.is_running(), 5)
+
+
+# The harness itself is killed -------------------------------------------------------------------
+
+DOOMED = """
+import json, sys
+from pathlib import Path
+from bench.harness import processes, run
+from bench.harness.plan import Effort, cases_of, choose, with_baselines
+from tests import fake_plugin, faulty
+fake_plugin.install()
+processes.FORKS = json.loads(sys.argv[2])
+every = cases_of(faulty.TECHNIQUE, "tests.faulty", "default")
+names = {"same", "leaves_a_child", "hangs"}
+cases = with_baselines(choose(every, tasks=set(), variants=names, frameworks={"pt"}), every)
+plan = run.Plan({"faulty": cases}, {"faulty": faulty.TECHNIQUE}, Effort(1, 3, 1))
+results = Path(sys.argv[1])
+folder = results / sys.argv[3]
+folder.mkdir()
+run.Run(plan, run.Settings(results=results), folder, print).measure()
+"""
+
+
+@linux
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("forks", [True, False])
+def test_nothing_outlives_a_harness_that_is_killed(results_folder, forks):
+    """Not even a worker that hangs."""
+    mark = uuid.uuid4().hex
+    main = subprocess.Popen(
+        [sys.executable, "-c", DOOMED, results_folder, json.dumps(forks), mark],
+        cwd=ROOT,
+        env=os.environ | {MARK: mark},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        logs = results_folder / mark / "logs"
+        assert until(lambda: list(logs.glob("*-hangs.log")), 60), "the run did not get there"
+        assert len(marked(mark)) >= 3
+        main.send_signal(signal.SIGKILL)
+        assert main.wait() == -signal.SIGKILL
+        left = until(lambda: not [p for p in marked(mark) if p.name() != "sleep"], 15)
+        assert left, marked(mark)
+    finally:
+        main.kill()
+        main.wait()
+        for process in marked(mark):
+            process.kill()
+
+
+# Probes -----------------------------------------------------------------------------------------
+
+
+def test_describe_says_what_is_there(started):
+    found = probes.describe(started, "pt", threads=1)
+    assert found["versions"]["numpy"]
+    assert found["device"] == "cpu"
+    assert found["matmul_flops"] == {"float32": 4e9, "bfloat16": 8e9}
+    assert found["python"] == sys.version.split()[0]
+
+
+def test_a_cold_start_has_an_empty_cache_and_the_plain_allocator(started, digits, monkeypatch):
+    environments = []
+    execute = started.execute
+
+    def spy(key, label, **extra):
+        environments.append((key.allocator, extra, os.listdir(extra["TORCHINDUCTOR_CACHE_DIR"])))
+        return execute(key, label, **extra)
+
+    monkeypatch.setattr(started, "execute", spy)
+    case = cases_of(faulty.TECHNIQUE, "tests.faulty", "default")[0]
+    found = probes.cold_start(started, case, data=digits, threads=1, seed=0)
+    assert found["first_call_s"] > 0
+    ((allocator, extra, content),) = environments
+    assert allocator == "as installed"
+    assert content == []
+    assert not os.path.exists(extra["TORCHINDUCTOR_CACHE_DIR"])  # and it is gone afterwards
+
+
+def test_limits_have_generous_defaults():
+    assert Limits().request >= 120
+    assert Limits().train >= Limits().request
