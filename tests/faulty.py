@@ -58,14 +58,9 @@ TECHNIQUE = Technique(
     differs_by_design=("Nothing: both sides are the same NumPy.",),
 )
 
-SMALL = replace(
-    TECHNIQUE,
-    variants=tuple(
-        v
-        for v in TECHNIQUE.variants
-        if v.name in ("good", "same", "raises_late", "refuses", "prints")
-    ),
-)
+FEW = ("good", "same", "raises_late", "refuses", "prints")
+SMALL = replace(TECHNIQUE, variants=tuple(v for v in TECHNIQUE.variants if v.name in FEW))
+
 # On the fake device a step lasts what it shall last, however busy the machine is.
 PLANTED = Technique(
     name="planted",
