@@ -1,13 +1,14 @@
-"""Models in TensorFlow: functional Keras models built from a spec, NHWC, in either Keras flavour.
+"""The three model families of the suite as functional Keras models, and their weights in and out.
 
-Layers carry the canonical names, so that a canonical name is the layer's name and the weight's:
-`stage0.block1.conv0.bn` + `gamma`. Keras stores weights in the canonical layout already.
-`tf.keras` is Keras 3, or tf_keras where TF_USE_LEGACY_KERAS=1 was set before the import.
-
-Keras 3 feeds BatchNorm's running variance with the biased variance of the batch (divided by
-n * h * w); PyTorch and tf_keras with the unbiased one (by n * h * w - 1). Training is not
-affected; in evaluation mode Keras 3 therefore differs by a relative 1 / (n * h * w) in the
-variance, largest where a small batch meets a small feature map.
+What it holds: a model from a `shared.specs` spec, NHWC, in either Keras flavour: `tf.keras` is
+Keras 3, or tf_keras where TF_USE_LEGACY_KERAS=1 was set before the import. Layers carry the
+canonical names, and Keras stores weights in the canonical layout, so nothing has to be mapped.
+Twin: `pt_impl/models.py`.
+Where the frameworks differ: Keras calls the complement of `bn_momentum` "momentum". Keras 3 feeds
+BatchNorm's running variance with the biased variance of a batch (the sum over n values divided by
+n), PyTorch and the fused kernel of tf_keras with the unbiased one (divided by n - 1). Training is
+the same; in evaluation mode Keras 3's variance is smaller by a relative 1/n at most, which shows
+where a small batch meets a small map.
 """
 
 import numpy as np
@@ -218,19 +219,23 @@ def import_weights(model: tf.keras.Model, weights: dict[str, np.ndarray]) -> Non
     differs.
     """
     variables = _named_variables(model)
-    missing, unknown = variables.keys() - weights.keys(), weights.keys() - variables.keys()
-    if missing or unknown:
-        raise ValueError(
-            f"weights do not fit the model: missing {sorted(missing)}, unknown {sorted(unknown)}"
-        )
-    for name, variable in variables.items():
-        if tuple(variable.shape) != weights[name].shape:
-            raise ValueError(
-                f"weight {name} has shape {weights[name].shape}, the model wants "
-                f"{tuple(variable.shape)}"
-            )
+    if problem := _mismatch(variables, weights):
+        raise ValueError(f"the weights do not fit the model: {problem}")
     for name, variable in variables.items():
         variable.assign(weights[name])
+
+
+def _mismatch(variables, weights) -> str | None:
+    """Say what keeps `weights` from fitting, or None."""
+    if missing := sorted(variables.keys() - weights.keys()):
+        return f"missing {', '.join(missing)}"
+    if unknown := sorted(weights.keys() - variables.keys()):
+        return f"unknown {', '.join(unknown)}"
+    for name, variable in variables.items():
+        wanted = tuple(variable.shape)
+        if weights[name].shape != wanted:
+            return f"{name} has shape {weights[name].shape}, not {wanted}"
+    return None
 
 
 def export_weights(model: tf.keras.Model) -> dict[str, np.ndarray]:
