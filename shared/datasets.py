@@ -70,7 +70,12 @@ def batch_order(size: int, batch_size: int, *, seed: int, epoch: int) -> Iterato
 def first_batches(
     x: np.ndarray, y: np.ndarray, batch_size: int, count: int, *, seed: int
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """The first `count` batches of the shared stream, over as many epochs as that takes."""
+    """The first `count` batches of the shared stream, over as many epochs as that takes.
+
+    Raises ValueError where the data does not fill one batch.
+    """
+    if batch_size > len(x):
+        raise ValueError(f"a batch of {batch_size} from {len(x)} samples")
     found: list[tuple[np.ndarray, np.ndarray]] = []
     epoch = 0
     while len(found) < count:
