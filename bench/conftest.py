@@ -105,7 +105,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _names(option: str, given: str | None, known) -> set[str]:
-    wanted = set(filter(None, (given or "").split(",")))
+    if given is None:
+        return set()
+    wanted = {name.strip() for name in given.split(",")}
     for name in sorted(wanted - set(known)):
         raise _unknown(option, name, sorted(known))
     return wanted
@@ -153,22 +155,38 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     )
 
 
+def _parameter(item: pytest.Item) -> object:
+    """A benchmark's parameter: a case's id, or pytest's mark where the options left it none."""
+    if "replay" in getattr(item, "fixturenames", ()) and hasattr(item, "callspec"):
+        return item.callspec.params.get("case")
+    return None
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Group by technique and task, and time by the replayed samples."""
-    if "case" in getattr(item, "fixturenames", ()) and hasattr(item, "callspec"):
-        if not isinstance(item.callspec.params.get("case"), str):
-            return  # an empty selection
-        group = "/".join(item.callspec.params["case"].split("/")[:2])
+    case_id = _parameter(item)
+    if isinstance(case_id, str):
+        group = "/".join(case_id.split("/")[:2])
         item.add_marker(pytest.mark.benchmark(timer=CLOCK, group=group))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the benchmarks that the options left no case; say so if that is all of them."""
+    chosen = config.stash[STATE].chosen
+    empty = [item for item in items if _parameter(item) and not isinstance(_parameter(item), str)]
+    if empty and len(empty) == len(items):
+        options = (f"--{name} {','.join(sorted(names))}" for name, names in chosen.items() if names)
+        raise pytest.UsageError(f"nothing has all of {' '.join(options)}; leave one of them out")
+    if empty:
+        config.hook.pytest_deselected(items=empty)
+        items[:] = [item for item in items if item not in empty]
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Plan what the selected items need."""
     state = session.config.stash[STATE]
     wanted = [
-        state.cases[item.callspec.params["case"]]
-        for item in session.items
-        if hasattr(item, "callspec") and item.callspec.params.get("case") in state.cases
+        state.cases[_parameter(item)] for item in session.items if _parameter(item) in state.cases
     ]
     needed = with_baselines(wanted, list(state.cases.values()))
     by_technique: dict[str, list[Case]] = {}
