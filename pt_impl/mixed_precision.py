@@ -23,8 +23,10 @@ Where the frameworks differ and why:
 When it helps and when it hurts: it helps large convolutions and matrix products on hardware with
 such units (CUDA: float16 since Volta, bfloat16 since Ampere; CPUs: AVX512-BF16, AMX) and halves
 the memory of activations. It hurts small steps, which pay for the casts, and CPUs that emulate the
-dtype (most do for float16: for tests only). bfloat16 has 8 significant bits: keep layers that add
-up small differences in float32 (`keep_fp32`).
+dtype (most do for float16: for tests only). On a CPU the fused attention of short sequences can
+take several times longer backward in bfloat16 than in float32; `sdpa_kernel(SDPBackend.MATH)`
+around the step then helps. bfloat16 has 8 significant bits: keep layers that add up small
+differences in float32 (`keep_fp32`).
 
 Run it alone: `python -m pt_impl.mixed_precision` prints float32 against bfloat16.
 """
@@ -36,7 +38,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map  # torch has no public one
 
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
 def make_train_step(
@@ -117,8 +119,8 @@ def _precision(
     model: nn.Module, dtype: str, keep_fp32: str
 ) -> tuple[Callable[[], AbstractContextManager], list[nn.Module]]:
     """Check the settings; return what opens an autocast region, and the modules kept out of it."""
-    if dtype not in DTYPES:
-        raise ValueError(f"unknown dtype {dtype!r}: choose one of {', '.join(DTYPES)}")
+    if dtype not in _DTYPES:
+        raise ValueError(f"unknown dtype {dtype!r}: choose one of {', '.join(_DTYPES)}")
     kept = _find_modules(model, keep_fp32)
     if dtype == "float32":
         return nullcontext, []
@@ -131,7 +133,7 @@ def _precision(
     bfloat16_on_gpu = (device, dtype) == ("cuda", "bfloat16")
     if bfloat16_on_gpu and not torch.cuda.is_bf16_supported(including_emulation=False):
         raise NotImplementedError("this GPU has no bfloat16 arithmetic: choose float16")
-    return lambda: torch.autocast(device, DTYPES[dtype]), kept
+    return lambda: torch.autocast(device, _DTYPES[dtype]), kept
 
 
 def _device_type(model: nn.Module) -> str:

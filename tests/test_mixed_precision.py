@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.specs import TASKS
+from shared.specs import TASKS, layers
 
 HERE = Path(__file__).resolve().parent
 WORKERS = ("pt", "tf", "tf_keras")
@@ -66,6 +66,11 @@ class Scenarios:
         return scenario
 
 
+def roundings(task):
+    """Roundings between input and loss: each layer's input, weight and output."""
+    return 3 * len(layers(TASKS[task].model))
+
+
 # It happens -----------------------------------------------------------------------------------
 
 
@@ -82,7 +87,7 @@ def test_keep_fp32_keeps_the_named_layers_alone(found):
     assert set(ran["head"]["matmul"]) == {"float32"}
     assert set(ran["head"]["convolution"]) == {"bfloat16"}
     assert set(ran["two"]["matmul"]) == {"float32"}
-    # The first of three convolutions: forward, and one product backward (its input is data).
+    # The first convolution: forward, and once backward, since its input is data.
     assert ran["two"]["convolution"]["float32"] == 2
     assert ran["two"]["convolution"]["bfloat16"] == ran["head"]["convolution"]["bfloat16"] - 2
 
@@ -92,9 +97,18 @@ def test_master_weights_and_optimizer_state_stay_float32(found):
 
 
 def test_gradients_are_rounded_but_right(found):
-    """Forward and backward, each of 4 layers rounds its input, weight and output: 24 u at worst."""
+    """Forward and backward, each layer rounds its input, weight and output: so many u at worst.
+
+    Below the head, ReLU's derivative jumps: BatchNorm gives it unit normal values, of which
+    rounding moves a share of at most u to the other side of zero, and a share of wrong gates is
+    the square of the gradient's relative error. Shares of the convolutions add up.
+    """
     errors = found["gradients"]
-    assert all(U / 16 < error < 24 * U for error in errors["bfloat16"].values()), errors
+    arithmetic = 2 * roundings("digits-cnn") * U
+    gates = ((len(layers(TASKS["digits-cnn"].model)) - 1) * U) ** 0.5
+    for name, error in errors["bfloat16"].items():
+        bound = arithmetic if name.startswith("head") else arithmetic + gates
+        assert U / 16 < error < bound, name
     # float16 has three bits more.
     assert errors["float16"]["head.kernel"] < errors["bfloat16"]["head.kernel"] / 4
 
@@ -103,7 +117,7 @@ def test_predictions_are_float32_of_rounded_arithmetic(found):
     predicted = found["predict"]
     assert all(predicted[name]["dtype"] == "float32" for name in ("bfloat16", "head", "float16"))
     assert predicted["float32"]["error"] == 0.0
-    assert U / 16 < predicted["bfloat16"]["error"] < 12 * U
+    assert U / 16 < predicted["bfloat16"]["error"] < roundings("digits-cnn") * U
     assert predicted["float16"]["error"] < predicted["bfloat16"]["error"] / 4
     assert predicted["weights_kept"]
 
@@ -272,19 +286,16 @@ def test_twins_agree_in_float32(evidence, task):
     assert difference(pt["float32"], tf["float32"]) < TASKS[task].parity
 
 
-@pytest.mark.parametrize(
-    ("task", "roundings", "positions"), [("digits-cnn", 12, 32), ("text-gpt", 39, 512)]
-)
-def test_twins_agree_in_bfloat16(evidence, task, roundings, positions):
-    """Ten losses, each a mean over `positions`, behind `roundings` roundings on either side.
+@pytest.mark.parametrize(("task", "positions"), [("digits-cnn", 32), ("text-gpt", 8 * 64)])
+def test_twins_agree_in_bfloat16(evidence, task, positions):
+    """Ten losses, each a mean over `positions`, behind as many roundings on either side.
 
-    A layer rounds its input, weight and output (4 layers; 6 products in each of 2 blocks, and the
-    head). One rounding is uniform in ±u: a standard deviation of u / sqrt(3). Both sides' roundings
-    are independent at worst: sqrt(2 roundings) of them, and the mean divides by sqrt(positions).
-    A learning rate that is a tenth off is outside.
+    One rounding is uniform in ±u: a standard deviation of u / sqrt(3). Both sides' roundings are
+    independent at worst: sqrt(2 roundings) of them, and the mean divides by sqrt(positions). A
+    learning rate that is a tenth off is outside.
     """
     pt, tf = (Scenarios(evidence[name], name)["losses"][task] for name in ("pt", "tf"))
-    bound = U * (2 * roundings / 3 / positions) ** 0.5
+    bound = U * (2 * roundings(task) / 3 / positions) ** 0.5
     assert difference(pt["bfloat16"], tf["bfloat16"]) < bound
     assert difference(pt["planted"], tf["bfloat16"]) > bound
     assert difference(tf["bfloat16"], tf["float32"]) > 0

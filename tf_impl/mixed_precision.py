@@ -16,7 +16,8 @@ Where the frameworks differ and why:
 - Keras casts a weight at every use, an embedding as a whole; autocast casts once per forward pass
   and gathers from the float32 embedding.
 - BatchNorm and LayerNorm keep float32 variables and statistics on both sides. Keras casts what
-  they get to float32 and back; PyTorch's CPU kernels read bfloat16 and add up in float32.
+  they get to float32 and back, and so gains nothing in them (Keras 3 builds them of many small
+  operators); PyTorch's CPU kernels read bfloat16 and add up in float32.
 - `LossScaleOptimizer` decides inside the graph whether to skip; `GradScaler` asks the device.
 - The usual way is `keras.config.set_dtype_policy` before the model is built. Here the policies
   last for one trace: any model will do, it is left as it was, and it computes the same. tf_keras
@@ -40,7 +41,7 @@ from contextlib import contextmanager
 
 import tensorflow as tf
 
-POLICIES = {"bfloat16": "mixed_bfloat16", "float16": "mixed_float16", "float32": "float32"}
+_POLICIES = {"bfloat16": "mixed_bfloat16", "float16": "mixed_float16", "float32": "float32"}
 
 
 def make_train_step(
@@ -119,8 +120,8 @@ def make_predict(
 
 def _policies(model: tf.keras.Model, dtype: str, keep_fp32: str) -> list[tuple]:
     """Check the settings against model and device; return (layer, policy to trace it with)."""
-    if dtype not in POLICIES:
-        raise ValueError(f"unknown dtype {dtype!r}: choose one of {', '.join(POLICIES)}")
+    if dtype not in _POLICIES:
+        raise ValueError(f"unknown dtype {dtype!r}: choose one of {', '.join(_POLICIES)}")
     if not model.built:
         raise ValueError("the model has no variables yet: call it once on an example input")
     kept = {id(layer) for layer in _find_layers(model, keep_fp32)}
@@ -129,7 +130,7 @@ def _policies(model: tf.keras.Model, dtype: str, keep_fp32: str) -> list[tuple]:
     if type(model).dtype_policy.fset is None:
         raise NotImplementedError(
             "tf_keras cannot switch a built model: use Keras 3, or build the model after"
-            f" tf_keras.mixed_precision.set_global_policy({POLICIES[dtype]!r})"
+            f" tf_keras.mixed_precision.set_global_policy({_POLICIES[dtype]!r})"
         )
     for variable in model.trainable_variables:
         if variable.dtype in ("bfloat16", "float16"):
@@ -140,9 +141,9 @@ def _policies(model: tf.keras.Model, dtype: str, keep_fp32: str) -> list[tuple]:
             raise NotImplementedError("this GPU has no bfloat16 arithmetic: choose float16")
     # Layers with an integer, float64 or quantized policy keep it, as autocast does.
     return [
-        (layer, "float32" if id(layer) in kept else POLICIES[dtype])
+        (layer, "float32" if id(layer) in kept else _POLICIES[dtype])
         for layer in model._flatten_layers()
-        if layer.dtype_policy.name in POLICIES.values()
+        if layer.dtype_policy.name in _POLICIES.values()
     ]
 
 
