@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -344,4 +345,6 @@ def find_interpreter(given: str) -> str | None:
 
 def this_command() -> str:
     """The command line of this process, as a user would type it."""
-    return " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    program = Path(sys.argv[0])
+    name = f"python -m {program.parent.name}" if program.stem == "__main__" else program.name
+    return shlex.join([*name.split(), *sys.argv[1:]])
