@@ -94,7 +94,7 @@ def test_first_losses_of_the_recipe(side, task, request):
     if task == "digits-resnet20":
         reason = (
             "He's initialisation makes this network chaotic: rounding grows tenfold a step, between"
-            " two flavours of Keras too. With the last gamma of each block at 0 it agrees to 4e-6."
+            " two flavours of Keras too. With the last gamma of each block at 0 it agrees to 1e-6."
         )
         request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
     check(work(side, f"{task}/recipe"), work("pt", f"{task}/recipe"), TASKS[task].parity)
