@@ -29,13 +29,9 @@ def configure(*, threads: int, seed: int) -> dict[str, int]:
     if torch.get_num_interop_threads() != threads:
         with contextlib.suppress(RuntimeError):  # the pool runs already
             torch.set_num_interop_threads(threads)
+    # The compiler still reads the older of the two flags, which fails where they disagree.
+    torch.backends.cudnn.allow_tf32 = False
     torch.backends.fp32_precision = "ieee"
-    for backend in (
-        torch.backends.cuda.matmul,
-        torch.backends.cudnn.conv,
-        torch.backends.cudnn.rnn,
-    ):
-        backend.fp32_precision = "ieee"
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)

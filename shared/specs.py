@@ -194,28 +194,33 @@ def layers(spec: ModelSpec) -> list[Layer]:
 
 
 def _cnn_layers(spec: CNNSpec) -> list[Layer]:
-    size, _, channels = spec.input_shape
+    *size, channels = spec.input_shape
     found = []
     for index, (filters, stride) in enumerate(spec.convolutions):
-        size = -(-size // stride)
-        macs = size * size * 9 * channels * filters
+        size = _strided(size, stride)
+        macs = prod(size) * 9 * channels * filters
         found.append(Layer(f"conv{index}", macs, input_gradient=index > 0))
         channels = filters
     return [*found, Layer("head", channels * spec.num_classes)]
 
 
+def _strided(size: list[int], stride: int) -> list[int]:
+    """Height and width after a 3x3 convolution with padding one, or a 1x1 without."""
+    return [-(-length // stride) for length in size]
+
+
 def _resnet_layers(spec: ResNetSpec) -> list[Layer]:
-    size, _, channels = spec.input_shape
-    found = [Layer("stem", size * size * 9 * channels * spec.widths[0], input_gradient=False)]
+    *size, channels = spec.input_shape
+    found = [Layer("stem", prod(size) * 9 * channels * spec.widths[0], input_gradient=False)]
     channels = spec.widths[0]
     for stage, width in enumerate(spec.widths):
         for block in range(spec.blocks_per_stage):
             name = f"stage{stage}.block{block}"
-            size //= 2 if stage > 0 and block == 0 else 1
-            found.append(Layer(f"{name}.conv0", size * size * 9 * channels * width))
-            found.append(Layer(f"{name}.conv1", size * size * 9 * width * width))
+            size = _strided(size, 2 if stage > 0 and block == 0 else 1)
+            found.append(Layer(f"{name}.conv0", prod(size) * 9 * channels * width))
+            found.append(Layer(f"{name}.conv1", prod(size) * 9 * width * width))
             if channels != width:
-                found.append(Layer(f"{name}.shortcut", size * size * channels * width))
+                found.append(Layer(f"{name}.shortcut", prod(size) * channels * width))
             channels = width
     return [*found, Layer("head", channels * spec.num_classes)]
 
