@@ -15,7 +15,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from pt_impl import models, training
+from pt_impl import models, runtime, training
 from shared.specs import (
     TASKS,
     CNNSpec,
@@ -61,6 +61,12 @@ for name, spec in eval(sys.argv[2]).items():
     counts[name] = dict(operators(profiler.profile(graph, options=options, cmd="op")))
 print(json.dumps(counts))
 """
+
+
+@pytest.fixture(autouse=True)
+def cpu(monkeypatch):
+    """Whatever the machine has, PyTorch's model is on the CPU."""
+    monkeypatch.setattr(runtime, "device", lambda: "cpu")
 
 
 def pytorch_flops(spec, backend=SDPBackend.MATH):
