@@ -1,5 +1,7 @@
 """The harness with real processes and a NumPy kit: faults, planted differences, leftovers."""
 
+import gc
+import importlib
 import json
 import os
 import signal
@@ -12,13 +14,14 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from bench.harness import machine, plan, probes, processes, worker
-from bench.harness.matches import configure, parent_key
-from bench.harness.plan import Effort, cases_of
+from bench.harness.matches import Match, configure, parent_key
+from bench.harness.plan import Effort, Prepared, cases_of
 from bench.harness.processes import Failed, Limits, ParentKey, Processes
 from shared import datasets
 from shared.specs import TASKS
@@ -505,6 +508,130 @@ def test_workers_end_with_what_they_started(started, digits):
         assert child.name() == "sleep"
         peer.stop(kill=True)
         assert until(lambda child=child: not child.is_running(), 5)
+
+
+# Rounds and samples -----------------------------------------------------------------------------
+
+
+class Sampled:
+    """A worker that notes when it is asked."""
+
+    def __init__(self, case_id, asked, busy=0.0, late=0.0):
+        self.case_id, self.asked = case_id, asked
+        self.answer = {"seconds": 1e-3, "late_s": late, "waiting_cpu_s": busy, "waited_s": 1.0}
+
+    def ask(self, timeout, op):
+        self.asked.append(self.case_id)
+        return self.answer
+
+    def stop(self, kill):
+        pass
+
+
+@pytest.fixture
+def play(tmp_path):
+    """Sample stand-ins for four contenders for ten rounds; who was asked, and the blocks."""
+
+    def sample(seed=0, **answers):
+        cases = cases_of(faulty.TECHNIQUE, "tests.faulty", "default")[:4]
+        limited = SimpleNamespace(limits=LIMITS)
+        match = Match(limited, cases, data={}, threads=1, seed=seed, evidence=False)
+        asked = []
+        match.workers = {case.id: Sampled(case.id, asked) for case in cases}
+        match.workers[cases[0].id] = Sampled(cases[0].id, asked, **answers)
+        match._sample(rounds=10)
+        return asked, [match.blocks[case.id] for case in cases]
+
+    return sample
+
+
+def test_every_round_asks_everyone_once_in_an_order_of_its_own(play):
+    asked, blocks = play()
+    rounds = [tuple(asked[i : i + 4]) for i in range(0, 40, 4)]
+    assert {tuple(sorted(order)) for order in rounds} == {tuple(sorted(rounds[0]))}
+    assert len(set(rounds)) > 3
+    assert {order[0] for order in rounds} == set(rounds[0])  # nobody is always last
+    assert [len(block.samples) for block in blocks] == [10] * 4
+    assert play(seed=0)[0] == asked
+    assert play(seed=1)[0] != asked
+
+
+@pytest.mark.parametrize(
+    ("answers", "reason"),
+    [
+        ({"busy": 0.09}, None),
+        ({"busy": 0.12}, "a waiting worker used 12% of a core"),
+        ({"late": 0.04e-3}, None),
+        ({"late": 0.06e-3}, "not synchronised: its result came 6% of a sample"),
+    ],
+)
+def test_bounds_of_waiting_and_lateness(play, answers, reason):
+    _, (judged, *others) = play(**answers)
+    assert (judged.status, bool(judged.samples)) == (("FAILED", False) if reason else ("OK", True))
+    assert judged.reason is None if reason is None else judged.reason.startswith(reason)
+    assert {block.status for block in others} == {"OK"}
+
+
+@pytest.fixture
+def bench():
+    """A worker in this process, whose step takes a millisecond and notes each call."""
+    found = worker.Worker()
+    found.kit = importlib.import_module("tests.fake_impl")
+    for name in worker.KIT:
+        importlib.import_module(f"tests.fake_impl.{name}")
+    found.batches = [(i, i) for i in range(worker.RESIDENT_BATCHES)]
+    found.calls = []
+
+    def step(x, y):
+        found.calls.append(x)
+        time.sleep(1e-3)
+        return 0.0
+
+    found.prepared = Prepared(step, None, None, None)
+    yield found
+    gc.enable()
+    gc.unfreeze()
+
+
+def test_an_untimed_step_precedes_each_sample(bench):
+    steps = bench._op_warm()["steps"]
+    assert not gc.isenabled()
+    bench.calls.clear()
+    answer = bench._op_sample()
+    assert len(bench.calls) == steps + 1
+    assert 1e-3 <= answer["seconds"] < 5e-3  # of one step, not of ten
+    bench._op_sample()
+    assert bench.calls == [
+        (bench.calls[0] + i) % worker.RESIDENT_BATCHES for i in range(2 * (steps + 1))
+    ]
+
+
+def test_where_the_framework_owns_the_loop_it_times_all_but_the_first_batch(bench):
+    given = []
+
+    def loop(batches):
+        given.append(len(batches))
+        return 2e-3 * (len(batches) - 1), 0.0
+
+    bench.prepared = replace(bench.prepared, loop=loop)
+    steps = bench._op_warm()["steps"]
+    assert steps == 5  # of 2 ms
+    assert bench._op_sample()["seconds"] == pytest.approx(2e-3)
+    assert given[-1] == steps + 1
+    assert bench.calls == []
+
+
+def test_warm_up_ends_when_steps_stop_trending(bench):
+    """A step that gets faster for a while, like one that is traced, then tuned."""
+    speeds = iter([20e-3] * 3 + [10e-3] * 6 + [5e-3] * 12)
+
+    def step(x, y):
+        bench.calls.append(x)
+        time.sleep(next(speeds, 2e-3))
+        return 0.0
+
+    bench.prepared = Prepared(step, None, None, None)
+    assert 3 <= bench._op_warm()["steps"] <= 6  # as fast as it became
 
 
 # The harness itself is killed -------------------------------------------------------------------
