@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -568,8 +569,16 @@ def test_operator_dtypes_tells_one_layer_from_the_others():
     }
 
 
-def test_operators_are_seen_without_autograd_and_only_once():
-    """In inference mode, and where one operator calls another."""
+def test_an_operator_that_another_calls_is_not_counted_again():
+    def event(name, *children):
+        return SimpleNamespace(name=name, children=children)
+
+    product = event("aten::mm", event("aten::empty"))
+    events = [event("aten::linear", event("aten::convolution", product)), event("step", product)]
+    assert [e.name for e in runtime._topmost(events)] == ["aten::convolution", "aten::mm"]
+
+
+def test_operators_are_seen_without_autograd():
     predict = training.make_predict(models.build(SPECS["cnn"]))
     x, y = data.to_device(*samples(SPECS["cnn"]))
     assert runtime.operator_dtypes(lambda x, y: predict(x), x, y) == {
