@@ -133,6 +133,11 @@ def _print():
     print("and on standard error", file=sys.stderr)
 
 
+def _hang():
+    print("hangs from now on")
+    time.sleep(3600)
+
+
 def _fail_as_installed():
     if not TUNED_ALLOCATOR.keys() <= os.environ.keys():
         raise RuntimeError("works with the tuned allocator alone")
@@ -143,7 +148,7 @@ BEFORE = {
     "exits": lambda: os._exit(3),
     "sys_exits": lambda: sys.exit(3),
     "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
-    "hangs": lambda: time.sleep(3600),
+    "hangs": _hang,
     "out_of_memory": _out_of_memory,
     "prints": _print,
     "refuses": _refuse,

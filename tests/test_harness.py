@@ -516,9 +516,9 @@ def test_workers_end_with_what_they_started(started, digits):
 class Sampled:
     """A worker that notes when it is asked."""
 
-    def __init__(self, case_id, asked, busy=0.0, late=0.0):
+    def __init__(self, case_id, asked, busy=0.0, waited=1.0, late=0.0):
         self.case_id, self.asked = case_id, asked
-        self.answer = {"seconds": 1e-3, "late_s": late, "waiting_cpu_s": busy, "waited_s": 1.0}
+        self.answer = {"seconds": 1e-3, "late_s": late, "waiting_cpu_s": busy, "waited_s": waited}
 
     def ask(self, timeout, op):
         self.asked.append(self.case_id)
@@ -561,6 +561,8 @@ def test_every_round_asks_everyone_once_in_an_order_of_its_own(play):
     [
         ({"busy": 0.09}, None),
         ({"busy": 0.12}, "a waiting worker used 12% of a core"),
+        ({"busy": 0.0009, "waited": 0.002}, None),  # alone in a match: it hardly waits
+        ({"busy": 0.009, "waited": 0.02}, "a waiting worker used 40% of a core"),
         ({"late": 0.04e-3}, None),
         ({"late": 0.06e-3}, "not synchronised: its result came 6% of a sample"),
     ],
@@ -670,7 +672,11 @@ def test_nothing_outlives_a_harness_that_is_killed(results_folder, forks):
     )
     try:
         logs = results_folder / mark / "logs"
-        assert until(lambda: list(logs.glob("*-hangs.log")), 60), "the run did not get there"
+
+        def hangs():
+            return any("hangs from now" in log.read_text() for log in logs.glob("*-hangs.log"))
+
+        assert until(hangs, 60), "the run did not get there"
         assert len(marked(mark)) >= 3
         main.send_signal(signal.SIGKILL)
         assert main.wait() == -signal.SIGKILL
