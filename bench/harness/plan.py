@@ -107,7 +107,11 @@ class Workload:
 
 @dataclass(frozen=True)
 class Technique:
-    """A technique's rows, tasks and words for the report."""
+    """A technique's rows, tasks and words for the report.
+
+    `controls`: whether each framework's baseline also plays against itself (A/A), at the first
+    workload.
+    """
 
     name: str
     title: str
@@ -115,6 +119,7 @@ class Technique:
     workloads: tuple[Workload, ...]
     differs_by_design: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    controls: bool = True
 
 
 @dataclass(frozen=True)
@@ -186,8 +191,9 @@ class Prepared:
 
 
 def cases_of(technique: Technique, module: str, effort: str) -> list[Case]:
-    """Every case of `technique` at `effort`: frameworks side by side, a control per framework.
+    """Every case of `technique` at `effort`: frameworks side by side.
 
+    The first workload has a control for each framework, which shows the technique's noise floor.
     A quick run takes the first workload, and of it the baselines and the first variant of each
     framework and flavour, without controls.
     """
@@ -197,11 +203,11 @@ def cases_of(technique: Technique, module: str, effort: str) -> list[Case]:
     if quick:
         workloads = list(technique.workloads[:1])
     variants = [v for v in technique.variants if EFFORTS.index(v.effort) <= level]
-    if not quick and any(v.role == "baseline" for v in variants):
-        variants.append(CONTROL)
+    has_controls = technique.controls and not quick and any(v.role == "baseline" for v in variants)
     cases = []
     for workload in workloads:
-        for variant in variants:
+        controls = [CONTROL] if has_controls and workload == workloads[0] else []
+        for variant in variants + controls:
             for name in variant.frameworks:
                 for flavour in FRAMEWORKS[name].flavours:
                     if flavour in variant.flavours:

@@ -41,7 +41,7 @@ from shared.specs import TASKS
 SEED = 2026
 
 # Seconds that parts of a run take on two cores: what the plan announces before anything ran.
-EXPECTED_S = {"describe": 16, "parents": 9, "contender": 1.5, "cold": 6, "train": 2.5}
+EXPECTED_S = {"describe": 10, "parents": 7, "contender": 1.2, "cold": 6, "train": 1.5}
 
 
 def techniques() -> dict[str, Technique]:

@@ -33,6 +33,7 @@ RESIDENT_BATCHES = 10  # their ten losses are the certificate
 WARM_S = 0.05  # a chunk of warm-up steps
 WARM_CHUNKS = 20
 STEADY_STEPS = 20
+SETTLE_S = 0.05
 KIT = ("models", "data", "training", "runtime")
 
 
@@ -162,8 +163,10 @@ class Worker:
         gc.freeze()
         gc.disable()
         self.traces = runtime.trace_count(step)
+        empty = self._empty_sample()
+        self._settle()
         self._mark()
-        return {"steps": self.steps, "empty_s": self._empty_sample()}
+        return {"steps": self.steps, "empty_s": empty}
 
     def _steps_a_sample(self, each: float) -> int:
         """How many steps last `SAMPLE_S`, tried out: in a row a step may cost less than alone.
@@ -225,6 +228,7 @@ class Worker:
         start = time.perf_counter()
         self.kit.runtime.to_float(loss)
         late = time.perf_counter() - start
+        self._settle()
         self._mark()
         return {
             "seconds": seconds,
@@ -232,6 +236,20 @@ class Worker:
             "waiting_cpu_s": waiting_cpu,
             "waited_s": waited,
         }
+
+    def _settle(self) -> None:
+        """Wait until the pools of threads have gone to sleep, so that nobody else is disturbed.
+
+        OpenMP's threads spin for some milliseconds after a parallel region (GOMP_SPINCOUNT, libgomp
+        manual), Eigen's for less. That is left as it is within a sample; between samples it would
+        take a core from whoever comes next. A process that never sleeps is found by its CPU time.
+        """
+        deadline = time.perf_counter() + SETTLE_S
+        while time.perf_counter() < deadline:
+            before = time.process_time()
+            time.sleep(0.001)
+            if time.process_time() - before < 0.0002:
+                return
 
     def _mark(self) -> None:
         self.cpu_mark, self.wall_mark = time.process_time(), time.perf_counter()
