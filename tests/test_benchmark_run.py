@@ -286,7 +286,7 @@ def test_the_benchmarks_of_this_project_are_collected(tmp_path):
 
 
 def interrupt(start, ready, *arguments, **environment):
-    """Press Ctrl-C once `ready(record)` holds; what the run left."""
+    """Press Ctrl-C once `ready(record, logs)` holds; what the run left."""
     mark = uuid.uuid4().hex
     results = Path(environment.pop("results"))
     process = start(
@@ -300,9 +300,11 @@ def interrupt(start, ready, *arguments, **environment):
                 record = json.loads((results / "latest" / "results.json").read_text("utf-8"))
             except FileNotFoundError:
                 record = None
-            if record and ready(record):
+            if record and ready(record, results / "latest" / "logs"):
                 break
             time.sleep(0.05)
+        else:
+            raise AssertionError("the run did not get there")
         asked = time.monotonic()
         process.send_signal(signal.SIGINT)
         found = finish(process, timeout=60)
@@ -320,7 +322,10 @@ def blocks(record):
 
 def test_ctrl_c_keeps_what_is_finished_and_says_where(start, tmp_path):
     found = interrupt(
-        start, lambda record: blocks(record) >= 2, "--blocks=500", results=tmp_path / "results"
+        start,
+        lambda record, logs: blocks(record) >= 2,
+        "--blocks=500",
+        results=tmp_path / "results",
     )
     assert found.status == 2
     assert found.record["finished"] is False
@@ -337,9 +342,13 @@ def test_ctrl_c_keeps_what_is_finished_and_says_where(start, tmp_path):
 
 def test_ctrl_c_does_not_wait_for_training(start, tmp_path):
     """Nor is a case that was still training called failed."""
+
+    def one_trains(record, logs):
+        return sum("trains from" in log.read_text() for log in logs.glob("*-train-*.log")) >= 1
+
     found = interrupt(
         start,
-        lambda record: all(case["memory"] for case in record["cases"]),
+        one_trains,
         "--blocks=1",
         results=tmp_path / "results",
         FAKE_FIT_S="300",

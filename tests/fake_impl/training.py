@@ -37,6 +37,7 @@ def cross_entropy(logits, labels):
 
 
 def fit(step, x, y, *, batch_size, epochs, seed):
+    print("trains from now on")
     time.sleep(float(os.environ.get("FAKE_FIT_S", 0)))
     return step(x[:4], y[:4])
 
