@@ -15,6 +15,7 @@ import importlib.util
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from itertools import cycle, islice
@@ -46,6 +47,22 @@ def one_line(error: BaseException) -> str:
 def on_cpu(device: str) -> bool:
     """Whether a kit's device name is the CPU ("cpu", "CPU:0")."""
     return device.lower().startswith("cpu")
+
+
+def other_threads_run() -> bool:
+    """Whether a thread of this process other than the caller runs now; False where unknown.
+
+    From the state in /proc, since CPU clocks of running threads advance with the kernel's tick.
+    """
+    own = str(threading.get_native_id())
+    for task in Path("/proc/self/task").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # a thread that has just ended
+            if (
+                task.name != own
+                and (task / "stat").read_text().rpartition(")")[2].split()[0] == "R"
+            ):
+                return True
+    return False
 
 
 def ending(code: int) -> str:
@@ -245,11 +262,8 @@ class Worker:
         take a core from whoever comes next. A process that never sleeps is found by its CPU time.
         """
         deadline = time.perf_counter() + SETTLE_S
-        while time.perf_counter() < deadline:
-            before = time.process_time()
-            time.sleep(0.001)
-            if time.process_time() - before < 0.0002:
-                return
+        while other_threads_run() and time.perf_counter() < deadline:
+            time.sleep(0.0005)
 
     def _mark(self) -> None:
         self.cpu_mark, self.wall_mark = time.process_time(), time.perf_counter()
