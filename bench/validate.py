@@ -29,6 +29,7 @@ from bench.harness.results import new_folder
 from bench.harness.run import SEED, clock
 from shared import datasets
 
+MODULE = "bench.validate"  # not __name__: run with -m, that is "__main__"
 PLANTED = 0.10
 PAIRS_A_MATCH = 2
 TABLE_ROWS = 40
@@ -72,7 +73,7 @@ def contenders(framework: str, batch: str) -> list[Case]:
             Variant(f"slow{number}", {"slowdown": PLANTED}, role="control"),
         ]
     workload = Workload("digits-cnn", batch)
-    return [Case("validate", __name__, framework, flavour, v, workload) for v in variants]
+    return [Case("validate", MODULE, framework, flavour, v, workload) for v in variants]
 
 
 def measure(frameworks: list[str], pairs: int, blocks: int, results: Path) -> Path:
@@ -123,6 +124,9 @@ def _measure(processes, framework, pairs, blocks, threads, results, found, path)
                 seed=SEED + block,
                 evidence=False,
             ).play(EFFORT["default"].rounds)
+            for case_id, result in played.items():
+                if result.status != "OK":
+                    raise SystemExit(f"{case_id}: {result.status}: {result.reason}")
             samples = {case.variant.name: played[case.id].samples for case in match}
             for row in rows:
                 if row["match"] == number:
