@@ -12,9 +12,9 @@ TECHNIQUE = Technique(
     title="Baselines: what the reference train step costs",
     variants=(
         Variant("baseline", role="baseline", effort="quick"),
-        Variant("hand_written", effort="quick"),
-        Variant("fit"),
-        Variant("as_installed", allocator="as installed"),
+        Variant("hand_written", effort="quick", cold=False),
+        Variant("fit", cold=False),
+        Variant("as_installed", allocator="as installed", cold=False),
     ),
     workloads=(Workload("digits-cnn", "small"), Workload("digits-cnn", "compute", effort="full")),
     differs_by_design=(

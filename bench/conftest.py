@@ -7,6 +7,7 @@ into pytest-benchmark, so that its tables, JSON, comparison and histograms work 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -69,6 +70,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("twinbench", "the same technique in PyTorch and TensorFlow")
     group.addoption("--effort", default="default", metavar="|".join(EFFORTS), help="how much")
     group.addoption("--blocks", metavar="N", help="blocks of a match, instead of the effort's")
+    group.addoption(
+        "--memory-budget",
+        metavar="SIZE",
+        help="for the batch-size finder, for example 512MB or 2GB",
+    )
     group.addoption("--results", default="results", metavar="DIR", help="where results go")
     group.addoption("--technique", metavar="A,B", help="only these techniques")
     group.addoption("--task", metavar="A,B", help="only these tasks")
@@ -97,6 +103,7 @@ def pytest_configure(config: pytest.Config) -> None:
     settings = Settings(
         effort=option("effort"),
         blocks=_blocks(option("blocks")),
+        memory_budget=_bytes(option("memory_budget")),
         results=Path(option("results")).resolve(),
         command=this_command(),
         interpreters={name: _interpreter(name, path) for name, path in given.items() if path},
@@ -135,6 +142,18 @@ def _blocks(given: str | None) -> int | None:
     if not given.isdecimal() or int(given) < 1:
         raise pytest.UsageError(f"--blocks: {given!r} is not a number of blocks; give 1 or more")
     return int(given)
+
+
+def _bytes(given: str | None) -> int | None:
+    if given is None:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMG]B)", given.strip().upper())
+    size = float(found[1]) * 1000 ** " KMG".index(found[2][0]) if found else 0
+    if size < 1:
+        raise pytest.UsageError(
+            f"--memory-budget: {given!r} is not a size; give one such as 512MB or 2GB"
+        )
+    return int(size)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

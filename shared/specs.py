@@ -126,6 +126,18 @@ class Task:
 
 _DIGITS = DatasetSpec("digits", "digits", train_size=9_000, test_size=1_797)
 _TEXT = DatasetSpec("stdlib-text", "text", train_size=8_192, test_size=512, sequence_length=64)
+_LONG_TEXT = DatasetSpec(
+    "stdlib-text-256", "text", train_size=2_048, test_size=128, sequence_length=256
+)
+
+_GPT_RECIPE = Recipe(
+    "adamw",
+    learning_rate=1e-3,
+    epochs=4,
+    accuracy_batch_size=32,
+    weight_decay=0.01,
+    beta2=0.99,
+)
 
 TASKS: dict[str, Task] = {
     task.name: task
@@ -134,7 +146,7 @@ TASKS: dict[str, Task] = {
             name="digits-cnn",
             dataset=_DIGITS,
             model=CNNSpec((32, 32, 1), ((16, 2), (32, 2), (32, 2), (64, 2)), num_classes=10),
-            recipe=Recipe("sgd", learning_rate=0.05, epochs=4, accuracy_batch_size=64),
+            recipe=Recipe("sgd", learning_rate=0.02, epochs=4, accuracy_batch_size=64),
             small_batch=4,
             compute_batch=128,
             metric="accuracy",
@@ -156,15 +168,32 @@ TASKS: dict[str, Task] = {
             name="text-gpt",
             dataset=_TEXT,
             model=GPTSpec(vocabulary=98, sequence_length=64, width=96, heads=4, layers=2),
-            recipe=Recipe(
-                "adamw",
-                learning_rate=1e-3,
-                epochs=4,
-                accuracy_batch_size=32,
-                weight_decay=0.01,
-                beta2=0.99,
-            ),
+            recipe=_GPT_RECIPE,
             small_batch=2,
+            compute_batch=8,
+            metric="bits_per_character",
+            margin=0.05,
+            parity=1e-4,
+        ),
+        # Deep, so that activations outweigh everything else: for techniques that save memory.
+        Task(
+            name="text-gpt-deep",
+            dataset=_LONG_TEXT,
+            model=GPTSpec(vocabulary=98, sequence_length=256, width=128, heads=4, layers=12),
+            recipe=_GPT_RECIPE,
+            small_batch=1,
+            compute_batch=16,
+            metric="bits_per_character",
+            margin=0.05,
+            parity=1e-4,
+        ),
+        # Wide: about 10 million parameters, for techniques that work on parameters.
+        Task(
+            name="text-gpt-wide",
+            dataset=_TEXT,
+            model=GPTSpec(vocabulary=98, sequence_length=64, width=512, heads=8, layers=3),
+            recipe=_GPT_RECIPE,
+            small_batch=1,
             compute_batch=16,
             metric="bits_per_character",
             margin=0.05,

@@ -21,7 +21,7 @@ from bench.harness.plan import (
     matches,
     with_baselines,
 )
-from bench.harness.run import Plan, clock, cold, techniques, trained
+from bench.harness.run import Plan, clock, techniques, trained
 from shared.specs import TASKS
 
 TECHNIQUE = Technique(
@@ -157,10 +157,10 @@ def test_choices_combine():
 
 
 def test_a_choice_takes_along_its_own_baseline_alone():
-    wanted = [c for c in DEFAULT if c.id == "made_up/text-gpt-16/tf-tf_keras/second"]
+    wanted = [c for c in DEFAULT if c.id == "made_up/text-gpt-8/tf-tf_keras/second"]
     assert names(with_baselines(wanted, DEFAULT)) == [
-        "text-gpt-16/tf-tf_keras/plain",
-        "text-gpt-16/tf-tf_keras/second",
+        "text-gpt-8/tf-tf_keras/plain",
+        "text-gpt-8/tf-tf_keras/second",
     ]
 
 
@@ -235,12 +235,12 @@ def test_the_plan_names_its_parts_and_fits_80_columns():
     plan = Plan({"made_up": DEFAULT}, {"made_up": TECHNIQUE}, Effort(8, 30, 8))
     text = plan.describe()
     assert all(len(line) <= 80 for line in text.splitlines()), text
-    for word in ("made_up", "plain", "first", "digits-cnn (4)", "text-gpt (16)", "8 blocks"):
+    for word in ("made_up", "plain", "first", "digits-cnn (4)", "text-gpt (8)", "8 blocks"):
         assert word in text
     assert clock(plan.seconds) in text
     labels = [label for label, _ in plan.steps]
     assert sum("block" in label for label in labels) == 8
-    assert sum("cold start" in label for label in labels) == len(cold(DEFAULT))
+    assert sum("cold start" in label for label in labels) == len(DEFAULT) - 2  # the controls
     assert sum("accuracy" in label for label in labels) == len(trained(DEFAULT))
 
 
@@ -260,8 +260,40 @@ def test_more_work_takes_longer():
 
 
 def test_controls_are_neither_started_cold_nor_trained():
-    assert all(case.variant.role != "control" for case in cold(DEFAULT) + trained(DEFAULT))
+    controls = [case for case in DEFAULT if case.variant.role == "control"]
+    plan = Plan({"made_up": DEFAULT}, {"made_up": TECHNIQUE}, Effort(8, 30, 8))
+    assert len(controls) == 2
+    assert not any(map(plan.apart, controls))
+    assert all(case.variant.role != "control" for case in trained(DEFAULT))
     assert {case.workload.task for case in trained(DEFAULT)} == {"text-gpt"}
+
+
+def test_cold_starts_are_repeated_and_probes_follow_but_a_quick_run_starts_once():
+    technique = replace(TECHNIQUE, cold_starts=3, probes=True)
+    case = DEFAULT[0]
+    for blocks, starts in ((8, 3), (1, 1)):
+        plan = Plan({"made_up": [case]}, {"made_up": technique}, Effort(blocks, 30, 1))
+        assert plan.apart(case) == ["cold start and memory"] * starts + ["probe"]
+    plan = Plan({"made_up": [case]}, {"made_up": TECHNIQUE}, Effort(8, 30, 1))
+    assert plan.apart(case) == ["cold start and memory"]
+    warm_only = replace(case, variant=replace(case.variant, cold=False))
+    assert plan.apart(warm_only) == []
+
+
+def test_predictions_are_cases_of_their_own():
+    both = tuple(Workload("digits-cnn", "small", mode=mode) for mode in ("train", "predict"))
+    cases = cases_of(replace(TECHNIQUE, workloads=both), "module", "default")
+    found = names(cases)
+    assert {"digits-cnn-4/pt/plain", "digits-cnn-4-predict/pt/plain"} < set(found)
+    assert [len({c.workload.mode for c in match}) for match in matches(cases)] == [1] * 3
+
+
+def test_what_is_not_timed_plays_no_match_and_has_no_control():
+    apart = (Workload("text-gpt", "small", timed=False), Workload("digits-cnn", "small"))
+    cases = cases_of(replace(TECHNIQUE, workloads=apart), "module", "default")
+    assert "text-gpt-2/pt/plain" in names(cases)
+    assert {c.workload.task for match in matches(cases) for c in match} == {"digits-cnn"}
+    assert {c.workload.task for c in cases if c.variant.role == "control"} == {"digits-cnn"}
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (59.9, "0:59"), (605, "10:05")])

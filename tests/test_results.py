@@ -128,20 +128,73 @@ def test_the_record_has_the_names_that_other_programs_read(tmp_path):
     assert found["tasks"]["digits-cnn"]["metric"] == "accuracy"
 
 
-def test_memory_and_accuracy_have_their_names(tmp_path):
-    record = fill(make_record(tmp_path))
-    entry = record.entries[PLAIN]
-    entry.cold = {
-        "first_call_s": 0.7,
-        "memory": {
-            "import_bytes": 100,
-            "build_bytes": 150,
-            "first_step_peak_bytes": 220,
-            "steady_peak_bytes": 240,
-        },
+def cold(first_call_s, *peaks):
+    """A cold start's answer; `peaks`: bytes after import, build, the first step, steady."""
+    names = ("import_bytes", "build_bytes", "first_step_peak_bytes", "steady_peak_bytes")
+    return {
+        "first_call_s": first_call_s,
+        "memory": dict(zip(names, peaks or (100, 150, 220, 240), strict=True)),
         "parts": {"parameters": 40, "gradients": 40, "optimizer": 10},
         "device_peak": None,
     }
+
+
+def test_break_even_is_the_extra_first_call_over_what_a_step_gains(tmp_path):
+    record = fill(make_record(tmp_path), {CHANGED: taking(0.5)})
+    record.entries[PLAIN].cold = [cold(s) for s in (0.9, 1.0, 1.1)]
+    record.entries[CHANGED].cold = [cold(s) for s in (10.0, 11.0, 13.0)]
+    metrics = case(record.as_dict(), CHANGED)["metrics"]
+    ratio = comparison(record.as_dict(), CHANGED, PLAIN)
+    step = case(record.as_dict(), PLAIN)["timing"]["median_s"]
+    found = metrics["break_even_steps"]
+    assert found["value"] == pytest.approx(10.0 / (step * (1 - ratio["ratio"])))
+    least, most = ((e / (step * (1 - r))) for e, r in zip((9.0, 12.0), ratio["ci"], strict=True))
+    assert found["ci"] == pytest.approx([least, most])
+    assert metrics["cold_first_calls_s"]["value"] == 11.0
+    assert metrics["cold_first_calls_s"]["samples"] == [10.0, 11.0, 13.0]
+    own = case(record.as_dict(), CHANGED)["timing"]["median_s"]
+    for steps in (100, 1_000, 10_000):
+        total = metrics[f"total_{steps}_steps_s"]["value"]
+        assert total == pytest.approx(11.0 + (steps - 1) * own)
+
+
+def test_what_is_no_faster_never_breaks_even_and_a_cheap_first_call_does_at_once(tmp_path):
+    record = fill(make_record(tmp_path), {CHANGED: taking(1.5)})
+    for name, seconds in ((PLAIN, 5.0), (CHANGED, 1.0)):
+        record.entries[name].cold = [cold(seconds)] * 3
+    assert case(record.as_dict(), CHANGED)["metrics"]["break_even_steps"]["value"] is None
+    record = fill(make_record(tmp_path), {CHANGED: taking(0.5)})
+    for name, seconds in ((PLAIN, 5.0), (CHANGED, 1.0)):
+        record.entries[name].cold = [cold(seconds)] * 3
+    assert case(record.as_dict(), CHANGED)["metrics"]["break_even_steps"]["value"] == 0.0
+
+
+def test_one_cold_start_makes_no_break_even(tmp_path):
+    record = fill(make_record(tmp_path), {CHANGED: taking(0.5)})
+    record.entries[PLAIN].cold = record.entries[CHANGED].cold = [cold(1.0)]
+    assert "break_even_steps" not in case(record.as_dict(), CHANGED)["metrics"]
+
+
+def test_a_probe_s_figures_stand_beside_the_derived_ones(tmp_path):
+    record = fill(make_record(tmp_path))
+    record.entries[PLAIN].probed = {"largest_batch": {"value": 640, "unit": "samples"}}
+    metrics = case(record.as_dict(), PLAIN)["metrics"]
+    assert metrics["largest_batch"] == {"value": 640, "unit": "samples", "ci": None}
+    assert "samples_per_s" in metrics
+
+
+def test_seeds_that_were_trained_on_both_sides_are_compared(tmp_path):
+    record = fill(make_record(tmp_path))
+    record.entries[PLAIN].trained = Trained([91.0, 92.0, 93.0, 94.0])
+    record.entries[CHANGED].trained = Trained([91.5, 92.7])
+    found = case(record.as_dict(), CHANGED)["accuracy"]["difference"]
+    assert found["mean"] == pytest.approx(0.6)
+
+
+def test_memory_and_accuracy_have_their_names(tmp_path):
+    record = fill(make_record(tmp_path))
+    entry = record.entries[PLAIN]
+    entry.cold = [cold(0.7, 100, 150, 220, 240)]
     entry.trained = Trained([91.0, 92.0, 93.0])
     found = case(record.write(), PLAIN)
     assert found["memory"]["steady_peak_bytes"] == 240
@@ -154,13 +207,7 @@ def test_memory_and_accuracy_have_their_names(tmp_path):
 
 def test_memory_that_could_not_be_seen_stays_unknown(tmp_path):
     record = fill(make_record(tmp_path))
-    names = ("import_bytes", "build_bytes", "first_step_peak_bytes", "steady_peak_bytes")
-    record.entries[PLAIN].cold = {
-        "first_call_s": 0.7,
-        "memory": dict.fromkeys(names),
-        "parts": {"parameters": 40, "gradients": 40, "optimizer": 10},
-        "device_peak": None,
-    }
+    record.entries[PLAIN].cold = [cold(0.7, None, None, None, None)]
     assert case(record.write(), PLAIN)["memory"]["rest_bytes"] is None
 
 
@@ -292,7 +339,7 @@ def test_equal_work_is_compared(tmp_path):
         ({"weights_sha256": "b" * 64}, "initial weights differ"),
         ({"losses": changed_losses(2, 1.001)}, "loss of step 3 differs by 1.0e-03, allowed 1e-05"),
         ({"losses": changed_losses(9, 1.00002)}, "loss of step 10 differs by 2.0e-05"),
-        ({"losses": changed_losses(0, math.nan)}, "loss of step 1 differs by nan"),
+        ({"losses": changed_losses(0, math.nan)}, "loss of step 1 differs by inf"),
         ({"losses": changed_losses(5, math.inf)}, "loss of step 6 differs by inf"),
     ],
 )
@@ -306,12 +353,23 @@ def test_other_work_is_not_comparable(tmp_path, values, reason):
     assert comparison(found, PLAIN, TF_PLAIN)["verdict"] == "equivalent"
 
 
-def test_one_bad_block_of_eight_is_enough(tmp_path):
+@pytest.mark.parametrize(
+    ("step", "apart", "bad", "verdict"),
+    [
+        (4, 1e-4, 1, "faster"),  # a flipped ReLU in one block
+        (4, 1e-4, 3, "faster"),
+        (4, 1e-4, 4, "not comparable"),  # half of the blocks: not by chance
+        (4, 2e-3, 1, "not comparable"),  # no flip moves a loss so far
+        (0, 1e-4, 1, "not comparable"),  # equal weights: nothing can have flipped yet
+    ],
+)
+def test_blocks_that_differ(tmp_path, step, apart, bad, verdict):
     def late(index):
-        return block(0.5 * STEP_S, index, losses=changed_losses(4, 1.0 + 1e-3 * (index % 100 == 7)))
+        losses = changed_losses(step, 1.0 + apart * (index % 100 < bad))
+        return block(0.5 * STEP_S, index, losses=losses)
 
     found = fill(make_record(tmp_path), {CHANGED: late}).as_dict()
-    assert comparison(found, CHANGED, PLAIN)["verdict"] == "not comparable"
+    assert comparison(found, CHANGED, PLAIN)["verdict"] == verdict
 
 
 def test_rounding_below_the_bar_is_the_same_work(tmp_path):

@@ -7,7 +7,9 @@ are made of.
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -24,6 +26,8 @@ from bench.harness.processes import (
 MOST_LATE = 0.05  # share of a sample that may pass between its end and its result
 MOST_WAITING_CPU = 0.10  # cores that a waiting worker may use
 MESSAGE_CPU_S = 1e-3  # and what it may use to answer and to be asked, however short its wait
+SAMPLING_S = 8.0  # a block of slow contenders ends its rounds after this,
+FEWEST_ROUNDS = 10  # but never before so many
 
 
 @dataclass
@@ -61,7 +65,11 @@ def configure(worker: Worker, limits, seed: int) -> dict:
 
 
 class Match:
-    """One block of one match."""
+    """One block of one match.
+
+    `side_by_side`: contenders that start at once; where it is more than one, their first calls
+    disturb each other and are not kept.
+    """
 
     def __init__(
         self,
@@ -72,19 +80,18 @@ class Match:
         threads: int,
         seed: int,
         evidence: bool,
+        side_by_side: int = 1,
     ) -> None:
         self.processes, self.cases, self.data = processes, cases, data
         self.threads, self.seed, self.evidence = threads, seed, evidence
+        self.side_by_side = side_by_side
         self.blocks = {case.id: Block() for case in cases}
         self.workers: dict[str, Worker] = {}
 
     def play(self, rounds: int) -> dict[str, Block]:
         """Play the block; a case that fails leaves it, and the others go on."""
         try:
-            for case in self.cases:
-                self._guard(case, self._start)
-            for case in self._alive():
-                self._guard(case, self._first_steps)
+            self._begin()
             for case in self._alive():
                 self._guard(case, self._warm)
             self._sample(rounds)
@@ -94,6 +101,25 @@ class Match:
             for worker in self.workers.values():
                 worker.stop(kill=True)
         return self.blocks
+
+    def _begin(self) -> None:
+        """Start every contender and let it take its first steps."""
+
+        def begin(case: Case) -> None:
+            self._guard(case, self._start)
+            if case.id in self.workers:
+                self._guard(case, self._first_steps)
+
+        pool = ThreadPoolExecutor(self.side_by_side)
+        try:
+            for _ in pool.map(begin, self.cases):
+                pass
+        except BaseException:
+            for worker in list(self.workers.values()):
+                worker.stop(kill=True)  # so that no thread waits for its answer
+            raise
+        finally:
+            pool.shutdown(cancel_futures=True)
 
     def _alive(self) -> list[Case]:
         return [case for case in self.cases if case.id in self.workers]
@@ -134,7 +160,9 @@ class Match:
     def _first_steps(self, case: Case) -> None:
         answer = self.workers[case.id].ask(self.processes.limits.request, "first_steps")
         block = self.blocks[case.id]
-        block.first_call_s, block.losses = answer["first_call_s"], answer["losses"]
+        block.losses = answer["losses"]
+        if self.side_by_side == 1:
+            block.first_call_s = answer["first_call_s"]
 
     def _warm(self, case: Case) -> None:
         answer = self.workers[case.id].ask(self.processes.limits.request, "warm")
@@ -154,7 +182,10 @@ class Match:
             used = max(0.0, answer["waiting_cpu_s"] - MESSAGE_CPU_S)
             busy[case.id].append(used / max(answer["waited_s"], 1e-9))
 
-        for _ in range(rounds):
+        start = time.monotonic()
+        for number in range(rounds):
+            if number >= FEWEST_ROUNDS and time.monotonic() - start > SAMPLING_S:
+                break
             contenders = self._alive()
             order.shuffle(contenders)
             for case in contenders:

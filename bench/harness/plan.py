@@ -5,6 +5,11 @@ A `bench_<technique>.py` holds one `Technique` and two functions that run in a w
     prepare(kit, work) -> Prepared          build the step that is timed
     took_effect(kit, work, prepared, batch) -> (evidence, reason or None)
 
+and, where a step's time and memory do not say it all, a third that runs once a case in a process of
+its own (`Technique.probes`):
+
+    probe(kit, work, batches) -> {name: {"value": float, "unit": str, "samples": list or None}}
+
 Nothing here imports a framework.
 """
 
@@ -47,16 +52,21 @@ FRAMEWORKS = {
 
 @dataclass(frozen=True)
 class Effort:
-    """How much a run measures. The number of blocks is fixed before the run."""
+    """How much a run measures. The number of blocks is fixed before the run.
+
+    `train_s`: seconds for training a case with all its seeds; what does not fit is left out and
+    said. None: no limit.
+    """
 
     blocks: int
     rounds: int
     seeds: int
+    train_s: float | None = None
 
 
 EFFORT = {
-    "quick": Effort(blocks=1, rounds=30, seeds=1),
-    "default": Effort(blocks=8, rounds=30, seeds=8),
+    "quick": Effort(blocks=1, rounds=30, seeds=1, train_s=30),
+    "default": Effort(blocks=8, rounds=30, seeds=8, train_s=60),
     "full": Effort(blocks=20, rounds=30, seeds=8),
 }
 
@@ -69,7 +79,8 @@ class Variant:
     (a second baseline from another parent, for the noise floor). `effort` is the lowest that
     measures it. `requires`: "cuda" or "compiler". `allocator`: "tuned" or "as installed".
     `loss_tolerance`: the relative difference of the certificate's losses that twins may show
-    where the arithmetic differs by design; None is the task's own parity bar.
+    where the arithmetic differs by design; None is the task's own parity bar. `cold`: whether its
+    first call and memory are measured in a fresh process.
     """
 
     name: str
@@ -81,22 +92,27 @@ class Variant:
     requires: str | None = None
     allocator: str = "tuned"
     loss_tolerance: float | None = None
+    cold: bool = True
 
 
-CONTROL = Variant("control", role="control")
+CONTROL = Variant("control", role="control", cold=False)
 
 
 @dataclass(frozen=True)
 class Workload:
     """A task at its "small" or "compute" batch size, measured from `effort` on.
 
-    `accuracy`: the variants are trained to the plateau with paired seeds.
+    `mode`: "train" times train steps, "predict" predictions in evaluation mode. `accuracy`: the
+    variants are trained to the plateau with paired seeds. `timed`: without it there is no match,
+    only what is measured in processes of their own (first call, memory, probe).
     """
 
     task: str
     batch: str
     effort: str = "default"
     accuracy: bool = False
+    mode: str = "train"
+    timed: bool = True
 
     @property
     def batch_size(self) -> int:
@@ -110,7 +126,9 @@ class Technique:
     """A technique's rows, tasks and words for the report.
 
     `controls`: whether each framework's baseline also plays against itself (A/A), at the first
-    workload.
+    timed workload. `cold_starts`: how many times the first call is timed in a fresh process; with
+    more than one the report has a table of first calls and break-even. `probes`: the bench file has
+    a function `probe`.
     """
 
     name: str
@@ -120,6 +138,8 @@ class Technique:
     differs_by_design: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     controls: bool = True
+    cold_starts: int = 1
+    probes: bool = False
 
 
 @dataclass(frozen=True)
@@ -137,8 +157,9 @@ class Case:
     def id(self) -> str:
         """technique/task-batch/framework/variant, unique in a run."""
         side = f"tf-{self.flavour}" if self.flavour == "tf_keras" else self.framework
+        mode = "" if self.workload.mode == "train" else f"-{self.workload.mode}"
         return (
-            f"{self.technique}/{self.workload.task}-{self.workload.batch_size}/"
+            f"{self.technique}/{self.workload.task}-{self.workload.batch_size}{mode}/"
             f"{side}/{self.variant.name}"
         )
 
@@ -161,18 +182,21 @@ class Case:
             "variant": asdict(self.variant),
             "task": self.workload.task,
             "batch_size": self.workload.batch_size,
+            "mode": self.workload.mode,
         }
 
 
 @dataclass(frozen=True)
 class Work:
-    """What `prepare` is given in a worker."""
+    """What `prepare` is given in a worker. `memory_budget`: bytes, or None if none was set."""
 
     task: Task
     variant: str
     settings: dict[str, Any]
     batch_size: int
     weights: dict[str, Any]
+    mode: str = "train"
+    memory_budget: int | None = None
 
 
 @dataclass(frozen=True)
@@ -193,7 +217,7 @@ class Prepared:
 def cases_of(technique: Technique, module: str, effort: str) -> list[Case]:
     """Every case of `technique` at `effort`: frameworks side by side.
 
-    The first workload has a control for each framework, which shows the technique's noise floor.
+    The first timed workload has a control for each framework: the technique's noise floor.
     A quick run takes the first workload, and of it the baselines and the first variant of each
     framework and flavour, without controls.
     """
@@ -204,9 +228,10 @@ def cases_of(technique: Technique, module: str, effort: str) -> list[Case]:
         workloads = list(technique.workloads[:1])
     variants = [v for v in technique.variants if EFFORTS.index(v.effort) <= level]
     has_controls = technique.controls and not quick and any(v.role == "baseline" for v in variants)
+    timed = [workload for workload in workloads if workload.timed]
     cases = []
     for workload in workloads:
-        controls = [CONTROL] if has_controls and workload == workloads[0] else []
+        controls = [CONTROL] if has_controls and workload == next(iter(timed), None) else []
         for variant in variants + controls:
             for name in variant.frameworks:
                 for flavour in FRAMEWORKS[name].flavours:
@@ -243,13 +268,13 @@ def with_baselines(selected: list[Case], every: list[Case]) -> list[Case]:
 
 
 def matches(cases: list[Case]) -> list[list[Case]]:
-    """Split the cases of one technique into matches: one workload each, eight contenders at most.
+    """Split one technique's timed cases into matches: one workload each, at most eight contenders.
 
     Where a workload has more, its variants are dealt out and the baselines play in each part.
     Controls play in the first.
     """
     found = []
-    for workload in dict.fromkeys(case.workload for case in cases):
+    for workload in dict.fromkeys(case.workload for case in cases if case.workload.timed):
         here = [case for case in cases if case.workload == workload]
         baselines = [case for case in here if case.is_baseline]
         rest = [case for case in here if not case.is_baseline]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,7 @@ PEAK_DTYPES = ("float32", "bfloat16")
 
 @dataclass
 class Trained:
-    """A case's metric for each seed, in order of the seeds, or why it has none."""
+    """A case's metric for each seed, in order of the seeds; why it has none, or fewer."""
 
     per_seed: list[float] = field(default_factory=list)
     status: str = "OK"
@@ -59,6 +60,33 @@ def cold_start(processes: Processes, case: Case, *, data: str, threads: int, see
             worker.stop(kill=True)
 
 
+def probe(
+    processes: Processes,
+    case: Case,
+    *,
+    data: str,
+    threads: int,
+    seed: int,
+    memory_budget: int | None,
+) -> dict:
+    """What the bench file's own `probe` finds, in a fresh process as installed."""
+    key = replace(parent_key(case, threads), allocator="as installed")
+    worker = processes.execute(key, "probe-" + case.id.replace("/", "-"))
+    try:
+        configure(worker, processes.limits, seed)
+        answer = worker.ask(
+            processes.limits.train,
+            "probe",
+            case=case.message(),
+            data=data,
+            weights_seed=seed,
+            memory_budget=memory_budget,
+        )
+        return answer["metrics"]
+    finally:
+        worker.stop(kill=True)
+
+
 def train_all(
     processes: Processes,
     cases: list[Case],
@@ -66,28 +94,32 @@ def train_all(
     data: dict[str, str],
     threads: int,
     seeds: range,
+    budget: float | None,
     done: Callable[[Case, Trained], None],
 ) -> None:
     """Train each case with each seed, one thread a process, as many at once as there are threads.
 
-    Nothing is timed here. `done` is given each case's result as soon as it is there; on an
-    interruption those that still train are ended and give none.
+    Nothing is timed here. A case's training ends after `budget` seconds, whatever seeds are left:
+    on a machine that emulates a dtype it would take hours. `done` is given each case's result as
+    soon as it is there; on an interruption those that still train are ended and give none.
     """
     stopping = threading.Event()
     keys = {case.id: replace(parent_key(case, 1), arm="main") for case in cases}
     failures = processes.start_parents(list(dict.fromkeys(keys.values())))
 
     def train(case: Case) -> None:
-        found = Trained()
+        found, deadline = Trained(), float("inf")
         try:
             if keys[case.id] in failures:
                 raise failures[keys[case.id]]
             worker = processes.fork(keys[case.id], "train-" + case.id.replace("/", "-"))
             try:
                 configure(worker, processes.limits, seed=0)
+                limit = processes.limits.train
+                deadline = time.monotonic() + (budget or limit * len(seeds))
                 for seed in seeds:
                     answer = worker.ask(
-                        processes.limits.train,
+                        max(0.0, min(limit, deadline - time.monotonic())),
                         "train",
                         case=case.message(),
                         data=data[case.workload.task],
@@ -97,7 +129,13 @@ def train_all(
             finally:
                 worker.stop(kill=True)
         except (Failed, ParentFailed) as error:
-            found.status, found.reason = "FAILED", f"training: {error}"
+            if budget and time.monotonic() >= deadline:
+                found.reason = (
+                    f"accuracy: {len(found.per_seed)} of {len(seeds)} seeds trained in "
+                    f"{budget:g} s; --effort full trains all"
+                )
+            else:
+                found.status, found.reason = "FAILED", f"training: {error}"
         except Unsupported as error:
             found.status, found.reason = "UNSUPPORTED", str(error)
         if not stopping.is_set():

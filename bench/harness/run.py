@@ -11,7 +11,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bench.harness import machine, probes
@@ -33,7 +33,7 @@ from bench.harness.processes import (
     Processes,
     Unsupported,
 )
-from bench.harness.results import Record
+from bench.harness.results import Entry, Record
 from bench.harness.worker import on_cpu
 from shared import datasets
 from shared.specs import TASKS
@@ -41,7 +41,15 @@ from shared.specs import TASKS
 SEED = 2026
 
 # Seconds that parts of a run take on two cores: what the plan announces before anything ran.
-EXPECTED_S = {"describe": 10, "parents": 7, "contender": 1.2, "cold": 6, "train": 1.5}
+EXPECTED_S = {
+    "describe": 10,
+    "parents": 7,
+    "contender": 1.2,
+    "sample": 0.03,
+    "cold start and memory": 6,
+    "probe": 30,
+    "train": 1.5,
+}
 
 
 def techniques() -> dict[str, Technique]:
@@ -60,6 +68,7 @@ class Settings:
     effort: str = "default"
     blocks: int | None = None
     results: Path = Path("results")
+    memory_budget: int | None = None
     command: str = ""
     interpreters: dict[str, str] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
@@ -68,7 +77,7 @@ class Settings:
     def amount(self) -> Effort:
         """Blocks, rounds and seeds."""
         usual = EFFORT[self.effort]
-        return Effort(self.blocks or usual.blocks, usual.rounds, usual.seeds)
+        return replace(usual, blocks=self.blocks or usual.blocks)
 
 
 @dataclass(frozen=True)
@@ -83,21 +92,27 @@ class Plan:
     def steps(self) -> list[tuple[str, float]]:
         """The parts of the run in order: what is measured, expected seconds."""
         found = [("machine", EXPECTED_S["describe"])]
+        for block in range(self.amount.blocks):
+            parents = EXPECTED_S["parents"]
+            for name, cases in self.cases.items():
+                contenders = sum(map(len, matches(cases)))
+                sampling = self.amount.rounds * contenders * EXPECTED_S["sample"]
+                seconds = parents + EXPECTED_S["contender"] * contenders + sampling
+                found.append((f"block {block + 1} of {self.amount.blocks}: {name}", seconds))
+                parents = 0
         for name, cases in self.cases.items():
-            block = EXPECTED_S["parents"]
-            for match in matches(cases):
-                sampling = self.amount.rounds * len(match) * 0.03
-                block += EXPECTED_S["contender"] * len(match) + sampling
-            found += [
-                (f"{name}: block {b + 1} of {self.amount.blocks}", block)
-                for b in range(self.amount.blocks)
-            ]
-            found += [(f"{name}: cold start and memory", EXPECTED_S["cold"]) for _ in cold(cases)]
-            found += [
-                (f"{name}: accuracy", EXPECTED_S["train"] * self.amount.seeds)
-                for _ in trained(cases)
-            ]
+            for case in cases:
+                found += [(f"{name}: {what}", EXPECTED_S[what]) for what in self.apart(case)]
+            training = min(EXPECTED_S["train"] * self.amount.seeds, self.amount.train_s or 1e9)
+            found += [(f"{name}: accuracy", training) for _ in trained(cases)]
         return found
+
+    def apart(self, case: Case) -> list[str]:
+        """What is measured of a case in freshly executed processes, in order."""
+        technique = self.techniques[case.technique]
+        starts = technique.cold_starts if self.amount.blocks > 1 else 1
+        found = ["cold start and memory"] * (starts if case.variant.cold else 0)
+        return found + ["probe"] * (technique.probes and case.variant.role != "control")
 
     @property
     def seconds(self) -> float:
@@ -124,14 +139,9 @@ def _hanging(text: str) -> str:
     return textwrap.fill(text, width=80, subsequent_indent="    ")
 
 
-def cold(cases: list[Case]) -> list[Case]:
-    """The cases whose cold start and memory are measured: every one but the controls."""
-    return [case for case in cases if case.variant.role != "control"]
-
-
 def trained(cases: list[Case]) -> list[Case]:
     """The cases that are trained for their accuracy."""
-    return [case for case in cold(cases) if case.workload.accuracy]
+    return [c for c in cases if c.workload.accuracy and c.variant.role != "control"]
 
 
 def clock(seconds: float) -> str:
@@ -193,9 +203,9 @@ class Run:
         ) as processes:
             self.progress.next()
             self._describe(processes)
+            self._blocks(processes, data)
             for cases in self.plan.cases.values():
-                self._matches(processes, cases, data)
-                self._cold(processes, cases, data)
+                self._apart(processes, cases, data)
                 self._accuracy(processes, cases, data)
         self.record.top["finished"] = True
         return self.record.write()
@@ -256,54 +266,76 @@ class Run:
         """The cases that can still be measured."""
         return [case for case in cases if self.record.entries[case.id].status == "OK"]
 
-    def _matches(self, processes: Processes, cases: list[Case], data: dict[str, str]) -> None:
-        """All matches of a technique, block by block; a block's matches share its parents."""
-        numbered = [(self.record.add_match(match), match) for match in matches(cases)]
+    def _blocks(self, processes: Processes, data: dict[str, str]) -> None:
+        """Every match of every technique, block by block; a block's matches share its parents."""
+        numbered = {
+            name: [(self.record.add_match(match), match) for match in matches(cases)]
+            for name, cases in self.plan.cases.items()
+        }
+        # One block's contenders start one by one, for their first calls: not the first block's,
+        # which may have to fill a compiler's cache.
+        alone = min(1, self.plan.amount.blocks - 1)
         for block in range(self.plan.amount.blocks):
-            self.progress.next()
-            alive = self._open(cases)
-            if not alive:
-                continue
-            keys = dict.fromkeys(parent_key(case, self.threads) for case in alive)
-            failures = processes.start_parents(list(keys))
-            for case in alive:
-                failure = failures.get(parent_key(case, self.threads))
-                if isinstance(failure, ParentDied):
-                    self.record.entries[case.id].fail("FAILED", str(failure))
-                elif failure:  # for example one Keras of two is not installed
-                    self._refuse(case, str(failure))
-            for number, match in numbered:
-                found = Match(
-                    processes,
-                    self._open(match),
-                    data=data,
-                    threads=self.threads,
-                    seed=SEED + block,
-                    evidence=block == 0,
-                ).play(self.plan.amount.rounds)
-                self.record.add_block(number, block, found)
-                self.record.write()
+            timed = [case for found in numbered.values() for _, match in found for case in match]
+            self._start_parents(processes, self._open(timed))
+            for found in numbered.values():
+                self.progress.next()
+                for number, match in found:
+                    played = Match(
+                        processes,
+                        self._open(match),
+                        data=data,
+                        threads=self.threads,
+                        seed=SEED + block,
+                        evidence=block == 0,
+                        side_by_side=1 if block == alone else min(self.threads, 4),
+                    ).play(self.plan.amount.rounds)
+                    self.record.add_block(number, block, played)
+                    self.record.write()
             processes.stop_parents()
 
-    def _cold(self, processes: Processes, cases: list[Case], data: dict[str, str]) -> None:
-        for case in cold(cases):
-            self.progress.next()
+    def _start_parents(self, processes: Processes, cases: list[Case]) -> None:
+        """Start a block's parents; the cases of one that can't be started fail."""
+        keys = {case.id: parent_key(case, self.threads) for case in cases}
+        failures = processes.start_parents(list(dict.fromkeys(keys.values())))
+        for case in cases:
+            failure = failures.get(keys[case.id])
+            if isinstance(failure, ParentDied):
+                self.record.entries[case.id].fail("FAILED", str(failure))
+            elif failure:  # for example one Keras of two is not installed
+                self._refuse(case, str(failure))
+
+    def _apart(self, processes: Processes, cases: list[Case], data: dict[str, str]) -> None:
+        """What is measured of each case in freshly executed processes."""
+        measure = {"cold start and memory": self._cold_start, "probe": self._probe}
+        for case in cases:
             entry = self.record.entries[case.id]
-            if entry.status != "OK":
-                continue
-            try:
-                entry.cold = probes.cold_start(
-                    processes,
-                    case,
-                    data=data[case.workload.task],
-                    threads=self.threads,
-                    seed=SEED,
-                )
-            except (Failed, ParentFailed) as error:
-                entry.fail("FAILED", f"cold start: {error}")
-            except Unsupported as error:
-                entry.fail("UNSUPPORTED", str(error))
-            self.record.write()
+            for what in self.plan.apart(case):
+                self.progress.next()
+                if entry.status != "OK":
+                    continue
+                try:
+                    measure[what](processes, entry, data[case.workload.task])
+                except (Failed, ParentFailed) as error:
+                    entry.fail("FAILED", f"{what}: {error}")
+                except Unsupported as error:
+                    entry.fail("UNSUPPORTED", str(error))
+                self.record.write()
+
+    def _cold_start(self, processes: Processes, entry: Entry, data: str) -> None:
+        entry.cold.append(
+            probes.cold_start(processes, entry.case, data=data, threads=self.threads, seed=SEED)
+        )
+
+    def _probe(self, processes: Processes, entry: Entry, data: str) -> None:
+        entry.probed = probes.probe(
+            processes,
+            entry.case,
+            data=data,
+            threads=self.threads,
+            seed=SEED,
+            memory_budget=self.settings.memory_budget,
+        )
 
     def _accuracy(self, processes: Processes, cases: list[Case], data: dict[str, str]) -> None:
         if not trained(cases):
@@ -315,6 +347,8 @@ class Run:
             entry.trained = result
             if result.status != "OK":
                 entry.fail(result.status, result.reason)
+            elif entry.status == "OK":
+                entry.reason = result.reason
 
         probes.train_all(
             processes,
@@ -322,6 +356,7 @@ class Run:
             data=data,
             threads=self.threads,
             seeds=range(self.plan.amount.seeds),
+            budget=self.plan.amount.train_s,
             done=done,
         )
         self.record.write()

@@ -33,7 +33,9 @@ SAMPLE_S = 0.010  # a sample lasts at least this long
 RESIDENT_BATCHES = 10  # their ten losses are the certificate
 WARM_S = 0.05  # a chunk of warm-up steps
 WARM_CHUNKS = 20
-STEADY_STEPS = 20
+MOST_WARM_S = 3.0  # slow steps settle within fewer
+STEADY_STEPS = 20  # of a peak in the steady state, or as many as
+STEADY_S = 10.0  # fit into this, if steps are long
 SETTLE_S = 0.05
 KIT = ("models", "data", "training", "runtime")
 
@@ -140,7 +142,7 @@ class Worker:
         self.batches = self.kit.data.resident_batches(batches)
         return {"weights_sha256": checksum(self.kit.models.export_weights(self.prepared.model))}
 
-    def _prepare(self, case: dict, seed: int) -> None:
+    def _find_work(self, case: dict, seed: int, memory_budget: int | None = None) -> None:
         self.bench = importlib.import_module(case["module"])
         technique = f"{self.kit.__name__}.{case['technique']}"
         if importlib.util.find_spec(technique):
@@ -152,34 +154,52 @@ class Worker:
             settings=variant["settings"],
             batch_size=case["batch_size"],
             weights=init_weights(task.model, seed),
+            mode=case["mode"],
+            memory_budget=memory_budget,
         )
+
+    def _prepare(self, case: dict, seed: int) -> None:
+        self._find_work(case, seed)
         self.prepared = self.bench.prepare(self.kit, self.work)
+        self.call = self.prepared.step
+        if self.work.mode == "predict":
+            self.call = self._predict
+
+    def _predict(self, x, y):
+        """A prediction where a step is expected."""
+        return self.prepared.predict(x)
+
+    def _loss(self, output, y) -> float:
+        """What a step's output says of the work that was done: its loss, or that of its logits."""
+        if self.work.mode == "predict":
+            output = self.kit.training.cross_entropy(output, y)
+        return self.kit.runtime.to_float(output)
 
     def _op_first_steps(self) -> dict:
         """The first call, timed, and the losses of the first ten steps: half of a certificate."""
-        runtime, step = self.kit.runtime, self.prepared.step
         start = time.perf_counter()
-        loss = step(*self.batches[0])
-        runtime.synchronize()
+        output = self.call(*self.batches[0])
+        self.kit.runtime.synchronize()
         first = time.perf_counter() - start
-        losses = [runtime.to_float(loss)]
-        losses += [runtime.to_float(step(*batch)) for batch in self.batches[1:]]
+        losses = [self._loss(output, self.batches[0][1])]
+        losses += [self._loss(self.call(*batch), batch[1]) for batch in self.batches[1:]]
         return {"first_call_s": first, "losses": losses}
 
     def _op_warm(self) -> dict:
         """Step until steps stop trending, then fix how many make a sample."""
-        step, runtime = self.prepared.step, self.kit.runtime
         self.stream = cycle(self.batches)
         previous, each = float("inf"), float("inf")
+        start = time.perf_counter()
         for _ in range(WARM_CHUNKS):
             previous, each = each, self._chunk()
-            if abs(each - previous) < 0.05 * each:
+            steady = abs(each - previous) < 0.05 * each
+            if steady or time.perf_counter() - start > MOST_WARM_S:
                 break
         self.steps = self._steps_a_sample(each)
         gc.collect()
         gc.freeze()
         gc.disable()
-        self.traces = runtime.trace_count(step)
+        self.traces = self._trace_count()
         empty = self._empty_sample()
         self._settle()
         self._mark()
@@ -207,6 +227,10 @@ class Worker:
             taken.append(self._timed(1)[0])
         return median(taken)
 
+    def _trace_count(self) -> int:
+        timed = self.prepared.predict if self.work.mode == "predict" else self.prepared.step
+        return self.kit.runtime.trace_count(timed)
+
     def _empty_sample(self) -> float:
         """What the harness adds to a step: seconds a step of a sample whose step does nothing."""
         return median(self._loop(self._take(self.steps), lambda x, y: None)[0] for _ in range(5))
@@ -216,8 +240,8 @@ class Worker:
         if self.prepared.loop:
             seconds, loss = self.prepared.loop(self._take(count + 1))
             return seconds / count, loss
-        self.prepared.step(*next(self.stream))
-        return self._loop(self._take(count), self.prepared.step)
+        self.call(*next(self.stream))
+        return self._loop(self._take(count), self.call)
 
     def _loop(self, batches: list, step) -> tuple[float, object]:
         """Seconds a step over `batches`, synchronised at the edges only, and the last loss."""
@@ -241,9 +265,11 @@ class Worker:
         """
         waiting_cpu = time.process_time() - self.cpu_mark
         waited = time.perf_counter() - self.wall_mark
-        seconds, loss = self._timed(self.steps)
+        seconds, output = self._timed(self.steps)
         start = time.perf_counter()
-        self.kit.runtime.to_float(loss)
+        if self.work.mode == "predict":
+            output = output[(0,) * len(output.shape)]  # one of the logits
+        self.kit.runtime.to_float(output)
         late = time.perf_counter() - start
         self._settle()
         self._mark()
@@ -270,7 +296,7 @@ class Worker:
 
     def _op_finish(self, evidence: bool) -> dict:
         """Whether steps were traced again, and on request the proof that the technique happened."""
-        traces = self.kit.runtime.trace_count(self.prepared.step)
+        traces = self._trace_count()
         answer = {"traces_before": self.traces, "traces": traces}
         if evidence:
             found, reason = self.bench.took_effect(
@@ -289,14 +315,16 @@ class Worker:
         memory.reset_peak()
         kit.runtime.reset_device_peak()
         start = time.perf_counter()
-        self.prepared.step(*self.batches[0])
+        self.call(*self.batches[0])
         kit.runtime.synchronize()
         first = time.perf_counter() - start
         found["first_step_peak_bytes"] = memory.peak()
         memory.reset_peak()
         for batch in islice(cycle(self.batches), STEADY_STEPS):
-            self.prepared.step(*batch)
-        kit.runtime.synchronize()
+            self.call(*batch)
+            kit.runtime.synchronize()
+            if time.perf_counter() - start > STEADY_S:
+                break
         found["steady_peak_bytes"] = memory.peak()
         if not resets:
             found = dict.fromkeys(found)
@@ -307,6 +335,17 @@ class Worker:
             "parts": parts,
             "device_peak": kit.runtime.device_peak(),
         }
+
+    def _op_probe(
+        self, case: dict, data: str, weights_seed: int, memory_budget: int | None
+    ) -> dict:
+        """What the bench file measures itself."""
+        self._find_work(case, weights_seed, memory_budget)
+        x, y = datasets.load(Path(data), "train")
+        batches = datasets.first_batches(
+            x, y, case["batch_size"], RESIDENT_BATCHES, seed=weights_seed
+        )
+        return {"metrics": self.bench.probe(self.kit, self.work, batches)}
 
     def _op_train(self, case: dict, data: str, seed: int) -> dict:
         """Train to the task's plateau from weights and batch order of `seed`; return its metric."""

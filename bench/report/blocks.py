@@ -53,7 +53,8 @@ class Table:
 def tables(found: View, task: dict) -> list[Table]:
     """Every table that has a figure."""
     rows = found.rows
-    every = [speed(rows), ratios(found), cost(rows), memory_parts(rows), accuracy(rows, task)]
+    every = [speed(rows), ratios(found), cost(rows), lifetimes(rows), memory_parts(rows)]
+    every += [accuracy(rows, task), probed(rows)]
     return [table for table in every if table]
 
 
@@ -90,6 +91,81 @@ def cost(rows: Rows) -> Table | None:
     heads += ["GPU\n[MB]"] if device else []
     title = "First call, share of the machine's peak, memory above import"
     return _side_by_side(title, heads, rows, figures)
+
+
+def lifetimes(rows: Rows) -> Table | None:
+    """The first call, the steps that repay it, and the whole time of so many steps."""
+    columns = [
+        Column("", "variant", right=False),
+        Column("", "", right=False),
+        Column("", "cold first call [s]\n(lowest–highest)"),
+        Column("", "break-even [steps]\n(interval)"),
+        *(Column("", f"{count:,}\nsteps [s]") for count in (100, 1_000, 10_000)),
+    ]
+
+    def line(label: str, case: dict) -> list[str]:
+        cold = at(case, "metrics", "cold_first_calls_s")
+        totals = (at(case, "metrics", f"total_{n}_steps_s", "value") for n in (100, 1_000, 10_000))
+        return [
+            label,
+            FRAMEWORKS[case["framework"]],
+            _with_bounds(at(cold, "value"), at(cold, "ci")),
+            _break_even(at(case, "metrics", "break_even_steps")),
+            *map(number, totals),
+        ]
+
+    lines = {
+        batch: [
+            line(row.label, case)
+            for row in found
+            for case in (row.pt, row.tf)
+            if at(case, "metrics", "cold_first_calls_s")
+        ]
+        for batch, found in rows.items()
+    }
+    return _table("First call against faster steps", columns, lines, words=2)
+
+
+def _break_even(metric: dict | None) -> str:
+    """Steps until a slower first call is repaid; "never" where steps are not faster."""
+    if metric is None:
+        return MISSING
+    if metric["value"] is None:
+        return "never"
+    low, high = metric["ci"]
+    last = "never" if high is None else number(high)
+    return f"{number(metric['value'])} ({number(low)}–{last})"
+
+
+def _with_bounds(value: Any, bounds: Any) -> str:
+    return f"{number(value)} ({interval(bounds, like=value)})" if is_pair(bounds) else number(value)
+
+
+DERIVED = ("samples_per_s", "share_of_peak", "cold_first_calls_s", "break_even_steps", "total_")
+
+
+def probed(rows: Rows) -> Table | None:
+    """What the technique's own probe found: a column for each of its figures."""
+    names = {
+        name: metric["unit"]
+        for case in filter(None, _cases(rows))
+        for name, metric in (case.get("metrics") or {}).items()
+        if not name.startswith(DERIVED)
+    }
+
+    def figures(case: dict) -> list[str]:
+        found = case.get("metrics") or {}
+        return [_in_unit(at(found, name, "value"), unit) for name, unit in names.items()]
+
+    heads = [f"{name.replace('_', ' ')}\n[{_SHOWN.get(u, u)}]" for name, u in names.items()]
+    return _side_by_side("Measured apart", heads, rows, figures) if names else None
+
+
+_SHOWN = {"bytes": "MB"}
+
+
+def _in_unit(value: Any, unit: str) -> str:
+    return _megabytes(value) if unit == "bytes" else number(value)
 
 
 def memory_parts(rows: Rows) -> Table | None:
@@ -239,12 +315,20 @@ def _side_by_side(
 
 
 def _table(
-    title: str, columns: list[Column], lines: dict[int, list[list[str]]], *, detail: bool = False
+    title: str,
+    columns: list[Column],
+    lines: dict[int, list[list[str]]],
+    *,
+    words: int = 1,
+    detail: bool = False,
 ) -> Table | None:
-    """Lines under a subheading for each batch size; None where there is no figure at all."""
+    """Lines under a subheading for each batch size; None where there is no figure at all.
+
+    The first `words` columns hold names.
+    """
     rows = []
     for batch, found in lines.items():
-        found = [line for line in found if any(cell != MISSING for cell in line[1:])]
+        found = [line for line in found if any(cell != MISSING for cell in line[words:])]
         if found:
             rows += [[f"batch {batch}", *[""] * (len(columns) - 1)], *found]
     return Table(title, columns, rows, detail) if rows else None

@@ -11,7 +11,17 @@ from typing import Any
 
 from bench.report.blocks import DIFFERENT, Column, Table, tables
 from bench.report.figures import MISSING, compact, is_number, number, ratio, scaled
-from bench.report.record import FRAMEWORKS, at, framework_title, tasks, techniques, title_of, view
+from bench.report.record import (
+    FRAMEWORKS,
+    at,
+    framework_title,
+    task_of,
+    tasks,
+    techniques,
+    title_of,
+    view,
+    work_of,
+)
 
 Facts = list[tuple[str, str]]
 
@@ -230,7 +240,7 @@ def _task(results: dict[str, Any], technique: str, task: str) -> TaskPart:
     reasons = _grouped(
         (found.pair(c), c["reason"], c) for c in found.comparisons if c.get("reason")
     )
-    return TaskPart(task, tables(found, results["tasks"].get(task) or {}), reasons)
+    return TaskPart(task, tables(found, results["tasks"].get(task_of(task)) or {}), reasons)
 
 
 def _problems(cases: list[dict]) -> Facts:
@@ -246,7 +256,7 @@ def _grouped(found: Iterable[tuple[str, str, dict]]) -> Facts:
     """Facts of (label, text, where), each once, followed by all the places where it holds."""
     places: dict[tuple[str, str], dict[str, list[str]]] = {}
     for label, text, where in found:
-        batches = places.setdefault((label, text), {}).setdefault(where["task"], [])
+        batches = places.setdefault((label, text), {}).setdefault(work_of(where), [])
         batches.append(str(where["batch_size"]))
     return [
         (label, f"{text} ({'; '.join(f'{t} batch {_list(b)}' for t, b in by_task.items())})")

@@ -118,8 +118,21 @@ def view(results: dict[str, Any], technique: str, task: str) -> View:
     )
 
 
-def _of(entries: list[dict], technique: str, task: str) -> list[dict]:
-    return [e for e in entries if e["technique"] == technique and e["task"] == task]
+def _of(entries: list[dict], technique: str, work: str) -> list[dict]:
+    return [e for e in entries if e["technique"] == technique and work_of(e) == work]
+
+
+INFERENCE = ", inference"
+
+
+def work_of(entry: dict) -> str:
+    """The task of a case or comparison; predictions are other work than train steps."""
+    return entry["task"] + (INFERENCE if entry.get("mode") == "predict" else "")
+
+
+def task_of(work: str) -> str:
+    """The task's own name."""
+    return work.removesuffix(INFERENCE)
 
 
 def techniques(results: dict[str, Any]) -> list[str]:
@@ -128,6 +141,6 @@ def techniques(results: dict[str, Any]) -> list[str]:
 
 
 def tasks(results: dict[str, Any], technique: str) -> list[str]:
-    """Names of the tasks at which `technique` has cases, in the order of the record."""
+    """The work (see `work_of`) of which `technique` has cases, in the order of the record."""
     cases = results["cases"]
-    return list(dict.fromkeys(c["task"] for c in cases if c["technique"] == technique))
+    return list(dict.fromkeys(work_of(c) for c in cases if c["technique"] == technique))
