@@ -123,6 +123,7 @@ def _measure(processes, framework, pairs, blocks, threads, results, found, path)
                 threads=threads,
                 seed=SEED + block,
                 evidence=False,
+                side_by_side=min(threads, 4) if processes.forks else 1,
             ).play(EFFORT["default"].rounds)
             for case_id, result in played.items():
                 if result.status != "OK":

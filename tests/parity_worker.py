@@ -18,6 +18,9 @@ from shared import datasets
 from shared.specs import TASKS, CNNSpec, GPTSpec, ModelSpec, Recipe, layers, parameter_shapes
 from shared.weights import init_weights
 
+# One task of each model family. The deeper and the wider transformer are the same code, and every
+# timed row certifies its ten first losses.
+PROVEN = {name: TASKS[name] for name in ("digits-cnn", "digits-resnet20", "text-gpt")}
 BATCH_SIZE = 8
 STEPS = 10
 SEED = 5
@@ -47,7 +50,7 @@ def main(framework: str, folder: str, output: str) -> None:
     )
     kit.runtime.configure(threads=1, seed=SEED)
     found = {}
-    for task in TASKS.values():
+    for task in PROVEN.values():
         x, y = datasets.load(datasets.materialise(task.dataset, Path(folder)), "train")
         work = {"stream": _stream(kit, x[:STREAM_ROWS], y[:STREAM_ROWS])}
         batches = datasets.first_batches(x, y, BATCH_SIZE, STEPS, seed=SEED)

@@ -133,8 +133,8 @@ def test_the_plan_comes_first_then_progress(whole):
     steps = [line for line in lines if line.startswith("[")]
     assert steps[0].startswith("[1/23] machine · 0:0")
     assert [line.split(" ·")[0] for line in steps[1:3]] == [
-        "[2/23] faulty: block 1 of 2",
-        "[3/23] faulty: block 2 of 2",
+        "[2/23] block 1 of 2: faulty",
+        "[3/23] block 2 of 2: faulty",
     ]
     pattern = r"\[\d+/23\] .* · \d+:\d\d elapsed, about \d+:\d\d left"
     assert all(re.fullmatch(pattern, line) for line in steps)

@@ -273,9 +273,9 @@ def test_cold_starts_are_repeated_and_probes_follow_but_a_quick_run_starts_once(
     case = DEFAULT[0]
     for blocks, starts in ((8, 3), (1, 1)):
         plan = Plan({"made_up": [case]}, {"made_up": technique}, Effort(blocks, 30, 1))
-        assert plan.apart(case) == ["cold start and memory"] * starts + ["probe"]
+        assert plan.apart(case) == ["cold start"] * starts + ["probe"]
     plan = Plan({"made_up": [case]}, {"made_up": TECHNIQUE}, Effort(8, 30, 1))
-    assert plan.apart(case) == ["cold start and memory"]
+    assert plan.apart(case) == ["cold start"]
     warm_only = replace(case, variant=replace(case.variant, cold=False))
     assert plan.apart(warm_only) == []
 

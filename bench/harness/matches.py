@@ -110,6 +110,10 @@ class Match:
             if case.id in self.workers:
                 self._guard(case, self._first_steps)
 
+        if self.side_by_side == 1:
+            for case in self.cases:
+                begin(case)
+            return
         pool = ThreadPoolExecutor(self.side_by_side)
         try:
             for _ in pool.map(begin, self.cases):

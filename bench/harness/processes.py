@@ -12,6 +12,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from dataclasses import dataclass
 from itertools import count
@@ -180,8 +181,15 @@ class Processes:
         self._parents: dict[ParentKey, tuple[subprocess.Popen, Peer]] = {}
         self._running: list[subprocess.Popen] = []
         self._closed = False
+        # torch.compile's cache on disk: one for the run, so that no earlier run warms it.
+        self._compiled = tempfile.TemporaryDirectory(prefix="twinbench-")
         self._revival = threading.Lock()
         threading.Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def forks(self) -> bool:
+        """Whether workers are forked here, or each is freshly executed."""
+        return FORKS
 
     def __enter__(self) -> Processes:
         return self
@@ -194,6 +202,7 @@ class Processes:
                 process.wait()
         self._closed = True
         self._listener.close()
+        self._compiled.cleanup()
 
     def _accept(self) -> None:
         while True:
@@ -232,7 +241,8 @@ class Processes:
         environment = machine.process_environment(
             threads=key.threads, flavour=key.flavour, allocator=key.allocator
         )
-        environment |= {wire.KEY: self._key, **extra}
+        environment |= {wire.KEY: self._key, "TORCHINDUCTOR_CACHE_DIR": self._compiled.name}
+        environment |= extra
         with open(self.logs / f"{name}.log", "ab") as log:
             process = subprocess.Popen(
                 [

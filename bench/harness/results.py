@@ -442,8 +442,10 @@ def _timing(entry: Entry, blocks: list[Block]) -> dict:
     }
 
 
-def _median_of(values: list[float]) -> float | None:
-    return median(values) if values else None
+def _median_of(values: list[float | None]) -> float | None:
+    """The median of what was measured."""
+    found = [value for value in values if value is not None]
+    return median(found) if found else None
 
 
 def _memory(cold: list[dict]) -> dict | None:

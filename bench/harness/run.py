@@ -46,7 +46,7 @@ EXPECTED_S = {
     "parents": 7,
     "contender": 1.2,
     "sample": 0.03,
-    "cold start and memory": 6,
+    "cold start": 6,
     "probe": 30,
     "train": 1.5,
 }
@@ -111,7 +111,7 @@ class Plan:
         """What is measured of a case in freshly executed processes, in order."""
         technique = self.techniques[case.technique]
         starts = technique.cold_starts if self.amount.blocks > 1 else 1
-        found = ["cold start and memory"] * (starts if case.variant.cold else 0)
+        found = ["cold start"] * (starts if case.variant.cold else 0)
         return found + ["probe"] * (technique.probes and case.variant.role != "control")
 
     @property
@@ -272,10 +272,11 @@ class Run:
             name: [(self.record.add_match(match), match) for match in matches(cases)]
             for name, cases in self.plan.cases.items()
         }
-        # One block's contenders start one by one, for their first calls: not the first block's,
-        # which may have to fill a compiler's cache.
-        alone = min(1, self.plan.amount.blocks - 1)
         for block in range(self.plan.amount.blocks):
+            # One block's contenders start one by one, for their first calls: not the first block's,
+            # which may have to fill a compiler's cache. A worker that is executed, not forked,
+            # would end with the thread that started it (PR_SET_PDEATHSIG).
+            alone = block == min(1, self.plan.amount.blocks - 1) or not processes.forks
             timed = [case for found in numbered.values() for _, match in found for case in match]
             self._start_parents(processes, self._open(timed))
             for found in numbered.values():
@@ -288,7 +289,7 @@ class Run:
                         threads=self.threads,
                         seed=SEED + block,
                         evidence=block == 0,
-                        side_by_side=1 if block == alone else min(self.threads, 4),
+                        side_by_side=1 if alone else min(self.threads, 4),
                     ).play(self.plan.amount.rounds)
                     self.record.add_block(number, block, played)
                     self.record.write()
@@ -307,7 +308,7 @@ class Run:
 
     def _apart(self, processes: Processes, cases: list[Case], data: dict[str, str]) -> None:
         """What is measured of each case in freshly executed processes."""
-        measure = {"cold start and memory": self._cold_start, "probe": self._probe}
+        measure = {"cold start": self._cold_start, "probe": self._probe}
         for case in cases:
             entry = self.record.entries[case.id]
             for what in self.plan.apart(case):

@@ -161,13 +161,14 @@ class Worker:
     def _prepare(self, case: dict, seed: int) -> None:
         self._find_work(case, seed)
         self.prepared = self.bench.prepare(self.kit, self.work)
-        self.call = self.prepared.step
-        if self.work.mode == "predict":
-            self.call = self._predict
 
-    def _predict(self, x, y):
-        """A prediction where a step is expected."""
-        return self.prepared.predict(x)
+    @property
+    def call(self):
+        """What is timed, as a function of x and y: the step, or the prediction of x."""
+        if self.work.mode == "train":
+            return self.prepared.step
+        predict = self.prepared.predict
+        return lambda x, y: predict(x)
 
     def _loss(self, output, y) -> float:
         """What a step's output says of the work that was done: its loss, or that of its logits."""
