@@ -61,6 +61,16 @@ TECHNIQUE = Technique(
 FEW = ("good", "same", "raises_late", "refuses", "prints")
 SMALL = replace(TECHNIQUE, variants=tuple(v for v in TECHNIQUE.variants if v.name in FEW))
 
+# Predictions are timed, and each case has a probe of its own.
+PREDICTED = Technique(
+    name="predicted",
+    title="Predictions",
+    variants=(Variant("good", role="baseline"), Variant("same"), Variant("raises_in_probe")),
+    workloads=(Workload("digits-cnn", "small", mode="predict"),),
+    cold_starts=2,
+    probes=True,
+)
+
 # On the fake device a step lasts what it shall last, however busy the machine is.
 PLANTED = Technique(
     name="planted",
@@ -100,6 +110,8 @@ def prepare(kit, work):
     if work.variant == "faster_less_accurate":
         model.points_lost = 5.0
     predict = kit.training.make_predict(model)
+    if work.mode == "predict":
+        return Prepared(_raise, _logits_of(model), model, None)
     return Prepared(step, _raise if work.variant == "fails_in_training" else predict, model, None)
 
 
@@ -109,6 +121,22 @@ def took_effect(kit, work, prepared, batch):
     if work.variant == "odd_evidence":
         evidence["count"] = np.int64(3)  # JSON has no such thing
     return evidence, reason
+
+
+def probe(kit, work, batches):
+    if work.variant == "raises_in_probe":
+        raise RuntimeError("the probe is wrong")
+    return {
+        "first_pixels": {"value": float(batches[0][0].mean()), "unit": "1", "samples": None},
+        "budget": {"value": work.memory_budget, "unit": "bytes", "samples": None},
+    }
+
+
+def _logits_of(model):
+    def predict(x):
+        return np.full((len(x), 10), x.mean() + np.abs(model.weights["head.kernel"]).mean())
+
+    return predict
 
 
 def _raise(*_):

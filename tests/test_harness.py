@@ -19,7 +19,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from bench.harness import machine, plan, probes, processes, worker
+from bench.harness import machine, matches, plan, probes, processes, worker
 from bench.harness.matches import Match, configure, parent_key
 from bench.harness.plan import Effort, Prepared, cases_of
 from bench.harness.processes import Failed, Limits, ParentKey, Processes
@@ -635,6 +635,80 @@ def test_warm_up_ends_when_steps_stop_trending(bench):
 
     bench.prepared = Prepared(step, None, None, None)
     assert 3 <= bench._op_warm()["steps"] <= 6  # as fast as it became
+
+
+# Predictions, probes, and what limits a run -------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def predicted(measure, fakes_in_module):
+    return measure(
+        "good",
+        "same",
+        "raises_in_probe",
+        technique=faulty.PREDICTED,
+        memory_budget=5_000_000,
+        amount=Effort(2, 3, 1),
+    )
+
+
+def test_predictions_are_timed_and_certified(predicted):
+    """Their step raises: had it run, they would have failed."""
+    good, same = predicted.cases["pt", "good"], predicted.cases["pt", "same"]
+    assert good["id"] == "predicted/digits-cnn-4-predict/pt/good"
+    assert (good["mode"], good["status"]) == ("predict", "OK")
+    assert [len(block) for block in good["timing"]["step_s"]] == [3, 3]
+    losses = good["certificate"]["losses"]
+    assert len(set(losses)) == worker.RESIDENT_BATCHES
+    assert losses == same["certificate"]["losses"]
+
+
+def test_a_probe_runs_apart_and_its_failure_is_its_case_s_alone(predicted):
+    metrics = predicted.cases["pt", "good"]["metrics"]
+    assert metrics["budget"]["value"] == 5_000_000
+    assert metrics["first_pixels"]["unit"] == "1"
+    assert len(metrics["cold_first_calls_s"]["samples"]) == 2
+    failed = predicted.cases["pt", "raises_in_probe"]
+    assert failed["status"] == "FAILED"
+    assert failed["reason"] == "probe: RuntimeError: the probe is wrong"
+
+
+def test_slow_contenders_end_a_block_early_but_not_before_the_fewest_rounds(
+    measure, fakes, monkeypatch
+):
+    monkeypatch.setattr(matches, "SAMPLING_S", 0.0)
+    found = measure("good", "same", amount=Effort(1, 30, 1))
+    for case in found.cases.values():
+        assert len(case["timing"]["step_s"][0]) == matches.FEWEST_ROUNDS
+
+
+def test_training_ends_with_its_budget_and_says_so(measure, fakes, monkeypatch):
+    monkeypatch.setenv("FAKE_FIT_S", "1.5")
+    found = measure("good", amount=Effort(1, 3, 8, train_s=4.0))
+    case = found.cases["pt", "good"]
+    trained = len(case["accuracy"]["per_seed"])
+    assert case["status"] == "OK"
+    assert 1 <= trained <= 2
+    assert case["reason"] == (
+        f"accuracy: {trained} of 8 seeds trained in 4 s; --effort full trains all"
+    )
+
+
+def test_first_calls_are_timed_one_by_one_after_the_first_block(measure, fakes, monkeypatch):
+    """Side by side they would disturb each other."""
+    seen = []
+    play = matches.Match.play
+
+    def watched(self, rounds):
+        played = play(self, rounds)
+        seen.append((self.side_by_side, {b.first_call_s is None for b in played.values()}))
+        return played
+
+    monkeypatch.setattr(matches.Match, "play", watched)
+    monkeypatch.setattr(machine, "usable_threads", lambda: 2)
+    found = measure("good", "same", amount=Effort(3, 3, 1))
+    assert seen == [(2, {True}), (1, {False}), (2, {True})]
+    assert found.cases["pt", "good"]["timing"]["warm_first_call_s"] > 0
 
 
 # The harness itself is killed -------------------------------------------------------------------

@@ -8,12 +8,12 @@ from typing import Any
 from bench.report import write_atomically
 from bench.report.blocks import Column, Table, above_import, difference_of, unit_of, versus
 from bench.report.content import machine_line, run_line, warnings
-from bench.report.figures import number, plus_minus, scaled
-from bench.report.record import Row, View, at, tasks, view
+from bench.report.figures import MISSING, number, plus_minus, scaled
+from bench.report.record import Row, View, at, tasks, techniques, view
 from bench.report.tables import escape, markdown_table
 
 BEGIN, END = "<!-- table:begin -->", "<!-- table:end -->"
-TECHNIQUE = "mixed_precision"
+YARDSTICK = "baseline"  # its rows are in the report: it is no technique
 
 
 def read(path: Path) -> str:
@@ -32,7 +32,7 @@ def write(path: Path, text: str) -> None:
 def with_tables(text: str, results: dict[str, Any]) -> str:
     """`text` with the headline tables of `results` between its markers.
 
-    ValueError where a marker is missing, or the record has no row of the headline technique.
+    ValueError where a marker is missing, or the record has no technique that ran.
     """
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
@@ -42,18 +42,23 @@ def with_tables(text: str, results: dict[str, Any]) -> str:
 
 
 def headline(results: dict[str, Any]) -> str:
-    """Speed, then memory and accuracy of mixed precision at each task's largest batch."""
-    views = [(task, view(results, TECHNIQUE, task)) for task in tasks(results, TECHNIQUE)]
-    lines = [(task, found, row) for task, found in views for row in _largest(found)]
+    """Speed, then memory and accuracy of every technique at each task's largest batch."""
+    views = [
+        (name, work, view(results, name, work))
+        for name in techniques(results)
+        if name != YARDSTICK
+        for work in tasks(results, name)
+    ]
+    lines = [(name, work, found, row) for name, work, found in views for row in _largest(found)]
     if not lines:
-        raise ValueError(f"the record has no row of {TECHNIQUE}")
+        raise ValueError("the record has no technique that ran")
     source = f"Measured on {machine_line(results['environment'])} ({run_line(results)})."
     paragraphs = [f"**{escape(warning)}**" for warning in warnings(results)]
     paragraphs += [escape(source), *map(markdown_table, (_speed(lines), _other(lines)))]
     return "\n\n".join(part.strip("\n") for part in paragraphs) + "\n"
 
 
-Line = tuple[str, View, Row]
+Line = tuple[str, str, View, Row]
 
 
 def _largest(found: View) -> list[Row]:
@@ -69,32 +74,37 @@ def _table(heads: list[str], rows: list[list[str]], words: int) -> Table:
 
 
 def _speed(lines: list[Line]) -> Table:
-    heads = ["task, batch", "variant", "PyTorch step [ms]", "TensorFlow step [ms]"]
+    heads = ["technique", "task, batch", "variant", "PyTorch step [ms]", "TensorFlow step [ms]"]
     heads += ["PyTorch ÷ own baseline", "TensorFlow ÷ own baseline", "PyTorch ÷ TensorFlow"]
     rows = []
-    for task, found, row in lines:
+    for technique, task, found, row in lines:
         steps = [number(scaled(at(case, "timing", "median_s"), 1e3)) for case in (row.pt, row.tf)]
         pairs = [found.own(row.pt), found.own(row.tf), found.twins(row)]
         place = f"{task}, {(row.pt or row.tf)['batch_size']}"
-        rows.append([place, row.label, *steps, *map(versus, pairs)])
-    return _table(heads, rows, words=2)
+        cells = [*steps, *map(versus, pairs)]
+        if set(cells) != {MISSING}:
+            rows.append([technique, place, row.label, *cells])
+    return _table(heads, rows, words=3)
 
 
 def _other(lines: list[Line]) -> Table:
-    heads = ["task, metric", "variant", "PyTorch memory [MB]", "TensorFlow memory [MB]"]
-    heads += ["PyTorch metric", "TensorFlow metric"]
+    heads = ["technique", "task, batch", "variant"]
+    heads += ["PyTorch memory [MB]", "TensorFlow memory [MB]"]
+    heads += ["metric", "PyTorch", "TensorFlow"]
     heads += ["PyTorch to baseline", "TensorFlow to baseline"]
     rows = []
-    for task, found, row in lines:
+    for technique, task, found, row in lines:
         sides = (row.pt, row.tf)
         memory = [number(scaled(above_import(at(case, "memory")), 1e-6)) for case in sides]
         trained = [_accuracy(case, found) for case in sides]
         means = [plus_minus(at(t, "mean"), at(t, "ci")) for t in trained]
         apart = [difference_of(t) for t in trained]
         metric = next((t["metric"] for t in trained if t), None)
-        place = f"{task}: {unit_of(metric).lower()}" if metric else task
-        rows.append([place, row.label, *memory, *means, *apart])
-    return _table(heads, rows, words=2)
+        place = f"{task}, {(row.pt or row.tf)['batch_size']}"
+        cells = [*memory, unit_of(metric).lower() if metric else MISSING, *means, *apart]
+        if set(cells) != {MISSING}:
+            rows.append([technique, place, row.label, *cells])
+    return _table(heads, rows, words=3)
 
 
 def _accuracy(case: dict | None, found: View) -> dict | None:

@@ -33,7 +33,7 @@ def make_optimizer(model, recipe):
 
 
 def cross_entropy(logits, labels):
-    return 0.0
+    return float(np.mean(logits) + np.mean(labels))
 
 
 def fit(step, x, y, *, batch_size, epochs, seed):
