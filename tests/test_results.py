@@ -416,10 +416,15 @@ def test_bits_per_character_are_lost_upwards(tmp_path):
         assert comparison(found, changed, plain)["verdict"] == verdict
 
 
-def test_a_slower_variant_is_slower_whatever_its_accuracy(tmp_path):
+@pytest.mark.parametrize(
+    ("difference", "verdict"),
+    [(-5, "slower"), (0, "slower"), (0.5, "slower"), (5, "slower, more accurate")],
+)
+def test_the_denominator_s_win_may_cost_too_much_as_well(tmp_path, difference, verdict):
     record = fill(make_record(tmp_path), {CHANGED: taking(2.0)})
-    found = with_accuracy(record, **{PLAIN: 0, CHANGED: -5}).as_dict()
-    assert comparison(found, CHANGED, PLAIN)["verdict"] == "slower"
+    found = with_accuracy(record, **{PLAIN: 0, CHANGED: difference, TF_CHANGED: 0}).as_dict()
+    assert comparison(found, CHANGED, PLAIN)["verdict"] == verdict
+    assert comparison(found, CHANGED, TF_CHANGED)["verdict"] == verdict
 
 
 def test_accuracy_is_compared_with_the_own_baseline(tmp_path):

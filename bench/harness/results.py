@@ -332,16 +332,23 @@ class Record:
         }
 
     def _flag_accuracy(self, comparisons: list[dict]) -> None:
-        """A win that costs more of the metric than its margin is "faster, less accurate"."""
+        """A win in speed that costs more of the metric than its margin is no win for either side.
+
+        It is "faster, less accurate" where the numerator is faster, "slower, more accurate" where
+        the denominator is.
+        """
         for comparison in comparisons:
-            if comparison["verdict"] != "faster":
+            sides = [self.entries[comparison[side]] for side in ("numerator", "denominator")]
+            if comparison["verdict"] == "slower":
+                (loser, winner), verdict = sides, "slower, more accurate"
+            elif comparison["verdict"] == "faster":
+                (winner, loser), verdict = sides, "faster, less accurate"
+            else:
                 continue
-            winner = self.entries[comparison["numerator"]]
-            loser = self.entries[comparison["denominator"]]
             difference = self._accuracy_difference(winner, loser)
             sign = 1 if winner.case.task.metric == "accuracy" else -1
             if difference and sign * difference["mean"] < -winner.case.task.margin:
-                comparison["verdict"] = "faster, less accurate"
+                comparison["verdict"] = verdict
 
     def _noise_floor(self, comparisons: list[dict]) -> dict:
         """How well this run can tell things apart, and what the harness costs."""
