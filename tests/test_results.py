@@ -372,6 +372,20 @@ def test_blocks_that_differ(tmp_path, step, apart, bad, verdict):
     assert comparison(found, CHANGED, PLAIN)["verdict"] == verdict
 
 
+def test_other_mathematics_is_held_against_its_twin_alone(tmp_path):
+    variants = (TECHNIQUE.variants[0], replace(TECHNIQUE.variants[1], changes_math=True))
+    technique = replace(TECHNIQUE, variants=variants)
+    other = taking(0.5, losses=changed_losses(3, 1.1))
+    found = fill(make_record(tmp_path, technique), {CHANGED: other, TF_CHANGED: other}).as_dict()
+    assert comparison(found, CHANGED, PLAIN)["verdict"] == "faster"
+    assert comparison(found, CHANGED, TF_CHANGED)["verdict"] == "equivalent"
+    found = fill(make_record(tmp_path, technique), {CHANGED: other}).as_dict()
+    assert comparison(found, CHANGED, TF_CHANGED)["verdict"] == "not comparable"
+    elsewhere = taking(0.5, weights_sha256="b" * 64)
+    found = fill(make_record(tmp_path, technique), {CHANGED: elsewhere}).as_dict()
+    assert comparison(found, CHANGED, PLAIN)["verdict"] == "not comparable"
+
+
 def test_rounding_below_the_bar_is_the_same_work(tmp_path):
     close = taking(0.5, losses=changed_losses(3, 1 + 0.9e-5))
     found = fill(make_record(tmp_path), {CHANGED: close}).as_dict()

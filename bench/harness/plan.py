@@ -79,8 +79,10 @@ class Variant:
     (a second baseline from another parent, for the noise floor). `effort` is the lowest that
     measures it. `requires`: "cuda" or "compiler". `allocator`: "tuned" or "as installed".
     `loss_tolerance`: the relative difference of the certificate's losses that twins may show
-    where the arithmetic differs by design; None is the task's own parity bar. `cold`: whether its
-    first call and memory are measured in a fresh process.
+    where the arithmetic differs by design; None is the task's own parity bar. `changes_math`: its
+    losses are not those of its baseline, so that their certificates are not held against each
+    other, only those of twins. `cold`: whether its first call and memory are measured in a fresh
+    process.
     """
 
     name: str
@@ -92,6 +94,7 @@ class Variant:
     requires: str | None = None
     allocator: str = "tuned"
     loss_tolerance: float | None = None
+    changes_math: bool = False
     cold: bool = True
 
 
