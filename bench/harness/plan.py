@@ -16,7 +16,7 @@ Nothing here imports a framework.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from shared.specs import TASKS, Task
@@ -82,7 +82,7 @@ class Variant:
     where the arithmetic differs by design; None is the task's own parity bar. `changes_math`: its
     losses are not those of its baseline, so that their certificates are not held against each
     other, only those of twins. `cold`: whether its first call and memory are measured in a fresh
-    process.
+    process. `stands_for`: the name that `prepare` is given instead of its own.
     """
 
     name: str
@@ -96,9 +96,19 @@ class Variant:
     loss_tolerance: float | None = None
     changes_math: bool = False
     cold: bool = True
+    stands_for: str | None = None
 
 
-CONTROL = Variant("control", role="control", cold=False)
+def control_of(baseline: Variant) -> Variant:
+    """The same work as `baseline` once more, for the noise floor."""
+    return replace(
+        baseline,
+        name="control",
+        role="control",
+        flavours=Variant.flavours,
+        stands_for=baseline.name,
+        cold=False,
+    )
 
 
 @dataclass(frozen=True)
@@ -178,11 +188,12 @@ class Case:
 
     def message(self) -> dict[str, Any]:
         """What a worker needs to know, as JSON."""
+        name = self.variant.stands_for or self.variant.name
         return {
             "module": self.module,
             "technique": self.technique,
             "framework": self.framework,
-            "variant": asdict(self.variant),
+            "variant": asdict(self.variant) | {"name": name},
             "task": self.workload.task,
             "batch_size": self.workload.batch_size,
             "mode": self.workload.mode,
@@ -230,12 +241,13 @@ def cases_of(technique: Technique, module: str, effort: str) -> list[Case]:
     if quick:
         workloads = list(technique.workloads[:1])
     variants = [v for v in technique.variants if EFFORTS.index(v.effort) <= level]
-    has_controls = technique.controls and not quick and any(v.role == "baseline" for v in variants)
+    controls = [control_of(v) for v in variants if v.role == "baseline"]
+    if quick or not technique.controls:
+        controls = []
     timed = [workload for workload in workloads if workload.timed]
     cases = []
     for workload in workloads:
-        controls = [CONTROL] if has_controls and workload == next(iter(timed), None) else []
-        for variant in variants + controls:
+        for variant in variants + (controls if workload in timed[:1] else []):
             for name in variant.frameworks:
                 for flavour in FRAMEWORKS[name].flavours:
                     if flavour in variant.flavours:
