@@ -39,6 +39,7 @@ TECHNIQUE = Technique(
         f"accumulated takes its batch in {MICRO_BATCHES} micro-batches.",
     ),
     controls=False,
+    probes=True,
 )
 
 

@@ -94,7 +94,7 @@ class Plan:
         found = [("machine", EXPECTED_S["describe"])]
         for block in range(self.amount.blocks):
             parents = EXPECTED_S["parents"]
-            for name, cases in self.cases.items():
+            for name, cases in self.timed.items():
                 contenders = sum(map(len, matches(cases)))
                 sampling = self.amount.rounds * contenders * EXPECTED_S["sample"]
                 seconds = parents + EXPECTED_S["contender"] * contenders + sampling
@@ -106,6 +106,11 @@ class Plan:
             training = min(EXPECTED_S["train"] * self.amount.seeds, self.amount.train_s or 1e9)
             found += [(f"{name}: accuracy", training) for _ in trained(cases)]
         return found
+
+    @property
+    def timed(self) -> dict[str, list[Case]]:
+        """The techniques that play matches, with all of their cases."""
+        return {name: cases for name, cases in self.cases.items() if matches(cases)}
 
     def apart(self, case: Case) -> list[str]:
         """What is measured of a case in freshly executed processes, in order."""
@@ -270,7 +275,7 @@ class Run:
         """Every match of every technique, block by block; a block's matches share its parents."""
         numbered = {
             name: [(self.record.add_match(match), match) for match in matches(cases)]
-            for name, cases in self.plan.cases.items()
+            for name, cases in self.plan.timed.items()
         }
         for block in range(self.plan.amount.blocks):
             # One block's contenders start one by one, for their first calls: not the first block's,

@@ -238,7 +238,8 @@ def ratios(found: View) -> Table | None:
 
 def _own(case: dict | None, found: View) -> str:
     comparison = found.own(case)
-    is_baseline = at(case, "role") == "baseline" and at(case, "status") == "OK"
+    timed = at(case, "status") == "OK" and at(case, "timing", "median_s")
+    is_baseline = at(case, "role") == "baseline" and timed
     return "baseline" if is_baseline and not comparison else versus(comparison)
 
 
