@@ -470,30 +470,6 @@ class TensorFlow:
         found["overlap"] = raised(apply_checkpointing, model, blocks="a, b")
         return found
 
-    def memory(self):
-        """Peak of a step of a deep, narrow net on many samples, plain and recomputed."""
-        tf = self.tf
-        layers, found = tf.keras.layers, {}
-        for name, blocks in (("recomputed", "block*"), ("plain", "")):
-            x = inputs = tf.keras.Input((32,))
-            for index in range(12):
-                x = layers.Dense(64, "tanh", name=f"block{index}.up")(x)
-                x = layers.Dropout(0.1, name=f"block{index}.drop")(x)
-                x = layers.Dense(32, "tanh", name=f"block{index}.down")(x)
-            model = apply_checkpointing(tf.keras.Model(inputs, x), blocks=blocks)
-
-            @tf.function(reduce_retracing=True)
-            def step(x, model=model):
-                with tf.GradientTape() as tape:
-                    loss = tf.reduce_sum(model(x, training=True))
-                return tape.gradient(loss, model.trainable_variables)
-
-            x = tf.random.normal((10_000, 32))
-            step(x[:8])
-            step(x[:9])
-            found[name] = peak(lambda step=step, x=x: step(x))
-        return found
-
 
 def tf_keras_refusal():
     """tf_keras: refused with the model as before, and the neutral setting works."""

@@ -25,7 +25,8 @@ Where the frameworks differ and why:
 When it helps and when it hurts: it helps where activations outweigh parameters, gradients and the
 optimizer's state: deep models, long sequences, large batches. It costs up to a third of a step's
 arithmetic. Small blocks save nothing, since each keeps its input; one block around everything
-saves nothing either, since its inside is all alive when it runs again.
+saves nothing either, since its inside is all alive when it runs again. The executor runs what is
+ready in an order of its own, so the peak differs between processes: measure yours.
 
 Run it alone: `python -m tf_impl.activation_checkpointing` prints baseline against technique.
 """
