@@ -30,6 +30,7 @@ Run it alone: `python -m tf_impl.compilation` prints eager against compiled step
 import time
 from collections import Counter
 from collections.abc import Callable
+from operator import attrgetter
 
 import tensorflow as tf
 
@@ -213,10 +214,9 @@ def executed_graphs(function: Callable, *inputs) -> dict:
     found, outside = Counter(), Counter()
     if hasattr(function, "get_concrete_function"):
         traced = function.get_concrete_function(*inputs)
-        library = traced.graph.as_graph_def().library.function
-        _count(traced.function_def, {f.signature.name: f for f in library}, found, outside, False)
-    graphs = {"graphs": found["graphs"], "compiled": found["compiled"]}
-    return graphs | {"outside": dict(outside), "breaks": []}
+        functions = attrgetter("library.function")(traced.graph.as_graph_def())
+        _count(traced.function_def, {f.signature.name: f for f in functions}, found, outside, False)
+    return {k: found[k] for k in ("graphs", "compiled")} | {"outside": dict(outside), "breaks": []}
 
 
 def _count(function, library: dict, found: Counter, outside: Counter, inside_xla: bool) -> None:
