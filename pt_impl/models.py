@@ -103,7 +103,7 @@ class TransformerBlock(nn.Module):
 
     def __init__(self, spec: GPTSpec):
         super().__init__()
-        self.heads = spec.heads
+        self.heads, self.dropout = spec.heads, spec.dropout
         self.ln0 = nn.LayerNorm(spec.width, eps=spec.ln_eps)
         self.qkv = nn.Linear(spec.width, 3 * spec.width, bias=False)
         self.projection = nn.Linear(spec.width, spec.width, bias=False)
@@ -113,8 +113,9 @@ class TransformerBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, t, width) -> (n, t, width)."""
-        x = x + self.attend(self.ln0(x))
-        return x + self.down(F.gelu(self.up(self.ln1(x)), approximate="tanh"))
+        x = x + F.dropout(self.attend(self.ln0(x)), self.dropout, self.training)
+        y = self.down(F.gelu(self.up(self.ln1(x)), approximate="tanh"))
+        return x + F.dropout(y, self.dropout, self.training)
 
     def attend(self, x: Tensor) -> Tensor:
         """Causal multi-head attention; the columns of `qkv` are q, k and v, each head by head."""
@@ -123,7 +124,8 @@ class TransformerBlock(nn.Module):
             part.view(n, t, self.heads, width // self.heads).transpose(1, 2)
             for part in self.qkv(x).split(width, dim=-1)
         )
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        dropout = self.dropout if self.training else 0.0
+        y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
         return self.projection(y.transpose(1, 2).reshape(n, t, width))
 
 
@@ -132,6 +134,7 @@ class GPT(nn.Module):
 
     def __init__(self, spec: GPTSpec):
         super().__init__()
+        self.dropout = spec.dropout
         self.tokens = nn.Embedding(spec.vocabulary, spec.width)
         self.positions = nn.Embedding(spec.sequence_length, spec.width)
         self.blocks = [f"block{index}" for index in range(spec.layers)]
@@ -143,6 +146,7 @@ class GPT(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Logits of the next character at every position."""
         x = self.tokens(x) + self.positions(torch.arange(x.shape[1], device=x.device))
+        x = F.dropout(x, self.dropout, self.training)
         for name in self.blocks:
             x = getattr(self, name)(x)
         return self.head(self.ln(x))

@@ -67,7 +67,8 @@ class GPTSpec:
     """A decoder-only transformer: pre-norm, learned positions, tanh-GELU, untied head.
 
     No projection has a bias but the two of the feed-forward block. The attention's key bias
-    would have a true gradient of zero, so there is none.
+    would have a true gradient of zero, so there is none. `dropout` is where GPT-2 has it: on the
+    embeddings, the shares of the attention, and what each branch adds.
     """
 
     vocabulary: int
@@ -76,6 +77,7 @@ class GPTSpec:
     heads: int
     layers: int
     ln_eps: float = 1e-5
+    dropout: float = 0.0
     family: str = "gpt"
 
 
@@ -180,6 +182,21 @@ TASKS: dict[str, Task] = {
             name="text-gpt-deep",
             dataset=_LONG_TEXT,
             model=GPTSpec(vocabulary=98, sequence_length=256, width=128, heads=4, layers=12),
+            recipe=_GPT_RECIPE,
+            small_batch=1,
+            compute_batch=16,
+            metric="bits_per_character",
+            margin=0.05,
+            parity=1e-4,
+        ),
+        # With dropout, as transformers are trained: attention then keeps its scores. Each framework
+        # draws masks of its own, so twins cannot be compared step by step.
+        Task(
+            name="text-gpt-dropout",
+            dataset=_LONG_TEXT,
+            model=GPTSpec(
+                vocabulary=98, sequence_length=256, width=128, heads=4, layers=12, dropout=0.1
+            ),
             recipe=_GPT_RECIPE,
             small_batch=1,
             compute_batch=16,

@@ -12,6 +12,7 @@ import gc
 import json
 import sys
 import traceback
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +29,10 @@ kit = SimpleNamespace(
         for name in ("models", "data", "training", "runtime", "activation_checkpointing")
     }
 )
+seed_everything = {
+    "pt": lambda seed: import_module("torch").manual_seed(seed),
+    "tf": lambda seed: import_module("tensorflow").keras.utils.set_random_seed(seed),
+}[FRAMEWORK]
 apply_checkpointing = kit.activation_checkpointing.apply_checkpointing
 GPT = GPTSpec(vocabulary=11, sequence_length=8, width=16, heads=2, layers=2)
 RESNET = ResNetSpec((8, 8, 1), 1, (4, 8), num_classes=3)
@@ -46,7 +51,8 @@ def batches(spec, count=3):
 
 
 def prepare(spec, blocks=None):
-    """A model and its step, with `blocks` recomputed."""
+    """A model and its step, with `blocks` recomputed; each time with the same random numbers."""
+    seed_everything(3)
     model = kit.models.build(spec, init_weights(spec, seed=1))
     trained = model if blocks is None else apply_checkpointing(model, blocks=blocks)
     optimizer = kit.training.make_optimizer(trained, SGD)
@@ -78,6 +84,7 @@ def steps():
     found = {}
     for name, spec, settings in (
         ("gpt", GPT, ("block*", "")),
+        ("gpt_dropout", replace(GPT, dropout=0.5), ("block*",)),
         ("resnet", RESNET, ("stage*.block*",)),
         ("cnn", CNN, ("conv*",)),
     ):
@@ -490,15 +497,10 @@ def main() -> None:
         scenarios = [steps, products, refusals, *(getattr(own, name) for name in names)]
     found = {}
     for scenario in scenarios:
-        import time
-
-        t0 = time.time()
-        print(scenario.__name__, file=sys.stderr)
         try:
             found[scenario.__name__] = scenario()
         except Exception:
             found[scenario.__name__] = {"error": traceback.format_exc()}
-        print("TIME", scenario.__name__, time.time() - t0, file=sys.stderr)
     print(json.dumps(found))
 
 

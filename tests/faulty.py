@@ -71,6 +71,11 @@ PREDICTED = Technique(
     probes=True,
 )
 
+# Nothing is timed: only what is measured in processes of its own.
+UNTIMED = replace(
+    TECHNIQUE, workloads=(Workload("digits-cnn", "small", timed=False),), name="untimed"
+)
+
 # On the fake device a step lasts what it shall last, however busy the machine is.
 PLANTED = Technique(
     name="planted",

@@ -92,7 +92,7 @@ def difference(one, other):
 # It changes no number -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", ["cnn", "resnet", "gpt"])
+@pytest.mark.parametrize("family", ["cnn", "resnet", "gpt", "gpt_dropout"])
 def test_three_steps_are_those_of_the_plain_model(found, family):
     """Losses, weights and BatchNorm's statistics: none of them updated twice."""
     rows = dict(found["steps"][family])
@@ -100,6 +100,11 @@ def test_three_steps_are_those_of_the_plain_model(found, family):
     assert rows
     for blocks, row in rows.items():
         assert difference(row, plain) < EXACT, blocks
+
+
+def test_dropout_changes_the_steps(found):
+    """So that the test above says something about masks."""
+    assert difference(*(found["steps"][name]["plain"] for name in ("gpt", "gpt_dropout"))) > 0.01
 
 
 @pytest.mark.parametrize("family", ["cnn", "resnet", "gpt"])

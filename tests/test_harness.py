@@ -673,6 +673,15 @@ def test_a_probe_runs_apart_and_its_failure_is_its_case_s_alone(predicted):
     assert failed["reason"] == "probe: RuntimeError: the probe is wrong"
 
 
+def test_what_is_not_timed_proves_itself_in_its_own_process(measure, fakes):
+    found = measure("good", "not_applied", technique=faulty.UNTIMED, amount=Effort(2, 3, 1))
+    good, failed = found.cases["pt", "good"], found.cases["pt", "not_applied"]
+    assert (good["status"], good["timing"]["step_s"]) == ("OK", [])
+    assert good["evidence"]["operator_dtypes"]["matmul"]
+    assert good["memory"]["import_bytes"] > 0
+    assert (failed["status"], failed["reason"]) == ("NOT_APPLIED", "nothing happened")
+
+
 def test_slow_contenders_end_a_block_early_but_not_before_the_fewest_rounds(
     measure, fakes, monkeypatch
 ):

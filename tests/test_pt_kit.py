@@ -182,6 +182,20 @@ def test_gpt_does_not_look_ahead():
     assert not torch.equal(before[:, 4:], after[:, 4:])
 
 
+def test_gpt_drops_in_training_alone():
+    spec = SPECS["gpt"]
+    weights = noisy_weights(spec)
+    plain, model = models.build(spec, weights), models.build(replace(spec, dropout=0.5), weights)
+    x, _ = data.to_device(*samples(spec))
+    assert torch.equal(training.make_predict(model)(x), training.make_predict(plain)(x))
+    assert not torch.equal(model.train()(x), model(x))
+    # Of what the attention adds, and of what the feed-forward block adds, half is zero.
+    block, hidden = model.block0, torch.randn(64, 6, 8)
+    nn.init.zeros_(block.projection.weight)
+    added = block(hidden) - hidden
+    assert 0.4 < (added == 0).float().mean() < 0.6
+
+
 def test_batchnorm_takes_momentum_and_epsilon_from_the_spec():
     spec = replace(SPECS["cnn"], bn_momentum=0.25, bn_eps=0.5)
     model = models.build(spec, init_weights(spec, 0))

@@ -140,6 +140,14 @@ def test_attention_is_causal(answer):
     assert min(changes[4:]) > 0.0
 
 
+def test_dropout_in_training_alone(answer):
+    found = answer["dropout"]
+    assert found["evaluation"] == 0.0
+    assert found["training"] > 0.0
+    assert 0.3 < found["share_of_first_positions_dropped"] < 0.7
+    assert found["config"] == 0.5
+
+
 def test_residual_blocks(answer):
     found = answer["architectures"]
     assert found["functional"] == "Functional"

@@ -218,6 +218,24 @@ def causal():
     return [float(change[0, position].max()) for position in range(6)]
 
 
+def dropout():
+    """In evaluation mode the plain model; in training, masks anew for each call."""
+    weights = init_weights(GPT, 0)
+    plain, model = models.build(GPT, weights), models.build(replace(GPT, dropout=0.5), weights)
+    x = tf.constant(codes(4)[0])
+    values = [np.array(m(x, training=False)) for m in (plain, model)]
+    drawn = [np.array(model(x, training=True)) for _ in range(2)]
+    attention = models.CausalAttention(1, 0.5)
+    # Equal values, so that a position's output is the sum of the shares that were kept.
+    kept = np.array(attention(tf.ones((64, 8, 3 * 4)), training=True))
+    return {
+        "evaluation": float(np.abs(values[0] - values[1]).max()),
+        "training": float(np.abs(drawn[0] - drawn[1]).max()),
+        "share_of_first_positions_dropped": float((kept[:, 0] == 0).mean()),
+        "config": models.CausalAttention.from_config(attention.get_config()).dropout,
+    }
+
+
 def operator_dtypes():
     found = {}
     for policy in ("float32", "mixed_bfloat16"):
@@ -281,6 +299,7 @@ CHECKS = (
     optimizers,
     gradients,
     causal,
+    dropout,
     operator_dtypes,
     architectures,
     device,

@@ -63,15 +63,17 @@ class CausalAttention(tf.keras.layers.Layer):
     """Scaled dot-product attention to the left: (n, t, 3 * width) -> (n, t, width).
 
     The last axis of the input is [query | key | value], each split into heads contiguously. The
-    products run in the layer's compute dtype, the softmax in float32 (Vaswani et al., 2017).
+    products run in the layer's compute dtype, the softmax in float32 (Vaswani et al., 2017); in
+    training, `dropout` of the shares are zero.
     """
 
-    def __init__(self, heads, **kwargs):
+    def __init__(self, heads, dropout=0.0, **kwargs):
         """Keep the number of heads, which divides the width."""
         super().__init__(**kwargs)
-        self.heads = heads
+        self.heads, self.dropout = heads, dropout
+        self.drop = tf.keras.layers.Dropout(dropout) if dropout else None
 
-    def call(self, inputs):
+    def call(self, inputs, training=None):
         """Attend within each head, then join the heads."""
         length, width = inputs.shape[1], inputs.shape[2] // 3
         size = width // self.heads
@@ -80,12 +82,15 @@ class CausalAttention(tf.keras.layers.Layer):
         scores = tf.matmul(query * size**-0.5, key, transpose_b=True)
         future = np.triu(np.full((length, length), -np.inf, np.float32), k=1)
         shares = tf.nn.softmax(tf.cast(scores, tf.float32) + future)
-        mixed = tf.matmul(tf.cast(shares, value.dtype), value)
+        shares = tf.cast(shares, value.dtype)
+        if self.drop is not None:
+            shares = self.drop(shares, training=training)
+        mixed = tf.matmul(shares, value)
         return tf.reshape(tf.transpose(mixed, (0, 2, 1, 3)), (-1, length, width))
 
     def get_config(self):
         """Return what rebuilds the layer."""
-        return {**super().get_config(), "heads": self.heads}
+        return {**super().get_config(), "heads": self.heads, "dropout": self.dropout}
 
 
 def build(spec: ModelSpec, weights: dict[str, np.ndarray] | None = None) -> tf.keras.Model:
@@ -163,7 +168,7 @@ def _gpt(spec):
     layers = tf.keras.layers
     inputs = tf.keras.Input((spec.sequence_length,), dtype="int64", name="codes")
     x = Tokens(spec.vocabulary, spec.width, name="tokens")(inputs)
-    x = Positions(name="positions")(x)
+    x = _dropout(Positions(name="positions")(x), spec, "dropout")
     for index in range(spec.layers):
         x = _block(x, spec, f"block{index}")
     x = layers.LayerNormalization(epsilon=spec.ln_eps, name="ln")(x)
@@ -175,14 +180,21 @@ def _block(x, spec, name):
     layers = tf.keras.layers
     inside = layers.LayerNormalization(epsilon=spec.ln_eps, name=f"{name}.ln0")(x)
     inside = layers.Dense(3 * spec.width, use_bias=False, name=f"{name}.qkv")(inside)
-    inside = CausalAttention(spec.heads, name=f"{name}.attention")(inside)
+    inside = CausalAttention(spec.heads, spec.dropout, name=f"{name}.attention")(inside)
     inside = layers.Dense(spec.width, use_bias=False, name=f"{name}.projection")(inside)
+    inside = _dropout(inside, spec, f"{name}.dropout0")
     x = layers.Add(name=f"{name}.add0")([x, inside])
     inside = layers.LayerNormalization(epsilon=spec.ln_eps, name=f"{name}.ln1")(x)
     inside = layers.Dense(4 * spec.width, name=f"{name}.up")(inside)
     inside = layers.Activation(_gelu, name=f"{name}.gelu")(inside)
     inside = layers.Dense(spec.width, name=f"{name}.down")(inside)
+    inside = _dropout(inside, spec, f"{name}.dropout1")
     return layers.Add(name=f"{name}.add1")([x, inside])
+
+
+def _dropout(x, spec, name):
+    """In training, `spec.dropout` of `x` are zero and the rest is scaled up."""
+    return tf.keras.layers.Dropout(spec.dropout, name=name)(x) if spec.dropout else x
 
 
 def _gelu(x):

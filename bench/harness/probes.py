@@ -44,6 +44,7 @@ def describe(processes: Processes, framework: str, threads: int) -> dict:
 def cold_start(processes: Processes, case: Case, *, data: str, threads: int, seed: int) -> dict:
     """First call and memory by phase, in a fresh process with the allocator as installed.
 
+    With evidence where no match asks for it, since the workload is not timed.
     torch.compile's cache on disk outlives processes, so the process gets an empty one.
     """
     limits = processes.limits
@@ -53,9 +54,12 @@ def cold_start(processes: Processes, case: Case, *, data: str, threads: int, see
         worker = processes.execute(key, label, TORCHINDUCTOR_CACHE_DIR=cache)
         try:
             configure(worker, limits, seed)
-            return worker.ask(
+            answer = worker.ask(
                 limits.request, "memory", case=case.message(), data=data, weights_seed=seed
             )
+            if not case.workload.timed:
+                answer |= worker.ask(limits.request, "evidence")
+            return answer
         finally:
             worker.stop(kill=True)
 

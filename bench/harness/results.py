@@ -474,7 +474,9 @@ def _memory(cold: list[dict]) -> dict | None:
 
 
 def _evidence(entry: Entry) -> dict | None:
-    return next((b.evidence for b in entry.blocks.values() if b.evidence), None)
+    found = [b.evidence for b in entry.blocks.values()]
+    found += [cold.get("evidence") for cold in entry.cold]
+    return next(filter(None, found), None)
 
 
 def _main_dtype(evidence: dict | None) -> str | None:

@@ -329,9 +329,10 @@ class Run:
                 self.record.write()
 
     def _cold_start(self, processes: Processes, entry: Entry, data: str) -> None:
-        entry.cold.append(
-            probes.cold_start(processes, entry.case, data=data, threads=self.threads, seed=SEED)
-        )
+        found = probes.cold_start(processes, entry.case, data=data, threads=self.threads, seed=SEED)
+        entry.cold.append(found)
+        if found.get("not_applied"):
+            entry.fail("NOT_APPLIED", found["not_applied"])
 
     def _probe(self, processes: Processes, entry: Entry, data: str) -> None:
         entry.probed = probes.probe(

@@ -299,12 +299,12 @@ class Worker:
         """Whether steps were traced again, and on request the proof that the technique happened."""
         traces = self._trace_count()
         answer = {"traces_before": self.traces, "traces": traces}
-        if evidence:
-            found, reason = self.bench.took_effect(
-                self.kit, self.work, self.prepared, self.batches[0]
-            )
-            answer |= {"evidence": found, "not_applied": reason}
-        return answer
+        return answer | self._op_evidence() if evidence else answer
+
+    def _op_evidence(self) -> dict:
+        """The proof that the technique happened, or why it did not."""
+        found, reason = self.bench.took_effect(self.kit, self.work, self.prepared, self.batches[0])
+        return {"evidence": found, "not_applied": reason}
 
     def _op_memory(self, case: dict, data: str, weights_seed: int) -> dict:
         """Resident peaks by phase and the first call, in a freshly executed process."""
