@@ -84,7 +84,7 @@ TECHNIQUE = Technique(
         "PyTorch compiles the update of 2_compiled again at the second step, since SGD has no "
         "momentum before the first: its first call does not hold that.",
         "XLA's CPU backend computes bfloat16 in float32 where it has no kernel for it: there "
-        "TensorFlow's rows from 3_bf16 on are NOT_APPLIED.",
+        "TensorFlow's rows from 3_bf16 on are UNSUPPORTED.",
     ),
     # Eight contenders are one match; other techniques play controls of the same workload.
     controls=False,
@@ -112,7 +112,10 @@ def prepare(kit, work: Work) -> Prepared:
 
 
 def took_effect(kit, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
-    """Dtypes that ran, and what of the rung can be seen in step, parameters and optimizer."""
+    """Dtypes that ran, and what of the rung can be seen in step, parameters and optimizer.
+
+    Raises NotImplementedError where XLA computes bfloat16 layers in float32.
+    """
     dtypes = kit.runtime.operator_dtypes(prepared.step, *batch)
     ran = {dtype for operators in dtypes.values() for dtype in operators}
     settings, pytorch = work.settings, kit.__name__ == "pt_impl"
@@ -129,10 +132,9 @@ def took_effect(kit, work: Work, prepared: Prepared, batch) -> tuple[dict, str |
         "fused": settings.get("fused", False),
     }
     wrong = [f"{name} is {seen[name]}" for name in wanted if seen[name] != wanted[name]]
-    reason = ", ".join(wrong) or None
     if wrong == ["dtype is float32"] and not pytorch and seen["compiled"]:
-        reason = f"XLA ran {wanted['dtype']} layers in float32 on this device"
-    return {"operator_dtypes": dtypes} | seen, reason
+        raise NotImplementedError("XLA runs bfloat16 layers in float32 on this device")
+    return {"operator_dtypes": dtypes} | seen, ", ".join(wrong) or None
 
 
 def _is_compiled(kit, step, batch) -> bool:

@@ -17,7 +17,9 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from shared.specs import CNNSpec, parameter_shapes
+from bench import bench_stacking
+from bench.harness.plan import Work
+from shared.specs import TASKS, CNNSpec, parameter_shapes
 from shared.weights import init_weights
 
 FRAMEWORK = "pt" if sys.argv[1:2] == ["pt"] else "tf"
@@ -311,6 +313,24 @@ class TensorFlow:
         codes = self.tf.constant(random.normal(size=(8, 5)), self.tf.float32)
         return (images, codes), self.tf.constant(np.arange(8) % 3)
 
+    def proof(self):
+        """What the benchmark says of bfloat16 layers, traced alone and compiled by XLA."""
+        kit.__name__, task = "tf_impl", TASKS["digits-cnn"]
+        found = {}
+        for name, settings in (
+            ("traced", {"channels_last": True, "dtype": "bfloat16"}),
+            ("compiled", bench_stacking.BF16),
+        ):
+            work = Work(task, name, settings, 8, init_weights(task.model, 0))
+            prepared = bench_stacking.prepare(kit, work)
+            x, y = np.zeros((8, *task.model.input_shape), np.float32), np.arange(8)
+            batch = kit.data.to_device(x, y)
+            try:
+                found[name] = bench_stacking.took_effect(kit, work, prepared, batch)[1]
+            except NotImplementedError as error:
+                found[name] = f"NotImplementedError: {error}"
+        return found
+
     def parts_in_order(self):
         """Whether the first and the last convolution wait for a gradient of a convolution."""
         step = prepare(micro_batches=2).step
@@ -376,7 +396,7 @@ def main() -> None:
         scenarios = [rungs, parts_of_one_size, own.own_refusals]
     else:
         scenarios = [rungs, dtypes, everything, parts_of_one_size, refusals, own.own_refusals]
-        mine = ("formats", "fused", "what_is_compiled", "embedding", "parts_in_order")
+        mine = ("formats", "fused", "what_is_compiled", "embedding", "parts_in_order", "proof")
         scenarios += [getattr(own, name) for name in mine if hasattr(own, name)]
     found = {}
     for scenario in scenarios:

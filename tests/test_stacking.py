@@ -165,6 +165,13 @@ def test_a_batch_that_cannot_be_cut_is_refused(evidence, side):
     assert "a batch of 7 cannot be cut into 4 parts of equal size" in message
 
 
+def test_tf_the_benchmark_tells_where_xla_runs_bfloat16_in_float32(evidence):
+    found = scenario(evidence, "tf", "proof")
+    assert found["traced"] is None
+    said = "NotImplementedError: XLA runs bfloat16 layers in float32 on this device"
+    assert found["compiled"] in (None, said)
+
+
 def test_tf_sparse_gradients_add_up(evidence):
     whole, parts = scenario(evidence, "tf", "embedding")
     assert parts == pytest.approx(whole, rel=BAR)
