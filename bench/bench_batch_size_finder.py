@@ -25,8 +25,8 @@ TECHNIQUE = Technique(
     variants=(
         Variant("fp32", role="baseline", effort="quick", cold=False),
         Variant("bf16", effort="quick", cold=False),
-        Variant("checkpointed", effort="full", cold=False),
-        Variant("accumulated", effort="full", cold=False),
+        Variant("checkpointed", cold=False),
+        Variant("accumulated", cold=False),
     ),
     workloads=(Workload(TASK, "compute", timed=False),),
     differs_by_design=(

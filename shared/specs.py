@@ -132,14 +132,31 @@ _LONG_TEXT = DatasetSpec(
     "stdlib-text-256", "text", train_size=2_048, test_size=128, sequence_length=256
 )
 
-_GPT_RECIPE = Recipe(
-    "adamw",
-    learning_rate=1e-3,
-    epochs=4,
-    accuracy_batch_size=32,
-    weight_decay=0.01,
-    beta2=0.99,
-)
+
+def _text_task(
+    name: str, dataset: DatasetSpec, *, small_batch: int, compute_batch: int, **model
+) -> Task:
+    """A GPT that learns characters of `dataset`; `model` are further fields of its spec."""
+    recipe = Recipe(
+        "adamw",
+        learning_rate=1e-3,
+        epochs=4,
+        accuracy_batch_size=32,
+        weight_decay=0.01,
+        beta2=0.99,
+    )
+    return Task(
+        name=name,
+        dataset=dataset,
+        model=GPTSpec(vocabulary=98, sequence_length=dataset.sequence_length, **model),
+        recipe=recipe,
+        small_batch=small_batch,
+        compute_batch=compute_batch,
+        metric="bits_per_character",
+        margin=0.05,
+        parity=1e-4,
+    )
+
 
 TASKS: dict[str, Task] = {
     task.name: task
@@ -166,55 +183,32 @@ TASKS: dict[str, Task] = {
             margin=1.0,
             parity=1e-5,
         ),
-        Task(
-            name="text-gpt",
-            dataset=_TEXT,
-            model=GPTSpec(vocabulary=98, sequence_length=64, width=96, heads=4, layers=2),
-            recipe=_GPT_RECIPE,
-            small_batch=2,
-            compute_batch=8,
-            metric="bits_per_character",
-            margin=0.05,
-            parity=1e-4,
-        ),
+        _text_task("text-gpt", _TEXT, width=96, heads=4, layers=2, small_batch=2, compute_batch=8),
         # Deep, so that activations outweigh everything else: for techniques that save memory.
-        Task(
-            name="text-gpt-deep",
-            dataset=_LONG_TEXT,
-            model=GPTSpec(vocabulary=98, sequence_length=256, width=128, heads=4, layers=12),
-            recipe=_GPT_RECIPE,
+        _text_task(
+            "text-gpt-deep",
+            _LONG_TEXT,
+            width=128,
+            heads=4,
+            layers=12,
             small_batch=1,
             compute_batch=16,
-            metric="bits_per_character",
-            margin=0.05,
-            parity=1e-4,
         ),
         # With dropout, as transformers are trained: attention then keeps its scores. Each framework
         # draws masks of its own, so twins cannot be compared step by step.
-        Task(
-            name="text-gpt-dropout",
-            dataset=_LONG_TEXT,
-            model=GPTSpec(
-                vocabulary=98, sequence_length=256, width=128, heads=4, layers=12, dropout=0.1
-            ),
-            recipe=_GPT_RECIPE,
+        _text_task(
+            "text-gpt-dropout",
+            _LONG_TEXT,
+            width=128,
+            heads=4,
+            layers=12,
+            dropout=0.1,
             small_batch=1,
             compute_batch=16,
-            metric="bits_per_character",
-            margin=0.05,
-            parity=1e-4,
         ),
         # Wide: about 10 million parameters, for techniques that work on parameters.
-        Task(
-            name="text-gpt-wide",
-            dataset=_TEXT,
-            model=GPTSpec(vocabulary=98, sequence_length=64, width=512, heads=8, layers=3),
-            recipe=_GPT_RECIPE,
-            small_batch=1,
-            compute_batch=16,
-            metric="bits_per_character",
-            margin=0.05,
-            parity=1e-4,
+        _text_task(
+            "text-gpt-wide", _TEXT, width=512, heads=8, layers=3, small_batch=1, compute_batch=16
         ),
     )
 }
