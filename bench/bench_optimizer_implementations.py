@@ -46,6 +46,8 @@ TECHNIQUE = Technique(
         "Keras has neither foreach nor fused: their rows are UNSUPPORTED.",
         "AdamW runs with learning rate 0.001 and weight decay 0.01, whatever the task's recipe is.",
     ),
+    # Eight contenders are one match; other techniques play controls.
+    controls=False,
 )
 
 

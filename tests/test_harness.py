@@ -802,6 +802,24 @@ def test_a_cold_start_has_an_empty_cache_and_the_plain_allocator(started, digits
     assert not os.path.exists(extra["TORCHINDUCTOR_CACHE_DIR"])  # and it is gone afterwards
 
 
+@linux
+def test_what_a_framework_imports_late_is_no_memory_of_a_case(
+    started, digits, tmp_path, monkeypatch
+):
+    (tmp_path / "late.py").write_text("held = b'x' * 40_000_000")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    case = cases_of(faulty.TECHNIQUE, "tests.faulty", "default")[0]
+    imported, above = [], []
+    for preload in ((), ("late",)):
+        framework = replace(plan.FRAMEWORKS["pt"], preload=preload)
+        monkeypatch.setitem(plan.FRAMEWORKS, "pt", framework)
+        found = probes.cold_start(started, case, data=digits, threads=1, seed=0)["memory"]
+        imported.append(found["import_bytes"])
+        above.append(found["steady_peak_bytes"] - found["import_bytes"])
+    assert imported[1] - imported[0] > 35_000_000
+    assert abs(above[1] - above[0]) < 5_000_000
+
+
 def test_limits_have_generous_defaults():
     assert Limits().request >= 120
     assert Limits().train >= Limits().request

@@ -21,7 +21,7 @@ from bench.harness.plan import (
     matches,
     with_baselines,
 )
-from bench.harness.run import Plan, clock, techniques, trained
+from bench.harness.run import Plan, clock, techniques, trained, without_folders
 from shared.specs import TASKS
 
 TECHNIQUE = Technique(
@@ -299,3 +299,16 @@ def test_what_is_not_timed_plays_no_match_and_has_no_control():
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (59.9, "0:59"), (605, "10:05")])
 def test_clock(seconds, text):
     assert clock(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("command", "kept"),
+    [
+        ("pytest bench/ --benchmark-only", "pytest bench/ --benchmark-only"),
+        ("pytest --results /some/where/runs -q", "pytest --results .../runs -q"),
+        ("pytest --pt-python=/some/where/python", "pytest --pt-python=.../python"),
+        ("pytest -k 'pt and bf16' results", "pytest -k 'pt and bf16' results"),
+    ],
+)
+def test_a_record_holds_no_folders_of_who_made_it(command, kept):
+    assert without_folders(command) == kept

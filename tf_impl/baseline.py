@@ -76,7 +76,6 @@ def main() -> None:
     """Print the kit's step against the hand-written one on the digits CNN, interleaved."""
     import statistics
     import tempfile
-    import time
     from pathlib import Path
 
     from shared import datasets

@@ -53,14 +53,18 @@ def parent_key(case: Case, threads: int) -> ParentKey:
 
 
 def configure(worker: Worker, limits, seed: int) -> dict:
-    """Set a new worker's threads and seeds and return what it read back."""
+    """Set a new worker's threads and seeds and return what it read back.
+
+    What a framework imports late is imported first: it is no part of a technique's memory.
+    """
+    framework = FRAMEWORKS[worker.key.framework]
     return worker.ask(
         limits.request,
         "configure",
-        package=FRAMEWORKS[worker.key.framework].package,
+        package=framework.package,
         threads=worker.key.threads,
         seed=seed,
-        imports=[],
+        imports=list(framework.preload),
     )
 
 

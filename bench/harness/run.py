@@ -44,11 +44,11 @@ SEED = 2026
 EXPECTED_S = {
     "describe": 10,
     "parents": 7,
-    "contender": 1.2,
+    "contender": 1.8,
     "sample": 0.03,
-    "cold start": 6,
+    "cold start": 8,
     "probe": 30,
-    "train": 1.5,
+    "train": 2.5,
 }
 
 
@@ -386,7 +386,20 @@ def find_interpreter(given: str) -> str | None:
 
 
 def this_command() -> str:
-    """The command line of this process, as a user would type it."""
+    """The command line of this process, as a user would type it.
+
+    Of absolute paths the last part: records are published, and folders tell who made them.
+    """
     program = Path(sys.argv[0])
     name = f"python -m {program.parent.name}" if program.stem == "__main__" else program.name
-    return shlex.join([*name.split(), *sys.argv[1:]])
+    return without_folders(shlex.join([*name.split(), *sys.argv[1:]]))
+
+
+def without_folders(command: str) -> str:
+    """A command line whose absolute paths are cut to ".../" and their last part."""
+    words = []
+    for word in shlex.split(command):
+        option, equals, value = word.rpartition("=")
+        is_path = Path(value).is_absolute()
+        words.append(f"{option}{equals}.../{Path(value).name}" if is_path else word)
+    return shlex.join(words)

@@ -64,19 +64,46 @@ def compare(log_ratios: list[float]) -> Ratio:
     wide = t_interval(log_ratios)
     if wide.sd is None:
         return Ratio(exp(wide.mean), None, None, wide.n, None)
-    narrow = t_interval(log_ratios, confidence=0.90)
-    bound = log(1 + DELTA)
-    if wide.sd > NOISY_SD:
-        verdict = "noisy"
-    elif wide.high < -bound:
-        verdict = "faster"
-    elif wide.low > bound:
-        verdict = "slower"
-    elif -bound < narrow.low and narrow.high < bound:
-        verdict = "equivalent"
-    else:
-        verdict = "inconclusive"
+    verdict = _verdict(wide, t_interval(log_ratios, confidence=0.90), noise=wide.sd)
     return Ratio(exp(wide.mean), (exp(wide.low), exp(wide.high)), wide.sd, wide.n, verdict)
+
+
+def _verdict(wide: Interval, narrow: Interval, noise: float) -> str:
+    """The verdict of a log ratio's 95% and 90% intervals."""
+    bound = log(1 + DELTA)
+    if noise > NOISY_SD:
+        return "noisy"
+    if wide.high < -bound:
+        return "faster"
+    if wide.low > bound:
+        return "slower"
+    if -bound < narrow.low and narrow.high < bound:
+        return "equivalent"
+    return "inconclusive"
+
+
+def compare_runs(new: Ratio, old: Ratio) -> Ratio:
+    """Judge how a ratio changed between two runs, new over old, by Welch's interval (1947).
+
+    The blocks of two runs are independent, and their noise need not be alike. The verdict is that
+    of `compare`, "noisy" where either run was. Raises ValueError for a run of one block.
+    """
+    if new.sd is None or old.sd is None:
+        raise ValueError("a run of one block has no noise to compare with")
+    parts = [run.sd**2 / run.n for run in (new, old)]
+    variance = sum(parts)
+    each = zip(parts, (new.n, old.n), strict=True)
+    # Without any scatter the interval has no width, whatever the degrees of freedom.
+    freedom = variance**2 / sum(p**2 / (n - 1) for p, n in each) if variance else 1.0
+    mean, sd = log(new.ratio / old.ratio), variance**0.5
+
+    def interval(confidence: float) -> Interval:
+        half = float(stats.t.ppf(0.5 + confidence / 2, freedom)) * sd
+        return Interval(mean, mean - half, mean + half, sd, min(new.n, old.n))
+
+    wide = interval(0.95)
+    verdict = _verdict(wide, interval(0.90), noise=max(new.sd, old.sd))
+    return Ratio(exp(mean), (exp(wide.low), exp(wide.high)), sd, wide.n, verdict)
 
 
 def compare_accuracy(

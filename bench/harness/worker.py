@@ -35,7 +35,7 @@ WARM_S = 0.05  # a chunk of warm-up steps
 WARM_CHUNKS = 20
 MOST_WARM_S = 3.0  # slow steps settle within fewer
 STEADY_STEPS = 20  # of a peak in the steady state, or as many as
-STEADY_S = 10.0  # fit into this, if steps are long
+STEADY_S = 5.0  # fit into this, if steps are long
 SETTLE_S = 0.05
 KIT = ("models", "data", "training", "runtime")
 

@@ -30,7 +30,7 @@ def terminal(results: dict[str, Any], width: int = 80) -> str:
     lines += [line for warning in report.warnings for line in ["", *_loud(warning, width)]]
     lines += ["", *_facts(report.environment, width), "", *_facts(report.noise, width)]
     if report.controls:
-        lines += ["", *_grid(report.controls, width)]
+        lines += ["", *grid(report.controls, width)]
     for part in report.techniques:
         lines += ["", "", *_technique(part, width)]
     lines += ["", "", *_heading("How to read this", "=", width), *_facts(report.legend, width)]
@@ -64,7 +64,7 @@ def _technique(part: TechniquePart, width: int) -> list[str]:
     for task in part.tasks:
         for table in task.tables:
             if not table.detail:
-                lines += ["", *_grid(table, width, prefix=task.title)]
+                lines += ["", *grid(table, width, prefix=task.title)]
         lines += _remarks("Not comparable", task.incomparable, width)
     lines += _bullets("Differs by design", part.differs, width)
     lines += _bullets("Notes", part.notes, width)
@@ -88,7 +88,7 @@ def _short(text: str) -> str:
     return text if len(text) <= LONGEST_REASON else f"{text[:LONGEST_REASON]} … (more in report.md)"
 
 
-def _grid(table: Table, width: int, prefix: str = "") -> list[str]:
+def grid(table: Table, width: int, prefix: str = "") -> list[str]:
     """A table: title, frameworks over their columns, heads, a rule, rows."""
     heads = [column.head for column in table.columns]
     rows = [["\n".join(map(plain, cell.split("\n"))) for cell in row] for row in table.rows]
