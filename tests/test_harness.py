@@ -556,6 +556,16 @@ def test_every_round_asks_everyone_once_in_an_order_of_its_own(play):
     assert play(seed=1)[0] != asked
 
 
+def test_contenders_start_in_an_order_drawn_anew():
+    cases = cases_of(faulty.TECHNIQUE, "tests.faulty", "default")[:4]
+    orders = [
+        [case.id for case in Match(None, cases, data={}, threads=1, seed=s, evidence=False).cases]
+        for s in range(20)
+    ]
+    assert {tuple(sorted(order)) for order in orders} == {tuple(sorted(c.id for c in cases))}
+    assert {order[0] for order in orders} == {case.id for case in cases}
+
+
 @pytest.mark.parametrize(
     ("answers", "reason"),
     [

@@ -106,7 +106,7 @@ def strictly(text):
 def test_the_record_has_the_names_that_other_programs_read(tmp_path):
     found = fill(make_record(tmp_path)).write()
     assert found == strictly((tmp_path / "results.json").read_text("utf-8"))
-    assert found["schema_version"] == 1
+    assert found["schema_version"] == 2
     assert found.keys() >= {
         *("schema_version", "command", "effort", "environment", "noise_floor", "cases"),
         *("comparisons", "started", "finished", "techniques", "tasks"),

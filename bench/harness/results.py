@@ -24,7 +24,7 @@ from bench.harness.plan import FRAMEWORKS, Case, Technique
 from bench.harness.probes import Trained
 from shared.specs import TASKS, forward_flops, train_step_flops
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # 1: memory held what PyTorch imports late
 MOST_FLIPPED = 100  # a flipped ReLU was seen to move a loss by 4.5e-4, 45 of its tolerances
 LIFETIMES = (100, 1_000, 10_000)  # steps whose total time is given beside the first call's
 

@@ -106,6 +106,11 @@ def warnings(results: dict[str, Any]) -> list[str]:
         )
     if not results["finished"]:
         found.append("NOT FINISHED: the run was cut short. What it had measured stands here.")
+    if results["schema_version"] < 2:
+        found.append(
+            "MEMORY: this run counted some 150 MB of modules that PyTorch imports late (with its "
+            "first optimizer) into PyTorch's memory. Newer runs count them as imports."
+        )
     load, cores = (results["environment"].get(name) for name in ("load", "logical_cores"))
     if is_number(load) and is_number(cores) and load > cores:
         found.append(f"BUSY MACHINE: load {load:.1f} on {cores} cores before the run.")
