@@ -39,7 +39,8 @@ TECHNIQUE = Technique(
         "TensorFlow, channels_first in PyTorch. Its ratio to the baseline should be 1.",
         "A batch comes in the framework's default format and is converted within the timed step, "
         "as a training loop does. A loader that yields the format saves that.",
-        "TensorFlow's CPU kernels know channels_last only: channels_first is UNSUPPORTED there.",
+        "TensorFlow's own CPU kernels know channels_last only, oneDNN's both: channels_first is "
+        "UNSUPPORTED where TensorFlow does not use oneDNN.",
     ),
 )
 

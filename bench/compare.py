@@ -61,8 +61,8 @@ def _stated(record: Record) -> dict[str, str]:
 def tables(old: Record, new: Record, *, every: bool = False) -> list[Table]:
     """What differs between the runs: conditions, cases, ratios, accuracy and memory.
 
-    With `every` also what did not change, and each case that one run alone has. Raises ValueError where nothing
-    was measured in both.
+    With `every` also what did not change, and each case that one run alone has. Raises ValueError
+    where nothing was measured in both.
     """
     cases = [{case["id"]: case for case in record["cases"]} for record in (old, new)]
     both = [(cases[0][name], cases[1][name]) for name in cases[0] if name in cases[1]]
@@ -99,10 +99,15 @@ def _statuses(old: dict[str, dict], new: dict[str, dict], every: bool) -> Table:
 
 
 def _common(old: Record, new: Record) -> list[tuple[dict, dict]]:
-    """The comparisons that both runs made, but for the controls."""
+    """The comparisons that both runs made of their cases, but for the controls."""
     found: list[dict] = []
     for record in (old, new):
-        comparisons = [c for c in record["comparisons"] if c["kind"] != "control"]
+        ids = {case["id"] for case in record["cases"]}
+        comparisons = [
+            c
+            for c in record["comparisons"]
+            if c["kind"] != "control" and {c["numerator"], c["denominator"]} <= ids
+        ]
         found.append({(c["kind"], c["numerator"], c["denominator"]): c for c in comparisons})
     return [(found[0][key], found[1][key]) for key in found[0] if key in found[1]]
 

@@ -225,12 +225,24 @@ class TensorFlow:
         return technique.apply_memory_format(model) is model
 
     def channels_first(self):
-        """What the device says of the suite's own models."""
+        """What the device says of the suite's own models, and whether they compute the same."""
         model = kit.models.build(CNN.model, init_weights(CNN.model, seed=1))
-        return {
+        settings = {"memory_format": "channels_first"}
+        found = {
             "gpu": kit.runtime.device() != "CPU:0",
-            "said": raised(technique.apply_memory_format, model, memory_format="channels_first"),
+            "said": raised(technique.apply_memory_format, model, **settings),
         }
+        if found["said"] is None:
+            x, _ = kit.data.to_device(
+                np.random.default_rng(0).normal(size=(4, *CNN.model.input_shape)).astype("f4"),
+                np.zeros(4, np.int64),
+            )
+            copy = technique.apply_memory_format(model, **settings)
+            ours = kit.training.make_predict(copy)(technique.convert_batch(x, **settings))
+            theirs = kit.training.make_predict(model)(x)
+            apart = np.linalg.norm(ours - theirs) / np.linalg.norm(theirs)
+            found["apart"] = float(apart)
+        return found
 
     def network(self, memory_format):
         """Images and codes in, branches that meet, and every kind of layer that is known."""

@@ -159,9 +159,10 @@ def test_tf_an_ordinary_model_is_returned_as_it_is(evidence, side):
 @pytest.mark.parametrize("side", KERAS)
 def test_tf_channels_first_works_or_is_refused_in_the_words_of_tensorflow(evidence, side):
     found = scenario(evidence, side, "channels_first")
-    if found["gpu"]:
-        assert found["said"] is None
+    if found["said"] is None:  # a GPU, or a CPU on which TensorFlow uses oneDNN
+        assert found["apart"] < 1e-5
     else:
+        assert not found["gpu"]
         assert found["said"].startswith(
             "NotImplementedError: no training in channels_first here: The Conv2D op"
         )

@@ -16,8 +16,9 @@ Where the frameworks differ and why:
 - The default is channels_last here and channels_first in PyTorch. "channels_last" leaves an
   ordinary Keras model as it is: the row is the baseline again, and PyTorch's like-named row is
   the one that reads images as it does.
-- TensorFlow's own CPU kernels take channels_last only. On a GPU its graph optimizer (grappler's
-  layout optimizer) chooses the format of convolutions by itself, whatever the model says.
+- TensorFlow's own CPU kernels take channels_last only, those of oneDNN both. On a GPU its graph
+  optimizer (grappler's layout optimizer) chooses the format of convolutions by itself, whatever
+  the model says.
 
 When it helps and when it hurts: channels_first is for models and weights that come so, and for
 GPUs without tensor cores, where grappler chooses it anyway. On a CPU there is nothing to gain.
