@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map  # torch has no public one
 
 from pt_impl import runtime
 from shared.datasets import batch_order
@@ -35,7 +36,10 @@ def resident_batches(batches: list[tuple[np.ndarray, np.ndarray]]) -> list[tuple
 def epoch_batches(
     x: Tensor, y: Tensor, *, batch_size: int, seed: int, epoch: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches of one epoch in the shared order; x and y are whole splits from `to_device`."""
+    """Batches of one epoch in the shared order; x and y are whole splits from `to_device`.
+
+    y may be a tuple, such as labels and a teacher's logits.
+    """
     for rows in batch_order(len(x), batch_size, seed=seed, epoch=epoch):
         index = torch.from_numpy(rows).to(x.device)
-        yield x[index], y[index]
+        yield x[index], tree_map(lambda whole, index=index: whole[index], y)

@@ -183,6 +183,18 @@ TASKS: dict[str, Task] = {
             margin=1.0,
             parity=1e-5,
         ),
+        # At most a tenth of the parameters of digits-resnet20, its teacher: for distillation.
+        Task(
+            name="digits-student",
+            dataset=_DIGITS,
+            model=CNNSpec((32, 32, 1), ((8, 2), (16, 2), (32, 2), (32, 2)), num_classes=10),
+            recipe=Recipe("sgd", learning_rate=0.02, epochs=4, accuracy_batch_size=64),
+            small_batch=4,
+            compute_batch=64,
+            metric="accuracy",
+            margin=1.0,
+            parity=1e-5,
+        ),
         _text_task("text-gpt", _TEXT, width=96, heads=4, layers=2, small_batch=2, compute_batch=8),
         # Deep, so that activations outweigh everything else: for techniques that save memory.
         _text_task(

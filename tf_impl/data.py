@@ -25,6 +25,10 @@ def resident_batches(
 def epoch_batches(
     x: tf.Tensor, y: tf.Tensor, *, batch_size: int, seed: int, epoch: int
 ) -> Iterator[tuple[tf.Tensor, tf.Tensor]]:
-    """Batches of one epoch of a resident split, in the shared order of (seed, epoch)."""
+    """Batches of one epoch of a resident split, in the shared order of (seed, epoch).
+
+    y may be a tuple, such as labels and a teacher's logits.
+    """
     for rows in batch_order(len(x), batch_size, seed=seed, epoch=epoch):
-        yield tf.gather(x, rows), tf.gather(y, rows)
+        labels = tf.nest.map_structure(lambda whole, rows=rows: tf.gather(whole, rows), y)
+        yield tf.gather(x, rows), labels

@@ -82,7 +82,9 @@ class Variant:
     where the arithmetic differs by design; None is the task's own parity bar. `changes_math`: its
     losses are not those of its baseline, so that their certificates are not held against each
     other, only those of twins. `cold`: whether its first call and memory are measured in a fresh
-    process. `stands_for`: the name that `prepare` is given instead of its own.
+    process. `accuracy`: whether it is trained where its workload asks for that; not where another
+    row computes the same at a lower price. `stands_for`: the name that `prepare` is given instead
+    of its own.
     """
 
     name: str
@@ -96,6 +98,7 @@ class Variant:
     loss_tolerance: float | None = None
     changes_math: bool = False
     cold: bool = True
+    accuracy: bool = True
     stands_for: str | None = None
 
 
@@ -218,7 +221,9 @@ class Prepared:
     """What `prepare` returns: `step(x, y) -> loss`, which is timed, and `predict(x) -> logits`.
 
     `model` and `optimizer` are counted for the split of memory. Where the framework owns the loop,
-    `loop(batches) -> (seconds, loss)` times the steps after its first batch itself.
+    `loop(batches) -> (seconds, loss)` times the steps after its first batch itself. Where the step
+    learns from more than labels, `targets(x, y)` gives the tuple that takes the place of y: it is
+    called once for the resident batches, and once for the training of all seeds.
     """
 
     step: Callable
@@ -226,6 +231,7 @@ class Prepared:
     model: Any
     optimizer: Any
     loop: Callable | None = None
+    targets: Callable | None = None
 
 
 def cases_of(technique: Technique, module: str, effort: str) -> list[Case]:

@@ -146,7 +146,8 @@ def _hanging(text: str) -> str:
 
 def trained(cases: list[Case]) -> list[Case]:
     """The cases that are trained for their accuracy."""
-    return [c for c in cases if c.workload.accuracy and c.variant.role != "control"]
+    wanted = [c for c in cases if c.workload.accuracy and c.variant.accuracy]
+    return [c for c in wanted if c.variant.role != "control"]
 
 
 def clock(seconds: float) -> str:

@@ -18,14 +18,17 @@ import sys
 import threading
 import time
 import traceback
+from dataclasses import replace
 from itertools import cycle, islice
 from math import ceil
 from pathlib import Path
 from statistics import median
 
+import numpy as np
+
 from bench.harness import memory, wire
 from bench.harness.plan import Work
-from shared import datasets
+from shared import datasets, teacher
 from shared.specs import TASKS
 from shared.weights import checksum, init_weights
 
@@ -106,6 +109,8 @@ def _answer(bench: Worker, op: str, **message: object) -> dict:
 class Worker:
     """The state of one case: its kit, its prepared step, its resident batches."""
 
+    taught = None  # what `Prepared.targets` made of the training split
+
     def _op_configure(self, package: str, threads: int, seed: int, imports: list[str]) -> dict:
         """Import the framework and its kit, set threads and seeds, and report what took effect."""
         for module in imports:
@@ -140,7 +145,18 @@ class Worker:
             x, y, case["batch_size"], RESIDENT_BATCHES, seed=weights_seed
         )
         self.batches = self.kit.data.resident_batches(batches)
+        if self.prepared.targets:
+            self.batches = self._with_targets(batches)
         return {"weights_sha256": checksum(self.kit.models.export_weights(self.prepared.model))}
+
+    def _with_targets(self, batches: list) -> list:
+        """The resident batches with what takes the place of their labels, asked for once."""
+        x, y = self.kit.data.to_device(*map(np.concatenate, zip(*batches, strict=True)))
+        targets, size = self.prepared.targets(x, y), len(batches[0][0])
+        return [
+            (x, tuple(whole[place * size : (place + 1) * size] for whole in targets))
+            for place, (x, _) in enumerate(self.batches)
+        ]
 
     def _find_work(self, case: dict, seed: int, memory_budget: int | None = None) -> None:
         self.bench = importlib.import_module(case["module"])
@@ -350,10 +366,39 @@ class Worker:
 
     def _op_train(self, case: dict, data: str, seed: int) -> dict:
         """Train to the task's plateau from weights and batch order of `seed`; return its metric."""
-        kit, folder = self.kit, Path(data)
         self._prepare(case, seed)
-        recipe, task = self.work.task.recipe, self.work.task
+        self._fit(Path(data), seed)
+        return {"value": self._evaluate(Path(data))}
+
+    def _op_teach(self, case: dict, data: str, seed: int, stages: list, path: str) -> dict:
+        """Train a teacher in stages and write it; the metric is that of the file's own weights.
+
+        A stage is (learning rate, epochs); it starts from what the file would hold after the one
+        before, without momentum.
+        """
+        self._find_work(case, seed)
+        models = self.kit.models
+        for number, (learning_rate, epochs) in enumerate(stages):
+            task = self.work.task
+            recipe = replace(task.recipe, learning_rate=learning_rate, epochs=epochs)
+            self.work = replace(self.work, task=replace(task, recipe=recipe))
+            self.prepared = self.bench.prepare(self.kit, self.work)
+            self._fit(Path(data), seed + number)
+            weights = teacher.rounded(models.export_weights(self.prepared.model))
+            self.work = replace(self.work, weights=weights)
+        models.import_weights(self.prepared.model, weights)
+        value = self._evaluate(Path(data))
+        teacher.save(teacher.Teacher(weights, value), Path(path))
+        return {"value": value}
+
+    def _fit(self, folder: Path, seed: int) -> None:
+        kit = self.kit
+        recipe = self.work.task.recipe
         x, y = kit.data.to_device(*datasets.load(folder, "train"))
+        if self.prepared.targets:
+            if self.taught is None:  # the same for every seed
+                self.taught = self.prepared.targets(x, y)
+            y = self.taught
         kit.training.fit(
             self.prepared.step,
             x,
@@ -362,15 +407,17 @@ class Worker:
             epochs=recipe.epochs,
             seed=seed,
         )
-        x, y = kit.data.to_device(*datasets.load(folder, "test"))
-        value = kit.training.evaluate(
+
+    def _evaluate(self, folder: Path) -> float:
+        task = self.work.task
+        x, y = self.kit.data.to_device(*datasets.load(folder, "test"))
+        return self.kit.training.evaluate(
             self.prepared.predict,
             x,
             y,
             metric=task.metric,
-            batch_size=recipe.accuracy_batch_size,
+            batch_size=task.recipe.accuracy_batch_size,
         )
-        return {"value": value}
 
 
 def _die_with_the_harness() -> None:

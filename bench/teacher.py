@@ -1,0 +1,59 @@
+"""Train the teacher of the distillation benchmarks and write its weights.
+
+    python -m bench.teacher [PATH]
+
+It is digits-resnet20 from one fixed seed, trained in PyTorch on one thread: by its task's recipe,
+then at a tenth of the learning rate. PATH is shared/teacher.npz where none is given. Prints the
+accuracy and how long it took.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from bench import bench_baseline
+from bench.harness.matches import configure, parent_key
+from bench.harness.plan import Case, Variant, Workload
+from bench.harness.processes import Processes
+from shared import datasets, teacher
+
+SEED = 2026
+# (learning rate, epochs). A constant rate leaves a model that still moves by large steps, whose
+# accuracy hangs on the last of them; a teacher should have settled.
+STAGES = ((0.05, 6), (0.005, 2))
+LIMIT_S = 3_600
+
+
+def train(path: Path) -> float:
+    """Train, write `path` and return the accuracy in percent. `Failed` with the reason if not."""
+    baseline = Variant("step", role="baseline")
+    workload = Workload(teacher.TASK.name, "compute")
+    case = Case("baseline", bench_baseline.__name__, "pt", None, baseline, workload)
+    with tempfile.TemporaryDirectory(prefix="twinbench-") as folder:
+        data = datasets.materialise(teacher.TASK.dataset, Path(folder) / "data")
+        with Processes(Path(folder) / "logs") as processes:
+            worker = processes.execute(parent_key(case, threads=1), "teacher")
+            try:
+                configure(worker, processes.limits, seed=SEED)
+                answer = worker.ask(
+                    LIMIT_S,
+                    "teach",
+                    case=case.message(),
+                    data=str(data),
+                    seed=SEED,
+                    stages=STAGES,
+                    path=str(path.resolve()),
+                )
+            finally:
+                worker.stop(kill=True)
+    return answer["value"]
+
+
+if __name__ == "__main__":
+    target = Path(sys.argv[1]) if len(sys.argv) > 1 else teacher.PATH
+    start = time.monotonic()
+    accuracy = train(target)
+    print(f"{target}: {accuracy:.2f}% after {time.monotonic() - start:.0f} s")
