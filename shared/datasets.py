@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from shared.photos import make_photos
 from shared.specs import DatasetSpec
 
 # Newline, tab and printable ASCII; with one code for every other character that makes 98.
@@ -27,7 +28,11 @@ def materialise(spec: DatasetSpec, folder: Path) -> Path:
     The name of the folder stands for every field of the spec, for the code that made the data and
     for the Python whose source the text is, so that nothing else ever reuses it. A folder appears
     only when it is complete, whatever interrupts this and whoever else makes the same data.
+    A data set of photos is a folder of files, and nothing to `load`.
     """
+    if spec.kind == "photos":
+        size, seed = spec.image_size, spec.seed
+        return make_photos(folder, images=spec.train_size, size=size, seed=seed)
     made_by = hashlib.sha256(Path(__file__).read_bytes())
     made_by.update(f"{spec}{platform.python_version()}".encode())
     target = folder / f"{spec.name}-{made_by.hexdigest()[:12]}"

@@ -17,6 +17,8 @@ class DatasetSpec:
 
     `kind` "digits": images, float32, NHWC in [0, 1] before standardising, labels int64.
     `kind` "text": `sequence_length + 1` character codes a row; x and y are int64, y shifted by one.
+    `kind` "photos": `train_size` JPEG files of about `image_size` pixels, in a sub-folder for each
+    class; there are no arrays of them, and no test split.
     """
 
     name: str
@@ -221,6 +223,20 @@ TASKS: dict[str, Task] = {
         # Wide: about 10 million parameters, for techniques that work on parameters.
         _text_task(
             "text-gpt-wide", _TEXT, width=512, heads=8, layers=3, small_batch=1, compute_batch=16
+        ),
+        # Photos that are really decoded: files, for input pipelines alone.
+        Task(
+            name="photos",
+            dataset=DatasetSpec(
+                "photos", "photos", train_size=1_536, test_size=0, image_size=256, num_classes=6
+            ),
+            model=CNNSpec((224, 224, 3), ((16, 2), (32, 2), (64, 2), (64, 2)), num_classes=6),
+            recipe=Recipe("sgd", learning_rate=0.02, epochs=1, accuracy_batch_size=32),
+            small_batch=8,
+            compute_batch=32,
+            metric="accuracy",
+            margin=1.0,
+            parity=1e-5,
         ),
     )
 }

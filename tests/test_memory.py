@@ -152,3 +152,45 @@ def test_the_machine_is_described():
     assert found["logical_cores"] >= 1
     assert found["packages"]["bench"]["numpy"]
     json.dumps(found, allow_nan=False)
+
+
+SHARED = """
+import json, os
+from multiprocessing import Pipe, get_context, shared_memory
+import numpy as np
+from bench.harness import memory
+
+def hold(ours, theirs):
+    theirs.close()
+    array = np.frombuffer(block.buf, np.uint8)
+    seen = int(array.sum())  # touches every page
+    ours.send(seen)
+    ours.recv()
+    os._exit(0)
+
+before = memory.proportional([os.getpid()])
+block = shared_memory.SharedMemory(create=True, size=50_000_000)
+np.frombuffer(block.buf, np.uint8)[:] = 1
+alone = memory.proportional([os.getpid()])
+pipe, theirs = Pipe()
+child = get_context("fork").Process(target=hold, args=(theirs, pipe))
+child.start()
+pipe.recv()
+both = memory.proportional([os.getpid(), child.pid])
+half = memory.proportional([os.getpid()])
+pipe.send(None)
+child.join()
+gone = memory.proportional([os.getpid(), child.pid])
+block.unlink()
+print(json.dumps([figure - before for figure in (alone, both, half, gone)]))
+os._exit(0)
+"""
+
+
+@linux
+def test_shared_pages_count_once_among_processes():
+    alone, both, half, gone = answer(SHARED)
+    assert alone == pytest.approx(SIZE, rel=0.1)
+    assert both == pytest.approx(SIZE, rel=0.3)  # the child has some pages of its own
+    assert half < 0.7 * SIZE
+    assert gone == pytest.approx(SIZE, rel=0.1)

@@ -10,6 +10,8 @@ its own (`Technique.probes`):
 
     probe(kit, work, batches) -> {name: {"value": float, "unit": str, "samples": list or None}}
 
+`batches` are none where the task's data is a folder of images: `work.data`.
+
 Nothing here imports a framework.
 """
 
@@ -205,7 +207,11 @@ class Case:
 
 @dataclass(frozen=True)
 class Work:
-    """What `prepare` is given in a worker. `memory_budget`: bytes, or None if none was set."""
+    """What `prepare` is given in a worker.
+
+    `memory_budget`: bytes, or None if none was set. `data`: for a probe, the folder of the task's
+    data.
+    """
 
     task: Task
     variant: str
@@ -214,6 +220,7 @@ class Work:
     weights: dict[str, Any]
     mode: str = "train"
     memory_budget: int | None = None
+    data: str | None = None
 
 
 @dataclass(frozen=True)

@@ -158,7 +158,9 @@ class Worker:
             for place, (x, _) in enumerate(self.batches)
         ]
 
-    def _find_work(self, case: dict, seed: int, memory_budget: int | None = None) -> None:
+    def _find_work(
+        self, case: dict, seed: int, memory_budget: int | None = None, data: str | None = None
+    ) -> None:
         self.bench = importlib.import_module(case["module"])
         technique = f"{self.kit.__name__}.{case['technique']}"
         if importlib.util.find_spec(technique):
@@ -172,6 +174,7 @@ class Worker:
             weights=init_weights(task.model, seed),
             mode=case["mode"],
             memory_budget=memory_budget,
+            data=data,
         )
 
     def _prepare(self, case: dict, seed: int) -> None:
@@ -357,11 +360,13 @@ class Worker:
         self, case: dict, data: str, weights_seed: int, memory_budget: int | None
     ) -> dict:
         """What the bench file measures itself."""
-        self._find_work(case, weights_seed, memory_budget)
-        x, y = datasets.load(Path(data), "train")
-        batches = datasets.first_batches(
-            x, y, case["batch_size"], RESIDENT_BATCHES, seed=weights_seed
-        )
+        self._find_work(case, weights_seed, memory_budget, data)
+        batches = []
+        if self.work.task.dataset.kind != "photos":
+            x, y = datasets.load(Path(data), "train")
+            batches = datasets.first_batches(
+                x, y, case["batch_size"], RESIDENT_BATCHES, seed=weights_seed
+            )
         return {"metrics": self.bench.probe(self.kit, self.work, batches)}
 
     def _op_train(self, case: dict, data: str, seed: int) -> dict:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,7 +54,7 @@ def tables(found: View, task: dict) -> list[Table]:
     """Every table that has a figure."""
     rows = found.rows
     every = [speed(rows), ratios(found), cost(rows), lifetimes(rows), memory_parts(rows)]
-    every += [accuracy(rows, task), probed(rows)]
+    every += [accuracy(rows, task), probed(rows), repetitions(rows)]
     return [table for table in every if table]
 
 
@@ -141,11 +141,15 @@ def _with_bounds(value: Any, bounds: Any) -> str:
     return f"{number(value)} ({interval(bounds, like=value)})" if is_pair(bounds) else number(value)
 
 
+MOST_SIDE_BY_SIDE = 4  # figures of a probe
 DERIVED = ("samples_per_s", "share_of_peak", "cold_first_calls_s", "break_even_steps", "total_")
 
 
 def probed(rows: Rows) -> Table | None:
-    """What the technique's own probe found: a column for each of its figures."""
+    """What the technique's own probe found: a column for each of its figures.
+
+    Where those are too many for both frameworks side by side, each case has a line.
+    """
     names = {
         name: metric["unit"]
         for case in filter(None, _cases(rows))
@@ -158,7 +162,44 @@ def probed(rows: Rows) -> Table | None:
         return [_in_unit(at(found, name, "value"), unit) for name, unit in names.items()]
 
     heads = [f"{name.replace('_', ' ')}\n[{_SHOWN.get(u, u)}]" for name, u in names.items()]
-    return _side_by_side("Measured apart", heads, rows, figures) if names else None
+    if len(names) <= MOST_SIDE_BY_SIDE:
+        return _side_by_side("Measured apart", heads, rows, figures) if names else None
+    columns = [Column("", "variant", right=False), Column("", "", right=False)]
+    columns += [Column("", head) for head in heads]
+    lines = {
+        batch: [
+            [row.label, FRAMEWORKS[case["framework"]], *figures(case)]
+            for row in found
+            for case in (row.pt, row.tf)
+            if at(case, "status") == "OK"
+        ]
+        for batch, found in rows.items()
+    }
+    return _table("Measured apart", columns, lines, words=2)
+
+
+def repetitions(rows: Rows) -> Table | None:
+    """Every repetition of what a probe repeats, in the order of time."""
+    columns = [Column("", head, right=False) for head in ("variant", "", "figure", "repetitions")]
+
+    def repeated(label: str, case: dict) -> Iterator[list[str]]:
+        for name, metric in (case.get("metrics") or {}).items():
+            unit, samples = metric["unit"], metric.get("samples") or []
+            if len(samples) > 1 and name != "cold_first_calls_s":  # which has a table of its own
+                figure = f"{name.replace('_', ' ')} [{_SHOWN.get(unit, unit)}]"
+                every = " ".join(_in_unit(sample, unit) for sample in samples)
+                yield [label, FRAMEWORKS[case["framework"]], figure, every]
+
+    lines = {
+        batch: [
+            line
+            for row in found
+            for case in filter(None, (row.pt, row.tf))
+            for line in repeated(row.label, case)
+        ]
+        for batch, found in rows.items()
+    }
+    return _table("Every repetition", columns, lines, words=3, detail=True)
 
 
 _SHOWN = {"bytes": "MB"}

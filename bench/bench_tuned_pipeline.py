@@ -1,0 +1,75 @@
+"""Tuned input pipelines: how close photos from a folder come to the limit of the work itself."""
+
+from __future__ import annotations
+
+import importlib
+
+from bench.harness import pipelines
+from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+
+TECHNIQUE = Technique(
+    name="tuned_pipeline",
+    title="Tuned input pipelines: a folder of photos",
+    variants=(
+        Variant(
+            "parallel",
+            {"technique": "input_pipeline", "loader": "parallel"},
+            role="baseline",
+            effort="quick",
+            cold=False,
+        ),
+        Variant("tuned", {"loader": "tuned"}, effort="quick", cold=False),
+        Variant("tuned_fast_decoder", {"loader": "tuned", "decoder": "fast"}, cold=False),
+        Variant("threads", {"loader": "threads"}, cold=False),
+        Variant(
+            "threads_fast_decoder",
+            {"loader": "threads", "decoder": "fast"},
+            effort="full",
+            cold=False,
+        ),
+    ),
+    workloads=(Workload("photos", "compute", timed=False),),
+    differs_by_design=(
+        "PyTorch's workers are processes that write into a shared ring of batches; TensorFlow has "
+        "more calls of a fused map in flight than threads.",
+        "A batch of PyTorch's ring is lent until the next but one is asked for.",
+    ),
+    notes=(
+        "The work limit is one single-threaded process a core that does the same work per sample "
+        "with nothing around it. It is measured before and after each of 7 epochs; the share is "
+        "that of the epoch in the mean of both, once the pipeline is filled.",
+    ),
+    controls=False,
+    probes=True,
+)
+
+
+def prepare(kit, work: Work) -> Prepared:
+    """The baseline step: what is measured here is the probe."""
+    model = kit.models.build(work.task.model, work.weights)
+    optimizer = kit.training.make_optimizer(model, work.task.recipe)
+    step = kit.training.make_train_step(model, optimizer, kit.training.cross_entropy)
+    return Prepared(step, kit.training.make_predict(model), model, optimizer)
+
+
+def took_effect(kit, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
+    """Nothing is timed: the probe counts the images of its epochs."""
+    return {}, None
+
+
+def probe(kit, work: Work, batches) -> dict[str, dict]:
+    """Rates, limits, starts, CPU time and memory of a loader."""
+    settings = dict(work.settings)
+    name = f"{kit.__name__}.{settings.pop('technique', 'tuned_pipeline')}"
+    make = getattr(importlib.import_module(name), f"{settings.pop('loader')}_loader")
+    return pipelines.measure(
+        kit,
+        work,
+        lambda: make(work.data, batch_size=work.batch_size, seed=pipelines.SEED, **settings),
+        decoder=settings.get("decoder", "standard"),
+    )
+
+
+def bench_tuned_pipeline(case, replay):
+    """Replay one measured case."""
+    replay(case)

@@ -1,0 +1,117 @@
+"""The order in which epochs visit the samples, and the random numbers of their augmentations.
+
+Everything follows from (seed, epoch), a sample's numbers also from its row in the data set. So both
+frameworks see the same samples in the same order and cut the same crops, an epoch can be repeated,
+and one that was interrupted goes on where it ended.
+
+The numbers are those of a random resized crop (Szegedy et al., 2015, "Going Deeper with
+Convolutions", section 6, in the form of torchvision's RandomResizedCrop) and of a horizontal flip.
+A sample has `DRAWS` of them, float32:
+
+- `TRIES` areas of the crop as a share of the image, uniform in [0.08, 1);
+- `TRIES` aspect ratios, width to height, log-uniform in [3/4, 4/3);
+- where the crop begins, from top and left, as shares in [0, 1) of the places there are;
+- one in [0, 1): below 1/2 the image is flipped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from shared.photos import list_images
+
+TRIES = 10
+DRAWS = 2 * TRIES + 3
+SMALLEST_AREA = 0.08
+RATIOS = (3 / 4, 4 / 3)
+
+
+class Epochs:
+    """The batches of epoch after epoch: pairs of rows (int64) and their numbers (float32).
+
+    Every iteration is the next epoch; `epoch` is the number of the one to come. `start_batch` is
+    the number of batches that have been seen before, over all epochs: the first iteration is what
+    is left of its epoch. The last batch of an epoch may be smaller.
+
+    Raises ValueError where there is no sample, batch_size is below 1 or start_batch negative.
+    """
+
+    def __init__(self, size: int, *, batch_size: int, seed: int, start_batch: int = 0) -> None:
+        if min(size, batch_size) < 1 or start_batch < 0:
+            raise ValueError(
+                "size and batch_size must be 1 at least and start_batch 0 at least, not "
+                f"{size}, {batch_size} and {start_batch}"
+            )
+        self.size, self.batch_size, self.seed = size, batch_size, seed
+        self.epoch, self.start = divmod(start_batch, -(-size // batch_size))
+
+    def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        # With the first batch, since a DataLoader makes iterators that it does not use.
+        epoch, start = self.epoch, self.start
+        self.epoch, self.start = epoch + 1, 0
+        yield from self.batches(epoch, start)
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """The batches of one epoch from its batch `start` on; changes nothing."""
+        # The order that `datasets.batch_order` has.
+        order = np.random.default_rng([self.seed, epoch]).permutation(self.size)
+        numbers = draw(self.size, seed=self.seed, epoch=epoch)
+        for first in range(start * self.batch_size, self.size, self.batch_size):
+            rows = order[first : first + self.batch_size]
+            yield rows, numbers[rows]
+
+
+def draw(size: int, *, seed: int, epoch: int) -> np.ndarray:
+    """The numbers of every row in one epoch, (size, DRAWS) float32."""
+    # A stream of its own: that of the order is [seed, epoch].
+    numbers = np.random.default_rng([seed, epoch, 1]).random((size, DRAWS), dtype=np.float32)
+    areas, ratios = numbers[:, :TRIES], numbers[:, TRIES : 2 * TRIES]
+    low, high = map(math.log, RATIOS)
+    areas[:] = SMALLEST_AREA + (1 - SMALLEST_AREA) * areas
+    ratios[:] = np.exp(low + (high - low) * ratios)
+    return numbers
+
+
+def crop_box(height: int, width: int, numbers: Sequence[float]) -> tuple[int, int, int, int]:
+    """Top, left, height and width of the crop that a row's numbers cut from an image.
+
+    It has round(sqrt(area * ratio)) by round(sqrt(area / ratio)) pixels, of the first try that lies
+    within the image. Where none does, it is the largest centred one with a ratio within bounds.
+    """
+    for area, ratio in zip(numbers[:TRIES], numbers[TRIES : 2 * TRIES], strict=True):
+        pixels = height * width * area
+        wide, high = round(math.sqrt(pixels * ratio)), round(math.sqrt(pixels / ratio))
+        if 0 < wide <= width and 0 < high <= height:
+            top, left = numbers[2 * TRIES : 2 * TRIES + 2]
+            return int(top * (height - high + 1)), int(left * (width - wide + 1)), high, wide
+    high = min(height, max(1, round(width / RATIOS[0])))
+    wide = min(width, max(1, round(height * RATIOS[1])))
+    return (height - high) // 2, (width - wide) // 2, high, wide
+
+
+def open_folder(
+    source: str | Path,
+    batch_size: int,
+    seed: int,
+    decoder: str = "standard",
+    on_error: str = "raise",
+    start_batch: int = 0,
+) -> tuple[list[str], np.ndarray, Epochs]:
+    """Paths and labels (int64) of a folder's images, and their epochs; settings are checked.
+
+    Raises ValueError for a decoder other than "standard" or "fast", an on_error other than "raise"
+    or "skip", and where the folder or `Epochs` does.
+    """
+    for name, value, choices in (
+        ("decoder", decoder, ("standard", "fast")),
+        ("on_error", on_error, ("raise", "skip")),
+    ):
+        if value not in choices:
+            raise ValueError(f"{name} must be {' or '.join(choices)}, not {value!r}")
+    paths, labels, _ = list_images(Path(source))
+    epochs = Epochs(len(paths), batch_size=batch_size, seed=seed, start_batch=start_batch)
+    return [str(path) for path in paths], labels, epochs
