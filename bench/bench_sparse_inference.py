@@ -1,0 +1,104 @@
+"""What does sparsity buy? Predictions of a transformer whose dense layers are pruned."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+
+SAME = 1e-4  # relative L2: predictions of sparse and of dense kernels, the task's parity
+
+
+def _row(name: str, percent: int, effort: str, **settings) -> Variant:
+    chosen = {"sparsity": percent / 100} | settings
+    return Variant(f"{name}_{percent}", chosen, effort=effort, changes_math=True)
+
+
+def _csr(percent: int, effort: str) -> Variant:
+    return _row("csr", percent, effort, min_sparsity=percent / 100 - 0.01)
+
+
+TECHNIQUE = Technique(
+    name="sparse_inference",
+    title="Sparse inference: what do zeros buy?",
+    variants=(
+        Variant("dense", role="baseline", effort="quick"),
+        _csr(90, "quick"),
+        _row("masked", 90, "default"),
+        _csr(80, "default"),
+        _csr(50, "default"),
+        _csr(95, "default"),
+        _row("masked", 50, "full"),
+        _row("masked", 80, "full"),
+        _row("masked", 95, "full"),
+    ),
+    workloads=(
+        Workload("text-gpt-wide", "small", mode="predict"),
+        Workload("text-gpt-wide", "compute", effort="full", mode="predict"),
+    ),
+    differs_by_design=(
+        "PyTorch multiplies CSR matrices with MKL, TensorFlow with an operator of its own.",
+    ),
+    notes=(
+        "masked: so many percent of each dense kernel, the smallest weights, are zeros in a dense "
+        "tensor. csr: the same weights as CSR matrices. The proof holds the bytes of both.",
+        "Weights are initial ones, since speed does not depend on them; what pruning does to "
+        "accuracy stands with pruning, what fewer channels buy with structured pruning.",
+        "Not measured: TensorFlow Lite's sparse format, which needs its own runtime.",
+    ),
+    # The matches of other techniques have controls.
+    controls=False,
+)
+
+
+def prepare(kit, work: Work) -> Prepared:
+    """Dense or sparse predictions over pruned weights; the step is the baseline's."""
+    settings = dict(work.settings)
+    sparsity = settings.pop("sparsity", 0.0)
+    weights = {name: pruned(name, value, sparsity) for name, value in work.weights.items()}
+    model = kit.models.build(work.task.model, weights)
+    optimizer = kit.training.make_optimizer(model, work.task.recipe)
+    step = kit.training.make_train_step(model, optimizer, kit.training.cross_entropy)
+    technique = kit.sparse_inference if settings else kit.training
+    return Prepared(step, technique.make_predict(model, **settings), model, optimizer)
+
+
+def pruned(name: str, value: np.ndarray, sparsity: float) -> np.ndarray:
+    """The weights, with the smallest of a dense kernel zero."""
+    count = round(sparsity * value.size)
+    if not name.endswith(".kernel") or not count:
+        return value
+    order = np.argsort(np.abs(value), axis=None, kind="stable")
+    less = value.copy()
+    less.flat[order[:count]] = 0.0
+    return less
+
+
+def took_effect(kit, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
+    """Kernels have their zeros; sparse ones predict what dense ones do and hold fewer values."""
+    weights = kit.models.export_weights(prepared.model)
+    kernels = [value for name, value in weights.items() if name.endswith(".kernel")]
+    size = sum(kernel.size for kernel in kernels)
+    zeros = 1.0 - sum(int(np.count_nonzero(kernel)) for kernel in kernels) / size
+    evidence = {"zeros": zeros, "kernel_bytes": sum(kernel.nbytes for kernel in kernels)}
+    wanted = work.settings.get("sparsity", 0.0)
+    if abs(zeros - wanted) > 1e-3:
+        return evidence, f"{zeros:.1%} of the kernels are zeros, not {wanted:.0%}"
+    if "min_sparsity" not in work.settings:
+        return evidence, None
+    layers = prepared.predict.layers
+    evidence["kernel_bytes"] = sum(sparse for _, sparse in layers.values())
+    ours, theirs = (
+        np.asarray(predict(batch[0]), np.float64)
+        for predict in (prepared.predict, kit.training.make_predict(prepared.model))
+    )
+    apart = np.linalg.norm(ours - theirs) / np.linalg.norm(theirs)
+    evidence["apart_from_dense"] = float(apart)
+    if len(layers) != len(kernels):
+        return evidence, f"{len(layers)} of {len(kernels)} kernels are sparse"
+    return evidence, None if apart < SAME else f"predictions differ by {apart:.1e}"
+
+
+def bench_sparse_inference(case, replay):
+    """Replay one measured case."""
+    replay(case)

@@ -1,0 +1,145 @@
+"""Sparse kernels predict what dense ones do, hold what is not zero, and do so in both frameworks.
+
+Each framework runs in a process of its own (`sparse_inference_worker.py`), tf_keras in a third.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench.bench_sparse_inference import pruned
+
+HERE = Path(__file__).resolve().parent
+WORKERS = ("pt", "tf", "tf_keras")
+BAR = 1e-4  # the parity of the tasks with transformers
+
+
+@pytest.fixture(scope="module")
+def evidence():
+    """What each worker found: {"pt": {scenario: ...}, ...}. They run at the same time."""
+    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(HERE.parent)}
+    flavour = {"tf_keras": {"TF_USE_LEGACY_KERAS": "1"}}
+    environment.pop("TF_USE_LEGACY_KERAS", None)
+    running = {
+        name: subprocess.Popen(
+            [sys.executable, HERE / "sparse_inference_worker.py", name],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment | flavour.get(name, {}),
+        )
+        for name in WORKERS
+    }
+    found = {}
+    for name, process in running.items():
+        out, err = process.communicate()
+        assert process.returncode == 0, err[-3000:]
+        found[name] = Scenarios(json.loads(out.splitlines()[-1]), name)
+    return found
+
+
+@pytest.fixture(params=WORKERS)
+def found(request, evidence):
+    return evidence[request.param]
+
+
+class Scenarios:
+    """Looks up a scenario, and fails with its traceback where it raised."""
+
+    def __init__(self, scenarios, framework):
+        self.scenarios, self.framework = scenarios, framework
+
+    def __getitem__(self, name):
+        scenario = self.scenarios[name]
+        if isinstance(scenario, dict) and "error" in scenario:
+            pytest.fail(scenario["error"])
+        return scenario
+
+
+def relative(ours, theirs):
+    ours, theirs = np.array(ours), np.array(theirs)
+    assert ours.shape == theirs.shape
+    return np.linalg.norm(ours - theirs) / np.linalg.norm(theirs)
+
+
+@pytest.mark.parametrize("sparsity", ["0.5", "0.9"])
+def test_sparse_kernels_predict_what_dense_ones_do(found, sparsity):
+    case = found["transformer"][sparsity]
+    assert np.abs(case["dense"]).max() > 0.1
+    assert relative(case["sparse"], case["dense"]) < 1e-5
+    assert relative(case["sparse later"], case["dense later"]) < 1e-5  # another batch size
+    assert case["kept"]
+
+
+@pytest.mark.parametrize("sparsity", ["0.5", "0.9"])
+def test_sparse_kernels_hold_what_is_not_zero(found, sparsity):
+    """4 bytes for a value, 4 for its column, 4 for each row and one more."""
+    case = found["transformer"][sparsity]
+    rows = {"qkv": 48, "projection": 16, "up": 64, "down": 16, "head": 11}
+    assert case["layers"].keys() == case["sizes"].keys()
+    for name, (dense, sparse) in case["layers"].items():
+        size, values = case["sizes"][name]
+        assert dense == size
+        assert sparse == 8 * values + 4 * (rows[name.rpartition(".")[2]] + 1)
+
+
+def test_twins_agree(evidence):
+    pt, *others = (evidence[name]["transformer"]["0.9"]["sparse"] for name in WORKERS)
+    assert all(relative(other, pt) < BAR for other in others)
+
+
+def test_sparse_kernels_are_copies(found):
+    """Which shows that the predictions come from them."""
+    before, after, dense = found["copies"]
+    assert relative(after, before) < 1e-6
+    assert relative(dense, before) > 0.1
+
+
+def test_models_that_are_not_ours(found):
+    foreign = found["foreign"]
+    name = "inside.wide" if found.framework == "pt" else "wide"
+    layers = {"two inputs": [name], "a layer alone": [""], "functional": [name]}
+    for kind, (sparse, dense, names) in (
+        (kind, case) for kind, case in foreign.items() if kind in layers
+    ):
+        assert relative(sparse, dense) < 1e-6, kind
+        assert names == layers[kind]  # not the head, which has no zeros
+    assert foreign.get("trains", True)
+
+
+def test_twins_agree_on_a_model_that_is_not_ours(evidence):
+    pt, *others = (evidence[name]["foreign"]["two inputs"][0] for name in WORKERS)
+    assert all(relative(other, pt) < 1e-5 for other in others)
+
+
+def test_bad_input_gets_one_clear_line(found):
+    refusals = found["refusals"]
+    for share in ("0.0", "1.1", "nan"):
+        said = f"ValueError: min_sparsity must be above 0 and at most 1, not {share}"
+        assert refusals[share] == said
+    kind = "linear" if found.framework == "pt" else "dense"
+    said = f"ValueError: no {kind} layer of the model has 70% of zeros: prune it"
+    assert refusals["no zeros"] == said
+    assert refusals["half"].startswith("NotImplementedError: ")
+    assert "bfloat16" in refusals["half"]
+
+
+@pytest.mark.parametrize("worker", ["tf", "tf_keras"])
+def test_tf_a_model_without_variables_is_refused(evidence, worker):
+    unbuilt = evidence[worker]["foreign"]["unbuilt"]
+    assert unbuilt.startswith("ValueError: the model has no variables yet: call it once")
+
+
+def test_the_benchmark_prunes_the_smallest_weights_of_kernels_alone():
+    kernel = np.array([[0.3, -0.1], [0.2, -0.4]], np.float32)
+    assert pruned("up.kernel", kernel, 0.5).tolist() == [[kernel[0, 0], 0], [0, kernel[1, 1]]]
+    assert kernel[0, 1] != 0
+    assert pruned("up.bias", kernel, 0.5) is kernel
+    assert pruned("up.kernel", kernel, 0.0) is kernel

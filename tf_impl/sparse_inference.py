@@ -1,0 +1,149 @@
+"""Sparse inference: predict with the zeros of pruned dense layers left out, as CSR matrices.
+
+What it changes: the kernel of each `Dense` layer with enough zeros is stored as a compressed sparse
+row (CSR) matrix: the values that are not zero, their columns, and where each row begins. The
+product visits these values alone. Predictions are those of the dense model, up to rounding. A value
+costs 8 bytes with its index, 4 when dense: below 50% of zeros the sparse kernel is the larger one.
+
+Its twin: `pt_impl/sparse_inference.py`.
+
+Where the frameworks differ and why:
+- Here the model is left alone and its dense layers compute otherwise while the graph is traced, in
+  any kind of model. There a copy of the model gets other modules in place of its linear layers.
+- TensorFlow has two sparse products: `tf.sparse.sparse_dense_matmul` over coordinates, which runs
+  on one thread, and the one of its `CSRSparseMatrix`, which runs on all but has no public name.
+  This is the second. PyTorch calls MKL.
+- For convolutions neither framework has sparse kernels: they stay dense on both sides.
+
+When it helps and when it hurts: on a CPU, from about 90% of zeros on, where layers are large; a
+dense product uses wide vector units on data in order, a sparse one gathers, so at 50% of zeros it
+is the slower one. It is the price of zeros anywhere: whole channels gone (structured pruning) or
+2:4 patterns on a GPU suit hardware better. It is for prediction: kernels do not train.
+
+Run it alone: `python -m tf_impl.sparse_inference` prints dense against CSR at several sparsities.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.ops.linalg.sparse.sparse_csr_matrix_ops import CSRSparseMatrix
+
+
+def make_predict(model: tf.keras.Model, *, min_sparsity: float = 0.7) -> Callable:
+    """Return `predict(x) -> output` in evaluation mode, over sparse kernels of dense layers.
+
+    x: a tensor, or a tuple of the model's positional arguments; anything else is handed over as it
+    is. min_sparsity: share of zeros from which on a layer becomes sparse, above 0 and at most 1.
+    `predict.layers` maps the name of each such layer to (bytes of the dense kernel, bytes of the
+    sparse one). The model is left as it is; sparse kernels are copies, so make them after training.
+
+    Layers are `Dense` exactly, at any depth: a subclass may use its kernel in another way.
+
+    Raises ValueError for another min_sparsity, a model without variables and where no dense layer
+    has so many zeros; NotImplementedError for kernels that are not float32 or float64.
+    Source: TensorFlow's `CSRSparseMatrix` (`tf.raw_ops.SparseMatrixMatMul`).
+    """
+    if not 0.0 < min_sparsity <= 1.0:
+        raise ValueError(f"min_sparsity must be above 0 and at most 1, not {min_sparsity!r}")
+    if not model.built:
+        raise ValueError("the model has no variables yet: call it once on an example input")
+    kernels = {}
+    for layer in model._flatten_layers():
+        if type(layer) is tf.keras.layers.Dense:
+            kernel = np.array(layer.kernel)
+            if np.mean(kernel == 0) >= min_sparsity:
+                kernels[layer] = kernel
+    if not kernels:
+        raise ValueError(f"no dense layer of the model has {min_sparsity:.0%} of zeros: prune it")
+    for layer in kernels:
+        if layer.compute_dtype not in ("float32", "float64"):
+            raise NotImplementedError(f"{layer.name!r} computes in {layer.compute_dtype}")
+    # Outputs by inputs, since the operator takes the sparse matrix first.
+    sparse = {layer: CSRSparseMatrix(kernel.T) for layer, kernel in kernels.items()}
+
+    @tf.function(jit_compile=False, reduce_retracing=True)
+    def predict(x):
+        with _multiplied_sparsely(sparse):
+            return model(*x, training=False) if isinstance(x, tuple) else model(x, training=False)
+
+    predict.layers = {
+        layer.name: (kernel.nbytes, _bytes(sparse[layer])) for layer, kernel in kernels.items()
+    }
+    return predict
+
+
+def _bytes(matrix: CSRSparseMatrix) -> int:
+    """Bytes of a CSR matrix's values and indices."""
+    parts = tf.raw_ops.CSRSparseMatrixComponents(
+        csr_sparse_matrix=matrix._matrix, index=0, type=matrix.dtype
+    )
+    return sum(part.numpy().nbytes for part in parts)
+
+
+@contextmanager
+def _multiplied_sparsely(sparse: dict) -> Iterator[None]:
+    """Let the layers compute with their sparse kernels until the context ends: for one trace."""
+    before = {layer: vars(layer).get("call") for layer in sparse}
+    try:
+        for layer, kernel in sparse.items():
+            layer.call = partial(_product, layer, kernel)
+        yield
+    finally:
+        for layer, call in before.items():
+            del layer.call
+            if call is not None:
+                layer.call = call
+
+
+def _product(layer, kernel, inputs, training=None):
+    """What a dense layer computes: (..., in) -> (..., out). Keras 3 hands over `training`."""
+    rows = tf.reshape(inputs, (-1, inputs.shape[-1]))
+    product = tf.raw_ops.SparseMatrixMatMul(
+        a=kernel._matrix, b=rows, transpose_b=True, transpose_output=True
+    )
+    if layer.use_bias:
+        product = product + tf.cast(layer.bias, product.dtype)
+    if layer.activation is not None:
+        product = layer.activation(product)
+    shape = tf.concat([tf.shape(inputs)[:-1], [layer.units]], 0)
+    product = tf.reshape(product, shape)
+    product.set_shape([*inputs.shape[:-1], layer.units])
+    return product
+
+
+def main() -> None:
+    """Print dense layers of 1,024 units against CSR at several shares of zeros, interleaved."""
+    import statistics
+    import time
+
+    from tf_impl import runtime, training
+
+    tf.keras.utils.set_random_seed(0)
+    x = tf.random.normal((32, 1024))
+    print("zeros  dense [ms]  CSR [ms]  dense [MB]  CSR [MB]")
+    for sparsity in (0.5, 0.8, 0.9, 0.95):
+        stack = [tf.keras.layers.Dense(1024, "relu"), tf.keras.layers.Dense(1024)]
+        model = tf.keras.Sequential([tf.keras.Input((1024,)), *stack])
+        for layer in stack:
+            kernel, bias = layer.get_weights()
+            size = np.abs(kernel)
+            smallest = np.quantile(size, sparsity, method="lower")
+            layer.set_weights([kernel * (size > smallest), bias])
+        sparse = make_predict(model, min_sparsity=sparsity - 0.01)
+        taken = {training.make_predict(model): [], sparse: []}
+        for _ in range(100):
+            for predict, times in taken.items():
+                start = time.perf_counter()
+                predict(x)
+                runtime.synchronize()
+                times.append((time.perf_counter() - start) * 1e3)
+        dense_ms, sparse_ms = (statistics.median(times[10:]) for times in taken.values())
+        dense_mb, sparse_mb = (sum(b) / 1e6 for b in zip(*sparse.layers.values(), strict=True))
+        print(f"{sparsity:5}{dense_ms:12.3f}{sparse_ms:10.3f}{dense_mb:12.2f}{sparse_mb:10.2f}")
+
+
+if __name__ == "__main__":
+    main()
