@@ -43,8 +43,10 @@ TECHNIQUE = Technique(
         "The work limit is one single-threaded process a core that does the same work per sample "
         "with nothing around it. It is measured before and after each of 7 epochs; the share is "
         "that of the epoch in the mean of both, once the pipeline is filled.",
-        "Files are in the page cache. Data stall: the part of a small CNN's train steps that waits "
-        "for its batch, on the same cores.",
+        "later first batch is that of an epoch after the first. CPU seconds are those of all "
+        "processes for 1,000 samples; memory is the sum of their proportional set sizes at its "
+        "peak, with imports and without. Data stall is the part of a small CNN's train steps that "
+        "waits for its batch, on the same cores. Files are in the page cache.",
     ),
     controls=False,
     probes=True,

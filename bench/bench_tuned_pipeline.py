@@ -38,6 +38,7 @@ TECHNIQUE = Technique(
         "The work limit is one single-threaded process a core that does the same work per sample "
         "with nothing around it. It is measured before and after each of 7 epochs; the share is "
         "that of the epoch in the mean of both, once the pipeline is filled.",
+        "Figures are explained under input_pipeline.",
     ),
     controls=False,
     probes=True,

@@ -963,3 +963,40 @@ def test_our_own_readme_shows_the_committed_record():
 )
 def test_a_published_report_is_what_its_record_gives(record):
     assert record.with_name("report.md").read_text("utf-8") == markdown(load(record))
+
+
+# What a probe found -----------------------------------------------------------------------------
+
+
+def probed(count: int) -> dict:
+    """A record whose bf16 cases have `count` figures of a probe, the first of them repeated."""
+    results = record()
+    for found in results["cases"]:
+        if found["variant"] == "bf16" and found["status"] == "OK":
+            found["metrics"] |= {
+                f"figure_{n}": {"value": 10.0 + n, "unit": "s", "ci": None, "samples": [n + 0.5]}
+                for n in range(count)
+            }
+            found["metrics"]["figure_0"]["samples"] = [11.5, 8.25, 10.0]
+    return results
+
+
+@pytest.mark.parametrize("count", [2, 4, 5, 8])
+def test_figures_of_a_probe_fit_80_columns(count):
+    """Side by side while they are few, else a line for each case."""
+    text = terminal(probed(count))
+    assert max(map(columns, text.splitlines())) <= 80
+    table = "\n".join(block(text, "digits-cnn · Measured apart"))
+    for n in range(count):
+        assert table.count(f"{10 + n}.0") >= 2, table  # both frameworks
+    assert ("PyTorch ---" in table) == (count <= 4)
+
+
+def test_every_repetition_stands_in_the_report_alone():
+    found = probed(5)
+    text = markdown(found)
+    assert text.count("11.5 8.25 10.0") >= 2
+    assert text.count("figure 0 [s] |") >= 2
+    assert "| figure 1 [s] | 1.5" not in text  # it was not repeated
+    assert "Every repetition" not in terminal(found)
+    assert "Every repetition" not in markdown(record())

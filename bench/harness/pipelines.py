@@ -57,10 +57,10 @@ def measure(kit, work: Work, make: Callable[[], Iterable], *, decoder: str) -> d
         "work_limit": _figure("samples/s", limits),
         "share_of_limit": _figure("%", shares),
         "first_batch": _figure("s", [made + first.first_batch_s]),
-        "first_batch_of_a_later_epoch": _figure("s", starts),
-        "cpu_per_1000_samples": _figure("s", cpu),
+        "later_first_batch": _figure("s", starts),
+        "cpu_per_1000": _figure("s", cpu),
         "data_stall": _figure("%", [data_stall(kit, work, loader)]),
-        "memory_of_all_processes": _figure("bytes", [peak]),
+        "memory": _figure("bytes", [peak]),
         "memory_above_import": _figure("bytes", [above]),
     }
 

@@ -184,7 +184,7 @@ def repetitions(rows: Rows) -> Table | None:
 
     def repeated(label: str, case: dict) -> Iterator[list[str]]:
         for name, metric in (case.get("metrics") or {}).items():
-            unit, samples = metric["unit"], metric.get("samples") or []
+            unit, samples = at(metric, "unit"), at(metric, "samples") or []
             if len(samples) > 1 and name != "cold_first_calls_s":  # which has a table of its own
                 figure = f"{name.replace('_', ' ')} [{_SHOWN.get(unit, unit)}]"
                 every = " ".join(_in_unit(sample, unit) for sample in samples)
@@ -202,7 +202,7 @@ def repetitions(rows: Rows) -> Table | None:
     return _table("Every repetition", columns, lines, words=3, detail=True)
 
 
-_SHOWN = {"bytes": "MB"}
+_SHOWN = {"bytes": "MB", "samples/s": "1/s"}
 
 
 def _in_unit(value: Any, unit: str) -> str:
