@@ -216,7 +216,7 @@ def main() -> None:
     for sparsity in (None, 0.8, 0.95):
         model, update = models.build(task.model, init_weights(task.model, seed=0)), None
         if sparsity is not None:
-            settings = {"begin_step": 0, "end_step": 300, "frequency": 10}
+            settings = {"begin_step": 0, "end_step": 420, "frequency": 10}
             model, update = apply_pruning(model, final_sparsity=sparsity, **settings)
         optimizer = training.make_optimizer(model, recipe)
         step = training.make_train_step(model, optimizer, training.cross_entropy)
