@@ -13,6 +13,7 @@ Where the frameworks differ and why:
   end a core waits for the other, and both for the batch to be taken. More calls than threads keep
   all cores busy. There processes fill a ring of batches, because Python's threads take turns.
 - AUTOTUNE is off: it moves the number of calls while the pipeline runs, by what it has measured.
+- Linux tends to gather tf.data's threads on one core, for whole epochs; each is bound to a core.
 - A batch is the caller's to keep here. There it is lent.
 - `threads_loader` has no twin here: every loader of tf.data works in threads.
 
@@ -25,6 +26,7 @@ Run it alone: `python -m tf_impl.tuned_pipeline` prints samples/s.
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 
 import numpy as np
 import tensorflow as tf
@@ -112,6 +114,7 @@ class _Loader:
         return batches.flat_map(batch)
 
     def __iter__(self) -> Iterator[tuple[tf.Tensor, tf.Tensor]]:
+        before = _threads()
         batches = iter(self.dataset)
         for wanted, numbers in self.epochs.batches(self.epochs.epoch, self.epochs.start):
             try:
@@ -120,6 +123,9 @@ class _Loader:
                 for failure in self._failures(wanted, numbers):
                     raise ValueError(failure) from None
                 raise
+            if before:  # with the first batch they are all there
+                _spread(_threads() - before)
+                before = set()
             missing = ~np.isin(wanted, rows)
             self.skipped += self._failures(wanted[missing], numbers[missing])
             if not missing.all():
@@ -177,6 +183,25 @@ def _crop_box(height: tf.Tensor, width: tf.Tensor, numbers: tf.Tensor) -> tf.Ten
 def _normalise(image: tf.Tensor) -> tf.Tensor:
     """Pixels in [0, 255], (SIZE, SIZE, 3), less the mean and over the deviation, float32."""
     return tf.reshape(tf.reshape(image, [SIZE, 3 * SIZE]) * SCALE + OFFSET, image.shape)
+
+
+def _threads() -> set[int]:
+    """The threads of this process, where Linux tells them."""
+    return (
+        set(map(int, os.listdir("/proc/self/task"))) if os.path.isdir("/proc/self/task") else set()
+    )
+
+
+def _spread(threads: set[int]) -> None:
+    """Give threads a core each, in turn.
+
+    tf.data's threads wake one another for every sample, and Linux likes to put a thread on the core
+    of the one that woke it: without this, whole epochs run on one core while another is idle.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    for place, thread in enumerate(sorted(threads)):
+        with suppress(ProcessLookupError):  # it has ended
+            os.sched_setaffinity(thread, {cores[place % len(cores)]})
 
 
 def _cores() -> int:
