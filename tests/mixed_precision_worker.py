@@ -45,9 +45,9 @@ def batches(task, count=10):
     return kit.data.resident_batches(found)
 
 
-def prepare(task, *, recipe=None, loss=None, **settings):
+def prepare(task, *, recipe=None, loss=None, seed=1, **settings):
     """A model and its step: the baseline without settings, else the technique."""
-    model = kit.models.build(task.model, init_weights(task.model, seed=1))
+    model = kit.models.build(task.model, init_weights(task.model, seed=seed))
     optimizer = kit.training.make_optimizer(model, recipe or task.recipe)
     maker = technique if settings else kit.training
     step = maker.make_train_step(model, optimizer, loss or kit.training.cross_entropy, **settings)
@@ -82,6 +82,7 @@ def losses():
         found[task.name] = {
             "float32": run(prepare(task, dtype="float32", keep_fp32="head"), stream),
             "bfloat16": run(prepare(task, dtype="bfloat16"), stream),
+            "seeds": [run(prepare(task, dtype="float32", seed=s), stream) for s in (1, 2, 3)],
         }
         if FRAMEWORK == "pt":
             off = replace(task.recipe, learning_rate=task.recipe.learning_rate * 1.1)

@@ -35,7 +35,6 @@ def measure(kit, work: Work, make: Callable[[], Iterable], *, decoder: str) -> d
 
     Raises RuntimeError where an epoch is not all of the images.
     """
-    before = memory.proportional([os.getpid()])
     start = time.perf_counter()
     loader = make()
     made = time.perf_counter() - start
@@ -51,7 +50,6 @@ def measure(kit, work: Work, make: Callable[[], Iterable], *, decoder: str) -> d
     shares = [100 * rate / limit for rate, limit in zip(rates, around, strict=True)]
     starts = [epoch.first_batch_s for epoch in epochs]
     cpu = [1000 * epoch.cpu_s / epoch.images for epoch in epochs]
-    above = peak - before if peak is not None and before is not None else None
     return {
         "samples_per_s": _figure("samples/s", rates),
         "work_limit": _figure("samples/s", limits),
@@ -61,7 +59,6 @@ def measure(kit, work: Work, make: Callable[[], Iterable], *, decoder: str) -> d
         "cpu_per_1000": _figure("s", cpu),
         "data_stall": _figure("%", [data_stall(kit, work, loader)]),
         "memory": _figure("bytes", [peak]),
-        "memory_above_import": _figure("bytes", [above]),
     }
 
 
