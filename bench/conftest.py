@@ -20,6 +20,7 @@ from bench.harness.plan import (
     Case,
     cases_of,
     choose,
+    repeated_controls,
     with_baselines,
 )
 from bench.harness.results import new_folder
@@ -191,16 +192,24 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker(pytest.mark.filterwarnings("ignore:Benchmark fixture was not used"))
 
 
+@pytest.hookimpl(trylast=True)  # after -k
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the benchmarks that the options left no case; say so if that is all of them."""
-    chosen = config.stash[STATE].chosen
+    """Leave out the benchmarks that the options left no case; say so if that is all of them.
+
+    And the controls of a workload that another technique of the run controls.
+    """
+    state = config.stash[STATE]
+    chosen = state.chosen
     empty = [item for item in items if _parameter(item) and not isinstance(_parameter(item), str)]
     if empty and len(empty) == len(items):
         options = (f"--{name} {','.join(sorted(names))}" for name, names in chosen.items() if names)
         raise pytest.UsageError(f"nothing has all of {' '.join(options)}; leave one of them out")
-    if empty:
-        config.hook.pytest_deselected(items=empty)
-        items[:] = [item for item in items if item not in empty]
+    selected = [state.cases[name] for item in items if (name := _parameter(item)) in state.cases]
+    repeated = {case.id for case in repeated_controls(selected)}
+    out = empty + [item for item in items if _parameter(item) in repeated]
+    if out:
+        config.hook.pytest_deselected(items=out)
+        items[:] = [item for item in items if item not in out]
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

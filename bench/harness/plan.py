@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from shared.specs import TASKS, Task
@@ -144,9 +145,9 @@ class Technique:
     """A technique's rows, tasks and words for the report.
 
     `controls`: whether each framework's baseline also plays against itself (A/A), at the first
-    timed workload. `cold_starts`: how many times the first call is timed in a fresh process; with
-    more than one the report has a table of first calls and break-even. `probes`: the bench file has
-    a function `probe`.
+    timed workload, unless an earlier technique of the run did so there. `cold_starts`: how many
+    times the first call is timed in a fresh process; with more than one the report has a table of
+    first calls and break-even. `probes`: the bench file has a function `probe`.
     """
 
     name: str
@@ -210,7 +211,7 @@ class Work:
     """What `prepare` is given in a worker.
 
     `memory_budget`: bytes, or None if none was set. `data`: for a probe, the folder of the task's
-    data.
+    data. `folder`: an empty one for what the variant writes; it is deleted when the run ends.
     """
 
     task: Task
@@ -221,6 +222,7 @@ class Work:
     mode: str = "train"
     memory_budget: int | None = None
     data: str | None = None
+    folder: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -230,7 +232,8 @@ class Prepared:
     `model` and `optimizer` are counted for the split of memory. Where the framework owns the loop,
     `loop(batches) -> (seconds, loss)` times the steps after its first batch itself. Where the step
     learns from more than labels, `targets(x, y)` gives the tuple that takes the place of y: it is
-    called once for the resident batches, and once for the training of all seeds.
+    called once for the resident batches, and once for the training of all seeds. `artifact`: the
+    file or folder that would be deployed, whose size counts.
     """
 
     step: Callable
@@ -239,6 +242,7 @@ class Prepared:
     optimizer: Any
     loop: Callable | None = None
     targets: Callable | None = None
+    artifact: Path | None = None
 
 
 def cases_of(technique: Technique, module: str, effort: str) -> list[Case]:
@@ -293,6 +297,18 @@ def with_baselines(selected: list[Case], every: list[Case]) -> list[Case]:
             and (case.technique, case.workload, case.framework, case.flavour) in wanted
         )
     ]
+
+
+def repeated_controls(cases: Iterable[Case]) -> list[Case]:
+    """The controls of workloads that an earlier technique controls: once a run is enough."""
+    seen, found = set(), []
+    for case in cases:
+        key = (case.framework, case.workload.task, case.workload.batch_size, case.workload.mode)
+        if case.variant.role == "control" and key in seen:
+            found.append(case)
+        elif case.variant.role == "control":
+            seen.add(key)
+    return found
 
 
 def matches(cases: list[Case]) -> list[list[Case]]:

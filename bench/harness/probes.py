@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -11,7 +10,15 @@ from dataclasses import dataclass, field, replace
 
 from bench.harness.matches import configure, parent_key
 from bench.harness.plan import FRAMEWORKS, Case
-from bench.harness.processes import Failed, ParentFailed, ParentKey, Processes, Unsupported
+from bench.harness.processes import (
+    Failed,
+    Limits,
+    ParentFailed,
+    ParentKey,
+    Processes,
+    Unsupported,
+    Worker,
+)
 
 PEAK_DTYPES = ("float32", "bfloat16")
 
@@ -41,54 +48,46 @@ def describe(processes: Processes, framework: str, threads: int) -> dict:
         worker.stop(kill=True)
 
 
-def cold_start(processes: Processes, case: Case, *, data: str, threads: int, seed: int) -> dict:
-    """First call and memory by phase, in a fresh process with the allocator as installed.
+def begin(processes: Processes, case: Case, what: str, *, threads: int, seed: int) -> Worker:
+    """A freshly executed worker that has imported its framework, with the allocator as installed.
+
+    torch.compile's cache on disk outlives processes, so the worker gets an empty one.
+    """
+    key = replace(parent_key(case, threads), allocator="as installed")
+    label = f"{what}-{case.id}".replace("/", "-").replace(" ", "-")
+    worker = processes.execute(key, label, TORCHINDUCTOR_CACHE_DIR=processes.new_folder())
+    try:
+        configure(worker, processes.limits, seed)
+    except BaseException:
+        worker.stop(kill=True)
+        raise
+    return worker
+
+
+def cold_start(worker: Worker, limits: Limits, case: Case, *, data: str, seed: int) -> dict:
+    """First call, memory by phase and the artifact's size.
 
     With evidence where no match asks for it, since the workload is not timed.
-    torch.compile's cache on disk outlives processes, so the process gets an empty one.
     """
-    limits = processes.limits
-    key = replace(parent_key(case, threads), allocator="as installed")
-    with tempfile.TemporaryDirectory(prefix="twinbench-") as cache:
-        label = "cold-" + case.id.replace("/", "-")
-        worker = processes.execute(key, label, TORCHINDUCTOR_CACHE_DIR=cache)
-        try:
-            configure(worker, limits, seed)
-            answer = worker.ask(
-                limits.request, "memory", case=case.message(), data=data, weights_seed=seed
-            )
-            if not case.workload.timed:
-                answer |= worker.ask(limits.request, "evidence")
-            return answer
-        finally:
-            worker.stop(kill=True)
+    answer = worker.ask(limits.request, "memory", case=case.message(), data=data, weights_seed=seed)
+    if not case.workload.timed:
+        answer |= worker.ask(limits.request, "evidence")
+    return answer
 
 
 def probe(
-    processes: Processes,
-    case: Case,
-    *,
-    data: str,
-    threads: int,
-    seed: int,
-    memory_budget: int | None,
+    worker: Worker, limits: Limits, case: Case, *, data: str, seed: int, memory_budget: int | None
 ) -> dict:
-    """What the bench file's own `probe` finds, in a fresh process as installed."""
-    key = replace(parent_key(case, threads), allocator="as installed")
-    worker = processes.execute(key, "probe-" + case.id.replace("/", "-"))
-    try:
-        configure(worker, processes.limits, seed)
-        answer = worker.ask(
-            processes.limits.train,
-            "probe",
-            case=case.message(),
-            data=data,
-            weights_seed=seed,
-            memory_budget=memory_budget,
-        )
-        return answer["metrics"]
-    finally:
-        worker.stop(kill=True)
+    """What the bench file's own `probe` finds."""
+    answer = worker.ask(
+        limits.train,
+        "probe",
+        case=case.message(),
+        data=data,
+        weights_seed=seed,
+        memory_budget=memory_budget,
+    )
+    return answer["metrics"]
 
 
 def train_all(

@@ -181,8 +181,9 @@ class Processes:
         self._parents: dict[ParentKey, tuple[subprocess.Popen, Peer]] = {}
         self._running: list[subprocess.Popen] = []
         self._closed = False
-        # torch.compile's cache on disk: one for the run, so that no earlier run warms it.
-        self._compiled = tempfile.TemporaryDirectory(prefix="twinbench-")
+        # What processes write beside their logs: gone with the run, however they ended. Among it
+        # torch.compile's cache, so that no earlier run warms it.
+        self._scratch = tempfile.TemporaryDirectory(prefix="twinbench-")
         self._revival = threading.Lock()
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -190,6 +191,10 @@ class Processes:
     def forks(self) -> bool:
         """Whether workers are forked here, or each is freshly executed."""
         return FORKS
+
+    def new_folder(self) -> str:
+        """An empty folder that is deleted when the run ends."""
+        return tempfile.mkdtemp(dir=self._scratch.name)
 
     def __enter__(self) -> Processes:
         return self
@@ -202,7 +207,7 @@ class Processes:
                 process.wait()
         self._closed = True
         self._listener.close()
-        self._compiled.cleanup()
+        self._scratch.cleanup()
 
     def _accept(self) -> None:
         while True:
@@ -241,8 +246,8 @@ class Processes:
         environment = machine.process_environment(
             threads=key.threads, flavour=key.flavour, allocator=key.allocator
         )
-        environment |= {wire.KEY: self._key, "TORCHINDUCTOR_CACHE_DIR": self._compiled.name}
-        environment |= extra
+        environment |= {wire.KEY: self._key, "TMPDIR": self._scratch.name}
+        environment |= {"TORCHINDUCTOR_CACHE_DIR": f"{self._scratch.name}/inductor"} | extra
         with open(self.logs / f"{name}.log", "ab") as log:
             process = subprocess.Popen(
                 [

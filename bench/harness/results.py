@@ -144,8 +144,9 @@ class Record:
             "timing": _timing(entry, blocks),
             "memory": _memory(entry.cold),
             "accuracy": self._accuracy(entry),
-            "artifact_bytes": None,
+            "artifact_bytes": (_artifact(entry) or {}).get("bytes"),
             "metrics": self._metrics(entry, blocks)
+            | _sizes(entry)
             | self._lifetimes(entry, blocks, comparisons)
             | {name: {"ci": None, **metric} for name, metric in entry.probed.items()},
             "certificate": shown.losses
@@ -471,6 +472,22 @@ def _memory(cold: list[dict]) -> dict | None:
     found["rest_bytes"] = above and above - sum(parts.values())
     found["device_peak"] = cold[0]["device_peak"]
     return found
+
+
+def _artifact(entry: Entry) -> dict | None:
+    """The first cold start's artifact, if the variant has one."""
+    return entry.cold[0].get("artifact") if entry.cold else None
+
+
+def _sizes(entry: Entry) -> dict:
+    """An artifact's size as it is and compressed."""
+    found = _artifact(entry)
+    if not found:
+        return {}
+    return {
+        "artifact": _metric(found["bytes"], "bytes", None),
+        "compressed_artifact": _metric(found["compressed_bytes"], "bytes", None),
+    }
 
 
 def _evidence(entry: Entry) -> dict | None:

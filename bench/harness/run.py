@@ -11,7 +11,9 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from bench.harness import machine, probes
@@ -33,7 +35,7 @@ from bench.harness.processes import (
     Processes,
     Unsupported,
 )
-from bench.harness.results import Entry, Record
+from bench.harness.results import Record
 from bench.harness.worker import on_cpu
 from shared import datasets
 from shared.specs import TASKS
@@ -313,37 +315,55 @@ class Run:
                 self._refuse(case, str(failure))
 
     def _apart(self, processes: Processes, cases: list[Case], data: dict[str, str]) -> None:
-        """What is measured of each case in freshly executed processes."""
-        measure = {"cold start": self._cold_start, "probe": self._probe}
-        for case in cases:
-            entry = self.record.entries[case.id]
-            for what in self.plan.apart(case):
-                self.progress.next()
-                if entry.status != "OK":
-                    continue
-                try:
-                    measure[what](processes, entry, data[case.workload.task])
-                except (Failed, ParentFailed) as error:
-                    entry.fail("FAILED", f"{what}: {error}")
-                except Unsupported as error:
-                    entry.fail("UNSUPPORTED", str(error))
-                self.record.write()
+        """What is measured of each case in freshly executed processes, one after the other.
 
-    def _cold_start(self, processes: Processes, entry: Entry, data: str) -> None:
-        found = probes.cold_start(processes, entry.case, data=data, threads=self.threads, seed=SEED)
-        entry.cold.append(found)
-        if found.get("not_applied"):
-            entry.fail("NOT_APPLIED", found["not_applied"])
+        A few import their framework side by side, which takes most of the time and is not
+        measured, and then wait for their turn.
+        """
+        jobs = [(case, what) for case in cases for what in self.plan.apart(case)]
+        side_by_side = min(self.threads, 4)
+        # The pool outlives its workers, which would end with the thread that started them.
+        pool = ThreadPoolExecutor(side_by_side)
+        begin = partial(probes.begin, processes, threads=self.threads, seed=SEED)
+        try:
+            for first in range(0, len(jobs), side_by_side):
+                some = [
+                    (case, what, pool.submit(begin, case, what) if self._open([case]) else None)
+                    for case, what in jobs[first : first + side_by_side]
+                ]
+                wait(filter(None, (starting for _, _, starting in some)))
+                for case, what, starting in some:
+                    self.progress.next()
+                    if starting:
+                        self._measure_apart(what, case, starting, processes.limits, data)
+                        self.record.write()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
-    def _probe(self, processes: Processes, entry: Entry, data: str) -> None:
-        entry.probed = probes.probe(
-            processes,
-            entry.case,
-            data=data,
-            threads=self.threads,
-            seed=SEED,
-            memory_budget=self.settings.memory_budget,
-        )
+    def _measure_apart(
+        self, what: str, case: Case, starting: Future, limits: Limits, data: dict[str, str]
+    ) -> None:
+        """Measure in a worker that has started; note why where it did not or fails."""
+        entry = self.record.entries[case.id]
+        given = {"data": data[case.workload.task], "seed": SEED}
+        try:
+            worker = starting.result()
+            try:
+                if entry.status != "OK":  # since it was begun
+                    return
+                if what == "probe":
+                    budget = self.settings.memory_budget
+                    entry.probed = probes.probe(worker, limits, case, memory_budget=budget, **given)
+                else:
+                    entry.cold.append(probes.cold_start(worker, limits, case, **given))
+                    if reason := entry.cold[-1].get("not_applied"):
+                        entry.fail("NOT_APPLIED", reason)
+            finally:
+                worker.stop(kill=True)
+        except (Failed, ParentFailed) as error:
+            entry.fail("FAILED", f"{what}: {error}")
+        except Unsupported as error:
+            entry.fail("UNSUPPORTED", str(error))
 
     def _accuracy(self, processes: Processes, cases: list[Case], data: dict[str, str]) -> None:
         if not trained(cases):

@@ -15,9 +15,11 @@ import importlib.util
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 import traceback
+import zlib
 from dataclasses import replace
 from itertools import cycle, islice
 from math import ceil
@@ -75,6 +77,18 @@ def ending(code: int) -> str:
     if code < 0:
         return f"was killed by {signal.Signals(-code).name}"
     return f"exited with status {code}"
+
+
+def artifact_bytes(artifact: Path | None) -> dict | None:
+    """Bytes of a file or of all files in a folder, as they are and compressed (zlib, level 6)."""
+    if artifact is None:
+        return None
+    files = [artifact] if artifact.is_file() else sorted(artifact.rglob("*"))
+    contents = [path.read_bytes() for path in files if path.is_file()]
+    return {
+        "bytes": sum(map(len, contents)),
+        "compressed_bytes": sum(len(zlib.compress(content, 6)) for content in contents),
+    }
 
 
 def run(address: str, name: str, log: str) -> None:
@@ -175,6 +189,7 @@ class Worker:
             mode=case["mode"],
             memory_budget=memory_budget,
             data=data,
+            folder=Path(tempfile.mkdtemp()),
         )
 
     def _prepare(self, case: dict, seed: int) -> None:
@@ -354,6 +369,7 @@ class Worker:
             "memory": found,
             "parts": parts,
             "device_peak": kit.runtime.device_peak(),
+            "artifact": artifact_bytes(self.prepared.artifact),
         }
 
     def _op_probe(
