@@ -15,6 +15,7 @@ from bench.harness.machine import TUNED_ALLOCATOR
 from bench.harness.plan import Prepared, Technique, Variant, Workload
 
 LEAK = 50_000_000
+ARTIFACT = 100_000
 DEVICE_STEP_S = 3e-3
 
 FAULTS = (
@@ -116,7 +117,11 @@ def prepare(kit, work):
         model.points_lost = 5.0
     predict = kit.training.make_predict(model)
     if work.mode == "predict":
-        return Prepared(_raise, _logits_of(model), model, None)
+        artifact = work.folder / "model"
+        artifact.mkdir()
+        (artifact / "weights").write_bytes(bytes(ARTIFACT - 1))
+        (artifact / "version").write_bytes(b"1")
+        return Prepared(_raise, _logits_of(model), model, None, artifact=artifact)
     return Prepared(step, _raise if work.variant == "fails_in_training" else predict, model, None)
 
 

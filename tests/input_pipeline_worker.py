@@ -232,12 +232,23 @@ def kill_one(made, pids):
                 os.kill(pids[0], signal.SIGKILL)
 
 
+def wait_until_idle(pause=0.005, limit=10):
+    """Return when no worker has anything left to write: all of them sleep, look after look."""
+    deadline, looks = time.monotonic() + limit, 0
+    while looks < 5:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"workers were still busy after {limit} s")
+        time.sleep(pause)
+        idle = all(child.status() == psutil.STATUS_SLEEPING for child in children())
+        looks = looks + 1 if idle else 0
+
+
 def lent(side, good, bad, images):
     """Batches of the ring: how long they are valid, and what guards them."""
     found, made = {}, loader(side, "tuned", good, batch_size=1)
     previous, same = None, []
     for x, _ in made:
-        time.sleep(0.02)  # for workers that would write to it
+        wait_until_idle()  # so that a worker that would write to it has done so
         if previous is not None:
             same.append(digest(previous[0]) == previous[1])
         previous = (x, digest(x))
@@ -262,7 +273,7 @@ def lent(side, good, bad, images):
     epoch = made.epochs.epoch
     batches = iter(made)
     first, _ = next(batches)
-    time.sleep(0.1)  # for all workers to be done
+    wait_until_idle()
     found["held"] = held == digest(x)
     found["after a break"] = [digest(array(first))]
     del x, first
@@ -338,7 +349,7 @@ def victim(good):
     loaders = [loader("pt", name, good) for name in PROCESSES]
     held = [next(iter(made)) for made in loaders]
     print(json.dumps([child.pid for child in children()]), flush=True)
-    time.sleep(600)
+    sys.stdin.read()  # until the test ends or kills this process
     return held
 
 

@@ -28,6 +28,9 @@ kit = SimpleNamespace(
 technique = kit.mixed_precision
 CNN, GPT = TASKS["digits-cnn"], TASKS["text-gpt"]
 BATCH = {CNN.name: 32, GPT.name: 8}
+# Rounding puts the odd ReLU on the other side of zero, which moves later losses by far more than
+# it. Steps this small keep that out of the weights.
+SMALL_STEPS = replace(CNN.recipe, learning_rate=2.0**-13)
 
 
 def batches(task, count=10):
@@ -77,12 +80,15 @@ def same(one, other):
 def losses():
     """Ten losses of each dtype, and (in PyTorch) of a learning rate that is a tenth off."""
     found = {"baseline": run(prepare(CNN), batches(CNN))}
-    for task in (CNN, GPT):
+    for task, recipe in ((CNN, SMALL_STEPS), (GPT, GPT.recipe)):
         stream = batches(task)
         found[task.name] = {
             "float32": run(prepare(task, dtype="float32", keep_fp32="head"), stream),
             "bfloat16": run(prepare(task, dtype="bfloat16"), stream),
-            "seeds": [run(prepare(task, dtype="float32", seed=s), stream) for s in (1, 2, 3)],
+            "seeds": [
+                run(prepare(task, recipe=recipe, dtype="float32", seed=s), stream)
+                for s in (1, 2, 3)
+            ],
         }
         if FRAMEWORK == "pt":
             off = replace(task.recipe, learning_rate=task.recipe.learning_rate * 1.1)

@@ -282,6 +282,28 @@ def test_the_benchmarks_of_this_project_are_collected(tmp_path):
     assert not imported & {"torch", "tensorflow", "keras", "tf_keras"}
 
 
+def controls(*options):
+    """The controls that a default run of this project would play, by technique."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "bench/", "--collect-only", "-q", *options],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return re.findall(r"bench_(\w+)\[(\S+)/control\]", done.stdout)
+
+
+def test_a_workload_is_controlled_once_whatever_is_selected():
+    every = controls()
+    assert len({workload for _, workload in every}) == len(every) > 2
+    alone = controls("-k", "gradient_clipping")
+    assert alone == [("gradient_clipping", workload) for _, workload in alone]
+    assert len(alone) == 2
+    assert {workload for _, workload in alone} < {workload for _, workload in every}
+
+
 # Interruptions ----------------------------------------------------------------------------------
 
 

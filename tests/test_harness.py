@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from dataclasses import replace
@@ -671,6 +672,38 @@ def test_predictions_are_timed_and_certified(predicted):
     losses = good["certificate"]["losses"]
     assert len(set(losses)) == worker.RESIDENT_BATCHES
     assert losses == same["certificate"]["losses"]
+
+
+def test_an_artifact_s_size_is_kept_and_the_artifact_is_not(predicted):
+    good = predicted.cases["pt", "good"]
+    assert good["artifact_bytes"] == good["metrics"]["artifact"]["value"] == faulty.ARTIFACT
+    assert 0 < good["metrics"]["compressed_artifact"]["value"] < faulty.ARTIFACT / 100
+
+
+def test_nothing_starts_while_something_is_measured_apart(measure, fakes, monkeypatch):
+    starting, seen, lock = [], [], threading.Lock()
+    begin, cold_start = probes.begin, probes.cold_start
+
+    def beginning(processes, case, what, **given):
+        with lock:
+            starting.append(case)
+        try:
+            return begin(processes, case, what, **given)
+        finally:
+            with lock:
+                starting.remove(case)
+
+    def measuring(*arguments, **given):
+        before = list(starting)
+        found = cold_start(*arguments, **given)
+        seen.append((before, list(starting)))
+        return found
+
+    monkeypatch.setattr(probes, "begin", beginning)
+    monkeypatch.setattr(probes, "cold_start", measuring)
+    found = measure("good", "same", technique=faulty.UNTIMED, amount=Effort(1, 3, 1))
+    assert {case["status"] for case in found.cases.values()} == {"OK"}
+    assert seen == [([], [])] * len(found.cases)
 
 
 def test_a_probe_runs_apart_and_its_failure_is_its_case_s_alone(predicted):

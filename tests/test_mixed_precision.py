@@ -17,7 +17,6 @@ from pathlib import Path
 
 import pytest
 
-from bench.harness.results import MOST_FLIPPED
 from shared.specs import TASKS, layers
 
 HERE = Path(__file__).resolve().parent
@@ -283,13 +282,9 @@ def difference(one, other):
 
 @pytest.mark.parametrize("task", ["digits-cnn", "text-gpt"])
 def test_twins_agree_in_float32(evidence, task):
-    """As certificates are judged: rounding flips a ReLU now and then, and moves later losses."""
     pt, tf = (Scenarios(evidence[name], name)["losses"][task]["seeds"] for name in ("pt", "tf"))
-    pairs, bar = list(zip(pt, tf, strict=True)), TASKS[task].parity
-    assert all(difference(ours[:1], theirs[:1]) < bar for ours, theirs in pairs)
-    apart = sorted(difference(*pair) for pair in pairs)
-    assert apart[1] < bar
-    assert apart[-1] < MOST_FLIPPED * bar
+    for ours, theirs in zip(pt, tf, strict=True):
+        assert difference(ours, theirs) < TASKS[task].parity
 
 
 @pytest.mark.parametrize(("task", "positions"), [("digits-cnn", 32), ("text-gpt", 8 * 64)])

@@ -19,6 +19,7 @@ from bench.harness.plan import (
     cases_of,
     choose,
     matches,
+    repeated_controls,
     with_baselines,
 )
 from bench.harness.run import Plan, clock, techniques, trained, without_folders
@@ -266,6 +267,17 @@ def test_controls_are_neither_started_cold_nor_trained():
     assert not any(map(plan.apart, controls))
     assert all(case.variant.role != "control" for case in trained(DEFAULT))
     assert {case.workload.task for case in trained(DEFAULT)} == {"text-gpt"}
+
+
+def test_a_workload_is_controlled_once_a_run():
+    other = replace(TECHNIQUE, name="other")
+    elsewhere = replace(other, workloads=(Workload("text-gpt", "small"),), name="elsewhere")
+    later = [case for one in (other, elsewhere) for case in cases_of(one, "module", "default")]
+    every = DEFAULT + later
+    controls = [case for case in every if case.variant.role == "control"]
+    assert [case.technique for case in controls[::2]] == ["made_up", "other", "elsewhere"]
+    assert repeated_controls(every) == controls[2:4]
+    assert repeated_controls(later) == []
 
 
 def test_cold_starts_are_repeated_and_probes_follow_but_a_quick_run_starts_once():

@@ -91,9 +91,12 @@ def test_workers_of_a_killed_process_end_by_themselves(evidence):
     """And leave no shared memory; torch's workers look for their parent every 5 s."""
     before = set(os.listdir("/dev/shm"))
     command = [sys.executable, "-m", "tests.input_pipeline_worker", "victim", evidence.good]
-    with subprocess.Popen(command, cwd=pipelines.ROOT, stdout=subprocess.PIPE, text=True) as main:
-        workers = [psutil.Process(pid) for pid in json.loads(main.stdout.readline())]
-        main.kill()
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=pipelines.ROOT, text=True, **pipes) as main:
+        try:
+            workers = [psutil.Process(pid) for pid in json.loads(main.stdout.readline())]
+        finally:
+            main.kill()
     assert len(workers) == 2 * len(IN_PROCESSES)
     _, left = psutil.wait_procs(workers, timeout=30)
     assert left == []

@@ -45,12 +45,12 @@ SEED = 2026
 # Seconds that parts of a run take on two cores: what the plan announces before anything ran.
 EXPECTED_S = {
     "describe": 10,
-    "parents": 7,
-    "contender": 1.8,
+    "parents": 13,
+    "contender": 1.4,
     "sample": 0.03,
-    "cold start": 8,
-    "probe": 30,
-    "train": 2.5,
+    "cold start": 5.5,
+    "probe": 25,
+    "train": 1.3,
 }
 
 
