@@ -19,6 +19,12 @@ TECHNIQUE = Technique(
             cold=False,
         ),
         Variant("tuned", {"loader": "tuned"}, effort="quick", cold=False),
+        Variant(
+            "tuned_one_op_thread",
+            {"loader": "tuned", "op_threads": 1},
+            frameworks=("tf",),
+            cold=False,
+        ),
         Variant("tuned_fast_decoder", {"loader": "tuned", "decoder": "fast"}, cold=False),
         Variant("threads", {"loader": "threads"}, cold=False),
         Variant(
@@ -38,6 +44,8 @@ TECHNIQUE = Technique(
         "The work limit is one single-threaded process a core that does the same work per sample "
         "with nothing around it. It is measured before and after each of 7 epochs; the share is "
         "that of the epoch in the mean of both, once the pipeline is filled.",
+        "tuned_one_op_thread: TensorFlow's operators run on one thread each, as in a process that "
+        "trains on a GPU; the step of its data stall does too. PyTorch's workers always do so.",
         "Figures are explained under input_pipeline.",
     ),
     controls=False,
@@ -63,6 +71,8 @@ def probe(kit, work: Work, batches) -> dict[str, dict]:
     settings = dict(work.settings)
     name = f"{kit.__name__}.{settings.pop('technique', 'tuned_pipeline')}"
     make = getattr(importlib.import_module(name), f"{settings.pop('loader')}_loader")
+    if threads := settings.pop("op_threads", None):  # TensorFlow has not run anything yet
+        kit.runtime.configure(threads=threads, seed=pipelines.SEED)
     return pipelines.measure(
         kit,
         work,

@@ -1,9 +1,9 @@
 """Tuned input pipeline: a folder of JPEG files as batches, close to the limit of the work itself.
 
 What it changes: what stands between the work on a sample and the training loop. `tuned_loader`
-keeps two batches of calls in flight on a thread a core, and each call writes its normalised image
-into its place in the batch. The batches are those of `input_pipeline.py`, from the same files with
-the same crops.
+keeps two batches of calls in flight on two threads a core, and each call writes its normalised
+image into its place in the batch. The batches are those of `input_pipeline.py`, from the same
+files with the same crops.
 
 Its twin: `pt_impl/tuned_pipeline.py`.
 
@@ -14,6 +14,13 @@ Where the frameworks differ and why:
   all cores busy. There processes fill a ring of batches, because Python's threads take turns.
 - AUTOTUNE is off: it moves the number of calls while the pipeline runs, by what it has measured.
 - Linux tends to gather tf.data's threads on one core, for whole epochs; each is bound to a core.
+- Two things keep tf.data from the limit where PyTorch's workers reach it. TensorFlow splits what is
+  done element by element among all intra-op threads, however small, and tf.data's option against
+  it (`max_intra_op_parallelism`) does not reach these operators. A second thread a core works while
+  the first one waits; a process that trains on a GPU does better with
+  `tf.config.threading.set_intra_op_parallelism_threads(1)`. And each batch is new memory, whose
+  pages the kernel clears: glibc keeps them where MALLOC_MMAP_THRESHOLD_ and MALLOC_TRIM_THRESHOLD_
+  are set above the size of a batch.
 - A batch is the caller's to keep here. There it is lent.
 - `threads_loader` has no twin here: every loader of tf.data works in threads.
 
@@ -50,7 +57,7 @@ def tuned_loader(
     on_error: str = "raise",
     start_batch: int = 0,
 ) -> Iterable:
-    """Decode in `workers` threads, 0 for one a core, with two batches of calls waiting for them.
+    """Decode in `workers` threads, 0 for two a core, with two batches of calls waiting for them.
 
     source: a folder with a sub-folder of JPEG files for each class. decoder: "standard" (the whole
     image) or "fast" (what the crop needs of it). on_error: "raise" ends at a file that can't be
@@ -65,7 +72,7 @@ def tuned_loader(
     loader = _Loader(source, batch_size, seed, decoder, on_error, start_batch)
     options = tf.data.Options()
     # Threads of its own, so that no step of training takes their turn; each works on one sample.
-    options.threading.private_threadpool_size = workers or _cores()
+    options.threading.private_threadpool_size = workers or 2 * _cores()
     options.threading.max_intra_op_parallelism = 1
     options.autotune.enabled = False
     loader.dataset = loader.samples(2 * batch_size).prefetch(1).with_options(options)
