@@ -27,7 +27,7 @@ from scipy import stats
 from bench.harness.stats import DELTA
 from bench.report import load
 from bench.report.blocks import DIFFERENT, above_import
-from bench.report.figures import number, plus_minus
+from bench.report.figures import is_number, is_pair, number, plus_minus
 from bench.report.record import at, framework_title, title_of, work_of
 from bench.report.text import hanging, plain, wrap
 
@@ -113,10 +113,17 @@ def _same_work(record: Record, one: dict, other: dict) -> bool:
     proofs = [c.get("certificate") for c in (one, other)]
     if None in proofs:  # never timed: no proof beyond the technique's own
         return proofs == [None, None] and one["technique"] == other["technique"]
-    first, second = (proof["losses"][0] for proof in proofs)
-    bar = record["tasks"][one["task"]]["parity"]
-    same = proofs[0]["weights_sha256"] == proofs[1]["weights_sha256"]
-    return same and abs(first - second) <= bar * abs(second)
+    same = at(proofs[0], "weights_sha256") == at(proofs[1], "weights_sha256")
+    first, second = (proof["losses"][:1] for proof in proofs)
+    return same and _agree(record, one["task"], first, second)
+
+
+def _agree(record: Record, task: str, ours: list, theirs: list) -> bool:
+    """Whether there are losses on both sides, and all agree within the task's parity bar."""
+    bar = at(record["tasks"], task, "parity")
+    if not ours or len(ours) != len(theirs) or not all(map(is_number, [bar, *ours, *theirs])):
+        return False
+    return all(abs(a - b) <= bar * abs(b) for a, b in zip(ours, theirs, strict=True))
 
 
 def _baseline(record: Record, case: dict) -> dict | None:
@@ -147,7 +154,9 @@ def candidates(record: Record, cases: list[dict], goal: str, steps: int | None) 
 def _bounds(case: dict, goal: str, value: float) -> tuple[float, float]:
     """The range of repeated cold starts; else what a value measured once may be off by."""
     repeated = at(case, "metrics", "cold_first_calls_s", "ci") if goal == "cold-start" else None
-    return tuple(repeated) if repeated else (value * (1 - SINGLE / 2), value * (1 + SINGLE / 2))
+    if is_pair(repeated):
+        return tuple(repeated)
+    return value * (1 - SINGLE / 2), value * (1 + SINGLE / 2)
 
 
 def _timed(record: Record, cases: list[dict]) -> list[Candidate]:
@@ -161,9 +170,10 @@ def _timed(record: Record, cases: list[dict]) -> list[Candidate]:
         comparison
         for comparison in record["comparisons"]
         if {comparison["numerator"], comparison["denominator"]} <= ids.keys()
-        and comparison["verdict"] != DIFFERENT
+        and at(comparison, "verdict") != DIFFERENT
+        and all(is_number(at(comparison, name)) for name in ("ratio", "n"))
     ]
-    if any(comparison["sd"] is None for comparison in usable):
+    if any(at(comparison, "sd") is None for comparison in usable):
         raise ValueError("the run has one block and so no intervals: run it at default effort")
     bases = [c for c in cases if c["role"] == "baseline" and at(c, "timing", "median_s")]
     if not bases:
@@ -255,7 +265,9 @@ def advise(record: Record, goal: str, limits: Limits, task: str | None = None) -
     if not found:
         measured = GOALS[goal][0]
         more = "; predictions are timed at --effort full" if goal == "latency" else ""
-        raise ValueError(f"no case of this run has a {measured} within the limits{more}")
+        limited = (limits.accuracy_drop, limits.memory) != (None, None)
+        within = " within the limits" if limited else ""
+        raise ValueError(f"no case of this run has a {measured}{within}{more}")
     return found
 
 
@@ -274,47 +286,57 @@ def _refused(case: dict, record: Record, limits: Limits) -> str | None:
             return f"takes {number(peak / 1e6)} MB"
     if limits.accuracy_drop is not None and case["role"] != "baseline":
         difference = at(case, "accuracy", "difference")
-        if difference is None:
+        if at(difference, "mean") is None:
             return None if _exact(record, case) else "its accuracy was not measured here"
-        sign = 1 if record["tasks"][case["task"]]["metric"] == "accuracy" else -1
+        metric = at(record["tasks"], case["task"], "metric")
+        sign = 1 if metric == "accuracy" else -1
         if -sign * difference["mean"] > limits.accuracy_drop:
-            change = plus_minus(difference["mean"], difference["ci"], signed=True)
-            return f"changes the {record['tasks'][case['task']]['metric']} by {change}"
+            change = plus_minus(difference["mean"], at(difference, "ci"), signed=True)
+            return f"changes the {metric} by {change}"
     return None
 
 
 def _exact(record: Record, case: dict) -> bool:
     """Whether a case's losses are its baseline's, within the task's parity bar."""
-    ours, theirs = (at(c, "certificate", "losses") for c in (case, _baseline(record, case)))
-    if not ours or not theirs:
-        return False
-    bar = record["tasks"][case["task"]]["parity"]
-    return all(abs(a - b) <= bar * abs(b) for a, b in zip(ours, theirs, strict=True))
+    both = (at(c, "certificate", "losses") or [] for c in (case, _baseline(record, case)))
+    return _agree(record, case["task"], *both)
 
 
 # What is printed ---------------------------------------------------------------------------------
+
+
+def measure(goal: str, limits: Limits) -> tuple[str, str, float]:
+    """What is compared for a goal, its unit, and the unit's size."""
+    if limits.steps and goal in ("train-speed", "latency"):
+        return f"time of {limits.steps:,} steps, first call included", "s", 1.0
+    return GOALS[goal]
+
+
+def figure_of(candidate: Candidate, goal: str, limits: Limits) -> str:
+    """A candidate's figure with its bounds. What all else is compared to has no bounds."""
+    _, unit, size = measure(goal, limits)
+    text = f"{number(candidate.value / size)} {unit}"
+    if candidate.low < candidate.high:
+        text += f" ({number(candidate.low / size)}–{number(candidate.high / size)})"
+    return text
 
 
 def render(
     record: Record, goal: str, limits: Limits, task: str | None = None, width: int = 80
 ) -> str:
     """The advice as text, no line wider than `width` cells."""
-    what, unit, size = GOALS[goal]
-    if limits.steps and goal in ("train-speed", "latency"):
-        what, unit, size = f"time of {limits.steps:,} steps, first call included", "s", 1.0
     lines = []
     for advice in advise(record, goal, limits, task):
-        lines += ["", *wrap(plain(f"{advice.work}: {what}"), width)]
+        lines += ["", *wrap(plain(f"{advice.work}: {measure(goal, limits)[0]}"), width)]
         for label, group in (
             ("best", [advice.best]),
             ("no measurable difference", advice.equal),
             ("worse", advice.rest),
         ):
             for candidate in group:
-                bounds = f"{number(candidate.low / size)}–{number(candidate.high / size)}"
-                times = candidate.value / advice.best.value
-                more = "" if candidate is advice.best else f", {times:.2f} times the best"
-                text = f"{candidate.name}: {number(candidate.value / size)} {unit} ({bounds}){more}"
+                text = f"{candidate.name}: {figure_of(candidate, goal, limits)}"
+                if candidate is not advice.best:
+                    text += f", {candidate.value / advice.best.value:.2f} times the best"
                 lines += hanging(f"  {label}", plain(text), width, 28)
         for name, reason in advice.left_out:
             lines += hanging("  left out", plain(f"{name}: {reason}"), width, 28)

@@ -25,7 +25,7 @@ from bench.harness.plan import (
 )
 from bench.harness.results import new_folder
 from bench.harness.run import Plan, Run, Settings, find_interpreter, techniques, this_command
-from bench.report import tables, write_markdown
+from bench.report import FORMATS, tables, write_reports
 from shared.specs import TASKS
 
 STATE = pytest.StashKey["State"]()
@@ -255,7 +255,7 @@ def pytest_runtestloop(session: pytest.Session) -> None:
             raise
         finally:
             speaker.end()
-            write_markdown(state.folder)
+            write_reports(state.folder)
 
 
 def _check_enabled(config: pytest.Config) -> None:
@@ -326,6 +326,5 @@ def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
     done = (
         "" if state.results["finished"] else "The run was interrupted; what was finished is kept.\n"
     )
-    terminalreporter.write_line(
-        f"\n{done}{state.folder / 'results.json'}\n{state.folder / 'report.md'}"
-    )
+    written = [str(state.folder / name) for name in ("results.json", *FORMATS.values())]
+    terminalreporter.write_line("\n".join([f"\n{done}{written[0]}", *written[1:]]))

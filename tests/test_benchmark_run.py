@@ -147,8 +147,13 @@ def test_tables_and_paths_are_printed(whole):
     assert whole.out.index("benchmark 'faulty") < whole.out.index("digits-cnn · Speed")
     ours = whole.out[whole.out.index("\ntwinbench\n") : whole.out.index("results.json")]
     assert max(map(len, ours.splitlines()[:-1])) <= 80
-    report = re.findall(r"^/\S*report\.md$", whole.out, re.MULTILINE)
-    assert "Faults" in Path(report[-1]).read_text("utf-8")
+    written = [Path(line) for line in whole.out.splitlines() if re.fullmatch(r"/\S+\.\w+", line)]
+    names = ["results.json", "report.md", "report.html", "tables.csv"]
+    assert [path.name for path in written] == names
+    texts = dict(zip(names, (path.read_text("utf-8") for path in written), strict=True))
+    assert "Faults" in texts["report.md"]
+    assert "Faults" in texts["report.html"]
+    assert len(texts["tables.csv"].splitlines()) == 1 + len(whole.record["cases"])
 
 
 def test_the_record_is_finished_and_latest(whole, results_folder):
@@ -358,7 +363,8 @@ def test_ctrl_c_keeps_what_is_finished_and_says_where(start, tmp_path):
     assert "The run was interrupted; what was finished is kept." in found.out
     assert "KeyboardInterrupt" in found.out
     assert "INTERNALERROR" not in found.out + found.err
-    assert (tmp_path / "results" / "latest" / "report.md").exists()
+    for name in ("report.md", "report.html", "tables.csv"):
+        assert (tmp_path / "results" / "latest" / name).exists()
     assert found.left == []
 
 

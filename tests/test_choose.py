@@ -179,7 +179,7 @@ def test_the_advice_names_its_rows_in_80_columns(command, run):
 @pytest.mark.parametrize(
     ("make", "options", "reason"),
     [
-        (record, ["--goal", "size"], "no case of this run has a size on disk within the limits"),
+        (record, ["--goal", "size"], "no case of this run has a size on disk\n"),
         (record, ["--goal", "latency"], "predictions are timed at --effort full"),
         (record, ["--goal", "memory", "--memory-budget", "1KB"], "within the limits"),
         (record, ["--goal", "memory", "--task", "nothing"], "the run has no 'nothing'; it has"),

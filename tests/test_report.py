@@ -17,9 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
+from bench.report import FORMATS, figures, load, readme, tidy, write_reports
 from bench.report import __main__ as command
-from bench.report import figures, load, readme, write_markdown
+from bench.report import page as html_page
 from bench.report.content import merge
+from bench.report.schema import check
 from bench.report.tables import escape, markdown, terminal
 from bench.report.text import plain, wrap
 
@@ -271,6 +273,25 @@ def case(results: dict, name: str) -> dict:
 def comparison(results: dict, first: str, second: str) -> dict:
     ids = [f"mixed_precision/{first}", f"mixed_precision/{second}"]
     return next(c for c in results["comparisons"] if [c["numerator"], c["denominator"]] == ids)
+
+
+def small() -> dict:
+    """A record with something of everything, cut down to few cases."""
+    results = record()
+    kept = {c["id"] for c in results["cases"] if c["batch_size"] == 64 and "head" not in c["id"]}
+    results["cases"] = [c for c in results["cases"] if c["id"] in kept]
+    results["comparisons"] = [
+        c for c in results["comparisons"] if {c["numerator"], c["denominator"]} <= kept
+    ]
+    bf16 = case(results, "digits-cnn-64/pt/bf16")
+    for name in ("fp32", "bf16"):
+        first = {"value": 18.5, "unit": "s", "ci": [17.0, 19.0], "samples": [17.0, 18.5, 19.0]}
+        case(results, f"digits-cnn-64/pt/{name}")["metrics"]["cold_first_calls_s"] = first
+    even = {"value": 950.0, "unit": "steps", "ci": [900.0, None], "samples": None}
+    bf16["metrics"]["break_even_steps"] = even
+    bf16["memory"]["device_peak"] = {"allocated": 10**8, "reserved": 2 * 10**8}
+    bf16["artifact_bytes"] = 420_000
+    return results
 
 
 # Reading what was rendered -----------------------------------------------------------------------
@@ -645,8 +666,12 @@ def test_markdown_escape_gives_the_text_back():
 
 
 words = st.text(max_size=60) | st.sampled_from(HOSTILE)
-numbers = st.none() | st.floats() | st.integers(-(10**12), 10**12)
-pairs = st.none() | st.lists(numbers, min_size=2, max_size=2)
+finite = st.floats(-1e90, 1e90) | st.integers(-(10**12), 10**12)
+numbers = st.none() | finite
+pairs = st.none() | st.lists(finite, min_size=2, max_size=2)
+above_zero = st.floats(1e-9, 1e9)
+times = st.none() | above_zero
+bounds = st.none() | st.lists(above_zero, min_size=2, max_size=2)
 trees = st.recursive(
     st.none() | st.booleans() | words | numbers,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3),
@@ -665,12 +690,14 @@ def cases(draw) -> dict:
     accuracy = st.fixed_dictionaries(
         {"metric": words, "mean": numbers, "ci": pairs, "difference": st.none() | difference}
     )
-    parts = ("import", "steady_peak", "parameters", "gradients", "optimizer", "rest")
+    parts = ("import", "build", "steady_peak", "parameters", "gradients", "optimizer", "rest")
     device = st.none() | st.fixed_dictionaries({"allocated": numbers, "reserved": numbers})
     memory = st.fixed_dictionaries(
         {f"{part}_bytes": numbers for part in parts} | {"device_peak": device}
     )
-    value = st.fixed_dictionaries({"value": numbers, "unit": words})
+    loose = st.none() | st.lists(numbers, min_size=2, max_size=2)
+    value = st.fixed_dictionaries({"value": numbers, "unit": words, "ci": loose})
+    metrics = ("samples_per_s", "share_of_peak", "cold_first_calls_s", "break_even_steps", "peak")
     timing = ("cold_first_call_s", "warm_first_call_s", "median_s")
     return {
         "id": f"x/{task}-{batch}/{framework}/{variant}",
@@ -683,10 +710,11 @@ def cases(draw) -> dict:
         "batch_size": batch,
         "status": draw(st.sampled_from(["OK", "OK", "FAILED", "NOT_APPLIED", "UNSUPPORTED"])),
         "reason": draw(st.none() | words),
-        "timing": {name: draw(numbers) for name in timing} | {"ci_s": draw(pairs), "step_s": [[]]},
+        "timing": {name: draw(times) for name in timing} | {"ci_s": draw(bounds), "step_s": [[]]},
         "memory": draw(st.none() | memory),
         "accuracy": draw(st.none() | accuracy),
-        "metrics": {name: draw(value) for name in ("samples_per_s", "share_of_peak")},
+        "artifact_bytes": draw(numbers),
+        "metrics": {name: draw(value) for name in metrics},
         "certificate": draw(st.none() | st.fixed_dictionaries({"losses": st.lists(numbers)})),
         "evidence": draw(st.none() | st.dictionaries(words, trees, max_size=3)),
     }
@@ -705,13 +733,15 @@ def records(draw) -> dict:
             "kind": st.sampled_from(["framework", "baseline", "control"]),
             "numerator": ids,
             "denominator": ids,
-            "ratio": numbers,
-            "ci": pairs,
+            "ratio": times,
+            "ci": bounds,
+            "sd": st.none() | st.floats(0, 10),
+            "n": st.none() | st.integers(1, 20),
             "verdict": st.none() | st.sampled_from(["faster", "not comparable"]) | words,
             "reason": st.none() | words,
         }
     )
-    control = st.fixed_dictionaries({"framework": words, "task": words, "ratio": numbers})
+    control = st.fixed_dictionaries({"framework": words, "task": words, "ratio": times})
     return {
         "schema_version": 2,
         "command": draw(words),
@@ -735,6 +765,7 @@ def records(draw) -> dict:
 @settings(max_examples=40, deadline=None)
 @given(records(), st.sampled_from([80, 80, 60, 120]))
 def test_any_record_fits_the_terminal_and_makes_whole_tables(results, width):
+    check(results)
     text = terminal(results, width=width)
     for line in text.splitlines():
         assert columns(line) <= width, line
@@ -754,6 +785,14 @@ def test_wrap_loses_nothing_but_blanks(text, width):
     lines = wrap(text, width)
     assert "".join(lines).replace(" ", "") == text.replace(" ", "")
     assert all(columns(line) <= width for line in lines)
+
+
+def test_wrap_breaks_after_a_hyphen_and_never_within_a_number():
+    assert wrap("sub-model scikit-learn", 10) == ["sub-model", "scikit-", "learn"]
+    assert wrap("+1 -1.5", 5) == ["+1", "-1.5"]
+    assert wrap("micro_4_statistics_once", 15) == ["micro_4_", "statistics_once"]
+    assert wrap("12.5 (11.3–13.8)", 11) == ["12.5", "(11.3–13.8)"]
+    assert wrap("(0.0246–0.0287)", 11) == ["(0.0246–", "0.0287)"]
 
 
 # Figures -----------------------------------------------------------------------------------------
@@ -817,6 +856,17 @@ def broken(**changes) -> str:
     return json.dumps(record() | changes)
 
 
+def edited(part: str, **changes) -> str:
+    """The record with fields of a part of its first case changed."""
+    results = record()
+    results["cases"][0][part] |= changes
+    return json.dumps(results)
+
+
+def nested(levels: int) -> list:
+    return [nested(levels - 1)] if levels else []
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -826,13 +876,21 @@ def broken(**changes) -> str:
         ("[1, 2]", "not a record of twinbench"),
         ('{"machine_info": {}, "benchmarks": []}', "not a record of twinbench"),
         (broken(schema_version=3), "schema 3 is newer than 2"),
+        (broken(schema_version=0), "schema 0 never was"),
         (broken(schema_version=True), "not a record of twinbench"),
-        (broken(cases={}), "the record has no cases (list)"),
+        (broken(cases={}), "the record: cases is no list"),
         (broken(cases=[7]), "case 0 is no JSON object"),
-        (broken(cases=[{"id": "x"}]), "case 0 has no technique (str)"),
-        (broken(comparisons=[{}]), "comparison 0 has no technique (str)"),
+        (broken(cases=[{"id": "x"}]), "case 0 has no technique"),
+        (broken(comparisons=[{}]), "comparison 0 has no technique"),
         (broken(techniques={"x": 3}), "techniques 'x' is no JSON object"),
-        (broken(finished="yes"), "the record has no finished (bool)"),
+        (broken(finished="yes"), "finished is no yes or no"),
+        (broken(environment={"cpu": nan}), "not JSON"),
+        (broken(environment={"cpu": nested(50)}), "nested more than 30 levels deep"),
+        (edited("timing", median_s="fast"), "case 0: timing: median_s is not a number above 0"),
+        (edited("timing", ci_s=[0.1]), "case 0: timing: ci_s is no pair"),
+        (edited("memory", steady_peak_bytes=True), "memory: steady_peak_bytes is not a number"),
+        (edited("metrics", samples_per_s=7), "metrics 'samples_per_s' is no JSON object"),
+        (edited("certificate", losses=None), "certificate: losses is no list"),
     ],
 )
 def test_a_record_that_is_none_gives_one_clear_line(folder, text, message):
@@ -851,18 +909,38 @@ def test_load_says_what_is_not_there_or_no_text(folder):
         load(folder)
 
 
-def test_report_is_made_again_from_the_record_alone(folder):
-    (folder / "report.md").write_text("old")
-    assert write_markdown(folder) == folder / "report.md"
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_reports_are_made_again_from_the_record_alone(folder):
+    for name in FORMATS.values():
+        (folder / name).write_text("old")
+    assert write_reports(folder) == [folder / name for name in FORMATS.values()]
     assert (folder / "report.md").read_text("utf-8") == markdown(record())
-    assert sorted(path.name for path in folder.iterdir()) == ["report.md", "results.json"]
+    assert (folder / "report.html").read_text("utf-8") == html_page.html(record())
+    assert (folder / "tables.csv").read_text("utf-8") == tidy.csv_text(record())
+    assert names(folder) == ["report.html", "report.md", "results.json", "tables.csv"]
 
 
-def test_a_report_that_cannot_be_written_leaves_nothing_behind(folder):
-    (folder / "report.md").mkdir()
-    with pytest.raises(ValueError, match=r"report\.md: cannot be written"):
-        write_markdown(folder)
-    assert sorted(path.name for path in folder.iterdir()) == ["report.md", "results.json"]
+@pytest.mark.parametrize("name", FORMATS.values())
+def test_a_report_that_cannot_be_written_leaves_nothing_half(folder, name):
+    (folder / name).mkdir()
+    with pytest.raises(ValueError, match=f"{re.escape(name)}: cannot be written"):
+        write_reports(folder, [key for key, file in FORMATS.items() if file == name])
+    assert names(folder) == sorted([name, "results.json"])
+
+
+def test_old_reports_stay_where_a_record_is_none(folder):
+    write_reports(folder)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    whole = (folder / "results.json").read_text("utf-8")
+    (folder / "results.json").write_text(whole[: len(whole) // 2], "utf-8")
+    with pytest.raises(ValueError, match="cut off"):
+        write_reports(folder)
+    after = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert after.pop("results.json") != before.pop("results.json")
+    assert after == before
 
 
 def test_command_line_as_users_run_it(folder):
@@ -871,18 +949,26 @@ def test_command_line_as_users_run_it(folder):
         return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, encoding="utf-8")
 
     made = run(str(folder))
-    assert (made.returncode, made.stdout.strip()) == (0, str(folder / "report.md"))
-    assert (folder / "report.md").is_file()
+    paths = [str(folder / name) for name in FORMATS.values()]
+    assert (made.returncode, made.stdout.split()) == (0, paths)
+    assert all(Path(path).is_file() for path in paths)
     failed = run(str(folder / "nothing"))
     assert failed.returncode == 2
     assert failed.stderr.count("\n") == 1
     assert "Traceback" not in failed.stderr
 
 
+@pytest.mark.parametrize(("name", "file"), FORMATS.items())
+def test_one_format_writes_one_file(folder, capsys, name, file):
+    assert command.main([str(folder), "--format", name]) == 0
+    assert capsys.readouterr().out.strip() == str(folder / file)
+    assert names(folder) == sorted([file, "results.json"])
+
+
 def test_terminal_format_prints_the_tables(folder, capsys):
     assert command.main([str(folder), "--format", "terminal"]) == 0
     assert capsys.readouterr().out == terminal(record())
-    assert not (folder / "report.md").exists()
+    assert names(folder) == ["results.json"]
 
 
 # README ------------------------------------------------------------------------------------------
@@ -981,15 +1067,41 @@ def probed(count: int) -> dict:
     return results
 
 
-@pytest.mark.parametrize("count", [2, 4, 5, 8])
+@pytest.mark.parametrize("count", [2, 4, 5, 8, 20])
 def test_figures_of_a_probe_fit_80_columns(count):
-    """Side by side while they are few, else a line for each case."""
+    """Side by side while they are few, else a line for each case, below each other if need be."""
     text = terminal(probed(count))
     assert max(map(columns, text.splitlines())) <= 80
-    table = "\n".join(block(text, "digits-cnn · Measured apart"))
+    start = text.index("digits-cnn · Measured apart")
+    table = text[start : text.index("text-gpt · Speed")]
     for n in range(count):
-        assert table.count(f"{10 + n}.0") >= 2, table  # both frameworks
+        assert len(re.findall(rf"(?<![\d.]){10 + n}\.0(?![\d.])", table)) >= 2, table  # both sides
     assert ("PyTorch ---" in table) == (count <= 4)
+
+
+def test_many_figures_of_a_probe_break_no_word():
+    results = probed(8)
+    for found in results["cases"]:
+        for number, name in enumerate(list(found["metrics"])):
+            if name.startswith("figure_"):
+                found["metrics"][f"unmistakable_{number}"] = found["metrics"].pop(name)
+    text = terminal(results)
+    table = text[text.index("digits-cnn · Measured apart") : text.index("text-gpt · Speed")]
+    assert table.count("unmistakable") >= 8  # whole, in each head
+    assert table.count("(continued)") >= 1
+    parts = table.split("(continued)")
+    assert all("bf16" in part and "framework" in part for part in parts)
+
+
+def test_no_interval_is_broken_between_its_bounds():
+    results = small()
+    even = case(results, "digits-cnn-64/pt/bf16")["metrics"]["break_even_steps"]
+    even |= {"value": 12_500.0, "ci": [11_300.0, 13_800.0]}
+    text = terminal(results)
+    table = text[text.index("digits-cnn · First call against") :].split("\n\n")[0]
+    assert "(17.0–19.0)" in table
+    assert "(11,300–13,800)" in table
+    assert "(lowest–highest)" in table
 
 
 def test_every_repetition_stands_in_the_report_alone():

@@ -1,58 +1,30 @@
-"""From results.json to tables for the terminal and for Markdown."""
+"""From results.json to the reports: terminal, Markdown, one HTML page, and CSV."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-SCHEMA_VERSION = 2
+from bench.report.schema import check
 
-_TOP = {
-    "command": str,
-    "effort": str,
-    "started": str,
-    "finished": bool,
-    "environment": dict,
-    "noise_floor": dict,
-    "techniques": dict,
-    "tasks": dict,
-    "cases": list,
-    "comparisons": list,
-}
-_CASE = {
-    "id": str,
-    "technique": str,
-    "framework": str,
-    "variant": str,
-    "role": str,
-    "task": str,
-    "batch_size": int,
-    "status": str,
-}
-_COMPARISON = {
-    "technique": str,
-    "variant": str,
-    "task": str,
-    "batch_size": int,
-    "kind": str,
-    "numerator": str,
-    "denominator": str,
-}
+# format -> the file beside the record
+FORMATS = {"markdown": "report.md", "html": "report.html", "csv": "tables.csv"}
 
 
 def load(path: str | Path) -> dict[str, Any]:
     """Read a record: `path` is a results.json or the folder that holds one.
 
     Raises ValueError with one clear line where there is none, or where it is truncated, of a newer
-    schema, or not a record of this project.
+    schema, or not a record of this project (see `schema`).
     """
     file = results_file(path)
     try:
-        results = json.loads(file.read_text("utf-8"))
+        results = json.loads(file.read_text("utf-8"), parse_constant=_no_constant)
     except OSError as error:
         raise ValueError(f"{file}: cannot be read ({error.strerror})") from None
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         raise ValueError(f"{file}: not JSON, or cut off before its end") from None
     try:
         check(results)
@@ -67,53 +39,35 @@ def results_file(path: str | Path) -> Path:
     return path / "results.json" if path.is_dir() else path
 
 
-def write_markdown(path: str | Path) -> Path:
-    """Make report.md beside the results.json at `path` again and return where it is.
+def _no_constant(name: str) -> None:
+    """NaN and Infinity, which Python's reader takes, are not JSON."""
+    raise ValueError(f"{name} is not JSON")
 
-    Raises ValueError as `load` does, and where the folder cannot be written.
+
+def write_reports(path: str | Path, formats: Iterable[str] = FORMATS) -> list[Path]:
+    """Make the reports beside the results.json at `path` again and return where they are.
+
+    Each replaces the old one whole, and none does unless all could be made. Raises ValueError as
+    `load` does, and where the folder cannot be written.
     """
-    from bench.report.tables import markdown
+    from bench.report import page, tables, tidy  # they import this package
 
-    target = results_file(path).with_name("report.md")
-    write_atomically(target, markdown(load(path)))
-    return target
+    makers = {"markdown": tables.markdown, "html": page.html, "csv": tidy.csv_text}
+    results, file = load(path), results_file(path)
+    texts = {file.with_name(FORMATS[name]): makers[name](results) for name in formats}
+    write_atomically(texts)
+    return list(texts)
 
 
-def write_atomically(target: Path, text: str) -> None:
-    """Replace `target` at once, so that no reader sees half of it. ValueError if it cannot be."""
-    partial = target.with_name(f".{target.name}.partial")
+def write_atomically(texts: dict[Path, str]) -> None:
+    """Replace each file at once, so that no reader sees half of it. ValueError if it cannot be."""
+    partials = {target: target.with_name(f".{target.name}.partial") for target in texts}
     try:
-        partial.write_text(text, "utf-8")
-        partial.replace(target)
+        for target, text in texts.items():
+            partials[target].write_text(text, "utf-8", newline="\n")
+        for target, partial in partials.items():
+            partial.replace(target)
     except OSError as error:
-        partial.unlink(missing_ok=True)
+        for partial in partials.values():
+            partial.unlink(missing_ok=True)
         raise ValueError(f"{target}: cannot be written ({error.strerror})") from None
-
-
-def check(results: Any) -> None:
-    """Raise ValueError unless `results` has the shape of a record that this version reads."""
-    if not isinstance(results, dict) or type(results.get("schema_version")) is not int:
-        raise ValueError("not a record of twinbench (no schema_version)")
-    if results["schema_version"] > SCHEMA_VERSION:
-        raise ValueError(
-            f"schema {results['schema_version']} is newer than {SCHEMA_VERSION}, the newest that "
-            "this version reads: update twinbench"
-        )
-    _check_fields(results, _TOP, "the record")
-    for kind, entries, fields in (
-        ("case", results["cases"], _CASE),
-        ("comparison", results["comparisons"], _COMPARISON),
-    ):
-        for number, entry in enumerate(entries):
-            _check_fields(entry, fields, f"{kind} {number}")
-    for kind in ("techniques", "tasks"):
-        for name, entry in results[kind].items():
-            _check_fields(entry, {}, f"{kind} {name!r}")
-
-
-def _check_fields(entry: Any, fields: dict[str, type], what: str) -> None:
-    if not isinstance(entry, dict):
-        raise ValueError(f"{what} is no JSON object")
-    for name, kind in fields.items():
-        if not isinstance(entry.get(name), kind):
-            raise ValueError(f"{what} has no {name} ({kind.__name__})")

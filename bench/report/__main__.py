@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from bench.report import load, readme, write_markdown
+from bench.report import FORMATS, load, readme, write_reports
 from bench.report.tables import terminal
 
 
@@ -16,9 +16,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("path", type=Path, help="a results.json, or the folder that holds one")
     parser.add_argument(
         "--format",
-        choices=("markdown", "terminal"),
-        default="markdown",
-        help="markdown (the default) writes report.md beside the record, terminal prints",
+        choices=("all", *FORMATS, "terminal"),
+        default="all",
+        help=f"all (the default) writes {', '.join(FORMATS.values())} beside the record, "
+        "terminal prints",
     )
     parser.add_argument("--readme", type=Path, help="put the headline tables into this file")
     parser.add_argument(
@@ -41,7 +42,8 @@ def _make(chosen: argparse.Namespace) -> int:
     if chosen.format == "terminal":
         print(terminal(load(chosen.path)), end="")
     else:
-        print(write_markdown(chosen.path))
+        formats = FORMATS if chosen.format == "all" else [chosen.format]
+        print(*write_reports(chosen.path, formats), sep="\n")
     return 0
 
 

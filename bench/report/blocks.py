@@ -18,6 +18,7 @@ from bench.report.figures import (
     scaled,
 )
 from bench.report.record import FRAMEWORKS, Row, View, at
+from bench.report.text import plain
 
 UNITS = {"accuracy": "Accuracy in %", "bits_per_character": "Bits per character"}
 DIFFERENT = "not comparable"  # the verdict
@@ -42,12 +43,16 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells under columns; a row that has only its first cell is a subheading."""
+    """Rows of cells under columns; a row that has only its first cell is a subheading.
+
+    `name`: what a chart of the same figures is found by.
+    """
 
     title: str
     columns: list[Column]
     rows: list[list[str]]
-    detail: bool = False  # for report.md alone
+    detail: bool = False  # not for the terminal
+    name: str = ""
 
 
 def tables(found: View, task: dict) -> list[Table]:
@@ -97,7 +102,7 @@ def lifetimes(rows: Rows) -> Table | None:
     """The first call, the steps that repay it, and the whole time of so many steps."""
     columns = [
         Column("", "variant", right=False),
-        Column("", "", right=False),
+        Column("", "framework", right=False),
         Column("", "cold first call [s]\n(lowest–highest)"),
         Column("", "break-even [steps]\n(interval)"),
         *(Column("", f"{count:,}\nsteps [s]") for count in (100, 1_000, 10_000)),
@@ -123,16 +128,16 @@ def lifetimes(rows: Rows) -> Table | None:
         ]
         for batch, found in rows.items()
     }
-    return _table("First call against faster steps", columns, lines, words=2)
+    return _table("First call against faster steps", columns, lines, words=2, name="lifetimes")
 
 
 def _break_even(metric: dict | None) -> str:
     """Steps until a slower first call is repaid; "never" where steps are not faster."""
     if metric is None:
         return MISSING
-    if metric["value"] is None:
+    if metric.get("value") is None:
         return "never"
-    low, high = metric["ci"]
+    low, high = metric.get("ci") or (None, None)
     last = "never" if high is None else number(high)
     return f"{number(metric['value'])} ({number(low)}–{last})"
 
@@ -151,7 +156,7 @@ def probed(rows: Rows) -> Table | None:
     Where those are too many for both frameworks side by side, each case has a line.
     """
     names = {
-        name: metric["unit"]
+        name: at(metric, "unit")
         for case in filter(None, _cases(rows))
         for name, metric in (case.get("metrics") or {}).items()
         if not name.startswith(DERIVED)
@@ -161,10 +166,10 @@ def probed(rows: Rows) -> Table | None:
         found = case.get("metrics") or {}
         return [_in_unit(at(found, name, "value"), unit) for name, unit in names.items()]
 
-    heads = [f"{name.replace('_', ' ')}\n[{_SHOWN.get(u, u)}]" for name, u in names.items()]
+    heads = [f"{name_shown(name)}\n[{unit_shown(unit)}]" for name, unit in names.items()]
     if len(names) <= MOST_SIDE_BY_SIDE:
         return _side_by_side("Measured apart", heads, rows, figures) if names else None
-    columns = [Column("", "variant", right=False), Column("", "", right=False)]
+    columns = [Column("", head, right=False) for head in ("variant", "framework")]
     columns += [Column("", head) for head in heads]
     lines = {
         batch: [
@@ -180,13 +185,14 @@ def probed(rows: Rows) -> Table | None:
 
 def repetitions(rows: Rows) -> Table | None:
     """Every repetition of what a probe repeats, in the order of time."""
-    columns = [Column("", head, right=False) for head in ("variant", "", "figure", "repetitions")]
+    heads = ("variant", "framework", "figure", "repetitions")
+    columns = [Column("", head, right=False) for head in heads]
 
     def repeated(label: str, case: dict) -> Iterator[list[str]]:
         for name, metric in (case.get("metrics") or {}).items():
             unit, samples = at(metric, "unit"), at(metric, "samples") or []
             if len(samples) > 1 and name != "cold_first_calls_s":  # which has a table of its own
-                figure = f"{name.replace('_', ' ')} [{_SHOWN.get(unit, unit)}]"
+                figure = f"{name_shown(name)} [{unit_shown(unit)}]"
                 every = " ".join(_in_unit(sample, unit) for sample in samples)
                 yield [label, FRAMEWORKS[case["framework"]], figure, every]
 
@@ -202,10 +208,17 @@ def repetitions(rows: Rows) -> Table | None:
     return _table("Every repetition", columns, lines, words=3, detail=True)
 
 
-_SHOWN = {"bytes": "MB", "samples/s": "1/s"}
+def unit_shown(unit: str | None) -> str:
+    """A figure's unit as a head has it."""
+    return plain({"bytes": "MB", "samples/s": "1/s"}.get(unit, compact(unit)))
 
 
-def _in_unit(value: Any, unit: str) -> str:
+def name_shown(name: str) -> str:
+    """A figure's name as a head has it."""
+    return plain(name.replace("_", " "))
+
+
+def _in_unit(value: Any, unit: str | None) -> str:
     return _megabytes(value) if unit == "bytes" else number(value)
 
 
@@ -221,7 +234,18 @@ def memory_parts(rows: Rows) -> Table | None:
 
     heads = ["peak", *MEMORY_PARTS, *(f"GPU {name}" for name in device)]
     title = "Memory above import, and what it holds [MB]"
-    return _side_by_side(title, heads, rows, figures, detail=True)
+    return _side_by_side(title, heads, rows, figures, detail=True, name="memory")
+
+
+def phases(rows: Rows) -> Table | None:
+    """Memory in each phase of a process, imports included."""
+    parts = ("import", "build", "first_step_peak", "steady_peak")
+
+    def figures(case: dict) -> list[str]:
+        return [_megabytes(at(case, "memory", f"{part}_bytes")) for part in parts]
+
+    heads = ["import", "build", "first step", "later steps"]
+    return _side_by_side("Memory by phase, imports included [MB]", heads, rows, figures)
 
 
 def accuracy(rows: Rows, task: dict) -> Table | None:
@@ -236,7 +260,8 @@ def accuracy(rows: Rows, task: dict) -> Table | None:
     title = f"{unit_of(task.get('metric'))} (margin ±{compact(task.get('margin'))})"
     if any(at(c, "accuracy", "ci") for c in _cases(rows)):
         title += ", ± half the 95% interval"
-    return _side_by_side(title, ["mean", "difference\nto baseline"], rows, figures)
+    heads = ["mean", "difference\nto baseline"]
+    return _side_by_side(title, heads, rows, figures, name="accuracy")
 
 
 def difference_of(found: dict | None) -> str:
@@ -268,13 +293,9 @@ def ratios(found: View) -> Table | None:
             [row.label, _own(row.pt, found), _own(row.tf, found), versus(found.twins(row))]
             for row in rows
         ]
-        shown = [c for r in rows for c in (found.own(r.pt), found.own(r.tf), found.twins(r))]
-        lines[batch] += [
-            _pair_line(comparison, found)
-            for comparison in found.comparisons
-            if comparison["batch_size"] == batch and comparison not in shown
-        ]
-    return _table("Ratios of step time (below 1: the first is faster)", columns, lines)
+        lines[batch] += [_pair_line(comparison, found) for comparison in found.others(batch)]
+    title = "Ratios of step time (below 1: the first is faster)"
+    return _table(title, columns, lines, name="ratios")
 
 
 def _own(case: dict | None, found: View) -> str:
@@ -295,15 +316,13 @@ def versus(comparison: dict | None) -> str:
 def _under(figure: str, verdict: str | None) -> str:
     if not verdict:
         return figure
-    return verdict if figure == MISSING else f"{figure}\n{verdict}"
+    return plain(verdict) if figure == MISSING else f"{figure}\n{plain(verdict)}"
 
 
 def _pair_line(comparison: dict, found: View) -> list[str]:
     """The ratio of a named pair, in the column of its framework or of both."""
-    sides = {at(found.cases.get(comparison[r]), "framework") for r in ("numerator", "denominator")}
-    place = {("pt",): 0, ("tf",): 1}.get(tuple(sides), 2)
     cells = [MISSING] * 3
-    cells[place] = versus(comparison)
+    cells[{"pt": 0, "tf": 1}.get(found.side(comparison), 2)] = versus(comparison)
     return [found.pair(comparison), *cells]
 
 
@@ -339,6 +358,7 @@ def _side_by_side(
     *,
     statuses: bool = False,
     detail: bool = False,
+    name: str = "",
 ) -> Table | None:
     """The same columns for both frameworks; rows without any figure are left out.
 
@@ -353,7 +373,7 @@ def _side_by_side(
     columns = [Column("", "variant", right=False)]
     columns += [Column(group, head) for group in FRAMEWORKS.values() for head in heads]
     lines = {b: [[r.label, *half(r.pt), *half(r.tf)] for r in found] for b, found in rows.items()}
-    return _table(title, columns, lines, detail=detail)
+    return _table(title, columns, lines, detail=detail, name=name)
 
 
 def _table(
@@ -363,6 +383,7 @@ def _table(
     *,
     words: int = 1,
     detail: bool = False,
+    name: str = "",
 ) -> Table | None:
     """Lines under a subheading for each batch size; None where there is no figure at all.
 
@@ -373,4 +394,4 @@ def _table(
         found = [line for line in found if any(cell != MISSING for cell in line[words:])]
         if found:
             rows += [[f"batch {batch}", *[""] * (len(columns) - 1)], *found]
-    return Table(title, columns, rows, detail) if rows else None
+    return Table(title, columns, rows, detail, name) if rows else None

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from bench.report.advice import Goal, goals
 from bench.report.blocks import DIFFERENT, Column, Table, tables
 from bench.report.figures import MISSING, compact, is_number, number, ratio, scaled
 from bench.report.record import (
@@ -22,6 +23,7 @@ from bench.report.record import (
     view,
     work_of,
 )
+from bench.report.text import plain
 
 Facts = list[tuple[str, str]]
 
@@ -58,6 +60,7 @@ class Report:
     environment: Facts
     noise: Facts
     controls: Table | None
+    advice: list[Goal]
     techniques: list[TechniquePart]
     legend: Facts
 
@@ -71,6 +74,7 @@ def build(results: dict[str, Any]) -> Report:
         environment=_environment(results["environment"]),
         noise=_noise(results["noise_floor"]),
         controls=_controls(results["noise_floor"].get("controls") or []),
+        advice=goals(results),
         techniques=[_technique(results, name) for name in techniques(results)],
         legend=_legend(results["effort"]),
     )
@@ -185,7 +189,7 @@ def _controls(controls: list[dict]) -> Table | None:
             compact(control.get("task")),
             ratio(control.get("ratio"), control.get("ci")),
             percent(control.get("sd")),
-            control.get("verdict") or MISSING,
+            plain(control.get("verdict") or MISSING),
         ]
         for control in controls
     ]

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import floor, isfinite, log10
+from math import floor, log10
 from typing import Any
 
 MISSING = "—"
+LARGEST = 1e100  # beyond it nothing was measured, and arithmetic overflows
 
 
 def is_number(value: Any) -> bool:
-    """Whether `value` is a finite number (a truth value is none)."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+    """Whether `value` is a number to reckon with: finite, and no truth value."""
+    numeric = isinstance(value, int | float) and not isinstance(value, bool)
+    return numeric and -LARGEST < value < LARGEST
 
 
 def decimals(value: float, digits: int = 3) -> int:

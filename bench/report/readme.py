@@ -26,7 +26,7 @@ def read(path: Path) -> str:
 
 def write(path: Path, text: str) -> None:
     """Replace README.md at once."""
-    write_atomically(path, text)
+    write_atomically({path: text})
 
 
 def with_tables(text: str, results: dict[str, Any]) -> str:
@@ -42,6 +42,17 @@ def with_tables(text: str, results: dict[str, Any]) -> str:
 
 
 def headline(results: dict[str, Any]) -> str:
+    """The headline tables as Markdown, with their source; ValueError where nothing ran."""
+    found = headline_tables(results)
+    if not found:
+        raise ValueError("the record has no technique that ran")
+    source = f"Measured on {machine_line(results['environment'])} ({run_line(results)})."
+    paragraphs = [f"**{escape(warning)}**" for warning in warnings(results)]
+    paragraphs += [escape(source), *map(markdown_table, found)]
+    return "\n\n".join(part.strip("\n") for part in paragraphs) + "\n"
+
+
+def headline_tables(results: dict[str, Any]) -> list[Table]:
     """Speed, then memory and accuracy of every technique at each task's largest batch."""
     views = [
         (name, work, view(results, name, work))
@@ -50,12 +61,7 @@ def headline(results: dict[str, Any]) -> str:
         for work in tasks(results, name)
     ]
     lines = [(name, work, found, row) for name, work, found in views for row in _largest(found)]
-    if not lines:
-        raise ValueError("the record has no technique that ran")
-    source = f"Measured on {machine_line(results['environment'])} ({run_line(results)})."
-    paragraphs = [f"**{escape(warning)}**" for warning in warnings(results)]
-    paragraphs += [escape(source), *map(markdown_table, (_speed(lines), _other(lines)))]
-    return "\n\n".join(part.strip("\n") for part in paragraphs) + "\n"
+    return [table for table in (_speed(lines), _other(lines)) if table.rows]
 
 
 Line = tuple[str, str, View, Row]
@@ -67,10 +73,10 @@ def _largest(found: View) -> list[Row]:
     return [row for row in rows if "OK" in (at(row.pt, "status"), at(row.tf, "status"))]
 
 
-def _table(heads: list[str], rows: list[list[str]], words: int) -> Table:
+def _table(title: str, heads: list[str], rows: list[list[str]], words: int) -> Table:
     """A table whose first `words` columns hold words."""
     columns = [Column("", head, right=place >= words) for place, head in enumerate(heads)]
-    return Table("", columns, rows)
+    return Table(title, columns, rows)
 
 
 def _speed(lines: list[Line]) -> Table:
@@ -84,7 +90,7 @@ def _speed(lines: list[Line]) -> Table:
         cells = [*steps, *map(versus, pairs)]
         if set(cells) != {MISSING}:
             rows.append([technique, place, row.label, *cells])
-    return _table(heads, rows, words=3)
+    return _table("Speed", heads, rows, words=3)
 
 
 def _other(lines: list[Line]) -> Table:
@@ -99,12 +105,12 @@ def _other(lines: list[Line]) -> Table:
         trained = [_accuracy(case, found) for case in sides]
         means = [plus_minus(at(t, "mean"), at(t, "ci")) for t in trained]
         apart = [difference_of(t) for t in trained]
-        metric = next((t["metric"] for t in trained if t), None)
+        metric = next((at(t, "metric") for t in trained if t), None)
         place = f"{task}, {(row.pt or row.tf)['batch_size']}"
         cells = [*memory, unit_of(metric).lower() if metric else MISSING, *means, *apart]
         if set(cells) != {MISSING}:
             rows.append([technique, place, row.label, *cells])
-    return _table(heads, rows, words=3)
+    return _table("Memory and accuracy", heads, rows, words=3)
 
 
 def _accuracy(case: dict | None, found: View) -> dict | None:

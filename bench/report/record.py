@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
+from bench.report.figures import compact
+
 FRAMEWORKS = {"pt": "PyTorch", "tf": "TensorFlow"}
 
 
@@ -20,7 +22,7 @@ def at(entry: Any, *path: str) -> Any:
 def framework_title(case: dict) -> str:
     """PyTorch, TensorFlow or TensorFlow (tf_keras)."""
     name = case.get("framework")
-    title = FRAMEWORKS.get(name, str(name))
+    title = FRAMEWORKS.get(name) or compact(name)
     return f"{title} (tf_keras)" if is_legacy(case) else title
 
 
@@ -76,6 +78,18 @@ class View:
             ),
             None,
         )
+
+    def others(self, batch: int) -> list[dict]:
+        """The comparisons at a batch size that are of no row: best against best, say."""
+        rows = self.rows.get(batch, [])
+        of_rows = [c for r in rows for c in (self.own(r.pt), self.own(r.tf), self.twins(r))]
+        return [c for c in self.comparisons if c["batch_size"] == batch and c not in of_rows]
+
+    def side(self, comparison: dict) -> str | None:
+        """The framework that both cases are of; None where they are of different ones."""
+        sides = (self.cases.get(comparison[r]) for r in ("numerator", "denominator"))
+        both = {at(case, "framework") for case in sides}
+        return both.pop() if len(both) == 1 else None
 
     def pair(self, comparison: dict) -> str:
         """The pair in words; the framework is named where it is not the same on both sides."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -11,7 +12,15 @@ from markupsafe import Markup
 
 from bench.report.blocks import Table
 from bench.report.content import Facts, TechniquePart, build
-from bench.report.text import GAP, column_widths, hanging, plain, row_lines, wrap
+from bench.report.text import (
+    GAP,
+    column_widths,
+    hanging,
+    least_widths,
+    plain,
+    row_lines,
+    wrap,
+)
 
 SMALLEST_WIDTH = 60
 LONGEST_LABEL = 32  # cells; a longer one stands on a line of its own
@@ -89,13 +98,50 @@ def _short(text: str) -> str:
 
 
 def grid(table: Table, width: int, prefix: str = "") -> list[str]:
-    """A table: title, frameworks over their columns, heads, a rule, rows."""
-    heads = [column.head for column in table.columns]
-    rows = [["\n".join(map(plain, cell.split("\n"))) for cell in row] for row in table.rows]
+    """A table: title, frameworks over their columns, heads, a rule, rows.
+
+    Where its columns do not fit side by side, it goes on below with those that are left.
+    """
+    title = plain(f"{prefix} · {table.title}" if prefix else table.title)
+    lines = []
+    for number, part in enumerate(_parts(table, width)):
+        more = ["", *wrap(f"{title} (continued)", width)] if number else wrap(title, width)
+        lines += [*more, *_part(part, width)]
+    return lines
+
+
+def _parts(table: Table, width: int) -> list[Table]:
+    """The table in pieces that fit without breaking words, each with the columns of names."""
+    rows = [[column.head for column in table.columns], *(r for r in table.rows if any(r[1:]))]
+    least = least_widths([[plain_lines(cell) for cell in row] for row in rows])
+    rights = [column.right for column in table.columns]
+    names = rights.index(True) if True in rights else len(rights)
+    start = sum(least[:names]) + GAP * names
+    parts: list[list[int]] = [[]]
+    for place in range(names, len(least)):
+        taken = start + sum(least[n] + GAP for n in parts[-1])
+        if parts[-1] and taken + least[place] > width:
+            parts.append([])
+        parts[-1].append(place)
+    return [_with_columns(table, [*range(names), *part]) for part in parts]
+
+
+def _with_columns(table: Table, places: list[int]) -> Table:
+    rows = [[row[place] for place in places] for row in table.rows]
+    return replace(table, columns=[table.columns[place] for place in places], rows=rows)
+
+
+def plain_lines(cell: str) -> str:
+    """A cell whose lines are each of printable characters."""
+    return "\n".join(map(plain, cell.split("\n")))
+
+
+def _part(table: Table, width: int) -> list[str]:
+    heads = [plain_lines(column.head) for column in table.columns]
+    rows = [list(map(plain_lines, row)) for row in table.rows]
     widths = column_widths([heads, *(row for row in rows if any(row[1:]))], width)
     right = [column.right for column in table.columns]
-    title = f"{prefix} · {table.title}" if prefix else table.title
-    lines = [*wrap(plain(title), width), *_groups(table, widths)]
+    lines = _groups(table, widths)
     lines += [*row_lines(heads, widths, right), (" " * GAP).join("-" * each for each in widths)]
     for place, row in enumerate(rows):
         if any(row[1:]):
@@ -139,7 +185,7 @@ def markdown_table(table: Table) -> str:
 @cache
 def _environment() -> Environment:
     """Every expression of a template is escaped, but for what is marked as safe."""
-    return Environment(
+    made = Environment(
         loader=PackageLoader("bench.report", "."),
         autoescape=False,  # this escapes for HTML; `finalize` escapes for Markdown
         finalize=escape,
@@ -148,6 +194,11 @@ def _environment() -> Environment:
         trim_blocks=True,
         undefined=StrictUndefined,
     )
+    made.filters["head"] = lambda text: Markup(re.sub(_UNIT, r"[\1]", escape(text)))
+    return made
+
+
+_UNIT = r"\\\[([\w%/]+)\\\](?!\()"  # brackets around a word that is no link stay readable
 
 
 def escape(value: Any) -> str:

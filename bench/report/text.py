@@ -7,6 +7,7 @@ import unicodedata
 
 GAP = 2  # blanks between columns
 SMALLEST_LABEL = 12  # the first column shrinks to this before any other does
+LONGEST_WORD = 24  # a longer one is broken rather than that a column takes more
 
 
 def plain(text: object) -> str:
@@ -17,6 +18,8 @@ def plain(text: object) -> str:
 
 def cells(text: str) -> int:
     """How many terminal cells `text` takes: East Asian wide characters take two, accents none."""
+    if text.isascii():
+        return len(text)
     return sum(
         0
         if unicodedata.category(c) == "Mn"
@@ -28,9 +31,9 @@ def cells(text: str) -> int:
 
 
 def wrap(text: str, width: int) -> list[str]:
-    """Lines of at most `width` cells, broken at blanks, after - and /, or else anywhere.
+    """Lines of at most `width` cells, broken at blanks, after - and /, or else after _ and –.
 
-    A newline in `text` stays one.
+    A word that is too long even so is broken anywhere. A newline in `text` stays one.
     """
     return [line for part in text.split("\n") for line in _wrap_line(part, width)]
 
@@ -49,13 +52,24 @@ def _wrap_line(text: str, width: int) -> list[str]:
 
 
 def _pieces(text: str, width: int) -> list[str]:
-    """Parts after which a line may break; a word too long for one may also break after a _."""
-    found = re.findall(r" *[^ \-/]*[\-/]*", text)
-    return [
-        part
-        for piece in found
-        for part in (re.findall(r"[^_]*_*", piece) if cells(piece) > width else [piece])
-    ]
+    """Parts after which a line may break; a word too long for one also breaks after _, then –.
+
+    No break before a digit: a minus sign stays with its number.
+    """
+    pieces = re.findall(r" *(?:[^ \-/]|[\-/](?=\d))*[\-/]*", text)
+    for break_after in ("_", "–"):
+        finer = rf"[^{break_after}]*{break_after}*"
+        pieces = [
+            part
+            for piece in pieces
+            for part in (re.findall(finer, piece) if cells(piece.strip()) > width else [piece])
+        ]
+    return pieces
+
+
+def least_width(text: str) -> int:
+    """Cells that hold `text` with no word broken but after - / and _."""
+    return max(map(cells, re.findall(r"(?:[^\s\-/_]|[\-/](?=\d))*[\-/_]*", text)))
 
 
 def hanging(label: str, text: str, width: int, indent: int) -> list[str]:
@@ -73,17 +87,26 @@ def pad(text: str, width: int, *, right: bool = False) -> str:
     return blanks + text if right else text + blanks
 
 
+def least_widths(rows: list[list[str]]) -> list[int]:
+    """For each column, the cells that hold it with no word broken; `LONGEST_WORD` at most."""
+    return [min(LONGEST_WORD, max(map(least_width, column))) for column in zip(*rows, strict=True)]
+
+
 def column_widths(rows: list[list[str]], width: int) -> list[int]:
     """Widths that hold `rows` in `width` cells, gaps included: natural ones if they fit.
 
-    Else the first column shrinks to `SMALLEST_LABEL`, then always the widest.
+    Else the first column shrinks to `SMALLEST_LABEL`, then always the widest. Words are broken
+    only where nothing else can shrink.
     """
+    least = least_widths(rows)
     widths = [
         min(width, max(cells(line) for cell in column for line in cell.split("\n")))
         for column in zip(*rows, strict=True)
     ]
+    least[0] = max(least[0], min(widths[0], SMALLEST_LABEL))
     while sum(widths) + GAP * (len(widths) - 1) > width and max(widths) > 2:
-        shrinks = 0 if widths[0] > SMALLEST_LABEL else widths.index(max(widths))
+        loose = [n for n, each in enumerate(widths) if each > least[n]]
+        shrinks = 0 if 0 in loose else max(loose or range(len(widths)), key=widths.__getitem__)
         widths[shrinks] -= 1
     return widths
 

@@ -1,0 +1,222 @@
+"""The forest plot of ratios, and memory by phase."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from bench.harness.stats import DELTA
+from bench.report.blocks import DIFFERENT
+from bench.report.figures import compact, is_number, is_pair, number, ratio
+from bench.report.record import View, at, framework_title
+from bench.report.shapes import (
+    Box,
+    Chart,
+    Label,
+    Line,
+    Mark,
+    Scale,
+    across,
+    scale,
+    short,
+    side_of,
+)
+
+LEFT, RIGHT = 4.0, 84.0  # percents between which the axis of ratios runs; figures stand right of it
+LINE = 18  # pixels from one line of marks to the next
+
+
+# Forest plot -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A ratio in a forest plot: whose it is ("pt", "tf", "both"), and what it compares."""
+
+    side: str
+    what: str
+    ratio: float
+    ci: list[float] | None
+    verdict: str | None
+
+    @property
+    def told(self) -> bool:
+        """Whether a difference in speed was shown."""
+        return (self.verdict or "").startswith(("faster", "slower"))
+
+
+Group = tuple[str | None, str, list[Measured]]  # a heading above it, its label, its ratios
+
+
+def forest(found: View) -> Chart | None:
+    """The ratios of step time with their intervals, variant by variant."""
+    groups: list[Group] = []
+    for batch, rows in found.rows.items():
+        heading: str | None = f"batch {batch}"
+        entries = [
+            (
+                row.label,
+                [
+                    ("pt", "PyTorch ÷ own baseline", found.own(row.pt)),
+                    ("tf", "TensorFlow ÷ own baseline", found.own(row.tf)),
+                    ("both", "PyTorch ÷ TensorFlow", found.twins(row)),
+                ],
+            )
+            for row in rows
+        ]
+        for comparison in found.others(batch):
+            side, pair = found.side(comparison) or "both", found.pair(comparison)
+            entries.append((pair, [(side, pair, comparison)]))
+        for label, pairs in entries:
+            if measured := [m for each in pairs if (m := _measured(*each))]:
+                groups.append((heading, label, measured))
+                heading = None
+    key = [
+        ("pt", "PyTorch ÷ own baseline"),
+        ("tf", "TensorFlow ÷ own baseline"),
+        ("both", "PyTorch ÷ TensorFlow"),
+    ]
+    return _forest("Ratios of step time", groups, key)
+
+
+def controls_forest(controls: list[dict]) -> Chart | None:
+    """The A/A controls: how far from 1 a ratio comes by chance."""
+    groups: list[Group] = []
+    for control in controls:
+        names = (framework_title(control), control.get("technique"), control.get("task"))
+        what = " · ".join(compact(name) for name in names if name)
+        side = side_of({"framework": control.get("framework")})
+        if measured := _measured(side, "A/A", control):
+            groups.append((None, what, [measured]))
+    key = [("pt", "PyTorch ÷ itself"), ("tf", "TensorFlow ÷ itself")]
+    return _forest("A/A controls", groups, key)
+
+
+def _measured(side: str, what: str, comparison: dict | None) -> Measured | None:
+    value, ci = at(comparison, "ratio"), at(comparison, "ci")
+    verdict = at(comparison, "verdict")
+    if not is_number(value) or value <= 0 or verdict == DIFFERENT:
+        return None
+    bounds = list(ci) if is_pair(ci) and min(ci) > 0 else None
+    return Measured(side, what, value, bounds, verdict)
+
+
+def _forest(title: str, groups: list[Group], key: list[tuple[str, str]]) -> Chart | None:
+    every = [measured for _, _, found in groups for measured in found]
+    if not every:
+        return None
+    values = [v for m in every for v in (m.ratio, *(m.ci or []))]
+    axis = scale([*values, 1 / (1 + DELTA), 1 + DELTA], LEFT, RIGHT, log=True)
+    shapes: list[Any] = []
+    y = 4.0
+    for heading, label, found in groups:
+        if heading:
+            y += 18
+            shapes.append(Label(0, y, short(heading), "heading"))
+        y += 20
+        shapes.append(Label(0, y, short(label), "label"))
+        for measured in found:
+            y += LINE
+            shapes += _interval_line(axis, y - 5, label, measured)
+        y += 2
+    bottom = y + 6
+    used = {measured.side for measured in every}
+    band = Box(axis(1 / (1 + DELTA)), 0, axis(1 + DELTA) - axis(1 / (1 + DELTA)), bottom, "band")
+    middle = Line(axis(1), 0, axis(1), bottom, "one")
+    key = [entry for entry in key if entry[0] in used]
+    if any(m.verdict for m in every):
+        key += [("told", "filled: a difference was shown"), ("open", "open: none was")]
+    return Chart(
+        title=f"{title} with 95% intervals (log axis; grey: ±{DELTA:.0%})",
+        description=_forest_in_words(every),
+        height=bottom + 22,
+        shapes=[band, *across(axis, 0, bottom), middle, *shapes],
+        key=key,
+    )
+
+
+def _interval_line(axis: Scale, y: float, label: str, measured: Measured) -> list[Any]:
+    tip = f"{label}: {measured.what} {ratio(measured.ratio, measured.ci)}"
+    tip += f", {measured.verdict}" if measured.verdict else ""
+    x = axis(measured.ratio)
+    shapes: list[Any] = []
+    if measured.ci:
+        low, high = map(axis, measured.ci)
+        shapes.append(Line(low, y, high, y, f"interval {measured.side}"))
+        shapes += [Line(end, y - 3, end, y + 3, f"interval {measured.side}") for end in (low, high)]
+    shapes.append(Mark(x, y, measured.side, not measured.told, tip))
+    shapes.append(Label(99, y + 4, ratio(measured.ratio, None), "figure", "end"))
+    return shapes
+
+
+def _forest_in_words(every: list[Measured]) -> str:
+    values = [measured.ratio for measured in every]
+    verdicts: dict[str, int] = {}
+    for measured in every:
+        if measured.verdict:
+            verdicts[measured.verdict] = verdicts.get(measured.verdict, 0) + 1
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
+    span = f"{len(every)} ratios from {number(min(values))} to {number(max(values))}"
+    return f"{span}{f': {counts}' if counts else ''}. Below 1 the first named is faster."
+
+
+# Memory bars -------------------------------------------------------------------------------------
+
+PHASES = {
+    "build_bytes": "after build",
+    "first_step_peak_bytes": "peak of the first step",
+    "steady_peak_bytes": "peak of later steps",
+}
+
+
+def phases_of(case: dict) -> list[float | None]:
+    """Bytes above import in each phase."""
+    memory = case.get("memory")
+    base = at(memory, "import_bytes")
+    found = [at(memory, phase) for phase in PHASES]
+    return [max(0.0, v - base) if is_number(v) and is_number(base) else None for v in found]
+
+
+def memory_bars(found: View) -> Chart | None:
+    """Memory above import by phase, a bar each."""
+    entries = [
+        (batch if place == 0 else None, f"{row.label} · {framework_title(case)}", case)
+        for batch, rows in found.rows.items()
+        for place, (row, case) in enumerate(
+            (row, case)
+            for row in rows
+            for case in (row.pt, row.tf)
+            if at(case, "status") == "OK" and any(is_number(v) for v in phases_of(case))
+        )
+    ]
+    largest = max((v for e in entries for v in phases_of(e[2]) if v is not None), default=0)
+    if not largest:
+        return None
+    axis = Scale(0, largest / 1e6, 1, 97)
+    shapes: list[Any] = []
+    y = 4.0
+    for batch, label, case in entries:
+        if batch is not None:
+            y += 18
+            shapes.append(Label(0, y, f"batch {batch}", "heading"))
+        y += 20
+        found_here = phases_of(case)
+        figures = " · ".join(number(v / 1e6) if v is not None else "—" for v in found_here)
+        shapes += [Label(0, y, short(label), "label"), Label(99, y, figures, "figure", "end")]
+        y += 5
+        for place, value in enumerate(found_here):
+            if value is not None:
+                style = f"bar {side_of(case)} phase-{place}"
+                shapes.append(Box(axis(0), y, axis(value / 1e6) - axis(0), 7, style))
+            y += 8
+    bottom = y + 6
+    return Chart(
+        title="Memory above import by phase [MB]",
+        description=(
+            f"{len(entries)} cases with three bars each, from top to bottom: "
+            f"{', '.join(PHASES.values())}. The longest is {number(largest / 1e6)} MB."
+        ),
+        height=bottom + 22,
+        shapes=[*across(axis, 0, bottom), *shapes],
+        key=[(f"phase-{place}", words) for place, words in enumerate(PHASES.values())],
+    )

@@ -1,0 +1,158 @@
+"""A record as one HTML page that needs no network: tables, charts, advice, the record itself.
+
+Its styles and its script stand in the page and are named by their hashes in its content security
+policy, so that nothing else in it can run, whatever a record holds.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from functools import cache
+from html import escape
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from bench.report import charts, readme
+from bench.report.blocks import Table, phases
+from bench.report.content import Report, TechniquePart, build
+from bench.report.lifetimes import lifetimes
+from bench.report.record import View, task_of, techniques, view
+from bench.report.shapes import Chart
+from bench.report.tables import SAME_WORK
+from bench.report.text import plain
+from bench.report.tradeoffs import tradeoffs
+
+
+@dataclass(frozen=True)
+class Block:
+    """A table and the charts that stand beside it."""
+
+    table: Table
+    charts: list[Chart]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A technique: its anchor, what is said of it, and the blocks of each of its tasks."""
+
+    anchor: str
+    part: TechniquePart
+    tasks: list[tuple[str, list[Block], list[tuple[str, str]]]]
+
+
+def html(results: dict[str, Any]) -> str:
+    """The whole page."""
+    report = build(results)
+    style, script = (_asset(name) for name in ("report.css.j2", "report.js.j2"))
+    return (
+        _environment()
+        .get_template("report.html.j2")
+        .render(
+            report=report,
+            sections=_sections(results, report),
+            glance=readme.headline_tables(results),
+            noise=charts.controls_forest(results["noise_floor"].get("controls") or []),
+            same_work=SAME_WORK,
+            verdicts=VERDICTS,
+            record=Markup(escape(listing(results))),
+            style=Markup(style),
+            script=Markup(script),
+            hashes={"style": _hash(style), "script": _hash(script)},
+            numbers=iter(range(1, 1_000_000)),
+        )
+    )
+
+
+# verdict or status -> the style of its word
+VERDICTS = {
+    "faster": "good",
+    "slower": "bad",
+    "better": "good",
+    "worse": "bad",
+    "equivalent": "even",
+    "faster, less accurate": "mixed",
+    "slower, more accurate": "mixed",
+    "FAILED": "bad",
+    "UNSUPPORTED": "even",
+    "NOT_APPLIED": "mixed",
+    "inconclusive": "even",
+    "noisy": "even",
+    "not comparable": "mixed",
+}
+
+
+@cache
+def _environment() -> Environment:
+    """Everything of a record is escaped, its control characters shown, its lines joined."""
+    made = Environment(
+        loader=PackageLoader("bench.report", "."),
+        autoescape=True,
+        finalize=lambda value: value if isinstance(value, Markup | int | float) else plain(value),
+        lstrip_blocks=True,
+        trim_blocks=True,
+        undefined=StrictUndefined,
+    )
+    made.filters["breakable"] = lambda text: Markup(escape(plain(text)).replace("_", "_<wbr>"))
+    return made
+
+
+def _asset(name: str) -> str:
+    return _environment().get_template(name).render()
+
+
+def _hash(text: str) -> str:
+    """A source of the content security policy: the text's SHA-256."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+def listing(results: dict[str, Any]) -> str:
+    """The record as JSON with a line for each case, comparison and other entry."""
+    lines = []
+    for key, value in results.items():
+        if isinstance(value, list) and value:
+            inner = "[\n  " + ",\n  ".join(map(json.dumps, value)) + "\n ]"
+        elif isinstance(value, dict) and value:
+            entries = (f"{json.dumps(k)}: {json.dumps(v)}" for k, v in value.items())
+            inner = "{\n  " + ",\n  ".join(entries) + "\n }"
+        else:
+            inner = json.dumps(value)
+        lines.append(f" {json.dumps(key)}: {inner}")
+    return "{\n" + ",\n".join(lines) + "\n}"
+
+
+# Techniques --------------------------------------------------------------------------------------
+
+
+def _sections(results: dict[str, Any], report: Report) -> list[Section]:
+    sections: list[Section] = []
+    for name, part in zip(techniques(results), report.techniques, strict=True):
+        tasks = []
+        for task in part.tasks:
+            about = results["tasks"].get(task_of(task.title)) or {}
+            made = blocks(view(results, name, task.title), task.tables, about)
+            tasks.append((task.title, made, task.incomparable))
+        anchor = "technique-" + (re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "x")
+        while anchor in [section.anchor for section in sections]:
+            anchor += f"-{len(sections)}"
+        sections.append(Section(anchor, part, tasks))
+    return sections
+
+
+def blocks(found: View, tables: list[Table], task: dict) -> list[Block]:
+    """The tables in their order, each with its charts; some charts bring a table of their own."""
+    made = []
+    for table in tables:
+        drawn = [charts.forest(found)] if table.name == "ratios" else []
+        drawn += lifetimes(found) if table.name == "lifetimes" else []
+        made.append(Block(table, [chart for chart in drawn if chart]))
+        if table.name == "memory" and (bars := charts.memory_bars(found)):
+            made.append(Block(phases(found.rows), [bars]))
+        if table.name == "accuracy":
+            made += [Block(*each) for each in tradeoffs(found, task)]
+    return made
