@@ -77,6 +77,8 @@ def probe(kit, work: Work, batches) -> dict[str, dict]:
         kit,
         work,
         lambda: make(work.data, batch_size=work.batch_size, seed=pipelines.SEED, **settings),
+        technique="input_pipeline",
+        source=work.data,
         decoder=settings.get("decoder", "standard"),
     )
 

@@ -12,26 +12,49 @@ A sample has `DRAWS` of them, float32:
 - `TRIES` aspect ratios, width to height, log-uniform in [3/4, 4/3);
 - where the crop begins, from top and left, as shares in [0, 1) of the places there are;
 - one in [0, 1): below 1/2 the image is flipped.
+
+Small images, which are in memory, are shifted instead: padded by `SHIFT` pixels on each side and
+cut to their size again, as He et al. do (2015, "Deep Residual Learning for Image Recognition",
+section 4.2). `shifts` gives the places.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from shared.datasets import load
 from shared.photos import list_images
 
 TRIES = 10
 DRAWS = 2 * TRIES + 3
 SMALLEST_AREA = 0.08
 RATIOS = (3 / 4, 4 / 3)
+SHIFT = 2
+
+
+def draw(size: int, *, seed: int, epoch: int) -> np.ndarray:
+    """The numbers of every row in one epoch, (size, DRAWS) float32."""
+    # A stream of its own: that of the order is [seed, epoch].
+    numbers = np.random.default_rng([seed, epoch, 1]).random((size, DRAWS), dtype=np.float32)
+    areas, ratios = numbers[:, :TRIES], numbers[:, TRIES : 2 * TRIES]
+    low, high = map(math.log, RATIOS)
+    areas[:] = SMALLEST_AREA + (1 - SMALLEST_AREA) * areas
+    ratios[:] = np.exp(low + (high - low) * ratios)
+    return numbers
+
+
+def shifts(size: int, *, seed: int, epoch: int) -> np.ndarray:
+    """Where every row's cut begins in one epoch, from top and left: (size, 2) int64."""
+    return np.random.default_rng([seed, epoch, 1]).integers(0, 2 * SHIFT + 1, (size, 2))
 
 
 class Epochs:
-    """The batches of epoch after epoch: pairs of rows (int64) and their numbers (float32).
+    """The batches of epoch after epoch: pairs of rows (int64) and their numbers from `draw`.
 
     Every iteration is the next epoch; `epoch` is the number of the one to come. `start_batch` is
     the number of batches that have been seen before, over all epochs: the first iteration is what
@@ -40,13 +63,21 @@ class Epochs:
     Raises ValueError where there is no sample, batch_size is below 1 or start_batch negative.
     """
 
-    def __init__(self, size: int, *, batch_size: int, seed: int, start_batch: int = 0) -> None:
+    def __init__(
+        self,
+        size: int,
+        *,
+        batch_size: int,
+        seed: int,
+        start_batch: int = 0,
+        draw: Callable[..., np.ndarray] = draw,
+    ) -> None:
         if min(size, batch_size) < 1 or start_batch < 0:
             raise ValueError(
                 "size and batch_size must be 1 at least and start_batch 0 at least, not "
                 f"{size}, {batch_size} and {start_batch}"
             )
-        self.size, self.batch_size, self.seed = size, batch_size, seed
+        self.size, self.batch_size, self.seed, self.draw = size, batch_size, seed, draw
         self.epoch, self.start = divmod(start_batch, -(-size // batch_size))
 
     def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -59,21 +90,10 @@ class Epochs:
         """The batches of one epoch from its batch `start` on; changes nothing."""
         # The order that `datasets.batch_order` has.
         order = np.random.default_rng([self.seed, epoch]).permutation(self.size)
-        numbers = draw(self.size, seed=self.seed, epoch=epoch)
+        numbers = self.draw(self.size, seed=self.seed, epoch=epoch)
         for first in range(start * self.batch_size, self.size, self.batch_size):
             rows = order[first : first + self.batch_size]
             yield rows, numbers[rows]
-
-
-def draw(size: int, *, seed: int, epoch: int) -> np.ndarray:
-    """The numbers of every row in one epoch, (size, DRAWS) float32."""
-    # A stream of its own: that of the order is [seed, epoch].
-    numbers = np.random.default_rng([seed, epoch, 1]).random((size, DRAWS), dtype=np.float32)
-    areas, ratios = numbers[:, :TRIES], numbers[:, TRIES : 2 * TRIES]
-    low, high = map(math.log, RATIOS)
-    areas[:] = SMALLEST_AREA + (1 - SMALLEST_AREA) * areas
-    ratios[:] = np.exp(low + (high - low) * ratios)
-    return numbers
 
 
 def crop_box(height: int, width: int, numbers: Sequence[float]) -> tuple[int, int, int, int]:
@@ -115,3 +135,28 @@ def open_folder(
     paths, labels, _ = list_images(Path(source))
     epochs = Epochs(len(paths), batch_size=batch_size, seed=seed, start_batch=start_batch)
     return [str(path) for path in paths], labels, epochs
+
+
+def open_arrays(
+    source: str | Path, batch_size: int, seed: int, start_batch: int = 0
+) -> tuple[np.ndarray, np.ndarray, Epochs]:
+    """Images and labels of a folder's training split, mapped, and their epochs, with `shifts`.
+
+    Raises FileNotFoundError for a folder without train_x.npy or train_y.npy, and ValueError for
+    images that are not float32 (n, height, width, channels), for another number of labels, and
+    where `Epochs` does.
+    """
+    x, y = load(Path(source), "train")
+    if x.ndim != 4 or x.dtype != np.float32 or y.shape != x.shape[:1]:
+        raise ValueError(
+            f"{source}: needs float32 images (n, height, width, channels) and n labels, not "
+            f"{x.dtype} {x.shape} and {y.shape}"
+        )
+    settings = {"batch_size": batch_size, "seed": seed, "start_batch": start_batch}
+    return x, y, Epochs(len(x), **settings, draw=shifts)
+
+
+def fingerprint(source: str | Path) -> str:
+    """The first digits of a checksum over the images of a folder's training split."""
+    with open(Path(source) / "train_x.npy", "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]

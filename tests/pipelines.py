@@ -1,5 +1,6 @@
 """What the tests of the input pipelines share: folders of images, what to expect, the workers."""
 
+import contextlib
 import functools
 import json
 import os
@@ -10,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from shared.epochs import Epochs, crop_box
@@ -19,7 +21,17 @@ ROOT = Path(__file__).resolve().parent.parent
 MEAN, STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
 SIZE, BATCH, SEED = 224, 4, 5
 RESUMED = 6  # batches: the third of the second epoch
-BAD = ("empty.jpg", "no image.jpg", "really a png.jpg", "truncated.jpg")
+BAD = (
+    "16 bits.png",
+    "animated.gif",
+    "animated.webp",
+    "empty.jpg",
+    "no image.jpg",
+    "really 16 bits.jpg",
+    "really a png.jpg",
+    "truncated.jpg",
+    "unreadable.jpg",
+)
 TIMEOUT_S = 300
 
 
@@ -28,9 +40,19 @@ def evidence() -> SimpleNamespace:
     """What the worker of each framework found, and the folders that it read. Once a session."""
     keep = tempfile.TemporaryDirectory()
     top = Path(keep.name)
+    top.chmod(0o755)  # some of it is read as another user
     good = make_photos(top, images=13, size=300, seed=0)
     bad = damaged(good, top / "Bilder 图 ß")
-    workers = {name: _start(name, top, good, bad) for name in ("pt", "tf")}
+    (top / "empty").mkdir()
+    (top / "one class" / "only").mkdir(parents=True)
+    (top / "one class" / "only" / "photo.jpg").write_bytes(list_images(good)[0][0].read_bytes())
+    found = run_workers("tests.input_pipeline_worker", top, good, bad)
+    return SimpleNamespace(keep=keep, good=good, bad=bad, found=found)
+
+
+def run_workers(module: str, top: Path, *arguments: Path) -> dict[str, dict]:
+    """What a worker of each framework found: both at once, images in files in `top`."""
+    workers = {name: _start(module, name, *arguments, top / f"{name}.npz") for name in ("pt", "tf")}
     found = {}
     for name, worker in workers.items():
         try:
@@ -42,13 +64,20 @@ def evidence() -> SimpleNamespace:
         found[name] = json.loads(output.splitlines()[-1]) | {
             "images": dict(np.load(top / f"{name}.npz"))
         }
-    return SimpleNamespace(keep=keep, good=good, bad=bad, found=found)
+    return found
 
 
-def _start(name: str, top: Path, good: Path, bad: Path) -> subprocess.Popen:
+def scenario(found: dict, side: str, name: str) -> dict:
+    """What a scenario of a side found; fails with its traceback where it raised."""
+    if "error" in found[side][name]:
+        pytest.fail(found[side][name]["error"])
+    return found[side][name]
+
+
+def _start(module: str, name: str, *arguments: Path) -> subprocess.Popen:
     environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_USE_LEGACY_KERAS": "0"}
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.input_pipeline_worker", name, good, bad, top / f"{name}.npz"],
+        [sys.executable, "-m", module, name, *arguments],
         cwd=ROOT,
         env=environment,
         stdout=subprocess.PIPE,
@@ -72,11 +101,33 @@ def damaged(good: Path, folder: Path) -> Path:
     photo.convert("L").save(second / "gray.jpg", quality=90)
     photo.convert("CMYK").save(first / "cmyk.JPG", "JPEG", quality=90)
     photo.save(first / "progressive.jpeg", "JPEG", quality=90, progressive=True)
-    (first / BAD[0]).write_bytes(b"")
-    (second / BAD[1]).write_text("This is not a photo. " * 50)
-    photo.save(first / BAD[2], "PNG")
-    (second / BAD[3]).write_bytes(data[: len(data) // 4])
+    # The loaders decode JPEG alone; arrays are made of the others, see test_shards.
+    deep = Image.fromarray(np.asarray(photo.convert("L")).astype(np.uint16) * 257)
+    frames = {"save_all": True, "append_images": [photo.rotate(90)]}
+    deep.save(first / "16 bits.png")
+    photo.save(second / "animated.gif", **frames)
+    photo.save(first / "animated.webp", **frames)
+    (first / "empty.jpg").write_bytes(b"")
+    (second / "no image.jpg").write_text("This is not a photo. " * 50)
+    deep.save(second / "really 16 bits.jpg", "PNG")
+    photo.save(first / "really a png.jpg", "PNG")
+    (second / "truncated.jpg").write_bytes(data[: len(data) // 4])
+    (first / "unreadable.jpg").write_bytes(data)
+    (first / "unreadable.jpg").chmod(0)
     return folder
+
+
+@contextlib.contextmanager
+def ordinary_user():
+    """The superuser may read everything; lay that down for a while."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
 
 
 @functools.cache

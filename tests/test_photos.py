@@ -28,6 +28,7 @@ from shared.photos import (
     list_images,
     make_photos,
 )
+from tests.pipelines import ordinary_user
 
 ROOT = Path(photos.__file__).parent.parent
 
@@ -305,19 +306,6 @@ def test_a_pipe_or_a_broken_link_named_as_an_image(tmp_path):
         with pytest.raises(ValueError, match=r"2\.jpg: is named as an image, but is no file"):
             list_images(folder)
     assert inspect_image(pipes / "a" / "2.jpg") == "no regular file"
-
-
-@contextlib.contextmanager
-def ordinary_user():
-    """The superuser may read everything; lay that down for a while."""
-    if os.geteuid() != 0:
-        yield
-        return
-    os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="permissions are others here")

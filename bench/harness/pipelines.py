@@ -1,8 +1,11 @@
 """How an input pipeline is measured: epoch by epoch, each between two measurements of its limit.
 
 The limit is what the cores do of the same work with nothing around it: one single-threaded process
-a core, which reads, decodes and normalises its part of the same files (`work_rate` of the side's
-`input_pipeline`). They are alive as long as the pipeline is measured, and sleep while it runs.
+a core, which works on its part of the same samples (`work_rate` of the technique's file). They are
+alive as long as the pipeline is measured, and sleep while it runs.
+
+What is short is repeated: an epoch in memory may take milliseconds, and both a rate and a limit are
+taken over `SHORTEST_S` at least.
 """
 
 from __future__ import annotations
@@ -16,7 +19,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import mean, median
+from math import ceil
+from statistics import harmonic_mean, mean, median
 
 import psutil
 
@@ -25,31 +29,37 @@ from bench.harness.machine import usable_threads
 from bench.harness.plan import Work
 
 SEED = 2026
-REPETITIONS = 7  # epochs, and as many limits and one
+REPETITIONS = 7  # of epochs, and as many limits and one
+SHORTEST_S = 0.3  # of a repetition
 STALL_STEPS = 10  # train steps whose waiting counts, after
 WARM_STEPS = 3  # that many
 
 
-def measure(kit, work: Work, make: Callable[[], Iterable], *, decoder: str) -> dict[str, dict]:
-    """The figures of the loader that `make` makes, over the images in `work.data`.
+def measure(
+    kit, work: Work, make: Callable[[], Iterable], *, technique: str, source: str, **settings
+) -> dict[str, dict]:
+    """The figures of the loader that `make` makes, over the samples of the task.
 
-    Raises RuntimeError where an epoch is not all of the images.
+    Its limit is that of `technique`, whose `work_rate` is given `source` and the settings.
+
+    Raises RuntimeError where an epoch is not all of the samples.
     """
     start = time.perf_counter()
     loader = make()
     made = time.perf_counter() - start
-    with work_limit(kit.__name__, work.data, decoder=decoder) as limit:
+    with work_limit(kit.__name__, technique, source, **settings) as limit:
         pipeline = Pipeline(loader, images=work.task.dataset.train_size)
-        first, peak = pipeline.epoch(), pipeline.peak_memory()
-        limits, epochs = [limit()], []
+        first, peak = pipeline.epochs(), pipeline.peak_memory()
+        count = ceil(SHORTEST_S / pipeline.epochs().seconds)
+        limits, repetitions = [limit()], []
         for _ in range(REPETITIONS):
-            epochs.append(pipeline.epoch())
+            repetitions.append(pipeline.epochs(count))
             limits.append(limit())
-    rates = [epoch.rate for epoch in epochs]
+    rates = [epochs.rate for epochs in repetitions]
     around = map(mean, pairwise(limits))
     shares = [100 * rate / limit for rate, limit in zip(rates, around, strict=True)]
-    starts = [epoch.first_batch_s for epoch in epochs]
-    cpu = [1000 * epoch.cpu_s / epoch.images for epoch in epochs]
+    starts = [epochs.first_batch_s for epochs in repetitions]
+    cpu = [1000 * epochs.cpu_s / epochs.images for epochs in repetitions]
     return {
         "samples_per_s": _figure("samples/s", rates),
         "work_limit": _figure("samples/s", limits),
@@ -70,16 +80,18 @@ def _figure(unit: str, samples: list) -> dict:
 
 
 @dataclass(frozen=True)
-class Epoch:
-    """What an epoch took: seconds of the clock, and of all CPUs.
+class Epochs:
+    """What epochs took: seconds of the clock, and of all CPUs.
 
     `rate` is in images a second, after as many batches as there are cores: until then the pipeline
-    fills, and what is under way would count for nothing.
+    fills, and what is under way would count for nothing. `first_batch_s` is that of an epoch, on
+    average.
     """
 
     images: int
     rate: float
     first_batch_s: float
+    seconds: float
     cpu_s: float
 
 
@@ -91,17 +103,22 @@ class Pipeline:
         self._own = psutil.Process()
         self._others = {child.pid for child in self._own.children(recursive=True)}
 
-    def epoch(self) -> Epoch:
-        """Take all batches of the next epoch, and do nothing with them."""
-        cpu, start = self._cpu_s(), time.perf_counter()
-        filling, times, sizes = usable_threads(), [], []
-        for _, labels in self._loader:
-            times.append(time.perf_counter())
-            sizes.append(len(labels))
-        if sum(sizes) != self._images:
-            raise RuntimeError(f"an epoch had {sum(sizes)} of {self._images} images")
-        rate = sum(sizes[filling:]) / (times[-1] - times[filling - 1])
-        return Epoch(self._images, rate, times[0] - start, self._cpu_s() - cpu)
+    def epochs(self, count: int = 1) -> Epochs:
+        """Take all batches of the next epochs, and do nothing with them."""
+        cpu, begin = self._cpu_s(), time.perf_counter()
+        filling, images, filled_s, first_s = usable_threads(), 0, 0.0, 0.0
+        for _ in range(count):
+            start, times, sizes = time.perf_counter(), [], []
+            for _, labels in self._loader:
+                times.append(time.perf_counter())
+                sizes.append(len(labels))
+            if sum(sizes) != self._images:
+                raise RuntimeError(f"an epoch had {sum(sizes)} of {self._images} images")
+            images += sum(sizes[filling:])
+            filled_s += times[-1] - times[filling - 1]
+            first_s += times[0] - start
+        seconds, cpu = time.perf_counter() - begin, self._cpu_s() - cpu
+        return Epochs(count * self._images, images / filled_s, first_s / count, seconds, cpu)
 
     def peak_memory(self) -> int | None:
         """The largest sum of proportional set sizes that is seen in an epoch, in bytes.
@@ -117,7 +134,7 @@ class Pipeline:
         watcher = threading.Thread(target=watch)
         watcher.start()
         try:
-            self.epoch()
+            self.epochs()
         finally:
             done.set()
             watcher.join()
@@ -160,8 +177,12 @@ def data_stall(kit, work: Work, loader: Iterable) -> float:
 
 
 @contextlib.contextmanager
-def work_limit(package: str, folder: str, *, decoder: str) -> Iterator[Callable[[], float]]:
+def work_limit(
+    package: str, technique: str, source: str, **settings
+) -> Iterator[Callable[[], float]]:
     """Give a function that measures the limit, in samples/s, with as many processes as cores.
+
+    It is that of the technique in the package of a side, whose `work_rate` gets the settings.
 
     The processes are fresh, since a framework's threads can't be set twice in one. RuntimeError
     where one ends early.
@@ -181,7 +202,8 @@ def work_limit(package: str, folder: str, *, decoder: str) -> Iterator[Callable[
     try:
         for part in range(cores):
             pipe, theirs = context.Pipe()
-            arguments = (theirs, package, folder, part, cores, decoder)
+            share = settings | {"seed": SEED, "part": part, "parts": cores}
+            arguments = (theirs, package, technique, source, share)
             process = context.Process(target=_work, args=arguments, daemon=True)
             process.start()
             theirs.close()  # so that the end of the process is the end of the pipe
@@ -195,15 +217,19 @@ def work_limit(package: str, folder: str, *, decoder: str) -> Iterator[Callable[
             process.join()
 
 
-def _work(pipe, package: str, folder: str, part: int, parts: int, decoder: str) -> None:
+def _work(pipe, package: str, technique: str, source: str, settings: dict) -> None:
     """A process of the limit: answers the first request when it is ready, others with its rate."""
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # pipelines work on the CPU
     importlib.import_module(f"{package}.runtime").configure(threads=1, seed=SEED)
-    technique = importlib.import_module(f"{package}.input_pipeline")
-    rate = technique.work_rate(folder, seed=SEED, part=part, parts=parts, decoder=decoder)
+    technique = importlib.import_module(f"{package}.{technique}")
+    rate = technique.work_rate(source, **settings)
     with contextlib.suppress(EOFError):
         pipe.recv()
         pipe.send(None)
         while True:
             pipe.recv()
-            pipe.send(rate())
+            end = time.perf_counter() + SHORTEST_S
+            rates = [rate()]
+            while time.perf_counter() < end:
+                rates.append(rate())
+            pipe.send(harmonic_mean(rates))
