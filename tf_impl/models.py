@@ -197,6 +197,7 @@ def _dropout(x, spec, name):
     return tf.keras.layers.Dropout(spec.dropout, name=name)(x) if spec.dropout else x
 
 
+@tf.keras.utils.register_keras_serializable("twinbench")  # so that Keras can copy its layer
 def _gelu(x):
     """The tanh approximation (Hendrycks and Gimpel, 2016)."""
     return tf.nn.gelu(x, approximate=True)

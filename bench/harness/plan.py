@@ -210,8 +210,8 @@ class Case:
 class Work:
     """What `prepare` is given in a worker.
 
-    `memory_budget`: bytes, or None if none was set. `data`: for a probe, the folder of the task's
-    data. `folder`: an empty one for what the variant writes; it is deleted when the run ends.
+    `memory_budget`: bytes, or None if none was set. `data`: the folder of the task's data.
+    `folder`: an empty one for what the variant writes; it is deleted when the run ends.
     """
 
     task: Task
@@ -233,7 +233,9 @@ class Prepared:
     `loop(batches) -> (seconds, loss)` times the steps after its first batch itself. Where the step
     learns from more than labels, `targets(x, y)` gives the tuple that takes the place of y: it is
     called once for the resident batches, and once for the training of all seeds. `artifact`: the
-    file or folder that would be deployed, whose size counts.
+    file or folder that would be deployed, whose size counts. Where predictions are those of a file
+    that is made from the model, `deploy() -> (predict, artifact)` makes it from the model as it is:
+    it is called once the model is built, or trained, and gives what takes their place.
     """
 
     step: Callable
@@ -243,6 +245,7 @@ class Prepared:
     loop: Callable | None = None
     targets: Callable | None = None
     artifact: Path | None = None
+    deploy: Callable | None = None
 
 
 def cases_of(technique: Technique, module: str, effort: str) -> list[Case]:

@@ -153,7 +153,8 @@ class Worker:
 
     def _op_build(self, case: dict, data: str, weights_seed: int) -> dict:
         """Prepare the case and put its batches on the device."""
-        self._prepare(case, weights_seed)
+        self._prepare(case, weights_seed, data)
+        self._deploy()
         x, y = datasets.load(Path(data), "train")
         batches = datasets.first_batches(
             x, y, case["batch_size"], RESIDENT_BATCHES, seed=weights_seed
@@ -192,9 +193,14 @@ class Worker:
             folder=Path(tempfile.mkdtemp()),
         )
 
-    def _prepare(self, case: dict, seed: int) -> None:
-        self._find_work(case, seed)
+    def _prepare(self, case: dict, seed: int, data: str) -> None:
+        self._find_work(case, seed, data=data)
         self.prepared = self.bench.prepare(self.kit, self.work)
+
+    def _deploy(self) -> None:
+        if self.prepared.deploy:
+            predict, artifact = self.prepared.deploy()
+            self.prepared = replace(self.prepared, predict=predict, artifact=artifact)
 
     @property
     def call(self):
@@ -387,8 +393,9 @@ class Worker:
 
     def _op_train(self, case: dict, data: str, seed: int) -> dict:
         """Train to the task's plateau from weights and batch order of `seed`; return its metric."""
-        self._prepare(case, seed)
+        self._prepare(case, seed, data)
         self._fit(Path(data), seed)
+        self._deploy()
         return {"value": self._evaluate(Path(data))}
 
     def _op_teach(self, case: dict, data: str, seed: int, stages: list, path: str) -> dict:

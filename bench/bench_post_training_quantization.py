@@ -1,0 +1,103 @@
+"""Post-training quantization: what 8-bit integers buy on a CPU in each runtime, and their price."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from shared import datasets
+
+# Fixed before anything was measured, as are the cases and the seeds. The margin of accuracy is the
+# task's, one point.
+CALIBRATION = 256  # samples: the first of the training split
+APART = 0.05  # relative: losses of int8 twins, whose scales differ by design
+KERNELS = re.compile("conv|gemm|matmul|qlinear_|fully_connected", re.IGNORECASE)
+OWN, ONNX = "load_quantized", "load_onnxruntime"
+
+
+def _row(name: str, write: str, read: str = OWN, **fields) -> Variant:
+    settings = {"write": write, "read": read}
+    if "int8" in name:
+        fields |= {"changes_math": True, "loss_tolerance": APART}
+    return Variant(name, settings, **fields)
+
+
+TECHNIQUE = Technique(
+    name="post_training_quantization",
+    title="Post-training quantization: int8 in the runtimes that would be deployed",
+    variants=(
+        _row("fp32", "keep_float32", role="baseline", effort="quick"),
+        _row("static_int8", "quantize_static_int8", effort="quick"),
+        _row("onnxruntime_int8", "quantize_onnxruntime_int8", ONNX),
+        # The same weights as fp32: neither its accuracy nor its memory is of interest here.
+        Variant("fp32_in_framework", accuracy=False, cold=False),
+        _row("onnxruntime_fp32", "keep_onnxruntime_float32", ONNX, effort="full", accuracy=False),
+        _row("dynamic_int8", "quantize_dynamic_int8", effort="full"),
+    ),
+    workloads=(
+        Workload("digits-resnet20", "compute", mode="predict"),
+        Workload("digits-cnn", "compute", mode="predict", accuracy=True, timed=False),
+        Workload("digits-resnet20", "small", effort="full", mode="predict"),
+        Workload("digits-cnn", "small", effort="full", mode="predict"),
+    ),
+    differs_by_design=(
+        "The runtime is TorchInductor with frozen weights in PyTorch, LiteRT with XNNPACK in "
+        "TensorFlow. onnxruntime is the same on both sides, over a file of each one's exporter.",
+        "Activations are unsigned in PyTorch and in ONNX Runtime, signed in LiteRT, and torchao "
+        "cuts their ranges by a histogram where the others take the extremes: twins in int8 "
+        f"count as equal work where their losses differ by less than {APART:.0%}.",
+        "Dynamic quantization covers linear layers alone in PyTorch, convolutions too in LiteRT.",
+    ),
+    notes=(
+        "fp32 is the model in float32 in the runtime in which int8 runs: the ratio to it is what "
+        "quantization buys. fp32_in_framework is what the framework predicts with by itself: eager "
+        "in PyTorch, a tf.function in TensorFlow.",
+        f"Ranges of activations come from {CALIBRATION} images of the training split. Accuracy is "
+        "of the files of models that were trained in float32 with each seed.",
+        "Size is that of the file that would be deployed. Memory counts what wrote it, too.",
+    ),
+)
+
+
+def prepare(kit, work: Work) -> Prepared:
+    """The framework's own step and predictions, or those of a file that a runtime has loaded."""
+    model = kit.models.build(work.task.model, work.weights)
+    optimizer = kit.training.make_optimizer(model, work.task.recipe)
+    step = kit.training.make_train_step(model, optimizer, kit.training.cross_entropy)
+    predict = kit.training.make_predict(model)
+    if not work.settings:
+        return Prepared(step, predict, model, optimizer)
+    if kit.runtime.device().lower() not in ("cpu", "cpu:0"):
+        raise NotImplementedError("these integer operators are for a CPU: hide the GPU")
+    technique = kit.post_training_quantization
+
+    def deploy():
+        rows = (part[:CALIBRATION] for part in datasets.load(Path(work.data), "train"))
+        calibration, _ = kit.data.to_device(*rows)
+        write, read = (getattr(technique, work.settings[key]) for key in ("write", "read"))
+        path = write(model, calibration, work.folder / work.variant)
+        return read(path), path
+
+    return Prepared(step, predict, model, optimizer, deploy=deploy)
+
+
+def took_effect(kit, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
+    """Each layer of a static int8 row ran over integers, some of a dynamic one, none of fp32."""
+    if not work.settings:
+        return {}, None
+    ran = prepared.predict.operators(batch[0])
+    evidence = {"int8_operators": ran, "threads": prepared.predict.threads}
+    found = sum(number for name, number in ran.items() if KERNELS.search(name))
+    kernels = sum(name.endswith(".kernel") for name in work.weights)
+    if "int8" not in work.variant:
+        return evidence, f"{found} layers ran over integers" if ran else None
+    if work.variant == "dynamic_int8":
+        return evidence, None if found else "no layer ran over integers"
+    reason = None if found == kernels else f"{found} of {kernels} layers ran over integers"
+    return evidence, reason
+
+
+def bench_post_training_quantization(case, replay):
+    """Replay one measured case."""
+    replay(case)

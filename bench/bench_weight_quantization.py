@@ -1,0 +1,92 @@
+"""Weight quantization: what 8-bit and 4-bit weights of dense layers save, and what they cost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from shared import datasets
+
+# Relative losses of twins: they round the same weights by rules of their own.
+APART = 0.05
+
+TECHNIQUE = Technique(
+    name="weight_quantization",
+    title="Weight quantization: dense layers in 8 or 4 bits",
+    variants=(
+        Variant("fp32", {"write": "keep_float32"}, role="baseline", effort="quick"),
+        Variant(
+            "int8_weights",
+            {"write": "quantize_int8"},
+            effort="quick",
+            changes_math=True,
+            loss_tolerance=APART,
+        ),
+        Variant(
+            "int4_weights",
+            {"write": "quantize_int4"},
+            changes_math=True,
+            loss_tolerance=APART,
+        ),
+    ),
+    workloads=(
+        Workload("text-gpt-wide", "small", mode="predict"),
+        Workload("text-gpt", "compute", effort="full", mode="predict", accuracy=True, timed=False),
+        Workload("text-gpt-wide", "compute", effort="full", mode="predict"),
+    ),
+    differs_by_design=(
+        "PyTorch multiplies 4-bit weights with a kernel for them, TensorFlow makes floats of them "
+        "first. int4 has a zero point in each group in both, int8 is symmetric.",
+    ),
+    notes=(
+        "fp32 is the same graph with float weights, compiled in PyTorch, a graph function in "
+        "TensorFlow. Embeddings and activations stay in float32.",
+        "Size is that of the file that would be deployed. Memory counts what wrote it, too.",
+    ),
+    # The matches of other techniques have controls.
+    controls=False,
+)
+
+
+def prepare(kit, work: Work) -> Prepared:
+    """The baseline's step, and predictions of a file that is written and loaded."""
+    model = kit.models.build(work.task.model, work.weights)
+    optimizer = kit.training.make_optimizer(model, work.task.recipe)
+    step = kit.training.make_train_step(model, optimizer, kit.training.cross_entropy)
+    if kit.runtime.device().lower() not in ("cpu", "cpu:0"):
+        raise NotImplementedError("these files are for a CPU: hide the GPU")
+    technique = kit.weight_quantization
+
+    def deploy():
+        rows = (part[:2] for part in datasets.load(Path(work.data), "train"))
+        example, _ = kit.data.to_device(*rows)
+        write = getattr(technique, work.settings["write"])
+        path = write(model, example, work.folder / work.variant)
+        return technique.load_quantized(path), path
+
+    return Prepared(step, kit.training.make_predict(model), model, optimizer, deploy=deploy)
+
+
+def took_effect(kit, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
+    """The file holds the kernels in integers of so many bits, and none of fp32.
+
+    PyTorch's kernel for 4 bits takes multiples of 32 inputs and 16 outputs alone.
+    """
+    predict = prepared.predict
+    held = {dtype: int(size) for dtype, size in predict.held.items()}
+    evidence = {"bytes_by_dtype": held, "int8_operators": predict.operators(batch[0])}
+    found = held.get("int8", 0) + held.get("uint8", 0)
+    if work.variant == "fp32":
+        return evidence, "it holds integers" if found else None
+    bits = {"int8_weights": 8, "int4_weights": 4}[work.variant]
+    shapes = [value.shape for name, value in work.weights.items() if name.endswith(".kernel")]
+    if bits == 4:
+        shapes = [(rows, columns) for rows, columns in shapes if not rows % 32 and not columns % 16]
+    wanted = sum(rows * columns for rows, columns in shapes) * bits // 8
+    reason = f"{found} bytes are integers, not {wanted} or more" if found < wanted else None
+    return evidence, reason
+
+
+def bench_weight_quantization(case, replay):
+    """Replay one measured case."""
+    replay(case)

@@ -1,0 +1,105 @@
+"""ONNX Runtime without a framework: quantize a file, open it, count what runs over integers.
+
+Both frameworks meet here: what differs is only the file that their exporter wrote.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import onnx
+import onnxruntime
+from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
+from onnxruntime.quantization.shape_inference import quant_pre_process
+
+# Operators over integers, but those that only convert to them.
+_INTEGER = re.compile(r"^(QLinear\w+|QGemm|QAttention|\w*Integer\w*|MatMulNBits)$")
+
+
+class _Reader(CalibrationDataReader):
+    """Hands over batches of calibration data: input name -> array."""
+
+    def __init__(self, batches: Iterator[dict[str, np.ndarray]]) -> None:
+        self._batches = batches
+
+    def get_next(self) -> dict[str, np.ndarray] | None:
+        """The next batch, or None."""
+        return next(self._batches, None)
+
+
+def quantize(source: Path, path: Path, batches: Iterable[tuple[np.ndarray, ...]]) -> None:
+    """Write the float32 model of `source` to `path` with static int8 operators (QDQ).
+
+    Weights are int8 with a scale for each channel, activations uint8 with one for each tensor;
+    their ranges are the smallest and largest values of `batches`, which hold the inputs in the
+    model's order. Raises NotImplementedError, and writes nothing, where no weight is quantized.
+    Source: `onnxruntime.quantization.quantize_static`.
+    """
+    names = [value.name for value in onnx.load(source, load_external_data=False).graph.input]
+    feeds = (dict(zip(names, batch, strict=True)) for batch in batches)
+    with TemporaryDirectory() as folder:
+        prepared, quantized = Path(folder) / "prepared.onnx", Path(folder) / "quantized.onnx"
+        quant_pre_process(str(source), str(prepared), skip_symbolic_shape=True)
+        logging.disable(logging.WARNING)  # it asks for the preparation that has just been done
+        try:
+            quantize_static(
+                str(prepared),
+                str(quantized),
+                _Reader(feeds),
+                per_channel=True,
+                activation_type=QuantType.QUInt8,
+                weight_type=QuantType.QInt8,
+            )
+        finally:
+            logging.disable(logging.NOTSET)
+        model = onnx.load(quantized)
+        if not any(t.data_type == onnx.TensorProto.INT8 for t in model.graph.initializer):
+            raise NotImplementedError("the model has no layer that ONNX Runtime quantizes")
+        onnx.save(model, path)
+
+
+def open_session(path: Path, *, threads: int, profile: str = "") -> onnxruntime.InferenceSession:
+    """Open an ONNX file on the CPU, with a pool of `threads` of its own. Executes no code of it.
+
+    `profile`: start of the name of a file to profile into. Raises FileNotFoundError, and ValueError
+    for a file that is damaged or something else.
+    """
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"there is no file {path}")
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    options.log_severity_level = 3  # errors
+    if profile:
+        options.enable_profiling, options.profile_file_prefix = True, profile
+    try:
+        onnx.checker.check_model(str(path))
+        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        line = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise ValueError(f"{path} is no whole ONNX model: {line}") from None
+
+
+def run(session: onnxruntime.InferenceSession, inputs: tuple[np.ndarray, ...]) -> np.ndarray:
+    """The model's first output for its inputs, in their order."""
+    names = (value.name for value in session.get_inputs())
+    return session.run(None, dict(zip(names, inputs, strict=True)))[0]
+
+
+def integer_operators(path: Path, inputs: tuple[np.ndarray, ...]) -> dict[str, int]:
+    """Operators over integers that one prediction really runs: name -> number.
+
+    From the profile of a session, so after all fusions.
+    """
+    with TemporaryDirectory() as folder:
+        session = open_session(path, threads=1, profile=str(Path(folder) / "profile"))
+        run(session, inputs)
+        events = json.loads(Path(session.end_profiling()).read_text("utf-8"))
+    ran = (e["args"]["op_name"] for e in events if e["name"].endswith("_kernel_time"))
+    return dict(Counter(name for name in ran if _INTEGER.match(name)))
