@@ -1112,3 +1112,26 @@ def test_every_repetition_stands_in_the_report_alone():
     assert "| figure 1 [s] | 1.5" not in text  # it was not repeated
     assert "Every repetition" not in terminal(found)
     assert "Every repetition" not in markdown(record())
+
+
+def test_samples_a_second_by_batch_size_have_a_table_of_their_own():
+    found = record()
+    for case in found["cases"]:
+        if case["variant"] == "bf16" and case["status"] == "OK":
+            case["metrics"] |= {
+                f"rate_{threads}_threads_batch_{size}": {
+                    "value": 100.0 * threads + size,
+                    "unit": "samples/s",
+                    "ci": None,
+                    "samples": [100.0 * threads + size],
+                }
+                for threads in (1, 2)
+                for size in (1, 8, 64)
+            }
+    text = terminal(found)
+    assert max(map(columns, text.splitlines())) <= 80
+    table = block(text, "digits-cnn · Samples/s by batch size")
+    (line, *_) = [line for line in table if "PyTorch" in line and " 2 " in line]
+    assert line.split()[-4:] == ["2", "201", "208", "264"]
+    assert "Measured apart" not in text
+    assert "Samples/s by batch size" not in terminal(record())

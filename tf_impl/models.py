@@ -55,8 +55,9 @@ class Positions(tf.keras.layers.Layer):
         super().build(input_shape)
 
     def call(self, inputs):
-        """Add the table, in the dtype of the inputs."""
-        return inputs + tf.cast(self.embeddings, inputs.dtype)
+        """Add the table, in the dtype of the inputs; its beginning where a graph leaves t open."""
+        table = tf.cast(self.embeddings, inputs.dtype)
+        return inputs + (table[: tf.shape(inputs)[1]] if inputs.shape[1] is None else table)
 
 
 class CausalAttention(tf.keras.layers.Layer):
@@ -76,12 +77,13 @@ class CausalAttention(tf.keras.layers.Layer):
     def call(self, inputs, training=None):
         """Attend within each head, then join the heads."""
         length, width = inputs.shape[1], inputs.shape[2] // 3
+        if length is None:  # a graph for any length: see export
+            length = tf.shape(inputs)[1]
         size = width // self.heads
         split = tf.reshape(inputs, (-1, length, 3, self.heads, size))
         query, key, value = tf.unstack(tf.transpose(split, (2, 0, 3, 1, 4)))
         scores = tf.matmul(query * size**-0.5, key, transpose_b=True)
-        future = np.triu(np.full((length, length), -np.inf, np.float32), k=1)
-        shares = tf.nn.softmax(tf.cast(scores, tf.float32) + future)
+        shares = tf.nn.softmax(tf.cast(scores, tf.float32) + _future(length))
         shares = tf.cast(shares, value.dtype)
         if self.drop is not None:
             shares = self.drop(shares, training=training)
@@ -91,6 +93,14 @@ class CausalAttention(tf.keras.layers.Layer):
     def get_config(self):
         """Return what rebuilds the layer."""
         return {**super().get_config(), "heads": self.heads, "dropout": self.dropout}
+
+
+def _future(length):
+    """Minus infinity above the diagonal, 0 elsewhere: (length, length) float32."""
+    if isinstance(length, int):
+        return np.triu(np.full((length, length), -np.inf, np.float32), k=1)
+    place = tf.range(length)
+    return tf.where(place[None] > place[:, None], -np.inf, tf.constant(0.0))
 
 
 def build(spec: ModelSpec, weights: dict[str, np.ndarray] | None = None) -> tf.keras.Model:

@@ -25,7 +25,10 @@ THREAD_VARIABLES = (
     "TF_NUM_INTRAOP_THREADS",
     "TF_NUM_INTEROP_THREADS",
 )
-BENCH_PACKAGES = ("twinbench", "numpy", "scipy", "scikit-learn", "pytest", "pytest-benchmark")
+BENCH_PACKAGES = (
+    *("twinbench", "numpy", "scipy", "scikit-learn", "pytest", "pytest-benchmark"),
+    *("onnx", "onnxscript", "onnxruntime", "tf2onnx", "ai-edge-litert", "openvino"),
+)
 
 
 def usable_threads() -> int:

@@ -119,7 +119,7 @@ def control_of(baseline: Variant) -> Variant:
 
 @dataclass(frozen=True)
 class Workload:
-    """A task at its "small" or "compute" batch size, measured from `effort` on.
+    """A task at its "small" or "compute" batch size or "single" samples, measured from `effort` on.
 
     `mode`: "train" times train steps, "predict" predictions in evaluation mode. `accuracy`: the
     variants are trained to the plateau with paired seeds. `timed`: without it there is no match,
@@ -137,7 +137,7 @@ class Workload:
     def batch_size(self) -> int:
         """Samples a step."""
         task = TASKS[self.task]
-        return task.small_batch if self.batch == "small" else task.compute_batch
+        return {"single": 1, "small": task.small_batch, "compute": task.compute_batch}[self.batch]
 
 
 @dataclass(frozen=True)

@@ -475,7 +475,10 @@ def _memory(cold: list[dict]) -> dict | None:
 
 
 def _artifact(entry: Entry) -> dict | None:
-    """The first cold start's artifact, if the variant has one."""
+    """The first cold start's artifact, or the one that a probe found, if the variant has one."""
+    if "artifact" in entry.probed:
+        sizes = (entry.probed[f"{name}artifact"]["value"] for name in ("", "compressed_"))
+        return dict(zip(("bytes", "compressed_bytes"), sizes, strict=True))
     return entry.cold[0].get("artifact") if entry.cold else None
 
 

@@ -213,6 +213,8 @@ class Worker:
     def _loss(self, output, y) -> float:
         """What a step's output says of the work that was done: its loss, or that of its logits."""
         if self.work.mode == "predict":
+            if isinstance(output, np.ndarray):  # of a runtime that is not the framework
+                output, _ = self.kit.data.to_device(output, output)
             output = self.kit.training.cross_entropy(output, y)
         return self.kit.runtime.to_float(output)
 

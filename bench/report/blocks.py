@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -59,7 +60,7 @@ def tables(found: View, task: dict) -> list[Table]:
     """Every table that has a figure."""
     rows = found.rows
     every = [speed(rows), ratios(found), cost(rows), lifetimes(rows), memory_parts(rows)]
-    every += [accuracy(rows, task), probed(rows), repetitions(rows)]
+    every += [accuracy(rows, task), probed(rows), rates(rows), repetitions(rows)]
     return [table for table in every if table]
 
 
@@ -148,6 +149,7 @@ def _with_bounds(value: Any, bounds: Any) -> str:
 
 MOST_SIDE_BY_SIDE = 4  # figures of a probe
 DERIVED = ("samples_per_s", "share_of_peak", "cold_first_calls_s", "break_even_steps", "total_")
+RATE = re.compile(r"rate_(\d+)_threads_batch_(\d+)")  # the figures of a table of their own
 
 
 def probed(rows: Rows) -> Table | None:
@@ -159,7 +161,7 @@ def probed(rows: Rows) -> Table | None:
         name: at(metric, "unit")
         for case in filter(None, _cases(rows))
         for name, metric in (case.get("metrics") or {}).items()
-        if not name.startswith(DERIVED)
+        if not name.startswith(DERIVED) and not RATE.fullmatch(name)
     }
 
     def figures(case: dict) -> list[str]:
@@ -181,6 +183,31 @@ def probed(rows: Rows) -> Table | None:
         for batch, found in rows.items()
     }
     return _table("Measured apart", columns, lines, words=2)
+
+
+def rates(rows: Rows) -> Table | None:
+    """Samples/s that a probe found by batch size, a line for each case and number of threads."""
+    names = {name for case in filter(None, _cases(rows)) for name in case.get("metrics") or {}}
+    tried = [tuple(map(int, match.groups())) for match in map(RATE.fullmatch, names) if match]
+    threads, sizes = (sorted({pair[place] for pair in tried}) for place in (0, 1))
+    columns = [Column("", "variant", right=False), Column("", "", right=False)]
+    columns += [Column("", "threads"), *(Column("", f"batch\n{size}") for size in sizes)]
+
+    def line(label: str, case: dict, count: int) -> list[str]:
+        found = (at(case, "metrics", f"rate_{count}_threads_batch_{n}", "value") for n in sizes)
+        return [label, FRAMEWORKS[case["framework"]], str(count), *map(number, found)]
+
+    lines = {
+        batch: [
+            line(row.label, case, count)
+            for row in found
+            for case in (row.pt, row.tf)
+            if at(case, "status") == "OK"
+            for count in threads
+        ]
+        for batch, found in rows.items()
+    }
+    return _table("Samples/s by batch size", columns, lines, words=3)
 
 
 def repetitions(rows: Rows) -> Table | None:

@@ -1,0 +1,121 @@
+"""Export: predictions in ONNX Runtime, OpenVINO and LiteRT against those of the framework."""
+
+from __future__ import annotations
+
+from bench.harness import serving
+from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from bench.harness.serving import Route
+from shared import runtimes
+
+ROUTES = {
+    "in place": Route(make="{kit}.training:make_predict"),
+    "onnx": Route(
+        export="{kit}.export:export_onnx", load="shared.runtimes:load_onnx", file="model.onnx"
+    ),
+    "openvino": Route(
+        export="{kit}.export:export_openvino",
+        load="shared.runtimes:load_openvino",
+        file="model.xml",
+    ),
+    "litert": Route(
+        export="{kit}.export:export_litert",
+        load="shared.runtimes:load_litert",
+        file="model.tflite",
+    ),
+    "tensorrt": Route(
+        export="{kit}.export:export_onnx", load="shared.runtimes:load_tensorrt", file="model.onnx"
+    ),
+}
+HALF_LOSSES = 5e-2  # relative: losses of predictions in bfloat16 against those of a twin
+
+
+def _row(name: str, route: str, effort: str = "full", **more) -> Variant:
+    settings = {"route": route} | more.pop("settings", {})
+    return Variant(name, settings, effort=effort, cold=False, **more)
+
+
+TECHNIQUE = Technique(
+    name="export",
+    title="Export to runtimes that need no framework",
+    variants=(
+        Variant("baseline", {"route": "in place"}, role="baseline", effort="quick", cold=False),
+        _row("onnx", "onnx", "quick"),
+        _row("openvino", "openvino", "default"),
+        _row("litert", "litert", "default", frameworks=("tf",)),
+        _row(
+            "openvino_bf16",
+            "openvino",
+            settings={"load": {"precision": "bfloat16"}},
+            loss_tolerance=HALF_LOSSES,
+            changes_math=True,
+        ),
+        _row(
+            "litert_fp16",
+            "litert",
+            settings={"export": {"precision": "float16"}},
+            frameworks=("tf",),
+            loss_tolerance=HALF_LOSSES,
+            changes_math=True,
+        ),
+        _row("litert", "litert", frameworks=("pt",)),
+        _row("tensorrt", "tensorrt"),
+    ),
+    workloads=(
+        Workload("digits-cnn", "single", mode="predict"),
+        Workload("digits-cnn", "compute", effort="full", mode="predict"),
+        Workload("digits-resnet20", "single", effort="full", mode="predict"),
+        Workload("digits-resnet20", "compute", effort="full", mode="predict"),
+        Workload("text-gpt", "single", effort="full", mode="predict"),
+        Workload("text-gpt", "compute", effort="full", mode="predict"),
+    ),
+    differs_by_design=(
+        "onnx is one runtime with the same weights from both sides; what differs is the graph that "
+        "each exporter writes. The proof counts operators: as exported, and as ONNX Runtime runs "
+        "them after its own optimization.",
+        "Files from TensorFlow take images as NHWC, those from PyTorch as NCHW.",
+        "baseline is the framework in place: eager in PyTorch, one tf.function in TensorFlow.",
+    ),
+    notes=(
+        "Timed are predictions on all threads in a process that also holds the framework, NumPy "
+        "arrays in and out for the runtimes, tensors in place. Measured apart are fresh processes "
+        "that import the runtime alone: start is the time from the creation of the process to its "
+        "first prediction, files in the page cache; load is reading the model once all is "
+        "imported; memory is the peak of the whole process at batch 1; p99 stands where a thousand "
+        "calls were made.",
+        "Precision is pinned: OpenVINO takes bfloat16 by itself where the CPU has it. ONNX "
+        "Runtime's CPU kernels have float32 alone on x86; litert_fp16 has float16 weights in its "
+        "file and computes in float32. int8 stands with post-training quantization.",
+        "Before it counts, every export is held against its model on 256 test samples: outputs "
+        "within 1e-4 of the largest (half precision: 5%), classes equal in 99.9% (95%).",
+    ),
+    controls=False,
+    probes=True,
+)
+
+
+def prepare(kit, work: Work) -> Prepared:
+    """The framework's predictions, or those of a runtime."""
+    return serving.prepare(kit, work, ROUTES[work.settings["route"]])
+
+
+def took_effect(kit, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
+    """Predictions are the model's, and ONNX files say which operators they hold."""
+    evidence, reason = serving.took_effect(kit, work, prepared, batch)
+    if work.settings["route"] == "onnx":
+        path = prepared.artifact / ROUTES["onnx"].file
+        operators = {}
+        for name, optimized in (("exported", False), ("optimized", True)):
+            found = runtimes.onnx_operators(path, optimized=optimized)
+            operators[name] = {"nodes": sum(found.values())} | found
+        evidence["operators"] = {work.task.name: operators}
+    return evidence, reason
+
+
+def probe(kit, work: Work, batches) -> dict[str, dict]:
+    """Start, load, memory, latency, and samples/s by batch size."""
+    return serving.probe(kit, work, ROUTES[work.settings["route"]])
+
+
+def bench_export(case, replay):
+    """Replay one measured case."""
+    replay(case)

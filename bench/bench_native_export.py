@@ -1,0 +1,100 @@
+"""Native export: predictions of AOTInductor, TorchScript, SavedModel, and compiled in place."""
+
+from __future__ import annotations
+
+from bench.harness import serving
+from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from bench.harness.serving import Route
+
+ROUTES = {
+    "in place": Route(make="{kit}.training:make_predict"),
+    "compiled": Route(make="{kit}.native_export:compiled_predict"),
+    "tensorrt": Route(make="{kit}.native_export:tensorrt_predict"),
+    "aotinductor": Route(
+        export="{kit}.native_export:export_package",
+        load="{kit}.native_export:load_package",
+        file="model.pt2",
+    ),
+    "saved_model": Route(
+        export="{kit}.native_export:export_package",
+        load="{kit}.native_export:load_package",
+        file="model",
+    ),
+    "torchscript": Route(
+        export="{kit}.native_export:export_torchscript",
+        load="{kit}.native_export:load_torchscript",
+        file="model.pt",
+    ),
+}
+HALF_LOSSES = 5e-2  # relative: losses of predictions in bfloat16 against those of a twin
+
+
+def _row(name: str, route: str, *, effort: str = "full", **more) -> Variant:
+    settings = {"route": route} | more.pop("settings", {})
+    return Variant(name, settings, effort=effort, cold=False, **more)
+
+
+TECHNIQUE = Technique(
+    name="native_export",
+    title="Export to the frameworks' own runtimes",
+    variants=(
+        Variant("baseline", {"route": "in place"}, role="baseline", effort="quick", cold=False),
+        _row("compiled", "compiled", frameworks=("pt",), effort="quick", requires="compiler"),
+        _row("compiled", "compiled", frameworks=("tf",), effort="quick"),
+        _row("aotinductor", "aotinductor", frameworks=("pt",), requires="compiler"),
+        _row("saved_model", "saved_model", frameworks=("tf",)),
+        _row("torchscript", "torchscript"),
+        _row(
+            "aotinductor_bf16",
+            "aotinductor",
+            settings={"export": {"precision": "bfloat16"}},
+            frameworks=("pt",),
+            requires="compiler",
+            loss_tolerance=HALF_LOSSES,
+            changes_math=True,
+        ),
+        _row("tensorrt", "tensorrt"),
+    ),
+    workloads=(
+        Workload("digits-cnn", "single", effort="full", mode="predict"),
+        Workload("digits-cnn", "compute", effort="full", mode="predict"),
+        Workload("digits-resnet20", "single", effort="full", mode="predict"),
+        Workload("digits-resnet20", "compute", effort="full", mode="predict"),
+        Workload("text-gpt", "single", effort="full", mode="predict"),
+        Workload("text-gpt", "compute", effort="full", mode="predict"),
+    ),
+    differs_by_design=(
+        "compiled is torch.compile with frozen weights in PyTorch and XLA in TensorFlow.",
+        "aotinductor is machine code for this CPU in a package, saved_model a graph in a folder.",
+        "torchscript is PyTorch's and deprecated; tensorrt is Torch-TensorRT in PyTorch, and in "
+        "TensorFlow gone.",
+    ),
+    notes=(
+        "Timed and measured apart as in export, whose rows are the runtimes without a framework; "
+        "here a fresh process imports the framework, and in place builds the model.",
+        "compiled starts by compiling: its first start fills torch.compile's cache, later ones "
+        "use it.",
+    ),
+    controls=False,
+    probes=True,
+)
+
+
+def prepare(kit, work: Work) -> Prepared:
+    """The framework's predictions, in place or of a file."""
+    return serving.prepare(kit, work, ROUTES[work.settings["route"]])
+
+
+def took_effect(kit, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
+    """Predictions are the model's."""
+    return serving.took_effect(kit, work, prepared, batch)
+
+
+def probe(kit, work: Work, batches) -> dict[str, dict]:
+    """Start, load, memory, latency, and samples/s by batch size."""
+    return serving.probe(kit, work, ROUTES[work.settings["route"]])
+
+
+def bench_native_export(case, replay):
+    """Replay one measured case."""
+    replay(case)

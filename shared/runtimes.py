@@ -1,0 +1,273 @@
+"""Runtimes that need no framework: ONNX Runtime, OpenVINO and LiteRT load a file and predict.
+
+Here stands what a program that only predicts needs; the files come from `pt_impl/export.py` and
+`tf_impl/export.py`. A runtime is imported when a file is loaded into it, so only those in use must
+be installed. Copy this file to where it predicts: it needs NumPy and the runtime, nothing else.
+
+Every loader returns `predict(x) -> output`:
+
+- x: a NumPy array, or a tuple of arrays where the model has several inputs; so is the output.
+  What converts to an array without a copy (a tensor on the CPU) is taken too.
+- `predict.metadata`: strings by name, which the file carries.
+- `predict.threads`: the threads that the runtime reports, None where it reports nothing.
+- `predict.precision`: in which floating-point numbers it computes, as the runtime reports or, where
+  it has no other, knows.
+
+Errors are the same everywhere: FileNotFoundError; ModuleNotFoundError that names the package of a
+runtime that is missing; ValueError for a file that is damaged or of another kind and, in `predict`,
+for a number, dtype or shape of inputs that does not fit. No loader executes code from the file.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import zipfile
+from collections import Counter
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import ModuleType
+
+import numpy as np
+
+METADATA = "metadata.json"  # in a LiteRT file: a zip archive behind the model, as its makers do it
+_ONNX_DTYPES = {"float": "float32", "double": "float64"}  # the others are called as in NumPy
+_OPENVINO = {"float32": "f32", "bfloat16": "bf16"}
+
+Wanted = list[tuple[str, str, list]]  # name, dtype and shape of each input; what is no int is open
+
+
+def load_onnx(path, *, threads: int, check: bool = True) -> Callable:
+    """Load an ONNX file into ONNX Runtime on the CPU; `threads` are those of one operator.
+
+    check: let ONNX's own checker see the file first, which takes the package onnx; without it ONNX
+    Runtime's parser judges alone.
+    """
+    runtime = package("onnxruntime", "onnxruntime")
+    if check:
+        check_onnx(path)
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    return _onnx_predict(runtime, path, options, ["CPUExecutionProvider"])
+
+
+def load_tensorrt(path, *, precision: str = "float32") -> Callable:
+    """Load an ONNX file into TensorRT on an NVIDIA GPU, through ONNX Runtime's provider.
+
+    precision: "float32" or "float16". The first prediction of a shape builds TensorRT's engine,
+    which takes seconds to minutes. Raises NotImplementedError where this ONNX Runtime has no such
+    provider or the provider does not start, ValueError for another precision.
+    """
+    if precision not in ("float32", "float16"):
+        raise ValueError(f"unknown precision {precision!r}: float32 or float16")
+    runtime = package("onnxruntime", "onnxruntime-gpu")
+    name = "TensorrtExecutionProvider"
+    if name not in runtime.get_available_providers():
+        raise NotImplementedError(
+            "this ONNX Runtime has no TensorRT: it needs an NVIDIA GPU, TensorRT and the package "
+            "onnxruntime-gpu in place of onnxruntime"
+        )
+    check_onnx(path)
+    provider = (name, {"trt_fp16_enable": precision == "float16"})
+    predict = _onnx_predict(runtime, path, runtime.SessionOptions(), [provider])
+    if name not in predict.providers:  # it falls back to the CPU by itself
+        raise NotImplementedError("ONNX Runtime could not start TensorRT: see its log")
+    predict.threads, predict.precision = None, precision
+    return predict
+
+
+def _onnx_predict(runtime: ModuleType, path, options, providers: list) -> Callable:
+    check_exists(path)
+    try:
+        session = runtime.InferenceSession(str(path), options, providers=providers)
+    except Exception as error:  # its errors share no class of their own
+        raise ValueError(f"ONNX Runtime can't load {path}: {one_line(error)}") from error
+    wanted = [(i.name, _onnx_dtype(i.type), i.shape) for i in session.get_inputs()]
+    names = [name for name, _, _ in wanted]
+
+    def predict(x):
+        found = session.run(None, dict(zip(names, fitting(x, wanted), strict=True)))
+        return found[0] if len(found) == 1 else tuple(found)
+
+    predict.metadata = session.get_modelmeta().custom_metadata_map
+    predict.threads = session.get_session_options().intra_op_num_threads
+    predict.precision = "float32"  # its CPU kernels have no half precision on x86
+    predict.providers = session.get_providers()
+    return predict
+
+
+def _onnx_dtype(written: str) -> str:
+    """The dtype in "tensor(float)"."""
+    inside = written.removeprefix("tensor(").removesuffix(")")
+    return _ONNX_DTYPES.get(inside, inside)
+
+
+def check_onnx(path) -> None:
+    """Raise ValueError unless `path` is a sound ONNX model: all of it there, every operator known.
+
+    Shapes and dtypes between operators are checked too.
+    """
+    onnx = package("onnx", "onnx")
+    check_exists(path)
+    try:
+        onnx.checker.check_model(str(path), full_check=True)
+    except Exception as error:  # of the checker, of shape inference and of protobuf
+        raise ValueError(f"{path} is no sound ONNX model: {one_line(error)}") from error
+
+
+def onnx_operators(path, *, optimized: bool = False) -> dict[str, int]:
+    """Count the operators of an ONNX file, or those that ONNX Runtime makes of them on this CPU."""
+    onnx = package("onnx", "onnx")
+    with TemporaryDirectory() as folder:
+        if optimized:
+            runtime = package("onnxruntime", "onnxruntime")
+            options = runtime.SessionOptions()
+            options.log_severity_level = 3  # it warns that what it writes fits this machine alone
+            options.optimized_model_filepath = f"{folder}/optimized.onnx"
+            _onnx_predict(runtime, path, options, ["CPUExecutionProvider"])
+            path = options.optimized_model_filepath
+        nodes = onnx.load(str(path)).graph.node
+    return dict(sorted(Counter(node.op_type for node in nodes).items()))
+
+
+def load_openvino(path, *, threads: int, precision: str = "float32") -> Callable:
+    """Load an OpenVINO model (.xml, with its .bin beside it) on the CPU.
+
+    precision: "float32" or "bfloat16", of products and convolutions. OpenVINO takes bfloat16
+    unasked where the CPU has it, so that it is always set here, and read back. Raises ValueError
+    for another precision, NotImplementedError where the CPU does not have it.
+    """
+    if precision not in _OPENVINO:
+        raise ValueError(f"unknown precision {precision!r}: {' or '.join(_OPENVINO)}")
+    openvino = openvino_package()
+    check_exists(path)
+    settings = {
+        "INFERENCE_PRECISION_HINT": _OPENVINO[precision],
+        "INFERENCE_NUM_THREADS": threads,
+        "NUM_STREAMS": 1,  # one prediction after the other, each on all threads
+    }
+    try:
+        model = openvino.Core().read_model(str(path))
+        compiled = openvino.Core().compile_model(model, "CPU", settings)
+    except RuntimeError as error:
+        raise ValueError(f"OpenVINO can't load {path}: {one_line(error)}") from error
+    found = compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
+    if found != _OPENVINO[precision]:
+        raise NotImplementedError(f"OpenVINO computes in {found} on this CPU, not in {precision}")
+    wanted = [
+        (i.any_name, i.element_type.to_dtype().name, _open_sizes(i.partial_shape))
+        for i in compiled.inputs
+    ]
+    request = compiled.create_infer_request()
+
+    def predict(x):
+        # Without the check it would convert another dtype in silence.
+        outputs = request.infer(fitting(x, wanted), share_inputs=True).to_tuple()
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    predict.metadata = _openvino_metadata(model)
+    predict.threads = compiled.get_property("INFERENCE_NUM_THREADS")
+    predict.precision = precision
+    return predict
+
+
+def _open_sizes(shape) -> list:
+    return [size.get_length() if size.is_static else None for size in shape]
+
+
+def _openvino_metadata(model) -> dict[str, str]:
+    if not model.has_rt_info(["metadata"]):
+        return {}
+    names = model.get_rt_info(["metadata"]).value
+    return {name: model.get_rt_info(["metadata", name]).astype(str) for name in names}
+
+
+def openvino_package() -> ModuleType:
+    """OpenVINO, which reports nothing to its makers: by itself it does when it is imported."""
+    sys.modules.setdefault("openvino_telemetry", None)
+    return package("openvino", "openvino")
+
+
+def load_litert(path, *, threads: int) -> Callable:
+    """Load a LiteRT file (.tflite) on the CPU: XNNPACK's kernels where it has them."""
+    interpreter = package("ai_edge_litert.interpreter", "ai-edge-litert")
+    check_exists(path)
+    try:
+        model = interpreter.Interpreter(model_path=str(path), num_threads=threads)
+        with zipfile.ZipFile(path) as archive:
+            metadata = json.loads(archive.read(METADATA))
+    except zipfile.BadZipFile:
+        metadata = {}
+    except (ValueError, KeyError) as error:
+        raise ValueError(f"LiteRT can't load {path}: {one_line(error)}") from error
+    inputs, outputs = model.get_input_details(), model.get_output_details()
+    wanted = []
+    for i in inputs:
+        sizes = [None if size < 0 else int(size) for size in i["shape_signature"]]
+        wanted.append((i["name"], np.dtype(i["dtype"]).name, sizes))
+    shapes: list = []
+
+    def predict(x):
+        arrays = fitting(x, wanted)  # it would resize to what the model can't mean
+        if shapes != [array.shape for array in arrays]:  # the graph is laid out for one size
+            for detail, array in zip(inputs, arrays, strict=True):
+                model.resize_tensor_input(detail["index"], array.shape)
+            model.allocate_tensors()
+            shapes[:] = [array.shape for array in arrays]
+        for detail, array in zip(inputs, arrays, strict=True):
+            model.set_tensor(detail["index"], array)
+        model.invoke()
+        found = tuple(model.get_tensor(detail["index"]) for detail in outputs)
+        return found[0] if len(found) == 1 else found
+
+    predict.metadata, predict.threads = metadata, None
+    predict.precision = "float32"
+    return predict
+
+
+def package(module: str, name: str) -> ModuleType:
+    """Import `module`; ModuleNotFoundError that names the package if it is not installed."""
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(f"{name} is not installed: pip install {name}") from error
+
+
+def fitting(x, wanted: Wanted) -> list[np.ndarray]:
+    """x as the arrays of a model's inputs; ValueError where number, dtype or a shape differs.
+
+    A view that is not contiguous is copied: not every runtime asks for strides.
+    """
+    arrays = [np.asarray(part, order="C") for part in (x if isinstance(x, tuple | list) else (x,))]
+    if len(arrays) != len(wanted):
+        names = ", ".join(name for name, _, _ in wanted)
+        raise ValueError(f"the model takes {len(wanted)} inputs ({names}), not {len(arrays)}")
+    for array, (name, dtype, shape) in zip(arrays, wanted, strict=True):
+        if array.dtype.name != dtype or not _fits(array.shape, shape):
+            sizes = ", ".join(str(size) if isinstance(size, int) else "any" for size in shape)
+            given = ", ".join(map(str, array.shape))
+            raise ValueError(
+                f"input {name!r} takes {dtype} ({sizes}), not {array.dtype.name} ({given})"
+            )
+    return arrays
+
+
+def _fits(given: tuple, shape: list) -> bool:
+    return len(given) == len(shape) and all(
+        own == size or not isinstance(size, int) for own, size in zip(given, shape, strict=True)
+    )
+
+
+def check_exists(path) -> None:
+    """Raise FileNotFoundError unless `path` is a file."""
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"no file {path}")
+
+
+def one_line(error: BaseException) -> str:
+    """What an error says, on one line, of a runtime that tells where in its source it stands."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    telling = [line for line in lines if not line.startswith(("Exception from", "Check '"))]
+    return " ".join((telling or lines or [type(error).__name__])[0].split())
