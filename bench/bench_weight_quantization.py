@@ -25,6 +25,7 @@ TECHNIQUE = Technique(
         Variant(
             "int4_weights",
             {"write": "quantize_int4"},
+            effort="full",
             changes_math=True,
             loss_tolerance=APART,
         ),

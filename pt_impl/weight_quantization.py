@@ -9,8 +9,9 @@ Its twin: `tf_impl/weight_quantization.py`.
 Where the frameworks differ and why:
 - torchao replaces the weight tensors of any `nn.Module`; Keras has `model.quantize`, which changes
   a model in place, so that a copy of its layers is needed: functional models alone.
-- PyTorch has a kernel that multiplies 4-bit weights on a CPU (`_weight_int4pack_mm_for_cpu`).
-  TensorFlow has none for either width: the graph makes floats of the weights first.
+- PyTorch has a kernel that multiplies 4-bit weights on a CPU (`_weight_int4pack_mm_for_cpu`), which
+  over float32 activations is many times slower than float weights. TensorFlow has none for either
+  width: the graph makes floats of the weights first. So does PyTorch for int8 weights.
 - The int4 weights of torchao have a zero point, and are a prototype upstream.
 
 When it helps and when it hurts: files and downloads shrink to a quarter or an eighth. Time is saved

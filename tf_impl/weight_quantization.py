@@ -10,7 +10,7 @@ Where the frameworks differ and why:
 - Keras has `model.quantize`, which changes a model in place, so that a copy of its layers is
   needed: functional models alone. torchao replaces the weight tensors of any `nn.Module`.
 - TensorFlow has no kernel that multiplies 8-bit or 4-bit weights by floats: the graph makes floats
-  of the weights first. PyTorch has one for 4 bits on a CPU.
+  of the weights first. PyTorch has one for 4 bits on a CPU, which is slow over float32 activations.
 - The copy is traced and its graph written, since a file of Keras would need the code of custom
   layers to be read again.
 
