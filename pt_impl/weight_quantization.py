@@ -115,7 +115,10 @@ def _quantize(model: nn.Module, inputs, path, config, groups: tuple[int, int] = 
         )
 
     if not any(fits(layer) for layer in model.modules()):
-        raise NotImplementedError(f"the model has no linear layer of multiples of {groups}")
+        inputs, outputs = groups
+        raise NotImplementedError(
+            f"the model has no linear layer with multiples of {inputs} inputs and {outputs} outputs"
+        )
     programs.trace(model, inputs)  # whatever is wrong with it, before a copy is changed
     model = copy.deepcopy(model).cpu().eval()
     quantize_(model, config, filter_fn=fits)
