@@ -12,8 +12,8 @@ Where the frameworks differ and why:
   it; an operator that ONNX lacks it writes into the file all the same, for a checker to find.
 - Images go in as in the framework: NCHW here, NHWC there. ONNX's operators know NCHW alone, so that
   TensorFlow's files begin with a transposition; LiteRT's know NHWC alone.
-- PyTorch's exporter writes LayerNormalization and Gelu as such, tf2onnx their parts, which ONNX
-  Runtime puts together again where it recognises them.
+- PyTorch's exporter writes LayerNormalization and Gelu as such, tf2onnx their parts. ONNX Runtime
+  puts the GELU together again; Keras 3's normalisation it does not recognise.
 - A size of one in the example becomes a constant in `torch.export`; TensorFlow is told which sizes
   are open, whatever the example.
 - TensorFlow writes LiteRT files itself. PyTorch's way there is a package of its own, litert-torch,

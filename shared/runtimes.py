@@ -53,12 +53,13 @@ def load_onnx(path, *, threads: int, check: bool = True) -> Callable:
     return _onnx_predict(runtime, path, options, ["CPUExecutionProvider"])
 
 
-def load_tensorrt(path, *, precision: str = "float32") -> Callable:
+def load_tensorrt(path, *, threads: int, precision: str = "float32") -> Callable:
     """Load an ONNX file into TensorRT on an NVIDIA GPU, through ONNX Runtime's provider.
 
-    precision: "float32" or "float16". The first prediction of a shape builds TensorRT's engine,
-    which takes seconds to minutes. Raises NotImplementedError where this ONNX Runtime has no such
-    provider or the provider does not start, ValueError for another precision.
+    threads: of operators that stay on the CPU. precision: "float32" or "float16". The first
+    prediction of a shape builds TensorRT's engine, which takes seconds to minutes. Raises
+    NotImplementedError where this ONNX Runtime has no such provider or the provider does not start,
+    ValueError for another precision. Never tried: this project had no such machine.
     """
     if precision not in ("float32", "float16"):
         raise ValueError(f"unknown precision {precision!r}: float32 or float16")
@@ -71,10 +72,12 @@ def load_tensorrt(path, *, precision: str = "float32") -> Callable:
         )
     check_onnx(path)
     provider = (name, {"trt_fp16_enable": precision == "float16"})
-    predict = _onnx_predict(runtime, path, runtime.SessionOptions(), [provider])
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = threads
+    predict = _onnx_predict(runtime, path, options, [provider])
     if name not in predict.providers:  # it falls back to the CPU by itself
         raise NotImplementedError("ONNX Runtime could not start TensorRT: see its log")
-    predict.threads, predict.precision = None, precision
+    predict.precision = precision
     return predict
 
 

@@ -141,6 +141,21 @@ def openvino():
     return found
 
 
+def text():
+    """The transformer in the other runtimes, at a shorter length."""
+    model, _ = built("text-gpt")
+    x = on_device(inputs("text-gpt", 3))
+    exports = {"openvino": (technique.export_openvino, FOLDER / "gpt.xml")}
+    if FRAMEWORK == "tf":
+        exports["litert"] = (technique.export_litert, FOLDER / "gpt.tflite")
+    example = on_device(inputs("text-gpt", 1))
+    found = {"own": _long_enough(kit.training.make_predict(model), "text-gpt", (3,))[0]}
+    for name, (export, path) in exports.items():
+        export(model, example, path, dynamic_sequence=True)
+        found[name] = output(getattr(runtimes, f"load_{name}")(path, threads=1), x)
+    return found
+
+
 def litert():
     """The CNN in LiteRT; with float16 weights; what PyTorch says instead."""
     model, weights = built("digits-cnn")
@@ -183,7 +198,7 @@ def refusals():
         "precision": raised(
             runtimes.load_openvino, FOLDER / "cnn.xml", threads=1, precision="int8"
         ),
-        "tensorrt": raised(runtimes.load_tensorrt, path),
+        "tensorrt": raised(runtimes.load_tensorrt, path, threads=1),
     }
     for name, predict in loaded.items():
         found[f"{name} shape"] = raised(predict, array[:, :, 1:])
@@ -409,7 +424,7 @@ class TensorFlow:
 def main() -> None:
     kit.runtime.configure(threads=1, seed=0)
     found = {}
-    for scenario in (tasks, openvino, litert, foreign, refusals):
+    for scenario in (tasks, openvino, text, litert, foreign, refusals):
         try:
             found[scenario.__name__] = scenario()
         except Exception:

@@ -209,6 +209,14 @@ def test_openvino_takes_bfloat16_where_it_is_asked_for_alone(found):
     assert 1e-4 < apart(case["bfloat16"], case["own"]) < 5e-2
 
 
+def test_other_runtimes_take_texts_of_any_length(found):
+    case = found["text"]
+    runtimes = {"openvino"} | ({"litert"} if found.framework == "tf" else set())
+    assert case.keys() == {"own"} | runtimes
+    for runtime in runtimes:
+        assert apart(case[runtime], case["own"]) < ROUNDED, runtime
+
+
 def test_openvino_reports_nothing_to_its_makers(found):
     assert found["openvino"]["reports to its makers"] is False
 

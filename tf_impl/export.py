@@ -13,8 +13,8 @@ Where the frameworks differ and why:
   it, and does here.
 - Images go in as in the framework: NHWC here, NCHW there. ONNX's operators know NCHW alone, so that
   files from here begin with a transposition; LiteRT's know NHWC alone.
-- tf2onnx writes the parts of a LayerNormalization or a GELU, PyTorch's exporter the whole; ONNX
-  Runtime puts parts together again where it recognises them.
+- tf2onnx writes the parts of a LayerNormalization or a GELU, PyTorch's exporter the whole. ONNX
+  Runtime puts the GELU together again; Keras 3's normalisation it does not recognise.
 - Which sizes are open is said in the signature here, whatever the example's; in `torch.export` a
   size of one in the example is a constant.
 - LiteRT is TensorFlow's own small runtime; PyTorch needs a further package to write its files.
@@ -100,6 +100,9 @@ def export_openvino(
         _, _, summary = str(error).rpartition("Summary:")
         reason = runtimes.one_line(RuntimeError(summary))
         raise NotImplementedError(f"OpenVINO can't take this model: {reason}") from error
+    for output in converted.outputs:  # among them ends of the graph that nobody reads
+        if not any(name.startswith("output_") for name in output.names):
+            converted.remove_result(output.node)
     for name, value in (metadata or {}).items():
         converted.set_rt_info(value, ["metadata", name])
     openvino.save_model(converted, str(path), compress_to_fp16=False)  # which is the default
@@ -161,7 +164,8 @@ def _function(
     @tf.function(jit_compile=False)
     def predict(*parts):
         x = tf.nest.pack_sequence_as(example_inputs, parts)
-        return model(*x, training=False) if isinstance(x, tuple) else model(x, training=False)
+        found = model(*x, training=False) if isinstance(x, tuple) else model(x, training=False)
+        return {f"output_{n}": part for n, part in enumerate(tf.nest.flatten(found))}
 
     return predict, signature
 
