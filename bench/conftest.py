@@ -10,11 +10,14 @@ import os
 import re
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from bench import resume
 from bench.harness.plan import (
+    EFFORT,
     EFFORTS,
     FRAMEWORKS,
     Case,
@@ -24,7 +27,15 @@ from bench.harness.plan import (
     with_baselines,
 )
 from bench.harness.results import new_folder
-from bench.harness.run import Plan, Run, Settings, find_interpreter, techniques, this_command
+from bench.harness.run import (
+    OtherConditions,
+    Plan,
+    Run,
+    Settings,
+    find_interpreter,
+    techniques,
+    this_command,
+)
 from bench.report import FORMATS, tables, write_reports
 from shared.specs import TASKS
 
@@ -34,8 +45,10 @@ STATE = pytest.StashKey["State"]()
 class State:
     """What the hooks below share."""
 
-    def __init__(self, settings: Settings, chosen: dict[str, set[str]]) -> None:
-        self.settings, self.chosen = settings, chosen
+    def __init__(
+        self, settings: Settings, chosen: dict[str, set[str]], begun: resume.Begun | None
+    ) -> None:
+        self.settings, self.chosen, self.begun = settings, chosen, begun
         self.cases: dict[str, Case] = {}
         self.plan: Plan | None = None
         self.results: dict | None = None
@@ -69,14 +82,21 @@ CLOCK = ReplayClock()
 def pytest_addoption(parser: pytest.Parser) -> None:
     """The options of the README."""
     group = parser.getgroup("twinbench", "the same technique in PyTorch and TensorFlow")
-    group.addoption("--effort", default="default", metavar="|".join(EFFORTS), help="how much")
+    group.addoption("--effort", metavar="|".join(EFFORTS), help="how much (default: default)")
     group.addoption("--blocks", metavar="N", help="blocks of a match, instead of the effort's")
     group.addoption(
         "--memory-budget",
         metavar="SIZE",
         help="for the batch-size finder, for example 512MB or 2GB",
     )
-    group.addoption("--results", default="results", metavar="DIR", help="where results go")
+    group.addoption("--results", metavar="DIR", help="where results go (default: results)")
+    group.addoption(
+        "--resume",
+        nargs="?",
+        const="",
+        metavar="FOLDER",
+        help="take up an interrupted run (default: results/latest)",
+    )
     group.addoption("--technique", metavar="A,B", help="only these techniques")
     group.addoption("--task", metavar="A,B", help="only these tasks")
     group.addoption("--variant", metavar="A,B", help="only these variants (and their baselines)")
@@ -98,18 +118,50 @@ def pytest_configure(config: pytest.Config) -> None:
         "variant": _names("variant", option("variant"), names | {"control"}),
         "framework": _names("framework", option("framework"), FRAMEWORKS),
     }
-    if option("effort") not in EFFORTS:
+    if option("effort") not in (None, *EFFORTS):
         raise _unknown("effort", option("effort"), EFFORTS)
-    given = {name: option(f"{name}_python") for name in FRAMEWORKS}
-    settings = Settings(
-        effort=option("effort"),
-        blocks=_blocks(option("blocks")),
-        memory_budget=_bytes(option("memory_budget")),
-        results=Path(option("results")).resolve(),
+    asked = {
+        "--effort": option("effort"),
+        "--blocks": _blocks(option("blocks")),
+        "--memory-budget": _bytes(option("memory_budget")),
+        **{f"--{name}": sorted(names) or None for name, names in chosen.items()},
+        **{f"--{name}-python": _interpreter(name, option(f"{name}_python")) for name in FRAMEWORKS},
+        "-k": option("keyword") or None,
+        "-m": option("markexpr") or None,
+    }
+    results, begun = Path(option("results") or "results").resolve(), None
+    if option("resume") is None:
+        asked["--effort"] = asked["--effort"] or "default"
+        asked["--blocks"] = asked["--blocks"] or EFFORT[asked["--effort"]].blocks
+    else:
+        try:
+            begun = resume.begun(Path(option("resume") or results / "latest"))
+            asked = begun.asked(asked)
+        except ValueError as error:
+            raise _refused(error) from None
+        if option("results") and begun.folder.parent != results:
+            raise _refused(f"{begun.folder} is not in {results}: leave --results out")
+        results = begun.folder.parent
+        for name in FRAMEWORKS:
+            _interpreter(name, asked[f"--{name}-python"])
+    config.stash[STATE] = State(_settings(asked, results), chosen, begun)
+
+
+def _settings(asked: dict, results: Path) -> Settings:
+    """The settings of a run that was asked for like this."""
+    return Settings(
+        effort=asked["--effort"],
+        blocks=asked["--blocks"],
+        memory_budget=asked["--memory-budget"],
+        results=results,
         command=this_command(),
-        interpreters={name: _interpreter(name, path) for name, path in given.items() if path},
+        interpreters={name: p for name in FRAMEWORKS if (p := asked[f"--{name}-python"])},
+        asked={"options": asked},
     )
-    config.stash[STATE] = State(settings, chosen)
+
+
+def _refused(why: object) -> pytest.UsageError:
+    return pytest.UsageError(f"--resume: {why}")
 
 
 def _names(option: str, given: str | None, known) -> set[str]:
@@ -127,7 +179,9 @@ def _unknown(option: str, name: str, known: Iterable[str]) -> pytest.UsageError:
     )
 
 
-def _interpreter(name: str, given: str) -> str:
+def _interpreter(name: str, given: str | None) -> str | None:
+    if given is None:
+        return None
     path = find_interpreter(given)
     if path is None:
         raise pytest.UsageError(
@@ -196,7 +250,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the benchmarks that the options left no case; say so if that is all of them.
 
-    And the controls of a workload that another technique of the run controls.
+    And the controls of a workload that another technique of the run controls. A run that is taken
+    up selects what it did.
     """
     state = config.stash[STATE]
     chosen = state.chosen
@@ -205,20 +260,30 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         options = (f"--{name} {','.join(sorted(names))}" for name, names in chosen.items() if names)
         raise pytest.UsageError(f"nothing has all of {' '.join(options)}; leave one of them out")
     selected = [state.cases[name] for item in items if (name := _parameter(item)) in state.cases]
-    repeated = {case.id for case in repeated_controls(selected)}
-    out = empty + [item for item in items if _parameter(item) in repeated]
+    others = {case.id for case in repeated_controls(selected)}
+    if state.begun:
+        others = {case.id for case in selected} - set(state.begun.selected)
+    out = empty + [item for item in items if _parameter(item) in others]
     if out:
         config.hook.pytest_deselected(items=out)
         items[:] = [item for item in items if item not in out]
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Plan what the selected items need."""
+    """Plan what the selected items need, or what a run that is taken up planned."""
     state = session.config.stash[STATE]
     wanted = [
         state.cases[_parameter(item)] for item in session.items if _parameter(item) in state.cases
     ]
+    selected = [case.id for case in wanted]
     needed = with_baselines(wanted, list(state.cases.values()))
+    if state.begun:
+        selected = state.begun.selected
+        if gone := next((name for name in state.begun.cases if name not in state.cases), None):
+            raise _refused(f"{gone} was not collected; give all files of the run, as it was begun")
+        needed = [state.cases[name] for name in state.begun.cases]
+    asked = state.settings.asked | {"selected": selected}
+    state.settings = replace(state.settings, asked=asked)
     by_technique: dict[str, list[Case]] = {}
     for case in needed:
         by_technique.setdefault(case.technique, []).append(case)
@@ -236,25 +301,40 @@ def pytest_runtestloop(session: pytest.Session) -> None:
     if session.testsfailed and not config.option.continue_on_collection_errors:
         return  # pytest is about to say which file it could not collect
     _check_enabled(config)
-    capture = config.pluginmanager.getplugin("capturemanager")
+    speaker = Speaker(quiet=config.option.verbose < 0)
+    with config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        if state.begun and state.begun.finished:
+            state.folder, state.results = state.begun.folder, state.begun.record
+            speaker.plan(f"{state.folder} is finished: there is nothing to measure")
+            return
+        _measure(state, speaker)
+
+
+def _measure(state: State, speaker: Speaker) -> None:
+    """Measure what is planned into a new folder, or into that of a run that is taken up."""
+    begun = state.begun
     try:
-        state.folder = new_folder(state.settings.results)
+        state.folder = begun.folder if begun else new_folder(state.settings.results)
     except OSError as error:
         raise pytest.UsageError(
             f"--results: {state.settings.results} can't be written ({error.strerror}); "
             "give a folder that can"
         ) from None
-    with capture.global_and_fixture_disabled():
-        speaker = Speaker(quiet=config.option.verbose < 0)
-        speaker.plan(state.plan.describe())
-        run = Run(state.plan, state.settings, state.folder, speaker.say)
-        try:
-            state.results = run.measure()
-        except BaseException:
-            state.results = run.record.write()
-            raise
-        finally:
-            speaker.end()
+    try:
+        run = Run(state.plan, state.settings, state.folder, speaker.say, begun and begun.state)
+    except ValueError as error:
+        raise _refused(f"{state.folder}: {error}") from None
+    speaker.plan(run.describe())
+    try:
+        state.results = run.measure()
+    except OtherConditions as error:
+        raise _refused(f"{state.folder}: {error}") from None
+    except BaseException:
+        state.results = run.save()
+        raise
+    finally:
+        speaker.end()
+        if state.results:
             write_reports(state.folder)
 
 

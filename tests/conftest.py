@@ -1,19 +1,18 @@
 """What the tests of the harness share: runs of the faulty technique with the NumPy kit."""
 
-import os
 import uuid
 from pathlib import Path
 from types import SimpleNamespace
 
 import hypothesis
-import psutil
 import pytest
 
 from bench.harness import plan
 from bench.harness.plan import Effort, cases_of, choose, with_baselines
 from bench.harness.processes import Limits
 from bench.harness.run import Plan, Run, Settings
-from tests import fake_plugin, faulty
+from tests import command_line, fake_plugin, faulty
+from tests.command_line import MARK
 
 # Other processes may keep the cores busy: how long an example takes says nothing.
 hypothesis.settings.register_profile(
@@ -21,7 +20,6 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("busy machine")
 
-MARK = "TWINBENCH_TEST"
 LIMITS = Limits(start=60, request=30, sample=20, train=60)
 
 ONE_BLOCK = Effort(blocks=1, rounds=5, seeds=1)
@@ -87,14 +85,20 @@ def measure(results_folder, tmp_path_factory):
     return run
 
 
-def marked(mark: str) -> list[psutil.Process]:
-    """The living processes of a run, other than this one."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            own = process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE
-        except psutil.Error:
-            continue
-        if own and process.pid != os.getpid():
-            found.append(process)
-    return found
+@pytest.fixture(scope="session")
+def bench_file(tmp_path_factory) -> Path:
+    """A benchmark of the faulty technique."""
+    path = tmp_path_factory.mktemp("benchmarks") / "bench_faulty.py"
+    path.write_text(command_line.BENCH_FILE)
+    return path
+
+
+@pytest.fixture(scope="session")
+def start(bench_file, results_folder):
+    """Start pytest on the benchmark of the faulty technique."""
+
+    def run(*arguments, files=(), **environment):
+        arguments = (*(files or [bench_file]), f"--results={results_folder}", *arguments)
+        return command_line.start(*arguments, folder=bench_file.parent, **environment)
+
+    return run

@@ -3,61 +3,19 @@
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
-import uuid
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from bench.harness.plan import EFFORTS, FRAMEWORKS
 from bench.harness.run import techniques
 from shared.specs import TASKS
-from tests.conftest import MARK, marked
+from tests.command_line import blocks, finish, interrupt
 
 ROOT = Path(__file__).resolve().parents[1]
-BENCH_FILE = """
-from tests.faulty import SMALL as TECHNIQUE
-from tests.faulty import prepare, took_effect
-
-
-def bench_faulty(case, replay):
-    replay(case)
-"""
 pytestmark = pytest.mark.timeout(240)
-
-
-@pytest.fixture(scope="module")
-def bench_file(tmp_path_factory):
-    path = tmp_path_factory.mktemp("benchmarks") / "bench_faulty.py"
-    path.write_text(BENCH_FILE)
-    return path
-
-
-@pytest.fixture(scope="module")
-def start(bench_file, results_folder):
-    """Start pytest on the benchmark of the faulty technique."""
-
-    def run(*arguments, files=(), **environment):
-        usual = {k: v for k, v in os.environ.items() if k not in ("CI", "PYTEST_ADDOPTS")}
-        usual["PYTHONPATH"] = f"{bench_file.parent}{os.pathsep}{ROOT}"
-        plugins = ["-p", "tests.fake_plugin", "-p", "bench.conftest", "-p", "no:cacheprovider"]
-        return subprocess.Popen(
-            [
-                *(sys.executable, "-m", "pytest", "-c", ROOT / "pyproject.toml", *plugins),
-                *(*(files or [bench_file]), f"--results={results_folder}", *arguments),
-            ],
-            cwd=bench_file.parent,
-            env=usual | environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    return run
 
 
 @pytest.fixture(scope="module")
@@ -68,22 +26,6 @@ def run(start):
         return finish(start(*arguments, **settings))
 
     return go
-
-
-def finish(process, timeout=120):
-    try:
-        out, err = process.communicate(timeout=timeout)
-    except BaseException:
-        process.kill()
-        process.communicate()
-        raise
-    return SimpleNamespace(out=out, err=err, status=process.returncode, record=record_of(out))
-
-
-def record_of(out):
-    """The record that the output points to."""
-    paths = re.findall(r"^/\S*results\.json$", out, re.MULTILINE)
-    return json.loads(Path(paths[-1]).read_text("utf-8")) if paths else None
 
 
 def samples(record):
@@ -310,41 +252,6 @@ def test_a_workload_is_controlled_once_whatever_is_selected():
 
 
 # Interruptions ----------------------------------------------------------------------------------
-
-
-def interrupt(start, ready, *arguments, **environment):
-    """Press Ctrl-C once `ready(record, logs)` holds; what the run left."""
-    mark = uuid.uuid4().hex
-    results = Path(environment.pop("results"))
-    process = start(
-        f"--results={results}", "--framework=pt", "--variant=same", *arguments,
-        **environment, **{MARK: mark},
-    )  # fmt: skip
-    deadline = time.monotonic() + 60
-    try:
-        while time.monotonic() < deadline:
-            try:
-                record = json.loads((results / "latest" / "results.json").read_text("utf-8"))
-            except FileNotFoundError:
-                record = None
-            if record and ready(record, results / "latest" / "logs"):
-                break
-            time.sleep(0.05)
-        else:
-            raise AssertionError("the run did not get there")
-        asked = time.monotonic()
-        process.send_signal(signal.SIGINT)
-        found = finish(process, timeout=60)
-    finally:
-        process.kill()
-        process.wait()
-    found.seconds = time.monotonic() - asked
-    found.left = marked(mark)
-    return found
-
-
-def blocks(record):
-    return min(len(case["timing"]["step_s"]) for case in record["cases"])
 
 
 def test_ctrl_c_keeps_what_is_finished_and_says_where(start, tmp_path):

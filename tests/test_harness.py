@@ -27,7 +27,8 @@ from bench.harness.processes import Failed, Limits, ParentKey, Processes
 from shared import datasets
 from shared.specs import TASKS
 from tests import faulty
-from tests.conftest import LIMITS, MARK, marked
+from tests.command_line import MARK, marked
+from tests.conftest import LIMITS
 
 ROOT = Path(__file__).resolve().parents[1]
 KEY = ParentKey("pt", None, "tuned", "main", 1)

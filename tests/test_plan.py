@@ -238,8 +238,8 @@ def test_the_plan_names_its_parts_and_fits_80_columns():
     assert all(len(line) <= 80 for line in text.splitlines()), text
     for word in ("made_up", "plain", "first", "digits-cnn (4)", "text-gpt (8)", "8 blocks"):
         assert word in text
-    assert clock(plan.seconds) in text
-    labels = [label for label, _ in plan.steps]
+    assert clock(plan.parts.seconds) in text
+    labels = [label for label, _ in plan.parts.steps]
     assert sum("block" in label for label in labels) == 8
     assert sum("cold start" in label for label in labels) == len(DEFAULT) - 2  # the controls
     assert sum("accuracy" in label for label in labels) == len(trained(DEFAULT))
@@ -253,7 +253,7 @@ def test_a_long_plan_fits_80_columns():
 
 def test_more_work_takes_longer():
     def seconds(amount, cases):
-        return Plan({"made_up": cases}, {"made_up": TECHNIQUE}, amount).seconds
+        return Plan({"made_up": cases}, {"made_up": TECHNIQUE}, amount).parts.seconds
 
     less = seconds(Effort(1, 30, 1), DEFAULT)
     assert less < seconds(Effort(8, 30, 1), DEFAULT) < seconds(Effort(8, 30, 8), DEFAULT)

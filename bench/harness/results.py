@@ -46,6 +46,10 @@ class Entry:
         if self.status == "OK":
             self.status, self.reason = status, reason
 
+    def lacks(self, match: int, block: int) -> bool:
+        """Whether a block of a match of its is still to be measured."""
+        return self.status == "OK" and (match, block) not in self.blocks
+
     def first_match(self) -> list[Block]:
         """The good blocks of the first match that it played in."""
         numbers = sorted({match for match, _ in self.blocks})
@@ -63,6 +67,7 @@ class Record:
             "command": command,
             "effort": effort,
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
+            "resumed": [],
             "finished": False,
             "environment": environment,
         }
@@ -118,9 +123,7 @@ class Record:
     def write(self) -> dict:
         """Rewrite `results.json` and return what stands in it."""
         found = self.as_dict()
-        partial = self.path.with_suffix(".partial")
-        partial.write_text(json.dumps(found, indent=1, allow_nan=False), encoding="utf-8")
-        os.replace(partial, self.path)
+        replace_file(self.path, json.dumps(found, indent=1, allow_nan=False))
         return found
 
     # Cases ----------------------------------------------------------------------------------
@@ -253,7 +256,7 @@ class Record:
         """Each ratio once: baselines that play in several parts of a match are compared in one."""
         found = {}
         for number, match in enumerate(self.matches):
-            for c in self._compare(number, match):
+            for c in self._compare(number, match) if match else []:
                 found.setdefault((c["kind"], c["numerator"], c["denominator"]), c)
         return list(found.values())
 
@@ -261,7 +264,7 @@ class Record:
         """Every ratio of a match: to the own baseline, to the twin, the controls, the best pair."""
         found = []
         for case in match:
-            base = next((o for o in match if o.is_baseline and _same_side(o, case)), None)
+            base = next((o for o in match if o.is_baseline and same_side(o, case)), None)
             if base and base is not case:
                 kind = "control" if case.variant.role == "control" else "baseline"
                 found.append(self._comparison(number, kind, case.variant.name, case, base))
@@ -282,7 +285,7 @@ class Record:
         Only where all of a workload's cases play in one match.
         """
         side = (match[0].technique, match[0].workload)
-        if sum((m[0].technique, m[0].workload) == side for m in self.matches) > 1:
+        if sum((m[0].technique, m[0].workload) == side for m in self.matches if m) > 1:
             return None
         fastest = {}
         for case in match:
@@ -389,7 +392,8 @@ class Record:
         }
 
 
-def _same_side(one: Case, other: Case) -> bool:
+def same_side(one: Case, other: Case) -> bool:
+    """Whether two cases have the same framework and flavour."""
     return (one.framework, one.flavour) == (other.framework, other.flavour)
 
 
@@ -523,6 +527,13 @@ def _finite(value):
     if isinstance(value, float) and not isfinite(value):
         return None
     return value
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Write `path` at once: it is there whole, as it was before or as it is now."""
+    partial = path.with_suffix(".partial")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)
 
 
 def new_folder(results: Path) -> Path:

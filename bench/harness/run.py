@@ -13,10 +13,12 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from functools import partial
+from itertools import groupby, product
 from pathlib import Path
 
-from bench.harness import machine, probes
+from bench.harness import machine, probes, state
 from bench.harness.matches import Match, parent_key
 from bench.harness.plan import (
     EFFORT,
@@ -35,7 +37,7 @@ from bench.harness.processes import (
     Processes,
     Unsupported,
 )
-from bench.harness.results import Record
+from bench.harness.results import Entry, Record
 from bench.harness.worker import on_cpu
 from shared import datasets
 from shared.specs import TASKS
@@ -65,7 +67,10 @@ def techniques() -> dict[str, Technique]:
 
 @dataclass(frozen=True)
 class Settings:
-    """The choices of a run, all of them fixed before it starts."""
+    """The choices of a run, all of them fixed before it starts.
+
+    `asked`: what the command line asked for, which the run's state keeps for `--resume`.
+    """
 
     effort: str = "default"
     blocks: int | None = None
@@ -74,12 +79,56 @@ class Settings:
     command: str = ""
     interpreters: dict[str, str] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
+    asked: dict = field(default_factory=dict)
 
     @property
     def amount(self) -> Effort:
         """Blocks, rounds and seeds."""
         usual = EFFORT[self.effort]
         return replace(usual, blocks=self.blocks or usual.blocks)
+
+
+@dataclass(frozen=True)
+class Round:
+    """One block of a technique: its matches and their numbers."""
+
+    block: int
+    technique: str
+    matches: list[tuple[int, list[Case]]]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What is measured, by technique but for the rounds, which alternate between techniques."""
+
+    amount: Effort
+    rounds: list[Round]
+    apart: dict[str, list[tuple[Case, str]]]
+    training: dict[str, list[Case]]
+
+    @property
+    def steps(self) -> list[tuple[str, float]]:
+        """What is measured, in order, and the seconds that it is expected to take."""
+        found, blocks = [("machine", EXPECTED_S["describe"])], set()
+        for each in self.rounds:
+            contenders = sum(len(match) for _, match in each.matches)
+            sampling = self.amount.rounds * contenders * EXPECTED_S["sample"]
+            seconds = EXPECTED_S["contender"] * contenders + sampling
+            if each.block not in blocks:  # the techniques of a block share its parents
+                seconds += EXPECTED_S["parents"]
+            blocks.add(each.block)
+            name = f"block {each.block + 1} of {self.amount.blocks}: {each.technique}"
+            found.append((name, seconds))
+        for name, apart in self.apart.items():
+            found += [(f"{name}: {what}", EXPECTED_S[what]) for _, what in apart]
+            training = min(EXPECTED_S["train"] * self.amount.seeds, self.amount.train_s or 1e9)
+            found += [(f"{name}: accuracy", training) for _ in self.training[name]]
+        return found
+
+    @property
+    def seconds(self) -> float:
+        """Expected duration."""
+        return sum(seconds for _, seconds in self.steps)
 
 
 @dataclass(frozen=True)
@@ -91,28 +140,46 @@ class Plan:
     amount: Effort
 
     @property
-    def steps(self) -> list[tuple[str, float]]:
-        """The parts of the run in order: what is measured, expected seconds."""
-        found = [("machine", EXPECTED_S["describe"])]
-        for block in range(self.amount.blocks):
-            parents = EXPECTED_S["parents"]
-            for name, cases in self.timed.items():
-                contenders = sum(map(len, matches(cases)))
-                sampling = self.amount.rounds * contenders * EXPECTED_S["sample"]
-                seconds = parents + EXPECTED_S["contender"] * contenders + sampling
-                found.append((f"block {block + 1} of {self.amount.blocks}: {name}", seconds))
-                parents = 0
-        for name, cases in self.cases.items():
-            for case in cases:
-                found += [(f"{name}: {what}", EXPECTED_S[what]) for what in self.apart(case)]
-            training = min(EXPECTED_S["train"] * self.amount.seeds, self.amount.train_s or 1e9)
-            found += [(f"{name}: accuracy", training) for _ in trained(cases)]
-        return found
+    def matches(self) -> list[list[Case]]:
+        """The matches of all techniques, in the order of their numbers."""
+        return [match for cases in self.cases.values() for match in matches(cases)]
 
     @property
-    def timed(self) -> dict[str, list[Case]]:
-        """The techniques that play matches, with all of their cases."""
-        return {name: cases for name, cases in self.cases.items() if matches(cases)}
+    def parts(self) -> Parts:
+        """Everything that the run measures."""
+        cases = [case for cases in self.cases.values() for case in cases]
+        return self.left({case.id: Entry(case) for case in cases}, self.matches)
+
+    def left(self, entries: dict[str, Entry], numbered: list[list[Case]]) -> Parts:
+        """What the run measures beyond `entries`; `numbered` are its matches.
+
+        A block of a match that was interrupted is not in the entries of any of its cases.
+        """
+        rounds = []
+        for block, name in product(range(self.amount.blocks), self.cases):
+            lacking = [
+                (number, match)
+                for number, match in enumerate(numbered)
+                if any(
+                    case.technique == name and entries[case.id].lacks(number, block)
+                    for case in match
+                )
+            ]
+            if lacking:
+                rounds.append(Round(block, name, lacking))
+        apart, training = {}, {}
+        for name, cases in self.cases.items():
+            still = [case for case in cases if entries[case.id].status == "OK"]
+            apart[name] = [(c, what) for c in still for what in self._left_apart(entries[c.id])]
+            training[name] = [c for c in trained(still) if entries[c.id].trained is None]
+        return Parts(self.amount, rounds, apart, training)
+
+    def _left_apart(self, entry: Entry) -> list[str]:
+        """What of `apart` was not found yet."""
+        left = self.apart(entry.case)
+        for done in ["cold start"] * len(entry.cold) + ["probe"] * bool(entry.probed):
+            left.remove(done)
+        return left
 
     def apart(self, case: Case) -> list[str]:
         """What is measured of a case in freshly executed processes, in order."""
@@ -120,11 +187,6 @@ class Plan:
         starts = technique.cold_starts if self.amount.blocks > 1 else 1
         found = ["cold start"] * (starts if case.variant.cold else 0)
         return found + ["probe"] * (technique.probes and case.variant.role != "control")
-
-    @property
-    def seconds(self) -> float:
-        """Expected duration."""
-        return sum(seconds for _, seconds in self.steps)
 
     def describe(self) -> str:
         """The plan in a few lines of at most 80 columns."""
@@ -137,7 +199,7 @@ class Plan:
         lines.append(
             f"{self.amount.blocks} blocks of {self.amount.rounds} rounds, "
             f"{self.amount.seeds} seeds where accuracy may change; "
-            f"about {clock(self.seconds)} min"
+            f"about {clock(self.parts.seconds)} min"
         )
         return "\n".join(lines)
 
@@ -160,8 +222,8 @@ def clock(seconds: float) -> str:
 class Progress:
     """Says what is measured now, how many of how many, elapsed and expected remaining."""
 
-    def __init__(self, plan: Plan, say: Callable[[str], None]) -> None:
-        self._steps, self._say = plan.steps, say
+    def __init__(self, steps: list[tuple[str, float]], say: Callable[[str], None]) -> None:
+        self._steps, self._say = steps, say
         self._done, self._start = 0, time.monotonic()
 
     def next(self, what: str | None = None) -> None:
@@ -181,41 +243,79 @@ class Progress:
         return rest * (elapsed / done if done else 1.0)
 
 
+class OtherConditions(Exception):
+    """What is measured now would not be comparable with what was measured before."""
+
+
 class Run:
-    """Measures a plan into a record."""
+    """Measures a plan into a record, or what an interrupted run, by its `state`, has left of it."""
 
     def __init__(
-        self, plan: Plan, settings: Settings, folder: Path, say: Callable[[str], None]
+        self,
+        plan: Plan,
+        settings: Settings,
+        folder: Path,
+        say: Callable[[str], None],
+        taken_up: state.State | None = None,
     ) -> None:
-        self.plan, self.settings, self.folder = plan, settings, folder
+        self.plan, self.settings, self.folder, self.taken_up = plan, settings, folder, taken_up
         self.threads = machine.usable_threads()
-        self.progress = Progress(plan, say)
         self.record = Record(
             folder,
             command=settings.command,
             effort=settings.effort,
-            environment=machine.describe(self.threads)
-            | {"seeds": [SEED], "order": "random within each round, seeded by block", "gpu": None},
+            environment=self._machine(),
         )
         for name, cases in plan.cases.items():
             self.record.add(plan.techniques[name], cases)
+        self.code = taken_up["code"] if taken_up else state.code()
+        if taken_up:
+            state.restore(self.record, taken_up)
+            state.reopen_failed(self.record)
+            self.record.top["finished"] = False
+        else:
+            for match in plan.matches:
+                self.record.add_match(match)
+        self.parts = plan.left(self.record.entries, self.record.matches)
+        self.progress = Progress(self.parts.steps, say)
+
+    def describe(self) -> str:
+        """The plan, and what is left of it, in a few lines."""
+        if not self.taken_up:
+            return self.plan.describe()
+        left = f"taken up where it ended: about {clock(self.parts.seconds)} min are left"
+        return f"{self.plan.describe()}\n{left}"
 
     def measure(self) -> dict:
-        """Measure everything; on an interruption the record keeps what is finished."""
-        self.record.write()
+        """Measure everything; on an interruption the record keeps what is finished.
+
+        Raises OtherConditions where a run that is taken up began under others; its record is then
+        left as it was.
+        """
+        if not self.taken_up:
+            self.save()
         data = self._materialise()
+        times = self.record.top["resumed"]
+        logs = self.folder / (f"logs-{len(times) + 2}" if self.taken_up else "logs")
         with Processes(
-            self.folder / "logs",
-            interpreters=self.settings.interpreters,
-            limits=self.settings.limits,
+            logs, interpreters=self.settings.interpreters, limits=self.settings.limits
         ) as processes:
             self.progress.next()
-            self._describe(processes)
+            environment, missing = self._describe(processes)
+            if self.taken_up:
+                self._check_conditions(environment)
+                times.append(datetime.now(UTC).isoformat(timespec="seconds"))
+            self._note(environment, missing)
             self._blocks(processes, data)
-            for cases in self.plan.cases.values():
-                self._apart(processes, cases, data)
-                self._accuracy(processes, cases, data)
+            for name in self.plan.cases:
+                self._apart(processes, self.parts.apart[name], data)
+                self._accuracy(processes, self.parts.training[name], data)
         self.record.top["finished"] = True
+        return self.save()
+
+    def save(self) -> dict:
+        """Write the state and the record, and return what stands in the record."""
+        state.save(self.record, asked=self.settings.asked, code=self.code)
         return self.record.write()
 
     def _materialise(self) -> dict[str, str]:
@@ -226,18 +326,24 @@ class Run:
             for name in sorted(wanted)
         }
 
-    def _describe(self, processes: Processes) -> None:
-        """Ask each framework what it is; one that can't be imported makes its cases UNSUPPORTED."""
-        environment = self.record.top["environment"]
+    def _machine(self) -> dict:
+        """The environment as far as no framework is asked."""
+        return machine.describe(self.threads) | {
+            "seeds": [SEED],
+            "order": "random within each round, seeded by block",
+            "gpu": None,
+        }
+
+    def _describe(self, processes: Processes) -> tuple[dict, dict[str, str]]:
+        """The environment, for which each framework is asked; why one can't be imported."""
+        environment, missing = self._machine(), {}
         environment["peak_flops"] = peaks = {}
         environment["allocator"] = {"settings": machine.TUNED_ALLOCATOR}
         for name in {case.framework: None for case in self._cases()}:
             try:
                 found = probes.describe(processes, name, self.threads)
             except Failed as error:
-                for case in self._cases():
-                    if case.framework == name:
-                        self._refuse(case, str(error))
+                missing[name] = str(error)
                 continue
             environment["packages"][name] = found["versions"] | {"python": found["python"]}
             environment.setdefault("devices", {})[name] = found["device"]
@@ -246,8 +352,28 @@ class Run:
                 environment["gpu"] = found["device_info"]
             for dtype, flops in found["matmul_flops"].items():
                 peaks[dtype] = max(peaks.get(dtype, 0.0), flops)
+        return environment, missing
+
+    def _check_conditions(self, environment: dict) -> None:
+        """What is measured now belongs into one table with what was measured before."""
+        before = self.record.top["environment"]
+        if "peak_flops" not in before:  # it ended before it had measured anything
+            self.code = state.code()
+            return
+        now = {"code": state.code(), **environment}
+        if found := state.differences({"code": self.code, **before}, now):
+            raise OtherConditions(f"begun under other conditions: {'; '.join(found)}")
+
+    def _note(self, environment: dict, missing: dict[str, str]) -> None:
+        """Keep the environment; a framework that is missing makes its cases UNSUPPORTED."""
+        top = self.record.top
+        if "peak_flops" not in top["environment"]:
+            top["environment"] = environment
+        for case in self._cases():
+            if case.framework in missing:
+                self._refuse(case, missing[case.framework])
         self._check_requirements()
-        self.record.write()
+        self.save()
 
     def _refuse(self, case: Case, reason: str) -> None:
         """What a case needs can't be imported."""
@@ -276,20 +402,17 @@ class Run:
 
     def _blocks(self, processes: Processes, data: dict[str, str]) -> None:
         """Every match of every technique, block by block; a block's matches share its parents."""
-        numbered = {
-            name: [(self.record.add_match(match), match) for match in matches(cases)]
-            for name, cases in self.plan.timed.items()
-        }
-        for block in range(self.plan.amount.blocks):
+        for block, rounds in groupby(self.parts.rounds, key=lambda found: found.block):
+            rounds = list(rounds)
             # One block's contenders start one by one, for their first calls: not the first block's,
             # which may have to fill a compiler's cache. A worker that is executed, not forked,
             # would end with the thread that started it (PR_SET_PDEATHSIG).
             alone = block == min(1, self.plan.amount.blocks - 1) or not processes.forks
-            timed = [case for found in numbered.values() for _, match in found for case in match]
+            timed = [case for found in rounds for _, match in found.matches for case in match]
             self._start_parents(processes, self._open(timed))
-            for found in numbered.values():
+            for found in rounds:
                 self.progress.next()
-                for number, match in found:
+                for number, match in found.matches:
                     played = Match(
                         processes,
                         self._open(match),
@@ -300,7 +423,7 @@ class Run:
                         side_by_side=1 if alone else min(self.threads, 4),
                     ).play(self.plan.amount.rounds)
                     self.record.add_block(number, block, played)
-                    self.record.write()
+                    self.save()
             processes.stop_parents()
 
     def _start_parents(self, processes: Processes, cases: list[Case]) -> None:
@@ -314,13 +437,14 @@ class Run:
             elif failure:  # for example one Keras of two is not installed
                 self._refuse(case, str(failure))
 
-    def _apart(self, processes: Processes, cases: list[Case], data: dict[str, str]) -> None:
+    def _apart(
+        self, processes: Processes, jobs: list[tuple[Case, str]], data: dict[str, str]
+    ) -> None:
         """What is measured of each case in freshly executed processes, one after the other.
 
         A few import their framework side by side, which takes most of the time and is not
         measured, and then wait for their turn.
         """
-        jobs = [(case, what) for case in cases for what in self.plan.apart(case)]
         side_by_side = min(self.threads, 4)
         # The pool outlives its workers, which would end with the thread that started them.
         pool = ThreadPoolExecutor(side_by_side)
@@ -336,7 +460,7 @@ class Run:
                     self.progress.next()
                     if starting:
                         self._measure_apart(what, case, starting, processes.limits, data)
-                        self.record.write()
+                        self.save()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
@@ -366,7 +490,7 @@ class Run:
             entry.fail("UNSUPPORTED", str(error))
 
     def _accuracy(self, processes: Processes, cases: list[Case], data: dict[str, str]) -> None:
-        if not trained(cases):
+        if not cases:
             return
 
         def done(case: Case, result: probes.Trained) -> None:
@@ -380,14 +504,14 @@ class Run:
 
         probes.train_all(
             processes,
-            self._open(trained(cases)),
+            self._open(cases),
             data=data,
             threads=self.threads,
             seeds=range(self.plan.amount.seeds),
             budget=self.plan.amount.train_s,
             done=done,
         )
-        self.record.write()
+        self.save()
 
 
 def find_interpreter(given: str) -> str | None:

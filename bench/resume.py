@@ -1,0 +1,67 @@
+"""Taking up a run: which one, and whether it is asked for what it was begun with.
+
+Nothing here measures; `bench/conftest.py` asks it before anything is collected.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.harness import state as states
+from bench.report import load, results_file
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A run that was begun: its folder, its record and its state."""
+
+    folder: Path
+    record: dict
+    state: states.State
+
+    @property
+    def finished(self) -> bool:
+        """Whether there is nothing left to measure."""
+        failed = any(case["status"] == "FAILED" for case in self.record["cases"])
+        return self.record["finished"] and not failed
+
+    @property
+    def cases(self) -> list[str]:
+        """The ids of all that it measures, in the order of its record."""
+        return self.state["cases"]
+
+    @property
+    def selected(self) -> list[str]:
+        """The ids of those that were asked for; the others are their baselines."""
+        return self.state["asked"]["selected"]
+
+    def asked(self, given: dict) -> dict:
+        """The options that it was begun with, which has all names of `given`.
+
+        ValueError where an option is `given` now (not None) and was another then.
+        """
+        then = self.state["asked"]["options"]
+        if then.keys() != given.keys():
+            raise ValueError(f"{self.folder}: {states.FILE} is damaged")
+        for option, value in given.items():
+            if value not in (None, then[option]):
+                how = "without" if then[option] is None else f"with {_words(then[option])} as"
+                raise ValueError(f"{self.folder} was begun {how} {option}: leave {option} out")
+        return then
+
+
+def _words(value: object) -> str:
+    return ",".join(value) if isinstance(value, list) else str(value)
+
+
+def begun(path: Path) -> Begun:
+    """The run in the folder `path`. ValueError with one clear line where it can't be taken up."""
+    if not results_file(path).is_file():
+        raise ValueError(f"{path} holds no results.json; give the folder of a run")
+    folder = results_file(path).parent.resolve()
+    record = load(folder)
+    try:
+        return Begun(folder, record, states.load(folder, record["started"]))
+    except ValueError as error:
+        raise ValueError(f"{folder}: {error}") from None

@@ -1,0 +1,642 @@
+"""The documentation: every command is run or checked, every example runs, links lead somewhere.
+
+Commands stand in blocks of `sh`, a line each, and in running text. `COMMANDS` says how each is
+checked; one that is not in it fails, so that nobody adds one that nobody ran.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from functools import cache
+from importlib import import_module
+from importlib.metadata import packages_distributions, requires
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from markdown_it import MarkdownIt
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from bench import docs, validate
+from bench.docs import __main__ as command
+from bench.harness.run import techniques
+from bench.report import readme
+
+ROOT = Path(__file__).resolve().parents[1]
+# Pages that people wrote. Reports and the pages of techniques are made, and tested as such.
+PAGES = (
+    "README.md",
+    "CONTRIBUTING.md",
+    *(f"docs/{name}.md" for name in ("numbers", "add_a_technique", "your_model", "gpu")),
+)
+MADE = {"docs/report.md"}
+NEEDS_A_GPU = "# needs a GPU"
+pytestmark = pytest.mark.timeout(240)
+
+BENCH = ".venv/bin/pytest bench/ --benchmark-only"
+TWO = "--pt-python .venv-pt/bin/python --tf-python .venv-tf/bin/python"
+MAKE = "python3 -m venv .venv && .venv/bin/pip install -c constraints.txt -e"
+
+# How a command is checked:
+#   run       it is run, where results/latest is the run that is published in docs/
+#   collect   it would measure for long, or tests: its options are, by a run that only collects
+#   validate  it would measure for long: its options are parsed
+#   install   it would install: what it installs is checked below, or by other tests
+#   alone     it trains for minutes: that its file can be run is
+#   tour      it is run by the test of the tour, with the tour's files
+#   outside   a program that is no part of this project
+COMMANDS = {
+    f"{MAKE} . && {BENCH}": "install",
+    f"{MAKE} '.[dev]' && .venv/bin/pytest": "install",
+    ".venv/bin/pip install pre-commit && .venv/bin/pre-commit install": "install",
+    BENCH: "collect",
+    f"{BENCH} --effort quick -k mixed_precision": "collect",
+    f"{BENCH} --resume": "collect",
+    "pytest bench/ --resume": "collect",
+    ".venv/bin/python -m bench.report results/latest": "run",
+    ".venv/bin/python -m bench.report results/latest --format terminal": "run",
+    ".venv/bin/python -m bench.report docs/results.json --readme README.md": "run",
+    ".venv/bin/python -m bench.choose results/latest --goal train-speed --max-accuracy-drop 0.5": (
+        "run"
+    ),
+    ".venv/bin/python -m bench.choose results/latest --goal train-speed --steps 1000": "run",
+    ".venv/bin/python -m bench.choose results/latest --goal memory --task digits-cnn": "run",
+    ".venv/bin/python -m bench.compare docs/results.json results/latest": "run",
+    "cp results/latest/results.json docs/results.json": "run",
+    ".venv/bin/python -m bench.docs": "run",
+    "python -m pt_impl.mixed_precision": "alone",
+    ".venv/bin/python -m bench.validate measure --framework pt --pairs 10": "validate",
+    ".venv/bin/python -m bench.validate simulate results/latest/validation.json": "run",
+    ".venv/bin/python -m pt_impl.label_smoothing": "tour",
+    ".venv/bin/python -m tf_impl.label_smoothing": "tour",
+    ".venv/bin/pytest tests/test_layout.py tests/test_label_smoothing.py": "tour",
+    f"{BENCH} --effort quick -k label_smoothing": "tour",
+    # docs/gpu.md
+    "python3 -m venv .venv-pt && .venv-pt/bin/pip install torch torchvision numpy pillow psutil "
+    "scikit-learn": "install",
+    "python3 -m venv .venv-tf && .venv-tf/bin/pip install 'tensorflow[and-cuda]' tf_keras "
+    "tensorflow-model-optimization numpy pillow psutil scikit-learn": "install",
+    "python3 -m venv .venv && .venv/bin/pip install jinja2 numpy pillow psutil pygal pytest "
+    "pytest-benchmark scikit-learn scipy": "install",
+    f"{BENCH} {TWO} --effort quick -k mixed_precision": "collect",
+    f"{BENCH} {TWO} --memory-budget 8GB": "collect",
+    f"CUDA_VISIBLE_DEVICES=1 {BENCH} {TWO}": "collect",
+    f"CUDA_VISIBLE_DEVICES= {BENCH} {TWO}": "collect",
+    "nvidia-smi --query-gpu=clocks.max.sm --format=csv": "outside",
+    "sudo nvidia-smi --lock-gpu-clocks=1200": "outside",
+    ".venv-pt/bin/pip install scipy && .venv-pt/bin/python -m bench.validate measure "
+    "--framework pt": "validate",
+    ".venv-pt/bin/pip install hypothesis pytest pytest-timeout && "
+    ".venv-pt/bin/pytest tests/test_pt_kit.py": "collect",
+}
+# Words that begin a command in running text. A name of a program alone is none.
+BEGIN = (".venv/bin/", "python -m pt_impl", "python -m tf_impl", "pytest bench/")
+
+
+# What stands in the pages -------------------------------------------------------------------------
+
+
+def parsed(page: str) -> list:
+    return MarkdownIt("commonmark").enable("table").parse((ROOT / page).read_text("utf-8"))
+
+
+def fences(page: str, language: str) -> list[str]:
+    found = [t for t in parsed(page) if t.type == "fence" and t.info.strip() == language]
+    return [token.content for token in found]
+
+
+def inline(page: str) -> list:
+    return [child for token in parsed(page) for child in token.children or []]
+
+
+def commands(page: str) -> list[str]:
+    """The commands of a page: a line each in its blocks, and those in running text."""
+    lines = [line for block in fences(page, "sh") for line in block.splitlines()]
+    found = [line for line in lines if line.strip() and not line.startswith("#")]
+    words = [token.content for token in inline(page) if token.type == "code_inline"]
+    return found + [text for text in words if text.startswith(BEGIN) and " " in text]
+
+
+def of_kind(kind: str) -> list[str]:
+    return [text for text, how in COMMANDS.items() if how == kind]
+
+
+def test_every_page_is_looked_at():
+    found = {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md")}
+    assert found == {page for page in PAGES if page.startswith("docs/")} | MADE
+
+
+def test_every_command_is_known_and_says_how_it_is_checked():
+    found = {text for page in PAGES for text in commands(page)}
+    assert sorted(found - COMMANDS.keys()) == [], "not in COMMANDS"
+    assert sorted(COMMANDS.keys() - found) == [], "on no page"
+
+
+def test_what_needs_a_gpu_says_so_and_all_else_does_not():
+    """By its first line; only such a block may hold what is not run."""
+    for page in PAGES:
+        for block in fences(page, "sh"):
+            asks = "nvidia" in block or "CUDA" in block or ".venv-pt" in block
+            assert block.startswith(NEEDS_A_GPU) == asks, block
+
+
+@pytest.mark.parametrize("text", COMMANDS)
+def test_the_shell_understands_it(text):
+    subprocess.run(["sh", "-n", "-c", text], check=True)
+
+
+# Commands -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory) -> Path:
+    """A copy of this repository as its users have it, with environments and a run."""
+    folder = tmp_path_factory.mktemp("clone") / "twinbench"
+    copy_to(folder)
+    (run := folder / "results" / "2026-01-01T00-00-00Z").mkdir(parents=True)
+    shutil.copy(ROOT / "docs" / "results.json", run)
+    (run / "validation.json").write_text(json.dumps(validation()))
+    (folder / "results" / "latest").symlink_to(run.name)
+    return folder
+
+
+def copy_to(folder: Path) -> None:
+    ignored = shutil.ignore_patterns(
+        ".git", ".venv*", "results", "__pycache__", ".*_cache", "*.egg-info", "build"
+    )
+    shutil.copytree(ROOT, folder, ignore=ignored)
+    for environment in (".venv", ".venv-pt", ".venv-tf"):
+        (programs := folder / environment / "bin").mkdir(parents=True)
+        for name, start in (("python", ""), ("pytest", "-m pytest -p no:cacheprovider")):
+            (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {start} "$@"\n')
+            (programs / name).chmod(0o755)
+
+
+def validation() -> dict:
+    """What `bench.validate measure` writes, with noise that is made up."""
+    random = np.random.default_rng(0)
+    pairs = [
+        {
+            "framework": framework,
+            "kind": kind,
+            "match": 0,
+            "names": ["b0", "a0"],
+            "batch_size": 4,
+            "log_ratios": list(random.normal(0.1 if kind == "planted" else 0.0, 0.02, 8)),
+        }
+        for framework in ("pt", "tf")
+        for kind in ("control", "planted")
+        for _ in range(2)
+    ]
+    return {"environment": {}, "planted": 0.1, "pairs": pairs}
+
+
+def run(text: str, folder: Path) -> subprocess.CompletedProcess:
+    """Run a command as a user would who stands in `folder` and has its environment activated."""
+    path = f"{folder / '.venv' / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    others = {k: v for k, v in os.environ.items() if k not in ("PYTEST_ADDOPTS", "PYTHONPATH")}
+    return subprocess.run(
+        ["sh", "-c", text],
+        cwd=folder,
+        env=others | {"PATH": path, "COLUMNS": "80"},
+        capture_output=True,
+        text=True,
+        timeout=230,
+    )
+
+
+@pytest.mark.parametrize("text", of_kind("run"))
+def test_it_runs(clone, text):
+    done = run(text, clone)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_its_figures_are_those_of_the_run(clone):
+    """The last of the three commands of CONTRIBUTING.md finds nothing to change."""
+    done = run(f"{of_readme()} --check", clone)
+    assert done.returncode == 0, done.stderr
+
+
+def of_readme() -> str:
+    return next(text for text in COMMANDS if "--readme" in text)
+
+
+@pytest.mark.parametrize("text", [t for t in of_kind("collect") if "--resume" not in t])
+def test_its_options_are_valid(clone, text):
+    *_, measures = text.split(" && ")
+    done = run(f"{measures} --collect-only -q", clone)
+    assert done.returncode == 0, done.stdout + done.stderr
+    name = re.search(r"-k (\w+)", text)
+    words = ["bench_" + name[1]] if name else ["bench_", "test_"]
+    assert any(f"{word}" in done.stdout for word in words)
+
+
+@pytest.mark.parametrize("text", [t for t in of_kind("collect") if "--resume" in t])
+def test_a_published_run_is_not_taken_up(clone, text):
+    """The option is there, and says what it misses; tests/test_resume.py takes runs up."""
+    done = run(text, clone)
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    (line,) = done.stderr.strip().splitlines()
+    assert "there is no state.json beside its results.json" in line
+
+
+@pytest.mark.parametrize("text", of_kind("validate"))
+def test_its_arguments_are_parsed(text, monkeypatch):
+    asked = []
+    monkeypatch.setattr(validate, "measure", lambda *given: asked.append(given))
+    validate.main(text.partition("-m bench.validate ")[2].split(" "))
+    ((frameworks, pairs, blocks, _),) = asked
+    assert (frameworks, pairs, blocks) == (["pt"], 10, 8)
+
+
+@pytest.mark.parametrize("name", techniques())
+def test_each_technique_can_be_run_alone(name):
+    """As README says of one, and each docstring of its own. They train: they are not run here."""
+    assert re.fullmatch(r"python -m pt_impl\.(\w+)", *of_kind("alone"))[1] in techniques()
+    for side in ("pt_impl", "tf_impl"):
+        *_, last = ast.parse((ROOT / side / f"{name}.py").read_text("utf-8")).body
+        assert ast.unparse(last).startswith("if __name__ == '__main__':\n"), side
+        assert "main()" in ast.unparse(last), side
+
+
+def test_what_readme_installs_is_what_it_says():
+    """The lines themselves are run by .ci/run; here, that the files they name are there."""
+    for text in (text for text in of_kind("install") if "-c constraints.txt" in text):
+        assert (ROOT / "constraints.txt").is_file()
+        assert text.endswith((BENCH, ".venv/bin/pytest"))
+    assert (ROOT / ".pre-commit-config.yaml").is_file()
+
+
+def test_readme_names_every_option_and_no_other(clone):
+    table = re.findall(r"^\| (`--?\w.*?) \|", (ROOT / "README.md").read_text("utf-8"), re.M)
+    named = {option for cell in table for option in re.findall(r"--[\w-]+", cell)}
+    done = run(".venv/bin/pytest bench/ --help", clone)
+    title = "the same technique in PyTorch and TensorFlow:"
+    ours = done.stdout.partition(title)[2].partition("\n\n")[0]
+    for option in named:
+        assert re.search(rf"^  {option}\b", done.stdout, re.M), f"{option} is no option"
+    found = set(re.findall(r"^  (--[\w-]+)", ours, re.M))
+    assert len(found) >= 10
+    assert found <= named
+
+
+# Environments of docs/gpu.md ----------------------------------------------------------------------
+
+# Modules of distributions that are not allowed are not there, as they would not be in a new
+# environment.
+ONLY = """
+import json, sys
+from importlib.machinery import PathFinder
+allowed, known = map(set, json.loads(sys.argv[1]))
+class Only:
+    def find_spec(self, name, path=None, target=None):
+        absent = name.partition(".")[0] in known - allowed
+        return None if absent else PathFinder.find_spec(name, path, target)
+sys.meta_path[:] = [Only() if finder is PathFinder else finder for finder in sys.meta_path]
+"""
+IMPORT = """
+from importlib import import_module
+from pathlib import Path
+for path in sorted(Path(sys.argv[2]).glob("*.py")) + sorted(Path("bench").glob("bench_*.py")):
+    import_module(f"{path.parent.name}.{path.stem}")
+import_module("bench.harness.parent")
+"""
+COLLECT = """
+import pytest
+plugin = ["-p", "pytest_benchmark.plugin"]
+sys.exit(pytest.main(["bench/", *plugin, "--benchmark-only", "--collect-only", "-q"]))
+"""
+
+
+@cache
+def closure(name: str) -> frozenset[str]:
+    """A distribution and all that it brings along."""
+    found, new = set(), {canonicalize_name(name)}
+    while new:
+        found |= new
+        asked = [Requirement(text) for one in new for text in _requires(one)]
+        wanted = [r for r in asked if r.marker is None or r.marker.evaluate({"extra": ""})]
+        new = {canonicalize_name(requirement.name) for requirement in wanted} - found
+    return frozenset(found)
+
+
+def _requires(name: str) -> list[str]:
+    try:
+        return requires(name) or []
+    except ModuleNotFoundError:  # for another platform, or a choice of several
+        return []
+
+
+def in_environment(environment: str, program: str, package: str) -> subprocess.CompletedProcess:
+    """Run a program with what the page installs into an environment, and nothing else."""
+    (text,) = [
+        text
+        for text in commands("docs/gpu.md")
+        if text.startswith(f"python3 -m venv {environment} ")
+    ]
+    words = text.partition("pip install ")[2].replace("'", "").split(" ")
+    installed = {"twinbench"}.union(*(closure(word.partition("[")[0]) for word in words))
+    modules = packages_distributions()
+    allowed = [
+        name for name, owners in modules.items() if installed & set(map(canonicalize_name, owners))
+    ]
+    return subprocess.run(
+        [sys.executable, "-c", ONLY + program, json.dumps([allowed, list(modules)]), package],
+        cwd=ROOT,
+        env=os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+@pytest.mark.parametrize(
+    ("environment", "program", "package"),
+    [(".venv-pt", IMPORT, "pt_impl"), (".venv-tf", IMPORT, "tf_impl"), (".venv", COLLECT, "")],
+)
+def test_an_environment_of_the_gpu_page_has_all_that_it_needs(environment, program, package):
+    done = in_environment(environment, program, package)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+
+
+def test_what_an_environment_does_not_have_would_be_missed():
+    done = in_environment(".venv", IMPORT, "pt_impl")
+    assert done.returncode == 1
+    assert "No module named 'torch'" in done.stderr
+
+
+# Examples -----------------------------------------------------------------------------------------
+
+
+def programs() -> dict[str, str]:
+    """What the pages' Python is, put together: README's blocks, and those of one chapter."""
+    first, second = fences("README.md", "python")
+    found = {"README.md, PyTorch": first, "README.md, TensorFlow": second}
+    for name in found:
+        found[name] += "\nassert 0 < float(loss) < 20\n"
+    chapters = re.split(r"^## ", (ROOT / "docs" / "your_model.md").read_text("utf-8"), flags=re.M)
+    for chapter in chapters:
+        blocks = re.findall(r"^```python\n(.*?)^```$", chapter, re.M | re.S)
+        if blocks:
+            found[f"your_model.md, {chapter.splitlines()[0]}"] = "\n".join(blocks)
+    return found
+
+
+def test_no_other_page_has_an_example_that_nobody_runs():
+    having = {page for page in PAGES if fences(page, "python")}
+    assert having == {"README.md", "docs/your_model.md", "docs/add_a_technique.md"}
+    assert list(programs())[2:] == ["your_model.md, PyTorch", "your_model.md, TensorFlow"]
+
+
+@pytest.mark.parametrize("name", programs())
+def test_the_example_runs(name, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", programs()[name]],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_files_that_need_more_than_their_framework_are_named():
+    """All others can be copied alone."""
+    text = (ROOT / "docs" / "your_model.md").read_text("utf-8")
+    named = re.search(r"Only the loaders of\n?(.*?) also need", text, re.S)[1]
+    needing = {
+        path.name
+        for side in ("pt_impl", "tf_impl")
+        for path in (ROOT / side).glob("*.py")
+        if path.stem in techniques() and _uses_the_repository(path)
+    }
+    assert set(re.findall(r"`(\w+\.py)`", named)) == needing
+
+
+def _uses_the_repository(path: Path) -> bool:
+    body = ast.parse(path.read_text("utf-8")).body
+    froms = [node.module for node in body if isinstance(node, ast.ImportFrom)]
+    return any(name.partition(".")[0] in ("pt_impl", "tf_impl", "shared") for name in froms)
+
+
+# The tour -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tour(tmp_path_factory) -> Path:
+    """A copy of this repository with the files of the tour as they stand there."""
+    folder = tmp_path_factory.mktemp("tour") / "twinbench"
+    copy_to(folder)
+    text = (ROOT / "docs" / "add_a_technique.md").read_text("utf-8")
+    files = dict(re.findall(r"^`([\w/]+\.py)`:\n\n```python\n(.*?)^```$", text, re.M | re.S))
+    assert len(files) == len(fences("docs/add_a_technique.md", "python")) == 4
+    for place, content in files.items():
+        assert not (folder / place).exists()
+        (folder / place).write_text(content)
+    return folder
+
+
+def test_the_tour_s_technique_keeps_the_rules_and_passes_its_tests(tour):
+    asked, *_ = [text for text in of_kind("tour") if "tests/test_layout.py" in text]
+    # Of the layout's tests those that look at this repository; the rest test the checks.
+    done = run(f"{asked} -q -k 'test_this_repository or label_smoothing'", tour)
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert re.search(r"^\d\d passed", done.stdout.splitlines()[-1]), done.stdout
+
+
+def test_a_rule_that_the_tour_broke_would_be_found(tour, tmp_path):
+    folder = tmp_path / "broken"
+    shutil.copytree(tour, folder, symlinks=True)
+    (folder / "tests" / "test_label_smoothing.py").unlink()
+    done = run(".venv/bin/pytest tests/test_layout.py -q -k missing_places", folder)
+    assert done.returncode == 1
+    assert "tests/test_label_smoothing.py is missing" in done.stdout
+
+
+@pytest.mark.parametrize("side", ["pt", "tf"])
+def test_the_tour_s_files_run_alone(tour, side):
+    (text,) = [text for text in of_kind("tour") if f"-m {side}_impl" in text]
+    done = run(text, tour)
+    assert done.returncode == 0, done.stderr[-2000:]
+    plain, smoothed = (
+        [float(x) for x in re.findall(rf"{name} (\S+)", done.stdout)]
+        for name in ("plain", "smoothed")
+    )
+    assert plain == sorted(plain, reverse=True)  # as the page says
+    assert smoothed[-1] > min(smoothed)
+
+
+def test_the_tour_s_technique_is_measured(tour):
+    """In one framework, which takes half of the time; its tests hold both to the same figures."""
+    (text,) = [text for text in of_kind("tour") if text.startswith(BENCH)]
+    done = run(f"{text} --framework pt", tour)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+    record = json.loads((tour / "results" / "latest" / "results.json").read_text("utf-8"))
+    found = {(c["framework"], c["variant"]): c for c in record["cases"]}
+    assert {case["status"] for case in found.values()} == {"OK"}
+    assert found.keys() == {("pt", "plain"), ("pt", "smoothed")}
+    evidence = found["pt", "smoothed"]["evidence"]
+    assert evidence["first_loss"] != evidence["first_loss_of_plain_labels"]
+    (comparison,) = record["comparisons"]
+    assert (comparison["kind"], comparison["reason"]) == ("baseline", None)
+
+
+def test_the_tour_s_page_is_made(tour):
+    assert run(".venv/bin/python -m bench.docs", tour).returncode == 0
+    page = (tour / "docs" / "techniques" / "label_smoothing.md").read_text("utf-8")
+    assert (tour / "pt_impl" / "label_smoothing.py").read_text("utf-8") in page
+    assert "label_smoothing.md" in (tour / "docs" / "techniques" / "README.md").read_text("utf-8")
+
+
+# Links --------------------------------------------------------------------------------------------
+
+
+def linking() -> list[str]:
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    return sorted(path.relative_to(ROOT).as_posix() for path in pages)
+
+
+def slugs(path: Path) -> set[str]:
+    """The anchors that the usual hosts give to a page's headings."""
+    tokens = MarkdownIt("commonmark").parse(path.read_text("utf-8"))
+    titles = [
+        "".join(child.content for child in after.children)
+        for token, after in pairwise(tokens)
+        if token.type == "heading_open"
+    ]
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def links(page: str) -> list[str]:
+    return [t.attrs["href"] for t in inline(page) if t.type == "link_open"]
+
+
+@pytest.mark.parametrize("page", linking())
+def test_links_lead_somewhere(page):
+    for link in links(page):
+        if link.startswith(("http://", "https://", "mailto:")):
+            continue
+        place, _, anchor = link.partition("#")
+        target = (ROOT / page).parent / place if place else ROOT / page
+        assert target.exists(), f"{page}: {link}"
+        assert target.resolve().is_relative_to(ROOT), f"{page}: {link}"
+        if anchor:
+            assert anchor in slugs(target), f"{page}: {link}"
+
+
+def test_every_page_can_be_reached_from_readme():
+    """Reports and pages of techniques included."""
+    seen, new = set(), {"README.md"}
+    while new:
+        seen |= new
+        targets = {
+            os.path.normpath(os.path.join(os.path.dirname(page), link.partition("#")[0]))
+            for page in new
+            for link in links(page)
+            if link.partition("#")[0].endswith(".md") and "://" not in link
+        }
+        new = targets - seen
+    assert set(linking()) <= seen
+
+
+# Figures ------------------------------------------------------------------------------------------
+
+
+def test_the_fixed_numbers_are_those_of_the_code():
+    text = (ROOT / "docs" / "numbers.md").read_text("utf-8")
+    table = text.partition("<!-- constants -->")[2].partition("<!-- constants end -->")[0]
+    rows = re.findall(r"^\| .* \| (\S+) \| `([\w.]+)\.(\w+)` \|$", table, re.M)
+    assert len(rows) == len(table.strip().splitlines()) - 2
+    for value, module, name in rows:
+        assert str(getattr(import_module(module), name)) == value, f"{module}.{name}"
+
+
+# Pages of techniques ------------------------------------------------------------------------------
+
+
+def test_the_pages_of_techniques_are_what_the_code_gives():
+    """Make them again with: python -m bench.docs."""
+    assert docs.differing(docs.FOLDER) == []
+
+
+def test_a_page_that_is_old_missing_or_of_nothing_is_found(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(command, "FOLDER", tmp_path / "techniques")
+    assert command.main(["--check"]) == 1
+    assert "pruning.md" in capsys.readouterr().err
+    assert not (tmp_path / "techniques").exists()
+    assert command.main([]) == 0
+    assert command.main(["--check"]) == 0
+    capsys.readouterr()
+    (tmp_path / "techniques" / "pruning.md").write_text("edited by hand")
+    (tmp_path / "techniques" / "gone.md").write_text("of a technique that was removed")
+    assert command.main(["--check"]) == 1
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line.startswith("docs/techniques: not what the code gives: gone.md, pruning.md; make")
+    assert command.main([]) == 0
+    assert command.main(["--check"]) == 0
+    assert not (tmp_path / "techniques" / "gone.md").exists()
+
+
+def test_pages_are_the_same_whoever_makes_them(tmp_path):
+    """No order of a set, no date, no path of a machine."""
+    made = subprocess.run(
+        [sys.executable, "-c", "import bench.docs, json; print(json.dumps(bench.docs.pages()))"],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONHASHSEED": "7", "TZ": "Asia/Tokyo", "LANG": "C"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(made.stdout) == docs.pages()
+
+
+@pytest.mark.parametrize("name", techniques())
+def test_a_page_shows_both_files_whole_and_what_their_docstrings_say(name):
+    """As it is rendered: no word of a docstring becomes markup, no fence ends early."""
+    tokens = MarkdownIt("commonmark").enable("table").parse(docs.pages()[f"{name}.md"])
+    sources = [(ROOT / side / f"{name}.py").read_text("utf-8") for side in ("pt_impl", "tf_impl")]
+    assert [t.content for t in tokens if t.type == "fence"] == sources
+    shown = letters(
+        "".join(child.content for t in tokens if t.type != "fence" for child in (t.children or [t]))
+    )
+    for source in sources:
+        docstring = ast.get_docstring(ast.parse(source))
+        for part in re.split(rf"^(?:{'|'.join(docs.SECTIONS)}):\s", docstring, flags=re.M)[1:]:
+            if not part.startswith(("`pt_impl/", "`tf_impl/")):  # its twin, which is linked
+                assert letters(part) in shown
+
+
+def letters(text: str) -> str:
+    """A text without what rendering may change: white space, marks of code and of lists, case."""
+    return re.sub(r"[`\s\-]", "", text).lower()
+
+
+def test_a_page_lists_the_variants_and_tasks_of_the_benchmark():
+    page = docs.pages()["compilation.md"]
+    assert "| baseline (the baseline) | — | yes | Keras 3 | quick |" in page
+    assert "| compiled | — | yes, needs a C++ compiler | Keras 3 | quick |" in page
+    assert "| max\\_autotune |" in page or "| max_autotune |" in page
+    assert "`mode='max-autotune'` | yes, needs a C++ compiler | — | full |" in page
+    assert "| digits-cnn | 128 (compute) | predictions | — | full |" in page
+    assert "tf_keras" in docs.pages()["pruning.md"].partition("## What is measured")[2]
+
+
+def test_a_source_with_fences_stays_in_its_own():
+    side = docs.Side("PyTorch", "x.py", 'text = """\n````\n"""\n', "", {})
+    assert side.fence == "`````"
+
+
+def test_readme_lists_every_technique():
+    text = (ROOT / "README.md").read_text("utf-8")
+    for name in techniques():
+        assert f"(pt_impl/{name}.py), [tf](tf_impl/{name}.py)" in text
+    assert readme.BEGIN in text
