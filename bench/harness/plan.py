@@ -86,8 +86,9 @@ class Variant:
     losses are not those of its baseline, so that their certificates are not held against each
     other, only those of twins. `cold`: whether its first call and memory are measured in a fresh
     process. `accuracy`: whether it is trained where its workload asks for that; not where another
-    row computes the same at a lower price. `stands_for`: the name that `prepare` is given instead
-    of its own.
+    row computes the same at a lower price. `timed`: whether it plays matches; not where another row
+    does the same work. `modes`: of the workloads in which it has a row. `stands_for`: the name that
+    `prepare` is given instead of its own.
     """
 
     name: str
@@ -102,6 +103,8 @@ class Variant:
     changes_math: bool = False
     cold: bool = True
     accuracy: bool = True
+    timed: bool = True
+    modes: tuple[str, ...] = ("train", "predict")
     stands_for: str | None = None
 
 
@@ -188,6 +191,11 @@ class Case:
         return TASKS[self.workload.task]
 
     @property
+    def timed(self) -> bool:
+        """Whether it plays matches."""
+        return self.workload.timed and self.variant.timed
+
+    @property
     def is_baseline(self) -> bool:
         """Whether it is what others are compared with."""
         return self.variant.role == "baseline"
@@ -235,7 +243,9 @@ class Prepared:
     called once for the resident batches, and once for the training of all seeds. `artifact`: the
     file or folder that would be deployed, whose size counts. Where predictions are those of a file
     that is made from the model, `deploy() -> (predict, artifact)` makes it from the model as it is:
-    it is called once the model is built, or trained, and gives what takes their place.
+    it is called once the model is built, or trained, and gives what takes their place. Where
+    training has stages, `train(fit)` does it all: `fit(step)` trains for the recipe's epochs,
+    `fit(step, epochs)` for others.
     """
 
     step: Callable
@@ -246,6 +256,7 @@ class Prepared:
     targets: Callable | None = None
     artifact: Path | None = None
     deploy: Callable | None = None
+    train: Callable | None = None
 
 
 def cases_of(technique: Technique, module: str, effort: str) -> list[Case]:
@@ -268,6 +279,8 @@ def cases_of(technique: Technique, module: str, effort: str) -> list[Case]:
     cases = []
     for workload in workloads:
         for variant in variants + (controls if workload in timed[:1] else []):
+            if workload.mode not in variant.modes:
+                continue
             for name in variant.frameworks:
                 for flavour in FRAMEWORKS[name].flavours:
                     if flavour in variant.flavours:
@@ -321,8 +334,9 @@ def matches(cases: list[Case]) -> list[list[Case]]:
     Controls play in the first.
     """
     found = []
-    for workload in dict.fromkeys(case.workload for case in cases if case.workload.timed):
-        here = [case for case in cases if case.workload == workload]
+    timed = [case for case in cases if case.timed]
+    for workload in dict.fromkeys(case.workload for case in timed):
+        here = [case for case in timed if case.workload == workload]
         baselines = [case for case in here if case.is_baseline]
         rest = [case for case in here if not case.is_baseline]
         rest.sort(key=lambda case: case.variant.role != "control")

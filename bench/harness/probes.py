@@ -67,10 +67,10 @@ def begin(processes: Processes, case: Case, what: str, *, threads: int, seed: in
 def cold_start(worker: Worker, limits: Limits, case: Case, *, data: str, seed: int) -> dict:
     """First call, memory by phase and the artifact's size.
 
-    With evidence where no match asks for it, since the workload is not timed.
+    With evidence where no match asks for it, since the case is not timed.
     """
     answer = worker.ask(limits.request, "memory", case=case.message(), data=data, weights_seed=seed)
-    if not case.workload.timed:
+    if not case.timed:
         answer |= worker.ask(limits.request, "evidence")
     return answer
 

@@ -20,7 +20,9 @@ import threading
 import time
 import traceback
 import zlib
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import cycle, islice
 from math import ceil
 from pathlib import Path
@@ -396,7 +398,11 @@ class Worker:
     def _op_train(self, case: dict, data: str, seed: int) -> dict:
         """Train to the task's plateau from weights and batch order of `seed`; return its metric."""
         self._prepare(case, seed, data)
-        self._fit(Path(data), seed)
+        fit = partial(self._fit, Path(data), seed)
+        if self.prepared.train:
+            self.prepared.train(fit)
+        else:
+            fit(self.prepared.step)
         self._deploy()
         return {"value": self._evaluate(Path(data))}
 
@@ -413,7 +419,7 @@ class Worker:
             recipe = replace(task.recipe, learning_rate=learning_rate, epochs=epochs)
             self.work = replace(self.work, task=replace(task, recipe=recipe))
             self.prepared = self.bench.prepare(self.kit, self.work)
-            self._fit(Path(data), seed + number)
+            self._fit(Path(data), seed + number, self.prepared.step)
             weights = teacher.rounded(models.export_weights(self.prepared.model))
             self.work = replace(self.work, weights=weights)
         models.import_weights(self.prepared.model, weights)
@@ -421,7 +427,7 @@ class Worker:
         teacher.save(teacher.Teacher(weights, value), Path(path))
         return {"value": value}
 
-    def _fit(self, folder: Path, seed: int) -> None:
+    def _fit(self, folder: Path, seed: int, step: Callable, epochs: int | None = None) -> None:
         kit = self.kit
         recipe = self.work.task.recipe
         x, y = kit.data.to_device(*datasets.load(folder, "train"))
@@ -430,11 +436,11 @@ class Worker:
                 self.taught = self.prepared.targets(x, y)
             y = self.taught
         kit.training.fit(
-            self.prepared.step,
+            step,
             x,
             y,
             batch_size=recipe.accuracy_batch_size,
-            epochs=recipe.epochs,
+            epochs=epochs or recipe.epochs,
             seed=seed,
         )
 
