@@ -28,7 +28,6 @@ from packaging.utils import canonicalize_name
 from bench import docs, validate
 from bench.docs import __main__ as command
 from bench.harness.run import techniques
-from bench.report import readme
 
 ROOT = Path(__file__).resolve().parents[1]
 # Pages that people wrote. Reports and the pages of techniques are made, and tested as such.
@@ -409,23 +408,50 @@ def test_the_example_runs(name, tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-def test_files_that_need_more_than_their_framework_are_named():
-    """All others can be copied alone."""
-    text = (ROOT / "docs" / "your_model.md").read_text("utf-8")
-    named = re.search(r"Only the loaders of\n?(.*?) also need", text, re.S)[1]
-    needing = {
-        path.name
-        for side in ("pt_impl", "tf_impl")
-        for path in (ROOT / side).glob("*.py")
-        if path.stem in techniques() and _uses_the_repository(path)
-    }
-    assert set(re.findall(r"`(\w+\.py)`", named)) == needing
+@pytest.mark.parametrize(
+    ("path", "needs"),
+    [
+        ("pt_impl/gradient_accumulation.py", []),
+        ("tf_impl/stacking.py", []),
+        ("pt_impl/tuned_pipeline.py", ["pt_impl/runtime.py", "shared/epochs.py"]),
+    ],
+)
+def test_what_a_page_says_of_copying_holds(path, needs, tmp_path):
+    """In a folder with these files alone it can be imported; without one of them it cannot."""
+    found = docs.needed(path)
+    assert set(needs) <= set(found)
+    assert bool(found) == bool(needs)
+    for place in [path, *found]:
+        (tmp_path / place).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / place, tmp_path / place)
+    assert imports_alone(path, tmp_path)
+    for place in found:
+        (tmp_path / place).rename(tmp_path / "away.py")
+        assert not imports_alone(path, tmp_path), place
+        (tmp_path / "away.py").rename(tmp_path / place)
 
 
-def _uses_the_repository(path: Path) -> bool:
-    body = ast.parse(path.read_text("utf-8")).body
-    froms = [node.module for node in body if isinstance(node, ast.ImportFrom)]
-    return any(name.partition(".")[0] in ("pt_impl", "tf_impl", "shared") for name in froms)
+# Without what makes an editable installation importable, by a finder or by a path.
+ELSEWHERE = """
+import os, sys
+sys.meta_path[:] = [f for f in sys.meta_path if "__editable__" not in str(f)]
+sys.path[:] = [p for p in sys.path if not p or not os.path.isdir(os.path.join(p, "pt_impl"))]
+"""
+
+
+def imports_alone(path: str, folder: Path) -> bool:
+    """Whether a file can be imported in `folder`, where this repository is not installed."""
+    name = path.removesuffix(".py").replace("/", ".")
+    done = subprocess.run(
+        [sys.executable, "-c", f"{ELSEWHERE}import {name}"],
+        cwd=folder,
+        env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
+        capture_output=True,
+        text=True,
+    )
+    wanted = ("No module named", "cannot import name")
+    assert not done.returncode or any(words in done.stderr for words in wanted), done.stderr
+    return done.returncode == 0
 
 
 # The tour -----------------------------------------------------------------------------------------
@@ -631,12 +657,5 @@ def test_a_page_lists_the_variants_and_tasks_of_the_benchmark():
 
 
 def test_a_source_with_fences_stays_in_its_own():
-    side = docs.Side("PyTorch", "x.py", 'text = """\n````\n"""\n', "", {})
+    side = docs.Side("PyTorch", "x.py", 'text = """\n````\n"""\n', "", {}, [])
     assert side.fence == "`````"
-
-
-def test_readme_lists_every_technique():
-    text = (ROOT / "README.md").read_text("utf-8")
-    for name in techniques():
-        assert f"(pt_impl/{name}.py), [tf](tf_impl/{name}.py)" in text
-    assert readme.BEGIN in text

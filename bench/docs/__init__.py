@@ -33,13 +33,17 @@ FLAVOURS = {"keras3": "Keras 3", "tf_keras": "tf_keras"}
 
 @dataclass(frozen=True)
 class Side:
-    """One framework's file of a technique: its source, and its docstring in sections."""
+    """One framework's file of a technique: its source, and its docstring in sections.
+
+    `needs`: the files of this repository that it cannot do without where it is copied.
+    """
 
     title: str
     path: str
     source: str
     summary: str
     sections: dict[str, str]
+    needs: list[str]
 
     @property
     def fence(self) -> str:
@@ -104,7 +108,26 @@ def _side(framework: str, technique: str) -> Side:
     docstring = ast.get_docstring(ast.parse(source)) or ""
     summary, *sections = re.split(rf"^({'|'.join(SECTIONS)}):\s+", docstring, flags=re.MULTILINE)
     found = dict(zip(sections[::2], (text.strip() for text in sections[1::2]), strict=True))
-    return Side(described.title, path, source, summary.strip(), found)
+    return Side(described.title, path, source, summary.strip(), found, needed(path))
+
+
+def needed(path: str) -> list[str]:
+    """The files that a file imports when it is imported, and those that these import."""
+    found, new = {path}, [path]
+    while new:
+        tree = ast.parse((ROOT / new.pop()).read_text("utf-8"))
+        froms = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module]
+        names = [name for node in froms for name in _modules(node)]
+        own = {f"{name.replace('.', '/')}.py" for name in names} - found
+        files = [file for file in sorted(own) if (ROOT / file).is_file()]
+        found.update(files)
+        new += files
+    return sorted(found - {path})
+
+
+def _modules(node: ast.ImportFrom) -> list[str]:
+    """What "from a import b" may import: a, a.b."""
+    return [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
 
 
 def _section(title: str, sides: list[Side]) -> dict:
