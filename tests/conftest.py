@@ -1,5 +1,6 @@
 """What the tests of the harness share: runs of the faulty technique with the NumPy kit."""
 
+import signal
 import uuid
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,10 @@ hypothesis.settings.register_profile(
     "busy machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("busy machine")
+
+# A shell starts what runs in its background with Ctrl-C ignored, and so would all that starts here.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 LIMITS = Limits(start=60, request=30, sample=20, train=60)
 

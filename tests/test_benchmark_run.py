@@ -215,7 +215,17 @@ def test_nothing_is_measured_where_a_file_can_not_be_collected(run, bench_file, 
 def test_the_benchmarks_of_this_project_are_collected(tmp_path):
     """The real files, by the command of the README; nothing imports a framework."""
     done = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "pytest", "bench/", "--collect-only", "-q"],
+        [
+            sys.executable,
+            "-X",
+            "importtime",
+            "-m",
+            "pytest",
+            "bench/",
+            "--collect-only",
+            "-q",
+            "--effort=full",
+        ],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -79,10 +79,11 @@ COMMANDS = {
     ".venv/bin/pytest tests/test_layout.py tests/test_label_smoothing.py": "tour",
     f"{BENCH} --effort quick -k label_smoothing": "tour",
     # docs/gpu.md
-    "python3 -m venv .venv-pt && .venv-pt/bin/pip install torch torchvision numpy pillow psutil "
-    "scikit-learn": "install",
+    "python3 -m venv .venv-pt && .venv-pt/bin/pip install torch torchao torchvision onnx "
+    "onnxruntime onnxscript openvino numpy pillow psutil scikit-learn": "install",
     "python3 -m venv .venv-tf && .venv-tf/bin/pip install 'tensorflow[and-cuda]' tf_keras "
-    "tensorflow-model-optimization numpy pillow psutil scikit-learn": "install",
+    "tensorflow-model-optimization tf2onnx ai-edge-litert onnx onnxruntime openvino numpy pillow "
+    "psutil scikit-learn": "install",
     "python3 -m venv .venv && .venv/bin/pip install jinja2 numpy pillow psutil pygal pytest "
     "pytest-benchmark scikit-learn scipy": "install",
     f"{BENCH} {TWO} --effort quick -k mixed_precision": "collect",
