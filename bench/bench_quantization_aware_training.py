@@ -67,10 +67,6 @@ TECHNIQUE = Technique(
 )
 
 
-def _is_trained_so(work: Work) -> bool:
-    return work.variant.startswith("qat")
-
-
 def prepare(kit, work: Work) -> Prepared:
     """The step, with fake quantization in qat rows; or the predictions of the deployed file."""
     row = Row(kit, work, kit.models.build(work.task.model, work.weights))

@@ -186,16 +186,18 @@ def _quantizer(weight_bits: int) -> x86.X86InductorQuantizer:
 def _fold_norms(module: fx.GraphModule) -> None:
     """Turn each BatchNorm after a convolution into its bias: the kernel holds the scale already.
 
-    `convert_pt2e` would, but captures a hundred patterns to look for: half a minute.
+    `convert_pt2e` would, but captures a hundred patterns to look for, which takes far longer than
+    all the rest.
     """
     aten, value = torch.ops.aten, lambda node: operator.attrgetter(node.target)(module)
+    convolutions = aten.conv1d.default, aten.conv2d.default
     for norm in module.graph.find_nodes(op="call_function", target=aten.batch_norm.default):
         scaled, gamma, beta, mean, variance, _, _, eps, _ = norm.args
         bias = 0.0
         if scaled.target is aten.add.Tensor:
             scaled, shaped = scaled.args
             bias = value(shaped.args[0])
-        if scaled.target is not aten.div.Tensor or scaled.args[0].target is not aten.conv2d.default:
+        if scaled.target is not aten.div.Tensor or scaled.args[0].target not in convolutions:
             continue  # of something else: it stays
         factor = value(gamma) / (value(variance) + eps).sqrt()
         module.register_buffer(f"{norm.name}_bias", value(beta) + (bias - value(mean)) * factor)
