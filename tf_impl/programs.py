@@ -10,6 +10,7 @@ write files or call back into Python; both sides refuse these.
 
 import re
 from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -118,11 +119,11 @@ def load(path) -> Callable:
 
 def _refused(graph) -> str | None:
     """The first operator that has a state, touches files or calls Python, or None."""
-    nodes = [*graph.node, *(node for f in graph.library.function for node in f.node_def)]
-    functions = {function.signature.name for function in graph.library.function}
-    for node in nodes:
+    nodes, functions = attrgetter("node", "library.function")(graph)
+    names = {function.signature.name for function in functions}
+    for node in [*nodes, *(node for function in functions for node in function.node_def)]:
         known = op_def_registry.get(node.op)
-        if node.op in functions or node.op == "Placeholder":
+        if node.op in names or node.op == "Placeholder":
             continue
         if known is None or known.is_stateful or _FILES.search(node.op):
             return node.op
