@@ -25,6 +25,12 @@ TECHNIQUE = Technique(
             frameworks=("tf",),
             cold=False,
         ),
+        Variant(
+            "tuned_kept_memory",
+            {"loader": "tuned", "op_threads": 1},
+            allocator="tuned",
+            cold=False,
+        ),
         Variant("tuned_fast_decoder", {"loader": "tuned", "decoder": "fast"}, cold=False),
         Variant("threads", {"loader": "threads"}, cold=False),
         Variant(
@@ -45,7 +51,10 @@ TECHNIQUE = Technique(
         "with nothing around it. It is measured before and after each of 7 epochs; the share is "
         "that of the epoch in the mean of both, once the pipeline is filled.",
         "tuned_one_op_thread: TensorFlow's operators run on one thread each, as in a process that "
-        "trains on a GPU; the step of its data stall does too. PyTorch's workers always do so.",
+        "trains on a GPU; the step of its data stall does too. PyTorch's workers always do so. "
+        "tuned_kept_memory does the same, and glibc keeps freed memory (MALLOC_MMAP_THRESHOLD_, "
+        "MALLOC_TRIM_THRESHOLD_ and MALLOC_TOP_PAD_ are set) instead of giving each batch's back "
+        "for the kernel to clear; so do the processes of its limit.",
         "Figures are explained under input_pipeline.",
     ),
     controls=False,

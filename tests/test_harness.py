@@ -852,6 +852,9 @@ def test_a_cold_start_has_an_empty_cache_and_the_plain_allocator(started, digits
     assert first[0] == second[0] == "as installed"
     assert first[2] == second[2] == []
     assert first[1] != second[1]
+    kept = replace(case, variant=replace(case.variant, allocator="tuned"))
+    cold_start(started, kept, digits)
+    assert environments[-1][0] == "tuned"  # as the row asks for
     started.__exit__()
     assert not os.path.exists(first[1]["TORCHINDUCTOR_CACHE_DIR"])  # gone with the run
 

@@ -49,7 +49,7 @@ class Block:
 def parent_key(case: Case, threads: int) -> ParentKey:
     """The parent whose child a case's worker is; a control has one of its own."""
     arm = "control" if case.variant.role == "control" else "main"
-    return ParentKey(case.framework, case.flavour, case.variant.allocator, arm, threads)
+    return ParentKey(case.framework, case.flavour, case.variant.allocator or "tuned", arm, threads)
 
 
 def configure(worker: Worker, limits, seed: int) -> dict:

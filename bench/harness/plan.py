@@ -80,7 +80,8 @@ class Variant:
 
     `role`: "baseline" (what its framework's other rows are compared with), "variant" or "control"
     (a second baseline from another parent, for the noise floor). `effort` is the lowest that
-    measures it. `requires`: "cuda" or "compiler". `allocator`: "tuned" or "as installed".
+    measures it. `requires`: "cuda" or "compiler". `allocator`: "tuned" or "as installed"; None is
+    the tuned one in matches and the installed one where memory and probes are measured.
     `loss_tolerance`: the relative difference of the certificate's losses that twins may show
     where the arithmetic differs by design; None is the task's own parity bar. `changes_math`: its
     losses are not those of its baseline, so that their certificates are not held against each
@@ -98,7 +99,7 @@ class Variant:
     flavours: tuple[str | None, ...] = (None, "keras3")
     effort: str = "default"
     requires: str | None = None
-    allocator: str = "tuned"
+    allocator: str | None = None
     loss_tolerance: float | None = None
     changes_math: bool = False
     cold: bool = True

@@ -49,11 +49,12 @@ def describe(processes: Processes, framework: str, threads: int) -> dict:
 
 
 def begin(processes: Processes, case: Case, what: str, *, threads: int, seed: int) -> Worker:
-    """A freshly executed worker that has imported its framework, with the allocator as installed.
+    """A freshly executed worker that has imported its framework.
 
-    torch.compile's cache on disk outlives processes, so the worker gets an empty one.
+    The allocator is as installed, unless the row names another. torch.compile's cache on disk
+    outlives processes, so the worker gets an empty one.
     """
-    key = replace(parent_key(case, threads), allocator="as installed")
+    key = replace(parent_key(case, threads), allocator=case.variant.allocator or "as installed")
     label = f"{what}-{case.id}".replace("/", "-").replace(" ", "-")
     worker = processes.execute(key, label, TORCHINDUCTOR_CACHE_DIR=processes.new_folder())
     try:
