@@ -45,7 +45,7 @@ TECHNIQUE = Technique(
         "that of the epoch in the mean of both, once the pipeline is filled.",
         "later first batch is that of an epoch after the first. CPU seconds are those of all "
         "processes for 1,000 samples; memory is the sum of their proportional set sizes at its "
-        "peak, with imports and without. Data stall is the part of a small CNN's train steps that "
+        "peak, imports included. Data stall is the part of a small CNN's train steps that "
         "waits for its batch, on the same cores. Files are in the page cache.",
     ),
     controls=False,

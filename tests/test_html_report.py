@@ -89,7 +89,9 @@ def tables(root: Element) -> list[list[list[str]]]:
     ]
 
 
-@pytest.fixture(scope="module", params=["docs", "docs/avx2", "docs/all_techniques"])
+@pytest.fixture(
+    scope="module", params=["docs", "docs/avx2", "docs/all_techniques", "docs/input_pipelines"]
+)
 def published(request) -> dict:
     return load(ROOT / request.param)
 

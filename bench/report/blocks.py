@@ -65,17 +65,22 @@ def tables(found: View, task: dict) -> list[Table]:
 
 
 def speed(rows: Rows) -> Table | None:
-    """Step time with its interval, and throughput; a case that is not OK shows its status."""
+    """Step time with its interval, and throughput; a case that is not OK shows its status.
+
+    Where no step is timed (input pipelines) there is throughput alone.
+    """
+    timed = any(at(case, "timing", "median_s") for case in _cases(rows))
 
     def figures(case: dict) -> list[str]:
         timing = case.get("timing")
         step = scaled(at(timing, "median_s"), 1e3)
         bounds = [scaled(bound, 1e3) for bound in at(timing, "ci_s") or []]
         around = f" ({interval(bounds, like=step)})" if is_pair(bounds) else ""
-        return [number(step) + around, number(at(case, "metrics", "samples_per_s", "value"))]
+        rate = number(at(case, "metrics", "samples_per_s", "value"))
+        return [number(step) + around, rate] if timed else [rate]
 
     around = "\n(95% interval)" if any(at(c, "timing", "ci_s") for c in _cases(rows)) else ""
-    heads = [f"step [ms]{around}", "samples/s"]
+    heads = [f"step [ms]{around}", "samples/s"] if timed else ["samples/s"]
     return _side_by_side("Speed", heads, rows, figures, statuses=True)
 
 
