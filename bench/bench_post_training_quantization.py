@@ -37,7 +37,7 @@ TECHNIQUE = Technique(
     ),
     workloads=(
         Workload("digits-resnet20", "compute", mode="predict"),
-        Workload("digits-cnn", "compute", mode="predict", accuracy=True, timed=False),
+        Workload("digits-cnn", "compute", mode="predict", accuracy=True, training=2.0, timed=False),
         Workload("digits-resnet20", "small", effort="full", mode="predict"),
         Workload("digits-cnn", "small", effort="full", mode="predict"),
     ),

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count
 
 from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from bench.harness.stages import train_on
 
-# digits-cnn trains for 560 steps: masks are made 42 times in the first 420, the rest is recovery.
+# Beyond the recipe's, as many as it takes digits-cnn to its plateau: 560 steps. Masks are made 42
+# times in the first three quarters of them, the rest is recovery.
+MORE_EPOCHS = 4
 SCHEDULE = {"begin_step": 0, "end_step": 420, "frequency": 10}
+# Layers of fewer weights stay dense: the first, which costs most accuracy, and the last. They have
+# 784 of the 33,040 weights in kernels of digits-cnn; the others make up for them.
+MIN_WEIGHTS, SMALL = 1_000, 784 / 33_040
 FLAVOURS = (None, "tf_keras")  # TensorFlow Model Optimization has no other
 # Where masks are made at every step, TensorFlow lets some of the smallest weights return and
 # PyTorch none. At most 8% of the weights are masked in the ten steps, all of them close to zero.
@@ -15,8 +22,11 @@ REGROWN_LOSSES = 1e-3
 
 
 def _sparsity(percent: int, name: str = "", **settings) -> Variant:
-    """A row that ends with so many percent of zeros."""
+    """A row that ends with so many percent of zeros in all kernels of digits-cnn together."""
     chosen = {"final_sparsity": percent / 100} | SCHEDULE
+    if not name:
+        large = round(percent / 100 / (1 - SMALL), 3)
+        chosen |= {"final_sparsity": large, "min_weights": MIN_WEIGHTS}
     name = name or f"sparsity_{percent}"
     return Variant(name, chosen, flavours=FLAVOURS, changes_math=percent > 0, **settings)
 
@@ -28,6 +38,7 @@ TECHNIQUE = Technique(
         Variant("dense", role="baseline", effort="quick", flavours=FLAVOURS),
         _sparsity(80, effort="quick"),
         _sparsity(80, "global_80"),
+        _sparsity(80, "uniform_80", effort="full"),
         _sparsity(50, effort="full"),
         _sparsity(90, effort="full"),
         _sparsity(95, effort="full"),
@@ -42,8 +53,8 @@ TECHNIQUE = Technique(
         _sparsity(0, "neutral", effort="full"),
     ),
     workloads=(
-        Workload("digits-cnn", "compute", accuracy=True),
-        Workload("digits-resnet20", "compute", effort="full", accuracy=True),
+        Workload("digits-cnn", "compute", accuracy=True, training=2.0),
+        Workload("digits-resnet20", "compute", effort="full", accuracy=True, training=2.0),
     ),
     differs_by_design=(
         "PyTorch masks weights and their gradients (torch.nn.utils.prune): a pruned weight stays "
@@ -53,6 +64,11 @@ TECHNIQUE = Technique(
         "TensorFlow has no global magnitude: global_80 is UNSUPPORTED there.",
     ),
     notes=(
+        f"Accuracy: every row, dense too, trains for the recipe's epochs and {MORE_EPOCHS} more "
+        "at the same learning rate, with a new optimizer; pruned rows are pruned in the latter.",
+        f"sparsity rows leave layers of fewer than {MIN_WEIGHTS:,} weights dense, which have 2% of "
+        "the weights of digits-cnn; the others are pruned so far that the share is that of all "
+        "together. uniform_80 prunes all layers alike.",
         f"The share of zeros rises from step 0 to {SCHEDULE['end_step']} (cubic schedule, Zhu and "
         f"Gupta, 2017), and masks are made anew every {SCHEDULE['frequency']}th step. Ratios are "
         "medians over steps, so they are of a step between; in every_step_80 each step makes "
@@ -73,6 +89,11 @@ def _prune(kit, work: Work, model, **schedule):
 
 
 def prepare(kit, work: Work) -> Prepared:
+    """A step of the row, timed from its first one on; training starts with a trained model."""
+    return replace(_row(kit, work), train=train_on(kit, work, _row, epochs=MORE_EPOCHS))
+
+
+def _row(kit, work: Work) -> Prepared:
     """The baseline's step and prediction, over a masked model whose masks are updated first."""
     model = kit.models.build(work.task.model, work.weights)
     if not work.settings:
@@ -119,7 +140,7 @@ def took_effect(kit, work: Work, prepared: Prepared, batch) -> tuple[dict, str |
     weights = kit.models.export_weights(kit.pruning.finalize_pruning(model))
     end = _zeros(weights)
     found = {"zeros_so_far": now, "zeros_at_the_end": end}
-    wanted = work.settings["final_sparsity"]
+    wanted, least = work.settings["final_sparsity"], work.settings.get("min_weights", 0)
     sizes = {name: weights[name].size for name in end}
     total = sum(sizes.values())
     if work.variant.startswith("global"):
@@ -127,10 +148,10 @@ def took_effect(kit, work: Work, prepared: Prepared, batch) -> tuple[dict, str |
     wrong = [
         f"{name} has {share:.2%}"
         for name, share in end.items()
-        if abs(share - wanted) > 1 / sizes.get(name, total)
+        if abs(share - wanted * (sizes.get(name, total) >= least)) > 1 / sizes.get(name, total)
     ]
     if wrong:
-        return found, f"not {wanted:.0%} of zeros: {', '.join(wrong)}"
+        return found, f"not {wanted:.0%} of zeros where they should be: {', '.join(wrong)}"
     if wanted and not any(now.values()):
         return found, "nothing was pruned in the steps that were timed"
     return found, None

@@ -41,7 +41,7 @@ TECHNIQUE = Technique(
         *_rows(4, "full"),
     ),
     workloads=(
-        Workload("digits-cnn", "compute", mode="predict", accuracy=True),
+        Workload("digits-cnn", "compute", mode="predict", accuracy=True, training=3.0),
         Workload("digits-cnn", "compute"),
     ),
     differs_by_design=(

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 
 from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from shared import datasets
 
 SAME = 1e-4  # relative L2: predictions of sparse and of dense kernels, the task's parity
 
@@ -18,6 +22,10 @@ def _csr(percent: int, effort: str) -> Variant:
     return _row("csr", percent, effort, min_sparsity=percent / 100 - 0.01)
 
 
+def _file(percent: int, effort: str) -> Variant:
+    return _row("sparse_file", percent, effort, file="sparse")
+
+
 TECHNIQUE = Technique(
     name="sparse_inference",
     title="Sparse inference: what do zeros buy?",
@@ -26,11 +34,16 @@ TECHNIQUE = Technique(
         _csr(90, "quick"),
         _row("masked", 90, "default"),
         _csr(50, "default"),
+        _file(90, "default"),
+        _file(50, "default"),
+        replace(_row("dense_file", 90, "default", file="dense"), frameworks=("tf",)),
         _csr(80, "full"),
         _csr(95, "full"),
         _row("masked", 50, "full"),
         _row("masked", 80, "full"),
         _row("masked", 95, "full"),
+        _file(80, "full"),
+        _file(95, "full"),
     ),
     workloads=(
         Workload("text-gpt-wide", "small", mode="predict"),
@@ -38,13 +51,15 @@ TECHNIQUE = Technique(
     ),
     differs_by_design=(
         "PyTorch multiplies CSR matrices with MKL, TensorFlow with an operator of its own.",
+        "Files with sparse kernels are LiteRT's alone: sparse_file is UNSUPPORTED in PyTorch.",
     ),
     notes=(
         "masked: so many percent of each dense kernel, the smallest weights, are zeros in a dense "
         "tensor. csr: the same weights as CSR matrices. The proof holds the bytes of both.",
+        "sparse_file: a LiteRT file whose kernels hold what is not zero, run by LiteRT, and "
+        "dense_file one with the same weights, zeros and all. Size on disk is theirs.",
         "Weights are initial ones, since speed does not depend on them; what pruning does to "
         "accuracy stands with pruning, what fewer channels buy with structured pruning.",
-        "Not measured: TensorFlow Lite's sparse format, which needs its own runtime.",
     ),
     # The matches of other techniques have controls.
     controls=False,
@@ -54,13 +69,23 @@ TECHNIQUE = Technique(
 def prepare(kit, work: Work) -> Prepared:
     """Dense or sparse predictions over pruned weights; the step is the baseline's."""
     settings = dict(work.settings)
-    sparsity = settings.pop("sparsity", 0.0)
+    sparsity, kind = settings.pop("sparsity", 0.0), settings.pop("file", None)
     weights = {name: pruned(name, value, sparsity) for name, value in work.weights.items()}
     model = kit.models.build(work.task.model, weights)
     optimizer = kit.training.make_optimizer(model, work.task.recipe)
     step = kit.training.make_train_step(model, optimizer, kit.training.cross_entropy)
     technique = kit.sparse_inference if settings else kit.training
-    return Prepared(step, technique.make_predict(model, **settings), model, optimizer)
+    predict = technique.make_predict(model, **settings)
+    if not kind:
+        return Prepared(step, predict, model, optimizer)
+
+    def deploy():
+        x, _ = kit.data.to_device(*(part[:2] for part in datasets.load(Path(work.data), "train")))
+        path = work.folder / "model"
+        kit.sparse_inference.export_file(model, x, path, sparse=kind == "sparse")
+        return kit.sparse_inference.load_file(path), path
+
+    return Prepared(step, predict, model, optimizer, deploy=deploy)
 
 
 def pruned(name: str, value: np.ndarray, sparsity: float) -> np.ndarray:
@@ -84,18 +109,22 @@ def took_effect(kit, work: Work, prepared: Prepared, batch) -> tuple[dict, str |
     wanted = work.settings.get("sparsity", 0.0)
     if abs(zeros - wanted) > 1e-3:
         return evidence, f"{zeros:.1%} of the kernels are zeros, not {wanted:.0%}"
-    if "min_sparsity" not in work.settings:
+    if "min_sparsity" in work.settings:
+        layers = prepared.predict.layers
+        evidence["kernel_bytes"] = sum(sparse for _, sparse in layers.values())
+        sparse, wanted = len(layers), len(kernels)
+    elif kind := work.settings.get("file"):
+        sparse, wanted = prepared.predict.sparse, len(kernels) if kind == "sparse" else 0
+    else:
         return evidence, None
-    layers = prepared.predict.layers
-    evidence["kernel_bytes"] = sum(sparse for _, sparse in layers.values())
     ours, theirs = (
         np.asarray(predict(batch[0]), np.float64)
         for predict in (prepared.predict, kit.training.make_predict(prepared.model))
     )
     apart = np.linalg.norm(ours - theirs) / np.linalg.norm(theirs)
     evidence["apart_from_dense"] = float(apart)
-    if len(layers) != len(kernels):
-        return evidence, f"{len(layers)} of {len(kernels)} kernels are sparse"
+    if sparse != wanted:
+        return evidence, f"{sparse} kernels are sparse, not {wanted}"
     return evidence, None if apart < SAME else f"predictions differ by {apart:.1e}"
 
 

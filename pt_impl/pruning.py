@@ -55,6 +55,7 @@ def apply_pruning(
     begin_step: int,
     end_step: int,
     frequency: int = 100,
+    min_weights: int = 0,
 ) -> tuple[nn.Module, Callable]:
     """Return a copy of `model` that can be pruned, and `update(step)`: each layer by itself.
 
@@ -66,13 +67,14 @@ def apply_pruning(
     before it is copied, exported or saved.
 
     final_sparsity: share of zeros at `end_step`, at least 0 and below 1; 0 changes nothing.
+    min_weights: layers with fewer stay dense, most of all a first one: they weigh little.
 
     Raises ValueError, before anything is changed, for settings that cannot work, a model that is
     pruned already and one without such layers; NotImplementedError for a kernel that two modules
     share. `update` raises ValueError for a step below 1.
     Source: `torch.nn.utils.prune`; schedule: Zhu and Gupta (2017).
     """
-    return _apply(model, False, final_sparsity, begin_step, end_step, frequency)
+    return _apply(model, False, final_sparsity, begin_step, end_step, frequency, min_weights)
 
 
 def apply_global_pruning(
@@ -82,13 +84,14 @@ def apply_global_pruning(
     begin_step: int,
     end_step: int,
     frequency: int = 100,
+    min_weights: int = 0,
 ) -> tuple[nn.Module, Callable]:
     """Do what `apply_pruning` does, with one threshold for all layers together.
 
     Arguments, result and errors are the same; the share of zeros is that of all kernels, as in
     `torch.nn.utils.prune.global_unstructured`.
     """
-    return _apply(model, True, final_sparsity, begin_step, end_step, frequency)
+    return _apply(model, True, final_sparsity, begin_step, end_step, frequency, min_weights)
 
 
 def finalize_pruning(model: nn.Module) -> nn.Module:
@@ -105,12 +108,12 @@ def finalize_pruning(model: nn.Module) -> nn.Module:
     return model
 
 
-def _apply(model, together, final_sparsity, begin_step, end_step, frequency) -> tuple:
+def _apply(model, together, final_sparsity, begin_step, end_step, frequency, min_weights) -> tuple:
     """Check everything, copy the model, add masks of ones; `together`: one threshold for all."""
     _check_settings(final_sparsity, begin_step, end_step, frequency)
-    _check_model(model)
+    _check_model(model, min_weights)
     model = copy.deepcopy(model)
-    layers = _prunable(model)
+    layers = _prunable(model, min_weights)
     for layer in layers:
         prune.identity(layer, "weight")
     groups = [layers] if together else [[layer] for layer in layers]
@@ -142,8 +145,8 @@ def _check_settings(final_sparsity, begin_step, end_step, frequency) -> None:
         )
 
 
-def _prunable(model: nn.Module) -> list[nn.Module]:
-    """Dense and convolution layers, each once.
+def _prunable(model: nn.Module, min_weights: int) -> list[nn.Module]:
+    """Dense and convolution layers of at least so many weights, each once.
 
     Of these types exactly: a subclass may read its weight without a forward pass, as that of
     `nn.MultiheadAttention` does, and never see the mask.
@@ -151,18 +154,22 @@ def _prunable(model: nn.Module) -> list[nn.Module]:
     return [
         module
         for module in model.modules()
-        if type(module) is nn.Linear
-        # Depthwise convolutions have few weights, and tfmot leaves them dense too.
-        or (type(module) in _CONVOLUTIONS and not 1 < module.groups == module.in_channels)
+        if (
+            type(module) is nn.Linear
+            # Depthwise convolutions have few weights, and tfmot leaves them dense too.
+            or (type(module) in _CONVOLUTIONS and not 1 < module.groups == module.in_channels)
+        )
+        and module.weight.numel() >= min_weights
     ]
 
 
-def _check_model(model: nn.Module) -> None:
+def _check_model(model: nn.Module, min_weights: int) -> None:
     if prune.is_pruned(model):
         raise ValueError("the model has pruning masks already: finalize it first")
-    layers = set(_prunable(model))
+    layers = set(_prunable(model, min_weights))
     if not layers:
-        raise ValueError("the model has no dense or convolution layer to prune")
+        least = f" of {min_weights} weights or more" if min_weights else ""
+        raise ValueError(f"the model has no dense or convolution layer{least} to prune")
     modules = dict(model.named_modules())
     owners = Counter(id(p) for m in modules.values() for p in m.parameters(recurse=False))
     for name, module in modules.items():
@@ -194,7 +201,7 @@ def _mask_smallest(layers: list[nn.Module], sparsity: Tensor) -> None:
 
 
 def main() -> None:
-    """Print the dense digits CNN against pruned ones, each trained to its plateau."""
+    """Print the digits CNN trained to its plateau, and from there on dense and pruned."""
     import itertools
     import statistics
     import tempfile
@@ -212,11 +219,12 @@ def main() -> None:
         folder = datasets.materialise(task.dataset, Path(folder))
         train = data.to_device(*datasets.load(folder, "train"))
         test = data.to_device(*datasets.load(folder, "test"))
-    print("final sparsity  ms a step  accuracy  zeros in all kernels")
-    for sparsity in (None, 0.8, 0.95):
-        model, update = models.build(task.model, init_weights(task.model, seed=0)), None
-        if sparsity is not None:
-            settings = {"begin_step": 0, "end_step": 420, "frequency": 10}
+    weights = init_weights(task.model, seed=0)
+    print("                ms a step  accuracy  zeros in all kernels")
+    for name, sparsity in (("trained", 0), ("dense", 0), ("80% zeros", 0.8), ("95% zeros", 0.95)):
+        model, update = models.build(task.model, weights), None
+        if sparsity:
+            settings = {"begin_step": 0, "end_step": 420, "frequency": 10, "min_weights": 1000}
             model, update = apply_pruning(model, final_sparsity=sparsity, **settings)
         optimizer = training.make_optimizer(model, recipe)
         step = training.make_train_step(model, optimizer, training.cross_entropy)
@@ -236,7 +244,9 @@ def main() -> None:
         kernels = [v for k, v in models.export_weights(model).items() if k.endswith("kernel")]
         zeros = sum((k == 0).sum() for k in kernels) / sum(k.size for k in kernels)
         ms = statistics.fmean(taken) * 1e3
-        print(f"{sparsity or 'dense':14}{ms:11.2f}{accuracy:10.1f}{zeros:22.3f}")
+        print(f"{name:14}{ms:11.2f}{accuracy:10.1f}{zeros:22.3f}")
+        if name == "trained":
+            weights = models.export_weights(model)
 
 
 if __name__ == "__main__":

@@ -78,7 +78,7 @@ def _two_of_four(weight: Tensor) -> Tensor:
 
 
 def main() -> None:
-    """Print the dense digits CNN against the masked one, each trained to its plateau."""
+    """Print the digits CNN trained to its plateau, and from there on dense and masked."""
     import tempfile
     from pathlib import Path
 
@@ -93,21 +93,24 @@ def main() -> None:
         folder = datasets.materialise(task.dataset, Path(folder))
         train = data.to_device(*datasets.load(folder, "train"))
         test = data.to_device(*datasets.load(folder, "test"))
+    weights = init_weights(task.model, seed=0)
     print("model        accuracy  zeros in all kernels")
-    for name in ("dense", "two of four"):
-        model = models.build(task.model, init_weights(task.model, seed=0))
-        if name != "dense":
+    for name in ("trained", "dense", "two of four"):
+        model = models.build(task.model, weights)
+        if name == "two of four":
             model = apply_two_to_four(model)
         optimizer = training.make_optimizer(model, recipe)
         step = training.make_train_step(model, optimizer, training.cross_entropy)
         training.fit(step, *train, batch_size=size, epochs=recipe.epochs, seed=0)
-        if name != "dense":
+        if name == "two of four":
             model = finalize_two_to_four(model)
         predict = training.make_predict(model)
         accuracy = training.evaluate(predict, *test, metric="accuracy", batch_size=size)
         kernels = [v for k, v in models.export_weights(model).items() if k.endswith("kernel")]
         zeros = sum((k == 0).sum() for k in kernels) / sum(k.size for k in kernels)
         print(f"{name:12}{accuracy:9.1f}{zeros:22.3f}")
+        if name == "trained":
+            weights = models.export_weights(model)
 
 
 if __name__ == "__main__":

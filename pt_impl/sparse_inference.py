@@ -4,6 +4,7 @@ What it changes: the kernel of each `nn.Linear` with enough zeros is stored as a
 row (CSR) matrix: the values that are not zero, their columns, and where each row begins. The
 product visits these values alone. Predictions are those of the dense model, up to rounding. A value
 costs 8 bytes with its index, 4 when dense: below 50% of zeros the sparse kernel is the larger one.
+`export_file` would do the same to a file, for which PyTorch has no format.
 
 Its twin: `tf_impl/sparse_inference.py`.
 
@@ -14,6 +15,7 @@ Where the frameworks differ and why:
 - `to_sparse_csr` makes 64-bit indices, which MKL would convert to 32 bits in each call: they are
   made 32-bit here, once. TensorFlow's are.
 - For convolutions neither framework has sparse kernels: they stay dense on both sides.
+- Files with sparse tensors are LiteRT's. PyTorch's exporters refuse them.
 
 When it helps and when it hurts: on a CPU, from about 80% of zeros on, where layers are large; a
 dense product uses wide vector units on data in order, a sparse one gathers, so at 50% of zeros it
@@ -25,6 +27,7 @@ Run it alone: `python -m pt_impl.sparse_inference` prints dense against CSR at s
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -75,6 +78,19 @@ def make_predict(model: nn.Module, *, min_sparsity: float = 0.7) -> Callable:
 
     predict.layers = layers
     return predict
+
+
+def export_file(model: nn.Module, example_inputs, path, *, sparse: bool = True) -> Path:
+    """Refuse: no format of PyTorch's has sparse kernels. Raises NotImplementedError."""
+    raise NotImplementedError(
+        "PyTorch has no file with sparse kernels for a runtime: AOTInductor and the ONNX exporter "
+        "refuse CSR tensors"
+    )
+
+
+def load_file(path) -> Callable:
+    """Refuse, as `export_file` does. Raises NotImplementedError."""
+    raise NotImplementedError("PyTorch has no file with sparse kernels: see export_file")
 
 
 def _zeros(kernel: Tensor) -> float:

@@ -17,6 +17,8 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from bench import bench_pruning
+from bench.harness.plan import Work
 from shared.specs import TASKS, CNNSpec, GPTSpec
 from shared.weights import init_weights
 
@@ -232,6 +234,53 @@ random = np.random.default_rng(3)
 LEFT, RIGHT = (random.normal(size=(9, 4)).astype(np.float32) for _ in range(2))
 TARGET = random.normal(size=(9, 2)).astype(np.float32)
 NOW = {"final_sparsity": 0.5, "begin_step": 0, "end_step": 1, "frequency": 1}
+
+
+def small_layers():
+    """Zeros of kernels of 72, 216 and 60 weights, the last and the first of them too small."""
+    made = prepare(CNN, AT_ONCE | {"end_step": 1, "frequency": 1, "min_weights": 100})
+    made.step(*batches(CNN, 1)[0])
+    weights = kit.models.export_weights(technique.finalize_pruning(made.model))
+    zeros = {n: float((v == 0).mean()) for n, v in weights.items() if n.endswith("kernel")}
+    source = kit.models.build(CNN, start(CNN))
+    return {
+        "zeros": zeros,
+        "none": raised(technique.apply_pruning, source, **AT_ONCE, min_weights=217),
+        "just": raised(technique.apply_pruning, source, **AT_ONCE, min_weights=216),
+    }
+
+
+def stages():
+    """What the benchmark trains: kernels after each of its stages, and what the last predicts."""
+    kit.__name__ = f"{FRAMEWORK}_impl"
+    settings = {"final_sparsity": 0.8, "begin_step": 0, "end_step": 1, "frequency": 1}
+    task = replace(TASKS["digits-cnn"], model=CNN)
+    work = Work(task, "sparsity_80", settings, batch_size=16, weights=start(CNN))
+    make, stream, rows, epochs = bench_pruning._row, batches(CNN, 4), [], []
+
+    def row(*given):
+        rows.append(make(*given))
+        return rows[-1]
+
+    def fit(step, more=None):
+        epochs.append(more)
+        for batch in stream:
+            step(*batch)
+
+    bench_pruning._row = row
+    predict = bench_pruning.prepare(kit, work).train(fit)
+    bench_pruning._row = make
+    x, _ = stream[0]
+    predicted = np.array(predict(x)).tolist()
+    _, dense, pruned = (kit.models.export_weights(row.model) for row in rows)
+    return {
+        "epochs": epochs,
+        "start": plain(start(CNN)),
+        "dense": plain(dense),
+        "pruned": plain(pruned),
+        "predicted": predicted,
+        "rebuilt": predictions(kit.models.build(CNN, pruned), x),
+    }
 
 
 class PyTorch:
@@ -451,6 +500,7 @@ def main() -> None:
     scenarios = [keras3]
     if sys.argv[1] != "tf":
         scenarios = [schedule, rounding, training, neutral, losses, regrowth, refusals, together]
+        scenarios += [small_layers, stages]
         scenarios += [own.foreign, own.shared if FRAMEWORK == "pt" else own.unsupported]
     found = {}
     for scenario in scenarios:

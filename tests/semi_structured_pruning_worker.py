@@ -10,11 +10,14 @@ from __future__ import annotations
 import json
 import sys
 import traceback
+from dataclasses import replace
 from importlib import import_module
 from types import SimpleNamespace
 
 import numpy as np
 
+from bench import bench_semi_structured_pruning
+from bench.harness.plan import Work
 from shared.specs import TASKS, CNNSpec
 from shared.weights import init_weights
 
@@ -101,6 +104,31 @@ def training():
         "twice": raised(technique.finalize_two_to_four, final),
         "dense": raised(technique.finalize_two_to_four, source),
     }
+
+
+def stages():
+    """What the benchmark predicts where its second stage takes no step."""
+    kit.__name__ = f"{FRAMEWORK}_impl"
+    task, stream = replace(TASKS["digits-cnn"], model=CNN), batches(4)
+    x, epochs = stream[0][0], []
+    found = {}
+    for name, settings in (("dense", {}), ("masked", {"masked": True})):
+        work = Work(task, name, settings, batch_size=16, weights=start())
+
+        def fit(step, more=None):
+            epochs.append(more)
+            for batch in stream if more is None else []:
+                step(*batch)
+
+        predict = bench_semi_structured_pruning.prepare(kit, work).train(fit)
+        found[name] = np.array(predict(x)).tolist()
+    trained = kit.models.build(CNN, start())
+    optimizer = kit.training.make_optimizer(trained, task.recipe)
+    step = kit.training.make_train_step(trained, optimizer, kit.training.cross_entropy)
+    for batch in stream:
+        step(*batch)
+    masked = predictions(technique.apply_two_to_four(trained), x)
+    return {"epochs": epochs, "found": found, "trained": predictions(trained, x), "after": masked}
 
 
 class PyTorch:
@@ -197,7 +225,9 @@ def keras3():
 
 def main() -> None:
     kit.runtime.configure(threads=1, seed=0)
-    scenarios = [keras3] if sys.argv[1] == "tf" else [at_once, training, own.foreign, own.refusals]
+    scenarios = [keras3] if sys.argv[1] == "tf" else [at_once, training, stages]
+    if sys.argv[1] != "tf":
+        scenarios += [own.foreign, own.refusals]
     found = {}
     for scenario in scenarios:
         try:

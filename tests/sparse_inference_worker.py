@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 import traceback
 from importlib import import_module
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -104,6 +106,37 @@ def refusals():
     }
     found["no zeros"] = raised(technique.make_predict, model)
     found["half"] = raised(technique.make_predict, own.half())
+    return found
+
+
+def files():
+    """What files hold and predict, and what is refused."""
+    codes, _ = kit.data.to_device(CODES, CODES)
+    model, folder = kit.models.build(GPT, weights(0.9)), Path(tempfile.mkdtemp())
+    if FRAMEWORK == "pt":
+        return {
+            "export": raised(technique.export_file, model, codes, folder / "file"),
+            "load": raised(technique.load_file, folder / "file"),
+        }
+    before, found = kit.models.export_weights(model), {}
+    dense = np.array(kit.training.make_predict(model)(codes))
+    for name, sparse in (("sparse", True), ("dense", False)):
+        path = technique.export_file(model, codes[:1], folder / name, sparse=sparse)
+        predict = technique.load_file(path)
+        found[name] = {
+            "all": np.array(predict(codes)).tolist(),
+            "two": np.array(predict(codes[:2])).tolist(),
+            "tensors": predict.sparse,
+            "bytes": path.stat().st_size,
+        }
+    after = kit.models.export_weights(model)
+    found["wanted"] = dense.tolist()
+    found["kept"] = all(np.array_equal(before[n], after[n]) for n in before)
+    full = kit.models.build(GPT, weights(0.0))
+    found["no zeros"] = raised(technique.export_file, full, codes, folder / "full")
+    found["written"] = (folder / "full").exists()
+    (folder / "cut").write_bytes(path.read_bytes()[:1000])
+    found |= {name: raised(technique.load_file, folder / name) for name in ("cut", "missing")}
     return found
 
 
@@ -233,7 +266,7 @@ class TensorFlow:
 def main() -> None:
     kit.runtime.configure(threads=1, seed=0)
     found = {}
-    for scenario in (transformer, copies, refusals, foreign):
+    for scenario in (transformer, copies, files, refusals, foreign):
         try:
             found[scenario.__name__] = scenario()
         except Exception:

@@ -10,11 +10,14 @@ import json
 import sys
 import traceback
 from collections import OrderedDict
+from dataclasses import replace
 from importlib import import_module
 from types import SimpleNamespace
 
 import numpy as np
 
+from bench import bench_structured_pruning
+from bench.harness.plan import Work
 from shared.specs import TASKS, CNNSpec, ResNetSpec
 from shared.weights import init_weights
 
@@ -166,6 +169,28 @@ def silenced():
         else:
             kernel.reshape(4, 4, 7)[:, weak] = 0.0
     return weights
+
+
+def stages():
+    """What the benchmark predicts where its second stage takes no step."""
+    kit.__name__ = f"{FRAMEWORK}_impl"
+    task, stream, epochs = replace(TASKS["digits-cnn"], model=CNN), batches(4), []
+
+    def fit(step, more=None):
+        epochs.append(more)
+        for batch in stream if more is None else []:
+            step(*batch)
+
+    work = Work(task, "channels_50", {"share": 0.5}, batch_size=16, weights=start(CNN))
+    predict = bench_structured_pruning.prepare(kit, work).train(fit)
+    trained, x = kit.models.build(CNN, start(CNN)), stream[0][0]
+    losses(trained, 4)
+    return {
+        "epochs": epochs,
+        "found": np.array(predict(x)).tolist(),
+        "wanted": predictions(technique.remove_channels(trained, share=0.5), x),
+        "whole": predictions(trained, x),
+    }
 
 
 class PyTorch:
@@ -342,7 +367,7 @@ class TensorFlow:
 def main() -> None:
     kit.runtime.configure(threads=1, seed=0)
     found = {}
-    for scenario in (smaller, zeroed, foreign, refusals):
+    for scenario in (smaller, zeroed, stages, foreign, refusals):
         try:
             found[scenario.__name__] = scenario()
         except Exception:

@@ -747,6 +747,21 @@ def test_training_ends_with_its_budget_and_says_so(measure, fakes, monkeypatch):
     )
 
 
+def test_a_workload_that_trains_longer_has_a_larger_budget(measure, fakes, monkeypatch):
+    monkeypatch.setenv("FAKE_FIT_S", "1.5")
+    longer = replace(faulty.TECHNIQUE.workloads[0], training=4.0)
+    technique = replace(faulty.TECHNIQUE, workloads=(longer,))
+    found = measure("good", technique=technique, amount=Effort(1, 3, 3, train_s=4.0))
+    case = found.cases["pt", "good"]
+    assert len(case["accuracy"]["per_seed"]) == 3
+    assert case["reason"] is None
+
+
+@pytest.mark.parametrize(("samples", "batch"), [(1_797, 599), (512, 512), (600, 600), (601, 301)])
+def test_evaluation_cuts_few_and_even_batches(samples, batch):
+    assert worker.even_batch(samples) == batch
+
+
 def test_first_calls_are_timed_one_by_one_after_the_first_block(measure, fakes, monkeypatch):
     """Side by side they would disturb each other."""
     seen = []

@@ -260,6 +260,16 @@ def test_more_work_takes_longer():
     assert less > seconds(Effort(1, 30, 1), DEFAULT[:3])
 
 
+def test_training_that_takes_longer_is_planned_so():
+    longer = replace(DEFAULT[-1].workload, training=3.0)
+    cases = [replace(c, workload=longer) if c.workload.accuracy else c for c in DEFAULT]
+    amount = Effort(8, 30, 8, train_s=60)
+    plans = [Plan({"made_up": some}, {"made_up": TECHNIQUE}, amount) for some in (DEFAULT, cases)]
+    steps = [[s for label, s in p.parts.steps if "accuracy" in label] for p in plans]
+    assert len(steps[0]) == len(trained(DEFAULT))
+    assert steps[1] == [3 * seconds for seconds in steps[0]]
+
+
 def test_controls_are_neither_started_cold_nor_trained():
     controls = [case for case in DEFAULT if case.variant.role == "control"]
     plan = Plan({"made_up": DEFAULT}, {"made_up": TECHNIQUE}, Effort(8, 30, 8))

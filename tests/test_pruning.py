@@ -100,6 +100,16 @@ def test_zeros_follow_the_cubic_schedule_and_are_the_smallest_weights(found):
                 assert size[mask == 0].max() < size[mask == 1].min()
 
 
+def test_small_layers_stay_dense_where_that_is_asked_for(found):
+    small = found["small_layers"]
+    zeros = small["zeros"]
+    assert zeros["conv0.kernel"] == zeros["head.kernel"] == 0.0
+    assert zeros["conv1.kernel"] == pytest.approx(0.8, abs=0.005)
+    said = "ValueError: the model has no dense or convolution layer of 217 weights or more to prune"
+    assert small["none"] == said
+    assert small["just"] is None
+
+
 def test_the_schedule_ends_at_the_final_sparsity_and_begins_at_none(found):
     masks = found["schedule"]["distinct"]["masks"]
     shares = [1 - np.mean(np.concatenate([np.ravel(m) for m in now.values()])) for now in masks]
@@ -205,6 +215,24 @@ def test_pruned_weights_return_in_tensorflow_alone(evidence):
     """Which is the difference that the docstrings name."""
     assert evidence["pt"]["regrowth"] == 0
     assert evidence["tf_keras"]["regrowth"] > 0
+
+
+# The benchmark --------------------------------------------------------------------------------
+
+
+def test_the_benchmark_prunes_a_trained_model_while_it_trains_on(found):
+    stages = found["stages"]
+    first, dense, pruned = (arrays(stages[name]) for name in ("start", "dense", "pruned"))
+    assert stages["epochs"] == [None, 4]  # the recipe's, then more
+    for name in ("conv0.kernel", "conv1.kernel", "head.kernel"):
+        stays = (
+            np.abs(dense[name])
+            >= np.sort(np.abs(dense[name]), axis=None)[::-1][kept(dense[name].size, 0.8) - 1]
+        )
+        assert not np.allclose(dense[name], first[name]), name  # it was trained before,
+        assert np.array_equal(pruned[name] != 0, stays), name  # the smallest of that are gone,
+        assert not np.allclose(pruned[name][stays], dense[name][stays]), name  # the rest goes on
+    assert np.allclose(stages["predicted"], stages["rebuilt"], rtol=1e-5, atol=1e-5)
 
 
 # Models that are not ours ---------------------------------------------------------------------

@@ -117,6 +117,14 @@ def test_twins_agree(evidence):
     assert all(np.array_equal(zeros[0][name], zeros[1][name]) for name in zeros[0])
 
 
+def test_the_benchmark_masks_a_trained_model(found):
+    stages = found["stages"]
+    assert stages["epochs"] == [None, 4, None, 4]
+    assert np.allclose(stages["found"]["dense"], stages["trained"], rtol=1e-5, atol=1e-5)
+    assert np.allclose(stages["found"]["masked"], stages["after"], rtol=1e-5, atol=1e-5)
+    assert not np.allclose(stages["after"], stages["trained"], atol=0.01)
+
+
 def test_a_model_that_is_not_ours(found):
     zeros = found["foreign"]
     assert zeros["conv.weight"] == zeros["head.weight"] == 0.5

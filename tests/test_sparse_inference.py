@@ -95,6 +95,37 @@ def test_twins_agree(evidence):
     assert all(relative(other, pt) < BAR for other in others)
 
 
+@pytest.mark.parametrize("worker", ["tf", "tf_keras"])
+def test_tf_a_sparse_file_is_smaller_and_predicts_the_same(evidence, worker):
+    files = evidence[worker]["files"]
+    for kind in ("sparse", "dense"):
+        assert relative(files[kind]["all"], files["wanted"]) < 1e-5
+        assert relative(files[kind]["two"], files["wanted"][:2]) < 1e-5  # another batch size
+    assert (files["sparse"]["tensors"], files["dense"]["tensors"]) == (5, 0)  # all kernels
+    # 4 bytes each of 3,248 kernel weights, of which a tenth stays with its place.
+    assert files["dense"]["bytes"] - files["sparse"]["bytes"] > 0.5 * 4 * 3_248
+    assert files["kept"]
+
+
+@pytest.mark.parametrize("worker", ["tf", "tf_keras"])
+def test_tf_what_is_no_sparse_file_is_refused(evidence, worker):
+    files = evidence[worker]["files"]
+    said = "ValueError: no kernel of the model has zeros enough to be stored sparsely: prune it"
+    assert files["no zeros"] == said
+    assert not files["written"]
+    assert files["cut"].startswith("ValueError: ")
+    assert "cut is no whole LiteRT file" in files["cut"]
+    assert files["missing"].startswith("FileNotFoundError: ")
+
+
+def test_pt_sparse_files_are_refused(evidence):
+    files = evidence["pt"]["files"]
+    assert files["export"].startswith(
+        "NotImplementedError: PyTorch has no file with sparse kernels"
+    )
+    assert files["load"].startswith("NotImplementedError: PyTorch has no file with sparse kernels")
+
+
 def test_sparse_kernels_are_copies(found):
     """Which shows that the predictions come from them."""
     before, after, dense = found["copies"]

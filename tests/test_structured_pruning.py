@@ -149,6 +149,13 @@ def test_twins_agree_on_a_model_that_is_not_ours(evidence):
     assert all(relative(other, pt) < BAR for other in others)
 
 
+def test_the_benchmark_takes_channels_from_a_trained_model(found):
+    stages = found["stages"]
+    assert stages["epochs"] == [None, 4]
+    assert relative(stages["found"], stages["wanted"]) < BAR
+    assert relative(stages["whole"], stages["wanted"]) > 0.01
+
+
 def test_bad_input_gets_one_clear_line_and_changes_nothing(found):
     refusals = found["refusals"]
     for share in ("1.0", "-0.1", "nan"):

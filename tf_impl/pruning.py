@@ -54,6 +54,7 @@ def apply_pruning(
     begin_step: int,
     end_step: int,
     frequency: int = 100,
+    min_weights: int = 0,
 ) -> tuple[tf.keras.Model, Callable]:
     """Return a copy of `model` that can be pruned, and `update(step)`: each layer by itself.
 
@@ -64,16 +65,16 @@ def apply_pruning(
     or saved.
 
     final_sparsity: share of zeros at `end_step`, at least 0 and below 1; 0 changes nothing.
+    min_weights: layers with fewer stay dense, most of all a first one: they weigh little.
 
     Raises ValueError, before anything is changed, for settings that cannot work, a model without
     variables, one that is pruned already and one without such layers; NotImplementedError where
     tfmot can't follow: Keras 3, a subclassed model, Conv1DTranspose, a layer that runs twice in a
-    forward pass, dense or convolution layers within others. `update` raises ValueError for a step
-    below 1.
+    forward pass, dense or convolution layers within others; ValueError by `update` below step 1.
     Source: `tfmot.sparsity.keras.prune_low_magnitude`; schedule: Zhu and Gupta (2017).
     """
     _check_settings(final_sparsity, begin_step, end_step, frequency)
-    layers = _prunable(model)
+    layers = _prunable(model, min_weights)
     sparsity = _tfmot().sparsity.keras
     schedule = sparsity.PolynomialDecay(
         0.0, final_sparsity, begin_step, end_step, power=3, frequency=frequency
@@ -115,6 +116,7 @@ def apply_global_pruning(
     begin_step: int,
     end_step: int,
     frequency: int = 100,
+    min_weights: int = 0,
 ) -> tuple[tf.keras.Model, Callable]:
     """Refuse: tfmot has no threshold for all layers together. Raises NotImplementedError."""
     raise NotImplementedError("tfmot prunes each layer by itself: it has no global magnitude")
@@ -163,8 +165,8 @@ def _check_settings(final_sparsity, begin_step, end_step, frequency) -> None:
         )
 
 
-def _prunable(model: tf.keras.Model) -> list:
-    """The dense and convolution layers of `model`; raise where tfmot can't prune them."""
+def _prunable(model: tf.keras.Model, min_weights: int) -> list:
+    """The dense and convolution layers of enough weights; raise where tfmot can't prune them."""
     if tf.keras.Model.__module__.partition(".")[0] != "tf_keras":
         raise NotImplementedError(
             "tfmot prunes models of tf_keras, this process runs Keras 3: set TF_USE_LEGACY_KERAS=1 "
@@ -178,9 +180,11 @@ def _prunable(model: tf.keras.Model) -> list:
         raise ValueError("the model has pruning masks already: finalize it first")
     kinds = [getattr(tf.keras.layers, kind) for kind in _KINDS]
     # Of these types exactly, as in tfmot: a subclass may use its kernel in another way.
-    found = [layer for layer in model._flatten_layers() if type(layer) in kinds]
+    known = [layer for layer in model._flatten_layers() if type(layer) in kinds]
+    found = [layer for layer in known if tf.size(layer.kernel) >= min_weights]
     if not found:
-        raise ValueError("the model has no dense or convolution layer to prune")
+        least = f" of {min_weights} weights or more" if min_weights else ""
+        raise ValueError(f"the model has no dense or convolution layer{least} to prune")
     calls = Counter(_calls(model))
     for layer in found:
         if type(layer) is tf.keras.layers.Conv1DTranspose:
@@ -203,7 +207,7 @@ def _calls(model: tf.keras.Model) -> Iterator:
 
 
 def main() -> None:
-    """Print the dense digits CNN against pruned ones, each trained to its plateau."""
+    """Print the digits CNN trained to its plateau, and from there on dense and pruned."""
     import itertools
     import statistics
     import tempfile
@@ -221,11 +225,12 @@ def main() -> None:
         folder = datasets.materialise(task.dataset, Path(folder))
         train = data.to_device(*datasets.load(folder, "train"))
         test = data.to_device(*datasets.load(folder, "test"))
-    print("final sparsity  ms a step  accuracy  zeros in all kernels")
-    for sparsity in (None, 0.8, 0.95):
-        model, update = models.build(task.model, init_weights(task.model, seed=0)), None
-        if sparsity is not None:
-            settings = {"begin_step": 0, "end_step": 420, "frequency": 10}
+    weights = init_weights(task.model, seed=0)
+    print("                ms a step  accuracy  zeros in all kernels")
+    for name, sparsity in (("trained", 0), ("dense", 0), ("80% zeros", 0.8), ("95% zeros", 0.95)):
+        model, update = models.build(task.model, weights), None
+        if sparsity:
+            settings = {"begin_step": 0, "end_step": 420, "frequency": 10, "min_weights": 1000}
             model, update = apply_pruning(model, final_sparsity=sparsity, **settings)
         optimizer = training.make_optimizer(model, recipe)
         step = training.make_train_step(model, optimizer, training.cross_entropy)
@@ -245,7 +250,9 @@ def main() -> None:
         kernels = [v for k, v in models.export_weights(model).items() if k.endswith("kernel")]
         zeros = sum((k == 0).sum() for k in kernels) / sum(k.size for k in kernels)
         ms = statistics.fmean(taken[10:]) * 1e3  # not the trace of the first step
-        print(f"{sparsity or 'dense':14}{ms:11.2f}{accuracy:10.1f}{zeros:22.3f}")
+        print(f"{name:14}{ms:11.2f}{accuracy:10.1f}{zeros:22.3f}")
+        if name == "trained":
+            weights = models.export_weights(model)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ What it changes: the kernel of each `Dense` layer with enough zeros is stored as
 row (CSR) matrix: the values that are not zero, their columns, and where each row begins. The
 product visits these values alone. Predictions are those of the dense model, up to rounding. A value
 costs 8 bytes with its index, 4 when dense: below 50% of zeros the sparse kernel is the larger one.
+`export_file` does the same to a file: LiteRT's format has sparse tensors.
 
 Its twin: `pt_impl/sparse_inference.py`.
 
@@ -14,6 +15,8 @@ Where the frameworks differ and why:
   on one thread, and the one of its `CSRSparseMatrix`, which runs on all but has no public name.
   This is the second. PyTorch calls MKL.
 - For convolutions neither framework has sparse kernels: they stay dense on both sides.
+- Files with sparse tensors are LiteRT's, whose kernels leave blocks of zeros out; what is
+  scattered, as here, is written out densely again when the file is loaded. PyTorch has none.
 
 When it helps and when it hurts: on a CPU, from about 90% of zeros on, where layers are large; a
 dense product uses wide vector units on data in order, a sparse one gathers, so at 50% of zeros it
@@ -23,13 +26,19 @@ is the slower one. It is the price of zeros anywhere: whole channels gone (struc
 Run it alone: `python -m tf_impl.sparse_inference` prints dense against CSR at several sparsities.
 """
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
+from ai_edge_litert.interpreter import Interpreter
+from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 from tensorflow.python.ops.linalg.sparse.sparse_csr_matrix_ops import CSRSparseMatrix
+
+from tf_impl import programs
 
 
 def make_predict(model: tf.keras.Model, *, min_sparsity: float = 0.7) -> Callable:
@@ -73,6 +82,71 @@ def make_predict(model: tf.keras.Model, *, min_sparsity: float = 0.7) -> Callabl
         layer.name: (kernel.nbytes, _bytes(sparse[layer])) for layer, kernel in kernels.items()
     }
     return predict
+
+
+def export_file(model: tf.keras.Model, example_inputs, path, *, sparse: bool = True) -> Path:
+    """Write `model` as a LiteRT file: kernels as the values that are not zero, and their places.
+
+    Not `sparse`: all values, for the same runtime. example_inputs: as in `programs.trace`. The
+    model is left as it is.
+
+    Raises ValueError where no kernel has zeros enough for it to pay, NotImplementedError where
+    LiteRT's converter can't take the model.
+    Source: `tf.lite.Optimize.EXPERIMENTAL_SPARSITY`.
+    """
+    program = programs.trace(model, example_inputs).get_concrete_function()
+    frozen = convert_variables_to_constants_v2(program)
+    converter = tf.lite.TFLiteConverter.from_concrete_functions([frozen])
+    converter.optimizations = [tf.lite.Optimize.EXPERIMENTAL_SPARSITY] if sparse else []
+    try:
+        content = converter.convert()
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300]
+        raise NotImplementedError(f"LiteRT's converter refuses it: {reason}") from error
+    if sparse and not _sparse_tensors(Interpreter(model_content=content)):
+        raise ValueError("no kernel of the model has zeros enough to be stored sparsely: prune it")
+    Path(path).write_bytes(content)
+    return Path(path)
+
+
+def load_file(path) -> Callable:
+    """Return `predict(x) -> output` of a file of `export_file`, run by LiteRT with XNNPACK.
+
+    x: a tensor, or a tuple of the model's positional arguments. Threads are those of TensorFlow.
+    `predict.sparse` is the number of tensors that are sparse in the file. Executes no code of it.
+
+    Raises FileNotFoundError, and ValueError for a file that is damaged or something else.
+    """
+    content = Path(path).read_bytes()
+    threads = tf.config.threading.get_intra_op_parallelism_threads() or os.cpu_count()
+    try:
+        interpreter = Interpreter(model_content=content, num_threads=threads)
+        interpreter.allocate_tensors()
+    except (ValueError, RuntimeError) as error:
+        what = " ".join(str(error).split())
+        raise ValueError(f"{path} is no whole LiteRT file: {what}") from error
+    inputs = sorted(interpreter.get_input_details(), key=lambda one: one["name"])
+    (output,) = interpreter.get_output_details()
+    shapes = []
+
+    def predict(x):
+        arrays = [np.asarray(part) for part in tf.nest.flatten(x)]
+        if shapes != [array.shape for array in arrays]:
+            for given, array in zip(inputs, arrays, strict=True):
+                interpreter.resize_tensor_input(given["index"], array.shape)
+            interpreter.allocate_tensors()
+            shapes[:] = [array.shape for array in arrays]
+        for given, array in zip(inputs, arrays, strict=True):
+            interpreter.set_tensor(given["index"], array)
+        interpreter.invoke()
+        return tf.constant(interpreter.get_tensor(output["index"]))
+
+    predict.sparse = _sparse_tensors(interpreter)
+    return predict
+
+
+def _sparse_tensors(interpreter: Interpreter) -> int:
+    return sum(bool(one["sparsity_parameters"]) for one in interpreter.get_tensor_details())
 
 
 def _bytes(matrix: CSRSparseMatrix) -> int:

@@ -57,8 +57,8 @@ FRAMEWORKS = {
 class Effort:
     """How much a run measures. The number of blocks is fixed before the run.
 
-    `train_s`: seconds for training a case with all its seeds; what does not fit is left out and
-    said. None: no limit.
+    `train_s`: seconds for training a case with all its seeds, times its workload's `training`; what
+    does not fit is left out and said. None: no limit.
     """
 
     blocks: int
@@ -126,14 +126,16 @@ class Workload:
     """A task at its "small" or "compute" batch size or "single" samples, measured from `effort` on.
 
     `mode`: "train" times train steps, "predict" predictions in evaluation mode. `accuracy`: the
-    variants are trained to the plateau with paired seeds. `timed`: without it there is no match,
-    only what is measured in processes of their own (first call, memory, probe).
+    variants are trained to the plateau with paired seeds. `training`: how many times as long that
+    takes as training for a recipe's epochs; the time it is given grows with it. `timed`: without it
+    there is no match, only what is measured in processes of their own (first call, memory, probe).
     """
 
     task: str
     batch: str
     effort: str = "default"
     accuracy: bool = False
+    training: float = 1.0
     mode: str = "train"
     timed: bool = True
 
@@ -246,7 +248,8 @@ class Prepared:
     that is made from the model, `deploy() -> (predict, artifact)` makes it from the model as it is:
     it is called once the model is built, or trained, and gives what takes their place. Where
     training has stages, `train(fit)` does it all: `fit(step)` trains for the recipe's epochs,
-    `fit(step, epochs)` for others.
+    `fit(step, epochs)` for others. It returns the predictions of what it has trained, or None where
+    they are those of `predict` or `deploy`.
     """
 
     step: Callable

@@ -103,9 +103,10 @@ def train_all(
 ) -> None:
     """Train each case with each seed, one thread a process, as many at once as there are threads.
 
-    Nothing is timed here. A case's training ends after `budget` seconds, whatever seeds are left:
-    on a machine that emulates a dtype it would take hours. `done` is given each case's result as
-    soon as it is there; on an interruption those that still train are ended and give none.
+    Nothing is timed here. A case's training ends after `budget` seconds, times its workload's
+    `training`, whatever seeds are left: on a machine that emulates a dtype it would take hours.
+    `done` is given each case's result as soon as it is there; on an interruption those that still
+    train are ended and give none.
     """
     stopping = threading.Event()
     keys = {case.id: replace(parent_key(case, 1), arm="main") for case in cases}
@@ -113,6 +114,7 @@ def train_all(
 
     def train(case: Case) -> None:
         found, deadline = Trained(), float("inf")
+        given = budget and budget * case.workload.training
         try:
             if keys[case.id] in failures:
                 raise failures[keys[case.id]]
@@ -120,7 +122,7 @@ def train_all(
             try:
                 configure(worker, processes.limits, seed=0)
                 limit = processes.limits.train
-                deadline = time.monotonic() + (budget or limit * len(seeds))
+                deadline = time.monotonic() + (given or limit * len(seeds))
                 for seed in seeds:
                     answer = worker.ask(
                         max(0.0, min(limit, deadline - time.monotonic())),
@@ -133,10 +135,10 @@ def train_all(
             finally:
                 worker.stop(kill=True)
         except (Failed, ParentFailed) as error:
-            if budget and time.monotonic() >= deadline:
+            if given and time.monotonic() >= deadline:
                 found.reason = (
                     f"accuracy: {len(found.per_seed)} of {len(seeds)} seeds trained in "
-                    f"{budget:g} s; --effort full trains all"
+                    f"{given:g} s; --effort full trains all"
                 )
             else:
                 found.status, found.reason = "FAILED", f"training: {error}"

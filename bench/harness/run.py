@@ -121,8 +121,9 @@ class Parts:
             found.append((name, seconds))
         for name, apart in self.apart.items():
             found += [(f"{name}: {what}", EXPECTED_S[what]) for _, what in apart]
-            training = min(EXPECTED_S["train"] * self.amount.seeds, self.amount.train_s or 1e9)
-            found += [(f"{name}: accuracy", training) for _ in self.training[name]]
+            each = min(EXPECTED_S["train"] * self.amount.seeds, self.amount.train_s or 1e9)
+            for case in self.training[name]:
+                found.append((f"{name}: accuracy", each * case.workload.training))
         return found
 
     @property

@@ -44,6 +44,7 @@ MOST_WARM_S = 3.0  # slow steps settle within fewer
 STEADY_STEPS = 20  # of a peak in the steady state, or as many as
 STEADY_S = 5.0  # fit into this, if steps are long
 SETTLE_S = 0.05
+EVALUATED = 600  # samples at once at most: a third of the test images
 KIT = ("models", "data", "training", "runtime")
 
 
@@ -72,6 +73,14 @@ def other_threads_run() -> bool:
             ):
                 return True
     return False
+
+
+def even_batch(samples: int) -> int:
+    """A batch size that cuts so many samples into few and, as far as it can be, equal batches.
+
+    What is compiled or planned for each size of a batch is then made once, not for a rest, too.
+    """
+    return ceil(samples / ceil(samples / EVALUATED))
 
 
 def ending(code: int) -> str:
@@ -162,7 +171,7 @@ class Worker:
             x, y, case["batch_size"], RESIDENT_BATCHES, seed=weights_seed
         )
         self.batches = self.kit.data.resident_batches(batches)
-        if self.prepared.targets:
+        if self.prepared.targets and self.work.mode == "train":
             self.batches = self._with_targets(batches)
         return {"weights_sha256": checksum(self.kit.models.export_weights(self.prepared.model))}
 
@@ -399,10 +408,10 @@ class Worker:
         """Train to the task's plateau from weights and batch order of `seed`; return its metric."""
         self._prepare(case, seed, data)
         fit = partial(self._fit, Path(data), seed)
-        if self.prepared.train:
-            self.prepared.train(fit)
-        else:
+        if not self.prepared.train:
             fit(self.prepared.step)
+        elif predict := self.prepared.train(fit):
+            self.prepared = replace(self.prepared, predict=predict)
         self._deploy()
         return {"value": self._evaluate(Path(data))}
 
@@ -452,7 +461,7 @@ class Worker:
             x,
             y,
             metric=task.metric,
-            batch_size=task.recipe.accuracy_batch_size,
+            batch_size=even_batch(len(x)),
         )
 
 
