@@ -28,13 +28,17 @@ from packaging.utils import canonicalize_name
 from bench import docs, validate
 from bench.docs import __main__ as command
 from bench.harness.run import techniques
+from shared import parallel
 
 ROOT = Path(__file__).resolve().parents[1]
 # Pages that people wrote. Reports and the pages of techniques are made, and tested as such.
 PAGES = (
     "README.md",
     "CONTRIBUTING.md",
-    *(f"docs/{name}.md" for name in ("numbers", "add_a_technique", "your_model", "gpu")),
+    *(
+        f"docs/{name}.md"
+        for name in ("numbers", "add_a_technique", "your_model", "gpu", "many_devices")
+    ),
 )
 MADE = {"docs/report.md"}
 NEEDS_A_GPU = "# needs a GPU"
@@ -44,6 +48,13 @@ BENCH = ".venv/bin/pytest bench/ --benchmark-only"
 TWO = "--pt-python .venv-pt/bin/python --tf-python .venv-tf/bin/python"
 MAKE = "python3 -m venv .venv && .venv/bin/pip install -c constraints.txt -e"
 
+ON_MANY = (
+    "{0}_impl.data_parallel {0}_impl.data_parallel:digits_cnn data/digits --global-batch 128 "
+    "--steps 500 --out result.npz"
+)
+CLUSTER = '{"cluster":{"worker":["host1:29400","host2:29400"]},"task":{"type":"worker","index":0}}'
+SAVING = "--checkpoint saved --save-every 100"
+
 # How a command is checked:
 #   run       it is run, where results/latest is the run that is published in docs/
 #   collect   it would measure for long, or tests: its options are, by a run that only collects
@@ -51,6 +62,7 @@ MAKE = "python3 -m venv .venv && .venv/bin/pip install -c constraints.txt -e"
 #   install   it would install: what it installs is checked below, or by other tests
 #   alone     it trains for minutes: that its file can be run is
 #   tour      it is run by the test of the tour, with the tour's files
+#   launch    it needs several hosts: its options are parsed, and what it names is there
 #   outside   a program that is no part of this project
 COMMANDS = {
     f"{MAKE} . && {BENCH}": "install",
@@ -94,6 +106,13 @@ COMMANDS = {
     "sudo nvidia-smi --lock-gpu-clocks=1200": "outside",
     ".venv-pt/bin/pip install scipy && .venv-pt/bin/python -m bench.validate measure "
     "--framework pt": "validate",
+    # docs/many_devices.md
+    "torchrun --nnodes=2 --nproc-per-node=1 --rdzv-backend=c10d --rdzv-id=run1 "
+    f"--rdzv-endpoint=host1:29400 -m {ON_MANY.format('pt')} {SAVING}": "launch",
+    f"TF_CONFIG='{CLUSTER}' python -m {ON_MANY.format('tf')} {SAVING}": "launch",
+    "srun torchrun --nnodes=$SLURM_NNODES --nproc-per-node=1 --rdzv-backend=c10d "
+    "--rdzv-id=$SLURM_JOB_ID --rdzv-endpoint=$SLURM_LAUNCH_NODE_IPADDR:29400 -m "
+    f"{ON_MANY.format('pt')}": "launch",
     ".venv-pt/bin/pip install hypothesis pytest pytest-timeout && "
     ".venv-pt/bin/pytest tests/test_pt_kit.py": "collect",
 }
@@ -256,6 +275,18 @@ def test_its_arguments_are_parsed(text, monkeypatch):
     validate.main(text.partition("-m bench.validate ")[2].split(" "))
     ((frameworks, pairs, blocks, _),) = asked
     assert (frameworks, pairs, blocks) == (["pt"], 10, 8)
+
+
+@pytest.mark.parametrize("text", of_kind("launch"))
+def test_what_is_launched_on_many_hosts_has_valid_options(text):
+    """Hosts are the business of others: tests/test_data_parallel.py runs the program on one."""
+    module, *words = text.rpartition(" -m ")[2].split(" ")
+    options = parallel.options(module).parse_args(words)
+    tree = ast.parse((ROOT / f"{module.replace('.', '/')}.py").read_text("utf-8"))
+    assert options.build.partition(":")[2] in {getattr(node, "name", "") for node in tree.body}
+    if config := re.search(r"TF_CONFIG='(.*?)'", text):
+        found = json.loads(config[1])
+        assert found["task"]["index"] < len(found["cluster"]["worker"])
 
 
 @pytest.mark.parametrize("name", techniques())

@@ -1,0 +1,405 @@
+"""One training run on several replicas: what both frameworks' programs for it agree on.
+
+Which samples of a global batch belong to which replica, the options of the program, the result that
+it writes, and how its processes are started on one machine and ended together. Imports neither
+framework.
+
+The order of an epoch is a permutation drawn from (seed, epoch), as in `datasets.batch_order`, cut
+into global batches, of which the last may be smaller. Each replica takes one contiguous part of
+each, so shards never share a sample, and whatever the number of replicas, a step sees the same
+samples.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import errno
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from inspect import signature
+from itertools import count, islice
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+from shared.datasets import load, materialise
+from shared.specs import TASKS
+
+LOOPBACK = "127.0.0.1"
+WARM_STEPS = 2  # at the start of a run, whose traffic does not count
+END_S = 10.0  # how long processes that were asked to end may take
+_ERROR = "replica failed: "
+_LEAST = {
+    **{"replicas": 1, "global_batch": 1, "steps": 1, "seed": 0},
+    **{"micro_batches": 1, "threads": 0, "save_every": 0},
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run gives back.
+
+    weights: canonical name -> float32 array. losses: (steps,), the mean over each global batch.
+    seen: (samples,), how often each sample was trained on since the run was started, counted by the
+    replicas themselves. step_s: seconds of each step of the first replica, since it was started.
+    peak_bytes, import_bytes: (processes,) resident memory of each process, at its peak and after
+    the imports; 0 where the system does not tell. loopback_bytes: what crossed the loopback
+    interface in a step, mean over the steps after the first two, of all processes together and
+    headers included; 0 for fewer steps or where the system does not tell.
+    """
+
+    weights: dict[str, np.ndarray]
+    losses: np.ndarray
+    seen: np.ndarray
+    step_s: np.ndarray
+    peak_bytes: np.ndarray
+    import_bytes: np.ndarray
+    loopback_bytes: float
+
+    def save(self, path: Path) -> None:
+        """Write it to `path` (.npz), which appears only when it is complete."""
+        arrays = {name: value for name, value in vars(self).items() if name != "weights"}
+        arrays |= {f"weights/{name}": value for name, value in self.weights.items()}
+        partial = path.with_name(f".{path.name}.partial")
+        with partial.open("wb") as file:
+            np.savez(file, **arrays)
+        partial.replace(path)
+
+    @classmethod
+    def load(cls, path: Path) -> Result:
+        """Read what `save` wrote, without executing code of the file."""
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        weights = {
+            name.removeprefix("weights/"): arrays.pop(name)
+            for name in [name for name in arrays if name.startswith("weights/")]
+        }
+        return cls(weights, **arrays | {"loopback_bytes": float(arrays["loopback_bytes"])})
+
+
+def distance(one: Result, other: Result) -> float:
+    """The largest relative L2 distance of a weight tensor of two results."""
+    return max(
+        float(np.linalg.norm(one.weights[name] - other.weights[name]))
+        / max(float(np.linalg.norm(one.weights[name])), 1e-30)
+        for name in one.weights
+    )
+
+
+# Which samples --------------------------------------------------------------------------------
+
+
+def batches(size: int, *, global_batch: int, seed: int, begin: int = 0) -> Iterator[np.ndarray]:
+    """Yield the rows of each global batch from step `begin` on, epoch after epoch, without end.
+
+    The last batch of an epoch holds what is left.
+    """
+    each = -(-size // global_batch)
+    for epoch in count(begin // each):
+        order = np.random.default_rng([seed, epoch]).permutation(size)
+        parts = (order[start : start + global_batch] for start in range(0, size, global_batch))
+        yield from islice(parts, begin % each if epoch == begin // each else 0, None)
+
+
+def shard(rows: np.ndarray, *, replicas: int, replica: int) -> np.ndarray:
+    """The rows of one replica: contiguous, and one more or less than those of any other."""
+    return rows[replica * len(rows) // replicas : (replica + 1) * len(rows) // replicas]
+
+
+# Settings -------------------------------------------------------------------------------------
+
+
+def options(program: str) -> argparse.ArgumentParser:
+    """The command line of the program that every process of a run executes."""
+    parser = argparse.ArgumentParser(prog=f"python -m {program}")
+    parser.add_argument(
+        "build", metavar="BUILD", help='"module:function" giving model, optimizer, loss function'
+    )
+    parser.add_argument("data", metavar="DATA", help="folder with train_x.npy and train_y.npy")
+    parser.add_argument("--global-batch", type=int, required=True, help="samples a step, in all")
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="where the first process writes its result (.npz)")
+    parser.add_argument("--variant", default="processes")
+    parser.add_argument("--replicas", type=int, default=1, help="of one process (one_process)")
+    parser.add_argument("--micro-batches", type=int, default=1, help="of a step (accumulated)")
+    parser.add_argument("--synchronise-each", action="store_true", help="micro-batch (accumulated)")
+    parser.add_argument("--synchronised-norm", action="store_true")
+    parser.add_argument("--bucket-mb", type=float, default=25.0)
+    parser.add_argument("--communication", default="auto")
+    parser.add_argument("--threads", type=int, default=0, help="of this process; 0: its share")
+    parser.add_argument("--timeout-s", type=float, default=300.0, help="of waiting for others")
+    parser.add_argument("--checkpoint", type=Path, help="folder; a run goes on from what it holds")
+    parser.add_argument("--save-every", type=int, default=0, help="steps; 0: only at the end")
+    return parser
+
+
+def arguments(build: str, data: object, settings: dict) -> list[str]:
+    """The command line that gives `options` these settings; "" and False are left out."""
+    found = [build, str(data)]
+    for name, value in settings.items():
+        if value is True:
+            found.append(f"--{name.replace('_', '-')}")
+        elif value not in (False, ""):
+            found.append(f"--{name.replace('_', '-')}={value}")
+    return found
+
+
+def check(data: object, replicas: int, settings: dict) -> None:
+    """Raise ValueError for settings that no run on the samples of folder `data` can have."""
+    x, y = load(Path(data), "train")
+    if len(x) != len(y):
+        raise ValueError(f"{data} has {len(x)} samples and {len(y)} labels")
+    size, whole = len(x), settings | {"replicas": replicas}
+    for name, least in _LEAST.items():
+        value = whole[name]
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise ValueError(f"{name} must be an integer of at least {least}, not {value!r}")
+    for name in ("bucket_mb", "timeout_s"):
+        if not whole[name] > 0:
+            raise ValueError(f"{name} must be positive, not {whole[name]}")
+    global_batch, micro_batches = whole["global_batch"], whole["micro_batches"]
+    variant = whole["variant"]
+    if global_batch % replicas:
+        near = max(replicas, global_batch // replicas * replicas)
+        raise ValueError(
+            f"a global batch of {global_batch} does not divide among {replicas} replicas: take"
+            f" {near} or {near + replicas}"
+        )
+    if global_batch > size:
+        raise ValueError(f"a global batch of {global_batch} from {size} samples")
+    if (micro_batches > 1 or whole["synchronise_each"]) and variant != "accumulated":
+        raise ValueError(f'micro-batches are for the variant "accumulated", not {variant!r}')
+    last = size % global_batch or global_batch
+    if last < replicas * micro_batches:
+        raise ValueError(
+            f"the last batch of an epoch has {last} samples, too few for {replicas} replicas with"
+            f" {micro_batches} micro-batches each: take another global batch"
+        )
+
+
+def find(build: str, *, variant: str, variants: dict) -> Callable:
+    """Return the function that `build`, "module:function", names.
+
+    Raises ValueError where there is none, and for a variant that is not in `variants`.
+    """
+    if variant not in variants:
+        raise ValueError(f"unknown variant {variant!r}: {', '.join(variants)}")
+    module, _, name = str(build).partition(":")
+    if not module or not name:
+        raise ValueError(f'build must be "module:function", not {build!r}')
+    try:
+        function = getattr(import_module(module), name, None)
+    except ModuleNotFoundError as error:
+        raise ValueError(f"build names {module}, which can't be imported: {error}") from None
+    if not callable(function):
+        raise ValueError(f"module {module} has no function {name!r}")
+    return function
+
+
+def of(function: Callable, settings: dict) -> dict:
+    """Those of the settings that the function takes by name."""
+    named = [name for name, p in signature(function).parameters.items() if p.kind is p.KEYWORD_ONLY]
+    return {name: settings[name] for name in named if name in settings}
+
+
+def identity(options: argparse.Namespace) -> dict[str, int | str]:
+    """What a run has to share with the one whose checkpoint it goes on from."""
+    return {name: getattr(options, name) for name in ("build", "global_batch", "seed")}
+
+
+def check_identity(path: object, found: dict, options: argparse.Namespace) -> None:
+    """Raise ValueError where a checkpoint is that of another run."""
+    for name, value in identity(options).items():
+        if found.get(name) != value:
+            raise ValueError(
+                f"{path} is of another run: its {name} is {found.get(name)!r}, not {value!r}"
+            )
+
+
+def usable_threads() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+def threads_each(threads: int, replicas: int) -> int:
+    """The threads of each of `replicas` that share `threads`, or all cores for 0; at least one."""
+    if 0 < threads < replicas:
+        raise ValueError(f"{replicas} replicas can't share {threads} threads: one each at least")
+    return max(1, (threads or usable_threads()) // replicas)
+
+
+# Network --------------------------------------------------------------------------------------
+
+
+def loopback_interface() -> str:
+    """The name of the interface that has 127.0.0.1, such as "lo"."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(address.address == LOOPBACK for address in addresses):
+            return name
+    raise OSError(f"no network interface has the address {LOOPBACK}")
+
+
+def loopback_sent() -> int:
+    """Bytes that crossed the loopback interface since the machine started; 0 if not told."""
+    counters = psutil.net_io_counters(pernic=True)
+    with contextlib.suppress(OSError):
+        if (counter := counters.get(loopback_interface())) is not None:
+            return counter.bytes_sent
+    return 0
+
+
+def a_step(before: int, steps: int) -> float:
+    """Loopback bytes a step since the counter stood at `before`, after the first steps of a run."""
+    after = loopback_sent()
+    return (after - before) / (steps - WARM_STEPS) if after and steps > WARM_STEPS else 0.0
+
+
+def free_ports(number: int) -> list[int]:
+    """Ports of the loopback that nobody listens on; all are held at once, so all differ."""
+    with contextlib.ExitStack() as stack:
+        held = [stack.enter_context(socket.socket()) for _ in range(number)]
+        for one in held:
+            one.bind((LOOPBACK, 0))
+        return [one.getsockname()[1] for one in held]
+
+
+def checked_port(host: str, port: int) -> int:
+    """The port; ValueError where another process of this machine listens on it."""
+    if port:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE:
+                    raise ValueError(f"port {port} of {host} is in use: take another") from None
+    return port
+
+
+# Memory ---------------------------------------------------------------------------------------
+
+
+def resident(key: str) -> int:
+    """VmRSS or VmHWM of this process in bytes; 0 where the system has no such figures."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return 0
+    return int(status.read_text().split(f"{key}:")[1].split()[0]) * 1024
+
+
+# Processes ------------------------------------------------------------------------------------
+
+
+def run(commands: Sequence[tuple[list[str], dict[str, str]]]) -> None:
+    """Run commands side by side, each with its environment, until all have ended well.
+
+    Where one fails, or this is interrupted, the others and all that they started are ended first.
+    Raises RuntimeError with the line in which a process said what was wrong.
+    """
+    with tempfile.TemporaryDirectory(prefix="replicas-") as folder:
+        logs = [Path(folder, str(number)) for number in range(len(commands))]
+        started: list[subprocess.Popen] = []
+        try:
+            for (command, environment), path in zip(commands, logs, strict=True):
+                with path.open("wb") as log:
+                    # A group of its own, so that what it starts can be ended with it.
+                    started.append(
+                        subprocess.Popen(
+                            command,
+                            env=environment,
+                            stdin=subprocess.DEVNULL,
+                            stdout=log,
+                            stderr=log,
+                            start_new_session=True,
+                        )
+                    )
+            problem = _wait(started)
+        finally:
+            end(started)
+        if problem:
+            raise RuntimeError(_said(logs) or problem)
+
+
+def _wait(started: list[subprocess.Popen]) -> str | None:
+    """Wait until all have ended well, or one has not; say what was wrong."""
+    while running := [one for one in started if one.poll() is None]:
+        if any(one.returncode for one in started):
+            break
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            running[0].wait(0.05)
+    failed = [one.returncode for one in started if one.returncode]
+    return f"a replica ended with status {failed[0]} and without a word" if failed else None
+
+
+def end(started: Sequence[subprocess.Popen]) -> None:
+    """End processes and all that they started: asked first, then killed."""
+    alive = []
+    for one in started:
+        with contextlib.suppress(psutil.Error):
+            alive += psutil.Process(one.pid).children(recursive=True)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(one.pid, signal.SIGTERM)
+    deadline = time.monotonic() + END_S
+    for one in started:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            one.wait(max(0.0, deadline - time.monotonic()))
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(one.pid, signal.SIGKILL)
+        one.wait()
+    for child in alive:
+        with contextlib.suppress(psutil.Error):
+            child.kill()
+
+
+def _said(logs: list[Path]) -> str | None:
+    """The first line in which a process said what was wrong, else the last line of any."""
+    lines = [line for log in logs for line in log.read_text(errors="replace").splitlines()]
+    for line in lines:
+        if _ERROR in line:
+            return line.partition(_ERROR)[2].strip()
+    return next((line.strip() for line in reversed(lines) if line.strip()), None)
+
+
+def environment(threads: int) -> dict[str, str]:
+    """The variables of a process that this one starts: its search path, threads, loopback only."""
+    found = {k: v for k, v in os.environ.items() if k not in ("TF_CONFIG", "RANK", "WORLD_SIZE")}
+    found["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
+    names = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
+    found |= dict.fromkeys(names, str(threads))
+    return found | {"GLOO_SOCKET_IFNAME": loopback_interface()}
+
+
+def demonstrate(train_data_parallel: Callable, build: str) -> None:
+    """Train the digits CNN on one and on two replicas; print rates, losses and their distance."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = materialise(TASKS["digits-cnn"].dataset, Path(name))
+        settings = {"global_batch": 64, "steps": 50, "seed": 0, "synchronised_norm": True}
+        results = {
+            replicas: train_data_parallel(build, folder, replicas=replicas, **settings)
+            for replicas in (1, 2)
+        }
+    print("replicas  samples/s  last loss")
+    for replicas, result in results.items():
+        print(f"{replicas:8}{64 / np.median(result.step_s):11.0f}{result.losses[-1]:11.4f}")
+    print(f"largest relative distance of a weight tensor: {distance(*results.values()):.1e}")
+
+
+@contextlib.contextmanager
+def one_line_errors() -> Iterator[None]:
+    """What goes wrong inside becomes one line, `replica failed: …`, and exit status 1."""
+    try:
+        yield
+    except Exception as error:
+        kind = "" if isinstance(error, (ValueError, OSError)) else f"{type(error).__name__}: "
+        raise SystemExit(f"{_ERROR}{kind}{' '.join(str(error).split())[:600]}") from None
