@@ -43,6 +43,12 @@ TECHNIQUE = Technique(
         _row("compiled", "compiled", frameworks=("tf",), effort="quick"),
         _row("aotinductor", "aotinductor", frameworks=("pt",), requires="compiler"),
         _row("saved_model", "saved_model", frameworks=("tf",)),
+        _row(
+            "saved_model_bf16",
+            "saved_model",
+            settings={"export": {"precision": "bfloat16"}},
+            frameworks=("tf",),
+        ),
         _row("torchscript", "torchscript"),
         _row(
             "aotinductor_bf16",
@@ -62,6 +68,8 @@ TECHNIQUE = Technique(
         Workload("digits-resnet20", "compute", effort="full", mode="predict"),
         Workload("text-gpt", "single", effort="full", mode="predict"),
         Workload("text-gpt", "compute", effort="full", mode="predict"),
+        Workload("photos-resnet50", "single", effort="full", mode="predict"),
+        Workload("photos-resnet50", "compute", effort="full", mode="predict"),
     ),
     differs_by_design=(
         "compiled is torch.compile with frozen weights in PyTorch and XLA in TensorFlow.",

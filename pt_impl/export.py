@@ -14,6 +14,8 @@ Where the frameworks differ and why:
   TensorFlow's files begin with a transposition; LiteRT's know NHWC alone.
 - PyTorch's exporter writes LayerNormalization and Gelu as such, tf2onnx their parts. ONNX Runtime
   puts the GELU together again; Keras 3's normalisation it does not recognise.
+- int8 comes from ONNX Runtime's tool on both sides, over each one's own file; OpenVINO takes that
+  file. LiteRT's int8 is TensorFlow's own converter's.
 - A size of one in the example becomes a constant in `torch.export`; TensorFlow is told which sizes
   are open, whatever the example.
 - TensorFlow writes LiteRT files itself. PyTorch's way there is a package of its own, litert-torch,
@@ -31,12 +33,15 @@ and how long they take.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map  # torch has no public one
 
-from shared import runtimes
+from shared import calibration, runtimes
+
+_QUANTIZER = "shared.onnx_quantization", "onnxruntime"  # and the package that it needs
 
 
 def export_onnx(
@@ -47,20 +52,29 @@ def export_onnx(
     *,
     dynamic_batch: bool = True,
     dynamic_sequence: bool = False,
+    precision: str = "float32",
 ) -> Path:
     """Write the model in evaluation mode as one ONNX file and return its path.
 
     example_inputs: a tensor or a tuple of the model's positional arguments, on its device.
     metadata: strings by name that the file carries. dynamic_batch: axis 0 of every input may have
     any size, else the example's; dynamic_sequence: axis 1 too. Several outputs, also in a dict,
-    become outputs of their own. The model is left as it is.
+    become outputs of their own. precision: "float32", or "int8" of weights and activations, whose
+    ranges are those that the example inputs give: a few hundred real samples, on the CPU. The model
+    is left as it is.
 
-    Raises NotImplementedError with the reason where the model cannot be translated, and
-    ModuleNotFoundError that names a missing package. Above 2 GiB protobuf refuses one file.
-    Source: `torch.onnx.export(dynamo=True)`; by itself it puts weights into a second file.
+    Raises ValueError for another precision, NotImplementedError with the reason where the model
+    cannot be translated or has nothing to quantize, and ModuleNotFoundError that names a missing
+    package. Above 2 GiB protobuf refuses one file. Sources: `torch.onnx.export(dynamo=True)`, which
+    by itself puts weights into a second file; `onnxruntime.quantization.quantize_static`.
     """
+    if precision not in ("float32", "int8"):
+        raise ValueError(f"unknown precision {precision!r}: float32 or int8")
     for name in ("onnx", "onnxscript"):
         runtimes.package(name, name)
+    if precision == "int8":
+        parts = [part.cpu().numpy() for part in tree_leaves(example_inputs)]
+        batches = calibration.batches(parts, size=32 if dynamic_batch else len(parts[0]))
     arguments, shapes = _opened(example_inputs, dynamic_batch, dynamic_sequence)
     with _evaluating(model), _refusing("ONNX", torch.onnx.OnnxExporterError):
         program = torch.onnx.export(
@@ -69,6 +83,8 @@ def export_onnx(
     program.model.metadata_props.update(metadata or {})
     program.save(str(path), external_data=False)
     runtimes.check_onnx(path)
+    if precision == "int8":
+        runtimes.package(*_QUANTIZER).replace(path, batches)
     return Path(path)
 
 
@@ -80,12 +96,30 @@ def export_openvino(
     *,
     dynamic_batch: bool = True,
     dynamic_sequence: bool = False,
+    precision: str = "float32",
 ) -> Path:
     """Write the model in evaluation mode for OpenVINO: `path` (.xml), weights in a .bin beside it.
 
-    Arguments, result and errors as in `export_onnx`. Weights stay float32; in which precision they
-    are used is said when the model is loaded. Source: `openvino.convert_model`.
+    Arguments, result and errors as in `export_onnx`; int8 goes through such a file. Weights in
+    float32 stay so; in which precision they are used is said when the model is loaded.
+    Source: `openvino.convert_model`.
     """
+    openvino = runtimes.openvino_package()
+    if precision == "float32":
+        converted = _for_openvino(model, example_inputs, dynamic_batch, dynamic_sequence)
+    else:
+        with TemporaryDirectory() as folder:
+            opened = {"dynamic_batch": dynamic_batch, "dynamic_sequence": dynamic_sequence}
+            file = Path(folder, "model.onnx")
+            export_onnx(model, example_inputs, file, **opened, precision=precision)
+            converted = openvino.convert_model(str(file))
+    for name, value in (metadata or {}).items():
+        converted.set_rt_info(value, ["metadata", name])
+    openvino.save_model(converted, str(path), compress_to_fp16=False)  # which is the default
+    return Path(path)
+
+
+def _for_openvino(model: nn.Module, example_inputs, dynamic_batch: bool, dynamic_sequence: bool):
     openvino = runtimes.openvino_package()
     arguments, shapes = _opened(example_inputs, dynamic_batch, dynamic_sequence)
     with _evaluating(model), torch.no_grad(), _refusing("OpenVINO", Exception):
@@ -96,10 +130,7 @@ def export_openvino(
         sizes = [-1 if axis in open_axes else size for axis, size in enumerate(tensor.shape)]
         converted.inputs[place].get_node().set_partial_shape(openvino.PartialShape(sizes))
     converted.validate_nodes_and_infer_types()
-    for name, value in (metadata or {}).items():
-        converted.set_rt_info(value, ["metadata", name])
-    openvino.save_model(converted, str(path), compress_to_fp16=False)  # which is the default
-    return Path(path)
+    return converted
 
 
 def export_litert(
@@ -112,7 +143,7 @@ def export_litert(
     dynamic_sequence: bool = False,
     precision: str = "float32",
 ) -> Path:
-    """Refuse: raises NotImplementedError."""
+    """Refuse, whatever the precision: raises NotImplementedError."""
     raise NotImplementedError(
         "PyTorch has no LiteRT exporter of its own: the package litert-torch is one, and is not "
         "installed with this project; export_onnx is"

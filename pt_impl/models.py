@@ -1,4 +1,4 @@
-"""The three model families of the suite as plain `nn.Module`s, and their weights in and out.
+"""The model families of the suite as plain `nn.Module`s, and their weights in and out.
 
 What it holds: a model from a `shared.specs` spec, and the map between PyTorch's names and layouts
 and the canonical ones of `shared.weights`.
@@ -14,17 +14,30 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pt_impl import runtime
-from shared.specs import CNNSpec, GPTSpec, ModelSpec, ResNetSpec
+from shared.specs import (
+    EXPANSION,
+    BottleneckSpec,
+    CNNSpec,
+    GPTSpec,
+    ModelSpec,
+    ResNetSpec,
+    bottlenecks,
+)
 
 
 class ConvBN(nn.Module):
     """A convolution without bias, followed by BatchNorm. (n, c, h, w) -> (n, out, h', w')."""
 
     def __init__(
-        self, inputs: int, outputs: int, stride: int, spec: CNNSpec | ResNetSpec, kernel: int = 3
+        self,
+        inputs: int,
+        outputs: int,
+        stride: int,
+        spec: CNNSpec | ResNetSpec | BottleneckSpec,
+        kernel: int = 3,
     ):
         super().__init__()
-        padding = kernel // 2  # one on both sides of a 3x3 kernel, none for the 1x1 projection
+        padding = kernel // 2  # one on both sides of a 3x3 kernel, none for a 1x1
         self.conv = nn.Conv2d(inputs, outputs, kernel, stride, padding, bias=False)
         self.bn = nn.BatchNorm2d(outputs, eps=spec.bn_eps, momentum=spec.bn_momentum)
 
@@ -98,6 +111,47 @@ class ResNet(nn.Module):
         return self.head(x.mean((2, 3)))
 
 
+class Bottleneck(nn.Module):
+    """1x1, 3x3 and 1x1 convolutions around a shortcut; the 3x3 has the stride."""
+
+    def __init__(self, inputs: int, width: int, stride: int, spec: BottleneckSpec):
+        super().__init__()
+        outputs = EXPANSION * width
+        self.conv0 = ConvBN(inputs, width, 1, spec, kernel=1)
+        self.conv1 = ConvBN(width, width, stride, spec)
+        self.conv2 = ConvBN(width, outputs, 1, spec, kernel=1)
+        self.shortcut = None
+        if inputs != outputs:
+            self.shortcut = ConvBN(inputs, outputs, stride, spec, kernel=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, inputs, h, w) -> (n, 4 * width, h / stride, w / stride)."""
+        y = self.conv2(F.relu(self.conv1(F.relu(self.conv0(x)))))
+        return F.relu(y + (x if self.shortcut is None else self.shortcut(x)))
+
+
+class BottleneckResNet(nn.Module):
+    """The ImageNet ResNet of He et al. (2015), table 1. (n, c, h, w) float -> (n, classes)."""
+
+    def __init__(self, spec: BottleneckSpec):
+        super().__init__()
+        self.stem = ConvBN(spec.input_shape[2], spec.widths[0], 2, spec, kernel=7)
+        for name, inputs, width, stride in bottlenecks(spec):
+            stage, _, block = name.partition(".")
+            if not hasattr(self, stage):
+                self.add_module(stage, nn.Sequential())
+            self.get_submodule(stage).add_module(block, Bottleneck(inputs, width, stride, spec))
+        self.stages = [f"stage{index}" for index in range(len(spec.blocks))]
+        self.head = nn.Linear(EXPANSION * spec.widths[-1], spec.num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of a batch of images."""
+        x = F.max_pool2d(F.relu(self.stem(x)), 3, stride=2, padding=1)
+        for name in self.stages:
+            x = getattr(self, name)(x)
+        return self.head(x.mean((2, 3)))
+
+
 class TransformerBlock(nn.Module):
     """Pre-norm causal self-attention and feed-forward, each around a shortcut."""
 
@@ -158,8 +212,8 @@ def build(spec: ModelSpec, weights: dict[str, np.ndarray] | None = None) -> nn.M
     Without `weights` it keeps PyTorch's own initial values. Raises ValueError where the weights do
     not fit.
     """
-    family = {"cnn": CNN, "resnet": ResNet, "gpt": GPT}[spec.family]
-    model = family(spec)
+    families = {"cnn": CNN, "resnet": ResNet, "bottleneck": BottleneckResNet, "gpt": GPT}
+    model = families[spec.family](spec)
     if weights is not None:
         import_weights(model, weights)
     return model.to(runtime.device())

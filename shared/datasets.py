@@ -10,12 +10,13 @@ import hashlib
 import platform
 import sysconfig
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from shared.photos import make_photos
+from shared import photos
 from shared.specs import DatasetSpec
 
 # Newline, tab and printable ASCII; with one code for every other character that makes 98.
@@ -32,13 +33,15 @@ def materialise(spec: DatasetSpec, folder: Path) -> Path:
     """
     if spec.kind == "photos":
         size, seed = spec.image_size, spec.seed
-        return make_photos(folder, images=spec.train_size, size=size, seed=seed)
+        return photos.make_photos(folder, images=spec.train_size, size=size, seed=seed)
     made_by = hashlib.sha256(Path(__file__).read_bytes())
+    if spec.kind == "crops":
+        made_by.update(Path(photos.__file__).read_bytes() + version("pillow").encode())
     made_by.update(f"{spec}{platform.python_version()}".encode())
     target = folder / f"{spec.name}-{made_by.hexdigest()[:12]}"
     if target.is_dir():
         return target
-    make = {"digits": _make_digits, "text": _make_text}[spec.kind]
+    make = {"digits": _make_digits, "text": _make_text, "crops": _make_crops}[spec.kind]
     folder.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=folder, prefix=".partial-") as partial:
         whole = Path(partial) / "data"
@@ -144,6 +147,22 @@ def _render(
     region = canvas[top : top + 16, left : left + 16]
     np.maximum(region, digit, out=region)
     return np.clip(canvas + random.normal(0, 0.15, canvas.shape), 0, 1).astype(np.float32)
+
+
+# Photos ---------------------------------------------------------------------------------------
+
+
+def _make_crops(spec: DatasetSpec) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Crops of two photos, drawn apart for each split; channels standardised by the first."""
+    drawn = {
+        split: photos.crop_arrays(size, size=spec.image_size, seed=spec.seed + place)
+        for place, (split, size) in enumerate(
+            {"train": spec.train_size, "test": spec.test_size}.items()
+        )
+    }
+    pixels = drawn["train"][0].astype(np.float32)
+    mean, std = pixels.mean((0, 1, 2)), pixels.std((0, 1, 2))
+    return {split: ((x - mean) / std, y) for split, (x, y) in drawn.items()}
 
 
 # Text ---------------------------------------------------------------------------------------

@@ -39,10 +39,12 @@ def quantize(source: Path, path: Path, batches: Iterable[tuple[np.ndarray, ...]]
 
     Weights are int8 with a scale for each channel, activations uint8 with one for each tensor;
     their ranges are the smallest and largest values of `batches`, which hold the inputs in the
-    model's order. Raises NotImplementedError, and writes nothing, where no weight is quantized.
+    model's order. The file's metadata is kept. Raises NotImplementedError, and writes nothing,
+    where no weight is quantized.
     Source: `onnxruntime.quantization.quantize_static`.
     """
-    names = [value.name for value in onnx.load(source, load_external_data=False).graph.input]
+    given = onnx.load(source, load_external_data=False)
+    names = [value.name for value in given.graph.input]
     feeds = (dict(zip(names, batch, strict=True)) for batch in batches)
     with TemporaryDirectory() as folder:
         prepared, quantized = Path(folder) / "prepared.onnx", Path(folder) / "quantized.onnx"
@@ -62,7 +64,22 @@ def quantize(source: Path, path: Path, batches: Iterable[tuple[np.ndarray, ...]]
         model = onnx.load(quantized)
         if not any(t.data_type == onnx.TensorProto.INT8 for t in model.graph.initializer):
             raise NotImplementedError("the model has no layer that ONNX Runtime quantizes")
+        about = {entry.key: entry.value for entry in given.metadata_props}
+        onnx.helper.set_model_props(model, about)
         onnx.save(model, path)
+
+
+def replace(path, batches: Iterable[tuple[np.ndarray, ...]]) -> None:
+    """Turn the file at `path` into one in int8, as `quantize` does.
+
+    Raises NotImplementedError with the reason, and removes the file, where that can't be done.
+    """
+    try:
+        quantize(Path(path), Path(path), batches)
+    except Exception as error:
+        Path(path).unlink()
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise NotImplementedError(f"ONNX Runtime can't quantize this model: {reason}") from error
 
 
 def open_session(path: Path, *, threads: int, profile: str = "") -> onnxruntime.InferenceSession:

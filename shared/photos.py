@@ -103,6 +103,18 @@ def _crops(images: int, size: int, seed: int) -> Iterator[tuple[str, str, tuple[
         yield name, photo, (left, top, left + width, top + height)
 
 
+def crop_arrays(images: int, *, size: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Such crops as arrays, each scaled to `size` by `size` pixels, without files.
+
+    Returns uint8 (images, size, size, 3) and labels, int64: places in CLASSES.
+    """
+    photos, pixels, labels = _photos(), [], []
+    for name, photo, box in _crops(images, size, seed):
+        pixels.append(np.asarray(photos[photo].resize((size, size), Image.BILINEAR, box)))
+        labels.append(CLASSES.index(name))
+    return np.stack(pixels), np.array(labels, np.int64)
+
+
 # Any folder ---------------------------------------------------------------------------------
 
 

@@ -8,6 +8,7 @@ from importlib import metadata
 import numpy as np
 
 from shared.datasets import ALPHABET
+from shared.photos import CLASSES
 from shared.specs import DatasetSpec, Task
 from shared.weights import checksum
 
@@ -40,10 +41,13 @@ def class_names(dataset: DatasetSpec) -> list[str]:
     """The names of a data set's classes in the order of their codes.
 
     Digits are called by their number; of a text, every character, and "other" for all that have no
-    code. Raises ValueError for photos, whose classes are folders.
+    code; of crops, the photo and the part of it. Raises ValueError for photos, whose classes are
+    folders.
     """
     if dataset.kind == "digits":
         return [str(number) for number in range(dataset.num_classes)]
     if dataset.kind == "text":
         return [*ALPHABET, "other"]
+    if dataset.kind == "crops":
+        return list(CLASSES)
     raise ValueError(f"the classes of {dataset.name} are the names of its folders")

@@ -23,11 +23,9 @@ from __future__ import annotations
 import json
 import sys
 import zipfile
-from collections import Counter
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import ModuleType
 
 import numpy as np
@@ -118,21 +116,6 @@ def check_onnx(path) -> None:
         onnx.checker.check_model(str(path), full_check=True)
     except Exception as error:  # of the checker, of shape inference and of protobuf
         raise ValueError(f"{path} is no sound ONNX model: {one_line(error)}") from error
-
-
-def onnx_operators(path, *, optimized: bool = False) -> dict[str, int]:
-    """Count the operators of an ONNX file, or those that ONNX Runtime makes of them on this CPU."""
-    onnx = package("onnx", "onnx")
-    with TemporaryDirectory() as folder:
-        if optimized:
-            runtime = package("onnxruntime", "onnxruntime")
-            options = runtime.SessionOptions()
-            options.log_severity_level = 3  # it warns that what it writes fits this machine alone
-            options.optimized_model_filepath = f"{folder}/optimized.onnx"
-            _onnx_predict(runtime, path, options, ["CPUExecutionProvider"])
-            path = options.optimized_model_filepath
-        nodes = onnx.load(str(path)).graph.node
-    return dict(sorted(Counter(node.op_type for node in nodes).items()))
 
 
 def load_openvino(path, *, threads: int, precision: str = "float32") -> Callable:

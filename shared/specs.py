@@ -17,6 +17,9 @@ class DatasetSpec:
 
     `kind` "digits": images, float32, NHWC in [0, 1] before standardising, labels int64.
     `kind` "text": `sequence_length + 1` character codes a row; x and y are int64, y shifted by one.
+    `kind` "crops": square crops of two real photos, float32, NHWC, three channels, each channel
+    standardised. Those of the test split show the same photos: they are for the proof that two
+    programs predict alike, not for an accuracy.
     `kind` "photos": `train_size` JPEG files of about `image_size` pixels, in a sub-folder for each
     class; there are no arrays of them, and no test split.
     """
@@ -65,6 +68,29 @@ class ResNetSpec:
 
 
 @dataclass(frozen=True)
+class BottleneckSpec:
+    """The ImageNet ResNet of He et al. (2015), table 1, with bottleneck blocks: 50 layers and more.
+
+    A 7x7 stem and a 3x3 maximum, each of stride 2, then stages of `blocks` blocks. A block is a 1x1
+    convolution to its stage's width, a 3x3 one and a 1x1 one to `EXPANSION` times the width, around
+    a shortcut, which is a projection where the channels change. The first block of each stage but
+    the first halves the image in its 3x3 convolution ("v1.5", as torchvision has it), not in the
+    1x1 before it.
+    """
+
+    input_shape: tuple[int, int, int]
+    blocks: tuple[int, ...]
+    widths: tuple[int, ...]
+    num_classes: int
+    bn_momentum: float = 0.1
+    bn_eps: float = 1e-5
+    family: str = "bottleneck"
+
+
+EXPANSION = 4  # channels that leave a bottleneck block, over its width
+
+
+@dataclass(frozen=True)
 class GPTSpec:
     """A decoder-only transformer: pre-norm, learned positions, tanh-GELU, untied head.
 
@@ -83,7 +109,7 @@ class GPTSpec:
     family: str = "gpt"
 
 
-ModelSpec = CNNSpec | ResNetSpec | GPTSpec
+ModelSpec = CNNSpec | ResNetSpec | BottleneckSpec | GPTSpec
 
 
 @dataclass(frozen=True)
@@ -238,6 +264,20 @@ TASKS: dict[str, Task] = {
             margin=1.0,
             parity=1e-5,
         ),
+        # ResNet-50, of the size in which models are deployed: for predictions in runtimes.
+        Task(
+            name="photos-resnet50",
+            dataset=DatasetSpec(
+                "photo-crops", "crops", train_size=64, test_size=64, image_size=224, num_classes=6
+            ),
+            model=BottleneckSpec((224, 224, 3), (3, 4, 6, 3), (64, 128, 256, 512), num_classes=6),
+            recipe=Recipe("sgd", learning_rate=0.02, epochs=1, accuracy_batch_size=8),
+            small_batch=2,
+            compute_batch=8,
+            metric="accuracy",
+            margin=1.0,
+            parity=1e-5,
+        ),
     )
 }
 
@@ -258,6 +298,8 @@ def layers(spec: ModelSpec) -> list[Layer]:
         return _cnn_layers(spec)
     if isinstance(spec, ResNetSpec):
         return _resnet_layers(spec)
+    if isinstance(spec, BottleneckSpec):
+        return _bottleneck_layers(spec)
     return _gpt_layers(spec)
 
 
@@ -273,7 +315,7 @@ def _cnn_layers(spec: CNNSpec) -> list[Layer]:
 
 
 def _strided(size: list[int], stride: int) -> list[int]:
-    """Height and width after a 3x3 convolution with padding one, or a 1x1 without."""
+    """Height and width after a kernel of odd size with padding on both sides of half of it."""
     return [-(-length // stride) for length in size]
 
 
@@ -291,6 +333,33 @@ def _resnet_layers(spec: ResNetSpec) -> list[Layer]:
                 found.append(Layer(f"{name}.shortcut", prod(size) * channels * width))
             channels = width
     return [*found, Layer("head", channels * spec.num_classes)]
+
+
+def _bottleneck_layers(spec: BottleneckSpec) -> list[Layer]:
+    *size, channels = spec.input_shape
+    size = _strided(size, 2)
+    found = [Layer("stem", prod(size) * 49 * channels * spec.widths[0], input_gradient=False)]
+    size, channels = _strided(size, 2), spec.widths[0]
+    for name, inputs, width, stride in bottlenecks(spec):
+        small = _strided(size, stride)
+        found.append(Layer(f"{name}.conv0", prod(size) * inputs * width))
+        found.append(Layer(f"{name}.conv1", prod(small) * 9 * width * width))
+        size, channels = small, EXPANSION * width
+        found.append(Layer(f"{name}.conv2", prod(size) * width * channels))
+        if inputs != channels:
+            found.append(Layer(f"{name}.shortcut", prod(size) * inputs * channels))
+    return [*found, Layer("head", channels * spec.num_classes)]
+
+
+def bottlenecks(spec: BottleneckSpec) -> list[tuple[str, int, int, int]]:
+    """Name, channels that go in, width and stride of each block, in order."""
+    found, channels = [], spec.widths[0]
+    for stage, (count, width) in enumerate(zip(spec.blocks, spec.widths, strict=True)):
+        for block in range(count):
+            stride = 2 if stage > 0 and block == 0 else 1
+            found.append((f"stage{stage}.block{block}", channels, width, stride))
+            channels = EXPANSION * width
+    return found
 
 
 def _gpt_layers(spec: GPTSpec) -> list[Layer]:
@@ -338,6 +407,15 @@ def parameter_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
         for index, (filters, _) in enumerate(spec.convolutions):
             convolution(f"conv{index}", channels, filters)
             channels = filters
+    elif isinstance(spec, BottleneckSpec):
+        convolution("stem", channels, spec.widths[0], kernel=7)
+        for name, inputs, width, _ in bottlenecks(spec):
+            channels = EXPANSION * width
+            convolution(f"{name}.conv0", inputs, width, kernel=1)
+            convolution(f"{name}.conv1", width, width)
+            convolution(f"{name}.conv2", width, channels, kernel=1)
+            if inputs != channels:
+                convolution(f"{name}.shortcut", inputs, channels, kernel=1)
     else:
         convolution("stem", channels, spec.widths[0])
         channels = spec.widths[0]

@@ -13,6 +13,9 @@ import numpy as np
 
 from shared.specs import ModelSpec, parameter_shapes, state_shapes
 
+# The last scale of a residual block, by the model's family.
+_LAST = {"resnet": ".conv1.bn.gamma", "bottleneck": ".conv2.bn.gamma"}
+
 
 def init_weights(spec: ModelSpec, seed: int) -> dict[str, np.ndarray]:
     """Draw float32 initial weights for `spec`: every parameter and BatchNorm's running statistics.
@@ -27,8 +30,8 @@ def init_weights(spec: ModelSpec, seed: int) -> dict[str, np.ndarray]:
     for name, shape in parameter_shapes(spec).items():
         stream = np.random.default_rng([seed, *hashlib.sha256(name.encode()).digest()])
         if name.endswith("gamma"):
-            last = spec.family == "resnet" and name.endswith(".conv1.bn.gamma")
-            value = np.zeros(shape) if last else np.ones(shape)
+            last = _LAST.get(spec.family)
+            value = np.zeros(shape) if last and name.endswith(last) else np.ones(shape)
         elif name.endswith((".beta", ".bias")):
             value = np.zeros(shape)
         elif spec.family == "gpt":

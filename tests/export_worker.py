@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 import sys
 import traceback
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 
-from shared import runtimes
+from shared import operators, runtimes
 from shared.provenance import provenance
 from shared.specs import TASKS
 from shared.weights import init_weights
@@ -31,6 +32,12 @@ kit = SimpleNamespace(
 )
 technique = kit.export
 SIZES = {"digits-cnn": (1, 3, 64), "digits-resnet20": (2,), "text-gpt": (1, 3, 64)}
+SIZES["photos-resnet50"] = (1, 3)
+MODELS = {task: TASKS[task].model for task in SIZES}
+# All kinds of its layers, in fewer and narrower ones.
+MODELS["photos-resnet50"] = replace(
+    MODELS["photos-resnet50"], input_shape=(64, 64, 3), blocks=(1, 2), widths=(16, 32)
+)
 LENGTHS = {1: 64, 3: 40, 64: 7}  # of text, by batch size
 
 random = np.random.default_rng(5)
@@ -41,7 +48,8 @@ KERNEL = random.normal(size=(5, 3)).astype(np.float32)
 def inputs(task, size):
     if task == "text-gpt":
         return np.random.default_rng(size).integers(0, 98, (size, LENGTHS[size]))
-    return np.random.default_rng(size).normal(size=(size, 32, 32, 1)).astype(np.float32)
+    shape = (size, *MODELS[task].input_shape)
+    return np.random.default_rng(size).normal(size=shape).astype(np.float32)
 
 
 def on_device(array):
@@ -67,8 +75,13 @@ def raised(function, *args, **kwargs):
 
 
 def built(task):
-    weights = init_weights(TASKS[task].model, seed=1)
-    return kit.models.build(TASKS[task].model, weights), weights
+    """A model whose residual branches count: they begin with a scale of 0."""
+    spec = MODELS[task]
+    weights = {
+        name: value if value.any() or not name.endswith("gamma") else np.full_like(value, 0.2)
+        for name, value in init_weights(spec, seed=1).items()
+    }
+    return kit.models.build(spec, weights), weights
 
 
 # Scenarios ------------------------------------------------------------------------------------
@@ -79,9 +92,10 @@ def tasks():
     found = {}
     for task, sizes in SIZES.items():
         model, weights = built(task)
+        x = on_device(inputs(task, sizes[0]))
         path = technique.export_onnx(
             model,
-            on_device(inputs(task, sizes[0])),
+            x,
             FOLDER / f"{task}.onnx",
             provenance(TASKS[task], weights),
             dynamic_sequence=task == "text-gpt",
@@ -91,8 +105,9 @@ def tasks():
         found[task] = {
             "own": _long_enough(own, task, sizes),
             "file": [np.asarray(file(on_device(inputs(task, n)))).tolist() for n in sizes],
-            "operators": runtimes.onnx_operators(path),
-            "optimized": runtimes.onnx_operators(path, optimized=True),
+            "operators": operators.onnx_operators(path),
+            "optimized": operators.onnx_operators(path, optimized=True),
+            "integer layers": operators.onnx_integer_layers(path, np.asarray(x[:1])),
             "metadata": file.metadata,
             "expected metadata": provenance(TASKS[task], weights),
             "threads": file.threads,
@@ -129,6 +144,7 @@ def openvino():
         "float32": output(predict, x),
         "one": output(predict, x[:1]),
         "says": [predict.threads, predict.precision, predict.metadata == about],
+        "integer layers": operators.openvino_integer_layers(path, np.asarray(x)),
         "weights": (FOLDER / "cnn.bin").stat().st_size,
         "parameters": sum(value.nbytes for value in weights.values()),
         "reports to its makers": "openvino_telemetry" in sys.modules
@@ -161,7 +177,12 @@ def litert():
     model, weights = built("digits-cnn")
     x = on_device(inputs("digits-cnn", 64))
     if FRAMEWORK == "pt":
-        return {"refusal": raised(technique.export_litert, model, x, FOLDER / "cnn.tflite")}
+        found = {"refusal": raised(technique.export_litert, model, x, FOLDER / "cnn.tflite")}
+        for runtime in ("onnx", "openvino"):
+            export = getattr(technique, f"export_{runtime}")
+            given = (model, x, FOLDER / "refused")
+            found[f"unknown to {runtime}"] = raised(export, *given, precision="int4")
+        return found
     about = provenance(TASKS["digits-cnn"], weights)
     found = {"own": output(kit.training.make_predict(model), x)}
     for precision in ("float32", "float16"):
@@ -172,8 +193,58 @@ def litert():
         found[f"{precision} one"] = output(predict, x[:1])
         found[f"{precision} says"] = predict.metadata == about
         found[f"{precision} bytes"] = path.stat().st_size
-    found["unknown"] = raised(technique.export_litert, model, x, path, precision="int4")
+    for runtime in ("onnx", "openvino", "litert"):
+        export = getattr(technique, f"export_{runtime}")
+        found[f"unknown to {runtime}"] = raised(export, model, x, path, precision="int4")
     return found
+
+
+def int8():
+    """A ResNet in 8-bit integers, calibrated with what it then predicts."""
+    task = "photos-resnet50"
+    model, weights = built(task)
+    about = provenance(TASKS[task], weights)
+    x = on_device(inputs(task, 16))
+    found = {"own": output(kit.training.make_predict(model), x), "files": {}}
+    kinds = {"onnx": "onnx", "openvino": "xml"}
+    if FRAMEWORK == "tf":
+        kinds["litert"] = "tflite"
+    for runtime, ending in kinds.items():
+        export = getattr(technique, f"export_{runtime}")
+        path = export(model, x, FOLDER / f"int8-{runtime}.{ending}", about, precision="int8")
+        predict = getattr(runtimes, f"load_{runtime}")(path, threads=1)
+        weighs = path.with_suffix(".bin") if runtime == "openvino" else path
+        found["files"][runtime] = {
+            "out": output(predict, x),
+            "one": output(predict, x[:1]),
+            "says": predict.metadata == about,
+            "layers": getattr(operators, f"{runtime}_integer_layers")(path, np.asarray(x[:2])),
+            "share": weighs.stat().st_size / sum(value.nbytes for value in weights.values()),
+        }
+    fixed = {"dynamic_batch": False, "precision": "int8"}
+    path = technique.export_onnx(model, x, FOLDER / "int8-fixed.onnx", **fixed)
+    found["fixed batch"] = output(runtimes.load_onnx(path, threads=1), x)
+    return found | {"refusals": _int8_refusals(model, x)}
+
+
+def _int8_refusals(model, x):
+    """What calibration cannot be done with."""
+    whole = np.asarray(x)
+    holed = whole.copy()
+    holed.flat[100] = np.nan
+    samples = {"none": on_device(whole[:0]), "not finite": on_device(holed)}
+    kinds = ["onnx", "openvino"] + ["litert"] * (FRAMEWORK == "tf")
+    return {
+        f"{runtime} {name}": raised(
+            getattr(technique, f"export_{runtime}"),
+            model,
+            given,
+            FOLDER / f"refused-{runtime}-{name}.x",
+            precision="int8",
+        )
+        for runtime in kinds
+        for name, given in samples.items()
+    } | own.nothing_to_quantize()
 
 
 def foreign():
@@ -227,6 +298,10 @@ def _damaged():
         for kind, content in contents.items():
             other.write_bytes(content)
             found[f"{name} {kind}"] = raised(load, other, threads=1)
+            count = getattr(operators, f"{name}_integer_layers")
+            found[f"{name} {kind} counted"] = raised(count, other, np.zeros((1, 1), np.float32))
+            if name == "onnx":
+                found[f"operators {kind}"] = raised(operators.onnx_operators, other)
         found[f"{name} gone"] = raised(load, FOLDER / f"nothing{path.suffix}", threads=1)
     found["onnx unchecked"] = raised(
         _without_check, whole=(FOLDER / "digits-cnn.onnx").read_bytes()
@@ -318,6 +393,11 @@ class PyTorch:
             found[name] = {n: outputs(predict, LEFT[:n], RIGHT[:n]) for n in (1, 3, 64)}
         return {"two inputs": found}
 
+    def nothing_to_quantize(self):
+        path, x = FOLDER / "refused.onnx", self.torch.randn(4, 3)
+        given = (self.torch.nn.ReLU(), x, path)
+        return {"onnx no layer": raised(technique.export_onnx, *given, precision="int8")}
+
     def unsupported(self):
         torch, nn = self.torch, self.torch.nn
 
@@ -330,7 +410,15 @@ class PyTorch:
                 return x if x.sum() > 0 else -x
 
         x = torch.randn(4, 4)
+        cnn, _ = built("digits-cnn")
+        wrong = torch.randn(2, 3, 32, 32)  # three channels, not one
         return {
+            f"misfit {kind}": raised(export, cnn, wrong, FOLDER / f"refused.{kind}")
+            for kind, export in (
+                ("onnx", technique.export_onnx),
+                ("xml", technique.export_openvino),
+            )
+        } | {
             f"{name} {kind}": raised(export, model, x, FOLDER / f"refused.{kind}")
             for kind, export in (
                 ("onnx", technique.export_onnx),
@@ -395,6 +483,13 @@ class TensorFlow:
             found[kind] = {n: outputs(predict, LEFT[:n], RIGHT[:n]) for n in (1, 3, 64)}
         return found
 
+    def nothing_to_quantize(self):
+        keras = self.tf.keras
+        given = keras.Input((3,))
+        model = keras.Model(given, keras.layers.ReLU()(given))
+        given = (model, self.tf.ones((4, 3)), FOLDER / "refused.onnx")
+        return {"onnx no layer": raised(technique.export_onnx, *given, precision="int8")}
+
     def unsupported(self):
         tf = self.tf
 
@@ -407,6 +502,16 @@ class TensorFlow:
                 y = self.inside(x)
                 return tf.math.real(tf.linalg.eigvals(tf.matmul(y, y, transpose_b=True)))
 
+        cnn, _ = built("digits-cnn")
+        wrong = tf.zeros((2, 32, 32, 3))  # three channels, not one
+        misfit = {
+            f"misfit {kind}": raised(export, cnn, wrong, FOLDER / f"refused.{kind}")
+            for kind, export in (
+                ("onnx", technique.export_onnx),
+                ("xml", technique.export_openvino),
+                ("tflite", technique.export_litert),
+            )
+        }
         model = Eigenvalues()
         unbuilt = raised(technique.export_onnx, model, tf.zeros((4, 4)), FOLDER / "no.onnx")
         model(tf.zeros((4, 4)))
@@ -418,13 +523,13 @@ class TensorFlow:
                 ("tflite", technique.export_litert),
             )
         }
-        return found | {"unbuilt": unbuilt}
+        return found | misfit | {"unbuilt": unbuilt}
 
 
 def main() -> None:
     kit.runtime.configure(threads=1, seed=0)
     found = {}
-    for scenario in (tasks, openvino, text, litert, foreign, refusals):
+    for scenario in (tasks, openvino, text, litert, int8, foreign, refusals):
         try:
             found[scenario.__name__] = scenario()
         except Exception:

@@ -19,6 +19,7 @@ import numpy as np
 from shared.provenance import provenance
 from shared.specs import TASKS, GPTSpec
 from shared.weights import init_weights
+from tests.flipped import flipped
 
 FRAMEWORK = "pt" if sys.argv[1] == "pt" else "tf"
 FOLDER = Path(sys.argv[2])
@@ -161,6 +162,8 @@ class PyTorch:
         for kind, content in {"half": whole[: len(whole) // 2], "text": b"no package"}.items():
             other.write_bytes(content)
             found[kind] = raised(technique.load_package, other, threads=1)
+        other.write_bytes(flipped(whole))
+        found["flipped"] = raised(technique.load_package, other, threads=1)
         self.torch.save({"a": 1}, other)  # a zip archive, but of something else
         found["other"] = raised(technique.load_package, other, threads=1)
         return found
@@ -196,6 +199,25 @@ class PyTorch:
         found["own"] = [given["y"].tolist(), given["z"].tolist()]
         return {"two inputs": found}
 
+    def without_tensorrt(self, model):
+        """With a GPU but without the package."""
+        cuda = self.torch.cuda
+        known, cuda.is_available = cuda.is_available, lambda: True
+        try:
+            return raised(technique.tensorrt_predict, model)
+        finally:
+            cuda.is_available = known
+
+    def without_compiler(self):
+        """A process in which the C++ compiler is a name that leads nowhere."""
+        from torch._inductor import config
+
+        model = self.torch.nn.Linear(7, 11)
+        with config.patch({"cpp.cxx": ("/nowhere/c++",)}):
+            return raised(
+                technique.export_package, model, self.torch.ones(2, 7), FOLDER / "refused.pt2"
+            )
+
     def refusals(self, model):
         torch = self.torch
 
@@ -204,7 +226,13 @@ class PyTorch:
                 return x if x.sum() > 0 else -x
 
         (FOLDER / "damaged.pt").write_bytes((FOLDER / "two.pt").read_bytes()[:2000])
+        (FOLDER / "flipped.pt").write_bytes(flipped((FOLDER / "two.pt").read_bytes()))
         return {
+            "torchscript flipped": raised(
+                technique.load_torchscript, FOLDER / "flipped.pt", threads=1
+            ),
+            "torch-tensorrt": own.without_tensorrt(model),
+            "compiler": own.without_compiler(),
             "branch": raised(
                 technique.export_package, Branch(), torch.ones(3, 3), FOLDER / "branch.pt2"
             ),

@@ -15,12 +15,33 @@ from types import SimpleNamespace
 import numpy as np
 
 from shared import datasets
-from shared.specs import TASKS, CNNSpec, GPTSpec, ModelSpec, Recipe, layers, parameter_shapes
+from shared.specs import (
+    TASKS,
+    CNNSpec,
+    GPTSpec,
+    ModelSpec,
+    Recipe,
+    Task,
+    layers,
+    parameter_shapes,
+)
 from shared.weights import init_weights
 
-# One task of each model family. The deeper and the wider transformer are the same code, and every
-# timed row certifies its ten first losses.
+_RESNET50 = TASKS["photos-resnet50"]
+
+
+def _smaller(size: int, **model) -> Task:
+    """ResNet-50's task on crops of `size` pixels, with other fields of its spec."""
+    data = replace(_RESNET50.dataset, name=f"crops-{size}", image_size=size)
+    spec = replace(_RESNET50.model, input_shape=(size, size, 3), **model)
+    return replace(_RESNET50, dataset=data, model=spec)
+
+
+# One task of each model family, ResNet-50's with fewer blocks and channels. The deeper and the
+# wider transformer are the same code, and every timed row certifies its ten first losses.
 PROVEN = {name: TASKS[name] for name in ("digits-cnn", "digits-resnet20", "text-gpt")}
+PROVEN["photos-resnet50"] = _smaller(48, blocks=(1, 2), widths=(8, 12))
+RESNET50 = _smaller(64)  # all blocks and channels
 BATCH_SIZE = 8
 STEPS = 10
 SEED = 5
@@ -58,6 +79,7 @@ def main(framework: str, folder: str, output: str) -> None:
         if framework == "tf":
             work |= _faults(kit, task, batches)
         found |= _flat(task.name, work)
+    found |= _flat("resnet50", _resnet50(kit, Path(folder)))
     found |= _flat("optimizers", _optimizers(kit))
     np.savez(output, **found)
 
@@ -102,7 +124,7 @@ def trained_looking(spec: ModelSpec) -> dict[str, np.ndarray]:
     weights = init_weights(spec, SEED)
     for name, value in weights.items():
         kind = name.rpartition(".")[2]
-        if name.endswith("conv1.bn.gamma"):
+        if name.endswith("conv2.bn.gamma" if spec.family == "bottleneck" else "conv1.bn.gamma"):
             # Trained residual branches add little; large ones amplify rounding from block to block.
             weights[name] = random.uniform(0.1, 0.3, value.shape).astype(np.float32)
         elif kind in ("gamma", "variance"):
@@ -110,6 +132,17 @@ def trained_looking(spec: ModelSpec) -> dict[str, np.ndarray]:
         elif kind in ("beta", "bias", "mean"):
             weights[name] = random.normal(0.0, 0.3, value.shape).astype(np.float32)
     return weights
+
+
+def _resnet50(kit, folder):
+    """The whole of it: forward in float32; loss and gradients, of four samples, in float64."""
+    spec, start = RESNET50.model, trained_looking(RESNET50.model)
+    x, y = datasets.load(datasets.materialise(RESNET50.dataset, folder), "train")
+    batch = (np.asarray(x[:4]), np.asarray(y[:4]))
+    found = {"float32": _forward(kit, spec, start, [batch])}
+    with _Float64(kit):
+        found["float64"] = _gradients(kit, spec, start, [(batch[0].astype(np.float64), batch[1])])
+    return found
 
 
 def _forward(kit, spec, start, batches):
@@ -189,7 +222,8 @@ def _gradients(kit, spec, start, batches):
     ((x, y),) = kit.data.resident_batches(batches[:1])
     loss_fn = _loss_of(kit, batches)
     if kit.framework == "pt":
-        loss_fn(model.train()(x), y).backward()
+        loss = loss_fn(model.train()(x), y)
+        loss.backward()
         gradients = [parameter.grad for parameter in named.values()]
     else:
         import tensorflow as tf
@@ -198,7 +232,10 @@ def _gradients(kit, spec, start, batches):
             loss = loss_fn(model(x, training=True), y)
         gradients = tape.gradient(loss, list(named.values()))
     pairs = zip(named, gradients, strict=True)
-    return {"gradients": {name: kit.models.to_canonical(name, _numpy(g)) for name, g in pairs}}
+    return {
+        "loss": _numpy(loss),
+        "gradients": {name: kit.models.to_canonical(name, _numpy(g)) for name, g in pairs},
+    }
 
 
 def _numpy(tensor):

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from bench.bench_export import ROUTES, TECHNIQUE
+from shared import operators
 from shared.provenance import class_names
 from shared.specs import TASKS
 
@@ -83,7 +84,10 @@ def apart(ours, theirs):
 # ONNX -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("task", ["digits-cnn", "digits-resnet20", "text-gpt"])
+TESTED = ["digits-cnn", "digits-resnet20", "text-gpt", "photos-resnet50"]
+
+
+@pytest.mark.parametrize("task", TESTED)
 def test_onnx_predicts_what_the_model_does_at_any_batch_size_and_length(found, task):
     case = found["tasks"][task]
     for ours, theirs in zip(case["file"], case["own"], strict=True):
@@ -93,7 +97,7 @@ def test_onnx_predicts_what_the_model_does_at_any_batch_size_and_length(found, t
     assert case["threads"] == 1
 
 
-@pytest.mark.parametrize("task", ["digits-cnn", "digits-resnet20", "text-gpt"])
+@pytest.mark.parametrize("task", TESTED)
 def test_on_neutral_ground_twins_agree(evidence, task):
     """The same weights and inputs, exported by both frameworks, in the same ONNX Runtime."""
     pt, *others = (evidence[name]["tasks"][task]["file"] for name in WORKERS)
@@ -136,6 +140,7 @@ def test_class_names_are_as_many_as_classes():
     assert class_names(TASKS["digits-cnn"].dataset) == list("0123456789")
     names = class_names(TASKS["text-gpt"].dataset)
     assert len(names) == len(set(names)) == TASKS["text-gpt"].model.vocabulary
+    assert len(class_names(TASKS["photos-resnet50"].dataset)) == 6
     with pytest.raises(ValueError, match="photos are the names of its folders"):
         class_names(TASKS["photos"].dataset)
 
@@ -227,13 +232,61 @@ def test_litert_predicts_what_the_model_does(found):
         assert case["refusal"].startswith("NotImplementedError: PyTorch has no LiteRT exporter")
         assert "litert-torch" in case["refusal"]
         return
+    said = "ValueError: unknown precision 'int4': float32, float16 or int8"
+    assert case["unknown to litert"] == said
     for precision, bar in (("float32", ROUNDED), ("float16", 5e-3)):
         assert apart(case[precision], case["own"]) < bar
         assert apart(case[f"{precision} one"], case["own"][:1]) < bar
         assert case[f"{precision} says"]
     assert apart(case["float16"], case["own"]) > ROUNDED
     assert case["float16 bytes"] < 0.65 * case["float32 bytes"]
-    assert case["unknown"] == "ValueError: unknown precision 'int4': float32 or float16"
+
+
+# int8 -------------------------------------------------------------------------------------------
+
+LAYERS = 1 + 3 * 3 + 2 + 1  # stem, three blocks, shortcuts, head
+
+
+def test_int8_runs_every_layer_over_integers_and_predicts_nearly_the_same(found):
+    case = found["int8"]
+    runtimes = {"onnx", "openvino"} | ({"litert"} if found.framework == "tf" else set())
+    assert case["files"].keys() == runtimes
+    for runtime, given in case["files"].items():
+        assert sum(given["layers"].values()) == LAYERS, (runtime, given["layers"])
+        assert 1e-3 < apart(given["out"], case["own"]) < 0.1, runtime
+        assert apart(given["one"], given["out"][:1]) < 1e-5, runtime
+        assert given["says"], runtime
+        assert given["share"] < 0.75, runtime  # of the weights in float32; the graph is as large
+
+
+def test_only_layers_are_counted():
+    found = operators._layers({"Convert": 4, "Convolution": 2, "Add": 3, "FullyConnected": 1})
+    assert found == {"Convolution": 2, "FullyConnected": 1}
+
+
+def test_float32_files_have_no_layer_over_integers(found):
+    assert found["openvino"]["integer layers"] == {}
+    assert found["tasks"]["digits-cnn"]["integer layers"] == {}
+
+
+def test_int8_of_a_fixed_batch(found):
+    case = found["int8"]
+    assert apart(case["fixed batch"], case["own"]) < 0.1
+
+
+def test_int8_refuses_what_it_cannot_be_calibrated_with(found):
+    said = dict(found["int8"]["refusals"])
+    no_layer = said.pop("onnx no layer")
+    assert no_layer.startswith("NotImplementedError: ONNX Runtime can't quantize this model: ")
+    assert no_layer.endswith("no layer that ONNX Runtime quantizes")
+    assert said.keys() == {
+        f"{runtime} {name}"
+        for runtime in ("onnx", "openvino", *(["litert"] if found.framework == "tf" else []))
+        for name in ("none", "not finite")
+    }
+    for name, line in said.items():
+        wanted = "calibration samples hold" if "finite" in name else "calibration needs samples"
+        assert line.startswith(f"ValueError: {wanted}"), name
 
 
 # Models that are not ours -----------------------------------------------------------------------
@@ -289,6 +342,11 @@ def test_damaged_and_foreign_files_get_one_clear_line(found):
             assert said.startswith("ValueError: ")
             assert "damaged." in said
             assert "\n" not in said
+            counted = refusals[f"{runtime} {kind} counted"]
+            assert counted.startswith("ValueError: ")
+            assert "damaged." in counted
+            assert "\n" not in counted
+            assert refusals[f"operators {kind}"].startswith("ValueError: ")
         assert refusals[f"{runtime} gone"].startswith("FileNotFoundError: no file ")
     assert "unchecked.onnx" in refusals["onnx unchecked"]
     assert refusals["onnx unchecked"].startswith("ValueError: ONNX Runtime can't load ")
@@ -314,6 +372,9 @@ def test_an_operator_that_the_format_lacks_is_named(found):
         assert said.startswith("NotImplementedError: "), kind
         assert "eig" in said.lower()
         assert "\n" not in said
+        misfit = refusals[f"misfit {kind}"]
+        assert misfit.startswith(("NotImplementedError: ", "ValueError: ")), kind
+        assert "\n" not in misfit
     if found.framework == "pt":
         assert "data-dependent" in refusals["branch onnx"]
         assert "data-dependent" in refusals["branch xml"]
@@ -328,6 +389,9 @@ def test_no_refused_file_is_left(found, folders):
 
 def test_settings_and_machines_that_lack_something(found):
     refusals = found["refusals"]
+    for runtime in ("onnx", "openvino"):
+        said = found["litert"][f"unknown to {runtime}"]
+        assert said == "ValueError: unknown precision 'int4': float32 or int8"
     assert refusals["precision"] == "ValueError: unknown precision 'int8': float32 or bfloat16"
     assert refusals["tensorrt"].startswith("NotImplementedError: this ONNX Runtime has no TensorRT")
 

@@ -18,6 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from pt_impl import models, runtime, training
 from shared.specs import (
     TASKS,
+    BottleneckSpec,
     CNNSpec,
     GPTSpec,
     ResNetSpec,
@@ -32,6 +33,7 @@ BATCH_SIZE = 3
 SPECS = {name: task.model for name, task in TASKS.items()} | {
     "odd-cnn": CNNSpec((9, 13, 3), ((4, 1), (5, 2), (6, 2)), num_classes=7),
     "odd-resnet": ResNetSpec((9, 13, 3), 2, (4, 6, 10), num_classes=7),
+    "odd-bottleneck": BottleneckSpec((9, 13, 3), (1, 2), (4, 6), num_classes=7),
     "odd-gpt": GPTSpec(vocabulary=11, sequence_length=7, width=12, heads=3, layers=3),
 }
 EACH_SPEC = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
@@ -39,7 +41,7 @@ EACH_SPEC = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 TENSORFLOW_COUNTS = """
 import json, sys
 import tensorflow as tf
-from shared.specs import CNNSpec, GPTSpec, ResNetSpec
+from shared.specs import BottleneckSpec, CNNSpec, GPTSpec, ResNetSpec
 from tf_impl import models
 
 profiler = tf.compat.v1.profiler
@@ -144,3 +146,9 @@ def test_a_step_costs_three_forward_passes_less_the_gradient_of_the_input():
     assert train_step_flops(spec, 1) == 3 * forward_flops(spec, 1) - 2 * first.macs
     wider = replace(spec, convolutions=((32, 2), *spec.convolutions[1:]))
     assert layers(wider)[0].macs == 2 * first.macs
+
+
+def test_resnet50_costs_what_is_known_of_it():
+    """4.09 billion multiply-accumulates at 224 px for 1,000 classes, as torchvision states it."""
+    spec = replace(SPECS["photos-resnet50"], num_classes=1000)
+    assert forward_flops(spec, 1) == 2 * 4_089_184_256

@@ -146,12 +146,18 @@ def test_what_does_not_fit_gets_one_clear_line(found):
 
 def test_damaged_and_foreign_files_get_one_clear_line(found):
     damaged = found["package"]["damaged"]
-    kinds = {"pt": {"half", "text", "other"}, "tf": {"graph", "weights", "metadata", "empty"}}
+    kinds = {
+        "pt": {"half", "text", "other", "flipped"},
+        "tf": {"graph", "weights", "metadata", "empty"},
+    }
     assert damaged.keys() == kinds[found.framework]
     said = list(damaged.values())
     if found.framework == "pt":
         refusals = found["refusals"]
         said += [refusals["torchscript"], refusals["torchscript of a package"]]
+        flipped = [damaged["flipped"], refusals["torchscript flipped"]]
+        assert all("does not have its checksum" in line for line in flipped)
+        said += flipped
     for line in said:
         assert line is not None, damaged
         assert line.startswith("ValueError: can't load ")
@@ -166,6 +172,11 @@ def test_what_a_framework_or_machine_lacks_is_said(found):
         )
         assert refusals["branch"].startswith("NotImplementedError: AOTInductor can't take this")
         assert "data-dependent" in refusals["branch"]
+        assert refusals["torch-tensorrt"] == (
+            "NotImplementedError: torch-tensorrt is not installed: pip install torch-tensorrt"
+        )
+        assert refusals["compiler"].startswith("NotImplementedError: AOTInductor can't take this")
+        assert "\n" not in refusals["compiler"]
         return
     assert refusals["tensorrt"].startswith("NotImplementedError: TF-TRT is gone")
     assert "load_tensorrt" in refusals["tensorrt"]

@@ -18,7 +18,7 @@ import pytest
 from shared import datasets
 from shared.specs import TASKS, GPTSpec, parameter_count
 from tests.parity import SIDES, check, part
-from tests.parity_worker import PROVEN, SEED, STEPS, STREAM_ROWS, normalised_values
+from tests.parity_worker import PROVEN, RESNET50, SEED, STEPS, STREAM_ROWS, normalised_values
 
 KERAS = ("keras3", "tf_keras")
 RELU = [name for name, task in PROVEN.items() if not isinstance(task.model, GPTSpec)]
@@ -38,7 +38,7 @@ def test_every_family_of_models_is_proven():
 @pytest.mark.parametrize("task", PROVEN)
 @pytest.mark.parametrize("side", SIDES)
 def test_parameters(side, task):
-    assert part(side, f"{task}/float32")["parameters"] == parameter_count(TASKS[task].model)
+    assert part(side, f"{task}/float32")["parameters"] == parameter_count(PROVEN[task].model)
 
 
 @pytest.mark.parametrize("task", PROVEN)
@@ -52,7 +52,7 @@ class TestSameWork:
         precision = "float64" if task in RELU else "float32"
         ours, theirs = (work(s, f"{task}/{precision}", "gradients") for s in (side, "pt"))
         assert len(theirs) == len(work("pt", f"{task}/float32", "weights")) - 2 * len(
-            normalised_values(TASKS[task].model)
+            normalised_values(PROVEN[task].model)
         )
         check(ours, theirs, TASKS[task].parity)
 
@@ -70,6 +70,16 @@ class TestSameWork:
 
     def test_stream(self, side, task):
         check(work(side, f"{task}/stream"), work("pt", f"{task}/stream"), 0.0)
+
+
+@pytest.mark.parametrize("side", KERAS)
+def test_resnet50_whole(side):
+    """All 53 convolutions: forward in float32; loss and every gradient in float64."""
+    assert part(side, "resnet50/float32")["parameters"] == parameter_count(RESNET50.model)
+    for precision, bar in (("float32", RESNET50.parity), ("float64", 1e-9)):
+        ours, theirs = (part(each, f"resnet50/{precision}") for each in (side, "pt"))
+        check(ours, theirs, bar)
+    assert sum(name.endswith(".kernel") for name in theirs) == 53 + 1
 
 
 @pytest.mark.parametrize("task", RELU)
@@ -102,7 +112,7 @@ def test_first_losses_of_the_recipe(side, task):
 @pytest.mark.parametrize("task", PROVEN)
 def test_stream_is_the_shared_one(side, task, tmp_path_factory):
     folder = tmp_path_factory.getbasetemp() / "parity-data"
-    x, y = datasets.load(datasets.materialise(TASKS[task].dataset, folder), "train")
+    x, y = datasets.load(datasets.materialise(PROVEN[task].dataset, folder), "train")
     drawn = datasets.first_batches(x[:STREAM_ROWS], y[:STREAM_ROWS], 16, 6, seed=SEED)
     expected = {
         f"{i}/{n}": v for i, pair in enumerate(drawn) for n, v in zip("xy", pair, strict=True)
@@ -120,7 +130,7 @@ def test_biased_variance_of_keras_3(task):
     `test_ten_steps` shows that this is all: with the factor n / (n - 1) put in, weights, statistics
     and evaluation agree.
     """
-    model = TASKS[task].model
+    model = PROVEN[task].model
     keras, torch = (part(side, f"{task}/float32") for side in ("keras3", "pt"))
     counts = normalised_values(model)
     assert counts

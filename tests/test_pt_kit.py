@@ -1,6 +1,7 @@
 """The PyTorch kit: what its functions do, seen from outside."""
 
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import torchvision
 from torch import nn
 
 from pt_impl import data, models, runtime, training
@@ -215,6 +217,37 @@ def test_resnet20_has_twenty_layers():
     shortcuts = [m for m in layers if getattr(m, "kernel_size", None) == (1, 1)]
     assert len(layers) - len(shortcuts) == 20
     assert len(shortcuts) == 2
+
+
+def test_resnet50_is_the_standard_one():
+    """With its weights, torchvision's ResNet-50 (v1.5) gives the same logits."""
+    spec = replace(TASKS["photos-resnet50"].model, num_classes=1000)
+    torch.manual_seed(0)
+    theirs = torchvision.models.resnet50(weights=None).eval()
+    for module in theirs.modules():
+        if isinstance(module, nn.BatchNorm2d):  # no scale is 1 and no shift is 0
+            for tensor in (module.weight, module.bias, module.running_mean, module.running_var):
+                nn.init.uniform_(tensor, 0.2, 0.5)
+    ours = models.build(spec).eval()
+    names = (
+        (r"^stem\.(conv|bn)", r"\g<1>1"),
+        (r"^stage(\d)\.block(\d)", lambda found: f"layer{int(found[1]) + 1}.{found[2]}"),
+        (r"conv(\d)\.(conv|bn)", lambda found: f"{found[2]}{int(found[1]) + 1}"),
+        (r"shortcut\.conv", "downsample.0"),
+        (r"shortcut\.bn", "downsample.1"),
+        (r"^head", "fc"),
+    )
+    given, state = theirs.state_dict(), {}
+    for name in ours.state_dict():
+        known = name
+        for pattern, replacement in names:
+            known = re.sub(pattern, replacement, known)
+        state[name] = given.pop(known)
+    assert not given
+    ours.load_state_dict(state)
+    x = torch.randn(2, 3, 96, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(x), theirs(x), rtol=1e-4, atol=1e-4)
 
 
 # Data ----------------------------------------------------------------------------------------

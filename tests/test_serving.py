@@ -152,6 +152,35 @@ def test_half_precision_has_its_own_bar(prove):
     assert prove(LOGITS * 1.01)[1] is not None
 
 
+def test_int8_has_its_own_bar_and_says_so(prove):
+    evidence, reason = prove(LOGITS * 1.09, export={"precision": "int8"})
+    assert reason is None
+    assert evidence["computes_in"] == "int8, else float32"
+    assert "allowed 1e-01" in prove(LOGITS * 1.11, export={"precision": "int8"})[1]
+
+
+def test_int8_is_calibrated_with_samples_of_the_training_split(tmp_path):
+    spec = DatasetSpec("few", "digits", train_size=7, test_size=2)
+    data = datasets.materialise(spec, tmp_path)
+    settings = {"export": {"precision": "int8"}}
+    work = Work(TASK, "onnx_int8", settings, 1, WEIGHTS, "predict", data=str(data))
+    x, y = serving._example(work)
+    assert np.array_equal(x, datasets.load(data, "train")[0])
+    assert len(y) == 7
+    x, _ = serving._example(Work(TASK, "onnx", {}, 1, WEIGHTS, "predict", data=str(data)))
+    assert x.shape == (2, 32, 32, 1)
+
+
+def test_every_layer_counts_in_a_proof():
+    weights = {"a.bn.gamma": np.zeros(3, np.float32), "b.bn.gamma": np.ones(3, np.float32)}
+    weights |= {"a.bias": np.zeros(2, np.float32)}
+    found = serving.live(Work(TASK, "onnx", {}, 1, weights)).weights
+    assert found["a.bn.gamma"].tolist() == [np.float32(serving.LIVE)] * 3
+    assert np.array_equal(found["b.bn.gamma"], weights["b.bn.gamma"])
+    assert np.array_equal(found["a.bias"], weights["a.bias"])
+    assert not weights["a.bn.gamma"].any()  # those that were given are left
+
+
 def test_the_probe_stands_with_batch_one_alone():
     work = Work(TASK, "onnx", {}, 128, WEIGHTS, "predict")
     assert serving.probe(None, work, serving.Route()) == {}

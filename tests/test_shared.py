@@ -40,6 +40,8 @@ def test_parameter_count_is_the_known_one():
     # He et al. (2015), table 6: 0.27M, with 3 input channels.
     resnet20 = ResNetSpec((32, 32, 3), 3, (16, 32, 64), num_classes=10)
     assert parameter_count(resnet20) == pytest.approx(0.27e6, rel=0.02)
+    resnet50 = replace(TASKS["photos-resnet50"].model, num_classes=1000)
+    assert parameter_count(resnet50) == 25_557_032  # torchvision's, of either version
     gpt = GPTSpec(vocabulary=5, sequence_length=3, width=4, heads=2, layers=1)
     block = 2 * 8 + 4 * 12 + 4 * 4 + (4 * 16 + 16) + (16 * 4 + 4)
     assert parameter_count(gpt) == 5 * 4 + 3 * 4 + block + 8 + 4 * 5
@@ -223,6 +225,27 @@ def test_text_splits_share_no_source_file(folders):
         whole = datasets.encode(text).astype(np.uint8).tobytes()
         x, _ = datasets.load(folders[TEXT.name], split)
         assert all(row.astype(np.uint8).tobytes() in whole for row in x)
+
+
+def test_crops_are_standardised_photos(tmp_path):
+    spec = DatasetSpec("crops", "crops", train_size=12, test_size=7, image_size=40, num_classes=6)
+    folder = datasets.materialise(spec, tmp_path)
+    (x, y), (test_x, test_y) = (datasets.load(folder, split) for split in ("train", "test"))
+    assert x.shape == (12, 40, 40, 3)
+    assert test_x.shape == (7, 40, 40, 3)
+    assert x.dtype == test_x.dtype == np.float32
+    assert y.dtype == np.int64
+    assert y.tolist() == 2 * [0, 1, 2, 3, 4, 5]
+    assert test_y.tolist() == [0, 1, 2, 3, 4, 5, 0]
+    assert np.abs(x.mean((0, 1, 2))).max() < 1e-3
+    assert np.abs(x.std((0, 1, 2)) - 1).max() < 1e-3
+    assert not np.array_equal(x[0], test_x[0])
+    assert not np.array_equal(x[0], x[6])  # of one class
+    # A crop is a part of its photo, scaled: neighbours are alike as in a photo, not as in noise.
+    assert np.abs(np.diff(x, axis=1)).mean() < 0.5 * np.abs(x[:, ::-1] - x).mean()
+    again = datasets.materialise(spec, tmp_path / "again")
+    for file in sorted(again.iterdir()):
+        assert file.read_bytes() == (folder / file.name).read_bytes()
 
 
 @given(st.text())

@@ -148,6 +148,7 @@ def test_bad_input_gets_one_clear_line(found):
 def test_damaged_and_foreign_files_get_one_clear_line_and_run_nothing(found):
     said = dict(found["files"]["said"])
     assert said.pop("missing").startswith("FileNotFoundError: ")
+    assert "flipped" in said  # a bit inside of the weights
     for name, line in said.items():
         assert line is not None, name
         assert line.startswith("ValueError: "), name

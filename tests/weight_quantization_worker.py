@@ -20,6 +20,7 @@ import numpy as np
 
 from shared.specs import GPTSpec
 from shared.weights import init_weights
+from tests.flipped import flipped
 
 FRAMEWORK = sys.argv[1]
 kit = SimpleNamespace(
@@ -111,7 +112,7 @@ def files(folder):
     whole = technique.quantize_int8(model, identity, folder / "whole").read_bytes()
     contents = {f"first {p}%": whole[: len(whole) * p // 100] for p in (0, 30, 99)}
     contents |= {"text": b"no model\n" * 99, "bomb": pickle.dumps(Bomb(folder / "burst"))}
-    contents |= own.bombs(folder / "burst")
+    contents |= own.bombs(folder / "burst") | {"flipped": flipped(whole)}
     found = {"missing": raised(technique.load_quantized, folder / "none")}
     for name, content in contents.items():
         (folder / "damaged").write_bytes(content)

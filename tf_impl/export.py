@@ -15,6 +15,8 @@ Where the frameworks differ and why:
   files from here begin with a transposition; LiteRT's know NHWC alone.
 - tf2onnx writes the parts of a LayerNormalization or a GELU, PyTorch's exporter the whole. ONNX
   Runtime puts the GELU together again; Keras 3's normalisation it does not recognise.
+- int8 comes from ONNX Runtime's tool on both sides, over each one's own file; OpenVINO takes that
+  file. LiteRT's int8 is this side's own converter's.
 - Which sizes are open is said in the signature here, whatever the example's; in `torch.export` a
   size of one in the example is a constant.
 - LiteRT is TensorFlow's own small runtime; PyTorch needs a further package to write its files.
@@ -31,15 +33,19 @@ and how long they take.
 """
 
 import json
+import re
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import tensorflow as tf
+from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
-from shared import runtimes
+from shared import calibration, runtimes
 
 _OPSET = 18  # the newest that tf2onnx 1.17 writes
+_QUANTIZER = "shared.onnx_quantization", "onnxruntime"  # and the package that it needs
 
 
 def export_onnx(
@@ -50,21 +56,29 @@ def export_onnx(
     *,
     dynamic_batch: bool = True,
     dynamic_sequence: bool = False,
+    precision: str = "float32",
 ) -> Path:
     """Write the model in evaluation mode as one ONNX file and return its path.
 
     example_inputs: a tensor or a tuple of the model's positional arguments; anything else (a list)
     is handed over as it is. metadata: strings by name that the file carries. dynamic_batch: axis 0
     of every input may have any size, else the example's; dynamic_sequence: axis 1 too. Several
-    outputs become outputs of their own, of a dict in the order of its sorted keys. The model is
-    left as it is.
+    outputs become outputs of their own, of a dict in the order of its sorted keys. precision:
+    "float32", or "int8" of weights and activations, whose ranges are those that the example inputs
+    give: a few hundred real samples. The model is left as it is.
 
-    Raises NotImplementedError with the reason where the model cannot be translated, and
-    ModuleNotFoundError that names a missing package. Above 2 GiB protobuf refuses one file.
-    Source: `tf2onnx.convert.from_function`.
+    Raises ValueError for another precision, NotImplementedError with the reason where the model
+    cannot be translated or has nothing to quantize, and ModuleNotFoundError that names a missing
+    package. Above 2 GiB protobuf refuses one file.
+    Sources: `tf2onnx.convert.from_function`, `onnxruntime.quantization.quantize_static`.
     """
+    if precision not in ("float32", "int8"):
+        raise ValueError(f"unknown precision {precision!r}: float32 or int8")
     runtimes.package("onnx", "onnx")
     convert = runtimes.package("tf2onnx.convert", "tf2onnx")
+    if precision == "int8":
+        parts = [part.numpy() for part in tf.nest.flatten(example_inputs)]
+        batches = calibration.batches(parts, size=32 if dynamic_batch else len(parts[0]))
     predict, signature = _function(model, example_inputs, dynamic_batch, dynamic_sequence)
     file, _ = convert.from_function(predict, input_signature=signature, opset=_OPSET)
     for name, value in (metadata or {}).items():
@@ -75,6 +89,8 @@ def export_onnx(
     except ValueError as error:
         Path(path).unlink()
         raise NotImplementedError(f"ONNX can't take this model: {error}") from error
+    if precision == "int8":
+        runtimes.package(*_QUANTIZER).replace(path, batches)
     return Path(path)
 
 
@@ -86,12 +102,30 @@ def export_openvino(
     *,
     dynamic_batch: bool = True,
     dynamic_sequence: bool = False,
+    precision: str = "float32",
 ) -> Path:
     """Write the model in evaluation mode for OpenVINO: `path` (.xml), weights in a .bin beside it.
 
-    Arguments, result and errors as in `export_onnx`. Weights stay float32; in which precision they
-    are used is said when the model is loaded. Source: `openvino.convert_model`.
+    Arguments, result and errors as in `export_onnx`; int8 goes through such a file. Weights in
+    float32 stay so; in which precision they are used is said when the model is loaded.
+    Source: `openvino.convert_model`.
     """
+    openvino = runtimes.openvino_package()
+    if precision == "float32":
+        converted = _for_openvino(model, example_inputs, dynamic_batch, dynamic_sequence)
+    else:
+        with TemporaryDirectory() as folder:
+            opened = {"dynamic_batch": dynamic_batch, "dynamic_sequence": dynamic_sequence}
+            file = Path(folder, "model.onnx")
+            export_onnx(model, example_inputs, file, **opened, precision=precision)
+            converted = openvino.convert_model(str(file))
+    for name, value in (metadata or {}).items():
+        converted.set_rt_info(value, ["metadata", name])
+    openvino.save_model(converted, str(path), compress_to_fp16=False)  # which is the default
+    return Path(path)
+
+
+def _for_openvino(model, example_inputs, dynamic_batch: bool, dynamic_sequence: bool):
     openvino = runtimes.openvino_package()
     predict, signature = _function(model, example_inputs, dynamic_batch, dynamic_sequence)
     try:
@@ -103,10 +137,7 @@ def export_openvino(
     for output in converted.outputs:  # among them ends of the graph that nobody reads
         if not any(name.startswith("output_") for name in output.names):
             converted.remove_result(output.node)
-    for name, value in (metadata or {}).items():
-        converted.set_rt_info(value, ["metadata", name])
-    openvino.save_model(converted, str(path), compress_to_fp16=False)  # which is the default
-    return Path(path)
+    return converted
 
 
 def export_litert(
@@ -122,19 +153,28 @@ def export_litert(
     """Write the model in evaluation mode as a LiteRT file (.tflite) and return its path.
 
     Arguments, result and errors as in `export_onnx`; metadata stands in a zip archive at the file's
-    end. precision: of the weights in the file, "float32" or "float16", which halves it; a CPU
-    computes in float32 either way. Raises ValueError for another precision.
-    Source: `tf.lite.TFLiteConverter`.
+    end. precision: "float32"; "float16" of the weights in the file, which halves it, a CPU computes
+    in float32 either way; "int8" of weights and activations, the model's inputs and outputs staying
+    as they are. Raises ValueError for another precision. Source: `tf.lite.TFLiteConverter`.
     """
-    if precision not in ("float32", "float16"):
-        raise ValueError(f"unknown precision {precision!r}: float32 or float16")
+    if precision not in ("float32", "float16", "int8"):
+        raise ValueError(f"unknown precision {precision!r}: float32, float16 or int8")
     predict, signature = _function(model, example_inputs, dynamic_batch, dynamic_sequence)
     graph = predict.get_concrete_function(*signature)
     # Given a Keras 3 model in place of its function, it loses the weights without a word.
     converter = tf.lite.TFLiteConverter.from_concrete_functions([graph], predict)
-    if precision == "float16":
+    if precision != "float32":
         converter.optimizations = [tf.lite.Optimize.DEFAULT]
+    if precision == "float16":
         converter.target_spec.supported_types = [tf.float16]
+    elif precision == "int8":
+        # It keeps the variables of Keras 3 as such, and cannot calibrate then.
+        frozen = convert_variables_to_constants_v2(graph)
+        converter = tf.lite.TFLiteConverter.from_concrete_functions([frozen])
+        converter.optimizations = [tf.lite.Optimize.DEFAULT]
+        samples = [*calibration.batches(tf.nest.flatten(example_inputs), size=1)]
+        converter.representative_dataset = lambda: map(list, samples)
+        converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8]
     try:
         file = converter.convert()
     except Exception as error:  # a private class, and others of MLIR
@@ -167,6 +207,12 @@ def _function(
         found = model(*x, training=False) if isinstance(x, tuple) else model(x, training=False)
         return {f"output_{n}": part for n, part in enumerate(tf.nest.flatten(found))}
 
+    try:
+        predict.get_concrete_function(*signature)
+    except Exception as error:  # which quotes code before it comes to the point
+        told = re.search(r"^\s*\w*Error: (.+)$", str(error), re.MULTILINE)
+        reason = told[1] if told else runtimes.one_line(error)
+        raise NotImplementedError(f"the model can't be traced with this: {reason}") from error
     return predict, signature
 
 

@@ -1,4 +1,4 @@
-"""The three model families of the suite as functional Keras models, and their weights in and out.
+"""The model families of the suite as functional Keras models, and their weights in and out.
 
 What it holds: a model from a `shared.specs` spec, NHWC, in either Keras flavour: `tf.keras` is
 Keras 3, or tf_keras where TF_USE_LEGACY_KERAS=1 was set before the import. Layers carry the
@@ -14,7 +14,15 @@ where a small batch meets a small map.
 import numpy as np
 import tensorflow as tf
 
-from shared.specs import CNNSpec, GPTSpec, ModelSpec, ResNetSpec
+from shared.specs import (
+    EXPANSION,
+    BottleneckSpec,
+    CNNSpec,
+    GPTSpec,
+    ModelSpec,
+    ResNetSpec,
+    bottlenecks,
+)
 from tf_impl import runtime
 
 # Keras's name of a weight -> the canonical one, where they differ.
@@ -109,7 +117,7 @@ def build(spec: ModelSpec, weights: dict[str, np.ndarray] | None = None) -> tf.k
     Images go in as float32 (n, height, width, channels), codes as int64 (n, t). Logits come out
     as (n, classes) or (n, t, vocabulary). Raises ValueError where `weights` do not fit.
     """
-    makers = {CNNSpec: _cnn, ResNetSpec: _resnet, GPTSpec: _gpt}
+    makers = {CNNSpec: _cnn, ResNetSpec: _resnet, BottleneckSpec: _bottleneck_resnet, GPTSpec: _gpt}
     with tf.device(runtime.device()):
         model = makers[type(spec)](spec)
     if weights is not None:
@@ -118,15 +126,16 @@ def build(spec: ModelSpec, weights: dict[str, np.ndarray] | None = None) -> tf.k
 
 
 def _convolution(x, spec, name, filters, *, stride=1, kernel=3, relu=True):
-    """Convolution, BatchNorm and (if `relu`) ReLU; a 3x3 kernel pads one pixel on each side."""
+    """Convolution, BatchNorm and (if `relu`) ReLU; half of the kernel is padded on each side."""
     layers = tf.keras.layers
     padding = "same"
     if stride > 1:
         padding = "valid"
         if kernel > 1:
-            # SAME would pad an even image at the bottom and right. Those two rows are never read
-            # when the top and left are padded, so leave them out.
-            edges = [(1, size % 2) for size in x.shape[1:3]]
+            # SAME would pad an even image less at the top and left. The last row and column of the
+            # padding are never read there, so leave them out.
+            half = kernel // 2
+            edges = [(half, half - 1 + size % 2) for size in x.shape[1:3]]
             x = layers.ZeroPadding2D(edges, name=f"{name}.pad")(x)
     convolution = layers.Conv2D(
         filters, kernel, strides=stride, padding=padding, use_bias=False, name=name
@@ -170,6 +179,32 @@ def _residual(x, spec, name, width, stride):
         )
     x = _convolution(x, spec, f"{name}.conv0", width, stride=stride)
     x = _convolution(x, spec, f"{name}.conv1", width, relu=False)
+    x = tf.keras.layers.Add(name=f"{name}.add")([x, shortcut])
+    return tf.keras.layers.ReLU(name=f"{name}.relu")(x)
+
+
+def _bottleneck_resnet(spec):
+    layers = tf.keras.layers
+    inputs = tf.keras.Input(spec.input_shape, name="images")
+    x = _convolution(inputs, spec, "stem", spec.widths[0], stride=2, kernel=7)
+    # After a ReLU zeros are no more than any value, as PyTorch's padding of minus infinity.
+    x = layers.ZeroPadding2D([(1, size % 2) for size in x.shape[1:3]], name="maximum.pad")(x)
+    x = layers.MaxPooling2D(3, strides=2, name="maximum")(x)
+    for name, _, width, stride in bottlenecks(spec):
+        x = _bottleneck(x, spec, name, width, stride)
+    return _classifier(inputs, x, spec)
+
+
+def _bottleneck(x, spec, name, width, stride):
+    """1x1, 3x3 (with the stride) and 1x1 convolutions beside a shortcut."""
+    shortcut, outputs = x, EXPANSION * width
+    if x.shape[-1] != outputs:
+        shortcut = _convolution(
+            x, spec, f"{name}.shortcut", outputs, stride=stride, kernel=1, relu=False
+        )
+    x = _convolution(x, spec, f"{name}.conv0", width, kernel=1)
+    x = _convolution(x, spec, f"{name}.conv1", width, stride=stride)
+    x = _convolution(x, spec, f"{name}.conv2", outputs, kernel=1, relu=False)
     x = tf.keras.layers.Add(name=f"{name}.add")([x, shortcut])
     return tf.keras.layers.ReLU(name=f"{name}.relu")(x)
 

@@ -2,13 +2,15 @@
 
 What it holds: the way from a model to a graph of operators, to a file, and back.
 Twin: `pt_impl/programs.py`.
-Where the frameworks differ: TensorFlow's graphs are data by nature: the file is a MetaGraphDef, one
-protocol buffer with the graph and a signature that names its inputs and its output. PyTorch's are
-Python objects, which have to be written node by node. A graph may hold operators that read and
-write files or call back into Python; both sides refuse these.
+Where the frameworks differ: TensorFlow's graphs are data by nature: the file holds a MetaGraphDef,
+one protocol buffer with the graph and a signature that names its inputs and its output, in a zip
+archive for its checksum. PyTorch's are Python objects, which have to be written node by node. A
+graph may hold operators that read and write files or call back into Python; both sides refuse
+these.
 """
 
 import re
+import zipfile
 from collections.abc import Callable
 from operator import attrgetter
 from pathlib import Path
@@ -20,7 +22,7 @@ from tensorflow.core.protobuf import meta_graph_pb2
 from tensorflow.python.framework import op_def_registry
 from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
-_SIGNATURE = "predict"
+_SIGNATURE, _MEMBER = "predict", "program.pb"
 _FILES = re.compile("File|Save|Restore|PyFunc|Directory")
 
 
@@ -92,7 +94,8 @@ def save(program, path) -> Path:
         signature.inputs[f"{number:03}"].name = tensor.name
     (output,) = frozen.outputs
     signature.outputs["output"].name = output.name
-    Path(path).write_bytes(meta.SerializeToString())
+    with zipfile.ZipFile(path, "w") as archive:  # which keeps a checksum
+        archive.writestr(_MEMBER, meta.SerializeToString())
     return Path(path)
 
 
@@ -104,7 +107,8 @@ def load(path) -> Callable:
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no file {path}")
     try:
-        meta = meta_graph_pb2.MetaGraphDef.FromString(Path(path).read_bytes())
+        with zipfile.ZipFile(path) as archive:
+            meta = meta_graph_pb2.MetaGraphDef.FromString(archive.read(_MEMBER))
         signature = meta.signature_def[_SIGNATURE]
         inputs = [signature.inputs[name].name for name in sorted(signature.inputs)]
         if refused := _refused(meta.graph_def):
@@ -113,7 +117,7 @@ def load(path) -> Callable:
             lambda: tf.graph_util.import_graph_def(meta.graph_def, name=""), []
         )
         return whole.prune(inputs, signature.outputs["output"].name)
-    except (DecodeError, ValueError, KeyError, tf.errors.OpError) as error:
+    except (zipfile.BadZipFile, DecodeError, ValueError, KeyError, tf.errors.OpError) as error:
         raise ValueError(f"{path} is no whole file of a program: {_line(error)}") from None
 
 

@@ -192,11 +192,12 @@ def probed(rows: Rows) -> Table | None:
 
 def rates(rows: Rows) -> Table | None:
     """Samples/s that a probe found by batch size, a line for each case and number of threads."""
-    names = {name for case in filter(None, _cases(rows)) for name in case.get("metrics") or {}}
-    tried = [tuple(map(int, match.groups())) for match in map(RATE.fullmatch, names) if match]
+    found = {name for case in filter(None, _cases(rows)) for name in case.get("metrics") or {}}
+    tried = [tuple(map(int, match.groups())) for match in map(RATE.fullmatch, found) if match]
     threads, sizes = (sorted({pair[place] for pair in tried}) for place in (0, 1))
-    columns = [Column("", "variant", right=False), Column("", "", right=False)]
-    columns += [Column("", "threads"), *(Column("", f"batch\n{size}") for size in sizes)]
+    names = ("variant", "framework", "threads")  # which a table that goes on below repeats
+    columns = [Column("", name, right=False) for name in names]
+    columns += [Column("", f"batch\n{size}") for size in sizes]
 
     def line(label: str, case: dict, count: int) -> list[str]:
         found = (at(case, "metrics", f"rate_{count}_threads_batch_{n}", "value") for n in sizes)

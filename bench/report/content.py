@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from bench.report import graphs
 from bench.report.advice import Goal, goals
 from bench.report.blocks import DIFFERENT, Column, Table, tables
 from bench.report.figures import MISSING, compact, is_number, number, ratio, scaled
@@ -30,11 +31,15 @@ Facts = list[tuple[str, str]]
 
 @dataclass(frozen=True)
 class TaskPart:
-    """The tables of one technique at one task, and why pairs of it are not comparable."""
+    """The tables of one technique at one task, and why pairs of it are not comparable.
+
+    `graphs`: how the graphs of twins differ that are not equally fast.
+    """
 
     title: str
     tables: list[Table]
     incomparable: Facts
+    graphs: list[str]
 
 
 @dataclass(frozen=True)
@@ -250,7 +255,9 @@ def _task(results: dict[str, Any], technique: str, task: str) -> TaskPart:
     reasons = _grouped(
         (found.pair(c), c["reason"], c) for c in found.comparisons if c.get("reason")
     )
-    return TaskPart(task, tables(found, results["tasks"].get(task_of(task)) or {}), reasons)
+    made = tables(found, results["tasks"].get(task_of(task)) or {})
+    made += filter(None, [graphs.table(found)])
+    return TaskPart(task, made, reasons, graphs.differences(found))
 
 
 def _problems(cases: list[dict]) -> Facts:
@@ -313,11 +320,11 @@ def _apart(first: dict | None, second: dict | None) -> float | None:
 
 
 def _took_effect(cases: list[dict]) -> Facts:
-    """The proof that each variant happened, over all tasks and batch sizes."""
+    """The proof that each variant happened, over all tasks and batch sizes, but for its graphs."""
     found: dict[str, list[dict]] = {}
     for case in cases:
         if case.get("evidence") and case["role"] != "control":
-            found.setdefault(title_of(case), []).append(case["evidence"])
+            found.setdefault(title_of(case), []).append(graphs.without(case["evidence"]))
     return [(title, compact(_inner(merge(proofs)))) for title, proofs in found.items()]
 
 

@@ -20,11 +20,11 @@ from markupsafe import Markup
 
 from bench.report import charts, readme
 from bench.report.blocks import Table, phases
-from bench.report.content import Report, TechniquePart, build
+from bench.report.content import Report, TaskPart, TechniquePart, build
 from bench.report.lifetimes import lifetimes
 from bench.report.record import View, task_of, techniques, view
 from bench.report.shapes import Chart
-from bench.report.tables import SAME_WORK
+from bench.report.tables import GRAPHS, SAME_WORK
 from bench.report.text import plain
 from bench.report.tradeoffs import tradeoffs
 
@@ -39,11 +39,11 @@ class Block:
 
 @dataclass(frozen=True)
 class Section:
-    """A technique: its anchor, what is said of it, and the blocks of each of its tasks."""
+    """A technique: its anchor, what is said of it, and each of its tasks with its blocks."""
 
     anchor: str
     part: TechniquePart
-    tasks: list[tuple[str, list[Block], list[tuple[str, str]]]]
+    tasks: list[tuple[TaskPart, list[Block]]]
 
 
 def html(results: dict[str, Any]) -> str:
@@ -59,6 +59,7 @@ def html(results: dict[str, Any]) -> str:
             glance=readme.headline_tables(results),
             noise=charts.controls_forest(results["noise_floor"].get("controls") or []),
             same_work=SAME_WORK,
+            graphs=GRAPHS,
             verdicts=VERDICTS,
             record=Markup(escape(listing(results))),
             style=Markup(style),
@@ -136,7 +137,7 @@ def _sections(results: dict[str, Any], report: Report) -> list[Section]:
         for task in part.tasks:
             about = results["tasks"].get(task_of(task.title)) or {}
             made = blocks(view(results, name, task.title), task.tables, about)
-            tasks.append((task.title, made, task.incomparable))
+            tasks.append((task, made))
         anchor = "technique-" + (re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "x")
         while anchor in [section.anchor for section in sections]:
             anchor += f"-{len(sections)}"

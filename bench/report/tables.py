@@ -25,6 +25,7 @@ from bench.report.text import (
 SMALLEST_WIDTH = 60
 LONGEST_LABEL = 32  # cells; a longer one stands on a line of its own
 LONGEST_REASON = 400  # characters in the terminal; report.md has it whole
+GRAPHS = "How the graphs of twins differ"
 SAME_WORK = "Same work (certificates of twins: initial weights, first ten losses)"
 
 
@@ -75,6 +76,7 @@ def _technique(part: TechniquePart, width: int) -> list[str]:
             if not table.detail:
                 lines += ["", *grid(table, width, prefix=task.title)]
         lines += _remarks("Not comparable", task.incomparable, width)
+        lines += _bullets(GRAPHS, task.graphs, width)
     lines += _bullets("Differs by design", part.differs, width)
     lines += _bullets("Notes", part.notes, width)
     lines += _remarks("Failed, unsupported, not applied", part.problems, width)
@@ -173,7 +175,7 @@ def markdown(results: dict[str, Any]) -> str:
     return (
         _environment()
         .get_template("report.md.j2")
-        .render(report=build(results), same_work=SAME_WORK)
+        .render(report=build(results), same_work=SAME_WORK, graphs=GRAPHS)
     )
 
 
