@@ -8,6 +8,7 @@ tells them, there in the cluster that `TF_CONFIG` describes. Rank 0 reads and wr
 here and tells the others, so that only its machine needs the folder; there all read them.
 """
 
+import io
 import os
 import pickle
 import socket
@@ -204,14 +205,27 @@ def _save(replica: Replica, options: Namespace, number: int, losses: np.ndarray)
     if dist.get_rank() == 0:
         folder = options.checkpoint
         folder.mkdir(parents=True, exist_ok=True)
-        partial_file = folder / "partial"
         state = {"model": model, "optimizer": optimizer, "step": number}
         state |= {"losses": torch.from_numpy(losses), "run": parallel.identity(options)}
-        torch.save(state, partial_file)
-        partial_file.replace(folder / f"step-{number:08}.pt")
+        _write(state, folder / f"step-{number:08}.pt")
         for old in sorted(folder.glob("step-*.pt"))[:-_KEPT]:
             old.unlink()
     dist.barrier()
+
+
+def _write(state: dict, path: Path) -> None:
+    """Write a file that is there only when complete. Raises OSError, which names it.
+
+    From memory, because torch.save says no more of a full disk than "unexpected pos".
+    """
+    buffer, partial_file = io.BytesIO(), path.with_name("partial")
+    torch.save(state, buffer)
+    try:
+        partial_file.write_bytes(buffer.getbuffer())
+        partial_file.replace(path)
+    except OSError as error:
+        partial_file.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def _resume(replica: Replica, options: Namespace) -> tuple[int, np.ndarray]:

@@ -14,6 +14,7 @@ from bench.harness.processes import Limits
 from bench.harness.run import Plan, Run, Settings
 from tests import command_line, fake_plugin, faulty
 from tests.command_line import MARK
+from tests.namespaces import refusal
 
 # Other processes may keep the cores busy: how long an example takes says nothing.
 hypothesis.settings.register_profile(
@@ -107,3 +108,10 @@ def start(bench_file, results_folder):
         return command_line.start(*arguments, folder=bench_file.parent, **environment)
 
     return run
+
+
+@pytest.fixture
+def hosts_permitted():
+    """Skips, with the reason, where this machine permits no network namespaces."""
+    if reason := refusal():
+        pytest.skip(reason)

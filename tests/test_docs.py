@@ -25,7 +25,7 @@ from markdown_it import MarkdownIt
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from bench import docs, validate
+from bench import docs, projection, sweeps, validate
 from bench.docs import __main__ as command
 from bench.harness.run import techniques
 from shared import parallel
@@ -39,6 +39,7 @@ PAGES = (
         f"docs/{name}.md"
         for name in ("numbers", "add_a_technique", "your_model", "gpu", "many_devices")
     ),
+    "docs/across_hosts.md",
 )
 MADE = {"docs/report.md"}
 NEEDS_A_GPU = "# needs a GPU"
@@ -46,6 +47,8 @@ pytestmark = pytest.mark.timeout(240)
 
 BENCH = ".venv/bin/pytest bench/ --benchmark-only"
 TWO = "--pt-python .venv-pt/bin/python --tf-python .venv-tf/bin/python"
+PROJECTED = ".venv/bin/python -m bench.projection show docs/across_hosts/pt.json"
+PROJECTED += " docs/across_hosts/tf.json"
 MAKE = "python3 -m venv .venv && .venv/bin/pip install -c constraints.txt -e"
 
 ON_MANY = (
@@ -63,6 +66,8 @@ SAVING = "--checkpoint saved --save-every 100"
 #   alone     it trains for minutes: that its file can be run is
 #   tour      it is run by the test of the tour, with the tour's files
 #   launch    it needs several hosts: its options are parsed, and what it names is there
+#   hosts     it is run where network namespaces are permitted
+#   sweep     it would measure for minutes: its arguments are parsed
 #   outside   a program that is no part of this project
 COMMANDS = {
     f"{MAKE} . && {BENCH}": "install",
@@ -90,6 +95,18 @@ COMMANDS = {
     ".venv/bin/python -m tf_impl.label_smoothing": "tour",
     ".venv/bin/pytest tests/test_layout.py tests/test_label_smoothing.py": "tour",
     f"{BENCH} --effort quick -k label_smoothing": "tour",
+    # docs/across_hosts.md
+    ".venv/bin/python -m bench.hosts 'echo host $RANK of $WORLD_SIZE; ip -brief address'": "hosts",
+    ".venv/bin/python -m bench.hosts --hosts 3 --latency 5ms --bandwidth 100mbit "
+    "'.venv/bin/python -m pt_impl.collectives --floats 1000,500000'": "hosts",
+    ".venv/bin/python -m bench.hosts --bandwidth 1gbit "
+    "'.venv/bin/python -m tf_impl.collectives --floats 1000,500000'": "hosts",
+    ".venv/bin/python -m bench.projection measure --framework pt results/pt.json": "sweep",
+    ".venv/bin/python -m bench.projection measure --framework tf results/tf.json": "sweep",
+    PROJECTED: "run",
+    ".venv/bin/python -m bench.projection show docs/across_hosts/pt.json "
+    "--bandwidth 100gbit --latency 10us --compute 250ms --size 3GB": "run",
+    f"{PROJECTED} --page docs/across_hosts.md": "run",
     # docs/gpu.md
     "python3 -m venv .venv-pt && .venv-pt/bin/pip install torch torchao torchvision onnx "
     "onnxruntime onnxscript openvino numpy pillow psutil scikit-learn": "install",
@@ -287,6 +304,27 @@ def test_what_is_launched_on_many_hosts_has_valid_options(text):
     if config := re.search(r"TF_CONFIG='(.*?)'", text):
         found = json.loads(config[1])
         assert found["task"]["index"] < len(found["cluster"]["worker"])
+
+
+@pytest.mark.parametrize("text", of_kind("hosts"))
+def test_it_runs_on_every_host(clone, text, hosts_permitted):
+    done = run(text, clone)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {line.partition(":")[0] for line in done.stdout.splitlines()} >= {"host0", "host1"}
+
+
+@pytest.mark.parametrize("text", of_kind("sweep"))
+def test_a_sweep_is_asked_for_as_written(text, monkeypatch):
+    asked = []
+    monkeypatch.setattr(sweeps, "measure", lambda framework, _: asked.append(framework) or [])
+    assert projection.main(text.partition("-m bench.projection ")[2].split(" ")) == 0
+    assert asked == re.findall(r"--framework (\w+)", text)
+
+
+def test_the_projection_is_what_its_records_give(clone):
+    """Make it again with the last command of the page."""
+    done = run(f"{PROJECTED} --page docs/across_hosts.md --check", clone)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("name", techniques())

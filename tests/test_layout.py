@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 SIDES = {"pt_impl": "tf_impl", "tf_impl": "pt_impl"}
-KIT = {"models", "data", "training", "runtime", "programs", "replicas"}
+KIT = {"models", "data", "training", "runtime", "programs", "replicas", "collectives"}
 EXEMPT: set[str] = set()  # of the mirror; starts empty and should stay so
 STACKS = {"compression"}  # what they show is several techniques together, which they import
 FRAMEWORKS = {"torch", "torchvision", "torchao", "tensorflow", "keras", "tf_keras"}

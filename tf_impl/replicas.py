@@ -11,12 +11,16 @@ all of them see; there rank 0 tells the others.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import socket
 import sys
 import tempfile
+import time
 from argparse import Namespace
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -131,10 +135,10 @@ def train(variants: dict, options: Namespace) -> None:
 
 
 def join(*, timeout_s: float = 300.0) -> None:
-    """Say how long to wait for the other processes of `TF_CONFIG`, before a strategy is made.
+    """Wait for the other processes of `TF_CONFIG`, before a strategy is made.
 
     Without that variable the run has one process. Raises ValueError where it is malformed or the
-    port of this process is taken.
+    port of this process is taken, TimeoutError where a process does not come.
     """
     hosts, rank = _cluster()
     if len(hosts) == 1:
@@ -153,6 +157,58 @@ def join(*, timeout_s: float = 300.0) -> None:
             if job in jobs
         ],
     )
+    _meet(hosts, rank, timeout_s)
+
+
+def _meet(hosts: list[str], rank: int, timeout_s: float) -> None:
+    """Return when all processes have come. Raises TimeoutError where one does not.
+
+    They meet at the address of the first, before TensorFlow listens there: it would wait an hour
+    for one that does not come, whatever the coordination service is told.
+    """
+    name, _, port = hosts[0].rpartition(":")
+    deadline = time.monotonic() + timeout_s
+    if rank == 0:
+        _receive(hosts, _listener(name, int(port)), deadline, timeout_s)
+        return
+    while (left := deadline - time.monotonic()) > 0:
+        with suppress(OSError), socket.create_connection((name, int(port)), left) as first:
+            first.sendall(rank.to_bytes(4))
+            first.settimeout(max(0.01, deadline - time.monotonic()))
+            if first.recv(1):
+                return
+        time.sleep(0.05)  # it does not listen yet, or has just been started anew
+    raise TimeoutError(f"{hosts[0]}, or another process, did not come within {timeout_s:g} s")
+
+
+def _receive(hosts: list[str], server: socket.socket, deadline: float, timeout_s: float) -> None:
+    """Wait for all others and tell them to go on."""
+    missing, peers = set(range(1, len(hosts))), []
+    with ExitStack() as open_sockets:
+        open_sockets.enter_context(server)
+        while missing:
+            server.settimeout(max(0.01, deadline - time.monotonic()))
+            try:
+                peers.append(open_sockets.enter_context(server.accept()[0]))
+                peers[-1].settimeout(1.0)
+                missing.discard(int.from_bytes(peers[-1].recv(4)))
+            except TimeoutError:
+                if time.monotonic() >= deadline:
+                    absent = ", ".join(hosts[number] for number in sorted(missing))
+                    raise TimeoutError(f"{absent} did not come within {timeout_s:g} s") from None
+        server.close()
+        for peer in peers:
+            with suppress(OSError):  # one that came twice
+                peer.sendall(b".")
+
+
+def _listener(name: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server((name, port))
+    except OSError as error:
+        if error.errno != errno.EADDRNOTAVAIL:
+            raise
+        return socket.create_server(("", port))  # the name of a service; TensorFlow does the same
 
 
 def _cluster() -> tuple[list[str], int]:
