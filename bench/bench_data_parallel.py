@@ -31,6 +31,7 @@ TECHNIQUE = Technique(
         Variant("accumulated", MICRO, cold=False),
         Variant("accumulated_synchronised_each", MICRO | {"synchronise_each": True}, cold=False),
         Variant("sharded", {"variant": "sharded"}, cold=False),
+        Variant("tpu", {"variant": "tpu"}, effort="full", cold=False),
         Variant(
             "compiled", {"variant": "compiled"}, effort="full", requires="compiler", cold=False
         ),

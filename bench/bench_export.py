@@ -108,7 +108,7 @@ TECHNIQUE = Technique(
         f"{serving.CALIBRATION} samples of the training split, or all where there are fewer.",
         "Before it counts, every export is held against its model on up to "
         f"{serving.CHECKED} test samples: outputs within 1e-4 of the largest (half precision: 5%, "
-        "int8: 10%), classes equal in 99.9% (95%, 80%). The models are not trained: what int8 does "
+        "int8: 10%), classes equal in 99.9% (95%, 90%). The models are not trained: what int8 does "
         "to the accuracy of a trained one stands with post-training quantization.",
     ),
     controls=False,

@@ -8,9 +8,8 @@ batch, also where the last batch of an epoch is smaller. `processes` is Distribu
 micro-batches, `compiled` compiles the replica, `sharded` is FSDP2 (`fully_shard`; ZeRO, Rajbhandari
 et al., 2020), `one_process` is nn.DataParallel.
 
-BatchNorm is another function of the batch: each replica normalises with the statistics of its
-shard, and the running statistics kept are those of rank 0. `synchronised_norm` takes those of the
-global batch instead, for two small exchanges a layer, and equals one process again.
+BatchNorm sees each replica's shard, and the running statistics kept are those of rank 0; with
+`synchronised_norm` it sees the global batch, for two small exchanges a layer.
 
 Its twin: `tf_impl/data_parallel.py`.
 
@@ -28,9 +27,8 @@ When it helps and when it hurts: it helps where a step is long beside the exchan
 2 (n - 1) / n times their size through each replica's link. Replicas on the cores of one CPU share
 what one process has alone, and gain nothing. `sharded` is for models that do not fit.
 
-Run it alone: `python -m pt_impl.data_parallel` trains the digits CNN on one and two replicas, and
-prints how far their weights are apart. On many machines `torchrun … -m pt_impl.data_parallel BUILD
-DATA --global-batch N --steps N --out FILE` on each.
+Run it alone: `python -m pt_impl.data_parallel` trains on one and two replicas. On many machines:
+`torchrun … -m pt_impl.data_parallel BUILD DATA --global-batch N --steps N --out FILE`.
 """
 
 import sys
@@ -209,7 +207,12 @@ def one_process(
     return Replica(model, optimizer, step)
 
 
-_VARIANTS = {f.__name__: f for f in (processes, accumulated, compiled, sharded, one_process)}
+def tpu(build, *, replicas: int = 8, synchronised_norm: bool = False) -> Replica:
+    """Nothing here: PyTorch reaches TPUs through another package."""
+    raise NotImplementedError("PyTorch needs torch_xla for TPUs, which this project does not use")
+
+
+_VARIANTS = {f.__name__: f for f in (processes, accumulated, compiled, sharded, one_process, tpu)}
 
 
 def _ddp(model: nn.Module, bucket_mb: float, communication: str, synchronised_norm: bool) -> tuple:
@@ -224,19 +227,16 @@ def _ddp(model: nn.Module, bucket_mb: float, communication: str, synchronised_no
 
 def _check_machine(replicas: int, settings: dict) -> None:
     """Raise what no replica has to be started for."""
-    variant, communication = settings["variant"], settings["communication"]
-    gpus = torch.cuda.device_count()
+    variant, gpus = settings["variant"], torch.cuda.device_count()
+    if variant == "tpu":
+        tpu(None)
     if variant == "one_process" and not gpus:
         raise NotImplementedError("nn.DataParallel copies a model to GPUs, and there is none")
     if variant in ("one_process", "compiled") and settings["synchronised_norm"]:
         raise NotImplementedError(f"{variant}: BatchNorm can't be synchronised there")
-    known = ("auto",) if variant == "one_process" else ("auto", "gloo", "nccl")
-    if communication not in known:
-        raise ValueError(f"unknown communication {communication!r}: {', '.join(known)}")
-    if communication == "nccl" and not gpus:
-        raise ValueError("nccl joins GPUs, and there is none: take gloo or auto")
-    if gpus and replicas > gpus:
-        raise ValueError(f"{replicas} replicas on {gpus} GPUs: at most one each")
+    given, known = settings["communication"], ("auto", "gloo", "nccl")
+    known = known[:1] if variant == "one_process" else known
+    parallel.check_devices(replicas, given, known=known, gpus=gpus, variant=variant)
 
 
 def digits_cnn() -> tuple:

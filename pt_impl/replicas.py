@@ -75,6 +75,7 @@ def train(variants: dict, options: Namespace) -> None:
     The first process writes the result to `options.out`. Raises what `parallel.check` does, OSError
     where a checkpoint can't be written, and RuntimeError where another process has ended.
     """
+    parallel.end_with_launcher()
     settings = vars(options)
     build = parallel.find(options.build, variant=options.variant, variants=variants)
     world = int(os.environ.get("WORLD_SIZE", 1))

@@ -21,6 +21,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ LOOPBACK = "127.0.0.1"
 WARM_STEPS = 2  # at the start of a run, whose traffic does not count
 END_S = 10.0  # how long processes that were asked to end may take
 _ERROR = "replica failed: "
+_LAUNCHER = "REPLICAS_LAUNCHER"  # the process that started a run, for those that it started
 _LEAST = {
     **{"replicas": 1, "global_batch": 1, "steps": 1, "seed": 0},
     **{"micro_batches": 1, "threads": 0, "save_every": 0},
@@ -188,6 +190,20 @@ def check(data: object, replicas: int, settings: dict) -> None:
         )
 
 
+def check_devices(
+    replicas: int, communication: str, *, known: Sequence[str], gpus: int, variant: str
+) -> None:
+    """Raise ValueError for a communication that is not known, or devices that are not there."""
+    if communication not in known:
+        raise ValueError(
+            f"unknown communication {communication!r} for {variant}: {', '.join(known)}"
+        )
+    if communication == "nccl" and not gpus:
+        raise ValueError("nccl joins GPUs, and there is none: take auto")
+    if gpus and replicas > gpus:
+        raise ValueError(f"{replicas} replicas on {gpus} GPUs: at most one each")
+
+
 def find(build: str, *, variant: str, variants: dict) -> Callable:
     """Return the function that `build`, "module:function", names.
 
@@ -317,7 +333,7 @@ def run(commands: Sequence[tuple[list[str], dict[str, str]]]) -> None:
                     started.append(
                         subprocess.Popen(
                             command,
-                            env=environment,
+                            env=environment | {_LAUNCHER: str(os.getpid())},
                             stdin=subprocess.DEVNULL,
                             stdout=log,
                             stderr=log,
@@ -360,6 +376,22 @@ def end(started: Sequence[subprocess.Popen]) -> None:
     for child in alive:
         with contextlib.suppress(psutil.Error):
             child.kill()
+
+
+def end_with_launcher() -> None:
+    """Let this process end when the one that started the run does, even if that is killed.
+
+    Nothing happens where the run was started by hand or by a cluster manager.
+    """
+    if not (number := os.environ.get(_LAUNCHER)):
+        return
+
+    def wait() -> None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            psutil.Process(int(number)).wait()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def _said(logs: list[Path]) -> str | None:

@@ -106,8 +106,8 @@ BAD = {
     "nccl without a GPU": {"communication": "nccl"},
 }
 LACKING = {
-    "pt": {"one_process": {"variant": "one_process"}},
-    "tf": {"sharded": {"variant": "sharded"}},
+    "pt": {"one_process": {"variant": "one_process"}, "tpu": {"variant": "tpu"}},
+    "tf": {"sharded": {"variant": "sharded"}, "tpu": {"variant": "tpu"}},
 }
 CONFIGS = {
     "not JSON": "{",

@@ -207,6 +207,18 @@ def test_sizes_have_a_picture_of_their_own():
     assert [row[4] for row in table.rows[1:4]] == ["1.00", "3.00", "2.00"]
 
 
+def test_compressed_sizes_have_one_too():
+    """Pruned files are as large as others until they are compressed."""
+    results = small()
+    for place, name in enumerate(("pt/fp32", "pt/bf16")):
+        found = case(results, f"digits-cnn-64/{name}")
+        size = {"value": 10**6 * (2 - place), "unit": "bytes", "ci": None, "samples": None}
+        found["metrics"]["compressed_artifact"] = size
+    ((_, drawn),) = tradeoffs(view(results, "mixed_precision", "digits-cnn"), TASKS["digits-cnn"])
+    assert drawn[-1].title.startswith("Accuracy in % over size compressed [MB]")
+    assert len(of(drawn[-1], "mark")) == 2
+
+
 def test_fewer_bits_stand_higher():
     results = small()
     up = {}

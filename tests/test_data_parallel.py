@@ -299,6 +299,26 @@ def test_ctrl_c_ends_all_processes(tmp_path):
         launcher.wait()
 
 
+def test_a_launcher_that_is_killed_takes_its_processes_along(tmp_path):
+    path = tmp_path / "numbers"
+    replica = (
+        "import os, sys, time\nfrom shared import parallel\nparallel.end_with_launcher()\n"
+        "open(sys.argv[1], 'a').write(f'{os.getpid()}\\n')\ntime.sleep(600)"
+    )
+    text = (
+        "import os, sys\nfrom shared import parallel\n"
+        f"command = [sys.executable, '-c', {replica!r}, {str(path)!r}]\n"
+        "parallel.run([(command, dict(os.environ))] * 2)"
+    )
+    launcher = subprocess.Popen([sys.executable, "-c", text], cwd=ROOT, start_new_session=True)
+    try:
+        found = until(lambda: numbers(path, 2))
+    finally:
+        launcher.kill()
+        launcher.wait()
+    assert until(lambda: gone(found))
+
+
 def test_a_process_that_ends_without_a_word_is_named(tmp_path):
     with pytest.raises(RuntimeError, match="status 3"):
         parallel.run([([sys.executable, "-c", "raise SystemExit(3)"], dict(os.environ))])

@@ -90,10 +90,12 @@ def tables(root: Element) -> list[list[list[str]]]:
 
 
 @pytest.fixture(
-    scope="module", params=["docs", "docs/avx2", "docs/all_techniques", "docs/input_pipelines"]
+    scope="module",
+    params=sorted((ROOT / "docs").rglob("results.json")),
+    ids=lambda path: path.parent.name,
 )
 def published(request) -> dict:
-    return load(ROOT / request.param)
+    return load(request.param)
 
 
 # What it holds -----------------------------------------------------------------------------------

@@ -5,36 +5,31 @@ are summed over all of them, and each applies the same update. Shards are disjoi
 a shard counts by its samples, so n replicas train to the weights of one process with the whole
 batch, also where the last batch of an epoch is smaller. `processes` is MultiWorkerMirroredStrategy,
 `accumulated` exchanges gradients once in several micro-batches, `compiled` compiles forward and
-backward with XLA, `one_process` is MirroredStrategy, over GPUs or logical devices of a CPU.
-`sharded` (ZeRO, FSDP) does not exist here.
+backward with XLA, `one_process` is MirroredStrategy, over GPUs or logical devices of a CPU, `tpu`
+TPUStrategy. `sharded` (ZeRO, FSDP) does not exist here.
 
-BatchNorm is another function of the batch: each replica normalises with the statistics of its
-shard, and the moving statistics kept are those of the first. `synchronised_norm` takes those of the
-global batch instead, for three small exchanges a layer, and equals one process again.
+BatchNorm sees each replica's shard, and the moving statistics kept are those of the first; with
+`synchronised_norm` it sees the global batch, for three small exchanges a layer.
 
 Its twin: `pt_impl/data_parallel.py`.
 
 Where the frameworks differ and why:
-- tf.distribute sums gradients. DDP divides the sum by the replicas, so there a loss is multiplied
-  by them. Both weigh a shard's mean loss by its share of the samples.
-- The graph's scheduler decides what overlaps; DDP sums buckets during the backward pass.
-- One process for all devices of a machine is usual here; there it is a process a replica.
-- Variables are whole on each replica: FSDP has no twin. Parameter servers train asynchronously.
+- tf.distribute sums gradients, DDP divides the sum by the replicas; both weigh a shard's mean loss
+  by its share of the samples. The graph's scheduler decides what overlaps; DDP sends buckets.
+- Variables are whole on each replica: FSDP has no twin. `tpu` has never met one.
 - `BatchNormalization(synchronized=True)` runs everywhere; nn.SyncBatchNorm runs on GPUs only.
 - Each process opens its port of TF_CONFIG on every interface. Gloo binds to one.
-- Keras 3's `fit` fails under MultiWorkerMirroredStrategy (keras#20585), its gradient accumulation
-  under MirroredStrategy (keras#20582): hence loops as below.
+- Keras 3's `fit` and accumulation fail under these strategies (keras#20585, #20582): hence loops.
 
 When it helps and when it hurts: it helps where a step is long beside the exchange of gradients,
-2 (n - 1) / n times their size through each replica's link. Replicas on the cores of one CPU share
-what one process has alone, and gain nothing.
+2 (n - 1) / n times their size through each link. Replicas on the cores of one CPU gain nothing.
 
-Run it alone: `python -m tf_impl.data_parallel` trains the digits CNN on one and two replicas, and
-prints how far their weights are apart. On many machines `TF_CONFIG=… python -m
-tf_impl.data_parallel BUILD DATA --global-batch N --steps N --out FILE` on each.
+Run it alone: `python -m tf_impl.data_parallel` trains on one and two replicas. On many machines:
+`TF_CONFIG=… python -m tf_impl.data_parallel BUILD DATA --global-batch N --steps N --out FILE`.
 """
 
 import sys
+from glob import glob
 
 import tensorflow as tf
 
@@ -81,8 +76,7 @@ def train_data_parallel(
     parallel.find(build, variant=variant, variants=_VARIANTS)
     parallel.check(dataset, replicas, settings)
     _check_machine(replicas, settings)
-    processes = 1 if variant == "one_process" else replicas
-    # The devices of one process share its threads.
+    processes = 1 if variant in ("one_process", "tpu") else replicas
     settings |= {"threads": parallel.threads_each(threads, processes)}
     settings |= {"replicas": replicas // processes}
     return launch(__spec__.name, build, dataset, settings, processes=processes)
@@ -96,8 +90,7 @@ def processes(
 ) -> Replica:
     """MultiWorkerMirroredStrategy: the processes of TF_CONFIG, each with all of its GPUs.
 
-    bucket_mb: gradients are packed into exchanges of that size. communication: "auto", "ring" or
-    "nccl".
+    bucket_mb: of gradients in one exchange. communication: "auto", "ring" or "nccl".
     """
     strategy = _multi_worker(bucket_mb, communication)
     return _mirrored(strategy, build, synchronised_norm)
@@ -187,17 +180,28 @@ def one_process(
     return _mirrored(strategy, build, synchronised_norm)
 
 
+def tpu(build, *, replicas: int = 8, synchronised_norm: bool = False) -> Replica:
+    """TPUStrategy: the cores of this machine's TPU, which have to be as many as the replicas."""
+    resolver = tf.distribute.cluster_resolver.TPUClusterResolver("local")
+    tf.config.experimental_connect_to_cluster(resolver)
+    tf.tpu.experimental.initialize_tpu_system(resolver)  # before anything else runs
+    strategy = tf.distribute.TPUStrategy(resolver)
+    if strategy.num_replicas_in_sync != replicas:
+        raise ValueError(f"a TPU of {strategy.num_replicas_in_sync} cores, not {replicas}")
+    return _mirrored(strategy, build, synchronised_norm)
+
+
 _COPIES = {
     "auto": lambda: None,
     "nccl": tf.distribute.NcclAllReduce,
     "hierarchical_copy": tf.distribute.HierarchicalCopyAllReduce,
     "reduce_to_one_device": tf.distribute.ReductionToOneDevice,
 }
-_VARIANTS = {f.__name__: f for f in (processes, accumulated, compiled, sharded, one_process)}
+_VARIANTS = {f.__name__: f for f in (processes, accumulated, compiled, sharded, one_process, tpu)}
 
 
 def _mirrored(strategy, build, synchronised_norm: bool) -> Replica:
-    """What `processes` and `one_process` do within their strategy."""
+    """What `processes`, `one_process` and `tpu` do within their strategy."""
     with strategy.scope():
         model, optimizer, loss_fn = build()
     if synchronised_norm:
@@ -223,19 +227,16 @@ def _multi_worker(bucket_mb: float, communication: str) -> tf.distribute.Strateg
 
 def _check_machine(replicas: int, settings: dict) -> None:
     """Raise what no replica has to be started for."""
-    variant, communication = settings["variant"], settings["communication"]
-    gpus = len(tf.config.list_physical_devices("GPU"))
+    variant, gpus = settings["variant"], len(tf.config.list_physical_devices("GPU"))
     if variant == "sharded":
         sharded(None)
+    if variant == "tpu" and not glob("/dev/accel*") + glob("/dev/vfio/[0-9]*"):
+        raise NotImplementedError("TPUStrategy needs a TPU, and this machine has none")
     if variant == "compiled" and settings["synchronised_norm"]:
         raise NotImplementedError(f"{variant}: BatchNorm can't be synchronised there")
-    known = tuple(_COPIES) if variant == "one_process" else ("auto", "ring", "nccl")
-    if communication not in known:
-        raise ValueError(f"unknown communication {communication!r}: {', '.join(known)}")
-    if communication == "nccl" and not gpus:
-        raise ValueError("nccl joins GPUs, and there is none: take auto")
-    if gpus and replicas > gpus:
-        raise ValueError(f"{replicas} replicas on {gpus} GPUs: at most one each")
+    given, known = settings["communication"], ("auto", "ring", "nccl")
+    known = {"one_process": tuple(_COPIES), "tpu": known[:1]}.get(variant, known)
+    parallel.check_devices(replicas, given, known=known, gpus=gpus, variant=variant)
 
 
 def digits_cnn() -> tuple:

@@ -111,6 +111,7 @@ def train(variants: dict, options: Namespace) -> None:
     The first process writes the result to `options.out`. Raises what `parallel.check` does, OSError
     where a checkpoint can't be written, and TensorFlow's errors where another process has ended.
     """
+    parallel.end_with_launcher()
     settings = vars(options)
     build = parallel.find(options.build, variant=options.variant, variants=variants)
     hosts, _ = _cluster()

@@ -24,6 +24,8 @@ from bench.report.shapes import (
 COSTS = {
     "step time [ms]": (("timing", "median_s"), 1e3),
     "size on disk [MB]": (("artifact_bytes",), 1e-6),
+    # What pruning buys: zeros take as much room as other numbers until they are compressed.
+    "size compressed [MB]": (("metrics", "compressed_artifact", "value"), 1e-6),
 }
 
 
