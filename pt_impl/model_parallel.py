@@ -193,9 +193,9 @@ def _run_stage(
     for rows in itertools.islice(itertools.chain.from_iterable(epochs), steps):
         losses.append(float(step(*data.to_device(x[rows], y[rows]))))
         ended.append(time.monotonic())
+    dist.barrier()  # none writes or leaves while another still trains
     found = {"weights": module.state_dict(), "losses": losses, "ended": ended}
     torch.save(found, f"{folder}/{index}.pt")
-    dist.barrier()  # none leaves while another still sends
     dist.destroy_process_group()
 
 

@@ -314,25 +314,29 @@ class Worker:
     def _op_sample(self) -> dict:
         """One sample after one untimed step, with what the process did while it waited.
 
-        The last loss is read after the clock has stopped: if that takes long, the device was
-        still at work and the sample is wrong.
+        The last loss is read after the clock has stopped, and once more: if the first takes longer,
+        the device was still at work and the sample is wrong.
         """
         waiting_cpu = time.process_time() - self.cpu_mark
         waited = time.perf_counter() - self.wall_mark
         seconds, output = self._timed(self.steps)
-        start = time.perf_counter()
-        if self.work.mode == "predict":
-            output = output[(0,) * len(output.shape)]  # one of the logits
-        self.kit.runtime.to_float(output)
-        late = time.perf_counter() - start
+        late = self._reading(output) - self._reading(output)
         self._settle()
         self._mark()
         return {
             "seconds": seconds,
-            "late_s": late / self.steps,
+            "late_s": max(0.0, late) / self.steps,
             "waiting_cpu_s": waiting_cpu,
             "waited_s": waited,
         }
+
+    def _reading(self, output) -> float:
+        """Seconds that it takes to bring the loss, or one of the logits, to Python."""
+        start = time.perf_counter()
+        if self.work.mode == "predict":
+            output = output[(0,) * len(output.shape)]
+        self.kit.runtime.to_float(output)
+        return time.perf_counter() - start
 
     def _settle(self) -> None:
         """Wait until the pools of threads have gone to sleep, so that nobody else is disturbed.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -142,6 +143,11 @@ def _part(table: Table, width: int) -> list[str]:
     heads = [plain_lines(column.head) for column in table.columns]
     rows = [list(map(plain_lines, row)) for row in table.rows]
     widths = column_widths([heads, *(row for row in rows if any(row[1:]))], width)
+    columns = Counter(column.group for column in table.columns)
+    widths = [  # a framework over one column needs room for its name
+        max(each, len(column.group)) if columns[column.group] == 1 else each
+        for column, each in zip(table.columns, widths, strict=True)
+    ]
     right = [column.right for column in table.columns]
     lines = _groups(table, widths)
     lines += [*row_lines(heads, widths, right), (" " * GAP).join("-" * each for each in widths)]
