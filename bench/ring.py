@@ -1,8 +1,8 @@
 """The ring model of collectives: fitted to measured all-reduces, and what follows from it.
 
-A ring of n processes sums `size` bytes in 2(n−1) steps, in each of which every process sends a part
-of size/n to its neighbour (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters
-of workstations", 2009):
+A ring of n processes sums `size` bytes in 2(n−1) steps. In each, every process sends a part
+of size/n to its neighbour (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for
+clusters of workstations", 2009):
 
     t = 2(n−1)·α + 2(n−1)/n · size · β
 
