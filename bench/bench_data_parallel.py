@@ -32,6 +32,22 @@ TECHNIQUE = Technique(
         Variant("accumulated", MICRO, cold=False),
         Variant("accumulated_synchronised_each", MICRO | {"synchronise_each": True}, cold=False),
         Variant("sharded", {"variant": "sharded"}, cold=False),
+        *(
+            Variant(
+                f"one_process_{communication}",
+                {"variant": "one_process", "communication": communication},
+                frameworks=("tf",),
+                effort="full",
+                cold=False,
+            )
+            for communication in ("hierarchical_copy", "reduce_to_one_device")
+        ),
+        Variant(
+            "small_buckets",
+            {"variant": "processes", "bucket_mb": 0.05},
+            effort="full",
+            cold=False,
+        ),
         Variant("tpu", {"variant": "tpu"}, effort="full", cold=False),
         Variant(
             "compiled", {"variant": "compiled"}, effort="full", requires="compiler", cold=False
