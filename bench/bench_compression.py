@@ -66,7 +66,8 @@ TECHNIQUE = Technique(
         f"{teacher.TASK.name} in all (T = {LESSON['temperature']:g}, alpha = {LESSON['alpha']:g}).",
         "Size is that of the file, as it is and compressed, of initial weights; the smallest are "
         "zero in pruned rows. Neither runtime gains speed from zeros.",
-        "1_distilled predicts as fast as 0_fp32: it is the same model with other weights.",
+        "1_distilled predicts as fast as 0_fp32: it is the same model with other weights. It is "
+        "not timed, so 0_fp32 may stand on a front of step time where 1_distilled would.",
     ),
     # Other techniques play controls.
     controls=False,

@@ -110,9 +110,10 @@ def probe(kit, work: Work, batches) -> dict[str, dict]:
     if not np.array_equal(two.seen, one.seen):
         raise RuntimeError("the shards of the replicas are not those of the global batches")
     alone = {"global_batch": work.batch_size // REPLICAS, "threads": threads // REPLICAS}
+    alone["steps"] = 10 * STEPS  # long enough that they are under way together
     with ThreadPoolExecutor(REPLICAS) as pool:
         separate = [pool.submit(train, 1, **alone) for _ in range(REPLICAS)]
-        apart_s = median(_step_s(run.result()) for run in separate)
+        apart_s = median(_middle_s(run.result()) for run in separate)
     rates = [work.batch_size / _step_s(run) for run in (one, two)]
     gradients = 4 * parameter_count(TASKS["digits-cnn"].model)
     return {
@@ -134,6 +135,12 @@ def _apart(one: np.ndarray, two: np.ndarray) -> float:
 
 def _step_s(run: parallel.Result) -> float:
     return float(np.median(run.step_s[WARM_STEPS:]))
+
+
+def _middle_s(run: parallel.Result) -> float:
+    """Of the steps in the middle, when the other run has begun and has not ended."""
+    quarter = len(run.step_s) // 4
+    return float(np.median(run.step_s[quarter:-quarter]))
 
 
 def _figure(unit: str, value: float) -> dict:

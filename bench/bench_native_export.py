@@ -94,8 +94,12 @@ def prepare(kit, work: Work) -> Prepared:
 
 
 def took_effect(kit, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
-    """Predictions are the model's."""
-    return serving.took_effect(kit, work, prepared, batch)
+    """Predictions are the model's, and what is compiled was traced."""
+    evidence, reason = serving.took_effect(kit, work, prepared, batch)
+    if work.settings["route"] == "compiled":
+        evidence["graphs"] = kit.runtime.trace_count(prepared.predict)
+        reason = reason or (None if evidence["graphs"] else "nothing was compiled")
+    return evidence, reason
 
 
 def probe(kit, work: Work, batches) -> dict[str, dict]:

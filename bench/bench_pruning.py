@@ -90,7 +90,10 @@ def _prune(kit, work: Work, model, **schedule):
 
 def prepare(kit, work: Work) -> Prepared:
     """A step of the row, timed from its first one on; training starts with a trained model."""
-    return replace(_row(kit, work), train=train_on(kit, work, _row, epochs=MORE_EPOCHS))
+    timed = work
+    if work.settings.get("frequency") == 1:  # masks in every step, however many a match takes
+        timed = replace(work, settings=work.settings | {"end_step": 100 * SCHEDULE["end_step"]})
+    return replace(_row(kit, timed), train=train_on(kit, work, _row, epochs=MORE_EPOCHS))
 
 
 def _row(kit, work: Work) -> Prepared:

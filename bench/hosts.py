@@ -136,7 +136,9 @@ class Hosts:
         return list(map(int, self._shell(f"ip netns pids host{host}").split()))
 
     def stop(self, host: int) -> None:
-        """Kill every process on a host at once, as a loss of power would."""
+        """Kill every process on a host at once. Its kernel closes their connections, which a loss
+        of power would not: that is `cut`.
+        """
         self._shell(f"ip netns pids host{host} | xargs -r kill -KILL")
 
     def cut(self, host: int) -> None:

@@ -93,7 +93,9 @@ def export_package(
         if precision == "bfloat16":
             model, shapes = _InBfloat16(model), (shapes,)  # of all that `*inputs` holds
         program = torch.export.export(model, arguments, dynamic_shapes=shapes)
-        options = {"aot_inductor.metadata": {_KEPT: json.dumps(kept)}}
+        # Else kernels run as many threads as there are here now, whatever is asked for later.
+        options = {"cpp.dynamic_threads": True}
+        options["aot_inductor.metadata"] = {_KEPT: json.dumps(kept)}
         make = torch._inductor.aoti_compile_and_package
         make(program, package_path=str(path), inductor_configs=options)
     return Path(path)

@@ -89,8 +89,9 @@ def train(variants: dict, options: Namespace) -> None:
         function = variants[options.variant]
         replica = function(build, **parallel.of(function, settings))
         done = _loop(replica, options)
-        weights = _weights(build, replica)
+        # Before weights are gathered: a sharded model is whole then.
         memory = [_each(value) for value in (parallel.resident("VmHWM"), imported)]
+        weights = _weights(build, replica)
         if dist.get_rank() == 0 and options.out:
             parallel.Result(weights, *done[:3], *memory, done[3]).save(options.out)
         dist.barrier()  # nobody leaves while another still talks to it

@@ -50,8 +50,9 @@ def openvino_integer_layers(path, x: np.ndarray) -> dict[str, int]:
     openvino = runtimes.openvino_package()
     runtimes.check_exists(path)
     found: Counter = Counter()
+    pinned = {"INFERENCE_PRECISION_HINT": "f32"}  # as it is loaded to predict: no silent bfloat16
     try:
-        graph = openvino.Core().compile_model(str(path), "CPU").get_runtime_model()
+        graph = openvino.Core().compile_model(str(path), "CPU", pinned).get_runtime_model()
     except RuntimeError as error:
         raise ValueError(f"OpenVINO can't load {path}: {runtimes.one_line(error)}") from error
     for node in graph.get_ordered_ops():

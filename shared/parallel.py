@@ -379,16 +379,19 @@ def end(started: Sequence[subprocess.Popen]) -> None:
 
 
 def end_with_launcher() -> None:
-    """Let this process end when the one that started the run does, even if that is killed.
+    """Let this process end when those that started it do, even if they are killed.
 
-    Nothing happens where the run was started by hand or by a cluster manager.
+    That is the one that called `run`, and torchrun between. Nothing happens where the run was
+    started by hand or by a cluster manager.
     """
     if not (number := os.environ.get(_LAUNCHER)):
         return
 
     def wait() -> None:
         with contextlib.suppress(psutil.NoSuchProcess):
-            psutil.Process(int(number)).wait()
+            above = [psutil.Process(int(number)), psutil.Process(os.getppid())]
+            while all(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in above):
+                time.sleep(0.5)
         os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()

@@ -228,6 +228,17 @@ def tf_skipping():
     return _tf(tf.keras.Model(images, layers.Add(name="down")([wide, deep])))
 
 
+def tf_tied():
+    """A layer that is called before a cut at `up`, and behind it."""
+    import tensorflow as tf
+
+    layers = tf.keras.layers
+    images = tf.keras.Input((12, 12, 3))
+    twice = layers.Dense(8, name="twice")
+    first = twice(layers.Dense(8, name="first")(layers.Flatten(name="flat")(images)))
+    return _tf(tf.keras.Model(images, twice(layers.Dense(8, name="up")(first))))
+
+
 def tf_marked():
     """The net with a mark in each stage, which notes in `PASSED` when a micro-batch goes by."""
     import tensorflow as tf

@@ -151,7 +151,7 @@ def refused(side, kind, folder, arrays):
         }
         models = {
             "pt": {"tied": "block1", "untraceable": "conv0"},
-            "tf": {"subclassed": "conv1", "clipping": "conv1", "skipping": "up"},
+            "tf": {"subclassed": "conv1", "clipping": "conv1", "skipping": "up", "tied": "up"},
         }[side]
         changes |= {
             name: {"build": f"{here}:{side}_{name}", "cut": cut} for name, cut in models.items()

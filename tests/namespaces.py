@@ -3,14 +3,15 @@
 import time
 from functools import cache
 
-from bench.hosts import Hosts, Refused
+from bench.hosts import Hosts, Link, Refused
 
 
 @cache
 def refusal() -> str | None:
     """Why this machine makes no hosts; None where it does."""
     try:
-        Hosts(1, seconds=30).close()
+        for link in (Link(), Link(bandwidth=1e6), Link(latency=1e-3)):
+            Hosts(1, link, seconds=30).close()
     except Refused as error:
         return str(error)
     return None

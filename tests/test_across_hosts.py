@@ -26,7 +26,7 @@ from tests.namespaces import wait_until
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.usefixtures("hosts_permitted")]
 SIDES = ("pt", "tf")
-SLOW = Link(bandwidth=20e6)
+SLOW = Link(bandwidth=5e6)
 SAMPLES, BATCH, STEPS, SAVE_EVERY = 200, 32, 16, 4  # an epoch's last batch has 8
 PATIENCE = 8  # seconds that a process waits for others
 END = 15  # seconds in which a process must have ended when it waits no longer
@@ -159,7 +159,7 @@ def test_a_worker_that_never_arrives_is_named_in_time(side, data, tmp_path):
 def test_after_every_fault_a_run_goes_on_to_the_same_weights(
     side, data, alone, tmp_path, monkeypatch
 ):
-    """A host loses power, then the link is lost, then the disk is full; nothing is left over."""
+    """A host is killed, then the link is lost, then the disk is full; nothing is left over."""
     monkeypatch.setenv(MARK, mark := uuid.uuid4().hex)
     training = Training(side, data, tmp_path)
     with Hosts(2, SLOW) as hosts:
@@ -186,7 +186,7 @@ def test_after_every_fault_a_run_goes_on_to_the_same_weights(
         assert hosts.processes(0) == hosts.processes(1) == []
     assert marked(mark) == []
     agree(result, alone(side))
-    assert 0 < result.seen.sum() < STEPS * BATCH  # it went on, and did not begin again
+    assert 0 < result.seen.sum() < 2 * SAMPLES + (STEPS - 14) * BATCH  # it did not begin again
 
 
 def run_on_a_full_disk(training: Training, hosts: Hosts) -> tuple[str, Path]:
@@ -219,7 +219,7 @@ def test_torchrun_starts_a_killed_worker_again(data, alone, tmp_path):
         result = training.result(started)
         assert hosts.processes(0) == hosts.processes(1) == []
     agree(result, alone("pt"))
-    assert 0 < result.seen.sum() < STEPS * BATCH
+    assert 0 < result.seen.sum() < 2 * SAMPLES + (STEPS - 14) * BATCH
 
 
 def worker_below(launcher: subprocess.Popen) -> psutil.Process:

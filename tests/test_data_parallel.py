@@ -194,7 +194,7 @@ RIGHT = {
     "no such function": "no function 'nothing'",
     "no such data": "nowhere",
     "an unknown communication": "auto",
-    "nccl without a GPU": "",
+    "nccl without a GPU": "there is none",
 }
 
 
@@ -270,7 +270,8 @@ def gone(found: list[int]) -> bool:
 
 def test_when_one_process_fails_the_others_and_their_children_end(tmp_path):
     path = tmp_path / "numbers"
-    wait = f"import os, time\nwhile not os.path.exists({str(path)!r}): time.sleep(.01)\n"
+    written = f"os.path.exists({str(path)!r}) and os.path.getsize({str(path)!r})"
+    wait = f"import os, time\nwhile not ({written}): time.sleep(.01)\n"
     failing = f"{wait}raise SystemExit('replica failed: out of luck')"
     commands = [[sys.executable, "-c", PARENT, str(path)], [sys.executable, "-c", failing]]
     with pytest.raises(RuntimeError, match=r"^out of luck$"):

@@ -18,6 +18,7 @@ import pytest
 from bench.bench_export import ROUTES, TECHNIQUE
 from shared import operators
 from shared.provenance import class_names
+from shared.runtimes import load_onnx
 from shared.specs import TASKS
 
 HERE = Path(__file__).resolve().parent
@@ -193,6 +194,8 @@ def test_a_file_loads_where_only_onnx_runtime_is(found, folders, tmp_path):
     assert answer["shape"] == ([5, 1, 32, 32] if found.framework == "pt" else [5, 32, 32, 1])
     expected = np.argmax(answer["logits"], -1)
     assert answer["classes"] == [str(number) for number in expected]
+    x = np.random.default_rng(0).normal(size=answer["shape"]).astype("float32")
+    np.testing.assert_allclose(answer["logits"], load_onnx(path, threads=1)(x), atol=1e-5)
 
 
 # OpenVINO and LiteRT ----------------------------------------------------------------------------

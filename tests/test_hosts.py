@@ -327,6 +327,8 @@ def test_a_machine_that_does_not_permit_it_says_so_in_a_line(tmp_path):
     """And nothing is tried behind its back."""
     said = "unshare: unshare failed: Operation not permitted"
     path = fake(tmp_path, "unshare", f"echo '{said}' >&2; exit 1")
+    for name in ("nsenter", "ip", "tc"):
+        fake(tmp_path, name, "exit 1")
     out, err = (process := command("true", **path)).communicate(timeout=20)
     assert (process.returncode, out) == (2, "")
     (line,) = err.splitlines()
@@ -334,7 +336,7 @@ def test_a_machine_that_does_not_permit_it_says_so_in_a_line(tmp_path):
 
 
 def test_a_missing_program_is_named_with_its_package(monkeypatch):
-    monkeypatch.setitem(hosts.PROGRAMS, "no-such-program", "some-package")
+    monkeypatch.setattr(hosts, "PROGRAMS", {"no-such-program": "some-package"})
     with pytest.raises(Refused, match="no program 'no-such-program': install some-package"):
         Hosts(1)
 

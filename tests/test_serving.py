@@ -130,6 +130,7 @@ def test_a_faithful_export_is_proven_with_figures(prove):
     [
         ({"logits": LOGITS + 6e-4}, "its outputs differ by 2.0e-04 of the largest, allowed 1e-04"),
         ({"logits": LOGITS * 1.06, "precision": "bfloat16"}, "its outputs differ by 6.0e-02"),
+        ({"logits": LOGITS * np.nan}, "its outputs differ by nan"),
         ({"logits": LOGITS, "threads": 999}, "it runs 999 threads"),
         ({"logits": LOGITS, "metadata": {}}, "does not carry the metadata"),
     ],

@@ -1,21 +1,19 @@
 """Model parallel: one model in stages on several devices, a batch or micro-batches at a time.
 
-What it changes: where layers are and what travels between them. A stage holds some layers in a row
-with their gradients and the state of their optimizer; activations go to the next stage and their
-gradients come back. In the plain layer split one stage works at a time. A pipeline cuts the batch
-into micro-batches, so that stages work side by side: all forward, then all back (GPipe, Huang et
-al., 2019), or back as soon as one can be (1F1B, Narayanan et al., 2019). Losses and weights are
-those of one device with the whole batch.
+What it changes: where layers are and what travels between them. A stage holds layers in a row and
+their optimizer; activations go to the next stage, and their gradients come back. In the plain layer
+split one stage works at a time. A pipeline cuts the batch into micro-batches, so that stages work
+side by side: all forward, then all back (GPipe, Huang et al., 2019), or back as soon as one can be
+(1F1B, Narayanan et al., 2019). Losses and weights are those of one device with the whole batch.
 
 Its twin: `pt_impl/model_parallel.py`.
 
 Where the frameworks differ and why:
-- TensorFlow has one process with a device a stage; on a CPU these share its memory, and nothing is
-  sent. PyTorch has a process a stage, which talks to the others through gloo or, on GPUs, NCCL.
+- TensorFlow has one process with a device a stage; on a CPU they share its memory, nothing is sent.
+  PyTorch has a process a stage, which talks to the others through gloo or, on GPUs, NCCL.
 - A functional Keras model is a graph already: a stage is a copy of the layers in between, made
   below `tf.device`. PyTorch traces the model and cuts the trace before a named module.
-- A schedule is one graph here, in which control dependencies say what must wait, and the executor
-  runs what is ready. There it is a loop in each process.
+- A schedule is one graph with control dependencies here, and a loop in each process there.
 
 When it helps and when it hurts: it helps where a model does not fit into one device; else one, or
 data parallel, is faster. p stages and m micro-batches of even cost idle for (p-1)/(m+p-1) of the
@@ -81,10 +79,7 @@ class _Stage:
 def train_layer_split(
     build, dataset, *, cut: str, global_batch: int, steps: int, seed: int
 ) -> Trained:
-    """Train with a whole batch going through the stages, one after another.
-
-    It is a pipeline of one micro-batch: see `train_pipeline`.
-    """
+    """Train with the whole batch as one micro-batch, stage after stage: see `train_pipeline`."""
     given = {"global_batch": global_batch, "steps": steps, "seed": seed}
     return train_pipeline(build, dataset, cut=cut, micro_batches=1, **given)
 
@@ -170,7 +165,7 @@ def _split(model, optimizer, names: list[str], devices: list[str]) -> list[_Stag
     known = [layer.name for layer in model.layers]
     if unknown := [name for name in names if name not in known]:
         raise ValueError(f"cut: there is no layer {unknown[0]!r}; there are {', '.join(known)}")
-    stages, entering = [], ends[0][0]
+    stages, entering, used = [], ends[0][0], set()
     for name, device in zip([*sorted(names, key=known.index), None], devices, strict=True):
         leaving = model.get_layer(name).input if name else ends[1][0]
         if leaving is entering:
@@ -184,6 +179,9 @@ def _split(model, optimizer, names: list[str], devices: list[str]) -> list[_Stag
         except ValueError as error:
             reason = str(error).splitlines()[0]
             raise NotImplementedError(f"cut: {', '.join(names)} can't be: {reason}") from None
+        if used & (own_weights := {id(weight) for weight in part.weights}):
+            raise NotImplementedError("a layer is in two stages: each would train a copy of it")
+        used |= own_weights
         copy.set_weights(part.get_weights())
         paths = [getattr(w, "path", w.name).removeprefix(f"{model.name}/") for w in part.weights]
         stages.append(_Stage(device, copy, own, paths))

@@ -11,7 +11,6 @@ all of them see; there rank 0 tells the others.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import socket
@@ -204,12 +203,9 @@ def _receive(hosts: list[str], server: socket.socket, deadline: float, timeout_s
 
 
 def _listener(name: str, port: int) -> socket.socket:
-    try:
-        return socket.create_server((name, port))
-    except OSError as error:
-        if error.errno != errno.EADDRNOTAVAIL:
-            raise
-        return socket.create_server(("", port))  # the name of a service; TensorFlow does the same
+    # A name may be that of a service, or of the loopback on its own host (as Debian has it), where
+    # nobody else could come. TensorFlow listens everywhere, too.
+    return socket.create_server((name if name == parallel.LOOPBACK else "", port))
 
 
 def _cluster() -> tuple[list[str], int]:
@@ -254,6 +250,11 @@ def _loop(replica: Replica, options: Namespace) -> tuple:
     x, y = datasets.load(Path(options.data), "train")
     strategy = replica.strategy
     begin, losses, save = _resume(replica, options)
+    if len(set(begun := _each(strategy, begin).tolist())) > 1:
+        raise ValueError(
+            f"processes found checkpoints of other steps in {options.checkpoint} ({begun}): all of "
+            "them have to see one folder"
+        )
     total = strategy.num_replicas_in_sync
     local = total // len(_cluster()[0])
     first = _rank() * local
@@ -347,7 +348,8 @@ def _resume(replica: Replica, options: Namespace) -> tuple[int, np.ndarray, Call
         checkpoint, str(place), max_to_keep=_KEPT, checkpoint_name="step"
     )
 
-    def save(step: int, losses: np.ndarray) -> None:
+    # Holds `scratch`, which else would be removed now, and made again for good.
+    def save(step: int, losses: np.ndarray, _kept=scratch) -> None:
         place.mkdir(parents=True, exist_ok=True)
         told = {"run": parallel.identity(options), "losses": losses.tolist()}
         (place / f"losses-{step}.json").write_text(json.dumps(told))

@@ -34,16 +34,16 @@ def serve(load: str, arguments: dict, rows: str, threads: int, batches: list[int
     rows: a .npy file of samples. batches: sizes whose samples/s are measured after that, and then
     how long loading takes once everything is imported. Times are in seconds, memory in bytes.
     """
-    x = np.load(rows, allow_pickle=False)
+    x = np.load(rows, mmap_mode="r", allow_pickle=False)  # only what is used is read
     module, _, function = load.partition(":")
     make = getattr(importlib.import_module(module), function)
     predict = make(**arguments, threads=threads)
     convert = getattr(predict, "convert", lambda array: array)  # to what waits in memory anyway
-    one = convert(x[:1])
+    one = convert(np.array(x[:1]))
     predict(one)
     found = {"ready": time.monotonic(), "threads": predict.threads}
     found |= latency(predict, one) | {"memory": memory.peak()}
-    found["rates"] = {size: rate(predict, convert(x[:size]), size) for size in batches}
+    found["rates"] = {size: rate(predict, convert(np.array(x[:size])), size) for size in batches}
     if not batches:
         start = time.perf_counter()
         make(**arguments, threads=threads)
