@@ -111,14 +111,16 @@ def test_the_page_has_every_row_of_report_md(published):
 
 def test_sections_stand_in_their_order(published):
     heads = [h.words() for h in read(published).all("h2")]
-    assert heads[:3] == ["Machine and noise", "Advice", "All techniques at a glance"]
+    glance = ["All techniques at a glance"] if published["comparisons"] else []
+    first = ["Machine and noise", "Advice", *glance]
+    assert heads[: len(first)] == first
     assert heads[-4:] == [
         "Failed, unsupported, not applied",
         "What differs by design",
         "How to read this",
         "Command and record",
     ]
-    assert heads[3:-4] == [about["title"] for about in in_order(published)]
+    assert heads[len(first) : -4] == [about["title"] for about in in_order(published)]
 
 
 def in_order(results) -> list[dict]:
@@ -142,7 +144,8 @@ def test_headings_skip_no_level_and_links_lead_somewhere(published):
 
 def test_every_picture_has_a_title_a_description_and_a_table_beside_it(published):
     pictures = [svg for svg in read(published).all("svg") if svg.attrs.get("role") == "img"]
-    assert len(pictures) >= 5
+    trained = any(case["accuracy"] for case in published["cases"])
+    assert len(pictures) >= (5 if trained else 0)  # input pipelines have tables alone
     for svg in pictures:
         title, about = svg.attrs["aria-labelledby"].split()
         named = {e.attrs.get("id"): e for e in svg.all("title", "desc")}

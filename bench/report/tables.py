@@ -116,6 +116,7 @@ def grid(table: Table, width: int, prefix: str = "") -> list[str]:
 def _parts(table: Table, width: int) -> list[Table]:
     """The table in pieces that fit without breaking words, each with the columns of names."""
     rows = [[column.head for column in table.columns], *(r for r in table.rows if any(r[1:]))]
+    rows.append(_lone_groups(table))
     least = least_widths([[plain_lines(cell) for cell in row] for row in rows])
     rights = [column.right for column in table.columns]
     names = rights.index(True) if True in rights else len(rights)
@@ -142,12 +143,8 @@ def plain_lines(cell: str) -> str:
 def _part(table: Table, width: int) -> list[str]:
     heads = [plain_lines(column.head) for column in table.columns]
     rows = [list(map(plain_lines, row)) for row in table.rows]
-    widths = column_widths([heads, *(row for row in rows if any(row[1:]))], width)
-    columns = Counter(column.group for column in table.columns)
-    widths = [  # a framework over one column needs room for its name
-        max(each, len(column.group)) if columns[column.group] == 1 else each
-        for column, each in zip(table.columns, widths, strict=True)
-    ]
+    whole = [_lone_groups(table), heads, *(row for row in rows if any(row[1:]))]
+    widths = column_widths(whole, width)
     right = [column.right for column in table.columns]
     lines = _groups(table, widths)
     lines += [*row_lines(heads, widths, right), (" " * GAP).join("-" * each for each in widths)]
@@ -157,6 +154,12 @@ def _part(table: Table, width: int) -> list[str]:
         else:
             lines += [*([""] if place else []), *wrap(row[0], width)]
     return lines
+
+
+def _lone_groups(table: Table) -> list[str]:
+    """The frameworks that stand over one column, which has to have room for the name."""
+    columns = Counter(column.group for column in table.columns)
+    return [c.group if columns[c.group] == 1 else "" for c in table.columns]
 
 
 def _groups(table: Table, widths: list[int]) -> list[str]:
