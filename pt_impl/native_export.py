@@ -12,8 +12,7 @@ Where the frameworks differ and why:
   SavedModel is a graph for any machine, which is optimized when it is loaded.
 - Freezing knows the weights while it compiles. XLA in place gets them as arguments, so that it
   cannot fold them, and compiles for every batch size; the second size makes torch.compile open it.
-- A .pt2 file does not look at what it is given, and would read beyond the end of a wrong shape: it
-  remembers here what it takes, and is asked. A SavedModel has a signature.
+- A .pt2 file would read beyond the end of a wrong shape, so it remembers here what it takes.
 - TorchScript is PyTorch's old way, deprecated. TF-TRT is gone, Torch-TensorRT a package.
 
 When it helps and when it hurts: the package helps where PyTorch is installed but must not compile:
@@ -94,8 +93,7 @@ def export_package(
             model, shapes = _InBfloat16(model), (shapes,)  # of all that `*inputs` holds
         program = torch.export.export(model, arguments, dynamic_shapes=shapes)
         # Else kernels run as many threads as there are here now, whatever is asked for later.
-        options = {"cpp.dynamic_threads": True}
-        options["aot_inductor.metadata"] = {_KEPT: json.dumps(kept)}
+        options = {"cpp.dynamic_threads": True, "aot_inductor.metadata": {_KEPT: json.dumps(kept)}}
         make = torch._inductor.aoti_compile_and_package
         make(program, package_path=str(path), inductor_configs=options)
     return Path(path)

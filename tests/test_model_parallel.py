@@ -176,7 +176,7 @@ REFUSES = {
         "subclassed": "NotImplementedError: only a functional or Sequential model",
         "clipping": "NotImplementedError: global_clipnorm: a stage would clip by the norm of its ",
         "skipping": "NotImplementedError: cut: up can't be: ",
-        "tied": "NotImplementedError: a layer is in two stages: each would train a copy of it",
+        "tied": "NotImplementedError: cut: up can't be: ",
     },
 }
 

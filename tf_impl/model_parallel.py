@@ -165,7 +165,7 @@ def _split(model, optimizer, names: list[str], devices: list[str]) -> list[_Stag
     known = [layer.name for layer in model.layers]
     if unknown := [name for name in names if name not in known]:
         raise ValueError(f"cut: there is no layer {unknown[0]!r}; there are {', '.join(known)}")
-    stages, entering, used = [], ends[0][0], set()
+    stages, entering = [], ends[0][0]
     for name, device in zip([*sorted(names, key=known.index), None], devices, strict=True):
         leaving = model.get_layer(name).input if name else ends[1][0]
         if leaving is entering:
@@ -179,9 +179,6 @@ def _split(model, optimizer, names: list[str], devices: list[str]) -> list[_Stag
         except ValueError as error:
             reason = str(error).splitlines()[0]
             raise NotImplementedError(f"cut: {', '.join(names)} can't be: {reason}") from None
-        if used & (own_weights := {id(weight) for weight in part.weights}):
-            raise NotImplementedError("a layer is in two stages: each would train a copy of it")
-        used |= own_weights
         copy.set_weights(part.get_weights())
         paths = [getattr(w, "path", w.name).removeprefix(f"{model.name}/") for w in part.weights]
         stages.append(_Stage(device, copy, own, paths))
