@@ -25,7 +25,6 @@ Loading a package runs the native code in it: load only files that you made or t
 
 import copy
 import json
-import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -36,7 +35,7 @@ from torch._inductor import config
 from torch.utils._pytree import tree_leaves, tree_map  # torch has no public one
 
 from pt_impl import runtime
-from shared import runtimes
+from shared import archives, runtimes
 
 _KEPT = "twinbench.json"  # under which a file keeps metadata and what it takes
 
@@ -171,12 +170,10 @@ def _loaded(path, read: Callable, threads: int) -> Callable:
     runtimes.check_exists(path)
     torch.set_num_threads(threads)
     try:
-        with zipfile.ZipFile(path) as archive:  # both kinds are one; PyTorch checks no sums
-            if damaged := archive.testzip():
-                raise ValueError(f"{damaged} in it does not have its checksum")
+        archives.check_zip(path)  # both kinds are one; PyTorch checks no sums
         program, text = read()
         kept = json.loads(text)
-    except (RuntimeError, KeyError, ValueError, zipfile.BadZipFile) as error:
+    except (RuntimeError, KeyError, ValueError) as error:
         raise ValueError(f"can't load {path}: {runtimes.one_line(error)}") from error
     device, inputs = runtime.device(), kept["inputs"]
 

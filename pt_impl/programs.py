@@ -11,12 +11,13 @@ but operators of ATen and of quantization, and arithmetic on sizes.
 import copy
 import operator
 import pickle
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import Tensor, fx, nn
+
+from shared import archives
 
 _NAMESPACES = ("aten", "quantized_decomposed", "torchao")
 _FILES = ("from_file", "save")  # operators of ATen that read and write files
@@ -101,9 +102,7 @@ def load(path) -> fx.GraphModule:
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no file {path}")
     try:
-        with zipfile.ZipFile(path) as archive:
-            if damaged := archive.testzip():  # torch.load looks at no checksum
-                raise ValueError(f"{damaged} in it does not have its checksum")
+        archives.check_zip(path)  # torch.load looks at no checksum
         found = torch.load(path, map_location="cpu", weights_only=True)
         return _graph(found["nodes"], found["tensors"])
     except pickle.UnpicklingError:  # whose words advise to load it all the same

@@ -37,6 +37,13 @@ def results_folder(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("results")
 
 
+@pytest.fixture(scope="session")
+def inductor(tmp_path_factory) -> dict[str, str]:
+    """The environment of workers that compile: one cache, and no pool that imports torch."""
+    folder = str(tmp_path_factory.mktemp("inductor"))
+    return {"TORCHINDUCTOR_CACHE_DIR": folder, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+
+
 @pytest.fixture
 def fakes(monkeypatch):
     """Both frameworks are the NumPy kit."""

@@ -2,10 +2,7 @@
 
 import contextlib
 import functools
-import json
 import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,8 +13,8 @@ from PIL import Image
 
 from shared.epochs import Epochs, crop_box
 from shared.photos import decode_rgb, list_images, make_photos
+from tests import workers
 
-ROOT = Path(__file__).resolve().parent.parent
 MEAN, STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
 SIZE, BATCH, SEED = 224, 4, 5
 RESUMED = 6  # batches: the third of the second epoch
@@ -32,7 +29,6 @@ BAD = (
     "truncated.jpg",
     "unreadable.jpg",
 )
-TIMEOUT_S = 300
 
 
 @functools.cache
@@ -46,25 +42,17 @@ def evidence() -> SimpleNamespace:
     (top / "empty").mkdir()
     (top / "one class" / "only").mkdir(parents=True)
     (top / "one class" / "only" / "photo.jpg").write_bytes(list_images(good)[0][0].read_bytes())
-    found = run_workers("tests.input_pipeline_worker", top, good, bad)
+    found = run_workers("input_pipeline_worker", top, good, bad)
     return SimpleNamespace(keep=keep, good=good, bad=bad, found=found)
 
 
-def run_workers(module: str, top: Path, *arguments: Path) -> dict[str, dict]:
+def run_workers(worker: str, top: Path, *arguments) -> dict[str, dict]:
     """What a worker of each framework found: both at once, images in files in `top`."""
-    workers = {name: _start(module, name, *arguments, top / f"{name}.npz") for name in ("pt", "tf")}
-    found = {}
-    for name, worker in workers.items():
-        try:
-            output, errors = worker.communicate(timeout=TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            worker.kill()
-            output, errors = worker.communicate()
-        assert worker.returncode == 0, f"{name}: {errors[-3000:]}"
-        found[name] = json.loads(output.splitlines()[-1]) | {
-            "images": dict(np.load(top / f"{name}.npz"))
-        }
-    return found
+    files = {name: top / f"{name}.npz" for name in ("pt", "tf")}
+    found = workers.run(
+        worker, files, lambda name: [*arguments, files[name]], TF_USE_LEGACY_KERAS="0"
+    )
+    return {name: found[name] | {"images": dict(np.load(file))} for name, file in files.items()}
 
 
 def scenario(found: dict, side: str, name: str) -> dict:
@@ -72,18 +60,6 @@ def scenario(found: dict, side: str, name: str) -> dict:
     if "error" in found[side][name]:
         pytest.fail(found[side][name]["error"])
     return found[side][name]
-
-
-def _start(module: str, name: str, *arguments: Path) -> subprocess.Popen:
-    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_USE_LEGACY_KERAS": "0"}
-    return subprocess.Popen(
-        [sys.executable, "-m", module, name, *arguments],
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
 
 
 def damaged(good: Path, folder: Path) -> Path:

@@ -6,16 +6,13 @@ third.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-HERE = Path(__file__).resolve().parent
+from tests import workers
+
 PARITY = {"cnn": 1e-5, "resnet": 1e-5, "gpt": 1e-4}
 EXACT = 1e-5  # a second run rounds as the first did; a compiler may not
 BLOCKS = 2
@@ -23,55 +20,23 @@ BLOCKS = 2
 
 @pytest.fixture(scope="module")
 def evidence():
-    """What each worker found: {"pt": {scenario: ...}, ...}."""
-    environment = os.environ | {
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-        "PYTHONPATH": str(HERE.parent),
-        # Resident memory is what is alive: freed blocks go back to the system.
-        "MALLOC_MMAP_THRESHOLD_": "65536",
-    }
-    environment.pop("TF_USE_LEGACY_KERAS", None)
-    found = {}
-    for name in ("pt", "tf", "tf_keras"):
-        flavour = {"TF_USE_LEGACY_KERAS": "1"} if name == "tf_keras" else {}
-        done = subprocess.run(
-            [sys.executable, HERE / "activation_checkpointing_worker.py", name],
-            capture_output=True,
-            text=True,
-            env=environment | flavour,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
-        found[name] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
-class Scenarios:
-    """Looks up a scenario, and fails with its traceback where it raised."""
-
-    def __init__(self, scenarios):
-        self.scenarios = scenarios
-
-    def __getitem__(self, name):
-        scenario = self.scenarios[name]
-        if "error" in scenario:
-            pytest.fail(scenario["error"])
-        return scenario
+    """What each worker found. Resident memory is what is alive: freed blocks go back at once."""
+    return workers.run("activation_checkpointing_worker", MALLOC_MMAP_THRESHOLD_="65536")
 
 
 @pytest.fixture(params=["pt", "tf"])
 def found(request, evidence):
-    return Scenarios(evidence[request.param])
+    return evidence[request.param]
 
 
 @pytest.fixture
 def pt(evidence):
-    return Scenarios(evidence["pt"])
+    return evidence["pt"]
 
 
 @pytest.fixture
 def tf(evidence):
-    return Scenarios(evidence["tf"])
+    return evidence["tf"]
 
 
 def leaves(tree):
@@ -225,6 +190,6 @@ def test_tf_refuses_what_a_second_run_would_get_wrong(tf):
 
 
 def test_tf_keras_refuses_and_keeps_the_model(evidence):
-    refusal = Scenarios(evidence["tf_keras"])["tf_keras_refusal"]
+    refusal = evidence["tf_keras"]["tf_keras_refusal"]
     assert refusal["refused"].startswith("NotImplementedError: tf_keras ")
     assert refusal["neutral"]

@@ -7,19 +7,13 @@ CNN. What needs no C++ compiler runs with "aot_eager".
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from bench.harness.machine import compiler
+from tests import workers
 from tests.parity import check
 
-HERE = Path(__file__).resolve().parent
 WORKERS = ("pt", "tf", "tf_keras")
 BAR = 1e-5  # of a CNN
 BOOKKEEPING = {"clone", "copy_", "detach", "new_empty_strided", "ones_like"}
@@ -28,28 +22,9 @@ needs_compiler = pytest.mark.skipif(not compiler(), reason="torch.compile needs 
 
 
 @pytest.fixture(scope="module")
-def evidence(tmp_path_factory):
+def evidence(inductor):
     """What each worker found: {"pt": {scenario: ...}, ...}."""
-    environment = os.environ | {
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-        "PYTHONPATH": str(HERE.parent),
-        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path_factory.mktemp("inductor")),
-        "TORCHINDUCTOR_COMPILE_THREADS": "1",  # no pool of processes that import torch
-    }
-    environment.pop("TF_USE_LEGACY_KERAS", None)
-    flavour = {"tf_keras": {"TF_USE_LEGACY_KERAS": "1"}}
-    found = {}
-    for name in WORKERS:  # one after the other: each has a compiler that uses all cores
-        done = subprocess.run(
-            [sys.executable, HERE / "compilation_worker.py", name, *without_compiler(name)],
-            capture_output=True,
-            text=True,
-            check=False,
-            env=environment | flavour.get(name, {}),
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
-        found[name] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return workers.run("compilation_worker", arguments=without_compiler, **inductor)
 
 
 def without_compiler(name):
@@ -58,30 +33,17 @@ def without_compiler(name):
 
 @pytest.fixture(params=["pt", "tf"])
 def found(request, evidence):
-    return Scenarios(evidence[request.param], request.param)
+    return evidence[request.param]
 
 
 @pytest.fixture
 def pt(evidence):
-    return Scenarios(evidence["pt"], "pt")
+    return evidence["pt"]
 
 
 @pytest.fixture
 def tf(evidence):
-    return Scenarios(evidence["tf"], "tf")
-
-
-class Scenarios:
-    """Looks up a scenario, and fails with its traceback where it raised."""
-
-    def __init__(self, scenarios, framework):
-        self.scenarios, self.framework = scenarios, framework
-
-    def __getitem__(self, name):
-        scenario = self.scenarios[name]
-        if isinstance(scenario, dict) and "error" in scenario:
-            pytest.fail(scenario["error"])
-        return scenario
+    return evidence["tf"]
 
 
 def arrays(step):
@@ -108,10 +70,10 @@ def arrays(step):
 )
 def test_five_steps_equal_the_baselines_of_both_sides(evidence, framework, name):
     """Losses, weights and BatchNorm's statistics, against the own baseline and the twin's."""
-    steps = Scenarios(evidence[framework], framework)["steps"]
+    steps = evidence[framework]["steps"]
     twin = {"pt": "tf", "tf": "pt"}[framework]
     check(arrays(steps[name]), arrays(steps["baseline"]), BAR)
-    theirs = arrays(Scenarios(evidence[twin], twin)["steps"]["baseline"])
+    theirs = arrays(evidence[twin]["steps"]["baseline"])
     ours = arrays(steps[name])
     variance = {n for n in ours if n.endswith(".variance")}  # Keras 3 keeps a biased one
     check(
@@ -283,9 +245,9 @@ def test_pt_torchscript_does_the_same_and_leaves_no_mark(pt):
 
 
 def test_tf_keras_compiles_alike(evidence):
-    flavour = Scenarios(evidence["tf_keras"], "tf_keras")["tf_keras"]
+    flavour = evidence["tf_keras"]["tf_keras"]
     assert flavour["flavour"] == "tf_keras"
-    baseline = Scenarios(evidence["tf"], "tf")["steps"]["baseline"]["losses"]
+    baseline = evidence["tf"]["steps"]["baseline"]["losses"]
     assert flavour["compiled"] == pytest.approx(baseline, rel=BAR)
     assert (flavour["ran"]["compiled"], flavour["ran"]["outside"]) == (1, {})
     assert flavour["jit_compile"] is False

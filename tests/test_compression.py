@@ -6,16 +6,11 @@ which its pruning and its quantization need.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-HERE = Path(__file__).resolve().parent
+from tests import workers
+
 WORKERS = ("pt", "tf_keras")
 BAR = 1e-5  # the parity of digits-cnn
 SHARE = 0.75  # the worker's
@@ -24,46 +19,13 @@ ROWS = ("0_fp32", "2_pruned_int8", "2_distilled_int8")
 
 @pytest.fixture(scope="module")
 def evidence():
-    """What each worker found: {"pt": {scenario: ...}, ...}. They run at the same time."""
-    environment = os.environ | {
-        "PYTHONPATH": str(HERE.parent),
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-        "TF_USE_LEGACY_KERAS": "1",
-    }
-    running = {
-        name: subprocess.Popen(
-            [sys.executable, HERE / "compression_worker.py", name],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        for name in WORKERS
-    }
-    found = {}
-    for name, process in running.items():
-        out, err = process.communicate()
-        assert process.returncode == 0, err[-3000:]
-        found[name] = Scenarios(json.loads(out.splitlines()[-1]), name)
-    return found
+    """What each worker found: {"pt": {scenario: ...}, ...}."""
+    return workers.run("compression_worker", WORKERS, TF_USE_LEGACY_KERAS="1")
 
 
 @pytest.fixture(params=WORKERS)
 def found(request, evidence):
     return evidence[request.param]
-
-
-class Scenarios:
-    """Looks up a scenario, and fails with its traceback where it raised."""
-
-    def __init__(self, scenarios, framework):
-        self.scenarios, self.framework = scenarios, framework
-
-    def __getitem__(self, name):
-        scenario = self.scenarios[name]
-        if isinstance(scenario, dict) and "error" in scenario:
-            pytest.fail(scenario["error"])
-        return scenario
 
 
 def arrays(values):

@@ -7,7 +7,6 @@ so that the seventh batch has 11, five for one replica and six for the other.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -21,6 +20,7 @@ import pytest
 
 from shared import datasets, parallel
 from shared.specs import TASKS, DatasetSpec
+from tests import workers
 from tests.data_parallel_worker import BAD, CONFIGS, JOB, LACKING
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -89,30 +89,25 @@ def side(request) -> str:
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory, data):
-    """A function that runs a side's worker once."""
-    made = {}
+def folders(tmp_path_factory) -> dict[str, Path]:
+    """Where each side's worker leaves its results."""
+    return {name: tmp_path_factory.mktemp(name) for name in ("pt", "tf")}
 
-    def get(side: str) -> Path:
-        if side not in made:
-            folder = tmp_path_factory.mktemp(side)
-            command = [sys.executable, "-m", "tests.data_parallel_worker", side, folder, data]
-            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-            assert done.returncode == 0, done.stderr[-3000:]
-            made[side] = folder
-        return made[side]
 
-    return get
+@pytest.fixture(scope="module")
+def evidence(folders, data) -> dict[str, workers.Scenarios]:
+    """What each worker was told for bad input; its results are in its folder."""
+    return workers.run("data_parallel_worker", folders, lambda name: [folders[name], data])
 
 
 @pytest.fixture
-def result(folders, side):
-    return lambda name, of=side: parallel.Result.load(folders(of) / f"{name}.npz")
+def result(evidence, folders, side):
+    return lambda name, of=side: parallel.Result.load(folders[of] / f"{name}.npz")
 
 
 @pytest.fixture
-def words(folders, side) -> dict:
-    return json.loads((folders(side) / "said.json").read_text())
+def words(evidence, side) -> dict:
+    return evidence[side]
 
 
 OTHER = {"pt": "sharded", "tf": "one_process"}
@@ -146,8 +141,8 @@ def test_micro_batches_and_resuming_change_nothing(result, name):
     assert max(differences(one, two).values()) < BAR
 
 
-def test_both_frameworks_train_to_the_same_weights(result):
-    pt, tf = result("processes", "pt"), result("processes", "tf")
+def test_both_frameworks_train_to_the_same_weights(evidence, folders):
+    pt, tf = (parallel.Result.load(folders[side] / "processes.npz") for side in evidence)
     np.testing.assert_allclose(pt.losses, tf.losses, rtol=BAR)
     found = differences(pt, tf)
     # Keras 3 keeps the biased variance of a batch, PyTorch the unbiased one.
@@ -225,8 +220,8 @@ def test_a_port_in_use_is_named(words):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_malformed_tf_config_is_one_clear_error(folders, name):
-    kind, text = json.loads((folders("tf") / "said.json").read_text())[name]
+def test_a_malformed_tf_config_is_one_clear_error(evidence, name):
+    kind, text = evidence["tf"][name]
     assert kind == "ValueError"
     assert text.startswith("TF_CONFIG")
     assert '"task": {"type": "worker", "index": 0}' in text  # what would be right

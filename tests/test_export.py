@@ -20,8 +20,8 @@ from shared import operators
 from shared.provenance import class_names
 from shared.runtimes import load_onnx
 from shared.specs import TASKS
+from tests import workers
 
-HERE = Path(__file__).resolve().parent
 WORKERS = ("pt", "tf", "tf_keras")
 NEUTRAL = 1e-4  # outputs of both frameworks' files in one runtime, as a share of the largest
 ROUNDED = 1e-5  # outputs of a file and of its model
@@ -34,45 +34,13 @@ def folders(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def evidence(folders):
-    """What each worker found: {"pt": {scenario: ...}, ...}. They run at the same time."""
-    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(HERE.parent)}
-    flavour = {"tf_keras": {"TF_USE_LEGACY_KERAS": "1"}}
-    environment.pop("TF_USE_LEGACY_KERAS", None)
-    running = {
-        name: subprocess.Popen(
-            [sys.executable, HERE / "export_worker.py", name, folders[name]],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment | flavour.get(name, {}),
-        )
-        for name in WORKERS
-    }
-    found = {}
-    for name, process in running.items():
-        out, err = process.communicate()
-        assert process.returncode == 0, err[-3000:]
-        found[name] = Scenarios(json.loads(out.splitlines()[-1]), name)
-    return found
+    """What each worker found: {"pt": {scenario: ...}, ...}."""
+    return workers.run("export_worker", arguments=lambda name: [folders[name]])
 
 
 @pytest.fixture(params=WORKERS)
 def found(request, evidence):
     return evidence[request.param]
-
-
-class Scenarios:
-    """Looks up a scenario, and fails with its traceback where it raised."""
-
-    def __init__(self, scenarios, name):
-        self.scenarios, self.name = scenarios, name
-        self.framework = "pt" if name == "pt" else "tf"
-
-    def __getitem__(self, name):
-        scenario = self.scenarios[name]
-        if "error" in scenario:
-            pytest.fail(scenario["error"])
-        return scenario
 
 
 def apart(ours, theirs):

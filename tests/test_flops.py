@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from shared.specs import (
 
 ROOT = Path(__file__).resolve().parent.parent
 BATCH_SIZE = 3
+FLAVOURS = {"keras3": "0", "tf_keras": "1"}  # TF_USE_LEGACY_KERAS
 # Those of the tasks, and some with odd sizes, which round up where they are halved.
 SPECS = {name: task.model for name, task in TASKS.items()} | {
     "odd-cnn": CNNSpec((9, 13, 3), ((4, 1), (5, 2), (6, 2)), num_classes=7),
@@ -110,19 +112,30 @@ def test_fused_attention_recomputes_one_product_backward():
     ]
 
 
-@pytest.fixture(scope="module", params=["0", "1"], ids=["keras3", "tf_keras"])
-def tensorflow_counts(request):
-    """Spec -> operator -> FLOPs of a prediction, counted in a process of TensorFlow's own."""
+def count(legacy_keras):
     counted = subprocess.run(
         [sys.executable, "-c", TENSORFLOW_COUNTS, str(BATCH_SIZE), repr(SPECS)],
         cwd=ROOT,
-        env=os.environ | {"TF_USE_LEGACY_KERAS": request.param, "TF_CPP_MIN_LOG_LEVEL": "3"},
+        env=os.environ | {"TF_USE_LEGACY_KERAS": legacy_keras, "TF_CPP_MIN_LOG_LEVEL": "3"},
         capture_output=True,
         text=True,
         timeout=300,
     )
     assert counted.returncode == 0, counted.stderr[-2000:]
     return json.loads(counted.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def every_count():
+    """What both flavours of Keras counted, each in a process of its own, at the same time."""
+    with ThreadPoolExecutor() as pool:
+        return dict(zip(FLAVOURS, pool.map(count, FLAVOURS.values()), strict=True))
+
+
+@pytest.fixture(params=FLAVOURS)
+def tensorflow_counts(request, every_count):
+    """Spec -> operator -> FLOPs of a prediction."""
+    return every_count[request.param]
 
 
 def test_tensorflow_counts_the_same(tensorflow_counts):

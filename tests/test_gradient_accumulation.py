@@ -7,17 +7,14 @@ compared and not what is left of them in a sum.
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-HERE = Path(__file__).resolve().parent
+from tests import workers
+
 WORKERS = ("pt", "tf", "tf_keras")
 BARS = {"cnn": 1e-5, "gpt": 1e-4}  # the parity of the tasks with such models
 SHARES = [0.3, 0.3, 0.4]
@@ -27,26 +24,8 @@ PLACES = {"conv0": 64, "conv1": 16}  # pixels that a BatchNorm sees of a sample
 
 @pytest.fixture(scope="module")
 def evidence():
-    """What each worker found: {"pt": {scenario: ...}, ...}. They run at the same time."""
-    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(HERE.parent)}
-    flavour = {"tf_keras": {"TF_USE_LEGACY_KERAS": "1"}}
-    environment.pop("TF_USE_LEGACY_KERAS", None)
-    running = {
-        name: subprocess.Popen(
-            [sys.executable, HERE / "gradient_accumulation_worker.py", name],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment | flavour.get(name, {}),
-        )
-        for name in WORKERS
-    }
-    found = {}
-    for name, process in running.items():
-        out, err = process.communicate()
-        assert process.returncode == 0, err[-3000:]
-        found[name] = Scenarios(json.loads(out.splitlines()[-1]), name)
-    return found
+    """What each worker found: {"pt": {scenario: ...}, ...}."""
+    return workers.run("gradient_accumulation_worker", WORKERS)
 
 
 @pytest.fixture(params=["pt", "tf"])
@@ -57,19 +36,6 @@ def found(request, evidence):
 @pytest.fixture(params=WORKERS)
 def every(request, evidence):
     return evidence[request.param]
-
-
-class Scenarios:
-    """Looks up a scenario, and fails with its traceback where it raised."""
-
-    def __init__(self, scenarios, framework):
-        self.scenarios, self.framework = scenarios, framework
-
-    def __getitem__(self, name):
-        scenario = self.scenarios[name]
-        if isinstance(scenario, dict) and "error" in scenario:
-            pytest.fail(scenario["error"])
-        return scenario
 
 
 def tensors(applied, statistics=False):
@@ -200,7 +166,7 @@ def test_statistics_once_equal_one_large_batch_in_the_first_layer_alone(every):
     each = tensors(cnn["3"], statistics=True)
     # tf_keras pools unbiased variances, too large by 1/n for the n values of a part.
     bar = {"conv0.bn.mean": 1e-5, "conv0.bn.variance": 1e-5}
-    if every.framework == "tf_keras":
+    if every.name == "tf_keras":
         bar["conv0.bn.variance"] = 1 / (3 * PLACES["conv0"])
     for name, limit in bar.items():
         assert apart({name: ours[name]}, {name: whole[name]}) < limit

@@ -38,7 +38,7 @@ def evidence() -> SimpleNamespace:
         (top / name).mkdir()
         np.save(top / name / "train_x.npy", x)
         np.save(top / name / "train_y.npy", y[:-1] if name == "short" else y)
-    found = pipelines.run_workers("tests.in_memory_pipeline_worker", top, top)
+    found = pipelines.run_workers("in_memory_pipeline_worker", top, top)
     return SimpleNamespace(keep=keep, arrays=arrays, found=found, top=top)
 
 

@@ -5,17 +5,11 @@ Each framework runs in a process of its own (`memory_format_worker.py`), tf_kera
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from shared.specs import TASKS, layers
+from tests import workers
 
-HERE = Path(__file__).resolve().parent
 SIDES = ("pt", "tf", "tf_keras")
 KERAS = ("tf", "tf_keras")
 CNN, RESNET = "digits-cnn", "digits-resnet20"
@@ -24,29 +18,8 @@ DEFAULT = {"pt": "channels_first", "tf": "channels_last", "tf_keras": "channels_
 
 @pytest.fixture(scope="module")
 def evidence():
-    """What each worker found: {"pt": {scenario: ...}, ...}. They run one after the other."""
-    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(HERE.parent)}
-    environment.pop("TF_USE_LEGACY_KERAS", None)
-    found = {}
-    for side in SIDES:
-        done = subprocess.run(
-            [sys.executable, HERE / "memory_format_worker.py", side],
-            capture_output=True,
-            text=True,
-            env=environment | ({"TF_USE_LEGACY_KERAS": "1"} if side == "tf_keras" else {}),
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
-        found[side] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
-def scenario(evidence, side, name):
-    """One scenario of one side; fails with its traceback where it raised."""
-    found = evidence[side][name]
-    if isinstance(found, dict) and "error" in found:
-        pytest.fail(found["error"])
-    return found
+    """What each worker found: {"pt": {scenario: ...}, ...}."""
+    return workers.run("memory_format_worker", SIDES)
 
 
 def difference(one, other):
@@ -58,22 +31,22 @@ def difference(one, other):
 
 @pytest.mark.parametrize("side", SIDES)
 def test_the_default_format_is_the_baseline_to_the_last_bit(evidence, side):
-    losses = scenario(evidence, side, "losses")
+    losses = evidence[side]["losses"]
     assert losses["default"] == losses["baseline"]
     assert losses["baseline"][-1] != losses["baseline"][0]
 
 
 @pytest.mark.parametrize("side", SIDES)
 def test_channels_last_trains_alike_in_all(evidence, side):
-    losses = scenario(evidence, side, "losses")["channels_last"]
+    losses = evidence[side]["losses"]["channels_last"]
     for other in SIDES:
         for name in ("baseline", "channels_last"):
-            assert difference(losses, scenario(evidence, other, "losses")[name]) < TASKS[CNN].parity
+            assert difference(losses, evidence[other]["losses"][name]) < TASKS[CNN].parity
 
 
 @pytest.mark.parametrize("side", SIDES)
 def test_convolutions_run_in_the_format(evidence, side):
-    found = scenario(evidence, side, "formats")
+    found = evidence[side]["formats"]
     for given, wanted in (
         (f"{CNN} None", DEFAULT[side]),
         (f"{CNN} {DEFAULT[side]}", DEFAULT[side]),
@@ -89,18 +62,18 @@ def test_every_convolution_is_seen(evidence):
     """PyTorch: what each reads and writes, but for the one channel of the first one's input."""
     for task in (CNN, RESNET):
         number = len(layers(TASKS[task].model)) - 1
-        training, predicting = scenario(evidence, "pt", "formats")[f"{task} channels_last"]
+        training, predicting = evidence["pt"]["formats"][f"{task} channels_last"]
         assert training == predicting == {"channels_last": 2 * number - 1}
         # TensorFlow: forward, and backward twice, but for the first one's input.
         for side in KERAS:
-            training, predicting = scenario(evidence, side, "formats")[f"{task} channels_last"]
+            training, predicting = evidence[side]["formats"][f"{task} channels_last"]
             assert predicting == {"channels_last": number}
             assert training == {"channels_last": 3 * number - 1}
 
 
 @pytest.mark.parametrize("side", SIDES)
 def test_bad_settings_get_one_clear_line_and_change_nothing(evidence, side):
-    found = scenario(evidence, side, "unknown")
+    found = evidence[side]["unknown"]
     for name in ("apply", "convert"):
         assert found[name].startswith("ValueError: unknown memory format ")
         assert found[name].endswith(("channels_last, channels_first", "channels_first"))
@@ -112,15 +85,15 @@ def test_bad_settings_get_one_clear_line_and_change_nothing(evidence, side):
 
 
 def test_pt_an_optimizer_from_before_goes_on(evidence):
-    found = scenario(evidence, "pt", "optimizer_from_before")
+    found = evidence["pt"]["optimizer_from_before"]
     assert found["same"]
     assert found["state"]
-    expected = scenario(evidence, "pt", "losses")["channels_last"][:3]
+    expected = evidence["pt"]["losses"]["channels_last"][:3]
     assert difference(found["losses"], expected) < TASKS[CNN].parity
 
 
 def test_pt_a_batch_of_one_channel_gets_the_strides(evidence):
-    found = scenario(evidence, "pt", "batch")
+    found = evidence["pt"]["batch"]
     assert found["last"] == [30, 1, 5, 1]
     assert found["equal"]
     assert not found["copied"]
@@ -129,7 +102,7 @@ def test_pt_a_batch_of_one_channel_gets_the_strides(evidence):
 
 
 def test_pt_a_custom_model_computes_the_same(evidence):
-    found = scenario(evidence, "pt", "foreign")
+    found = evidence["pt"]["foreign"]
     assert found["difference"] < 1e-5
     assert found["formats"] == {"channels_last": 6}
     assert found["names"]
@@ -137,13 +110,13 @@ def test_pt_a_custom_model_computes_the_same(evidence):
 
 
 def test_pt_the_evidence_sees_an_operator_that_breaks_the_format(evidence):
-    found = scenario(evidence, "pt", "weights_alone")
+    found = evidence["pt"]["weights_alone"]
     assert found["channels_first"] == 1
     assert found["channels_last"] == 3
 
 
 def test_pt_three_dimensions_are_refused(evidence):
-    found = scenario(evidence, "pt", "three_dimensional")
+    found = evidence["pt"]["three_dimensional"]
     assert found["said"].startswith("NotImplementedError: torch has no channels_last for 5-D")
     assert found["kept"]
 
@@ -153,12 +126,12 @@ def test_pt_three_dimensions_are_refused(evidence):
 
 @pytest.mark.parametrize("side", KERAS)
 def test_tf_an_ordinary_model_is_returned_as_it_is(evidence, side):
-    assert scenario(evidence, side, "same_model") is True
+    assert evidence[side]["same_model"] is True
 
 
 @pytest.mark.parametrize("side", KERAS)
 def test_tf_channels_first_works_or_is_refused_in_the_words_of_tensorflow(evidence, side):
-    found = scenario(evidence, side, "channels_first")
+    found = evidence[side]["channels_first"]
     if found["said"] is None:  # a GPU, or a CPU on which TensorFlow uses oneDNN
         assert found["apart"] < 1e-5
     else:
@@ -174,7 +147,7 @@ def test_tf_channels_first_works_or_is_refused_in_the_words_of_tensorflow(eviden
 @pytest.mark.parametrize("side", KERAS)
 def test_tf_a_rebuilt_model_computes_the_same(evidence, side, start):
     """Losses, gradients and running statistics, of images and codes, in both directions."""
-    found = scenario(evidence, side, "rebuilt")[start]
+    found = evidence[side]["rebuilt"][start]
     one, other = found["loss"]
     assert one == pytest.approx(other, rel=1e-6)
     assert found["difference"] < 1e-5
@@ -187,7 +160,7 @@ def test_tf_a_rebuilt_model_computes_the_same(evidence, side, start):
 
 @pytest.mark.parametrize("side", KERAS)
 def test_tf_a_sequential_model_is_rebuilt(evidence, side):
-    assert scenario(evidence, side, "sequential") == {
+    assert evidence[side]["sequential"] == {
         "input": [None, 2, 6, 8],
         "output": [None, 2],
     }
@@ -195,7 +168,7 @@ def test_tf_a_sequential_model_is_rebuilt(evidence, side):
 
 @pytest.mark.parametrize("side", KERAS)
 def test_tf_what_cannot_be_rebuilt_is_refused(evidence, side):
-    found = dict(scenario(evidence, side, "refusals"))
+    found = dict(evidence[side]["refusals"])
     assert found.pop("both").startswith("ValueError: the model has layers of both formats")
     assert "functional and Sequential models only" in found["subclassed"]
     assert "'strange' works on axis 2, not on channels" in found.pop("axis")

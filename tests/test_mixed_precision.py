@@ -7,63 +7,27 @@ Bounds come from bfloat16's unit roundoff u = 2^-8, the largest relative error o
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
-import sys
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
 from shared.specs import TASKS, layers
+from tests import workers
 
-HERE = Path(__file__).resolve().parent
 WORKERS = ("pt", "tf", "tf_keras")
 U = 2.0**-8
 
 
 @pytest.fixture(scope="module")
 def evidence():
-    """What each worker found: {"pt": {scenario: ...}, ...}. They run at the same time."""
-    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(HERE.parent)}
-    flavour = {"tf_keras": {"TF_USE_LEGACY_KERAS": "1"}}
-    environment.pop("TF_USE_LEGACY_KERAS", None)
-    running = {
-        name: subprocess.Popen(
-            [sys.executable, HERE / "mixed_precision_worker.py", name],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment | flavour.get(name, {}),
-        )
-        for name in WORKERS
-    }
-    found = {}
-    for name, process in running.items():
-        out, err = process.communicate()
-        assert process.returncode == 0, err[-3000:]
-        found[name] = json.loads(out.splitlines()[-1])
-    return found
+    """What each worker found: {"pt": {scenario: ...}, ...}."""
+    return workers.run("mixed_precision_worker", WORKERS)
 
 
 @pytest.fixture(params=["pt", "tf"])
 def found(request, evidence):
-    return Scenarios(evidence[request.param], request.param)
-
-
-class Scenarios:
-    """Looks up a scenario, and fails with its traceback where it raised."""
-
-    def __init__(self, scenarios, framework):
-        self.scenarios, self.framework = scenarios, framework
-
-    def __getitem__(self, name):
-        scenario = self.scenarios[name]
-        if isinstance(scenario, dict) and "error" in scenario:
-            pytest.fail(scenario["error"])
-        return scenario
+    return evidence[request.param]
 
 
 def roundings(task):
@@ -197,23 +161,23 @@ def test_a_custom_model_with_two_inputs_and_a_dict_as_output(found):
 
 
 def test_pt_containers_and_foreign_wrappers(evidence):
-    foreign = Scenarios(evidence["pt"], "pt")["foreign"]
+    foreign = evidence["pt"]["foreign"]
     assert foreign[""]["block"] == "torch.bfloat16"
     assert foreign["blocks"]["block"] == "torch.float32"  # a ModuleList, which never runs itself
     assert all(case["left_alone"] for case in foreign.values())
 
 
 def test_pt_checkpointed_layers_stay_in_float32(evidence):
-    plain, checkpointed = Scenarios(evidence["pt"], "pt")["checkpointed"]
+    plain, checkpointed = evidence["pt"]["checkpointed"]
     assert plain == checkpointed
 
 
 def test_pt_predict_leaves_a_frozen_layer_frozen(evidence):
-    assert Scenarios(evidence["pt"], "pt")["modes"] == [True, True, False]
+    assert evidence["pt"]["modes"] == [True, True, False]
 
 
 def test_tf_custom_layers_are_reached_and_put_back(evidence):
-    found = Scenarios(evidence["tf"], "tf")
+    found = evidence["tf"]
     foreign = found["foreign"]
     assert foreign["block"]["left"] == foreign["block"]["scale"] == "float32"
     assert foreign["left"]["scale"] == "bfloat16"
@@ -226,7 +190,7 @@ def test_tf_custom_layers_are_reached_and_put_back(evidence):
 
 
 def test_tf_switching_a_built_model_equals_the_global_policy(evidence):
-    functional = Scenarios(evidence["tf"], "tf")["functional"]
+    functional = evidence["tf"]["functional"]
     assert functional["technique"] == functional["policy"] != functional["float32"]
     assert functional["technique_predict"] == functional["policy_predict"]
     assert functional["technique_policies"] == ["float32"]
@@ -263,7 +227,7 @@ def test_a_model_without_master_weights_is_refused(found):
 
 
 def test_tf_keras_refuses_and_keeps_the_model(evidence):
-    refusal = Scenarios(evidence["tf_keras"], "tf_keras")["tf_keras_refusal"]
+    refusal = evidence["tf_keras"]["tf_keras_refusal"]
     assert refusal["flavour"] == "tf_keras"
     for name in ("step", "float16", "predict"):
         assert refusal[name].startswith("NotImplementedError: tf_keras cannot switch a built model")
@@ -282,7 +246,7 @@ def difference(one, other):
 
 @pytest.mark.parametrize("task", ["digits-cnn", "text-gpt"])
 def test_twins_agree_in_float32(evidence, task):
-    pt, tf = (Scenarios(evidence[name], name)["losses"][task]["seeds"] for name in ("pt", "tf"))
+    pt, tf = (evidence[name]["losses"][task]["seeds"] for name in ("pt", "tf"))
     for ours, theirs in zip(pt, tf, strict=True):
         assert difference(ours, theirs) < TASKS[task].parity
 
@@ -295,7 +259,7 @@ def test_twins_agree_in_bfloat16(evidence, task, positions):
     independent at worst: sqrt(2 roundings) of them, and the mean divides by sqrt(positions). A
     learning rate that is a tenth off is outside.
     """
-    pt, tf = (Scenarios(evidence[name], name)["losses"][task] for name in ("pt", "tf"))
+    pt, tf = (evidence[name]["losses"][task] for name in ("pt", "tf"))
     bound = U * (2 * roundings(task) / 3 / positions) ** 0.5
     assert difference(pt["bfloat16"], tf["bfloat16"]) < bound
     assert difference(pt["planted"], tf["bfloat16"]) > bound

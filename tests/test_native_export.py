@@ -5,63 +5,26 @@ Each framework runs in a process of its own (`native_export_worker.py`), tf_kera
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from bench.bench_native_export import ROUTES, TECHNIQUE
+from tests import workers
 
-HERE = Path(__file__).resolve().parent
 WORKERS = ("pt", "tf", "tf_keras")
 ROUNDED = 1e-5  # outputs of a file and of its model, as a share of the largest
 
 
 @pytest.fixture(scope="module")
-def evidence(tmp_path_factory):
-    """What each worker found: {"pt": {scenario: ...}, ...}. They run at the same time."""
-    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(HERE.parent)}
-    flavour = {"tf_keras": {"TF_USE_LEGACY_KERAS": "1"}}
-    environment.pop("TF_USE_LEGACY_KERAS", None)
-    running = {
-        name: subprocess.Popen(
-            [sys.executable, HERE / "native_export_worker.py", name, tmp_path_factory.mktemp(name)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment | flavour.get(name, {}),
-        )
-        for name in WORKERS
-    }
-    found = {}
-    for name, process in running.items():
-        out, err = process.communicate()
-        assert process.returncode == 0, err[-3000:]
-        found[name] = Scenarios(json.loads(out.splitlines()[-1]), name)
-    return found
+def evidence(inductor, tmp_path_factory):
+    """What each worker found: {"pt": {scenario: ...}, ...}."""
+    folders = {name: tmp_path_factory.mktemp(name) for name in WORKERS}
+    return workers.run("native_export_worker", WORKERS, lambda name: [folders[name]], **inductor)
 
 
 @pytest.fixture(params=WORKERS)
 def found(request, evidence):
     return evidence[request.param]
-
-
-class Scenarios:
-    """Looks up a scenario, and fails with its traceback where it raised."""
-
-    def __init__(self, scenarios, name):
-        self.scenarios = scenarios
-        self.framework = "pt" if name == "pt" else "tf"
-
-    def __getitem__(self, name):
-        scenario = self.scenarios[name]
-        if "error" in scenario:
-            pytest.fail(scenario["error"])
-        return scenario
 
 
 def apart(ours, theirs):
@@ -156,7 +119,7 @@ def test_damaged_and_foreign_files_get_one_clear_line(found):
         refusals = found["refusals"]
         said += [refusals["torchscript"], refusals["torchscript of a package"]]
         flipped = [damaged["flipped"], refusals["torchscript flipped"]]
-        assert all("does not have its checksum" in line for line in flipped)
+        assert all(" in it is damaged: " in line for line in flipped)
         said += flipped
     for line in said:
         assert line is not None, damaged

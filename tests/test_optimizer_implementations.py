@@ -6,12 +6,6 @@ third. Weights are compared by relative L2 per tensor, as optimizer rules are, a
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -19,10 +13,10 @@ from bench.bench_optimizer_implementations import MARKS
 from bench.harness.machine import compiler
 from shared.specs import parameter_shapes
 from shared.weights import init_weights
+from tests import workers
 from tests.optimizer_implementations_worker import LARGE_EPS, SETTINGS, SPEC, given_gradients
 from tests.parity import check
 
-HERE = Path(__file__).resolve().parent
 SIDES = ("pt", "tf", "tf_keras")
 BAR = 1e-6
 HAVE = [("pt", name) for name in ("for_loop", "foreach", "fused", "compiled")] + [
@@ -35,36 +29,10 @@ HAVE_MARKED = [
 
 
 @pytest.fixture(scope="module")
-def evidence(tmp_path_factory):
-    """What each worker found: {"pt": {scenario: ...}, ...}. They run one after the other."""
-    environment = os.environ | {
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-        "PYTHONPATH": str(HERE.parent),
-        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path_factory.mktemp("inductor")),
-    }
-    environment.pop("TF_USE_LEGACY_KERAS", None)
-    found = {}
-    for side in SIDES:
-        command = [sys.executable, HERE / "optimizer_implementations_worker.py", side]
-        flavour = {"TF_USE_LEGACY_KERAS": "1"} if side == "tf_keras" else {}
-        done = subprocess.run(
-            command if compiler() else [*command, "no-compiler"],
-            capture_output=True,
-            text=True,
-            env=environment | flavour,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
-        found[side] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
-def scenario(evidence, side, name):
-    """One scenario of one side; fails with its traceback where it raised."""
-    found = evidence[side][name]
-    if "error" in found:
-        pytest.fail(found["error"])
-    return found
+def evidence(inductor):
+    """What each worker found: {"pt": {scenario: ...}, ...}."""
+    lacking = [] if compiler() else ["no-compiler"]
+    return workers.run("optimizer_implementations_worker", SIDES, lambda name: lacking, **inductor)
 
 
 def arrays(weights):
@@ -91,20 +59,20 @@ def rule(steps, *, learning_rate, weight_decay=0.01, beta1=0.9, beta2=0.999, eps
 
 @pytest.mark.parametrize(("side", "name"), HAVE_MARKED)
 def test_the_update_is_the_published_one(evidence, side, name):
-    after = arrays(scenario(evidence, side, "updates")[name]["weights"])
+    after = arrays(evidence[side]["updates"][name]["weights"])
     check(after, rule(len(given_gradients()), **SETTINGS), BAR)
 
 
 @pytest.mark.parametrize(("side", "name"), HAVE_MARKED)
 def test_every_implementation_gives_what_the_twins_loop_gives(evidence, side, name):
-    after = arrays(scenario(evidence, side, "updates")[name]["weights"])
+    after = arrays(evidence[side]["updates"][name]["weights"])
     for other in SIDES:
-        check(after, arrays(scenario(evidence, other, "updates")["for_loop"]["weights"]), BAR)
+        check(after, arrays(evidence[other]["updates"]["for_loop"]["weights"]), BAR)
 
 
 @pytest.mark.parametrize("side", SIDES)
 def test_another_decay_is_noticed(evidence, side):
-    planted = arrays(scenario(evidence, side, "updates")["planted"]["weights"])
+    planted = arrays(evidence[side]["updates"]["planted"]["weights"])
     with pytest.raises(AssertionError, match="differ by more than"):
         check(planted, rule(len(given_gradients()), **SETTINGS), BAR)
 
@@ -112,7 +80,7 @@ def test_another_decay_is_noticed(evidence, side):
 @pytest.mark.parametrize("side", SIDES)
 def test_epsilon_is_the_same_in_the_first_update(evidence, side):
     """Where it decides: an epsilon as large as the gradients."""
-    after = arrays(scenario(evidence, side, "large_eps"))
+    after = arrays(evidence[side]["large_eps"])
     check(after, rule(1, **LARGE_EPS), BAR)
     with pytest.raises(AssertionError, match="differ by more than"):
         check(after, rule(1, **LARGE_EPS | {"eps": 0.9}), BAR)
@@ -120,20 +88,20 @@ def test_epsilon_is_the_same_in_the_first_update(evidence, side):
 
 @pytest.mark.parametrize(("side", "name"), HAVE_MARKED)
 def test_it_ran_as_that_implementation(evidence, side, name):
-    ran = scenario(evidence, side, "updates")[name]["operators"]
+    ran = evidence[side]["updates"][name]["operators"]
     wanted, others = MARKS[f"{side[:2]}_impl", name]
     assert ran[wanted] > 0
     assert not set(others) & set(ran)
 
 
 def test_a_loop_takes_operators_per_tensor_and_fused_one_for_all(evidence):
-    found = scenario(evidence, "pt", "updates")
+    found = evidence["pt"]["updates"]
     tensors = len(parameter_shapes(SPEC))
     assert found["for_loop"]["operators"]["addcdiv_"] == tensors
     assert found["foreach"]["operators"]["_foreach_addcdiv_"] == 1
     assert found["fused"]["operators"]["_fused_adamw_"] == 1
     # TensorFlow assigns each weight twice: its decay, then its update.
-    loop = scenario(evidence, "tf", "updates")["for_loop"]["operators"]
+    loop = evidence["tf"]["updates"]["for_loop"]["operators"]
     assert loop["AssignSubVariableOp"] == 2 * tensors
 
 
@@ -141,27 +109,27 @@ def test_a_loop_takes_operators_per_tensor_and_fused_one_for_all(evidence):
     ("side", "name"), [case for case in HAVE_MARKED if case.values[1] == "compiled"]
 )
 def test_the_compiled_update_is_traced_once_and_for_all(evidence, side, name):
-    found = scenario(evidence, side, "updates")[name]
+    found = evidence[side]["updates"][name]
     assert found["traces"] >= 1
     assert found["retraced"] == 0
 
 
 @pytest.mark.parametrize("side", ["tf", "tf_keras"])
 def test_what_keras_lacks_is_refused_with_the_reason(evidence, side):
-    found = scenario(evidence, side, "updates")
+    found = evidence[side]["updates"]
     assert "no operations over lists of tensors" in found["foreach"]["refused"]
     assert "no fused optimizer" in found["fused"]["refused"]
 
 
 def test_fused_refuses_what_its_kernel_refuses(evidence):
-    found = scenario(evidence, "pt", "fused_limits")
+    found = evidence["pt"]["fused_limits"]
     assert found["for_loop"] is None
     assert found["fused"].startswith("NotImplementedError: torch's fused AdamW updates no")
 
 
 @pytest.mark.parametrize("side", SIDES)
 def test_bad_input_gets_one_clear_line_and_changes_nothing(evidence, side):
-    found = scenario(evidence, side, "refusals")
+    found = evidence[side]["refusals"]
     said = {
         "count": "gradients for",
         "shape": "its parameter takes",
@@ -179,6 +147,6 @@ def test_bad_input_gets_one_clear_line_and_changes_nothing(evidence, side):
 
 @pytest.mark.parametrize("side", SIDES)
 def test_models_that_are_not_ours_learn_and_keep_frozen_layers(evidence, side):
-    for name, found in scenario(evidence, side, "foreign").items():
+    for name, found in evidence[side]["foreign"].items():
         assert found["losses"][-1] < 0.7 * found["losses"][0], name
         assert found["frozen"], name

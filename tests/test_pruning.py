@@ -6,17 +6,13 @@ where there is nothing but a refusal.
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-HERE = Path(__file__).resolve().parent
+from tests import workers
+
 WORKERS = ("pt", "tf_keras", "tf")
 BARS = {"cnn": 1e-5, "gpt": 1e-4}  # the parity of the tasks with such models
 FINAL, BEGIN, END, FREQUENCY = 0.8, 2, 14, 4  # the worker's schedule
@@ -25,44 +21,13 @@ UPDATES = (2, 6, 10, 14)
 
 @pytest.fixture(scope="module")
 def evidence():
-    """What each worker found: {"pt": {scenario: ...}, ...}. They run at the same time."""
-    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(HERE.parent)}
-    flavour = {"tf_keras": {"TF_USE_LEGACY_KERAS": "1"}}
-    environment.pop("TF_USE_LEGACY_KERAS", None)
-    running = {
-        name: subprocess.Popen(
-            [sys.executable, HERE / "pruning_worker.py", name],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment | flavour.get(name, {}),
-        )
-        for name in WORKERS
-    }
-    found = {}
-    for name, process in running.items():
-        out, err = process.communicate()
-        assert process.returncode == 0, err[-3000:]
-        found[name] = Scenarios(json.loads(out.splitlines()[-1]), name)
-    return found
+    """What each worker found: {"pt": {scenario: ...}, ...}."""
+    return workers.run("pruning_worker", WORKERS)
 
 
 @pytest.fixture(params=["pt", "tf_keras"])
 def found(request, evidence):
     return evidence[request.param]
-
-
-class Scenarios:
-    """Looks up a scenario, and fails with its traceback where it raised."""
-
-    def __init__(self, scenarios, framework):
-        self.scenarios, self.framework = scenarios, framework
-
-    def __getitem__(self, name):
-        scenario = self.scenarios[name]
-        if isinstance(scenario, dict) and "error" in scenario:
-            pytest.fail(scenario["error"])
-        return scenario
 
 
 def arrays(values):

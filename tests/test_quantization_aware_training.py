@@ -6,59 +6,23 @@ tf_keras, and Keras 3, where there is nothing but a refusal.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-HERE = Path(__file__).resolve().parent
+from tests import workers
+
 WORKERS = ("pt", "tf_keras", "tf")
 
 
 @pytest.fixture(scope="module")
 def evidence():
-    """What each worker found: {"pt": {scenario: ...}, ...}. They run at the same time."""
-    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(HERE.parent)}
-    flavour = {"tf_keras": {"TF_USE_LEGACY_KERAS": "1"}}
-    environment.pop("TF_USE_LEGACY_KERAS", None)
-    running = {
-        name: subprocess.Popen(
-            [sys.executable, HERE / "quantization_aware_training_worker.py", name],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment | flavour.get(name, {}),
-        )
-        for name in WORKERS
-    }
-    found = {}
-    for name, process in running.items():
-        out, err = process.communicate()
-        assert process.returncode == 0, err[-3000:]
-        found[name] = Scenarios(json.loads(out.splitlines()[-1]), name)
-    return found
+    """What each worker found: {"pt": {scenario: ...}, ...}."""
+    return workers.run("quantization_aware_training_worker", WORKERS)
 
 
 @pytest.fixture(params=["pt", "tf_keras"])
 def found(request, evidence):
     return evidence[request.param]
-
-
-class Scenarios:
-    """Looks up a scenario, and fails with its traceback where it raised."""
-
-    def __init__(self, scenarios, framework):
-        self.scenarios, self.framework = scenarios, framework
-
-    def __getitem__(self, name):
-        scenario = self.scenarios[name]
-        if isinstance(scenario, dict) and "error" in scenario:
-            pytest.fail(scenario["error"])
-        return scenario
 
 
 def rounded(kernel, bits):
@@ -78,7 +42,7 @@ def test_outputs_are_those_of_a_kernel_and_an_input_on_their_grids(found, bits):
     wanted = np.round(x * 255) / 255 @ rounded(kernel, bits)[0, 0]
     ours = np.array(found["oracle"][str(bits)]["y"])
     half_a_step = 0.0
-    if found.framework == "tf_keras":
+    if found.name == "tf_keras":
         half_a_step = (max(wanted.max(), 0) - min(wanted.min(), 0)) / 255 / 2
     bound = 1.02 * half_a_step + 1e-5 * np.abs(wanted).max()
     assert np.abs(ours - wanted).max() < bound

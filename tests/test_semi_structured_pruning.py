@@ -6,18 +6,12 @@ tf_keras, and Keras 3, where there is nothing but a refusal.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from bench.bench_semi_structured_pruning import most_of_four
+from tests import workers
 
-HERE = Path(__file__).resolve().parent
 WORKERS = ("pt", "tf_keras", "tf")
 BAR = 1e-5  # the parity of the tasks with CNNs
 # Of three inputs two stay; of six, four and two make 2 + 2; of eight half.
@@ -26,44 +20,13 @@ ZEROS = {"conv0.kernel": 1 / 3, "conv1.kernel": 1 / 3, "head.kernel": 1 / 2}
 
 @pytest.fixture(scope="module")
 def evidence():
-    """What each worker found: {"pt": {scenario: ...}, ...}. They run at the same time."""
-    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(HERE.parent)}
-    flavour = {"tf_keras": {"TF_USE_LEGACY_KERAS": "1"}}
-    environment.pop("TF_USE_LEGACY_KERAS", None)
-    running = {
-        name: subprocess.Popen(
-            [sys.executable, HERE / "semi_structured_pruning_worker.py", name],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment | flavour.get(name, {}),
-        )
-        for name in WORKERS
-    }
-    found = {}
-    for name, process in running.items():
-        out, err = process.communicate()
-        assert process.returncode == 0, err[-3000:]
-        found[name] = Scenarios(json.loads(out.splitlines()[-1]), name)
-    return found
+    """What each worker found: {"pt": {scenario: ...}, ...}."""
+    return workers.run("semi_structured_pruning_worker", WORKERS)
 
 
 @pytest.fixture(params=["pt", "tf_keras"])
 def found(request, evidence):
     return evidence[request.param]
-
-
-class Scenarios:
-    """Looks up a scenario, and fails with its traceback where it raised."""
-
-    def __init__(self, scenarios, framework):
-        self.scenarios, self.framework = scenarios, framework
-
-    def __getitem__(self, name):
-        scenario = self.scenarios[name]
-        if isinstance(scenario, dict) and "error" in scenario:
-            pytest.fail(scenario["error"])
-        return scenario
 
 
 def by_hand(kernel):

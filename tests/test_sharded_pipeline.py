@@ -47,7 +47,7 @@ def evidence() -> SimpleNamespace:
         for kind in DAMAGES:
             shutil.copytree(top / f"good-{form}", top / f"{kind}-{form}")
             damage(kind, open_shards(top / f"{kind}-{form}", form).shards[HIT].files[0])
-    found = pipelines.run_workers("tests.sharded_pipeline_worker", Path(keep.name), top)
+    found = pipelines.run_workers("sharded_pipeline_worker", Path(keep.name), top)
     return SimpleNamespace(keep=keep, top=top, folder=folder, found=found)
 
 

@@ -7,19 +7,13 @@ kernels ("aot_eager").
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from bench.harness.machine import compiler
+from tests import workers
 from tests.parity import check
 
-HERE = Path(__file__).resolve().parent
 SIDES = ("pt", "tf", "tf_keras")
 TWINS = ("pt", "tf")
 BAR = 1e-5
@@ -29,36 +23,12 @@ COMPILING = [pytest.param("pt", marks=needs_compiler), "tf"]
 
 
 @pytest.fixture(scope="module")
-def evidence(tmp_path_factory):
-    """What each worker found: {"pt": {scenario: ...}, ...}. They run one after the other."""
-    environment = os.environ | {
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-        "PYTHONPATH": str(HERE.parent),
-        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path_factory.mktemp("inductor")),
-    }
-    environment.pop("TF_USE_LEGACY_KERAS", None)
-    found = {}
-    for side in SIDES:
-        command = [sys.executable, HERE / "stacking_worker.py", side]
-        lacks = side == "pt" and not compiler()
-        done = subprocess.run(
-            [*command, "no-compiler"] if lacks else command,
-            capture_output=True,
-            text=True,
-            env=environment | ({"TF_USE_LEGACY_KERAS": "1"} if side == "tf_keras" else {}),
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
-        found[side] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
-def scenario(evidence, side, name):
-    """One scenario of one side; fails with its traceback where it raised."""
-    found = evidence[side][name]
-    if isinstance(found, dict) and "error" in found:
-        pytest.fail(found["error"])
-    return found
+def evidence(inductor):
+    """What each worker found: {"pt": {scenario: ...}, ...}."""
+    lacking = [] if compiler() else ["no-compiler"]
+    return workers.run(
+        "stacking_worker", SIDES, lambda name: lacking if name == "pt" else [], **inductor
+    )
 
 
 def arrays(result):
@@ -71,14 +41,14 @@ def arrays(result):
 
 @pytest.mark.parametrize("side", SIDES)
 def test_the_neutral_step_is_the_baseline_to_the_last_bit(evidence, side):
-    rungs = scenario(evidence, side, "rungs")
+    rungs = evidence[side]["rungs"]
     assert rungs["neutral"] == rungs["baseline"]
 
 
 @pytest.mark.parametrize("rung", ["channels_last", "compiled"])
 @pytest.mark.parametrize("side", SIDES)
 def test_float32_rungs_train_as_the_baseline(evidence, side, rung):
-    rungs = scenario(evidence, side, "rungs")
+    rungs = evidence[side]["rungs"]
     check(arrays(rungs[rung]), arrays(rungs["baseline"]), BAR)
 
 
@@ -86,20 +56,20 @@ def test_float32_rungs_train_as_the_baseline(evidence, side, rung):
 @pytest.mark.parametrize("side", ["tf", "tf_keras"])
 def test_twins_agree_on_every_float32_rung(evidence, side, rung):
     """Micro-batches too: BatchNorm normalises each by itself on both sides."""
-    ours, theirs = (scenario(evidence, s, "rungs")[rung] for s in (side, "pt"))
+    ours, theirs = (evidence[s]["rungs"][rung] for s in (side, "pt"))
     check(arrays(ours), arrays(theirs), BAR)
 
 
 @pytest.mark.parametrize("side", SIDES)
 def test_another_learning_rate_is_noticed(evidence, side):
-    rungs = scenario(evidence, side, "rungs")
+    rungs = evidence[side]["rungs"]
     with pytest.raises(AssertionError, match="differ by more than"):
         check(arrays(rungs["planted"]), arrays(rungs["baseline"]), BAR)
 
 
 @pytest.mark.parametrize("side", SIDES)
 def test_micro_batches_with_batchnorm_are_another_computation(evidence, side):
-    rungs = scenario(evidence, side, "rungs")
+    rungs = evidence[side]["rungs"]
     with pytest.raises(AssertionError, match="differ by more than"):
         check(arrays(rungs["micro_batches"]), arrays(rungs["baseline"]), BAR)
 
@@ -107,7 +77,7 @@ def test_micro_batches_with_batchnorm_are_another_computation(evidence, side):
 @pytest.mark.parametrize("side", TWINS)
 def test_bfloat16_is_float32_but_for_its_rounding(evidence, side):
     """Three layers round their input, weight and output: nine roundings of u each at worst."""
-    rungs = scenario(evidence, side, "rungs")
+    rungs = evidence[side]["rungs"]
     ours, theirs = (np.array(rungs[name]["losses"]) for name in ("bfloat16", "baseline"))
     difference = np.abs(ours / theirs - 1).max()
     assert U / 64 < difference < 9 * U
@@ -115,7 +85,7 @@ def test_bfloat16_is_float32_but_for_its_rounding(evidence, side):
 
 @pytest.mark.parametrize("side", TWINS)
 def test_bfloat16_is_what_ran(evidence, side):
-    found = scenario(evidence, side, "dtypes")
+    found = evidence[side]["dtypes"]
     for kind in ("convolution", "matmul"):
         assert set(found["neutral"][kind]) == {"float32"}
         assert set(found["bfloat16"][kind]) == {"bfloat16"}
@@ -126,7 +96,7 @@ def test_bfloat16_is_what_ran(evidence, side):
 
 @pytest.mark.parametrize("side", COMPILING)
 def test_everything_together_trains(evidence, side):
-    found = scenario(evidence, side, "everything")
+    found = evidence[side]["everything"]
     losses = found["losses"]
     assert np.isfinite(losses).all()
     assert np.mean(losses[-6:]) < 0.5 * np.mean(losses[:6])
@@ -135,7 +105,7 @@ def test_everything_together_trains(evidence, side):
 
 @pytest.mark.parametrize("side", COMPILING)
 def test_everything_together_is_compiled_bfloat16_over_float32(evidence, side):
-    found = scenario(evidence, side, "everything")
+    found = evidence[side]["everything"]
     assert found["compiled"]
     assert found["kept"] == ["float32"]
     if side == "pt" or not found["device"].startswith("CPU"):
@@ -152,7 +122,7 @@ def test_everything_together_is_compiled_bfloat16_over_float32(evidence, side):
 @pytest.mark.parametrize("side", SIDES)
 def test_micro_batches_add_up_to_the_batch(evidence, side):
     """A model of two inputs, custom or subclassed, without BatchNorm."""
-    found = scenario(evidence, side, "parts_of_one_size")
+    found = evidence[side]["parts_of_one_size"]
     for parts in ("2", "4"):
         check(arrays(found[parts]), arrays(found["1"]), BAR)
     assert found["1"]["losses"][-1] < found["1"]["losses"][0]
@@ -160,27 +130,27 @@ def test_micro_batches_add_up_to_the_batch(evidence, side):
 
 @pytest.mark.parametrize("side", SIDES)
 def test_a_batch_that_cannot_be_cut_is_refused(evidence, side):
-    message = scenario(evidence, side, "parts_of_one_size")["ragged"]
+    message = evidence[side]["parts_of_one_size"]["ragged"]
     assert message.startswith("ValueError: ")
     assert "a batch of 7 cannot be cut into 4 parts of equal size" in message
 
 
 def test_tf_the_benchmark_tells_where_xla_runs_bfloat16_in_float32(evidence):
-    found = scenario(evidence, "tf", "proof")
+    found = evidence["tf"]["proof"]
     assert found["traced"] is None
     said = "NotImplementedError: XLA runs bfloat16 layers in float32 on this device"
     assert found["compiled"] in (None, said)
 
 
 def test_tf_sparse_gradients_add_up(evidence):
-    whole, parts = scenario(evidence, "tf", "embedding")
+    whole, parts = evidence["tf"]["embedding"]
     assert parts == pytest.approx(whole, rel=BAR)
     assert whole[-1] < whole[0]
 
 
 def test_tf_micro_batches_run_one_after_the_other(evidence):
     """Side by side they would keep the activations of all at the same time."""
-    found = scenario(evidence, "tf", "parts_in_order")
+    found = evidence["tf"]["parts_in_order"]
     assert found == {"convolutions": 4, "waits": [False, True]}
 
 
@@ -189,17 +159,17 @@ def test_tf_micro_batches_run_one_after_the_other(evidence):
 
 def test_pt_channels_last_holds_from_kernel_to_optimizer(evidence):
     """The kernel, its momentum, and what the convolution read and wrote in both parts."""
-    assert scenario(evidence, "pt", "formats") == [True] * 6
+    assert evidence["pt"]["formats"] == [True] * 6
 
 
 def test_pt_a_fused_optimizer_gives_the_same_weights(evidence):
-    found = scenario(evidence, "pt", "fused")
+    found = evidence["pt"]["fused"]
     check(arrays(found["True"]), arrays(found["False"]), 1e-6)
     assert (found["False kernel"], found["True kernel"]) == (False, True)
 
 
 def test_pt_a_fused_update_is_not_compiled(evidence):
-    assert scenario(evidence, "pt", "what_is_compiled") == {"False": True, "True": False}
+    assert evidence["pt"]["what_is_compiled"] == {"False": True, "True": False}
 
 
 # Bad input ------------------------------------------------------------------------------------
@@ -207,7 +177,7 @@ def test_pt_a_fused_update_is_not_compiled(evidence):
 
 @pytest.mark.parametrize("side", TWINS)
 def test_bad_settings_get_one_clear_line_and_change_nothing(evidence, side):
-    found = dict(scenario(evidence, side, "refusals"))
+    found = dict(evidence[side]["refusals"])
     assert found.pop("unchanged")
     said = {
         "dtype": "unknown dtype 'float16': choose one of float32, bfloat16",
@@ -221,7 +191,7 @@ def test_bad_settings_get_one_clear_line_and_change_nothing(evidence, side):
 
 
 def test_pt_models_that_do_not_fit_are_refused(evidence):
-    found = scenario(evidence, "pt", "own_refusals")
+    found = evidence["pt"]["own_refusals"]
     for name in ("flat", "deep"):
         assert found[name].startswith("ValueError: channels_last converts 4-D parameters")
     assert found["half"].startswith("ValueError: master weights are float32, but ")
@@ -229,11 +199,11 @@ def test_pt_models_that_do_not_fit_are_refused(evidence):
 
 def test_tf_models_that_do_not_fit_are_refused(evidence):
     for side in ("tf", "tf_keras"):
-        found = scenario(evidence, side, "own_refusals")
+        found = evidence[side]["own_refusals"]
         assert found["format"].startswith("NotImplementedError: a built Keras layer keeps its")
         assert found["fused"].startswith("NotImplementedError: Keras has no fused optimizer")
         assert found["unbuilt"].startswith("ValueError: the model has no variables yet")
-    assert scenario(evidence, "tf", "own_refusals")["bfloat16"] is None
-    assert "master weights are float32" in scenario(evidence, "tf", "own_refusals")["half"]
-    refused = scenario(evidence, "tf_keras", "own_refusals")["bfloat16"]
+    assert evidence["tf"]["own_refusals"]["bfloat16"] is None
+    assert "master weights are float32" in evidence["tf"]["own_refusals"]["half"]
+    refused = evidence["tf_keras"]["own_refusals"]["bfloat16"]
     assert refused.startswith("NotImplementedError: tf_keras cannot switch a built model")

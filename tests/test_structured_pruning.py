@@ -5,19 +5,13 @@ Each framework runs in a process of its own (`structured_pruning_worker.py`), tf
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from bench.bench_structured_pruning import smaller
 from shared.specs import CNNSpec, parameter_count, parameter_shapes, state_shapes
+from tests import workers
 
-HERE = Path(__file__).resolve().parent
 WORKERS = ("pt", "tf", "tf_keras")
 BAR = 1e-5  # the parity of the tasks with CNNs
 CNN = CNNSpec((8, 8, 2), ((8, 1), (10, 2)), num_classes=10)  # the worker's
@@ -26,44 +20,13 @@ KEPT = {0.0: (8, 10), 0.3: (6, 7), 0.5: (4, 5), 0.95: (1, 1)}
 
 @pytest.fixture(scope="module")
 def evidence():
-    """What each worker found: {"pt": {scenario: ...}, ...}. They run at the same time."""
-    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(HERE.parent)}
-    flavour = {"tf_keras": {"TF_USE_LEGACY_KERAS": "1"}}
-    environment.pop("TF_USE_LEGACY_KERAS", None)
-    running = {
-        name: subprocess.Popen(
-            [sys.executable, HERE / "structured_pruning_worker.py", name],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment | flavour.get(name, {}),
-        )
-        for name in WORKERS
-    }
-    found = {}
-    for name, process in running.items():
-        out, err = process.communicate()
-        assert process.returncode == 0, err[-3000:]
-        found[name] = Scenarios(json.loads(out.splitlines()[-1]), name)
-    return found
+    """What each worker found: {"pt": {scenario: ...}, ...}."""
+    return workers.run("structured_pruning_worker", WORKERS)
 
 
 @pytest.fixture(params=WORKERS)
 def found(request, evidence):
     return evidence[request.param]
-
-
-class Scenarios:
-    """Looks up a scenario, and fails with its traceback where it raised."""
-
-    def __init__(self, scenarios, framework):
-        self.scenarios, self.framework = scenarios, framework
-
-    def __getitem__(self, name):
-        scenario = self.scenarios[name]
-        if isinstance(scenario, dict) and "error" in scenario:
-            pytest.fail(scenario["error"])
-        return scenario
 
 
 def relative(ours, theirs):
@@ -192,7 +155,7 @@ REASONS = {
 
 
 def test_what_can_not_be_followed_is_refused_with_its_place(found):
-    reasons = REASONS["pt" if found.framework == "pt" else "tf"]
+    reasons = REASONS[found.framework]
     for name, reason in reasons.items():
         refused = found["refusals"][name]
         assert refused is not None, name

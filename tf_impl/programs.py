@@ -22,6 +22,8 @@ from tensorflow.core.protobuf import meta_graph_pb2
 from tensorflow.python.framework import op_def_registry
 from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
+from shared import archives
+
 _SIGNATURE, _MEMBER = "predict", "program.pb"
 _FILES = re.compile("File|Save|Restore|PyFunc|Directory")
 
@@ -107,6 +109,7 @@ def load(path) -> Callable:
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no file {path}")
     try:
+        archives.check_zip(path)
         with zipfile.ZipFile(path) as archive:
             meta = meta_graph_pb2.MetaGraphDef.FromString(archive.read(_MEMBER))
         signature = meta.signature_def[_SIGNATURE]
@@ -117,7 +120,7 @@ def load(path) -> Callable:
             lambda: tf.graph_util.import_graph_def(meta.graph_def, name=""), []
         )
         return whole.prune(inputs, signature.outputs["output"].name)
-    except (zipfile.BadZipFile, DecodeError, ValueError, KeyError, tf.errors.OpError) as error:
+    except (DecodeError, ValueError, KeyError, tf.errors.OpError) as error:
         raise ValueError(f"{path} is no whole file of a program: {_line(error)}") from None
 
 
