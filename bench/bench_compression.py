@@ -34,6 +34,7 @@ def _row(name: str, effort: str = "default", timed: bool = True, **settings) -> 
         flavours=FLAVOURS,
         effort=effort,
         changes_math=True,
+        changes_weights="final_sparsity" in settings,
         loss_tolerance=tolerance,
         timed=timed,
     )
@@ -71,6 +72,7 @@ TECHNIQUE = Technique(
     ),
     # Other techniques play controls.
     controls=False,
+    counts=True,
 )
 
 

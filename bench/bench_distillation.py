@@ -48,6 +48,7 @@ TECHNIQUE = Technique(
         "stored_t8 (T), stored_half (alpha 0.5), stored_no_labels (alpha 1) and neutral (alpha 0).",
         "Share of peak counts the student's arithmetic alone.",
     ),
+    counts=True,
 )
 
 

@@ -42,6 +42,7 @@ TECHNIQUE = Technique(
         "Share of peak counts the student's arithmetic alone.",
     ),
     controls=False,  # the task's other technique has them
+    counts=True,
 )
 
 

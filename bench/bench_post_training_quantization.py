@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 
 from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
-from shared import datasets
+from bench.harness.worker import even_batch
+from shared import datasets, teacher
 
 # Fixed before anything was measured, as are the cases and the seeds. The margin of accuracy is the
 # task's, one point.
@@ -54,9 +55,11 @@ TECHNIQUE = Technique(
         "quantization buys. fp32_in_framework is what the framework predicts with by itself: eager "
         "in PyTorch, a tf.function in TensorFlow.",
         f"Ranges of activations come from {CALIBRATION} images of the training split. Accuracy is "
-        "of the files of models that were trained in float32 with each seed.",
-        "Size is that of the file that would be deployed. Memory counts what wrote it, too.",
+        "of the files of models that were trained in float32 with each seed; that of the teacher "
+        f"({teacher.TASK.name}, trained once) is of one file in each row.",
+        "Size is that of the file that would be deployed. Memory holds what is left of writing it.",
     ),
+    counts=True,
 )
 
 
@@ -70,16 +73,27 @@ def prepare(kit, work: Work) -> Prepared:
         return Prepared(step, predict, model, optimizer)
     if kit.runtime.device().lower() not in ("cpu", "cpu:0"):
         raise NotImplementedError("these integer operators are for a CPU: hide the GPU")
+    return Prepared(step, predict, model, optimizer, deploy=lambda: _deploy(kit, work, model))
+
+
+def _deploy(kit, work: Work, model, name: str = "model") -> tuple:
+    """Write the row's file of `model`, and load it into its runtime."""
+    rows = (part[:CALIBRATION] for part in datasets.load(Path(work.data), "train"))
+    calibration, _ = kit.data.to_device(*rows)
     technique = kit.post_training_quantization
+    write, read = (getattr(technique, work.settings[key]) for key in ("write", "read"))
+    path = write(model, calibration, work.folder / name)
+    return read(path), path
 
-    def deploy():
-        rows = (part[:CALIBRATION] for part in datasets.load(Path(work.data), "train"))
-        calibration, _ = kit.data.to_device(*rows)
-        write, read = (getattr(technique, work.settings[key]) for key in ("write", "read"))
-        path = write(model, calibration, work.folder / work.variant)
-        return read(path), path
 
-    return Prepared(step, predict, model, optimizer, deploy=deploy)
+def _of_teacher(kit, work: Work) -> dict[str, dict]:
+    """The accuracy in percent that trained weights, the teacher's, have in the row's file."""
+    trained = kit.models.build(teacher.TASK.model, teacher.load().weights)
+    predict, _ = _deploy(kit, work, trained, "teacher")
+    x, y = kit.data.to_device(*datasets.load(Path(work.data), "test"))
+    batch = even_batch(len(x))
+    value = kit.training.evaluate(predict, x, y, metric=work.task.metric, batch_size=batch)
+    return {"accuracy_of_teacher": {"value": value, "unit": "%"}}
 
 
 def took_effect(kit, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
@@ -88,6 +102,8 @@ def took_effect(kit, work: Work, prepared: Prepared, batch) -> tuple[dict, str |
         return {}, None
     ran = prepared.predict.operators(batch[0])
     evidence = {"int8_operators": ran, "threads": prepared.predict.threads}
+    if work.task is teacher.TASK:
+        evidence["measured"] = _of_teacher(kit, work)
     found = sum(number for name, number in ran.items() if KERNELS.search(name))
     kernels = sum(name.endswith(".kernel") for name in work.weights)
     if "int8" not in work.variant:

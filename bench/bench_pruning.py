@@ -7,14 +7,15 @@ from itertools import count
 
 from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
 from bench.harness.stages import train_on
+from bench.harness.worker import model_size
 
 # Beyond the recipe's, as many as it takes digits-cnn to its plateau: 560 steps. Masks are made 42
 # times in the first three quarters of them, the rest is recovery.
 MORE_EPOCHS = 4
 SCHEDULE = {"begin_step": 0, "end_step": 420, "frequency": 10}
-# Layers of fewer weights stay dense: the first, which costs most accuracy, and the last. They have
-# 784 of the 33,040 weights in kernels of digits-cnn; the others make up for them.
-MIN_WEIGHTS, SMALL = 1_000, 784 / 33_040
+# Layers of fewer weights stay dense: of digits-cnn the first, which costs most accuracy, and the
+# last. The others make up for them.
+MIN_WEIGHTS = 1_000
 FLAVOURS = (None, "tf_keras")  # TensorFlow Model Optimization has no other
 # Where masks are made at every step, TensorFlow lets some of the smallest weights return and
 # PyTorch none. At most 8% of the weights are masked in the ten steps, all of them close to zero.
@@ -22,11 +23,9 @@ REGROWN_LOSSES = 1e-3
 
 
 def _sparsity(percent: int, name: str = "", **settings) -> Variant:
-    """A row that ends with so many percent of zeros in all kernels of digits-cnn together."""
+    """A row that ends with so many percent of zeros in all kernels together."""
     chosen = {"final_sparsity": percent / 100} | SCHEDULE
-    if not name:
-        large = round(percent / 100 / (1 - SMALL), 3)
-        chosen |= {"final_sparsity": large, "min_weights": MIN_WEIGHTS}
+    chosen |= {} if name else {"min_weights": MIN_WEIGHTS}
     name = name or f"sparsity_{percent}"
     return Variant(name, chosen, flavours=FLAVOURS, changes_math=percent > 0, **settings)
 
@@ -67,8 +66,8 @@ TECHNIQUE = Technique(
         f"Accuracy: every row, dense too, trains for the recipe's epochs and {MORE_EPOCHS} more "
         "at the same learning rate, with a new optimizer; pruned rows are pruned in the latter.",
         f"sparsity rows leave layers of fewer than {MIN_WEIGHTS:,} weights dense, which have 2% of "
-        "the weights of digits-cnn; the others are pruned so far that the share is that of all "
-        "together. uniform_80 prunes all layers alike.",
+        "the weights of digits-cnn and 0.5% of those of digits-resnet20; the others are pruned so "
+        "far that the share is that of all together. uniform_80 prunes all layers alike.",
         f"The share of zeros rises from step 0 to {SCHEDULE['end_step']} (cubic schedule, Zhu and "
         f"Gupta, 2017), and masks are made anew every {SCHEDULE['frequency']}th step. Ratios are "
         "medians over steps, so they are of a step between; in every_step_80 each step makes "
@@ -78,6 +77,7 @@ TECHNIQUE = Technique(
     ),
     # Other techniques play controls, and here the match is full with eight contenders.
     controls=False,
+    counts=True,
 )
 
 
@@ -85,7 +85,15 @@ def _prune(kit, work: Work, model, **schedule):
     """The pruned copy of `model` and its `update`, by layer or over all layers."""
     together = work.variant.startswith("global")
     apply = kit.pruning.apply_global_pruning if together else kit.pruning.apply_pruning
-    return apply(model, **work.settings | schedule)
+    return apply(model, **work.settings | schedule | {"final_sparsity": share_of_pruned(work)})
+
+
+def share_of_pruned(work: Work) -> float:
+    """The share of zeros in the layers that are pruned, so that all layers have what was asked."""
+    least = work.settings.get("min_weights", 0)
+    sizes = [value.size for name, value in work.weights.items() if _is_kernel(name)]
+    wanted = work.settings["final_sparsity"] * sum(sizes)
+    return wanted / sum(size for size in sizes if size >= least)
 
 
 def prepare(kit, work: Work) -> Prepared:
@@ -142,8 +150,9 @@ def took_effect(kit, work: Work, prepared: Prepared, batch) -> tuple[dict, str |
     fresh.step(*batch)
     weights = kit.models.export_weights(kit.pruning.finalize_pruning(model))
     end = _zeros(weights)
-    found = {"zeros_so_far": now, "zeros_at_the_end": end}
-    wanted, least = work.settings["final_sparsity"], work.settings.get("min_weights", 0)
+    size = model_size(work.task.model, weights)
+    found = {"zeros_so_far": now, "zeros_at_the_end": end, "measured": size}
+    wanted, least = share_of_pruned(work), work.settings.get("min_weights", 0)
     sizes = {name: weights[name].size for name in end}
     total = sum(sizes.values())
     if work.variant.startswith("global"):

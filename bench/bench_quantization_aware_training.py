@@ -64,6 +64,7 @@ TECHNIQUE = Technique(
     ),
     # Other techniques play controls.
     controls=False,
+    counts=True,
 )
 
 

@@ -37,6 +37,7 @@ TECHNIQUE = Technique(
     ),
     # The matches of other techniques have controls.
     controls=False,
+    counts=True,
 )
 
 

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from bench.harness.worker import model_size
 from shared import datasets
+from shared.specs import GPTSpec, parameter_shapes
 
 SAME = 1e-4  # relative L2: predictions of sparse and of dense kernels, the task's parity
 
 
 def _row(name: str, percent: int, effort: str, **settings) -> Variant:
     chosen = {"sparsity": percent / 100} | settings
-    return Variant(f"{name}_{percent}", chosen, effort=effort, changes_math=True)
+    return Variant(
+        f"{name}_{percent}", chosen, effort=effort, changes_math=True, changes_weights=True
+    )
 
 
 def _csr(percent: int, effort: str) -> Variant:
@@ -26,6 +31,10 @@ def _file(percent: int, effort: str) -> Variant:
     return _row("sparse_file", percent, effort, file="sparse")
 
 
+def _structured(percent: int, effort: str) -> Variant:
+    return _row("structured", percent, effort, narrower=True)
+
+
 TECHNIQUE = Technique(
     name="sparse_inference",
     title="Sparse inference: what do zeros buy?",
@@ -33,6 +42,7 @@ TECHNIQUE = Technique(
         Variant("dense", role="baseline", effort="quick"),
         _csr(90, "quick"),
         _row("masked", 90, "default"),
+        _structured(90, "default"),
         _csr(50, "default"),
         _file(90, "default"),
         _file(50, "default"),
@@ -44,6 +54,9 @@ TECHNIQUE = Technique(
         _row("masked", 95, "full"),
         _file(80, "full"),
         _file(95, "full"),
+        _structured(50, "full"),
+        _structured(80, "full"),
+        _structured(95, "full"),
     ),
     workloads=(
         Workload("text-gpt-wide", "small", mode="predict"),
@@ -55,16 +68,18 @@ TECHNIQUE = Technique(
     ),
     notes=(
         "masked: so many percent of each dense kernel, the smallest weights, are zeros in a dense "
-        "tensor. csr: the same weights as CSR matrices. The proof holds the bytes of both.",
+        "tensor. csr: the same weights as CSR matrices. The proof holds the bytes of both. "
+        "structured: a dense transformer of fewer channels, in which as many weights are left.",
         "sparse_file: a LiteRT file whose kernels hold what is not zero, run by LiteRT, and "
         "dense_file one with the same weights, zeros and all. Size on disk is theirs. Their ratios "
         "are to TensorFlow's own dense prediction, so they are mostly the runtime's: what zeros "
         "buy in LiteRT is sparse_file against dense_file.",
         "Weights are initial ones, since speed does not depend on them; what pruning does to "
-        "accuracy stands with pruning, what fewer channels buy with structured pruning.",
+        "accuracy stands with pruning, what removed channels do to it with structured pruning.",
     ),
     # The matches of other techniques have controls.
     controls=False,
+    counts=True,
 )
 
 
@@ -72,8 +87,16 @@ def prepare(kit, work: Work) -> Prepared:
     """Dense or sparse predictions over pruned weights; the step is the baseline's."""
     settings = dict(work.settings)
     sparsity, kind = settings.pop("sparsity", 0.0), settings.pop("file", None)
-    weights = {name: pruned(name, value, sparsity) for name, value in work.weights.items()}
-    model = kit.models.build(work.task.model, weights)
+    spec = work.task.model
+    if settings.pop("narrower", False):
+        spec = narrower(spec, sparsity)
+        weights = {
+            name: work.weights[name][tuple(map(slice, shape))]
+            for name, shape in parameter_shapes(spec).items()
+        }
+    else:
+        weights = {name: pruned(name, value, sparsity) for name, value in work.weights.items()}
+    model = kit.models.build(spec, weights)
     optimizer = kit.training.make_optimizer(model, work.task.recipe)
     step = kit.training.make_train_step(model, optimizer, kit.training.cross_entropy)
     technique = kit.sparse_inference if settings else kit.training
@@ -88,6 +111,15 @@ def prepare(kit, work: Work) -> Prepared:
         return kit.sparse_inference.load_file(path), path
 
     return Prepared(step, predict, model, optimizer, deploy=deploy)
+
+
+def narrower(spec: GPTSpec, share: float) -> GPTSpec:
+    """The transformer of fewer channels whose kernels lack `share` of the weights.
+
+    Kernels shrink with the square of the width, which is a multiple of the number of heads.
+    """
+    channels = spec.width * math.sqrt(1 - share) / spec.heads
+    return replace(spec, width=spec.heads * round(channels))
 
 
 def pruned(name: str, value: np.ndarray, sparsity: float) -> np.ndarray:
@@ -106,6 +138,8 @@ def took_effect(kit, work: Work, prepared: Prepared, batch) -> tuple[dict, str |
     weights = kit.models.export_weights(prepared.model)
     kernels = [value for name, value in weights.items() if name.endswith(".kernel")]
     size = sum(kernel.size for kernel in kernels)
+    if work.settings.get("narrower"):
+        return _judge_narrower(work, weights, size)
     zeros = 1.0 - sum(int(np.count_nonzero(kernel)) for kernel in kernels) / size
     evidence = {"zeros": zeros, "kernel_bytes": sum(kernel.nbytes for kernel in kernels)}
     wanted = work.settings.get("sparsity", 0.0)
@@ -128,6 +162,15 @@ def took_effect(kit, work: Work, prepared: Prepared, batch) -> tuple[dict, str |
     if sparse != wanted:
         return evidence, f"{sparse} kernels are sparse, not {wanted}"
     return evidence, None if apart < SAME else f"predictions differ by {apart:.1e}"
+
+
+def _judge_narrower(work: Work, weights: dict, size: int) -> tuple[dict, str | None]:
+    whole = sum(value.size for name, value in work.weights.items() if name.endswith(".kernel"))
+    spec, removed = narrower(work.task.model, work.settings["sparsity"]), 1 - size / whole
+    evidence = {"width": spec.width, "measured": model_size(spec, weights), "removed": removed}
+    if abs(removed - work.settings["sparsity"]) < 0.01:
+        return evidence, None
+    return evidence, f"{removed:.1%} of the weights are gone"
 
 
 def bench_sparse_inference(case, replay):

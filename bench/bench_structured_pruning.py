@@ -6,14 +6,20 @@ from dataclasses import replace
 
 from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
 from bench.harness.stages import train_on
-from shared.specs import CNNSpec, forward_flops, parameter_count
+from shared.specs import CNNSpec, parameter_count
 
 MORE_EPOCHS = 4  # beyond the recipe's, as many as it takes digits-cnn to its plateau
 
 
 def _removed(percent: int, effort: str) -> Variant:
-    settings = {"share": percent / 100}
-    return Variant(f"channels_{percent}", settings, effort=effort, changes_math=percent > 0)
+    settings, changes = {"share": percent / 100}, percent > 0
+    return Variant(
+        f"channels_{percent}",
+        settings,
+        effort=effort,
+        changes_math=changes,
+        changes_weights=changes,
+    )
 
 
 TECHNIQUE = Technique(
@@ -43,6 +49,7 @@ TECHNIQUE = Technique(
     ),
     # The matches of other techniques have controls.
     controls=False,
+    counts=True,
 )
 
 
@@ -65,11 +72,7 @@ def took_effect(kit, work: Work, prepared: Prepared, batch) -> tuple[dict, str |
     """The model has the parameters of a network with so many channels."""
     spec = smaller(work.task.model, work.settings.get("share", 0.0))
     expected, found = parameter_count(spec), kit.models.parameter_count(prepared.model)
-    evidence = {
-        "channels": [filters for filters, _ in spec.convolutions],
-        "parameters": found,
-        "macs_a_sample": forward_flops(spec, 1) // 2,
-    }
+    evidence = {"channels": [filters for filters, _ in spec.convolutions]}
     reason = None if found == expected else f"the model has {found} parameters, not {expected}"
     return evidence, reason
 

@@ -42,10 +42,11 @@ TECHNIQUE = Technique(
     notes=(
         "fp32 is the same graph with float weights, compiled in PyTorch, a graph function in "
         "TensorFlow. Embeddings and activations stay in float32.",
-        "Size is that of the file that would be deployed. Memory counts what wrote it, too.",
+        "Size is that of the file that would be deployed. Memory holds what is left of writing it.",
     ),
     # The matches of other techniques have controls.
     controls=False,
+    counts=True,
 )
 
 

@@ -87,10 +87,14 @@ def to_float(loss: Tensor) -> float:
 # Memory -------------------------------------------------------------------------------------
 
 
-def state_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:
-    """Bytes of parameters, of their gradients as they are now, and of the optimizer's state."""
+def state_bytes(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, int]:
+    """Bytes of parameters, of their gradients as they are now, and of the optimizer's state.
+
+    Without an optimizer the last two are 0: the model predicts.
+    """
     parameters = list(model.parameters())
-    state = (value for entry in optimizer.state.values() for value in entry.values())
+    entries = optimizer.state.values() if optimizer else ()
+    state = (value for entry in entries for value in entry.values())
     return {
         "parameters": sum(p.nbytes for p in parameters),
         "gradients": sum(p.grad.nbytes for p in parameters if p.grad is not None),

@@ -386,6 +386,17 @@ def test_other_mathematics_is_held_against_its_twin_alone(tmp_path):
     assert comparison(found, CHANGED, PLAIN)["verdict"] == "not comparable"
 
 
+def test_other_weights_are_held_against_those_of_the_twin_alone(tmp_path):
+    changed = replace(TECHNIQUE.variants[1], changes_math=True, changes_weights=True)
+    technique = replace(TECHNIQUE, variants=(TECHNIQUE.variants[0], changed))
+    other = taking(0.5, weights_sha256="b" * 64)
+    found = fill(make_record(tmp_path, technique), {CHANGED: other, TF_CHANGED: other}).as_dict()
+    assert comparison(found, CHANGED, PLAIN)["verdict"] == "faster"
+    assert comparison(found, CHANGED, TF_CHANGED)["verdict"] == "equivalent"
+    found = fill(make_record(tmp_path, technique), {CHANGED: other}).as_dict()
+    assert comparison(found, CHANGED, TF_CHANGED)["reason"] == "initial weights differ"
+
+
 def test_rounding_below_the_bar_is_the_same_work(tmp_path):
     close = taking(0.5, losses=changed_losses(3, 1 + 0.9e-5))
     found = fill(make_record(tmp_path), {CHANGED: close}).as_dict()

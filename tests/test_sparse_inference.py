@@ -8,7 +8,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bench.bench_sparse_inference import pruned
+from bench.bench_sparse_inference import narrower, pruned
+from shared.specs import TASKS, parameter_shapes
 from tests import workers
 
 WORKERS = ("pt", "tf", "tf_keras")
@@ -137,3 +138,13 @@ def test_the_benchmark_prunes_the_smallest_weights_of_kernels_alone():
     assert kernel[0, 1] != 0
     assert pruned("up.bias", kernel, 0.5) is kernel
     assert pruned("up.kernel", kernel, 0.0) is kernel
+
+
+@pytest.mark.parametrize("share", [0.5, 0.8, 0.9, 0.95])
+def test_the_benchmarks_narrower_transformer_has_the_weights_that_are_left(share):
+    spec = TASKS["text-gpt-wide"].model
+    small, whole = (
+        sum(int(np.prod(shape)) for name, shape in parameter_shapes(s).items() if "kernel" in name)
+        for s in (narrower(spec, share), spec)
+    )
+    assert small / whole == pytest.approx(1 - share, abs=0.01)

@@ -88,12 +88,17 @@ def to_float(loss: tf.Tensor) -> float:
 # Memory -------------------------------------------------------------------------------------
 
 
-def state_bytes(model: tf.keras.Model, optimizer: tf.keras.optimizers.Optimizer) -> dict[str, int]:
+def state_bytes(
+    model: tf.keras.Model, optimizer: tf.keras.optimizers.Optimizer | None
+) -> dict[str, int]:
     """Bytes of the trainable parameters, of their gradients, and of the optimizer's state.
 
     Gradients are temporaries, which need not all be alive at once: theirs is an upper bound.
+    Without an optimizer the last two are 0: the model predicts.
     """
     parameters = sum(_bytes(variable) for variable in model.trainable_variables)
+    if optimizer is None:
+        return {"parameters": parameters, "gradients": 0, "optimizer": 0}
     state = sum(_bytes(variable) for variable in optimizer.variables)
     return {"parameters": parameters, "gradients": parameters, "optimizer": state}
 

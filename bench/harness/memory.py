@@ -8,6 +8,7 @@ figures are None: never a wrong number.
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -43,6 +44,12 @@ def _status(key: str) -> int | None:
         if line.startswith(f"{key}:"):
             return int(line.split()[1]) * 1024
     return None
+
+
+def trim() -> None:
+    """Give freed memory back to the system, where the C allocator can (glibc)."""
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+        libc.malloc_trim(0)
 
 
 def keeps_freed_memory() -> bool | None:

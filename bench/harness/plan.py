@@ -85,7 +85,8 @@ class Variant:
     `loss_tolerance`: the relative difference of the certificate's losses that twins may show
     where the arithmetic differs by design; None is the task's own parity bar. `changes_math`: its
     losses are not those of its baseline, so that their certificates are not held against each
-    other, only those of twins. `cold`: whether its first call and memory are measured in a fresh
+    other, only those of twins. `changes_weights`: nor are the weights that it starts from, such as
+    fewer. `cold`: whether its first call and memory are measured in a fresh
     process. `accuracy`: whether it is trained where its workload asks for that; not where another
     row computes the same at a lower price. `timed`: whether it plays matches; not where another row
     does the same work. `modes`: of the workloads in which it has a row. `stands_for`: the name that
@@ -102,6 +103,7 @@ class Variant:
     allocator: str | None = None
     loss_tolerance: float | None = None
     changes_math: bool = False
+    changes_weights: bool = False
     cold: bool = True
     accuracy: bool = True
     timed: bool = True
@@ -153,7 +155,8 @@ class Technique:
     `controls`: whether each framework's baseline also plays against itself (A/A), at the first
     timed workload, unless an earlier technique of the run did so there. `cold_starts`: how many
     times the first call is timed in a fresh process; with more than one the report has a table of
-    first calls and break-even. `probes`: the bench file has a function `probe`.
+    first calls and break-even. `probes`: the bench file has a function `probe`. `counts`: whether
+    rows tell parameters, zeros and MACs of their models, see `worker.model_size`.
     """
 
     name: str
@@ -165,6 +168,7 @@ class Technique:
     controls: bool = True
     cold_starts: int = 1
     probes: bool = False
+    counts: bool = False
 
 
 @dataclass(frozen=True)

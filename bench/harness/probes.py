@@ -70,8 +70,10 @@ def cold_start(worker: Worker, limits: Limits, case: Case, *, data: str, seed: i
 
     With evidence where no match asks for it, since the case is not timed.
     """
-    answer = worker.ask(limits.request, "memory", case=case.message(), data=data, weights_seed=seed)
+    work = {"case": case.message(), "data": data, "weights_seed": seed}
+    answer = worker.ask(limits.request, "memory", **work)
     if not case.timed:
+        worker.ask(limits.request, "build", **work)  # anew: memory forgets what it does not need
         answer |= worker.ask(limits.request, "evidence")
     return answer
 

@@ -150,6 +150,7 @@ class Record:
             "artifact_bytes": (_artifact(entry) or {}).get("bytes"),
             "metrics": self._metrics(entry, blocks)
             | _sizes(entry)
+            | _measured(entry)
             | self._lifetimes(entry, blocks, comparisons)
             | {name: {"ci": None, **metric} for name, metric in entry.probed.items()},
             "certificate": shown.losses
@@ -317,7 +318,7 @@ class Record:
         if not pairs:
             return None
         ratio = stats.compare([stats.block_log_ratio(a.samples, b.samples) for a, b in pairs])
-        reason = _difference(pairs, _tolerance(top, bottom))
+        reason = _difference(pairs, _tolerance(top, bottom), _same_weights(top, bottom))
         return {
             "technique": top.technique,
             "variant": name,
@@ -408,7 +409,15 @@ def _tolerance(one: Case, other: Case) -> float:
     return max(case.variant.loss_tolerance or case.task.parity for case in (one, other))
 
 
-def _difference(pairs: list[tuple[Block, Block]], tolerance: float) -> str | None:
+def _same_weights(one: Case, other: Case) -> bool:
+    """Whether two cases must start from equal weights: twins, and rows that change none."""
+    own = same_side(one, other) and one.variant.name != other.variant.name
+    return not (own and any(case.variant.changes_weights for case in (one, other)))
+
+
+def _difference(
+    pairs: list[tuple[Block, Block]], tolerance: float, same_weights: bool
+) -> str | None:
     """Why two cases did not do the same work, from their certificates; None if they did.
 
     The first loss, from equal weights, agrees in every block. Of the later ones, the median over
@@ -418,7 +427,7 @@ def _difference(pairs: list[tuple[Block, Block]], tolerance: float) -> str | Non
     """
     largest = []
     for ours, theirs in pairs:
-        if ours.weights_sha256 != theirs.weights_sha256:
+        if same_weights and ours.weights_sha256 != theirs.weights_sha256:
             return "initial weights differ"
         apart = [
             (_apart(a, b), step)
@@ -497,6 +506,12 @@ def _sizes(entry: Entry) -> dict:
     }
 
 
+def _measured(entry: Entry) -> dict:
+    """The figures that the proof holds, such as the size of the row's model."""
+    found = (_evidence(entry) or {}).get("measured", {})
+    return {name: _metric(figure["value"], figure["unit"], None) for name, figure in found.items()}
+
+
 def _evidence(entry: Entry) -> dict | None:
     found = [b.evidence for b in entry.blocks.values()]
     found += [cold.get("evidence") for cold in entry.cold]
@@ -513,7 +528,7 @@ def _main_dtype(evidence: dict | None) -> str | None:
 
 
 def _metric(
-    value: float | None, unit: str, ci: list | None, samples: list[float] | None = None
+    value: float | None, unit: str | None, ci: list | None, samples: list[float] | None = None
 ) -> dict:
     return {"value": value, "unit": unit, "ci": ci, "samples": samples}
 

@@ -19,21 +19,22 @@ import tempfile
 import threading
 import time
 import traceback
+import weakref
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import cycle, islice
-from math import ceil
+from math import ceil, prod
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 
 from bench.harness import memory, wire
-from bench.harness.plan import Work
+from bench.harness.plan import Prepared, Work
 from shared import datasets, teacher
-from shared.specs import TASKS
+from shared.specs import TASKS, ModelSpec, layers, parameter_shapes
 from shared.weights import checksum, init_weights
 
 SAMPLE_S = 0.010  # a sample lasts at least this long
@@ -46,6 +47,7 @@ STEADY_S = 5.0  # fit into this, if steps are long
 SETTLE_S = 0.05
 EVALUATED = 600  # samples at once at most: a third of the test images
 KIT = ("models", "data", "training", "runtime")
+STATE = ("parameters", "gradients", "optimizer")
 
 
 def one_line(error: BaseException) -> str:
@@ -100,6 +102,25 @@ def artifact_bytes(artifact: Path | None) -> dict | None:
         "bytes": sum(map(len, contents)),
         "compressed_bytes": sum(len(zlib.compress(content, 6)) for content in contents),
     }
+
+
+def model_size(spec: ModelSpec, weights: dict[str, np.ndarray]) -> dict[str, dict]:
+    """Figures: parameters, those that are no zero of a kernel, multiply-accumulates of a sample.
+
+    weights: canonical ones of a model like that of `spec`, which may have fewer channels. MACs are
+    those of dense kernels, zeros and all.
+    """
+    shapes = parameter_shapes(spec)
+    kernels = {name: weights[name] for name in shapes if name.endswith(".kernel")}
+    parameters = sum(weights[name].size for name in shapes)
+    zeros = sum(int((kernel == 0).sum()) for kernel in kernels.values())
+    macs = 0
+    for layer in layers(spec):
+        name = f"{layer.name}.kernel"
+        left = kernels[name].size / prod(shapes[name]) if name in kernels else 1
+        macs += round(layer.macs * left)
+    found = {"parameters": parameters, "parameters_not_zero": parameters - zeros, "macs": macs}
+    return {name: {"value": value, "unit": None} for name, value in found.items()}
 
 
 def run(address: str, name: str, log: str) -> None:
@@ -361,6 +382,10 @@ class Worker:
     def _op_evidence(self) -> dict:
         """The proof that the technique happened, or why it did not."""
         found, reason = self.bench.took_effect(self.kit, self.work, self.prepared, self.batches[0])
+        if self.bench.TECHNIQUE.counts:
+            weights = self.kit.models.export_weights(self.prepared.model)
+            counted = model_size(self.work.task.model, weights)
+            found = found | {"measured": counted | found.get("measured", {})}
         return {"evidence": found, "not_applied": reason}
 
     def _op_memory(self, case: dict, data: str, weights_seed: int) -> dict:
@@ -370,6 +395,9 @@ class Worker:
         resets = memory.reset_peak()
         self._op_build(case, data, weights_seed)
         found["build_bytes"] = memory.peak()
+        model = weakref.ref(self.prepared.model)
+        if self.work.mode == "predict":
+            self._forget_training()
         memory.reset_peak()
         kit.runtime.reset_device_peak()
         start = time.perf_counter()
@@ -386,14 +414,22 @@ class Worker:
         found["steady_peak_bytes"] = memory.peak()
         if not resets:
             found = dict.fromkeys(found)
-        parts = kit.runtime.state_bytes(self.prepared.model, self.prepared.optimizer)
+        parts = kit.runtime.state_bytes(model(), self.prepared.optimizer) if model() else {}
         return {
             "first_call_s": first,
             "memory": found,
-            "parts": parts,
+            "parts": {part: parts.get(part, 0) for part in STATE},
             "device_peak": kit.runtime.device_peak(),
             "artifact": artifact_bytes(self.prepared.artifact),
         }
+
+    def _forget_training(self) -> None:
+        """Leave what a prediction needs, which is not the model where it comes from a file."""
+        self.prepared = Prepared(
+            None, self.prepared.predict, None, None, artifact=self.prepared.artifact
+        )
+        gc.collect()
+        memory.trim()
 
     def _op_probe(
         self, case: dict, data: str, weights_seed: int, memory_budget: int | None

@@ -173,7 +173,10 @@ def probed(rows: Rows) -> Table | None:
         found = case.get("metrics") or {}
         return [_in_unit(at(found, name, "value"), unit) for name, unit in names.items()]
 
-    heads = [f"{name_shown(name)}\n[{unit_shown(unit)}]" for name, unit in names.items()]
+    heads = [
+        f"{name_shown(name)}\n[{unit_shown(unit)}]" if unit else name_shown(name)
+        for name, unit in names.items()
+    ]
     if len(names) <= MOST_SIDE_BY_SIDE:
         return _side_by_side("Measured apart", heads, rows, figures) if names else None
     columns = [Column("", head, right=False) for head in ("variant", "framework")]

@@ -13,6 +13,7 @@ from bench.report.figures import MISSING, is_number, ratio
 from bench.report.record import FRAMEWORKS, View, at
 
 Histogram = dict[str, int]
+ELSEWHERE = ("graph_operators", "measured")  # parts of a proof that have tables
 
 
 def histograms(case: dict | None) -> dict[str, Histogram]:
@@ -27,10 +28,10 @@ def histograms(case: dict | None) -> dict[str, Histogram]:
 
 
 def without(evidence: Any) -> Any:
-    """A proof but for its graphs, which have a table."""
+    """A proof but for what stands in tables."""
     if not isinstance(evidence, dict):
         return evidence
-    return {name: proof for name, proof in evidence.items() if name != "graph_operators"}
+    return {name: proof for name, proof in evidence.items() if name not in ELSEWHERE}
 
 
 def table(found: View) -> Table | None:
