@@ -63,7 +63,8 @@ TECHNIQUE = Technique(
         Workload("text-gpt-wide", "compute", effort="full", mode="predict"),
     ),
     differs_by_design=(
-        "PyTorch multiplies CSR matrices with MKL, TensorFlow with an operator of its own.",
+        "PyTorch multiplies CSR matrices with MKL, TensorFlow with an operator of its own. The "
+        "dense kernels stay in memory in TensorFlow, as variables of the model.",
         "Files with sparse kernels are LiteRT's alone: sparse_file is UNSUPPORTED in PyTorch.",
     ),
     notes=(

@@ -57,6 +57,7 @@ TECHNIQUE = Technique(
     ),
     workloads=(Workload("digits-cnn", "small", accuracy=True),),
     differs_by_design=("Nothing: both sides are the same NumPy.",),
+    counts=True,
 )
 
 FEW = ("good", "same", "raises_late", "refuses", "prints")

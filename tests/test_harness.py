@@ -17,15 +17,16 @@ from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
 
+import numpy as np
 import psutil
 import pytest
 
-from bench.harness import machine, matches, plan, probes, processes, worker
+from bench.harness import machine, matches, memory, plan, probes, processes, worker
 from bench.harness.matches import Match, configure, parent_key
 from bench.harness.plan import Effort, Prepared, cases_of
 from bench.harness.processes import Failed, Limits, ParentKey, Processes
 from shared import datasets
-from shared.specs import TASKS
+from shared.specs import TASKS, forward_flops, layers, parameter_count, parameter_shapes
 from tests import faulty
 from tests.command_line import MARK, marked
 from tests.conftest import LIMITS
@@ -673,6 +674,50 @@ def test_predictions_are_timed_and_certified(predicted):
     losses = good["certificate"]["losses"]
     assert len(set(losses)) == worker.RESIDENT_BATCHES
     assert losses == same["certificate"]["losses"]
+
+
+def test_memory_of_predictions_has_no_training_in_it(predicted):
+    memory = predicted.cases["pt", "good"]["memory"]
+    assert memory["gradients_bytes"] == memory["optimizer_bytes"] == 0
+
+
+@linux
+def test_a_model_that_only_the_preparation_holds_is_none_of_the_prediction():
+    """A file is made from it, say. Its memory is free before the prediction's is taken."""
+    held = np.ones(40 << 20, np.uint8)
+    bench = worker.Worker()
+    bench.prepared = Prepared(held.sum, len, held, object(), deploy=held.max)
+    before = memory.resident()
+    del held
+    bench._forget_training()
+    assert before - memory.resident() > 39 << 20
+    assert bench.prepared.predict is len
+
+
+def test_models_tell_their_size(predicted):
+    metrics = predicted.cases["pt", "good"]["metrics"]
+    spec = TASKS["digits-cnn"].model
+    assert metrics["parameters"]["value"] == parameter_count(spec)
+    assert metrics["macs"]["value"] == forward_flops(spec, 1) / 2e6
+
+
+@pytest.mark.parametrize("name", [n for n, t in TASKS.items() if n != "photos-resnet50"])
+def test_the_size_of_a_model_follows_its_kernels(name):
+    spec = TASKS[name].model
+    weights = {n: np.ones(shape, np.float32) for n, shape in parameter_shapes(spec).items()}
+    whole = worker.model_size(spec, weights)
+    assert whole["parameters"]["value"] == whole["parameters_not_zero"]["value"]
+    assert whole["parameters"]["value"] == parameter_count(spec)
+    assert whole["macs"] == {"value": forward_flops(spec, 1) / 2e6, "unit": "M"}
+    weights["head.kernel"][:, 1:] = 0
+    zeros = weights["head.kernel"].size - len(weights["head.kernel"])
+    pruned = worker.model_size(spec, weights)
+    assert pruned["parameters_not_zero"]["value"] == parameter_count(spec) - zeros
+    assert pruned["macs"] == whole["macs"]
+    weights["head.kernel"] = weights["head.kernel"][: len(weights["head.kernel"]) // 2]
+    head = next(layer.macs for layer in layers(spec) if layer.name == "head")
+    smaller = worker.model_size(spec, weights)
+    assert smaller["macs"]["value"] == pytest.approx(whole["macs"]["value"] - head / 2e6)
 
 
 def test_an_artifact_s_size_is_kept_and_the_artifact_is_not(predicted):

@@ -119,8 +119,11 @@ def model_size(spec: ModelSpec, weights: dict[str, np.ndarray]) -> dict[str, dic
         name = f"{layer.name}.kernel"
         left = kernels[name].size / prod(shapes[name]) if name in kernels else 1
         macs += round(layer.macs * left)
-    found = {"parameters": parameters, "parameters_not_zero": parameters - zeros, "macs": macs}
-    return {name: {"value": value, "unit": None} for name, value in found.items()}
+    return {
+        "parameters": {"value": parameters, "unit": None},
+        "parameters_not_zero": {"value": parameters - zeros, "unit": None},
+        "macs": {"value": macs / 1e6, "unit": "M"},
+    }
 
 
 def run(address: str, name: str, log: str) -> None:

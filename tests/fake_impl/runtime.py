@@ -45,7 +45,7 @@ def to_float(loss):
 
 def state_bytes(model, optimizer):
     size = sum(array.nbytes for array in model.weights.values())
-    return {"parameters": size, "gradients": size, "optimizer": 0}
+    return {"parameters": size, "gradients": size if optimizer else 0, "optimizer": 0}
 
 
 def reset_device_peak():
