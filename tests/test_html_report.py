@@ -98,19 +98,24 @@ def published(request) -> dict:
     return load(request.param)
 
 
+@pytest.fixture(scope="module")
+def page(published) -> Element:
+    return read(published)
+
+
 # What it holds -----------------------------------------------------------------------------------
 
 
-def test_the_page_has_every_row_of_report_md(published):
+def test_the_page_has_every_row_of_report_md(published, page):
     """Of every table, in its order; and the page has tables of its own."""
-    mine = iter(tables(read(published)))
+    mine = iter(tables(page))
     for theirs in markdown_tables(markdown(published)):
         rows = [row if any(row[1:]) else row[:1] for row in theirs[1:]]
         assert any(table[-len(rows) :] == rows for table in mine), rows
 
 
-def test_sections_stand_in_their_order(published):
-    heads = [h.words() for h in read(published).all("h2")]
+def test_sections_stand_in_their_order(published, page):
+    heads = [h.words() for h in page.all("h2")]
     glance = ["All techniques at a glance"] if published["comparisons"] else []
     first = ["Machine and noise", "Advice", *glance]
     assert heads[: len(first)] == first
@@ -128,8 +133,8 @@ def in_order(results) -> list[dict]:
     return [results["techniques"][name] for name in names]
 
 
-def test_headings_skip_no_level_and_links_lead_somewhere(published):
-    root = read(published)
+def test_headings_skip_no_level_and_links_lead_somewhere(page):
+    root = page
     levels = [int(h.tag[1]) for h in root.all("h1", "h2", "h3", "h4", "h5")]
     assert levels[0] == 1
     assert all(after <= before + 1 for before, after in pairwise(levels))
@@ -142,8 +147,8 @@ def test_headings_skip_no_level_and_links_lead_somewhere(published):
             assert name in ids
 
 
-def test_every_picture_has_a_title_a_description_and_a_table_beside_it(published):
-    pictures = [svg for svg in read(published).all("svg") if svg.attrs.get("role") == "img"]
+def test_every_picture_has_a_title_a_description_and_a_table_beside_it(published, page):
+    pictures = [svg for svg in page.all("svg") if svg.attrs.get("role") == "img"]
     trained = any(case["accuracy"] for case in published["cases"])
     assert len(pictures) >= (5 if trained else 0)  # input pipelines have tables alone
     for svg in pictures:
@@ -158,22 +163,22 @@ def test_every_picture_has_a_title_a_description_and_a_table_beside_it(published
         assert list(pair.all("table"))
 
 
-def test_table_heads_have_a_scope(published):
-    for table in read(published).all("table"):
+def test_table_heads_have_a_scope(page):
+    for table in page.all("table"):
         assert table.attrs["aria-labelledby"]
         assert all(head.attrs.get("scope") and head.words() for head in table.all("th"))
         for row in next(table.all("tbody")).all("tr"):
             assert row.children[0].tag == "th"
 
 
-def test_the_record_stands_in_the_page_whole(published):
-    (shown,) = [e for e in read(published).all("pre") if e.attrs.get("id") == "json"]
+def test_the_record_stands_in_the_page_whole(published, page):
+    (shown,) = [e for e in page.all("pre") if e.attrs.get("id") == "json"]
     assert json.loads(shown.text) == published
     assert listing(published).count("\n") > len(published["cases"])
 
 
-def test_the_command_can_be_copied(published):
-    assert published["command"] in [e.text for e in read(published).all("code")]
+def test_the_command_can_be_copied(published, page):
+    assert published["command"] in [e.text for e in page.all("code")]
 
 
 def test_problems_give_their_reason():
@@ -246,8 +251,8 @@ def test_report_md_gives_the_same_advice():
 # It needs nothing and runs nothing ---------------------------------------------------------------
 
 
-def test_the_page_allows_its_own_style_and_script_and_nothing_else(published):
-    root = read(published)
+def test_the_page_allows_its_own_style_and_script_and_nothing_else(page):
+    root = page
     (policy,) = [m for m in root.all("meta") if "http-equiv" in m.attrs]
     said = policy.attrs["content"]
     assert said.startswith("default-src 'none'; ")
