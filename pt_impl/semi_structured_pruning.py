@@ -23,6 +23,7 @@ Run it alone: `python -m pt_impl.semi_structured_pruning` prints the dense model
 """
 
 import copy
+from collections import Counter
 
 import torch
 import torch.nn.functional as F
@@ -37,16 +38,17 @@ def apply_two_to_four(model: nn.Module) -> nn.Module:
     types exactly: a subclass may read its weight without a forward pass. Make the optimizer for the
     copy; `model` stays as it is. Finalize the copy before it is copied, exported or saved.
 
-    Raises ValueError for a model that is masked already and one without such layers.
+    Raises ValueError for a model that is masked already and one without such layers;
+    NotImplementedError for a kernel that two modules share.
     Source: Mishra et al. (2021); `torch.nn.utils.prune`.
     """
     if prune.is_pruned(model):
         raise ValueError("the model has pruning masks already: finalize it first")
-    model = copy.deepcopy(model)
-    layers = [module for module in model.modules() if _is_prunable(module)]
-    if not layers:
+    if not any(_is_prunable(module) for module in model.modules()):
         raise ValueError("the model has no nn.Linear or nn.Conv2d to prune")
-    for layer in layers:
+    _check_owners(model)
+    model = copy.deepcopy(model)
+    for layer in filter(_is_prunable, model.modules()):
         prune.custom_from_mask(layer, "weight", _two_of_four(layer.weight.detach()))
     return model
 
@@ -66,6 +68,17 @@ def finalize_two_to_four(model: nn.Module) -> nn.Module:
 
 def _is_prunable(module: nn.Module) -> bool:
     return type(module) is nn.Linear or (type(module) is nn.Conv2d and module.groups == 1)
+
+
+def _check_owners(model: nn.Module) -> None:
+    """Refuse a kernel of two modules, whose other owner would use it without the mask."""
+    modules = dict(model.named_modules())
+    owners = Counter(id(p) for m in modules.values() for p in m.parameters(recurse=False))
+    for name, module in modules.items():
+        if _is_prunable(module) and owners[id(module.weight)] > 1:
+            raise NotImplementedError(
+                f"torch.nn.utils.prune masks one module's tensor, but {name}.weight has two owners"
+            )
 
 
 def _two_of_four(weight: Tensor) -> Tensor:

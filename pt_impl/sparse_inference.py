@@ -31,6 +31,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 
 def make_predict(model: nn.Module, *, min_sparsity: float = 0.7) -> Callable:
@@ -42,14 +43,18 @@ def make_predict(model: nn.Module, *, min_sparsity: float = 0.7) -> Callable:
     sparse one). The model is left as it is; sparse kernels are copies, so make them after training.
 
     Layers are `nn.Linear` exactly: a subclass may read its weight by itself, as that of
-    `nn.MultiheadAttention` does.
+    `nn.MultiheadAttention` does. `nn.TransformerEncoder` runs without its fast path, which does:
+    at positions of padding it gives values where that gives zeros.
 
-    Raises ValueError for another min_sparsity and where no linear layer has so many zeros;
-    NotImplementedError for kernels that are not float32 or float64, which MKL does not multiply.
+    Raises ValueError for another min_sparsity, a model with pruning masks and where no linear layer
+    has so many zeros; NotImplementedError for kernels that are not float32 or float64, which MKL
+    does not multiply.
     Source: `torch.sparse_csr_tensor` (beta in PyTorch).
     """
     if not 0.0 < min_sparsity <= 1.0:
         raise ValueError(f"min_sparsity must be above 0 and at most 1, not {min_sparsity!r}")
+    if prune.is_pruned(model):
+        raise ValueError("the model has pruning masks: finalize it first")
     names = [
         name
         for name, module in model.named_modules()
@@ -61,16 +66,18 @@ def make_predict(model: nn.Module, *, min_sparsity: float = 0.7) -> Callable:
         if (dtype := model.get_submodule(name).weight.dtype) not in (torch.float32, torch.float64):
             raise NotImplementedError(f"{name}.weight is {dtype}: MKL multiplies float32, float64")
     sparse = copy.deepcopy(model).eval()
-    layers = {}
-    for name in names:
-        dense = model.get_submodule(name)
-        module = _SparseLinear(dense)
-        layers[name] = (dense.weight.nbytes, module.kernel_bytes())
-        if not name:
-            sparse = module.eval()
-        else:
+    made = {dense: _SparseLinear(dense).eval() for dense in map(sparse.get_submodule, names)}
+    layers = {
+        name: (dense.weight.nbytes, module.kernel_bytes())
+        for name, (dense, module) in zip(names, made.items(), strict=True)
+    }
+    # Under every name, since a layer may have several.
+    for name, module in list(sparse.named_modules(remove_duplicate=False)):
+        if name and module in made:
             parent, _, own = name.rpartition(".")
-            setattr(sparse.get_submodule(parent), own, module)
+            setattr(sparse.get_submodule(parent), own, made[module])
+    sparse = made.get(sparse, sparse)
+    _leave_fast_path(sparse)
 
     def predict(x):
         with torch.inference_mode():
@@ -91,6 +98,16 @@ def export_file(model: nn.Module, example_inputs, path, *, sparse: bool = True) 
 def load_file(path) -> Callable:
     """Refuse, as `export_file` does. Raises NotImplementedError."""
     raise NotImplementedError("PyTorch has no file with sparse kernels: see export_file")
+
+
+def _leave_fast_path(model: nn.Module) -> None:
+    """Let PyTorch's encoders call the sparse layers in them, whose weights they would read."""
+    kinds = nn.TransformerEncoder, nn.TransformerEncoderLayer
+    for encoder in [module for module in model.modules() if isinstance(module, kinds)]:
+        if any(isinstance(module, _SparseLinear) for module in encoder.modules()):
+            # The encoder reads weights for nested tensors alone, its layer without hooks alone.
+            encoder.use_nested_tensor = False
+            encoder.register_forward_pre_hook(lambda module, inputs: None)
 
 
 def _zeros(kernel: Tensor) -> float:
@@ -121,7 +138,7 @@ class _SparseLinear(nn.Module):
         product = (self.kernel @ rows.T).T
         if self.bias is not None:
             product = product + self.bias
-        return product.reshape(*x.shape[:-1], -1)
+        return product.reshape(*x.shape[:-1], len(self.kernel))
 
 
 def main() -> None:

@@ -31,6 +31,7 @@ import copy
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
+from torch.nn.utils import prune
 
 # What changes no channel by another: element by element, or pixel by pixel within a channel.
 _MODULES = (
@@ -54,13 +55,15 @@ def remove_channels(model: nn.Module, *, share: float) -> nn.Module:
     share: at least 0 and below 1. Of n channels the round(n * (1 - share)) whose whole filters have
     the largest L1 norm stay, at least one, in their order; of equal ones the first.
 
-    Raises ValueError for another share and for a model without 2-D convolutions;
-    NotImplementedError, which names the place, where the model is no such chain: branches, grouped
-    convolutions, other layers, a module that runs twice, no linear layer.
+    Raises ValueError for another share, a model with pruning masks and one without 2-D
+    convolutions; NotImplementedError, which names the place, where the model is no such chain:
+    branches, grouped convolutions, other layers, a module that runs twice, no linear layer.
     Source: Li et al. (2017).
     """
     if not 0.0 <= share < 1.0:
         raise ValueError(f"share must be at least 0 and below 1, not {share!r}")
+    if prune.is_pruned(model):
+        raise ValueError("the model has pruning masks: finalize it first")
     if not any(type(module) is nn.Conv2d for module in model.modules()):
         raise ValueError("the model has no 2-D convolution to take channels from")
     chain = _chain(model)
@@ -116,11 +119,14 @@ def _takes_pixels_away(node: fx.Node, module: nn.Module | None) -> bool:
     """Whether (n, c, h, w) becomes (n, c * h * w), or (n, c) by a mean or maximum over the rest."""
     if module is not None:
         return type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1)
-    settings = [*node.args[1:], *node.kwargs.values()]
-    if node.target in ("flatten", torch.flatten):
-        return settings == [1]
+    flattens = node.target in ("flatten", torch.flatten)
+    names = ("start_dim", "end_dim") if flattens else ("dim", "keepdim")
+    settings = dict(zip(names, node.args[1:], strict=False)) | node.kwargs
+    if flattens:
+        return {"end_dim": -1} | settings == {"start_dim": 1, "end_dim": -1}
     reduces = node.target in ("mean", torch.mean, "amax", torch.amax)
-    return reduces and settings in ([(2, 3)], [[2, 3]], [(-2, -1)], [[-2, -1]])
+    pixels = (2, 3), [2, 3], (-2, -1), [-2, -1]
+    return reduces and settings in [{name: dims} for name in ("dim", "axis") for dims in pixels]
 
 
 @torch.no_grad()

@@ -88,6 +88,51 @@ def steps():
     return found
 
 
+def two_heads():
+    """Kernels before and after a step of a model of whose two heads the loss reads one."""
+    random = np.random.default_rng(5)
+    x, y = random.normal(size=(8, 6)).astype(np.float32), random.integers(0, 3, 8)
+    kernels = random.normal(size=(2, 6, 3)).astype(np.float32)
+    kernels = [pruned("head.kernel", kernel, 0.5) for kernel in kernels]
+    model, read = two_heads_of(kernels)
+    before = read()
+    optimizer = kit.training.make_optimizer(model, replace(TASK.recipe, optimizer="sgd"))
+
+    def loss_fn(outputs, labels):
+        return kit.training.cross_entropy(outputs["used"], labels)
+
+    technique.make_sparse_train_step(model, optimizer, loss_fn)(*kit.data.to_device(x, y))
+    return {"before": before, "after": read()}
+
+
+def two_heads_of(kernels):
+    """A model that is not ours, and a function that reads its two kernels, inputs by outputs."""
+    if FRAMEWORK == "tf":
+        from tf_keras import Input, Model, layers
+
+        x = Input((6,))
+        heads = [layers.Dense(3, name=name) for name in ("used", "unused")]
+        model = Model(x, {head.name: head(x) for head in heads})
+        for head, kernel in zip(heads, kernels, strict=True):
+            head.kernel.assign(kernel)
+        return model, lambda: [head.kernel.numpy().tolist() for head in heads]
+    import torch
+
+    class Heads(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used, self.unused = torch.nn.Linear(6, 3), torch.nn.Linear(6, 3)
+
+        def forward(self, x):
+            return {"used": self.used(x), "unused": self.unused(x)}
+
+    model = Heads()
+    for head, kernel in zip(model.children(), kernels, strict=True):
+        head.weight.data.copy_(torch.from_numpy(kernel.T.copy()))
+        torch.nn.init.zeros_(head.bias)
+    return model, lambda: [head.weight.detach().T.tolist() for head in model.children()]
+
+
 def one_step():
     """What one step of descent changes, with and without the zeros kept."""
     found = {}
@@ -129,7 +174,21 @@ def refusals():
         "dense": raised(step_of, dense, technique.make_sparse_train_step),
         "missing": raised(technique.kernel_zeros, FOLDER / "missing"),
         "text": raised(technique.kernel_zeros, FOLDER / "text"),
+        "operator": unknown_operator(),
     }
+
+
+def unknown_operator():
+    """What a whole file raises that needs an operator which its runtime does not have."""
+    if FRAMEWORK == "pt":
+        return None
+    import tensorflow as tf
+
+    inverse = tf.function(tf.linalg.inv).get_concrete_function(tf.TensorSpec([2, 2]))
+    converter = tf.lite.TFLiteConverter.from_concrete_functions([inverse])
+    converter.allow_custom_ops = True
+    (FOLDER / "inverse").write_bytes(converter.convert())
+    return raised(technique.kernel_zeros, FOLDER / "inverse")
 
 
 def benchmark():
@@ -188,7 +247,7 @@ def benchmark():
 def main() -> None:
     kit.runtime.configure(threads=1, seed=0)
     found = {}
-    for scenario in (steps, one_step, files, refusals, benchmark):
+    for scenario in (steps, two_heads, one_step, files, refusals, benchmark):
         try:
             found[scenario.__name__] = scenario()
         except Exception:

@@ -70,7 +70,7 @@ def prepare(spec, settings, *, rate=RECIPE.learning_rate, weights=None, together
         model, update = getattr(technique, name)(source, **settings)
     optimizer = kit.training.make_optimizer(model, replace(RECIPE, learning_rate=rate))
     plain = kit.training.make_train_step(model, optimizer, kit.training.cross_entropy)
-    made = SimpleNamespace(source=source, model=model, update=update, steps=0)
+    made = SimpleNamespace(source=source, model=model, update=update, plain=plain, steps=0)
 
     def step(x, y):
         made.steps += 1
@@ -112,6 +112,24 @@ def schedule():
             masks.append(plain(own.masks(made.model)))
         kernels = {n: v for n, v in weights.items() if n.endswith("kernel")}
         found[name] = {"weights": plain(kernels), "masks": masks}
+    return found
+
+
+def several_passes():
+    """Masks after each of 16 steps of two forward passes; after passes alone; from step 14 on."""
+    stream = batches(CNN, 16)
+    two, none, late = (prepare(CNN, SCHEDULE, rate=0.0) for _ in range(3))
+    found = {"two": []}
+    for number, (x, y) in enumerate(stream, 1):
+        two.update(number)
+        own.training_pass(two.model, x)
+        two.plain(x, y)
+        none.plain(x, y)
+        found["two"].append(plain(own.masks(two.model)))
+    found["none"] = plain(own.masks(none.model))
+    late.update(14)
+    late.plain(*stream[0])
+    found["late"] = plain(own.masks(late.model))
     return found
 
 
@@ -298,6 +316,9 @@ class PyTorch:
             for name in [f"{path.removesuffix('.conv')}.kernel"]
         }
 
+    def training_pass(self, model, x):
+        model.train()(x)
+
     def without_kernels(self):
         return self.torch.nn.BatchNorm1d(3)
 
@@ -380,6 +401,9 @@ class TensorFlow:
             for layer in model.layers
             for _, mask, _ in getattr(layer, "pruning_vars", ())
         }
+
+    def training_pass(self, model, x):
+        model(x, training=True)
 
     def without_kernels(self):
         keras = self.tf.keras
@@ -499,8 +523,8 @@ def main() -> None:
     kit.runtime.configure(threads=1, seed=0)
     scenarios = [keras3]
     if sys.argv[1] != "tf":
-        scenarios = [schedule, rounding, training, neutral, losses, regrowth, refusals, together]
-        scenarios += [small_layers, stages]
+        scenarios = [schedule, several_passes, rounding, training, neutral, losses]
+        scenarios += [regrowth, refusals, together, small_layers, stages]
         scenarios += [own.foreign, own.shared if FRAMEWORK == "pt" else own.unsupported]
     found = {}
     for scenario in scenarios:

@@ -158,7 +158,19 @@ class PyTorch:
         return {name: float((v == 0).float().mean()) for name, v in state.items()}
 
     def refusals(self):
-        return {"nothing": raised(technique.apply_two_to_four, self.torch.nn.ReLU())}
+        nn = self.torch.nn
+        tied = nn.Sequential(nn.Embedding(8, 4), nn.Linear(4, 8))
+        tied[1].weight = tied[0].weight
+        models = {"nothing": nn.ReLU(), "tied": tied}
+        found = {name: raised(technique.apply_two_to_four, m) for name, m in models.items()}
+        return found | {"kept": bool(tied[1].weight.all()) and tied[1].weight is tied[0].weight}
+
+    def repeated(self):
+        """One layer in two places of a model has one mask: which places have it."""
+        nn = self.torch.nn
+        layer = nn.Linear(4, 4)
+        twice = technique.apply_two_to_four(nn.Sequential(layer, nn.ReLU(), layer))
+        return [hasattr(module, "weight_mask") for module in twice]
 
 
 class TensorFlow:
@@ -228,6 +240,7 @@ def main() -> None:
     scenarios = [keras3] if sys.argv[1] == "tf" else [at_once, training, stages]
     if sys.argv[1] != "tf":
         scenarios += [own.foreign, own.refusals]
+        scenarios += [own.repeated] if FRAMEWORK == "pt" else []
     found = {}
     for scenario in scenarios:
         try:

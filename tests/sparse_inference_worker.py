@@ -78,6 +78,7 @@ def transformer():
             "dense": np.array(dense(codes)).tolist(),
             "dense later": np.array(dense(codes[:2])).tolist(),
             "sparse later": np.array(predict(codes[:2])).tolist(),
+            "of none": np.array(predict(codes[:0])).shape,
             "layers": predict.layers,
             "sizes": sizes,
             "kept": all(np.array_equal(before[n], after[n]) for n in before),
@@ -106,6 +107,8 @@ def refusals():
     }
     found["no zeros"] = raised(technique.make_predict, model)
     found["half"] = raised(technique.make_predict, own.half())
+    if sys.argv[1] != "tf":  # Keras 3 has no masks
+        found["masked"] = own.masked()
     return found
 
 
@@ -136,7 +139,9 @@ def files():
     found["no zeros"] = raised(technique.export_file, full, codes, folder / "full")
     found["written"] = (folder / "full").exists()
     (folder / "cut").write_bytes(path.read_bytes()[:1000])
-    found |= {name: raised(technique.load_file, folder / name) for name in ("cut", "missing")}
+    own.write_two_outputs(folder / "two")
+    for name in ("cut", "missing", "two"):
+        found[name] = raised(technique.load_file, folder / name)
     return found
 
 
@@ -184,10 +189,72 @@ class PyTorch:
         alone = technique.make_predict(model.inside["wide"])
         with torch.no_grad():
             both = alone(inputs[0]), model.inside["wide"](inputs[0])
+        encoders = self.encoders()
         return {
             "two inputs": [sparse.tolist(), dense.tolist(), list(predict.layers)],
             "a layer alone": [value.tolist() for value in both] + [list(alone.layers)],
+            "encoders": encoders,
+            "two names": self.two_names(),
         }
+
+    def masked(self):
+        from torch.nn.utils import prune
+
+        torch = self.torch
+        model = torch.nn.Sequential(torch.nn.Linear(5, 8))
+        prune.l1_unstructured(model[0], "weight", 0.9)
+        found = [raised(technique.make_predict, model)]
+        with torch.no_grad():
+            model(torch.ones(2, 5))  # from here on the masked weight is a tensor like others
+        return [*found, raised(technique.make_predict, model)]
+
+    def two_names(self):
+        """The types of what runs where one layer stands at three places, one of them deeper."""
+        torch, nn = self.torch, self.torch.nn
+        layer, ran = nn.Linear(8, 8), []
+        nn.init.zeros_(layer.weight)
+        predict = technique.make_predict(nn.Sequential(layer, layer, nn.Sequential(layer)))
+        hook = nn.modules.module.register_module_forward_pre_hook(
+            lambda module, inputs: ran.append(type(module).__name__)
+        )
+        predict(torch.ones(2, 8))
+        hook.remove()
+        return [ran, list(predict.layers)]
+
+    def encoders(self):
+        """PyTorch's own encoders, which may compute without a call of their linear layers.
+
+        For each: predictions, those of the dense model, and how many layers are sparse.
+        """
+        torch, nn = self.torch, self.torch.nn
+
+        class Padded(nn.Module):
+            def __init__(self, encoder):
+                super().__init__()
+                self.encoder = encoder
+
+            def forward(self, x, padding):
+                # What stands where the padding is means nothing, and depends on the path.
+                y = self.encoder(x, src_key_padding_mask=padding)
+                return y.masked_fill(padding[..., None], 0.0)
+
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        whole = nn.TransformerEncoder(layer, 2)
+        with torch.no_grad():
+            for module in whole.modules():
+                if type(module) is nn.Linear:
+                    module.weight.mul_(torch.rand_like(module.weight) > 0.8).mul_(5.0)
+        x, padding = torch.randn(3, 5, 8), torch.arange(5) >= torch.tensor([[5], [3], [4]])
+        cases = {"layer": (whole.layers[0], x), "encoder": (whole, x)}
+        cases["padded"] = (Padded(whole), x, padding)
+        found = {}
+        for name, (model, *inputs) in cases.items():
+            predict = technique.make_predict(model.eval(), min_sparsity=0.5)
+            with torch.no_grad():
+                dense = model(*inputs)
+            found[name] = [predict(tuple(inputs)).tolist(), dense.tolist(), len(predict.layers)]
+        return found
 
 
 class TensorFlow:
@@ -195,6 +262,42 @@ class TensorFlow:
         import tensorflow as tf
 
         self.tf = tf
+
+    def write_two_outputs(self, path):
+        tf = self.tf
+        both = tf.function(lambda x: (tf.nn.relu(x), tf.tanh(x)))
+        program = both.get_concrete_function(tf.TensorSpec([2, 4]))
+        path.write_bytes(tf.lite.TFLiteConverter.from_concrete_functions([program]).convert())
+
+    def same_names(self):
+        """Blocks that each hold a layer "up": which are sparse, and how many bytes each has."""
+        keras, layers = self.tf.keras, self.tf.keras.layers
+
+        class Block(layers.Layer):
+            def __init__(self, units):
+                super().__init__()
+                self.up = layers.Dense(units, name="up")
+
+            def call(self, x):
+                return self.up(x)
+
+        x = keras.Input((4,))
+        model = keras.Model(x, layers.Dense(5, name="up_1")(Block(3)(Block(2)(x))))
+        model.set_weights([np.zeros(value.shape, np.float32) for value in model.get_weights()])
+        return technique.make_predict(model).layers
+
+    def masked(self):
+        pruning, keras = import_module("tf_impl.pruning"), self.tf.keras
+        model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(8)])
+        settings = {"final_sparsity": 0.9, "begin_step": 0, "end_step": 1, "frequency": 1}
+        masked, update = pruning.apply_pruning(model, **settings)
+        update(1)
+        x, path = self.tf.constant(LEFT), Path(tempfile.mkdtemp()) / "file"
+        masked(x, training=True)
+        return [
+            raised(technique.make_predict, masked),
+            raised(technique.export_file, masked, x, path),
+        ]
 
     def half(self):
         keras = self.tf.keras
@@ -259,6 +362,7 @@ class TensorFlow:
             np.array(functional(list(inputs))).tolist(),
             list(predict.layers),
         ]
+        found["same names"] = self.same_names()
         found["unbuilt"] = raised(technique.make_predict, Two())
         return found
 

@@ -252,6 +252,45 @@ class PyTorch:
             "gradients": all(p.grad is not None for p in less.parameters()),
         }
 
+    def masked(self, predictions):
+        from torch.nn.utils import prune
+
+        torch, nn = self.torch, self.torch.nn
+        model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten(), nn.Linear(16, 2))
+        prune.l1_unstructured(model[0], "weight", 0.5)
+        for _ in range(predictions):
+            with torch.no_grad():
+                model(torch.ones(1, 3, 2, 2))  # leaves a masked weight that is a tensor like others
+        return model
+
+    def spellings(self):
+        """The features that the linear layer still reads of 4 channels of 3 by 3, by spelling."""
+        torch, nn = self.torch, self.torch.nn
+
+        class Branch(nn.Module):
+            def __init__(self, features, forward):
+                super().__init__()
+                self.conv, self.head = nn.Conv2d(3, 4, 1), nn.Linear(features, 2)
+                self.run = forward
+
+            def forward(self, x):
+                return self.head(self.run(self.conv(x)))
+
+        cases = {
+            "flatten(1)": (36, lambda x: x.flatten(1)),
+            "flatten(1, -1)": (36, lambda x: x.flatten(1, -1)),
+            "flatten(start_dim=1)": (36, lambda x: torch.flatten(x, start_dim=1)),
+            "mean((2, 3))": (4, lambda x: x.mean((2, 3))),
+            "mean(axis=[-2, -1])": (4, lambda x: torch.mean(x, axis=[-2, -1])),
+            "amax(dim=(2, 3))": (4, lambda x: x.amax(dim=(2, 3))),
+        }
+        found = {}
+        for name, (features, forward) in cases.items():
+            less = technique.remove_channels(Branch(features, forward), share=0.5)
+            found[name] = [features, less.head.in_features]
+            less(torch.ones(2, 3, 3, 3))
+        return found
+
     def unsupported(self):
         torch, nn = self.torch, self.torch.nn
         conv = nn.Conv2d(3, 3, 1)
@@ -270,6 +309,9 @@ class PyTorch:
                 x = model.conv(x)
             return model.head(x.mean((2, 3)))
 
+        # Samples and channels become one axis, and the linear layer reads the pixels of a row.
+        wide = Branch(lambda m, x: m.head(m.conv(x).flatten(end_dim=1)))
+        wide.head = nn.Linear(1, 2)
         misnamed = {"conv": conv, "relu": nn.Softmax(1), "rest": nn.Flatten()}
         misnamed = OrderedDict(misnamed | {"head": nn.Linear(192, 2)})
         head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)]
@@ -282,7 +324,11 @@ class PyTorch:
             "mixes": Branch(lambda m, x: m.head(torch.softmax(m.conv(x), 1).mean((2, 3)))),
             "over channels": Branch(lambda m, x: m.head(m.conv(x).mean(1))),
             "control flow": Branch(sized),
+            "flattens samples": wide,
+            "keeps axes": Branch(lambda m, x: m.head(m.conv(x).mean((2, 3), True).flatten(1))),
             "misnamed": nn.Sequential(misnamed),
+            "masked": self.masked(predictions=0),
+            "masked, after a prediction": self.masked(predictions=1),
         }
 
 
@@ -366,8 +412,8 @@ class TensorFlow:
 
 def main() -> None:
     kit.runtime.configure(threads=1, seed=0)
-    found = {}
-    for scenario in (smaller, zeroed, stages, foreign, refusals):
+    found, scenarios = {}, [smaller, zeroed, stages, foreign, refusals]
+    for scenario in scenarios + ([own.spellings] if FRAMEWORK == "pt" else []):
         try:
             found[scenario.__name__] = scenario()
         except Exception:

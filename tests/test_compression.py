@@ -55,6 +55,18 @@ def test_what_is_not_zero_moves_as_in_a_plain_step(found):
         assert np.mean(plain[name] != 0) > np.mean(moved) + 0.5  # which wakes the zeros
 
 
+def test_what_the_loss_does_not_read_stays_as_it_is(found):
+    before, after = (np.array(found["two_heads"][when]) for when in ("before", "after"))
+    assert np.array_equal(before[1], after[1])
+    assert np.array_equal(before[0] == 0, after[0] == 0)
+    assert np.all((before[0] != after[0])[before[0] != 0])
+
+
+def test_two_heads_alike(evidence):
+    pt, tf = (np.array(evidence[name]["two_heads"]["after"]) for name in WORKERS)
+    assert np.allclose(pt, tf, rtol=BAR, atol=1e-6)
+
+
 def test_twins_lose_alike(evidence):
     pt, tf = (np.array(evidence[name]["steps"]["sgd"]["losses"]) for name in WORKERS)
     assert np.max(np.abs(pt / tf - 1)) < BAR
@@ -82,6 +94,12 @@ def test_bad_input_gets_one_clear_line(found):
     assert refusals["missing"].startswith("FileNotFoundError: ")
     assert refusals["text"].startswith("ValueError: ")
     assert "text is no whole " in refusals["text"]
+
+
+def test_tf_a_file_that_can_not_run_gets_one_clear_line(evidence):
+    refused = evidence["tf_keras"]["refusals"]["operator"]
+    assert refused.startswith("ValueError: ")
+    assert "inverse is no whole LiteRT file: Encountered unresolved custom op" in refused
 
 
 # The benchmark ------------------------------------------------------------------------------------

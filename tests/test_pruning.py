@@ -84,6 +84,13 @@ def test_the_schedule_ends_at_the_final_sparsity_and_begins_at_none(found):
     assert shares[13] == shares[-1] > shares[12] == shares[9] > shares[8] == shares[5] > 0.4
 
 
+def test_the_schedule_goes_by_steps_whatever_the_forward_passes_of_a_step(found):
+    passes, masks = found["several_passes"], found["schedule"]["distinct"]["masks"]
+    assert passes["two"] == masks
+    assert passes["none"] == masks[0]  # without an update there is no mask
+    assert passes["late"] == masks[13]  # a run goes on at any step
+
+
 @pytest.mark.parametrize("weights", ["distinct", "ties"])
 def test_twins_mask_the_same_weights_at_every_step(evidence, weights):
     pt, tf = (evidence[name]["schedule"][weights] for name in ("pt", "tf_keras"))

@@ -102,6 +102,14 @@ def test_bad_input_gets_one_clear_line(found):
     assert refusals["nothing"].startswith("ValueError: the model has no ")
 
 
+def test_pt_a_kernel_of_two_modules_is_refused(evidence):
+    refusals = evidence["pt"]["refusals"]
+    said = "masks one module's tensor, but 1.weight has two owners"
+    assert refusals["tied"] == f"NotImplementedError: torch.nn.utils.prune {said}"
+    assert refusals["kept"]
+    assert evidence["pt"]["repeated"] == [True, False, True]
+
+
 def test_tf_what_tfmot_cannot_follow_is_refused_with_the_reason(evidence):
     refused = evidence["tf_keras"]["refusals"]
     assert "NotImplementedError: tfmot prunes functional" in refused["subclassed"]

@@ -39,6 +39,7 @@ def test_sparse_kernels_predict_what_dense_ones_do(found, sparsity):
     assert np.abs(case["dense"]).max() > 0.1
     assert relative(case["sparse"], case["dense"]) < 1e-5
     assert relative(case["sparse later"], case["dense later"]) < 1e-5  # another batch size
+    assert case["of none"] == [0, *np.shape(case["sparse"])[1:]]
     assert case["kept"]
 
 
@@ -80,6 +81,7 @@ def test_tf_what_is_no_sparse_file_is_refused(evidence, worker):
     assert files["cut"].startswith("ValueError: ")
     assert "cut is no whole LiteRT file" in files["cut"]
     assert files["missing"].startswith("FileNotFoundError: ")
+    assert files["two"].endswith("two has 2 outputs: a file of export_file has one")
 
 
 def test_pt_sparse_files_are_refused(evidence):
@@ -109,6 +111,19 @@ def test_models_that_are_not_ours(found):
     assert foreign.get("trains", True)
 
 
+@pytest.mark.parametrize(("kind", "layers"), [("layer", 2), ("encoder", 4), ("padded", 4)])
+def test_pt_its_own_encoders(evidence, kind, layers):
+    sparse, dense, count = evidence["pt"]["foreign"]["encoders"][kind]
+    assert relative(sparse, dense) < 1e-6
+    assert count == layers
+
+
+def test_pt_a_layer_of_several_names_is_sparse_in_all_places(evidence):
+    ran, names = evidence["pt"]["foreign"]["two names"]
+    assert (ran.count("_SparseLinear"), ran.count("Linear")) == (3, 0)
+    assert names == ["0"]
+
+
 def test_twins_agree_on_a_model_that_is_not_ours(evidence):
     pt, *others = (evidence[name]["foreign"]["two inputs"][0] for name in WORKERS)
     assert all(relative(other, pt) < 1e-5 for other in others)
@@ -124,6 +139,19 @@ def test_bad_input_gets_one_clear_line(found):
     assert refusals["no zeros"] == said
     assert refusals["half"].startswith("NotImplementedError: ")
     assert "bfloat16" in refusals["half"]
+
+
+@pytest.mark.parametrize("worker", ["pt", "tf_keras"])
+def test_a_model_with_pruning_masks_is_refused(evidence, worker):
+    said = "ValueError: the model has pruning masks: finalize it first"
+    assert evidence[worker]["refusals"]["masked"] == [said] * 2
+
+
+@pytest.mark.parametrize("worker", ["tf", "tf_keras"])
+def test_tf_layers_of_the_same_name_are_all_listed(evidence, worker):
+    """Kernels of 4 by 2, 2 by 3 and 3 by 5 zeros: no values, and a row for each unit and one."""
+    layers = evidence[worker]["foreign"]["same names"]
+    assert layers == {"up": [32, 12], "up_1": [24, 16], "up_1_1": [60, 24]}
 
 
 @pytest.mark.parametrize("worker", ["tf", "tf_keras"])

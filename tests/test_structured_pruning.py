@@ -130,6 +130,18 @@ def test_bad_input_gets_one_clear_line_and_changes_nothing(found):
     assert refusals["unchanged"]
 
 
+def test_pt_pixels_are_taken_away_in_any_spelling(evidence):
+    spellings = evidence["pt"]["spellings"]
+    assert len(spellings) == 6
+    assert all(after == before / 2 for before, after in spellings.values()), spellings
+
+
+def test_pt_a_model_with_pruning_masks_is_refused(evidence):
+    refusals = evidence["pt"]["refusals"]
+    for name in ("masked", "masked, after a prediction"):
+        assert refusals[name] == "ValueError: the model has pruning masks: finalize it first"
+
+
 REASONS = {
     "pt": {
         "residual": "feeds 2 operators, not one",
@@ -140,6 +152,8 @@ REASONS = {
         "mixes": "'softmax' can't be followed",
         "misnamed": "'relu' can't be followed",
         "over channels": "'mean' can't be followed",
+        "flattens samples": "'flatten' can't be followed",
+        "keeps axes": "'mean' can't be followed",
         "control flow": "torch.fx can't trace the model: symbolically traced variables",
     },
     "tf": {

@@ -69,7 +69,10 @@ def make_sparse_train_step(
         with tf.GradientTape() as tape:
             loss = loss_fn(model(x, training=True), y)
         gradients = tape.gradient(loss, variables)
-        masked = [gradient * mask for gradient, mask in zip(gradients, masks, strict=True)]
+        masked = [  # what the loss does not read has no gradient
+            None if gradient is None else gradient * mask
+            for gradient, mask in zip(gradients, masks, strict=True)
+        ]
         optimizer.apply_gradients(zip(masked, variables, strict=True))
         return loss
 
@@ -90,10 +93,10 @@ def kernel_zeros(path) -> dict[str, float]:
         # As it is in the file: XNNPACK would keep a copy in an order of its own.
         plain = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
         interpreter = Interpreter(model_content=content, experimental_op_resolver_type=plain)
+        interpreter.allocate_tensors()
     except (ValueError, RuntimeError) as error:
         what = " ".join(str(error).split())
         raise ValueError(f"{path} is no whole LiteRT file: {what}") from error
-    interpreter.allocate_tensors()
     products = [op for op in interpreter._get_ops_details() if op["op_name"] in _PRODUCTS]
     names = {tensor["index"]: tensor["name"] for tensor in interpreter.get_tensor_details()}
     kernels = (op["inputs"][1] for op in products)

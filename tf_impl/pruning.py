@@ -18,10 +18,9 @@ Where the frameworks differ and why:
   gradient reaches pruned weights: each step moves them, the next one sets them to zero again, and
   where one step took it beyond the threshold such a weight returns when the masks are next made.
   PyTorch masks the gradient too, and a pruned weight stays pruned.
-- tfmot makes the masks within the forward pass of a training step, in the graph, where each layer
-  counts steps for itself; `update` only sets the count where a step is left out or a run goes on.
-  PyTorch's `update` makes them. Predictions mask as well, which costs time until the model is
-  finalized.
+- tfmot makes the masks within the forward passes of training, in the graph, and counts these as
+  steps; here `update` states the step, which may have several. PyTorch's `update` makes the masks.
+  Predictions mask as well, which costs time until the model is finalized.
 - tfmot was made for the Keras before version 3: it takes functional and Sequential models of
   tf_keras, also within one another, but no layers within layers. It has no global magnitude.
 - Wrapped layers have other names ("prune_low_magnitude_" before their own) until the end.
@@ -79,7 +78,12 @@ def apply_pruning(
     schedule = sparsity.PolynomialDecay(
         0.0, final_sparsity, begin_step, end_step, power=3, frequency=frequency
     )
-    copies = {}
+    now, copies = tf.Variable(0, trainable=False, dtype=tf.int64), {}
+
+    def at_step(passes):
+        return schedule(now)
+
+    at_step.get_config = schedule.get_config
 
     def copy(layer):
         if isinstance(layer, tf.keras.Model):
@@ -89,22 +93,17 @@ def apply_pruning(
         copies[layer] = layer.__class__.from_config(layer.get_config())
         if layer not in layers:
             return copies[layer]
-        return sparsity.prune_low_magnitude(copies[layer], pruning_schedule=schedule)
+        return sparsity.prune_low_magnitude(copies[layer], pruning_schedule=at_step)
 
     pruned = tf.keras.models.clone_model(model, clone_function=copy)
     for layer, copied in copies.items():
         copied.set_weights(layer.get_weights())
-    callback = _callback(pruned)
-    last = 0
+    _callback(pruned)
 
     def update(step: int) -> None:
-        nonlocal last
         if step < 1:
             raise ValueError(f"steps are counted from 1, not from {step!r}")
-        if step != last + 1:
-            for layer in callback.prunable_layers:
-                layer.pruning_step.assign(step - 1)  # a forward pass adds one before it looks
-        last = step
+        now.assign(step)
 
     return pruned, update
 

@@ -27,9 +27,10 @@ Run it alone: `python -m tf_impl.sparse_inference` prints dense against CSR at s
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain, count
 from pathlib import Path
 
 import numpy as np
@@ -47,18 +48,21 @@ def make_predict(model: tf.keras.Model, *, min_sparsity: float = 0.7) -> Callabl
     x: a tensor, or a tuple of the model's positional arguments; anything else is handed over as it
     is. min_sparsity: share of zeros from which on a layer becomes sparse, above 0 and at most 1.
     `predict.layers` maps the name of each such layer to (bytes of the dense kernel, bytes of the
-    sparse one). The model is left as it is; sparse kernels are copies, so make them after training.
+    sparse one); of layers with the same name the later ones get a number ("up", "up_1"). The model
+    is left as it is; sparse kernels are copies, so make them after training.
 
     Layers are `Dense` exactly, at any depth: a subclass may use its kernel in another way.
 
-    Raises ValueError for another min_sparsity, a model without variables and where no dense layer
-    has so many zeros; NotImplementedError for kernels that are not float32 or float64.
+    Raises ValueError for another min_sparsity, a model without variables, one with pruning masks
+    and where no dense layer has so many zeros; NotImplementedError for kernels that are not float32
+    or float64.
     Source: TensorFlow's `CSRSparseMatrix` (`tf.raw_ops.SparseMatrixMatMul`).
     """
     if not 0.0 < min_sparsity <= 1.0:
         raise ValueError(f"min_sparsity must be above 0 and at most 1, not {min_sparsity!r}")
     if not model.built:
         raise ValueError("the model has no variables yet: call it once on an example input")
+    _refuse_masks(model)
     kernels = {}
     for layer in model._flatten_layers():
         if type(layer) is tf.keras.layers.Dense:
@@ -79,7 +83,8 @@ def make_predict(model: tf.keras.Model, *, min_sparsity: float = 0.7) -> Callabl
             return model(*x, training=False) if isinstance(x, tuple) else model(x, training=False)
 
     predict.layers = {
-        layer.name: (kernel.nbytes, _bytes(sparse[layer])) for layer, kernel in kernels.items()
+        name: (kernels[layer].nbytes, _bytes(sparse[layer]))
+        for name, layer in _by_name(kernels).items()
     }
     return predict
 
@@ -90,10 +95,11 @@ def export_file(model: tf.keras.Model, example_inputs, path, *, sparse: bool = T
     Not `sparse`: all values, for the same runtime. example_inputs: as in `programs.trace`. The
     model is left as it is.
 
-    Raises ValueError where no kernel has zeros enough for it to pay, NotImplementedError where
-    LiteRT's converter can't take the model.
+    Raises ValueError for a model with pruning masks and where no kernel has zeros enough for it to
+    pay, NotImplementedError where LiteRT's converter can't take the model.
     Source: `tf.lite.Optimize.EXPERIMENTAL_SPARSITY`.
     """
+    _refuse_masks(model)
     program = programs.trace(model, example_inputs).get_concrete_function()
     frozen = convert_variables_to_constants_v2(program)
     converter = tf.lite.TFLiteConverter.from_concrete_functions([frozen])
@@ -126,7 +132,9 @@ def load_file(path) -> Callable:
         what = " ".join(str(error).split())
         raise ValueError(f"{path} is no whole LiteRT file: {what}") from error
     inputs = sorted(interpreter.get_input_details(), key=lambda one: one["name"])
-    (output,) = interpreter.get_output_details()
+    output, *more = interpreter.get_output_details()
+    if more:
+        raise ValueError(f"{path} has {1 + len(more)} outputs: a file of export_file has one")
     shapes = []
 
     def predict(x):
@@ -143,6 +151,20 @@ def load_file(path) -> Callable:
 
     predict.sparse = _sparse_tensors(interpreter)
     return predict
+
+
+def _refuse_masks(model: tf.keras.Model) -> None:
+    if any(hasattr(layer, "pruning_obj") for layer in model._flatten_layers()):
+        raise ValueError("the model has pruning masks: finalize it first")
+
+
+def _by_name(layers: Iterable) -> dict:
+    """Every layer under its name, or that and a number: Keras has names unique within a block."""
+    found = {}
+    for layer in layers:
+        names = chain([layer.name], (f"{layer.name}_{number}" for number in count(1)))
+        found[next(name for name in names if name not in found)] = layer
+    return found
 
 
 def _sparse_tensors(interpreter: Interpreter) -> int:
