@@ -49,7 +49,7 @@ def soft_loss(student_logits: Tensor, teacher_logits: Tensor, *, temperature: fl
     Logits (..., classes) of one shape and any float dtype; half-width ones are cast to float32.
     """
     log_q, log_p = (
-        F.log_softmax(_at_least_float32(logits).flatten(0, -2) / temperature, dim=-1)
+        F.log_softmax(_at_least_float32(logits.reshape(-1, logits.shape[-1])) / temperature, dim=-1)
         for logits in (student_logits, teacher_logits)
     )
     # Logarithms on both sides: a probability that underflows must not become an infinity.

@@ -167,7 +167,7 @@ def _run(model: nn.Module, layer: str, inputs: tuple) -> tuple:
     finally:
         hook.remove()
     if len(caught) != 1 or not isinstance(caught[0], Tensor):
-        raise ValueError(f"{layer!r} ran {len(caught)} times: it must give one tensor, once")
+        raise ValueError(f"{layer!r} runs {len(caught)} times: it must give one tensor, once")
     return output, caught[0]
 
 

@@ -26,10 +26,12 @@ from shared.weights import init_weights
 
 FRAMEWORK = "pt" if sys.argv[1:] == ["pt"] else "tf"
 NAMES = ("models", "data", "training", "runtime", "distillation", "feature_distillation")
+NAMES += ("pruning", "structured_pruning")
 kit = import_module(f"{FRAMEWORK}_impl")
 for _name in NAMES:
     import_module(f"{FRAMEWORK}_impl.{_name}")
 logits, features = kit.distillation, kit.feature_distillation
+pruning, structured_pruning = kit.pruning, kit.structured_pruning
 cross_entropy = kit.training.cross_entropy
 
 CNN = CNNSpec((8, 8, 2), ((4, 1), (6, 2)), num_classes=5)
@@ -40,6 +42,7 @@ RECIPE = replace(TASKS["digits-cnn"].recipe, learning_rate=2.0**-5)
 SETTINGS = {"temperature": 3.0, "alpha": 0.75}
 # Both give 4 x 4 pixels.
 LAYERS = {"pt": ("conv1", "stage1"), "tf": ("conv1.bn", "stage1.block0.relu")}[FRAMEWORK]
+ACTIVATION = {"pt": "conv1", "tf": "conv1.relu"}[FRAMEWORK]  # a function without a name in PyTorch
 
 
 def batches(spec, count=1, samples=8):
@@ -136,7 +139,7 @@ def soft_losses():
     """Value and gradient of the soft loss in float64, and of extreme and of narrow logits."""
     random = np.random.default_rng(7)
     found = {}
-    for name, shape in (("samples", (6, 5)), ("positions", (4, 3, 5))):
+    for name, shape in (("one", (5,)), ("samples", (6, 5)), ("positions", (4, 3, 5))):
         ours, theirs = (random.normal(0.0, 3.0, shape) for _ in range(2))
         found[name] = {"student": ours.tolist(), "teacher": theirs.tolist()}
         for temperature in (0.5, 1.0, 4.0):
@@ -377,6 +380,54 @@ def features_alone():
     losses = [kit.runtime.to_float(step(x, y)) for _ in range(60)]
     after = weights(student)
     return {"losses": losses, "moved": [n for n in parameter_shapes(CNN) if before[n] != after[n]]}
+
+
+def composed():
+    """Losses of students that pruning made, drawn to the teacher's features."""
+    stream, found = batches(CNN, 5), {}
+    kinds = {"smaller": lambda model: structured_pruning.remove_channels(model, share=0.5)}
+    if sys.argv[1] != "tf":
+        kinds["masked"] = masked
+    for name, kind in kinds.items():
+        source = build(CNN)
+        student = kind(source)
+        step, taught = with_features(student, guide(RESNET), stream[0][0])
+        behind = {"student_layer": ACTIVATION, "teacher_layer": LAYERS[1]}
+        found[name] = {
+            "losses": run(step, stream),
+            "behind": raised(
+                features.attach_regressor, student, guide(RESNET), stream[0][0], **behind
+            ),
+            "inputs": own.regressor(taught)["kernel"].shape[0],
+            "source kept": weights(source) == weights(build(CNN)),
+        }
+    return found
+
+
+def masked(model):
+    """Half of all kernels are zero, without masks that would keep them so."""
+    settings = {"final_sparsity": 0.5, "begin_step": 0, "end_step": 1, "frequency": 1}
+    model, update = pruning.apply_pruning(model, **settings)
+    update(1)
+    optimizer = kit.training.make_optimizer(model, replace(RECIPE, learning_rate=0.0))
+    kit.training.make_train_step(model, optimizer, cross_entropy)(*batches(CNN)[0])
+    return pruning.finalize_pruning(model)
+
+
+def two_outputs():
+    """Losses of a student that gives a dictionary, of which the loss takes both entries."""
+    student, over = own.forked(3), own.forked(6)
+    x, y = kit.data.to_device(LEFT, TARGET)
+    layers = {"student_layer": "hidden", "teacher_layer": "hidden"}
+    taught = features.attach_regressor(student, over, x, **layers)
+
+    def loss_fn(output, labels):
+        return cross_entropy(output["classes"], labels) + (output["size"] ** 2)[0, 0]
+
+    step = features.make_train_step(
+        taught, over, own.descent(taught, 0.01), loss_fn, teacher_layer="hidden"
+    )
+    return [kit.runtime.to_float(step(x, y)) for _ in range(20)]
 
 
 def feature_refusals():
@@ -691,6 +742,23 @@ class PyTorch:
             ],
         }
 
+    def forked(self, width):
+        nn = self.torch.nn
+
+        class Forked(nn.Module):
+            def __init__(self):
+                super().__init__()
+                torch.manual_seed(0)
+                self.hidden = nn.Linear(4, width)
+                self.classes, self.size = nn.Linear(width, 3), nn.Linear(width, 1)
+
+            def forward(self, x):
+                x = self.hidden(x)
+                return {"classes": self.classes(x), "size": self.size(x)}
+
+        torch = self.torch
+        return Forked()
+
     def foreign(self):
         """A custom forward of two inputs, taught by another one, by logits and by features."""
         torch = self.torch
@@ -876,6 +944,13 @@ class TensorFlow:
     def moved(self, model, name):
         return weights(model)[name] != weights(build(CNN))[name]
 
+    def forked(self, width):
+        keras, layers = self.tf.keras, self.tf.keras.layers
+        keras.utils.set_random_seed(0)
+        x = keras.Input((4,))
+        hidden = layers.Dense(width, name="hidden")(x)
+        return keras.Model(x, {"classes": layers.Dense(3)(hidden), "size": layers.Dense(1)(hidden)})
+
     def two(self, width):
         """A functional model with a list of inputs."""
         keras, layers = self.tf.keras, self.tf.keras.layers
@@ -916,6 +991,14 @@ class TensorFlow:
             taught, over, self.descent(taught, 0.1), cross_entropy, teacher_layer="norm"
         )
         found["features"] = [float(step(pair, y)) for _ in range(20)]
+        x, linear = keras.Input((4,)), layers.Dense(4, name="0")
+        twice = keras.Model(x, linear(layers.Activation("tanh", name="1")(linear(x))))
+        found["twice"] = raised(
+            features.attach_regressor,
+            *(twice, twice, pair[0]),
+            student_layer="0",
+            teacher_layer="1",
+        )
         # Subclassed, with a tuple of arguments.
         keras.utils.set_random_seed(0)
         unbuilt, subclassed, above = Two(3), Two(3), Two(6)
@@ -955,7 +1038,14 @@ class TensorFlow:
 def main() -> None:
     kit.runtime.configure(threads=1, seed=0)
     scenarios = [soft_losses, applied, linear, neutral, stored, left_alone, soft_alone, refusals]
-    scenarios += [feature_steps, features_alone, feature_refusals, own.foreign]
+    scenarios += [
+        feature_steps,
+        features_alone,
+        composed,
+        two_outputs,
+        feature_refusals,
+        own.foreign,
+    ]
     if sys.argv[1] != "tf_keras":
         scenarios += [benchmarks, harness, recorded]
     if sys.argv[1] == "pt":

@@ -438,9 +438,11 @@ class TensorFlow:
         for number in range(1, 4):
             update(number)
             losses.append(float(step()))
+        shared = set(source._flatten_layers()) & set(model._flatten_layers())
         final = technique.finalize_pruning(model)
         return {
             "losses": losses,
+            "shared": [layer.name for layer in shared],
             "zeros": {v.name: float((np.array(v) == 0).mean()) for v in final.weights},
             "names": [layer.name for layer in final.layers]
             == [layer.name for layer in source.layers],
@@ -458,7 +460,7 @@ class TensorFlow:
         x = layers.Conv1D(6, 1, name="conv")(layers.Reshape((1, 4))(a))
         x = layers.Add()([layers.Flatten()(x), layers.Embedding(5, 6, name="table")(codes)])
         x = layers.LayerNormalization(name="norm")(x)
-        x = layers.Dropout(0.0)(x)
+        x = layers.Dropout(0.0)(layers.Activation(lambda values: values)(x))
         functional = keras.Model([a, codes], {"y": layers.Dense(2, name="head")(x)})
         found = {"functional": self.train(functional, [LEFT, np.arange(9) % 5], lambda y: y["y"])}
         stack = [layers.Dense(6, "relu", name="first"), layers.Dense(2, name="last")]

@@ -339,23 +339,36 @@ class TensorFlow:
         self.tf = tf
 
     def load(self, weights):
-        keras, layers = self.tf.keras, self.tf.keras.layers
+        tf = self.tf
+        keras, layers = tf.keras, tf.keras.layers
+
+        def softsign(x):  # which Keras knows as something else
+            return tf.tanh(x)
+
         images = keras.Input((8, 8, 3))
         offset = keras.Input((1,))
-        x = layers.Conv2D(6, 3, padding="same", activation="relu", name="first")(images)
+        relu = {"padding": "same", "activation": layers.ReLU()}
+        x = layers.Conv2D(6, 3, **relu, name="first")(images)
         x = layers.Conv2D(4, 3, padding="same", name="second")(layers.MaxPooling2D()(x))
-        x = layers.Flatten()(layers.MaxPooling2D()(layers.Activation("relu")(x)))
+        x = layers.Flatten()(layers.MaxPooling2D()(layers.Activation(tf.nn.relu)(x)))
         x = layers.Dense(7, name="hidden")(x)
-        x = layers.Add()([x, layers.Activation("tanh")(x)])
-        y = layers.Add()([layers.Dense(2, name="last")(x), offset])
+        x = layers.Add()([x, layers.Activation(softsign)(x)])
+        moved = layers.Lambda(lambda v: tf.identity(v), name="by_hand")(offset)
+        y = layers.Add()([layers.Dense(2, name="last")(x), moved])
         model = keras.Model([images, offset], {"y": y})
         for name in ("first", "second", "hidden", "last"):
             values = [weights[f"{name}.{kind}"] for kind in ("kernel", "bias")]
             model.get_layer(name).set_weights(values)
         return model
 
+    def summary(self, model):
+        lines = []
+        model.summary(print_fn=lambda line, **_: lines.append(line))
+        return "\n".join(lines)
+
     def foreign(self):
         model = self.load(WEIGHTS)
+        before = self.summary(model)
         less = technique.remove_channels(model, share=0.5)
         inputs = [IMAGES, np.ones((5, 1), np.float32)]
         outputs = [
@@ -366,6 +379,8 @@ class TensorFlow:
             "smaller": outputs[0],
             "silenced": outputs[1],
             "full": outputs[2],
+            "summary kept": before == self.summary(model),
+            "shared": [layer.name for layer in less.layers if layer in model.layers],
             "shapes": {
                 f"{layer.name}.{kind}": list(value.shape)
                 for layer in less.layers
@@ -388,6 +403,11 @@ class TensorFlow:
             x = images = keras.Input((8, 8, 4))
             return keras.Model(images, make(x))
 
+        by_layer = layers.Activation("softmax")
+
+        def relu(x):
+            return self.tf.nn.softmax(x)
+
         def head(x):
             return layers.Dense(2)(layers.GlobalAveragePooling2D()(x))
 
@@ -404,6 +424,18 @@ class TensorFlow:
                 lambda x: head(layers.LayerNormalization(name="ln")(layers.Conv2D(4, 1)(x)))
             ),
             "twice": network(lambda x: head(conv(conv(x)))),
+            "mixes": network(
+                lambda x: head(layers.Activation("softmax", name="over")(layers.Conv2D(4, 1)(x)))
+            ),
+            "mixes inside": network(
+                lambda x: head(layers.Conv2D(4, 1, activation="softmax", name="inside")(x))
+            ),
+            "by a layer": network(
+                lambda x: head(layers.Conv2D(4, 1, activation=by_layer, name="layer")(x))
+            ),
+            "misnamed": network(
+                lambda x: head(layers.Conv2D(4, 1, activation=relu, name="misnamed")(x))
+            ),
             "no head": network(lambda x: layers.Conv2D(4, 1, name="end")(x)),
             "two outputs": keras.Model(images, [mid, head(mid)]),
             "subclassed": subclassed,

@@ -52,7 +52,7 @@ def relative(ours, theirs):
 # The loss -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("logits", ["samples", "positions"])
+@pytest.mark.parametrize("logits", ["one", "samples", "positions"])
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 4.0])
 def test_value_and_gradient_of_the_soft_loss_are_those_of_numpy(every, logits, temperature):
     case = every["soft_losses"][logits]

@@ -112,10 +112,28 @@ def test_models_of_two_inputs(every):
     assert losses[-1] < 0.7 * losses[0]
 
 
-def test_pt_hooks_are_removed_and_a_layer_that_runs_twice_is_refused():
-    found = side("pt")["foreign"]
-    assert found["hooks"] == 0
-    assert found["twice"] == "ValueError: '0' ran 2 times: it must give one tensor, once"
+def test_a_layer_that_runs_twice_is_refused(every):
+    said = every["foreign"]["twice"]
+    assert said == "ValueError: '0' runs 2 times: it must give one tensor, once"
+
+
+def test_the_loss_gets_all_that_the_student_gives(every):
+    losses = every["two_outputs"]
+    assert losses[-1] < 0.7 * losses[0]
+
+
+def test_students_that_pruning_made(every):
+    """Layers that a copy took over have been called before, in another graph."""
+    for name, student in every["composed"].items():
+        pt = side("pt")["composed"][name]
+        assert student["inputs"] == {"smaller": 3, "masked": 6}[name]
+        assert student["source kept"]
+        assert student["behind"] is None
+        assert relative(student["losses"], pt["losses"]) < BAR
+
+
+def test_pt_hooks_are_removed():
+    assert side("pt")["foreign"]["hooks"] == 0
 
 
 @pytest.mark.parametrize("flavour", ["tf", "tf_keras"])

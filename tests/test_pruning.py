@@ -241,6 +241,7 @@ def test_tf_models_that_are_not_ours(evidence, kind):
     assert foreign["losses"][-1] < foreign["losses"][0]
     assert foreign["names"]
     assert foreign["source kept"]
+    assert foreign["shared"] == []
 
 
 def test_tf_what_tfmot_cannot_follow_is_refused_with_the_reason(evidence):

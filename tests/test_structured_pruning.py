@@ -105,6 +105,8 @@ def test_a_model_that_is_not_ours(found):
     else:
         assert foreign["shapes"]["second.kernel"] == [3, 3, 3, 2]
         assert foreign["shapes"]["hidden.kernel"] == [8, 7]
+        assert foreign["summary kept"]
+        assert foreign["shared"] == ["by_hand"]
 
 
 def test_twins_agree_on_a_model_that_is_not_ours(evidence):
@@ -161,6 +163,10 @@ REASONS = {
         "grouped": "'grouped' is a grouped convolution",
         "unknown": "'ln' can't be followed",
         "twice": "'shared' runs more than once",
+        "mixes": "the activation of 'over' is none that is known to leave channels apart",
+        "mixes inside": "the activation of 'inside' is none",
+        "by a layer": "the activation of 'layer' is none",
+        "misnamed": "the activation of 'misnamed' is none",
         "no head": "'end' is an output before any Dense layer",
         "two outputs": "'features' is an output before any Dense layer",
         "subclassed": "a subclassed model has no graph",

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from shared.specs import TASKS, parameter_shapes
@@ -105,6 +106,22 @@ def test_step(answer):
     assert found["traced"] == [0, 1, 2]  # nothing yet, one shape, another shape
     assert found["wrapped"] == 2
     assert found["eager"] is None
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("baseline", "accumulation", "clipping", "compilation", "compiled model", "compression"),
+        *("features", "mixed precision", "stacking", "stored", "teacher"),
+    ],
+)
+def test_steps_add_the_losses_of_the_model_itself(answer, name):
+    """A quarter of the squares of its kernel, whose gradient is half the kernel."""
+    found = answer["own_losses"]
+    kernel = np.array(found["kernel"])
+    (plain, without), (loss, after) = (found[name][kind] for kind in ("plain", "regularised"))
+    assert loss - plain == pytest.approx(0.25 * np.square(kernel).sum(), rel=1e-5)
+    assert np.allclose(np.array(after) - without, -0.1 * 0.5 * kernel, atol=1e-6)
 
 
 def test_state_bytes(answer):

@@ -8,13 +8,27 @@ Each function below is one check; `tests/test_tf_kit.py` says what it must retur
 import json
 import time
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import tensorflow as tf
 
 from shared.specs import TASKS, CNNSpec, GPTSpec, Recipe, ResNetSpec
 from shared.weights import checksum, init_weights
-from tf_impl import data, models, runtime, training
+from tf_impl import (
+    compilation,
+    compression,
+    data,
+    distillation,
+    feature_distillation,
+    gradient_accumulation,
+    gradient_clipping,
+    mixed_precision,
+    models,
+    runtime,
+    stacking,
+    training,
+)
 
 THREADS = 2
 CNN = CNNSpec((16, 16, 1), ((8, 1), (16, 2)), num_classes=10)
@@ -168,6 +182,58 @@ def step():
     }
 
 
+def own_losses():
+    """Loss and kernel after a step, of a model with regularisers and of the same without them."""
+    x, y = data.to_device(*images(8))
+    settings = {"student_layer": "hidden", "teacher_layer": "hidden"}
+
+    def features(model, optimizer, loss_fn):
+        taught = feature_distillation.attach_regressor(model, model, x, **settings)
+        return feature_distillation.make_train_step(
+            taught, model, tf.keras.optimizers.SGD(0.1), loss_fn, teacher_layer="hidden", weight=0.0
+        )
+
+    steps = {
+        "baseline": training.make_train_step,
+        "accumulation": gradient_accumulation.make_train_step,
+        "clipping": partial(gradient_clipping.make_train_step, max_norm=float("inf")),
+        "compilation": compilation.graph_train_step,
+        "compiled model": compilation.compiled_model_train_step,
+        "compression": compression.make_sparse_train_step,
+        "features": features,
+        "mixed precision": partial(mixed_precision.make_train_step, dtype="float32"),
+        "stacking": partial(stacking.make_train_step, micro_batches=2),
+        "stored": partial(distillation.make_stored_train_step, alpha=0.0),
+        "teacher": lambda model, *others: distillation.make_train_step(
+            model, model, *others, alpha=0.0
+        ),
+    }
+    found = {}
+    for name, make in steps.items():
+        found[name] = {}
+        for kind, strength in (("plain", None), ("regularised", 0.25)):
+            model = regularised(strength)
+            optimizer = tf.keras.optimizers.SGD(0.1)
+            optimizer.build(model.trainable_variables)
+            step = make(model, optimizer, training.cross_entropy)
+            loss = float(step(x, (y, y) if name == "stored" else y))
+            found[name][kind] = [loss, model.get_layer("hidden").get_weights()[0].tolist()]
+    return found | {"kernel": regularised(None).get_layer("hidden").get_weights()[0].tolist()}
+
+
+def regularised(strength):
+    """A model whose hidden kernel, which has zeros, weighs `strength` times its squares."""
+    layers = tf.keras.layers
+    tf.keras.utils.set_random_seed(0)
+    penalty = tf.keras.regularizers.L2(strength) if strength else None
+    inputs = tf.keras.Input((16, 16, 1))
+    hidden = layers.Dense(3, kernel_regularizer=penalty, name="hidden")(layers.Flatten()(inputs))
+    model = tf.keras.Model(inputs, layers.Dense(10)(hidden))
+    kernel, bias = model.get_layer("hidden").get_weights()
+    model.get_layer("hidden").set_weights([kernel * (kernel > 0), bias])
+    return model
+
+
 def fit():
     x, y = data.to_device(*images(20))
     _, _, step = make_step(CNN)
@@ -295,6 +361,7 @@ CHECKS = (
     evaluate,
     predict,
     step,
+    own_losses,
     fit,
     optimizers,
     gradients,

@@ -52,7 +52,7 @@ def eager_train_step(model: Model, optimizer: Optimizer, loss_fn: Callable) -> C
     def step(x, y):
         with tf.GradientTape() as tape:
             output = model(*x, training=True) if isinstance(x, tuple) else model(x, training=True)
-            loss = loss_fn(output, y)
+            loss = sum(model.losses, loss_fn(output, y))  # of regularisers, too
         gradients = tape.gradient(loss, variables)
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
         return loss
@@ -104,14 +104,14 @@ def compiled_model_train_step(
     @tf.function(jit_compile=True)  # and with it its gradient
     def forward(*inputs):
         # The gradient would be that of the inputs too, which a train step does not need.
-        return model(*tf.nest.map_structure(tf.stop_gradient, inputs), training=True)
+        return model(*tf.nest.map_structure(tf.stop_gradient, inputs), training=True), model.losses
 
     @tf.function(jit_compile=False)
     def step(x, y):
         with tf.GradientTape() as tape:
-            loss = loss_fn(forward(*x) if isinstance(x, tuple) else forward(x), y)
-        gradients = tape.gradient(loss, variables)
-        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+            output, losses = forward(*x) if isinstance(x, tuple) else forward(x)
+            loss = sum(losses, loss_fn(output, y))
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
         return loss
 
     return step

@@ -50,7 +50,7 @@ def make_sparse_train_step(
     Zeros are those of trainable variables with two axes or more when this is called; biases and
     normalisation train as ever. Make the optimizer anew: a momentum from before would move what was
     pruned. SGD, Adam and RMSprop, with weight decay or without, keep what has no gradient and no
-    moment at zero. loss: scalar on the device.
+    moment at zero. loss: scalar on the device, with the model's own losses (of regularisers).
 
     Raises ValueError for a model whose kernels have no zeros: it is to be pruned first.
     """
@@ -68,6 +68,7 @@ def make_sparse_train_step(
     def step(x, y):
         with tf.GradientTape() as tape:
             loss = loss_fn(model(x, training=True), y)
+            loss = sum((tf.cast(term, loss.dtype) for term in model.losses), loss)
         gradients = tape.gradient(loss, variables)
         masked = [  # what the loss does not read has no gradient
             None if gradient is None else gradient * mask

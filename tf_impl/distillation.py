@@ -73,8 +73,9 @@ def make_train_step(
     x: a tensor, or a tuple of the positional arguments of both models; anything else (a list, a
     dict) is handed over as it is. Both give logits (..., classes) of one shape.
     `loss_fn(logits, y)` returns the mean over the batch. loss: scalar on the device, the weighted
-    sum. temperature: above 0. alpha: the share of the teacher, 0 (the plain step, no teacher runs)
-    to 1 (`loss_fn` is not called, y may be anything).
+    sum and the student's own losses (of regularisers, of `add_loss`). temperature: above 0. alpha:
+    the share of the teacher, 0 (the plain step, no teacher runs) to 1 (`loss_fn` is not called, y
+    may be anything).
 
     Raises ValueError for settings out of range and for a student without trainable variables; the
     first step does, before anything is changed, where the teacher's logits have another shape: it
@@ -90,6 +91,7 @@ def make_train_step(
         with tf.GradientTape() as tape:
             output = _call(student, x, training=True)
             loss = _loss(loss_fn, output, y, target, temperature, alpha)
+            loss = sum((tf.cast(term, loss.dtype) for term in student.losses), loss)
         gradients = tape.gradient(loss, variables)
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
         return loss
@@ -118,6 +120,7 @@ def make_stored_train_step(
         with tf.GradientTape() as tape:
             output = _call(student, x, training=True)
             loss = _loss(loss_fn, output, labels, target, temperature, alpha)
+            loss = sum((tf.cast(term, loss.dtype) for term in student.losses), loss)
         gradients = tape.gradient(loss, variables)
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
         return loss

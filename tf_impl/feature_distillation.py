@@ -73,7 +73,7 @@ def attach_regressor(
     features = regressor(readers[0].outputs[0])
     kernel = np.random.default_rng(seed).normal(0.0, inputs**-0.5, (inputs, outputs))
     regressor.set_weights([kernel, np.zeros(outputs)])
-    return tf.keras.Model(_inputs(student), [student.outputs[0], features])
+    return tf.keras.Model(_graph(student).input, [_graph(student).output, features])
 
 
 def make_train_step(
@@ -89,8 +89,8 @@ def make_train_step(
 
     taught: what `attach_regressor` returned, with the same teacher and layer. x: a tensor, or a
     list or dict of tensors, whatever both models take as their inputs. `loss_fn(output, y)` gets
-    the student's output. loss: scalar on the device, the weighted sum. weight: of the features; 0
-    runs no teacher.
+    the student's output. loss: scalar on the device, the weighted sum and the student's own losses
+    (of regularisers, of `add_loss`). weight: of the features; 0 runs no teacher.
 
     Raises ValueError for a weight below 0 and for a student without trainable variables; Keras does
     for an optimizer that was built without the regressor's.
@@ -108,6 +108,7 @@ def make_train_step(
         with tf.GradientTape() as tape:
             output, features = taught(x, training=True)
             loss = loss_fn(output, y)
+            loss = sum((tf.cast(term, loss.dtype) for term in taught.losses), loss)
             if weight:
                 loss += weight * tf.reduce_mean(tf.math.squared_difference(features, target))
         gradients = tape.gradient(loss, variables)
@@ -129,15 +130,22 @@ def _reader(model: tf.keras.Model, name: str) -> tf.keras.Model:
     layers = {layer.name: layer for layer in model.layers}
     if name not in layers:
         raise ValueError(f"the model has no layer {name!r}; it has {', '.join(layers)}")
-    output = layers[name].output
-    if isinstance(output, (list, tuple, dict)):
-        raise ValueError(f"{name!r} must give one tensor, not a {type(output).__name__}")
-    return tf.keras.Model(_inputs(model), output)
+    # A layer's own `output` is that of its first call, which may have been in another model.
+    nodes = [node for level in _graph(model)._nodes_by_depth.values() for node in level]
+    calls = [tf.nest.flatten(node.outputs) for node in nodes if _layer(node) is layers[name]]
+    if len(calls) != 1:
+        raise ValueError(f"{name!r} runs {len(calls)} times: it must give one tensor, once")
+    if len(calls[0]) != 1:
+        raise ValueError(f"{name!r} gives {len(calls[0])} tensors: it must give one")
+    return tf.keras.Model(_graph(model).input, calls[0][0])
 
 
-def _inputs(model: tf.keras.Model):
-    """The inputs in the structure in which the model takes them."""
-    return model.inputs if len(model.inputs) == 1 else model.input
+def _graph(model: tf.keras.Model):
+    return getattr(model, "_functional", model)  # of a Sequential model in Keras 3
+
+
+def _layer(node):
+    return node.operation if hasattr(node, "operation") else node.layer  # Keras 3, tf_keras
 
 
 def main() -> None:

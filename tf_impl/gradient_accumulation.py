@@ -135,6 +135,7 @@ def _backward(model, loss_fn, variables, x, y, share) -> tuple:
     with tf.GradientTape() as tape:
         output = model(*x, training=True) if isinstance(x, tuple) else model(x, training=True)
         loss = loss_fn(output, y)
+        loss = sum((tf.cast(term, loss.dtype) for term in model.losses), loss)
         loss *= tf.cast(share, loss.dtype)
     return loss, tape.gradient(loss, variables)
 

@@ -164,7 +164,7 @@ def _gradients(model, loss_fn, variables, x, y, scale=tf.identity) -> tuple:
     """Loss, and the dense gradients of the scaled loss (None where it does not depend on one)."""
     with tf.GradientTape() as tape:
         output = model(*x, training=True) if isinstance(x, tuple) else model(x, training=True)
-        loss = loss_fn(output, y)
+        loss = sum(model.losses, loss_fn(output, y))  # of regularisers, too
         objective = scale(loss)
     gradients = tape.gradient(objective, variables)
     return loss, [g if g is None else tf.convert_to_tensor(g) for g in gradients]

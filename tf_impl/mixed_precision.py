@@ -90,6 +90,7 @@ def make_train_step(
                     model(*x, training=True) if isinstance(x, tuple) else model(x, training=True)
                 )
                 loss = loss_fn(_to_float32(output), y)
+                loss = sum((tf.cast(term, loss.dtype) for term in model.losses), loss)
                 objective = optimizer.scale_loss(loss) if dtype == "float16" else loss
             gradients = tape.gradient(objective, variables)
         # A LossScaleOptimizer unscales first, and skips the update if a gradient is not finite.

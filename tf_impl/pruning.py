@@ -37,6 +37,7 @@ and 95% of zeros.
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from inspect import isfunction
 
 import tensorflow as tf
 
@@ -57,11 +58,10 @@ def apply_pruning(
 ) -> tuple[tf.keras.Model, Callable]:
     """Return a copy of `model` that can be pruned, and `update(step)`: each layer by itself.
 
-    Make the optimizer for the copy; `model` stays as it is (layers without weights are shared).
-    Call `update(step)` before each train step with its number, counted from 1. The training steps
-    `begin_step`, `begin_step + frequency`, ... `end_step` begin with new masks. Of n weights of a
-    layer, n times the share of zeros are masked, rounded. Finalize the copy before it is exported
-    or saved.
+    Make the optimizer for the copy; `model` stays as it is. Call `update(step)` before each train
+    step with its number, counted from 1. The training steps `begin_step`, `begin_step + frequency`,
+    ... `end_step` begin with new masks. Of n weights of a layer, n times the share of zeros are
+    masked, rounded. Finalize the copy before it is exported or saved.
 
     final_sparsity: share of zeros at `end_step`, at least 0 and below 1; 0 changes nothing.
     min_weights: layers with fewer stay dense, most of all a first one: they weigh little.
@@ -88,9 +88,10 @@ def apply_pruning(
     def copy(layer):
         if isinstance(layer, tf.keras.Model):
             return tf.keras.models.clone_model(layer, clone_function=copy)
-        if not layer.weights:
-            return layer
-        copies[layer] = layer.__class__.from_config(layer.get_config())
+        config = layer.get_config()
+        if "activation" in config and isfunction(getattr(layer, "activation", None)):
+            config["activation"] = layer.activation  # others may have its name
+        copies[layer] = layer.__class__.from_config(config)
         if layer not in layers:
             return copies[layer]
         return sparsity.prune_low_magnitude(copies[layer], pruning_schedule=at_step)

@@ -26,6 +26,7 @@ model against the masked.
 
 from collections import Counter
 from collections.abc import Iterator
+from inspect import isfunction
 
 import tensorflow as tf
 
@@ -35,8 +36,7 @@ def apply_two_to_four(model: tf.keras.Model) -> tf.keras.Model:
 
     Masked are `Dense` and `Conv2D` without groups, by their present weights, and of these types
     exactly: a subclass may use its kernel in another way. Make the optimizer for the copy; `model`
-    stays as it is (layers without weights are shared). Finalize the copy before it is exported or
-    saved.
+    stays as it is. Finalize the copy before it is exported or saved.
 
     Raises ValueError for a model without variables, one that is masked already and one without such
     layers; NotImplementedError where tfmot can't follow: Keras 3, a subclassed model, a layer that
@@ -51,9 +51,10 @@ def apply_two_to_four(model: tf.keras.Model) -> tf.keras.Model:
     def copy(layer):
         if isinstance(layer, tf.keras.Model):
             return tf.keras.models.clone_model(layer, clone_function=copy)
-        if not layer.weights:
-            return layer
-        copies[layer] = layer.__class__.from_config(layer.get_config())
+        config = layer.get_config()
+        if "activation" in config and isfunction(getattr(layer, "activation", None)):
+            config["activation"] = layer.activation  # others may have its name
+        copies[layer] = layer.__class__.from_config(config)
         if layer not in layers:
             return copies[layer]
         wrapped.append(

@@ -86,6 +86,7 @@ def make_train_step(
         with tf.GradientTape() as tape:
             output = model(*x, training=True) if isinstance(x, tuple) else model(x, training=True)
             loss = loss_fn(_to_float32(output), y)
+            loss = sum((tf.cast(term, loss.dtype) for term in model.losses), loss)
         return loss, tape.gradient(loss, variables)
 
     def accumulated(x, y):

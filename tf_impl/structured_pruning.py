@@ -26,6 +26,8 @@ the channels that stay no longer fill vector registers: prefer counts that are m
 Run it alone: `python -m tf_impl.structured_pruning` prints sizes and times of smaller models.
 """
 
+from inspect import isfunction
+
 import numpy as np
 import tensorflow as tf
 
@@ -33,6 +35,10 @@ import tensorflow as tf
 _WITHIN_CHANNELS = (
     *("ReLU", "LeakyReLU", "ELU", "Activation", "Dropout", "SpatialDropout2D"),
     *("ZeroPadding2D", "MaxPooling2D", "AveragePooling2D"),
+)
+_FUNCTIONS = (  # of keras.activations and of tf.nn, element by element
+    *("relu", "relu6", "leaky_relu", "elu", "selu", "gelu", "silu", "swish", "mish", "linear"),
+    *("sigmoid", "hard_sigmoid", "tanh", "softplus", "softsign", "exponential"),
 )
 _TAKE_PIXELS_AWAY = ("GlobalAveragePooling2D", "GlobalMaxPooling2D", "Flatten")
 
@@ -42,14 +48,15 @@ def remove_channels(model: tf.keras.Model, *, share: float) -> tf.keras.Model:
 
     model: functional or Sequential, channels last, a chain of `Conv2D` with BatchNormalization,
     activations and pooling between them, from the input to the first `Dense`; what comes after
-    that is of any kind and stays as it is. `model` itself is left as it was (layers without
-    weights are shared); make a new optimizer for the copy.
+    that is of any kind and stays as it is. `model` itself is left as it was (`Lambda` layers behind
+    the chain are shared); make a new optimizer for the copy.
     share: at least 0 and below 1. Of n channels the round(n * (1 - share)) whose whole filters have
     the largest L1 norm stay, at least one, in their order; of equal ones the first.
 
     Raises ValueError for another share, a model without variables and one without `Conv2D`;
     NotImplementedError, which names the place, where the model is no such chain: subclassed models,
-    branches, grouped convolutions, other layers, a layer that runs twice, no `Dense`.
+    branches, grouped convolutions, other layers, activations over channels (softmax) or of one's
+    own, a layer that runs twice, no `Dense`.
     Source: Li et al. (2017).
     """
     if not 0.0 <= share < 1.0:
@@ -66,11 +73,15 @@ def remove_channels(model: tf.keras.Model, *, share: float) -> tf.keras.Model:
     copies = {}
 
     def copy(layer):
-        if not getattr(layer, "weights", None):
+        # Keras 3 hands over operators that are no layers, and cannot make a lambda anew.
+        if not isinstance(layer, tf.keras.layers.Layer) or _kind(layer) == "Lambda":
             return layer
         if layer not in copies:
             settings, _ = changed.get(layer, ({}, None))
-            copies[layer] = layer.__class__.from_config(layer.get_config() | settings)
+            config = layer.get_config() | settings
+            if "activation" in config and isfunction(getattr(layer, "activation", None)):
+                config["activation"] = layer.activation  # others may have its name
+            copies[layer] = layer.__class__.from_config(config)
         return copies[layer]
 
     smaller = tf.keras.models.clone_model(model, clone_function=copy)
@@ -95,6 +106,10 @@ def _chain(model: tf.keras.Model) -> list:
         kind = _kind(layer)
         if node.parent_nodes != [previous]:
             raise NotImplementedError(f"{layer.name!r} joins branches of the model")
+        if images and not _within_channels(layer):
+            raise NotImplementedError(
+                f"the activation of {layer.name!r} is none that is known to leave channels apart"
+            )
         if images and kind in ("Conv2D", "BatchNormalization"):
             if layer in found:
                 raise NotImplementedError(f"{layer.name!r} runs more than once")
@@ -110,6 +125,15 @@ def _chain(model: tf.keras.Model) -> list:
 
 def _layer(node):
     return node.operation if hasattr(node, "operation") else node.layer  # Keras 3, tf_keras
+
+
+def _within_channels(layer) -> bool:
+    """Whether the layer's activation, if it has one, is a function of single elements."""
+    activation, places = getattr(layer, "activation", None), (tf.keras.activations, tf.nn)
+    if _kind(activation) in _WITHIN_CHANNELS:  # a layer
+        return _within_channels(activation)
+    known = [getattr(place, name, None) for place in places for name in _FUNCTIONS]
+    return activation is None or activation in known
 
 
 def _kind(layer) -> str | None:

@@ -79,6 +79,7 @@ def make_train_step(
     """Make the baseline step: one graph, not XLA. `step(x, y)` updates the model, returns the loss.
 
     The loss stays on the device: reading it on the host would wait for the device in every step.
+    The model's own losses (of its regularisers, of `add_loss`) are added to it, as `fit` does.
     """
     variables = model.trainable_variables
 
@@ -86,6 +87,7 @@ def make_train_step(
     def step(x, y):
         with tf.GradientTape() as tape:
             loss = loss_fn(model(x, training=True), y)
+            loss = sum((tf.cast(term, loss.dtype) for term in model.losses), loss)
         gradients = tape.gradient(loss, variables)
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
         return loss
