@@ -40,6 +40,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+_CHANNELS_SECOND = (nn.Conv1d, nn.ConvTranspose1d, nn.BatchNorm1d)
+
 
 class Taught(nn.Module):
     """A student with a regressor behind one of its modules: x -> (output, regressed features)."""
@@ -69,15 +71,18 @@ def attach_regressor(
     parameters of the model returned, since the regressor's are among them. The regressor is linear
     in the channels, the same at every position; NumPy draws its kernel from `seed`, the bias is 0.
     x: example input, as in `make_train_step`. Layers: names of modules (`named_modules`) that run
-    once and give float tensors (n, channels), (n, t, channels) or (n, channels, h, w). The two must
-    agree in all but the channels.
+    once and give float tensors (n, channels), (n, t, channels), (n, channels, h, w), or
+    (n, channels, t) where one is a 1-D convolution or BatchNorm. The two must agree
+    in all but the channels.
 
     Raises ValueError for a layer that is not there or gives something else.
     """
     _check_layer(student, student_layer)
     _check_layer(teacher, teacher_layer)
     ours, theirs = _infer(student, student_layer, x), _infer(teacher, teacher_layer, x)
-    axis = 1 if ours.ndim == 4 else -1
+    kinds = student.get_submodule(student_layer), teacher.get_submodule(teacher_layer)
+    second = ours.ndim == 3 and any(isinstance(kind, _CHANNELS_SECOND) for kind in kinds)
+    axis = 1 if second or ours.ndim == 4 else -1
     wanted = list(theirs.shape)
     if ours.ndim == theirs.ndim:
         wanted[axis] = ours.shape[axis]
@@ -87,7 +92,10 @@ def attach_regressor(
             f"{teacher_layer!r} {list(theirs.shape)}: name layers that differ in channels alone"
         )
     inputs, outputs = ours.shape[axis], theirs.shape[axis]
-    regressor = nn.Conv2d(inputs, outputs, 1) if axis == 1 else nn.Linear(inputs, outputs)
+    if axis == 1:
+        regressor = (nn.Conv1d if second else nn.Conv2d)(inputs, outputs, 1)
+    else:
+        regressor = nn.Linear(inputs, outputs)
     kernel = np.random.default_rng(seed).normal(0.0, inputs**-0.5, (inputs, outputs))
     with torch.no_grad():
         regressor.weight.copy_(torch.from_numpy(kernel.T).reshape(regressor.weight.shape))

@@ -794,6 +794,13 @@ class PyTorch:
         )
         found["features"] = [step(x, y).item() for _ in range(20)]
         found["hooks"] = sum(len(m._forward_hooks) for m in [*over.modules(), *taught.modules()])
+        series = torch.ones(2, 4, 9)
+        taught = features.attach_regressor(
+            *(nn.Sequential(nn.Conv1d(4, 3, 1)), nn.Sequential(nn.Conv1d(4, 6, 1)), series),
+            student_layer="0",
+            teacher_layer="0",
+        )
+        found["series"] = list(taught(series)[1].shape)
         # A layer that runs twice has no one output.
         twice = nn.Sequential(linear := nn.Linear(4, 4), nn.Tanh(), linear)
         found["twice"] = raised(

@@ -132,6 +132,10 @@ def test_students_that_pruning_made(every):
         assert relative(student["losses"], pt["losses"]) < BAR
 
 
+def test_pt_channels_of_a_series_are_second_behind_a_convolution():
+    assert side("pt")["foreign"]["series"] == [2, 6, 9]
+
+
 def test_pt_hooks_are_removed():
     assert side("pt")["foreign"]["hooks"] == 0
 
