@@ -9,6 +9,7 @@ from shared import datasets
 
 # Relative losses of twins: they round the same weights by rules of their own.
 APART = 0.05
+FOLDED = 100 * 1024  # bytes in float32: TensorFlow makes floats of smaller kernels once
 
 TECHNIQUE = Technique(
     name="weight_quantization",
@@ -70,23 +71,30 @@ def prepare(kit, work: Work) -> Prepared:
 
 
 def took_effect(kit, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
-    """The file holds the kernels in integers of so many bits, and none of fp32.
+    """The file holds the kernels in integers of so many bits, and a call reads them; none of fp32.
 
     PyTorch's kernel for 4 bits takes multiples of 32 inputs and 16 outputs alone.
     """
     predict = prepared.predict
     held = {dtype: int(size) for dtype, size in predict.held.items()}
-    evidence = {"bytes_by_dtype": held, "int8_operators": predict.operators(batch[0])}
+    read = {dtype: int(size) for dtype, size in predict.integers(batch[0]).items()}
+    evidence = {"bytes_by_dtype": held, "integer_bytes_read": read}
+    evidence["int8_operators"] = predict.operators(batch[0])
     found = held.get("int8", 0) + held.get("uint8", 0)
     if work.variant == "fp32":
-        return evidence, "it holds integers" if found else None
+        return evidence, "it holds integers" if found or read else None
     bits = {"int8_weights": 8, "int4_weights": 4}[work.variant]
     shapes = [value.shape for name, value in work.weights.items() if name.endswith(".kernel")]
     if bits == 4:
         shapes = [(rows, columns) for rows, columns in shapes if not rows % 32 and not columns % 16]
-    wanted = sum(rows * columns for rows, columns in shapes) * bits // 8
-    reason = f"{found} bytes are integers, not {wanted} or more" if found < wanted else None
-    return evidence, reason
+    sizes = [rows * columns for rows, columns in shapes]
+    wanted = sum(sizes) * bits // 8
+    if found < wanted:
+        return evidence, f"{found} bytes are integers, not {wanted} or more"
+    wanted = sum(size for size in sizes if 4 * size > FOLDED) * bits // 8
+    if sum(read.values()) < wanted:
+        return evidence, f"a call reads {read} bytes of integers, not {wanted} or more"
+    return evidence, None
 
 
 def bench_weight_quantization(case, replay):

@@ -31,6 +31,7 @@ calibration data is not like what comes later: compare accuracy before it is dep
 Run it alone: `python -m pt_impl.post_training_quantization` prints time, size and agreement.
 """
 
+import operator
 import re
 import tempfile
 import warnings
@@ -48,6 +49,16 @@ from pt_impl import programs
 from shared import onnx_quantization
 
 OPSET = 18  # of ONNX: the newest that tf2onnx writes, too
+_ATEN, _CALLS = torch.ops.aten, nn.functional
+# An operator of a graph -> what torchao's quantizer looks for, whichever way a model calls it.
+_SOURCES = {
+    _ATEN.conv2d.default: _CALLS.conv2d,
+    _ATEN.linear.default: _CALLS.linear,
+    _ATEN.relu.default: _CALLS.relu,
+    _ATEN.relu_.default: _CALLS.relu,
+    _ATEN.add.Tensor: operator.add,
+    _ATEN.add_.Tensor: operator.add,
+}
 # Operators of TorchInductor over integers, by their names in the profiler.
 _INTEGER = re.compile(r"^onednn::q(conv|linear)\w*$")
 
@@ -181,7 +192,19 @@ def _quantize(model: nn.Module, calibration, path, *, dynamic: bool) -> Path:
     graph = programs.trace(model, calibration)
     config = x86.get_default_x86_inductor_quantization_config(is_dynamic=dynamic)
     quantizer = x86.X86InductorQuantizer().set_global(config)
-    observed = prepare_pt2e(graph, quantizer)
+    weights = set()
+    for node in graph.graph.nodes:
+        layer = node.target in (_ATEN.conv2d.default, _ATEN.linear.default)
+        if layer and node.args[1].op == "get_attr":
+            if (weight := node.args[1].target) in weights:
+                raise NotImplementedError(f"a layer is called twice, the one of {weight}")
+            weights.add(weight)
+        if node.target in _SOURCES:
+            node.meta["source_fn_stack"] = [(node.name, _SOURCES[node.target])]
+    try:
+        observed = prepare_pt2e(graph, quantizer)
+    except Exception as error:
+        raise NotImplementedError(f"torchao cannot quantize it: {_line(error)}") from error
     with torch.no_grad():
         for batch in _batches(calibration):
             observed(*batch)

@@ -27,13 +27,34 @@ _ARITHMETIC = ("getitem", "add", "sub", "mul", "floordiv", "mod", "neg", "eq", "
 def trace(model: nn.Module, inputs) -> fx.GraphModule:
     """Return the model as a graph of ATen operators, in evaluation mode, on the CPU.
 
-    inputs: a tensor, or a tuple of the model's positional arguments, tensors all; samples along
-    the first axis. The graph takes any number of them. The model is left as it is, and the graph
-    holds copies of its weights.
+    inputs: as `check` takes them. The graph takes any number of samples. The model is left as it
+    is, and the graph holds copies of its weights.
 
-    Raises ValueError for inputs without samples or that the model does not take;
-    NotImplementedError for a model that does not return one tensor or that upstream cannot capture.
+    Raises ValueError as `check` does; NotImplementedError for a model that does not return one
+    tensor or that upstream cannot capture.
     Source: `torch.export.export`.
+    """
+    output = check(model, inputs)
+    if not isinstance(output, Tensor):
+        raise NotImplementedError(f"the model returns {type(output).__name__}, not one tensor")
+    two, model = _two(inputs), copy.deepcopy(model).cpu().eval()
+    varies = tuple({0: torch.export.Dim.DYNAMIC} for _ in two)
+    try:
+        with torch.no_grad():
+            program = torch.export.export(model, two, dynamic_shapes=varies)
+    except Exception as error:
+        raise NotImplementedError(f"torch.export cannot capture it: {_line(error)}") from error
+    return program.module(check_guards=False)
+
+
+def check(model: nn.Module, inputs):
+    """Return what the model makes of two samples, in evaluation mode, on the CPU.
+
+    inputs: a tensor, or a tuple of the model's positional arguments, tensors all; samples along
+    the first axis. The model is left as it is.
+
+    Raises ValueError for inputs without samples, with values that are not finite, or that the model
+    does not take.
     """
     parts = inputs if isinstance(inputs, tuple) else (inputs,)
     if not all(isinstance(part, Tensor) and part.ndim for part in parts):
@@ -44,23 +65,19 @@ def trace(model: nn.Module, inputs) -> fx.GraphModule:
         raise ValueError(f"inputs must have samples, as many in each tensor, not {counts}")
     if not all(part.isfinite().all() for part in parts):
         raise ValueError("inputs hold values that are not finite")
-    two = tuple(part[[0, 0]].cpu() for part in parts)  # one would fix the number of samples
-    model = copy.deepcopy(model).cpu().eval()
     try:
         with torch.no_grad():
-            output = model(*two)
+            return copy.deepcopy(model).cpu().eval()(*_two(inputs))
     except Exception as error:
         given = ", ".join(f"{str(part.dtype)[6:]} {list(part.shape[1:])}" for part in parts)
         raise ValueError(f"the model takes no samples of {given}: {_line(error)}") from error
-    if not isinstance(output, Tensor):
-        raise NotImplementedError(f"the model returns {type(output).__name__}, not one tensor")
-    varies = tuple({0: torch.export.Dim.DYNAMIC} for _ in parts)
-    try:
-        with torch.no_grad():
-            program = torch.export.export(model, two, dynamic_shapes=varies)
-    except Exception as error:
-        raise NotImplementedError(f"torch.export cannot capture it: {_line(error)}") from error
-    return program.module(check_guards=False)
+
+
+def _two(inputs) -> tuple[Tensor, ...]:
+    """Two samples of each input: one would fix their number."""
+    return tuple(
+        part[[0, 0]].cpu() for part in (inputs if isinstance(inputs, tuple) else (inputs,))
+    )
 
 
 def save(program: fx.GraphModule, path) -> Path:

@@ -47,7 +47,7 @@ from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
 from pt_impl import programs
 
 MOST_APART = 0.1  # relative L2 of a file's outputs to the model's: some values round the other way
-_INTEGER = re.compile(r"^onednn::q(conv|linear)_pointwise")  # in the profiler
+_INTEGER = re.compile(r"^onednn::q(conv|linear)\w*$")  # in the profiler
 
 
 def prepare_qat(model: nn.Module, example_inputs, *, weight_bits: int) -> nn.Module:
@@ -62,15 +62,22 @@ def prepare_qat(model: nn.Module, example_inputs, *, weight_bits: int) -> nn.Mod
     weight_bits: 2 to 8; at 2 bits weights are -s, 0 and s.
 
     Quantized are Conv1d, Conv2d and Linear with what can be fused to them; the rest stays float32.
-    Raises ValueError for other bits, one sample, and a model without such a layer;
-    NotImplementedError, with the reason, where `torch.export` can't capture the model.
+    Raises ValueError for other bits, one sample, values that are not finite, inputs that the model
+    does not take, and a model without such a layer;
+    NotImplementedError, with the reason, where `torch.export` can't capture the model or torchao
+    can't follow it.
     Source: torchao's `prepare_qat_pt2e` with `X86InductorQuantizer`.
     """
     if weight_bits not in range(2, 9):
         raise ValueError(f"weight_bits must be 2 to 8, not {weight_bits!r}")
     inputs = _as_tuple(example_inputs)
+    programs.check(model, example_inputs)
     captured = _capture(copy.deepcopy(model).train(), inputs)
-    prepared = prepare_qat_pt2e(captured, _quantizer(weight_bits))
+    try:
+        prepared = prepare_qat_pt2e(captured, _quantizer(weight_bits))
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise NotImplementedError(f"torchao can't quantize the model: {reason}") from error
     if not _is_prepared(prepared):
         raise ValueError("the model has no Conv1d, Conv2d or Linear to quantize")
     pt2e.allow_exported_model_train_eval(prepared)
@@ -159,7 +166,7 @@ def _is_prepared(model: nn.Module) -> bool:
 
 def _capture(model: nn.Module, inputs: tuple) -> fx.GraphModule:
     """The model as a graph of ATen operators for any batch size."""
-    if not all(isinstance(x, torch.Tensor) and x.ndim and len(x) > 1 for x in inputs):
+    if len(inputs[0]) < 2:
         raise ValueError("example_inputs must be tensors of at least two samples")
     sizes = tuple({0: torch.export.Dim.DYNAMIC} for _ in inputs)
     try:
@@ -196,8 +203,13 @@ def _fold_norms(module: fx.GraphModule) -> None:
         bias = 0.0
         if scaled.target is aten.add.Tensor:
             scaled, shaped = scaled.args
-            bias = value(shaped.args[0])
-        if scaled.target is not aten.div.Tensor or scaled.args[0].target not in convolutions:
+            source = shaped.args[0] if isinstance(shaped, fx.Node) and shaped.args else None
+            if getattr(source, "op", None) != "get_attr":
+                continue  # of a sum that the model makes: it stays
+            bias = value(source)
+        if scaled.target is not aten.div.Tensor or not isinstance(scaled.args[1], fx.Node):
+            continue
+        if scaled.args[0].target not in convolutions:
             continue  # of something else: it stays
         factor = value(gamma) / (value(variance) + eps).sqrt()
         module.register_buffer(f"{norm.name}_bias", value(beta) + (bias - value(mean)) * factor)

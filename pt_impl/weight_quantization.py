@@ -12,6 +12,8 @@ Where the frameworks differ and why:
 - PyTorch has a kernel that multiplies 4-bit weights on a CPU (`_weight_int4pack_mm_for_cpu`), which
   over float32 activations is many times slower than float weights. TensorFlow has none for either
   width: the graph makes floats of the weights first. So does PyTorch for int8 weights.
+- TorchInductor would make these floats once and keep them ("freezing"), so it does not freeze a
+  file with int8 weights. TensorFlow keeps those of kernels of at most 100 KiB in float32.
 - The int4 weights of torchao have a zero point, and are a prototype upstream.
 
 When it helps and when it hurts: files and downloads shrink to a quarter or an eighth. Time is saved
@@ -30,8 +32,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import fx, nn
+from torch._functorch import config as functorch
 from torch._inductor import config as inductor
+from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
 from torchao.quantization import Int8WeightOnlyConfig, quantize_
 from torchao.utils import unwrap_tensor_subclass
@@ -39,6 +43,7 @@ from torchao.utils import unwrap_tensor_subclass
 from pt_impl import programs
 
 GROUP = 32  # inputs that share a scale in int4
+_CHECK = torch.ops.aten._assert_tensor_metadata.default  # reads no values
 _INTEGER = re.compile(r"^aten::_weight_int[48]pack_mm")
 
 
@@ -75,13 +80,15 @@ def quantize_int4(model: nn.Module, inputs, path) -> Path:
 def load_quantized(path) -> Callable:
     """Return `predict(x) -> output` over a file of this module, compiled, on the CPU.
 
-    x: a tensor, or a tuple of tensors. `predict.held` is the bytes of the tensors by dtype;
+    x: a tensor, or a tuple of tensors. `predict.held` is the bytes of the file's tensors by dtype,
+    `predict.integers(x)` those of the integer weights that a call reads once it is compiled.
     `predict.operators(x)` counts the operators over integers that a call runs, by name.
 
     Raises FileNotFoundError, and ValueError for a file that is damaged or something else.
     """
-    program = programs.load(path)
-    compiled, known = torch.compile(program), set()
+    program, read, known = programs.load(path), Counter(), set()
+    compiled = _compile(program, read)
+    freezing = all(tensor.dtype is not torch.int8 for tensor in program.buffers())
 
     def predict(x):
         inputs = x if isinstance(x, tuple) else (x,)
@@ -89,7 +96,7 @@ def load_quantized(path) -> Callable:
         with torch.inference_mode():
             if shapes in known:
                 return compiled(*inputs)
-            with inductor.patch(freezing=True):  # is read while a shape is compiled
+            with inductor.patch(freezing=freezing):  # is read while a shape is compiled
                 output = compiled(*inputs)
         known.add(shapes)
         return output
@@ -100,10 +107,43 @@ def load_quantized(path) -> Callable:
             predict(x)
         return dict(Counter(e.name for e in profile.events() if _INTEGER.match(e.name)))
 
-    predict.held, predict.operators = Counter(), operators
+    def integers(x):
+        predict(x)
+        return dict(read)
+
+    predict.held, predict.operators, predict.integers = Counter(), operators, integers
     for tensor in program.buffers():
-        predict.held[str(tensor.dtype).removeprefix("torch.")] += tensor.nbytes
+        predict.held[_name(tensor.dtype)] += tensor.nbytes
     return predict
+
+
+def _compile(program: fx.GraphModule, read: Counter) -> Callable:
+    """TorchInductor's; `read` becomes the bytes by dtype of integer weights that are computed with.
+
+    Of the last graph that it compiled, after constants were folded.
+    """
+
+    def inner(graph, inputs, **options):
+        read.clear()
+        weights = options.get("static_input_idxs", ())  # where they are not constants
+        for place, node in enumerate(graph.graph.nodes):
+            used = any(user.target is not _CHECK for user in node.users)
+            if used and (node.op == "get_attr" or place in weights):
+                tensor = getattr(graph, node.target, None)
+                tensor = node.meta["val"] if tensor is None else tensor
+                if tensor.dtype in (torch.int8, torch.uint8):
+                    read[_name(tensor.dtype)] += tensor.nbytes
+        return compile_fx_inner(graph, inputs, **options)
+
+    def backend(graph, inputs):
+        with functorch.patch(enable_autograd_cache=False):  # one that is warm skips `inner`
+            return compile_fx(graph, inputs, inner_compile=inner)
+
+    return torch.compile(program, backend=backend)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _quantize(model: nn.Module, inputs, path, config, groups: tuple[int, int] = (1, 1)) -> Path:

@@ -49,7 +49,8 @@ def quantize(source: Path, path: Path, batches: Iterable[tuple[np.ndarray, ...]]
     with TemporaryDirectory() as folder:
         prepared, quantized = Path(folder) / "prepared.onnx", Path(folder) / "quantized.onnx"
         quant_pre_process(str(source), str(prepared), skip_symbolic_shape=True)
-        logging.disable(logging.WARNING)  # it asks for the preparation that has just been done
+        before = logging.root.manager.disable
+        logging.disable(max(before, logging.WARNING))  # it asks for the preparation that has just been done
         try:
             quantize_static(
                 str(prepared),
@@ -60,7 +61,7 @@ def quantize(source: Path, path: Path, batches: Iterable[tuple[np.ndarray, ...]]
                 weight_type=QuantType.QInt8,
             )
         finally:
-            logging.disable(logging.NOTSET)
+            logging.disable(before)
         model = onnx.load(quantized)
         if not any(t.data_type == onnx.TensorProto.INT8 for t in model.graph.initializer):
             raise NotImplementedError("the model has no layer that ONNX Runtime quantizes")

@@ -115,6 +115,33 @@ def foreign(folder):
     return found
 
 
+def written_otherwise(folder):
+    """Layers of a subclass and by functions: integer operators that ran, and the difference."""
+    if FRAMEWORK != "pt":
+        return {}
+    torch = own.torch
+
+    class Own(torch.nn.Conv2d):
+        pass
+
+    class Functions(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.kernel = Own(1, 8, 3), torch.nn.Parameter(torch.randn(4, 8) / 4)
+
+        def forward(self, x):
+            x = torch.relu(self.conv(x)).mean((2, 3))
+            return torch.nn.functional.linear(x, self.kernel)
+
+    model, (_, x) = Functions(), built()
+    path = technique.quantize_static_int8(model, x, folder / "file")
+    predict = technique.load_quantized(path)
+    with torch.no_grad():
+        wanted = model(x)
+    apart = (predict(x) - wanted).norm() / wanted.norm()
+    return {"operators": predict.operators(x), "apart": apart.item()}
+
+
 def refusals(folder):
     """What bad calibration data and models raise, and the files that were left."""
     model, x = built()
@@ -247,7 +274,16 @@ class PyTorch:
             def forward(self, x):
                 return {"y": super().forward(x)}
 
+        class Twice(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.conv = nn.Conv2d(1, 1, 3)
+
+            def forward(self, x):
+                return self.conv(self.conv(x))
+
         return {
+            "twice": (Twice(), x),
             "no layer": (nn.ReLU(), x),
             "branches": (Branches(), x),
             "no tensor": (Named(1, 8, 3), x),
@@ -322,7 +358,7 @@ class TensorFlow:
 def main() -> None:
     kit.runtime.configure(threads=1, seed=0)
     found = {}
-    for scenario in (variants, foreign, refusals, files, threads):
+    for scenario in (variants, foreign, written_otherwise, refusals, files, threads):
         with tempfile.TemporaryDirectory() as folder:
             try:
                 found[scenario.__name__] = scenario(Path(folder))

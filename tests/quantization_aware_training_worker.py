@@ -227,6 +227,8 @@ def refusals():
     found["nothing"] = raised(technique.prepare_qat, own.without_kernels(), x, weight_bits=8)
     found["unprepared"] = raised(technique.export_qat, model, x, FOLDER / "unprepared")
     found["written"] = (FOLDER / "unprepared").exists()
+    for name, given in own.bad_inputs(x).items():
+        found[name] = raised(technique.prepare_qat, model, given, weight_bits=8)
     after = kit.models.export_weights(model)
     found["unchanged"] = all(np.array_equal(before[name], after[name]) for name in before)
     return found | {
@@ -361,7 +363,16 @@ class PyTorch:
         return {
             "branches": (Branches(), x),
             "one sample": (kit.models.build(CNN), x[:1]),
-            "no tensor": (kit.models.build(CNN), 3),
+        }
+
+    def bad_inputs(self, x):
+        """Inputs without samples, of another kind, not finite, of another shape and dtype."""
+        return {
+            "empty": x[:0],
+            "no tensor": 3,
+            "infinite": x * np.inf,
+            "shape": x[:, :1],
+            "dtype": x.double(),
         }
 
     def drifted(self, path):
@@ -371,6 +382,35 @@ class PyTorch:
         with self.torch.no_grad():
             dict(prepared.named_parameters())["conv0.conv.weight"].mul_(float("nan"))
         return {"raised": raised(technique.export_qat, prepared, x, path)}
+
+    def sums(self):
+        """BatchNorm after additions that are the model's: what export says, kernels in int8."""
+        nn, found, x = self.torch.nn, {}, self.torch.randn(32, 2, 8, 8)
+
+        class Sum(nn.Module):
+            def __init__(self, sum):
+                super().__init__()
+                self.conv, self.norm = nn.Conv2d(2, 2, 3, padding=1), nn.BatchNorm2d(2)
+                self.sum = sum
+
+            def forward(self, x):
+                return self.sum(self, x)
+
+        for name, case in {
+            "residual": lambda model, x: model.norm(model.conv(x) + x),
+            "residual first": lambda model, x: model.norm(x + model.conv(x)),
+            "constant": lambda model, x: model.conv(model.norm(x + 1.0)),
+            "half": lambda model, x: model.norm(model.conv(x) / 2.0),
+            "convolution": lambda model, x: model.norm(model.conv(x)),
+            "convolution plus 1": lambda model, x: model.norm(model.conv(x) + 1.0),
+        }.items():
+            try:
+                model = technique.prepare_qat(Sum(case), x, weight_bits=8)
+                path = technique.export_qat(model, x, FOLDER / "sum")
+                found[name] = len(self.levels(path))
+            except NotImplementedError as error:
+                found[name] = str(error)
+        return found
 
     def foreign(self):
         """Two inputs, a custom forward, dropout, layers that stay in float32, two outputs."""
@@ -509,6 +549,16 @@ class TensorFlow:
             "unknown layer": (normed, x),
         }
 
+    def bad_inputs(self, x):
+        """Inputs without samples, of another kind, not finite, of another shape and dtype."""
+        return {
+            "empty": x[:0],
+            "no tensor": 3,
+            "infinite": x * np.inf,
+            "shape": x[..., :1],
+            "dtype": self.tf.cast(x, "float64"),
+        }
+
     def drifted(self, path):
         x, _ = images(64)
         prepared = technique.prepare_qat(kit.models.build(CNN, start()), x, weight_bits=8)
@@ -531,6 +581,22 @@ class TensorFlow:
             "sequential": (tf.keras.Sequential(stack), row),
         }
         return {name: self.train_foreign(name, *given) for name, given in models.items()}
+
+    def many(self):
+        """A model of 12 inputs, each of its own size of values: files against models."""
+        x = self.tf.random.normal((32, 3))
+        inputs = [self.tf.keras.Input((3,)) for _ in range(12)]
+        head = self.layers.Dense(2)(self.layers.Concatenate()(inputs))
+        model, given = self.tf.keras.Model(inputs, head), [(place + 1) * x for place in range(12)]
+        prepared = technique.prepare_qat(model, given, weight_bits=8)
+        found = {}
+        for name, write, source in (
+            ("qat", technique.export_qat, prepared),
+            ("float", technique.export_float, model),
+        ):
+            predict = technique.load_quantized(write(source, given, FOLDER / name))
+            found[name] = apart(predict(given), source(given, training=False))
+        return found
 
     def train_foreign(self, name, source, x):
         kept, target = source.get_weights(), self.tf.reduce_sum(self.tf.nest.flatten(x)[-1], 1)
@@ -560,6 +626,7 @@ class TensorFlow:
 def main():
     scenarios = [oracle, neutral, losses, worth, left_alone, files, damaged, refusals]
     scenarios += [drifted, evidence, own.foreign]
+    scenarios += [own.sums if FRAMEWORK == "pt" else own.many]
     if sys.argv[1] == "tf":
         scenarios = [own.keras3]
     found = {}

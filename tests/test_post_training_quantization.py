@@ -126,6 +126,17 @@ def test_twins_agree_on_a_model_that_is_not_ours(evidence):
     assert apart(pt[2], tf[2]) < 0.02
 
 
+def test_pt_layers_are_found_whichever_way_a_model_calls_them(evidence):
+    found = evidence["pt"]["written_otherwise"]
+    assert sum(found["operators"].values()) == 2
+    assert 1e-5 < found["apart"] < 0.05
+
+
+def test_pt_a_layer_that_is_called_twice_is_refused(evidence):
+    said = evidence["pt"]["refusals"]["twice"]["quantize_static_int8"]
+    assert said == "NotImplementedError: a layer is called twice, the one of conv.weight"
+
+
 BAD = {
     "empty": "ValueError: inputs must have samples, as many in each tensor, not [0]",
     "array": "ValueError: inputs must be tensors with samples along an axis, not ndarray",

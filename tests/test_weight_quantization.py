@@ -85,6 +85,28 @@ def test_pytorch_multiplies_4_bit_weights_with_a_kernel_for_them(evidence):
     assert all("int4pack" in name for name in ran)
 
 
+@pytest.mark.parametrize(("write", "bits"), [("quantize_int8", 8), ("quantize_int4", 4)])
+def test_a_call_reads_integers_and_not_floats_that_were_made_of_them(found, write, bits):
+    """A compiler that folds the conversion of a constant has float weights when it predicts."""
+    weights = 256 * 256 * bits // 8
+    for read in found["read"][f"{write} 256"]:
+        assert weights <= sum(read.values()) < 1.1 * weights
+    assert found["read"]["keep_float32 256"] == [{}, {}]
+
+
+def test_small_kernels_are_folded_by_tensorflow_alone(found):
+    for size in (48, 64):
+        wanted = {"int8": size * size} if found.framework == "pt" else {}
+        assert found["read"][f"quantize_int8 {size}"] == [wanted, wanted]
+
+
+def test_the_benchmark_sees_weights_that_were_folded(found):
+    evidence, reason = found["proof"]["as it is"]
+    assert reason is None
+    assert evidence["integer_bytes_read"]["int8"] > 0
+    assert found["proof"]["folded"][1].startswith("a call reads {} bytes of integers, not ")
+
+
 def test_the_model_is_left_as_it_was(found):
     assert found["transformer"]["kept"]
 

@@ -12,13 +12,16 @@ import pickle
 import sys
 import tempfile
 import traceback
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 
-from shared.specs import GPTSpec
+from bench import bench_weight_quantization as bench
+from bench.harness.plan import Work
+from shared.specs import TASKS, GPTSpec
 from shared.weights import init_weights
 from tests.flipped import flipped
 
@@ -77,6 +80,45 @@ def kernels(folder):
     for write in WRITERS[1:]:
         path = getattr(technique, write)(model, identity, folder / write)
         found[write] = np.array(technique.load_quantized(path)(identity)).tolist()
+    return found
+
+
+def read(folder):
+    """What a call reads of a kernel of 256 KiB in float32, and of two small ones."""
+    found = {}
+    for size in (256, 48, 64):
+        model = own.dense(random.normal(size=(size, size)).astype(np.float32))
+        for write in WRITERS if size == 256 else WRITERS[1:2]:
+            x = own.tensor(np.ones((3, size), np.float32))
+            predict = technique.load_quantized(getattr(technique, write)(model, x, folder / write))
+            found[f"{write} {size}"] = [predict.integers(x[:rows]) for rows in (3, 1)]
+    return found
+
+
+def proof(folder):
+    """What the benchmark makes of a file as it is, and of one whose weights were folded."""
+    random, data = np.random.default_rng(3), folder / "data"
+    data.mkdir()
+    codes = random.integers(0, 64, (8, 8))
+    for name in ("x", "y"):
+        np.save(data / f"train_{name}.npy", codes)
+    wide = replace(SPEC, width=192, heads=4)
+    work = Work(
+        task=replace(TASKS["text-gpt"], model=wide),
+        variant="int8_weights",
+        settings={"write": "quantize_int8"},
+        batch_size=8,
+        weights=init_weights(wide, seed=1),
+        mode="predict",
+        data=str(data),
+        folder=folder,
+    )
+    prepared = bench.prepare(kit, work)
+    predict, _ = prepared.deploy()
+    batch = kit.data.to_device(codes, codes)
+    found = {"as it is": bench.took_effect(kit, work, replace(prepared, predict=predict), batch)}
+    folded = SimpleNamespace(held=predict.held, integers=lambda x: {}, operators=lambda x: {})
+    found["folded"] = bench.took_effect(kit, work, replace(prepared, predict=folded), batch)
     return found
 
 
@@ -198,7 +240,7 @@ class TensorFlow:
 def main() -> None:
     kit.runtime.configure(threads=1, seed=0)
     found = {}
-    for scenario in (transformer, kernels, refusals, files):
+    for scenario in (transformer, kernels, read, proof, refusals, files):
         with tempfile.TemporaryDirectory() as folder:
             try:
                 found[scenario.__name__] = scenario(Path(folder))

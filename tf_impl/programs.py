@@ -31,12 +31,39 @@ _FILES = re.compile("File|Save|Restore|PyFunc|Directory")
 def trace(model: tf.keras.Model, inputs):
     """Return the model as a `tf.function`, in evaluation mode, traced once.
 
-    inputs: a tensor, or a tuple of the model's positional arguments, or a list that is its one
-    argument, tensors all; samples along the first axis. The function takes any number of them, and
-    the tensors one by one. It reads the model's own variables.
+    inputs: as `check` takes them. The function takes any number of samples, and the tensors one by
+    one. It reads the model's own variables.
 
-    Raises ValueError for a model without variables, inputs without samples or that the model does
-    not take; NotImplementedError for a model that does not return one tensor.
+    Raises ValueError as `check` does; NotImplementedError for a model that does not return one
+    tensor.
+    """
+    output = check(model, inputs)
+    if not tf.is_tensor(output):
+        raise NotImplementedError(f"the model returns {type(output).__name__}, not one tensor")
+    signature = [  # names in the order of the inputs: a converted file has no other order
+        tf.TensorSpec([None, *part.shape[1:]], part.dtype, name=f"x{number:03}")
+        for number, part in enumerate(tf.nest.flatten(inputs))
+    ]
+
+    @tf.function(input_signature=signature, jit_compile=False)
+    def program(*parts):
+        return _call(model, tf.nest.pack_sequence_as(inputs, parts))
+
+    try:
+        program.get_concrete_function()
+    except Exception as error:
+        raise NotImplementedError(f"tf.function cannot trace it: {_line(error)}") from error
+    return program
+
+
+def check(model: tf.keras.Model, inputs):
+    """Return what the model makes of one sample, in evaluation mode.
+
+    inputs: a tensor, or a tuple of the model's positional arguments, or a list that is its one
+    argument, tensors all; samples along the first axis.
+
+    Raises ValueError for a model without variables, and for inputs without samples, with values
+    that are not finite, or that the model does not take.
     """
     if not model.built:
         raise ValueError("the model has no variables yet: call it once on an example input")
@@ -49,29 +76,16 @@ def trace(model: tf.keras.Model, inputs):
         raise ValueError(f"inputs must have samples, as many in each tensor, not {counts}")
     if not all(np.isfinite(part).all() for part in parts):
         raise ValueError("inputs hold values that are not finite")
-    signature = [
-        tf.TensorSpec([None, *part.shape[1:]], part.dtype, name=f"x{number}")
-        for number, part in enumerate(parts)
-    ]
-
-    @tf.function(input_signature=signature, jit_compile=False)
-    def program(*parts):
-        x = tf.nest.pack_sequence_as(inputs, parts)
-        return model(*x, training=False) if isinstance(x, tuple) else model(x, training=False)
-
     try:
         _check_dtypes(model, parts)
-        output = program.python_function(*(part[:1] for part in parts))
+        return _call(model, tf.nest.map_structure(lambda part: part[:1], inputs))
     except Exception as error:
         given = ", ".join(f"{part.dtype.name} {list(part.shape[1:])}" for part in parts)
         raise ValueError(f"the model takes no samples of {given}: {_line(error)}") from error
-    if not tf.is_tensor(output):
-        raise NotImplementedError(f"the model returns {type(output).__name__}, not one tensor")
-    try:
-        program.get_concrete_function()
-    except Exception as error:
-        raise NotImplementedError(f"tf.function cannot trace it: {_line(error)}") from error
-    return program
+
+
+def _call(model, x):
+    return model(*x, training=False) if isinstance(x, tuple) else model(x, training=False)
 
 
 def _check_dtypes(model, parts) -> None:

@@ -39,6 +39,8 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
+from tf_impl import programs
+
 MOST_APART = 0.1  # relative L2 of a file's outputs to the model's: some values round the other way
 _DECAY = 0.999  # of tfmot's moving averages, fixed there
 _QUANTIZED = {"Conv2D", "DepthwiseConv2D", "SeparableConv1D", "SeparableConv2D", "Dense"}
@@ -50,12 +52,12 @@ def prepare_qat(model: tf.keras.Model, example_inputs, *, weight_bits: int) -> t
     """Return a copy of `model` that computes with rounded weights and activations, to be trained.
 
     Make the optimizer for the copy; `model` stays as it is.
-
     example_inputs: real samples, as a tensor or the list of the model's inputs, with whose ranges
     activations start. weight_bits: 2 to 8; at 2 bits weights are -s, 0 and s.
 
     Quantized are Conv2D, DepthwiseConv2D, SeparableConv and Dense with what tfmot fuses to them.
-    Raises ValueError for other bits, a model without variables and one without such a layer;
+    Raises ValueError for other bits, inputs without samples, not finite or that the model does not
+    take, a model without variables and one without such a layer;
     NotImplementedError for 3 bits and where tfmot can't follow: Keras 3, a subclassed model, a
     model within the model, a layer that it does not know.
     Source: `tfmot.quantization.keras.quantize_apply` with its `DefaultNBitQuantizeScheme`.
@@ -65,6 +67,7 @@ def prepare_qat(model: tf.keras.Model, example_inputs, *, weight_bits: int) -> t
     if weight_bits == 3:
         raise NotImplementedError("LiteRT would put 3 bits on the grid of 4: take 2 or 4")
     _check(model)
+    programs.check(model, example_inputs)
     keras = _tfmot().quantization.keras
     scheme = keras.experimental.default_n_bit.DefaultNBitQuantizeScheme(
         num_bits_weight=weight_bits, num_bits_activation=8
@@ -90,9 +93,8 @@ def export_qat(model: tf.keras.Model, example_inputs, path: str | Path) -> Path:
     if not _ranges(model):
         raise ValueError("the model has no fake quantization: it comes from prepare_qat")
     content = _convert(model, [tf.lite.Optimize.DEFAULT])
-    found = tf.nest.flatten(_make_predict(content)(example_inputs))
-    wanted = tf.nest.flatten(model(example_inputs, training=False))
-    for ours, theirs in zip(found, wanted, strict=True):
+    pair = _make_predict(content)(example_inputs), model(example_inputs, training=False)
+    for ours, theirs in zip(*map(tf.nest.flatten, pair), strict=True):
         apart = float(tf.norm(ours - theirs) / tf.norm(theirs))
         if not apart <= MOST_APART:
             raise RuntimeError(f"outputs of the converted model are {apart:.0%} off the trained's")
@@ -112,13 +114,11 @@ def load_quantized(path: str | Path) -> Callable:
     x: a tensor, or a list of the model's inputs. A call with another shape than the one before
     prepares buffers anew. Threads are those of TensorFlow. `predict.operators(x)` counts the
     operators over integers of a call by name.
-
     The file is data: LiteRT executes nothing but its own operators. Raises FileNotFoundError
     without it, ValueError where it is damaged or is something else.
     """
-    content = Path(path).read_bytes()
     try:
-        return _make_predict(content)
+        return _make_predict(Path(path).read_bytes())
     except (ValueError, RuntimeError) as error:
         what = " ".join(str(error).split())
         raise ValueError(f"{path} is no whole LiteRT file: {what}") from error
@@ -180,7 +180,7 @@ def _find_ranges(model: tf.keras.Model, example_inputs) -> None:
 
 def _convert(model: tf.keras.Model, optimizations: list) -> bytes:
     """The model as the content of a LiteRT file, for any batch size."""
-    inputs = [tf.TensorSpec(x.shape, x.dtype, f"x{place}") for place, x in enumerate(model.inputs)]
+    inputs = [tf.TensorSpec(x.shape, x.dtype, f"x{i:03}") for i, x in enumerate(model.inputs)]
     predict = tf.function(lambda *x: model(x[0] if len(x) == 1 else list(x), training=False))
     concrete = predict.get_concrete_function(*inputs)
     converter = tf.lite.TFLiteConverter.from_concrete_functions([concrete], model)
