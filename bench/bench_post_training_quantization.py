@@ -103,6 +103,10 @@ def took_effect(kit, work: Work, prepared: Prepared, batch) -> tuple[dict, str |
         return {}, None
     ran = prepared.predict.operators(batch[0])
     evidence = {"int8_operators": ran, "threads": prepared.predict.threads}
+    if hasattr(prepared.predict, "delegated"):  # LiteRT's
+        evidence["xnnpack_runs_all"] = prepared.predict.delegated(batch[0])
+        if not evidence["xnnpack_runs_all"]:
+            return evidence, "LiteRT's own kernels run some of it, not XNNPACK's"
     if work.task is teacher.TASK:
         evidence["measured"] = _of_teacher(kit, work)
     found = sum(number for name, number in ran.items() if KERNELS.search(name))

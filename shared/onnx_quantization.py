@@ -50,7 +50,9 @@ def quantize(source: Path, path: Path, batches: Iterable[tuple[np.ndarray, ...]]
         prepared, quantized = Path(folder) / "prepared.onnx", Path(folder) / "quantized.onnx"
         quant_pre_process(str(source), str(prepared), skip_symbolic_shape=True)
         before = logging.root.manager.disable
-        logging.disable(max(before, logging.WARNING))  # it asks for the preparation that has just been done
+        logging.disable(
+            max(before, logging.WARNING)
+        )  # it asks for the preparation that has just been done
         try:
             quantize_static(
                 str(prepared),

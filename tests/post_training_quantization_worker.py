@@ -94,9 +94,16 @@ def variants(folder):
             "operators": predict.operators(x[:64]),
             "threads": predict.threads,
         }
+        if hasattr(predict, "delegated"):
+            found[name]["delegated"] = predict.delegated(x[:64])
     for name in ("static", "onnxruntime"):  # another number of samples than in calibration
         predict = getattr(technique, WAYS[name][1])(folder / name)
         found[name]["others"] = [np.array(predict(x[:size])).tolist() for size in (7, 1, 64)]
+    loaded, (write, read) = folder / "loaded", WAYS["static"]
+    getattr(technique, write)(model, x[64:], loaded)
+    predict = getattr(technique, read)(loaded)
+    loaded.write_bytes(b"something else")
+    found["overwritten"] = np.array(predict(x[:32])).tolist()
     after = kit.models.export_weights(model)
     found["kept"] = all(np.array_equal(before[name], after[name]) for name in before)
     found["mode"] = own.mode(model)

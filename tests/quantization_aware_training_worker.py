@@ -398,10 +398,7 @@ class PyTorch:
 
         for name, case in {
             "residual": lambda model, x: model.norm(model.conv(x) + x),
-            "residual first": lambda model, x: model.norm(x + model.conv(x)),
             "constant": lambda model, x: model.conv(model.norm(x + 1.0)),
-            "half": lambda model, x: model.norm(model.conv(x) / 2.0),
-            "convolution": lambda model, x: model.norm(model.conv(x)),
             "convolution plus 1": lambda model, x: model.norm(model.conv(x) + 1.0),
         }.items():
             try:

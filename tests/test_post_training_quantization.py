@@ -102,6 +102,16 @@ def test_the_model_is_left_as_it_was(found):
     assert found["variants"]["mode"] in (True, None)
 
 
+def test_tf_xnnpack_runs_the_whole_file(evidence):
+    found = evidence["tf"]["variants"]
+    assert [found[name]["delegated"] for name in ("float32", "static", "dynamic")] == [True] * 3
+
+
+def test_a_file_that_is_loaded_may_be_written_over(found):
+    found = found["variants"]
+    assert apart(found["overwritten"], found["static"]["logits"][:32]) < 1e-6
+
+
 def test_the_same_tool_agrees_across_frameworks(evidence):
     """Both models went through their exporter and then through ONNX Runtime's own quantizer."""
     pt, tf = (evidence[name]["variants"]["onnxruntime"]["logits"] for name in WORKERS)

@@ -114,25 +114,28 @@ def quantize_onnxruntime_int8(model: tf.keras.Model, calibration, path) -> Path:
 
 
 def load_quantized(path, *, threads: int = 0) -> Callable:
-    """Return `predict(x) -> output` over a LiteRT file, on the CPU, with its XNNPACK kernels.
+    """Return `predict(x) -> output` over a LiteRT file, on the CPU, one call at a time.
 
     x: as the calibration data. threads: of the interpreter's own pool; 0: as many as TensorFlow
-    has. `predict.threads` is their number. `predict.operators(x)` counts the operators over
-    integers that a call runs, by name and the dtypes of what goes in. One call at a time.
+    has; `predict.threads` is their number. `predict.operators(x)` counts operators over integers
+    by name and dtypes of what goes in, `predict.delegated(x)` says whether XNNPACK runs them all.
 
     Raises FileNotFoundError, and ValueError for a file that is damaged or something else.
     """
-    threads = threads or _threads()
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no file {path}")
+    threads = threads or _threads()
     try:
-        interpreter = Interpreter(model_path=str(path), num_threads=threads)
+        content = Path(path).read_bytes()  # a file that is mapped could be written over
+        interpreter = Interpreter(model_content=content, num_threads=threads)
         interpreter.allocate_tensors()
     except (ValueError, RuntimeError) as error:
         raise ValueError(f"{path} is no whole LiteRT file: {_line(error)}") from None
     details = sorted(interpreter.get_input_details(), key=lambda detail: detail["name"])
     places = [detail["index"] for detail in details]
-    (output,) = (detail["index"] for detail in interpreter.get_output_details())
+    output, *others = (detail["index"] for detail in interpreter.get_output_details())
+    if others:
+        raise ValueError(f"{path} has {1 + len(others)} outputs, not one")
     sizes = [tuple(detail["shape"]) for detail in details]
 
     def predict(x):
@@ -148,7 +151,13 @@ def load_quantized(path, *, threads: int = 0) -> Callable:
         interpreter.invoke()
         return tf.constant(interpreter.get_tensor(output))
 
-    predict.threads, predict.operators = threads, lambda x: _integer_operators(interpreter)
+    def delegated(x):
+        predict(x)
+        parts = [d for d in interpreter._get_ops_details() if d["op_name"] == "DELEGATE"]
+        return len(parts) == 1 and output in parts[0]["outputs"]
+
+    predict.threads, predict.delegated = threads, delegated
+    predict.operators = lambda x: _integer_operators(interpreter)
     return predict
 
 
