@@ -89,7 +89,7 @@ def open_session(path: Path, *, threads: int, profile: str = "") -> onnxruntime.
     """Open an ONNX file on the CPU, with a pool of `threads` of its own. Executes no code of it.
 
     `profile`: start of the name of a file to profile into. Raises FileNotFoundError, and ValueError
-    for a file that is damaged or something else.
+    for a file that is cut or something else. A changed weight goes unnoticed: ONNX has no checksum.
     """
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no file {path}")

@@ -17,6 +17,8 @@ Every loader returns `predict(x) -> output`:
 Errors are the same everywhere: FileNotFoundError; ModuleNotFoundError that names the package of a
 runtime that is missing; ValueError for a file that is damaged or of another kind and, in `predict`,
 for a number, dtype or shape of inputs that does not fit. No loader executes code from the file.
+A changed weight goes unnoticed: none of these formats has a checksum. Compare the file's own where
+it comes from afar.
 """
 
 from __future__ import annotations

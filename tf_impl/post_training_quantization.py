@@ -19,8 +19,8 @@ Where the frameworks differ and why:
 - Activations are signed here and unsigned there; weights have a scale for each output on both.
 - Dynamic quantization covers convolutions here, but no kernel of fewer than 1,024 weights; there
   linear layers of any size and nothing else.
-- The interpreter has threads of its own, and one batch size at a time: another one makes it plan
-  its memory anew.
+- The interpreter has threads of its own; another batch size makes it plan its memory anew.
+- Nothing notices a weight that was changed in a file: LiteRT's format has no checksum.
 
 When it helps and when it hurts: on a CPU with units for int8 (VNNI, AMX), static int8 is two to
 four times as fast where convolutions and matrix products dominate; without them it can be slower.

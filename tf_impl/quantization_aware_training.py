@@ -112,10 +112,10 @@ def load_quantized(path: str | Path) -> Callable:
     """Return `predict(x) -> output` of a file of this module, run by LiteRT with XNNPACK.
 
     x: a tensor, or a list of the model's inputs. A call with another shape than the one before
-    prepares buffers anew. Threads are those of TensorFlow. `predict.operators(x)` counts the
-    operators over integers of a call by name.
+    prepares buffers anew. Threads are TensorFlow's. `predict.operators(x)` counts those on integers.
     The file is data: LiteRT executes nothing but its own operators. Raises FileNotFoundError
-    without it, ValueError where it is damaged or is something else.
+    without it, ValueError where it is no whole file or something else. A changed weight goes
+    unnoticed: the format has no checksum.
     """
     try:
         return _make_predict(Path(path).read_bytes())

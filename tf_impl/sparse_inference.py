@@ -121,7 +121,8 @@ def load_file(path) -> Callable:
     x: a tensor, or a tuple of the model's positional arguments. Threads are those of TensorFlow.
     `predict.sparse` is the number of tensors that are sparse in the file. Executes no code of it.
 
-    Raises FileNotFoundError, and ValueError for a file that is damaged or something else.
+    Raises FileNotFoundError, and ValueError for a file that is cut or something else. A changed
+    weight goes unnoticed: the format has no checksum.
     """
     content = Path(path).read_bytes()
     threads = tf.config.threading.get_intra_op_parallelism_threads() or os.cpu_count()
