@@ -112,7 +112,7 @@ def load_quantized(path: str | Path) -> Callable:
     """Return `predict(x) -> output` of a file of this module, run by LiteRT with XNNPACK.
 
     x: a tensor, or a list of the model's inputs. A call with another shape than the one before
-    prepares buffers anew. Threads are TensorFlow's. `predict.operators(x)` counts those on integers.
+    prepares buffers anew. Threads are TensorFlow's. `predict.operators(x)` counts integer ones.
     The file is data: LiteRT executes nothing but its own operators. Raises FileNotFoundError
     without it, ValueError where it is no whole file or something else. A changed weight goes
     unnoticed: the format has no checksum.
