@@ -60,6 +60,7 @@ TECHNIQUE = Technique(
     counts=True,
 )
 
+OPTIMIZER = "an optimizer"  # without state
 FEW = ("good", "same", "raises_late", "refuses", "prints")
 SMALL = replace(TECHNIQUE, variants=tuple(v for v in TECHNIQUE.variants if v.name in FEW))
 
@@ -122,8 +123,9 @@ def prepare(kit, work):
         artifact.mkdir()
         (artifact / "weights").write_bytes(bytes(ARTIFACT - 1))
         (artifact / "version").write_bytes(b"1")
-        return Prepared(_raise, _logits_of(model), model, None, artifact=artifact)
-    return Prepared(step, _raise if work.variant == "fails_in_training" else predict, model, None)
+        return Prepared(_raise, _logits_of(model), model, OPTIMIZER, artifact=artifact)
+    predict = _raise if work.variant == "fails_in_training" else predict
+    return Prepared(step, predict, model, OPTIMIZER)
 
 
 def took_effect(kit, work, prepared, batch):

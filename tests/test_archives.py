@@ -449,15 +449,18 @@ def test_the_check_of_a_zip_notices_a_flipped_bit_or_it_changes_nothing(method, 
 
 def test_the_check_of_a_zip_names_the_member_whatever_its_damage_is(tmp_path):
     """A bit of compressed data may break the compression itself or give other data."""
-    path, said = tmp_path / "archive", set()
+    path, causes = tmp_path / "archive", []
     whole = packed("zip", {"one": bytes(Random(0).choices(b"abcdef", k=500))})
     start = whole.index(b"one") + len("one")
-    for place in range(start, start + 60):
+    for place in range(start, start + 100):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
-        with pytest.raises(ArchiveError, match=r"^one in it is damaged: ") as refused:
+        try:
             check_zip(path)
-        said.add(type(refused.value.__cause__))
-    assert {zipfile.BadZipFile, zlib.error} <= said
+        except ArchiveError as error:
+            causes.append((type(error.__cause__), str(error).partition(": ")[0]))
+    assert len(causes) > 90  # the others are bits that nothing reads
+    named = "one in it is damaged"
+    assert {*causes} == {(zipfile.BadZipFile, named), (zlib.error, named)}
 
 
 @given(st.sampled_from([b"PK\3\4", b"\x1f\x8b\x08", b""]), st.binary(max_size=2000))

@@ -16,6 +16,7 @@ import pytest
 
 from tests import pipelines
 from tests.test_input_pipeline import scenario
+from tests.workers import ROOT
 
 IN_PROCESSES = ("parallel", "uint8", "tuned")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc and /dev/shm")
@@ -92,7 +93,7 @@ def test_workers_of_a_killed_process_end_by_themselves(evidence):
     before = set(os.listdir("/dev/shm"))
     command = [sys.executable, "-m", "tests.input_pipeline_worker", "victim", evidence.good]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, cwd=pipelines.ROOT, text=True, **pipes) as main:
+    with subprocess.Popen(command, cwd=ROOT, text=True, **pipes) as main:
         try:
             workers = [psutil.Process(pid) for pid in json.loads(main.stdout.readline())]
         finally:
