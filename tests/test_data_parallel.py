@@ -266,8 +266,9 @@ def gone(found: list[int]) -> bool:
 def test_when_one_process_fails_the_others_and_their_children_end(tmp_path):
     path = tmp_path / "numbers"
     written = f"os.path.exists({str(path)!r}) and os.path.getsize({str(path)!r})"
-    wait = f"import os, time\nwhile not ({written}): time.sleep(.01)\n"
-    failing = f"{wait}raise SystemExit('replica failed: out of luck')"
+    wait = f"import os, time\nend = time.monotonic() + 60\nwhile not ({written}):\n"
+    wait += "    if time.monotonic() > end: raise SystemExit('replica failed: the other is late')\n"
+    failing = f"{wait}    time.sleep(.01)\nraise SystemExit('replica failed: out of luck')"
     commands = [[sys.executable, "-c", PARENT, str(path)], [sys.executable, "-c", failing]]
     with pytest.raises(RuntimeError, match=r"^out of luck$"):
         parallel.run([(command, dict(os.environ)) for command in commands])

@@ -27,6 +27,7 @@ import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 
 import tensorflow as tf
@@ -95,7 +96,8 @@ def load_quantized(path) -> Callable:
 def _constants(graph) -> Counter:
     """The bytes of a graph's constants by dtype."""
     found = Counter()
-    for node in [*graph.node, *(n for inside in graph.library.function for n in inside.node_def)]:
+    nodes, functions = attrgetter("node", "library.function")(graph)
+    for node in [*nodes, *(node for inside in functions for node in inside.node_def)]:
         if node.op == "Const":
             value = tf.make_ndarray(node.attr["value"].tensor)
             found[value.dtype.name] += value.nbytes
