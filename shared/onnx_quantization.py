@@ -106,10 +106,10 @@ def open_session(path: Path, *, threads: int, profile: str = "") -> onnxruntime.
         raise ValueError(f"{path} is no whole ONNX model: {line}") from None
 
 
-def run(session: onnxruntime.InferenceSession, inputs: tuple[np.ndarray, ...]) -> np.ndarray:
-    """The model's first output for its inputs, in their order."""
+def run(session: onnxruntime.InferenceSession, inputs: tuple[np.ndarray, ...]) -> list[np.ndarray]:
+    """The model's outputs for its inputs, both in their order."""
     names = (value.name for value in session.get_inputs())
-    return session.run(None, dict(zip(names, inputs, strict=True)))[0]
+    return session.run(None, dict(zip(names, inputs, strict=True)))
 
 
 def integer_operators(path: Path, inputs: tuple[np.ndarray, ...]) -> dict[str, int]:
