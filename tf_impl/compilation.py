@@ -27,6 +27,7 @@ a step is the break-even.
 Run it alone: `python -m tf_impl.compilation` prints eager against compiled steps.
 """
 
+import inspect
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -42,8 +43,8 @@ Model, Optimizer = tf.keras.Model, tf.keras.optimizers.Optimizer
 def eager_train_step(model: Model, optimizer: Optimizer, loss_fn: Callable) -> Callable:
     """Return `step(x, y) -> loss` as Python runs it: operator by operator, without `tf.function`.
 
-    x: a tensor, or a tuple of the model's positional arguments; anything else (a list, a dict) is
-    handed over as it is. loss: the scalar `loss_fn(output, y)`, on the device. The step updates the
+    x: a tensor or a structure of tensors, handed over as `fit` does: as one argument, but where the
+    model's `call` needs several. loss: the scalar `loss_fn(output, y)`, on the device. The step updates the
     model's trainable variables. Raises ValueError for a model that has no variables yet.
     """
     _check_built(model)
@@ -51,8 +52,7 @@ def eager_train_step(model: Model, optimizer: Optimizer, loss_fn: Callable) -> C
 
     def step(x, y):
         with tf.GradientTape() as tape:
-            output = model(*x, training=True) if isinstance(x, tuple) else model(x, training=True)
-            loss = sum(model.losses, loss_fn(output, y))  # of regularisers, too
+            loss = _with_own_losses(loss_fn(_call(model, x, training=True), y), model.losses)
         gradients = tape.gradient(loss, variables)
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
         return loss
@@ -166,7 +166,7 @@ def eager_predict(model: Model) -> Callable:
     """Return `predict(x) -> output` in evaluation mode, eager; x as in `eager_train_step`."""
 
     def predict(x):
-        return model(*x, training=False) if isinstance(x, tuple) else model(x, training=False)
+        return _call(model, x, training=False)
 
     return predict
 
@@ -230,6 +230,24 @@ def _count(function, library: dict, found: Counter, outside: Counter, inside_xla
             outside[node.op] += 1
         for callee in called:
             _count(callee, library, found, outside, inside_xla or marked)
+
+
+def _call(model, x, training: bool):
+    """Call `model` as `fit` does: x is one argument, but where `call` needs several."""
+    inputs = inspect.signature(model.call).parameters.values()
+    inputs = [p for p in inputs if p.name not in ("training", "mask") and p.kind != p.VAR_KEYWORD]
+    if isinstance(x, dict) and len(inputs) > 1 and x.keys() <= {p.name for p in inputs}:
+        return model(**x, training=training)
+    needed = sum(2 if p.kind == p.VAR_POSITIONAL else p.default is p.empty for p in inputs)
+    if isinstance(x, tuple | list) and needed > 1:
+        return model(*x, training=training)
+    return model(x, training=training)
+
+
+def _with_own_losses(loss, losses):
+    """Add the model's own losses (of regularisers, of `add_loss`) as `fit` does, in float32."""
+    loss = tf.cast(loss, tf.float32) if loss.dtype.size < 4 else loss
+    return sum((tf.cast(term, loss.dtype) for term in losses), loss)
 
 
 def main() -> None:

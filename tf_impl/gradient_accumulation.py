@@ -40,6 +40,7 @@ Run it alone: `python -m tf_impl.gradient_accumulation` prints 32 samples a step
 against 4 x 32, each with its learning rate.
 """
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -56,8 +57,8 @@ def make_train_step(
 ) -> Callable:
     """Return `step(x, y) -> loss`: one update from the whole batch, computed part by part.
 
-    x: a tensor, or a tuple of the model's positional arguments; anything else (a list, a dict) is
-    handed over as it is. Every tensor in x and y has the samples along its first axis; what is no
+    x: a tensor or a structure of tensors, handed over as `fit` does: as one argument, but where the
+    model's `call` needs several. Every tensor in x and y has the samples along its first axis; what is no
     tensor goes to every part. `loss_fn(output, y)` returns the mean over the samples it is given.
     loss: float32 scalar on the device, the mean over the whole batch. micro_batches: how many
     parts; their sizes differ by one at most, so a batch need not be divisible. 1 is the plain step.
@@ -133,11 +134,27 @@ def _accumulate(model, loss_fn, variables, norms, x, y, micro_batches: int) -> t
 def _backward(model, loss_fn, variables, x, y, share) -> tuple:
     """Loss and gradients of one part, times its share of the samples."""
     with tf.GradientTape() as tape:
-        output = model(*x, training=True) if isinstance(x, tuple) else model(x, training=True)
-        loss = loss_fn(output, y)
-        loss = sum((tf.cast(term, loss.dtype) for term in model.losses), loss)
+        loss = _with_own_losses(loss_fn(_call(model, x, training=True), y), model)
         loss *= tf.cast(share, loss.dtype)
     return loss, tape.gradient(loss, variables)
+
+
+def _call(model, x, training: bool):
+    """Call `model` as `fit` does: x is one argument, but where `call` needs several."""
+    inputs = inspect.signature(model.call).parameters.values()
+    inputs = [p for p in inputs if p.name not in ("training", "mask") and p.kind != p.VAR_KEYWORD]
+    if isinstance(x, dict) and len(inputs) > 1 and x.keys() <= {p.name for p in inputs}:
+        return model(**x, training=training)
+    needed = sum(2 if p.kind == p.VAR_POSITIONAL else p.default is p.empty for p in inputs)
+    if isinstance(x, tuple | list) and needed > 1:
+        return model(*x, training=training)
+    return model(x, training=training)
+
+
+def _with_own_losses(loss, model):
+    """Add the model's own losses (of regularisers, of `add_loss`) as `fit` does, in float32."""
+    loss = tf.cast(loss, tf.float32) if loss.dtype.size < 4 else loss
+    return sum((tf.cast(term, loss.dtype) for term in model.losses), loss)
 
 
 def _check(model: tf.keras.Model, micro_batches: int) -> None:

@@ -31,6 +31,7 @@ guard costs one, one over the inputs, and the flag.
 Run it alone: `python -m tf_impl.gradient_clipping` prints the plain step against both.
 """
 
+import inspect
 import math
 from collections.abc import Callable, Iterator
 from numbers import Real
@@ -53,8 +54,8 @@ def make_train_step(
 ) -> Callable:
     """Return `step(x, y) -> loss` that clips the gradients by their global L2 norm.
 
-    x: a tensor, or a tuple of the model's positional arguments; anything else (a list, a dict) is
-    handed over as it is. loss: scalar on the device. max_norm: the most that the norm may be after
+    x: a tensor or a structure of tensors, handed over as `fit` does: as one argument, but where the
+    model's `call` needs several. loss: scalar on the device. max_norm: the most that the norm may be after
     clipping; `math.inf` only measures. `step.gradient_norm()` reads what it was before (NaN before
     the first step), which waits for the device. check_finite: the guard, clipping or not.
 
@@ -163,8 +164,7 @@ def _variables(model, optimizer, max_norm: float) -> list:
 def _gradients(model, loss_fn, variables, x, y, scale=tf.identity) -> tuple:
     """Loss, and the dense gradients of the scaled loss (None where it does not depend on one)."""
     with tf.GradientTape() as tape:
-        output = model(*x, training=True) if isinstance(x, tuple) else model(x, training=True)
-        loss = sum(model.losses, loss_fn(output, y))  # of regularisers, too
+        loss = _with_own_losses(loss_fn(_call(model, x, training=True), y), model)
         objective = scale(loss)
     gradients = tape.gradient(objective, variables)
     return loss, [g if g is None else tf.convert_to_tensor(g) for g in gradients]
@@ -226,6 +226,24 @@ def _floating(name: str, tree) -> Iterator[tuple]:
             yield from _floating(f"{name}[{key!r}]", value)
     elif hasattr(tree, "dtype") and tf.as_dtype(tree.dtype).is_floating:
         yield name, tree
+
+
+def _call(model, x, training: bool):
+    """Call `model` as `fit` does: x is one argument, but where `call` needs several."""
+    inputs = inspect.signature(model.call).parameters.values()
+    inputs = [p for p in inputs if p.name not in ("training", "mask") and p.kind != p.VAR_KEYWORD]
+    if isinstance(x, dict) and len(inputs) > 1 and x.keys() <= {p.name for p in inputs}:
+        return model(**x, training=training)
+    needed = sum(2 if p.kind == p.VAR_POSITIONAL else p.default is p.empty for p in inputs)
+    if isinstance(x, tuple | list) and needed > 1:
+        return model(*x, training=training)
+    return model(x, training=training)
+
+
+def _with_own_losses(loss, model):
+    """Add the model's own losses (of regularisers, of `add_loss`) as `fit` does, in float32."""
+    loss = tf.cast(loss, tf.float32) if loss.dtype.size < 4 else loss
+    return sum((tf.cast(term, loss.dtype) for term in model.losses), loss)
 
 
 def main() -> None:

@@ -36,6 +36,8 @@ up small differences in float32 (`keep_fp32`).
 Run it alone: `python -m tf_impl.mixed_precision` prints float32 against bfloat16.
 """
 
+import inspect
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -56,8 +58,8 @@ def make_train_step(
 ) -> Callable:
     """Return `step(x, y) -> loss` that computes in `dtype` over the model's float32 variables.
 
-    x: a tensor, or a tuple of the model's positional arguments; anything else (a list, a dict) is
-    handed over as it is. loss: float32 scalar on the device, not scaled. `loss_fn(output, y)` gets
+    x: a tensor or a structure of tensors, handed over as `fit` does: as one argument, but where the
+    model's `call` needs several. loss: float32 scalar on the device, not scaled. `loss_fn(output, y)` gets
     float32 output. dtype: "bfloat16", "float16" or "float32" (the plain step). keep_fp32: names of
     layers, comma-separated, that compute in float32 with all they contain. The model itself is
     left as it is. float16 only: the loss is multiplied by a scale that starts at `initial_scale`,
@@ -86,11 +88,8 @@ def make_train_step(
         # The gradients are inside, for recomputed layers, which run forward again.
         with _applied(policies):
             with tf.GradientTape() as tape:
-                output = (
-                    model(*x, training=True) if isinstance(x, tuple) else model(x, training=True)
-                )
-                loss = loss_fn(_to_float32(output), y)
-                loss = sum((tf.cast(term, loss.dtype) for term in model.losses), loss)
+                output = _to_float32(_call(model, x, training=True))
+                loss = _with_own_losses(loss_fn(output, y), model)
                 objective = optimizer.scale_loss(loss) if dtype == "float16" else loss
             gradients = tape.gradient(objective, variables)
         # A LossScaleOptimizer unscales first, and skips the update if a gradient is not finite.
@@ -113,7 +112,7 @@ def make_predict(
     @tf.function(jit_compile=False, reduce_retracing=True)
     def predict(x):
         with _applied(policies):
-            output = model(*x, training=False) if isinstance(x, tuple) else model(x, training=False)
+            output = _call(model, x, training=False)
         return _to_float32(output)
 
     return predict
@@ -182,6 +181,24 @@ def _to_float32(tree):
     """Cast the bfloat16 and float16 tensors of a tensor, tuple, list or dict to float32."""
     half = (tf.bfloat16, tf.float16)
     return tf.nest.map_structure(lambda v: tf.cast(v, tf.float32) if v.dtype in half else v, tree)
+
+
+def _call(model, x, training: bool):
+    """Call `model` as `fit` does: x is one argument, but where `call` needs several."""
+    inputs = inspect.signature(model.call).parameters.values()
+    inputs = [p for p in inputs if p.name not in ("training", "mask") and p.kind != p.VAR_KEYWORD]
+    if isinstance(x, dict) and len(inputs) > 1 and x.keys() <= {p.name for p in inputs}:
+        return model(**x, training=training)
+    needed = sum(2 if p.kind == p.VAR_POSITIONAL else p.default is p.empty for p in inputs)
+    if isinstance(x, tuple | list) and needed > 1:
+        return model(*x, training=training)
+    return model(x, training=training)
+
+
+def _with_own_losses(loss, model):
+    """Add the model's own losses (of regularisers, of `add_loss`) as `fit` does, in float32."""
+    loss = tf.cast(loss, tf.float32) if loss.dtype.size < 4 else loss
+    return sum((tf.cast(term, loss.dtype) for term in model.losses), loss)
 
 
 def main() -> None:

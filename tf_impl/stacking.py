@@ -24,6 +24,7 @@ not pay.
 Run it alone: `python -m tf_impl.stacking` prints the ladder on the digits CNN.
 """
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -84,9 +85,8 @@ def make_train_step(
 
     def gradients_of(x, y):
         with tf.GradientTape() as tape:
-            output = model(*x, training=True) if isinstance(x, tuple) else model(x, training=True)
-            loss = loss_fn(_to_float32(output), y)
-            loss = sum((tf.cast(term, loss.dtype) for term in model.losses), loss)
+            output = _to_float32(_call(model, x, training=True))
+            loss = _with_own_losses(loss_fn(output, y), model)
         return loss, tape.gradient(loss, variables)
 
     def accumulated(x, y):
@@ -169,6 +169,24 @@ def _to_float32(tree):
     """Cast the bfloat16 and float16 tensors of a tensor, tuple, list or dict to float32."""
     half = (tf.bfloat16, tf.float16)
     return tf.nest.map_structure(lambda v: tf.cast(v, tf.float32) if v.dtype in half else v, tree)
+
+
+def _call(model, x, training: bool):
+    """Call `model` as `fit` does: x is one argument, but where `call` needs several."""
+    inputs = inspect.signature(model.call).parameters.values()
+    inputs = [p for p in inputs if p.name not in ("training", "mask") and p.kind != p.VAR_KEYWORD]
+    if isinstance(x, dict) and len(inputs) > 1 and x.keys() <= {p.name for p in inputs}:
+        return model(**x, training=training)
+    needed = sum(2 if p.kind == p.VAR_POSITIONAL else p.default is p.empty for p in inputs)
+    if isinstance(x, tuple | list) and needed > 1:
+        return model(*x, training=training)
+    return model(x, training=training)
+
+
+def _with_own_losses(loss, model):
+    """Add the model's own losses (of regularisers, of `add_loss`) as `fit` does, in float32."""
+    loss = tf.cast(loss, tf.float32) if loss.dtype.size < 4 else loss
+    return sum((tf.cast(term, loss.dtype) for term in model.losses), loss)
 
 
 def main() -> None:
