@@ -55,8 +55,8 @@ def for_loop_update(
     update, for each of `model.trainable_variables`, of its shape and dtype. In training they come
     from a tape in the same graph, and `optimizer.apply_gradients` alone is all there is to copy.
 
-    The rule: w -= lr weight_decay w, then w -= lr m̂ / (sqrt(v̂) + eps), with m̂ and v̂ the moments of
-    `beta1` and `beta2` corrected for bias (Loshchilov and Hutter, 2019).
+    The rule: w -= lr weight_decay w, then w -= lr m̂ / (sqrt(v̂) + eps), with m̂ and v̂ the moments
+    of `beta1` and `beta2` corrected for bias (Loshchilov and Hutter, 2019).
 
     Raises ValueError for gradients that do not fit and for settings out of range, before anything
     is changed.
