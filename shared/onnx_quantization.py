@@ -40,7 +40,7 @@ def quantize(source: Path, path: Path, batches: Iterable[tuple[np.ndarray, ...]]
     Weights are int8 with a scale for each channel, activations uint8 with one for each tensor;
     their ranges are the smallest and largest values of `batches`, which hold the inputs in the
     model's order. The file's metadata is kept. Raises NotImplementedError, and writes nothing,
-    where no weight is quantized.
+    where no weight is quantized or the tool fails.
     Source: `onnxruntime.quantization.quantize_static`.
     """
     given = onnx.load(source, load_external_data=False)
@@ -48,12 +48,12 @@ def quantize(source: Path, path: Path, batches: Iterable[tuple[np.ndarray, ...]]
     feeds = (dict(zip(names, batch, strict=True)) for batch in batches)
     with TemporaryDirectory() as folder:
         prepared, quantized = Path(folder) / "prepared.onnx", Path(folder) / "quantized.onnx"
-        quant_pre_process(str(source), str(prepared), skip_symbolic_shape=True)
         before = logging.root.manager.disable
         logging.disable(
             max(before, logging.WARNING)
         )  # it asks for the preparation that has just been done
         try:
+            quant_pre_process(str(source), str(prepared), skip_symbolic_shape=True)
             quantize_static(
                 str(prepared),
                 str(quantized),
@@ -62,6 +62,9 @@ def quantize(source: Path, path: Path, batches: Iterable[tuple[np.ndarray, ...]]
                 activation_type=QuantType.QUInt8,
                 weight_type=QuantType.QInt8,
             )
+        except Exception as error:  # they share no class
+            line = " ".join(str(error).split())[:300]
+            raise NotImplementedError(f"ONNX Runtime cannot quantize it: {line}") from error
         finally:
             logging.disable(before)
         model = onnx.load(quantized)

@@ -140,7 +140,7 @@ def keep_onnxruntime_float32(model: nn.Module, calibration, path) -> Path:
         raise NotImplementedError(f"torch.onnx cannot export it: {_line(error)}") from error
     part = Path(f"{path}.part")
     program.save(part)
-    return _keep(part, path, load_onnxruntime(part), graph, calibration, SAME)
+    return _keep(part, path, load_onnxruntime, graph, calibration, SAME)
 
 
 def quantize_onnxruntime_int8(model: nn.Module, calibration, path) -> Path:
@@ -154,7 +154,7 @@ def quantize_onnxruntime_int8(model: nn.Module, calibration, path) -> Path:
         part = Path(f"{path}.part")
         onnx_quantization.quantize(whole, part, batches)
     graph = programs.trace(model, calibration)
-    return _keep(part, path, load_onnxruntime(part), graph, calibration, MOST_APART)
+    return _keep(part, path, load_onnxruntime, graph, calibration, MOST_APART)
 
 
 def load_quantized(path, *, threads: int = 0) -> Callable:
@@ -219,11 +219,15 @@ def _batches(x, size: int = 32) -> Iterator:
         yield tree_map(lambda part: part[start : start + size].cpu(), x)  # noqa: B023
 
 
-def _keep(part: Path, path, predict: Callable, graph: fx.GraphModule, x, most: float) -> Path:
+def _keep(part: Path, path, load: Callable, graph: fx.GraphModule, x, most: float) -> Path:
     """Give the file `part` its name if it predicts for `x` what the graph does, nearly."""
     batch = next(_batches(x))
-    with torch.no_grad():
-        apart = programs.apart(predict(batch), programs.call(graph, batch))
+    try:
+        with torch.no_grad():
+            apart = programs.apart(load(part)(batch), programs.call(graph, batch))
+    except Exception as error:
+        part.unlink()
+        raise NotImplementedError(f"the runtime cannot run the file: {_line(error)}") from error
     if not apart <= most:
         part.unlink()
         raise RuntimeError(f"outputs of the file are {apart:.2%} off the model's")
@@ -261,9 +265,11 @@ def _quantize(model: nn.Module, calibration, path, *, dynamic: bool) -> Path:
 
 
 def _write(program: fx.GraphModule, graph: fx.GraphModule, x, path, most: float) -> Path:
-    part = programs.save(program, f"{path}.part")
-    read = programs.load(part)
-    return _keep(part, path, lambda batch: programs.call(read, batch), graph, x, most)
+    def load(part):
+        read = programs.load(part)
+        return lambda batch: programs.call(read, batch)
+
+    return _keep(programs.save(program, f"{path}.part"), path, load, graph, x, most)
 
 
 def _line(error: Exception) -> str:

@@ -115,10 +115,9 @@ def quantize_dynamic_int8(model: tf.keras.Model, calibration, path) -> Path:
 
 def keep_onnxruntime_float32(model: tf.keras.Model, calibration, path) -> Path:
     """Write the model as it is to an ONNX file for `load_onnxruntime`; else as `keep_float32`."""
-    function = programs.trace(model, calibration).get_concrete_function()
-    part = Path(f"{path}.part")
-    onnx.save(_onnx(function), part)
-    return _keep(part, path, load_onnxruntime(part), model, calibration, SAME)
+    function, part = programs.trace(model, calibration), Path(f"{path}.part")
+    onnx.save(_onnx(function.get_concrete_function()), part)
+    return _keep(part, path, load_onnxruntime, model, calibration, SAME)
 
 
 def quantize_onnxruntime_int8(model: tf.keras.Model, calibration, path) -> Path:
@@ -126,12 +125,11 @@ def quantize_onnxruntime_int8(model: tf.keras.Model, calibration, path) -> Path:
 
     Else as `quantize_static_int8`. Source: `onnxruntime.quantization.quantize_static` (QDQ).
     """
-    function, part = programs.trace(model, calibration).get_concrete_function(), Path(f"{path}.part")
+    part = Path(f"{path}.part")
     with tempfile.TemporaryDirectory() as folder:
-        whole = Path(folder) / "whole.onnx"
-        onnx.save(_onnx(function), whole)
+        whole = keep_onnxruntime_float32(model, calibration, Path(folder) / "whole.onnx")
         onnx_quantization.quantize(whole, part, _samples(calibration))
-    return _keep(part, path, load_onnxruntime(part), model, calibration, MOST_APART)
+    return _keep(part, path, load_onnxruntime, model, calibration, MOST_APART)
 
 
 def load_quantized(path, *, threads: int = 0) -> Callable:
@@ -243,28 +241,44 @@ def _convert(model: tf.keras.Model, calibration, path, settings: Callable, most:
         raise NotImplementedError("the model has no layer that LiteRT's converter quantizes")
     part = Path(f"{path}.part")
     part.write_bytes(found)
-    return _keep(part, path, load_quantized(part), model, calibration, most)
+    return _keep(part, path, load_quantized, model, calibration, most)
 
 
 def _onnx(function):
     """The ONNX model of a traced function, with its weights as constants, not as inputs."""
-    frozen = convert_variables_to_constants_v2(function)
+    frozen = convert_variables_to_constants_v2(function, lower_control_flow=False)
     names = [tensor.name for tensor in frozen.inputs], [tensor.name for tensor in frozen.outputs]
+    graph = frozen.graph.as_graph_def(add_shapes=True)
+    for node in [*graph.node, *(n for inside in graph.library.function for n in inside.node_def)]:
+        node.attr.pop("_XlaMustCompile", None)  # of grouped convolutions: it would stay a call
     try:
-        graph = frozen.graph.as_graph_def(add_shapes=True)
         found, _ = tf2onnx.convert.from_graph_def(
-            graph, input_names=names[0], output_names=names[1], opset=OPSET
+            graph,
+            input_names=names[0],
+            output_names=names[1],
+            opset=OPSET,
+            custom_op_handlers={"Erfc": (_erfc, [])},
         )
     except Exception as error:
         raise NotImplementedError(f"tf2onnx cannot export it: {_line(error)}") from error
     return found
 
 
-def _keep(part: Path, path, predict: Callable, model: tf.keras.Model, x, most: float) -> Path:
+def _erfc(context, node, name, arguments) -> None:
+    """Exact GELU is written with erfc(x), which ONNX lacks, as 1 - erf(x)."""
+    (x,), (y,) = node.input, node.output
+    shapes, dtypes = [context.get_shape(y)], [context.get_dtype(y)]
+    context.remove_node(node.name)
+    erf = context.make_node("Erf", [x], shapes=shapes, dtypes=dtypes).output[0]
+    one = context.make_const(f"{name}_one", np.ones((), np.float32)).output[0]
+    context.make_node("Sub", [one, erf], outputs=[y], name=name, shapes=shapes, dtypes=dtypes)
+
+
+def _keep(part: Path, path, load: Callable, model: tf.keras.Model, x, most: float) -> Path:
     """Give the file `part` its name if it predicts for `x` what the model does, nearly."""
     few = tf.nest.map_structure(lambda tensor: tensor[:32], x)
     try:
-        apart = programs.apart(predict(few), programs.call(model, few))
+        apart = programs.apart(load(part)(few), programs.call(model, few))
     except Exception as error:
         part.unlink()
         raise NotImplementedError(f"the runtime cannot run the file: {_line(error)}") from error
