@@ -32,6 +32,7 @@ files of 8, 4 and 2 bits, trained on and not.
 import copy
 import operator
 import re
+import tempfile
 import types
 from collections import Counter
 from collections.abc import Callable
@@ -81,6 +82,8 @@ def prepare_qat(model: nn.Module, example_inputs, *, weight_bits: int) -> nn.Mod
     if len(programs.parts(example_inputs)[0]) < 2:
         raise ValueError("example_inputs must be tensors of at least two samples")
     captured = programs.trace(model, example_inputs, training=True)
+    with tempfile.TemporaryDirectory() as folder:  # what cannot be written is not trained, either
+        programs.save(captured, Path(folder) / "model")
     for node in captured.graph.find_nodes(op="call_function", target=torch.ops.aten.linear.default):
         # Whoever called it, such as multi-head attention: the quantizer looks for this function.
         node.meta["source_fn_stack"] = [(node.name, nn.functional.linear)]
@@ -233,8 +236,6 @@ def _fold_norms(module: fx.GraphModule) -> None:
 
 def main() -> None:
     """Print the accuracy of the digits CNN's files at several widths, trained on and not."""
-    import tempfile
-
     from pt_impl.kit import data, models, training
     from shared import datasets
     from shared.specs import TASKS

@@ -115,8 +115,14 @@ def quantize_dynamic_int8(model: tf.keras.Model, calibration, path) -> Path:
 
 def keep_onnxruntime_float32(model: tf.keras.Model, calibration, path) -> Path:
     """Write the model as it is to an ONNX file for `load_onnxruntime`; else as `keep_float32`."""
-    function, part = programs.trace(model, calibration), Path(f"{path}.part")
-    onnx.save(_onnx(function.get_concrete_function()), part)
+    before, part = tf.config.functions_run_eagerly(), Path(f"{path}.part")
+    # Functions within the model become a part of its graph: Keras has one for grouped convolutions.
+    tf.config.run_functions_eagerly(True)
+    try:
+        function = programs.trace(model, calibration).get_concrete_function()
+    finally:
+        tf.config.run_functions_eagerly(before)
+    onnx.save(_onnx(function), part)
     return _keep(part, path, load_onnxruntime, model, calibration, SAME)
 
 
@@ -249,8 +255,6 @@ def _onnx(function):
     frozen = convert_variables_to_constants_v2(function, lower_control_flow=False)
     names = [tensor.name for tensor in frozen.inputs], [tensor.name for tensor in frozen.outputs]
     graph = frozen.graph.as_graph_def(add_shapes=True)
-    for node in [*graph.node, *(n for inside in graph.library.function for n in inside.node_def)]:
-        node.attr.pop("_XlaMustCompile", None)  # of grouped convolutions: it would stay a call
     try:
         found, _ = tf2onnx.convert.from_graph_def(
             graph,

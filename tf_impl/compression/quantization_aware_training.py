@@ -11,13 +11,18 @@ post-training quantization by the same quantizer.
 Its twin: `pt_impl/compression/quantization_aware_training.py`.
 
 Where the frameworks differ and why:
-- TensorFlow Model Optimization (tfmot) wraps the layers of a functional or Sequential tf_keras
-  model; torchao works on a graph of operators that `torch.export` captured from any module.
+- In Keras 3 the layers of a copy of any model compute with TensorFlow's fake quantization, placed
+  by what follows what in one pass. TensorFlow Model Optimization (tfmot) has no Keras 3: for
+  tf_keras it wraps the layers of a functional or Sequential model. torchao works on a graph of
+  operators that `torch.export` captured from any module.
 - BatchNorm: here the kernel itself is fake-quantized, and the converter folds BatchNorm into it
   later; there it is the folded kernel, w * gamma / sqrt(running variance). With a scale for each
   channel both round alike.
-- A range moves by 0.1% of the way a batch here, by 1% there. A dense kernel has one scale in all
-  here, one for each output there. Outputs of pooling and of the last layer have 8 bits here.
+- A range moves by 1% of the way a batch in Keras 3 and there, by 0.1% in tfmot. Dense kernels have
+  a scale for each output in Keras 3 and there, one in all in tfmot. Outputs of pooling and of the
+  last layer have 8 bits here.
+- A dense layer that rounds is a 1x1 convolution in Keras 3's file, as fast: of a matrix product
+  LiteRT's converter loses which axis has the scales.
 - Files: here LiteRT's (TensorFlow Lite), in which weights of at most 4 bits are int4, on a grid of
   15 values: the 3 of 2 bits lie on it, the 7 of 3 bits don't. XNNPACK has no int4 convolution:
   LiteRT's own takes two to three times as long as int8. There weights of any width are int8.
@@ -26,12 +31,13 @@ When it helps and when it hurts: below 8 bits, where rounding trained weights co
 bits rounding alone usually loses nothing: try that first, since a step of this takes up to twice as
 long. It needs a trained model, data with labels, and a learning rate that is not large.
 
-Run it alone: `TF_USE_LEGACY_KERAS=1 python -m tf_impl.compression.quantization_aware_training`
+Run it alone: `python -m tf_impl.compression.quantization_aware_training`
 prints the accuracy of files of 8, 4 and 2 bits, trained on and not.
 """
 
 import os
 import re
+import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from functools import partial
@@ -57,23 +63,34 @@ def prepare_qat(model: tf.keras.Model, example_inputs, *, weight_bits: int) -> t
     """Return a copy of `model` that computes with rounded weights and activations, to be trained.
 
     Make the optimizer for the copy; `model` stays as it is.
-    example_inputs: real samples, as a tensor or the list of the model's inputs, with whose ranges
-    activations start. weight_bits: 2 to 8; at 2 bits weights are -s, 0 and s.
+    example_inputs: real samples, as a tensor or the tuple, list or dict of the model's inputs, with
+    whose ranges activations start. weight_bits: 2 to 8; at 2 bits weights are -s, 0 and s.
 
-    Quantized are Conv2D, DepthwiseConv2D, SeparableConv and Dense with what tfmot fuses to them.
+    Quantized are Conv2D, DepthwiseConv2D and Dense, with the BatchNorm and ReLU behind them; in
+    Keras 3 Conv1D and EinsumDense, too, with one scale for a kernel; in tf_keras SeparableConv. The
+    rest stays float32. The copy is exported once on trial: what LiteRT refuses is not trained.
+
     Raises ValueError for other bits, inputs without samples, not finite or that the model does not
     take, a model without variables and one without such a layer;
-    NotImplementedError for 3 bits and where tfmot can't follow: Keras 3, a subclassed model, a
-    model within the model, a layer that it does not know.
-    Source: `tfmot.quantization.keras.quantize_apply` with its `DefaultNBitQuantizeScheme`.
+    NotImplementedError for 3 bits, for a model that Keras cannot copy, where LiteRT's converter
+    can't follow, and in tf_keras where tfmot can't: a subclassed model, a model within the model, a
+    layer that it does not know.
+    Source: `tf.quantization.fake_quant_with_min_max_vars_per_channel` and, of tfmot,
+    `quantize_apply` with its `DefaultNBitQuantizeScheme`.
     """
     if weight_bits not in range(2, 9):
         raise ValueError(f"weight_bits must be 2 to 8, not {weight_bits!r}")
     if weight_bits == 3:
         raise NotImplementedError("LiteRT would put 3 bits on the grid of 4: take 2 or 4")
     programs.check(model, example_inputs)
-    if not _is_tf_keras():
-        return _prepare_keras3(model, example_inputs, weight_bits)
+    prepare = _prepare_tf_keras if _is_tf_keras() else _prepare_keras3
+    prepared = prepare(model, example_inputs, weight_bits)
+    with tempfile.TemporaryDirectory() as folder:  # what cannot be exported is not trained, either
+        export_qat(prepared, example_inputs, Path(folder) / "model")
+    return prepared
+
+
+def _prepare_tf_keras(model, example_inputs, weight_bits: int):
     _check(model)
     keras = _tfmot().quantization.keras
     scheme = keras.experimental.default_n_bit.DefaultNBitQuantizeScheme(
@@ -114,8 +131,9 @@ def export_float(model: tf.keras.Model, example_inputs, path: str | Path) -> Pat
 def load_quantized(path: str | Path) -> Callable:
     """Return `predict(x) -> output` of a file of this module, run by LiteRT with XNNPACK.
 
-    x: a tensor, or a list of the model's inputs. A call with another shape than the one before
-    prepares buffers anew. Threads are TensorFlow's. `predict.operators(x)` counts integer ones.
+    x: as `example_inputs`. Several outputs are a tuple, of a dict in the order of its sorted keys.
+    A call with another shape than the one before prepares buffers anew. The file of a model with a
+    loop, such as that of an LSTM, is run once for each sample. Threads are TensorFlow's. `predict.operators(x)` counts integer ones.
     The file is data: LiteRT executes nothing but its own operators. Raises FileNotFoundError
     without it, ValueError where it is no whole file or something else. A changed weight goes
     unnoticed: the format has no checksum.
@@ -509,8 +527,6 @@ def _make_predict(content: bytes) -> Callable:
 
 def main() -> None:
     """Print the accuracy of the digits CNN's files at several widths, trained on and not."""
-    import tempfile
-
     from shared import datasets
     from shared.specs import TASKS
     from shared.weights import init_weights
