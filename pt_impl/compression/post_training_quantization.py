@@ -81,9 +81,7 @@ def keep_float32(model: nn.Module, calibration, path) -> Path:
     return _write(graph, graph, calibration, path, SAME)
 
 
-def quantize_static_int8(
-    model: nn.Module, calibration, path, *, activation_bits: int = 8
-) -> Path:
+def quantize_static_int8(model: nn.Module, calibration, path, *, activation_bits: int = 8) -> Path:
     """Write `path`: convolutions and linear layers over int8 weights and uint8 activations.
 
     calibration: a tensor, a tuple of the model's positional arguments or a dict of those by name,

@@ -132,7 +132,9 @@ def check(model: nn.Module, inputs):
 def _check_output(output) -> None:
     for part in _leaves(output):
         if not isinstance(part, Tensor):
-            raise NotImplementedError(f"the model returns {type(part).__name__}, which is no tensor")
+            raise NotImplementedError(
+                f"the model returns {type(part).__name__}, which is no tensor"
+            )
 
 
 def apart(ours, theirs) -> float:

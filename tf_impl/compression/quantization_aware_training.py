@@ -68,7 +68,7 @@ def prepare_qat(model: tf.keras.Model, example_inputs, *, weight_bits: int) -> t
 
     Quantized are Conv2D, DepthwiseConv2D and Dense, with the BatchNorm and ReLU behind them; in
     Keras 3 Conv1D and EinsumDense, too, with one scale for a kernel; in tf_keras SeparableConv. The
-    rest stays float32. The copy is exported once on trial: what LiteRT refuses is not trained.
+    rest stays float32. In Keras 3 the copy is exported on trial: what LiteRT refuses is not trained.
 
     Raises ValueError for other bits, inputs without samples, not finite or that the model does not
     take, a model without variables and one without such a layer;
@@ -83,8 +83,9 @@ def prepare_qat(model: tf.keras.Model, example_inputs, *, weight_bits: int) -> t
     if weight_bits == 3:
         raise NotImplementedError("LiteRT would put 3 bits on the grid of 4: take 2 or 4")
     programs.check(model, example_inputs)
-    prepare = _prepare_tf_keras if _is_tf_keras() else _prepare_keras3
-    prepared = prepare(model, example_inputs, weight_bits)
+    if _is_tf_keras():
+        return _prepare_tf_keras(model, example_inputs, weight_bits)
+    prepared = _prepare_keras3(model, example_inputs, weight_bits)
     with tempfile.TemporaryDirectory() as folder:  # what cannot be exported is not trained, either
         export_qat(prepared, example_inputs, Path(folder) / "model")
     return prepared
@@ -340,9 +341,7 @@ def _round_layer(layer, names: set[str], bits: int) -> list[_Range]:
     """Let a layer compute with a rounded kernel, input and output, from now on; its ranges."""
     activation = getattr(layer, "activation", None)
     layer._tracker.unlock()  # Keras's own way to give a built layer more variables
-    ranges = {
-        name: _Range(layer, name, activation if name == "output" else None) for name in names
-    }
+    ranges = {name: _Range(layer, name, activation if name == "output" else None) for name in names}
     layer._tracker.lock()
     product = isinstance(layer, _products())
     plain = partial(_product, layer, bits) if product else layer.call

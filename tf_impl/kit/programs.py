@@ -115,7 +115,9 @@ def check(model: tf.keras.Model, inputs):
         raise ValueError(f"the model takes no samples of {given}: {_line(error)}") from error
     for part in tf.nest.flatten(output):
         if not tf.is_tensor(part) or isinstance(part, tf.RaggedTensor | tf.SparseTensor):
-            raise NotImplementedError(f"the model returns {type(part).__name__}, which is no tensor")
+            raise NotImplementedError(
+                f"the model returns {type(part).__name__}, which is no tensor"
+            )
     return output
 
 
