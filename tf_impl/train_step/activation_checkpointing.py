@@ -65,8 +65,7 @@ def apply_checkpointing(
             "tf.recompute_grad recomputes all of a block: it can't keep the products of its inside"
         )
     if offload:
-        raise NotImplementedError("TensorFlow keeps what a block needs on the device: no
-        offloading")
+        raise NotImplementedError("TensorFlow keeps what a block needs on the device alone")
     if not model.built:
         raise ValueError("the model has no variables yet: call it once on an example input")
     if blocks.strip(", ") and not hasattr(tf.keras, "StatelessScope"):

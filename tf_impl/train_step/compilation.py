@@ -221,14 +221,17 @@ def _find_layers(model: Model, blocks: str) -> list:
 @contextmanager
 def _compiled(layers: list) -> Iterator[None]:
     """Let XLA compile each layer by itself, until the context ends: for one trace."""
-    before = [layer.call for layer in layers]
+    before = [vars(layer).get("call") for layer in layers]
     try:
-        for layer, call in zip(layers, before, strict=True):
-            layer.call = tf.function(partial(_checked, layer, call), jit_compile=True)
+        for layer in layers:
+            compiled = tf.function(partial(_checked, layer, layer.call), jit_compile=True)
+            layer.call = partial(compiled)  # Keras would track the function itself
         yield
     finally:
         for layer, call in zip(layers, before, strict=True):
-            layer.call = call
+            del layer.call
+            if call is not None:
+                layer.call = call
 
 
 def _checked(layer, call, /, *args, **kwargs):
