@@ -363,7 +363,7 @@ class TensorFlow:
         found["squeezed"] = self.apart(squeezed())
         found["rescaled"] = self.apart(pixels(layers.Rescaling(2.0, 0.5)))
         wide = keras.applications.MobileNetV3Small((32, 32, 3), weights=None, classes=5)
-        if not hasattr(keras, "StatelessScope"):  # written with operators, which are layers of a function there
+        if not hasattr(keras, "StatelessScope"):  # there its operators are layers of functions
             found["mobilenet"] = raised(technique.apply_memory_format, wide, **other)
         else:
             found["mobilenet"] = self.apart(wide)
