@@ -240,9 +240,11 @@ def fit():
         model = keras.Sequential([keras.Input((1,)), layers.Embedding(32, 4), layers.Flatten()])
         model.add(layers.Dense(2))
         before = [np.array(value) for value in model.get_weights()]
-        rate = keras.optimizers.schedules.CosineDecay(0.1, 12)
-        # An epsilon that keeps Adam from amplifying how gradients were rounded.
-        model.compile(kind(rate, weight_decay=0.1, epsilon=1e-2, global_clipnorm=0.5), "mse")
+        rate = keras.optimizers.schedules.CosineDecay(0.3, 12)
+        # An epsilon that keeps Adam from amplifying how gradients were rounded, and moments whose
+        # complements float32 has: the two round them at different places.
+        settings = {"weight_decay": 0.1, "beta_1": 0.5, "beta_2": 0.75, "epsilon": 1e-2}
+        model.compile(kind(rate, **settings, global_clipnorm=0.5), "mse")
         model.fit(x, y, batch_size=8, epochs=3, shuffle=False, verbose=0)
         found.append(model.get_weights())
     optimizer = technique.FusedAdamW(amsgrad=True)
