@@ -32,7 +32,7 @@ def drop(x):
     return layers.Dropout(0.3)(x) if KERAS_3 else x
 
 
-def normalized():
+def normalized(drop=drop):
     """Adapted Normalization, GELU, dropout, and L2 on weights and activities."""
     norm, inputs = layers.Normalization(), keras.Input((4,))
     norm.adapt(5.0 + 3.0 * values(4, seed=3))
@@ -40,6 +40,11 @@ def normalized():
     x = drop(x(norm(inputs)))
     outputs = layers.Dense(2, name="head", activity_regularizer=keras.regularizers.L2(0.1))(x)
     return keras.Model(inputs, outputs), values(4), values(2, seed=1), squares
+
+
+def regularized():
+    """The same without dropout, whose masks depend on the dtype."""
+    return normalized(drop=lambda x: x)
 
 
 def sequence():
@@ -80,10 +85,11 @@ def statistics():
 
 
 def attention():
-    """Attention within a residual stream."""
+    """Attention within a residual stream; a bias of keys would have a gradient of rounding."""
     inputs = keras.Input((5, 8))
     x = layers.LayerNormalization()(inputs)
-    x = layers.MultiHeadAttention(2, 4, dropout=0.2 if KERAS_3 else 0.0, name="block")(x, x)
+    settings = {"dropout": 0.2 if KERAS_3 else 0.0, "use_bias": False}
+    x = layers.MultiHeadAttention(2, 4, **settings, name="block")(x, x)
     outputs = layers.Dense(2)(layers.Add()([inputs, x]))
     return keras.Model(inputs, outputs), values(5, 8), values(5, 2, seed=1), squares
 
@@ -208,6 +214,7 @@ ZOO = {
     make.__name__: make
     for make in (
         normalized,
+        regularized,
         sequence,
         volume,
         branches,
