@@ -332,6 +332,49 @@ def masks():
     return found
 
 
+def in_fit():
+    """What each technique is in `fit`, by Keras's own means, against its step: two batches."""
+    rate = {"learning_rate": 0.1, "momentum": 0.9}
+    found = {}
+
+    def of_step(name, make, **settings):
+        model, _, x, y, loss_fn = made(name)
+        optimizer = keras.optimizers.SGD(**rate)
+        optimizer.build(model.trainable_variables)
+        return trained(model, make(model, optimizer, loss_fn, **settings), x, y)[1:]
+
+    def of_fit(name, prepare=lambda model: model, batch_size=ROWS, **settings):
+        model, _, x, y, loss_fn = made(name)
+        model = prepare(model)
+        model.compile(
+            keras.optimizers.SGD(**rate, **settings), lambda y, output: loss_fn(output, y)
+        )
+        for _ in range(2):
+            model.fit(x, y, batch_size=batch_size, shuffle=False, verbose=0)
+        return [np.array(w, np.float64) for w in model.get_weights()]
+
+    clipping = family.gradient_clipping
+    clipped = of_step("sequence", clipping.make_train_step, max_norm=0.1)
+    found["clipped"] = apart(of_fit("sequence", global_clipnorm=0.1), clipped)
+    found["clip matters"] = apart(of_fit("sequence"), clipped)
+    each = of_step("sequence", clipping.make_per_variable_step, max_norm=0.1)
+    found["clipped each"] = apart(of_fit("sequence", clipnorm=0.1), each)
+    if KERAS_3:
+        make = family.gradient_accumulation.make_train_step
+        parts = of_step("subclassed", make, micro_batches=2)
+        steps = {"batch_size": ROWS // 2, "gradient_accumulation_steps": 2}
+        found["accumulated"] = apart(of_fit("subclassed", **steps), parts)
+        apply = family.activation_checkpointing.apply_checkpointing
+        again = of_fit("normalized", lambda model: apply(model, blocks="head"))
+        found["recomputed"] = apart(again, of_fit("normalized"))
+        half = of_step("sequence", family.mixed_precision.make_train_step)
+        keras.mixed_precision.set_global_policy("mixed_bfloat16")
+        # Keras casts the outputs for its losses; here the loss is a function and does not.
+        found["bfloat16"] = apart(of_fit("sequence"), half)
+        keras.mixed_precision.set_global_policy("float32")
+    return found
+
+
 def main() -> None:
     kit.runtime.configure(threads=1, seed=0)
     lacking = () if KERAS_3 else (masks, float32, half_width, recomputed, scaled)
@@ -353,6 +396,7 @@ def main() -> None:
         policies,
         from_a_pipeline,
         sparse,
+        in_fit,
     ]
     found = {}
     for scenario in scenarios:

@@ -52,7 +52,7 @@ def apply_checkpointing(
     what lies between them. What lies within another chosen block is recomputed with it. "" chooses
     none. A block takes any arguments, one of them floating-point, and returns any tensors. With
     groups the result is a new functional model, not compiled, that shares its layers with `model`;
-    without, it is `model`, changed. Saving keeps no recomputation.
+    without, it is `model`, changed. Either trains in `fit`, too. Saving keeps no recomputation.
 
     Raises ValueError, before anything is changed, for unknown names, blocks that overlap or are
     recomputed already and a model without variables; NotImplementedError in tf_keras, for

@@ -3,7 +3,8 @@
 What it changes: who runs the operators. Eager, Python asks for one kernel after the other; a
 captured graph runs without Python (`tf.function`); a compiler fuses neighbouring operators into
 kernels of its own, which saves trips to memory (XLA: `tf.function(jit_compile=True)`). Results
-differ by rounding, since sums are taken in another order.
+differ by rounding, since sums are taken in another order; and XLA draws other dropout masks than a
+graph from the same seeds, with an algorithm of its own.
 
 Its twin: `pt_impl/train_step/compilation.py`.
 
