@@ -84,7 +84,7 @@ def reference(name):
     return expected[name]
 
 
-def against_plain(make, names=ZOO):
+def against_plain(make, names):
     """{model: difference} of what `make(model, optimizer, loss_fn)` trains."""
     found = {}
     for name in names:
@@ -98,11 +98,17 @@ def against_plain(make, names=ZOO):
 
 
 FEW = ["normalized", "recurrent", "tied", "list_model_of_a_tuple", "two_outputs", "several_by_name"]
-WHOLE = [name for name in ZOO if name not in DRAWS | {"statistics"}]  # the same in parts
+NAMES = list(ZOO) if KERAS_3 else [*FEW, "branches", "statistics"]
+MOST = [  # one of each kind, where tracing all takes long
+    name
+    for name in NAMES
+    if name not in ("volume", "list_model_of_a_list", "dict_outputs", "subclassed_dict")
+]
+WHOLE = [name for name in NAMES if name not in DRAWS | {"statistics"}]  # the same in parts
 
 
 def kit_step():
-    return against_plain(kit.training.make_train_step)
+    return against_plain(kit.training.make_train_step, NAMES)
 
 
 def float32():
@@ -136,7 +142,7 @@ def xla_blocks():
 def accumulated():
     makes = family.gradient_accumulation.make_train_step
     return {
-        "1": against_plain(lambda *given: makes(*given, micro_batches=1)),
+        "1": against_plain(lambda *given: makes(*given, micro_batches=1), MOST),
         "3": against_plain(lambda *given: makes(*given, micro_batches=3), WHOLE),
     }
 
@@ -149,7 +155,7 @@ def clipped():
             lambda *given: technique.make_train_step(*given, max_norm=math.inf), names
         ),
         "guarded": against_plain(
-            lambda *given: technique.make_train_step(*given, max_norm=1e9, check_finite=True)
+            lambda *given: technique.make_train_step(*given, max_norm=1e9, check_finite=True), MOST
         ),
         "each": against_plain(
             lambda *given: technique.make_per_variable_step(*given, max_norm=1e9), names
@@ -168,8 +174,10 @@ def scaled():
 def stacked():
     makes = family.stacking.make_train_step
     return {
-        "1": against_plain(makes),
-        "2": against_plain(lambda *given: makes(*given, micro_batches=2), WHOLE),
+        "1": against_plain(makes, MOST),
+        "2": against_plain(
+            lambda *given: makes(*given, micro_batches=2), [n for n in MOST if n in WHOLE]
+        ),
         "2 compiled": against_plain(
             lambda *given: makes(*given, micro_batches=2, compiled=True), ["recurrent", "tied"]
         ),
@@ -179,7 +187,7 @@ def stacked():
 def recomputed():
     """With a block of each functional model."""
     blocks = {"normalized": "head", "tied": "dense*", "branches": "block"}
-    names = [n for n in ZOO if not n.startswith(("sub", "several"))]
+    names = [n for n in MOST if not n.startswith(("sub", "several"))]
     found = {}
     for name in names:
         wanted = reference(name)
@@ -198,7 +206,7 @@ def recomputed():
 def fitted():
     """Keras's own `fit` against the plain loop: that it is what `fit` computes, too."""
     found = {}
-    for name in ZOO:
+    for name in MOST:
         wanted = reference(name)
         model, optimizer, x, y, loss_fn = made(name)
         if type(model).__name__ == "Several" or name in ("two_outputs", "dict_outputs", "tied"):
@@ -214,7 +222,7 @@ def fitted():
 def half_width():
     """Losses in bfloat16, where masks do not depend on the dtype."""
     found = {}
-    for name in [name for name in ZOO if name not in DRAWS]:
+    for name in [name for name in MOST if name not in DRAWS]:
         wanted = reference(name)[0]
         model, optimizer, x, y, loss_fn = made(name)
         try:
@@ -375,6 +383,54 @@ def in_fit():
     return found
 
 
+def raised(function, *args, **kwargs):
+    try:
+        function(*args, **kwargs)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def settings():
+    """What new settings do, and what they refuse before anything changes."""
+    found = {"moved": {}}
+    for dtype in ("float32", "bfloat16", "float16") if KERAS_3 else ():
+        model, _, x, y, loss_fn = made("recurrent")  # one row is looked up by several samples
+        before = [np.array(w) for w in model.get_weights()]
+        optimizer = keras.optimizers.SGD(1.0)
+        make = family.mixed_precision.make_train_step
+        step = make(model, optimizer, loss_fn, dtype=dtype, max_norm=0.01)
+        step(x, y)
+        change = [a - b for a, b in zip(model.get_weights(), before, strict=True)]
+        found["moved"][dtype] = float(np.sqrt(sum(np.square(part).sum() for part in change)))
+    model, optimizer, x, y, loss_fn = made("branches")
+    compilation = family.compilation
+    make = compilation.compiled_model_train_step
+    step = make(model, optimizer, loss_fn, blocks="block.g*, block.relu")
+    step(x, y)
+    calls = [name for layer in model._flatten_layers() for name in vars(layer) if name == "call"]
+    _, *given = made("recurrent")
+    found |= {
+        "compiled": compilation.executed_graphs(step, x, y)["compiled"],
+        "left": calls,
+        "block": raised(make, model, optimizer, loss_fn, blocks="blok"),
+        "predict": raised(compilation.compiled_predict, model, blocks="blok"),
+        "clip": raised(
+            family.mixed_precision.make_train_step, model, optimizer, loss_fn, max_norm=0
+        ),
+    }
+    apply = family.activation_checkpointing.apply_checkpointing
+    for name in ("save_products", "offload"):
+        found[name] = raised(apply, model, blocks="block", **{name: True})
+    inside = keras.Input((6,), dtype="int64")
+    inner = keras.Model(inside, layers.Embedding(9, 4, mask_zero=True)(inside), name="inner")
+    inputs = keras.Input((6,), dtype="int64")
+    model = keras.Model(inputs, layers.LSTM(3)(inner(inputs)))
+    predict = compilation.compiled_predict(model, blocks="inner")
+    found["mask"] = raised(predict, given[1])
+    return found
+
+
 def main() -> None:
     kit.runtime.configure(threads=1, seed=0)
     lacking = () if KERAS_3 else (masks, float32, half_width, recomputed, scaled)
@@ -397,6 +453,7 @@ def main() -> None:
         from_a_pipeline,
         sparse,
         in_fit,
+        settings,
     ]
     found = {}
     for scenario in scenarios:

@@ -98,3 +98,38 @@ def test_xla_draws_other_masks_of_the_same_share(evidence):
     assert np.array_equal(found["graph"], found["again"])
     assert 0.4 < (found["graph"] != found["xla"]).mean() < 0.6
     assert found["xla"].mean() == pytest.approx(0.5, abs=0.05)
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_fit_by_keras_own_means_is_the_step(evidence, side):
+    """`global_clipnorm`, `clipnorm`, accumulation steps, a policy, and a model that recomputes."""
+    found = dict(evidence[side]["in_fit"])
+    assert found.pop("clip matters") > 0.01
+    assert too_far(found, BAR) == {}
+    assert len(found) == (5 if side == "tf" else 2)
+
+
+def test_mixed_precision_clips_the_unscaled_gradients(evidence):
+    for dtype, moved in evidence["tf"]["settings"]["moved"].items():
+        assert moved == pytest.approx(0.01, rel=0.01), dtype
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_blocks_are_compiled_each_and_the_model_is_left_as_it_was(evidence, side):
+    found = evidence[side]["settings"]
+    assert found["compiled"] >= 4  # two blocks, forward and backward
+    assert found["left"] == []
+    for name in ("block", "predict"):
+        assert found[name].startswith("ValueError: blocks: the model has no layer 'blok'; it has")
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_settings_that_tensorflow_has_no_means_for_are_refused(evidence, side):
+    found = evidence[side]["settings"]
+    assert found["save_products"].startswith(
+        "NotImplementedError: tf.recompute_grad recomputes all"
+    )
+    assert found["offload"].startswith("NotImplementedError: TensorFlow keeps what a block needs")
+    assert "'inner' gives a mask, which XLA's program would keep" in found["mask"]
+    if side == "tf":
+        assert found["clip"].startswith("ValueError: max_norm must be above 0")
