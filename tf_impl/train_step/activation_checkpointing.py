@@ -52,7 +52,7 @@ def apply_checkpointing(
     what lies between them. What lies within another chosen block is recomputed with it. "" chooses
     none. A block takes any arguments, one of them floating-point, and returns any tensors. With
     groups the result is a new functional model, not compiled, that shares its layers with `model`;
-    without, it is `model`, changed. Saving keeps no recomputation.
+    without, it is `model`, changed. Either trains in `fit`, too. Saving keeps no recomputation.
 
     Raises ValueError, before anything is changed, for unknown names, blocks that overlap or are
     recomputed already and a model without variables; NotImplementedError in tf_keras, for
@@ -65,8 +65,7 @@ def apply_checkpointing(
             "tf.recompute_grad recomputes all of a block: it can't keep the products of its inside"
         )
     if offload:
-        raise NotImplementedError("TensorFlow keeps what a block needs on the device: no
-        offloading")
+        raise NotImplementedError("TensorFlow keeps what a block needs on the device alone")
     if not model.built:
         raise ValueError("the model has no variables yet: call it once on an example input")
     if blocks.strip(", ") and not hasattr(tf.keras, "StatelessScope"):

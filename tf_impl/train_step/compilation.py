@@ -3,7 +3,8 @@
 What it changes: who runs the operators. Eager, Python asks for one kernel after the other; a
 captured graph runs without Python (`tf.function`); a compiler fuses neighbouring operators into
 kernels of its own, which saves trips to memory (XLA: `tf.function(jit_compile=True)`). Results
-differ by rounding, since sums are taken in another order.
+differ by rounding, since sums are taken in another order; and XLA draws other dropout masks than a
+graph from the same seeds, with an algorithm of its own.
 
 Its twin: `pt_impl/train_step/compilation.py`.
 
@@ -221,14 +222,17 @@ def _find_layers(model: Model, blocks: str) -> list:
 @contextmanager
 def _compiled(layers: list) -> Iterator[None]:
     """Let XLA compile each layer by itself, until the context ends: for one trace."""
-    before = [layer.call for layer in layers]
+    before = [vars(layer).get("call") for layer in layers]
     try:
-        for layer, call in zip(layers, before, strict=True):
-            layer.call = tf.function(partial(_checked, layer, call), jit_compile=True)
+        for layer in layers:
+            compiled = tf.function(partial(_checked, layer, layer.call), jit_compile=True)
+            layer.call = partial(compiled)  # Keras would track the function itself
         yield
     finally:
         for layer, call in zip(layers, before, strict=True):
-            layer.call = call
+            del layer.call
+            if call is not None:
+                layer.call = call
 
 
 def _checked(layer, call, /, *args, **kwargs):

@@ -146,7 +146,7 @@ def _loop(model, loss_fn, variables, norms, x, y, micro_batches: int, *, lookups
     )
     for place in lookups:
         values, rows = gradients[place]
-        shape = tf.constant(variables[place].shape)
+        shape = tf.constant(list(variables[place].shape), tf.int64)
         gradients[place] = tf.IndexedSlices(values.concat(), rows.concat(), shape)
     # What the loss does not reach has no gradient, which is not a gradient of zero.
     reached = [None if i in unreached else gradient for i, gradient in enumerate(gradients)]

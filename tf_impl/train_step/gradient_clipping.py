@@ -15,6 +15,8 @@ Where the frameworks differ and why:
   parameters, but for 1e-6 that PyTorch adds to the norm. Keras's `clipnorm` is per variable.
 - Clipping spreads what is not finite: a NaN makes every gradient NaN; an infinite norm makes every
   other gradient NaN here and 0 there (max_norm / inf). So the guard looks before.
+- In `fit`, clipping is an argument of the optimizer (`global_clipnorm`, `clipnorm`), and the guard
+  `callbacks.TerminateOnNaN`, which looks at the loss after the weights have changed.
 - The guard is a branch of the graph: update, or count what is not finite. Python reads one flag a
   step, as the twin does, which waits for a GPU; so Python calls the step, not a tf.function.
 - Keras's LossScaleOptimizer unscales within `apply` (where its inner optimizer's own clipping comes

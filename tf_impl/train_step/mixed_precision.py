@@ -75,12 +75,7 @@ def make_train_step(
     or the device cannot compute in `dtype`.
     """
     policies = _policies(model, dtype, keep_fp32)
-    if initial_scale <= 0 or growth_interval < 1:
-        raise ValueError("initial_scale must be positive and growth_interval at least 1")
-    if not max_norm > 0:
-        raise ValueError(f"max_norm must be above 0 (inf does not clip), not {max_norm!r}")
-    if hasattr(optimizer, "inner_optimizer"):
-        raise ValueError("pass the optimizer itself: float16 wraps it in a LossScaleOptimizer")
+    _check_scaling(optimizer, initial_scale, growth_interval, max_norm)
     variables = model.trainable_variables
     if dtype == "float16":
         optimizer = tf.keras.optimizers.LossScaleOptimizer(
@@ -126,6 +121,15 @@ def make_predict(
         return _to_float32(output)
 
     return predict
+
+
+def _check_scaling(optimizer, initial_scale: float, growth_interval: int, max_norm: float) -> None:
+    if initial_scale <= 0 or growth_interval < 1:
+        raise ValueError("initial_scale must be positive and growth_interval at least 1")
+    if not max_norm > 0:
+        raise ValueError(f"max_norm must be above 0 (inf does not clip), not {max_norm!r}")
+    if hasattr(optimizer, "inner_optimizer"):
+        raise ValueError("pass the optimizer itself: float16 wraps it in a LossScaleOptimizer")
 
 
 def _clip(gradients: list, max_norm) -> list:

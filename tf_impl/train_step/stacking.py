@@ -96,7 +96,8 @@ def make_train_step(
         # times slower. Each part waits for the sums before it, since parts that run side by side
         # would keep all their activations at the same time.
         for part in _parts(x, y, micro_batches):
-            with tf.control_dependencies(tf.nest.flatten(found, expand_composites=True)):
+            sums = [g for g in found if g is not None]
+            with tf.control_dependencies(tf.nest.flatten(sums, expand_composites=True)):
                 part_x, part_y = tf.nest.map_structure(tf.identity, part)
             loss, gradients = gradients_of(part_x, part_y, 1.0 / micro_batches)
             total += loss
