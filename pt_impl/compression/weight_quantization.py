@@ -57,7 +57,7 @@ def keep_float32(model: nn.Module, inputs, path) -> Path:
 
 
 def apply_int8(model: nn.Module, inputs) -> nn.Module:
-    """Return a copy of the model, in evaluation mode on the CPU, with the weights of `quantize_int8`.
+    """Return a copy of the model, in evaluation mode on the CPU, with weights in int8.
 
     Raises as `quantize_int8` does.
     """
@@ -65,7 +65,7 @@ def apply_int8(model: nn.Module, inputs) -> nn.Module:
 
 
 def apply_int4(model: nn.Module, inputs) -> nn.Module:
-    """Return a copy of the model, in evaluation mode on the CPU, with the weights of `quantize_int4`.
+    """Return a copy of the model, in evaluation mode on the CPU, with weights in int4.
 
     Raises as `quantize_int4` does.
     """
@@ -180,9 +180,11 @@ def _quantize(model: nn.Module, inputs, config, groups: tuple[int, int] = (1, 1)
             size % group for size, group in zip(module.weight.shape[::-1], groups, strict=True)
         )
 
-    if not any(fits(layer) for layer in model.modules()):
-        multiples = "multiples of {} inputs and {} outputs".format(*groups)
-        raise NotImplementedError(f"the model calls no linear layer with {multiples}")
+    if not called:
+        raise NotImplementedError("the model has no linear layer that it calls")
+    if not any(fits(layer) for layer in called):
+        multiples = f"multiples of {groups[0]} inputs and {groups[1]} outputs"
+        raise NotImplementedError(f"the model has no linear layer with {multiples}")
     quantize_(model, config, filter_fn=fits)
     with torch.no_grad():
         wanted = programs.call(whole, inputs)

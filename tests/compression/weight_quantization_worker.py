@@ -93,7 +93,7 @@ def read(folder):
 
 
 def constructions(folder):
-    """Models of other construction: how far each file is off the model, and off a copy in memory."""
+    """Models of other construction: how far files are off the model, and off a copy in memory."""
     programs = import_module(f"{FRAMEWORK}_impl.kit.programs")
     found = {}
     for name, (model, x) in own.constructions().items():

@@ -68,7 +68,8 @@ def prepare_qat(model: tf.keras.Model, example_inputs, *, weight_bits: int) -> t
 
     Quantized are Conv2D, DepthwiseConv2D and Dense, with the BatchNorm and ReLU behind them; in
     Keras 3 Conv1D and EinsumDense, too, with one scale for a kernel; in tf_keras SeparableConv. The
-    rest stays float32. In Keras 3 the copy is exported on trial: what LiteRT refuses is not trained.
+    rest stays float32. In Keras 3 the copy is exported on trial, so what LiteRT refuses is not
+    trained.
 
     Raises ValueError for other bits, inputs without samples, not finite or that the model does not
     take, a model without variables and one without such a layer;
@@ -134,7 +135,8 @@ def load_quantized(path: str | Path) -> Callable:
 
     x: as `example_inputs`. Several outputs are a tuple, of a dict in the order of its sorted keys.
     A call with another shape than the one before prepares buffers anew. The file of a model with a
-    loop, such as that of an LSTM, is run once for each sample. Threads are TensorFlow's. `predict.operators(x)` counts integer ones.
+    loop, such as that of an LSTM, is run once for each sample. Threads are TensorFlow's.
+    `predict.operators(x)` counts integer ones.
     The file is data: LiteRT executes nothing but its own operators. Raises FileNotFoundError
     without it, ValueError where it is no whole file or something else. A changed weight goes
     unnoticed: the format has no checksum.
