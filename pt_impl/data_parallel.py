@@ -32,20 +32,276 @@ Run it alone: `python -m pt_impl.data_parallel` trains on one and two replicas. 
 """
 
 import sys
-from contextlib import nullcontext
+from collections import Counter
+from contextlib import contextmanager, nullcontext
+from fnmatch import fnmatchcase
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from pt_impl import models, runtime, training
-from pt_impl.replicas import Replica, launch, synchronise_norms, train
+from pt_impl.replicas import Replica, launch, outputs, synchronise_norms, train
 from shared import parallel
 from shared.specs import TASKS
 from shared.weights import init_weights
+
+
+def apply_data_parallel(
+    model,
+    *,
+    bucket_mb: float = 25.0,
+    communication: str = "auto",
+    synchronised_norm: bool = False,
+):
+    """Return DistributedDataParallel around the model, which all processes have with equal weights.
+
+    Its backward pass exchanges gradients, a bucket of `bucket_mb` after another, and leaves their
+    mean over the replicas. communication: "auto", or the backend, "gloo" or "nccl".
+    """
+    if synchronised_norm:
+        synchronise_norms(model)
+    group = None if communication == "auto" else dist.new_group(backend=communication)
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else None
+    return DistributedDataParallel(
+        model, device_ids=devices, bucket_cap_mb=bucket_mb, process_group=group
+    )
+
+
+def apply_fsdp(
+    model,
+    *,
+    blocks: str = "",
+    precision: str = "float32",
+    reshard_after_forward: bool = True,
+    synchronised_norm: bool = False,
+):
+    """Shard the model over all processes, in place; make its optimizer afterwards.
+
+    A block's parameters are whole only while it runs, those outside of blocks while the model does.
+
+    blocks: names of modules, or patterns with *, ? and [], separated by commas; "" for the modules
+    of one kind that the model repeats, else its layers. precision: "float32", or "bfloat16" for
+    what is computed with, while shards and sums stay float32. reshard_after_forward: whether a
+    block is freed until its backward pass, for one more exchange. `synchronised_norm`: see
+    `apply_data_parallel`.
+
+    Raises, before anything is changed, ValueError for blocks that are not there, and
+    NotImplementedError for parameters without an axis to shard.
+    """
+    groups = _find_blocks(model, blocks)
+    if scalars := [name for name, own in model.named_parameters() if own.ndim == 0]:
+        raise NotImplementedError(f"{scalars[0]} is a scalar: FSDP2 shards the first axis")
+    if precision not in ("float32", "bfloat16"):
+        raise ValueError(f"precision must be float32 or bfloat16, not {precision!r}")
+    if synchronised_norm:
+        synchronise_norms(model)
+    policy = MixedPrecisionPolicy()
+    if precision == "bfloat16":
+        policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, torch.float32)
+    mesh = init_device_mesh(runtime.device(), (dist.get_world_size(),))
+    for block in [*groups, model]:  # the last one has what is left
+        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_after_forward)
+    return model
+
+
+def make_train_step(
+    model, optimizer, loss_fn, *, micro_batches: int = 1, synchronise_each: bool = False
+):
+    """Make `step(x, y, samples) -> loss` for a model of `apply_data_parallel` or `apply_fsdp`.
+
+    x and y are this replica's shard of a global batch of `samples`, and count by their share of it;
+    the losses of all replicas add up to the mean over the global batch. Gradients are exchanged
+    with the last of the micro-batches, or with each if `synchronise_each`: the same for more
+    traffic.
+    """
+    replicas = dist.get_world_size()
+
+    def step(x, y, samples):
+        optimizer.zero_grad(set_to_none=True)
+        size, total = parallel.size(x), 0.0
+        for part in range(micro_batches):
+            rows = slice(part * size // micro_batches, (part + 1) * size // micro_batches)
+            own_x, own_y = (parallel.take(whole, rows) for whole in (x, y))
+            exchange = synchronise_each or part == micro_batches - 1
+            with nullcontext() if exchange else _no_exchange(model):
+                loss = loss_fn(outputs(model, own_x), own_y) * (parallel.size(own_x) / samples)
+                (loss * replicas).backward()  # DDP and FSDP divide the sum by the replicas
+            total = total + loss.detach()
+        optimizer.step()
+        return total
+
+    return step
+
+
+# Variants: each is called in every process, and makes what trains there ---------------------------
+
+
+def processes(
+    build, *, bucket_mb: float = 25.0, communication: str = "auto", synchronised_norm: bool = False
+) -> Replica:
+    """DistributedDataParallel: gradients are exchanged in buckets during the backward pass."""
+    model, optimizer, loss_fn = build()
+    replicated = apply_data_parallel(
+        model,
+        bucket_mb=bucket_mb,
+        communication=communication,
+        synchronised_norm=synchronised_norm,
+    )
+    return Replica(model, optimizer, make_train_step(replicated, optimizer, loss_fn))
+
+
+def accumulated(
+    build,
+    *,
+    micro_batches: int = 4,
+    synchronise_each: bool = False,
+    bucket_mb: float = 25.0,
+    communication: str = "auto",
+    synchronised_norm: bool = False,
+) -> Replica:
+    """DDP that exchanges gradients once a step, after the last of its micro-batches."""
+    model, optimizer, loss_fn = build()
+    replicated = apply_data_parallel(
+        model,
+        bucket_mb=bucket_mb,
+        communication=communication,
+        synchronised_norm=synchronised_norm,
+    )
+    step = make_train_step(
+        replicated,
+        optimizer,
+        loss_fn,
+        micro_batches=micro_batches,
+        synchronise_each=synchronise_each,
+    )
+    return Replica(model, optimizer, step)
+
+
+def compiled(
+    build, *, bucket_mb: float = 25.0, communication: str = "auto", synchronised_norm: bool = False
+) -> Replica:
+    """`torch.compile` of DDP: the graph is cut where a bucket is full, so that it can be sent."""
+    model, optimizer, loss_fn = build()
+    replicated = apply_data_parallel(
+        model,
+        bucket_mb=bucket_mb,
+        communication=communication,
+        synchronised_norm=synchronised_norm,
+    )
+    return Replica(model, optimizer, make_train_step(torch.compile(replicated), optimizer, loss_fn))
+
+
+def sharded(
+    build,
+    *,
+    blocks: str = "",
+    precision: str = "float32",
+    reshard_after_forward: bool = True,
+    synchronised_norm: bool = False,
+) -> Replica:
+    """FSDP2: each replica keeps a part of parameters, gradients and optimizer state.
+
+    `build` gives all processes equal weights.
+    """
+    model, optimizer, loss_fn = build()
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    groups = [[names[parameter] for parameter in g["params"]] for g in optimizer.param_groups]
+    apply_fsdp(
+        model,
+        blocks=blocks,
+        precision=precision,
+        reshard_after_forward=reshard_after_forward,
+        synchronised_norm=synchronised_norm,
+    )
+    shards = dict(model.named_parameters())  # other objects, which the optimizer does not know yet
+    for group, own in zip(optimizer.param_groups, groups, strict=True):
+        group["params"] = [shards[name] for name in own]
+    return Replica(model, optimizer, make_train_step(model, optimizer, loss_fn))
+
+
+def one_process(
+    build, *, replicas: int = 2, communication: str = "auto", synchronised_norm: bool = False
+) -> Replica:
+    """nn.DataParallel (legacy): one process copies the model to its GPUs in every step."""
+    model, optimizer, loss_fn = build()
+    parallel_model = nn.DataParallel(model, device_ids=list(range(replicas)))
+
+    def step(x, y, samples):
+        optimizer.zero_grad(set_to_none=True)
+        loss = loss_fn(
+            outputs(parallel_model, x), y
+        )  # of all samples
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return Replica(model, optimizer, step)
+
+
+def tpu(build, *, replicas: int = 8, synchronised_norm: bool = False) -> Replica:
+    """Nothing here: PyTorch reaches TPUs through another package."""
+    raise NotImplementedError("PyTorch needs torch_xla for TPUs, which this project does not use")
+
+
+_VARIANTS = {f.__name__: f for f in (processes, accumulated, compiled, sharded, one_process, tpu)}
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+
+
+@contextmanager
+def _no_exchange(model):
+    """Within it the backward pass adds to this replica's gradients alone."""
+    if not isinstance(model, FSDPModule):
+        with model.no_sync():
+            yield
+        return
+    model.set_requires_gradient_sync(False)
+    yield
+    model.set_requires_gradient_sync(True)
+
+
+def _find_blocks(model: nn.Module, blocks: str) -> list[nn.Module]:
+    """The modules to shard each by itself: the outermost of those that are meant.
+
+    One that shares a parameter with another is left to the whole model: both have to be whole at
+    once.
+    """
+    named = {name: module for name, module in model.named_modules() if name}
+    patterns = [pattern.strip() for pattern in blocks.split(",")] if blocks else []
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in named):
+            raise ValueError(f"blocks: no module is named {pattern!r}: {', '.join(named)}")
+    if patterns:
+        meant = [name for name in named if any(fnmatchcase(name, each) for each in patterns)]
+    else:
+        meant = _repeated(named) or [n for n, m in named.items() if [*m.parameters(recurse=False)]]
+    outermost = [n for n in meant if not any(n.startswith(f"{other}.") for other in meant)]
+    return [named[name] for name in outermost if not _shares(model, named[name])]
+
+
+def _repeated(named: dict[str, nn.Module]) -> list[str]:
+    """Names of modules that have layers, and of whose kind there are several."""
+    composed = {
+        name: type(module)
+        for name, module in named.items()
+        if not isinstance(module, _CONTAINERS) and [*module.children()] and [*module.parameters()]
+    }
+    count = Counter(composed.values())
+    return [name for name, kind in composed.items() if count[kind] > 1]
+
+
+def _shares(model: nn.Module, block: nn.Module) -> bool:
+    """Whether a parameter of the block stands elsewhere in the model, too."""
+    inside = set(block.modules())
+    others = (module for module in model.modules() if module not in inside)
+    elsewhere = {id(own) for module in others for own in module.parameters(recurse=False)}
+    return any(id(own) in elsewhere for own in block.parameters())
+
+
+# Programs -----------------------------------------------------------------------------------------
 
 
 def train_data_parallel(
@@ -87,142 +343,6 @@ def train_data_parallel(
     processes = 1 if variant == "one_process" else replicas
     settings |= {"threads": parallel.threads_each(threads, replicas), "replicas": replicas}
     return launch(__spec__.name, build, dataset, settings, processes=processes)
-
-
-# Variants: each is called in every process, and makes what trains there ---------------------------
-
-
-def processes(
-    build, *, bucket_mb: float = 25.0, communication: str = "auto", synchronised_norm: bool = False
-) -> Replica:
-    """DistributedDataParallel: gradients are exchanged in buckets during the backward pass.
-
-    communication: "auto", or the backend that exchanges gradients, "gloo" or "nccl".
-    """
-    model, optimizer, loss_fn = build()
-    replicated, replicas = _ddp(model, bucket_mb, communication, synchronised_norm)
-
-    def step(x, y, samples):
-        optimizer.zero_grad(set_to_none=True)
-        loss = loss_fn(replicated(x), y) * (len(x) / samples)
-        (loss * replicas).backward()  # DDP divides the sum by the replicas
-        optimizer.step()
-        return loss.detach()
-
-    return Replica(model, optimizer, step)
-
-
-def accumulated(
-    build,
-    *,
-    micro_batches: int = 4,
-    synchronise_each: bool = False,
-    bucket_mb: float = 25.0,
-    communication: str = "auto",
-    synchronised_norm: bool = False,
-) -> Replica:
-    """DDP that exchanges gradients once a step, after the last of its micro-batches.
-
-    synchronise_each: after each, as without `no_sync`: the same gradient for more traffic.
-    """
-    model, optimizer, loss_fn = build()
-    replicated, replicas = _ddp(model, bucket_mb, communication, synchronised_norm)
-
-    def step(x, y, samples):
-        optimizer.zero_grad(set_to_none=True)
-        total = 0.0
-        for part in range(micro_batches):
-            rows = slice(part * len(x) // micro_batches, (part + 1) * len(x) // micro_batches)
-            last = part == micro_batches - 1
-            with nullcontext() if last or synchronise_each else replicated.no_sync():
-                loss = loss_fn(replicated(x[rows]), y[rows]) * (len(y[rows]) / samples)
-                (loss * replicas).backward()
-            total = total + loss.detach()
-        optimizer.step()
-        return total
-
-    return Replica(model, optimizer, step)
-
-
-def compiled(
-    build, *, bucket_mb: float = 25.0, communication: str = "auto", synchronised_norm: bool = False
-) -> Replica:
-    """`torch.compile` of DDP: the graph is cut where a bucket is full, so that it can be sent."""
-    model, optimizer, loss_fn = build()
-    replicated, replicas = _ddp(model, bucket_mb, communication, synchronised_norm)
-    forward = torch.compile(replicated)
-
-    def step(x, y, samples):
-        optimizer.zero_grad(set_to_none=True)
-        loss = loss_fn(forward(x), y) * (len(x) / samples)
-        (loss * replicas).backward()
-        optimizer.step()
-        return loss.detach()
-
-    return Replica(model, optimizer, step)
-
-
-def sharded(build, *, synchronised_norm: bool = False) -> Replica:
-    """FSDP2: each replica keeps a part of parameters, gradients and optimizer state.
-
-    A layer's parameters are whole only while it runs. `build` gives all processes equal weights.
-    """
-    model, optimizer, loss_fn = build()
-    replicas = dist.get_world_size()
-    if synchronised_norm:
-        synchronise_norms(model)
-    names = {parameter: name for name, parameter in model.named_parameters()}
-    groups = [[names[parameter] for parameter in g["params"]] for g in optimizer.param_groups]
-    mesh = init_device_mesh(runtime.device(), (replicas,))
-    for layer in [*model.children(), model]:
-        fully_shard(layer, mesh=mesh)
-    parts = dict(model.named_parameters())  # other objects, which the optimizer does not know yet
-    for group, own in zip(optimizer.param_groups, groups, strict=True):
-        group["params"] = [parts[name] for name in own]
-
-    def step(x, y, samples):
-        optimizer.zero_grad(set_to_none=True)
-        loss = loss_fn(model(x), y) * (len(x) / samples)
-        (loss * replicas).backward()  # FSDP divides, as DDP does
-        optimizer.step()
-        return loss.detach()
-
-    return Replica(model, optimizer, step)
-
-
-def one_process(
-    build, *, replicas: int = 2, communication: str = "auto", synchronised_norm: bool = False
-) -> Replica:
-    """nn.DataParallel (legacy): one process copies the model to its GPUs in every step."""
-    model, optimizer, loss_fn = build()
-    parallel_model = nn.DataParallel(model, device_ids=list(range(replicas)))
-
-    def step(x, y, samples):
-        optimizer.zero_grad(set_to_none=True)
-        loss = loss_fn(parallel_model(x), y)  # of all outputs, which it brings to the first GPU
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return Replica(model, optimizer, step)
-
-
-def tpu(build, *, replicas: int = 8, synchronised_norm: bool = False) -> Replica:
-    """Nothing here: PyTorch reaches TPUs through another package."""
-    raise NotImplementedError("PyTorch needs torch_xla for TPUs, which this project does not use")
-
-
-_VARIANTS = {f.__name__: f for f in (processes, accumulated, compiled, sharded, one_process, tpu)}
-
-
-def _ddp(model: nn.Module, bucket_mb: float, communication: str, synchronised_norm: bool) -> tuple:
-    """The model with DDP around it, and how many replicas there are."""
-    if synchronised_norm:
-        synchronise_norms(model)
-    group = None if communication == "auto" else dist.new_group(backend=communication)
-    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else None
-    settings = {"device_ids": devices, "bucket_cap_mb": bucket_mb, "process_group": group}
-    return DistributedDataParallel(model, **settings), dist.get_world_size()
 
 
 def _check_machine(replicas: int, settings: dict) -> None:

@@ -27,19 +27,20 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from inspect import signature
-from itertools import count, islice
+from itertools import chain, count, islice
 from pathlib import Path
 
 import numpy as np
 import psutil
 
-from shared.datasets import load, materialise
+from shared.datasets import batch_order, materialise
 from shared.specs import TASKS
 
 LOOPBACK = "127.0.0.1"
 WARM_STEPS = 2  # at the start of a run, whose traffic does not count
 END_S = 10.0  # how long processes that were asked to end may take
 _ERROR = "replica failed: "
+_REFUSED = "NotImplementedError: "  # what follows is why
 _LAUNCHER = "REPLICAS_LAUNCHER"  # the process that started a run, for those that it started
 _LEAST = {
     **{"replicas": 1, "global_batch": 1, "steps": 1, "seed": 0},
@@ -89,6 +90,20 @@ class Result:
         return cls(weights, **arrays | {"loopback_bytes": float(arrays["loopback_bytes"])})
 
 
+@dataclass(frozen=True)
+class Trained:
+    """What training with parts of a model on several devices leaves.
+
+    weights: the state of the whole model by the framework's own names, in its layouts. losses: of
+    each step, the mean over its batch. ended: when each step was over, on the clock of
+    `time.monotonic`.
+    """
+
+    weights: dict[str, np.ndarray]
+    losses: list[float]
+    ended: list[float]
+
+
 def distance(one: Result, other: Result) -> float:
     """The largest relative L2 distance of a weight tensor of two results."""
     return max(
@@ -98,18 +113,101 @@ def distance(one: Result, other: Result) -> float:
     )
 
 
+# Samples --------------------------------------------------------------------------------------
+# The inputs of a model, and its targets, are an array, or a tuple, list or dict of arrays.
+
+
+def leaves(samples) -> list:
+    """The arrays of which samples consist."""
+    if isinstance(samples, dict):
+        samples = list(samples.values())
+    return [*samples] if isinstance(samples, (tuple, list)) else [samples]
+
+
+def mapped(function: Callable, samples):
+    """The same structure, of what the function makes of each array."""
+    if isinstance(samples, dict):
+        return {name: function(part) for name, part in samples.items()}
+    if isinstance(samples, (tuple, list)):
+        return tuple(function(part) for part in samples)
+    return function(samples)
+
+
+def size(samples) -> int:
+    """How many samples there are."""
+    return len(leaves(samples)[0])
+
+
+def take(samples, rows):
+    """Some of the samples: their numbers, or a slice."""
+    return mapped(lambda part: part[rows], samples)
+
+
+def save_samples(samples, path: Path) -> None:
+    """Write an array to PATH.npy; those of a tuple or dict to the folder PATH, by place or name."""
+    if not isinstance(samples, (tuple, list, dict)):
+        np.save(path.with_suffix(".npy"), samples)
+        return
+    path.mkdir()
+    named = samples if isinstance(samples, dict) else dict(enumerate(samples))
+    for name, part in named.items():
+        np.save(path / f"{name}.npy", part)
+
+
+def load_samples(path: Path):
+    """What `save_samples` wrote, mapped read-only: a tuple where files are numbered, else a dict.
+
+    Raises FileNotFoundError where there is nothing.
+    """
+    whole = path.with_suffix(".npy")
+    if not path.is_dir():
+        return np.load(whole, mmap_mode="r", allow_pickle=False)
+    files = {file.stem: file for file in sorted(path.glob("*.npy"))}
+    if not files:
+        raise FileNotFoundError(f"neither {whole} nor arrays in {path}")
+    arrays = {name: np.load(file, mmap_mode="r") for name, file in files.items()}
+    if all(name.isdigit() for name in arrays):
+        return tuple(arrays[name] for name in sorted(arrays, key=int))
+    return arrays
+
+
+def load_training(folder: object) -> tuple:
+    """The inputs and the targets of the training split in a folder.
+
+    Raises ValueError where their arrays differ in length.
+    """
+    x, y = (load_samples(Path(folder, f"train_{part}")) for part in "xy")
+    if len({len(part) for part in [*leaves(x), *leaves(y)]}) > 1:
+        raise ValueError(f"{folder} has {size(x)} samples and {size(y)} labels")
+    return x, y
+
+
+def check_training(dataset: tuple, *, steps: int, global_batch: int) -> None:
+    """Raise ValueError for numbers that don't go with the inputs and targets of `dataset`."""
+    lengths = [len(part) for samples in dataset for part in leaves(samples)]
+    if steps < 1 or not 1 <= global_batch <= lengths[0] or len(set(lengths)) > 1:
+        x, y = map(size, dataset)
+        raise ValueError(f"{steps} steps of {global_batch} from {x} samples, {y} labels")
+
+
+def full_batches(samples: int, *, global_batch: int, steps: int, seed: int) -> Iterator[np.ndarray]:
+    """The rows of `steps` batches in the shared order, without the rest that ends an epoch."""
+    epochs = (batch_order(samples, global_batch, seed=seed, epoch=number) for number in count())
+    return islice(chain.from_iterable(epochs), steps)
+
+
 # Which samples --------------------------------------------------------------------------------
 
 
-def batches(size: int, *, global_batch: int, seed: int, begin: int = 0) -> Iterator[np.ndarray]:
+def batches(samples: int, *, global_batch: int, seed: int, begin: int = 0) -> Iterator[np.ndarray]:
     """Yield the rows of each global batch from step `begin` on, epoch after epoch, without end.
 
     The last batch of an epoch holds what is left.
     """
-    each = -(-size // global_batch)
+    each = -(-samples // global_batch)
     for epoch in count(begin // each):
-        order = np.random.default_rng([seed, epoch]).permutation(size)
-        parts = (order[start : start + global_batch] for start in range(0, size, global_batch))
+        order = np.random.default_rng([seed, epoch]).permutation(samples)
+        parts = (order[start : start + global_batch] for start in range(0, samples, global_batch))
         yield from islice(parts, begin % each if epoch == begin // each else 0, None)
 
 
@@ -127,7 +225,7 @@ def options(program: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "build", metavar="BUILD", help='"module:function" giving model, optimizer, loss function'
     )
-    parser.add_argument("data", metavar="DATA", help="folder with train_x.npy and train_y.npy")
+    parser.add_argument("data", metavar="DATA", help="folder with train_x and train_y")
     parser.add_argument("--global-batch", type=int, required=True, help="samples a step, in all")
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--seed", type=int, default=0)
@@ -159,10 +257,8 @@ def arguments(build: str, data: object, settings: dict) -> list[str]:
 
 def check(data: object, replicas: int, settings: dict) -> None:
     """Raise ValueError for settings that no run on the samples of folder `data` can have."""
-    x, y = load(Path(data), "train")
-    if len(x) != len(y):
-        raise ValueError(f"{data} has {len(x)} samples and {len(y)} labels")
-    size, whole = len(x), settings | {"replicas": replicas}
+    x, _ = load_training(data)
+    samples, whole = size(x), settings | {"replicas": replicas}
     for name, least in _LEAST.items():
         value = whole[name]
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
@@ -178,12 +274,13 @@ def check(data: object, replicas: int, settings: dict) -> None:
             f"a global batch of {global_batch} does not divide among {replicas} replicas: take"
             f" {near} or {near + replicas}"
         )
-    if global_batch > size:
-        raise ValueError(f"a global batch of {global_batch} from {size} samples")
+    if global_batch > samples:
+        raise ValueError(f"a global batch of {global_batch} from {samples} samples")
     if (micro_batches > 1 or whole["synchronise_each"]) and variant != "accumulated":
         raise ValueError(f'micro-batches are for the variant "accumulated", not {variant!r}')
-    last = size % global_batch or global_batch
-    if last < replicas * micro_batches:
+    last = samples % global_batch or global_batch
+    # TensorFlow gives all replicas but the last one more than the mean, rounded up.
+    if last - (replicas - 1) * -(-last // replicas) < micro_batches:
         raise ValueError(
             f"the last batch of an epoch has {last} samples, too few for {replicas} replicas with"
             f" {micro_batches} micro-batches each: take another global batch"
@@ -204,13 +301,11 @@ def check_devices(
         raise ValueError(f"{replicas} replicas on {gpus} GPUs: at most one each")
 
 
-def find(build: str, *, variant: str, variants: dict) -> Callable:
+def find(build: str) -> Callable:
     """Return the function that `build`, "module:function", names.
 
-    Raises ValueError where there is none, and for a variant that is not in `variants`.
+    Raises ValueError where there is none.
     """
-    if variant not in variants:
-        raise ValueError(f"unknown variant {variant!r}: {', '.join(variants)}")
     module, _, name = str(build).partition(":")
     if not module or not name:
         raise ValueError(f'build must be "module:function", not {build!r}')
@@ -321,7 +416,8 @@ def run(commands: Sequence[tuple[list[str], dict[str, str]]]) -> None:
     """Run commands side by side, each with its environment, until all have ended well.
 
     Where one fails, or this is interrupted, the others and all that they started are ended first.
-    Raises RuntimeError with the line in which a process said what was wrong.
+    Raises RuntimeError with the line in which a process said what was wrong, NotImplementedError
+    where it refused.
     """
     with tempfile.TemporaryDirectory(prefix="replicas-") as folder:
         logs = [Path(folder, str(number)) for number in range(len(commands))]
@@ -344,7 +440,8 @@ def run(commands: Sequence[tuple[list[str], dict[str, str]]]) -> None:
         finally:
             end(started)
         if problem:
-            raise RuntimeError(_said(logs) or problem)
+            kind, _, words = (_said(logs) or problem).partition(_REFUSED)
+            raise RuntimeError(kind) if kind else NotImplementedError(words)
 
 
 def _wait(started: list[subprocess.Popen]) -> str | None:
