@@ -25,6 +25,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from importlib import import_module
 from inspect import signature
 from itertools import chain, count, islice
@@ -287,6 +288,46 @@ def check(data: object, replicas: int, settings: dict) -> None:
         )
 
 
+def check_pipeline(stages: int, micro_batches: int, schedule: str, global_batch: int) -> None:
+    """Raise ValueError for a schedule or numbers that a pipeline can't have."""
+    if schedule not in ("gpipe", "1f1b"):
+        raise ValueError(f"schedule must be gpipe or 1f1b, not {schedule!r}")
+    if micro_batches < 1 or global_batch % micro_batches:
+        raise ValueError(f"{micro_batches} micro_batches do not divide a batch of {global_batch}")
+    if schedule == "1f1b" and micro_batches < stages:
+        raise ValueError(f"1f1b with {stages} stages needs {stages} micro_batches or more")
+
+
+def check_replicas(replicas: int, global_batch: int) -> None:
+    """Raise ValueError where replicas can't have equal parts of a batch."""
+    if replicas < 1 or global_batch % replicas:
+        raise ValueError(f"{replicas} replicas do not divide a batch of {global_batch}")
+
+
+def match_pairs(pairs: str, names: Sequence[str]) -> list[tuple[str, str]]:
+    """The pairs of names that "first > second", separated by commas, mean.
+
+    Each side is a name or a pattern with *, ? and [], whose matches are paired in order. Raises
+    ValueError where there are none, or not as many on both sides.
+    """
+    found = []
+    for pair in pairs.split(","):
+        sides = [part.strip() for part in pair.split(">")]
+        matches = [[name for name in names if fnmatchcase(name, side)] for side in sides]
+        if len(matches) != 2 or not matches[0] or len(matches[0]) != len(matches[1]):
+            raise ValueError(
+                f"pairs: {pair.strip()!r} matches {matches}: two lists of equal length"
+            )
+        found += zip(*matches, strict=True)
+    return found
+
+
+def check_pair(first: str, second: str, sizes: tuple[int, int], shards: int) -> None:
+    """Raise ValueError where outputs of the first and inputs of the second can't be shared out."""
+    if sizes[0] != sizes[1] or shards < 2 or sizes[0] % shards:
+        raise ValueError(f"pairs: {first} > {second}: {sizes} do not go into {shards} shards")
+
+
 def check_devices(
     replicas: int, communication: str, *, known: Sequence[str], gpus: int, variant: str
 ) -> None:
@@ -316,6 +357,12 @@ def find(build: str) -> Callable:
     if not callable(function):
         raise ValueError(f"module {module} has no function {name!r}")
     return function
+
+
+def check_variant(variant: str, variants: dict) -> None:
+    """Raise ValueError for a name that is not among the variants."""
+    if variant not in variants:
+        raise ValueError(f"unknown variant {variant!r}: {', '.join(variants)}")
 
 
 def of(function: Callable, settings: dict) -> dict:

@@ -68,7 +68,7 @@ class Part:
 
 
 def outputs(model: nn.Module, x) -> Tensor:
-    """What the model gives for x, a tuple as `*x`, a dict as `**x`; its `.logits`, if it has any."""
+    """What the model gives for x, a tuple as `*x`, a dict as `**x`; `.logits` where it has them."""
     if isinstance(x, dict):
         found = model(**x)
     else:

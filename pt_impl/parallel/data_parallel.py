@@ -104,8 +104,12 @@ def apply_fsdp(
     if precision == "bfloat16":
         policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, torch.float32)
     mesh = init_device_mesh(runtime.device(), (dist.get_world_size(),))
-    for block in [*groups, model]:  # the last one has what is left
-        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_after_forward)
+    for block in groups:
+        fully_shard(
+            block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_after_forward
+        )
+    # What is left. It is needed again as soon as the backward pass begins.
+    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
     return model
 
 
@@ -233,9 +237,7 @@ def one_process(
 
     def step(x, y, samples):
         optimizer.zero_grad(set_to_none=True)
-        loss = loss_fn(
-            outputs(parallel_model, x), y
-        )  # of all samples
+        loss = loss_fn(outputs(parallel_model, x), y)  # of all samples
         loss.backward()
         optimizer.step()
         return loss.detach()
@@ -338,7 +340,7 @@ def train_data_parallel(
     RuntimeError with what a replica said where the run fails: no process is left then.
     """
     settings = {k: v for k, v in locals().items() if k not in ("build", "dataset", "replicas")}
-    parallel.find(build, variant=variant, variants=_VARIANTS)
+    parallel.find(build)
     parallel.check(dataset, replicas, settings)
     _check_machine(replicas, settings)
     processes = 1 if variant == "one_process" else replicas
@@ -349,6 +351,7 @@ def train_data_parallel(
 def _check_machine(replicas: int, settings: dict) -> None:
     """Raise what no replica has to be started for."""
     variant, gpus = settings["variant"], torch.cuda.device_count()
+    parallel.check_variant(variant, _VARIANTS)
     if variant == "tpu":
         tpu(None)
     if variant == "one_process" and not gpus:
