@@ -23,6 +23,7 @@ import sys
 import tempfile
 import threading
 import time
+from argparse import BooleanOptionalAction
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -89,6 +90,25 @@ class Result:
             for name in [name for name in arrays if name.startswith("weights/")]
         }
         return cls(weights, **arrays | {"loopback_bytes": float(arrays["loopback_bytes"])})
+
+
+@dataclass(frozen=True)
+class Run:
+    """How replicas train, whatever they do in a step.
+
+    threads: of all replicas together, 0 for all cores; each has an equal part, at least one.
+    checkpoint: a folder to save to every `save_every` steps and at the end (0: at the end alone); a
+    run goes on from the last one there. timeout_s: how long a replica waits for others.
+    """
+
+    replicas: int
+    global_batch: int
+    steps: int
+    seed: int = 0
+    threads: int = 0
+    checkpoint: str = ""
+    save_every: int = 0
+    timeout_s: float = 300.0
 
 
 @dataclass(frozen=True)
@@ -234,10 +254,13 @@ def options(program: str) -> argparse.ArgumentParser:
     parser.add_argument("--variant", default="processes")
     parser.add_argument("--replicas", type=int, default=1, help="of one process (one_process)")
     parser.add_argument("--micro-batches", type=int, default=1, help="of a step (accumulated)")
-    parser.add_argument("--synchronise-each", action="store_true", help="micro-batch (accumulated)")
-    parser.add_argument("--synchronised-norm", action="store_true")
     parser.add_argument("--bucket-mb", type=float, default=25.0)
     parser.add_argument("--communication", default="auto")
+    parser.add_argument("--blocks", default="", help="names of modules (sharded)")
+    parser.add_argument("--precision", default="float32", help="or bfloat16 (sharded)")
+    switches = {"synchronise-each": False, "synchronised-norm": False}
+    for name, default in (switches | {"reshard-after-forward": True}).items():
+        parser.add_argument(f"--{name}", action=BooleanOptionalAction, default=default)
     parser.add_argument("--threads", type=int, default=0, help="of this process; 0: its share")
     parser.add_argument("--timeout-s", type=float, default=300.0, help="of waiting for others")
     parser.add_argument("--checkpoint", type=Path, help="folder; a run goes on from what it holds")
@@ -246,13 +269,14 @@ def options(program: str) -> argparse.ArgumentParser:
 
 
 def arguments(build: str, data: object, settings: dict) -> list[str]:
-    """The command line that gives `options` these settings; "" and False are left out."""
+    """The command line that gives `options` these settings; "" is left out."""
     found = [build, str(data)]
     for name, value in settings.items():
-        if value is True:
-            found.append(f"--{name.replace('_', '-')}")
-        elif value not in (False, ""):
-            found.append(f"--{name.replace('_', '-')}={value}")
+        option = name.replace("_", "-")
+        if isinstance(value, bool):
+            found.append(f"--{option}" if value else f"--no-{option}")
+        elif value != "":
+            found.append(f"--{option}={value}")
     return found
 
 
@@ -268,7 +292,6 @@ def check(data: object, replicas: int, settings: dict) -> None:
         if not whole[name] > 0:
             raise ValueError(f"{name} must be positive, not {whole[name]}")
     global_batch, micro_batches = whole["global_batch"], whole["micro_batches"]
-    variant = whole["variant"]
     if global_batch % replicas:
         near = max(replicas, global_batch // replicas * replicas)
         raise ValueError(
@@ -277,8 +300,6 @@ def check(data: object, replicas: int, settings: dict) -> None:
         )
     if global_batch > samples:
         raise ValueError(f"a global batch of {global_batch} from {samples} samples")
-    if (micro_batches > 1 or whole["synchronise_each"]) and variant != "accumulated":
-        raise ValueError(f'micro-batches are for the variant "accumulated", not {variant!r}')
     last = samples % global_batch or global_batch
     # TensorFlow gives all replicas but the last one more than the mean, rounded up.
     if last - (replicas - 1) * -(-last // replicas) < micro_batches:
@@ -359,10 +380,19 @@ def find(build: str) -> Callable:
     return function
 
 
-def check_variant(variant: str, variants: dict) -> None:
-    """Raise ValueError for a name that is not among the variants."""
+def check_chosen(chosen: dict, variants: dict[str, Callable]) -> None:
+    """Raise ValueError for a variant that is unknown, or a setting that it does not have."""
+    variant = chosen["variant"]
     if variant not in variants:
         raise ValueError(f"unknown variant {variant!r}: {', '.join(variants)}")
+    default = options("").get_default
+    own = signature(variants[variant]).parameters
+    for name, value in chosen.items():
+        if name not in own and name != "variant" and value != default(name):
+            others = [
+                other for other, made in variants.items() if name in signature(made).parameters
+            ]
+            raise ValueError(f"{name} is for the variants {', '.join(others)}, not {variant!r}")
 
 
 def of(function: Callable, settings: dict) -> dict:
@@ -563,9 +593,10 @@ def demonstrate(train_data_parallel: Callable, build: str) -> None:
     """Train the digits CNN on one and on two replicas; print rates, losses and their distance."""
     with tempfile.TemporaryDirectory() as name:
         folder = materialise(TASKS["digits-cnn"].dataset, Path(name))
-        settings = {"global_batch": 64, "steps": 50, "seed": 0, "synchronised_norm": True}
         results = {
-            replicas: train_data_parallel(build, folder, replicas=replicas, **settings)
+            replicas: train_data_parallel(
+                build, folder, Run(replicas, 64, 50), synchronised_norm=True
+            )
             for replicas in (1, 2)
         }
     print("replicas  samples/s  last loss")

@@ -68,20 +68,29 @@ class Part:
 
 
 def outputs(model: nn.Module, x) -> Tensor:
-    """What the model gives for x, a tuple as `*x`, a dict as `**x`; `.logits` where it has them."""
-    if isinstance(x, dict):
-        found = model(**x)
-    else:
-        found = model(*x) if isinstance(x, (tuple, list)) else model(x)
+    """What the model gives for x; its logits where the output has `.logits`."""
+    arguments, named = call_arguments(model, x)
+    found = model(*arguments, **named)
     return getattr(found, "logits", found)
+
+
+def call_arguments(model: nn.Module, x) -> tuple[tuple, dict]:
+    """The arguments by place and by name with which the model is called: a tuple's, or a dict's."""
+    if isinstance(x, dict):
+        return (), x
+    return (tuple(x) if isinstance(x, (tuple, list)) else (x,)), {}
 
 
 def launch(module: str, build: str, dataset, settings: dict, *, processes: int) -> parallel.Result:
     """Run `python -m module` in processes of this machine by torchrun, and return its result.
 
-    settings: what `shared.parallel.arguments` takes; its threads are those of one process. Nothing
+    settings: what `shared.parallel.options` gives, of all processes together. Nothing
     listens but on the loopback.
     """
+    each = {
+        "threads": parallel.threads_each(settings["threads"], processes),
+        "replicas": settings["replicas"] // processes,
+    }
     with tempfile.TemporaryDirectory(prefix="replicas-") as folder:
         out = Path(folder, "result.npz")
         # A file to meet at, since the store that torchrun would open listens on every interface.
@@ -89,8 +98,8 @@ def launch(module: str, build: str, dataset, settings: dict, *, processes: int) 
         command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1", "--max-restarts=0"]
         command += [f"--nproc-per-node={processes}", f"--local-addr={parallel.LOOPBACK}"]
         command += ["--rdzv-backend", *meet, "--rdzv-id=replicas", "-m", module]
-        command += parallel.arguments(build, dataset, settings | {"out": out})
-        environment = parallel.environment(settings["threads"])
+        command += parallel.arguments(build, dataset, settings | each | {"out": out})
+        environment = parallel.environment(each["threads"])
         parallel.run([(command, environment | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})])
         return parallel.Result.load(out)
 

@@ -105,9 +105,7 @@ def apply_fsdp(
         policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, torch.float32)
     mesh = init_device_mesh(runtime.device(), (dist.get_world_size(),))
     for block in groups:
-        fully_shard(
-            block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_after_forward
-        )
+        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_after_forward)
     # What is left. It is needed again as soon as the backward pass begins.
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
     return model
@@ -310,48 +308,53 @@ def _shares(model: nn.Module, block: nn.Module) -> bool:
 def train_data_parallel(
     build,
     dataset,
+    run,
     *,
-    replicas: int,
-    global_batch: int,
-    steps: int,
-    seed: int,
     variant: str = "processes",
     micro_batches: int = 1,
     synchronise_each: bool = False,
     synchronised_norm: bool = False,
     bucket_mb: float = 25.0,
     communication: str = "auto",
-    threads: int = 0,
-    checkpoint: str = "",
-    save_every: int = 0,
-    timeout_s: float = 300.0,
+    blocks: str = "",
+    precision: str = "float32",
+    reshard_after_forward: bool = True,
 ) -> parallel.Result:
-    """Train on `replicas` replicas of this machine, each on its shard of every global batch.
+    """Train on replicas of this machine, each on its shard of every global batch.
 
     build: "module:function", importable from here; each process calls it, and gets model, optimizer
-    and `loss_fn(output, y)`, the mean over samples. dataset: a folder with train_x.npy and
-    train_y.npy. variant: the name of a function of this file, whose settings are among the others.
-    threads: of all replicas together, 0 for all cores; each has an equal part, at least one.
-    checkpoint: a folder to save to every `save_every` steps and at the end (0: at the end alone); a
-    run goes on from the last one there. timeout_s: how long a replica waits for others.
+    and `loss_fn(output, y)`, the mean over samples. dataset: a folder with train_x and train_y, as
+    `shared.parallel.save_samples` writes arrays, tuples and dicts. run: a `shared.parallel.Run`.
+    variant: the name of a function of this file, whose settings are among the others.
 
-    Nothing listens but on the loopback. Raises, before anything is started, ValueError for settings
-    that don't fit, and NotImplementedError for a variant that this framework or machine lacks;
-    RuntimeError with what a replica said where the run fails: no process is left then.
+    Nothing listens but on the loopback.
+    Raises, before anything is started, ValueError for settings that don't fit, and
+    NotImplementedError for a variant that this framework or machine lacks; RuntimeError with what a
+    replica said where the run fails (NotImplementedError where it refused): no process is left
+    then.
     """
-    settings = {k: v for k, v in locals().items() if k not in ("build", "dataset", "replicas")}
+    chosen = {
+        "variant": variant,
+        "micro_batches": micro_batches,
+        "synchronise_each": synchronise_each,
+        "synchronised_norm": synchronised_norm,
+        "bucket_mb": bucket_mb,
+        "communication": communication,
+        "blocks": blocks,
+        "precision": precision,
+        "reshard_after_forward": reshard_after_forward,
+    }
     parallel.find(build)
-    parallel.check(dataset, replicas, settings)
-    _check_machine(replicas, settings)
-    processes = 1 if variant == "one_process" else replicas
-    settings |= {"threads": parallel.threads_each(threads, replicas), "replicas": replicas}
-    return launch(__spec__.name, build, dataset, settings, processes=processes)
+    parallel.check_chosen(chosen, _VARIANTS)
+    parallel.check(dataset, run.replicas, vars(run) | chosen)
+    _check_machine(run.replicas, chosen)
+    processes = 1 if variant == "one_process" else run.replicas
+    return launch(__spec__.name, build, dataset, vars(run) | chosen, processes=processes)
 
 
 def _check_machine(replicas: int, settings: dict) -> None:
     """Raise what no replica has to be started for."""
     variant, gpus = settings["variant"], torch.cuda.device_count()
-    parallel.check_variant(variant, _VARIANTS)
     if variant == "tpu":
         tpu(None)
     if variant == "one_process" and not gpus:
@@ -376,6 +379,7 @@ def main() -> None:
         return parallel.demonstrate(train_data_parallel, f"{__spec__.name}:digits_cnn")
     options = parallel.options(__spec__.name).parse_args()
     with parallel.one_line_errors():
+        parallel.check_chosen({"variant": options.variant}, _VARIANTS)
         _check_machine(1, vars(options))
         train(_VARIANTS, options)
 

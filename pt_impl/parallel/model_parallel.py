@@ -33,7 +33,7 @@ from torch import nn
 from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, SplitPoint, pipeline
 
 from pt_impl.kit import data, models, training
-from pt_impl.kit.replicas import Part, train_parts
+from pt_impl.kit.replicas import Part, call_arguments, train_parts
 from shared import parallel
 from shared.datasets import batch_order
 from shared.specs import TASKS
@@ -69,7 +69,7 @@ def make_train_step(model, optimizer, loss_fn, *, micro_batches: int = 1, schedu
     def step(x, y):
         optimizer.zero_grad(set_to_none=True)
         losses = []
-        own, named = _arguments(x) if model.is_first else ((), {})
+        own, named = call_arguments(model, x) if model.is_first else ((), {})
         schedule.step(*own, **named, target=y if model.is_last else None, losses=losses)
         optimizer.step()
         return sum(loss.detach() for loss in losses) / micro_batches
@@ -152,7 +152,7 @@ def _trace(model: nn.Module, x, cut: str):
     every, own = (len(list(model.named_parameters(remove_duplicate=one))) for one in (False, True))
     if every != own:
         raise NotImplementedError("a parameter is used twice: pipelining would train copies of it")
-    example, named = _arguments(x)
+    example, named = call_arguments(model, x)
     try:
         cuts = dict.fromkeys(names, SplitPoint.BEGINNING)
         pipe = pipeline(model, example, named, split_spec=cuts)
@@ -162,13 +162,6 @@ def _trace(model: nn.Module, x, cut: str):
     if pipe.num_stages != len(names) + 1:
         raise ValueError(f"cut: {', '.join(names)} make {pipe.num_stages} stages in a forward pass")
     return pipe
-
-
-def _arguments(x) -> tuple[tuple, dict]:
-    """The arguments by place and by name with which a model is called: PyTorch's convention."""
-    if isinstance(x, dict):
-        return (), x
-    return (tuple(x) if isinstance(x, (tuple, list)) else (x,)), {}
 
 
 def text_gpt_wide() -> tuple:
