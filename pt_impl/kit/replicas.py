@@ -318,7 +318,6 @@ def _read(options: Namespace) -> dict:
 def train_parts(
     build: str,
     dataset: tuple,
-    check: Callable,
     make: Callable,
     *,
     parts: int,
@@ -331,13 +330,13 @@ def train_parts(
     build: "module:function", importable from here, which each process calls with the same random
     seeds; it gives a model, its optimizer (without state yet), and a loss that is a mean over
     samples. dataset: inputs and targets, arrays or tuples or dicts of them, images NHWC.
-    `check(model, x)` is called before any process is started, with inputs of one batch.
-    `make(model, optimizer, loss_fn, x)`, a function of a module or a partial one, gives the `Part`
-    of the process that calls it. The processes share the caller's threads, use the loopback
-    interface, and import the main module: call this below `if __name__ == "__main__":`.
+    `make(model, optimizer, loss_fn, x)`, which can be pickled, gives the `Part` of the process that
+    calls it; before any is started, `make.check(model, x)` is called. x: inputs of one batch. The
+    processes share the caller's threads, use the loopback interface, and import the main module:
+    call this below `if __name__ == "__main__":`.
 
-    Raises ValueError for numbers that don't fit, and what `check` does. Where a process fails the
-    others are ended, and torch.multiprocessing's ProcessException says why.
+    Raises ValueError for numbers that don't fit, and what `make.check` does. Where a process fails
+    the others are ended, and torch.multiprocessing's ProcessException says why.
     """
     parallel.check_training(dataset, steps=steps, global_batch=global_batch)
     if runtime.device() == "cuda" and parts > torch.cuda.device_count():
@@ -345,7 +344,7 @@ def train_parts(
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model, _, _ = parallel.find(build)()
-    check(model, _placed(dataset[0], slice(global_batch)))
+    make.check(model, _placed(dataset[0], slice(global_batch)))
     state = model.state_dict()
     with tempfile.TemporaryDirectory(prefix="parts-") as folder:
         for name, samples in zip("xy", dataset, strict=True):

@@ -25,7 +25,7 @@ Run it alone: `python -m pt_impl.parallel.model_parallel` prints one process aga
 """
 
 import time
-from functools import partial
+from dataclasses import dataclass
 
 import numpy as np
 import torch.distributed as dist
@@ -114,8 +114,7 @@ def train_pipeline(
     return train_parts(
         build,
         dataset,
-        partial(_check, cut=cut, micro_batches=micro_batches),
-        partial(_make_stage, cut=cut, micro_batches=micro_batches, schedule=schedule),
+        _Stages(cut, micro_batches, schedule),
         parts=stages,
         global_batch=global_batch,
         steps=steps,
@@ -123,24 +122,31 @@ def train_pipeline(
     )
 
 
-def _make_stage(model, optimizer, loss_fn, x, *, cut, micro_batches, schedule) -> Part:
-    """What the process of a stage trains."""
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    groups = [[names[id(parameter)] for parameter in g["params"]] for g in optimizer.param_groups]
-    stage = apply_model_parallel(model, _micro_batch(x, micro_batches), cut=cut)
-    kept = dict(stage.submod.named_parameters())  # copies, which the optimizer does not know yet
-    for group, own in zip(optimizer.param_groups, groups, strict=True):
-        group["params"] = [kept[name] for name in own if name in kept]
-    settings = {"micro_batches": micro_batches, "schedule": schedule}
-    return Part(make_train_step(stage, optimizer, loss_fn, **settings), stage.submod.state_dict)
+@dataclass(frozen=True)
+class _Stages:
+    """What makes the stage that a process trains."""
 
+    cut: str
+    micro_batches: int
+    schedule: str
 
-def _check(model: nn.Module, x, *, cut: str, micro_batches: int) -> None:
-    _trace(model, _micro_batch(x, micro_batches), cut)
+    def check(self, model: nn.Module, x) -> None:
+        """Raise what keeps the model from being cut."""
+        _trace(model, self._micro_batch(x), self.cut)
 
+    def __call__(self, model: nn.Module, optimizer, loss_fn, x) -> Part:
+        """The stage of this process."""
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        groups = [[names[id(own)] for own in g["params"]] for g in optimizer.param_groups]
+        stage = apply_model_parallel(model, self._micro_batch(x), cut=self.cut)
+        kept = dict(stage.submod.named_parameters())  # copies, unknown to the optimizer yet
+        for group, own in zip(optimizer.param_groups, groups, strict=True):
+            group["params"] = [kept[name] for name in own if name in kept]
+        settings = {"micro_batches": self.micro_batches, "schedule": self.schedule}
+        return Part(make_train_step(stage, optimizer, loss_fn, **settings), stage.submod.state_dict)
 
-def _micro_batch(x, count: int):
-    return parallel.take(x, slice(parallel.size(x) // count))
+    def _micro_batch(self, x):
+        return parallel.take(x, slice(parallel.size(x) // self.micro_batches))
 
 
 def _trace(model: nn.Module, x, cut: str):

@@ -27,7 +27,6 @@ Run it alone: `python -m pt_impl.parallel.tensor_parallel` prints one process ag
 """
 
 import time
-from functools import partial
 
 import numpy as np
 import torch
@@ -140,8 +139,7 @@ def train_hybrid(
     return train_parts(
         build,
         dataset,
-        partial(_check, pairs=pairs, shards=shards),
-        partial(_make_part, pairs=pairs, shards=shards, replicas=replicas),
+        _Parts(pairs, shards, replicas),
         parts=replicas * shards,
         global_batch=global_batch,
         steps=steps,
@@ -149,28 +147,38 @@ def train_hybrid(
     )
 
 
-def _check(model: nn.Module, x, *, pairs: str, shards: int) -> None:
-    plan_pairs(model, pairs=pairs, shards=shards)
+@dataclass(frozen=True)
+class _Parts:
+    """What makes the part that a process trains."""
 
+    pairs: str
+    shards: int
+    replicas: int
 
-def _make_part(model, optimizer, loss_fn, x, *, pairs, shards, replicas) -> Part:
-    """What one process trains."""
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    groups = [[names[id(parameter)] for parameter in g["params"]] for g in optimizer.param_groups]
-    mesh = init_device_mesh(runtime.device(), (replicas, shards), mesh_dim_names=("data", "model"))
-    apply_tensor_parallel(model, mesh, plan_pairs(model, pairs=pairs, shards=shards))
-    parts = dict(model.named_parameters())  # other objects, which the optimizer does not know yet
-    for group, own in zip(optimizer.param_groups, groups, strict=True):
-        group["params"] = [parts[name] for name in own]
-        group["foreach"] = False
-    # Replicas draw other dropout masks; the shards of one, which compute the same, draw the same.
-    torch.manual_seed(torch.initial_seed() + mesh["data"].get_local_rank())
+    def check(self, model: nn.Module, x) -> None:
+        """Raise what keeps the model from being split."""
+        plan_pairs(model, pairs=self.pairs, shards=self.shards)
 
-    def weights():
-        state = model.state_dict()
-        return {n: v.full_tensor() if isinstance(v, DTensor) else v for n, v in state.items()}
+    def __call__(self, model: nn.Module, optimizer, loss_fn, x) -> Part:
+        """The part of this process."""
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        groups = [[names[id(own)] for own in g["params"]] for g in optimizer.param_groups]
+        shape = (self.replicas, self.shards)
+        mesh = init_device_mesh(runtime.device(), shape, mesh_dim_names=("data", "model"))
+        plan = plan_pairs(model, pairs=self.pairs, shards=self.shards)
+        apply_tensor_parallel(model, mesh, plan)
+        parts = dict(model.named_parameters())  # other objects, unknown to the optimizer yet
+        for group, own in zip(optimizer.param_groups, groups, strict=True):
+            group["params"] = [parts[name] for name in own]
+            group["foreach"] = False
+        # Replicas draw other dropout masks; the shards of one compute the same, and draw the same.
+        torch.manual_seed(torch.initial_seed() + mesh["data"].get_local_rank())
 
-    return Part(make_train_step(model, optimizer, loss_fn, mesh), weights)
+        def weights():
+            state = model.state_dict()
+            return {n: v.full_tensor() if isinstance(v, DTensor) else v for n, v in state.items()}
+
+        return Part(make_train_step(model, optimizer, loss_fn, mesh), weights)
 
 
 def _blocks(model: nn.Module, plan: dict[str, str]) -> list[nn.Module]:

@@ -411,7 +411,6 @@ def _resume(replica: Replica, options: Namespace) -> tuple[int, np.ndarray, Call
 def train_parts(
     build: str,
     dataset: tuple,
-    check: Callable,
     make: Callable,
     *,
     parts: int,
@@ -423,21 +422,18 @@ def train_parts(
 
     build: "module:function", importable from here, which gives a model, its optimizer (without
     state yet), and a loss that is a mean over samples. dataset: inputs and targets, arrays or
-    tuples or dicts of them, images NHWC. `check(model, x)` is called first, with inputs of one
-    batch. `make(model, optimizer, loss_fn, x)` gives the `Part` of all devices. These are GPUs, or
-    logical CPUs, which are made here if TensorFlow has not begun; else there must be enough.
+    tuples or dicts of them, images NHWC. `make(model, optimizer, loss_fn, x)`, x inputs of one
+    batch, gives the `Part` of all devices. These are GPUs, or logical CPUs, which are made here if
+    TensorFlow has not begun; else there must be enough.
 
-    Raises, before anything is trained, ValueError for numbers that don't fit, and what `check` and
-    `make` do.
+    Raises, before anything is trained, ValueError for numbers that don't fit, and what `make` does.
     """
     parallel.check_training(dataset, steps=steps, global_batch=global_batch)
     _make_devices(parts)
     tf.keras.utils.set_random_seed(seed)
     model, optimizer, loss_fn = parallel.find(build)()
     x, y = dataset
-    example = _placed(x, slice(global_batch))
-    check(model, example)
-    part = make(model, optimizer, loss_fn, example)
+    part = make(model, optimizer, loss_fn, _placed(x, slice(global_batch)))
     losses, ended = [], []
     order = {"global_batch": global_batch, "steps": steps, "seed": seed}
     for rows in parallel.full_batches(parallel.size(x), **order):

@@ -90,7 +90,7 @@ def apply_model_parallel(model, x, *, cut: str):
         raise ValueError(f"cut: there is no layer {unknown[0]!r}; there are {', '.join(known)}")
     kind = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
     devices = [device.name for device in tf.config.list_logical_devices(kind)]
-    stages, entering = [], model.input
+    stages, entering, seen = [], model.input, set()
     ends = [*sorted(names, key=known.index), None]
     for name, device in zip(ends, devices[: len(ends)], strict=True):
         leaving = model.get_layer(name).input if name else model.output
@@ -101,6 +101,10 @@ def apply_model_parallel(model, x, *, cut: str):
         except ValueError as error:
             reason = str(error).splitlines()[0]
             raise NotImplementedError(f"cut: {', '.join(names)} can't be: {reason}") from None
+        owned = {id(weight) for weight in part.weights}
+        if seen & owned:
+            raise NotImplementedError(f"cut: {', '.join(names)} can't be: stages share a weight")
+        seen |= owned
         with tf.device(device):
             copy = models.copy_model(part, x)
         paths = [getattr(w, "path", w.name).removeprefix(f"{model.name}/") for w in part.weights]
