@@ -27,6 +27,7 @@ Run it alone: `python -m pt_impl.parallel.tensor_parallel` prints one process ag
 """
 
 import time
+from dataclasses import dataclass
 
 import numpy as np
 import torch

@@ -182,9 +182,13 @@ def _reached(gradients: list) -> list:
 
 
 def _mean(gradients: tuple):
-    """Of one variable's gradients, which may be sparse; None where none reached it."""
-    reached = _reached(gradients)
-    return tf.add_n(reached) / len(gradients) if reached else None
+    """Of one variable's gradients, None where none reached it; those of embeddings stay sparse."""
+    reached = [own for own in gradients if own is not None]
+    if reached and all(isinstance(own, tf.IndexedSlices) for own in reached):
+        values = tf.concat([own.values for own in reached], 0) / len(gradients)
+        indices = tf.concat([own.indices for own in reached], 0)
+        return tf.IndexedSlices(values, indices, reached[0].dense_shape)
+    return tf.add_n(_reached(gradients)) / len(gradients) if reached else None
 
 
 def _split(samples, micro_batches: int) -> list:

@@ -129,6 +129,10 @@ def make_train_step(model, optimizer, loss_fn, mesh):
 
     def step(x, y):
         x, y = (parallel.mapped(lambda part: _placed(part, mesh, "data"), own) for own in (x, y))
+        graph = gradients.get_concrete_function(x, y)  # traced once for each shape
+        # Constants, such as those of Normalization, are on one device until they are placed.
+        constants = [_on_mesh(captured, mesh) for captured in graph.captured_inputs]
+        graph.set_external_captures(constants)
         loss, found, changed = gradients(x, y)
         with dtensor.default_mesh(mesh):  # eagerly: see above
             pairs = zip(found, model.trained, strict=True)
@@ -221,6 +225,13 @@ def _placed(value, mesh, *axes: str):
     whole = dtensor.copy_to_mesh(value, dtensor.Layout.replicated(mesh, value.shape.rank))
     rest = [dtensor.UNSHARDED] * (value.shape.rank - len(axes))
     return dtensor.relayout(whole, dtensor.Layout([*axes, *rest], mesh))
+
+
+def _on_mesh(captured, mesh):
+    """What a graph captured; a tensor of one device whole on each."""
+    if captured.dtype == tf.resource or dtensor.is_dtensor(captured):
+        return captured
+    return _placed(captured, mesh)
 
 
 def _whole(variable) -> np.ndarray:
