@@ -162,7 +162,7 @@ def _trace(model: nn.Module, x, cut: str):
     try:
         cuts = dict.fromkeys(names, SplitPoint.BEGINNING)
         pipe = pipeline(model, example, named, split_spec=cuts)
-    except RuntimeError as error:
+    except Exception as error:  # whatever in the model it does not know
         reason = str(error.__cause__ or error).strip().splitlines()[0]
         raise NotImplementedError(f"torch.export can't trace the model: {reason}") from None
     if pipe.num_stages != len(names) + 1:

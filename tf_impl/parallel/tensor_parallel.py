@@ -199,8 +199,10 @@ def _make_parts(model, optimizer, loss_fn, x, *, pairs, shards, replicas) -> Par
 
     def weights():
         own = [*model.trainable_variables, *model.non_trainable_variables]
-        pairs = zip(own, [*split.trained, *split.state], strict=True)
-        return {v.path.removeprefix(f"{model.name}/"): _whole(value) for v, value in pairs}
+        laid_out = [*split.trained, *split.state]
+        values = {id(v): value for v, value in zip(own, laid_out, strict=True)}
+        names = {id(v): v.path.removeprefix(f"{model.name}/") for v in model.variables}
+        return {name: _whole(values[key]) for key, name in names.items()}
 
     return Part(make_train_step(split, optimizer, loss_fn, mesh), weights)
 
