@@ -16,16 +16,20 @@ Its twin: `tf_impl/parallel/data_parallel.py`.
 Where the frameworks differ and why:
 - DDP divides the sum of gradients by the replicas, so a loss is multiplied by them here.
   tf.distribute sums. Both weigh a shard's mean loss by its share of the samples.
-- DDP sums buckets of gradients during the backward pass; there the graph's scheduler decides.
+- DDP goes around a model that is there; tf.distribute mirrors variables where they are made.
+- DDP sums buckets of gradients during the backward pass; there the graph's scheduler decides. A
+  parameter that no loss reaches ends its second step with an error that names it.
 - A process a replica is the rule here; nn.DataParallel, one process that copies the model to its
   GPUs in every step, is a legacy. There one process for all devices of a machine is usual.
-- tf.distribute keeps each variable whole on each replica: FSDP has no twin there.
+- tf.distribute keeps each variable whole on each replica: FSDP has no twin there. FSDP2 shards
+  block by block; what several blocks share, such as tied embeddings, stays with the whole model.
 - nn.SyncBatchNorm runs on GPUs only; on a CPU a function of `kit/replicas.py` does the same.
 - DistributedSampler repeats or drops samples until shards are equal. Here none is repeated.
 
 When it helps and when it hurts: it helps where a step is long beside the exchange of gradients,
 2 (n - 1) / n times their size through each replica's link. Replicas on the cores of one CPU share
-what one process has alone, and gain nothing. `sharded` is for models that do not fit.
+what one process has alone, and gain nothing. `sharded` is for models that do not fit. Dropout draws
+other masks than one process does.
 
 Run it alone: `python -m pt_impl.parallel.data_parallel` trains on one and two replicas. On many
 machines: `torchrun … -m pt_impl.parallel.data_parallel BUILD DATA --global-batch N --steps N --out

@@ -17,6 +17,8 @@ Where the frameworks differ and why:
   here (`stateless_call`), and variables of DTensor take their place, in the optimizer too.
 - DTensor's graphs let a read of a variable overtake the assignment before it, so the optimizer runs
   eagerly, an operation at a time, which costs most of a small model's step.
+- Gradients of embeddings are dense here. On one device they are sparse, and optimizers of Keras 3
+  that square gradients square the parts of a row before they add them, and so end elsewhere.
 - Each replica holds all of its part here. There the hybrid shards parameters, gradients and the
   optimizer's state over the replicas (FSDP2: ZeRO, Rajbhandari et al., 2020).
 
