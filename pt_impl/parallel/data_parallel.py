@@ -104,13 +104,15 @@ def apply_fsdp(
         raise ValueError(f"precision must be float32 or bfloat16, not {precision!r}")
     if synchronised_norm:
         synchronise_norms(model)
-    policy = MixedPrecisionPolicy()
+    half = {}
     if precision == "bfloat16":
-        policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, torch.float32)
+        half = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32}
     mesh = init_device_mesh(runtime.device(), (dist.get_world_size(),))
     for block in groups:
+        policy = MixedPrecisionPolicy(**half)
         fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_after_forward)
-    # What is left. It is needed again as soon as the backward pass begins.
+    # What is left. It is needed again as soon as the backward pass begins; its output is float32.
+    policy = MixedPrecisionPolicy(**half, output_dtype=torch.float32 if half else None)
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
     return model
 

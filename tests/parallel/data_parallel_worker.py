@@ -40,6 +40,8 @@ def pt_mixed() -> tuple:
 
     from pt_impl.kit import training
 
+    block_class = _pt_block_class()
+
     @dataclass
     class Output:
         logits: torch.Tensor
@@ -48,7 +50,7 @@ def pt_mixed() -> tuple:
         def __init__(self):
             super().__init__()
             self.codes, self.numbers = nn.Embedding(12, 8), nn.Linear(6, 8)
-            self.blocks = nn.ModuleList(_pt_block() for _ in range(3))
+            self.blocks = nn.ModuleList(block_class() for _ in range(3))
             self.head = nn.Linear(8, 12)
             self.head.weight = self.codes.weight
 
@@ -63,7 +65,7 @@ def pt_mixed() -> tuple:
     return model, torch.optim.AdamW(model.parameters(), 0.01), training.cross_entropy
 
 
-def _pt_block():
+def _pt_block_class() -> type:
     from torch import nn
 
     class Block(nn.Module):
@@ -74,7 +76,7 @@ def _pt_block():
         def forward(self, x):
             return self.down(self.up(x).relu())
 
-    return Block()
+    return Block
 
 
 def tf_mixed() -> tuple:

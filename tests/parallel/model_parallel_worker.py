@@ -131,6 +131,7 @@ def _tf_plain():
 
     model, optimizer, _ = model_parallel_models.tf_mixed()
     loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    optimizer.build(model.trainable_variables)
     model.compile(optimizer, loss)
     losses = []
     for x, y in mixed_batches():

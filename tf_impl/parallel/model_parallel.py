@@ -90,10 +90,12 @@ def apply_model_parallel(model, x, *, cut: str):
         raise ValueError(f"cut: there is no layer {unknown[0]!r}; there are {', '.join(known)}")
     kind = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
     devices = [device.name for device in tf.config.list_logical_devices(kind)]
-    stages, entering, seen = [], model.input, set()
+    one = isinstance(model, tf.keras.Sequential)  # whose ends have no structure
+    entering, end = (model.inputs[0], model.outputs[0]) if one else (model.input, model.output)
+    stages, seen = [], set()
     ends = [*sorted(names, key=known.index), None]
     for name, device in zip(ends, devices[: len(ends)], strict=True):
-        leaving = model.get_layer(name).input if name else model.output
+        leaving = model.get_layer(name).input if name else end
         if leaving is entering:
             raise ValueError(f"cut: nothing is left for the stage before {name!r}")
         try:
