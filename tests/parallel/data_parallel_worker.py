@@ -79,7 +79,17 @@ def _pt_block_class() -> type:
     return Block
 
 
-def tf_mixed() -> tuple:
+def pt_all_dense() -> tuple:
+    """PyTorch's embeddings have dense gradients."""
+    return pt_mixed()
+
+
+def tf_all_dense() -> tuple:
+    """Without an embedding whose gradient is sparse."""
+    return tf_mixed(sparse=False)
+
+
+def tf_mixed(sparse: bool = True) -> tuple:
     """Two inputs by name, a weight used twice, and losses of the model's own."""
     import tensorflow as tf
 
@@ -96,7 +106,8 @@ def tf_mixed() -> tuple:
             self.up, self.down = layers.Dense(16, "relu"), layers.Dense(8)
 
         def call(self, numbers, codes, training=None):
-            x = tf.reduce_mean(self.codes(codes) + self.rest(codes), 1) + self.numbers(numbers)
+            found = self.codes(codes) + self.rest(codes) if sparse else self.codes(codes)
+            x = tf.reduce_mean(found, 1) + self.numbers(numbers)
             return (x + self.down(self.up(x))) @ tf.transpose(self.codes.embeddings)
 
     tf.keras.utils.set_random_seed(0)
@@ -107,20 +118,20 @@ def tf_mixed() -> tuple:
     return model, optimizer, training.cross_entropy
 
 
-def plain(side: str, data: Path) -> parallel.Result:
+def plain(side: str, build, data: Path) -> parallel.Result:
     """The mixed model in one process, in plain code of the framework."""
     x, y = parallel.load_training(data)
     stream = parallel.batches(SAMPLES, global_batch=JOB["global_batch"], seed=0)
     batches = [next(stream) for _ in range(JOB["steps"])]
-    losses, weights = {"pt": _pt_plain, "tf": _tf_plain}[side](x, y, batches)
+    losses, weights = {"pt": _pt_plain, "tf": _tf_plain}[side](build, x, y, batches)
     none = np.zeros(0)
     return parallel.Result(weights, np.array(losses), none, none, none, none, 0.0)
 
 
-def _pt_plain(x, y, batches) -> tuple:
+def _pt_plain(build, x, y, batches) -> tuple:
     import torch
 
-    model, optimizer, _ = pt_mixed()
+    model, optimizer, _ = build()
     losses = []
     for rows in batches:
         own = {name: torch.from_numpy(part[rows]) for name, part in x.items()}
@@ -132,12 +143,12 @@ def _pt_plain(x, y, batches) -> tuple:
     return losses, {name: value.numpy() for name, value in model.state_dict().items()}
 
 
-def _tf_plain(x, y, batches) -> tuple:
+def _tf_plain(build, x, y, batches) -> tuple:
     import tensorflow as tf
 
     from tf_impl.kit import models
 
-    model, optimizer, _ = tf_mixed()
+    model, optimizer, _ = build()
     losses = []
     for rows in batches:
         with tf.GradientTape() as tape:
@@ -215,7 +226,8 @@ def runs(side: str, digits: Path, mixed: Path) -> dict[str, dict]:
         other: other_model | {"variant": other},
         "local_norm": cnn,
         "accumulated": micro,
-        "synchronised_each": micro | {"synchronise_each": True},
+        "synchronised_each": micro
+        | {"build": f"{here}:{side}_all_dense", "synchronise_each": True},
     }
 
 
@@ -392,7 +404,8 @@ def main() -> None:
     except Exception as error:
         words["a replica that fails"] = [type(error).__name__, str(error)]
     alone(side, module.digits_cnn, digits).save(folder / "alone.npz")
-    plain(side, mixed).save(folder / "plain.npz")
+    for name in ("mixed", "all_dense"):
+        plain(side, globals()[f"{side}_{name}"], mixed).save(folder / f"plain_{name}.npz")
     words |= whole() if side == "pt" else refused()
     words["a port in use"] = taken_port(side)
     if side == "tf":

@@ -153,7 +153,8 @@ def test_without_synchronised_norm_batchnorm_is_another_function(result):
 
 @pytest.mark.parametrize("name", ["other", "accumulated", "synchronised_each", "resumed"])
 def test_any_model_trains_to_the_weights_of_plain_code(side, result, name):
-    one, two = result("plain"), result(OTHER[side] if name == "other" else name)
+    one = result("plain_all_dense" if name == "synchronised_each" else "plain_mixed")
+    two = result(OTHER[side] if name == "other" else name)
     np.testing.assert_allclose(two.losses, one.losses, rtol=BAR)
     assert max(differences(one, two).values()) < BAR
 
@@ -191,11 +192,10 @@ def test_memory_is_that_of_each_process(result):
         assert (found.import_bytes > 50e6).all()
 
 
-def test_replicas_draw_other_dropout_masks(words):
+def test_replicas_draw_other_dropout_masks_in_pytorch_and_equal_ones_in_keras(side, words):
     first, second = np.array(words["masks"])
     assert 10 < first.sum() < 54
-    assert 10 < second.sum() < 54
-    assert (first != second).any()
+    assert (first != second).any() == (side == "pt")
 
 
 # Shards ---------------------------------------------------------------------------------------

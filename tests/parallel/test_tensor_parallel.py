@@ -137,7 +137,7 @@ def test_steps_end_one_after_another_on_the_clock_of_the_caller(side):
 
 SAYS = {
     "steps": "ValueError: 0 steps of 8 from 44 samples, 44 labels",
-    "batch": "ValueError: 10 steps of 45 from 44 samples, 44 labels",
+    "batch": "ValueError: 2 replicas do not divide a batch of 45",
     "labels": "ValueError: 10 steps of 8 from 44 samples, 43 labels",
     "no function": "ValueError: module tests.parallel.model_parallel_models has no function ",
     "no module": "ValueError: build names nowhere, which can't be imported: ",

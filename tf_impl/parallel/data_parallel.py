@@ -29,7 +29,7 @@ Where the frameworks differ and why:
 
 When it helps and when it hurts: it helps where a step is long beside the exchange of gradients,
 2 (n - 1) / n times their size through each link. Replicas on the cores of one CPU gain nothing.
-Dropout draws other masks than one process does.
+Dropout draws other masks than one process does, in Keras 3 the same on each replica.
 
 Run it alone: `python -m tf_impl.parallel.data_parallel` trains on one and two replicas. On many
 machines: `TF_CONFIG=… python -m tf_impl.parallel.data_parallel BUILD DATA --global-batch N --steps
@@ -97,7 +97,8 @@ def make_train_step(
     process of a global batch, and count by their share of it; `samples` is the size of the global
     batch, once for each sample. The losses of all processes add up to the mean over the global
     batch, with the model's own losses. Gradients are exchanged after the last of the micro-batches,
-    or after each if `synchronise_each`: the same for more traffic.
+    or after each if `synchronise_each`: the same for more traffic. An activity regulariser sums over
+    samples in Keras 3, and counts by the share, too, as under `fit`.
     """
     variables = model.trainable_variables
 
@@ -284,7 +285,9 @@ def _on_replicas(model, replica_step):
 def _mean_over_replicas(gradients: list) -> list:
     """What the optimizer, which will sum it over the replicas, makes the sum of."""
     replica = tf.distribute.get_replica_context()
-    reached = [tf.convert_to_tensor(own) for own in gradients if own is not None]
+    reached = [own for own in gradients if own is not None]
+    if any(isinstance(own, tf.IndexedSlices) for own in reached):
+        raise NotImplementedError("synchronise_each: sparse gradients would count several times")
     means = iter(replica.all_reduce(tf.distribute.ReduceOp.MEAN, reached))
     return [None if own is None else next(means) for own in gradients]
 

@@ -90,29 +90,36 @@ def apply_model_parallel(model, x, *, cut: str):
         raise ValueError(f"cut: there is no layer {unknown[0]!r}; there are {', '.join(known)}")
     kind = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
     devices = [device.name for device in tf.config.list_logical_devices(kind)]
-    one = isinstance(model, tf.keras.Sequential)  # whose ends have no structure
-    entering, end = (model.inputs[0], model.outputs[0]) if one else (model.input, model.output)
-    stages, seen = [], set()
-    ends = [*sorted(names, key=known.index), None]
-    for name, device in zip(ends, devices[: len(ends)], strict=True):
-        leaving = model.get_layer(name).input if name else end
-        if leaving is entering:
-            raise ValueError(f"cut: nothing is left for the stage before {name!r}")
-        try:
-            part = tf.keras.Model(entering, leaving)
-        except ValueError as error:
-            reason = str(error).splitlines()[0]
-            raise NotImplementedError(f"cut: {', '.join(names)} can't be: {reason}") from None
-        owned = {id(weight) for weight in part.weights}
-        if seen & owned:
-            raise NotImplementedError(f"cut: {', '.join(names)} can't be: stages share a weight")
-        seen |= owned
+    stages = []
+    for part, device in zip(_cut(model, names, known), devices, strict=False):
         with tf.device(device):
             copy = models.copy_model(part, x)
         paths = [getattr(w, "path", w.name).removeprefix(f"{model.name}/") for w in part.weights]
         stages.append(Stage(device, copy, paths))
-        x, entering = part(x, training=False), leaving
+        x = part(x, training=False)
     return stages
+
+
+def _cut(model, names: list[str], known: list[str]) -> list[tf.keras.Model]:
+    """What lies between the layers of these names, as models that share the model's layers."""
+    one = isinstance(model, tf.keras.Sequential)  # whose ends have no structure
+    entering, end = (model.inputs[0], model.outputs[0]) if one else (model.input, model.output)
+    parts, seen = [], set()
+    for name in [*sorted(names, key=known.index), None]:
+        leaving = model.get_layer(name).input if name else end
+        if leaving is entering:
+            raise ValueError(f"cut: nothing is left for the stage before {name!r}")
+        try:
+            parts.append(tf.keras.Model(entering, leaving))
+        except ValueError as error:
+            reason = str(error).splitlines()[0]
+            raise NotImplementedError(f"cut: {', '.join(names)} can't be: {reason}") from None
+        owned = {id(weight) for weight in parts[-1].weights}
+        if seen & owned:
+            raise NotImplementedError(f"cut: {', '.join(names)} can't be: stages share a weight")
+        seen |= owned
+        entering = leaving
+    return parts
 
 
 def make_train_step(model, optimizer, loss_fn, *, micro_batches: int = 1, schedule: str = "gpipe"):
@@ -123,8 +130,7 @@ def make_train_step(model, optimizer, loss_fn, *, micro_batches: int = 1, schedu
 
     Raises NotImplementedError for an optimizer that clips by the norm of all gradients.
     """
-    if getattr(optimizer, "global_clipnorm", None):
-        raise NotImplementedError("global_clipnorm: a stage would clip by the norm of its own part")
+    _refuse_clipping(optimizer)
     optimizers = [_like(optimizer, stage) for stage in model]
 
     @tf.function(jit_compile=False)
@@ -199,6 +205,11 @@ def _split(samples, micro_batches: int) -> list:
     return [tf.nest.pack_sequence_as(samples, each) for each in zip(*parts, strict=True)]
 
 
+def _refuse_clipping(optimizer) -> None:
+    if getattr(optimizer, "global_clipnorm", None):
+        raise NotImplementedError("global_clipnorm: a stage would clip by the norm of its own part")
+
+
 def _like(optimizer, stage: Stage):
     """An optimizer of the same settings for the variables of a stage, on its device."""
     with tf.device(stage.device):
@@ -250,6 +261,7 @@ def train_pipeline(
 
 def _make_stages(model, optimizer, loss_fn, x, *, cut, micro_batches, schedule) -> Part:
     """What trains in all stages."""
+    _refuse_clipping(optimizer)
     example = parallel.take(x, slice(parallel.size(x) // micro_batches))
     stages = apply_model_parallel(model, example, cut=cut)
     settings = {"micro_batches": micro_batches, "schedule": schedule}
