@@ -97,8 +97,8 @@ def make_train_step(
     process of a global batch, and count by their share of it; `samples` is the size of the global
     batch, once for each sample. The losses of all processes add up to the mean over the global
     batch, with the model's own losses. Gradients are exchanged after the last of the micro-batches,
-    or after each if `synchronise_each`: the same for more traffic. An activity regulariser sums over
-    samples in Keras 3, and counts by the share, too, as under `fit`.
+    or after each if `synchronise_each`: the same for more traffic. An activity regulariser, which
+    sums over samples in Keras 3, counts by the share, too, as under `fit`.
     """
     variables = model.trainable_variables
 

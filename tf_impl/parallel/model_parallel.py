@@ -90,8 +90,10 @@ def apply_model_parallel(model, x, *, cut: str):
         raise ValueError(f"cut: there is no layer {unknown[0]!r}; there are {', '.join(known)}")
     kind = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
     devices = [device.name for device in tf.config.list_logical_devices(kind)]
-    stages = []
-    for part, device in zip(_cut(model, names, known), devices, strict=False):
+    parts, stages = _cut(model, names, known), []
+    if len(parts) > len(devices):
+        raise ValueError(f"{len(parts)} stages need as many devices, not {len(devices)}")
+    for part, device in zip(parts, devices[: len(parts)], strict=True):
         with tf.device(device):
             copy = models.copy_model(part, x)
         paths = [getattr(w, "path", w.name).removeprefix(f"{model.name}/") for w in part.weights]
