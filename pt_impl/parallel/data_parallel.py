@@ -89,10 +89,10 @@ def apply_fsdp(
     A block's parameters are whole only while it runs, those outside of blocks while the model does.
 
     blocks: names of modules, or patterns with *, ? and [], separated by commas; "" for the modules
-    of one kind that the model repeats, else its layers. precision: "float32", or "bfloat16" for
-    what is computed with, while shards and sums stay float32. reshard_after_forward: whether a
-    block is freed until its backward pass, for one more exchange. `synchronised_norm`: see
-    `apply_data_parallel`.
+    of one kind that the model repeats, and layers outside of them that are as large. precision:
+    "float32", or "bfloat16" for what is computed with, while shards and sums stay float32.
+    reshard_after_forward: whether a block is freed until its backward pass, for one more exchange.
+    synchronised_norm: see `apply_data_parallel`.
 
     Raises, before anything is changed, ValueError for blocks that are not there, and
     NotImplementedError for parameters without an axis to shard.
@@ -284,7 +284,16 @@ def _find_blocks(model: nn.Module, blocks: str) -> list[nn.Module]:
     if patterns:
         meant = [name for name in named if any(fnmatchcase(name, each) for each in patterns)]
     else:
-        meant = _repeated(named) or [n for n, m in named.items() if [*m.parameters(recurse=False)]]
+        meant = _repeated(named)
+        least = min((_size(named[name]) for name in meant), default=1)
+        around = {name for name in named if any(block.startswith(f"{name}.") for block in meant)}
+        meant += [
+            name
+            for name, module in named.items()
+            if name not in {*around, *meant}
+            and [*module.parameters(recurse=False)]
+            and _size(module) >= least
+        ]
     outermost = [n for n in meant if not any(n.startswith(f"{other}.") for other in meant)]
     return [named[name] for name in outermost if not _shares(model, named[name])]
 
@@ -298,6 +307,10 @@ def _repeated(named: dict[str, nn.Module]) -> list[str]:
     }
     count = Counter(composed.values())
     return [name for name, kind in composed.items() if count[kind] > 1]
+
+
+def _size(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def _shares(model: nn.Module, block: nn.Module) -> bool:

@@ -105,26 +105,23 @@ def make_train_step(
     def backward(x, y, share):
         with tf.GradientTape() as tape:
             loss = loss_fn(outputs(model, x), y)
-            loss = share * sum((tf.cast(term, loss.dtype) for term in model.losses), loss)
+            loss = sum((tf.cast(term, loss.dtype) for term in model.losses), loss)
+            loss *= tf.cast(share, loss.dtype)
         return loss, tape.gradient(loss, variables)
 
     def replica_step(x, y, samples):
-        size, whole = tf.shape(samples)[0], tf.cast(samples[0], tf.float32)
-        if micro_batches == 1:
-            total, gradients = backward(x, y, tf.cast(size, tf.float32) / whole)
-        else:
-            total, gradients = 0.0, [None for _ in variables]
-            for part in range(micro_batches):
-                begin, end = part * size // micro_batches, (part + 1) * size // micro_batches
-                own_x, own_y = (parallel.take(all_, slice(begin, end)) for all_ in (x, y))
-                done = [dense for dense in gradients if dense is not None]
-                with tf.control_dependencies(done):  # one after another
-                    share = tf.cast(end - begin, tf.float32) / whole
-                    loss, own = backward(own_x, own_y, share)
-                if synchronise_each and part < micro_batches - 1:
-                    own = _mean_over_replicas(own)
-                gradients = [_sum(old, new) for old, new in zip(gradients, own, strict=True)]
-                total += loss
+        size, whole = tf.shape(samples)[0], samples[0]
+        total, gradients = 0.0, [None for _ in variables]
+        for part in range(micro_batches):
+            begin, end = part * size // micro_batches, (part + 1) * size // micro_batches
+            own_x, own_y = (parallel.take(shard, slice(begin, end)) for shard in (x, y))
+            before = [gradient for gradient in gradients if gradient is not None]
+            with tf.control_dependencies(before):  # one micro-batch after another
+                loss, own = backward(own_x, own_y, tf.cast(end - begin, whole.dtype) / whole)
+            if synchronise_each and part < micro_batches - 1:
+                own = _mean_over_replicas(own)
+            gradients = [_sum(old, new) for old, new in zip(gradients, own, strict=True)]
+            total += loss
         optimizer.apply_gradients(zip(gradients, variables, strict=True))  # sums over replicas
         return total
 
