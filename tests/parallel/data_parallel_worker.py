@@ -100,10 +100,12 @@ def tf_mixed(sparse: bool = True) -> tuple:
     class Mixed(tf.keras.Model):
         def __init__(self):
             super().__init__()
-            self.codes = layers.Embedding(12, 8, embeddings_regularizer=penalty)
-            self.rest = layers.Embedding(12, 8)  # its gradient is sparse
-            self.numbers = layers.Dense(8, kernel_regularizer=penalty)
-            self.up, self.down = layers.Dense(16, "relu"), layers.Dense(8)
+            self.codes = layers.Embedding(12, 8, embeddings_regularizer=penalty, name="codes")
+            self.numbers = layers.Dense(8, kernel_regularizer=penalty, name="numbers")
+            self.up = layers.Dense(16, "relu", name="up")
+            self.down = layers.Dense(8, name="down")
+            if sparse:  # its gradient is
+                self.rest = layers.Embedding(12, 8, name="rest")
 
         def call(self, numbers, codes, training=None):
             found = self.codes(codes) + self.rest(codes) if sparse else self.codes(codes)

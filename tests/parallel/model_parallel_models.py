@@ -287,8 +287,8 @@ def tf_marked():
     import tensorflow as tf
 
     class Mark(tf.keras.layers.Layer):
-        def call(self, x):
-            return passing(x, self.name)
+        def call(self, x, training=False):
+            return passing(x, self.name) if training else x
 
     def passing(x, name):
         @tf.custom_gradient
