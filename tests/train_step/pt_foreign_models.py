@@ -19,7 +19,7 @@ SAMPLES, CLASSES = 7, 3
 
 @dataclass
 class Output:
-    """As libraries of pretrained models return it: a dataclass that torch's pytree does not know."""
+    """As libraries of pretrained models return it: a dataclass, no container to torch."""
 
     logits: Tensor
     hidden: tuple[Tensor, ...] | None = None
