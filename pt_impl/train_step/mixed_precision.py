@@ -73,10 +73,10 @@ def make_train_step(
     to keep whose weights its owner reads without calling it.
     """
     autocast, kept = _precision(model, dtype, keep_fp32)
-    if initial_scale <= 0 or growth_interval < 1 or not max_norm > 0:
-        raise ValueError(
-            "initial_scale and max_norm must be positive and growth_interval at least 1"
-        )
+    if initial_scale <= 0 or growth_interval < 1:
+        raise ValueError("initial_scale must be positive and growth_interval at least 1")
+    if not max_norm > 0:
+        raise ValueError(f"max_norm must be above 0 (inf does not clip), not {max_norm!r}")
     device = _device_type(model)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     scaler = torch.amp.GradScaler(
