@@ -130,7 +130,8 @@ def _recomputed(module: nn.Module, forward: Callable, options: _Options, /, *arg
     # A compiler sees the update of a buffer as an output of the forward pass, and never repeats it.
     if torch.compiler.is_compiling():
         return run(context_fn=selected) if options.save_products else run()
-    inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    leaves = tree_leaves((args, kwargs))
+    inputs = [v for v in leaves if isinstance(v, Tensor) and not v.is_inference()]
     versions = [leaf._version for leaf in inputs]
     buffers = _Buffers(module)
 
@@ -191,13 +192,13 @@ class _Buffers:
             options.changing = {
                 key
                 for key, owner, buffer, _, copy in self.copies
-                if getattr(owner, key[1]) is not buffer or not torch.equal(buffer, copy)
+                if getattr(owner, key[1], None) is not buffer or not torch.equal(buffer, copy)
             }
         self.copies = [
             (key, owner, buffer, version, copy)
             for key, owner, buffer, version, copy in self.copies
             if key in options.changing
-            or getattr(owner, key[1]) is not buffer
+            or getattr(owner, key[1], None) is not buffer
             or buffer._version != version
         ]
 
