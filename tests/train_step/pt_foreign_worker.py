@@ -7,11 +7,14 @@ against plain PyTorch code here, and judged in `test_pt_foreign_models.py`.
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import sys
 import traceback
 from collections import UserDict
+from contextlib import contextmanager
+from functools import wraps
 
 import torch
 from torch import nn
@@ -483,6 +486,105 @@ def sparse():
     return found
 
 
+class Deep(nn.Module):
+    """Like blocks, whose kind depends on the model: each holds `depth` layers."""
+
+    def __init__(self, depth, blocks=3):
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(*[nn.Linear(4, 4) for _ in range(depth)], nn.Tanh())
+            for _ in range(blocks)
+        )
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+@contextmanager
+def captured_alone():
+    """`torch.compile` without its compiler: what counts here is what is captured."""
+    ours = torch.compile
+
+    @wraps(ours)
+    def capture(function, *, mode=None, **settings):
+        return ours(function, **settings | {"backend": "eager"})
+
+    torch.compile = capture
+    try:
+        yield
+    finally:
+        torch.compile = ours
+
+
+def graphs():
+    return torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+
+def ninth():
+    """Graphs that each of ten models made, all of other depths, in one process."""
+    compilation, stacked = train.compilation, train.stacking.make_train_step
+    makers = {
+        "graph": compilation.graph_train_step,
+        "compiled": compilation.compiled_train_step,
+        "fullgraph": compilation.fullgraph_train_step,
+        "model": compilation.compiled_model_train_step,
+        "blocks": lambda *a: compilation.compiled_model_train_step(*a, blocks="blocks.*"),
+        "predict": lambda model, *_: one_argument(compilation.compiled_predict(model)),
+        "stacking": lambda *a: stacked(*a, compiled=True),
+        "update": lambda model, *_: one_argument(compiled_update(model)),
+    }
+    found = {}
+    for name, maker in makers.items():
+        torch.compiler.reset()
+        found[name] = []
+        for depth in range(1, 11):
+            model = Deep(depth, blocks=1)
+            before = graphs()
+            with captured_alone():
+                step = maker(model, torch.optim.AdamW(model.parameters()), nn.MSELoss())
+                step(torch.randn(5, 4), torch.randn(5, 4))
+            found[name].append(graphs() - before)
+    return found
+
+
+def one_argument(function):
+    return lambda x, y: function(x)
+
+
+def compiled_update(model):
+    gradients = [torch.ones_like(parameter) for parameter in model.parameters()]
+    make = train.optimizer_implementations.compiled_update
+    update = make(model, gradients, learning_rate=0.1)[1]
+    return lambda x: update()
+
+
+def regions():
+    """Graphs of a step with a model's blocks compiled, of few and of many; what it trains to."""
+    make, found = train.compilation.compiled_model_train_step, {}
+    for count in (2, 8):
+        torch.compiler.reset()
+        rows = []
+        for compiled in (False, True):
+            torch.manual_seed(0)
+            model = Deep(2, blocks=count)
+            arguments = model, optimizer_of(model), nn.MSELoss()
+            with captured_alone():
+                settings = {"blocks": "blocks.*"} if compiled else {}
+                step = (make if compiled else eager)(*arguments, **settings)
+            x, y = torch.randn(5, 4), torch.randn(5, 4)
+            before = graphs()
+            losses = [step(x, y).item() for _ in range(STEPS)]
+            rows.append((losses, [p.detach() for p in model.parameters()]))
+        found[str(count)] = {"graphs": graphs() - before, "apart": apart(rows[1], rows[0])}
+    copied = copy.deepcopy(model)
+    found["compiled"] = [m.blocks[0]._compiled_call_impl is not None for m in (model, copied)]
+    found["unknown"] = raised(make, *arguments, blocks="blocks.0, layer*")
+    found["kept"] = all(m._compiled_call_impl is None for m in copied.modules())
+    return found
+
+
 def compiled():
     """The whole ladder on keywords and a dataclass, against itself without a compiler."""
     settings = {"dtype": "bfloat16", "micro_batches": foreign.SAMPLES}
@@ -501,7 +603,7 @@ def compiled():
 def main() -> None:
     kit.runtime.configure(threads=1, seed=0)
     scenarios = [matrix, half_width, rows, predictions, outputs, logits, float16]
-    scenarios += [refusals, optimizers, sparse]
+    scenarios += [refusals, optimizers, sparse, ninth, regions]
     if "no-compiler" not in sys.argv:
         scenarios.append(compiled)
     found = {}

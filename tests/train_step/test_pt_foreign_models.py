@@ -88,7 +88,7 @@ def test_predictions(found):
     predictions = dict(found["predictions"])
     # The fused kernel of the encoder computes in float32 whatever autocast says on a CPU.
     assert predictions.pop("matmul") == {"bfloat16": 10}
-    assert predictions == {name: True for name in predictions}
+    assert predictions == dict.fromkeys(predictions, True)
 
 
 def test_a_loss_gets_float32_in_the_structure_that_the_model_returns(found):
@@ -155,6 +155,29 @@ def test_sparse_gradients(found):
     assert sparse["clip"] == 0.0
     assert sparse["parts"] < 1e-6
     assert "values of the gradient of embedding.weight are not finite" in sparse["guard"]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["graph", "compiled", "fullgraph", "model", "blocks", "predict", "stacking", "update"],
+)
+def test_the_ninth_compiled_model_of_a_process_is_compiled_too(found, kind):
+    """torch keeps eight compilations of one piece of code, and runs the rest eagerly."""
+    graphs = found["ninth"][kind]
+    assert len(graphs) == 10
+    assert graphs == [graphs[0]] * 10
+    assert graphs[0] > 0
+
+
+def test_like_blocks_share_a_compilation(found):
+    """One for the first block, whose input needs no gradient, and one for all others."""
+    regions = found["regions"]
+    for count in ("2", "8"):
+        assert regions[count]["graphs"] == 2
+        assert regions[count]["apart"] < 1e-6
+    assert regions["compiled"] == [True, False]  # a copy computes with its own weights
+    assert regions["kept"]
+    assert regions["unknown"].startswith("ValueError: blocks: the model has no block 'layer*'; it")
 
 
 @pytest.mark.skipif(not compiler(), reason="torch.compile needs a C++ compiler")
