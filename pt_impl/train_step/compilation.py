@@ -187,10 +187,16 @@ def _compiled_model(model: nn.Module, mode: str, blocks: str) -> nn.Module:
         return _compile(model, mode=mode)
     chosen = _find_blocks(model, blocks)
     # As `nn.Module.compile`, but one `torch.compile` for all blocks: like ones find what is there.
-    compiled = _compile(nn.Module._call_impl, mode=mode)
+    compiled = _compile(_run, mode=mode)
     for module in chosen:
         module._compiled_call_impl = partial(compiled, module)
     return model
+
+
+def _run(module: nn.Module, /, *args, **kwargs):
+    return module._call_impl(
+        *args, **kwargs
+    )  # itself, torch would run it eagerly for its own layers
 
 
 def _find_blocks(model: nn.Module, blocks: str) -> list[nn.Module]:
