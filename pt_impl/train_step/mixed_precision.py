@@ -58,8 +58,7 @@ def make_train_step(
     """Return `step(x, y) -> loss` that computes in `dtype` over the model's float32 parameters.
 
     x: a tuple of the model's positional arguments, a mapping of its keywords, or its one argument.
-    loss: float32 scalar on the device, not scaled. `loss_fn(output, y)` gets float32 output, in the
-    structure that the model returns. dtype: "bfloat16", "float16" or "float32" (the plain step).
+    loss: float32 scalar on the device, not scaled. `loss_fn(output, y)` gets float32. dtype: "bfloat16", "float16" or "float32" (the plain step).
     keep_fp32: names of layers, comma-separated, that compute in float32 with all they contain. The
     model itself is left as it is. float16 only: the loss is multiplied by a scale that starts at
     `initial_scale`, halves when a gradient is not finite (and no weight changes) and doubles after
@@ -78,7 +77,6 @@ def make_train_step(
     if not max_norm > 0:
         raise ValueError(f"max_norm must be above 0 (inf does not clip), not {max_norm!r}")
     device = _device_type(model)
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     scaler = torch.amp.GradScaler(
         device,
         init_scale=initial_scale,
@@ -98,7 +96,7 @@ def make_train_step(
             scaler.scale(loss).backward()
         if max_norm < math.inf:
             scaler.unscale_(optimizer)  # first: scaled gradients are above any bound
-            nn.utils.clip_grad_norm_(parameters, max_norm)
+            nn.utils.clip_grad_norm_(model.parameters(), max_norm)
         scaler.step(optimizer)  # unscales if need be; no update if a gradient is not finite
         scaler.update()
         return loss.detach()

@@ -91,15 +91,13 @@ def make_train_step(
     has no autocast.
     """
     device = _check(model, channels_last, dtype, micro_batches)
-    # First of all: a compiled graph is specialised on the strides that it sees.
-    if channels_last:
+    if channels_last:  # first of all: a compiled graph is specialised on the strides that it sees
         _parameters_to_channels_last(model)
     model.train()
     half = dtype == "bfloat16"
 
     def mean_loss(args, kwargs, y):
-        # Inside the compiled region, so that casts are fused with what they feed. The backward
-        # pass repeats the dtypes of the forward pass; it never runs under autocast.
+        # Inside the compiled region, which fuses casts; the backward pass repeats their dtypes.
         with torch.autocast(device, torch.bfloat16) if half else nullcontext():
             output = model(*args, **kwargs)
         return loss_fn(_to_float32(output), y)
@@ -107,8 +105,7 @@ def make_train_step(
     update = optimizer.step
     if compiled:
         mean_loss = _compile(mean_loss)
-        # A fused update is one kernel already, and compiling it would only wrap it.
-        if not optimizer.defaults.get("fused"):
+        if not optimizer.defaults.get("fused"):  # which is one kernel already
             update = _compile(update)
 
     def step(x, y):
@@ -117,8 +114,7 @@ def make_train_step(
             args, kwargs = _channels_last((args, kwargs))
         parts = _parts((args, kwargs, y), micro_batches)
         optimizer.zero_grad(set_to_none=True)
-        # Outermost, so that one compiled graph of the small shape serves every part, and its
-        # activations are gone before the next one's come.
+        # Outermost: one compiled graph of the small shape serves every part, one after the other.
         total = 0.0
         for part in parts:
             loss = mean_loss(*part) / micro_batches
