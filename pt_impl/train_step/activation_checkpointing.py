@@ -136,7 +136,9 @@ def _recomputed(module: nn.Module, forward: Callable, options: _Options, /, *arg
     buffers = _Buffers(module)
 
     def contexts():
-        first, second = selected() if options.save_products else (nullcontext(), nullcontext())
+        if not options.save_products:
+            return nullcontext(), buffers  # which another backward pass enters again
+        first, second = selected()
         return first, _both(buffers, second)
 
     with _on_host(inputs) if options.offload else nullcontext():

@@ -58,7 +58,8 @@ def make_train_step(
     """Return `step(x, y) -> loss` that computes in `dtype` over the model's float32 parameters.
 
     x: a tuple of the model's positional arguments, a mapping of its keywords, or its one argument.
-    loss: float32 scalar on the device, not scaled. `loss_fn(output, y)` gets float32. dtype: "bfloat16", "float16" or "float32" (the plain step).
+    loss: float32 scalar on the device, not scaled. `loss_fn(output, y)` gets float32.
+    dtype: "bfloat16", "float16" or "float32" (the plain step).
     keep_fp32: names of layers, comma-separated, that compute in float32 with all they contain. The
     model itself is left as it is. float16 only: the loss is multiplied by a scale that starts at
     `initial_scale`, halves when a gradient is not finite (and no weight changes) and doubles after
