@@ -73,10 +73,7 @@ def make_train_step(
     to keep whose weights its owner reads without calling it.
     """
     autocast, kept = _precision(model, dtype, keep_fp32)
-    if initial_scale <= 0 or growth_interval < 1:
-        raise ValueError("initial_scale must be positive and growth_interval at least 1")
-    if not max_norm > 0:
-        raise ValueError(f"max_norm must be above 0 (inf does not clip), not {max_norm!r}")
+    _check_settings(initial_scale, growth_interval, max_norm)
     device = _device_type(model)
     scaler = torch.amp.GradScaler(
         device,
@@ -105,6 +102,13 @@ def make_train_step(
     step.loss_scale = scaler.get_scale
     step.state_dict, step.load_state_dict = scaler.state_dict, scaler.load_state_dict
     return step
+
+
+def _check_settings(initial_scale: float, growth_interval: int, max_norm: float) -> None:
+    if initial_scale <= 0 or growth_interval < 1:
+        raise ValueError("initial_scale must be positive and growth_interval at least 1")
+    if not max_norm > 0:
+        raise ValueError(f"max_norm must be above 0 (inf does not clip), not {max_norm!r}")
 
 
 def make_predict(model: nn.Module, *, dtype: str = "bfloat16", keep_fp32: str = "") -> Callable:
