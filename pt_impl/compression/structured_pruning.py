@@ -98,7 +98,8 @@ def remove_channels(model: nn.Module, x, *, share: float) -> nn.Module:
     smaller = copy.deepcopy(model).eval()
     groups, whole = _groups(smaller, x)
     if not groups:
-        raise NotImplementedError(f"no layer of the model can lose channels: {_line(whole)}")
+        reason = _line(whole) or "all of them are its outputs"
+        raise NotImplementedError(f"no layer of the model can lose channels: {reason}")
     removed = {}  # (module or parameter, "in" or "out") -> the channels that go
     for group in groups:
         weakest = _weakest(group, share)
@@ -215,6 +216,10 @@ def _channels(layer: nn.Module) -> int:
     return layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels
 
 
+def _reads(layer: nn.Module) -> int:
+    return layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
+
+
 def _side(dependency) -> str:
     module = dependency.target.module
     if not _makes_channels(module):
@@ -237,6 +242,8 @@ def _group(model, root, members, outputs, owners) -> _Group:
         if not isinstance(module, (*_CUT, nn.MultiheadAttention)):
             _check_operator(node)
             continue
+        if side == "in" and max(channels)[0] >= _reads(module):
+            raise _Whole(f"{type(module).__name__} reads something else in their place")
         runs = _check_module(module, channels, size, owners)
         if max(runs, parts) % min(runs, parts):
             raise _Whole(f"it is divided into {runs} and into {parts} groups")

@@ -97,7 +97,8 @@ def remove_channels(model: tf.keras.Model, x, *, share: float) -> tf.keras.Model
     flow = _follow(model)
     groups, whole = _groups(flow, makers)
     if not groups:
-        raise NotImplementedError(f"no layer of the model can lose channels: {_line(whole)}")
+        reason = _line(whole) or "all of them are its outputs"
+        raise NotImplementedError(f"no layer of the model can lose channels: {reason}")
     removed = set().union(*(_weakest(flow, *group, share) for group in groups))
     smaller = _copy(model, flow, removed)
     if removed:
@@ -124,7 +125,7 @@ class _Flow:
     """The channels of a model: which are one and the same, which have to stay, who uses them."""
 
     def __init__(self):
-        self.same, self.stays, self.uses, self.settings = [], {}, {}, {}
+        self.same, self.stays, self.uses, self.settings, self.refused = [], {}, {}, {}, {}
 
     def new(self, count: int) -> np.ndarray:
         """Numbers for channels that nothing else has."""
@@ -237,6 +238,7 @@ def _through(flow: _Flow, node, layer, inputs: list, outputs: list) -> list[np.n
         if made is not None and len(made) == count:
             return [made]
     reason = reason or f"{layer.name!r} ({type(layer).__name__}) can't be followed"
+    flow.refused[layer] = reason
     for row in inputs:
         flow.keep(row, reason)
     return [flow.keep(flow.new(_count(tensor)), reason) for tensor in outputs]
@@ -368,7 +370,8 @@ def _groups(flow: _Flow, makers: list) -> tuple[list[tuple], dict[str, str]]:
         channels = made[maker]
         if maker in seen or not channels:
             if not channels:
-                whole[maker.name] = "it is within another layer"
+                within = "it is within another layer"
+                whole[maker.name] = flow.refused.get(maker, within)
             continue
         seen |= {other for other in makers if not set(channels).isdisjoint(made[other])}
         reasons = [flow.stays[channel] for channel in channels if channel in flow.stays]
