@@ -386,7 +386,9 @@ def features_alone():
 def composed():
     """Losses of students that pruning made, drawn to the teacher's features."""
     stream, found = batches(CNN, 5), {}
-    kinds = {"smaller": lambda model: structured_pruning.remove_channels(model, stream[0][0], share=0.5)}
+    kinds = {
+        "smaller": lambda model: structured_pruning.remove_channels(model, stream[0][0], share=0.5)
+    }
     if sys.argv[1] != "tf":
         kinds["masked"] = masked
     for name, kind in kinds.items():

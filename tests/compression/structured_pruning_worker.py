@@ -457,7 +457,7 @@ class PyTorch:
             def __init__(self):
                 super().__init__()
                 self.tokens, self.place = nn.Linear(5, 8), nn.Parameter(torch.randn(1, 6, 8))
-                self.query, self.value = nn.Linear(8, 8), nn.Linear(8, 8)
+                self.query, self.key, self.value = (nn.Linear(8, 8) for _ in range(3))
                 self.norm, self.back = nn.LayerNorm(8), nn.Linear(8, 8)
                 self.up, self.down = nn.Linear(8, 12), nn.Linear(12, 8)
                 self.head = nn.Linear(8, 3)
@@ -465,10 +465,10 @@ class PyTorch:
             def forward(self, x):
                 x = self.tokens(x) + self.place
                 y = self.norm(x)
-                near = torch.softmax(self.query(y) @ y.transpose(1, 2), -1)
-                x = x + self.back(self.value(y))
+                near = torch.softmax(self.query(y) @ self.key(y).transpose(1, 2), -1)
+                x = x + self.back(near @ self.value(y))
                 x = x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
-                return self.head(x.mean(1)) + 0.0 * near.sum()
+                return self.head(x.mean(1))
 
         class Recurs(nn.Module):
             def __init__(self):
