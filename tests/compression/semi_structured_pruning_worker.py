@@ -196,8 +196,8 @@ class TensorFlow:
         keras, layers = self.tf.keras, self.tf.keras.layers
 
         class Inside(layers.Layer):
-            def __init__(self):
-                super().__init__()
+            def __init__(self, **settings):
+                super().__init__(**settings)
                 self.deep = layers.Dense(4, name="deep")
 
             def call(self, x):

@@ -196,8 +196,9 @@ def test_pruned_weights_return_under_tfmot_alone(evidence):
 # The benchmark --------------------------------------------------------------------------------
 
 
-def test_the_benchmark_prunes_a_trained_model_while_it_trains_on(found):
-    stages = found["stages"]
+@pytest.mark.parametrize("side", ["pt", "tf_keras"])
+def test_the_benchmark_prunes_a_trained_model_while_it_trains_on(evidence, side):
+    stages = evidence[side]["stages"]
     first, dense, pruned = (arrays(stages[name]) for name in ("start", "dense", "pruned"))
     assert stages["epochs"] == [None, 4]  # the recipe's, then more
     for name in ("conv0.kernel", "conv1.kernel", "head.kernel"):
