@@ -40,7 +40,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map  # torch has no public one
+from torch.utils._pytree import tree_leaves, tree_map, tree_structure  # torch has no public one
 
 
 def soft_loss(student_logits: Tensor, teacher_logits: Tensor, *, temperature: float) -> Tensor:
@@ -175,12 +175,12 @@ def _check(student: nn.Module, temperature: float, alpha: float) -> None:
 def _check_logits(student, teacher) -> None:
     """Raise unless both are logits of one shape, or as many of them in one structure."""
     pairs = tree_leaves(student), tree_leaves(teacher)
-    ours, theirs = (
-        [list(v.shape) if isinstance(v, Tensor) else type(v).__name__ for v in leaves]
-        for leaves in pairs
-    )
-    if ours != theirs or not all(isinstance(shape, list) and shape for shape in ours):
-        ours, theirs = (all_[0] if len(all_) == 1 else all_ for all_ in (ours, theirs))
+    same = tree_structure(student) == tree_structure(teacher)
+    if not same or not all(_are_alike(*pair) for pair in zip(*pairs, strict=True)):
+        ours, theirs = (
+            list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+            for logits in (student, teacher)
+        )
         raise ValueError(
             "student and teacher must give logits of one shape, with the same classes last: "
             f"the student gives {ours}, the teacher {theirs}"
@@ -191,6 +191,11 @@ def _check_logits(student, teacher) -> None:
                 f"the {who} gives probabilities (rows that sum to one), not logits: leave out its "
                 "softmax, or take the logarithm"
             )
+
+
+def _are_alike(ours, theirs) -> bool:
+    tensors = isinstance(ours, Tensor) and isinstance(theirs, Tensor)
+    return tensors and ours.ndim > 0 and ours.shape == theirs.shape
 
 
 def _are_probabilities(output: Tensor) -> bool:

@@ -217,21 +217,29 @@ def _check_built(model: tf.keras.Model, who: str) -> None:
 
 def _check_logits(student, teacher) -> None:
     """Raise unless both are logits of one shape, or as many of them in one structure."""
-    pairs = tf.nest.flatten(student), tf.nest.flatten(teacher)
-    tensors = all(tf.is_tensor(v) and v.shape.rank != 0 for leaves in pairs for v in leaves)
-    same = tensors and len(pairs[0]) == len(pairs[1])
-    if not same or not all(
-        a.shape.is_compatible_with(b.shape) for a, b in zip(*pairs, strict=True)
-    ):
+    pairs = zip(tf.nest.flatten(student), tf.nest.flatten(teacher), strict=False)
+    if not _same_structure(student, teacher) or not all(_are_alike(*pair) for pair in pairs):
         ours, theirs = (
-            [v.shape.as_list() if tf.is_tensor(v) else type(v).__name__ for v in leaves]
-            for leaves in pairs
+            logits.shape.as_list() if tf.is_tensor(logits) else type(logits).__name__
+            for logits in (student, teacher)
         )
-        ours, theirs = (all_[0] if len(all_) == 1 else all_ for all_ in (ours, theirs))
         raise ValueError(
             "student and teacher must give logits of one shape, with the same classes last: "
             f"the student gives {ours}, the teacher {theirs}"
         )
+
+
+def _same_structure(student, teacher) -> bool:
+    try:
+        tf.nest.assert_same_structure(student, teacher)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _are_alike(ours, theirs) -> bool:
+    tensors = tf.is_tensor(ours) and tf.is_tensor(theirs)
+    return tensors and ours.shape.rank != 0 and ours.shape.is_compatible_with(theirs.shape)
 
 
 def _refuse_probabilities(student, x, target) -> None:
