@@ -28,6 +28,10 @@ the zeros out, or remove whole channels (`structured_pruning`).
 
 Run it alone: `python -m pt_impl.compression.combinations` prints the files of each stage, their
 accuracy, size and zeros.
+
+Copy with it: `pt_impl/compression/distillation.py`, `pt_impl/compression/pruning.py`,
+`pt_impl/compression/quantization_aware_training.py`, `pt_impl/kit/programs.py`,
+`shared/archives.py`, `shared/atomic.py`.
 """
 
 from collections.abc import Callable

@@ -25,11 +25,8 @@ from shared.weights import init_weights
 from tests import workers
 
 FRAMEWORK = "pt" if sys.argv[1:] == ["pt"] else "tf"
-NAMES = ("models", "data", "training", "runtime", "distillation", "feature_distillation")
-NAMES += ("pruning", "structured_pruning")
-impl = workers.implementation(
-    FRAMEWORK, "compression.distillation", "compression.feature_distillation"
-)
+NAMES = ("distillation", "feature_distillation", "pruning", "structured_pruning")
+impl = workers.implementation(FRAMEWORK, *(f"compression.{name}" for name in NAMES))
 kit = impl.kit
 logits, features = impl.compression.distillation, impl.compression.feature_distillation
 pruning, structured_pruning = impl.compression.pruning, impl.compression.structured_pruning

@@ -28,6 +28,11 @@ the zeros out, or remove whole channels (`structured_pruning`).
 
 Run it alone: `TF_USE_LEGACY_KERAS=1 python -m tf_impl.compression.combinations` prints the files of
 each stage, their accuracy, size and zeros.
+
+Copy with it: `shared/archives.py`, `shared/atomic.py`, `shared/specs.py`,
+`tf_impl/compression/distillation.py`, `tf_impl/compression/pruning.py`,
+`tf_impl/compression/quantization_aware_training.py`, `tf_impl/kit/models.py`,
+`tf_impl/kit/programs.py`, `tf_impl/kit/runtime.py`.
 """
 
 import inspect

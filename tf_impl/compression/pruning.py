@@ -37,6 +37,8 @@ what a model can spare, and where training ends with the schedule: leave steps f
 
 Run it alone: `python -m tf_impl.compression.pruning` prints the dense model against 80% and 95% of
 zeros.
+
+Copy with it: `shared/specs.py`, `tf_impl/kit/models.py`, `tf_impl/kit/runtime.py`.
 """
 
 from collections import Counter

@@ -24,6 +24,8 @@ nothing: kernels stay dense tensors.
 
 Run it alone: `python -m tf_impl.compression.semi_structured_pruning` prints the dense model against
 the masked.
+
+Copy with it: `shared/specs.py`, `tf_impl/kit/models.py`, `tf_impl/kit/runtime.py`.
 """
 
 from collections import Counter

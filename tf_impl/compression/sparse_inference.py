@@ -25,6 +25,8 @@ is the slower one. It is the price of zeros anywhere: whole channels gone (struc
 
 Run it alone: `python -m tf_impl.compression.sparse_inference` prints dense against CSR at several
 sparsities.
+
+Copy with it: `shared/archives.py`, `shared/atomic.py`, `tf_impl/kit/programs.py`.
 """
 
 import inspect
