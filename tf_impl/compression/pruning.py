@@ -88,6 +88,11 @@ def apply_pruning(
         return _mask(model, False, final_sparsity, begin_step, end_step, frequency, min_weights)
     layers = _prunable(model, min_weights)
     _check_calls(model, layers)
+    return _wrap(model, layers, final_sparsity, begin_step, end_step, frequency)
+
+
+def _wrap(model, layers, final_sparsity, begin_step, end_step, frequency) -> tuple:
+    """Copy the model, whose layers tfmot wraps; its schedule goes by the step of `update`."""
     sparsity = _tfmot().sparsity.keras
     schedule = sparsity.PolynomialDecay(
         0.0, final_sparsity, begin_step, end_step, power=3, frequency=frequency
