@@ -301,7 +301,8 @@ def _check_operator(node) -> None:
     second = len(before) > 3 and any(dim % len(before) == 1 for dim in dims)
     if node.type == kinds.RESHAPE:
         flat = [before[0], math.prod(before[1:])] if before else None
-        last = after[-1:] == before[-1:] and min(len(before), len(after)) < 4
+        rows = 2 in (len(before), len(after)) or before[:1] == after[:1]
+        last = rows and after[-1:] == before[-1:] and min(len(before), len(after)) < 4
         if after and (last or after[:2] == before[:2] or after == flat):
             return
         raise _Whole(f"they are reshaped from {before} to {after}")
