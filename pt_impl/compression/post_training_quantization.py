@@ -30,6 +30,9 @@ calibration data is not like what comes later: compare accuracy before it is dep
 
 Run it alone: `python -m pt_impl.compression.post_training_quantization` prints time, size and
 agreement.
+
+Copy with it: `pt_impl/kit/programs.py`, `shared/archives.py`, `shared/atomic.py`,
+`shared/onnx_quantization.py`.
 """
 
 import copy

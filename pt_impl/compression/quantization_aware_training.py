@@ -27,6 +27,8 @@ long. It needs a trained model, data with labels, and a learning rate that is no
 
 Run it alone: `python -m pt_impl.compression.quantization_aware_training` prints the accuracy of
 files of 8, 4 and 2 bits, trained on and not.
+
+Copy with it: `pt_impl/kit/programs.py`, `shared/archives.py`, `shared/atomic.py`.
 """
 
 import copy

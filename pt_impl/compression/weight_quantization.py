@@ -23,6 +23,8 @@ on a CPU, quantize activations too (`post_training_quantization.py`).
 
 Run it alone: `python -m pt_impl.compression.weight_quantization` prints time and size at each
 width.
+
+Copy with it: `pt_impl/kit/programs.py`, `shared/archives.py`, `shared/atomic.py`.
 """
 
 import copy

@@ -28,6 +28,8 @@ operators that it lacks. Check an export against its model on real data before i
 
 Run it alone: `python -m pt_impl.deployment.export` prints how far the files' predictions are from
 the model's, and how long they take.
+
+Copy with it: `shared/calibration.py`, `shared/runtimes.py`.
 """
 
 from collections.abc import Iterator

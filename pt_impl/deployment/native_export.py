@@ -22,6 +22,9 @@ process compiles. Where PyTorch need not be there, see `pt_impl/deployment/expor
 Run it alone: `python -m pt_impl.deployment.native_export` prints eager against the compiled
 predictions.
 Loading a package runs the native code in it: load only files that you made or trust.
+
+Copy with it: `pt_impl/kit/runtime.py`, `shared/archives.py`, `shared/atomic.py`,
+`shared/runtimes.py`.
 """
 
 import copy

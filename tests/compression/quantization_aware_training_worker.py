@@ -606,7 +606,7 @@ class TensorFlow:
         @self.tf.function
         def step():
             with self.tf.GradientTape() as tape:
-                output = programs.call(model, x, training=True)
+                output = programs._call(model, x, training=True)
                 first = output["y"] if isinstance(output, dict) else output
                 loss = self.tf.reduce_mean((first - 1) ** 2)
             gradients = tape.gradient(loss, model.trainable_variables)

@@ -29,6 +29,9 @@ calibration data is not like what comes later: compare accuracy before it is dep
 
 Run it alone: `python -m tf_impl.compression.post_training_quantization` prints time, size and
 agreement.
+
+Copy with it: `shared/archives.py`, `shared/atomic.py`, `shared/onnx_quantization.py`,
+`tf_impl/kit/programs.py`.
 """
 
 import os

@@ -33,6 +33,9 @@ long. It needs a trained model, data with labels, and a learning rate that is no
 
 Run it alone: `python -m tf_impl.compression.quantization_aware_training`
 prints the accuracy of files of 8, 4 and 2 bits, trained on and not.
+
+Copy with it: `shared/archives.py`, `shared/atomic.py`, `shared/specs.py`, `tf_impl/kit/models.py`,
+`tf_impl/kit/programs.py`, `tf_impl/kit/runtime.py`.
 """
 
 import os

@@ -22,6 +22,9 @@ on a CPU, quantize activations too (`post_training_quantization.py`).
 
 Run it alone: `python -m tf_impl.compression.weight_quantization` prints time and size at each
 width.
+
+Copy with it: `shared/archives.py`, `shared/atomic.py`, `shared/specs.py`, `tf_impl/kit/models.py`,
+`tf_impl/kit/programs.py`, `tf_impl/kit/runtime.py`.
 """
 
 import tempfile

@@ -30,6 +30,8 @@ Check an export against its model on real data before it is used.
 
 Run it alone: `python -m tf_impl.deployment.export` prints how far the files' predictions are from
 the model's, and how long they take.
+
+Copy with it: `shared/calibration.py`, `shared/runtimes.py`.
 """
 
 import json

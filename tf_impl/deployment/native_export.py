@@ -26,6 +26,8 @@ its convolutions are slower than oneDNN's. Where TensorFlow need not be there, s
 Run it alone: `python -m tf_impl.deployment.native_export` prints `tf.function` against the others.
 
 A SavedModel's operators can read and write files: load only what you made or trust.
+
+Copy with it: `shared/runtimes.py`.
 """
 
 import json

@@ -33,12 +33,16 @@ _HARMLESS = {"Placeholder", "StatefulPartitionedCall", "While", "If"}
 _FILES = re.compile("File|Save|Restore|PyFunc|Directory")
 
 
-def call(model: tf.keras.Model, inputs, *, training: bool = False):
+def call(model: tf.keras.Model, inputs):
     """Return the model's output for inputs as `fit` hands them over: a structure is one argument.
 
     A tuple is `*x` and a dict `**x` where `call` takes several arguments. Of an output with
     `.logits` these alone.
     """
+    return _call(model, inputs, training=False)
+
+
+def _call(model: tf.keras.Model, inputs, *, training: bool):
     names = [
         p
         for p in inspect.signature(model.call).parameters.values()
@@ -77,7 +81,7 @@ def trace(model: tf.keras.Model, inputs, *, training: bool = False):
 
     @tf.function(input_signature=signature, jit_compile=False)
     def program(*tensors):
-        return call(model, tf.nest.pack_sequence_as(inputs, tensors), training=training)
+        return _call(model, tf.nest.pack_sequence_as(inputs, tensors), training=training)
 
     try:
         program.get_concrete_function()
