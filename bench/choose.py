@@ -24,7 +24,7 @@ from typing import Any
 
 from scipy import stats
 
-from bench.harness.stats import DELTA
+from bench.analysis.stats import DELTA
 from bench.report import load
 from bench.report.blocks import DIFFERENT, above_import
 from bench.report.figures import is_number, is_pair, number, plus_minus

@@ -19,7 +19,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from bench.harness.stats import Ratio, compare_accuracy, compare_runs
+from bench.analysis.stats import Ratio, compare_accuracy, compare_runs
 from bench.report import load
 from bench.report.blocks import DIFFERENT, Column, Table, above_import
 from bench.report.content import run_line

@@ -14,10 +14,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from bench import bench_baseline
 from bench.harness.matches import configure, parent_key
 from bench.harness.plan import Case, Variant, Workload
 from bench.harness.processes import Processes
+from bench.train_step import bench_baseline
 from shared import datasets, teacher
 
 SEED = 2026
@@ -31,7 +31,7 @@ def train(path: Path) -> float:
     """Train, write `path` and return the accuracy in percent. `Failed` with the reason if not."""
     baseline = Variant("step", role="baseline")
     workload = Workload(teacher.TASK.name, "compute")
-    case = Case("baseline", bench_baseline.__name__, "pt", None, baseline, workload)
+    case = Case("train_step", "baseline", bench_baseline.__name__, "pt", None, baseline, workload)
     with tempfile.TemporaryDirectory(prefix="twinbench-") as folder:
         data = datasets.materialise(teacher.TASK.dataset, Path(folder) / "data")
         with Processes(Path(folder) / "logs") as processes:

@@ -21,7 +21,8 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.harness import machine, stats
+from bench.analysis import stats
+from bench.harness import machine
 from bench.harness.matches import Match, parent_key
 from bench.harness.plan import EFFORT, FRAMEWORKS, Case, Prepared, Variant, Work, Workload
 from bench.harness.processes import Processes
@@ -36,12 +37,12 @@ TABLE_ROWS = 40
 DRAWS = 20_000
 
 
-def prepare(kit, work: Work) -> Prepared:
+def prepare(impl, work: Work) -> Prepared:
     """The baseline step; a planted one works `slowdown` of each step's own time longer."""
-    model = kit.models.build(work.task.model, work.weights)
-    optimizer = kit.training.make_optimizer(model, work.task.recipe)
-    step = kit.training.make_train_step(model, optimizer, kit.training.cross_entropy)
-    predict = kit.training.make_predict(model)
+    model = impl.kit.models.build(work.task.model, work.weights)
+    optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
+    step = impl.kit.training.make_train_step(model, optimizer, impl.kit.training.cross_entropy)
+    predict = impl.kit.training.make_predict(model)
     if "slowdown" not in work.settings:
         return Prepared(step, predict, model, optimizer)
 
@@ -57,7 +58,7 @@ def prepare(kit, work: Work) -> Prepared:
     return Prepared(slower, predict, model, optimizer)
 
 
-def took_effect(kit, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
+def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
     """Nothing is claimed."""
     return {}, None
 
@@ -73,7 +74,7 @@ def contenders(framework: str, batch: str) -> list[Case]:
             Variant(f"slow{number}", {"slowdown": PLANTED}, role="control"),
         ]
     workload = Workload("digits-cnn", batch)
-    return [Case("validate", MODULE, framework, flavour, v, workload) for v in variants]
+    return [Case("harness", "validate", MODULE, framework, flavour, v, workload) for v in variants]
 
 
 def measure(frameworks: list[str], pairs: int, blocks: int, results: Path) -> Path:

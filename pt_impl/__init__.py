@@ -1,1 +1,1 @@
-"""The PyTorch half: a kit (models, data, training, runtime) and one file per technique."""
+"""The PyTorch half: families of techniques, one file each, and the kit that serves them."""

@@ -1,7 +1,7 @@
 """What a model's file holds and what a runtime makes of it: operators, counted by name.
 
-Of a histogram the sum is the number of nodes. The files are those of `pt_impl/export.py` and
-`tf_impl/export.py`; errors are those of the loaders in `shared/runtimes.py`.
+Of a histogram the sum is the number of nodes. The files are those of `pt_impl/deployment/export.py`
+and `tf_impl/deployment/export.py`; errors are those of the loaders in `shared/runtimes.py`.
 """
 
 from __future__ import annotations

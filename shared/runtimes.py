@@ -1,9 +1,9 @@
 """Runtimes that need no framework: ONNX Runtime, OpenVINO and LiteRT load a file and predict.
 
-Here stands what a program that only predicts needs; the files come from `pt_impl/export.py` and
-`tf_impl/export.py`. A runtime is imported when a file is loaded into it, so only those in use must
-be installed. Copy this file to where it predicts: it needs NumPy and
-the runtime (and onnx, for the check of ONNX files that `check=False` leaves out).
+Here stands what a program that only predicts needs; the files come from
+`pt_impl/deployment/export.py` and `tf_impl/deployment/export.py`. A runtime is imported when a file
+is loaded into it, so only those in use must be installed. Copy this file to where it predicts: it
+needs NumPy and the runtime (and onnx, for the check of ONNX files that `check=False` leaves out).
 
 Every loader returns `predict(x) -> output`:
 

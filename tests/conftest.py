@@ -12,9 +12,9 @@ from bench.harness import plan
 from bench.harness.plan import Effort, cases_of, choose, with_baselines
 from bench.harness.processes import Limits
 from bench.harness.run import Plan, Run, Settings
-from tests import command_line, fake_plugin, faulty
-from tests.command_line import MARK
-from tests.namespaces import refusal
+from tests.harness import command_line, fake_plugin, faulty
+from tests.harness.command_line import MARK
+from tests.network.namespaces import refusal
 
 # Other processes may keep the cores busy: how long an example takes says nothing.
 hypothesis.settings.register_profile(
@@ -75,7 +75,7 @@ def measure(results_folder, tmp_path_factory):
         limits=LIMITS,
         **settings,
     ) -> SimpleNamespace:
-        every = cases_of(technique, "tests.faulty", "default")
+        every = cases_of(technique, "tests.harness.faulty", "default")
         chosen = choose(every, tasks=set(), variants=set(variants), frameworks=set(frameworks))
         cases = with_baselines(chosen, every)
         made = Plan({technique.name: cases}, {technique.name: technique}, amount)

@@ -26,9 +26,10 @@ from markdown_it import MarkdownIt
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from bench import docs, projection, sweeps, validate
+from bench import docs, validate
 from bench.docs import __main__ as command
 from bench.harness.run import techniques
+from bench.network import projection, sweeps
 from shared import parallel
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -48,7 +49,7 @@ pytestmark = pytest.mark.timeout(240)
 
 BENCH = ".venv/bin/pytest bench/ --benchmark-only"
 TWO = "--pt-python .venv-pt/bin/python --tf-python .venv-tf/bin/python"
-PROJECTED = ".venv/bin/python -m bench.projection show docs/across_hosts/pt.json"
+PROJECTED = ".venv/bin/python -m bench.network.projection show docs/across_hosts/pt.json"
 PROJECTED += " docs/across_hosts/tf.json"
 MAKE = "python3 -m venv .venv && .venv/bin/pip install -c constraints.txt -e"
 
@@ -89,7 +90,7 @@ COMMANDS = {
     ".venv/bin/python -m bench.compare docs/results.json results/latest": "run",
     "cp results/latest/results.json docs/results.json": "run",
     ".venv/bin/python -m bench.docs": "run",
-    "python -m pt_impl.mixed_precision": "alone",
+    "python -m pt_impl.train_step.mixed_precision": "alone",
     ".venv/bin/python -m bench.validate measure --framework pt --pairs 10": "validate",
     ".venv/bin/python -m bench.validate simulate results/latest/validation.json": "run",
     ".venv/bin/python -m pt_impl.label_smoothing": "tour",
@@ -97,15 +98,15 @@ COMMANDS = {
     ".venv/bin/pytest tests/test_layout.py tests/test_label_smoothing.py": "tour",
     f"{BENCH} --effort quick -k label_smoothing": "tour",
     # docs/across_hosts.md
-    ".venv/bin/python -m bench.hosts 'echo host $RANK of $WORLD_SIZE; ip -brief address'": "hosts",
-    ".venv/bin/python -m bench.hosts --hosts 3 --latency 5ms --bandwidth 100mbit "
-    "'.venv/bin/python -m pt_impl.collectives --floats 1000,500000'": "hosts",
-    ".venv/bin/python -m bench.hosts --bandwidth 1gbit "
-    "'.venv/bin/python -m tf_impl.collectives --floats 1000,500000'": "hosts",
-    ".venv/bin/python -m bench.projection measure --framework pt results/pt.json": "sweep",
-    ".venv/bin/python -m bench.projection measure --framework tf results/tf.json": "sweep",
+    ".venv/bin/python -m bench.network.hosts 'echo host $RANK of $WORLD_SIZE; ip -brief address'": "hosts",
+    ".venv/bin/python -m bench.network.hosts --hosts 3 --latency 5ms --bandwidth 100mbit "
+    "'.venv/bin/python -m pt_impl.kit.collectives --floats 1000,500000'": "hosts",
+    ".venv/bin/python -m bench.network.hosts --bandwidth 1gbit "
+    "'.venv/bin/python -m tf_impl.kit.collectives --floats 1000,500000'": "hosts",
+    ".venv/bin/python -m bench.network.projection measure --framework pt results/pt.json": "sweep",
+    ".venv/bin/python -m bench.network.projection measure --framework tf results/tf.json": "sweep",
     PROJECTED: "run",
-    ".venv/bin/python -m bench.projection show docs/across_hosts/pt.json "
+    ".venv/bin/python -m bench.network.projection show docs/across_hosts/pt.json "
     "--bandwidth 100gbit --latency 10us --compute 250ms --size 3GB": "run",
     f"{PROJECTED} --page docs/across_hosts.md": "run",
     # docs/gpu.md
@@ -132,7 +133,7 @@ COMMANDS = {
     "--rdzv-id=$SLURM_JOB_ID --rdzv-endpoint=$SLURM_LAUNCH_NODE_IPADDR:29400 -m "
     f"{ON_MANY.format('pt')}": "launch",
     ".venv-pt/bin/pip install hypothesis pytest pytest-timeout && "
-    ".venv-pt/bin/pytest tests/test_pt_kit.py": "collect",
+    ".venv-pt/bin/pytest tests/kit/test_pt_kit.py": "collect",
 }
 # Words that begin a command in running text. A name of a program alone is none.
 BEGIN = (".venv/bin/", "python -m pt_impl", "python -m tf_impl", "pytest bench/")
@@ -269,7 +270,7 @@ def test_its_options_are_valid(clone, text):
 
 @pytest.mark.parametrize("text", [t for t in of_kind("collect") if "--resume" in t])
 def test_a_published_run_is_not_taken_up(clone, text):
-    """The option is there, and says what it misses; tests/test_resume.py takes runs up."""
+    """The option is there, and says what it misses; tests/harness/test_resume.py takes runs up."""
     done = run(text, clone)
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     (line,) = done.stderr.strip().splitlines()
@@ -287,7 +288,7 @@ def test_its_arguments_are_parsed(text, monkeypatch):
 
 @pytest.mark.parametrize("text", of_kind("launch"))
 def test_what_is_launched_on_many_hosts_has_valid_options(text):
-    """Hosts are the business of others: tests/test_data_parallel.py runs the program on one."""
+    """Hosts are the business of others: test_data_parallel.py runs the program on one."""
     module, *words = text.rpartition(" -m ")[2].split(" ")
     options = parallel.options(module).parse_args(words)
     tree = ast.parse((ROOT / f"{module.replace('.', '/')}.py").read_text("utf-8"))
@@ -308,14 +309,14 @@ def test_it_runs_on_every_host(clone, text, hosts_permitted):
 def test_a_sweep_is_asked_for_as_written(text, monkeypatch):
     asked = []
     monkeypatch.setattr(sweeps, "measure", lambda framework, _: asked.append(framework) or [])
-    assert projection.main(text.partition("-m bench.projection ")[2].split(" ")) == 0
+    assert projection.main(text.partition("-m bench.network.projection ")[2].split(" ")) == 0
     assert asked == re.findall(r"--framework (\w+)", text)
 
 
 def test_the_projection_is_what_its_records_give(monkeypatch):
     """Of this repository, whose page no test writes. Make it again with its last command."""
     monkeypatch.chdir(ROOT)
-    words = PROJECTED.partition("-m bench.projection ")[2].split(" ")
+    words = PROJECTED.partition("-m bench.network.projection ")[2].split(" ")
     assert projection.main([*words, "--page", "docs/across_hosts.md", "--check"]) == 0
 
 
@@ -496,9 +497,9 @@ def test_the_example_runs(name, examples):
 @pytest.mark.parametrize(
     ("path", "needs"),
     [
-        ("pt_impl/gradient_accumulation.py", []),
-        ("tf_impl/stacking.py", []),
-        ("pt_impl/tuned_pipeline.py", ["pt_impl/runtime.py", "shared/epochs.py"]),
+        ("pt_impl/train_step/gradient_accumulation.py", []),
+        ("tf_impl/train_step/stacking.py", []),
+        ("pt_impl/input/tuned_folder.py", ["pt_impl/kit/runtime.py", "shared/epochs.py"]),
     ],
 )
 def test_what_a_page_says_of_copying_holds(path, needs, tmp_path):

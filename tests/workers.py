@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -14,6 +15,17 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 TIMEOUT_S = 600
+
+
+KIT = ("models", "data", "training", "runtime")
+
+
+def implementation(framework: str, *modules: str):
+    """The package of "pt" or "tf" with its kit and, for example, "compression.pruning" imported."""
+    package = f"{framework}_impl"
+    for module in (*(f"kit.{name}" for name in KIT), *modules):
+        importlib.import_module(f"{package}.{module}")
+    return importlib.import_module(package)
 
 
 class Scenarios(dict):

@@ -1,1 +1,1 @@
-"""The TensorFlow half: a kit (models, data, training, runtime) and one file per technique."""
+"""The TensorFlow half: families of techniques, one file each, and the kit that serves them."""

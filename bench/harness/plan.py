@@ -2,13 +2,14 @@
 
 A `bench_<technique>.py` holds one `Technique` and two functions that run in a worker:
 
-    prepare(kit, work) -> Prepared          build the step that is timed
-    took_effect(kit, work, prepared, batch) -> (evidence, reason or None)
+    prepare(impl, work) -> Prepared          build the step that is timed
+    took_effect(impl, work, prepared, batch) -> (evidence, reason or None)
 
-and, where a step's time and memory do not say it all, a third that runs once a case in a process of
-its own (`Technique.probes`):
+`impl` is the side's package: `impl.kit.training`, `impl.compression.pruning`. Where a step's time
+and memory do not say it all, there is a third, which runs once a case in a process of its own
+(`Technique.probes`):
 
-    probe(kit, work, batches) -> {name: {"value": float, "unit": str, "samples": list or None}}
+    probe(impl, work, batches) -> {name: {"value": float, "unit": str, "samples": list or None}}
 
 `batches` are none where the task's data is a folder of images: `work.data`.
 
@@ -159,6 +160,7 @@ class Technique:
     rows tell parameters, zeros and MACs of their models, see `worker.model_size`.
     """
 
+    family: str
     name: str
     title: str
     variants: tuple[Variant, ...]
@@ -175,6 +177,7 @@ class Technique:
 class Case:
     """A variant of a technique in one framework at one workload: a row's half."""
 
+    family: str
     technique: str
     module: str
     framework: str
@@ -212,6 +215,7 @@ class Case:
         name = self.variant.stands_for or self.variant.name
         return {
             "module": self.module,
+            "family": self.family,
             "technique": self.technique,
             "framework": self.framework,
             "variant": asdict(self.variant) | {"name": name},
@@ -292,7 +296,15 @@ def cases_of(technique: Technique, module: str, effort: str) -> list[Case]:
             for name in variant.frameworks:
                 for flavour in FRAMEWORKS[name].flavours:
                     if flavour in variant.flavours:
-                        case = Case(technique.name, module, name, flavour, variant, workload)
+                        case = Case(
+                            technique.family,
+                            technique.name,
+                            module,
+                            name,
+                            flavour,
+                            variant,
+                            workload,
+                        )
                         cases.append(case)
     return _one_variant_a_side(cases) if quick else cases
 

@@ -18,7 +18,7 @@ from statistics import median
 
 import numpy as np
 
-from bench.harness import stats
+from bench.analysis import stats
 from bench.harness.matches import Block
 from bench.harness.plan import FRAMEWORKS, Case, Technique
 from bench.harness.probes import Trained

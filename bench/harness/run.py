@@ -57,10 +57,10 @@ EXPECTED_S = {
 
 
 def techniques() -> dict[str, Technique]:
-    """The techniques of every `bench/bench_*.py`, by name."""
+    """The techniques of every `bench/<family>/bench_*.py`, by name."""
     found = {}
-    for path in sorted((ROOT / "bench").glob("bench_*.py")):
-        technique = importlib.import_module(f"bench.{path.stem}").TECHNIQUE
+    for path in sorted((ROOT / "bench").glob("*/bench_*.py")):
+        technique = importlib.import_module(f"bench.{path.parent.name}.{path.stem}").TECHNIQUE
         found[technique.name] = technique
     return found
 

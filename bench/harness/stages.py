@@ -9,20 +9,20 @@ from bench.harness.plan import Prepared, Work
 
 
 def train_on(
-    kit, work: Work, prepare: Callable[..., Prepared], *, epochs: int
+    impl, work: Work, prepare: Callable[..., Prepared], *, epochs: int
 ) -> Callable[[Callable], Callable]:
     """Return a `Prepared.train` of two stages, the same for a technique's baseline and its rows.
 
-    The baseline, which `prepare(kit, work)` makes where there are no settings, trains for the
+    The baseline, which `prepare(impl, work)` makes where there are no settings, trains for the
     recipe's epochs. From its weights `prepare` makes the row, with an optimizer that starts anew,
     and that trains for `epochs` more: every row takes as many steps at the same learning rate.
     """
 
     def train(fit: Callable) -> Callable:
-        plain = prepare(kit, replace(work, settings={}))
+        plain = prepare(impl, replace(work, settings={}))
         fit(plain.step)
-        trained = kit.models.export_weights(plain.model)
-        row = prepare(kit, replace(work, weights=trained))
+        trained = impl.kit.models.export_weights(plain.model)
+        row = prepare(impl, replace(work, weights=trained))
         fit(row.step, epochs)
         return row.predict
 

@@ -46,7 +46,7 @@ STEADY_STEPS = 20  # of a peak in the steady state, or as many as
 STEADY_S = 5.0  # fit into this, if steps are long
 SETTLE_S = 0.05
 EVALUATED = 600  # samples at once at most: a third of the test images
-KIT = ("models", "data", "training", "runtime")
+KIT = ("kit.models", "kit.data", "kit.training", "kit.runtime")
 STATE = ("parameters", "gradients", "optimizer")
 
 
@@ -166,7 +166,8 @@ class Worker:
             importlib.import_module(module)
         for module in KIT:
             importlib.import_module(f"{package}.{module}")
-        self.kit = importlib.import_module(package)
+        self.impl = importlib.import_module(package)
+        self.kit = self.impl.kit
         self.seed = seed
         found = self.kit.runtime.configure(threads=threads, seed=seed)
         if any(count != threads for count in found.values()):
@@ -212,8 +213,9 @@ class Worker:
         self, case: dict, seed: int, memory_budget: int | None = None, data: str | None = None
     ) -> None:
         self.bench = importlib.import_module(case["module"])
-        technique = f"{self.kit.__name__}.{case['technique']}"
-        if importlib.util.find_spec(technique):
+        family = f"{self.impl.__name__}.{case['family']}"
+        technique = f"{family}.{case['technique']}"
+        if importlib.util.find_spec(family) and importlib.util.find_spec(technique):
             importlib.import_module(technique)
         task, variant = TASKS[case["task"]], case["variant"]
         self.work = Work(
@@ -230,7 +232,7 @@ class Worker:
 
     def _prepare(self, case: dict, seed: int, data: str) -> None:
         self._find_work(case, seed, data=data)
-        self.prepared = self.bench.prepare(self.kit, self.work)
+        self.prepared = self.bench.prepare(self.impl, self.work)
 
     def _deploy(self) -> None:
         if self.prepared.deploy:
@@ -384,7 +386,7 @@ class Worker:
 
     def _op_evidence(self) -> dict:
         """The proof that the technique happened, or why it did not."""
-        found, reason = self.bench.took_effect(self.kit, self.work, self.prepared, self.batches[0])
+        found, reason = self.bench.took_effect(self.impl, self.work, self.prepared, self.batches[0])
         if self.bench.TECHNIQUE.counts:
             weights = self.kit.models.export_weights(self.prepared.model)
             counted = model_size(self.work.task.model, weights)
@@ -445,7 +447,7 @@ class Worker:
             batches = datasets.first_batches(
                 x, y, case["batch_size"], RESIDENT_BATCHES, seed=weights_seed
             )
-        return {"metrics": self.bench.probe(self.kit, self.work, batches)}
+        return {"metrics": self.bench.probe(self.impl, self.work, batches)}
 
     def _op_train(self, case: dict, data: str, seed: int) -> dict:
         """Train to the task's plateau from weights and batch order of `seed`; return its metric."""
@@ -470,7 +472,7 @@ class Worker:
             task = self.work.task
             recipe = replace(task.recipe, learning_rate=learning_rate, epochs=epochs)
             self.work = replace(self.work, task=replace(task, recipe=recipe))
-            self.prepared = self.bench.prepare(self.kit, self.work)
+            self.prepared = self.bench.prepare(self.impl, self.work)
             self._fit(Path(data), seed + number, self.prepared.step)
             weights = teacher.rounded(models.export_weights(self.prepared.model))
             self.work = replace(self.work, weights=weights)

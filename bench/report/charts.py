@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from bench.harness.stats import DELTA
+from bench.analysis.stats import DELTA
 from bench.report.blocks import DIFFERENT
 from bench.report.figures import compact, is_number, is_pair, number, ratio
 from bench.report.record import View, at, framework_title

@@ -1,0 +1,215 @@
+"""Compression, stacked: what pruning, distillation and 8 bits do to size, time and accuracy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from bench.compression.bench_sparse_inference import pruned
+from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from shared import datasets, teacher
+
+# Fixed before anything was measured: the settings of the techniques that are stacked, and their
+# epochs. All rows train as long, in three parts at one learning rate, each with a new optimizer:
+# the recipe's epochs, those in which pruned rows are pruned, those in which rows are rounded.
+PRUNING_EPOCHS, ROUNDING_EPOCHS = 4, 2
+SCHEDULE = {"begin_step": 0, "end_step": 420, "frequency": 10}  # of the 560 steps of 4 epochs
+LESSON = {"temperature": 4.0, "alpha": 0.9}
+# 80% of all: layers of fewer weights, 2% of them, stay dense.
+PRUNED, ROUNDED = {"final_sparsity": 0.82, "min_weights": 1_000}, {"weight_bits": 8}
+EXAMPLES = 256  # images of the training split that set the ranges of activations
+PROOF_STEPS = 10  # of training with rounding, after which zeros are still there
+FLAVOURS = (None, "tf_keras")  # TensorFlow Model Optimization has no other
+ROUNDED_LOSSES = 0.05  # relative: twins round to the same grids, but not at the same places
+
+
+def _row(name: str, effort: str = "default", timed: bool = True, **settings) -> Variant:
+    tolerance = ROUNDED_LOSSES if "weight_bits" in settings else None
+    return Variant(
+        name,
+        settings,
+        flavours=FLAVOURS,
+        effort=effort,
+        changes_math=True,
+        changes_weights="final_sparsity" in settings,
+        loss_tolerance=tolerance,
+        timed=timed,
+    )
+
+
+TECHNIQUE = Technique(
+    family="compression",
+    name="combinations",
+    title="Compression, stacked: prune or distil, then quantize",
+    variants=(
+        Variant("0_fp32", role="baseline", effort="quick", flavours=FLAVOURS),
+        _row("2_pruned_int8", effort="quick", **PRUNED, **ROUNDED),
+        _row("1_pruned", **PRUNED),
+        _row("1_distilled", timed=False, **LESSON),  # other weights in the graph of 0_fp32
+        _row("2_distilled_int8", **LESSON, **ROUNDED),
+    ),
+    workloads=(Workload("digits-cnn", "compute", mode="predict", accuracy=True, training=3.0),),
+    differs_by_design=(
+        "The runtime is TorchInductor with frozen weights in PyTorch, LiteRT with XNNPACK in "
+        "TensorFlow, in float32 rows too. TensorFlow trains tf_keras in all rows.",
+        "Masks and fake quantizers are those of each side: see pruning and "
+        "quantization_aware_training.",
+    ),
+    notes=(
+        "Each row holds those before it: 2_pruned_int8 is 1_pruned trained on with rounding while "
+        "its zeros stay, 2_distilled_int8 is 1_distilled rounded after training.",
+        f"Accuracy is of the deployed file. Every row trains for the recipe's epochs, "
+        f"{PRUNING_EPOCHS} and {ROUNDING_EPOCHS} more at one learning rate: pruned rows reach 80% "
+        f"of zeros after {SCHEDULE['end_step']} of the first {SCHEDULE['end_step'] * 4 // 3} "
+        "additional steps, rows in 8 bits round in the last epochs, distilled ones learn from "
+        f"{teacher.TASK.name} in all (T = {LESSON['temperature']:g}, alpha = {LESSON['alpha']:g}).",
+        "Size is that of the file, as it is and compressed, of initial weights; the smallest are "
+        "zero in pruned rows. Neither runtime gains speed from zeros.",
+        "1_distilled predicts as fast as 0_fp32: it is the same model with other weights. It is "
+        "not timed, so 0_fp32 may stand on a front of step time where 1_distilled would.",
+    ),
+    # Other techniques play controls.
+    controls=False,
+    counts=True,
+)
+
+
+def prepare(impl, work: Work) -> Prepared:
+    """Predictions of the file of the row, from its initial weights or from what was trained."""
+    row = Row(impl, work)
+    plain, (step, optimizer) = row.model, row.plain_step()
+    predict = impl.kit.training.make_predict(plain)
+    targets = row.lessons if "alpha" in work.settings else None
+    return Prepared(
+        step, predict, plain, optimizer, targets=targets, deploy=row.deploy, train=row.train
+    )
+
+
+@dataclass
+class Row:
+    """A model on its way to a file, by the settings of its row."""
+
+    impl: Any
+    work: Work
+    rounds: bool = False
+
+    def __post_init__(self) -> None:
+        """Start from initial weights, the smallest of them zero: what is timed is not trained."""
+        weights, share = dict(self.work.weights), self.work.settings.get("final_sparsity", 0.0)
+        for name in large_kernels(self.work):
+            weights[name] = pruned(name, weights[name], share)
+        self.model = self.impl.kit.models.build(self.work.task.model, weights)
+
+    @cached_property
+    def examples(self):
+        """Real inputs, which set the ranges of activations."""
+        x, y = datasets.load(Path(self.work.data), "train")
+        return self.impl.kit.data.to_device(x[:EXAMPLES], y[:EXAMPLES])[0]
+
+    def lessons(self, x, y) -> tuple:
+        """Labels, and what the teacher says of the images."""
+        guide = self.impl.kit.models.build(teacher.TASK.model, teacher.load().weights)
+        return y, self.impl.compression.distillation.store_logits(guide, x)
+
+    def plain_step(self) -> tuple:
+        """A step of the model as it is now, taught if the row is, with a new optimizer."""
+        training = self.impl.kit.training
+        optimizer = training.make_optimizer(self.model, self.work.task.recipe)
+        make, lesson = training.make_train_step, {}
+        if "alpha" in self.work.settings:
+            make = self.impl.compression.distillation.make_stored_train_step
+            lesson = {name: self.work.settings[name] for name in LESSON}
+        return make(self.model, optimizer, training.cross_entropy, **lesson), optimizer
+
+    def sparse_step(self):
+        """A step that keeps the zeros of the model as it is now."""
+        training = self.impl.kit.training
+        optimizer = training.make_optimizer(self.model, self.work.task.recipe)
+        make = self.impl.compression.combinations.make_sparse_train_step
+        return make(self.model, optimizer, training.cross_entropy)
+
+    def round(self) -> None:
+        """Put fake quantization in."""
+        bits = self.work.settings["weight_bits"]
+        technique = self.impl.compression.quantization_aware_training
+        self.model = technique.prepare_qat(self.model, self.examples, weight_bits=bits)
+        self.rounds = True
+
+    def train(self, fit) -> None:
+        """All stages, from the initial weights as they are."""
+        self.model = self.impl.kit.models.build(self.work.task.model, self.work.weights)
+        fit(self.plain_step()[0])
+        if "final_sparsity" not in self.work.settings:
+            fit(self.plain_step()[0], PRUNING_EPOCHS)
+            fit(self.plain_step()[0], ROUNDING_EPOCHS)
+            return
+        self.prune(fit)
+        if "weight_bits" in self.work.settings:
+            self.round()
+        fit(self.sparse_step(), ROUNDING_EPOCHS)
+
+    def prune(self, fit) -> None:
+        """Prune while it trains on."""
+        technique = self.impl.compression.pruning
+        settings = {name: self.work.settings[name] for name in PRUNED}
+        self.model, update = technique.apply_pruning(self.model, **settings, **SCHEDULE)
+        (step, _), numbers = self.plain_step(), count(1)
+
+        def pruning_step(x, y):
+            update(next(numbers))
+            return step(x, y)
+
+        fit(pruning_step, PRUNING_EPOCHS)
+        self.model = technique.finalize_pruning(self.model)
+
+    def deploy(self) -> tuple:
+        """Write the file and load it. Distilled rows are rounded here, after training."""
+        technique = self.impl.compression.quantization_aware_training
+        path = self.work.folder / "model"
+        if "weight_bits" in self.work.settings and not self.rounds:
+            self.round()
+        export = technique.export_qat if self.rounds else technique.export_float
+        export(self.model, self.examples, path)
+        return technique.load_quantized(path), path
+
+
+def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
+    """The file has its zeros, after steps with rounding, too; its products are of integers."""
+    share = work.settings.get("final_sparsity", 0.0)
+    evidence = {
+        "operators": prepared.predict.operators(batch[0]),
+        "zeros_in_file": impl.compression.combinations.kernel_zeros(prepared.artifact),
+    }
+    if bool(evidence["operators"]) != ("weight_bits" in work.settings):
+        return evidence, f"{sum(evidence['operators'].values())} products ran on integers"
+    if not share:
+        return evidence, None
+    row = Row(impl, work)
+    if "weight_bits" in work.settings:
+        row.round()
+    step = row.sparse_step()
+    for _ in range(PROOF_STEPS):
+        step(*batch)
+    row.deploy()
+    evidence["zeros_after_steps"] = impl.compression.combinations.kernel_zeros(
+        work.folder / "model"
+    )
+    for name in ("zeros_in_file", "zeros_after_steps"):
+        kept = sum(zeros > share - 0.01 for zeros in evidence[name].values())
+        if kept != len(large_kernels(work)):
+            return evidence, f"{name}: {kept} kernels have {share:.0%}"
+    return evidence, None
+
+
+def large_kernels(work: Work) -> list[str]:
+    """Names of the kernels that are pruned, if any."""
+    least = work.settings.get("min_weights", 0)
+    return [n for n, value in work.weights.items() if n.endswith(".kernel") and value.size >= least]
+
+
+def bench_combinations(case, replay):
+    """Replay one measured case."""
+    replay(case)

@@ -1,0 +1,126 @@
+"""Distillation: what a teacher costs in every step, what stored logits cost, what both teach."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from shared import teacher
+from shared.specs import parameter_shapes
+
+# Hinton et al. (2015) found temperatures of 2.5 to 4 best for small students (section 3), and a
+# low weight on the labels. Fixed here before anything was measured.
+HEADLINE = {"temperature": 4.0, "alpha": 0.9}
+MOST_APART = 1e-3  # relative: a float32 weight minus its update has lost some digits
+
+TECHNIQUE = Technique(
+    family="compression",
+    name="distillation",
+    title="Distillation: digits-resnet20 teaches a student of less than a tenth of its size",
+    variants=(
+        Variant("alone", role="baseline", effort="quick"),
+        Variant("stored", HEADLINE, effort="quick", changes_math=True),
+        # What it trains is what `stored` trains: the data is not augmented.
+        Variant("taught", HEADLINE, changes_math=True, accuracy=False),
+        Variant("stored_t1", {"temperature": 1.0, "alpha": 0.9}, effort="full", changes_math=True),
+        Variant("stored_t8", {"temperature": 8.0, "alpha": 0.9}, effort="full", changes_math=True),
+        Variant(
+            "stored_half", {"temperature": 4.0, "alpha": 0.5}, effort="full", changes_math=True
+        ),
+        Variant(
+            "stored_no_labels", {"temperature": 4.0, "alpha": 1.0}, effort="full", changes_math=True
+        ),
+        Variant("neutral", {"temperature": 4.0, "alpha": 0.0}, effort="full"),
+    ),
+    workloads=(Workload("digits-student", "compute", accuracy=True),),
+    differs_by_design=(
+        "PyTorch's kl_div is one operator; in TensorFlow the sum over log-probabilities is "
+        "written out, since Keras's KLDivergence clips probabilities.",
+    ),
+    notes=(
+        f"The teacher is {teacher.TASK.name}, trained once (python -m bench.teacher); both "
+        "frameworks load the same weights. alone is the same student, seeds and steps without it.",
+        "taught runs the teacher in every step. stored reads logits that were computed before, "
+        "outside the time shown, and learns the same: the images are not augmented, so the "
+        "accuracy of taught is that of stored.",
+        f"T = {HEADLINE['temperature']:g} and alpha = {HEADLINE['alpha']:g}, but for stored_t1 and "
+        "stored_t8 (T), stored_half (alpha 0.5), stored_no_labels (alpha 1) and neutral (alpha 0).",
+        "Share of peak counts the student's arithmetic alone.",
+    ),
+    counts=True,
+)
+
+
+def prepare(impl, work: Work) -> Prepared:
+    """The baseline step, or the technique's with a teacher or with its stored logits."""
+    student = impl.kit.models.build(work.task.model, work.weights)
+    optimizer = impl.kit.training.make_optimizer(student, work.task.recipe)
+    predict, loss_fn = impl.kit.training.make_predict(student), impl.kit.training.cross_entropy
+    if not work.settings:
+        step = impl.kit.training.make_train_step(student, optimizer, loss_fn)
+        return Prepared(step, predict, student, optimizer)
+    technique = impl.compression.distillation
+    guide = impl.kit.models.build(teacher.TASK.model, teacher.load().weights)
+    if not work.variant.startswith("stored"):
+        step = technique.make_train_step(student, guide, optimizer, loss_fn, **work.settings)
+        return Prepared(step, predict, student, optimizer)
+
+    def targets(x, y):
+        return y, technique.store_logits(guide, x)
+
+    step = technique.make_stored_train_step(student, optimizer, loss_fn, **work.settings)
+    return Prepared(step, predict, student, optimizer, targets=targets)
+
+
+def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
+    """The gradient is that of the labels and that of the teacher, each by its share.
+
+    Neither is zero, and the two differ: a loss that looks plausible may teach nothing.
+    """
+    x, y = batch
+    labels = _gradient(impl, replace(work, settings={}), (x, y[0] if prepared.targets else y))
+    evidence = {"norm_of_labels": _norm(labels)}
+    if not work.settings:
+        return evidence, None
+    alpha = work.settings["alpha"]
+    found = _gradient(impl, work, batch)
+    evidence["norm_of_step"] = _norm(found)
+    wanted = labels
+    if alpha:
+        only = replace(work, settings=work.settings | {"alpha": 1.0})
+        soft = _gradient(impl, only, batch)
+        evidence["norm_of_teacher"] = _norm(soft)
+        evidence["teacher_to_labels"] = _apart(soft, labels)
+        if not evidence["norm_of_teacher"] > MOST_APART * evidence["norm_of_labels"]:
+            return evidence, "the teacher's term has no gradient"
+        if not evidence["teacher_to_labels"] > MOST_APART:
+            return evidence, "the teacher's gradient is that of the labels"
+        wanted = {n: alpha * soft[n] + (1 - alpha) * labels[n] for n in labels}
+    evidence["step_to_sum"] = _apart(found, wanted)
+    if not evidence["step_to_sum"] < MOST_APART:
+        return evidence, "the step's gradient is not the weighted sum of labels and teacher"
+    return evidence, None
+
+
+def _gradient(impl, work: Work, batch) -> dict[str, np.ndarray]:
+    """The gradient of one step: by how much plain descent at rate 1 moves a fresh student."""
+    recipe = replace(work.task.recipe, optimizer="sgd", learning_rate=1.0, momentum=0.0)
+    prepared = prepare(impl, replace(work, task=replace(work.task, recipe=recipe)))
+    prepared.step(*batch)
+    after = impl.kit.models.export_weights(prepared.model)
+    return {n: work.weights[n] - after[n] for n in parameter_shapes(work.task.model)}
+
+
+def _norm(tensors: dict[str, np.ndarray]) -> float:
+    return float(np.sqrt(sum(np.sum(np.square(value, dtype=float)) for value in tensors.values())))
+
+
+def _apart(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> float:
+    return _norm({n: ours[n] - theirs[n] for n in theirs}) / _norm(theirs)
+
+
+def bench_distillation(case, replay):
+    """Replay one measured case."""
+    replay(case)

@@ -1,0 +1,125 @@
+"""Post-training quantization: what 8-bit integers buy on a CPU in each runtime, and their price."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from bench.harness.worker import even_batch
+from shared import datasets, teacher
+
+# Fixed before anything was measured, as are the cases and the seeds. The margin of accuracy is the
+# task's, one point.
+CALIBRATION = 256  # samples: the first of the training split
+APART = 0.05  # relative: losses of int8 twins, whose scales differ by design
+KERNELS = re.compile("conv|gemm|matmul|qlinear_|fully_connected", re.IGNORECASE)
+OWN, ONNX = "load_quantized", "load_onnxruntime"
+
+
+def _row(name: str, write: str, read: str = OWN, **fields) -> Variant:
+    settings = {"write": write, "read": read}
+    if "int8" in name:
+        fields |= {"changes_math": True, "loss_tolerance": APART}
+    return Variant(name, settings, **fields)
+
+
+TECHNIQUE = Technique(
+    family="compression",
+    name="post_training_quantization",
+    title="Post-training quantization: int8 in the runtimes that would be deployed",
+    variants=(
+        _row("fp32", "keep_float32", role="baseline", effort="quick"),
+        _row("static_int8", "quantize_static_int8", effort="quick"),
+        _row("onnxruntime_int8", "quantize_onnxruntime_int8", ONNX),
+        _row("onnxruntime_fp32", "keep_onnxruntime_float32", ONNX, accuracy=False),
+        # The same weights as fp32: neither its accuracy nor its memory is of interest here.
+        Variant("fp32_in_framework", effort="full", accuracy=False, cold=False),
+        _row("dynamic_int8", "quantize_dynamic_int8", effort="full"),
+    ),
+    workloads=(
+        Workload("digits-resnet20", "compute", mode="predict"),
+        Workload("digits-cnn", "compute", mode="predict", accuracy=True, training=2.0, timed=False),
+        Workload("digits-resnet20", "small", effort="full", mode="predict"),
+        Workload("digits-cnn", "small", effort="full", mode="predict"),
+    ),
+    differs_by_design=(
+        "The runtime is TorchInductor with frozen weights in PyTorch, LiteRT with XNNPACK in "
+        "TensorFlow. onnxruntime is the same on both sides, over a file of each one's exporter.",
+        "Activations are unsigned in PyTorch and in ONNX Runtime, signed in LiteRT, and torchao "
+        "cuts their ranges by a histogram where the others take the extremes: twins in int8 "
+        f"count as equal work where their losses differ by less than {APART:.0%}.",
+        "Dynamic quantization covers linear layers alone in PyTorch, convolutions too in LiteRT.",
+    ),
+    notes=(
+        "fp32 is the model in float32 in the runtime in which static_int8 runs: the ratio to it is "
+        "what quantization buys. onnxruntime_int8 has its own in onnxruntime_fp32: the ratio of "
+        "both ratios. fp32_in_framework is what the framework predicts with by itself: eager in "
+        "PyTorch, a tf.function in TensorFlow.",
+        f"Ranges of activations come from {CALIBRATION} images of the training split. Accuracy is "
+        "of the files of models that were trained in float32 with each seed; that of the teacher "
+        f"({teacher.TASK.name}, trained once) is of one file in each row.",
+        "Size is that of the file that would be deployed. Memory holds what is left of writing it.",
+    ),
+    counts=True,
+)
+
+
+def prepare(impl, work: Work) -> Prepared:
+    """The framework's own step and predictions, or those of a file that a runtime has loaded."""
+    model = impl.kit.models.build(work.task.model, work.weights)
+    optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
+    step = impl.kit.training.make_train_step(model, optimizer, impl.kit.training.cross_entropy)
+    predict = impl.kit.training.make_predict(model)
+    if not work.settings:
+        return Prepared(step, predict, model, optimizer)
+    if impl.kit.runtime.device().lower() not in ("cpu", "cpu:0"):
+        raise NotImplementedError("these integer operators are for a CPU: hide the GPU")
+    return Prepared(step, predict, model, optimizer, deploy=lambda: _deploy(impl, work, model))
+
+
+def _deploy(impl, work: Work, model, name: str = "model") -> tuple:
+    """Write the row's file of `model`, and load it into its runtime."""
+    rows = (part[:CALIBRATION] for part in datasets.load(Path(work.data), "train"))
+    calibration, _ = impl.kit.data.to_device(*rows)
+    technique = impl.compression.post_training_quantization
+    write, read = (getattr(technique, work.settings[key]) for key in ("write", "read"))
+    path = write(model, calibration, work.folder / name)
+    return read(path), path
+
+
+def _of_teacher(impl, work: Work) -> dict[str, dict]:
+    """The accuracy in percent that trained weights, the teacher's, have in the row's file."""
+    trained = impl.kit.models.build(teacher.TASK.model, teacher.load().weights)
+    predict, _ = _deploy(impl, work, trained, "teacher")
+    x, y = impl.kit.data.to_device(*datasets.load(Path(work.data), "test"))
+    batch = even_batch(len(x))
+    value = impl.kit.training.evaluate(predict, x, y, metric=work.task.metric, batch_size=batch)
+    return {"accuracy_of_teacher": {"value": value, "unit": "%"}}
+
+
+def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
+    """Each layer of a static int8 row ran over integers, some of a dynamic one, none of fp32."""
+    if not work.settings:
+        return {}, None
+    ran = prepared.predict.operators(batch[0])
+    evidence = {"int8_operators": ran, "threads": prepared.predict.threads}
+    if hasattr(prepared.predict, "delegated"):  # LiteRT's
+        evidence["xnnpack_runs_all"] = prepared.predict.delegated(batch[0])
+        if not evidence["xnnpack_runs_all"]:
+            return evidence, "LiteRT's own kernels run some of it, not XNNPACK's"
+    if work.task is teacher.TASK:
+        evidence["measured"] = _of_teacher(impl, work)
+    found = sum(number for name, number in ran.items() if KERNELS.search(name))
+    kernels = sum(name.endswith(".kernel") for name in work.weights)
+    if "int8" not in work.variant:
+        return evidence, f"{found} layers ran over integers" if ran else None
+    if work.variant == "dynamic_int8":
+        return evidence, None if found else "no layer ran over integers"
+    reason = None if found == kernels else f"{found} of {kernels} layers ran over integers"
+    return evidence, reason
+
+
+def bench_post_training_quantization(case, replay):
+    """Replay one measured case."""
+    replay(case)

@@ -1,0 +1,188 @@
+"""Magnitude pruning while training: what it costs a step, and what it does to accuracy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import count
+
+from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from bench.harness.stages import train_on
+from bench.harness.worker import model_size
+
+# Beyond the recipe's, as many as it takes digits-cnn to its plateau: 560 steps. Masks are made 42
+# times in the first three quarters of them, the rest is recovery.
+MORE_EPOCHS = 4
+SCHEDULE = {"begin_step": 0, "end_step": 420, "frequency": 10}
+# Layers of fewer weights stay dense: of digits-cnn the first, which costs most accuracy, and the
+# last. The others make up for them.
+MIN_WEIGHTS = 1_000
+FLAVOURS = (None, "tf_keras")  # TensorFlow Model Optimization has no other
+# Where masks are made at every step, TensorFlow lets some of the smallest weights return and
+# PyTorch none. At most 8% of the weights are masked in the ten steps, all of them close to zero.
+REGROWN_LOSSES = 1e-3
+
+
+def _sparsity(percent: int, name: str = "", **settings) -> Variant:
+    """A row that ends with so many percent of zeros in all kernels together."""
+    chosen = {"final_sparsity": percent / 100} | SCHEDULE
+    chosen |= {} if name else {"min_weights": MIN_WEIGHTS}
+    name = name or f"sparsity_{percent}"
+    return Variant(name, chosen, flavours=FLAVOURS, changes_math=percent > 0, **settings)
+
+
+TECHNIQUE = Technique(
+    family="compression",
+    name="pruning",
+    title="Magnitude pruning while training",
+    variants=(
+        Variant("dense", role="baseline", effort="quick", flavours=FLAVOURS),
+        _sparsity(80, effort="quick"),
+        _sparsity(80, "global_80"),
+        _sparsity(80, "uniform_80", effort="full"),
+        _sparsity(50, effort="full"),
+        _sparsity(90, effort="full"),
+        _sparsity(95, effort="full"),
+        Variant(
+            "every_step_80",
+            {"final_sparsity": 0.8} | SCHEDULE | {"frequency": 1},
+            flavours=FLAVOURS,
+            effort="full",
+            changes_math=True,
+            loss_tolerance=REGROWN_LOSSES,
+        ),
+        _sparsity(0, "neutral", effort="full"),
+    ),
+    workloads=(
+        Workload("digits-cnn", "compute", accuracy=True, training=2.0),
+        Workload("digits-resnet20", "compute", effort="full", accuracy=True, training=2.0),
+    ),
+    differs_by_design=(
+        "PyTorch masks weights and their gradients (torch.nn.utils.prune): a pruned weight stays "
+        "pruned. TensorFlow Model Optimization masks the variables in the forward pass: a pruned "
+        "weight returns where one step takes it beyond the threshold.",
+        "TensorFlow runs tf_keras in all rows, the baseline's too: its pruning knows no Keras 3.",
+        "TensorFlow has no global magnitude: global_80 is UNSUPPORTED there.",
+    ),
+    notes=(
+        f"Accuracy: every row, dense too, trains for the recipe's epochs and {MORE_EPOCHS} more "
+        "at the same learning rate, with a new optimizer; pruned rows are pruned in the latter.",
+        f"sparsity rows leave layers of fewer than {MIN_WEIGHTS:,} weights dense, which have 2% of "
+        "the weights of digits-cnn and 0.5% of those of digits-resnet20; the others are pruned so "
+        "far that the share is that of all together. uniform_80 prunes all layers alike.",
+        f"The share of zeros rises from step 0 to {SCHEDULE['end_step']} (cubic schedule, Zhu and "
+        f"Gupta, 2017), and masks are made anew every {SCHEDULE['frequency']}th step. Ratios are "
+        "medians over steps, so they are of a step between; in every_step_80 each step makes "
+        "masks, and a tenth of its extra time is what they add on average.",
+        "Zeros in dense tensors make no step and no prediction faster: see sparse inference and "
+        "structured pruning.",
+    ),
+    # Other techniques play controls, and here the match is full with eight contenders.
+    controls=False,
+    counts=True,
+)
+
+
+def _prune(impl, work: Work, model, **schedule):
+    """The pruned copy of `model` and its `update`, by layer or over all layers."""
+    together = work.variant.startswith("global")
+    apply = (
+        impl.compression.pruning.apply_global_pruning
+        if together
+        else impl.compression.pruning.apply_pruning
+    )
+    return apply(model, **work.settings | schedule | {"final_sparsity": share_of_pruned(work)})
+
+
+def share_of_pruned(work: Work) -> float:
+    """The share of zeros in the layers that are pruned, so that all layers have what was asked."""
+    least = work.settings.get("min_weights", 0)
+    sizes = [value.size for name, value in work.weights.items() if _is_kernel(name)]
+    wanted = work.settings["final_sparsity"] * sum(sizes)
+    return wanted / sum(size for size in sizes if size >= least)
+
+
+def prepare(impl, work: Work) -> Prepared:
+    """A step of the row, timed from its first one on; training starts with a trained model."""
+    timed = work
+    if work.settings.get("frequency") == 1:  # masks in every step, however many a match takes
+        timed = replace(work, settings=work.settings | {"end_step": 100 * SCHEDULE["end_step"]})
+    return replace(_row(impl, timed), train=train_on(impl, work, _row, epochs=MORE_EPOCHS))
+
+
+def _row(impl, work: Work) -> Prepared:
+    """The baseline's step and prediction, over a masked model whose masks are updated first."""
+    model = impl.kit.models.build(work.task.model, work.weights)
+    if not work.settings:
+        return _prepared(impl, work, model, model)
+    pruned, update = _prune(impl, work, model)
+    named = pruned
+    if impl.__name__ == "tf_impl":
+        # The same layers and variables under their canonical names; there is no mask yet.
+        named = impl.compression.pruning.finalize_pruning(pruned)
+    plain = _prepared(impl, work, pruned, named)
+    step, numbers = plain.step, count(1)
+
+    def pruning_step(x, y):
+        update(next(numbers))
+        return step(x, y)
+
+    return Prepared(pruning_step, plain.predict, named, plain.optimizer)
+
+
+def _prepared(impl, work: Work, model, named) -> Prepared:
+    optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
+    step = impl.kit.training.make_train_step(model, optimizer, impl.kit.training.cross_entropy)
+    return Prepared(step, impl.kit.training.make_predict(model), named, optimizer)
+
+
+def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
+    """Kernels have as many zeros as asked for at the end of a schedule, and some by now.
+
+    The end is that of a fresh model whose schedule has one step.
+    """
+    prepared.predict(batch[0])  # TensorFlow masks what a step has moved when it is next used
+    now = _zeros(impl.kit.models.export_weights(prepared.model))
+    if not work.settings:
+        return {"zeros": now}, "the baseline has zeros" if any(now.values()) else None
+    model, update = _prune(
+        impl,
+        work,
+        impl.kit.models.build(work.task.model, work.weights),
+        **{"begin_step": 0, "end_step": 1, "frequency": 1},
+    )
+    fresh = _prepared(impl, work, model, model)
+    update(1)
+    fresh.step(*batch)
+    weights = impl.kit.models.export_weights(impl.compression.pruning.finalize_pruning(model))
+    end = _zeros(weights)
+    size = model_size(work.task.model, weights)
+    found = {"zeros_so_far": now, "zeros_at_the_end": end, "measured": size}
+    wanted, least = share_of_pruned(work), work.settings.get("min_weights", 0)
+    sizes = {name: weights[name].size for name in end}
+    total = sum(sizes.values())
+    if work.variant.startswith("global"):
+        end, sizes = {"all kernels": sum(end[n] * sizes[n] for n in end) / total}, {}
+    wrong = [
+        f"{name} has {share:.2%}"
+        for name, share in end.items()
+        if abs(share - wanted * (sizes.get(name, total) >= least)) > 1 / sizes.get(name, total)
+    ]
+    if wrong:
+        return found, f"not {wanted:.0%} of zeros where they should be: {', '.join(wrong)}"
+    if wanted and not any(now.values()):
+        return found, "nothing was pruned in the steps that were timed"
+    return found, None
+
+
+def _zeros(weights: dict) -> dict[str, float]:
+    """Kernel -> its share of zeros."""
+    return {name: float((value == 0).mean()) for name, value in weights.items() if _is_kernel(name)}
+
+
+def _is_kernel(name: str) -> bool:
+    return name.endswith(".kernel")
+
+
+def bench_pruning(case, replay):
+    """Replay one measured case."""
+    replay(case)

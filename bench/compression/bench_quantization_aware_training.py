@@ -1,0 +1,171 @@
+"""Quantization-aware training: was it worth it, against rounding alone, and what does it cost?"""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from shared import datasets
+
+MORE_EPOCHS = 2  # beyond the recipe's, in every row: with fake quantization, or without
+EXAMPLES = 256  # images of the training split that set the ranges of activations
+FLAVOURS = (None, "tf_keras")  # TensorFlow Model Optimization has no other
+# Twins round to the same grids, but not everywhere at the same places (see differs_by_design).
+ROUNDED_LOSSES = 0.05
+
+
+def _rows(bits: int, effort: str) -> tuple[Variant, Variant]:
+    """Rounding in training, and after it, which is the same file for whoever predicts."""
+    common = {"settings": {"weight_bits": bits}, "effort": effort, "flavours": FLAVOURS}
+    common |= {"changes_math": True, "loss_tolerance": ROUNDED_LOSSES}
+    # A step takes as long at any number of bits: fake quantization computes in float32.
+    modes = ("train", "predict") if bits == 8 else ("predict",)
+    return (
+        Variant(f"qat_{bits}", modes=modes, **common),
+        Variant(f"ptq_{bits}", modes=("predict",), timed=False, **common),
+    )
+
+
+TECHNIQUE = Technique(
+    family="compression",
+    name="quantization_aware_training",
+    title="Quantization-aware training",
+    variants=(
+        Variant("fp32", role="baseline", effort="quick", flavours=FLAVOURS),
+        *_rows(8, "quick"),
+        *_rows(2, "default"),
+        *_rows(4, "full"),
+    ),
+    workloads=(
+        Workload("digits-cnn", "compute", mode="predict", accuracy=True, training=3.0),
+        Workload("digits-cnn", "compute"),
+    ),
+    differs_by_design=(
+        "PyTorch trains a captured graph with torchao's fake quantization and runs int8 kernels of "
+        "oneDNN, compiled by TorchInductor. TensorFlow Model Optimization wraps the layers of a "
+        "tf_keras model, and LiteRT runs the file. All rows run there, the baselines' too.",
+        "Weights below 8 bits are int8 in PyTorch's file, with values unused. In TensorFlow's they "
+        "are int4 from 4 bits down, for which LiteRT's fast library has no convolution.",
+        "PyTorch's ranges of activations follow the batches ten times as fast, its dense kernel "
+        "has a scale for each output, and its logits are not rounded.",
+    ),
+    notes=(
+        f"Accuracy is of the deployed file. Every row trains for the recipe's epochs and "
+        f"{MORE_EPOCHS} more, with the same learning rate: qat rows with fake quantization in "
+        "these, the others without. ptq is rounding after training by the same quantizer, whose "
+        f"ranges come from {EXAMPLES} training images; so ptq and qat differ in training alone.",
+        "The price of training is a train step of qat_8 against one of fp32, at any number of "
+        "bits. Predictions of ptq take as long as those of qat.",
+        "Files hold initial weights; compressed, those of trained weights differ a little.",
+    ),
+    # Other techniques play controls.
+    controls=False,
+    counts=True,
+)
+
+
+def prepare(impl, work: Work) -> Prepared:
+    """The step, with fake quantization in qat rows; or the predictions of the deployed file."""
+    row = Row(impl, work, impl.kit.models.build(work.task.model, work.weights))
+    plain = row.model
+    if work.mode == "train" and row.is_trained_rounding:
+        row.round()
+    step, optimizer = row.step()
+    predict = impl.kit.training.make_predict(row.model)
+    if work.mode == "train":
+        return Prepared(step, predict, plain, optimizer)
+    return Prepared(step, predict, plain, optimizer, deploy=row.deploy, train=row.train)
+
+
+@dataclass
+class Row:
+    """A model on its way to a file, which may begin to round before it is trained, or after."""
+
+    impl: Any
+    work: Work
+    model: Any
+    rounds: bool = False
+
+    @property
+    def is_trained_rounding(self) -> bool:
+        """Whether fake quantization is there while it trains."""
+        return self.work.variant.startswith("qat")
+
+    @cached_property
+    def examples(self):
+        """Real inputs, which set the ranges of activations."""
+        x, y = datasets.load(Path(self.work.data), "train")
+        return self.impl.kit.data.to_device(x[:EXAMPLES], y[:EXAMPLES])[0]
+
+    def round(self) -> None:
+        """Put fake quantization in."""
+        technique = self.impl.compression.quantization_aware_training
+        self.model = technique.prepare_qat(self.model, self.examples, **self.work.settings)
+        self.rounds = True
+
+    def step(self) -> tuple:
+        """A step of the model as it is now, with a new optimizer."""
+        training = self.impl.kit.training
+        optimizer = training.make_optimizer(self.model, self.work.task.recipe)
+        return training.make_train_step(self.model, optimizer, training.cross_entropy), optimizer
+
+    def train(self, fit) -> None:
+        """To the plateau in float32, then on, with fake quantization or without."""
+        fit(self.step()[0])
+        if self.is_trained_rounding:
+            self.round()
+        fit(self.step()[0], MORE_EPOCHS)
+
+    def deploy(self) -> tuple:
+        """Write the file, of a model that rounds where it has settings, and load it."""
+        technique = self.impl.compression.quantization_aware_training
+        path = self.work.folder / "model"
+        if self.work.settings and not self.rounds:
+            self.round()
+        export = technique.export_qat if self.rounds else technique.export_float
+        export(self.model, self.examples, path)
+        return technique.load_quantized(path), path
+
+
+def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
+    """Fake quantizers stand in the step that is timed; the file's products are of integers."""
+    if work.mode == "train":
+        return _judge_step(work, _fake_quantizers(impl, prepared, batch))
+    return _judge_file(work, prepared.predict.operators(batch[0]))
+
+
+def _judge_step(work: Work, fake: dict[str, int]) -> tuple[dict, str | None]:
+    found = {"fake_quantizers": fake}
+    if not work.settings:
+        return found, "the step rounds" if fake else None
+    return found, None if fake else "the step has no fake quantization"
+
+
+def _judge_file(work: Work, operators: dict[str, int]) -> tuple[dict, str | None]:
+    found = {"operators": operators}
+    if not work.settings:
+        return found, "products ran on integers" if operators else None
+    ran = sum(operators.values())
+    kernels = sum(name.endswith(".kernel") for name in work.weights)
+    return found, None if ran == kernels else f"{ran} of {kernels} products ran on integers"
+
+
+def _fake_quantizers(impl, prepared: Prepared, batch) -> dict[str, int]:
+    """Name -> number: modules of the model that PyTorch trains, operators of TensorFlow's graph."""
+    if impl.__name__ == "tf_impl":
+        operators = prepared.step.get_concrete_function(*batch).graph.get_operations()
+        names = [operator.type for operator in operators if "Gradient" not in operator.type]
+    else:
+        trained = inspect.getclosurevars(prepared.step).nonlocals["model"]
+        names = [type(module).__name__ for module in trained.modules()]
+    return dict(Counter(name for name in names if "FakeQuant" in name))
+
+
+def bench_quantization_aware_training(case, replay):
+    """Replay one measured case."""
+    replay(case)

@@ -1,0 +1,87 @@
+"""Two zeros in each four weights: what the masks cost a step, and what they do to accuracy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from bench.harness.stages import train_on
+
+MORE_EPOCHS = 4  # beyond the recipe's, as many as it takes digits-cnn to its plateau
+FLAVOURS = (None, "tf_keras")  # TensorFlow Model Optimization has no other
+
+TECHNIQUE = Technique(
+    family="compression",
+    name="semi_structured_pruning",
+    title="Semi-structured pruning: two zeros in four",
+    variants=(
+        Variant("dense", role="baseline", effort="quick", flavours=FLAVOURS),
+        Variant(
+            "two_to_four", {"masked": True}, effort="quick", flavours=FLAVOURS, changes_math=True
+        ),
+    ),
+    workloads=(
+        Workload("digits-cnn", "compute", accuracy=True, training=2.0),
+        Workload("digits-resnet20", "compute", effort="full", accuracy=True, training=2.0),
+    ),
+    differs_by_design=(
+        "PyTorch masks weights and gradients, TensorFlow Model Optimization the variables in each "
+        "forward pass. TensorFlow runs tf_keras in all rows.",
+    ),
+    notes=(
+        f"Accuracy: both rows train for the recipe's epochs and {MORE_EPOCHS} more at the same "
+        "learning rate, with a new optimizer; masks are made in between and kept.",
+        "The pattern makes products faster on GPUs with sparse tensor cores alone (PyTorch's "
+        "to_sparse_semi_structured, CUDA), which is not measured.",
+    ),
+    # The matches of other techniques have controls.
+    controls=False,
+    counts=True,
+)
+
+
+def prepare(impl, work: Work) -> Prepared:
+    """A step of the row; training starts with a trained model."""
+    return replace(_row(impl, work), train=train_on(impl, work, _row, epochs=MORE_EPOCHS))
+
+
+def _row(impl, work: Work) -> Prepared:
+    """The baseline's step and prediction, over a masked model."""
+    model = named = impl.kit.models.build(work.task.model, work.weights)
+    if work.settings:
+        model = named = impl.compression.semi_structured_pruning.apply_two_to_four(model)
+        if impl.__name__ == "tf_impl":
+            # The same layers and variables under their canonical names.
+            named = impl.compression.semi_structured_pruning.finalize_two_to_four(model)
+    optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
+    step = impl.kit.training.make_train_step(model, optimizer, impl.kit.training.cross_entropy)
+    return Prepared(step, impl.kit.training.make_predict(model), named, optimizer)
+
+
+def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
+    """After the steps that were timed, no group of four inputs has more than two weights."""
+    prepared.predict(batch[0])  # TensorFlow masks what a step has moved when it is next used
+    weights = impl.kit.models.export_weights(prepared.model)
+    kernels = {name: value for name, value in weights.items() if name.endswith(".kernel")}
+    evidence = {"zeros": {name: float((value == 0).mean()) for name, value in kernels.items()}}
+    most = {name: most_of_four(value) for name, value in kernels.items()}
+    wrong = [f"{name} has {count} of four" for name, count in most.items() if count > 2]
+    if work.settings and wrong:
+        return evidence, ", ".join(wrong)
+    if not work.settings and not wrong:
+        return evidence, "the baseline is masked"
+    return evidence, None
+
+
+def most_of_four(kernel: np.ndarray) -> int:
+    """The most weights that are not zero in a group of four neighbouring inputs."""
+    used = np.moveaxis(kernel != 0, -2, -1)
+    used = np.pad(used, [(0, 0)] * (used.ndim - 1) + [(0, -used.shape[-1] % 4)])
+    return int(used.reshape(-1, 4).sum(-1).max())
+
+
+def bench_semi_structured_pruning(case, replay):
+    """Replay one measured case."""
+    replay(case)

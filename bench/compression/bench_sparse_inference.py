@@ -1,0 +1,182 @@
+"""What does sparsity buy? Predictions of a transformer whose dense layers are pruned."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from bench.harness.worker import model_size
+from shared import datasets
+from shared.specs import GPTSpec, parameter_shapes
+
+SAME = 1e-4  # relative L2: predictions of sparse and of dense kernels, the task's parity
+
+
+def _row(name: str, percent: int, effort: str, **settings) -> Variant:
+    chosen = {"sparsity": percent / 100} | settings
+    return Variant(
+        f"{name}_{percent}", chosen, effort=effort, changes_math=True, changes_weights=True
+    )
+
+
+def _csr(percent: int, effort: str) -> Variant:
+    return _row("csr", percent, effort, min_sparsity=percent / 100 - 0.01)
+
+
+def _file(percent: int, effort: str) -> Variant:
+    return _row("sparse_file", percent, effort, file="sparse")
+
+
+def _structured(percent: int, effort: str) -> Variant:
+    return _row("structured", percent, effort, narrower=True)
+
+
+TECHNIQUE = Technique(
+    family="compression",
+    name="sparse_inference",
+    title="Sparse inference: what do zeros buy?",
+    variants=(
+        Variant("dense", role="baseline", effort="quick"),
+        _csr(90, "quick"),
+        _row("masked", 90, "default"),
+        _structured(90, "default"),
+        _csr(50, "default"),
+        _file(90, "default"),
+        _file(50, "default"),
+        replace(_row("dense_file", 90, "default", file="dense"), frameworks=("tf",)),
+        _csr(80, "full"),
+        _csr(95, "full"),
+        _row("masked", 50, "full"),
+        _row("masked", 80, "full"),
+        _row("masked", 95, "full"),
+        _file(80, "full"),
+        _file(95, "full"),
+        _structured(50, "full"),
+        _structured(80, "full"),
+        _structured(95, "full"),
+    ),
+    workloads=(
+        Workload("text-gpt-wide", "small", mode="predict"),
+        Workload("text-gpt-wide", "compute", effort="full", mode="predict"),
+    ),
+    differs_by_design=(
+        "PyTorch multiplies CSR matrices with MKL, TensorFlow with an operator of its own. The "
+        "dense kernels stay in memory in TensorFlow, as variables of the model.",
+        "Files with sparse kernels are LiteRT's alone: sparse_file is UNSUPPORTED in PyTorch.",
+    ),
+    notes=(
+        "masked: so many percent of each dense kernel, the smallest weights, are zeros in a dense "
+        "tensor. csr: the same weights as CSR matrices. The proof holds the bytes of both. "
+        "structured: a dense transformer of fewer channels, in which as many weights are left.",
+        "sparse_file: a LiteRT file whose kernels hold what is not zero, run by LiteRT, and "
+        "dense_file one with the same weights, zeros and all. Size on disk is theirs. Their ratios "
+        "are to TensorFlow's own dense prediction, so they are mostly the runtime's: what zeros "
+        "buy in LiteRT is sparse_file against dense_file.",
+        "Weights are initial ones, since speed does not depend on them; what pruning does to "
+        "accuracy stands with pruning, what removed channels do to it with structured pruning.",
+    ),
+    # The matches of other techniques have controls.
+    controls=False,
+    counts=True,
+)
+
+
+def prepare(impl, work: Work) -> Prepared:
+    """Dense or sparse predictions over pruned weights; the step is the baseline's."""
+    settings = dict(work.settings)
+    sparsity, kind = settings.pop("sparsity", 0.0), settings.pop("file", None)
+    spec = work.task.model
+    if settings.pop("narrower", False):
+        spec = narrower(spec, sparsity)
+        weights = {
+            name: work.weights[name][tuple(map(slice, shape))]
+            for name, shape in parameter_shapes(spec).items()
+        }
+    else:
+        weights = {name: pruned(name, value, sparsity) for name, value in work.weights.items()}
+    model = impl.kit.models.build(spec, weights)
+    optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
+    step = impl.kit.training.make_train_step(model, optimizer, impl.kit.training.cross_entropy)
+    technique = impl.compression.sparse_inference if settings else impl.kit.training
+    predict = technique.make_predict(model, **settings)
+    if not kind:
+        return Prepared(step, predict, model, optimizer)
+
+    def deploy():
+        x, _ = impl.kit.data.to_device(
+            *(part[:2] for part in datasets.load(Path(work.data), "train"))
+        )
+        path = work.folder / "model"
+        impl.compression.sparse_inference.export_file(model, x, path, sparse=kind == "sparse")
+        return impl.compression.sparse_inference.load_file(path), path
+
+    return Prepared(step, predict, model, optimizer, deploy=deploy)
+
+
+def narrower(spec: GPTSpec, share: float) -> GPTSpec:
+    """The transformer of fewer channels whose kernels lack `share` of the weights.
+
+    Kernels shrink with the square of the width, which is a multiple of the number of heads.
+    """
+    channels = spec.width * math.sqrt(1 - share) / spec.heads
+    return replace(spec, width=spec.heads * round(channels))
+
+
+def pruned(name: str, value: np.ndarray, sparsity: float) -> np.ndarray:
+    """The weights, with the smallest of a dense kernel zero."""
+    count = round(sparsity * value.size)
+    if not name.endswith(".kernel") or not count:
+        return value
+    order = np.argsort(np.abs(value), axis=None, kind="stable")
+    less = value.copy()
+    less.flat[order[:count]] = 0.0
+    return less
+
+
+def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
+    """Kernels have their zeros; sparse ones predict what dense ones do and hold fewer values."""
+    weights = impl.kit.models.export_weights(prepared.model)
+    kernels = [value for name, value in weights.items() if name.endswith(".kernel")]
+    size = sum(kernel.size for kernel in kernels)
+    if work.settings.get("narrower"):
+        return _judge_narrower(work, weights, size)
+    zeros = 1.0 - sum(int(np.count_nonzero(kernel)) for kernel in kernels) / size
+    evidence = {"zeros": zeros, "kernel_bytes": sum(kernel.nbytes for kernel in kernels)}
+    wanted = work.settings.get("sparsity", 0.0)
+    if abs(zeros - wanted) > 1e-3:
+        return evidence, f"{zeros:.1%} of the kernels are zeros, not {wanted:.0%}"
+    if "min_sparsity" in work.settings:
+        layers = prepared.predict.layers
+        evidence["kernel_bytes"] = sum(sparse for _, sparse in layers.values())
+        sparse, wanted = len(layers), len(kernels)
+    elif kind := work.settings.get("file"):
+        sparse, wanted = prepared.predict.sparse, len(kernels) if kind == "sparse" else 0
+    else:
+        return evidence, None
+    ours, theirs = (
+        np.asarray(predict(batch[0]), np.float64)
+        for predict in (prepared.predict, impl.kit.training.make_predict(prepared.model))
+    )
+    apart = np.linalg.norm(ours - theirs) / np.linalg.norm(theirs)
+    evidence["apart_from_dense"] = float(apart)
+    if sparse != wanted:
+        return evidence, f"{sparse} kernels are sparse, not {wanted}"
+    return evidence, None if apart < SAME else f"predictions differ by {apart:.1e}"
+
+
+def _judge_narrower(work: Work, weights: dict, size: int) -> tuple[dict, str | None]:
+    whole = sum(value.size for name, value in work.weights.items() if name.endswith(".kernel"))
+    spec, removed = narrower(work.task.model, work.settings["sparsity"]), 1 - size / whole
+    evidence = {"width": spec.width, "measured": model_size(spec, weights), "removed": removed}
+    if abs(removed - work.settings["sparsity"]) < 0.01:
+        return evidence, None
+    return evidence, f"{removed:.1%} of the weights are gone"
+
+
+def bench_sparse_inference(case, replay):
+    """Replay one measured case."""
+    replay(case)

@@ -1,0 +1,89 @@
+"""Structured pruning: what a network with fewer channels saves, and what it still learns."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from bench.harness.stages import train_on
+from shared.specs import CNNSpec, parameter_count
+
+MORE_EPOCHS = 4  # beyond the recipe's, as many as it takes digits-cnn to its plateau
+
+
+def _removed(percent: int, effort: str) -> Variant:
+    settings, changes = {"share": percent / 100}, percent > 0
+    return Variant(
+        f"channels_{percent}",
+        settings,
+        effort=effort,
+        changes_math=changes,
+        changes_weights=changes,
+    )
+
+
+TECHNIQUE = Technique(
+    family="compression",
+    name="structured_pruning",
+    title="Structured pruning: channels removed",
+    variants=(
+        Variant("dense", role="baseline", effort="quick"),
+        _removed(50, "quick"),
+        _removed(80, "default"),
+        _removed(90, "full"),
+        _removed(95, "full"),
+        replace(_removed(0, "full"), name="neutral"),
+    ),
+    workloads=(
+        Workload("digits-cnn", "compute", mode="predict", accuracy=True, training=2.0),
+        Workload("digits-cnn", "small", effort="full", mode="predict"),
+    ),
+    differs_by_design=(
+        "PyTorch traces the model and keeps its code over smaller modules; TensorFlow clones the "
+        "graph with smaller layers. The models that come out have the same shapes.",
+    ),
+    notes=(
+        "channels_50 has half the channels of each convolution, the first one's too.",
+        f"Accuracy: every row trains for the recipe's epochs and {MORE_EPOCHS} more at the same "
+        "learning rate, with a new optimizer; channels go in between.",
+        "Networks with branches (digits-resnet20) are UNSUPPORTED: see the docstring.",
+    ),
+    # The matches of other techniques have controls.
+    controls=False,
+    counts=True,
+)
+
+
+def prepare(impl, work: Work) -> Prepared:
+    """The row's step and prediction; training starts with a trained model."""
+    return replace(_row(impl, work), train=train_on(impl, work, _row, epochs=MORE_EPOCHS))
+
+
+def _row(impl, work: Work) -> Prepared:
+    """The baseline's step and prediction, over the smaller model."""
+    model = impl.kit.models.build(work.task.model, work.weights)
+    if work.settings:
+        model = impl.compression.structured_pruning.remove_channels(model, **work.settings)
+    optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
+    step = impl.kit.training.make_train_step(model, optimizer, impl.kit.training.cross_entropy)
+    return Prepared(step, impl.kit.training.make_predict(model), model, optimizer)
+
+
+def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
+    """The model has the parameters of a network with so many channels."""
+    spec = smaller(work.task.model, work.settings.get("share", 0.0))
+    expected, found = parameter_count(spec), impl.kit.models.parameter_count(prepared.model)
+    evidence = {"channels": [filters for filters, _ in spec.convolutions]}
+    reason = None if found == expected else f"the model has {found} parameters, not {expected}"
+    return evidence, reason
+
+
+def smaller(spec: CNNSpec, share: float) -> CNNSpec:
+    """The spec of the network that is left."""
+    kept = tuple((max(round(n * (1 - share)), 1), stride) for n, stride in spec.convolutions)
+    return replace(spec, convolutions=kept)
+
+
+def bench_structured_pruning(case, replay):
+    """Replay one measured case."""
+    replay(case)

@@ -1,0 +1,103 @@
+"""Weight quantization: what 8-bit and 4-bit weights of dense layers save, and what they cost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from shared import datasets
+
+# Relative losses of twins: they round the same weights by rules of their own.
+APART = 0.05
+FOLDED = 100 * 1024  # bytes in float32: TensorFlow makes floats of smaller kernels once
+
+TECHNIQUE = Technique(
+    family="compression",
+    name="weight_quantization",
+    title="Weight quantization: dense layers in 8 or 4 bits",
+    variants=(
+        Variant("fp32", {"write": "keep_float32"}, role="baseline", effort="quick"),
+        Variant(
+            "int8_weights",
+            {"write": "quantize_int8"},
+            effort="quick",
+            changes_math=True,
+            loss_tolerance=APART,
+        ),
+        Variant(
+            "int4_weights",
+            {"write": "quantize_int4"},
+            effort="full",
+            changes_math=True,
+            loss_tolerance=APART,
+        ),
+    ),
+    workloads=(
+        Workload("text-gpt-wide", "small", mode="predict"),
+        Workload("text-gpt", "compute", effort="full", mode="predict", accuracy=True, timed=False),
+        Workload("text-gpt-wide", "compute", effort="full", mode="predict"),
+    ),
+    differs_by_design=(
+        "PyTorch multiplies 4-bit weights with a kernel for them, TensorFlow makes floats of them "
+        "first. int4 has a zero point in each group in both, int8 is symmetric.",
+    ),
+    notes=(
+        "fp32 is the same graph with float weights, compiled in PyTorch, a graph function in "
+        "TensorFlow. Embeddings and activations stay in float32.",
+        "Size is that of the file that would be deployed. Memory holds what is left of writing it.",
+    ),
+    # The matches of other techniques have controls.
+    controls=False,
+    counts=True,
+)
+
+
+def prepare(impl, work: Work) -> Prepared:
+    """The baseline's step, and predictions of a file that is written and loaded."""
+    model = impl.kit.models.build(work.task.model, work.weights)
+    optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
+    step = impl.kit.training.make_train_step(model, optimizer, impl.kit.training.cross_entropy)
+    if impl.kit.runtime.device().lower() not in ("cpu", "cpu:0"):
+        raise NotImplementedError("these files are for a CPU: hide the GPU")
+    technique = impl.compression.weight_quantization
+
+    def deploy():
+        rows = (part[:2] for part in datasets.load(Path(work.data), "train"))
+        example, _ = impl.kit.data.to_device(*rows)
+        write = getattr(technique, work.settings["write"])
+        path = write(model, example, work.folder / work.variant)
+        return technique.load_quantized(path), path
+
+    return Prepared(step, impl.kit.training.make_predict(model), model, optimizer, deploy=deploy)
+
+
+def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
+    """The file holds the kernels in integers of so many bits, and a call reads them; none of fp32.
+
+    PyTorch's kernel for 4 bits takes multiples of 32 inputs and 16 outputs alone.
+    """
+    predict = prepared.predict
+    held = {dtype: int(size) for dtype, size in predict.held.items()}
+    read = {dtype: int(size) for dtype, size in predict.integers(batch[0]).items()}
+    evidence = {"bytes_by_dtype": held, "integer_bytes_read": read}
+    evidence["int8_operators"] = predict.operators(batch[0])
+    found = held.get("int8", 0) + held.get("uint8", 0)
+    if work.variant == "fp32":
+        return evidence, "it holds integers" if found or read else None
+    bits = {"int8_weights": 8, "int4_weights": 4}[work.variant]
+    shapes = [value.shape for name, value in work.weights.items() if name.endswith(".kernel")]
+    if bits == 4:
+        shapes = [(rows, columns) for rows, columns in shapes if not rows % 32 and not columns % 16]
+    sizes = [rows * columns for rows, columns in shapes]
+    wanted = sum(sizes) * bits // 8
+    if found < wanted:
+        return evidence, f"{found} bytes are integers, not {wanted} or more"
+    wanted = sum(size for size in sizes if 4 * size > FOLDED) * bits // 8
+    if sum(read.values()) < wanted:
+        return evidence, f"a call reads {read} bytes of integers, not {wanted} or more"
+    return evidence, None
+
+
+def bench_weight_quantization(case, replay):
+    """Replay one measured case."""
+    replay(case)

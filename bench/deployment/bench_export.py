@@ -1,0 +1,162 @@
+"""Export: predictions in ONNX Runtime, OpenVINO and LiteRT against those of the framework."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from bench.probes import serving
+from bench.probes.serving import Route
+from shared import operators
+
+ROUTES = {
+    "in place": Route(make="{impl}.kit.training:make_predict"),
+    "onnx": Route(
+        export="{impl}.deployment.export:export_onnx",
+        load="shared.runtimes:load_onnx",
+        file="model.onnx",
+    ),
+    "openvino": Route(
+        export="{impl}.deployment.export:export_openvino",
+        load="shared.runtimes:load_openvino",
+        file="model.xml",
+    ),
+    "litert": Route(
+        export="{impl}.deployment.export:export_litert",
+        load="shared.runtimes:load_litert",
+        file="model.tflite",
+    ),
+    "tensorrt": Route(
+        export="{impl}.deployment.export:export_onnx",
+        load="shared.runtimes:load_tensorrt",
+        file="model.onnx",
+    ),
+}
+HALF_LOSSES = 5e-2  # relative: losses of predictions in bfloat16 against those of a twin
+INT8_LOSSES = 1e-1  # and in int8, each from its own ranges
+INTEGER_LAYERS = {  # counts them in a file: shared/operators.py
+    "onnx": operators.onnx_integer_layers,
+    "openvino": operators.openvino_integer_layers,
+    "litert": operators.litert_integer_layers,
+}
+# ONNX's own checker saw the file when it was written; its import would count in every start.
+UNCHECKED = {"load": {"check": False}}
+
+
+def _row(name: str, route: str, effort: str = "full", **more) -> Variant:
+    settings = {"route": route} | more.pop("settings", {})
+    return Variant(name, settings, effort=effort, cold=False, **more)
+
+
+def _int8(route: str, **more) -> Variant:
+    more |= {"loss_tolerance": INT8_LOSSES, "changes_math": True}
+    settings = {"export": {"precision": "int8"}} | more.pop("settings", {})
+    return _row(f"{route}_int8", route, settings=settings, **more)
+
+
+TECHNIQUE = Technique(
+    family="deployment",
+    name="export",
+    title="Export to runtimes that need no framework",
+    variants=(
+        Variant("baseline", {"route": "in place"}, role="baseline", effort="quick", cold=False),
+        _row("onnx", "onnx", "quick", settings=UNCHECKED),
+        _row("openvino", "openvino", "default"),
+        _row("litert", "litert", "default", frameworks=("tf",)),
+        _row(
+            "openvino_bf16",
+            "openvino",
+            settings={"load": {"precision": "bfloat16"}},
+            loss_tolerance=HALF_LOSSES,
+            changes_math=True,
+        ),
+        _row(
+            "litert_fp16",
+            "litert",
+            settings={"export": {"precision": "float16"}},
+            frameworks=("tf",),
+            loss_tolerance=HALF_LOSSES,
+            changes_math=True,
+        ),
+        _int8("onnx", settings=UNCHECKED),
+        _int8("openvino"),
+        _int8("litert", frameworks=("tf",)),
+        _row("litert", "litert", frameworks=("pt",)),
+        _row("tensorrt", "tensorrt"),
+    ),
+    workloads=(
+        Workload("digits-cnn", "single", mode="predict"),
+        Workload("digits-cnn", "compute", effort="full", mode="predict"),
+        Workload("digits-resnet20", "single", effort="full", mode="predict"),
+        Workload("digits-resnet20", "compute", effort="full", mode="predict"),
+        Workload("text-gpt", "single", effort="full", mode="predict"),
+        Workload("text-gpt", "compute", effort="full", mode="predict"),
+        Workload("photos-resnet50", "single", effort="full", mode="predict"),
+        Workload("photos-resnet50", "compute", effort="full", mode="predict"),
+    ),
+    differs_by_design=(
+        "onnx is one runtime with the same weights from both sides; what differs is the graph that "
+        "each exporter writes: the table of operators counts them as exported, and as ONNX Runtime "
+        "runs them after its own optimization.",
+        "int8 in ONNX Runtime and OpenVINO is one quantizer over the file of each exporter; "
+        "LiteRT's is TensorFlow's own.",
+        "Files from TensorFlow take images as NHWC, those from PyTorch as NCHW.",
+        "baseline is the framework in place: eager in PyTorch, one tf.function in TensorFlow.",
+    ),
+    notes=(
+        "Timed are predictions on all threads in a process that also holds the framework, NumPy "
+        "arrays in and out for the runtimes, tensors in place. Measured apart are fresh processes "
+        "that import the runtime alone: start is the time from the creation of the process to its "
+        "first prediction, files in the page cache; load is reading the model once all is "
+        "imported; memory is the peak of the whole process at batch 1; latency is the median of "
+        "predictions of one sample, beside it p95, and p99 where a thousand calls were made.",
+        "Precision is pinned: OpenVINO takes bfloat16 by itself where the CPU has it. ONNX "
+        "Runtime's CPU kernels have float32 and integers alone on x86; litert_fp16 has float16 "
+        "weights in its file and computes in float32. int8 takes its ranges from "
+        f"{serving.CALIBRATION} samples of the training split, or all where there are fewer.",
+        "Before it counts, every export is held against its model on up to "
+        f"{serving.CHECKED} test samples: outputs within 1e-4 of the largest (half precision: 5%, "
+        "int8: 10%), classes equal in 99.9% (95%, 90%). The models are not trained: what int8 does "
+        "to the accuracy of a trained one stands with post-training quantization.",
+    ),
+    controls=False,
+    probes=True,
+)
+
+
+def prepare(impl, work: Work) -> Prepared:
+    """The framework's predictions, or those of a runtime."""
+    return serving.prepare(impl, work, ROUTES[work.settings["route"]])
+
+
+def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
+    """Predictions are the model's, and ONNX files say which operators they hold."""
+    evidence, reason = serving.took_effect(impl, work, prepared, batch)
+    route = work.settings["route"]
+    if prepared.artifact is None:
+        return evidence, reason
+    path = prepared.artifact / ROUTES[route].file
+    if route == "onnx":
+        stages = {"exported": False, "optimized": True}
+        evidence["graph_operators"] = {
+            work.task.name: {
+                stage: operators.onnx_operators(path, optimized=optimized)
+                for stage, optimized in stages.items()
+            }
+        }
+    if "int8" in work.variant:
+        x = np.asarray(batch[0].cpu() if hasattr(batch[0], "cpu") else batch[0])
+        ran = INTEGER_LAYERS[route](path, x)
+        evidence["integer_layers"] = ran
+        reason = reason or (None if ran else "no layer ran over integers")
+    return evidence, reason
+
+
+def probe(impl, work: Work, batches) -> dict[str, dict]:
+    """Start, load, memory, latency, and samples/s by batch size."""
+    return serving.probe(impl, work, ROUTES[work.settings["route"]])
+
+
+def bench_export(case, replay):
+    """Replay one measured case."""
+    replay(case)

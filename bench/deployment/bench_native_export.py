@@ -1,0 +1,113 @@
+"""Native export: predictions of AOTInductor, TorchScript, SavedModel, and compiled in place."""
+
+from __future__ import annotations
+
+from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from bench.probes import serving
+from bench.probes.serving import Route
+
+ROUTES = {
+    "in place": Route(make="{impl}.kit.training:make_predict"),
+    "compiled": Route(make="{impl}.deployment.native_export:compiled_predict"),
+    "tensorrt": Route(make="{impl}.deployment.native_export:tensorrt_predict"),
+    "aotinductor": Route(
+        export="{impl}.deployment.native_export:export_package",
+        load="{impl}.deployment.native_export:load_package",
+        file="model.pt2",
+    ),
+    "saved_model": Route(
+        export="{impl}.deployment.native_export:export_package",
+        load="{impl}.deployment.native_export:load_package",
+        file="model",
+    ),
+    "torchscript": Route(
+        export="{impl}.deployment.native_export:export_torchscript",
+        load="{impl}.deployment.native_export:load_torchscript",
+        file="model.pt",
+    ),
+}
+HALF_LOSSES = 5e-2  # relative: losses of predictions in bfloat16 against those of a twin
+
+
+def _row(name: str, route: str, *, effort: str = "full", **more) -> Variant:
+    settings = {"route": route} | more.pop("settings", {})
+    return Variant(name, settings, effort=effort, cold=False, **more)
+
+
+TECHNIQUE = Technique(
+    family="deployment",
+    name="native_export",
+    title="Export to the frameworks' own runtimes",
+    variants=(
+        Variant("baseline", {"route": "in place"}, role="baseline", effort="quick", cold=False),
+        _row("compiled", "compiled", frameworks=("pt",), effort="quick", requires="compiler"),
+        _row("compiled", "compiled", frameworks=("tf",), effort="quick"),
+        _row("aotinductor", "aotinductor", frameworks=("pt",), requires="compiler"),
+        _row("saved_model", "saved_model", frameworks=("tf",)),
+        _row(
+            "saved_model_bf16",
+            "saved_model",
+            settings={"export": {"precision": "bfloat16"}},
+            frameworks=("tf",),
+        ),
+        _row("torchscript", "torchscript"),
+        _row(
+            "aotinductor_bf16",
+            "aotinductor",
+            settings={"export": {"precision": "bfloat16"}},
+            frameworks=("pt",),
+            requires="compiler",
+            loss_tolerance=HALF_LOSSES,
+            changes_math=True,
+        ),
+        _row("tensorrt", "tensorrt"),
+    ),
+    workloads=(
+        Workload("digits-cnn", "single", effort="full", mode="predict"),
+        Workload("digits-cnn", "compute", effort="full", mode="predict"),
+        Workload("digits-resnet20", "single", effort="full", mode="predict"),
+        Workload("digits-resnet20", "compute", effort="full", mode="predict"),
+        Workload("text-gpt", "single", effort="full", mode="predict"),
+        Workload("text-gpt", "compute", effort="full", mode="predict"),
+        Workload("photos-resnet50", "single", effort="full", mode="predict"),
+        Workload("photos-resnet50", "compute", effort="full", mode="predict"),
+    ),
+    differs_by_design=(
+        "compiled is torch.compile with frozen weights in PyTorch and XLA in TensorFlow.",
+        "aotinductor is machine code for this CPU in a package, saved_model a graph in a folder.",
+        "torchscript is PyTorch's and deprecated; tensorrt is Torch-TensorRT in PyTorch, and in "
+        "TensorFlow gone.",
+    ),
+    notes=(
+        "Timed and measured apart as in export, whose rows are the runtimes without a framework; "
+        "here a fresh process imports the framework, and in place builds the model.",
+        "compiled starts by compiling: its first start fills torch.compile's cache, later ones "
+        "use it.",
+    ),
+    controls=False,
+    probes=True,
+)
+
+
+def prepare(impl, work: Work) -> Prepared:
+    """The framework's predictions, in place or of a file."""
+    return serving.prepare(impl, work, ROUTES[work.settings["route"]])
+
+
+def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
+    """Predictions are the model's, and what is compiled was traced."""
+    evidence, reason = serving.took_effect(impl, work, prepared, batch)
+    if work.settings["route"] == "compiled":
+        evidence["graphs"] = impl.kit.runtime.trace_count(prepared.predict)
+        reason = reason or (None if evidence["graphs"] else "nothing was compiled")
+    return evidence, reason
+
+
+def probe(impl, work: Work, batches) -> dict[str, dict]:
+    """Start, load, memory, latency, and samples/s by batch size."""
+    return serving.probe(impl, work, ROUTES[work.settings["route"]])
+
+
+def bench_native_export(case, replay):
+    """Replay one measured case."""
+    replay(case)

@@ -1,0 +1,88 @@
+"""Input pipelines as documented: photos from a folder, decoded and augmented, in samples/s."""
+
+from __future__ import annotations
+
+from bench.harness.machine import usable_threads
+from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from bench.probes import pipelines
+
+GPUS = 1  # this suite trains on one
+
+TECHNIQUE = Technique(
+    family="input",
+    name="folder",
+    title="Input pipelines: a folder of photos",
+    variants=(
+        Variant("naive", {"loader": "naive"}, role="baseline", effort="quick", cold=False),
+        Variant("parallel_auto", {"loader": "parallel"}, effort="quick", cold=False),
+        Variant("uint8", {"loader": "uint8"}, cold=False),
+        Variant("fast_decoder", {"loader": "parallel", "decoder": "fast"}, cold=False),
+        Variant("workers_1", {"loader": "parallel", "workers": 1}, effort="full", cold=False),
+        Variant("workers_2", {"loader": "parallel", "workers": 2}, effort="full", cold=False),
+        Variant(
+            "workers_1_5_a_core",
+            {"loader": "parallel", "workers_a_core": 1.5},
+            effort="full",
+            cold=False,
+        ),
+        Variant(
+            "workers_4_a_gpu",
+            {"loader": "parallel", "workers": 4 * GPUS},
+            effort="full",
+            requires="cuda",
+            cold=False,
+        ),
+    ),
+    workloads=(Workload("photos", "compute", timed=False),),
+    differs_by_design=(
+        "PyTorch decodes with Pillow, with fast_decoder with torchvision; TensorFlow in its graph, "
+        "with fast_decoder only what the crop needs. Pixels agree within one grey level.",
+        "PyTorch's workers are processes, TensorFlow's calls at a time in threads. naive has none "
+        "in PyTorch, and as many as tf.data sees fit in TensorFlow.",
+    ),
+    notes=(
+        "The work limit is one single-threaded process a core that does the same work per sample "
+        "with nothing around it. It is measured before and after each of 7 epochs; the share is "
+        "that of the epoch in the mean of both, once the pipeline is filled.",
+        "later first batch is that of an epoch after the first. CPU seconds are those of all "
+        "processes for 1,000 samples; memory is the sum of their proportional set sizes at its "
+        "peak, imports included. Data stall is the part of a small CNN's train steps that "
+        "waits for its batch, on the same cores. Files are in the page cache.",
+    ),
+    controls=False,
+    probes=True,
+)
+
+
+def prepare(impl, work: Work) -> Prepared:
+    """The baseline step: what is measured here is the probe."""
+    model = impl.kit.models.build(work.task.model, work.weights)
+    optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
+    step = impl.kit.training.make_train_step(model, optimizer, impl.kit.training.cross_entropy)
+    return Prepared(step, impl.kit.training.make_predict(model), model, optimizer)
+
+
+def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
+    """Nothing is timed: the probe counts the images of its epochs."""
+    return {}, None
+
+
+def probe(impl, work: Work, batches) -> dict[str, dict]:
+    """Rates, limits, starts, CPU time and memory of a loader."""
+    settings = dict(work.settings)
+    make = getattr(impl.input.folder, f"{settings.pop('loader')}_loader")
+    if each := settings.pop("workers_a_core", None):
+        settings["workers"] = round(each * usable_threads())
+    return pipelines.measure(
+        impl,
+        work,
+        lambda: make(work.data, batch_size=work.batch_size, seed=pipelines.SEED, **settings),
+        technique="folder",
+        source=work.data,
+        decoder=settings.get("decoder", "standard"),
+    )
+
+
+def bench_folder(case, replay):
+    """Replay one measured case."""
+    replay(case)

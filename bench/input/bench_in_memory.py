@@ -1,0 +1,73 @@
+"""In-memory input pipelines: small images a sample at a time, a batch at a time, in samples/s."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from bench.probes import pipelines
+
+CACHED = ("memory_cached", "disk_cached")
+
+TECHNIQUE = Technique(
+    family="input",
+    name="in_memory",
+    title="Input pipelines: small images in memory",
+    variants=(
+        Variant("naive", {"loader": "naive"}, role="baseline", effort="quick", cold=False),
+        Variant("vectorised", {"loader": "vectorised"}, effort="quick", cold=False),
+        Variant("parallel_auto", {"loader": "parallel"}, cold=False),
+        Variant("memory_cached", {"loader": "memory_cached"}, cold=False),
+        Variant("workers_1", {"loader": "parallel", "workers": 1}, effort="full", cold=False),
+        Variant("disk_cached", {"loader": "disk_cached"}, effort="full", cold=False),
+    ),
+    workloads=(Workload("digits-cnn", "compute", timed=False),),
+    differs_by_design=(
+        "PyTorch's workers are processes, from which each batch has to come back; TensorFlow's are "
+        "threads. TensorFlow's vectorised may use them too: tf.data decides.",
+        "PyTorch's cache on disk is mapped, TensorFlow's is read anew in every epoch.",
+    ),
+    notes=(
+        "The work limit is one single-threaded process a core that does the vectorised work on "
+        "batches with nothing around it, for cached rows without what the cache saves. It is "
+        "measured before and after each of 7 repetitions, of as many epochs as take 0.3 s.",
+        "Other figures are explained under input_pipeline.",
+    ),
+    controls=False,
+    probes=True,
+)
+
+
+def prepare(impl, work: Work) -> Prepared:
+    """The baseline step: what is measured here is the probe."""
+    model = impl.kit.models.build(work.task.model, work.weights)
+    optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
+    step = impl.kit.training.make_train_step(model, optimizer, impl.kit.training.cross_entropy)
+    return Prepared(step, impl.kit.training.make_predict(model), model, optimizer)
+
+
+def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
+    """Nothing is timed: the probe counts the images of its epochs."""
+    return {}, None
+
+
+def probe(impl, work: Work, batches) -> dict[str, dict]:
+    """Rates, limits, starts, CPU time and memory of a loader."""
+    settings = dict(work.settings)
+    name = settings.pop("loader")
+    make = getattr(impl.input.in_memory, f"{name}_loader")
+    if name == "disk_cached":
+        settings["cache"] = str(Path(work.data).with_name(f"cache-{impl.__name__}"))
+    return pipelines.measure(
+        *(impl, work),
+        lambda: make(work.data, batch_size=work.batch_size, seed=pipelines.SEED, **settings),
+        technique="in_memory_pipeline",
+        source=work.data,
+        batch_size=work.batch_size,
+        cached=name in CACHED,
+    )
+
+
+def bench_in_memory(case, replay):
+    """Replay one measured case."""
+    replay(case)

@@ -1,0 +1,76 @@
+"""Mapped input pipelines: decoded photos from arrays that are mapped into memory, in samples/s."""
+
+from __future__ import annotations
+
+import importlib
+
+from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from bench.probes import pipelines
+from shared.shards import convert
+
+SAMPLES = 64  # a shard
+
+TECHNIQUE = Technique(
+    family="input",
+    name="mapped_arrays",
+    title="Input pipelines: decoded photos in mapped arrays",
+    variants=(
+        Variant(
+            "folder",
+            {"technique": "input_pipeline", "loader": "parallel"},
+            role="baseline",
+            effort="quick",
+            cold=False,
+        ),
+        Variant("mapped_auto", {"loader": "memory_mapped"}, effort="quick", cold=False),
+        Variant("workers_1", {"loader": "memory_mapped", "workers": 1}, effort="full", cold=False),
+    ),
+    workloads=(Workload("photos", "compute", timed=False),),
+    differs_by_design=(
+        "PyTorch's workers are processes; TensorFlow's are threads, which take turns in the Python "
+        "that cuts a crop from the mapped array.",
+    ),
+    notes=(
+        "The work limit of a mapped row is its own: crop, resize and normalise, without decoding. "
+        "So compare samples/s between the rows, and the share of the limit within one.",
+        "The arrays are made before anything is timed, and are in the page cache. Figures are "
+        "explained under input_pipeline.",
+    ),
+    controls=False,
+    probes=True,
+)
+
+
+def prepare(impl, work: Work) -> Prepared:
+    """The baseline step: what is measured here is the probe."""
+    model = impl.kit.models.build(work.task.model, work.weights)
+    optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
+    step = impl.kit.training.make_train_step(model, optimizer, impl.kit.training.cross_entropy)
+    return Prepared(step, impl.kit.training.make_predict(model), model, optimizer)
+
+
+def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
+    """Nothing is timed: the probe counts the images of its epochs."""
+    return {}, None
+
+
+def probe(impl, work: Work, batches) -> dict[str, dict]:
+    """Rates, limits, starts, CPU time and memory of a loader."""
+    settings = dict(work.settings)
+    technique, source = settings.pop("technique", "mapped_arrays"), work.data
+    module = importlib.import_module(f"{impl.__name__}.input.{technique}")
+    make = getattr(module, f"{settings.pop('loader')}_loader")
+    if technique == "mapped_arrays":
+        source = f"{work.data}-arrays"
+        convert(work.data, source, form="arrays", samples=SAMPLES)
+    return pipelines.measure(
+        *(impl, work),
+        lambda: make(source, batch_size=work.batch_size, seed=pipelines.SEED, **settings),
+        technique=technique,
+        source=source,
+    )
+
+
+def bench_mapped_arrays(case, replay):
+    """Replay one measured case."""
+    replay(case)

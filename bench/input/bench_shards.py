@@ -1,0 +1,86 @@
+"""Sharded input pipelines: photos from a few large files, in samples/s."""
+
+from __future__ import annotations
+
+from bench.harness.machine import usable_threads
+from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from bench.probes import pipelines
+from shared.shards import convert
+
+SAMPLES = 64  # a shard: there are enough of them for every worker
+
+TECHNIQUE = Technique(
+    family="input",
+    name="shards",
+    title="Input pipelines: photos in shards",
+    variants=(
+        Variant(
+            "sequential", {"loader": "sequential"}, role="baseline", effort="quick", cold=False
+        ),
+        Variant("interleaved_auto", {"loader": "interleaved"}, effort="quick", cold=False),
+        Variant(
+            "any_order",
+            {"loader": "interleaved", "deterministic": False},
+            effort="full",
+            cold=False,
+        ),
+        Variant("workers_1", {"loader": "interleaved", "workers": 1}, effort="full", cold=False),
+        Variant(
+            "workers_1_5_a_core",
+            {"loader": "interleaved", "workers_a_core": 1.5},
+            effort="full",
+            cold=False,
+        ),
+    ),
+    workloads=(Workload("photos", "compute", timed=False),),
+    differs_by_design=(
+        "PyTorch reads tar files, TensorFlow TFRecord files, with the same JPEG files in them.",
+        "PyTorch's workers are processes with shards and a buffer of their own; TensorFlow's are "
+        "threads that read shards in turn into one buffer. Without workers PyTorch decodes in the "
+        "process that trains, and TensorFlow in as many threads as tf.data sees fit.",
+        "Both draw the next of 256 samples from a buffer, each with a generator of its own.",
+    ),
+    notes=(
+        f"Shards of {SAMPLES} photos, in the page cache; they are made before anything is timed. "
+        "The work limit reads them with one single-threaded process a core and does the same work "
+        "per sample, with nothing around it and no checksums.",
+        "Figures are explained under input_pipeline.",
+    ),
+    controls=False,
+    probes=True,
+)
+
+
+def prepare(impl, work: Work) -> Prepared:
+    """The baseline step: what is measured here is the probe."""
+    model = impl.kit.models.build(work.task.model, work.weights)
+    optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
+    step = impl.kit.training.make_train_step(model, optimizer, impl.kit.training.cross_entropy)
+    return Prepared(step, impl.kit.training.make_predict(model), model, optimizer)
+
+
+def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
+    """Nothing is timed: the probe counts the images of its epochs."""
+    return {}, None
+
+
+def probe(impl, work: Work, batches) -> dict[str, dict]:
+    """Rates, limits, starts, CPU time and memory of a loader."""
+    settings = dict(work.settings)
+    make = getattr(impl.input.shards, f"{settings.pop('loader')}_loader")
+    if each := settings.pop("workers_a_core", None):
+        settings["workers"] = round(each * usable_threads())
+    form = impl.input.shards.FORM
+    folder = f"{work.data}-{form}"
+    convert(work.data, folder, form=form, samples=SAMPLES)
+    return pipelines.measure(
+        *(impl, work),
+        lambda: make(folder, batch_size=work.batch_size, seed=pipelines.SEED, **settings),
+        technique="sharded_pipeline",
+        source=folder,
+    )
+
+
+def bench_shards(case, replay):
+    """Replay one measured case."""
+    replay(case)

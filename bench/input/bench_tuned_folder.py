@@ -1,0 +1,98 @@
+"""Tuned input pipelines: how close photos from a folder come to the limit of the work itself."""
+
+from __future__ import annotations
+
+import importlib
+
+from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from bench.probes import pipelines
+
+TECHNIQUE = Technique(
+    family="input",
+    name="tuned_folder",
+    title="Tuned input pipelines: a folder of photos",
+    variants=(
+        Variant(
+            "parallel",
+            {"technique": "input_pipeline", "loader": "parallel"},
+            role="baseline",
+            effort="quick",
+            cold=False,
+        ),
+        Variant("tuned", {"loader": "tuned"}, effort="quick", cold=False),
+        Variant(
+            "tuned_one_op_thread",
+            {"loader": "tuned", "op_threads": 1},
+            frameworks=("tf",),
+            cold=False,
+        ),
+        Variant(
+            "tuned_kept_memory",
+            {"loader": "tuned", "op_threads": 1},
+            allocator="tuned",
+            cold=False,
+        ),
+        Variant("tuned_fast_decoder", {"loader": "tuned", "decoder": "fast"}, cold=False),
+        Variant("threads", {"loader": "threads"}, cold=False),
+        Variant(
+            "threads_fast_decoder",
+            {"loader": "threads", "decoder": "fast"},
+            effort="full",
+            cold=False,
+        ),
+    ),
+    workloads=(Workload("photos", "compute", timed=False),),
+    differs_by_design=(
+        "PyTorch's workers are processes that write into a shared ring of batches; TensorFlow has "
+        "more calls of a fused map in flight than threads.",
+        "A batch of PyTorch's ring is lent until the next but one is asked for.",
+    ),
+    notes=(
+        "The work limit is one single-threaded process a core that does the same work per sample "
+        "with nothing around it. It is measured before and after each of 7 epochs; the share is "
+        "that of the epoch in the mean of both, once the pipeline is filled.",
+        "tuned_one_op_thread: TensorFlow's operators run on one thread each, as in a process that "
+        "trains on a GPU; the step of its data stall does too. PyTorch's workers always do so. "
+        "tuned_kept_memory does the same, and glibc keeps freed memory (MALLOC_MMAP_THRESHOLD_, "
+        "MALLOC_TRIM_THRESHOLD_ and MALLOC_TOP_PAD_ are set) instead of giving each batch's back "
+        "for the kernel to clear; so do the processes of its limit.",
+        "Figures are explained under input_pipeline.",
+    ),
+    controls=False,
+    probes=True,
+)
+
+
+def prepare(impl, work: Work) -> Prepared:
+    """The baseline step: what is measured here is the probe."""
+    model = impl.kit.models.build(work.task.model, work.weights)
+    optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
+    step = impl.kit.training.make_train_step(model, optimizer, impl.kit.training.cross_entropy)
+    return Prepared(step, impl.kit.training.make_predict(model), model, optimizer)
+
+
+def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
+    """Nothing is timed: the probe counts the images of its epochs."""
+    return {}, None
+
+
+def probe(impl, work: Work, batches) -> dict[str, dict]:
+    """Rates, limits, starts, CPU time and memory of a loader."""
+    settings = dict(work.settings)
+    name = f"{impl.__name__}.input.{settings.pop('technique', 'tuned_folder')}"
+    make = getattr(importlib.import_module(name), f"{settings.pop('loader')}_loader")
+    if threads := settings.pop("op_threads", None):  # TensorFlow has not run anything yet
+        impl.kit.runtime.configure(threads=threads, seed=pipelines.SEED)
+    return pipelines.measure(
+        impl,
+        work,
+        lambda: make(work.data, batch_size=work.batch_size, seed=pipelines.SEED, **settings),
+        technique="folder",
+        source=work.data,
+        decoder=settings.get("decoder", "standard"),
+    )
+
+
+def bench_tuned_folder(case, replay):
+    """Replay one measured case."""
+    replay(case)

@@ -1,0 +1,297 @@
+"""Several hosts on one machine: network namespaces with links between them.
+
+    twinbench hosts [--hosts 2] [--latency 5ms] [--bandwidth 100mbit] [--seconds 600] COMMAND
+
+runs the shell's COMMAND on every host at the same time, with what a cluster manager would set:
+`RANK` (the host's number), `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`, `GLOO_SOCKET_IFNAME` and
+`TF_CONFIG`. Each line of output begins with its host. The exit status is the first that is not 0.
+
+The hosts live in namespaces of their own (network, processes, mounts), which a process holds that
+ends with this one. So the kernel removes every process, interface and port of them when the command
+ends, is interrupted or killed, and at the latest after `--seconds`. Nothing outside is touched, and
+nothing outside can be reached from a host. Root may make them, and elsewhere every user where the
+system permits user namespaces.
+
+Links are veth pairs on a bridge; the kernel's token bucket (tbf) holds each host to the bandwidth.
+With a latency, `bench/network/switch.py` stands in place of the bridge, and frames are 9,000 bytes
+long.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.network.quantities import bits, seconds
+
+MOST_HOSTS = 64
+PORT = 29500  # torchrun's own default; free, since no host has a program yet
+PROGRAMS = {"unshare": "util-linux", "nsenter": "util-linux", "ip": "iproute2", "tc": "iproute2"}
+SWITCH = Path(__file__).with_name("switch.py")
+# The first process of the namespaces: when it ends, all others in them do. `cat` ends with us.
+HOLD = """mount -t tmpfs none /run && mkdir /run/netns && echo "{names}" > /run/hosts &&
+mount --bind /run/hosts /etc/hosts && echo ready && exec timeout -s KILL {seconds} cat"""
+# In a namespace for its name, so that programs that ask for it can be reached by it.
+NAMED = 'echo host{host} > /proc/sys/kernel/hostname && exec "$@"'
+BURST = 16_000  # bytes that may leave at once; no less than the longest frame
+
+
+class Refused(RuntimeError):
+    """Why this machine has no network namespaces for us, in one line."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """What lies between a host and the switch.
+
+    latency: seconds from one host to another, one way
+    bandwidth: bits per second that each host may send; None does not limit it
+    """
+
+    latency: float = 0.0
+    bandwidth: float | None = None
+
+
+class Hosts:
+    """`count` hosts, all on one switch; a context manager that removes them.
+
+    Raises Refused where the machine does not permit it, ValueError for settings that make no sense.
+    """
+
+    def __init__(self, count: int, link: Link = Link(), *, seconds: float = 600.0):
+        if not 1 <= count <= MOST_HOSTS:
+            raise ValueError(f"{count} hosts: 1 to {MOST_HOSTS} are possible")
+        if link.latency < 0 or (link.bandwidth is not None and link.bandwidth <= 0):
+            raise ValueError(f"{link}: latency must be 0 or more, bandwidth more than 0")
+        if not seconds > 0:
+            raise ValueError(f"{seconds} seconds: more than 0 are needed")
+        self.count, self.link = count, link
+        self._path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
+        self._programs = _programs(self._path)
+        self._lab, self._enter = self._make(seconds)
+        self._switch: subprocess.Popen | None = None
+        try:
+            self._connect()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Hosts:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End every process on the hosts and remove them; returns when they are gone."""
+        self._lab.stdin.close()
+        try:
+            self._lab.wait(10)
+        except subprocess.TimeoutExpired:
+            self._lab.kill()
+            self._lab.wait()
+        for process in filter(None, [self._lab, self._switch]):
+            process.wait()
+            process.stdout.close()
+            process.stderr.close()
+
+    def address(self, host: int) -> str:
+        """The IPv4 address of a host's one interface, eth0; its name is host0, host1 and so on."""
+        return f"10.77.0.{host + 1}"
+
+    def environment(self, host: int) -> dict[str, str]:
+        """This process's variables and, for one program a host, what a cluster manager sets."""
+        kept = {k: v for k, v in os.environ.items() if not k.lower().endswith("_proxy")}
+        workers = [f"{self.address(n)}:{PORT}" for n in range(self.count)]
+        task = {"type": "worker", "index": host}
+        return kept | {
+            "RANK": str(host),
+            "WORLD_SIZE": str(self.count),
+            "MASTER_ADDR": self.address(0),
+            "MASTER_PORT": str(PORT),
+            "GLOO_SOCKET_IFNAME": "eth0",
+            "TF_CONFIG": json.dumps({"cluster": {"worker": workers}, "task": task}),
+        }
+
+    def start(self, host: int, command: list[str], **settings) -> subprocess.Popen:
+        """Start a command on a host, in this process's folder; `settings` are those of Popen.
+
+        The process that is returned waits for the command and ends as it does. Signals reach the
+        command through `stop`, or as the process group of a `start_new_session`.
+        """
+        settings = {"env": self.environment(host), "stdin": subprocess.DEVNULL} | settings
+        named = ["unshare", "--uts", "--", "sh", "-c", NAMED.format(host=host), "sh"]
+        within = ["nsenter", f"--net=/run/netns/host{host}", "--", *named]
+        return subprocess.Popen([*self._enter, *within, *command], **settings)
+
+    def processes(self, host: int) -> list[int]:
+        """The processes on a host, by the numbers that they have there."""
+        return list(map(int, self._shell(f"ip netns pids host{host}").split()))
+
+    def stop(self, host: int) -> None:
+        """Kill every process on a host at once. Its kernel closes their connections, which a loss
+        of power would not: that is `cut`.
+        """
+        self._shell(f"ip netns pids host{host} | xargs -r kill -KILL")
+
+    def cut(self, host: int) -> None:
+        """Pull a host's cable: nothing comes or goes, and nobody is told. Not with a latency."""
+        if self.link.latency:
+            raise ValueError("a link with a latency can't be cut")
+        self._shell(f"ip link set port{host} down")
+
+    def mend(self, host: int) -> None:
+        """Put a host's cable back."""
+        self._shell(f"ip link set port{host} up")
+
+    def _make(self, seconds: float) -> tuple[subprocess.Popen, list[str]]:
+        """The process that holds the namespaces, and the command that enters them."""
+        kinds, said = ["--net", "--mount", "--pid"], []
+        names = [f"{self.address(host)} host{host}" for host in range(self.count)]
+        hold = HOLD.format(names="\n".join(["127.0.0.1 localhost", *names]), seconds=seconds)
+        for user in ([], ["--user", "--map-root-user"]):
+            unshare = [self._programs["unshare"], *kinds, *user]
+            lab = subprocess.Popen(
+                [*unshare, "--fork", "--kill-child", "--mount-proc", "sh", "-c", hold],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,  # Ctrl-C reaches us, and we end it
+            )
+            if lab.stdout.readline() == "ready\n":
+                children = Path(f"/proc/{lab.pid}/task/{lab.pid}/children").read_text().split()
+                as_we_are = ["--user", "--preserve-credentials"] if user else []
+                where = [f"--target={children[0]}", f"--wdns={os.getcwd()}"]
+                return lab, [self._programs["nsenter"], *where, *kinds, *as_we_are, "--"]
+            said.append(" ".join(lab.communicate()[1].split()))
+        raise Refused(f"network namespaces are not permitted here: {said[-1] or said[0]}")
+
+    def _connect(self) -> None:
+        if self.link.latency:
+            self._start_switch()
+            plugs = [
+                f"ip link set port{n} netns host{n} name eth0 mtu 9000" for n in range(self.count)
+            ]
+        else:
+            plugs = [
+                f"ip link add eth0 netns host{n} type veth peer name port{n}\n"
+                f"ip link set port{n} master switch up"
+                for n in range(self.count)
+            ]
+        lines = ["ip link add switch type bridge", "ip link set switch up"]
+        for host, plug in enumerate(plugs):
+            name = f"host{host}"
+            lines += [
+                f"ip netns add {name}",
+                plug,
+                f"ip -n {name} address add {self.address(host)}/24 dev eth0",
+                f"ip -n {name} link set lo up",
+                f"ip -n {name} link set eth0 up",
+                # A pause would throw TCP back to its slow start, and time would not be linear.
+                f"nsenter --net=/run/netns/{name} "
+                "sh -c 'echo 0 > /proc/sys/net/ipv4/tcp_slow_start_after_idle'",
+            ]
+            if self.link.bandwidth:
+                rate = f"rate {self.link.bandwidth:.0f}bit burst {BURST} limit 16mb"
+                lines.append(f"tc -n {name} qdisc add dev eth0 root tbf {rate}")
+        self._shell("\n".join(lines))
+
+    def _start_switch(self) -> None:
+        names = [f"port{host}" for host in range(self.count)]
+        self._switch = subprocess.Popen(
+            [*self._enter, sys.executable, SWITCH, str(self.link.latency), *names],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        if self._switch.stdout.readline() != "ready\n":
+            reason = self._switch.stderr.read().strip().splitlines()[-1:]
+            raise Refused(f"no TAP devices for links with a latency: {' '.join(reason)}")
+
+    def _shell(self, script: str) -> str:
+        """Run a script where the switch is; what it printed. Raises Refused where it fails."""
+        done = subprocess.run(
+            [*self._enter, "sh", "-ec", script],
+            env=os.environ | {"PATH": self._path},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode:
+            raise Refused(f"the links can't be made: {' '.join(done.stderr.split())}")
+        return done.stdout
+
+
+def _programs(path: str) -> dict[str, str]:
+    """Where each program is. Raises Refused for the first that is not there."""
+    if sys.platform != "linux":
+        raise Refused("network namespaces are Linux's")
+    found = {name: shutil.which(name, path=path) for name in PROGRAMS}
+    for name, place in found.items():
+        if place is None:
+            raise Refused(f"there is no program {name!r}: install {PROGRAMS[name]}")
+    return found
+
+
+# Command line -------------------------------------------------------------------------------------
+
+
+def run(hosts: Hosts, command: str) -> int:
+    """Run the shell's command on every host and show what it says; the first status but 0, or 0."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    started = [hosts.start(n, ["sh", "-c", command], **pipes) for n in range(hosts.count)]
+    readers = [
+        threading.Thread(target=_show, args=(host, process)) for host, process in enumerate(started)
+    ]
+    for reader in readers:
+        reader.start()
+    try:
+        return next(filter(None, [process.wait() for process in started]), 0)
+    finally:
+        hosts.close()  # what the commands left behind may hold their output open
+        for reader in readers:
+            reader.join()
+
+
+def _show(host: int, process: subprocess.Popen) -> None:
+    for line in process.stdout:
+        print(f"host{host}: {line}", end="", flush=True)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; return the exit status (2: refused)."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.network.hosts",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--hosts", type=int, default=2, help="how many (default 2)")
+    parser.add_argument("--latency", type=seconds, default=0.0, help="one way, such as 5ms or 50us")
+    parser.add_argument("--bandwidth", type=bits, help="of each host, such as 100mbit or 1gbit")
+    parser.add_argument("--seconds", type=float, default=600.0, help="at most (default 600)")
+    parser.add_argument("command", help="for the shell, run on every host")
+    given = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    link = Link(given.latency, given.bandwidth)
+    try:
+        with Hosts(given.hosts, link, seconds=given.seconds) as hosts:
+            return run(hosts, given.command)
+    except (Refused, ValueError) as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

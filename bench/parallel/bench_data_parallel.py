@@ -1,0 +1,153 @@
+"""Data parallelism on this machine: rates, what the exchange costs, memory and bytes."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from statistics import median
+
+import numpy as np
+
+from bench.harness.machine import usable_threads
+from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from shared import parallel
+from shared.specs import TASKS, parameter_count
+
+SEED = 2026
+REPLICAS = 2
+STEPS = 60  # of each run, of which
+WARM_STEPS = 10  # do not count
+COMPARED = 10  # losses; after more steps, rounding alone drives runs apart
+
+MICRO = {"variant": "accumulated", "micro_batches": 4}
+
+TECHNIQUE = Technique(
+    family="parallel",
+    name="data_parallel",
+    title="Data parallelism: one and two replicas on one machine",
+    variants=(
+        Variant("processes", {"variant": "processes"}, role="baseline", effort="quick", cold=False),
+        Variant("one_process", {"variant": "one_process"}, effort="quick", cold=False),
+        Variant(
+            "synchronised_norm", {"variant": "processes", "synchronised_norm": True}, cold=False
+        ),
+        Variant("accumulated", MICRO, cold=False),
+        Variant("accumulated_synchronised_each", MICRO | {"synchronise_each": True}, cold=False),
+        Variant("sharded", {"variant": "sharded"}, cold=False),
+        *(
+            Variant(
+                f"one_process_{communication}",
+                {"variant": "one_process", "communication": communication},
+                frameworks=("tf",),
+                effort="full",
+                cold=False,
+            )
+            for communication in ("hierarchical_copy", "reduce_to_one_device")
+        ),
+        Variant(
+            "small_buckets",
+            {"variant": "processes", "bucket_mb": 0.05},
+            effort="full",
+            cold=False,
+        ),
+        Variant("tpu", {"variant": "tpu"}, effort="full", cold=False),
+        Variant(
+            "compiled", {"variant": "compiled"}, effort="full", requires="compiler", cold=False
+        ),
+    ),
+    workloads=(Workload("digits-cnn", "compute", timed=False),),
+    differs_by_design=(
+        "processes is DistributedDataParallel and MultiWorkerMirroredStrategy, a process each "
+        "replica; one_process is nn.DataParallel, which needs GPUs, and MirroredStrategy, here "
+        "over two logical devices of the CPU; sharded is FSDP2, which TensorFlow lacks.",
+    ),
+    notes=(
+        "On a machine with few cores this shows that replicas compute what one process computes, "
+        "and what their exchange costs. It shows no speed-up: threads in total and the global "
+        "batch are the same for one replica and for two. Efficiency is two replicas' rate in that "
+        "of one.",
+        f"Each figure is from one run; rates are medians of {STEPS - WARM_STEPS} steps. The "
+        "communication share is what a step of two replicas takes longer than that of two separate "
+        "runs side by side, each with half of the batch and of the threads. It holds waiting for "
+        "the other, too.",
+        "Bytes are those that crossed the loopback interface in a step, all replicas together, "
+        "with headers; a ring all-reduce sends 2 (n - 1) times the gradients' size, 2 (n - 1) / n "
+        "a replica. Replicas in one process send nothing.",
+        f"Losses apart is the largest relative difference of the first {COMPARED} losses to those "
+        "of one replica. Without synchronised BatchNorm they train another function of the batch.",
+    ),
+    controls=False,
+    probes=True,
+)
+
+
+def prepare(impl, work: Work) -> Prepared:
+    """The baseline step: what is measured here is the probe."""
+    model = impl.kit.models.build(work.task.model, work.weights)
+    optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
+    step = impl.kit.training.make_train_step(model, optimizer, impl.kit.training.cross_entropy)
+    return Prepared(step, impl.kit.training.make_predict(model), model, optimizer)
+
+
+def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
+    """Nothing is timed: the probe checks on which samples the replicas trained."""
+    return {}, None
+
+
+def probe(impl, work: Work, batches) -> dict[str, dict]:
+    """Rates of one and two replicas, the exchange's share, bytes, memory and losses.
+
+    Raises RuntimeError where the replicas did not train on each sample as often as one would.
+    """
+    threads = max(REPLICAS, usable_threads())
+    settings = {"steps": STEPS, "seed": SEED, "threads": threads} | work.settings
+
+    def train(replicas: int, **changed) -> parallel.Result:
+        build = f"{impl.__name__}.parallel.data_parallel:digits_cnn"
+        given = {"global_batch": work.batch_size} | settings | changed
+        run = impl.parallel.data_parallel.train_data_parallel
+        return run(build, work.data, replicas=replicas, **given)
+
+    two, one = train(REPLICAS), train(1)
+    if not np.array_equal(two.seen, one.seen):
+        raise RuntimeError("the shards of the replicas are not those of the global batches")
+    alone = {"global_batch": work.batch_size // REPLICAS, "threads": threads // REPLICAS}
+    alone["steps"] = 10 * STEPS  # long enough that they are under way together
+    with ThreadPoolExecutor(REPLICAS) as pool:
+        separate = [pool.submit(train, 1, **alone) for _ in range(REPLICAS)]
+        apart_s = median(_middle_s(run.result()) for run in separate)
+    rates = [work.batch_size / _step_s(run) for run in (one, two)]
+    gradients = 4 * parameter_count(TASKS["digits-cnn"].model)
+    return {
+        "samples_per_s": _figure("samples/s", rates[1]),
+        "one_replica": _figure("samples/s", rates[0]),
+        "efficiency": _figure("%", 100 * rates[1] / rates[0]),
+        "communication_share": _figure("%", 100 * (1 - apart_s / _step_s(two))),
+        "bytes_a_step": _figure("bytes", two.loopback_bytes),
+        "ring_bytes_a_step": _figure("bytes", 2.0 * (REPLICAS - 1) * gradients),
+        "peak_a_process": _figure("bytes", float(two.peak_bytes.max())),
+        "above_imports": _figure("bytes", float((two.peak_bytes - two.import_bytes).max())),
+        "losses_apart": _figure("ppm", 1e6 * _apart(one.losses, two.losses)),
+    }
+
+
+def _apart(one: np.ndarray, two: np.ndarray) -> float:
+    return float(np.max(np.abs(two - one)[:COMPARED] / np.abs(one[:COMPARED])))
+
+
+def _step_s(run: parallel.Result) -> float:
+    return float(np.median(run.step_s[WARM_STEPS:]))
+
+
+def _middle_s(run: parallel.Result) -> float:
+    """Of the steps in the middle, when the other run has begun and has not ended."""
+    quarter = len(run.step_s) // 4
+    return float(np.median(run.step_s[quarter:-quarter]))
+
+
+def _figure(unit: str, value: float) -> dict:
+    return {"value": value, "unit": unit, "samples": None}
+
+
+def bench_data_parallel(case, replay):
+    """Replay one measured case."""
+    replay(case)

@@ -1,0 +1,79 @@
+"""Model parallel: layers on two devices, a batch or micro-batches at a time."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from bench.probes import model_parallel
+
+STAGES = 2
+CUT = {"pt_impl": "block1", "tf_impl": "block1.ln0"}  # after a block of three
+
+TECHNIQUE = Technique(
+    family="parallel",
+    name="model_parallel",
+    title="Model parallel: layer split and pipelines",
+    variants=(
+        Variant("one_device", role="baseline", effort="quick", cold=False),
+        Variant("layer_split", {"micro_batches": 1}, effort="quick", cold=False),
+        Variant("pipeline", {"micro_batches": 4}, cold=False),
+        Variant("pipeline_1f1b", {"micro_batches": 4, "schedule": "1f1b"}, cold=False),
+        Variant("pipeline_16", {"micro_batches": 16}, effort="full", cold=False),
+    ),
+    workloads=(Workload("text-gpt-wide", "compute", timed=False),),
+    differs_by_design=(
+        "PyTorch's stages are processes with a share of the threads each, which send activations "
+        "through sockets; TensorFlow's are devices in one process, whose threads serve them all.",
+    ),
+    notes=(
+        "All on the CPU: this shows that the work is the same and what it costs, not a speed-up, "
+        "for which each stage would need a device of its own. One device has all threads, too.",
+        f"{model_parallel.STEPS} steps of a model whose second stage has two of three blocks; each "
+        "case is checked: losses and all weights are those of one process within the parity bar.",
+        "cores idle: CPU time of the processes that train, as a part of what the cores could have "
+        "given between the end of the first step and that of the last: waiting for another stage, "
+        "for messages, and what does not run in parallel. bubble reference: (p-1)/(m+p-1) of p "
+        "even stages and m micro-batches, alone.",
+        "memory: resident, at its highest in these steps, with imports: of the largest process, "
+        "and of all. sent bytes: what the processes wrote in a step; reference bytes: activations "
+        "at the cut and their gradients.",
+    ),
+    controls=False,
+    probes=True,
+)
+
+
+def prepare(impl, work: Work) -> Prepared:
+    """The baseline step: what is measured here is the probe."""
+    model = impl.kit.models.build(work.task.model, work.weights)
+    optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
+    step = impl.kit.training.make_train_step(model, optimizer, impl.kit.training.cross_entropy)
+    return Prepared(step, impl.kit.training.make_predict(model), model, optimizer)
+
+
+def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
+    """Nothing is timed: the probe compares losses and weights."""
+    return {}, None
+
+
+def probe(impl, work: Work, batches) -> dict[str, dict]:
+    """Throughput, idle cores, memory and bytes of a variant."""
+    build = f"{impl.__name__}.parallel.model_parallel:text_gpt_wide"
+    if not work.settings:
+        return model_parallel.measure(impl, work, batches, build, None)
+    train = partial(
+        impl.parallel.model_parallel.train_pipeline, cut=CUT[impl.__name__], **work.settings
+    )
+    spec, count = work.task.model, work.settings["micro_batches"]
+    activations = 4 * work.batch_size * spec.sequence_length * spec.width
+    return model_parallel.measure(
+        *(impl, work, batches, build, train),
+        bubble_reference=100 * (STAGES - 1) / (count + STAGES - 1),
+        reference_bytes=2 * (STAGES - 1) * activations,
+    )
+
+
+def bench_model_parallel(case, replay):
+    """Replay one measured case."""
+    replay(case)

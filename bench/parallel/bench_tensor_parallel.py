@@ -1,0 +1,74 @@
+"""Tensor parallel: parts of the same layers on two devices, and on two replicas of them."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from bench.probes import model_parallel
+
+PAIRS = "block*.up > block*.down"
+SHARDS = 2
+
+TECHNIQUE = Technique(
+    family="parallel",
+    name="tensor_parallel",
+    title="Tensor parallel, and a hybrid of data and tensor parallel",
+    variants=(
+        Variant("one_device", role="baseline", effort="quick", cold=False),
+        Variant("tensor_parallel", {"replicas": 1}, effort="quick", cold=False),
+        Variant("hybrid", {"replicas": 2}, cold=False),
+    ),
+    workloads=(Workload("text-gpt-wide", "compute", timed=False),),
+    differs_by_design=(
+        "PyTorch's parts are processes with a share of the threads each, which send through "
+        "sockets; TensorFlow's are devices in one process, whose threads serve them all.",
+        "TensorFlow's optimizer runs eagerly, an operation at a time; see the technique.",
+        "PyTorch's hybrid shards all states over the replicas; TensorFlow's replicas hold all.",
+    ),
+    notes=(
+        "All on the CPU: this shows that the work is the same and what it costs, not a speed-up. "
+        "The hybrid has four processes or devices, on as many cores as there are. One device has "
+        "all threads, too.",
+        f"{model_parallel.STEPS} steps with the feed-forward layers of all blocks split; each case "
+        "is checked: losses and all weights are those of one process within the parity bar.",
+        "cores idle, memory and sent bytes are explained under model_parallel. reference bytes: "
+        "what all processes send for ring all-reduces of the activations, two a block, without "
+        "what the hybrid's replicas send.",
+    ),
+    controls=False,
+    probes=True,
+)
+
+
+def prepare(impl, work: Work) -> Prepared:
+    """The baseline step: what is measured here is the probe."""
+    model = impl.kit.models.build(work.task.model, work.weights)
+    optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
+    step = impl.kit.training.make_train_step(model, optimizer, impl.kit.training.cross_entropy)
+    return Prepared(step, impl.kit.training.make_predict(model), model, optimizer)
+
+
+def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
+    """Nothing is timed: the probe compares losses and weights."""
+    return {}, None
+
+
+def probe(impl, work: Work, batches) -> dict[str, dict]:
+    """Throughput, idle cores, memory and bytes of a variant."""
+    build = f"{impl.__name__}.parallel.tensor_parallel:text_gpt_wide"
+    if not work.settings:
+        return model_parallel.measure(impl, work, batches, build, None)
+    train = partial(
+        impl.parallel.tensor_parallel.train_hybrid, pairs=PAIRS, shards=SHARDS, **work.settings
+    )
+    spec = work.task.model
+    # An all-reduce among n sends 2(n-1)/n of its size from each of them (Patarasuk and Yuan, 2009).
+    activations = 4 * work.batch_size * spec.sequence_length * spec.width
+    reference = 2 * spec.layers * 2 * (SHARDS - 1) * activations
+    return model_parallel.measure(impl, work, batches, build, train, reference_bytes=reference)
+
+
+def bench_tensor_parallel(case, replay):
+    """Replay one measured case."""
+    replay(case)

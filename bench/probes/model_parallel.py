@@ -1,0 +1,173 @@
+"""How training on several devices is measured: from outside, by a thread that looks on.
+
+It notes the CPU time, the resident memory and the written bytes of every process that trains. What
+counts lies between the end of the first step and that of the last. Afterwards one process takes the
+same batches, and both must have the same losses and weights.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+
+import numpy as np
+import psutil
+
+from bench.harness.machine import usable_threads
+from bench.harness.plan import Work
+from shared.datasets import first_batches
+
+SEED = 2026
+STEPS = 10
+EVERY_S = 0.05
+
+
+@dataclass(frozen=True)
+class Glance:
+    """What the processes that train had used by `at`, a time of `time.monotonic`.
+
+    `written` is what went through system calls: on a CPU, messages between processes. It is None
+    where the system does not tell.
+    """
+
+    at: float
+    cpu_s: float
+    resident: list[int]
+    written: int | None
+
+
+def measure(
+    impl, work: Work, batches: list, build: str, train: Callable | None, **reference: float
+) -> dict[str, dict]:
+    """The figures of `train(build, dataset, ...)`, or of one process where there is none.
+
+    `build` is "module:function". `reference`: bytes and percentages that theory gives, by name.
+
+    Raises RuntimeError where losses or weights are not those of one process.
+    """
+    dataset = tuple(map(np.concatenate, zip(*batches, strict=True)))
+    amount = {"global_batch": work.batch_size, "steps": STEPS, "seed": SEED}
+    with watched() as glances:
+        found = (train or partial(alone, impl))(build, dataset, **amount)
+    if train:
+        check(impl, work, found, alone(impl, build, dataset, **amount))
+    units = {name: "bytes" if name.endswith("bytes") else "%" for name in reference}
+    expected = {name: figure(units[name], [value]) for name, value in reference.items()}
+    return figures(glances, found.ended, work.batch_size) | expected
+
+
+def figure(unit: str, samples: list) -> dict:
+    """A metric as a probe returns it."""
+    return {"value": median(samples), "unit": unit, "samples": samples}
+
+
+def figures(glances: list[Glance], ended: list[float], batch_size: int) -> dict[str, dict]:
+    """What lies between the first step and the last; a step's bytes are those of all processes."""
+    until = [[glance for glance in glances if glance.at <= end] for end in (ended[0], ended[-1])]
+    inside = until[1][len(until[0]) :]
+    if not until[0] or not inside:
+        raise RuntimeError(f"{len(ended)} steps took too little time to be looked at")
+    # Both are just before the end of a step, when nothing is on the way.
+    first, last = until[0][-1], until[1][-1]
+    used = (last.cpu_s - first.cpu_s) / ((last.at - first.at) * usable_threads())
+    found = {
+        "samples_per_s": figure("samples/s", [batch_size / step for step in np.diff(ended)]),
+        "cores_idle": figure("%", [100 * max(0.0, 1 - used)]),
+        "memory_each": figure("bytes", [max(max(glance.resident) for glance in inside)]),
+        "memory_all": figure("bytes", [max(sum(glance.resident) for glance in inside)]),
+    }
+    if len(last.resident) > 1 and None not in (first.written, last.written):
+        each = (last.written - first.written) / (len(ended) - 1)
+        found["sent_bytes"] = figure("bytes", [each])
+    return found
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[list[Glance]]:
+    """Look every `EVERY_S` at the processes that train: those that are started, or this one."""
+    glances, done = [], threading.Event()
+    own = psutil.Process()
+    others = {child.pid for child in own.children(recursive=True)}
+
+    def watch() -> None:
+        while not done.wait(EVERY_S):
+            started = [c for c in own.children(recursive=True) if c.pid not in others]
+            with contextlib.suppress(psutil.Error):  # one has just ended: no step is under way
+                glances.append(glance([c for c in started if trains(c)] or [own]))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield glances
+    finally:
+        done.set()
+        watcher.join()
+
+
+def trains(process: psutil.Process) -> bool:
+    """Whether it is a child of multiprocessing's, but not the one that cleans up after them."""
+    return "spawn_main" in " ".join(process.cmdline())
+
+
+def glance(processes: list[psutil.Process]) -> Glance:
+    """What these processes have used until now."""
+    cpu, resident, written = 0.0, [], 0
+    for process in processes:
+        with process.oneshot():
+            times = process.cpu_times()
+            cpu += times.user + times.system
+            resident.append(process.memory_info().rss)
+            counters = process.io_counters() if hasattr(process, "io_counters") else None
+            written = None if None in (counters, written) else written + counters.write_chars
+    return Glance(time.monotonic(), cpu, resident, written)
+
+
+# The same work ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Alone:
+    """What one process leaves: canonical weights, losses, when each step was over."""
+
+    weights: dict[str, np.ndarray]
+    losses: list[float]
+    ended: list[float]
+
+
+def alone(impl, build: str, dataset: tuple, *, global_batch: int, steps: int, seed: int) -> Alone:
+    """Train in this process with the baseline's step."""
+    module, _, name = build.partition(":")
+    model, optimizer, loss_fn = getattr(importlib.import_module(module), name)()
+    step = impl.kit.training.make_train_step(model, optimizer, loss_fn)
+    losses, ended = [], []
+    for x, y in first_batches(*dataset, global_batch, steps, seed=seed):
+        losses.append(impl.kit.runtime.to_float(step(*impl.kit.data.to_device(x, y))))
+        ended.append(time.monotonic())
+    return Alone(impl.kit.models.export_weights(model), losses, ended)
+
+
+def check(impl, work: Work, found, wanted: Alone) -> None:
+    """Raise RuntimeError where losses or weights differ by more than the task's parity bar.
+
+    The framework's own names come in the order of the layers, as the canonical ones do.
+    """
+    bar = work.task.parity
+    pairs = zip(wanted.weights.items(), found.weights.values(), strict=True)
+    differences = {
+        name: float(np.linalg.norm(impl.kit.models.to_canonical(name, own) - weight))
+        / (float(np.linalg.norm(weight)) or 1.0)
+        for (name, weight), own in pairs
+    }
+    losses = np.array([found.losses, wanted.losses])
+    differences["the losses"] = float(np.max(np.abs(losses[0] - losses[1]) / np.abs(losses[1])))
+    worst = max(differences, key=differences.get)
+    if not differences[worst] <= bar:
+        raise RuntimeError(
+            f"not the work of one process: {worst} differ by {differences[worst]:.1e}, not {bar:g}"
+        )

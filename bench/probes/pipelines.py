@@ -1,0 +1,235 @@
+"""How an input pipeline is measured: epoch by epoch, each between two measurements of its limit.
+
+The limit is what the cores do of the same work with nothing around it: one single-threaded process
+a core, which works on its part of the same samples (`work_rate` of the technique's file). They are
+alive as long as the pipeline is measured, and sleep while it runs.
+
+What is short is repeated: an epoch in memory may take milliseconds, and both a rate and a limit are
+taken over `SHORTEST_S` at least.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from math import ceil
+from statistics import harmonic_mean, mean, median
+
+import psutil
+
+from bench.harness import memory
+from bench.harness.machine import usable_threads
+from bench.harness.plan import Work
+
+SEED = 2026
+REPETITIONS = 7  # of epochs, and as many limits and one
+SHORTEST_S = 0.3  # of a repetition
+STALL_STEPS = 10  # train steps whose waiting counts, after
+WARM_STEPS = 3  # that many
+
+
+def measure(
+    impl, work: Work, make: Callable[[], Iterable], *, technique: str, source: str, **settings
+) -> dict[str, dict]:
+    """The figures of the loader that `make` makes, over the samples of the task.
+
+    Its limit is that of `technique`, whose `work_rate` is given `source` and the settings.
+
+    Raises RuntimeError where an epoch is not all of the samples.
+    """
+    start = time.perf_counter()
+    loader = make()
+    made = time.perf_counter() - start
+    with work_limit(impl.__name__, technique, source, **settings) as limit:
+        pipeline = Pipeline(loader, images=work.task.dataset.train_size)
+        first, peak = pipeline.epochs(), pipeline.peak_memory()
+        count = ceil(SHORTEST_S / pipeline.epochs().seconds)
+        limits, repetitions = [limit()], []
+        for _ in range(REPETITIONS):
+            repetitions.append(pipeline.epochs(count))
+            limits.append(limit())
+    rates = [epochs.rate for epochs in repetitions]
+    around = map(mean, pairwise(limits))
+    shares = [100 * rate / limit for rate, limit in zip(rates, around, strict=True)]
+    starts = [epochs.first_batch_s for epochs in repetitions]
+    cpu = [1000 * epochs.cpu_s / epochs.images for epochs in repetitions]
+    return {
+        "samples_per_s": _figure("samples/s", rates),
+        "work_limit": _figure("samples/s", limits),
+        "share_of_limit": _figure("%", shares),
+        "first_batch": _figure("s", [made + first.first_batch_s]),
+        "later_first_batch": _figure("s", starts),
+        "cpu_per_1000": _figure("s", cpu),
+        "data_stall": _figure("%", [data_stall(impl, work, loader)]),
+        "memory": _figure("bytes", [peak]),
+    }
+
+
+def _figure(unit: str, samples: list) -> dict:
+    return {"value": median(samples), "unit": unit, "samples": samples}
+
+
+# The pipeline -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Epochs:
+    """What epochs took: seconds of the clock, and of all CPUs.
+
+    `rate` is in images a second, after as many batches as there are cores: until then the pipeline
+    fills, and what is under way would count for nothing. `first_batch_s` is that of an epoch, on
+    average.
+    """
+
+    images: int
+    rate: float
+    first_batch_s: float
+    seconds: float
+    cpu_s: float
+
+
+class Pipeline:
+    """A loader, and the processes that it starts. Children that are there already are not its."""
+
+    def __init__(self, loader: Iterable, *, images: int) -> None:
+        self._loader, self._images = loader, images
+        self._own = psutil.Process()
+        self._others = {child.pid for child in self._own.children(recursive=True)}
+
+    def epochs(self, count: int = 1) -> Epochs:
+        """Take all batches of the next epochs, and do nothing with them."""
+        cpu, begin = self._cpu_s(), time.perf_counter()
+        filling, images, filled_s, first_s = usable_threads(), 0, 0.0, 0.0
+        for _ in range(count):
+            start, times, sizes = time.perf_counter(), [], []
+            for _, labels in self._loader:
+                times.append(time.perf_counter())
+                sizes.append(len(labels))
+            if sum(sizes) != self._images:
+                raise RuntimeError(f"an epoch had {sum(sizes)} of {self._images} images")
+            images += sum(sizes[filling:])
+            filled_s += times[-1] - times[filling - 1]
+            first_s += times[0] - start
+        seconds, cpu = time.perf_counter() - begin, self._cpu_s() - cpu
+        return Epochs(count * self._images, images / filled_s, first_s / count, seconds, cpu)
+
+    def peak_memory(self) -> int | None:
+        """The largest sum of proportional set sizes that is seen in an epoch, in bytes.
+
+        The epoch is not timed: the kernel walks through all pages for each figure.
+        """
+        seen, done = [], threading.Event()
+
+        def watch() -> None:
+            while not seen or not done.wait(0.05):
+                seen.append(memory.proportional(process.pid for process in self._processes()))
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        try:
+            self.epochs()
+        finally:
+            done.set()
+            watcher.join()
+        return None if None in seen else max(seen)
+
+    def _processes(self) -> list[psutil.Process]:
+        children = self._own.children(recursive=True)
+        return [self._own, *(child for child in children if child.pid not in self._others)]
+
+    def _cpu_s(self) -> float:
+        own = self._own.cpu_times()
+        found = own.children_user + own.children_system  # of those that have ended
+        for process in self._processes():
+            with contextlib.suppress(psutil.Error):
+                times = process.cpu_times()
+                found += times.user + times.system
+        return found
+
+
+def data_stall(impl, work: Work, loader: Iterable) -> float:
+    """Percent of the time of real train steps that passes waiting for their batches."""
+    model = impl.kit.models.build(work.task.model, work.weights)
+    optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
+    step = impl.kit.training.make_train_step(model, optimizer, impl.kit.training.cross_entropy)
+    waited = total = 0.0
+    batches = iter(loader)
+    for number in range(WARM_STEPS + STALL_STEPS):
+        start = time.perf_counter()
+        batch = next(batches)
+        there = time.perf_counter()
+        step(*batch)
+        impl.kit.runtime.synchronize()
+        if number >= WARM_STEPS:
+            waited += there - start
+            total += time.perf_counter() - start
+    return 100 * waited / total
+
+
+# The limit --------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def work_limit(
+    package: str, technique: str, source: str, **settings
+) -> Iterator[Callable[[], float]]:
+    """Give a function that measures the limit, in samples/s, with as many processes as cores.
+
+    It is that of the technique in the package of a side, whose `work_rate` gets the settings.
+
+    The processes are fresh, since a framework's threads can't be set twice in one. RuntimeError
+    where one ends early.
+    """
+    context = multiprocessing.get_context("spawn")
+    cores = usable_threads()
+    pipes, processes = [], []
+
+    def ask(request: str) -> list:
+        try:
+            for pipe in pipes:
+                pipe.send(request)
+            return [pipe.recv() for pipe in pipes]
+        except (EOFError, OSError):
+            raise RuntimeError("a process of the work limit ended early, see the log") from None
+
+    try:
+        for part in range(cores):
+            pipe, theirs = context.Pipe()
+            share = settings | {"seed": SEED, "part": part, "parts": cores}
+            arguments = (theirs, package, technique, source, share)
+            process = context.Process(target=_work, args=arguments, daemon=True)
+            process.start()
+            theirs.close()  # so that the end of the process is the end of the pipe
+            pipes.append(pipe)
+            processes.append(process)
+        ask("are you there")
+        yield lambda: sum(ask("work"))
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+def _work(pipe, package: str, technique: str, source: str, settings: dict) -> None:
+    """A process of the limit: answers the first request when it is ready, others with its rate."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # pipelines work on the CPU
+    importlib.import_module(f"{package}.kit.runtime").configure(threads=1, seed=SEED)
+    loaders = importlib.import_module(f"{package}.input.{technique}")
+    rate = loaders.work_rate(source, **settings)
+    with contextlib.suppress(EOFError):
+        pipe.recv()
+        pipe.send(None)
+        while True:
+            pipe.recv()
+            end = time.perf_counter() + SHORTEST_S
+            rates = [rate()]
+            while time.perf_counter() < end:
+                rates.append(rate())
+            pipe.send(harmonic_mean(rates))

@@ -1,0 +1,260 @@
+"""Routes from a model to a runtime: prepared for a match, proven, and measured where they deploy.
+
+A route is a function of the technique that writes a file and a loader that makes `predict(array) ->
+array` of it; in place there is no file, and the framework predicts. A match times predictions of a
+process that also holds the framework. What only a process of its own can tell (start, load, memory,
+latency, samples/s by batch size and threads) comes from fresh ones (`bench/probes/server.py`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from bench.harness.machine import THREAD_VARIABLES, usable_threads
+from bench.harness.plan import Prepared, Work
+from bench.harness.processes import ROOT
+from bench.harness.worker import artifact_bytes
+from shared import datasets
+from shared.provenance import provenance
+
+BATCHES = [1, 2, 4, 8, 16, 32, 64]
+STARTS = 3  # processes on all threads, each started anew
+LIMIT_S = 600  # after which a process counts as hung; ResNet-50 on one thread takes minutes
+CHECKED = 256  # samples of the test split on which an export is held against its model
+# How far an output may be from the model's, as a share of the model's largest, and how many classes
+# must agree at least, by the precision of products and convolutions.
+ALLOWED = {"float32": (1e-4, 0.999), "bfloat16": (5e-2, 0.95), "float16": (5e-2, 0.95)}
+ALLOWED |= {"int8": (1e-1, 0.9)}
+CALIBRATION = 256  # samples, the first of the training split, that int8 takes its ranges from
+LIVE = 0.2  # scale of a residual branch that begins at 0
+
+
+@dataclass(frozen=True)
+class Route:
+    """From a model to `predict`, through functions named "module:function".
+
+    `load(path, threads=...) -> predict` of what `export` wrote to `file`; in place only
+    `make(model) -> predict`. "{impl}" stands for the side's package.
+    """
+
+    make: str | None = None
+    export: str | None = None
+    load: str | None = None
+    file: str = ""
+
+
+def prepare(impl, work: Work, route: Route) -> Prepared:
+    """Predict by `route`, for a match. A missing package makes the row UNSUPPORTED, by its name."""
+    work = live(work)
+    model, path = _export(impl, work, route)
+    optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
+    if path is None:
+        predict = _function(route.make, impl)(model)
+    else:
+        loaded = _load(impl, work, route, path)
+        arrays: dict[int, tuple] = {}  # of the resident batches: arrays in, as a runtime's user has
+
+        def predict(x):
+            if id(x) not in arrays:  # before anything is timed; x is kept, and its id with it
+                arrays[id(x)] = x, np.asarray(x.cpu() if hasattr(x, "cpu") else x)
+            return loaded(arrays[id(x)][1])
+
+        predict.loaded = loaded
+    return Prepared(_not_timed, predict, model, optimizer, artifact=path)
+
+
+def _not_timed(x, y):
+    raise RuntimeError("a prediction is timed here, not a step")
+
+
+def _function(name: str, impl):
+    module, _, function = name.format(impl=impl.__name__).partition(":")
+    return getattr(importlib.import_module(module), function)
+
+
+def _export(impl, work: Work, route: Route) -> tuple:
+    """The model, and the file or folder that the route made of it, or None."""
+    model = impl.kit.models.build(work.task.model, work.weights)
+    if hasattr(model, "eval"):
+        model.eval()  # once, as for serving; Keras says it in each call
+    if route.export is None:
+        return model, None
+    example, _ = impl.kit.data.to_device(*_example(work))
+    path = work.folder / "artifact" / route.file
+    path.parent.mkdir(exist_ok=True)
+    try:
+        _function(route.export, impl)(
+            model,
+            example,
+            path,
+            provenance(work.task, work.weights),
+            dynamic_sequence=work.task.model.family == "gpt",
+            **work.settings.get("export", {}),
+        )
+    except ModuleNotFoundError as error:
+        raise NotImplementedError(str(error)) from error
+    return model, path.parent  # with what belongs to it
+
+
+def live(work: Work) -> Work:
+    """The work with weights in which every layer counts.
+
+    Residual branches begin with a scale of 0: whatever is wrong in one would not show.
+    """
+    weights = {
+        name: np.full_like(value, LIVE) if name.endswith(".gamma") and not value.any() else value
+        for name, value in work.weights.items()
+    }
+    return replace(work, weights=weights)
+
+
+def _example(work: Work) -> tuple[np.ndarray, np.ndarray]:
+    """Two samples of zeros of the task's shapes and dtypes to record with, or some to calibrate."""
+    if _precision(work) == "int8":
+        return tuple(part[:CALIBRATION] for part in datasets.load(Path(work.data), "train"))
+    spec = work.task.model
+    if spec.family == "gpt":
+        return (np.zeros((2, spec.sequence_length), np.int64),) * 2
+    return np.zeros((2, *spec.input_shape), np.float32), np.zeros(2, np.int64)
+
+
+def _load(impl, work: Work, route: Route, folder: Path):
+    try:
+        load = _function(route.load, impl)
+        settings = work.settings.get("load", {})
+        return load(folder / route.file, threads=usable_threads(), **settings)
+    except ModuleNotFoundError as error:
+        raise NotImplementedError(str(error)) from error
+
+
+def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
+    """On real data the route predicts what the model does; the file says what it holds."""
+    work = live(work)
+    x, y = (part[:CHECKED] for part in datasets.load(Path(work.data), "test"))
+    x, _ = impl.kit.data.to_device(x, y)
+    expected = np.asarray(impl.kit.training.make_predict(prepared.model)(x), np.float64)
+    given = np.asarray(prepared.predict(x), np.float64)
+    apart = float(np.abs(given - expected).max() / np.abs(expected).max())
+    agreeing = float(np.mean(given.argmax(-1) == expected.argmax(-1)))
+    evidence = {"samples": len(x), "largest_difference": apart, "agreeing_classes": agreeing}
+    loaded = getattr(prepared.predict, "loaded", None)
+    precision = _precision(work)
+    if loaded is None:
+        evidence["operator_dtypes"] = impl.kit.runtime.operator_dtypes(
+            lambda x, y: prepared.predict(x), *batch
+        )
+    else:
+        integers = "int8, else " if precision == "int8" else ""
+        evidence |= {"threads": loaded.threads, "computes_in": integers + loaded.precision}
+        evidence["metadata"] = ", ".join(sorted(loaded.metadata))
+        if loaded.metadata != provenance(work.task, work.weights):
+            return evidence, "the file does not carry the metadata that it was given"
+        if loaded.threads not in (None, usable_threads()):
+            return evidence, f"it runs {loaded.threads} threads, not {usable_threads()}"
+        precision = precision if precision != "float32" else loaded.precision
+    largest, fewest = ALLOWED[precision]
+    if not apart <= largest:  # nor where it is no number
+        return evidence, f"its outputs differ by {apart:.1e} of the largest, allowed {largest:.0e}"
+    if agreeing < fewest:
+        return evidence, f"{agreeing:.1%} of the classes agree, not {fewest:.1%}"
+    return evidence, None
+
+
+def _precision(work: Work) -> str:
+    """Of the file."""
+    return work.settings.get("export", {}).get("precision", "float32")
+
+
+# What only a process of its own can tell --------------------------------------------------------
+
+
+def probe(impl, work: Work, route: Route) -> dict[str, dict]:
+    """Start, load, memory, latency at batch 1; samples/s by batch size on one and on all threads.
+
+    Every figure is the median over `STARTS` fresh processes. Files are in the page cache.
+    """
+    if work.batch_size != 1:
+        return {}  # it stands with batch 1
+    work = live(work)
+    _, folder = _export(impl, work, route)
+    raw, _ = (np.asarray(part[: BATCHES[-1]]) for part in datasets.load(Path(work.data), "test"))
+    if folder is None:
+        weights, rows = work.folder / "weights.npz", raw
+        np.savez(weights, **work.weights)
+        load, arguments = "bench.probes.server:load_in_place", {"path": str(weights)}
+        arguments |= {"package": impl.__name__, "task": work.task.name}
+        arguments["make"] = route.make.format(impl=impl.__name__)
+    else:
+        rows = np.asarray(impl.kit.data.to_device(raw, raw)[0])
+        load, arguments = route.load.format(impl=impl.__name__), dict(work.settings.get("load", {}))
+        arguments |= {"path": str(folder / route.file)}
+    np.save(work.folder / "rows.npy", rows)
+    request = {"load": load, "arguments": arguments, "rows": str(work.folder / "rows.npy")}
+    found = [_serve(request, usable_threads(), [], work.folder) for _ in range(STARTS)]
+    figures = {
+        "start": _figure("s", [one["start"] for one in found]),
+        "load": _figure("ms", [1e3 * one["load"] for one in found]),
+        "memory": _figure("bytes", [one["memory"] for one in found]),
+    }
+    for name in ("latency", "latency_p95", "latency_p99"):
+        if None not in (times := [one[name] for one in found]):
+            figures[name] = _figure("ms", [1e3 * seconds for seconds in times])
+    for threads in sorted({1, usable_threads()}):
+        swept = [_serve(request, threads, BATCHES, work.folder)["rates"] for _ in range(STARTS)]
+        for size in swept[0]:
+            rates = [one[size] for one in swept]
+            figures[f"rate_{threads}_threads_batch_{size}"] = _figure("samples/s", rates)
+    return figures | _sizes(folder)
+
+
+def _serve(request: dict, threads: int, batches: list[int], folder: Path) -> dict:
+    """Ask a fresh process; `start` is the time from its creation to its first prediction."""
+    answer, asked = folder / "answer.json", folder / "request.json"
+    answer.unlink(missing_ok=True)
+    whole = request | {"threads": threads, "batches": batches, "answer": str(answer)}
+    asked.write_text(json.dumps(whole), encoding="utf-8")
+    environment = os.environ | dict.fromkeys(THREAD_VARIABLES, str(threads))
+    start = time.monotonic()  # one clock for all processes of the machine
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.probes.server", str(asked)],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    if done.returncode or not answer.is_file():
+        said = [line for line in done.stderr.splitlines() if line.strip()]
+        raise RuntimeError(f"a fresh process failed: {said[-1] if said else done.returncode}")
+    found = json.loads(answer.read_text("utf-8"))
+    if found["threads"] not in (None, threads):
+        raise RuntimeError(f"{threads} threads were asked for, it runs {found['threads']}")
+    return found | {"start": found["ready"] - start}
+
+
+def _figure(unit: str, samples: list) -> dict:
+    known = [sample for sample in samples if sample is not None]
+    value = median(known) if known else None
+    return {"value": value, "unit": unit, "samples": samples}
+
+
+def _sizes(folder: Path | None) -> dict[str, dict]:
+    """The artifact's size as it is and compressed, as the harness has it of a cold start."""
+    sizes = artifact_bytes(folder)
+    if sizes is None:
+        return {}
+    return {
+        "artifact": _figure("bytes", [sizes["bytes"]]),
+        "compressed_artifact": _figure("bytes", [sizes["compressed_bytes"]]),
+    }

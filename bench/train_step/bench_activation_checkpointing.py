@@ -1,0 +1,84 @@
+"""Activation checkpointing: every block of a transformer recomputed, or every other one."""
+
+from __future__ import annotations
+
+from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+
+# Of a transformer block, the second run repeats qkv, attention, projection and up, but not the last
+# product, whose result no gradient needs. TensorFlow's attention counts as two products, and
+# PyTorch's profiler counts the last one, which is entered and left.
+LEAST_PRODUCTS_A_BLOCK = 4
+
+TECHNIQUE = Technique(
+    family="train_step",
+    name="activation_checkpointing",
+    title="Activation checkpointing",
+    variants=(
+        Variant("baseline", role="baseline", effort="quick"),
+        # `every`: each block is recomputed, each second one, or (0) none.
+        Variant("checkpointed", {"every": 1}, effort="quick"),
+        Variant("every_other_block", {"every": 2}, effort="full"),
+        Variant("neutral", {"every": 0}, effort="full"),
+    ),
+    workloads=(
+        Workload("text-gpt", "compute"),
+        # Twelve layers, so that activations outweigh all else: for the memory.
+        Workload("text-gpt-dropout", "compute", timed=False),
+        Workload("text-gpt-deep", "compute", effort="full", timed=False),
+        Workload("text-gpt-deep", "small", effort="full"),
+        Workload("text-gpt-dropout", "small", effort="full"),
+    ),
+    differs_by_design=(
+        "PyTorch replaces the forward of a block's module and puts its random generators back for "
+        "the second run. Keras's model is flat: a block is a sub-model over the same layers, whose "
+        "second run is given the seeds and statistics that the first one found.",
+    ),
+    notes=(
+        "Memory is measured with the allocator as installed: glibc holds on to part of what "
+        "recomputation frees.",
+        "text-gpt-dropout is trained with dropout: PyTorch's fused attention on a CPU knows none, "
+        "so that the scores of each layer are kept, as they always are in TensorFlow. "
+        "text-gpt-deep is the same without. Frameworks draw different masks, so twins with "
+        "dropout are not comparable step by step.",
+    ),
+)
+
+
+def prepare(impl, work: Work) -> Prepared:
+    """The baseline step of a model with the chosen blocks recomputed."""
+    model = trained = impl.kit.models.build(work.task.model, work.weights)
+    if work.settings:
+        blocks = ", ".join(_recomputed(work))
+        trained = impl.train_step.activation_checkpointing.apply_checkpointing(model, blocks=blocks)
+    optimizer = impl.kit.training.make_optimizer(trained, work.task.recipe)
+    step = impl.kit.training.make_train_step(trained, optimizer, impl.kit.training.cross_entropy)
+    return Prepared(step, impl.kit.training.make_predict(model), model, optimizer)
+
+
+def _recomputed(work: Work) -> list[str]:
+    """Names of the blocks that the variant recomputes."""
+    every = work.settings.get("every", 0)
+    return [f"block{index}" for index in range(0, work.task.model.layers, every)] if every else []
+
+
+def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
+    """A step has the products of the plain one and those of each recomputed block again."""
+    plain = impl.kit.models.build(work.task.model, work.weights)
+    optimizer = impl.kit.training.make_optimizer(plain, work.task.recipe)
+    step = impl.kit.training.make_train_step(plain, optimizer, impl.kit.training.cross_entropy)
+    dtypes = impl.kit.runtime.operator_dtypes(prepared.step, *batch)
+    counts = [
+        sum(d["matmul"].values()) for d in (dtypes, impl.kit.runtime.operator_dtypes(step, *batch))
+    ]
+    repeated = counts[0] - counts[1]
+    expected = LEAST_PRODUCTS_A_BLOCK * len(_recomputed(work))
+    applied = repeated >= expected if expected else repeated == 0
+    return (
+        {"operator_dtypes": dtypes, "repeated_products": repeated},
+        None if applied else f"repeated {repeated} products, not {expected} or more",
+    )
+
+
+def bench_activation_checkpointing(case, replay):
+    """Replay one measured case."""
+    replay(case)

@@ -1,0 +1,144 @@
+"""The largest batch of the digits CNN within one memory budget, plain and with what saves memory.
+
+The finder tries each size in a process of its own, which imports the trial from here: one function
+a side and variant, `pt_fp32` to `tf_accumulated`.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+import numpy as np
+
+from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from shared.specs import TASKS
+
+BUDGET = 512 * 2**20  # where --memory-budget sets none
+MAXIMUM = 65_536
+MICRO_BATCHES = 4
+TASK = "digits-cnn"
+
+TECHNIQUE = Technique(
+    family="train_step",
+    name="batch_size_finder",
+    title="Largest batch within a memory budget",
+    variants=(
+        Variant("fp32", role="baseline", effort="quick", cold=False),
+        Variant("bf16", effort="quick", cold=False),
+        Variant("checkpointed", cold=False),
+        Variant("accumulated", cold=False),
+    ),
+    workloads=(Workload(TASK, "compute", timed=False),),
+    differs_by_design=(
+        "The peak is that of resident memory above the imports: TensorFlow's holds the traced "
+        "graph, which does not depend on the batch.",
+    ),
+    notes=(
+        "The budget is --memory-budget, or 512 MiB. The size found was tried and fits; 5% more was "
+        "tried and does not, or does not by the line through two measured sizes.",
+        f"accumulated takes its batch in {MICRO_BATCHES} micro-batches.",
+    ),
+    controls=False,
+    probes=True,
+)
+
+
+def prepare(impl, work: Work) -> Prepared:
+    """The baseline step: what is measured here is the probe."""
+    model = impl.kit.models.build(work.task.model, work.weights)
+    optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
+    step = impl.kit.training.make_train_step(model, optimizer, impl.kit.training.cross_entropy)
+    return Prepared(step, impl.kit.training.make_predict(model), model, optimizer)
+
+
+def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
+    """Nothing is timed: the probe's last trials are the proof."""
+    return {}, None
+
+
+def probe(impl, work: Work, batches) -> dict[str, dict]:
+    """The largest batch that fits, its peak and its rate."""
+    side = impl.__name__.removesuffix("_impl")
+    found = impl.train_step.batch_size_finder.find_batch_size(
+        f"{__name__}:{side}_{work.variant}",
+        budget_bytes=work.memory_budget or BUDGET,
+        maximum=MAXIMUM,
+    )
+    return {
+        "largest_batch": {"value": found.batch_size, "unit": "samples", "samples": None},
+        "samples_per_s": {"value": found.samples_per_s, "unit": "samples/s", "samples": None},
+        "peak": {"value": found.peak_bytes, "unit": "bytes", "samples": None},
+    }
+
+
+# Trials ---------------------------------------------------------------------------------------
+
+
+def pt_fp32(batch_size):
+    """The baseline in PyTorch."""
+    return _trial("pt_impl", "kit.training", batch_size)
+
+
+def tf_fp32(batch_size):
+    """The baseline in TensorFlow."""
+    return _trial("tf_impl", "kit.training", batch_size)
+
+
+def pt_bf16(batch_size):
+    """bfloat16 in PyTorch."""
+    return _trial("pt_impl", "train_step.mixed_precision", batch_size, dtype="bfloat16")
+
+
+def tf_bf16(batch_size):
+    """bfloat16 in TensorFlow."""
+    return _trial("tf_impl", "train_step.mixed_precision", batch_size, dtype="bfloat16")
+
+
+def pt_checkpointed(batch_size):
+    """Each convolution with its BatchNorm recomputed, in PyTorch."""
+    return _trial("pt_impl", "kit.training", batch_size, recomputed="conv*")
+
+
+def tf_checkpointed(batch_size):
+    """Each convolution with its BatchNorm and ReLU recomputed, in TensorFlow."""
+    return _trial("tf_impl", "kit.training", batch_size, recomputed="conv*")
+
+
+def pt_accumulated(batch_size):
+    """Gradients accumulated over micro-batches, in PyTorch."""
+    return _accumulated("pt_impl", batch_size)
+
+
+def tf_accumulated(batch_size):
+    """Gradients accumulated over micro-batches, in TensorFlow."""
+    return _accumulated("tf_impl", batch_size)
+
+
+def _accumulated(package: str, batch_size: int):
+    parts = min(MICRO_BATCHES, batch_size)
+    return _trial(package, "train_step.gradient_accumulation", batch_size, micro_batches=parts)
+
+
+def _trial(package: str, technique: str, batch_size: int, *, recomputed: str = "", **settings):
+    """A step on random images, made by `technique` of a side."""
+    models, data, training, checkpointing, maker = (
+        importlib.import_module(f"{package}.{name}")
+        for name in (
+            *("kit.models", "kit.data", "kit.training"),
+            *("train_step.activation_checkpointing", technique),
+        )
+    )
+    task, random = TASKS[TASK], np.random.default_rng(0)
+    model = models.build(task.model)
+    if recomputed:
+        model = checkpointing.apply_checkpointing(model, blocks=recomputed)
+    optimizer = training.make_optimizer(model, task.recipe)
+    step = maker.make_train_step(model, optimizer, training.cross_entropy, **settings)
+    images = random.normal(size=(batch_size, *task.model.input_shape)).astype(np.float32)
+    batch = data.to_device(images, random.integers(0, 10, batch_size))
+    return lambda: step(*batch)
+
+
+def bench_batch_size_finder(case, replay):
+    """Replay one measured case."""
+    replay(case)

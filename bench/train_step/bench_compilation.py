@@ -1,0 +1,211 @@
+"""Compilation: eager, captured graphs, torch.compile and XLA, of train steps and of predictions."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+
+STEPS_PER_EXECUTION = 10
+
+# The function of the technique that makes a variant's step (`_train_step`) or prediction
+# (`_predict`), and what one call must run.
+EAGER, CAPTURED, COMPILED, MODEL = "eager", "captured", "compiled", "model"
+MADE_BY = {
+    "eager": ("eager", EAGER),
+    "graph_only": ("graph", CAPTURED),
+    "compiled": ("compiled", COMPILED),
+    "reduce_overhead": ("compiled", COMPILED),
+    "max_autotune": ("compiled", COMPILED),
+    "fullgraph": ("fullgraph", COMPILED),
+    "model_alone": ("compiled_model", MODEL),
+    "torchscript_trace": ("eager", EAGER),  # of a model that TorchScript made
+    "torchscript_script": ("eager", EAGER),
+}
+BASELINE = {"pt_impl": EAGER, "tf_impl": CAPTURED}
+# What autograd does between compiled graphs: the loss's own gradient, and putting gradients away.
+BOOKKEEPING = {"clone", "copy_", "detach", "new_empty_strided", "ones_like"}
+
+TECHNIQUE = Technique(
+    family="train_step",
+    name="compilation",
+    title="Compilation",
+    variants=(
+        Variant("baseline", role="baseline", effort="quick"),
+        # Only PyTorch's compiler needs a C++ compiler.
+        Variant("compiled", frameworks=("pt",), effort="quick", requires="compiler"),
+        Variant("compiled", frameworks=("tf",), effort="quick"),
+        Variant("eager", frameworks=("tf",)),
+        Variant("model_alone", frameworks=("pt",), effort="full", requires="compiler"),
+        Variant("model_alone", frameworks=("tf",), effort="full"),
+        Variant("fullgraph", frameworks=("pt",), effort="full", requires="compiler"),
+        Variant(
+            "reduce_overhead",
+            {"mode": "reduce-overhead"},
+            frameworks=("pt",),
+            effort="full",
+            requires="compiler",
+        ),
+        Variant(
+            "max_autotune",
+            {"mode": "max-autotune"},
+            frameworks=("pt",),
+            effort="full",
+            requires="compiler",
+        ),
+        Variant("graph_only", frameworks=("pt",), effort="full"),
+        Variant("torchscript_trace", frameworks=("pt",), effort="full"),
+        Variant("torchscript_script", frameworks=("pt",), effort="full"),
+        Variant("fit", frameworks=("tf",), effort="full"),
+        Variant(
+            "fit_steps_per_execution",
+            {"steps_per_execution": STEPS_PER_EXECUTION},
+            frameworks=("tf",),
+            effort="full",
+        ),
+    ),
+    workloads=(
+        Workload("digits-cnn", "compute"),
+        Workload("digits-cnn", "compute", effort="full", mode="predict"),
+        Workload("digits-cnn", "small", effort="full"),
+        Workload("text-gpt", "compute", effort="full"),
+        Workload("digits-resnet20", "compute", effort="full"),
+    ),
+    differs_by_design=(
+        "baseline is eager in PyTorch and one tf.function without XLA in TensorFlow, as each is "
+        "used by default. eager is TensorFlow without tf.function; graph_only is PyTorch's graphs "
+        "with eager's kernels (the backend aot_eager).",
+        "compiled is the whole step on both sides. XLA makes one program of it; torch.compile one "
+        "graph for forward and loss, one for backward and one for the update.",
+        "fullgraph is PyTorch's alone, since XLA always compiles everything or raises.",
+        "PyTorch has no fit. Keras 3's fit with its defaults uses XLA on machines with a GPU and "
+        f"not on those without; fit_steps_per_execution trains on {STEPS_PER_EXECUTION} batches a "
+        "call.",
+    ),
+    notes=(
+        "First calls compile into an empty cache. SGD compiles its update a second time in the "
+        "second step, which the first call does not show.",
+        "reduce_overhead turns on CUDA graphs and nothing else: on a CPU it is compiled again, and "
+        "its ratio to compiled should be 1.",
+        "torchscript_trace and torchscript_script are legacy: deprecated in PyTorch.",
+        "The mathematics stays the same in every row, so all certificates hold the task's own bar. "
+        "Compiled, PyTorch's Adam corrects its bias in float32 instead of Python's float64.",
+    ),
+    cold_starts=3,
+)
+
+
+def prepare(impl, work: Work) -> Prepared:
+    """The baseline, Keras's own loop, or what the technique makes of the model."""
+    model = impl.kit.models.build(work.task.model, work.weights)
+    optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
+    if work.mode == "predict":
+        if hasattr(model, "eval"):
+            model.eval()  # once, as for serving; Keras says it in each call
+        return Prepared(_not_timed, _prediction(impl, work, model), model, optimizer)
+    predict, loss, loop = (
+        impl.kit.training.make_predict(model),
+        impl.kit.training.cross_entropy,
+        None,
+    )
+    if work.variant == "baseline":
+        step = impl.kit.training.make_train_step(model, optimizer, loss)
+    elif work.variant in MADE_BY:
+        make = getattr(impl.train_step.compilation, f"{MADE_BY[work.variant][0]}_train_step")
+        trained = _torchscript(impl, work, model)
+        step = make(trained, optimizer, loss, **work.settings)
+        _mark(step, trained, model)
+    else:
+        loop = impl.train_step.compilation.fit_loop(model, optimizer, loss, **work.settings)
+
+        def step(x, y):
+            return loop([(x, y)])[1]
+
+    return Prepared(step, predict, model, optimizer, loop)
+
+
+def _not_timed(x, y):
+    raise RuntimeError("a prediction is timed here, not a step")
+
+
+def _prediction(impl, work: Work, model):
+    """What the variant predicts with; a variant that is about steps alone has nothing."""
+    if work.variant == "baseline":
+        return impl.kit.training.make_predict(model)
+    name = MADE_BY.get(work.variant, ("fit",))[0]
+    make = getattr(impl.train_step.compilation, f"{name}_predict", None)
+    if make is None:
+        raise NotImplementedError(f"{work.variant} is about train steps: see compiled")
+    used = _torchscript(impl, work, model)
+    predict = make(used, **work.settings)
+    _mark(predict, used, model)
+    return predict
+
+
+def _torchscript(impl, work: Work, model):
+    """What TorchScript makes of the model, in its rows; else the model."""
+    if work.variant == "torchscript_script":
+        return impl.train_step.compilation.scripted_model(model)
+    if work.variant == "torchscript_trace":
+        x, _ = impl.kit.data.to_device(*_example(work))
+        return impl.train_step.compilation.traced_model(model, x)
+    return model
+
+
+def _example(work: Work) -> tuple:
+    """A batch of zeros of the task's shapes and dtypes, to record with."""
+    spec, n = work.task.model, work.batch_size
+    if spec.family == "gpt":
+        return (np.zeros((n, spec.sequence_length), np.int64),) * 2
+    return np.zeros((n, *spec.input_shape), np.float32), np.zeros(n, np.int64)
+
+
+def _mark(function, used, model) -> None:
+    """Remember, for the evidence, what `function` runs in the model's place."""
+    if used is not model:
+        function.torchscript = type(used).__name__
+
+
+def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
+    """One call ran compiled graphs, captured ones or none, as its variant says, and little else."""
+    if prepared.loop:
+        return _fit_took_effect(work, prepared, batch)
+    predicts = work.mode == "predict"
+    function, inputs = (prepared.predict, batch[:1]) if predicts else (prepared.step, batch)
+    found = impl.train_step.compilation.executed_graphs(function, *inputs)
+    if work.variant in ("reduce_overhead", "max_autotune"):
+        found["cuda_graphs"] = "cuda" in impl.kit.runtime.device()  # nobody else has them
+    if hasattr(function, "torchscript"):
+        found["torchscript"] = function.torchscript
+    graphs, compiled = found["graphs"], found["compiled"]
+    outside = sorted(found["outside"].keys() - BOOKKEEPING)
+    expected = BASELINE[impl.__name__]
+    if work.variant != "baseline":
+        expected = MADE_BY[work.variant][1]
+    applied = {
+        EAGER: graphs == 0,
+        CAPTURED: graphs > 0 and compiled == 0,
+        COMPILED: compiled > 0 and not outside,
+        MODEL: compiled == 2,  # forward and backward
+    }[expected]
+    ran = f"{graphs} graphs, {compiled} compiled; outside of these {len(outside)} operators"
+    return found, None if applied else f"{expected} was asked for, but a call ran {ran}"
+
+
+def _fit_took_effect(work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
+    """Each call of Keras's graph trained on as many batches as were asked for."""
+    wanted = work.settings.get("steps_per_execution", 1)
+    before = int(prepared.optimizer.iterations)
+    prepared.loop([batch] * (wanted + 1))
+    found = {
+        "steps": int(prepared.optimizer.iterations) - before,
+        "calls": prepared.loop.calls(),
+        "jit_compile": bool(prepared.model.jit_compile),
+    }
+    applied = found["steps"] == wanted * found["calls"]
+    return found, None if applied else f"ran {found['steps']} steps in {found['calls']} calls"
+
+
+def bench_compilation(case, replay):
+    """Replay one measured case."""
+    replay(case)

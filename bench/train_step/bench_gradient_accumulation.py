@@ -1,0 +1,97 @@
+"""Gradient accumulation: what it costs at one batch size, and what memory it saves there."""
+
+from __future__ import annotations
+
+from math import ceil, log
+
+from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from shared.specs import state_shapes
+
+FAR = 1e6  # a running mean that no data has
+
+TECHNIQUE = Technique(
+    family="train_step",
+    name="gradient_accumulation",
+    title="Gradient accumulation",
+    variants=(
+        Variant("one_batch", role="baseline", effort="quick"),
+        Variant("micro_4", {"micro_batches": 4}, effort="quick", changes_math=True),
+        Variant(
+            "micro_4_statistics_once",
+            {"micro_batches": 4, "statistics_once": True},
+            changes_math=True,
+        ),
+        Variant("micro_16", {"micro_batches": 16}, effort="full", changes_math=True),
+        Variant("neutral", {"micro_batches": 1}, effort="full"),
+    ),
+    workloads=(
+        Workload("digits-cnn", "compute"),
+        # Activations outweigh all else here: for the memory.
+        Workload("text-gpt-deep", "compute", effort="full", timed=False),
+        Workload("digits-resnet20", "compute", effort="full", accuracy=True),
+    ),
+    differs_by_design=(
+        "PyTorch adds up in the parameters' .grad; TensorFlow carries a copy of all gradients "
+        "through a loop in the graph.",
+        "BatchNorm normalises each part by itself, so that these rows compute something else than "
+        "one large batch does; twin and twin compute the same.",
+        "Running statistics get an update a part, with statistics_once one a step; PyTorch's "
+        "variance is unbiased, Keras 3's is not.",
+    ),
+    notes=(
+        "Every row makes one update from the same batch. Memory is what accumulation is for: see "
+        "the peaks.",
+    ),
+)
+
+
+def prepare(impl, work: Work) -> Prepared:
+    """The baseline step, or the technique's with its settings."""
+    if work.settings.get("statistics_once") and not state_shapes(work.task.model):
+        raise NotImplementedError(f"no layer of {work.task.name} keeps running statistics")
+    model = impl.kit.models.build(work.task.model, work.weights)
+    optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
+    step = _make_step(impl, work, model, optimizer, impl.kit.training.cross_entropy)
+    return Prepared(step, impl.kit.training.make_predict(model), model, optimizer)
+
+
+def _make_step(impl, work, model, optimizer, loss_fn):
+    technique = impl.train_step.gradient_accumulation if work.settings else impl.kit.training
+    return technique.make_train_step(model, optimizer, loss_fn, **work.settings)
+
+
+def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
+    """The loss saw parts, and running statistics were updated as often as they should be.
+
+    A step on a fresh model whose running means are far off: each update leaves 1 - momentum of
+    that, so what is left counts the updates. TensorFlow traces a part once, for all of them.
+    """
+    seen = []
+
+    def loss_fn(logits, labels):
+        seen.append(labels.shape[0])
+        return impl.kit.training.cross_entropy(logits, labels)
+
+    means = [name for name in work.weights if name.endswith(".bn.mean")]
+    weights = work.weights | {name: work.weights[name] + FAR for name in means}
+    model = impl.kit.models.build(work.task.model, weights)
+    optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
+    _make_step(impl, work, model, optimizer, loss_fn)(*batch)
+    left = impl.kit.models.export_weights(model)
+    updates = sorted(
+        {round(log(left[n].mean() / FAR) / log(1 - work.task.model.bn_momentum)) for n in means}
+    )
+
+    parts = work.settings.get("micro_batches", 1)
+    size = ceil(work.batch_size / parts)
+    reason = None
+    if set(seen) != {size}:
+        reason = f"the loss saw {seen} samples at a time, not {size}"
+    elif means and updates != [1 if work.settings.get("statistics_once") else parts]:
+        reason = f"running statistics were updated {updates} times"
+    return {"samples_at_a_time": seen, "updates_of_statistics": updates}, reason
+
+
+def bench_gradient_accumulation(case, replay):
+    """Replay one measured case."""
+    replay(case)

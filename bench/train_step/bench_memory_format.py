@@ -1,0 +1,88 @@
+"""Memory format: images as channels_last or channels_first, in training and prediction."""
+
+from __future__ import annotations
+
+from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+
+DEFAULTS = {"pt_impl": "channels_first", "tf_impl": "channels_last"}
+
+TECHNIQUE = Technique(
+    family="train_step",
+    name="memory_format",
+    title="Memory format of images",
+    variants=(
+        Variant("default", role="baseline", effort="quick"),
+        Variant(
+            "channels_last",
+            {"memory_format": "channels_last"},
+            effort="quick",
+        ),
+        Variant(
+            "channels_first",
+            {"memory_format": "channels_first"},
+            effort="full",
+        ),
+    ),
+    workloads=(
+        Workload("digits-cnn", "compute"),
+        Workload("digits-cnn", "compute", effort="full", mode="predict"),
+        Workload("digits-resnet20", "compute", effort="full"),
+        Workload("digits-resnet20", "compute", effort="full", mode="predict"),
+    ),
+    differs_by_design=(
+        "default is channels_first (NCHW) in PyTorch and channels_last (NHWC) in TensorFlow. Both "
+        "frameworks read the same format in the rows channels_last, and in channels_first.",
+        "PyTorch converts a model in place and a tensor keeps its shape; Keras rebuilds the model, "
+        "and the batch is transposed.",
+    ),
+    notes=(
+        "Of each framework one row is its default again, through the technique: channels_last in "
+        "TensorFlow, channels_first in PyTorch. Its ratio to the baseline should be 1.",
+        "A batch comes in the framework's default format and is converted within the timed step, "
+        "as a training loop does. A loader that yields the format saves that.",
+        "TensorFlow's own CPU kernels know channels_last only, oneDNN's both: channels_first is "
+        "UNSUPPORTED where TensorFlow does not use oneDNN.",
+    ),
+)
+
+
+def prepare(impl, work: Work) -> Prepared:
+    """The baseline's step and prediction, over a converted model and converted batches."""
+    model = impl.kit.models.build(work.task.model, work.weights)
+    if work.settings:
+        model = impl.train_step.memory_format.apply_memory_format(model, **work.settings)
+    optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
+    step = impl.kit.training.make_train_step(model, optimizer, impl.kit.training.cross_entropy)
+    predict = impl.kit.training.make_predict(model)
+    if not work.settings:
+        return Prepared(step, predict, model, optimizer)
+    convert = impl.train_step.memory_format.convert_batch
+
+    def converting_step(x, y):
+        return step(convert(x, **work.settings), y)
+
+    def converting_predict(x):
+        return predict(convert(x, **work.settings))
+
+    return Prepared(converting_step, converting_predict, model, optimizer)
+
+
+def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
+    """Convolutions read and wrote (PyTorch) or ran (TensorFlow) in the format alone."""
+
+    def call():
+        return prepared.predict(batch[0]) if work.mode == "predict" else prepared.step(*batch)
+
+    formats = impl.train_step.memory_format.convolution_formats(prepared.model, call)
+    wanted = work.settings.get("memory_format", DEFAULTS[impl.__name__])
+    # On a GPU grappler decides; what it decided stands in the evidence.
+    free = impl.__name__ == "tf_impl" and not impl.kit.runtime.device().startswith("CPU")
+    if set(formats) == {wanted} or (free and formats):
+        return {"convolution_formats": formats}, None
+    seen = ", ".join(sorted(formats)) or "no format"
+    return {"convolution_formats": formats}, f"convolutions ran in {seen}, not in {wanted} alone"
+
+
+def bench_memory_format(case, replay):
+    """Replay one measured case."""
+    replay(case)

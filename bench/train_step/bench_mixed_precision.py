@@ -1,0 +1,76 @@
+"""Mixed precision: bfloat16 on CPU, bfloat16 and float16 with loss scaling on CUDA."""
+
+from __future__ import annotations
+
+from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+
+# bfloat16 keeps 8 significant bits: each operand is rounded by up to 2^-9 = 0.2%, and a loss is
+# several layers of that. 5% over ten steps is far above rounding and far below another batch.
+BF16_LOSSES = 0.05
+FP16_LOSSES = 0.01
+
+TECHNIQUE = Technique(
+    family="train_step",
+    name="mixed_precision",
+    title="Mixed precision training",
+    variants=(
+        Variant("fp32", role="baseline", effort="quick"),
+        Variant("bf16", {"dtype": "bfloat16"}, effort="quick", loss_tolerance=BF16_LOSSES),
+        Variant(
+            "bf16_fp32_head",
+            {"dtype": "bfloat16", "keep_fp32": "head"},
+            effort="full",
+            loss_tolerance=BF16_LOSSES,
+        ),
+        Variant(
+            "fp16",
+            {"dtype": "float16"},
+            effort="full",
+            requires="cuda",
+            loss_tolerance=FP16_LOSSES,
+        ),
+    ),
+    workloads=(
+        Workload("digits-cnn", "compute", accuracy=True),
+        Workload("text-gpt", "compute"),
+        Workload("digits-cnn", "small", effort="full"),
+        Workload("text-gpt", "small", effort="full"),
+        Workload("digits-resnet20", "small", effort="full"),
+        Workload("digits-resnet20", "compute", effort="full", accuracy=True),
+    ),
+    differs_by_design=(
+        "PyTorch casts at each operator while the model stays float32 (torch.autocast); Keras "
+        "gives each layer a policy that computes in bfloat16 over float32 variables.",
+        "The head runs in bfloat16 on both sides and its logits enter the loss as float32; Keras "
+        "advises a float32 head, which is the row bf16_fp32_head on both sides.",
+    ),
+    notes=("float16 needs loss scaling and a GPU; on a CPU its rows are UNSUPPORTED.",),
+)
+
+
+def prepare(impl, work: Work) -> Prepared:
+    """The baseline step for fp32, the technique's for all others."""
+    model = impl.kit.models.build(work.task.model, work.weights)
+    optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
+    loss = impl.kit.training.cross_entropy
+    technique = impl.train_step.mixed_precision if work.settings else impl.kit.training
+    step = technique.make_train_step(model, optimizer, loss, **work.settings)
+    return Prepared(step, technique.make_predict(model, **work.settings), model, optimizer)
+
+
+def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
+    """Matrix products and convolutions ran in the dtype that was asked for."""
+    dtypes = impl.kit.runtime.operator_dtypes(prepared.step, *batch)
+    wanted = work.settings.get("dtype", "float32")
+    allowed = {wanted, "float32"} if work.settings.get("keep_fp32") else {wanted}
+    ran = {dtype for operators in dtypes.values() for dtype in operators}
+    applied = wanted in ran and ran <= allowed
+    return (
+        {"operator_dtypes": dtypes},
+        None if applied else f"ran in {', '.join(sorted(ran)) or 'nothing'}, not only {wanted}",
+    )
+
+
+def bench_mixed_precision(case, replay):
+    """Replay one measured case."""
+    replay(case)

@@ -1,0 +1,5 @@
+"""Smaller models: pruning, quantization, distillation, and what they really buy.
+
+`combinations` puts several on one model.
+Read `pruning` and `distillation` first, then `post_training_quantization`.
+"""

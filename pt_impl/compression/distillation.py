@@ -1,0 +1,221 @@
+"""Knowledge distillation: a small student learns from a large teacher that is trained already.
+
+What it changes: the loss. Beside the labels, the student follows the teacher's probabilities, both
+softened by a temperature T (Hinton, Vinyals and Dean, 2015, "Distilling the Knowledge in a Neural
+Network", section 2):
+
+    alpha T^2 KL(softmax(teacher / T) || softmax(student / T)) + (1 - alpha) loss_fn
+
+T^2 keeps the size of the soft gradient where T changes. The teacher runs in evaluation mode,
+without gradients, and stays as it was. `make_train_step` runs it in every step,
+`make_stored_train_step` reads what `store_logits` has computed before.
+
+Its twin: `tf_impl/compression/distillation.py`.
+
+Where the frameworks differ and why:
+- `F.kl_div` takes log-probabilities, but divides by the classes too unless "batchmean" is asked
+  for. Keras's `KLDivergence` takes probabilities and clips them: given the student's logarithms,
+  its gradient is zero, however plausible the loss.
+- A module has a mode, which is set for the teacher's pass and put back; Keras has it per call.
+- The teacher's pass is under `no_grad` and not in `inference_mode`, whose tensors cannot be saved
+  for the student's backward pass. There it stands outside the tape.
+- Shapes show when a step runs, so the first step tries the student once in evaluation mode; a graph
+  knows them while it is traced.
+
+When it helps and when it hurts: it helps a student that must be small, most with few labels or none
+(alpha 1). Each step costs a forward pass of the teacher, often many times the student's own step.
+Without random augmentation the teacher says the same in every epoch: store it once. With it, the
+teacher has to see just what the student sees (Beyer et al., 2021, "Knowledge distillation: A good
+teacher is patient and consistent"). It hurts where the teacher is no better than the student, or so
+far above it that the student cannot follow (Cho and Hariharan, 2019, "On the Efficacy of Knowledge
+Distillation"). T and alpha have no values that are right everywhere.
+
+Run it alone: `python -m pt_impl.compression.distillation` prints a student alone, with a teacher in
+every step and with stored logits.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map  # torch has no public one
+
+
+def soft_loss(student_logits: Tensor, teacher_logits: Tensor, *, temperature: float) -> Tensor:
+    """Return T^2 KL(teacher || student) at temperature T, the mean over all positions: a scalar.
+
+    Logits (..., classes) of one shape and any float dtype; half-width ones are cast to float32.
+    """
+    log_q, log_p = (
+        F.log_softmax(_at_least_float32(logits.reshape(-1, logits.shape[-1])) / temperature, dim=-1)
+        for logits in (student_logits, teacher_logits)
+    )
+    # Logarithms on both sides: a probability that underflows must not become an infinity.
+    return F.kl_div(log_q, log_p, reduction="batchmean", log_target=True) * temperature**2
+
+
+def make_train_step(
+    student: nn.Module,
+    teacher: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loss_fn: Callable,
+    *,
+    temperature: float = 4.0,
+    alpha: float = 0.9,
+) -> Callable:
+    """Return `step(x, y) -> loss`: one update of the student, with the teacher's logits for x.
+
+    x: a tensor, or a tuple of the positional arguments of both models; anything else (a list, a
+    dict) is handed over as it is. Both give logits (..., classes) of one shape.
+    `loss_fn(logits, y)` returns the mean over the batch. loss: scalar on the device, the weighted
+    sum. temperature: above 0. alpha: the share of the teacher, 0 (the plain step, no teacher runs)
+    to 1 (`loss_fn` is not called, y may be anything).
+
+    Raises ValueError for settings out of range and for a student without trainable parameters; the
+    first step does, before anything is changed, where the teacher's logits have another shape: it
+    knows other classes.
+    """
+    learn = make_stored_train_step(
+        student, optimizer, loss_fn, temperature=temperature, alpha=alpha
+    )
+
+    def step(x, y):
+        return learn(x, (y, _infer(teacher, x) if alpha else None))
+
+    return step
+
+
+def make_stored_train_step(
+    student: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loss_fn: Callable,
+    *,
+    temperature: float = 4.0,
+    alpha: float = 0.9,
+) -> Callable:
+    """Return `step(x, (y, teacher_logits)) -> loss`: `make_train_step` without the teacher.
+
+    teacher_logits: the rows of `store_logits` that belong to x. All else is as there.
+    """
+    _check(student, temperature, alpha)
+    student.train()
+    fits = alpha == 0
+
+    def step(x, y):
+        nonlocal fits
+        labels, target = y
+        if not fits:  # in evaluation mode, so that BatchNorm has not moved if this raises
+            _check_logits(_infer(student, x), target)
+            fits = True
+        optimizer.zero_grad(set_to_none=True)
+        output = _call(student, x)
+        if alpha == 0:
+            loss = loss_fn(output, labels)
+        else:
+            loss = alpha * soft_loss(output, target, temperature=temperature)
+            if alpha < 1:
+                loss = loss + (1 - alpha) * loss_fn(output, labels)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+def store_logits(teacher: nn.Module, x, *, batch_size: int = 256) -> Tensor:
+    """Return the teacher's logits for all samples of x, computed `batch_size` at a time.
+
+    x: as in `make_train_step`, with the samples along the first axis of every tensor in it.
+    """
+    parts = []
+    for start in range(0, len(tree_leaves(x)[0]), batch_size):
+        rows = slice(start, start + batch_size)
+        parts.append(_infer(teacher, tree_map(lambda v, rows=rows: v[rows], x)))
+    return torch.cat(parts)
+
+
+def _call(model: nn.Module, x):
+    return model(*x) if isinstance(x, tuple) else model(x)
+
+
+def _infer(model: nn.Module, x):
+    """The output in evaluation mode, without gradients; each module gets its mode back."""
+    training = [module for module in model.modules() if module.training]
+    try:
+        if training:
+            model.eval()
+        with torch.no_grad():
+            return _call(model, x)
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _at_least_float32(logits: Tensor) -> Tensor:
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+def _check(student: nn.Module, temperature: float, alpha: float) -> None:
+    if not 0 < temperature < math.inf:
+        raise ValueError(f"temperature must be above 0 and finite, not {temperature!r}")
+    if not 0 <= alpha <= 1:
+        raise ValueError(f"alpha must be between 0 and 1, not {alpha!r}")
+    if not any(parameter.requires_grad for parameter in student.parameters()):
+        raise ValueError("the student has no trainable parameters: there is nothing to teach")
+
+
+def _check_logits(student, teacher) -> None:
+    ours, theirs = (
+        list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        for logits in (student, teacher)
+    )
+    if ours != theirs or not isinstance(ours, list):
+        raise ValueError(
+            "student and teacher must give logits of one shape, with the same classes last: "
+            f"the student gives {ours}, the teacher {theirs}"
+        )
+
+
+def main() -> None:
+    """Print the digits student alone, taught, and taught by stored logits, after two epochs."""
+    import tempfile
+    import time
+    from pathlib import Path
+
+    from pt_impl.kit import data, models, runtime, training
+    from shared import datasets
+    from shared import teacher as trained
+    from shared.specs import TASKS
+    from shared.weights import init_weights
+
+    task, loss_fn = TASKS["digits-student"], training.cross_entropy
+    teacher = models.build(trained.TASK.model, trained.load().weights)
+    with tempfile.TemporaryDirectory() as folder:
+        folder = datasets.materialise(task.dataset, Path(folder))
+        x, y = data.to_device(*datasets.load(folder, "train"))
+        test = data.to_device(*datasets.load(folder, "test"))
+    print("step      ms a step  accuracy after 2 epochs")
+    for name in ("alone", "taught", "stored"):
+        student = models.build(task.model, init_weights(task.model, seed=0))
+        optimizer = training.make_optimizer(student, task.recipe)
+        labels = y
+        if name == "alone":
+            step = training.make_train_step(student, optimizer, loss_fn)
+        elif name == "taught":
+            step = make_train_step(student, teacher, optimizer, loss_fn)
+        else:
+            labels = (y, store_logits(teacher, x))
+            step = make_stored_train_step(student, optimizer, loss_fn)
+        start = time.perf_counter()
+        training.fit(step, x, labels, batch_size=64, epochs=2, seed=0)
+        runtime.synchronize()
+        ms = (time.perf_counter() - start) * 1e3 / (2 * (len(x) // 64))
+        predict = training.make_predict(student)
+        accuracy = training.evaluate(predict, *test, metric="accuracy", batch_size=256)
+        print(f"{name:8}{ms:11.2f}{accuracy:24.1f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,256 @@
+"""Post-training quantization: a trained model in 8-bit integers, for a CPU, without training.
+
+What it changes: the numbers that a trained model computes with. A float tensor becomes integers and
+a scale, q = round(x / scale) + zero point (Jacob et al., 2018, "Quantization and Training of Neural
+Networks for Efficient Integer-Arithmetic-Only Inference", section 2).
+
+- static: weights and activations; the ranges of activations come from calibration data
+- dynamic: weights; each activation is quantized when it is there, by its own range
+
+Each function writes one file, which `load_quantized` or, for ONNX, `load_onnxruntime` reads; none
+of them executes code from it. `keep_float32` and `keep_onnxruntime_float32` write the model as it
+is for the same runtimes: what the others are to be compared with.
+
+Its twin: `tf_impl/compression/post_training_quantization.py`.
+
+Where the frameworks differ and why:
+- The runtime here is TorchInductor, which compiles on the first call for a shape; there it is
+  LiteRT, which interprets a converted file. Both frameworks can go to ONNX Runtime.
+- Inductor joins integer operators only around constants that it may fold ("freezing"). Without
+  that, the same model is no faster than in float32.
+- `torch.export.load` runs the pickles that a file may hold, so the file here is the graph as names
+  of operators, and its tensors (`pt_impl/kit/programs.py`). A LiteRT file is data by nature.
+- Activations are unsigned here and signed there; weights have a scale for each output on both.
+- Dynamic quantization leaves convolutions in float32 here; LiteRT has kernels for them.
+
+When it helps and when it hurts: on a CPU with units for int8 (VNNI, AMX), static int8 is two to
+four times as fast where convolutions and matrix products dominate; without them it can be slower.
+Files shrink to a quarter. It hurts where few values are far larger than the rest, and where
+calibration data is not like what comes later: compare accuracy before it is deployed.
+
+Run it alone: `python -m pt_impl.compression.post_training_quantization` prints time, size and
+agreement.
+"""
+
+import operator
+import re
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch._inductor import config as inductor
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
+
+from pt_impl.kit import programs
+from shared import onnx_quantization
+
+OPSET = 18  # of ONNX: the newest that tf2onnx writes, too
+_ATEN, _CALLS = torch.ops.aten, nn.functional
+# An operator of a graph -> what torchao's quantizer looks for, whichever way a model calls it.
+_SOURCES = {
+    _ATEN.conv2d.default: _CALLS.conv2d,
+    _ATEN.linear.default: _CALLS.linear,
+    _ATEN.relu.default: _CALLS.relu,
+    _ATEN.relu_.default: _CALLS.relu,
+    _ATEN.add.Tensor: operator.add,
+    _ATEN.add_.Tensor: operator.add,
+}
+# Operators of TorchInductor over integers, by their names in the profiler.
+_INTEGER = re.compile(r"^onednn::q(conv|linear)\w*$")
+
+
+def keep_float32(model: nn.Module, calibration, path) -> Path:
+    """Write the model as it is, in float32, for `load_quantized`; else as `quantize_static_int8`.
+
+    One sample of calibration data is enough: only its shape and dtype are read.
+    """
+    return programs.save(programs.trace(model, calibration), path)
+
+
+def quantize_static_int8(model: nn.Module, calibration, path) -> Path:
+    """Write `path`: convolutions and linear layers over int8 weights and uint8 activations.
+
+    calibration: a tensor, or a tuple of the model's positional arguments, tensors all; samples
+    along the first axis, such as a few hundred of the training split. The model takes any number of
+    them and returns one tensor; it is left as it is. The file is for the CPU. Returns the path.
+
+    Raises ValueError for calibration data that is empty, not finite, or that the model does not
+    take; NotImplementedError for a model that torch.export cannot capture or that has no layer to
+    quantize. In both cases nothing is written.
+    Source: torchao's `X86InductorQuantizer`.
+    """
+    return _quantize(model, calibration, path, dynamic=False)
+
+
+def quantize_dynamic_int8(model: nn.Module, calibration, path) -> Path:
+    """Write `path`: linear layers over int8 weights; activations get their scale at each call.
+
+    A call has one scale for all of its samples, so a prediction depends on what comes with it.
+    Convolutions stay in float32: upstream has no dynamic ones. Else as `quantize_static_int8`; one
+    sample of calibration data is enough: only its shape and dtype are read.
+    """
+    return _quantize(model, calibration, path, dynamic=True)
+
+
+def keep_onnxruntime_float32(model: nn.Module, calibration, path) -> Path:
+    """Write the model as it is to an ONNX file for `load_onnxruntime`; else as `keep_float32`."""
+    graph = programs.trace(model, calibration)
+    two = tuple(part[[0, 0]].cpu() for part in _inputs(calibration))  # one would fix their number
+    varies = tuple({0: torch.export.Dim.DYNAMIC} for _ in two)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a graph has no mode: it was traced for evaluation
+            program = torch.onnx.export(
+                graph, two, opset_version=OPSET, dynamic_shapes=varies, dynamo=True, verbose=False
+            )
+    except Exception as error:
+        raise NotImplementedError(f"torch.onnx cannot export it: {_line(error)}") from error
+    program.save(path)
+    return Path(path)
+
+
+def quantize_onnxruntime_int8(model: nn.Module, calibration, path) -> Path:
+    """Write an ONNX file for `load_onnxruntime`: static int8, quantized by ONNX Runtime's own tool.
+
+    Else as `quantize_static_int8`. Source: `onnxruntime.quantization.quantize_static` (QDQ).
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        whole = keep_onnxruntime_float32(model, calibration, Path(folder) / "whole.onnx")
+        batches = (tuple(part.numpy() for part in batch) for batch in _batches(calibration))
+        onnx_quantization.quantize(whole, Path(path), batches)
+    return Path(path)
+
+
+def load_quantized(path, *, threads: int = 0) -> Callable:
+    """Return `predict(x) -> output` over a file of this module, compiled, on the CPU.
+
+    x: a tensor, or a tuple of tensors. threads: 0 leaves PyTorch's number; another one is set for
+    the whole process, which has one pool. `predict.threads` is what it is then.
+    `predict.operators(x)` counts the operators over integers that a call runs, by name. The first
+    call for a shape compiles; there can be eight.
+
+    Raises FileNotFoundError, and ValueError for a file that is damaged or something else.
+    """
+    if threads:
+        torch.set_num_threads(threads)
+    # Upstream's integer convolutions are compiled wrongly for a size that varies.
+    compiled = torch.compile(programs.load(path), dynamic=False, fullgraph=True)
+    known = set()
+
+    def predict(x):
+        inputs = _inputs(x)
+        shapes = tuple(part.shape for part in inputs)
+        with torch.inference_mode():
+            if shapes in known:
+                return compiled(*inputs)
+            with inductor.patch(freezing=True):  # is read while a shape is compiled
+                output = compiled(*inputs)
+        known.add(shapes)
+        return output
+
+    def operators(x):
+        predict(x)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            predict(x)
+        return dict(Counter(e.name for e in profile.events() if _INTEGER.match(e.name)))
+
+    predict.threads, predict.operators = torch.get_num_threads(), operators
+    return predict
+
+
+def load_onnxruntime(path, *, threads: int = 0) -> Callable:
+    """Return `predict(x) -> output` over an ONNX file in ONNX Runtime, on the CPU.
+
+    Else as `load_quantized`, but the threads are the session's own; 0: as many as PyTorch has.
+    """
+    session = onnx_quantization.open_session(path, threads=threads or torch.get_num_threads())
+
+    def arrays(x):
+        return tuple(part.numpy() for part in _inputs(x))
+
+    def predict(x):
+        return torch.from_numpy(onnx_quantization.run(session, arrays(x)))
+
+    predict.threads = session.get_session_options().intra_op_num_threads
+    predict.operators = lambda x: onnx_quantization.integer_operators(path, arrays(x))
+    return predict
+
+
+def _inputs(x) -> tuple[Tensor, ...]:
+    return x if isinstance(x, tuple) else (x,)
+
+
+def _batches(x) -> Iterator[tuple[Tensor, ...]]:
+    return zip(*(part.cpu().split(32) for part in _inputs(x)), strict=True)
+
+
+def _quantize(model: nn.Module, calibration, path, *, dynamic: bool) -> Path:
+    graph = programs.trace(model, calibration)
+    config = x86.get_default_x86_inductor_quantization_config(is_dynamic=dynamic)
+    quantizer = x86.X86InductorQuantizer().set_global(config)
+    weights = set()
+    for node in graph.graph.nodes:
+        layer = node.target in (_ATEN.conv2d.default, _ATEN.linear.default)
+        if layer and node.args[1].op == "get_attr":
+            if (weight := node.args[1].target) in weights:
+                raise NotImplementedError(f"a layer is called twice, the one of {weight}")
+            weights.add(weight)
+        if node.target in _SOURCES:
+            node.meta["source_fn_stack"] = [(node.name, _SOURCES[node.target])]
+    try:
+        observed = prepare_pt2e(graph, quantizer)
+    except Exception as error:
+        raise NotImplementedError(f"torchao cannot quantize it: {_line(error)}") from error
+    with torch.no_grad():
+        for batch in _batches(calibration):
+            observed(*batch)
+    graph = convert_pt2e(observed)
+    if not any(buffer.dtype is torch.int8 for buffer in graph.buffers()):
+        raise NotImplementedError("the model has no layer that torchao quantizes")
+    return programs.save(graph, path)
+
+
+def _line(error: Exception) -> str:
+    """An error's words as one line."""
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+def main() -> None:
+    """Print time, size and accuracy of the trained digits-resnet20 in float32 and in int8."""
+    import time
+    from statistics import median
+
+    from pt_impl.kit import data, models, training
+    from shared import datasets
+    from shared import teacher as trained
+
+    model = models.build(trained.TASK.model, trained.load().weights)
+    with tempfile.TemporaryDirectory() as name:
+        folder = datasets.materialise(trained.TASK.dataset, Path(name))
+        x, _ = data.to_device(*datasets.load(folder, "train"))
+        test = [part[:1792] for part in data.to_device(*datasets.load(folder, "test"))]
+        print("                   ms for 32     KB  accuracy")
+        for title, write, load in (
+            ("float32", keep_float32, load_quantized),
+            ("int8", quantize_static_int8, load_quantized),
+            ("ONNX Runtime float32", keep_onnxruntime_float32, load_onnxruntime),
+            ("ONNX Runtime int8", quantize_onnxruntime_int8, load_onnxruntime),
+        ):
+            path, taken = write(model, x[:256], Path(name) / "model"), []
+            predict = load(path)
+            for _ in range(30):
+                start = time.perf_counter()
+                predict(test[0][:32])
+                taken.append((time.perf_counter() - start) * 1e3)
+            accuracy = training.evaluate(predict, *test, metric="accuracy", batch_size=32)
+            size = path.stat().st_size / 1e3
+            print(f"{title:20}{median(taken):8.2f}{size:7.0f}{accuracy:10.1f}")
+
+
+if __name__ == "__main__":
+    main()

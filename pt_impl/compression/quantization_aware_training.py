@@ -1,0 +1,258 @@
+"""Quantization-aware training (QAT): train on with the rounding that an int8 model will have.
+
+What it changes: in the forward pass each convolution and linear layer multiplies rounded numbers.
+A weight w becomes s * clamp(round(w / s), -n, n) with n = 2**(weight_bits - 1) - 1 and s = max|w| /
+n of its output channel in this very step. Activations have 8 bits, a scale and a zero point for
+each tensor, whose range is a moving average over batches. The gradient passes the rounding as if
+it were not there, and is zero where a value was clipped (straight-through estimator; Jacob et al.,
+2018, arXiv:1712.05877). Ranges start from `example_inputs`, so an export without training is
+post-training quantization by the same quantizer.
+
+Its twin: `tf_impl/compression/quantization_aware_training.py`.
+
+Where the frameworks differ and why:
+- torchao works on a graph of operators that `torch.export` captured from any module; TensorFlow
+  Model Optimization (tfmot) wraps the layers of a functional tf_keras model.
+- BatchNorm: here the rounded kernel is the folded one, w * gamma / sqrt(running variance), and the
+  convolution's output is divided again before BatchNorm; there it is the kernel itself, which the
+  converter folds later. With a scale for each channel both round alike.
+- A range moves by 1% of the way a batch here, by 0.1% there. A linear kernel has a scale for each
+  output here, one in all there. The last layer's output is float32 here, of 8 bits there.
+- Files: here a graph and integers, compiled when loaded; weights of any width are int8 that leaves
+  values unused, so fewer bits compress better and run no faster. There at most 4 bits are int4.
+
+When it helps and when it hurts: below 8 bits, where rounding trained weights costs accuracy. At 8
+bits rounding alone usually loses nothing: try that first, since a step of this takes up to twice as
+long. It needs a trained model, data with labels, and a learning rate that is not large.
+
+Run it alone: `python -m pt_impl.compression.quantization_aware_training` prints the accuracy of
+files of 8, 4 and 2 bits, trained on and not.
+"""
+
+import copy
+import operator
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import fx, nn
+from torch._inductor import config as inductor
+from torchao.quantization import pt2e
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_qat_pt2e
+from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
+
+from pt_impl.kit import programs
+
+MOST_APART = 0.1  # relative L2 of a file's outputs to the model's: some values round the other way
+_INTEGER = re.compile(r"^onednn::q(conv|linear)\w*$")  # in the profiler
+
+
+def prepare_qat(model: nn.Module, example_inputs, *, weight_bits: int) -> nn.Module:
+    """Return a copy of `model` that computes with rounded weights and activations, to be trained.
+
+    It is in training mode; its `train()` and `eval()` switch BatchNorm and dropout, while ranges
+    follow every pass in both. Make the optimizer for the copy, whose parameters keep their names;
+    `model` stays as it is.
+
+    example_inputs: two real samples or more, as a tensor or the tuple of the model's positional
+    arguments. It is traced with them, for any batch size, and ranges start with theirs.
+    weight_bits: 2 to 8; at 2 bits weights are -s, 0 and s.
+
+    Quantized are Conv1d, Conv2d and Linear with what can be fused to them; the rest stays float32.
+    Raises ValueError for other bits, one sample, values that are not finite, inputs that the model
+    does not take, and a model without such a layer;
+    NotImplementedError, with the reason, where `torch.export` can't capture the model or torchao
+    can't follow it.
+    Source: torchao's `prepare_qat_pt2e` with `X86InductorQuantizer`.
+    """
+    if weight_bits not in range(2, 9):
+        raise ValueError(f"weight_bits must be 2 to 8, not {weight_bits!r}")
+    inputs = _as_tuple(example_inputs)
+    programs.check(model, example_inputs)
+    captured = _capture(copy.deepcopy(model).train(), inputs)
+    try:
+        prepared = prepare_qat_pt2e(captured, _quantizer(weight_bits))
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise NotImplementedError(f"torchao can't quantize the model: {reason}") from error
+    if not _is_prepared(prepared):
+        raise ValueError("the model has no Conv1d, Conv2d or Linear to quantize")
+    pt2e.allow_exported_model_train_eval(prepared)
+    prepared.eval()
+    with torch.no_grad():
+        prepared(*inputs)  # each range begins with the first values that are seen
+    prepared.train()
+    return prepared
+
+
+def export_qat(model: nn.Module, example_inputs, path) -> Path:
+    """Write a model from `prepare_qat` as integers and the names of operators: no code.
+
+    `model` stays as it is. Outputs of what is written are compared with its own first.
+
+    Raises ValueError for a model without fake quantization, RuntimeError where outputs for
+    `example_inputs` differ by more than `MOST_APART`. Source: torchao's `convert_pt2e`.
+    """
+    if not _is_prepared(model):
+        raise ValueError("the model has no fake quantization: it comes from prepare_qat")
+    model, inputs = copy.deepcopy(model), _as_tuple(example_inputs)
+    pt2e.move_exported_model_to_eval(model)
+    model.apply(pt2e.disable_observer)
+    with torch.no_grad():
+        wanted = model(*inputs)
+        _fold_norms(model)
+        converted = convert_pt2e(model)
+        apart = ((converted(*inputs) - wanted).norm() / wanted.norm()).item()
+    if not apart <= MOST_APART:
+        raise RuntimeError(f"outputs of the converted model are {apart:.0%} off the trained one's")
+    return programs.save(converted, path)
+
+
+def export_float(model: nn.Module, example_inputs, path) -> Path:
+    """Write `model` as it is, in float32, for the same runtime: what int8 is to be compared with.
+
+    Raises ValueError where the model does not take `example_inputs`, NotImplementedError where
+    `torch.export` can't capture it.
+    """
+    return programs.save(programs.trace(model, example_inputs), path)
+
+
+def load_quantized(path) -> Callable:
+    """Return `predict(x) -> output` of a file of this module, compiled by TorchInductor.
+
+    x: a tensor, or a tuple of positional arguments. The first call with each shape compiles, which
+    needs a C++ compiler; weights are frozen into the graph, or int8 would be no faster than
+    float32. `predict.operators(x)` counts the integer kernels (oneDNN's) of a call by name.
+
+    Raises FileNotFoundError, and ValueError for a file that is damaged or something else, before
+    anything of it runs.
+    """
+    # Not one graph for any batch size: TorchInductor 2.15 then expects another memory layout of
+    # int8 convolutions than oneDNN returns.
+    compiled, known = torch.compile(programs.load(path), dynamic=False, fullgraph=True), set()
+
+    def predict(x):
+        inputs = _as_tuple(x)
+        shapes = tuple(part.shape for part in inputs)
+        with torch.no_grad():
+            if shapes in known:
+                return compiled(*inputs)
+            # Tracing and compiling must both see it: torch.compile's options reach only the second.
+            with inductor.patch(freezing=True):
+                output = compiled(*inputs)
+        known.add(shapes)
+        return output
+
+    def operators(x):
+        predict(x)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            predict(x)
+        return dict(Counter(e.name for e in profile.events() if _INTEGER.search(e.name)))
+
+    predict.operators = operators
+    return predict
+
+
+def _as_tuple(x) -> tuple:
+    return x if isinstance(x, tuple) else (x,)
+
+
+def _is_prepared(model: nn.Module) -> bool:
+    return any(isinstance(module, pt2e.FakeQuantize) for module in model.modules())
+
+
+def _capture(model: nn.Module, inputs: tuple) -> fx.GraphModule:
+    """The model as a graph of ATen operators for any batch size."""
+    if len(inputs[0]) < 2:
+        raise ValueError("example_inputs must be tensors of at least two samples")
+    sizes = tuple({0: torch.export.Dim.DYNAMIC} for _ in inputs)
+    try:
+        # strict: the quantizer knows convolution, BatchNorm and ReLU by what Dynamo notes of them.
+        program = torch.export.export(model, inputs, dynamic_shapes=sizes, strict=True)
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300]
+        raise NotImplementedError(f"torch.export can't capture the model: {reason}") from error
+    return program.module(check_guards=False)
+
+
+def _quantizer(weight_bits: int) -> x86.X86InductorQuantizer:
+    usual = x86.get_default_x86_inductor_quantization_config(is_qat=True)
+    most = 2 ** (weight_bits - 1) - 1
+    # The usual fused observer finds scales as if for -128..127, this one as convert_pt2e does; its
+    # average is of the last step alone.
+    fake = pt2e.FakeQuantize.with_args(
+        observer=pt2e.MovingAveragePerChannelMinMaxObserver, averaging_constant=1.0
+    )
+    weight = replace(usual.weight, quant_min=-most, quant_max=most, observer_or_fake_quant_ctr=fake)
+    return x86.X86InductorQuantizer().set_global(replace(usual, weight=weight))
+
+
+def _fold_norms(module: fx.GraphModule) -> None:
+    """Turn each BatchNorm after a convolution into its bias: the kernel holds the scale already.
+
+    `convert_pt2e` would, but captures a hundred patterns to look for, which takes far longer than
+    all the rest.
+    """
+    aten, value = torch.ops.aten, lambda node: operator.attrgetter(node.target)(module)
+    convolutions = aten.conv1d.default, aten.conv2d.default
+    for norm in module.graph.find_nodes(op="call_function", target=aten.batch_norm.default):
+        scaled, gamma, beta, mean, variance, _, _, eps, _ = norm.args
+        bias = 0.0
+        if scaled.target is aten.add.Tensor:
+            scaled, shaped = scaled.args
+            source = shaped.args[0] if isinstance(shaped, fx.Node) and shaped.args else None
+            if getattr(source, "op", None) != "get_attr":
+                continue  # of a sum that the model makes: it stays
+            bias = value(source)
+        if scaled.target is not aten.div.Tensor or not isinstance(scaled.args[1], fx.Node):
+            continue
+        if scaled.args[0].target not in convolutions:
+            continue  # of something else: it stays
+        factor = value(gamma) / (value(variance) + eps).sqrt()
+        module.register_buffer(f"{norm.name}_bias", value(beta) + (bias - value(mean)) * factor)
+        with module.graph.inserting_before(scaled.args[0]):
+            scaled.args[0].update_arg(2, module.graph.get_attr(f"{norm.name}_bias"))
+        norm.replace_all_uses_with(scaled.args[0])
+    module.graph.eliminate_dead_code()
+    module.recompile()
+
+
+def main() -> None:
+    """Print the accuracy of the digits CNN's files at several widths, trained on and not."""
+    import tempfile
+
+    from pt_impl.kit import data, models, training
+    from shared import datasets
+    from shared.specs import TASKS
+    from shared.weights import init_weights
+
+    task, folder = TASKS["digits-cnn"], Path(tempfile.mkdtemp())
+    made = datasets.materialise(task.dataset, folder)
+    (x, y), test = (data.to_device(*datasets.load(made, split)) for split in ("train", "test"))
+
+    def train(model, epochs):
+        optimizer = training.make_optimizer(model, task.recipe)
+        step = training.make_train_step(model, optimizer, training.cross_entropy)
+        training.fit(step, x, y, batch_size=64, epochs=epochs, seed=0)
+
+    def show(what, path):
+        predict = load_quantized(path)
+        accuracy = training.evaluate(predict, *test, metric="accuracy", batch_size=599)
+        size = path.stat().st_size
+        print(f"{what}: {accuracy:.1f}%, {size} bytes, {predict.operators(test[0][:599])}")
+
+    model = models.build(task.model, init_weights(task.model, seed=0))
+    train(model, task.recipe.epochs)
+    show("float32", export_float(model, x[:64], folder / "file"))
+    for bits in (8, 4, 2):
+        prepared = prepare_qat(model, x[:256], weight_bits=bits)
+        show(f"{bits} bits, rounded", export_qat(prepared, x[:64], folder / "file"))
+        train(prepared, epochs=2)
+        show(f"{bits} bits, 2 epochs", export_qat(prepared, x[:64], folder / "file"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""Semi-structured pruning: two zeros in each four weights, the pattern of sparse tensor cores.
+
+What it changes: of each four weights of a dense or convolution kernel that read neighbouring inputs
+the two of smaller magnitude are masked, once, and stay masked while the model trains on (Mishra et
+al., 2021, "Accelerating Sparse Deep Neural Networks", section 4: train, prune once, train again
+from these weights with the same recipe). Of a group that the inputs do not fill two weights stay:
+a kernel of three inputs loses a third, one of two or fewer loses nothing.
+
+Its twin: `tf_impl/compression/semi_structured_pruning.py`.
+
+Where the frameworks differ and why:
+- `torch.nn.utils.prune` masks weights and gradients. TensorFlow Model Optimization (tfmot) masks
+  variables in the forward pass, of functional and Sequential models of tf_keras.
+- A GPU multiplies the pattern at up to twice the speed: here through
+  `torch.sparse.to_sparse_semi_structured` over the final kernels of linear layers, in half
+  precision, on CUDA alone. TensorFlow has no kernels for it; its converters keep the zeros.
+
+When it helps and when it hurts: half of the weights by a rule that hardware can use, which costs
+less accuracy than channels do and more than free choice of the same number. On a CPU it buys
+nothing: kernels stay dense tensors.
+
+Run it alone: `python -m pt_impl.compression.semi_structured_pruning` prints the dense model against
+the masked.
+"""
+
+import copy
+from collections import Counter
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import prune
+
+
+def apply_two_to_four(model: nn.Module) -> nn.Module:
+    """Return a copy of `model` that trains and predicts with two of each four weights masked.
+
+    Masked are `nn.Linear` and `nn.Conv2d` without groups, by their present weights, and of these
+    types exactly: a subclass may read its weight without a forward pass. Make the optimizer for the
+    copy; `model` stays as it is. Finalize the copy before it is copied, exported or saved.
+
+    Raises ValueError for a model that is masked already and one without such layers;
+    NotImplementedError for a kernel that two modules share.
+    Source: Mishra et al. (2021); `torch.nn.utils.prune`.
+    """
+    if prune.is_pruned(model):
+        raise ValueError("the model has pruning masks already: finalize it first")
+    if not any(_is_prunable(module) for module in model.modules()):
+        raise ValueError("the model has no nn.Linear or nn.Conv2d to prune")
+    _check_owners(model)
+    model = copy.deepcopy(model)
+    for layer in filter(_is_prunable, model.modules()):
+        prune.custom_from_mask(layer, "weight", _two_of_four(layer.weight.detach()))
+    return model
+
+
+def finalize_two_to_four(model: nn.Module) -> nn.Module:
+    """Write the zeros into the weights, remove the masks and return `model`, changed.
+
+    Raises ValueError for a model without masks.
+    """
+    masked = [module for module in model.modules() if hasattr(module, "weight_mask")]
+    if not masked:
+        raise ValueError("the model has no masks: it comes from apply_two_to_four, and only once")
+    for module in masked:
+        prune.remove(module, "weight")
+    return model
+
+
+def _is_prunable(module: nn.Module) -> bool:
+    return type(module) is nn.Linear or (type(module) is nn.Conv2d and module.groups == 1)
+
+
+def _check_owners(model: nn.Module) -> None:
+    """Refuse a kernel of two modules, whose other owner would use it without the mask."""
+    modules = dict(model.named_modules())
+    owners = Counter(id(p) for m in modules.values() for p in m.parameters(recurse=False))
+    for name, module in modules.items():
+        if _is_prunable(module) and owners[id(module.weight)] > 1:
+            raise NotImplementedError(
+                f"torch.nn.utils.prune masks one module's tensor, but {name}.weight has two owners"
+            )
+
+
+def _two_of_four(weight: Tensor) -> Tensor:
+    """A mask that keeps the larger two of each four along the inputs; of equal ones the first."""
+    magnitude = weight.abs().movedim(1, -1)
+    groups = F.pad(magnitude, (0, -magnitude.shape[-1] % 4)).unflatten(-1, (-1, 4))
+    order = groups.argsort(dim=-1, descending=True, stable=True)
+    mask = torch.ones_like(groups).scatter(-1, order[..., 2:], 0.0).flatten(-2)
+    return mask[..., : magnitude.shape[-1]].movedim(-1, 1).contiguous()
+
+
+def main() -> None:
+    """Print the digits CNN trained to its plateau, and from there on dense and masked."""
+    import tempfile
+    from pathlib import Path
+
+    from pt_impl.kit import data, models, training
+    from shared import datasets
+    from shared.specs import TASKS
+    from shared.weights import init_weights
+
+    task = TASKS["digits-cnn"]
+    recipe, size = task.recipe, task.recipe.accuracy_batch_size
+    with tempfile.TemporaryDirectory() as folder:
+        folder = datasets.materialise(task.dataset, Path(folder))
+        train = data.to_device(*datasets.load(folder, "train"))
+        test = data.to_device(*datasets.load(folder, "test"))
+    weights = init_weights(task.model, seed=0)
+    print("model        accuracy  zeros in all kernels")
+    for name in ("trained", "dense", "two of four"):
+        model = models.build(task.model, weights)
+        if name == "two of four":
+            model = apply_two_to_four(model)
+        optimizer = training.make_optimizer(model, recipe)
+        step = training.make_train_step(model, optimizer, training.cross_entropy)
+        training.fit(step, *train, batch_size=size, epochs=recipe.epochs, seed=0)
+        if name == "two of four":
+            model = finalize_two_to_four(model)
+        predict = training.make_predict(model)
+        accuracy = training.evaluate(predict, *test, metric="accuracy", batch_size=size)
+        kernels = [v for k, v in models.export_weights(model).items() if k.endswith("kernel")]
+        zeros = sum((k == 0).sum() for k in kernels) / sum(k.size for k in kernels)
+        print(f"{name:12}{accuracy:9.1f}{zeros:22.3f}")
+        if name == "trained":
+            weights = models.export_weights(model)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,195 @@
+"""Weight quantization: the weights of dense layers in 8 or 4 bits, everything else in float.
+
+What it changes: what a linear layer reads. Its weights become integers and scales, in float32 again
+where they are multiplied; activations are as they were. int8 has a scale for each output, int4 one
+for each 32 inputs of an output, since 16 levels are too few for a whole row.
+
+Its twin: `tf_impl/compression/weight_quantization.py`.
+
+Where the frameworks differ and why:
+- torchao replaces the weight tensors of any `nn.Module`; Keras has `model.quantize`, which changes
+  a model in place, so that a copy of its layers is needed: functional models alone.
+- PyTorch has a kernel that multiplies 4-bit weights on a CPU (`_weight_int4pack_mm_for_cpu`), which
+  over float32 activations is many times slower than float weights. TensorFlow has none for either
+  width: the graph makes floats of the weights first. So does PyTorch for int8 weights.
+- TorchInductor would make these floats once and keep them ("freezing"), so it does not freeze a
+  file with int8 weights. TensorFlow keeps those of kernels of at most 100 KiB in float32.
+- The int4 weights of torchao have a zero point, and are a prototype upstream.
+
+When it helps and when it hurts: files and downloads shrink to a quarter or an eighth. Time is saved
+where reading weights takes longest, with one sample and large layers, and by kernels that read
+integers; with many samples the same products are made and the conversion comes on top. For speed
+on a CPU, quantize activations too (`post_training_quantization.py`).
+
+Run it alone: `python -m pt_impl.compression.weight_quantization` prints time and size at each
+width.
+"""
+
+import copy
+import re
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import fx, nn
+from torch._functorch import config as functorch
+from torch._inductor import config as inductor
+from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
+from torchao.quantization import Int8WeightOnlyConfig, quantize_
+from torchao.utils import unwrap_tensor_subclass
+
+from pt_impl.kit import programs
+
+GROUP = 32  # inputs that share a scale in int4
+_CHECK = torch.ops.aten._assert_tensor_metadata.default  # reads no values
+_INTEGER = re.compile(r"^aten::_weight_int[48]pack_mm")
+
+
+def keep_float32(model: nn.Module, inputs, path) -> Path:
+    """Write the model as it is for `load_quantized`; else as `quantize_int8`."""
+    return programs.save(programs.trace(model, inputs), path)
+
+
+def quantize_int8(model: nn.Module, inputs, path) -> Path:
+    """Write `path`: linear layers with int8 weights, symmetric, a scale for each output.
+
+    inputs: one sample or more, for shapes and dtypes: a tensor, or a tuple of the model's
+    positional arguments, tensors all; samples along the first axis. The model is left as it is.
+    Returns the path.
+
+    Raises ValueError for inputs that the model does not take; NotImplementedError for a model that
+    torch.export cannot capture or that has no linear layer. In all cases nothing is written.
+    Source: torchao's `Int8WeightOnlyConfig`.
+    """
+    return _quantize(model, inputs, path, Int8WeightOnlyConfig(set_inductor_config=False))
+
+
+def quantize_int4(model: nn.Module, inputs, path) -> Path:
+    """Write `path`: linear layers with 4-bit weights, a scale for each 32 inputs of an output.
+
+    A layer stays in float32 where its inputs are no multiple of 32, or its outputs of 16: the
+    kernel takes no other. NotImplementedError where that is all of them. Else as `quantize_int8`.
+    Source: torchao's `PrototypeInt4WeightOnlyConfig`.
+    """
+    config = PrototypeInt4WeightOnlyConfig(group_size=GROUP, set_inductor_config=False)
+    return _quantize(model, inputs, path, config, groups=(GROUP, 16))
+
+
+def load_quantized(path) -> Callable:
+    """Return `predict(x) -> output` over a file of this module, compiled, on the CPU.
+
+    x: a tensor, or a tuple of tensors. `predict.held` is the bytes of the file's tensors by dtype,
+    `predict.integers(x)` those of the integer weights that a call reads once it is compiled.
+    `predict.operators(x)` counts the operators over integers that a call runs, by name.
+
+    Raises FileNotFoundError, and ValueError for a file that is damaged or something else.
+    """
+    program, read, known = programs.load(path), Counter(), set()
+    compiled = _compile(program, read)
+    freezing = all(tensor.dtype is not torch.int8 for tensor in program.buffers())
+
+    def predict(x):
+        inputs = x if isinstance(x, tuple) else (x,)
+        shapes = tuple(part.shape for part in inputs)
+        with torch.inference_mode():
+            if shapes in known:
+                return compiled(*inputs)
+            with inductor.patch(freezing=freezing):  # is read while a shape is compiled
+                output = compiled(*inputs)
+        known.add(shapes)
+        return output
+
+    def operators(x):
+        predict(x)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            predict(x)
+        return dict(Counter(e.name for e in profile.events() if _INTEGER.match(e.name)))
+
+    def integers(x):
+        predict(x)
+        return dict(read)
+
+    predict.held, predict.operators, predict.integers = Counter(), operators, integers
+    for tensor in program.buffers():
+        predict.held[_name(tensor.dtype)] += tensor.nbytes
+    return predict
+
+
+def _compile(program: fx.GraphModule, read: Counter) -> Callable:
+    """TorchInductor's; `read` becomes the bytes by dtype of integer weights that are computed with.
+
+    Of the last graph that it compiled, after constants were folded.
+    """
+
+    def inner(graph, inputs, **options):
+        read.clear()
+        weights = options.get("static_input_idxs", ())  # where they are not constants
+        for place, node in enumerate(graph.graph.nodes):
+            used = any(user.target is not _CHECK for user in node.users)
+            if used and (node.op == "get_attr" or place in weights):
+                tensor = getattr(graph, node.target, None)
+                tensor = node.meta["val"] if tensor is None else tensor
+                if tensor.dtype in (torch.int8, torch.uint8):
+                    read[_name(tensor.dtype)] += tensor.nbytes
+        return compile_fx_inner(graph, inputs, **options)
+
+    def backend(graph, inputs):
+        with functorch.patch(enable_autograd_cache=False):  # one that is warm skips `inner`
+            return compile_fx(graph, inputs, inner_compile=inner)
+
+    return torch.compile(program, backend=backend)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _quantize(model: nn.Module, inputs, path, config, groups: tuple[int, int] = (1, 1)) -> Path:
+    """`groups`: what the inputs and the outputs of a layer have to be multiples of."""
+
+    def fits(module: nn.Module, name: str = "") -> bool:
+        return isinstance(module, nn.Linear) and not any(
+            size % group for size, group in zip(module.weight.shape[::-1], groups, strict=True)
+        )
+
+    if not any(fits(layer) for layer in model.modules()):
+        inputs, outputs = groups
+        raise NotImplementedError(
+            f"the model has no linear layer with multiples of {inputs} inputs and {outputs} outputs"
+        )
+    programs.trace(model, inputs)  # whatever is wrong with it, before a copy is changed
+    model = copy.deepcopy(model).cpu().eval()
+    quantize_(model, config, filter_fn=fits)
+    unwrap_tensor_subclass(model)  # a program holds plain tensors
+    return programs.save(programs.trace(model, inputs), path)
+
+
+def main() -> None:
+    """Print time and size of a stack of large linear layers at each width, for one sample."""
+    import time
+    from statistics import median
+
+    torch.manual_seed(0)
+    stack = [nn.Linear(2048, 2048) for _ in range(4)]
+    model, x = nn.Sequential(*stack), torch.randn(1, 2048)
+    with tempfile.TemporaryDirectory() as folder:
+        print("weights  ms for 1     MB")
+        for title, write in (
+            ("float32", keep_float32),
+            ("int8", quantize_int8),
+            ("int4", quantize_int4),
+        ):
+            path, taken = write(model, x, Path(folder) / title), []
+            predict = load_quantized(path)
+            for _ in range(50):
+                start = time.perf_counter()
+                predict(x)
+                taken.append((time.perf_counter() - start) * 1e3)
+            print(f"{title:8}{median(taken):9.3f}{path.stat().st_size / 1e6:7.1f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,257 @@
+"""Input pipeline: a folder of JPEG files as batches, in the forms that the documentation shows.
+
+What it changes: where images are read, decoded, cropped, flipped and normalised, and how they get
+from there to the training loop. All loaders give the same batches: float32 images (n, 3, 224, 224)
+less ImageNet's mean and over its deviation, and int64 labels. Order and crops follow from the seed
+and the epoch (`shared/epochs.py`); each iteration is the next epoch. `work_rate` says how fast a
+core does the work itself. `tuned_pipeline.py` comes close to that.
+
+Its twin: `tf_impl/input/folder.py`.
+
+Where the frameworks differ and why:
+- Decoding from Python holds the interpreter's lock now and then, so a DataLoader works in
+  processes, and what it costs is to move images from them. tf.data works in threads, not in Python.
+- A DataLoader's default is no worker: the training loop waits for every image. tf.data makes the
+  plainest map parallel by itself, and fuses it with the batch.
+- Decoders here: Pillow ("standard"), or torchvision's with its resize of uint8 tensors ("fast";
+  deprecated since 0.29 for TorchCodec's, which has the same name). There: the whole image
+  ("standard"), or only what the crop needs of it ("fast"). All are libjpeg-turbo with its accurate
+  transform, and all resize with a filter against aliasing.
+- Pixels are rounded to uint8 after the resize here. There they stay float32, but in `uint8_loader`.
+- A file that can't be read is met in the worker here, which goes on. A graph can't catch an error,
+  so there it is looked for afterwards.
+
+When it helps and when it hurts: workers pay where a sample costs more than its way from process to
+process, which small arrays in memory don't. Each worker is a process of its own with Python and
+torch in it. Where the cores are busy training, a pipeline takes its share of them.
+
+Run it alone: `python -m pt_impl.input.folder` prints samples/s of each loader beside the limit.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, default_collate
+from torchvision.io import decode_jpeg
+from torchvision.transforms.v2 import functional as F
+
+from pt_impl.kit import runtime
+from shared.epochs import crop_box, open_folder
+
+SIZE = 224
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, of pixels in [0, 1]
+# A row at a time: over a last axis of 3 channels the same arithmetic takes ten times as long.
+SCALE = np.tile(1 / (255 * np.float32(STD)), SIZE)
+OFFSET = np.tile(-np.float32(MEAN) / np.float32(STD), SIZE)
+UNREADABLE = (OSError, RuntimeError, SyntaxError, ValueError, Image.DecompressionBombError)
+
+
+def naive_loader(
+    source,
+    *,
+    batch_size: int,
+    seed: int,
+    decoder: str = "standard",
+    on_error: str = "raise",
+    start_batch: int = 0,
+) -> Iterable:
+    """The tutorial's form: a DataLoader with its defaults, which does all work in this process.
+
+    source: a folder with a sub-folder of JPEG files for each class. decoder: "standard" or "fast".
+    on_error: "raise" ends at a file that can't be read; "skip" makes its batch smaller and adds a
+    line to the loader's list `skipped`. start_batch: batches seen before, over all epochs; the
+    first iteration yields exactly what is left of its epoch. Yields (x, y) on `runtime.device()`;
+    the last batch may be smaller.
+
+    Raises ValueError for settings that don't exist and for a folder without images; while it
+    iterates, for a file that can't be read, with its name and the reason. What libjpeg mends in
+    silence, such as flipped bits within an image, goes unnoticed.
+    """
+    loader = _Loader(source, batch_size, seed, decoder, on_error, start_batch, _to_tensor)
+    return loader.over({})
+
+
+def parallel_loader(
+    source,
+    *,
+    batch_size: int,
+    seed: int,
+    workers: int = 0,
+    decoder: str = "standard",
+    on_error: str = "raise",
+    start_batch: int = 0,
+) -> Iterable:
+    """The same work in `workers` processes, 0 for one a core, which stay for all epochs.
+
+    They end when the loader is deleted. Batches come back through shared memory, a new piece for
+    each. Settings and errors are those of `naive_loader`.
+    """
+    loader = _Loader(source, batch_size, seed, decoder, on_error, start_batch, _to_tensor)
+    return loader.over(_processes(workers))
+
+
+def uint8_loader(
+    source,
+    *,
+    batch_size: int,
+    seed: int,
+    workers: int = 0,
+    decoder: str = "standard",
+    on_error: str = "raise",
+    start_batch: int = 0,
+) -> Iterable:
+    """`parallel_loader` whose workers hand over a byte a value; the batch is normalised here.
+
+    A quarter of the bytes goes from process to process, and to a GPU, which then normalises. Images
+    are channels last in memory.
+    """
+    loader = _Loader(source, batch_size, seed, decoder, on_error, start_batch, _to_bytes)
+    scale, offset = (torch.from_numpy(row).to(runtime.device()) for row in (SCALE, OFFSET))
+
+    def normalise(x: Tensor) -> Tensor:
+        rows = x.view(-1, 3 * SIZE).float()
+        return torch.addcmul(offset, rows, scale).view(x.shape).permute(0, 3, 1, 2)
+
+    return loader.over(_processes(workers), normalise)
+
+
+def work_rate(
+    source, *, seed: int, part: int = 0, parts: int = 1, decoder: str = "standard"
+) -> Callable[[], float]:
+    """Return `measure() -> samples/s`: the work on samples in this process, with nothing around it.
+
+    Each call reads, decodes, crops, flips and normalises every `parts`-th file of epoch 0 into the
+    same memory. As the limit of a pipeline call it in one single-threaded process a core, at the
+    same time, each with a `part` of its own, and add up what they return.
+    """
+    paths, _, epochs = open_folder(source, 1, seed, decoder)
+    samples = [(paths[row.item()], numbers[0].tolist()) for row, numbers in epochs][part::parts]
+    out = np.zeros((SIZE, 3 * SIZE), np.float32)
+
+    def measure() -> float:
+        start = time.perf_counter()
+        for path, numbers in samples:
+            pixels = _to_bytes(_image(path, numbers, decoder))
+            np.multiply(pixels.reshape(out.shape), SCALE, out=out)
+            np.add(out, OFFSET, out=out)
+        return len(samples) / (time.perf_counter() - start)
+
+    return measure
+
+
+def _processes(workers: int) -> dict:
+    """The settings of a DataLoader that works in processes."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {
+        "num_workers": workers or cores,
+        "persistent_workers": True,  # to start them takes longer than a short epoch
+        "prefetch_factor": 2,
+        "pin_memory": torch.cuda.is_available(),
+    }
+
+
+class _Loader:
+    """An iteration is an epoch; `skipped` says which files could not be read, and why."""
+
+    def __init__(self, source, batch_size, seed, decoder, on_error, start_batch, finish) -> None:
+        found = open_folder(source, batch_size, seed, decoder, on_error, start_batch)
+        paths, labels, self._epochs = found
+        self.skipped: list[str] = []
+        self._raises, self._labels = on_error == "raise", torch.from_numpy(labels)
+        self._samples = _Samples(paths, decoder, finish)
+
+    def over(self, settings: dict, finish: Callable = lambda x: x) -> "_Loader":
+        """Iterate over a DataLoader with `settings`, and `finish` its batches on the device."""
+        self._finish = finish
+        samples, order = self._samples, self._epochs
+        self._batches = DataLoader(samples, batch_sampler=order, collate_fn=_collate, **settings)
+        return self
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        device = runtime.device()
+        for x, rows, failures in self._batches:
+            if failures and self._raises:
+                raise ValueError(failures[0])
+            self.skipped += failures
+            if rows:
+                y = self._labels[rows].to(device, non_blocking=True)
+                yield self._finish(x.to(device, non_blocking=True)), y
+
+
+class _Samples(Dataset):
+    """The files, and the work on each. Every worker has a copy."""
+
+    def __init__(self, paths: list[str], decoder: str, finish: Callable) -> None:
+        self.paths, self.decoder, self.finish = paths, decoder, finish
+
+    def __getitems__(self, batch: tuple[np.ndarray, np.ndarray]) -> list[tuple]:
+        """The samples of a batch: the row, and its image or why there is none."""
+        rows, numbers = (array.tolist() for array in batch)
+        return [self._sample(*each) for each in zip(rows, numbers, strict=True)]
+
+    def _sample(self, row: int, numbers: list[float]) -> tuple:
+        try:
+            return row, self.finish(_image(self.paths[row], numbers, self.decoder))
+        except UNREADABLE as error:
+            reason = str(error).partition("\n")[0]
+            return row, f"{self.paths[row]}: {type(error).__name__}: {reason}"
+
+
+def _collate(samples: list[tuple]) -> tuple[Tensor, list[int], list[str]]:
+    """A batch of what could be read, its rows, and what could not."""
+    good = [sample for sample in samples if not isinstance(sample[1], str)]
+    failures = [reason for _, reason in samples if isinstance(reason, str)]
+    x = default_collate([image for _, image in good]) if good else torch.empty(0)
+    return x, [row for row, _ in good], failures
+
+
+def _image(path: str, numbers: list[float], decoder: str) -> Image.Image | Tensor:
+    """Decode, crop, resize and flip: an image of Pillow, or a uint8 tensor (3, SIZE, SIZE)."""
+    if decoder == "fast":
+        image = decode_jpeg(torch.from_numpy(np.fromfile(path, np.uint8)), mode="RGB")
+        height, width = image.shape[1:]
+    else:
+        with Image.open(path, formats=["JPEG"]) as file:
+            image = file if file.mode == "RGB" else file.convert("RGB")
+            image.load()
+        width, height = image.size
+    image = F.resized_crop(image, *crop_box(height, width, numbers), [SIZE, SIZE])
+    return F.horizontal_flip(image) if numbers[-1] < 0.5 else image
+
+
+def _to_tensor(image: Image.Image | Tensor) -> Tensor:
+    """As tutorials do: to float32 in [0, 1], (3, SIZE, SIZE), then mean and deviation."""
+    pixels = image if isinstance(image, Tensor) else F.pil_to_tensor(image)
+    pixels = F.to_dtype(pixels.contiguous(), torch.float32, scale=True)
+    return F.normalize(pixels, MEAN, STD)
+
+
+def _to_bytes(image: Image.Image | Tensor) -> np.ndarray:
+    """uint8 (SIZE, SIZE, 3)."""
+    return image.permute(1, 2, 0).numpy() if isinstance(image, Tensor) else np.array(image)
+
+
+def main() -> None:
+    """Print each loader's rate in its second epoch, on 512 photos of 256 pixels."""
+    import tempfile
+
+    from shared.photos import make_photos
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = make_photos(f"{name}/photos", images=512, size=256, seed=0)
+        print(f"work on one core: {work_rate(folder, seed=0)():.0f} samples/s")
+        for make in (naive_loader, parallel_loader, uint8_loader):
+            loader = make(folder, batch_size=32, seed=0)
+            for _ in range(2):
+                start = time.perf_counter()
+                rate = sum(len(y) for _, y in loader) / (time.perf_counter() - start)
+            print(f"{make.__name__}: {rate:.0f} samples/s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""The baseline: an eager float32 train step, prediction, and the loops around them.
+
+What it holds: optimizers from a `shared.specs.Recipe`, the loss, the train step that every
+technique is compared with, training for some epochs, evaluation.
+Twin: `tf_impl/kit/training.py`.
+Where the frameworks differ: this step is eager, as PyTorch is used by default; its twin is one
+`tf.function`. PyTorch adds the epsilon of RMSprop outside the square root, and that is the rule of
+the suite.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pt_impl.kit import data
+from shared.specs import Recipe
+
+Step = Callable[[Tensor, Tensor], Tensor]
+Predict = Callable[[Tensor], Tensor]
+
+
+def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
+    """Make the optimizer of `recipe` with every hyperparameter explicit.
+
+    The implementation is PyTorch's default one (a loop over tensors on a CPU, multi-tensor on
+    CUDA). The rules, with gradient g, step t and learning rate lr:
+
+    - "sgd": v = momentum v + g; w -= lr v
+    - "adamw": w -= lr weight_decay w, then w -= lr m̂ / (sqrt(v̂) + eps), with m̂ and v̂ the
+      moments of `beta1` and `beta2` corrected for bias (Loshchilov and Hutter, 2019); every
+      parameter decays
+    - "rmsprop": v = rho v + (1 - rho) g²; w -= lr g / (sqrt(v) + eps)
+    """
+    parameters = model.parameters()
+    if recipe.optimizer == "sgd":
+        return torch.optim.SGD(
+            parameters,
+            lr=recipe.learning_rate,
+            momentum=recipe.momentum,
+            dampening=0.0,
+            weight_decay=0.0,
+            nesterov=False,
+        )
+    if recipe.optimizer == "adamw":
+        return torch.optim.AdamW(
+            parameters,
+            lr=recipe.learning_rate,
+            betas=(recipe.beta1, recipe.beta2),
+            eps=recipe.eps,
+            weight_decay=recipe.weight_decay,
+            amsgrad=False,
+        )
+    if recipe.optimizer == "rmsprop":
+        return torch.optim.RMSprop(
+            parameters,
+            lr=recipe.learning_rate,
+            alpha=recipe.rho,
+            eps=recipe.eps,
+            weight_decay=0.0,
+            momentum=0.0,
+            centered=False,
+        )
+    raise ValueError(f"unknown optimizer {recipe.optimizer!r}: sgd, adamw or rmsprop")
+
+
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Mean cross-entropy over all positions, a float32 scalar.
+
+    `logits` (..., classes) of any float dtype, `labels` int64 of the leading shape: (n,) or (n, t).
+    """
+    return F.cross_entropy(logits.float().flatten(0, -2), labels.flatten())
+
+
+def make_train_step(model: nn.Module, optimizer: torch.optim.Optimizer, loss_fn: Callable) -> Step:
+    """Make the baseline step: eager, float32. `step(x, y)` updates the model, returns the loss.
+
+    The loss stays on the device: reading it on the host would wait for the device in every step.
+    """
+    model.train()
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        optimizer.zero_grad(set_to_none=True)
+        loss = loss_fn(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+def make_predict(model: nn.Module) -> Predict:
+    """Make `predict(x) -> logits` in evaluation mode; the model's modes are left as found."""
+
+    def predict(x: Tensor) -> Tensor:
+        # Module by module, because a frozen BatchNorm may be in another mode than its model; a
+        # model that is in evaluation mode already pays nothing.
+        training = [m for m in model.modules() if m.training] if model.training else []
+        try:
+            if training:
+                model.eval()
+            with torch.inference_mode():
+                return model(x)
+        finally:
+            for module in training:
+                module.training = True
+
+    return predict
+
+
+def fit(step: Step, x: Tensor, y: Tensor, *, batch_size: int, epochs: int, seed: int) -> float:
+    """Train for `epochs` over the shared batch order; x and y as `data.to_device` returned them.
+
+    Returns the loss of the last batch. Raises ValueError where no batch would be drawn.
+    """
+    loss = None
+    for epoch in range(epochs):
+        for batch in data.epoch_batches(x, y, batch_size=batch_size, seed=seed, epoch=epoch):
+            loss = step(*batch)
+    if loss is None:
+        raise ValueError(f"no batch of {batch_size} in {epochs} epochs of {len(x)} samples")
+    return float(loss)
+
+
+def evaluate(predict: Predict, x: Tensor, y: Tensor, *, metric: str, batch_size: int) -> float:
+    """Evaluate over all of x and y: "accuracy" in percent, or "bits_per_character".
+
+    The last batch may be smaller. Sums stay on the device until the end.
+    """
+    score = {"accuracy": _correct, "bits_per_character": _bits}.get(metric)
+    if score is None:
+        raise ValueError(f"unknown metric {metric!r}: accuracy or bits_per_character")
+    total = sum(
+        score(predict(x[start : start + batch_size]).float(), y[start : start + batch_size])
+        for start in range(0, len(x), batch_size)
+    )
+    return float(total) / y.numel()
+
+
+def _correct(logits: Tensor, labels: Tensor) -> Tensor:
+    return 100.0 * (logits.argmax(-1) == labels).sum(dtype=torch.float64)
+
+
+def _bits(logits: Tensor, labels: Tensor) -> Tensor:
+    nats = F.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="none")
+    return nats.sum(dtype=torch.float64) / math.log(2.0)

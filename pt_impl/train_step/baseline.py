@@ -1,0 +1,87 @@
+"""The baselines that the reference train step is held against.
+
+What it changes: nothing. `make_hand_written_step` is the loop of PyTorch's own tutorials, with
+PyTorch's own loss, so that the kit's `training.make_train_step` can be shown to cost nothing over
+it.
+
+Its twin: `tf_impl/train_step/baseline.py`.
+
+Where the frameworks differ and why: PyTorch leaves the loop to its user and has no `fit`, so
+`make_fit_loop` refuses; Keras brings one.
+
+When it helps and when it hurts: it is the yardstick, and does neither.
+
+Run it alone: `python -m pt_impl.train_step.baseline` prints the kit's step against the hand-written
+one.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+
+def make_hand_written_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable:
+    """Make step(x, y) -> loss as PyTorch's tutorials write it: eager, float32.
+
+    `x` is float32 (n, channels, height, width), `y` int64 (n,); the loss is a scalar.
+    Source: "Training with PyTorch", pytorch.org/tutorials.
+    """
+    loss_fn = nn.CrossEntropyLoss()
+    model.train()
+
+    def step(x, y):
+        optimizer.zero_grad()
+        loss = loss_fn(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step
+
+
+def make_fit_loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable:
+    """Refuse: PyTorch has no loop of its own. Raises NotImplementedError."""
+    raise NotImplementedError("PyTorch has no fit: its users write the loop (hand_written)")
+
+
+def main() -> None:
+    """Print the kit's step against the hand-written one on the digits CNN, interleaved."""
+    import statistics
+    import tempfile
+    import time
+    from pathlib import Path
+
+    from pt_impl.kit import data, models, runtime, training
+    from shared import datasets
+    from shared.specs import TASKS
+    from shared.weights import init_weights
+
+    task = TASKS["digits-cnn"]
+    weights = init_weights(task.model, seed=0)
+    with tempfile.TemporaryDirectory() as folder:
+        x, y = datasets.load(datasets.materialise(task.dataset, Path(folder)), "train")
+        batches = datasets.first_batches(x, y, task.small_batch, 10, seed=0)
+    batches = data.resident_batches(batches)
+    steps = {}
+    for name in ("kit", "hand_written"):
+        model = models.build(task.model, weights)
+        optimizer = training.make_optimizer(model, task.recipe)
+        if name == "kit":
+            steps[name] = training.make_train_step(model, optimizer, training.cross_entropy)
+        else:
+            steps[name] = make_hand_written_step(model, optimizer)
+    taken = {name: [] for name in steps}
+    for _ in range(50):
+        for name, step in steps.items():
+            start = time.perf_counter()
+            for batch in batches:
+                step(*batch)
+            runtime.synchronize()
+            taken[name].append((time.perf_counter() - start) / len(batches))
+    for name, times in taken.items():
+        print(f"{name:14} {statistics.median(times[10:]) * 1e3:.3f} ms a step")
+
+
+if __name__ == "__main__":
+    main()

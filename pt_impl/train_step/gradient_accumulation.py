@@ -1,0 +1,218 @@
+"""Gradient accumulation: a large batch at the memory of a small one.
+
+What it changes: one step goes through its batch in `micro_batches` parts, forward and backward one
+after another, adds up their gradients and updates once. Each part counts by its share of samples,
+so the sum is the gradient of the whole batch's mean loss, also where the parts differ in size. Only
+one part's activations are alive at a time; parameters, gradients and optimizer state stay.
+
+What is not the same as in one large batch:
+- BatchNorm normalises with the statistics of its part. That is another function of the batch, and
+  with small parts a noisier one. GroupNorm and LayerNorm know no batch and stay exact.
+- Its running statistics get one update a part. `statistics_once` gives them one a step instead.
+- Dropout draws anew for each part, as it does for each step.
+- A loss that is not a mean over samples. Where padding is masked out, a mean over tokens is one
+  over the tokens of a part, and those of a part with few weigh more: let `loss_fn` divide the sum
+  by the samples instead. A contrastive loss sees only the pairs within a part.
+
+Its twin: `tf_impl/train_step/gradient_accumulation.py`.
+
+Where the frameworks differ and why:
+- Here `.grad` is the accumulator: `backward` adds to it. There gradients are values, and a loop in
+  the graph carries a dense copy of all of them from part to part.
+- Here Python runs the parts in order. A graph may run whatever is ready, so there the loop has to
+  say that one part comes after the other (`parallel_iterations=1`), or activations pile up.
+- Keras has it built in (`gradient_accumulation_steps` of its optimizers), with another meaning: see
+  the twin. PyTorch has nothing of the kind. Under DistributedDataParallel run all parts but the
+  last in `no_sync()`, or each of them exchanges gradients.
+- PyTorch's running variance is unbiased (n - 1), that of Keras 3 is not; each keeps its own rule.
+
+When it helps and when it hurts: it helps where a batch does not fit into memory. Where it fits,
+accumulation saves no time: the same arithmetic in smaller operators, whose fixed cost is paid
+`micro_batches` times. If it makes the batch k times larger than before, the learning rate goes with
+it: k times for SGD, after a warm-up (linear scaling, Goyal et al., 2017, "Accurate, Large Minibatch
+SGD", section 2.1); for Adam the square root of k is usual (Malladi et al., 2022). Splitting a batch
+that stays as large as it was changes no learning rate.
+
+Run it alone: `python -m pt_impl.train_step.gradient_accumulation` prints 32 samples a step against
+128 and against 4 x 32, each with its learning rate.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm  # the common base; torch's own tools use it too
+from torch.utils._pytree import tree_leaves, tree_map  # torch has no public one
+
+
+def make_train_step(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loss_fn: Callable,
+    *,
+    micro_batches: int = 4,
+    statistics_once: bool = False,
+) -> Callable:
+    """Return `step(x, y) -> loss`: one update from the whole batch, computed part by part.
+
+    x: a tensor, or a tuple of the model's positional arguments; anything else (a list, a dict) is
+    handed over as it is. Every tensor in x and y has the samples along its first axis; what is no
+    tensor goes to every part. `loss_fn(output, y)` returns the mean over the samples it is given.
+    loss: scalar on the device, the mean over the whole batch. micro_batches: how many parts; their
+    sizes differ by one at most, so a batch need not be divisible. 1 is the plain step.
+
+    statistics_once: BatchNorm's running statistics are updated once a step, with the mean and
+    variance of all values that the layer saw in all parts (Chan et al., 1979). Equal to one large
+    batch: the number of updates, hence the layer's momentum means the same; and the statistics of
+    a first layer, whose input no BatchNorm has changed. Not equal: what training normalises with,
+    which stays that of the part, and so the input of every later layer. Layers in evaluation mode
+    stay as they are; without BatchNorm it changes nothing. A layer that runs twice in a forward
+    pass gets one update of both.
+
+    Raises ValueError for micro_batches below 1 or not an integer and for a model without trainable
+    parameters; `step` does, before anything is changed, for tensors that disagree on the number of
+    samples and for fewer samples than parts (drop such a batch, or make a step with fewer parts).
+    """
+    if not isinstance(micro_batches, int) or micro_batches < 1:
+        raise ValueError(f"micro_batches must be an integer of at least 1, not {micro_batches!r}")
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ValueError("the model has no trainable parameters: there is no gradient to add up")
+    norms = [
+        module
+        for module in model.modules()
+        if statistics_once and isinstance(module, _BatchNorm) and module.track_running_stats
+    ]
+    model.train()
+
+    def step(x, y):
+        samples = _samples(x, y, micro_batches)
+        optimizer.zero_grad(set_to_none=True)
+        total = 0.0
+        with _one_update(norms):
+            for index in range(micro_batches):
+                start = index * samples // micro_batches
+                stop = (index + 1) * samples // micro_batches
+                share = (stop - start) / samples
+                total = total + _backward(model, loss_fn, *_rows((x, y), start, stop), share)
+        optimizer.step()
+        return total
+
+    return step
+
+
+def _backward(model: nn.Module, loss_fn: Callable, x, y, share: float) -> Tensor:
+    """Add the gradients of one part; return its share of the loss.
+
+    A function of its own, so that the part's output is gone before the next part runs.
+    """
+    output = model(*x) if isinstance(x, tuple) else model(x)
+    loss = loss_fn(output, y) * share
+    loss.backward()  # adds to .grad, and frees the activations
+    return loss.detach()
+
+
+def _samples(x, y, micro_batches: int) -> int:
+    """Return the number of samples, which all tensors must have along their first axis."""
+    sizes = {tuple(v.shape[:1]) for v in tree_leaves((x, y)) if isinstance(v, Tensor)}
+    if len(sizes) != 1 or () in sizes:
+        found = ", ".join(str(size[0]) if size else "a scalar" for size in sorted(sizes))
+        raise ValueError(f"the tensors of x and y need one first axis, the samples: got {found}")
+    ((samples,),) = sizes
+    if samples < micro_batches:
+        raise ValueError(
+            f"{samples} samples do not fill {micro_batches} micro-batches: drop this batch, or make"
+            " fewer parts"
+        )
+    return samples
+
+
+def _rows(tree, start: int, stop: int):
+    """Cut rows out of each tensor of a tensor, tuple, list or dict."""
+    return tree_map(lambda v: v[start:stop] if isinstance(v, Tensor) else v, tree)
+
+
+@contextmanager
+def _one_update(norms: list[_BatchNorm]) -> Iterator[None]:
+    """Update running statistics once, with those of all that the layers see inside the context.
+
+    With a momentum of 1 a layer's running statistics are those of what it has just seen. They are
+    pooled as they come, by the number of values: means by their shares, variances with what the
+    means differ by (Chan et al., 1979). PyTorch's are unbiased, so the bias is put in and taken
+    out again.
+    """
+    norms = [norm for norm in norms if norm.training]
+    before = [(norm.momentum, *(buffer.clone() for buffer in _statistics(norm))) for norm in norms]
+    pooled = {}
+
+    def pool(norm, inputs, output):
+        count = output.numel() // norm.num_features
+        seen, mean, variance = pooled.get(norm, (0, 0.0, 0.0))
+        share = count / (seen + count)
+        difference = norm.running_mean - mean
+        more = norm.running_var * ((count - 1) / count) - variance
+        between = difference.square() * (share * (1.0 - share))
+        pooled[norm] = seen + count, mean + difference * share, variance + more * share + between
+
+    hooks = [norm.register_forward_hook(pool) for norm in norms]
+    try:
+        for norm in norms:
+            norm.momentum = 1.0
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for norm, (momentum, *statistics) in zip(norms, before, strict=True):
+            norm.momentum = momentum
+            for buffer, value in zip(_statistics(norm), statistics, strict=True):
+                buffer.copy_(value)
+    for norm, (count, mean, variance) in pooled.items():
+        norm.num_batches_tracked.add_(1)
+        # None is PyTorch's cumulative average.
+        share = 1.0 / float(norm.num_batches_tracked) if norm.momentum is None else norm.momentum
+        norm.running_mean.lerp_(mean, share)
+        norm.running_var.lerp_(variance * (count / (count - 1)), share)
+
+
+def _statistics(norm: _BatchNorm) -> tuple[Tensor, Tensor, Tensor]:
+    return norm.running_mean, norm.running_var, norm.num_batches_tracked
+
+
+def main() -> None:
+    """Print 32 samples a step, 128, and 4 x 32 on the digits CNN: an epoch of each."""
+    import statistics
+    import tempfile
+    import time
+    from dataclasses import replace
+    from pathlib import Path
+
+    from pt_impl.kit import data, models, runtime, training
+    from shared import datasets
+    from shared.specs import TASKS
+    from shared.weights import init_weights
+
+    task = TASKS["digits-cnn"]
+    with tempfile.TemporaryDirectory() as folder:
+        folder = datasets.materialise(task.dataset, Path(folder))
+        train = data.to_device(*datasets.load(folder, "train"))
+        test = data.to_device(*datasets.load(folder, "test"))
+    print("batch  parts  learning rate  ms per 128 samples  accuracy after an epoch")
+    # Linear scaling: four times the samples a step, four times the rate.
+    for batch, parts, rate in ((32, 1, 0.02), (128, 1, 0.08), (128, 4, 0.08)):
+        model = models.build(task.model, init_weights(task.model, seed=0))
+        optimizer = training.make_optimizer(model, replace(task.recipe, learning_rate=rate))
+        loss_fn = training.cross_entropy
+        step = make_train_step(model, optimizer, loss_fn, micro_batches=parts)
+        taken = []
+        for pair in data.epoch_batches(*train, batch_size=batch, seed=0, epoch=0):
+            start = time.perf_counter()
+            step(*pair)
+            runtime.synchronize()
+            taken.append((time.perf_counter() - start) * 1e3 * 128 / batch)
+        ms, predict = statistics.median(taken), training.make_predict(model)
+        accuracy = training.evaluate(predict, *test, metric="accuracy", batch_size=256)
+        print(f"{batch:5}{parts:7}{rate:15}{ms:20.2f}{accuracy:25.1f}")
+
+
+if __name__ == "__main__":
+    main()

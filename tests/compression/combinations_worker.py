@@ -1,0 +1,258 @@
+"""One framework's share of the tests of stacked compression, in a process of its own.
+
+`python compression_worker.py pt|tf_keras` runs every scenario and prints one line of JSON: scenario
+-> what was found, or {"error": traceback}. `test_compression.py` judges.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import traceback
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from bench.compression import bench_combinations as bench
+from bench.compression.bench_sparse_inference import pruned
+from bench.harness.plan import Work
+from shared.specs import TASKS, CNNSpec
+from shared.weights import init_weights
+from tests import workers
+
+FRAMEWORK = "pt" if sys.argv[1:] == ["pt"] else "tf"
+impl = workers.implementation(FRAMEWORK, "compression.combinations")
+kit = impl.kit
+technique, qat = impl.compression.combinations, impl.compression.quantization_aware_training
+CNN = CNNSpec((8, 8, 2), ((8, 1), (12, 2)), num_classes=10)
+TASK = TASKS["digits-cnn"]
+FOLDER = Path(tempfile.mkdtemp())
+SHARE = 0.75
+
+
+def batches(count):
+    """The same in every process."""
+    random, found = np.random.default_rng(11), []
+    for _ in range(count):
+        y = random.integers(0, 10, 16)
+        x = random.normal(size=(16, *CNN.input_shape)) + y[:, None, None, None] / 3
+        found.append((x.astype(np.float32), y))
+    return kit.data.resident_batches(found)
+
+
+def start(share=SHARE):
+    """Initial weights, of whose kernels the smallest are zero."""
+    weights = init_weights(CNN, seed=1)
+    return {name: pruned(name, value, share) for name, value in weights.items()}
+
+
+def step_of(model, make, **recipe):
+    recipe = replace(TASK.recipe, **recipe)
+    optimizer = kit.training.make_optimizer(model, recipe)
+    return make(model, optimizer, kit.training.cross_entropy)
+
+
+def kernels(weights):
+    return {n: v.tolist() for n, v in weights.items() if n.endswith("kernel")}
+
+
+def raised(function, *args):
+    try:
+        function(*args)
+    except Exception as error:
+        return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return None
+
+
+def steps():
+    """Weights after steps of each kind, by each optimizer, and the losses on the way."""
+    found = {"before": kernels(start())}
+    rules = {
+        "sgd": {"optimizer": "sgd"},
+        "adamw": {"optimizer": "adamw", "learning_rate": 1e-3, "weight_decay": 0.1},
+        "rmsprop": {"optimizer": "rmsprop", "learning_rate": 1e-3},
+    }
+    for name, rule in rules.items():
+        model = kit.models.build(CNN, start())
+        step = step_of(model, technique.make_sparse_train_step, **rule)
+        losses = [kit.runtime.to_float(step(*batch)) for batch in batches(10)]
+        weights = kit.models.export_weights(model)
+        found[name] = {
+            "losses": losses,
+            "after": kernels(weights),
+            "beta moved": bool(np.any(weights["conv0.bn.beta"])),
+        }
+    return found
+
+
+def two_heads():
+    """Kernels before and after a step of a model of whose two heads the loss reads one."""
+    random = np.random.default_rng(5)
+    x, y = random.normal(size=(8, 6)).astype(np.float32), random.integers(0, 3, 8)
+    kernels = random.normal(size=(2, 6, 3)).astype(np.float32)
+    kernels = [pruned("head.kernel", kernel, 0.5) for kernel in kernels]
+    model, read = two_heads_of(kernels)
+    before = read()
+    optimizer = kit.training.make_optimizer(model, replace(TASK.recipe, optimizer="sgd"))
+
+    def loss_fn(outputs, labels):
+        return kit.training.cross_entropy(outputs["used"], labels)
+
+    technique.make_sparse_train_step(model, optimizer, loss_fn)(*kit.data.to_device(x, y))
+    return {"before": before, "after": read()}
+
+
+def two_heads_of(kernels):
+    """A model that is not ours, and a function that reads its two kernels, inputs by outputs."""
+    if FRAMEWORK == "tf":
+        from tf_keras import Input, Model, layers
+
+        x = Input((6,))
+        heads = [layers.Dense(3, name=name) for name in ("used", "unused")]
+        model = Model(x, {head.name: head(x) for head in heads})
+        for head, kernel in zip(heads, kernels, strict=True):
+            head.kernel.assign(kernel)
+        return model, lambda: [head.kernel.numpy().tolist() for head in heads]
+    import torch
+
+    class Heads(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used, self.unused = torch.nn.Linear(6, 3), torch.nn.Linear(6, 3)
+
+        def forward(self, x):
+            return {"used": self.used(x), "unused": self.unused(x)}
+
+    model = Heads()
+    for head, kernel in zip(model.children(), kernels, strict=True):
+        head.weight.data.copy_(torch.from_numpy(kernel.T.copy()))
+        torch.nn.init.zeros_(head.bias)
+    return model, lambda: [head.weight.detach().T.tolist() for head in model.children()]
+
+
+def one_step():
+    """What one step of descent changes, with and without the zeros kept."""
+    found = {}
+    for name in ("make_sparse_train_step", "make_train_step"):
+        make = getattr(technique if "sparse" in name else kit.training, name)
+        model = kit.models.build(CNN, start())
+        step_of(model, make, momentum=0.0)(*batches(1)[0])
+        weights = kit.models.export_weights(model)
+        found[name] = kernels({n: v - start()[n] for n, v in weights.items()})
+    return found
+
+
+def files():
+    """The zeros of a float32 file, and of 8-bit ones trained with each kind of step."""
+    stream, found = batches(10), {}
+    x = stream[0][0]
+    model = kit.models.build(CNN, start())
+    path = qat.export_float(model, x, FOLDER / "float")
+    found["float"] = list(technique.kernel_zeros(path).values())
+    for name, make in (
+        ("sparse", technique.make_sparse_train_step),
+        ("plain", kit.training.make_train_step),
+    ):
+        prepared = qat.prepare_qat(model, x, weight_bits=8)
+        step = step_of(prepared, make)
+        for batch in stream:
+            step(*batch)
+        path = qat.export_qat(prepared, x, FOLDER / name)
+        found[name] = list(technique.kernel_zeros(path).values())
+    found["bytes"] = [(FOLDER / name).stat().st_size for name in ("float", "sparse")]
+    return found
+
+
+def refusals():
+    """What bad input raises."""
+    dense = kit.models.build(CNN, start(share=0.0))
+    (FOLDER / "text").write_text("not a model\n" * 100)
+    return {
+        "dense": raised(step_of, dense, technique.make_sparse_train_step),
+        "missing": raised(technique.kernel_zeros, FOLDER / "missing"),
+        "text": raised(technique.kernel_zeros, FOLDER / "text"),
+        "operator": unknown_operator(),
+    }
+
+
+def unknown_operator():
+    """What a whole file raises that needs an operator which its runtime does not have."""
+    if FRAMEWORK == "pt":
+        return None
+    import tensorflow as tf
+
+    inverse = tf.function(tf.linalg.inv).get_concrete_function(tf.TensorSpec([2, 2]))
+    converter = tf.lite.TFLiteConverter.from_concrete_functions([inverse])
+    converter.allow_custom_ops = True
+    (FOLDER / "inverse").write_bytes(converter.convert())
+    return raised(technique.kernel_zeros, FOLDER / "inverse")
+
+
+def benchmark():
+    """Of the highest rows: epochs of the stages, zeros and size of the file, and the proof."""
+    data = FOLDER / "data"
+    data.mkdir()
+    random = np.random.default_rng(3)
+    x = random.normal(size=(300, 32, 32, 1)).astype(np.float32)
+    y = random.integers(0, 10, 300)
+    for name, array in (("x", x), ("y", y)):
+        np.save(data / f"train_{name}.npy", array)
+    x, y = kit.data.to_device(x, y)
+    bench.SCHEDULE = {"begin_step": 0, "end_step": 4, "frequency": 1}
+    found, proofs = {}, {}
+    for variant in bench.TECHNIQUE.variants:
+        if variant.name.startswith("1_"):  # the beginning of another row
+            continue
+        work = Work(
+            task=TASK,
+            variant=variant.name,
+            settings=variant.settings,
+            batch_size=32,
+            weights=init_weights(TASK.model, seed=0),
+            mode="predict",
+            data=str(data),
+            folder=Path(tempfile.mkdtemp(dir=FOLDER)),
+        )
+        prepared, epochs = bench.prepare(impl, work), []
+        labels = prepared.targets(x, y) if prepared.targets else y
+        shapes = [list(part.shape) for part in labels] if prepared.targets else None
+
+        def fit(step, more=None, labels=labels, epochs=epochs):
+            epochs.append(more)
+            kit.training.fit(step, x, labels, batch_size=50, epochs=1, seed=0)
+
+        prepared.train(fit)
+        _, artifact = prepared.deploy()
+        found[variant.name] = {
+            "epochs": epochs,
+            "targets": shapes,
+            "zeros": list(technique.kernel_zeros(artifact).values()),
+            "bytes": artifact.stat().st_size,
+        }
+        if variant.name in ("0_fp32", "2_pruned_int8"):
+            fresh = bench.prepare(impl, work)
+            predict, artifact = fresh.deploy()
+            fresh = replace(fresh, predict=predict, artifact=artifact)
+            proofs[variant.name] = bench.took_effect(impl, work, fresh, (x[:32], y[:32]))
+        if variant.name == "0_fp32":
+            for name, feigned in (("pruned", bench.PRUNED), ("rounded", bench.ROUNDED)):
+                other = replace(work, settings=feigned)
+                proofs[name] = bench.took_effect(impl, other, fresh, (x[:32], y[:32]))
+    return {"rows": found, "proofs": proofs}
+
+
+def main() -> None:
+    kit.runtime.configure(threads=1, seed=0)
+    found = {}
+    for scenario in (steps, two_heads, one_step, files, refusals, benchmark):
+        try:
+            found[scenario.__name__] = scenario()
+        except Exception:
+            found[scenario.__name__] = {"error": traceback.format_exc()}
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

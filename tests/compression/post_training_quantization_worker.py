@@ -1,0 +1,374 @@
+"""One framework's share of the quantization tests, in a process of its own.
+
+`python post_training_quantization_worker.py pt|tf` runs every scenario and prints one line of JSON:
+scenario -> what was found, or {"error": traceback}. `test_post_training_quantization.py` judges.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+
+import numpy as np
+
+from shared.specs import CNNSpec
+from shared.weights import init_weights
+from tests import workers
+
+FRAMEWORK = sys.argv[1]
+impl = workers.implementation(FRAMEWORK, "compression.post_training_quantization")
+kit = impl.kit
+technique = impl.compression.post_training_quantization
+SPEC = CNNSpec((16, 16, 1), ((16, 2), (64, 1), (128, 2)), num_classes=10)
+WAYS = {
+    "float32": ("keep_float32", "load_quantized"),
+    "static": ("quantize_static_int8", "load_quantized"),
+    "dynamic": ("quantize_dynamic_int8", "load_quantized"),
+    "onnxruntime float32": ("keep_onnxruntime_float32", "load_onnxruntime"),
+    "onnxruntime": ("quantize_onnxruntime_int8", "load_onnxruntime"),
+}
+WRITERS = tuple(write for write, _ in WAYS.values())
+
+random = np.random.default_rng(5)
+IMAGES = random.normal(size=(120, 16, 16, 1)).astype(np.float32)
+LABELS = np.zeros(120, np.int64)
+LEFT, RIGHT = (random.normal(size=(40, 24)).astype(np.float32) for _ in range(2))
+KERNELS = [random.normal(size=shape).astype(np.float32) / 5 for shape in ((24, 48), (48, 5))]
+
+
+def weights():
+    """Initial weights whose BatchNorm does something, and whose logits are apart."""
+    found = init_weights(SPEC, seed=2)
+    for name in found:
+        if name.endswith((".mean", ".beta")):
+            found[name] = random.normal(size=found[name].shape).astype(np.float32) / 5
+        elif name.endswith(".variance"):
+            found[name] = random.uniform(0.5, 2, found[name].shape).astype(np.float32)
+    found["head.kernel"] = 3 * found["head.kernel"]
+    return found
+
+
+WEIGHTS = weights()
+
+
+def built():
+    model = kit.models.build(SPEC, WEIGHTS)
+    x, _ = kit.data.to_device(IMAGES, LABELS)
+    return model, x
+
+
+def raised(function, *args, **kwargs):
+    try:
+        function(*args, **kwargs)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+# Scenarios for both frameworks ----------------------------------------------------------------
+
+
+def variants(folder):
+    """Each file of the CNN: what it predicts, its bytes, and what ran over integers."""
+    model, x = built()
+    before = kit.models.export_weights(model)
+    found = {"model": np.array(kit.training.make_predict(model)(x[:64])).tolist()}
+    for name, (write, read) in WAYS.items():
+        path = folder / name
+        returned = getattr(technique, write)(model, x[64:], path)
+        predict = getattr(technique, read)(path, threads=1)
+        found[name] = {
+            "logits": np.array(predict(x[:64])).tolist(),
+            "bytes": returned.stat().st_size,
+            "same path": Path(returned) == path,
+            "operators": predict.operators(x[:64]),
+            "threads": predict.threads,
+        }
+        if hasattr(predict, "delegated"):
+            found[name]["delegated"] = predict.delegated(x[:64])
+    for name in ("static", "onnxruntime"):  # another number of samples than in calibration
+        predict = getattr(technique, WAYS[name][1])(folder / name)
+        found[name]["others"] = [np.array(predict(x[:size])).tolist() for size in (7, 1, 64)]
+    loaded, (write, read) = folder / "loaded", WAYS["static"]
+    getattr(technique, write)(model, x[64:], loaded)
+    predict = getattr(technique, read)(loaded)
+    loaded.write_bytes(b"something else")
+    found["overwritten"] = np.array(predict(x[:32])).tolist()
+    after = kit.models.export_weights(model)
+    found["kept"] = all(np.array_equal(before[name], after[name]) for name in before)
+    found["mode"] = own.mode(model)
+    return found
+
+
+def foreign(folder):
+    """Models that are not ours: predictions of the model, of static int8 and of ONNX int8."""
+    found = {}
+    for name, (model, x, expected) in own.foreign().items():
+        found[name] = [np.array(expected).tolist()]
+        for way in ("static", "onnxruntime"):
+            write, read = (getattr(technique, function) for function in WAYS[way])
+            predict = read(write(model, x, folder / f"{name} {way}"))
+            found[name].append(np.array(predict(x)).tolist())
+    return found
+
+
+def written_otherwise(folder):
+    """Layers of a subclass and by functions: integer operators that ran, and the difference."""
+    if FRAMEWORK != "pt":
+        return {}
+    torch = own.torch
+
+    class Own(torch.nn.Conv2d):
+        pass
+
+    class Functions(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.kernel = Own(1, 8, 3), torch.nn.Parameter(torch.randn(4, 8) / 4)
+
+        def forward(self, x):
+            x = torch.relu(self.conv(x)).mean((2, 3))
+            return torch.nn.functional.linear(x, self.kernel)
+
+    model, (_, x) = Functions(), built()
+    path = technique.quantize_static_int8(model, x, folder / "file")
+    predict = technique.load_quantized(path)
+    with torch.no_grad():
+        wanted = model(x)
+    apart = (predict(x) - wanted).norm() / wanted.norm()
+    return {"operators": predict.operators(x), "apart": apart.item()}
+
+
+def refusals(folder):
+    """What bad calibration data and models raise, and the files that were left."""
+    model, x = built()
+    shifted, _ = kit.data.to_device(IMAGES[:, :, :, [0, 0]], LABELS)
+    endless, _ = kit.data.to_device(np.full_like(IMAGES, np.inf), LABELS)
+    wide, _ = kit.data.to_device(IMAGES.astype(np.float64), LABELS)
+    cases = {
+        "empty": (model, x[:0]),
+        "array": (model, IMAGES),
+        "two lengths": (model, (x, x[:5])),
+        "shape": (model, shifted),
+        "dtype": (model, wide),
+        "infinite": (model, endless),
+        **own.refused(x),
+    }
+    found = {
+        name: {write: raised(getattr(technique, write), *given, folder / "x") for write in WRITERS}
+        for name, given in cases.items()
+    }
+    return found | {"files": [path.name for path in folder.iterdir()]}
+
+
+class Bomb:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+def files(folder):
+    """What damaged and foreign files raise; a bomb makes the folder "burst" where it goes off."""
+    model, x = built()
+    burst = folder / "burst"
+    pickled = pickle.dumps(Bomb(burst))
+    found = {}
+    for way in ("static", "onnxruntime"):
+        write, read = (getattr(technique, function) for function in WAYS[way])
+        whole = write(model, x, folder / f"{way} whole").read_bytes()
+        damaged = {
+            f"first {percent}%": whole[: len(whole) * percent // 100] for percent in (0, 10, 60, 99)
+        }
+        contents = damaged | {"text": b"no model\n" * 99, "bomb": pickled} | own.bombs(Bomb(burst))
+        found[way] = {"missing": raised(read, folder / "none")}
+        for name, content in contents.items():
+            path = folder / "damaged"
+            path.write_bytes(content)
+            found[way][name] = raised(read, path)
+    found["burst"] = [burst.is_dir()]
+    pickle.loads(pickled)  # the bomb is one
+    found["burst"].append(burst.is_dir())
+    return found
+
+
+def threads(folder):
+    """How many threads a runtime adds to the process when it is asked for three."""
+    model, x = built()
+    found = {}
+    for way in own.pools:
+        write, read = (getattr(technique, function) for function in WAYS[way])
+        path = write(model, x, folder / way)
+        read(path, threads=1)(x)
+        before = len(os.listdir("/proc/self/task"))
+        predict = read(path, threads=3)
+        predict(x)
+        found[way] = [len(os.listdir("/proc/self/task")) - before, predict.threads]
+        del predict  # and its threads
+    return found
+
+
+class PyTorch:
+    pools = ("onnxruntime",)  # TorchInductor uses the one pool of the process
+
+    def __init__(self):
+        import torch
+
+        self.torch = torch
+
+    def mode(self, model):
+        return model.training
+
+    def bombs(self, bomb):
+        """A file of PyTorch's own format with the bomb among the tensors."""
+        path = Path(tempfile.mkdtemp()) / "bomb"
+        self.torch.save({"nodes": [], "tensors": [bomb]}, path)
+        program = [["placeholder", [], {}], ["aten.save.default", [1, str(bomb.path)], {}]]
+        self.torch.save({"nodes": program, "tensors": []}, path.with_name("program"))
+        calls = [["operator.attrgetter", ["x"], {}], ["output", [["%0"]], {}]]
+        self.torch.save({"nodes": calls, "tensors": []}, path.with_name("calls"))
+        return {p.name: p.read_bytes() for p in path.parent.iterdir()}
+
+    def foreign(self):
+        torch, nn = self.torch, self.torch.nn
+
+        class Two(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.inside = nn.ModuleDict({"wide": nn.Linear(24, 48, bias=False)})
+                self.drop, self.head = nn.Dropout(0.5), nn.Linear(48, 5, bias=False)
+
+            def forward(self, a, b):
+                x = torch.relu(self.inside["wide"](a + b))
+                return self.head(self.drop(x).reshape(a.shape[0], -1))
+
+        model = Two()
+        with torch.no_grad():
+            for layer, kernel in zip((model.inside["wide"], model.head), KERNELS, strict=True):
+                layer.weight.copy_(torch.from_numpy(kernel.T))
+        x = torch.from_numpy(LEFT), torch.from_numpy(RIGHT)
+        model.eval()
+        with torch.no_grad():
+            expected = model(*x)
+        return {"two inputs": (model.train(), x, expected)}
+
+    def refused(self, x):
+        nn = self.torch.nn
+
+        class Branches(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.conv = nn.Conv2d(1, 8, 3)
+
+            def forward(self, x):
+                y = self.conv(x)
+                return y if y.sum() > 0 else -y
+
+        class Named(nn.Conv2d):
+            def forward(self, x):
+                return {"y": super().forward(x)}
+
+        class Twice(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.conv = nn.Conv2d(1, 1, 3)
+
+            def forward(self, x):
+                return self.conv(self.conv(x))
+
+        return {
+            "twice": (Twice(), x),
+            "no layer": (nn.ReLU(), x),
+            "branches": (Branches(), x),
+            "no tensor": (Named(1, 8, 3), x),
+        }
+
+
+class TensorFlow:
+    pools = ("static", "onnxruntime")
+
+    def __init__(self):
+        import tensorflow as tf
+
+        self.tf = tf
+
+    def mode(self, model):
+        return None
+
+    def bombs(self, bomb):
+        return {}
+
+    def foreign(self):
+        tf = self.tf
+        keras, layers = tf.keras, tf.keras.layers
+
+        class Two(keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.wide = layers.Dense(48, activation="relu", use_bias=False)
+                self.drop, self.head = layers.Dropout(0.5), layers.Dense(5, use_bias=False)
+
+            def call(self, a, b, training=False):
+                return self.head(self.drop(self.wide(a + b), training=training))
+
+        def load(wide, head):
+            wide.set_weights(KERNELS[:1])
+            head.set_weights(KERNELS[1:])
+
+        x = tf.constant(LEFT), tf.constant(RIGHT)
+        subclassed = Two()
+        subclassed(*x)
+        load(subclassed.wide, subclassed.head)
+        a, b = keras.Input((24,)), keras.Input((24,))
+        wide, head = Two().wide, layers.Dense(5, use_bias=False)
+        functional = keras.Model([a, b], head(layers.Dropout(0.5)(wide(layers.Add()([a, b])))))
+        load(wide, head)
+        return {
+            "two inputs": (subclassed, x, subclassed(*x)),
+            "functional": (functional, list(x), functional(list(x))),
+        }
+
+    def refused(self, x):
+        tf = self.tf
+        keras, layers = tf.keras, tf.keras.layers
+
+        class Inverse(layers.Layer):
+            def call(self, x):
+                return tf.linalg.inv(tf.squeeze(x, -1))
+
+        inputs = keras.Input((16, 16, 1))
+        nothing = keras.Model(inputs, layers.ReLU()(inputs))
+        inverse = keras.Model(inputs, Inverse()(inputs))
+        named = keras.Model(inputs, {"y": layers.Conv2D(8, 3)(inputs)})
+        unbuilt = keras.Sequential([layers.Dense(3)])
+        return {
+            "no layer": (nothing, x),
+            "inverse": (inverse, x),
+            "no tensor": (named, x),
+            "unbuilt": (unbuilt, x),
+        }
+
+
+def main() -> None:
+    kit.runtime.configure(threads=1, seed=0)
+    found = {}
+    for scenario in (variants, foreign, written_otherwise, refusals, files, threads):
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                found[scenario.__name__] = scenario(Path(folder))
+            except Exception:
+                found[scenario.__name__] = {"error": traceback.format_exc()}
+    print(json.dumps(found))
+
+
+own = PyTorch() if FRAMEWORK == "pt" else TensorFlow()
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,641 @@
+"""One framework's share of the tests of quantization-aware training, in a process of its own.
+
+`python quantization_aware_training_worker.py pt|tf|tf_keras` runs every scenario and prints one
+line of JSON: scenario -> what was found, or {"error": traceback}.
+`test_quantization_aware_training.py` judges. With Keras 3 ("tf") there is one scenario: what is
+refused.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+import tempfile
+import traceback
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+
+from bench.compression import bench_quantization_aware_training as bench
+from bench.harness.plan import Work
+from shared.specs import TASKS, CNNSpec
+from shared.weights import init_weights
+from tests import workers
+
+FRAMEWORK = "pt" if sys.argv[1:] == ["pt"] else "tf"
+impl = workers.implementation(FRAMEWORK, "compression.quantization_aware_training")
+kit = impl.kit
+technique = impl.compression.quantization_aware_training
+CNN = CNNSpec((8, 8, 2), ((8, 1), (12, 2)), num_classes=5)
+TASK = replace(TASKS["digits-cnn"], model=CNN)
+FOLDER = Path(tempfile.mkdtemp())
+
+
+def images(count, seed=11):
+    """Noisy images of five classes, and their labels: the same in every process."""
+    random = np.random.default_rng(seed)
+    y = random.integers(0, 5, count)
+    shapes = np.random.default_rng(3).normal(size=(5, *CNN.input_shape))
+    x = random.normal(size=(count, *CNN.input_shape)) + shapes[y]
+    return kit.data.to_device(x.astype(np.float32), y)
+
+
+def start():
+    """Weights where no scale is 1 and no statistic is that of a new layer."""
+    random, weights = np.random.default_rng(5), init_weights(CNN, seed=1)
+    for name, value in weights.items():
+        if name.endswith(("gamma", "variance")):
+            weights[name] = random.uniform(0.5, 1.5, value.shape).astype(np.float32)
+        elif name.endswith(("beta", "bias", "mean")):
+            weights[name] = random.normal(0.0, 0.3, value.shape).astype(np.float32)
+    return weights
+
+
+def train(model, steps, rate=0.05):
+    """SGD with momentum over one stream; the losses."""
+    recipe = replace(TASK.recipe, learning_rate=rate)
+    optimizer = kit.training.make_optimizer(model, recipe)
+    step = kit.training.make_train_step(model, optimizer, kit.training.cross_entropy)
+    return [kit.runtime.to_float(step(*images(32, seed=100 + number))) for number in range(steps)]
+
+
+def outputs(predict, x):
+    return np.array(predict(x)).tolist()
+
+
+def apart(ours, theirs):
+    """Relative L2."""
+    ours, theirs = np.array(ours, np.float64), np.array(theirs, np.float64)
+    return float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs))
+
+
+def raised(function, *args, **kwargs):
+    try:
+        function(*args, **kwargs)
+    except Exception as error:
+        return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return None
+
+
+# Scenarios for both frameworks ----------------------------------------------------------------
+
+
+def oracle():
+    """Outputs of one 1x1 convolution, its kernel and its input, whose range is 0 to 1."""
+    random = np.random.default_rng(2)
+    kernel = random.normal(size=(1, 1, 6, 4)).astype(np.float32)
+    x = random.uniform(0, 1, (5, 3, 3, 6)).astype(np.float32)
+    x.flat[:2] = 0, 1
+    found = {"kernel": kernel.tolist(), "x": x.tolist()}
+    model, inputs = own.convolution(kernel), kit.data.to_device(x, np.zeros(5))[0]
+    for bits in (2, 3, 4, 5, 8):
+        if bits == 3 and FRAMEWORK == "tf":
+            found["3"] = raised(technique.prepare_qat, model, inputs, weight_bits=3)
+            continue
+        prepared = technique.prepare_qat(model, inputs, weight_bits=bits)
+        said = raised(technique.export_qat, prepared, inputs, FOLDER / f"oracle{bits}")
+        found[str(bits)] = {"y": own.channels_last(own.evaluate(prepared, inputs)), "export": said}
+    return found
+
+
+def neutral():
+    """How far 8 bits are from float32, in outputs and gradients, before any training."""
+    (x, y), model = images(64), kit.models.build(CNN, start())
+    prepared = technique.prepare_qat(model, x, weight_bits=8)
+    ours, theirs = own.evaluate(prepared, x), outputs(kit.training.make_predict(model), x)
+    gradients = [own.gradients(one, x, y) for one in (prepared, model)]
+    return {
+        "outputs": apart(ours, theirs),
+        "gradients": {name: apart(gradients[0][name], gradients[1][name]) for name in gradients[1]},
+        "rounded": ours != theirs,
+    }
+
+
+def losses():
+    """Ten losses of each width."""
+    x, _ = images(64)
+    found = {}
+    for bits in (8, 4, 2):
+        model = kit.models.build(CNN, start())
+        prepared = technique.prepare_qat(model, x, weight_bits=bits)
+        found[str(bits)] = train(prepared, 10)
+    return found
+
+
+def worth():
+    """Accuracy on new images: float32, rounded after training, and trained on with rounding."""
+    x, y = images(512, seed=1)
+    model = kit.models.build(CNN, init_weights(CNN, seed=1))
+    train(model, 60)
+    found = {"float": accuracy(outputs(kit.training.make_predict(model), x), y)}
+    for bits in (8, 2):
+        prepared = technique.prepare_qat(model, images(64)[0], weight_bits=bits)
+        found[f"ptq {bits}"] = accuracy(own.evaluate(prepared, x), y)
+        if bits == 2:
+            train(prepared, 60)
+            found["qat 2"] = accuracy(own.evaluate(prepared, x), y)
+    return found
+
+
+def accuracy(logits, y):
+    return float(np.mean(np.argmax(logits, -1) == np.asarray(y)))
+
+
+def left_alone():
+    """What preparing, training and exporting change of the models that they are given."""
+    (x, _), model = images(64), kit.models.build(CNN, start())
+    before = kit.models.export_weights(model)
+    prepared = technique.prepare_qat(model, x, weight_bits=8)
+    train(prepared, 2)
+    after = kit.models.export_weights(model)
+    state = own.state(prepared)
+    technique.export_qat(prepared, x, FOLDER / "first")
+    kept = own.state(prepared)
+    again = train(prepared, 2)
+    return {
+        "model": all(np.array_equal(before[name], after[name]) for name in before),
+        "prepared": all(np.array_equal(state[name], kept[name]) for name in state),
+        "goes on": bool(np.isfinite(again).all())
+        and any(
+            not np.array_equal(state[name], value) for name, value in own.state(prepared).items()
+        ),
+    }
+
+
+def files():
+    """A file of each width after some training: what it predicts, holds and runs."""
+    x, _ = images(64)
+    found = {}
+    for bits in (8, 2):
+        model = kit.models.build(CNN, start())
+        prepared = technique.prepare_qat(model, x, weight_bits=bits)
+        train(prepared, 5)
+        path = technique.export_qat(prepared, x, FOLDER / f"file{bits}")
+        predict = technique.load_quantized(path)
+        theirs = own.evaluate(prepared, x)
+        found[str(bits)] = {
+            "apart": apart(predict(x), theirs),
+            "same class": accuracy(outputs(predict, x), np.argmax(theirs, -1)),
+            "other batches": [apart(predict(x[:rows]), theirs[:rows]) for rows in (3, 1)][
+                : own.sizes
+            ],
+            "levels": own.levels(path),
+            "operators": predict.operators(x),
+            "bytes": path.stat().st_size,
+        }
+    path = technique.export_float(model, x, FOLDER / "float")
+    predict = technique.load_quantized(path)
+    return found | {
+        "float": {
+            "apart": apart(predict(x), outputs(kit.training.make_predict(model), x)),
+            "operators": predict.operators(x),
+            "bytes": path.stat().st_size,
+        }
+    }
+
+
+def damaged():
+    """What loading says of files that are cut, altered, of another kind, empty or not there."""
+    x, _ = images(64)
+    prepared = technique.prepare_qat(kit.models.build(CNN, start()), x, weight_bits=8)
+    content = technique.export_qat(prepared, x, FOLDER / "whole").read_bytes()
+    path, found = FOLDER / "damaged", {}
+    others = {
+        "cut": content[: len(content) // 2],
+        "cut short": content[:-16],
+        "text": b"not a model\n" * 100,
+        "empty": b"",
+    }
+    for name, bad in (others | own.bad_files(x)).items():
+        path.write_bytes(bad)
+        found[name] = raised(technique.load_quantized, path)
+    found["missing"] = raised(technique.load_quantized, FOLDER / "missing")
+    return found | {"executed": (FOLDER / "executed").exists()}
+
+
+def refusals():
+    """What bad input raises, and that the model is as before."""
+    (x, _), model = images(64), kit.models.build(CNN, start())
+    before = kit.models.export_weights(model)
+    found = {
+        f"bits {bits!r}": raised(technique.prepare_qat, model, x, weight_bits=bits)
+        for bits in (1, 9, 0, 2.5, "8", None)
+    }
+    found["nothing"] = raised(technique.prepare_qat, own.without_kernels(), x, weight_bits=8)
+    found["unprepared"] = raised(technique.export_qat, model, x, FOLDER / "unprepared")
+    found["written"] = (FOLDER / "unprepared").exists()
+    for name, given in own.bad_inputs(x).items():
+        found[name] = raised(technique.prepare_qat, model, given, weight_bits=8)
+    after = kit.models.export_weights(model)
+    found["unchanged"] = all(np.array_equal(before[name], after[name]) for name in before)
+    return found | {
+        name: raised(technique.prepare_qat, bad, given, weight_bits=8)
+        for name, (bad, given) in own.unsupported(x).items()
+    }
+
+
+def drifted():
+    """A model that was changed between the comparison's two sides must not be written."""
+    return own.drifted(FOLDER / "drifted") | {"written": (FOLDER / "drifted").exists()}
+
+
+def evidence():
+    """What the benchmark's proof says: of its rows, and of rows that are not what they say."""
+    x, y = (np.array(part) for part in images(256))
+    if FRAMEWORK == "pt":
+        x = x.transpose(0, 2, 3, 1)
+    data = FOLDER / "data"
+    data.mkdir()
+    for name, array in (("x", x), ("y", y)):
+        np.save(data / f"train_{name}.npy", array)
+    found = {}
+    for variant, bits, mode in (
+        ("fp32", None, "train"),
+        ("qat_8", 8, "train"),
+        ("fp32", None, "predict"),
+        ("qat_8", 8, "predict"),
+    ):
+        work = Work(
+            task=TASK,
+            variant=variant,
+            settings={"weight_bits": bits} if bits else {},
+            batch_size=32,
+            weights=start(),
+            mode=mode,
+            data=str(data),
+            folder=Path(tempfile.mkdtemp(dir=FOLDER)),
+        )
+        prepared = bench.prepare(impl, work)
+        if prepared.deploy:
+            predict, artifact = prepared.deploy()
+            prepared = replace(prepared, predict=predict, artifact=artifact)
+        batch = images(32)
+        prepared.step(*batch) if mode == "train" else prepared.predict(batch[0])
+        found[f"{mode} {variant}"] = bench.took_effect(impl, work, prepared, batch)
+        if variant == "fp32":
+            feigned = replace(work, variant="qat_8", settings={"weight_bits": 8})
+            found[f"{mode} feigned"] = bench.took_effect(impl, feigned, prepared, batch)
+    return found
+
+
+# Scenarios of one framework, on models that are not ours --------------------------------------
+
+
+class PyTorch:
+    sizes = 1  # each further batch size compiles
+
+    def __init__(self):
+        import torch
+
+        self.torch = torch
+
+    def evaluate(self, prepared, x):
+        """What a prepared model gives in evaluation mode; its ranges stay."""
+        model = copy.deepcopy(prepared)
+        self.pt2e().move_exported_model_to_eval(model)
+        model.apply(self.pt2e().disable_observer)
+        with self.torch.no_grad():
+            return model(*x if isinstance(x, tuple) else (x,)).numpy().tolist()
+
+    def pt2e(self):
+        return import_module("torchao.quantization.pt2e")
+
+    def channels_last(self, output):
+        return np.array(output).transpose(0, 2, 3, 1).tolist()
+
+    def convolution(self, kernel):
+        layer = self.torch.nn.Conv2d(*kernel.shape[2:], 1, bias=False)
+        with self.torch.no_grad():
+            layer.weight.copy_(self.torch.from_numpy(kernel.transpose(3, 2, 0, 1).copy()))
+        return layer
+
+    def without_kernels(self):
+        return self.torch.nn.BatchNorm2d(2)
+
+    def gradients(self, model, x, y):
+        model = copy.deepcopy(model)
+        kit.training.cross_entropy(model(x), y).backward()
+        named = dict(model.named_parameters())
+        return {name: p.grad.numpy().tolist() for name, p in named.items()}
+
+    def state(self, model):
+        return {name: value.clone().numpy() for name, value in model.state_dict().items()}
+
+    def levels(self, path):
+        """Different values of each kernel in the file."""
+        tensors = self.torch.load(path, weights_only=True)["tensors"]
+        return [len(t.unique()) for t in tensors if t.dtype == self.torch.int8]
+
+    def bad_files(self, x):
+        """Files that are whole and not what they should be."""
+        torch = self.torch
+        good = torch.load(FOLDER / "whole", weights_only=True)
+
+        def saved(**changed):
+            torch.save(good | changed, FOLDER / "bad")
+            return (FOLDER / "bad").read_bytes()
+
+        def with_call(name, *args, **kwargs):
+            return saved(nodes=[*good["nodes"][:1], [name, list(args), kwargs], *good["nodes"][1:]])
+
+        mark = str(FOLDER / "executed")
+        return {
+            "code": saved(tensors=Executed(mark)),
+            "another library": with_call("os.system", f"touch {mark}"),
+            "a file is opened": with_call("aten.from_file.default", mark, True, 8),
+        }
+
+    def unsupported(self, x):
+        torch = self.torch
+
+        class Branches(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.head = torch.nn.Linear(8, 2)
+
+            def forward(self, x):
+                x = x.mean((1, 2))
+                return self.head(x) if x.sum() > 0 else self.head(-x)
+
+        return {
+            "branches": (Branches(), x),
+            "one sample": (kit.models.build(CNN), x[:1]),
+        }
+
+    def bad_inputs(self, x):
+        """Inputs without samples, of another kind, not finite, of another shape and dtype."""
+        return {
+            "empty": x[:0],
+            "no tensor": 3,
+            "infinite": x * np.inf,
+            "shape": x[:, :1],
+            "dtype": x.double(),
+        }
+
+    def drifted(self, path):
+        """Weights whose range is long gone: the kernel in the file is not the trained one."""
+        x, _ = images(64)
+        prepared = technique.prepare_qat(kit.models.build(CNN, start()), x, weight_bits=8)
+        with self.torch.no_grad():
+            dict(prepared.named_parameters())["conv0.conv.weight"].mul_(float("nan"))
+        return {"raised": raised(technique.export_qat, prepared, x, path)}
+
+    def sums(self):
+        """BatchNorm after additions that are the model's: what export says, kernels in int8."""
+        nn, found, x = self.torch.nn, {}, self.torch.randn(32, 2, 8, 8)
+
+        class Sum(nn.Module):
+            def __init__(self, sum):
+                super().__init__()
+                self.conv, self.norm = nn.Conv2d(2, 2, 3, padding=1), nn.BatchNorm2d(2)
+                self.sum = sum
+
+            def forward(self, x):
+                return self.sum(self, x)
+
+        for name, case in {
+            "residual": lambda model, x: model.norm(model.conv(x) + x),
+            "constant": lambda model, x: model.conv(model.norm(x + 1.0)),
+            "convolution plus 1": lambda model, x: model.norm(model.conv(x) + 1.0),
+        }.items():
+            try:
+                model = technique.prepare_qat(Sum(case), x, weight_bits=8)
+                path = technique.export_qat(model, x, FOLDER / "sum")
+                found[name] = len(self.levels(path))
+            except NotImplementedError as error:
+                found[name] = str(error)
+        return found
+
+    def foreign(self):
+        """Two inputs, a custom forward, dropout, layers that stay in float32, two outputs."""
+        torch, nn = self.torch, self.torch.nn
+
+        class Two(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.conv = nn.Conv2d(1, 4, 3, padding=1)
+                self.norm = nn.BatchNorm2d(4)
+                self.table = nn.Embedding(5, 4)
+                self.layer_norm = nn.LayerNorm(4)
+                self.drop = nn.Dropout(0.5)
+                self.head = nn.ModuleDict({"inside": nn.Linear(4, 2)})
+
+            def forward(self, image, codes):
+                x = torch.relu(self.norm(self.conv(image))).mean((2, 3))
+                x = self.drop(self.layer_norm(x + self.table(codes)))
+                return self.head["inside"](x.view(image.shape[0], 4))
+
+        torch.manual_seed(0)
+        source = Two()
+        source.norm.eval()  # modes differ, and have to stay
+        kept, modes = copy.deepcopy(source.state_dict()), [m.training for m in source.modules()]
+        x = torch.randn(16, 1, 6, 6), torch.arange(16) % 5
+        target = x[0].mean((1, 2, 3)) + x[1]
+        model = technique.prepare_qat(source, x, weight_bits=4)
+        names = [name for name, _ in model.named_parameters()]
+        optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.05), []
+        for _ in range(30):
+            optimizer.zero_grad()
+            loss = ((model(*x)[:, 0] - target) ** 2).mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        twice = [model(*x).detach() for _ in range(2)]
+        statistics = self.state(model)
+        model.eval()
+        twice += [model(*x).detach() for _ in range(2)]
+        moved = {n for n, v in self.state(model).items() if not np.array_equal(v, statistics[n])}
+        model.train()
+        path = technique.export_qat(model, x, FOLDER / "foreign")
+        return {
+            "losses": losses,
+            "names": sorted(names) == sorted(name for name, _ in source.named_parameters()),
+            "source kept": all(torch.equal(kept[n], v) for n, v in source.state_dict().items()),
+            "modes kept": modes == [m.training for m in source.modules()],
+            "dropout": [apart(*twice[:2]), apart(*twice[2:])],
+            "statistics moved in evaluation": sorted(n for n in moved if "running" in n),
+            "apart": apart(technique.load_quantized(path)(x), self.evaluate(model, x)),
+        }
+
+
+class Executed:
+    """Unpickling it makes a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (self.path, "w")
+
+
+class TensorFlow:
+    sizes = 2
+
+    def __init__(self):
+        import tensorflow as tf
+
+        self.tf, self.layers = tf, tf.keras.layers
+
+    def evaluate(self, prepared, x):
+        return np.array(prepared(x, training=False)).tolist()
+
+    def channels_last(self, output):
+        return output
+
+    def functional(self, shape, *layers):
+        x = inputs = self.tf.keras.Input(shape)
+        for layer in layers:
+            x = layer(x)
+        return self.tf.keras.Model(inputs, x)
+
+    def convolution(self, kernel):
+        model = self.functional((3, 3, 6), self.layers.Conv2D(4, 1, use_bias=False))
+        model.set_weights([kernel])
+        return model
+
+    def without_kernels(self):
+        return self.functional((8, 8, 2), self.layers.ReLU())
+
+    def gradients(self, model, x, y):
+        with self.tf.GradientTape() as tape:
+            loss = kit.training.cross_entropy(model(x, training=True), y)
+        variables = model.trainable_variables
+        gradients = tape.gradient(loss, variables)
+        names = [v.name.removeprefix("quant_").split(":")[0] for v in variables]
+        return {n: g.numpy().tolist() for n, g in zip(names, gradients, strict=True)}
+
+    def state(self, model):
+        return {str(i): value for i, value in enumerate(model.get_weights())}
+
+    def levels(self, path):
+        """Different values of each kernel in the file."""
+        from ai_edge_litert.interpreter import Interpreter
+
+        interpreter = Interpreter(model_path=str(path))
+        found = []
+        for one in interpreter.get_tensor_details():
+            if "LastValueQuant" in one["name"]:
+                found.append(len(np.unique(interpreter.get_tensor(one["index"]))))
+        return found
+
+    def bad_files(self, x):
+        return {}
+
+    def unsupported(self, x):
+        keras, layers = self.tf.keras, self.layers
+
+        class Subclassed(keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.dense = layers.Dense(3)
+
+            def call(self, x):
+                return self.dense(x)
+
+        subclassed, unbuilt = Subclassed(), keras.Sequential([layers.Dense(3)])
+        subclassed(x)
+        inside = self.functional((8, 8, 2), layers.Conv2D(3, 1))
+        normed = self.functional((8, 8, 2), layers.Conv2D(3, 1), layers.LayerNormalization())
+        return {
+            "subclassed": (subclassed, x),
+            "unbuilt": (unbuilt, x),
+            "within": (self.functional((8, 8, 2), inside, layers.Dense(3)), x),
+            "unknown layer": (normed, x),
+        }
+
+    def bad_inputs(self, x):
+        """Inputs without samples, of another kind, not finite, of another shape and dtype."""
+        return {
+            "empty": x[:0],
+            "no tensor": 3,
+            "infinite": x * np.inf,
+            "shape": x[..., :1],
+            "dtype": self.tf.cast(x, "float64"),
+        }
+
+    def drifted(self, path):
+        x, _ = images(64)
+        prepared = technique.prepare_qat(kit.models.build(CNN, start()), x, weight_bits=8)
+        prepared.trainable_variables[0].assign(prepared.trainable_variables[0] * float("nan"))
+        return {"raised": raised(technique.export_qat, prepared, x, path)}
+
+    def foreign(self):
+        """A functional model of two inputs and a Sequential one."""
+        tf, layers = self.tf, self.layers
+        tf.keras.utils.set_random_seed(0)
+        left, right = tf.keras.Input((6, 6, 1)), tf.keras.Input((4,))
+        x = layers.Conv2D(4, 3, padding="same", activation="relu")(left)
+        x = layers.Add()([layers.GlobalAveragePooling2D()(x), right])
+        two = tf.keras.Model([left, right], layers.Dense(2)(layers.Dropout(0.2)(x)))
+        stack = [layers.Dense(8, use_bias=False), layers.BatchNormalization(), layers.ReLU()]
+        stack = [tf.keras.Input((4,)), *stack, layers.Dense(2)]
+        image, row = tf.random.normal((16, 6, 6, 1)), tf.random.normal((16, 4))
+        models = {
+            "functional": (two, [image, row]),
+            "sequential": (tf.keras.Sequential(stack), row),
+        }
+        return {name: self.train_foreign(name, *given) for name, given in models.items()}
+
+    def many(self):
+        """A model of 12 inputs, each of its own size of values: files against models."""
+        x = self.tf.random.normal((32, 3))
+        inputs = [self.tf.keras.Input((3,)) for _ in range(12)]
+        head = self.layers.Dense(2)(self.layers.Concatenate()(inputs))
+        model, given = self.tf.keras.Model(inputs, head), [(place + 1) * x for place in range(12)]
+        prepared = technique.prepare_qat(model, given, weight_bits=8)
+        found = {}
+        for name, write, source in (
+            ("qat", technique.export_qat, prepared),
+            ("float", technique.export_float, model),
+        ):
+            predict = technique.load_quantized(write(source, given, FOLDER / name))
+            found[name] = apart(predict(given), source(given, training=False))
+        return found
+
+    def train_foreign(self, name, source, x):
+        kept, target = source.get_weights(), self.tf.reduce_sum(self.tf.nest.flatten(x)[-1], 1)
+        model = technique.prepare_qat(source, x, weight_bits=4)
+        model.compile(self.tf.keras.optimizers.SGD(0.05), "mse")
+        y = self.tf.stack([target, -target], 1)
+        history = model.fit(x, y, batch_size=16, epochs=30, verbose=0)
+        path = technique.export_qat(model, x, FOLDER / name)
+        return {
+            "losses": history.history["loss"],
+            "names": len(model.trainable_weights) == len(source.trainable_weights),
+            "source kept": all(map(np.array_equal, kept, source.get_weights())),
+            "apart": apart(technique.load_quantized(path)(x), model(x, training=False)),
+        }
+
+    def keras3(self):
+        """What Keras 3 is told, and that tfmot was not imported for that."""
+        model = self.functional((4,), self.layers.Dense(2))
+        x = np.zeros((4, 4), np.float32)
+        return {
+            "raised": raised(technique.prepare_qat, model, x, weight_bits=8),
+            "bits": raised(technique.prepare_qat, model, x, weight_bits=1),
+            "imported": "tensorflow_model_optimization" in sys.modules,
+        }
+
+
+def main():
+    scenarios = [oracle, neutral, losses, worth, left_alone, files, damaged, refusals]
+    scenarios += [drifted, evidence, own.foreign]
+    scenarios += [own.sums if FRAMEWORK == "pt" else own.many]
+    if sys.argv[1] == "tf":
+        scenarios = [own.keras3]
+    found = {}
+    for scenario in scenarios:
+        try:
+            found[scenario.__name__] = scenario()
+        except Exception:
+            found[scenario.__name__] = {"error": traceback.format_exc()}
+    print(json.dumps(found))
+
+
+kit.runtime.configure(threads=1, seed=0)
+own = PyTorch() if FRAMEWORK == "pt" else TensorFlow()
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,251 @@
+"""One framework's share of the tests of 2:4 pruning, in a process of its own.
+
+`python semi_structured_pruning_worker.py pt|tf|tf_keras` runs every scenario and prints one line of
+JSON: scenario -> what was found, or {"error": traceback}. `test_semi_structured_pruning.py` judges.
+With Keras 3 ("tf") there is one scenario: what is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from dataclasses import replace
+
+import numpy as np
+
+from bench.compression import bench_semi_structured_pruning
+from bench.harness.plan import Work
+from shared.specs import TASKS, CNNSpec
+from shared.weights import init_weights
+from tests import workers
+
+FRAMEWORK = "pt" if sys.argv[1:] == ["pt"] else "tf"
+impl = workers.implementation(FRAMEWORK, "compression.semi_structured_pruning")
+kit = impl.kit
+technique = impl.compression.semi_structured_pruning
+CNN = CNNSpec((8, 8, 3), ((6, 1), (8, 2)), num_classes=10)  # groups of 3, of 4 and 2, of 4 and 4
+
+
+def start(*, ties=False):
+    """Initial weights; with `ties` of few different magnitudes."""
+    weights = init_weights(CNN, seed=1)
+    for name, value in weights.items():
+        if ties and name.endswith("kernel"):
+            weights[name] = (np.round(4 * value) / 4).astype(np.float32)
+    return weights
+
+
+def batches(count):
+    """The same in every process."""
+    random, found = np.random.default_rng(11), []
+    for _ in range(count):
+        y = random.integers(0, 10, 16)
+        x = random.normal(size=(16, *CNN.input_shape)) + y[:, None, None, None] / 3
+        found.append((x.astype(np.float32), y))
+    return kit.data.resident_batches(found)
+
+
+def kernels(model):
+    weights = kit.models.export_weights(model)
+    return {name: v.tolist() for name, v in weights.items() if name.endswith("kernel")}
+
+
+def predictions(model, x):
+    return np.array(kit.training.make_predict(model)(x)).tolist()
+
+
+def raised(function, *args):
+    try:
+        function(*args)
+    except Exception as error:
+        return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return None
+
+
+# Scenarios for both frameworks ----------------------------------------------------------------
+
+
+def at_once():
+    """Kernels before and after, without any training."""
+    found = {}
+    for name in ("distinct", "ties"):
+        source = kit.models.build(CNN, start(ties=name == "ties"))
+        before = kernels(source)
+        masked = technique.apply_two_to_four(source)
+        after = kernels(technique.finalize_two_to_four(masked))
+        found[name] = {"before": before, "after": after, "kept": kernels(source) == before}
+    return found
+
+
+def training():
+    """Ten losses of SGD with momentum, and kernels and predictions after them."""
+    stream = batches(10)
+    x = stream[0][0]
+    source = kit.models.build(CNN, start())
+    model = technique.apply_two_to_four(source)
+    optimizer = kit.training.make_optimizer(model, TASKS["digits-cnn"].recipe)
+    step = kit.training.make_train_step(model, optimizer, kit.training.cross_entropy)
+    losses = [kit.runtime.to_float(step(*batch)) for batch in stream]
+    again = raised(technique.apply_two_to_four, model)
+    masked = predictions(model, x)
+    final = technique.finalize_two_to_four(model)
+    return {
+        "losses": losses,
+        "masked": masked,
+        "final": predictions(final, x),
+        "kernels": kernels(final),
+        "again": again,
+        "twice": raised(technique.finalize_two_to_four, final),
+        "dense": raised(technique.finalize_two_to_four, source),
+    }
+
+
+def stages():
+    """What the benchmark predicts where its second stage takes no step."""
+    task, stream = replace(TASKS["digits-cnn"], model=CNN), batches(4)
+    x, epochs = stream[0][0], []
+    found = {}
+    for name, settings in (("dense", {}), ("masked", {"masked": True})):
+        work = Work(task, name, settings, batch_size=16, weights=start())
+
+        def fit(step, more=None):
+            epochs.append(more)
+            for batch in stream if more is None else []:
+                step(*batch)
+
+        predict = bench_semi_structured_pruning.prepare(impl, work).train(fit)
+        found[name] = np.array(predict(x)).tolist()
+    trained = kit.models.build(CNN, start())
+    optimizer = kit.training.make_optimizer(trained, task.recipe)
+    step = kit.training.make_train_step(trained, optimizer, kit.training.cross_entropy)
+    for batch in stream:
+        step(*batch)
+    masked = predictions(technique.apply_two_to_four(trained), x)
+    return {"epochs": epochs, "found": found, "trained": predictions(trained, x), "after": masked}
+
+
+class PyTorch:
+    def __init__(self):
+        import torch
+
+        self.torch = torch
+
+    def foreign(self):
+        """A custom forward of two inputs; only the linear layer and the plain convolution."""
+        torch, nn = self.torch, self.torch.nn
+
+        class Two(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.conv, self.grouped = nn.Conv2d(4, 8, 1), nn.Conv2d(8, 8, 1, groups=2)
+                self.head, self.table = nn.Linear(8, 3), nn.Embedding(5, 8)
+
+            def forward(self, images, codes):
+                x = self.grouped(self.conv(images)).mean((2, 3)) + self.table(codes)
+                return self.head(x)
+
+        torch.manual_seed(0)
+        model = technique.apply_two_to_four(Two())
+        model(torch.randn(2, 4, 3, 3), torch.tensor([1, 2])).sum().backward()
+        state = technique.finalize_two_to_four(model).state_dict()
+        return {name: float((v == 0).float().mean()) for name, v in state.items()}
+
+    def refusals(self):
+        nn = self.torch.nn
+        tied = nn.Sequential(nn.Embedding(8, 4), nn.Linear(4, 8))
+        tied[1].weight = tied[0].weight
+        models = {"nothing": nn.ReLU(), "tied": tied}
+        found = {name: raised(technique.apply_two_to_four, m) for name, m in models.items()}
+        return found | {"kept": bool(tied[1].weight.all()) and tied[1].weight is tied[0].weight}
+
+    def repeated(self):
+        """One layer in two places of a model has one mask: which places have it."""
+        nn = self.torch.nn
+        layer = nn.Linear(4, 4)
+        twice = technique.apply_two_to_four(nn.Sequential(layer, nn.ReLU(), layer))
+        return [hasattr(module, "weight_mask") for module in twice]
+
+
+class TensorFlow:
+    def __init__(self):
+        import tensorflow as tf
+
+        self.tf = tf
+
+    def foreign(self):
+        """A functional model of two inputs; only the dense layer and the plain convolution."""
+        tf = self.tf
+        keras, layers = tf.keras, tf.keras.layers
+        keras.utils.set_random_seed(0)
+        images, codes = keras.Input((3, 3, 4)), keras.Input((), dtype="int64")
+        x = layers.Activation(lambda v: v, name="by_hand")(layers.Conv2D(8, 1, name="conv")(images))
+        x = layers.GlobalAveragePooling2D()(layers.Conv2D(8, 1, groups=2, name="grouped")(x))
+        x = layers.Add()([x, layers.Embedding(5, 8, name="table")(codes)])
+        source = keras.Model([images, codes], layers.Dense(3, name="head")(x))
+        model = technique.apply_two_to_four(source)
+        if set(source._flatten_layers()) & set(model._flatten_layers()):
+            raise AssertionError("the copy shares layers with the source")
+        final = technique.finalize_two_to_four(model)
+        return {
+            f"{layer.name}.{'weight' if v.ndim > 1 else 'bias'}": float((v == 0).mean())
+            for layer in final.layers
+            for v in layer.get_weights()
+        }
+
+    def refusals(self):
+        keras, layers = self.tf.keras, self.tf.keras.layers
+
+        class Inside(layers.Layer):
+            def __init__(self):
+                super().__init__()
+                self.deep = layers.Dense(4, name="deep")
+
+            def call(self, x):
+                return self.deep(x)
+
+        class Own(keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.dense = layers.Dense(2)
+
+            def call(self, x):
+                return self.dense(x)
+
+        subclassed = Own()
+        subclassed(np.ones((2, 4), np.float32))
+        x, shared = keras.Input((4,)), layers.Dense(4, name="shared")
+        models = {
+            "subclassed": subclassed,
+            "twice": keras.Model(x, shared(shared(x))),
+            "nested": keras.Model(x, Inside()(x)),
+            "unbuilt": keras.Sequential([layers.Dense(2)]),
+            "nothing": keras.Sequential([keras.Input((4,)), layers.BatchNormalization()]),
+        }
+        return {name: raised(technique.apply_two_to_four, m) for name, m in models.items()}
+
+
+def keras3():
+    """Its refusal."""
+    refused = raised(technique.apply_two_to_four, kit.models.build(CNN, start()))
+    return [refused, "tensorflow_model_optimization" in sys.modules]
+
+
+def main() -> None:
+    kit.runtime.configure(threads=1, seed=0)
+    scenarios = [keras3] if sys.argv[1] == "tf" else [at_once, training, stages]
+    if sys.argv[1] != "tf":
+        scenarios += [own.foreign, own.refusals]
+        scenarios += [own.repeated] if FRAMEWORK == "pt" else []
+    found = {}
+    for scenario in scenarios:
+        try:
+            found[scenario.__name__] = scenario()
+        except Exception:
+            found[scenario.__name__] = {"error": traceback.format_exc()}
+    print(json.dumps(found))
+
+
+own = PyTorch() if FRAMEWORK == "pt" else TensorFlow()
+if __name__ == "__main__":
+    main()

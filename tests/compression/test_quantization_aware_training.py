@@ -1,0 +1,256 @@
+"""Rounded weights are what they should be, training with them pays, and files compute the same.
+
+Each framework runs in a process of its own (`quantization_aware_training_worker.py`): PyTorch,
+tf_keras, and Keras 3, where there is nothing but a refusal.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests import workers
+
+WORKERS = ("pt", "tf_keras", "tf")
+
+
+@pytest.fixture(scope="module")
+def evidence():
+    """What each worker found: {"pt": {scenario: ...}, ...}."""
+    return workers.run("compression.quantization_aware_training_worker", WORKERS)
+
+
+@pytest.fixture(params=["pt", "tf_keras"])
+def found(request, evidence):
+    return evidence[request.param]
+
+
+def rounded(kernel, bits):
+    """Symmetric, with a scale for each output: the kernel on its grid, in float64."""
+    most = 2 ** (bits - 1) - 1
+    scale = np.abs(kernel).max((0, 1, 2)) / most
+    return scale * np.clip(np.round(kernel / scale), -most, most)
+
+
+# What is computed -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bits", [2, 4, 5, 8])
+def test_outputs_are_those_of_a_kernel_and_an_input_on_their_grids(found, bits):
+    """NumPy does the same; TensorFlow rounds the output to 8 bits, too."""
+    kernel, x = (np.array(found["oracle"][name]) for name in ("kernel", "x"))
+    wanted = np.round(x * 255) / 255 @ rounded(kernel, bits)[0, 0]
+    ours = np.array(found["oracle"][str(bits)]["y"])
+    half_a_step = 0.0
+    if found.name == "tf_keras":
+        half_a_step = (max(wanted.max(), 0) - min(wanted.min(), 0)) / 255 / 2
+    bound = 1.02 * half_a_step + 1e-5 * np.abs(wanted).max()
+    assert np.abs(ours - wanted).max() < bound
+    assert np.abs(ours - x @ kernel[0, 0]).max() > bound  # or rounding would not show
+
+
+@pytest.mark.parametrize("bits", [2, 4, 5, 8])
+def test_every_width_is_exported(found, bits):
+    assert found["oracle"][str(bits)]["export"] is None
+
+
+def test_tf_three_bits_are_refused(evidence):
+    """LiteRT would put their 7 values on a grid of 15, on which they do not lie."""
+    refused = evidence["tf_keras"]["oracle"]["3"]
+    assert refused == ("NotImplementedError: LiteRT would put 3 bits on the grid of 4: take 2 or 4")
+
+
+def test_eight_bits_are_close_to_float32_in_outputs_and_gradients(found):
+    neutral = found["neutral"]
+    assert neutral["rounded"]
+    assert neutral["outputs"] < 0.03
+    for name, apart in neutral["gradients"].items():
+        assert apart < 0.2, name
+
+
+def test_twins_lose_alike(evidence):
+    """The closer, the finer the grid of weights: activations have 8 bits in all."""
+    for bits, bar in (("8", 0.01), ("4", 0.03), ("2", 0.1)):
+        ours, theirs = (np.array(evidence[name]["losses"][bits]) for name in ("pt", "tf_keras"))
+        assert np.abs(ours / theirs - 1).max() < bar
+        assert ours[-1] < ours[0]
+
+
+# Whether it is worth it -----------------------------------------------------------------------
+
+
+def test_two_bits_need_training_and_eight_do_not(found):
+    worth = found["worth"]
+    assert worth["float"] > 0.8
+    assert worth["ptq 8"] > worth["float"] - 0.02
+    assert worth["ptq 2"] < worth["float"] - 0.15
+    assert worth["qat 2"] > (worth["float"] + worth["ptq 2"]) / 2
+
+
+# Files ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bits", ["8", "2"])
+def test_a_file_predicts_what_was_trained(found, bits):
+    file = found["files"][bits]
+    assert file["apart"] < 0.03
+    assert file["same class"] > 0.95
+    assert all(apart < 0.03 for apart in file["other batches"])
+
+
+def test_a_float_file_predicts_what_the_model_does(found):
+    assert found["files"]["float"]["apart"] < 1e-5
+    assert found["files"]["float"]["operators"] == {}
+
+
+@pytest.mark.parametrize("bits", ["8", "2"])
+def test_kernels_in_a_file_are_integers_of_so_many_bits(found, bits):
+    levels = found["files"][bits]["levels"]
+    assert len(levels) == 3
+    assert max(levels) <= 2 ** int(bits) - 1
+    assert min(levels) > (20 if bits == "8" else 1)
+
+
+def test_files_run_on_integers_and_are_smaller(found):
+    files = found["files"]
+    for bits in ("8", "2"):
+        assert sum(files[bits]["operators"].values()) == 3, files[bits]
+    assert files["8"]["bytes"] < files["float"]["bytes"]
+
+
+def test_files_that_are_not_whole_are_refused(found):
+    damaged = dict(found["damaged"])
+    assert damaged.pop("missing").startswith("FileNotFoundError: ")
+    assert damaged.pop("executed") is False
+    assert {"cut", "cut short", "text", "empty"} <= damaged.keys()
+    for name, said in damaged.items():
+        assert said is not None, name
+        assert said.startswith("ValueError: "), (name, said)
+        assert "/damaged is no whole " in said
+
+
+def test_pt_a_file_executes_nothing(evidence):
+    damaged = evidence["pt"]["damaged"]
+    assert "os.system is no operator" in damaged["another library"]
+    assert "aten.from_file.default is no operator" in damaged["a file is opened"]
+    assert "it holds other things" in damaged["code"]
+    assert not damaged["executed"]
+
+
+def test_a_file_that_differs_from_the_model_is_not_written(found):
+    drifted = found["drifted"]
+    assert drifted["raised"].startswith("RuntimeError: outputs of the converted model are ")
+    assert not drifted["written"]
+
+
+# Models ---------------------------------------------------------------------------------------
+
+
+def test_models_are_left_as_they_were(found):
+    assert found["left_alone"] == {"model": True, "prepared": True, "goes on": True}
+
+
+def test_pt_a_model_of_two_inputs(evidence):
+    foreign = evidence["pt"]["foreign"]
+    assert foreign["losses"][-1] < 0.7 * foreign["losses"][0]
+    assert foreign["names"]
+    assert foreign["source kept"]
+    assert foreign["modes kept"]
+    training, evaluation = foreign["dropout"]
+    assert training > 0.2
+    assert evaluation < 0.02  # not 0: ranges move a little with every pass
+    assert foreign["statistics moved in evaluation"] == []
+    assert foreign["apart"] < 0.05
+
+
+def test_pt_normalised_sums_are_exported(evidence):
+    """BatchNorm stays after what the model adds; outputs are compared before a file is written."""
+    found = dict(evidence["pt"]["sums"])
+    said = found.pop("convolution plus 1")
+    assert said.startswith("torchao can't quantize the model: ")  # as its quantizer does not
+    assert found == {"residual": 1, "constant": 1}
+
+
+def test_tf_more_than_ten_inputs_keep_their_order(evidence):
+    many = evidence["tf_keras"]["many"]
+    assert many["qat"] < 0.05
+    assert many["float"] < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["functional", "sequential"])
+def test_tf_models_that_are_not_ours(evidence, kind):
+    foreign = evidence["tf_keras"]["foreign"][kind]
+    assert foreign["losses"][-1] < 0.7 * foreign["losses"][0]
+    assert foreign["names"]
+    assert foreign["source kept"]
+    assert foreign["apart"] < 0.05
+
+
+# Bad input ------------------------------------------------------------------------------------
+
+
+def test_bad_input_gets_one_clear_line_and_changes_nothing(found):
+    refusals = found["refusals"]
+    for bits in ("1", "9", "0", "2.5", "'8'", "None"):
+        said = f"ValueError: weight_bits must be 2 to 8, not {bits}"
+        assert refusals[f"bits {bits}"] == said
+    assert refusals["nothing"].startswith("ValueError: the model has no ")
+    assert refusals["unprepared"].startswith("ValueError: the model has no fake quantization")
+    assert not refusals["written"]
+    assert refusals["unchanged"]
+
+
+BAD = {
+    "empty": "ValueError: inputs must have samples, as many in each tensor, not [0]",
+    "no tensor": "ValueError: inputs must be tensors with samples along an axis, not int",
+    "infinite": "ValueError: inputs hold values that are not finite",
+    "shape": "ValueError: the model takes no samples of float32 ",
+    "dtype": "ValueError: the model takes no samples of float64 ",
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_inputs_that_set_no_range_get_one_clear_line(found, case):
+    assert found["refusals"][case].startswith(BAD[case])
+
+
+def test_pt_what_cannot_be_captured_is_refused(evidence):
+    refusals = evidence["pt"]["refusals"]
+    assert refusals["branches"].startswith("NotImplementedError: torch.export can't capture the ")
+    said = "ValueError: example_inputs must be tensors of at least two samples"
+    assert refusals["one sample"] == said
+
+
+def test_tf_what_tfmot_cannot_follow_is_refused(evidence):
+    refusals = evidence["tf_keras"]["refusals"]
+    assert "functional and Sequential models, not subclassed" in refusals["subclassed"]
+    assert refusals["unbuilt"].startswith("ValueError: the model has no variables yet")
+    assert "Model inside another" in refusals["within"]
+    assert "LayerNormalization" in refusals["unknown layer"]
+    for name in ("subclassed", "within", "unknown layer"):
+        assert refusals[name].startswith("NotImplementedError: tfmot "), refusals[name]
+
+
+def test_tf_keras_3_is_refused_before_tfmot_is_imported(evidence):
+    refused = evidence["tf"]["keras3"]
+    assert refused["raised"].startswith("NotImplementedError: tfmot quantizes models of tf_keras")
+    assert "TF_USE_LEGACY_KERAS=1" in refused["raised"]
+    assert refused["bits"].startswith("ValueError: weight_bits")
+    assert not refused["imported"]
+
+
+# The benchmark --------------------------------------------------------------------------------
+
+
+def test_the_benchmark_proves_that_it_rounds(found):
+    proof = found["evidence"]
+    for row in ("train fp32", "train qat_8", "predict fp32", "predict qat_8"):
+        assert proof[row][1] is None, proof[row]
+    assert sum(proof["train qat_8"][0]["fake_quantizers"].values()) >= 6
+    assert sum(proof["predict qat_8"][0]["operators"].values()) == 3
+
+
+def test_the_benchmark_sees_what_does_not_round(found):
+    proof = found["evidence"]
+    assert proof["train feigned"][1] == "the step has no fake quantization"
+    assert proof["predict feigned"][1] == "0 of 3 products ran on integers"

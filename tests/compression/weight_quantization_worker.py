@@ -1,0 +1,250 @@
+"""One framework's share of the weight-quantization tests, in a process of its own.
+
+`python weight_quantization_worker.py pt|tf` runs every scenario and prints one line of JSON:
+scenario -> what was found, or {"error": traceback}. `test_weight_quantization.py` judges.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import sys
+import tempfile
+import traceback
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+
+from bench.compression import bench_weight_quantization as bench
+from bench.harness.plan import Work
+from shared.specs import TASKS, GPTSpec
+from shared.weights import init_weights
+from tests import workers
+from tests.flipped import flipped
+
+FRAMEWORK = sys.argv[1]
+impl = workers.implementation(FRAMEWORK, "compression.weight_quantization")
+kit = impl.kit
+technique = impl.compression.weight_quantization
+WRITERS = ("keep_float32", "quantize_int8", "quantize_int4")
+SPEC = GPTSpec(vocabulary=64, sequence_length=8, width=64, heads=4, layers=1)
+
+random = np.random.default_rng(7)
+CODES = random.integers(0, 64, (6, 8))
+KERNEL = random.normal(size=(64, 48)).astype(np.float32)
+
+
+def raised(function, *args):
+    try:
+        function(*args)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+# Scenarios for both frameworks ----------------------------------------------------------------
+
+
+def transformer(folder):
+    """Each file of a transformer: what it predicts, its bytes, and what it holds."""
+    weights = {name: 2 * value for name, value in init_weights(SPEC, seed=1).items()}
+    model = kit.models.build(SPEC, weights)
+    codes, _ = kit.data.to_device(CODES, CODES)
+    before = kit.models.export_weights(model)
+    found = {"model": np.array(kit.training.make_predict(model)(codes)).tolist()}
+    for write in WRITERS:
+        path = getattr(technique, write)(model, codes[:1], folder / write)
+        predict = technique.load_quantized(path)
+        found[write] = {
+            "logits": np.array(predict(codes)).tolist(),
+            "bytes": path.stat().st_size,
+            "held": predict.held,
+            "operators": predict.operators(codes),
+        }
+    after = kit.models.export_weights(model)
+    found["kept"] = all(np.array_equal(before[name], after[name]) for name in before)
+    return found
+
+
+def kernels(folder):
+    """The kernel of a dense layer as each file has it: what the layer makes of an identity."""
+    model, identity = own.dense(KERNEL), own.tensor(np.eye(64, dtype=np.float32))
+    found = {"float32": KERNEL.tolist()}
+    for write in WRITERS[1:]:
+        path = getattr(technique, write)(model, identity, folder / write)
+        found[write] = np.array(technique.load_quantized(path)(identity)).tolist()
+    return found
+
+
+def read(folder):
+    """What a call reads of a kernel of 256 KiB in float32, and of two small ones."""
+    found = {}
+    for size in (256, 48, 64):
+        model = own.dense(random.normal(size=(size, size)).astype(np.float32))
+        for write in WRITERS if size == 256 else WRITERS[1:2]:
+            x = own.tensor(np.ones((3, size), np.float32))
+            predict = technique.load_quantized(getattr(technique, write)(model, x, folder / write))
+            found[f"{write} {size}"] = [predict.integers(x[:rows]) for rows in (3, 1)]
+    return found
+
+
+def proof(folder):
+    """What the benchmark makes of a file as it is, and of one whose weights were folded."""
+    random, data = np.random.default_rng(3), folder / "data"
+    data.mkdir()
+    codes = random.integers(0, 64, (8, 8))
+    for name in ("x", "y"):
+        np.save(data / f"train_{name}.npy", codes)
+    wide = replace(SPEC, width=192, heads=4)
+    work = Work(
+        task=replace(TASKS["text-gpt"], model=wide),
+        variant="int8_weights",
+        settings={"write": "quantize_int8"},
+        batch_size=8,
+        weights=init_weights(wide, seed=1),
+        mode="predict",
+        data=str(data),
+        folder=folder,
+    )
+    prepared = bench.prepare(impl, work)
+    predict, _ = prepared.deploy()
+    batch = kit.data.to_device(codes, codes)
+    found = {"as it is": bench.took_effect(impl, work, replace(prepared, predict=predict), batch)}
+    folded = SimpleNamespace(held=predict.held, integers=lambda x: {}, operators=lambda x: {})
+    found["folded"] = bench.took_effect(impl, work, replace(prepared, predict=folded), batch)
+    return found
+
+
+def refusals(folder):
+    """What models and inputs raise that cannot be had, and the files that were left."""
+    x = own.tensor(np.ones((2, 48), np.float32))
+    narrow = own.dense(np.ones((48, 4), np.float32))
+    cases = {
+        "no layer": ("quantize_int8", own.without_layers(), x),
+        "empty": ("quantize_int8", narrow, x[:0]),
+        "shape": ("quantize_int8", narrow, x[:, :7]),
+    } | own.refused(x)
+    found = {
+        name: raised(getattr(technique, write), model, given, folder / "x")
+        for name, (write, model, given) in cases.items()
+    }
+    return found | {"files": [path.name for path in folder.iterdir()]}
+
+
+class Bomb:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+def files(folder):
+    """What damaged and foreign files raise, and whether anything of them ran."""
+    model, identity = own.dense(KERNEL), own.tensor(np.eye(64, dtype=np.float32))
+    whole = technique.quantize_int8(model, identity, folder / "whole").read_bytes()
+    contents = {f"first {p}%": whole[: len(whole) * p // 100] for p in (0, 30, 99)}
+    contents |= {"text": b"no model\n" * 99, "bomb": pickle.dumps(Bomb(folder / "burst"))}
+    contents |= own.bombs(folder / "burst") | {"flipped": flipped(whole)}
+    found = {"missing": raised(technique.load_quantized, folder / "none")}
+    for name, content in contents.items():
+        (folder / "damaged").write_bytes(content)
+        found[name] = raised(technique.load_quantized, folder / "damaged")
+    return {"said": found, "burst": (folder / "burst").exists()}
+
+
+class PyTorch:
+    def __init__(self):
+        import torch
+
+        self.torch = torch
+
+    def tensor(self, array):
+        return self.torch.from_numpy(array)
+
+    def dense(self, kernel):
+        layer = self.torch.nn.Linear(*kernel.shape, bias=False)
+        with self.torch.no_grad():
+            layer.weight.copy_(self.tensor(kernel.T))
+        return self.torch.nn.Sequential(layer)
+
+    def without_layers(self):
+        return self.torch.nn.ReLU()
+
+    def refused(self, x):
+        narrow = self.dense(np.ones((48, 4), np.float32))
+        return {"multiples": ("quantize_int4", narrow, x)}
+
+    def bombs(self, target):
+        return {}
+
+
+class TensorFlow:
+    def __init__(self):
+        import tensorflow as tf
+
+        self.tf = tf
+
+    def tensor(self, array):
+        return self.tf.constant(array)
+
+    def dense(self, kernel):
+        layer = self.tf.keras.layers.Dense(kernel.shape[1], use_bias=False)
+        model = self.tf.keras.Sequential([self.tf.keras.Input((kernel.shape[0],)), layer])
+        layer.set_weights([kernel])
+        return model
+
+    def without_layers(self):
+        inputs = self.tf.keras.Input((48,))
+        return self.tf.keras.Model(inputs, self.tf.keras.layers.ReLU()(inputs))
+
+    def refused(self, x):
+        keras = self.tf.keras
+
+        class Own(keras.Model):
+            def __init__(self, layer):
+                super().__init__()
+                self.layer = layer
+
+            def call(self, x):
+                return self.layer(x)
+
+        model = Own(keras.layers.Dense(4))
+        model(x)
+        return {"subclassed": ("quantize_int8", model, x)}
+
+    def bombs(self, target):
+        """A program that writes a file when it is called."""
+        from tensorflow.core.protobuf import meta_graph_pb2
+
+        tf = self.tf
+        with tf.Graph().as_default() as graph:
+            x = tf.compat.v1.placeholder(tf.float32, (None, 64), name="x")
+            with tf.control_dependencies([tf.io.write_file(str(target), "")]):
+                tf.identity(x, name="y")
+        meta = meta_graph_pb2.MetaGraphDef(graph_def=graph.as_graph_def())
+        meta.signature_def["predict"].inputs["000"].name = "x:0"
+        meta.signature_def["predict"].outputs["output"].name = "y:0"
+        return {"program": meta.SerializeToString()}
+
+
+def main() -> None:
+    kit.runtime.configure(threads=1, seed=0)
+    found = {}
+    for scenario in (transformer, kernels, read, proof, refusals, files):
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                found[scenario.__name__] = scenario(Path(folder))
+            except Exception:
+                found[scenario.__name__] = {"error": traceback.format_exc()}
+    print(json.dumps(found))
+
+
+own = PyTorch() if FRAMEWORK == "pt" else TensorFlow()
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,537 @@
+"""One framework's share of the export tests, in a process of its own.
+
+`python export_worker.py pt|tf|tf_keras FOLDER` runs every scenario, leaves its files in FOLDER and
+prints one line of JSON: scenario -> what was found, or {"error": traceback}. `test_export.py`
+judges.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from shared import operators, runtimes
+from shared.provenance import provenance
+from shared.specs import TASKS
+from shared.weights import init_weights
+from tests import workers
+
+FRAMEWORK = "pt" if sys.argv[1] == "pt" else "tf"
+FOLDER = Path(sys.argv[2])
+impl = workers.implementation(FRAMEWORK, "deployment.export")
+kit = impl.kit
+technique = impl.deployment.export
+SIZES = {"digits-cnn": (1, 3, 64), "digits-resnet20": (2,), "text-gpt": (1, 3, 64)}
+SIZES["photos-resnet50"] = (1, 3)
+MODELS = {task: TASKS[task].model for task in SIZES}
+# All kinds of its layers, in fewer and narrower ones.
+MODELS["photos-resnet50"] = replace(
+    MODELS["photos-resnet50"], input_shape=(64, 64, 3), blocks=(1, 2), widths=(16, 32)
+)
+LENGTHS = {1: 64, 3: 40, 64: 7}  # of text, by batch size
+
+random = np.random.default_rng(5)
+LEFT, RIGHT = (random.normal(size=(64, 5)).astype(np.float32) for _ in range(2))
+KERNEL = random.normal(size=(5, 3)).astype(np.float32)
+
+
+def inputs(task, size):
+    if task == "text-gpt":
+        return np.random.default_rng(size).integers(0, 98, (size, LENGTHS[size]))
+    shape = (size, *MODELS[task].input_shape)
+    return np.random.default_rng(size).normal(size=shape).astype(np.float32)
+
+
+def on_device(array):
+    return kit.data.to_device(array, array)[0]
+
+
+def output(predict, x):
+    return np.asarray(predict(x)).tolist()
+
+
+def outputs(predict, *arguments):
+    """All that a model of several inputs gives, in order."""
+    found = predict(arguments)
+    return [part.tolist() for part in (found if isinstance(found, tuple) else [found])]
+
+
+def raised(function, *args, **kwargs):
+    try:
+        function(*args, **kwargs)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def built(task):
+    """A model whose residual branches count: they begin with a scale of 0."""
+    spec = MODELS[task]
+    weights = {
+        name: value if value.any() or not name.endswith("gamma") else np.full_like(value, 0.2)
+        for name, value in init_weights(spec, seed=1).items()
+    }
+    return kit.models.build(spec, weights), weights
+
+
+# Scenarios ------------------------------------------------------------------------------------
+
+
+def tasks():
+    """Every task's model and its ONNX file, at sizes (and lengths) other than the example's."""
+    found = {}
+    for task, sizes in SIZES.items():
+        model, weights = built(task)
+        x = on_device(inputs(task, sizes[0]))
+        path = technique.export_onnx(
+            model,
+            x,
+            FOLDER / f"{task}.onnx",
+            provenance(TASKS[task], weights),
+            dynamic_sequence=task == "text-gpt",
+        )
+        own, file = kit.training.make_predict(model), runtimes.load_onnx(path, threads=1)
+        after = kit.models.export_weights(model)
+        found[task] = {
+            "own": _long_enough(own, task, sizes),
+            "file": [np.asarray(file(on_device(inputs(task, n)))).tolist() for n in sizes],
+            "operators": operators.onnx_operators(path),
+            "optimized": operators.onnx_operators(path, optimized=True),
+            "integer layers": operators.onnx_integer_layers(path, np.asarray(x[:1])),
+            "metadata": file.metadata,
+            "expected metadata": provenance(TASKS[task], weights),
+            "threads": file.threads,
+            "files": sorted(part.name for part in FOLDER.glob(f"{task}.onnx*")),
+            "kept": all(np.array_equal(weights[name], after[name]) for name in weights),
+        }
+    return found
+
+
+def _long_enough(own, task, sizes):
+    """The model's own outputs; Keras's takes whole windows alone, of which the beginning is used.
+
+    Attention looks to the left, so that what follows a shorter text changes nothing.
+    """
+    found = []
+    for size in sizes:
+        x = inputs(task, size)
+        length = x.shape[1]
+        if task == "text-gpt":
+            x = np.pad(x, ((0, 0), (0, 64 - length)))
+        found.append(np.asarray(own(on_device(x)))[:, :length].tolist())
+    return found
+
+
+def openvino():
+    """The CNN in OpenVINO, in both precisions, and what it says of itself."""
+    model, weights = built("digits-cnn")
+    x = on_device(inputs("digits-cnn", 64))
+    about = provenance(TASKS["digits-cnn"], weights)
+    path = technique.export_openvino(model, x[:1], FOLDER / "cnn.xml", about)
+    predict = runtimes.load_openvino(path, threads=1)
+    found = {
+        "own": output(kit.training.make_predict(model), x),
+        "float32": output(predict, x),
+        "one": output(predict, x[:1]),
+        "says": [predict.threads, predict.precision, predict.metadata == about],
+        "integer layers": operators.openvino_integer_layers(path, np.asarray(x)),
+        "weights": (FOLDER / "cnn.bin").stat().st_size,
+        "parameters": sum(value.nbytes for value in weights.values()),
+        "reports to its makers": "openvino_telemetry" in sys.modules
+        and sys.modules["openvino_telemetry"] is not None,
+    }
+    try:
+        found["bfloat16"] = output(runtimes.load_openvino(path, threads=1, precision="bfloat16"), x)
+    except NotImplementedError as error:
+        found["no bfloat16"] = str(error)
+    return found
+
+
+def text():
+    """The transformer in the other runtimes, at a shorter length."""
+    model, _ = built("text-gpt")
+    x = on_device(inputs("text-gpt", 3))
+    exports = {"openvino": (technique.export_openvino, FOLDER / "gpt.xml")}
+    if FRAMEWORK == "tf":
+        exports["litert"] = (technique.export_litert, FOLDER / "gpt.tflite")
+    example = on_device(inputs("text-gpt", 1))
+    found = {"own": _long_enough(kit.training.make_predict(model), "text-gpt", (3,))[0]}
+    for name, (export, path) in exports.items():
+        export(model, example, path, dynamic_sequence=True)
+        found[name] = output(getattr(runtimes, f"load_{name}")(path, threads=1), x)
+    return found
+
+
+def litert():
+    """The CNN in LiteRT; with float16 weights; what PyTorch says instead."""
+    model, weights = built("digits-cnn")
+    x = on_device(inputs("digits-cnn", 64))
+    if FRAMEWORK == "pt":
+        found = {"refusal": raised(technique.export_litert, model, x, FOLDER / "cnn.tflite")}
+        for runtime in ("onnx", "openvino"):
+            export = getattr(technique, f"export_{runtime}")
+            given = (model, x, FOLDER / "refused")
+            found[f"unknown to {runtime}"] = raised(export, *given, precision="int4")
+        return found
+    about = provenance(TASKS["digits-cnn"], weights)
+    found = {"own": output(kit.training.make_predict(model), x)}
+    for precision in ("float32", "float16"):
+        path = FOLDER / f"cnn-{precision}.tflite"
+        technique.export_litert(model, x[:1], path, about, precision=precision)
+        predict = runtimes.load_litert(path, threads=1)
+        found[precision] = output(predict, x)
+        found[f"{precision} one"] = output(predict, x[:1])
+        found[f"{precision} says"] = predict.metadata == about
+        found[f"{precision} bytes"] = path.stat().st_size
+    for runtime in ("onnx", "openvino", "litert"):
+        export = getattr(technique, f"export_{runtime}")
+        found[f"unknown to {runtime}"] = raised(export, model, x, path, precision="int4")
+    return found
+
+
+def int8():
+    """A ResNet in 8-bit integers, calibrated with what it then predicts."""
+    task = "photos-resnet50"
+    model, weights = built(task)
+    about = provenance(TASKS[task], weights)
+    x = on_device(inputs(task, 16))
+    found = {"own": output(kit.training.make_predict(model), x), "files": {}}
+    kinds = {"onnx": "onnx", "openvino": "xml"}
+    if FRAMEWORK == "tf":
+        kinds["litert"] = "tflite"
+    for runtime, ending in kinds.items():
+        export = getattr(technique, f"export_{runtime}")
+        path = export(model, x, FOLDER / f"int8-{runtime}.{ending}", about, precision="int8")
+        predict = getattr(runtimes, f"load_{runtime}")(path, threads=1)
+        weighs = path.with_suffix(".bin") if runtime == "openvino" else path
+        found["files"][runtime] = {
+            "out": output(predict, x),
+            "one": output(predict, x[:1]),
+            "says": predict.metadata == about,
+            "layers": getattr(operators, f"{runtime}_integer_layers")(path, np.asarray(x[:2])),
+            "share": weighs.stat().st_size / sum(value.nbytes for value in weights.values()),
+        }
+    fixed = {"dynamic_batch": False, "precision": "int8"}
+    path = technique.export_onnx(model, x, FOLDER / "int8-fixed.onnx", **fixed)
+    found["fixed batch"] = output(runtimes.load_onnx(path, threads=1), x)
+    return found | {"refusals": _int8_refusals(model, x)}
+
+
+def _int8_refusals(model, x):
+    """What calibration cannot be done with."""
+    whole = np.asarray(x)
+    holed = whole.copy()
+    holed.flat[100] = np.nan
+    samples = {"none": on_device(whole[:0]), "not finite": on_device(holed)}
+    kinds = ["onnx", "openvino"] + ["litert"] * (FRAMEWORK == "tf")
+    return {
+        f"{runtime} {name}": raised(
+            getattr(technique, f"export_{runtime}"),
+            model,
+            given,
+            FOLDER / f"refused-{runtime}-{name}.x",
+            precision="int8",
+        )
+        for runtime in kinds
+        for name, given in samples.items()
+    } | own.nothing_to_quantize()
+
+
+def foreign():
+    """Models that are not ours, of two inputs and two outputs, in every runtime."""
+    return own.foreign()
+
+
+def refusals():
+    """What bad input raises."""
+    model, _ = built("digits-cnn")
+    x = on_device(inputs("digits-cnn", 3))
+    path = technique.export_onnx(model, x, FOLDER / "fixed.onnx", dynamic_batch=False)
+    fixed = runtimes.load_onnx(path, threads=1)
+    array = np.asarray(x)
+    loaded = {"onnx": runtimes.load_onnx(FOLDER / "digits-cnn.onnx", threads=1)}
+    loaded["openvino"] = runtimes.load_openvino(FOLDER / "cnn.xml", threads=1)
+    if FRAMEWORK == "tf":
+        loaded["litert"] = runtimes.load_litert(FOLDER / "cnn-float32.tflite", threads=1)
+    found = {
+        "other batch": raised(fixed, array[:2]),
+        "the batch": output(fixed, array) is not None,
+        "precision": raised(
+            runtimes.load_openvino, FOLDER / "cnn.xml", threads=1, precision="int8"
+        ),
+        "tensorrt": raised(runtimes.load_tensorrt, path, threads=1),
+    }
+    for name, predict in loaded.items():
+        found[f"{name} shape"] = raised(predict, array[:, :, 1:])
+        found[f"{name} rank"] = raised(predict, array[0])
+        found[f"{name} dtype"] = raised(predict, array.astype(np.float64))
+        found[f"{name} number"] = raised(predict, (array, array))
+        found[f"{name} after"] = np.allclose(predict(array), fixed(array), atol=1e-5)
+        # The same values, in another order in memory.
+        found[f"{name} layout"] = np.allclose(
+            predict(np.asfortranarray(array)), fixed(array), atol=1e-5
+        )
+    return found | _damaged() | _missing(model, x) | own.unsupported()
+
+
+def _damaged():
+    """Files that are cut, empty, of something else, or not there."""
+    files = {"onnx": (runtimes.load_onnx, FOLDER / "digits-cnn.onnx")}
+    files["openvino"] = (runtimes.load_openvino, FOLDER / "cnn.xml")
+    if FRAMEWORK == "tf":
+        files["litert"] = (runtimes.load_litert, FOLDER / "cnn-float32.tflite")
+    found = {}
+    for name, (load, path) in files.items():
+        whole = path.read_bytes()
+        other = FOLDER / f"damaged{path.suffix}"
+        contents = {"half": whole[: len(whole) // 2], "empty": b"", "text": b"not a model " * 99}
+        for kind, content in contents.items():
+            other.write_bytes(content)
+            found[f"{name} {kind}"] = raised(load, other, threads=1)
+            count = getattr(operators, f"{name}_integer_layers")
+            found[f"{name} {kind} counted"] = raised(count, other, np.zeros((1, 1), np.float32))
+            if name == "onnx":
+                found[f"operators {kind}"] = raised(operators.onnx_operators, other)
+        found[f"{name} gone"] = raised(load, FOLDER / f"nothing{path.suffix}", threads=1)
+    found["onnx unchecked"] = raised(
+        _without_check, whole=(FOLDER / "digits-cnn.onnx").read_bytes()
+    )
+    (FOLDER / "damaged.xml").write_bytes((FOLDER / "cnn.xml").read_bytes())
+    found["openvino without weights"] = raised(
+        runtimes.load_openvino, FOLDER / "damaged.xml", threads=1
+    )
+    return found
+
+
+def _without_check(whole):
+    """Half of an ONNX file, before ONNX Runtime's own parser."""
+    path = FOLDER / "unchecked.onnx"
+    path.write_bytes(whole[: len(whole) // 2])
+    runtimes.load_onnx(path, threads=1, check=False)
+
+
+def _missing(model, x):
+    """A package that is not there, for each function that needs one."""
+    calls = {
+        "onnxruntime": lambda: runtimes.load_onnx(FOLDER / "fixed.onnx", threads=1),
+        "onnx": lambda: technique.export_onnx(model, x, FOLDER / "other.onnx"),
+        "openvino": lambda: runtimes.load_openvino(FOLDER / "cnn.xml", threads=1),
+        "ai_edge_litert.interpreter": lambda: runtimes.load_litert(
+            FOLDER / "cnn.tflite", threads=1
+        ),
+        {"pt": "onnxscript", "tf": "tf2onnx.convert"}[FRAMEWORK]: lambda: technique.export_onnx(
+            model, x, FOLDER / "other.onnx"
+        ),
+    }
+    found = {}
+    for module, call in calls.items():
+        kept = sys.modules.get(module)
+        sys.modules[module] = None
+        try:
+            found[f"without {module}"] = raised(call)
+        finally:
+            del sys.modules[module]
+            if kept is not None:
+                sys.modules[module] = kept
+    return found
+
+
+class PyTorch:
+    def __init__(self):
+        import torch
+
+        self.torch = torch
+
+    def two(self):
+        torch, nn = self.torch, self.torch.nn
+
+        class Two(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.inside = nn.ModuleDict({"head": nn.Linear(5, 3, bias=False)})
+                self.norm = nn.BatchNorm1d(3)
+                self.drop = nn.Dropout(0.5)
+
+            def forward(self, a, b):
+                y = self.norm(self.inside["head"](self.drop(a * b)))
+                return {"y": y, "z": a.sum(1)}
+
+        model = Two()
+        with torch.no_grad():
+            model.inside["head"].weight.copy_(torch.from_numpy(KERNEL.T))
+        return model
+
+    def foreign(self):
+        torch, model = self.torch, self.two()
+        model.norm.eval()  # frozen, while the model trains
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        a, b = torch.from_numpy(LEFT), torch.from_numpy(RIGHT)
+        files = {
+            "onnx": technique.export_onnx(model, (a[:1], b[:1]), FOLDER / "two.onnx"),
+            "openvino": technique.export_openvino(model, (a[:1], b[:1]), FOLDER / "two.xml"),
+        }
+        modes = [module.training for module in model.modules()]
+        found = {
+            "kept": all(torch.equal(before[n], value) for n, value in model.state_dict().items()),
+            "modes": modes,
+        }
+        with torch.no_grad():
+            given = model.eval()(a, b)
+        found["own"] = [given["y"].tolist(), given["z"].tolist()]
+        for name, path in files.items():
+            predict = getattr(runtimes, f"load_{name}")(path, threads=1)
+            found[name] = {n: outputs(predict, LEFT[:n], RIGHT[:n]) for n in (1, 3, 64)}
+        return {"two inputs": found}
+
+    def nothing_to_quantize(self):
+        path, x = FOLDER / "refused.onnx", self.torch.randn(4, 3)
+        given = (self.torch.nn.ReLU(), x, path)
+        return {"onnx no layer": raised(technique.export_onnx, *given, precision="int8")}
+
+    def unsupported(self):
+        torch, nn = self.torch, self.torch.nn
+
+        class Eigenvalues(nn.Module):
+            def forward(self, x):
+                return torch.linalg.eigvals(x @ x.transpose(0, 1)).real
+
+        class Branch(nn.Module):
+            def forward(self, x):
+                return x if x.sum() > 0 else -x
+
+        x = torch.randn(4, 4)
+        cnn, _ = built("digits-cnn")
+        wrong = torch.randn(2, 3, 32, 32)  # three channels, not one
+        return {
+            f"misfit {kind}": raised(export, cnn, wrong, FOLDER / f"refused.{kind}")
+            for kind, export in (
+                ("onnx", technique.export_onnx),
+                ("xml", technique.export_openvino),
+            )
+        } | {
+            f"{name} {kind}": raised(export, model, x, FOLDER / f"refused.{kind}")
+            for kind, export in (
+                ("onnx", technique.export_onnx),
+                ("xml", technique.export_openvino),
+            )
+            for name, model in (("operator", Eigenvalues()), ("branch", Branch()))
+        }
+
+
+class TensorFlow:
+    def __init__(self):
+        import tensorflow as tf
+
+        self.tf = tf
+
+    def foreign(self):
+        tf = self.tf
+        keras, layers = tf.keras, tf.keras.layers
+
+        class Two(keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.head = layers.Dense(3, use_bias=False)
+                self.norm = layers.BatchNormalization(epsilon=1e-5)
+                self.drop = layers.Dropout(0.5)
+
+            def call(self, a, b, training=False):
+                y = self.head(self.drop(a * b, training=training))
+                return {"y": self.norm(y, training=training), "z": tf.reduce_sum(a, 1)}
+
+        subclassed = Two()
+        a, b = tf.constant(LEFT), tf.constant(RIGHT)
+        subclassed(a, b)
+        subclassed.head.set_weights([KERNEL])
+        first, second = keras.Input((5,), name="first"), keras.Input((5,), name="second")
+        head, norm = layers.Dense(3, use_bias=False), layers.BatchNormalization(epsilon=1e-5)
+        hidden = layers.Dropout(0.5)(layers.Multiply()([first, second]))
+        functional = keras.Model([first, second], norm(head(hidden)))
+        head.set_weights([KERNEL])
+        return {
+            "two inputs": self._everywhere(subclassed, (a, b), lambda m: m(a, b)),
+            "functional": self._everywhere(functional, [a, b], lambda m: m([a, b])),
+        }
+
+    def _everywhere(self, model, example, call):
+        tf, name = self.tf, type(model).__name__
+        before = [np.array(value) for value in model.get_weights()]
+        some = tf.nest.map_structure(lambda part: part[:1], example)
+        files = {
+            "onnx": technique.export_onnx(model, some, FOLDER / f"{name}.onnx"),
+            "openvino": technique.export_openvino(model, some, FOLDER / f"{name}.xml"),
+            "litert": technique.export_litert(model, some, FOLDER / f"{name}.tflite"),
+        }
+        given = tf.nest.flatten(call(model))
+        after = model.get_weights()
+        found = {
+            "own": [np.asarray(part).tolist() for part in given],
+            "kept": all(np.array_equal(*pair) for pair in zip(before, after, strict=True)),
+        }
+        for kind, path in files.items():
+            predict = getattr(runtimes, f"load_{kind}")(path, threads=1)
+            found[kind] = {n: outputs(predict, LEFT[:n], RIGHT[:n]) for n in (1, 3, 64)}
+        return found
+
+    def nothing_to_quantize(self):
+        keras = self.tf.keras
+        given = keras.Input((3,))
+        model = keras.Model(given, keras.layers.ReLU()(given))
+        given = (model, self.tf.ones((4, 3)), FOLDER / "refused.onnx")
+        return {"onnx no layer": raised(technique.export_onnx, *given, precision="int8")}
+
+    def unsupported(self):
+        tf = self.tf
+
+        class Eigenvalues(tf.keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.inside = tf.keras.layers.Dense(4)
+
+            def call(self, x, training=False):
+                y = self.inside(x)
+                return tf.math.real(tf.linalg.eigvals(tf.matmul(y, y, transpose_b=True)))
+
+        cnn, _ = built("digits-cnn")
+        wrong = tf.zeros((2, 32, 32, 3))  # three channels, not one
+        misfit = {
+            f"misfit {kind}": raised(export, cnn, wrong, FOLDER / f"refused.{kind}")
+            for kind, export in (
+                ("onnx", technique.export_onnx),
+                ("xml", technique.export_openvino),
+                ("tflite", technique.export_litert),
+            )
+        }
+        model = Eigenvalues()
+        unbuilt = raised(technique.export_onnx, model, tf.zeros((4, 4)), FOLDER / "no.onnx")
+        model(tf.zeros((4, 4)))
+        found = {
+            f"operator {kind}": raised(export, model, tf.zeros((4, 4)), FOLDER / f"refused.{kind}")
+            for kind, export in (
+                ("onnx", technique.export_onnx),
+                ("xml", technique.export_openvino),
+                ("tflite", technique.export_litert),
+            )
+        }
+        return found | misfit | {"unbuilt": unbuilt}
+
+
+def main() -> None:
+    kit.runtime.configure(threads=1, seed=0)
+    found = {}
+    for scenario in (tasks, openvino, text, litert, int8, foreign, refusals):
+        try:
+            found[scenario.__name__] = scenario()
+        except Exception:
+            found[scenario.__name__] = {"error": traceback.format_exc()}
+    print(json.dumps(found))
+
+
+own = PyTorch() if FRAMEWORK == "pt" else TensorFlow()
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""pytest in a process of its own, as its users run it, but with the NumPy kit."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[2]
+MARK = "TWINBENCH_TEST"
+BENCH_FILE = """
+from tests.harness.faulty import SMALL as TECHNIQUE
+from tests.harness.faulty import prepare, took_effect
+
+
+def bench_faulty(case, replay):
+    replay(case)
+"""
+PLUGINS = ("-p", "tests.harness.fake_plugin", "-p", "bench.conftest", "-p", "no:cacheprovider")
+
+
+def environment(folder):
+    """That of a process which imports from `folder` and from here."""
+    usual = {k: v for k, v in os.environ.items() if k not in ("CI", "PYTEST_ADDOPTS")}
+    return usual | {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}
+
+
+def start(*arguments, folder, **others):
+    return subprocess.Popen(
+        [sys.executable, "-m", "pytest", "-c", ROOT / "pyproject.toml", *PLUGINS, *arguments],
+        cwd=folder,
+        env=environment(folder) | others,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process, timeout=120):
+    try:
+        out, err = process.communicate(timeout=timeout)
+    except BaseException:
+        process.kill()
+        process.communicate()
+        raise
+    return SimpleNamespace(out=out, err=err, status=process.returncode, record=record_of(out))
+
+
+def record_of(out):
+    """The record that the output points to."""
+    paths = re.findall(r"^/\S*results\.json$", out, re.MULTILINE)
+    return json.loads(Path(paths[-1]).read_text("utf-8")) if paths else None
+
+
+def interrupt(start, ready, *arguments, results, by=signal.SIGINT, **environment):
+    """Press Ctrl-C (or send another signal) once `ready(record, logs)` holds; what the run left."""
+    mark = uuid.uuid4().hex
+    results = Path(results)
+    process = start(
+        f"--results={results}", "--framework=pt", "--variant=same", *arguments,
+        **environment, **{MARK: mark},
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    try:
+        while time.monotonic() < deadline:
+            try:
+                record = json.loads((results / "latest" / "results.json").read_text("utf-8"))
+            except FileNotFoundError:
+                record = None
+            if record and ready(record, results / "latest" / "logs"):
+                break
+            time.sleep(0.05)
+        else:
+            raise AssertionError("the run did not get there")
+        asked = time.monotonic()
+        process.send_signal(by)
+        found = finish(process, timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    found.seconds = time.monotonic() - asked
+    found.left = marked(mark)
+    return found
+
+
+def blocks(record):
+    return min(len(case["timing"]["step_s"]) for case in record["cases"])
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """The living processes of a run, other than this one."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            own = process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.Error:
+            continue
+        if own and process.pid != os.getpid():
+            found.append(process)
+    return found

@@ -1,0 +1,409 @@
+"""The command line, as its users run it: pytest in a process of its own, with the NumPy kit."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.harness.plan import EFFORTS, FRAMEWORKS
+from bench.harness.run import techniques
+from shared.specs import TASKS
+from tests.harness.command_line import blocks, finish, interrupt
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.timeout(240)
+
+
+@pytest.fixture(scope="module")
+def run(start):
+    """Run it to its end."""
+
+    def go(*arguments, **settings):
+        return finish(start(*arguments, **settings))
+
+    return go
+
+
+def samples(record):
+    return {
+        case["id"]: [sample for block in case["timing"]["step_s"] for sample in block]
+        for case in record["cases"]
+        if case["status"] == "OK"
+    }
+
+
+@pytest.fixture(scope="module")
+def whole(run, tmp_path_factory):
+    """A default run with everything that pytest-benchmark can write."""
+    folder = tmp_path_factory.mktemp("whole")
+    found = run(
+        "--benchmark-only",
+        f"--benchmark-json={folder / 'benchmark.json'}",
+        f"--benchmark-storage=file://{folder / 'storage'}",
+        "--benchmark-save=first",
+        f"--benchmark-histogram={folder / 'histogram'}",
+    )
+    found.folder = folder
+    return found
+
+
+@pytest.fixture(scope="module")
+def selected(run, whole):
+    """A quiet quick run of one case, compared with the saved one."""
+    return run(
+        "-q",
+        "--effort=quick",
+        "--benchmark-only",
+        "-k=pt and same",
+        f"--benchmark-storage=file://{whole.folder / 'storage'}",
+        "--benchmark-compare",
+    )
+
+
+# A whole run ------------------------------------------------------------------------------------
+
+
+def test_the_plan_comes_first_then_progress(whole):
+    lines = whole.err.strip().splitlines()
+    assert lines[0] == "faulty: good, same, raises_late, prints, refuses, control"
+    assert "12 cases" in lines[1]
+    assert re.fullmatch(r"2 blocks of 5 rounds, .*about \d+:\d\d min", lines[2])
+    steps = [line for line in lines if line.startswith("[")]
+    assert steps[0].startswith("[1/23] machine · 0:0")
+    assert [line.split(" ·")[0] for line in steps[1:3]] == [
+        "[2/23] block 1 of 2: faulty",
+        "[3/23] block 2 of 2: faulty",
+    ]
+    pattern = r"\[\d+/23\] .* · \d+:\d\d elapsed, about \d+:\d\d left"
+    assert all(re.fullmatch(pattern, line) for line in steps)
+    assert lines.index(steps[0]) == 3
+
+
+def test_tables_and_paths_are_printed(whole):
+    assert "benchmark 'faulty/digits-cnn-4': 8 tests" in whole.out  # pytest-benchmark's
+    assert "digits-cnn · Speed" in whole.out  # and ours, after it
+    assert whole.out.index("benchmark 'faulty") < whole.out.index("digits-cnn · Speed")
+    ours = whole.out[whole.out.index("\ntwinbench\n") : whole.out.index("results.json")]
+    assert max(map(len, ours.splitlines()[:-1])) <= 80
+    written = [Path(line) for line in whole.out.splitlines() if re.fullmatch(r"/\S+\.\w+", line)]
+    names = ["results.json", "report.md", "report.html", "tables.csv"]
+    assert [path.name for path in written] == names
+    texts = dict(zip(names, (path.read_text("utf-8") for path in written), strict=True))
+    assert "Faults" in texts["report.md"]
+    assert "Faults" in texts["report.html"]
+    assert len(texts["tables.csv"].splitlines()) == 1 + len(whole.record["cases"])
+
+
+def test_the_record_is_finished_and_latest(whole, results_folder):
+    assert whole.record["finished"] is True
+    assert whole.record["effort"] == "default"
+    assert whole.record["command"].startswith("python -m pytest -c ")
+    assert "--benchmark-save=first" in whole.record["command"]
+    blocks = {
+        case["id"]: [len(block) for block in case["timing"]["step_s"]]
+        for case in whole.record["cases"]
+        if case["status"] == "OK"
+    }
+    assert len(blocks) == 8
+    assert set(map(tuple, blocks.values())) == {(5, 5)}
+    assert not list(results_folder.glob("*/*.partial"))
+
+
+def test_a_failed_case_fails_the_run_with_its_reason(whole):
+    assert whole.status == 1
+    assert "2 failed, 8 passed, 2 skipped" in whole.out
+    assert "FAILED: ValueError: step 41 is too much" in whole.out
+    assert "SKIPPED [2]" in whole.out
+    assert "UNSUPPORTED: upstream refuses this model" in whole.out
+    assert "Traceback" not in whole.out + whole.err
+    assert "Warning" not in whole.out
+
+
+def test_what_workers_print_stays_out_of_the_terminal(whole):
+    assert "a line on standard output" not in whole.out + whole.err
+    assert "bytes on its descriptor" not in whole.out + whole.err
+
+
+def test_the_samples_of_the_record_are_replayed_into_pytest_benchmark(whole):
+    written = json.loads((whole.folder / "benchmark.json").read_text("utf-8"))
+    replayed = {b["extra_info"]["case"]: b for b in written["benchmarks"]}
+    measured = samples(whole.record)
+    assert replayed.keys() == measured.keys()
+    for case_id, benchmark in replayed.items():
+        assert benchmark["stats"]["data"] == pytest.approx(measured[case_id], rel=1e-6)
+        assert benchmark["stats"]["rounds"] == len(measured[case_id]) == 10
+        assert benchmark["params"] == {"case": case_id}
+        assert benchmark["group"] == "faulty/digits-cnn-4"
+        assert benchmark["name"] == f"bench_faulty[{case_id.removeprefix('faulty/')}]"
+
+
+def test_histograms_are_written(whole):
+    (image,) = whole.folder.glob("histogram*.svg")
+    text = image.read_text("utf-8")
+    assert "<svg" in text
+    assert "digits-cnn-4/pt/good" in text
+
+
+def test_runs_can_be_saved_and_compared(whole, selected):
+    assert len(list((whole.folder / "storage").rglob("0001_first.json"))) == 1
+    compared = [line for line in selected.out.splitlines() if line.startswith("bench_faulty[")]
+    assert len([line for line in compared if "(0001_first)" in line]) == 1
+    assert len([line for line in compared if "(NOW)" in line]) == 1
+
+
+# Selections -------------------------------------------------------------------------------------
+
+
+def test_a_selection_is_measured_with_its_baseline_and_nothing_else(selected):
+    assert selected.status == 0
+    assert [case["id"] for case in selected.record["cases"]] == [
+        "faulty/digits-cnn-4/pt/good",
+        "faulty/digits-cnn-4/pt/same",
+    ]
+    (comparison,) = selected.record["comparisons"]
+    assert comparison["kind"] == "baseline"
+    assert "1 passed, 3 deselected" in selected.out  # the baseline is measured, not reported
+
+
+def test_a_quick_run_says_that_it_is_one(selected):
+    (comparison,) = selected.record["comparisons"]
+    assert comparison["ratio"] > 0
+    assert (comparison["ci"], comparison["verdict"]) == (None, None)
+    assert selected.record["effort"] == "quick"
+    assert "SMOKE RUN" in selected.out
+
+
+def test_quiet_means_no_progress(selected):
+    assert "elapsed" not in selected.err
+    assert "blocks of" not in selected.err
+
+
+def test_no_progress_in_ci(run):
+    found = run("--effort=quick", "--variant=good", "--framework=pt", "--blocks=2", CI="true")
+    assert found.status == 0
+    assert "elapsed" not in found.err
+    assert [case["id"] for case in found.record["cases"]] == ["faulty/digits-cnn-4/pt/good"]
+    assert len(found.record["cases"][0]["timing"]["step_s"]) == 2  # as --blocks says
+
+
+@pytest.mark.parametrize(
+    "option", ["--collect-only", "--benchmark-skip", "--benchmark-disable", "-k=no_such_case"]
+)
+def test_nothing_is_measured_where_nothing_was_asked_for(run, results_folder, option):
+    before = {path.name for path in results_folder.iterdir()}
+    found = run(option)
+    assert found.status == (5 if option.startswith("-k") else 0)
+    assert found.record is None
+    assert "elapsed" not in found.err
+    assert {path.name for path in results_folder.iterdir()} == before
+
+
+def test_nothing_is_measured_where_a_file_can_not_be_collected(run, bench_file, tmp_path):
+    broken = tmp_path / "bench_broken.py"
+    broken.write_text("import no_such_module\n")
+    found = run(files=[bench_file, broken])
+    assert found.status == 2
+    assert "No module named 'no_such_module'" in found.out
+    assert "elapsed" not in found.err
+    assert found.record is None
+
+
+def test_the_benchmarks_of_this_project_are_collected(tmp_path):
+    """The real files, by the command of the README; nothing imports a framework."""
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-X",
+            "importtime",
+            "-m",
+            "pytest",
+            "bench/",
+            "--collect-only",
+            "-q",
+            "--effort=full",
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    for name in techniques():
+        assert f"bench_{name}[" in done.stdout
+    imported = {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines()}
+    assert "pytest" in imported
+    assert not imported & {"torch", "tensorflow", "keras", "tf_keras"}
+
+
+def controls(*options):
+    """The controls that a default run of this project would play, by technique."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "bench/", "--collect-only", "-q", *options],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return re.findall(r"bench_(\w+)\[(\S+)/control\]", done.stdout)
+
+
+def test_a_workload_is_controlled_once_whatever_is_selected():
+    every = controls()
+    assert len({workload for _, workload in every}) == len(every) > 2
+    alone = controls("-k", "gradient_clipping")
+    assert alone == [("gradient_clipping", workload) for _, workload in alone]
+    assert len(alone) == 2
+    assert {workload for _, workload in alone} < {workload for _, workload in every}
+
+
+# Interruptions ----------------------------------------------------------------------------------
+
+
+def test_ctrl_c_keeps_what_is_finished_and_says_where(start, tmp_path):
+    found = interrupt(
+        start,
+        lambda record, logs: blocks(record) >= 2,
+        "--blocks=500",
+        results=tmp_path / "results",
+    )
+    assert found.status == 2
+    assert found.record["finished"] is False
+    assert {case["status"] for case in found.record["cases"]} == {"OK"}
+    assert 2 <= blocks(found.record) < 500
+    (comparison,) = found.record["comparisons"]
+    assert comparison["n"] == blocks(found.record)
+    assert "The run was interrupted; what was finished is kept." in found.out
+    assert "KeyboardInterrupt" in found.out
+    assert "INTERNALERROR" not in found.out + found.err
+    for name in ("report.md", "report.html", "tables.csv"):
+        assert (tmp_path / "results" / "latest" / name).exists()
+    assert found.left == []
+
+
+def test_ctrl_c_does_not_wait_for_training(start, tmp_path):
+    """Nor is a case that was still training called failed."""
+
+    def one_trains(record, logs):
+        return sum("trains from" in log.read_text() for log in logs.glob("*-train-*.log")) >= 1
+
+    found = interrupt(
+        start,
+        one_trains,
+        "--blocks=1",
+        results=tmp_path / "results",
+        FAKE_FIT_S="300",
+    )
+    assert found.status == 2
+    assert found.seconds < 30
+    assert found.record["finished"] is False
+    for case in found.record["cases"]:
+        assert (case["status"], case["accuracy"]) == ("OK", None)
+    assert "The run was interrupted" in found.out
+    assert found.left == []
+
+
+# Bad input --------------------------------------------------------------------------------------
+
+NAMES = {
+    "technique": sorted(techniques()),
+    "task": sorted(TASKS),
+    "effort": EFFORTS,
+    "framework": sorted(FRAMEWORKS),
+}
+BAD = {
+    **{f"--{name}=nope": ["there is no", "'nope'", *known] for name, known in NAMES.items()},
+    "--variant=nope": ["there is no variant 'nope'", "control", "bf16"],
+    "--effort=quick,full": ["there is no effort 'quick,full'", *EFFORTS],
+    "--effort=": ["there is no effort ''", *EFFORTS],
+    "--framework=pt,jax": ["there is no framework 'jax'", "pt, tf"],
+    "--technique=": ["there is no technique ''"],
+    "--blocks=0": ["--blocks", "'0'", "1 or more"],
+    "--blocks=x": ["--blocks", "'x'", "1 or more"],
+    "--blocks=-1": ["--blocks", "'-1'", "1 or more"],
+    "--blocks=²": ["--blocks", "'²'", "1 or more"],
+    "--memory-budget=much": ["--memory-budget", "'much'", "512MB"],
+    "--memory-budget=0MB": ["--memory-budget", "'0MB'", "512MB"],
+    "--pt-python=/no/such/python": ["--pt-python", "'/no/such/python'", "interpreter"],
+    "--tf-python=true": ["--tf-python", "'true'", "interpreter"],
+    "--tf-python=/": ["--tf-python", "'/'", "interpreter"],
+    "--results={file}/below": ["--results", "/below", "can't be written", "folder"],
+    "--technique=baseline --task=text-gpt": ["--technique baseline --task text-gpt", "leave"],
+}
+
+
+# One process for all, since most of a run like this is imports.
+REFUSE = """
+import contextlib, io, json, sys
+import pytest
+for arguments in json.load(sys.stdin):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = pytest.main(["bench/", "-p", "no:cacheprovider", *arguments])
+    print(json.dumps([status, out.getvalue(), err.getvalue()]), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def refused(tmp_path_factory):
+    """Every bad input on the real benchmarks: exit status, output, errors."""
+    file = tmp_path_factory.mktemp("file") / "file"
+    file.write_text("a file, which no folder can be in, whoever asks")
+    arguments = [given.format(file=file).split(" ") for given in BAD]
+    for options in arguments:  # so that nothing is measured should one be accepted
+        options += [] if options[0].startswith("--results") else ["--collect-only"]
+    done = subprocess.run(
+        [sys.executable, "-c", REFUSE],
+        cwd=ROOT,
+        input=json.dumps(arguments),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    return dict(zip(BAD, map(json.loads, done.stdout.splitlines()), strict=True))
+
+
+@pytest.mark.parametrize("given", BAD)
+def test_bad_input_is_one_clear_line_and_a_usage_error(refused, given):
+    status, out, err = refused[given]
+    assert status == pytest.ExitCode.USAGE_ERROR, out + err
+    (line,) = err.strip().splitlines()
+    assert line.startswith("ERROR: ")
+    for word in BAD[given]:
+        assert word in line
+    for noise in ("Traceback", "INTERNALERROR", "elapsed"):
+        assert noise not in out + err
+
+
+@pytest.mark.parametrize("argument", ["bench/bench_nope.py", "bench/ --blocks=0"])
+def test_a_usage_error_is_the_exit_status_of_the_command(argument):
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *argument.split(" ")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert argument.split(" ")[-1].split("=")[0] in done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a shell script")
+def test_an_interpreter_is_found_by_its_command(start, tmp_path):
+    """And its framework's workers run under it."""
+    used = tmp_path / "used"
+    python = tmp_path / "my-python"
+    python.write_text(f'#!/bin/sh\necho "$3" >> {used}\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    options = ("--tf-python=my-python", "--effort=quick", "--variant=good")
+    found = finish(start(*options, PATH=path))
+    assert found.status == 0, found.out
+    assert {case["status"] for case in found.record["cases"]} == {"OK"}
+    assert len(used.read_text().splitlines()) >= 4  # asked, described, parent, cold start, …

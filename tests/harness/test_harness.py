@@ -1,0 +1,943 @@
+"""The harness with real processes and a NumPy kit: faults, planted differences, leftovers."""
+
+import gc
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from dataclasses import replace
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client
+from pathlib import Path
+from statistics import median
+from types import SimpleNamespace
+
+import numpy as np
+import psutil
+import pytest
+
+from bench.harness import machine, matches, memory, plan, probes, processes, worker
+from bench.harness.matches import Match, configure, parent_key
+from bench.harness.plan import Effort, Prepared, cases_of
+from bench.harness.processes import Failed, Limits, ParentKey, Processes
+from shared import datasets
+from shared.specs import TASKS, forward_flops, layers, parameter_count, parameter_shapes
+from tests.conftest import LIMITS
+from tests.harness import faulty
+from tests.harness.command_line import MARK, marked
+
+ROOT = Path(__file__).resolve().parents[2]
+KEY = ParentKey("pt", None, "tuned", "main", 1)
+pytestmark = [pytest.mark.timeout(240), pytest.mark.usefixtures("fakes")]
+linux = pytest.mark.skipif(sys.platform != "linux", reason="figures of the Linux kernel")
+
+
+@pytest.fixture(scope="module")
+def faults(fakes_in_module, measure):
+    """One block with every fault, side by side with cases that are fine."""
+    return measure(
+        *faulty.FAULTS, "as_installed", "needs_compiler", "needs_gpu", "control",
+        amount=Effort(blocks=1, rounds=6, seeds=2),
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def planted(fakes_in_module, measure):
+    """Enough blocks to find a difference of a tenth.
+
+    Measured again where the machine was too noisy to say anything; a wrong verdict stands.
+    """
+    for _ in range(3):
+        found = measure(
+            *faulty.DEVICE_SHARES,
+            technique=faulty.PLANTED,
+            amount=Effort(blocks=6, rounds=8, seeds=2),
+        )
+        if own(found, "slower_by_a_tenth")["verdict"] not in ("noisy", "inconclusive"):
+            break
+    return found
+
+
+@pytest.fixture
+def started(tmp_path):
+    """Processes of one test."""
+    with Processes(tmp_path / "logs", limits=LIMITS) as found:
+        yield found
+
+
+def own(found, variant):
+    """The comparison of a variant with its own baseline."""
+    (one,) = [
+        c
+        for c in found.comparisons
+        if c["kind"] == "baseline" and c["numerator"].endswith(f"/pt/{variant}")
+    ]
+    return one
+
+
+def until(condition, seconds):
+    """Wait until `condition()` holds, `seconds` at most; its last value."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return value
+
+
+# Faults -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("variant", "status", "reason"),
+    [
+        ("raises", "FAILED", "RuntimeError: this is wrong"),
+        ("raises_late", "FAILED", "ValueError: step 41 is too much"),
+        ("exits", "FAILED", "the worker exited with status 3 during build"),
+        ("sys_exits", "FAILED", "SystemExit: 3"),
+        ("killed", "FAILED", "the worker was killed by SIGKILL during build"),
+        ("killed_late", "FAILED", "the worker was killed by SIGKILL during sample"),
+        ("out_of_memory", "FAILED", "MemoryError: Unable to allocate 1.00 GiB"),
+        ("refuses", "UNSUPPORTED", "upstream refuses this model"),
+        ("not_applied", "NOT_APPLIED", "nothing happened"),
+        ("retraces", "FAILED", "traced again in steady state: "),
+        ("burns_cpu", "FAILED", "a waiting worker used "),
+        ("unsynchronised", "FAILED", "not synchronised: its result came "),
+        ("odd_evidence", "FAILED", "TypeError: Object of type int64 is not JSON"),
+        ("fails_as_installed", "FAILED", "cold start: RuntimeError: works with the tuned"),
+        ("fails_in_training", "FAILED", "training: RuntimeError: this is wrong"),
+        ("needs_gpu", "UNSUPPORTED", "needs a CUDA GPU; none was found"),
+    ],
+)
+def test_a_fault_gets_its_status_and_a_reason_of_one_line(faults, variant, status, reason):
+    case = faults.cases["pt", variant]
+    assert case["status"] == status, case["reason"]
+    assert case["reason"].startswith(reason)
+    assert "\n" not in case["reason"]
+    assert case["timing"]["median_s"] is None
+    assert not any(case["id"] in (c["numerator"], c["denominator"]) for c in faults.comparisons)
+
+
+FINE = ("good", "prints", "synchronised", "leaves_a_child", "leaks", "as_installed", "control")
+
+
+@pytest.mark.parametrize("variant", FINE)
+def test_the_others_are_measured_whole(faults, variant):
+    case = faults.cases["pt", variant]
+    assert (case["status"], case["reason"]) == ("OK", None)
+    assert [len(block) for block in case["timing"]["step_s"]] == [6]
+    assert case["timing"]["median_s"] > 0
+    assert case["timing"]["warm_first_call_s"] > 0
+    assert len(case["certificate"]["losses"]) == 10
+    assert case["evidence"]["operator_dtypes"] == {"matmul": {"float32": 1}}
+    if variant != "control":
+        assert case["timing"]["cold_first_call_s"] > 0
+        assert case["memory"]["import_bytes"] > 0
+        assert len(case["accuracy"]["per_seed"]) == 2
+
+
+def test_every_fault_was_tried(faults):
+    assert {variant for _, variant in faults.cases} >= set(faulty.FAULTS)
+    assert faults.results["finished"] is True
+
+
+def test_a_case_that_fails_after_its_match_keeps_what_was_measured(faults):
+    for variant in ("fails_as_installed", "fails_in_training"):
+        case = faults.cases["pt", variant]
+        assert [len(block) for block in case["timing"]["step_s"]] == [6]
+
+
+@pytest.mark.parametrize(
+    ("variant", "reason"),
+    [
+        ("wrong_weight", "initial weights differ"),
+        ("shuffled_batch", "loss of step 3 differs by "),
+        ("nan_loss", "loss of step 1 differs by inf"),
+    ],
+)
+def test_other_work_is_not_comparable(faults, variant, reason):
+    assert faults.cases["pt", variant]["status"] == "OK"
+    comparison = own(faults, variant)
+    assert comparison["verdict"] == "not comparable"
+    assert comparison["reason"].startswith(reason)
+    assert own(faults, "prints")["reason"] is None  # and equal work is
+
+
+def test_what_a_worker_prints_is_in_its_log_alone(faults):
+    logs = {path.name: path.read_text() for path in (faults.folder / "logs").iterdir()}
+    printed = [text for name, text in logs.items() if "prints" in name]
+    assert len(printed) == 3  # match, cold start, training
+    for text in printed:
+        assert "a line on standard output" in text
+        assert "and bytes on its descriptor" in text
+        assert "and on standard error" in text
+    assert any("this is wrong" in text for name, text in logs.items() if "raises" in name)
+
+
+def test_no_process_is_left_after_a_run(faults):
+    assert marked(faults.mark) == []
+    mine = {child.pid for child in psutil.Process().children(recursive=True)}
+    assert not [p for p in mine if str(faults.folder) in " ".join(psutil.Process(p).cmdline())]
+
+
+def test_a_leak_of_50_mb_shows_within_a_tenth(faults):
+    def steady(variant):
+        memory = faults.cases["pt", variant]["memory"]
+        return memory["steady_peak_bytes"] - memory["import_bytes"]
+
+    assert steady("leaks") - steady("good") == pytest.approx(faulty.LEAK, rel=0.1)
+    assert abs(steady("synchronised") - steady("good")) < 0.1 * faulty.LEAK
+
+
+def test_memory_is_split_into_its_parts(faults):
+    memory = faults.cases["pt", "good"]["memory"]
+    assert memory["parameters_bytes"] == memory["gradients_bytes"] > 0
+    above = memory["steady_peak_bytes"] - memory["import_bytes"]
+    parts = sum(memory[f"{part}_bytes"] for part in ("parameters", "gradients", "optimizer"))
+    assert memory["rest_bytes"] == above - parts
+    assert memory["device_peak"] is None
+
+
+@linux
+def test_threads_and_allocator_are_read_back(faults):
+    threads = machine.usable_threads()
+    tuned, plain = (faults.cases["pt", v]["process"] for v in ("good", "as_installed"))
+    assert tuned["threads"] == {"intra_op": threads, "inter_op": threads}
+    if "glibc" in " ".join(os.confstr("CS_GNU_LIBC_VERSION").split()):
+        assert tuned["keeps_freed_memory"] is True
+        assert plain["keeps_freed_memory"] is False
+
+
+def test_the_harness_costs_at_most_one_percent(faults):
+    floor = faults.results["noise_floor"]
+    assert 0 < floor["empty_sample_share"]["pt"] <= 0.01
+    assert floor["shortest_sample_s"] > 0.7 * worker.SAMPLE_S  # the machine's speed may drift
+
+
+@pytest.mark.timeout(90)
+def test_a_worker_that_hangs_is_a_time_out(measure):
+    limits = replace(LIMITS, request=8)
+    found = measure("hangs", "same", amount=Effort(1, 3, 1), limits=limits)
+    hung = found.cases["pt", "hangs"]
+    assert (hung["status"], hung["reason"]) == (
+        "FAILED",
+        "time-out: no answer to build within 8 s",
+    )
+    assert found.cases["pt", "same"]["reason"] is None
+    assert marked(found.mark) == []
+
+
+# Planted differences ----------------------------------------------------------------------------
+
+
+def test_a_tenth_slower_is_found(planted):
+    comparison = own(planted, "slower_by_a_tenth")
+    assert comparison["verdict"] == "slower", comparison
+    assert comparison["ratio"] == pytest.approx(1.1, abs=0.05)
+    assert comparison["n"] == 6
+
+
+def test_a_win_that_costs_accuracy_is_none(planted):
+    comparison = own(planted, "faster_less_accurate")
+    assert comparison["verdict"] == "faster, less accurate", comparison
+    case = planted.cases["pt", "faster_less_accurate"]
+    assert case["accuracy"]["difference"]["verdict"] == "worse"
+    assert case["accuracy"]["difference"]["mean"] == pytest.approx(-5, abs=1e-6)
+
+
+def test_the_same_is_neither_faster_nor_slower(planted):
+    assert own(planted, "the_same")["verdict"] not in ("faster", "slower")
+
+
+# Frameworks, compilers and devices that are not there -------------------------------------------
+
+
+@pytest.fixture
+def broken_kit(tmp_path, monkeypatch):
+    """Make a kit whose framework fails to import in the given way."""
+
+    def make(statement):
+        package = tmp_path / "broken_impl"
+        (package / "kit").mkdir(parents=True)
+        for name in worker.KIT:
+            (package / f"{name.replace('.', '/')}.py").write_text(statement)
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        broken = replace(plan.FRAMEWORKS["pt"], package="broken_impl", module="no_such_framework")
+        monkeypatch.setitem(plan.FRAMEWORKS, "pt", broken)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("statement", "reason"),
+    [
+        ("import no_such_framework", "No module named 'no_such_framework'"),
+        ("raise ImportError('libcudart.so.13: no such file\\nmore')", "libcudart.so.13: no such"),
+        ("import os; os._exit(9)", "exited with status 9"),
+    ],
+)
+def test_one_framework_missing_or_broken(broken_kit, measure, statement, reason):
+    broken_kit(statement)
+    found = measure("same", frameworks=("pt", "tf"), amount=Effort(1, 3, 1))
+    for variant in ("good", "same"):
+        gone, there = found.cases["pt", variant], found.cases["tf", variant]
+        assert gone["status"] == "UNSUPPORTED"
+        assert reason in gone["reason"]
+        assert "pip install torch" in gone["reason"]
+        assert "\n" not in gone["reason"]
+        assert there["status"] == "OK"
+        assert there["memory"]["steady_peak_bytes"] > 0
+        assert there["accuracy"]["mean"] > 0
+    (comparison,) = found.comparisons
+    assert comparison["kind"] == "baseline"
+
+
+def test_a_module_that_only_the_parent_needs_is_missing(monkeypatch, measure):
+    """For example one Keras flavour of two."""
+    fake = replace(plan.FRAMEWORKS["pt"], preload=("no_such_keras",))
+    monkeypatch.setitem(plan.FRAMEWORKS, "pt", fake)
+    case = measure("good", amount=Effort(1, 3, 1)).cases["pt", "good"]
+    assert case["status"] == "UNSUPPORTED"
+    assert "No module named 'no_such_keras'" in case["reason"]
+    assert "pip install torch" in case["reason"]
+
+
+def test_an_interpreter_without_the_framework(measure, tmp_path):
+    """It starts, so that the usage check passes, but NumPy is not there."""
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S -E "$@"\n')
+    bare.chmod(0o755)
+    found = measure(
+        "good", frameworks=("pt", "tf"), amount=Effort(1, 3, 1), interpreters={"tf": str(bare)}
+    )
+    assert found.cases["tf", "good"]["status"] == "UNSUPPORTED"
+    assert "pip install tensorflow" in found.cases["tf", "good"]["reason"]
+    assert found.cases["pt", "good"]["status"] == "OK"
+
+
+def test_no_compiler_but_a_gpu(measure, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("FAKE_DEVICE", "cuda:0")
+    found = measure("needs_compiler", "needs_gpu", amount=Effort(1, 3, 1))
+    compiled = found.cases["pt", "needs_compiler"]
+    assert compiled["status"] == "UNSUPPORTED"
+    assert "install" in compiled["reason"]
+    assert "compiler" in compiled["reason"]
+    assert found.cases["pt", "needs_gpu"]["status"] == "OK"
+    assert found.cases["pt", "needs_gpu"]["memory"]["device_peak"]["allocated"] == 1 << 20
+    assert found.results["environment"]["gpu"] == {"name": "fake"}
+    assert found.results["environment"]["compiler"] is False
+
+
+@pytest.mark.skipif(not machine.compiler(), reason="no compiler on this machine")
+def test_a_compiler_is_used_where_there_is_one(faults):
+    assert faults.cases["pt", "needs_compiler"]["status"] == "OK"
+
+
+def test_threads_that_did_not_take_effect_are_an_error(started, monkeypatch):
+    monkeypatch.setenv("FAKE_THREADS", "7")
+    peer = started.execute(KEY, "threads")
+    with pytest.raises(Failed, match="1 threads were asked for, the framework reports"):
+        configure(peer, LIMITS, seed=0)
+
+
+# Parents ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def mortal(tmp_path, monkeypatch):
+    """Let the first parents of PyTorch die at a certain point; returns how many were started."""
+
+    def make(lives, at):
+        counter = tmp_path / "lives"
+        monkeypatch.setenv("MORTAL", str(counter))
+        monkeypatch.setenv("MORTAL_LIVES", str(lives))
+        monkeypatch.setenv("MORTAL_AT", str(at))
+        dying = replace(plan.FRAMEWORKS["pt"], module="tests.harness.fake_impl.mortal")
+        monkeypatch.setitem(plan.FRAMEWORKS, "pt", dying)
+        return lambda: len(counter.read_text())
+
+    return make
+
+
+@linux
+@pytest.mark.parametrize("at", ["import", 1, 2])
+def test_a_parent_that_dies_is_started_once_more(mortal, measure, at):
+    """Before its second fork a worker of its is alive, and stays in the match."""
+    starts = mortal(lives=1, at=at)
+    found = measure("same", "prints", amount=Effort(1, 3, 1))
+    for variant in ("good", "same", "prints"):
+        case = found.cases["pt", variant]
+        assert (case["status"], case["reason"]) == ("OK", None)
+        assert [len(block) for block in case["timing"]["step_s"]] == [3]
+    assert starts() == 3  # dead, again, and the parent for training
+    assert marked(found.mark) == []
+
+
+@linux
+@pytest.mark.parametrize("at", ["import", 1])
+def test_a_parent_that_always_dies_fails_its_own_cases_alone(mortal, measure, at):
+    starts = mortal(lives=100, at=at)
+    found = measure("good", frameworks=("pt", "tf"), amount=Effort(2, 3, 1))
+    case = found.cases["pt", "good"]
+    assert case["status"] == "FAILED"
+    assert case["reason"].startswith("its parent ")
+    assert starts() == 2  # once and once more, and not again in the next block
+    assert found.cases["tf", "good"]["status"] == "OK"
+    assert len(found.cases["tf", "good"]["timing"]["step_s"]) == 2
+
+
+def test_where_forking_is_unsafe_workers_are_executed(faults, measure, monkeypatch):
+    monkeypatch.setattr(processes, "FORKS", False)
+    found = measure("raises", "prints", "leaks", amount=Effort(1, 6, 2))
+    logs = [path.name for path in (found.folder / "logs").iterdir()]
+    assert not [name for name in logs if "parent" in name]
+
+    def shape(value):
+        if isinstance(value, dict):
+            return {key: shape(item) for key, item in value.items()}
+        return [shape(item) for item in value] if isinstance(value, list) else type(value)
+
+    for variant in ("good", "raises", "prints", "leaks"):
+        executed, forked = found.cases["pt", variant], faults.cases["pt", variant]
+        assert (executed["status"], executed["reason"]) == (forked["status"], forked["reason"])
+        assert shape(executed) == shape(forked)
+    assert own(found, "prints")["reason"] is None
+    assert marked(found.mark) == []
+
+
+@linux
+def test_arms_of_a_control_come_from_parents_of_their_own():
+    baseline, control = (
+        next(c for c in cases_of(faulty.TECHNIQUE, "m", "default") if c.variant.role == role)
+        for role in ("baseline", "control")
+    )
+    ours, theirs = parent_key(baseline, 2), parent_key(control, 2)
+    assert ours != theirs
+    assert replace(ours, arm="control") == theirs
+
+
+# Workers ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def digits(results_folder):
+    """The digits as the workers read them."""
+    return str(datasets.materialise(TASKS["digits-cnn"].dataset, results_folder / "data"))
+
+
+def prepare(peer, data, variant="good"):
+    """Bring a worker to where it is sampled; what `warm` answers."""
+    case = next(
+        c
+        for c in cases_of(faulty.TECHNIQUE, "tests.harness.faulty", "default")
+        if c.variant.name == variant
+    )
+    configure(peer, LIMITS, seed=0)
+    peer.ask(30, "build", case=case.message(), data=data, weights_seed=0)
+    peer.ask(30, "first_steps")
+    return peer.ask(30, "warm")
+
+
+def test_a_waiting_worker_uses_no_cpu(started, digits):
+    peer = started.execute(KEY, "waits")
+    prepare(peer, digits)
+    process = psutil.Process(peer.peer.pid)
+    peer.ask(30, "sample")
+    before = process.cpu_times()
+    time.sleep(1.5)
+    after = process.cpu_times()
+    assert after.user + after.system - before.user - before.system <= 0.02
+    answer = peer.ask(30, "sample")
+    assert answer["waited_s"] >= 1.5
+    assert answer["waiting_cpu_s"] <= 0.01 * answer["waited_s"]
+
+
+def test_a_sample_lasts_ten_milliseconds(started, digits):
+    """Sized in a row: alone a step of the asynchronous device costs as much as in a row."""
+    peer = started.execute(KEY, "sample")
+    for variant in ("good", "synchronised"):
+        steps = prepare(peer, digits, variant)["steps"]
+        each = median(peer.ask(30, "sample")["seconds"] for _ in range(10))
+        assert steps * each > 0.7 * worker.SAMPLE_S
+        assert steps * each < 5 * worker.SAMPLE_S
+
+
+def test_a_caller_that_dies_while_it_calls_shuts_nobody_out(started):
+    """Out of memory, for example, between its connection and its name."""
+    for _ in range(3):
+        Client(started._listener.address).close()  # no answer to the challenge
+    with pytest.raises(AuthenticationError):
+        Client(started._listener.address, authkey=b"not the key")
+    silent = Client(started._listener.address, authkey=bytes.fromhex(started._key))
+    silent.close()  # no name
+    assert configure(started.execute(KEY, "later"), LIMITS, seed=0)["threads"]
+
+
+def test_a_worker_that_dies_before_it_answers_is_a_failure_at_once(started, monkeypatch):
+    started.start_parents([KEY])
+    (started.logs / "0002-early.log").mkdir()  # its log can't be opened
+    start = time.monotonic()
+    with pytest.raises(Failed, match="the worker exited with status 1 before it answered"):
+        started.fork(KEY, "early")
+    assert time.monotonic() - start < 20
+    assert configure(started.fork(KEY, "next"), LIMITS, seed=0)["threads"]
+
+
+def test_an_answer_that_nobody_waited_for_is_not_taken_for_another(started, monkeypatch):
+    started.start_parents([KEY])
+    first = started.fork(KEY, "first")
+    parent = started._parents[KEY][1]
+
+    def interrupt(timeout):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(parent, "answer", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            started.fork(KEY, "second")
+    assert first.stop(kill=True) == "ended with its parent"
+
+
+def test_workers_end_with_what_they_started(started, digits):
+    started.start_parents([KEY])
+    for peer in (started.fork(KEY, "forked"), started.execute(KEY, "executed")):
+        prepare(peer, digits, "leaves_a_child")
+        (child,) = psutil.Process(peer.peer.pid).children()
+        assert child.name() == "sleep"
+        peer.stop(kill=True)
+        assert until(lambda child=child: not child.is_running(), 5)
+
+
+# Rounds and samples -----------------------------------------------------------------------------
+
+
+class Sampled:
+    """A worker that notes when it is asked."""
+
+    def __init__(self, case_id, asked, busy=0.0, waited=1.0, late=0.0):
+        self.case_id, self.asked = case_id, asked
+        self.answer = {"seconds": 1e-3, "late_s": late, "waiting_cpu_s": busy, "waited_s": waited}
+
+    def ask(self, timeout, op):
+        self.asked.append(self.case_id)
+        return self.answer
+
+    def stop(self, kill):
+        pass
+
+
+@pytest.fixture
+def play(tmp_path):
+    """Sample stand-ins for four contenders for ten rounds; who was asked, and the blocks."""
+
+    def sample(seed=0, **answers):
+        cases = cases_of(faulty.TECHNIQUE, "tests.harness.faulty", "default")[:4]
+        limited = SimpleNamespace(limits=LIMITS)
+        match = Match(limited, cases, data={}, threads=1, seed=seed, evidence=False)
+        asked = []
+        match.workers = {case.id: Sampled(case.id, asked) for case in cases}
+        match.workers[cases[0].id] = Sampled(cases[0].id, asked, **answers)
+        match._sample(rounds=10)
+        return asked, [match.blocks[case.id] for case in cases]
+
+    return sample
+
+
+def test_every_round_asks_everyone_once_in_an_order_of_its_own(play):
+    asked, blocks = play()
+    rounds = [tuple(asked[i : i + 4]) for i in range(0, 40, 4)]
+    assert {tuple(sorted(order)) for order in rounds} == {tuple(sorted(rounds[0]))}
+    assert len(set(rounds)) > 3
+    assert {order[0] for order in rounds} == set(rounds[0])  # nobody is always last
+    assert [len(block.samples) for block in blocks] == [10] * 4
+    assert play(seed=0)[0] == asked
+    assert play(seed=1)[0] != asked
+
+
+def test_contenders_start_in_an_order_drawn_anew():
+    cases = cases_of(faulty.TECHNIQUE, "tests.harness.faulty", "default")[:4]
+    orders = [
+        [case.id for case in Match(None, cases, data={}, threads=1, seed=s, evidence=False).cases]
+        for s in range(20)
+    ]
+    assert {tuple(sorted(order)) for order in orders} == {tuple(sorted(c.id for c in cases))}
+    assert {order[0] for order in orders} == {case.id for case in cases}
+
+
+@pytest.mark.parametrize(
+    ("answers", "reason"),
+    [
+        ({"busy": 0.09}, None),
+        ({"busy": 0.12}, "a waiting worker used 12% of a core"),
+        ({"busy": 0.0009, "waited": 0.002}, None),  # alone in a match: it hardly waits
+        ({"busy": 0.009, "waited": 0.02}, "a waiting worker used 40% of a core"),
+        ({"late": 0.04e-3}, None),
+        ({"late": 0.06e-3}, "not synchronised: its result came 6% of a sample"),
+    ],
+)
+def test_bounds_of_waiting_and_lateness(play, answers, reason):
+    _, (judged, *others) = play(**answers)
+    assert (judged.status, bool(judged.samples)) == (("FAILED", False) if reason else ("OK", True))
+    assert judged.reason is None if reason is None else judged.reason.startswith(reason)
+    assert {block.status for block in others} == {"OK"}
+
+
+@pytest.fixture
+def bench():
+    """A worker in this process, whose step takes a millisecond and notes each call."""
+    found = worker.Worker()
+    for name in worker.KIT:
+        importlib.import_module(f"tests.harness.fake_impl.{name}")
+    found.impl = importlib.import_module("tests.harness.fake_impl")
+    found.kit = found.impl.kit
+    found.batches = [(i, i) for i in range(worker.RESIDENT_BATCHES)]
+    found.calls = []
+
+    def step(x, y):
+        found.calls.append(x)
+        time.sleep(1e-3)
+        return 0.0
+
+    found.work = SimpleNamespace(mode="train")
+    found.prepared = Prepared(step, None, None, None)
+    yield found
+    gc.enable()
+    gc.unfreeze()
+
+
+def test_an_untimed_step_precedes_each_sample(bench):
+    steps = bench._op_warm()["steps"]
+    assert not gc.isenabled()
+    bench.calls.clear()
+    answer = bench._op_sample()
+    assert len(bench.calls) == steps + 1
+    assert 1e-3 <= answer["seconds"] < 5e-3  # of one step, not of ten
+    bench._op_sample()
+    assert bench.calls == [
+        (bench.calls[0] + i) % worker.RESIDENT_BATCHES for i in range(2 * (steps + 1))
+    ]
+
+
+def test_where_the_framework_owns_the_loop_it_times_all_but_the_first_batch(bench):
+    given = []
+
+    def loop(batches):
+        given.append(len(batches))
+        return 2e-3 * (len(batches) - 1), 0.0
+
+    bench.prepared = replace(bench.prepared, loop=loop)
+    steps = bench._op_warm()["steps"]
+    assert steps == 5  # of 2 ms
+    assert bench._op_sample()["seconds"] == pytest.approx(2e-3)
+    assert given[-1] == steps + 1
+    assert bench.calls == []
+
+
+def test_warm_up_ends_when_steps_stop_trending(bench):
+    """A step that gets faster for a while, like one that is traced, then tuned."""
+    speeds = iter([20e-3] * 3 + [10e-3] * 6 + [5e-3] * 12)
+
+    def step(x, y):
+        bench.calls.append(x)
+        time.sleep(next(speeds, 2e-3))
+        return 0.0
+
+    bench.prepared = Prepared(step, None, None, None)
+    assert 3 <= bench._op_warm()["steps"] <= 6  # as fast as it became
+
+
+# Predictions, probes, and what limits a run -------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def predicted(measure, fakes_in_module):
+    return measure(
+        "good",
+        "same",
+        "raises_in_probe",
+        technique=faulty.PREDICTED,
+        memory_budget=5_000_000,
+        amount=Effort(2, 3, 1),
+    )
+
+
+def test_predictions_are_timed_and_certified(predicted):
+    """Their step raises: had it run, they would have failed."""
+    good, same = predicted.cases["pt", "good"], predicted.cases["pt", "same"]
+    assert good["id"] == "predicted/digits-cnn-4-predict/pt/good"
+    assert (good["mode"], good["status"]) == ("predict", "OK")
+    assert [len(block) for block in good["timing"]["step_s"]] == [3, 3]
+    losses = good["certificate"]["losses"]
+    assert len(set(losses)) == worker.RESIDENT_BATCHES
+    assert losses == same["certificate"]["losses"]
+
+
+def test_memory_of_predictions_has_no_training_in_it(predicted):
+    memory = predicted.cases["pt", "good"]["memory"]
+    assert memory["gradients_bytes"] == memory["optimizer_bytes"] == 0
+
+
+@linux
+def test_a_model_that_only_the_preparation_holds_is_none_of_the_prediction():
+    """A file is made from it, say. Its memory is free before the prediction's is taken."""
+    held = np.ones(40 << 20, np.uint8)
+    bench = worker.Worker()
+    bench.prepared = Prepared(held.sum, len, held, object(), deploy=held.max)
+    before = memory.resident()
+    del held
+    bench._forget_training()
+    assert before - memory.resident() > 39 << 20
+    assert bench.prepared.predict is len
+
+
+def test_models_tell_their_size(predicted):
+    metrics = predicted.cases["pt", "good"]["metrics"]
+    spec = TASKS["digits-cnn"].model
+    assert metrics["parameters"]["value"] == parameter_count(spec)
+    assert metrics["macs"]["value"] == forward_flops(spec, 1) / 2e6
+
+
+@pytest.mark.parametrize("name", [n for n, t in TASKS.items() if n != "photos-resnet50"])
+def test_the_size_of_a_model_follows_its_kernels(name):
+    spec = TASKS[name].model
+    weights = {n: np.ones(shape, np.float32) for n, shape in parameter_shapes(spec).items()}
+    whole = worker.model_size(spec, weights)
+    assert whole["parameters"]["value"] == whole["parameters_not_zero"]["value"]
+    assert whole["parameters"]["value"] == parameter_count(spec)
+    assert whole["macs"] == {"value": forward_flops(spec, 1) / 2e6, "unit": "M"}
+    weights["head.kernel"][:, 1:] = 0
+    zeros = weights["head.kernel"].size - len(weights["head.kernel"])
+    pruned = worker.model_size(spec, weights)
+    assert pruned["parameters_not_zero"]["value"] == parameter_count(spec) - zeros
+    assert pruned["macs"] == whole["macs"]
+    weights["head.kernel"] = weights["head.kernel"][: len(weights["head.kernel"]) // 2]
+    head = next(layer.macs for layer in layers(spec) if layer.name == "head")
+    smaller = worker.model_size(spec, weights)
+    assert smaller["macs"]["value"] == pytest.approx(whole["macs"]["value"] - head / 2e6)
+
+
+def test_an_artifact_s_size_is_kept_and_the_artifact_is_not(predicted):
+    good = predicted.cases["pt", "good"]
+    assert good["artifact_bytes"] == good["metrics"]["artifact"]["value"] == faulty.ARTIFACT
+    assert 0 < good["metrics"]["compressed_artifact"]["value"] < faulty.ARTIFACT / 100
+
+
+def test_nothing_starts_while_something_is_measured_apart(measure, fakes, monkeypatch):
+    starting, seen, lock = [], [], threading.Lock()
+    begin, cold_start = probes.begin, probes.cold_start
+
+    def beginning(processes, case, what, **given):
+        with lock:
+            starting.append(case)
+        try:
+            return begin(processes, case, what, **given)
+        finally:
+            with lock:
+                starting.remove(case)
+
+    def measuring(*arguments, **given):
+        before = list(starting)
+        found = cold_start(*arguments, **given)
+        seen.append((before, list(starting)))
+        return found
+
+    monkeypatch.setattr(probes, "begin", beginning)
+    monkeypatch.setattr(probes, "cold_start", measuring)
+    found = measure("good", "same", technique=faulty.UNTIMED, amount=Effort(1, 3, 1))
+    assert {case["status"] for case in found.cases.values()} == {"OK"}
+    assert seen == [([], [])] * len(found.cases)
+
+
+def test_a_probe_runs_apart_and_its_failure_is_its_case_s_alone(predicted):
+    metrics = predicted.cases["pt", "good"]["metrics"]
+    assert metrics["budget"]["value"] == 5_000_000
+    assert metrics["first_pixels"]["unit"] == "1"
+    assert len(metrics["cold_first_calls_s"]["samples"]) == 2
+    failed = predicted.cases["pt", "raises_in_probe"]
+    assert failed["status"] == "FAILED"
+    assert failed["reason"] == "probe: RuntimeError: the probe is wrong"
+
+
+def test_what_is_not_timed_proves_itself_in_its_own_process(measure, fakes):
+    found = measure("good", "not_applied", technique=faulty.UNTIMED, amount=Effort(2, 3, 1))
+    good, failed = found.cases["pt", "good"], found.cases["pt", "not_applied"]
+    assert (good["status"], good["timing"]["step_s"]) == ("OK", [])
+    assert good["evidence"]["operator_dtypes"]["matmul"]
+    assert good["memory"]["import_bytes"] > 0
+    assert (failed["status"], failed["reason"]) == ("NOT_APPLIED", "nothing happened")
+
+
+def test_slow_contenders_end_a_block_early_but_not_before_the_fewest_rounds(
+    measure, fakes, monkeypatch
+):
+    monkeypatch.setattr(matches, "SAMPLING_S", 0.0)
+    found = measure("good", "same", amount=Effort(1, 30, 1))
+    for case in found.cases.values():
+        assert len(case["timing"]["step_s"][0]) == matches.FEWEST_ROUNDS
+
+
+def test_training_ends_with_its_budget_and_says_so(measure, fakes, monkeypatch):
+    monkeypatch.setenv("FAKE_FIT_S", "1.5")
+    found = measure("good", amount=Effort(1, 3, 8, train_s=4.0))
+    case = found.cases["pt", "good"]
+    trained = len(case["accuracy"]["per_seed"])
+    assert case["status"] == "OK"
+    assert 1 <= trained <= 2
+    assert case["reason"] == (
+        f"accuracy: {trained} of 8 seeds trained in 4 s; --effort full trains all"
+    )
+
+
+def test_a_workload_that_trains_longer_has_a_larger_budget(measure, fakes, monkeypatch):
+    monkeypatch.setenv("FAKE_FIT_S", "1.5")
+    longer = replace(faulty.TECHNIQUE.workloads[0], training=4.0)
+    technique = replace(faulty.TECHNIQUE, workloads=(longer,))
+    found = measure("good", technique=technique, amount=Effort(1, 3, 3, train_s=4.0))
+    case = found.cases["pt", "good"]
+    assert len(case["accuracy"]["per_seed"]) == 3
+    assert case["reason"] is None
+
+
+@pytest.mark.parametrize(("samples", "batch"), [(1_797, 599), (512, 512), (600, 600), (601, 301)])
+def test_evaluation_cuts_few_and_even_batches(samples, batch):
+    assert worker.even_batch(samples) == batch
+
+
+def test_first_calls_are_timed_one_by_one_after_the_first_block(measure, fakes, monkeypatch):
+    """Side by side they would disturb each other."""
+    seen = []
+    play = matches.Match.play
+
+    def watched(self, rounds):
+        played = play(self, rounds)
+        seen.append((self.side_by_side, {b.first_call_s is None for b in played.values()}))
+        return played
+
+    monkeypatch.setattr(matches.Match, "play", watched)
+    monkeypatch.setattr(machine, "usable_threads", lambda: 2)
+    found = measure("good", "same", amount=Effort(3, 3, 1))
+    assert seen == [(2, {True}), (1, {False}), (2, {True})]
+    assert found.cases["pt", "good"]["timing"]["warm_first_call_s"] > 0
+
+
+# The harness itself is killed -------------------------------------------------------------------
+
+DOOMED = """
+import json, sys
+from pathlib import Path
+from bench.harness import processes, run
+from bench.harness.plan import Effort, cases_of, choose, with_baselines
+from tests.harness import fake_plugin, faulty
+fake_plugin.install()
+processes.FORKS = json.loads(sys.argv[2])
+every = cases_of(faulty.TECHNIQUE, "tests.harness.faulty", "default")
+names = {"same", "leaves_a_child", "hangs"}
+cases = with_baselines(choose(every, tasks=set(), variants=names, frameworks={"pt"}), every)
+plan = run.Plan({"faulty": cases}, {"faulty": faulty.TECHNIQUE}, Effort(1, 3, 1))
+results = Path(sys.argv[1])
+folder = results / sys.argv[3]
+folder.mkdir()
+run.Run(plan, run.Settings(results=results), folder, print).measure()
+"""
+
+
+@linux
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("forks", [True, False])
+def test_nothing_outlives_a_harness_that_is_killed(results_folder, forks):
+    """Not even a worker that hangs."""
+    mark = uuid.uuid4().hex
+    main = subprocess.Popen(
+        [sys.executable, "-c", DOOMED, results_folder, json.dumps(forks), mark],
+        cwd=ROOT,
+        env=os.environ | {MARK: mark},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        logs = results_folder / mark / "logs"
+
+        def hangs():
+            return any("hangs from now" in log.read_text() for log in logs.glob("*-hangs.log"))
+
+        assert until(hangs, 60), "the run did not get there"
+        assert len(marked(mark)) >= 3
+        main.send_signal(signal.SIGKILL)
+        assert main.wait() == -signal.SIGKILL
+        left = until(lambda: not [p for p in marked(mark) if p.name() != "sleep"], 15)
+        assert left, marked(mark)
+    finally:
+        main.kill()
+        main.wait()
+        for process in marked(mark):
+            process.kill()
+
+
+# Probes -----------------------------------------------------------------------------------------
+
+
+def test_describe_says_what_is_there(started):
+    found = probes.describe(started, "pt", threads=1)
+    assert found["versions"]["numpy"]
+    assert found["device"] == "cpu"
+    assert found["matmul_flops"] == {"float32": 4e9, "bfloat16": 8e9}
+    assert found["python"] == sys.version.split()[0]
+
+
+def cold_start(started, case, data):
+    worker = probes.begin(started, case, "cold start", threads=1, seed=0)
+    try:
+        return probes.cold_start(worker, started.limits, case, data=data, seed=0)
+    finally:
+        worker.stop(kill=True)
+
+
+def test_a_cold_start_has_an_empty_cache_and_the_plain_allocator(started, digits, monkeypatch):
+    environments = []
+    execute = started.execute
+
+    def spy(key, label, **extra):
+        environments.append((key.allocator, extra, os.listdir(extra["TORCHINDUCTOR_CACHE_DIR"])))
+        return execute(key, label, **extra)
+
+    monkeypatch.setattr(started, "execute", spy)
+    case = cases_of(faulty.TECHNIQUE, "tests.harness.faulty", "default")[0]
+    for _ in range(2):
+        assert cold_start(started, case, digits)["first_call_s"] > 0
+    (first, second) = environments
+    assert first[0] == second[0] == "as installed"
+    assert first[2] == second[2] == []
+    assert first[1] != second[1]
+    kept = replace(case, variant=replace(case.variant, allocator="tuned"))
+    cold_start(started, kept, digits)
+    assert environments[-1][0] == "tuned"  # as the row asks for
+    started.__exit__()
+    assert not os.path.exists(first[1]["TORCHINDUCTOR_CACHE_DIR"])  # gone with the run
+
+
+@linux
+def test_what_a_framework_imports_late_is_no_memory_of_a_case(
+    started, digits, tmp_path, monkeypatch
+):
+    (tmp_path / "late.py").write_text("held = b'x' * 40_000_000")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    case = cases_of(faulty.TECHNIQUE, "tests.harness.faulty", "default")[0]
+    imported, above = [], []
+    for preload in ((), ("late",)):
+        framework = replace(plan.FRAMEWORKS["pt"], preload=preload)
+        monkeypatch.setitem(plan.FRAMEWORKS, "pt", framework)
+        found = cold_start(started, case, digits)["memory"]
+        imported.append(found["import_bytes"])
+        above.append(found["steady_peak_bytes"] - found["import_bytes"])
+    assert imported[1] - imported[0] > 35_000_000
+    assert abs(above[1] - above[0]) < 5_000_000
+
+
+def test_limits_have_generous_defaults():
+    assert Limits().request >= 120
+    assert Limits().train >= Limits().request

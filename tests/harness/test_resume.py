@@ -1,0 +1,738 @@
+"""Taking up a run: what was measured stands as it was, and only the rest is measured."""
+
+import copy
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+
+import pytest
+
+from bench.harness import probes, run, state
+from bench.harness.matches import Block
+from bench.harness.plan import Effort, Technique, Variant, Workload, cases_of
+from bench.harness.processes import Failed, Processes
+from bench.harness.run import OtherConditions, Plan, Run, Settings
+from tests.harness import command_line
+from tests.harness.command_line import ROOT, blocks, finish, interrupt
+
+pytestmark = pytest.mark.timeout(240)
+
+# A run whose measurements are made up, interrupted at every point ---------------------------------
+
+# With the others, two baselines and two controls, they are too many for one match.
+VARIANTS = tuple(Variant(f"variant{i}") for i in range(3))
+TECHNIQUES = {
+    "first": Technique(
+        "faults",
+        "first",
+        "First",
+        (Variant("plain", role="baseline"), Variant("nan_loss"), Variant("refuses"), *VARIANTS),
+        (Workload("digits-cnn", "small", accuracy=True),),
+    ),
+    "second": Technique(
+        "faults",
+        "second",
+        "Second",
+        (Variant("plain", role="baseline"), Variant("faster")),
+        (Workload("digits-cnn", "compute"), Workload("digits-cnn", "small", timed=False)),
+        cold_starts=2,
+        probes=True,
+        controls=False,
+    ),
+}
+AMOUNT = Effort(blocks=3, rounds=5, seeds=2)
+CASES = {name: cases_of(t, "nowhere", "default") for name, t in TECHNIQUES.items()}
+FAILING = "first/digits-cnn-4/pt/variant1"
+
+
+class MadeUp:
+    """Measurements that depend on what is measured alone, and a note of each.
+
+    `stop_at`: the number of the measurement during which Ctrl-C is pressed. `fails`: the ids of
+    cases that fail, in a match or in a cold process.
+    """
+
+    def __init__(self, stop_at=math.inf, fails=(), cold_fails=()):
+        self.stop_at, self.fails, self.cold_fails = stop_at, fails, cold_fails
+        self.done = []
+
+    def note(self, *what):
+        if len(self.done) >= self.stop_at:
+            raise KeyboardInterrupt
+        self.done.append(what)
+
+    def play(self, match, rounds):
+        self.note("block", match.seed, tuple(sorted(case.id for case in match.cases)))
+        return {case.id: self.block(case, match.seed, rounds) for case in match.cases}
+
+    def block(self, case, seed, rounds):
+        if case.variant.name == "refuses":
+            return Block(status="UNSUPPORTED", reason="upstream refuses this")
+        if case.id in self.fails:
+            return Block(status="FAILED", reason="it fell over")
+        made = Random(f"{case.id} {seed}")
+        losses = [made.random() if case.variant.name == "nan_loss" else 2.0] * 10
+        losses[4] = math.nan if case.variant.name == "nan_loss" else losses[4]
+        return Block(
+            samples=[made.uniform(0.9, 1.1) for _ in range(rounds)],
+            first_call_s=made.random() if seed % 2 else None,
+            losses=losses,
+            weights_sha256="a" * 64,
+            empty_s=made.random() * 1e-6,
+            steps=made.randrange(1, 9),
+            settings={"threads": {"intra_op": 2}},
+            evidence={"seed": seed} if seed == run.SEED else None,
+        )
+
+    def cold_start(self, worker, limits, case, **given):
+        self.note("cold start", case.id)
+        if case.id in self.cold_fails:
+            raise Failed("it fell over")
+        made = Random(f"cold {case.id}")
+        memory = ("import_bytes", "build_bytes", "first_step_peak_bytes", "steady_peak_bytes")
+        return {
+            "first_call_s": made.random(),
+            "memory": {name: made.randrange(1 << 30) for name in memory},
+            "parts": {"parameters": 1, "gradients": 1, "optimizer": 0},
+            "device_peak": None,
+        }
+
+    def probe(self, worker, limits, case, **given):
+        self.note("probe", case.id)
+        value = Random(f"probe {case.id}").random()
+        return {"figure": {"value": value, "unit": "1", "samples": [value]}}
+
+    def train_all(self, processes, cases, *, done, **given):
+        for case in cases:
+            self.note("training", case.id)
+            made = Random(f"train {case.id}")
+            done(case, probes.Trained([90 + made.random(), 90 + made.random()]))
+
+
+DESCRIBED = {
+    "versions": {"numpy": "2"},
+    "python": "3",
+    "device": "cpu",
+    "device_info": None,
+    "keeps_freed_memory": True,
+    "matmul_flops": {"float32": 1e9},
+}
+
+
+def install(patch, found):
+    """Put made-up measurements in the place of processes."""
+    patch.setattr(run.Match, "play", lambda match, rounds: found.play(match, rounds))
+    patch.setattr(probes, "describe", lambda *_: DESCRIBED)
+    patch.setattr(probes, "begin", lambda *_, **__: SimpleNamespace(stop=lambda **_: 0))
+    for name in ("cold_start", "probe", "train_all"):
+        patch.setattr(probes, name, getattr(found, name))
+    patch.setattr(Processes, "start_parents", lambda self, keys: {})
+    patch.setattr(run.datasets, "materialise", lambda *_: Path("nowhere"))
+    return found
+
+
+@pytest.fixture
+def made_up(monkeypatch):
+    return lambda **settings: install(monkeypatch, MadeUp(**settings))
+
+
+def begin(folder):
+    """A run of all cases into `folder`."""
+    folder.mkdir(exist_ok=True)
+    plan = Plan(CASES, TECHNIQUES, AMOUNT)
+    return Run(plan, Settings(results=folder.parent, asked=ASKED), folder, lambda line: None)
+
+
+ASKED = {"options": {}, "selected": []}
+
+
+def take_up(folder, monkeypatch):
+    """The run of `folder` again, as another process would find it."""
+    monkeypatch.setattr(state, "_is_alive", lambda process: False)
+    record = json.loads((folder / "results.json").read_text("utf-8"))
+    plan = Plan(CASES, TECHNIQUES, AMOUNT)
+    settings = Settings(results=folder.parent, asked=ASKED)
+    return Run(plan, settings, folder, lambda line: None, state.load(folder, record["started"]))
+
+
+def measured(record):
+    """The record without what tells one run from another of the same figures."""
+    found = copy.deepcopy(record)
+    for name in ("started", "resumed"):
+        del found[name]
+    del found["environment"]["load"]
+    return found
+
+
+def figures(record, *, but=()):
+    """By case what was measured and concluded of it, as text."""
+    return {case["id"]: json.dumps(case) for case in record["cases"] if case["id"] not in but}
+
+
+def ratios(record, *, but=()):
+    """By pair what was concluded of it, without pairs of cases in `but`."""
+    return {
+        (c["kind"], c["numerator"], c["denominator"]): json.dumps(c)
+        for c in record["comparisons"]
+        if not {c["numerator"], c["denominator"]} & set(but)
+    }
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The record of a run that nobody interrupts, and its measurements."""
+    with pytest.MonkeyPatch.context() as patch:
+        found = install(patch, MadeUp())
+        record = begin(tmp_path_factory.mktemp("whole")).measure()
+    return SimpleNamespace(record=record, done=found.done)
+
+
+def test_a_run_is_what_the_tests_below_need(whole):
+    """Matches in parts, every kind of measurement, and losses that are not numbers."""
+    assert {what for what, *_ in whole.done} == {"block", "cold start", "probe", "training"}
+    assert len([1 for what, *_ in whole.done if what == "block"]) == 3 * AMOUNT.blocks
+    statuses = {case["variant"]: case["status"] for case in whole.record["cases"]}
+    assert statuses["refuses"] == "UNSUPPORTED"
+    assert {statuses[name] for name in statuses if name != "refuses"} == {"OK"}
+    assert None in next(
+        case["certificate"]["losses"]
+        for case in whole.record["cases"]
+        if case["variant"] == "nan_loss"
+    )
+    assert whole.record["resumed"] == []
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["ctrl-c", "kill -9"])
+def test_wherever_a_run_ends_it_is_taken_up_as_if_it_had_not(
+    whole, made_up, tmp_path, monkeypatch, killed
+):
+    """The record is the same to the last digit, and nothing is measured twice.
+
+    Where the process was killed, it did not write what it was at: a technique's training.
+    """
+    for stop_at in range(4 * killed, len(whole.done), 7):
+        folder = tmp_path / f"after {stop_at}"
+        before = made_up(stop_at=stop_at)
+        interrupted = begin(folder)
+        with pytest.raises(KeyboardInterrupt):
+            interrupted.measure()
+        if not killed:
+            interrupted.save()  # as bench/conftest.py does
+        after = made_up()
+        record = take_up(folder, monkeypatch).measure()
+        assert measured(record) == measured(whole.record)
+        assert len(record["resumed"]) == 1
+        again = [what for what in before.done if what in after.done and what[0] != "cold start"]
+        assert {what for what, *_ in again} <= ({"training"} if killed else set())
+        done = before.done + [what for what in after.done if what not in again]
+        assert sorted(done) == sorted(whole.done)
+
+
+def test_a_run_can_be_taken_up_again_and_again(whole, made_up, tmp_path, monkeypatch):
+    folder = tmp_path / "often"
+    made_up(stop_at=0)
+    with pytest.raises(KeyboardInterrupt):
+        begin(folder).measure()
+    measurements = 0
+    record = None
+    while record is None:
+        found = made_up(stop_at=4)
+        resumed = take_up(folder, monkeypatch)
+        try:
+            record = resumed.measure()
+        except KeyboardInterrupt:
+            resumed.save()
+        measurements += len(found.done)
+    assert measured(record) == measured(whole.record)
+    assert len(record["resumed"]) == math.ceil(len(whole.done) / 4)
+    assert measurements == len(whole.done)
+
+
+def test_a_run_that_was_killed_between_its_two_files_loses_nothing(
+    whole, made_up, tmp_path, monkeypatch
+):
+    folder = tmp_path / "between"
+    before = made_up(stop_at=5)
+    interrupted = begin(folder)
+    with pytest.raises(KeyboardInterrupt):
+        interrupted.measure()
+    old = (folder / "results.json").read_bytes()
+    before.stop_at = math.inf
+    match = SimpleNamespace(seed=run.SEED + 1, cases=interrupted.record.matches[2])
+    interrupted.record.add_block(2, 1, before.play(match, AMOUNT.rounds))
+    interrupted.save()
+    (folder / "results.json").write_bytes(old)  # the state is a block ahead
+    after = made_up()
+    assert measured(take_up(folder, monkeypatch).measure()) == measured(whole.record)
+    assert not [what for what in after.done if what in before.done and what[0] == "block"]
+
+
+# What failed --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def with_failures(made_up, tmp_path, monkeypatch):
+    """A run in which a case failed, before and after it was taken up."""
+
+    def measure(**fails):
+        folder = tmp_path / "failed"
+        made_up(**fails)
+        before = begin(folder).measure()
+        found = made_up()
+        after = take_up(folder, monkeypatch).measure()
+        return SimpleNamespace(before=before, after=after, done=found.done, folder=folder)
+
+    return measure
+
+
+def test_a_failed_case_is_measured_again_beside_those_it_is_compared_with(with_failures, whole):
+    found = with_failures(fails={FAILING})
+    company = ("first/digits-cnn-4/pt/plain", FAILING, "first/digits-cnn-4/tf/variant1")
+    played = [cases for what, *_, cases in found.done if what == "block"]
+    assert played == [tuple(sorted(company))] * AMOUNT.blocks
+    assert [what[1] for what in found.done if what[0] != "block"] == [FAILING] * 2
+    (case,) = [case for case in found.after["cases"] if case["id"] == FAILING]
+    assert (case["status"], case["reason"]) == ("OK", None)
+    assert [len(block) for block in case["timing"]["step_s"]] == [AMOUNT.rounds] * AMOUNT.blocks
+    own = ratios(found.after).keys() - ratios(found.before).keys()
+    assert own == {
+        ("baseline", FAILING, "first/digits-cnn-4/pt/plain"),
+        ("framework", FAILING, "first/digits-cnn-4/tf/variant1"),
+    }
+    for comparison in found.after["comparisons"]:
+        assert comparison["n"] == AMOUNT.blocks
+    assert case == next(case for case in whole.record["cases"] if case["id"] == FAILING)
+
+
+def test_what_had_not_failed_stands_to_the_last_digit(with_failures):
+    found = with_failures(fails={FAILING})
+    assert figures(found.after, but={FAILING}) == figures(found.before, but={FAILING})
+    before, after = (ratios(record, but={FAILING}) for record in (found.before, found.after))
+    assert after == before
+
+
+def test_what_failed_apart_is_measured_again_whole(with_failures):
+    """Also in matches: a case that runs out of memory now and then is not half a case."""
+    found = with_failures(cold_fails={FAILING})
+    (before,) = [case for case in found.before["cases"] if case["id"] == FAILING]
+    assert before["reason"] == "cold start: it fell over"
+    assert {what for what, *_ in found.done} == {"block", "cold start", "training"}
+    assert {case["status"] for case in found.after["cases"]} == {"OK", "UNSUPPORTED"}
+
+
+def test_a_baseline_that_failed_plays_again_with_all_that_have_it(with_failures):
+    failed = "second/digits-cnn-128/pt/plain"
+    found = with_failures(fails={failed})
+    (played,) = {cases for what, *_, cases in found.done if what == "block"}
+    side = {"second/digits-cnn-128/pt/faster", "second/digits-cnn-128/tf/plain"}
+    assert set(played) == {failed} | side
+    new = ratios(found.after).keys() - ratios(found.before).keys()
+    assert ("baseline", "second/digits-cnn-128/pt/faster", failed) in new
+    assert ("framework", failed, "second/digits-cnn-128/tf/plain") in new
+    assert (
+        figures(found.after, but={failed}).items()
+        >= {
+            name: text for name, text in figures(found.before).items() if name.startswith("first")
+        }.items()
+    )
+
+
+def test_where_a_whole_match_failed_it_is_played_whole(with_failures, whole):
+    names = {case.id for case in CASES["second"]}
+    found = with_failures(fails=names)
+    (played,) = {cases for what, *_, cases in found.done if what == "block"}
+    assert set(played) == {name for name in names if "-128/" in name}
+    assert measured(found.after) == measured(whole.record)
+
+
+def test_what_fails_again_has_failed_and_can_be_tried_once_more(
+    with_failures, made_up, monkeypatch
+):
+    found = with_failures(fails={FAILING})
+    data = json.loads((found.folder / "state.json").read_text("utf-8"))
+    data["entries"][FAILING] |= {"status": "FAILED", "reason": "it fell over"}
+    (found.folder / "state.json").write_text(json.dumps(data))
+    made_up(fails={FAILING})
+    again = take_up(found.folder, monkeypatch).measure()
+    (case,) = [case for case in again["cases"] if case["id"] == FAILING]
+    assert (case["status"], case["reason"]) == ("FAILED", "it fell over")
+    made_up()
+    last = take_up(found.folder, monkeypatch).measure()
+    assert figures(last) == figures(found.after)
+    assert ratios(last) == ratios(found.after)
+
+
+# Other conditions ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def interrupted(made_up, tmp_path):
+    """The folder of a run that ended after four measurements."""
+    folder = tmp_path / "interrupted"
+    made_up(stop_at=4)
+    with pytest.raises(KeyboardInterrupt):
+        begin(folder).measure()
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "said"),
+    [
+        (("top", "environment", "cpu"), "another", "cpu was another, is "),
+        (("top", "environment", "threads"), 99, "threads was 99, is "),
+        (("top", "environment", "packages", "tf", "numpy"), "1", "packages tf numpy was 1, is 2"),
+        (("top", "environment", "allocator", "pt"), False, "allocator pt was False, is True"),
+        (("top", "environment", "devices", "pt"), "cuda:0", "devices pt was cuda:0, is cpu"),
+        (("top", "environment", "gpu"), {"name": "some"}, "gpu name was some, is unknown"),
+        (("code",), "0123", "code was 0123, is "),
+    ],
+)
+def test_other_conditions_are_refused_by_name(
+    interrupted, made_up, monkeypatch, place, value, said
+):
+    path = interrupted / "state.json"
+    data = json.loads(path.read_text("utf-8"))
+    inner = data
+    for name in place[:-1]:
+        inner = inner[name]
+    inner[place[-1]] = value
+    path.write_text(json.dumps(data))
+    before = {p.name: p.read_bytes() for p in interrupted.iterdir() if p.is_file()}
+    found = made_up()
+    with pytest.raises(OtherConditions) as refused:
+        take_up(interrupted, monkeypatch).measure()
+    message = str(refused.value)
+    assert message.startswith("begun under other conditions: ")
+    assert said in message
+    assert "\n" not in message
+    assert found.done == []
+    assert {p.name: p.read_bytes() for p in interrupted.iterdir() if p.is_file()} == before
+
+
+def test_load_and_peaks_may_differ_and_stand_as_they_were(interrupted, made_up, monkeypatch, whole):
+    before = json.loads((interrupted / "results.json").read_text("utf-8"))["environment"]
+    made_up()
+    monkeypatch.setattr(run.machine.psutil, "getloadavg", lambda: (77.0, 0, 0))
+    peaks = {"matmul_flops": {"float32": 3e9}}
+    monkeypatch.setattr(probes, "describe", lambda *_: DESCRIBED | peaks)
+    after = take_up(interrupted, monkeypatch).measure()
+    assert after["environment"] == before
+    assert measured(after) == measured(whole.record)
+
+
+def test_a_run_that_had_not_begun_to_measure_takes_the_conditions_of_today(
+    made_up, tmp_path, monkeypatch, whole
+):
+    folder = tmp_path / "early"
+    made_up()
+
+    def interrupt_it(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(probes, "describe", interrupt_it)
+    with pytest.raises(KeyboardInterrupt):
+        begin(folder).measure()
+    made_up()
+    assert measured(take_up(folder, monkeypatch).measure()) == measured(whole.record)
+
+
+# The plan and progress of what is left ------------------------------------------------------------
+
+
+def test_what_is_left_is_announced_and_counted(interrupted, made_up, monkeypatch):
+    made_up()
+    resumed = take_up(interrupted, monkeypatch)
+    whole_plan, left = resumed.describe().rsplit("\n", 1)
+    assert whole_plan == resumed.plan.describe()
+    assert left.startswith("taken up where it ended: about ")
+    assert 0 < resumed.parts.seconds < resumed.plan.parts.seconds
+    said = []
+    resumed.progress._say = said.append
+    resumed.measure()
+    steps = [line.split(" ·")[0] for line in said]
+    assert steps[0] == f"[1/{len(steps)}] machine"
+    assert steps[1] == f"[2/{len(steps)}] block 2 of 3: first"
+    assert steps[-1].startswith(f"[{len(steps)}/{len(steps)}] ")
+
+
+# The command --------------------------------------------------------------------------------------
+
+
+def copied(folder, to):
+    """A copy of a run with its data, whose path says which one it is."""
+    shutil.copytree(folder.resolve(), to / folder.resolve().name)
+    return to / folder.resolve().name
+
+
+@pytest.fixture(scope="module")
+def stopped(start, tmp_path_factory, results_folder):
+    """A run of five blocks, by how it ended: by Ctrl-C or killed after two of them at least."""
+    found = {}
+    for name, by in (("ctrl-c", signal.SIGINT), ("killed", signal.SIGKILL)):
+        results = tmp_path_factory.mktemp(name)
+        if (results_folder / "data").exists():  # made by other tests
+            shutil.copytree(results_folder / "data", results / "data")
+        found[name] = interrupt(
+            start,
+            lambda record, logs: blocks(record) >= 2,
+            *("--blocks=5", "-k=same"),
+            results=results,
+            by=by,
+        )
+        found[name].folder = (results / "latest").resolve()
+        found[name].record = json.loads((found[name].folder / "results.json").read_text("utf-8"))
+        assert 2 <= blocks(found[name].record) < 5, "it was too late to interrupt it"
+    return found
+
+
+@pytest.fixture(scope="module")
+def resumed(start, stopped):
+    return {
+        name: finish(start(f"--results={run.folder.parent}", f"--resume={run.folder}"))
+        for name, run in stopped.items()
+    }
+
+
+@pytest.mark.parametrize("how", ["ctrl-c", "killed"])
+def test_an_interrupted_run_is_taken_up(stopped, resumed, how):
+    before, after = stopped[how].record, resumed[how].record
+    assert resumed[how].status == 0, resumed[how].out + resumed[how].err
+    assert (before["finished"], after["finished"]) == (False, True)
+    assert stopped[how].folder == Path(folder_of(resumed[how].out))
+    for field in ("command", "started", "effort"):
+        assert after[field] == before[field]
+    assert "--resume" not in after["command"]
+    assert len(after["resumed"]) == 1
+    assert after["environment"] == before["environment"]
+    assert [case["id"] for case in after["cases"]] == [case["id"] for case in before["cases"]]
+    for old, new in zip(before["cases"], after["cases"], strict=True):
+        done = old["timing"]["step_s"]
+        assert json.dumps(new["timing"]["step_s"][: len(done)]) == json.dumps(done)
+        assert [len(block) for block in new["timing"]["step_s"]] == [5] * 5
+        assert new["certificate"] == old["certificate"]
+        assert new["memory"]["steady_peak_bytes"] > 0
+        assert len(new["accuracy"]["per_seed"]) == 2
+    (comparison,) = after["comparisons"]
+    assert comparison["n"] == 5
+    assert "1 passed" in resumed[how].out  # what was selected, and not its baseline
+    assert "block 1 of 5" not in resumed[how].err
+    assert "block 5 of 5" in resumed[how].err
+    assert "taken up where it ended" in resumed[how].err
+
+
+def folder_of(out):
+    """The folder that the output points to."""
+    return next(
+        str(Path(line).parent) for line in out.splitlines() if line.endswith("/results.json")
+    )
+
+
+def test_a_finished_run_has_nothing_left(start, stopped, resumed, tmp_path):
+    folder = copied(stopped["ctrl-c"].folder, tmp_path)
+    before = (folder / "results.json").read_bytes()
+    found = finish(start(f"--results={tmp_path}", f"--resume={folder}"))
+    assert found.status == 0
+    assert "is finished: there is nothing to measure" in found.err
+    assert "digits-cnn · Speed" in found.out
+    assert "elapsed" not in found.err
+    assert (folder / "results.json").read_bytes() == before
+    assert not (folder / "logs-3").exists()
+
+
+def test_what_failed_fails_again_for_the_same_reason_and_the_rest_stands(start, tmp_path):
+    """In earnest, with real processes, in results/latest."""
+    options = (f"--results={tmp_path}", "--framework=pt", "--variant=same,raises_late")
+    first = finish(start(*options, "--blocks=2"))
+    again = finish(start(f"--results={tmp_path}", "--resume"))
+    for found in (first, again):
+        assert found.status == 1
+        assert "FAILED: ValueError: step 41 is too much" in found.out
+    failed = "faulty/digits-cnn-4/pt/raises_late"
+    assert figures(again.record, but={failed}) == figures(first.record, but={failed})
+    assert "block 2 of 2: faulty" in again.err
+    logs = [path.name for path in (tmp_path / "latest" / "logs-2").iterdir()]
+    assert not [name for name in logs if name.endswith("-same.log")]
+
+
+def test_a_run_on_another_machine_is_refused_and_left_as_it_was(start, stopped, tmp_path):
+    folder = copied(stopped["killed"].folder, tmp_path)
+    data = json.loads((folder / "state.json").read_text("utf-8"))
+    data["top"]["environment"] |= {"threads": 99, "cpu": "another"}
+    data["top"]["finished"] = False
+    record = json.loads((folder / "results.json").read_text("utf-8")) | {"finished": False}
+    (folder / "state.json").write_text(json.dumps(data))
+    (folder / "results.json").write_text(json.dumps(record))
+    before = (folder / "results.json").read_bytes()
+    found = finish(start(f"--results={tmp_path}", f"--resume={folder}"))
+    assert found.status == pytest.ExitCode.USAGE_ERROR
+    (line,) = [line for line in found.err.splitlines() if line.startswith("ERROR")]
+    assert "cpu was another, is" in line
+    assert "threads was 99, is" in line
+    assert "Traceback" not in found.out + found.err
+    assert (folder / "results.json").read_bytes() == before
+
+
+# Bad input ----------------------------------------------------------------------------------------
+
+
+def cut(name):
+    def damage(folder):
+        text = (folder / name).read_text("utf-8")
+        (folder / name).write_text(text[: len(text) // 2])
+
+    return damage
+
+
+def changed(name, **values):
+    def damage(folder):
+        data = json.loads((folder / name).read_text("utf-8"))
+        (folder / name).write_text(json.dumps(data | values))
+
+    return damage
+
+
+def without(name):
+    return lambda folder: (folder / name).unlink()
+
+
+def emptied(*entries):
+    """The state without what some of its entries hold."""
+
+    def damage(folder):
+        data = json.loads((folder / "state.json").read_text("utf-8"))
+        for entry in entries:
+            data[entry] = {}
+        (folder / "state.json").write_text(json.dumps(data))
+
+    return damage
+
+
+def alive(folder):
+    """The process that measures is this one."""
+    changed("state.json", process=state._this_process())(folder)
+
+
+def renamed_case(folder):
+    text = (folder / "state.json").read_text("utf-8")
+    (folder / "state.json").write_text(text.replace("pt/same", "pt/gone"))
+
+
+# name -> (what is done to the folder, options, what the line must say)
+BAD = {
+    "another effort": (None, ["--effort=full"], "begun with default as --effort: leave --effort"),
+    "other blocks": (None, ["--blocks=4"], "begun with 5 as --blocks: leave --blocks out"),
+    "another -k": (None, ["-k=good"], "begun with same as -k: leave -k out"),
+    "another -m": (None, ["-m=slow"], "begun without -m: leave -m out"),
+    "a technique": (None, ["--technique=faulty"], "begun without --technique: leave"),
+    "another variant": (None, ["--variant=good,same"], "begun with same as --variant: leave"),
+    "a budget": (None, ["--memory-budget=1GB"], "begun without --memory-budget: leave"),
+    "an interpreter": (None, [f"--pt-python={sys.executable}"], "begun without --pt-python"),
+    "other results": (None, ["--results={folder}"], "leave --results out"),
+    "no results.json": (without("results.json"), [], "holds no results.json; give the folder"),
+    "cut off": (cut("results.json"), [], "not JSON, or cut off before its end"),
+    "foreign": (changed("results.json", schema_version="x"), [], "not a record of twinbench"),
+    "newer": (changed("results.json", schema_version=99), [], "schema 99 is newer than"),
+    "no state": (without("state.json"), [], "there is no state.json beside its results.json"),
+    "cut state": (cut("state.json"), [], "state.json can't be read: it is cut off"),
+    "newer state": (changed("state.json", state_version=99), [], "state.json is of version 99"),
+    "odd state": (changed("state.json", top=[]), [], "state.json is damaged"),
+    "no options": (changed("state.json", asked={"options": {}, "selected": []}), [], "damaged"),
+    "no entries": (emptied("entries"), [], "state.json is damaged"),
+    "odd entries": (changed("state.json", entries={"x": 1}), [], "state.json is damaged"),
+    "two runs": (changed("results.json", started="then"), [], "are not of the same run"),
+    "still measured": (alive, [], "is still measuring it"),
+    "not collected": (renamed_case, [], "pt/gone was not collected; give all files of the run"),
+}
+REFUSE = """
+import contextlib, io, json, sys
+import pytest
+for arguments in json.load(sys.stdin):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = pytest.main(arguments)
+    print(json.dumps([status, out.getvalue(), err.getvalue()]), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def refused(stopped, bench_file, tmp_path_factory):
+    """Every bad input, in one process, since most of such a run is imports."""
+    given = []
+    for number, (damage, options, _) in enumerate(BAD.values()):
+        results = tmp_path_factory.mktemp(f"bad{number}")
+        folder = copied(stopped["ctrl-c"].folder, results)
+        reopen(folder)
+        if damage:
+            damage(folder)
+        options = [option.format(folder=folder) for option in options]
+        common = ["-c", str(ROOT / "pyproject.toml"), *command_line.PLUGINS, str(bench_file)]
+        given.append([*common, f"--resume={folder}", *options])
+    done = subprocess.run(
+        [sys.executable, "-c", REFUSE],
+        cwd=bench_file.parent,
+        env=command_line.environment(bench_file.parent),
+        input=json.dumps(given),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    return dict(zip(BAD, map(json.loads, done.stdout.splitlines()), strict=True))
+
+
+def reopen(folder):
+    """Make the copy of a run that may be finished by now one that is not."""
+    data = json.loads((folder / "state.json").read_text("utf-8"))
+    data["top"]["finished"] = False
+    (folder / "state.json").write_text(json.dumps(data))
+    changed("results.json", finished=False)(folder)
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_one_clear_line(refused, name):
+    status, out, err = refused[name]
+    assert status == pytest.ExitCode.USAGE_ERROR, out + err
+    lines = [line for line in err.splitlines() if line]
+    assert len(lines) == 1, err
+    assert lines[0].startswith("ERROR: --resume: ")
+    assert BAD[name][2] in lines[0]
+    assert "Traceback" not in out + err
+
+
+def test_a_process_that_ended_is_not_measuring():
+    """Nor is another one that has its number by now."""
+    done = subprocess.Popen([sys.executable, "-c", ""])
+    done.wait()
+    assert state._is_alive(state._this_process())
+    assert not state._is_alive({"id": done.pid, "started": 0.0})
+    assert not state._is_alive(state._this_process() | {"started": 1.0})
+
+
+def test_a_change_of_what_measures_changes_the_hash(monkeypatch, tmp_path):
+    """And a change of what only shows does not."""
+    for place in ("bench/harness", "bench/report", "pt_impl"):
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "some.py").write_text("1")
+    (tmp_path / "bench" / "bench_x.py").write_text("1")
+    monkeypatch.setattr(state, "__file__", str(tmp_path / "bench" / "harness" / "state.py"))
+    found = {state.code()}
+    (tmp_path / "bench" / "report" / "some.py").write_text("2")
+    assert state.code() in found
+    for changed_file in ("bench/harness/some.py", "pt_impl/some.py", "bench/bench_x.py"):
+        (tmp_path / changed_file).write_text("2")
+        found.add(state.code())
+    assert len(found) == 4
+
+
+def test_nothing_of_the_private_state_stands_in_the_record(stopped):
+    """Interpreters are paths of somebody's machine; a record is published."""
+    text = json.dumps(stopped["ctrl-c"].record)
+    assert "selected" not in text
+    assert os.path.dirname(sys.executable) not in text

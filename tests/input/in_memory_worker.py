@@ -1,0 +1,167 @@
+"""Runs the in-memory pipelines of one framework and prints what it found as JSON.
+
+    python -m tests.input.in_memory_worker pt|tf FOLDER IMAGES.npz
+
+FOLDER holds `data` (train_x.npy, train_y.npy) and `other`, data of the same form.
+"""
+
+import gc
+import importlib
+import os
+import sys
+from pathlib import Path
+
+from tests import workers
+from tests.input.folder_worker import children, gone, message, run, taken
+
+BATCH, SEED = 8, 3
+LOADERS = ("naive", "vectorised", "parallel", "memory_cached", "disk_cached")
+STARTS = (2, 5, 8)  # batches, within the first three epochs of four
+
+
+def loader(side, name, folder, data="data", **settings):
+    if name == "parallel":
+        settings = {"workers": 2} | settings
+    if name == "disk_cached":
+        settings = {"cache": f"{folder}/cache-{side}"} | settings
+    settings = {"batch_size": BATCH, "seed": SEED} | settings
+    module = importlib.import_module(f"{side}_impl.input.in_memory")
+    return getattr(module, f"{name}_loader")(f"{folder}/{data}", **settings)
+
+
+def epochs(side, folder, images):
+    """Two epochs of each loader, and those that are taken up again."""
+    found = {}
+    for name in LOADERS:
+        made = loader(side, name, folder)
+        found[name] = []
+        for number in range(2):
+            epoch, images[f"{name} {number}"] = taken(made)
+            found[name].append(epoch)
+        found[name].append(taken(made)[0])
+        found[f"{name} resumed"] = [
+            taken(loader(side, name, folder, start_batch=start))[0] for start in STARTS
+        ]
+    return found
+
+
+def caches(side, folder, images):
+    """What is on disk, that it is used, and that other data has a cache of its own."""
+    before = files(folder, side)
+    epoch = taken(loader(side, "disk_cached", folder))[0]
+    again = files(folder, side)
+    _, images["other"] = taken(loader(side, "disk_cached", folder, "other"))
+    return {
+        "before": before,
+        "again": again,
+        "digests": epoch["digests"],
+        "after": sorted(files(folder, side)),
+    }
+
+
+def files(folder, side):
+    found = Path(folder, f"cache-{side}").iterdir()
+    return {path.name: path.stat().st_mtime_ns for path in found}
+
+
+def work(side, folder, images):
+    """How many times images are standardised in three epochs, by each loader."""
+    module = importlib.import_module(f"{side}_impl.input.in_memory")
+    real, counts = module._standardise, {}
+    for name in ("vectorised", "memory_cached"):
+        counted = []
+        module._standardise = counting(side, real, counted)
+        try:
+            made = loader(side, name, folder)
+            for _ in range(3):
+                for _ in made:
+                    pass
+        finally:
+            module._standardise = real
+        counts[name] = sum(counted)
+    return counts
+
+
+def counting(side, real, counted):
+    """`real`, which also says of how many images; in a graph, whenever it runs."""
+    if side == "pt":
+        return lambda x: (counted.append(len(x)), real(x))[1]
+    import tensorflow as tf
+
+    def standardise(x):
+        note = tf.py_function(lambda n: counted.append(int(n)), [tf.shape(x)[0]], [])
+        with tf.control_dependencies([note] if note is not None else []):
+            return real(tf.identity(x))
+
+    return standardise
+
+
+def settings(side, folder, images):
+    changes = {"batch_size": {"batch_size": 0}, "start_batch": {"start_batch": -1}}
+    found = {
+        name: message(lambda change=change: loader(side, "naive", folder, **change))
+        for name, change in changes.items()
+    }
+    found["no folder"] = message(lambda: loader(side, "naive", folder, "nowhere"))
+    found["bytes"] = message(lambda: loader(side, "naive", folder, "bytes"))
+    found["short"] = message(lambda: loader(side, "naive", folder, "short"))
+    return found
+
+
+def rates(side, folder, images):
+    module = importlib.import_module(f"{side}_impl.input.in_memory")
+    return {
+        str(cached): module.work_rate(
+            f"{folder}/data", seed=SEED, part=1, parts=2, batch_size=BATCH, cached=cached
+        )()
+        for cached in (False, True)
+    }
+
+
+def measured(side, folder, images):
+    """The harness's figures: epochs of milliseconds are repeated."""
+    from dataclasses import replace
+    from unittest import mock
+
+    from bench.harness.plan import Work
+    from bench.probes import pipelines
+    from shared.specs import TASKS
+    from shared.weights import init_weights
+
+    impl = workers.implementation(side)
+    task = TASKS["digits-cnn"]
+    task = replace(task, dataset=replace(task.dataset, train_size=30))
+    work = Work(task, "vectorised", {}, 2, init_weights(task.model, 0))
+    with (
+        mock.patch.object(pipelines, "usable_threads", return_value=1),
+        mock.patch.object(pipelines, "REPETITIONS", 2),
+    ):
+        return pipelines.measure(
+            *(impl, work, lambda: loader(side, "vectorised", folder, batch_size=2)),
+            technique="in_memory",
+            source=f"{folder}/data",
+            batch_size=2,
+        )
+
+
+def ends(side, folder, images):
+    """What is left of the processes of a loader that was left."""
+    before = set(os.listdir("/dev/shm"))
+    made = loader(side, "parallel", folder)
+    next(iter(made))
+    pids = [child.pid for child in children()]
+    del made
+    gc.collect()
+    left = gone(pids, 10)
+    return {"ended": [len(pids), left], "memory": sorted(set(os.listdir("/dev/shm")) - before)}
+
+
+SCENARIOS = {
+    "pt": (epochs, caches, work, settings, rates, ends, measured),
+    "tf": (epochs, caches, work, settings, rates, measured),
+}
+
+
+if __name__ == "__main__":
+    side, folder, path = sys.argv[1:]
+    run(side, SCENARIOS[side], path, folder)

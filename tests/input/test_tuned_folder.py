@@ -1,0 +1,107 @@
+"""Tuned input pipelines: what is lent is guarded, and an interrupted run leaves nothing behind.
+
+That they give the samples that all loaders give is tested in `test_input_pipeline.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from tests.input import pipelines
+from tests.input.test_folder import scenario
+from tests.workers import ROOT
+
+IN_PROCESSES = ("parallel", "uint8", "tuned")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc and /dev/shm")
+
+
+@pytest.fixture(scope="module")
+def evidence():
+    return pipelines.evidence()
+
+
+# The ring ---------------------------------------------------------------------------------------
+
+
+def test_a_batch_is_valid_until_the_next_but_one_is_asked_for(evidence):
+    valid = scenario(evidence, "pt", "lent")["valid"]
+    assert valid == [True] * 12
+
+
+@pytest.mark.parametrize("what", ["kept", "kept a part"])
+def test_a_batch_that_is_kept_is_not_overwritten(evidence, what):
+    message = scenario(evidence, "pt", "lent")[what]
+    assert message.startswith("RuntimeError: a batch of tuned_loader is still in use two batches")
+    assert message.endswith("copy what you keep (x.clone())")
+
+
+def test_a_copy_may_be_kept(evidence):
+    assert scenario(evidence, "pt", "lent")["kept a copy"] is None
+
+
+def test_an_epoch_after_one_that_was_left_is_whole_and_right(evidence):
+    """Although workers were under way, and the last batch was still held."""
+    found = scenario(evidence, "pt", "lent")
+    assert found["after a break"] == found["expected"]
+    assert found["held"]
+
+
+def test_threads_are_refused_where_there_is_nothing_else(evidence):
+    refused = scenario(evidence, "tf", "settings")["threads"]
+    assert refused.startswith("NotImplementedError: tf.data has no other workers than threads")
+    assert scenario(evidence, "pt", "settings")["threads"] is None
+
+
+# What is left -----------------------------------------------------------------------------------
+
+
+@linux
+@pytest.mark.parametrize("name", IN_PROCESSES)
+def test_workers_end_with_their_loader(evidence, name):
+    found = scenario(evidence, "pt", "ends")
+    assert found[f"{name} left"] == [2, True]
+    assert found[f"{name} failed"] == ["ZeroDivisionError: division by zero", True]
+
+
+@linux
+@pytest.mark.parametrize("name", IN_PROCESSES)
+def test_a_killed_worker_is_an_error_and_no_hang(evidence, name):
+    message, seconds, gone = scenario(evidence, "pt", "ends")[f"{name} killed"]
+    # Where batches move, the connection that one came through may be the first to break.
+    errors = ("RuntimeError: DataLoader worker (pid", "ConnectionResetError: ")
+    assert message.startswith(errors[:1] if name == "tuned" else errors)
+    assert seconds < 20
+    assert gone
+
+
+@linux
+def test_no_shared_memory_is_left(evidence):
+    before, after = scenario(evidence, "pt", "ends")["shared memory"]
+    assert set(after) <= set(before)
+
+
+@linux
+def test_workers_of_a_killed_process_end_by_themselves(evidence):
+    """And leave no shared memory; torch's workers look for their parent every 5 s."""
+    before = set(os.listdir("/dev/shm"))
+    command = [sys.executable, "-m", "tests.input.folder_worker", "victim", evidence.good]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=ROOT, text=True, **pipes) as main:
+        try:
+            workers = [psutil.Process(pid) for pid in json.loads(main.stdout.readline())]
+        finally:
+            main.kill()
+    assert len(workers) == 2 * len(IN_PROCESSES)
+    _, left = psutil.wait_procs(workers, timeout=30)
+    assert left == []
+    deadline = time.monotonic() + 5
+    while set(os.listdir("/dev/shm")) - before and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert set(os.listdir("/dev/shm")) <= before

@@ -1,0 +1,715 @@
+"""The PyTorch kit: what its functions do, seen from outside."""
+
+import random
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+import torchvision
+from torch import nn
+
+from pt_impl.kit import data, models, runtime, training
+from shared.datasets import batch_order
+from shared.specs import TASKS, CNNSpec, GPTSpec, Recipe, ResNetSpec, parameter_count
+from shared.weights import checksum, init_weights
+
+ROOT = Path(__file__).resolve().parents[2]
+SPECS = {
+    "cnn": CNNSpec((9, 9, 2), ((4, 1), (6, 2)), num_classes=5),
+    "resnet": ResNetSpec((8, 8, 3), 2, (4, 6, 8), num_classes=5),
+    "gpt": GPTSpec(vocabulary=11, sequence_length=6, width=8, heads=2, layers=2),
+}
+EACH = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+SGD = Recipe("sgd", learning_rate=0.1, epochs=1, accuracy_batch_size=4)
+ADAMW = replace(SGD, optimizer="adamw", learning_rate=0.01, weight_decay=0.1)
+RMSPROP = replace(SGD, optimizer="rmsprop", learning_rate=0.01)
+
+
+@pytest.fixture(autouse=True)
+def cpu(monkeypatch):
+    """One thread of the CPU, whatever the machine has and whoever else uses it."""
+    monkeypatch.setattr(runtime, "device", lambda: "cpu")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def samples(spec, count=8, seed=0):
+    """Canonical NumPy inputs and labels for `spec`."""
+    stream = np.random.default_rng(seed)
+    if isinstance(spec, GPTSpec):
+        codes = stream.integers(0, spec.vocabulary, (count, spec.sequence_length + 1))
+        return codes[:, :-1], codes[:, 1:]
+    x = stream.normal(size=(count, *spec.input_shape)).astype(np.float32)
+    return x, stream.integers(0, spec.num_classes, count)
+
+
+def noisy_weights(spec):
+    """Weights in which no two tensors, and no tensor and its transpose, are alike."""
+    stream = np.random.default_rng(1)
+    return {
+        name: stream.uniform(0.1, 1.0, w.shape).astype(np.float32)
+        for name, w in init_weights(spec, 0).items()
+    }
+
+
+# Models --------------------------------------------------------------------------------------
+
+
+@EACH
+def test_weights_survive_the_round_trip_bit_by_bit(spec):
+    weights = noisy_weights(spec)
+    model = models.build(spec)
+    models.import_weights(model, weights)
+    exported = models.export_weights(model)
+    assert exported.keys() == weights.keys()
+    assert checksum(exported) == checksum(weights)
+    assert checksum(models.export_weights(models.build(spec, weights))) == checksum(weights)
+
+
+@EACH
+def test_exported_weights_are_copies(spec):
+    model = models.build(spec, noisy_weights(spec))
+    exported = models.export_weights(model)
+    before = checksum(exported)
+    x, y = data.to_device(*samples(spec))
+    training.make_train_step(model, training.make_optimizer(model, SGD), training.cross_entropy)(
+        x, y
+    )
+    assert checksum(exported) == before != checksum(models.export_weights(model))
+
+
+@EACH
+def test_importing_does_not_tie_the_model_to_the_arrays(spec):
+    weights = noisy_weights(spec)
+    model = models.build(spec, weights)
+    before = checksum(models.export_weights(model))
+    for value in weights.values():
+        value[...] = 0
+    assert checksum(models.export_weights(model)) == before
+
+
+@EACH
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda w: w.pop("head.kernel"), "missing head.kernel"),
+        (lambda w: w.update({"tail.kernel": w["head.kernel"]}), "unknown tail.kernel"),
+        (
+            lambda w: w.update({"head.kernel": w["head.kernel"].T}),
+            "head.kernel has shape",
+        ),
+    ],
+    ids=["missing", "unknown", "shape"],
+)
+def test_weights_that_do_not_fit_are_refused_in_one_line(spec, change, said):
+    model = models.build(spec)
+    before = checksum(models.export_weights(model))
+    weights = noisy_weights(spec)
+    change(weights)
+    with pytest.raises(ValueError, match=said) as caught:
+        models.import_weights(model, weights)
+    assert "\n" not in str(caught.value)
+    assert checksum(models.export_weights(model)) == before
+
+
+@EACH
+def test_parameters_have_canonical_names_and_layouts(spec):
+    model = models.build(spec)
+    weights = init_weights(spec, 0)
+    named = models.named_parameters(model)
+    assert {id(p) for p in named.values()} == {id(p) for p in model.parameters()}
+    for name, parameter in named.items():
+        canonical = models.to_canonical(name, parameter.detach().numpy())
+        assert canonical.shape == weights[name].shape
+    assert models.parameter_count(model) == parameter_count(spec)
+    assert models.parameter_count(model) == sum(p.numel() for p in model.parameters())
+
+
+def test_frozen_parameters_are_not_counted():
+    model = models.build(SPECS["cnn"])
+    model.head.requires_grad_(False)
+    assert models.parameter_count(model) == parameter_count(SPECS["cnn"]) - 6 * 5 - 5
+
+
+def test_canonical_layouts_mean_what_they_say():
+    """A kernel with one entry, at a place that no mistaken layout has."""
+    spec = CNNSpec((5, 5, 2), ((3, 1),), num_classes=4)
+    weights = {name: np.zeros_like(w) for name, w in init_weights(spec, 0).items()}
+    weights["conv0.kernel"][0, 2, 1, 2] = 7.0  # row 0, column 2, from channel 1 to filter 2
+    weights["head.kernel"][2, 3] = 5.0
+    model = models.build(spec, weights)
+    assert model.conv0.conv.weight[2, 1, 0, 2] == 7.0
+    assert model.head.weight[3, 2] == 5.0
+
+
+def test_qkv_columns_are_q_k_v_each_head_by_head():
+    """Attention from the canonical weights by hand, in NumPy."""
+    spec = SPECS["gpt"]
+    weights = noisy_weights(spec)
+    block = models.build(spec, weights).block0
+    x = np.random.default_rng(2).normal(size=(6, 8)).astype(np.float32)
+    heads = []
+    for head in range(2):
+        q, k, v = (
+            x @ weights["block0.qkv.kernel"][:, part * 8 + head * 4 : part * 8 + head * 4 + 4]
+            for part in range(3)
+        )
+        scores = np.where(np.tri(6, dtype=bool), q @ k.T / 2.0, -np.inf)
+        shares = np.exp(scores - scores.max(1, keepdims=True))
+        heads.append(shares / shares.sum(1, keepdims=True) @ v)
+    expected = np.concatenate(heads, 1) @ weights["block0.projection.kernel"]
+    with torch.no_grad():
+        got = block.attend(torch.from_numpy(x)[None])[0].numpy()
+    np.testing.assert_allclose(got, expected, rtol=1e-4)
+
+
+def test_gpt_does_not_look_ahead():
+    spec = SPECS["gpt"]
+    predict = training.make_predict(models.build(spec, init_weights(spec, 0)))
+    x, _ = data.to_device(*samples(spec))
+    other = x.clone()
+    other[:, 4:] = (other[:, 4:] + 1) % spec.vocabulary
+    before, after = predict(x), predict(other)
+    assert torch.equal(before[:, :4], after[:, :4])
+    assert not torch.equal(before[:, 4:], after[:, 4:])
+
+
+def test_gpt_drops_in_training_alone():
+    spec = SPECS["gpt"]
+    weights = noisy_weights(spec)
+    plain, model = models.build(spec, weights), models.build(replace(spec, dropout=0.5), weights)
+    x, _ = data.to_device(*samples(spec))
+    assert torch.equal(training.make_predict(model)(x), training.make_predict(plain)(x))
+    assert not torch.equal(model.train()(x), model(x))
+    # Of what the attention adds, and of what the feed-forward block adds, half is zero.
+    block, hidden = model.block0, torch.randn(64, 6, 8)
+    nn.init.zeros_(block.projection.weight)
+    added = block(hidden) - hidden
+    assert 0.4 < (added == 0).float().mean() < 0.6
+
+
+def test_batchnorm_takes_momentum_and_epsilon_from_the_spec():
+    spec = replace(SPECS["cnn"], bn_momentum=0.25, bn_eps=0.5)
+    model = models.build(spec, init_weights(spec, 0))
+    x, _ = data.to_device(*samples(spec))
+    with torch.no_grad():
+        y = model.train().conv0.conv(x)
+        normalised = model.conv0.bn(y)
+    mean = y.mean((0, 2, 3))
+    torch.testing.assert_close(model.conv0.bn.running_mean, 0.25 * mean)
+    expected = (y - mean[:, None, None]) / (y.var((0, 2, 3), False)[:, None, None] + 0.5).sqrt()
+    torch.testing.assert_close(normalised, expected)
+
+
+def test_resnet20_has_twenty_layers():
+    model = models.build(TASKS["digits-resnet20"].model)
+    layers = [m for m in model.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
+    shortcuts = [m for m in layers if getattr(m, "kernel_size", None) == (1, 1)]
+    assert len(layers) - len(shortcuts) == 20
+    assert len(shortcuts) == 2
+
+
+def test_resnet50_is_the_standard_one():
+    """With its weights, torchvision's ResNet-50 (v1.5) gives the same logits."""
+    spec = replace(TASKS["photos-resnet50"].model, num_classes=1000)
+    torch.manual_seed(0)
+    theirs = torchvision.models.resnet50(weights=None).eval()
+    for module in theirs.modules():
+        if isinstance(module, nn.BatchNorm2d):  # no scale is 1 and no shift is 0
+            for tensor in (module.weight, module.bias, module.running_mean, module.running_var):
+                nn.init.uniform_(tensor, 0.2, 0.5)
+    ours = models.build(spec).eval()
+    names = (
+        (r"^stem\.(conv|bn)", r"\g<1>1"),
+        (r"^stage(\d)\.block(\d)", lambda found: f"layer{int(found[1]) + 1}.{found[2]}"),
+        (r"conv(\d)\.(conv|bn)", lambda found: f"{found[2]}{int(found[1]) + 1}"),
+        (r"shortcut\.conv", "downsample.0"),
+        (r"shortcut\.bn", "downsample.1"),
+        (r"^head", "fc"),
+    )
+    given, state = theirs.state_dict(), {}
+    for name in ours.state_dict():
+        known = name
+        for pattern, replacement in names:
+            known = re.sub(pattern, replacement, known)
+        state[name] = given.pop(known)
+    assert not given
+    ours.load_state_dict(state)
+    x = torch.randn(2, 3, 96, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(x), theirs(x), rtol=1e-4, atol=1e-4)
+
+
+# Data ----------------------------------------------------------------------------------------
+
+
+def test_images_become_contiguous_nchw_copies():
+    x, y = samples(SPECS["cnn"])
+    x.flags.writeable = False
+    tensor, labels = data.to_device(x, y)
+    assert tensor.shape == (8, 2, 9, 9)
+    assert tensor.is_contiguous()
+    assert tensor.dtype == torch.float32
+    assert labels.dtype == torch.int64
+    assert tensor[3, 1, 4, 5] == x[3, 4, 5, 1]
+    tensor.zero_()
+    assert x.any()
+
+
+def test_codes_stay_as_they_are():
+    x, y = samples(SPECS["gpt"])
+    for tensor, array in zip(data.to_device(x, y), (x, y), strict=True):
+        assert tensor.dtype == torch.int64
+        assert np.array_equal(tensor.numpy(), array)
+
+
+def test_resident_batches_are_in_order():
+    batches = [samples(SPECS["cnn"], count=3, seed=seed) for seed in range(4)]
+    for (x, y), (array, labels) in zip(data.resident_batches(batches), batches, strict=True):
+        assert np.array_equal(x.numpy().transpose(0, 2, 3, 1), array)
+        assert np.array_equal(y.numpy(), labels)
+
+
+def test_fit_follows_the_shared_batch_order():
+    x, y = data.to_device(np.arange(23.0, dtype=np.float32), np.arange(23))
+    seen = []
+
+    def step(rows, labels):
+        assert torch.equal(rows, labels.float())
+        seen.append(labels.tolist())
+        return labels.float().mean()
+
+    last = training.fit(step, x, y, batch_size=5, epochs=3, seed=11)
+    expected = [
+        rows.tolist() for epoch in range(3) for rows in batch_order(23, 5, seed=11, epoch=epoch)
+    ]
+    assert seen == expected
+    assert last == pytest.approx(np.mean(expected[-1]))
+
+
+def test_fit_refuses_to_train_on_nothing():
+    x, y = data.to_device(np.zeros(3, np.float32), np.zeros(3))
+    with pytest.raises(ValueError, match=r"no batch of 4 in 2 epochs of 3 samples"):
+        training.fit(lambda x, y: x, x, y, batch_size=4, epochs=2, seed=0)
+
+
+# Training ------------------------------------------------------------------------------------
+
+
+def numpy_rule(recipe, weight, gradients):
+    """The rules as `make_optimizer` states them, in float64."""
+    weight, lr = weight.astype(np.float64), recipe.learning_rate
+    first = second = np.zeros_like(weight)
+    for t, g in enumerate(gradients, start=1):
+        if recipe.optimizer == "sgd":
+            first = recipe.momentum * first + g
+            weight = weight - lr * first
+        elif recipe.optimizer == "adamw":
+            first = recipe.beta1 * first + (1 - recipe.beta1) * g
+            second = recipe.beta2 * second + (1 - recipe.beta2) * g**2
+            mean = first / (1 - recipe.beta1**t)
+            spread = np.sqrt(second / (1 - recipe.beta2**t))
+            weight = weight - lr * recipe.weight_decay * weight
+            weight = weight - lr * mean / (spread + recipe.eps)
+        else:
+            second = recipe.rho * second + (1 - recipe.rho) * g**2
+            weight = weight - lr * g / (np.sqrt(second) + recipe.eps)
+    return weight
+
+
+@pytest.mark.parametrize("eps", [1e-8, 0.1])
+@pytest.mark.parametrize("recipe", [SGD, ADAMW, RMSPROP], ids=lambda r: r.optimizer)
+def test_optimizers_follow_their_stated_rule(recipe, eps):
+    recipe = replace(recipe, momentum=0.8, beta1=0.7, beta2=0.9, rho=0.6, eps=eps)
+    model = nn.Linear(5, 3)
+    stream = np.random.default_rng(3)
+    gradients = {name: stream.normal(size=(7, *p.shape)) for name, p in model.named_parameters()}
+    start = {name: p.detach().numpy().copy() for name, p in model.named_parameters()}
+    optimizer = training.make_optimizer(model, recipe)
+    for t in range(7):
+        for name, parameter in model.named_parameters():
+            parameter.grad = torch.from_numpy(gradients[name][t]).float()
+        optimizer.step()
+    for name, parameter in model.named_parameters():
+        expected = numpy_rule(recipe, start[name], gradients[name])
+        difference = np.linalg.norm(parameter.detach().numpy() - expected)
+        assert difference < 1e-6 * np.linalg.norm(expected)
+
+
+def test_an_unknown_optimizer_is_refused():
+    with pytest.raises(ValueError, match="unknown optimizer 'lion'"):
+        training.make_optimizer(nn.Linear(2, 2), replace(SGD, optimizer="lion"))
+
+
+@pytest.mark.parametrize("shape", [(6,), (6, 4)], ids=["classes", "sequences"])
+def test_cross_entropy_is_the_mean_over_all_positions(shape):
+    stream = np.random.default_rng(4)
+    logits = stream.normal(size=(*shape, 5)).astype(np.float32)
+    labels = stream.integers(0, 5, shape)
+    chances = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    expected = -np.log(np.take_along_axis(chances, labels[..., None], -1)).mean()
+    loss = training.cross_entropy(torch.from_numpy(logits), torch.from_numpy(labels))
+    assert loss.item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_cross_entropy_of_bfloat16_logits_is_computed_in_float32():
+    logits = torch.randn(64, 10).bfloat16()
+    labels = torch.arange(64) % 10
+    loss = training.cross_entropy(logits, labels)
+    assert loss.dtype == torch.float32
+    assert loss == F.cross_entropy(logits.float(), labels)
+    assert loss != F.cross_entropy(logits, labels).float()
+
+
+@EACH
+def test_the_step_is_the_plain_loop(spec):
+    """Bit by bit: the same losses and weights as a loop written by hand."""
+    weights = init_weights(spec, 0)
+    batches = data.resident_batches([samples(spec, seed=seed) for seed in range(4)])
+    model = models.build(spec, weights)
+    step = training.make_train_step(
+        model, training.make_optimizer(model, SGD), training.cross_entropy
+    )
+    losses = [step(*batch) for batch in batches]
+    plain = models.build(spec, weights).train()
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
+    for (x, y), loss in zip(batches, losses, strict=True):
+        optimizer.zero_grad()
+        expected = F.cross_entropy(plain(x).flatten(0, -2), y.flatten())
+        expected.backward()
+        optimizer.step()
+        assert loss == expected
+        assert not loss.requires_grad
+    assert checksum(models.export_weights(model)) == checksum(models.export_weights(plain))
+
+
+@EACH
+def test_training_lowers_the_loss(spec):
+    model = models.build(spec, init_weights(spec, 0))
+    step = training.make_train_step(
+        model, training.make_optimizer(model, ADAMW), training.cross_entropy
+    )
+    x, y = data.to_device(*samples(spec))
+    losses = [runtime.to_float(step(x, y)) for _ in range(60)]
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_predict_runs_in_evaluation_mode():
+    spec = SPECS["cnn"]
+    model = models.build(spec, noisy_weights(spec)).train()
+    x, _ = data.to_device(*samples(spec))
+    before = checksum(models.export_weights(model))
+    whole = training.make_predict(model)(x)
+    assert checksum(models.export_weights(model)) == before
+    assert not whole.requires_grad
+    # The statistics of the batch play no part: each sample alone gives the same.
+    alone = torch.cat([training.make_predict(model)(one[None]) for one in x])
+    torch.testing.assert_close(whole, alone)
+    torch.testing.assert_close(whole, model.eval()(x), rtol=0, atol=0)
+
+
+def test_predict_leaves_modes_as_found():
+    model = models.build(SPECS["resnet"])
+    predict = training.make_predict(model)
+    x, _ = data.to_device(*samples(SPECS["resnet"]))
+    for mode in (True, False):
+        model.train(mode)
+        predict(x)
+        assert {m.training for m in model.modules()} == {mode}
+    model.train().stem.bn.eval()  # a frozen BatchNorm
+    modes = [m.training for m in model.modules()]
+    predict(x)
+    assert [m.training for m in model.modules()] == modes
+    with pytest.raises(RuntimeError):
+        predict(x[:, :1])
+    assert [m.training for m in model.modules()] == modes
+
+
+def test_a_step_after_predict_trains_batchnorm():
+    spec = SPECS["cnn"]
+    model = models.build(spec, init_weights(spec, 0))
+    step = training.make_train_step(
+        model, training.make_optimizer(model, SGD), training.cross_entropy
+    )
+    x, y = data.to_device(*samples(spec))
+    training.make_predict(model)(x)
+    step(x, y)
+    assert models.export_weights(model)["conv0.bn.mean"].any()
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 20, 64])
+def test_metrics_against_numpy(batch_size):
+    stream = np.random.default_rng(5)
+    logits = stream.normal(size=(20, 6, 5)).astype(np.float32)
+    labels = stream.integers(0, 5, (20, 6))
+    logits_of = dict(enumerate(torch.from_numpy(logits)))
+
+    def predict(rows):
+        assert 0 < len(rows) <= batch_size
+        return torch.stack([logits_of[int(row)] for row in rows])
+
+    x, y = torch.arange(20), torch.from_numpy(labels)
+    chances = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    bits = -np.log2(np.take_along_axis(chances, labels[..., None], -1)).mean()
+    accuracy = 100 * (logits.argmax(-1) == labels).mean()
+    settings = {"batch_size": batch_size}
+    found = training.evaluate(predict, x, y, metric="bits_per_character", **settings)
+    assert found == pytest.approx(bits, rel=1e-6)
+    assert training.evaluate(predict, x, y, metric="accuracy", **settings) == pytest.approx(
+        accuracy
+    )
+
+
+def test_certainty_costs_no_bits_and_ignorance_all():
+    y = torch.arange(8) % 4
+    sure = 100.0 * F.one_hot(y, 4).float()
+    for logits, accuracy, bits in ((sure, 100.0, 0.0), (-sure, 0.0, None), (0 * sure, 25.0, 2.0)):
+        settings = {"batch_size": 8}
+        got = training.evaluate(lambda x, z=logits: z, y, y, metric="accuracy", **settings)
+        assert got == accuracy
+        got = training.evaluate(
+            lambda x, z=logits: z, y, y, metric="bits_per_character", **settings
+        )
+        assert bits is None or got == pytest.approx(bits, abs=1e-6)
+
+
+def test_an_unknown_metric_is_refused():
+    y = torch.zeros(2, dtype=torch.int64)
+    with pytest.raises(ValueError, match="unknown metric 'f1'"):
+        training.evaluate(lambda x: x, y, y, metric="f1", batch_size=2)
+
+
+# Runtime -------------------------------------------------------------------------------------
+
+
+def run_alone(program):
+    """What `program` prints in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
+
+
+def test_configure_sets_threads_and_reads_them_back():
+    program = """
+import torch
+from pt_impl.kit import runtime
+found = runtime.configure(threads=3, seed=0)
+assert torch.get_num_threads() == 3 and torch.get_num_interop_threads() == 3
+print(found["intra_op"], found["inter_op"])
+later = runtime.configure(threads=1, seed=0)
+assert torch.get_num_threads() == 1
+print(later["intra_op"], later["inter_op"])
+"""
+    assert run_alone(program) == ["3", "3", "1", "3"]
+
+
+def test_configure_seeds_every_generator():
+    threads = torch.get_num_threads()
+
+    def drawn(seed):
+        runtime.configure(threads=threads, seed=seed)
+        return random.random(), np.random.rand(), torch.rand(1).item()
+
+    assert drawn(1) == drawn(1)
+    assert all(a != b for a, b in zip(drawn(1), drawn(2), strict=True))
+
+
+def test_float32_means_float32():
+    runtime.configure(threads=torch.get_num_threads(), seed=0)
+    assert torch.backends.cuda.matmul.fp32_precision == "ieee"
+    assert torch.backends.cudnn.conv.fp32_precision == "ieee"
+    # What torch.compile asks on a GPU; it fails where old and new flags disagree.
+    assert torch.backends.cudnn.allow_tf32 is False
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_versions_and_device(monkeypatch):
+    monkeypatch.undo()
+    assert runtime.versions()["torch"] == torch.__version__
+    assert all(isinstance(version, str) for version in runtime.versions().values())
+    assert runtime.device() == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert runtime.device_info()["name"]
+    runtime.synchronize()
+    runtime.reset_device_peak()
+    assert (runtime.device_peak() is None) == (runtime.device() == "cpu")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "slots"),
+    [(SGD, 1), (ADAMW, 2), (RMSPROP, 1)],
+    ids=lambda v: getattr(v, "optimizer", ""),
+)
+def test_state_bytes(recipe, slots):
+    spec = SPECS["cnn"]
+    model = models.build(spec)
+    optimizer = training.make_optimizer(model, recipe)
+    size = 4 * parameter_count(spec)
+    assert runtime.state_bytes(model, optimizer) == {
+        "parameters": size,
+        "gradients": 0,
+        "optimizer": 0,
+    }
+    step = training.make_train_step(model, optimizer, training.cross_entropy)
+    step(*data.to_device(*samples(spec)))
+    found = runtime.state_bytes(model, optimizer)
+    assert found["parameters"] == found["gradients"] == size
+    # Adam also counts its steps, in a scalar a tensor.
+    counters = 0 if recipe is SGD else 4 * len(list(model.parameters()))
+    assert found["optimizer"] == slots * size + counters
+
+
+def steps_of(spec):
+    """The baseline step, and one under bfloat16 autocast, of one model."""
+    model = models.build(spec, init_weights(spec, 0))
+    optimizer = training.make_optimizer(model, SGD)
+
+    def autocast_step(x, y):
+        optimizer.zero_grad()
+        with torch.autocast(x.device.type, torch.bfloat16):
+            logits = model(x)
+        loss = training.cross_entropy(logits, y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return training.make_train_step(model, optimizer, training.cross_entropy), autocast_step
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        # Forward and backward of each convolution; forward and two products for the head.
+        ("cnn", {"convolution": 2 * 2, "matmul": 3}),
+        ("resnet", {"convolution": 2 * (1 + 6 * 2 + 2), "matmul": 3}),
+        # A block: four dense layers of three products, attention forward and backward.
+        ("gpt", {"matmul": 2 * (4 * 3 + 2) + 3}),
+    ],
+)
+def test_operator_dtypes(name, expected):
+    x, y = data.to_device(*samples(SPECS[name]))
+    for step, dtype in zip(steps_of(SPECS[name]), ("float32", "bfloat16"), strict=True):
+        assert runtime.operator_dtypes(step, x, y) == {
+            kind: {dtype: count} for kind, count in expected.items()
+        }
+
+
+def test_operator_dtypes_tells_one_layer_from_the_others():
+    spec = SPECS["cnn"]
+    model = models.build(spec)
+    model.head = nn.Sequential(nn.Flatten(), model.head.double())
+    model.head.register_forward_pre_hook(lambda module, args: (args[0].double(),))
+    optimizer = training.make_optimizer(model, SGD)
+    step = training.make_train_step(model, optimizer, F.cross_entropy)
+    assert runtime.operator_dtypes(step, *data.to_device(*samples(spec))) == {
+        "convolution": {"float32": 4},
+        "matmul": {"float64": 3},
+    }
+
+
+def test_an_operator_that_another_calls_is_not_counted_again():
+    def event(name, *children):
+        return SimpleNamespace(name=name, children=children)
+
+    product = event("aten::mm", event("aten::empty"))
+    events = [event("aten::linear", event("aten::convolution", product)), event("step", product)]
+    assert [e.name for e in runtime._topmost(events)] == ["aten::convolution", "aten::mm"]
+
+
+def test_operators_are_seen_without_autograd():
+    predict = training.make_predict(models.build(SPECS["cnn"]))
+    x, y = data.to_device(*samples(SPECS["cnn"]))
+    assert runtime.operator_dtypes(lambda x, y: predict(x), x, y) == {
+        "convolution": {"float32": 2},
+        "matmul": {"float32": 1},
+    }
+    assert runtime.operator_dtypes(lambda x, y: x + 1, x, y) == {}
+
+
+def counting_backend(graph, example_inputs):
+    """A compiler that compiles nothing: the graph as it was captured."""
+    return graph
+
+
+def test_trace_count():
+    x, y = data.to_device(*samples(SPECS["cnn"]))
+    model = models.build(SPECS["cnn"])
+    eager = training.make_train_step(
+        model, training.make_optimizer(model, SGD), training.cross_entropy
+    )
+    eager(x, y)
+    assert runtime.trace_count(eager) is None
+
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x, y: (x * 2).sum(), backend=counting_backend, dynamic=False)
+    before = runtime.trace_count(compiled)
+    compiled(x, y)
+    assert runtime.trace_count(compiled) == before + 1
+    compiled(x, y)
+    assert runtime.trace_count(compiled) == before + 1
+    compiled(x[:3], y[:3])  # another shape
+    assert runtime.trace_count(compiled) == before + 2
+    assert runtime.trace_count(eager) is None
+
+
+@pytest.mark.parametrize(
+    "compile_model",
+    [
+        lambda model: torch.compile(model, backend=counting_backend),
+        lambda model: model.compile(backend=counting_backend) or model,
+    ],
+    ids=["torch.compile", "module.compile"],
+)
+def test_a_step_around_a_compiled_model_counts_as_compiled(compile_model):
+    torch._dynamo.reset()
+    x, y = data.to_device(*samples(SPECS["cnn"]))
+    model = compile_model(models.build(SPECS["cnn"]))
+    step = training.make_train_step(
+        model, training.make_optimizer(model, SGD), training.cross_entropy
+    )
+    before = runtime.trace_count(step)
+    step(x, y)
+    assert runtime.trace_count(step) > before
+
+
+def test_operators_are_seen_below_the_compiler():
+    if shutil.which("c++") is None:
+        pytest.skip("torch.compile needs a C++ compiler")
+    weight = torch.randn(16, 16, requires_grad=True)
+
+    @torch.compile
+    def product(x):
+        return F.relu(x.bfloat16() @ weight.bfloat16()).float().sum()
+
+    def step(x, y):
+        product(x).backward()
+
+    # Forward, and the gradient of the weight; x needs none.
+    x = torch.randn(4, 16)
+    assert runtime.operator_dtypes(step, x, x) == {"matmul": {"bfloat16": 2}}
+    assert runtime.trace_count(step) >= 1
+
+
+def test_matmul_flops_divides_the_work_by_the_best_time(monkeypatch):
+    ticks = iter([0.0, 1.0, 5.0, 6.0, 6.5, 7.0, 9.0, 20.0])  # products of 4, 0.5 and 2 seconds
+    monkeypatch.setattr(runtime, "perf_counter", lambda: next(ticks))
+    assert runtime.matmul_flops(size=10, dtype="float32", seconds=15) == 2 * 10**3 / 0.5
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_matmul_flops_multiplies_in_its_dtype(dtype):
+    def measure(x, y):
+        runtime.matmul_flops(size=32, dtype=dtype, seconds=0.0)
+
+    found = runtime.operator_dtypes(measure, None, None)
+    assert found.keys() == {"matmul"}
+    assert found["matmul"].keys() == {dtype}

@@ -1,0 +1,218 @@
+"""The TensorFlow kit does what it says, in both Keras flavours, each in a process of its own."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shared.specs import TASKS, parameter_shapes
+from tests.kit.parity import ROOT
+
+FLAVOURS = {"keras3": {}, "tf_keras": {"TF_USE_LEGACY_KERAS": "1"}}
+THREADS = 2
+
+
+@pytest.fixture(scope="module")
+def answers():
+    """Flavour -> check -> what it returned; both flavours run at once."""
+    others = {k: v for k, v in os.environ.items() if k != "TF_USE_LEGACY_KERAS"}
+    workers = {
+        flavour: subprocess.Popen(
+            [sys.executable, "-m", "tests.kit.tf_kit_worker"],
+            cwd=ROOT,
+            env=others | {"TF_CPP_MIN_LOG_LEVEL": "3"} | chosen,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for flavour, chosen in FLAVOURS.items()
+    }
+    found = {}
+    for flavour, worker in workers.items():
+        output, errors = worker.communicate(timeout=600)
+        assert worker.returncode == 0, errors[-3000:]
+        found[flavour] = json.loads(output.splitlines()[-1])
+    return found
+
+
+@pytest.fixture(params=FLAVOURS)
+def answer(request, answers):
+    """What the checks of one flavour returned."""
+    return answers[request.param]
+
+
+def test_the_flavours_are_the_chosen_ones(answers):
+    for flavour, package in (("keras3", "keras"), ("tf_keras", "tf_keras")):
+        versions = answers[flavour]["device"]["versions"]
+        assert {"keras", "tf_keras"} & versions.keys() == {package}
+        assert versions["tensorflow"]
+
+
+def test_configure(answer):
+    found = answer["configure"]
+    assert found["read_back"] == found["again"] == {"intra_op": THREADS, "inter_op": THREADS}
+    assert found["drawn"] == found["drawn_again"]
+    assert found["other"].startswith("RuntimeError: ")
+    assert "\n" not in found["other"]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_weights_round_trip_bitwise(answer, task):
+    found = answer["round_trip"][task]
+    assert found["same"]
+    assert found["a copy"]
+    assert found["parameters"] == sorted(parameter_shapes(TASKS[task].model))
+
+
+def test_weights_that_do_not_fit(answer):
+    found = answer["refused_weights"]
+    start = "ValueError: the weights do not fit the model: "
+    assert found["missing"] == f"{start}missing conv0.kernel"
+    assert found["unknown"] == f"{start}unknown x"
+    assert found["shape"] == f"{start}head.kernel has shape (10, 16), not (16, 10)"
+    assert found["unchanged"]
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "bits_per_character"])
+def test_evaluate_against_numpy(answer, metric):
+    found = answer["evaluate"][metric]
+    assert found["score"] == pytest.approx(found["expected"], rel=1e-6)
+    assert found["loss"] == pytest.approx(found["expected_loss"], rel=1e-6)
+    # Logits of a narrower dtype are cast up: only their own rounding shows.
+    assert found["half"] == pytest.approx(found["expected_loss"], rel=1e-3)
+    assert found["half"] != found["loss"]
+
+
+def test_evaluate_refuses_another_metric(answer):
+    expected = "ValueError: unknown metric 'f1': accuracy or bits_per_character"
+    assert answer["evaluate"]["unknown"] == expected
+
+
+def test_predict(answer):
+    found = answer["predict"]
+    assert all(found["unchanged"])
+    assert found["same_losses"]
+    assert found["follows"]
+    assert found["alone"] < 1e-5
+
+
+def test_step(answer):
+    found = answer["step"]
+    assert found["loss"] == ["EagerTensor", "float32", 0]
+    assert found["traced"] == [0, 1, 2]  # nothing yet, one shape, another shape
+    assert found["wrapped"] == 2
+    assert found["eager"] is None
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("baseline", "accumulation", "clipping", "compilation", "compiled model", "compression"),
+        *("features", "mixed precision", "stacking", "stored", "teacher"),
+    ],
+)
+def test_steps_add_the_losses_of_the_model_itself(answer, name):
+    """A quarter of the squares of its kernel, whose gradient is half the kernel."""
+    found = answer["own_losses"]
+    kernel = np.array(found["kernel"])
+    (plain, without), (loss, after) = (found[name][kind] for kind in ("plain", "regularised"))
+    assert loss - plain == pytest.approx(0.25 * np.square(kernel).sum(), rel=1e-5)
+    assert np.allclose(np.array(after) - without, -0.1 * 0.5 * kernel, atol=1e-6)
+
+
+def test_state_bytes(answer):
+    found = answer["step"]
+    size = 4 * found["parameters"]
+    assert found["state"]["parameters"] == found["state"]["gradients"] == size
+    # One momentum a parameter, and the counters that Keras keeps.
+    assert size < found["state"]["optimizer"] <= size + 16
+
+
+def test_fit(answer):
+    found = answer["fit"]
+    assert found["batches"] == 4
+    assert found["last"] == found["expected"]
+    assert found["short"] == "ValueError: no batch of 21 in 1 epochs of 20 samples"
+
+
+def test_optimizers_have_their_state_from_the_start(answer):
+    found, size = answer["optimizers"], answer["step"]["parameters"]
+    assert found["unknown"] == "ValueError: unknown optimizer 'lion': sgd, adamw or rmsprop"
+    for name, slots in (("sgd", 1), ("adamw", 2), ("rmsprop", 1)):
+        assert slots * size < found[name] <= slots * size + 2
+
+
+def test_gradient_of_the_embedding(answer):
+    assert answer["gradients"]["dense"]
+    assert answer["gradients"]["off"] < 1e-6
+
+
+def test_attention_is_causal(answer):
+    changes = answer["causal"]  # of the logits at each position, where the code at 4 changed
+    assert changes[:4] == [0.0] * 4
+    assert min(changes[4:]) > 0.0
+
+
+def test_dropout_in_training_alone(answer):
+    found = answer["dropout"]
+    assert found["evaluation"] == 0.0
+    assert found["training"] > 0.0
+    assert 0.3 < found["share_of_first_positions_dropped"] < 0.7
+    assert found["config"] == 0.5
+
+
+def test_residual_blocks(answer):
+    found = answer["architectures"]
+    assert found["functional"] == "Functional"
+    shapes = found["shapes"]
+    assert shapes["stage0.block0.relu"] == [16, 16, 8]
+    assert shapes["stage1.block0.shortcut"] == shapes["stage1.block0.conv0"] == [8, 8, 16]
+    assert "stage0.block0.shortcut" not in shapes
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_operator_dtypes(answer, dtype):
+    found = answer["operator_dtypes"]
+    policy = "float32" if dtype == "float32" else "mixed_bfloat16"
+    # Forward and both gradients of each, but for the gradient of the images.
+    assert found[f"cnn {policy}"] == {"convolution": {dtype: 5}, "matmul": {dtype: 3}}
+    # qkv, projection, up, down and head, and two products in the attention.
+    assert found[f"gpt {policy}"] == {"matmul": {dtype: 21}}
+    assert found[f"predict {policy}"] == {"matmul": {dtype: 7}}
+
+
+def test_operator_dtypes_of_xla(answer):
+    ran = {"convolution": {"float32": 5}, "matmul": {"float32": 3}}
+    assert answer["operator_dtypes"]["xla float32"] == ran
+    # What XLA makes of bfloat16 depends on the CPU; the number of operators does not.
+    found = answer["operator_dtypes"]["xla mixed_bfloat16"]
+    assert {kind: sum(dtypes.values()) for kind, dtypes in found.items()} == {
+        "convolution": 5,
+        "matmul": 3,
+    }
+
+
+@pytest.mark.skipif(
+    not Path("/proc/cpuinfo").exists() or "avx512_bf16" not in Path("/proc/cpuinfo").read_text(),
+    reason="grappler rewrites into bfloat16 only for CPUs that have it",
+)
+def test_operator_dtypes_sees_what_grappler_rewrote(answer):
+    ran = {"convolution": {"bfloat16": 5}, "matmul": {"bfloat16": 3}}
+    assert answer["operator_dtypes"]["rewritten"] == ran
+
+
+def test_device(answer):
+    found = answer["device"]
+    assert found["info"]["name"]
+    assert found["flops"] > 1e8
+    assert found["half_flops"] > 1e8
+    if found["device"] == "CPU:0":
+        assert found["peak"] is None
+        # A call returns when its work is done, so there is nothing to synchronise.
+        assert found["waited_s"] < 0.5 * found["called_s"]
+    else:
+        assert found["peak"]["allocated"] > 0

@@ -1,0 +1,372 @@
+"""What the TensorFlow kit does in one Keras flavour, as JSON on the last line.
+
+    python -m tests.kit.tf_kit_worker
+
+Each function below is one check; `tests/kit/test_tf_kit.py` says what it must return.
+"""
+
+import json
+import time
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import tensorflow as tf
+
+from shared.specs import TASKS, CNNSpec, GPTSpec, Recipe, ResNetSpec
+from shared.weights import checksum, init_weights
+from tf_impl.compression.combinations import combinations as compression
+from tf_impl.compression.combinations import distillation, feature_distillation
+from tf_impl.kit import data, models, runtime, training
+from tf_impl.train_step import (
+    compilation,
+    gradient_accumulation,
+    gradient_clipping,
+    mixed_precision,
+    stacking,
+)
+
+THREADS = 2
+CNN = CNNSpec((16, 16, 1), ((8, 1), (16, 2)), num_classes=10)
+RESNET = ResNetSpec((16, 16, 1), 1, (8, 16), num_classes=10)
+GPT = GPTSpec(vocabulary=11, sequence_length=6, width=8, heads=2, layers=1)
+SGD = Recipe("sgd", learning_rate=0.1, epochs=1, accuracy_batch_size=4)
+
+
+def images(n, seed=0):
+    random = np.random.default_rng(seed)
+    return random.normal(size=(n, 16, 16, 1)).astype(np.float32), random.integers(0, 10, n)
+
+
+def codes(n, seed=0):
+    windows = np.random.default_rng(seed).integers(0, GPT.vocabulary, (n, 7))
+    return windows[:, :-1], windows[:, 1:]
+
+
+def make_step(spec, recipe=SGD, seed=0):
+    model = models.build(spec, init_weights(spec, seed))
+    optimizer = training.make_optimizer(model, recipe)
+    return model, optimizer, training.make_train_step(model, optimizer, training.cross_entropy)
+
+
+def error_of(call):
+    """Type and text of what `call` raises, or None."""
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def configure():
+    return {
+        "read_back": runtime.configure(threads=THREADS, seed=0),
+        "drawn": [float(tf.random.uniform(())), float(np.random.rand())],
+        "again": runtime.configure(threads=THREADS, seed=0),
+        "drawn_again": [float(tf.random.uniform(())), float(np.random.rand())],
+        "other": error_of(lambda: runtime.configure(threads=THREADS + 1, seed=0)),
+    }
+
+
+def round_trip():
+    found = {}
+    for name, task in TASKS.items():
+        weights = {
+            key: np.random.default_rng(1).normal(size=value.shape).astype(np.float32)
+            for key, value in init_weights(task.model, 0).items()
+        }
+        model = models.build(task.model, weights)
+        exported = models.export_weights(model)
+        kept = {key: value.copy() for key, value in exported.items()}
+        models.import_weights(model, init_weights(task.model, 0))
+        found[name] = {
+            "same": checksum(exported) == checksum(weights),
+            "a copy": checksum(exported) == checksum(kept),
+            "parameters": sorted(models.named_parameters(model)),
+        }
+    return found
+
+
+def refused_weights():
+    model = models.build(CNN, init_weights(CNN, 0))
+    before = checksum(models.export_weights(model))
+    weights = init_weights(CNN, 1)
+    missing = {name: value for name, value in weights.items() if name != "conv0.kernel"}
+    turned = weights | {"head.kernel": weights["head.kernel"].T}
+    return {
+        "missing": error_of(lambda: models.import_weights(model, missing)),
+        "unknown": error_of(lambda: models.import_weights(model, weights | {"x": np.ones(1)})),
+        "shape": error_of(lambda: models.build(CNN, turned)),
+        "unchanged": before == checksum(models.export_weights(model)),
+    }
+
+
+def evaluate():
+    """Against NumPy, with a last batch that is smaller."""
+    found = {}
+    for metric, spec, (x, y) in (
+        ("accuracy", CNN, images(23)),
+        ("bits_per_character", GPT, codes(23)),
+    ):
+        predict = training.make_predict(models.build(spec, init_weights(spec, 0)))
+        inputs, labels = data.to_device(x, y)
+        logits = np.array(predict(inputs), np.float64)
+        shifted = logits - logits.max(-1, keepdims=True)
+        log_p = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+        bits = -np.take_along_axis(log_p, y[..., None], -1).mean() / np.log(2)
+        expected = 100 * (logits.argmax(-1) == y).mean() if metric == "accuracy" else bits
+        score = training.evaluate(predict, inputs, labels, metric=metric, batch_size=5)
+        loss = float(training.cross_entropy(tf.constant(logits, tf.bfloat16), labels))
+        exact = float(training.cross_entropy(tf.constant(logits), labels))
+        found[metric] = {
+            "expected": float(expected),
+            "score": score,
+            "loss": exact,
+            "expected_loss": float(bits * np.log(2)),
+            "half": loss,
+        }
+    found["unknown"] = error_of(
+        lambda: training.evaluate(predict, inputs, labels, metric="f1", batch_size=5)
+    )
+    return found
+
+
+def predict():
+    """Prediction changes nothing, sees the newest weights, and steps after it still train."""
+    x, y = data.to_device(*images(8))
+    losses, unchanged = {}, []
+    for interrupted in (False, True):
+        model, _, step = make_step(CNN)
+        answer = training.make_predict(model)
+        losses[interrupted] = []
+        answers = []
+        for _ in range(3):
+            losses[interrupted].append(runtime.to_float(step(x, y)))
+            if interrupted:
+                before = checksum(models.export_weights(model))
+                answers.append(np.array(answer(x)))
+                unchanged.append(before == checksum(models.export_weights(model)))
+    one = np.array(answer(x[:1]))
+    return {
+        "unchanged": unchanged,
+        "same_losses": losses[False] == losses[True],
+        "follows": not np.allclose(answers[0], answers[1]),
+        # Evaluation mode: a sample's answer does not depend on its batch.
+        "alone": float(np.abs(one - answers[-1][:1]).max()),
+    }
+
+
+def step():
+    x, y = data.to_device(*images(8))
+    model, optimizer, step = make_step(CNN)
+    traced = [runtime.trace_count(step)]
+    loss = step(x, y)
+    for _ in range(3):
+        loss = step(x, y)
+    traced.append(runtime.trace_count(step))
+    step(x[:5], y[:5])
+    traced.append(runtime.trace_count(step))
+    state = runtime.state_bytes(model, optimizer)
+    eager = runtime.trace_count(lambda x, y: x)
+    return {
+        "loss": [type(loss).__name__, str(loss.dtype.name), loss.shape.rank],
+        "traced": traced,
+        "eager": eager,
+        "wrapped": runtime.trace_count(lambda x, y: step(x, y)),
+        "state": state,
+        "parameters": models.parameter_count(model),
+    }
+
+
+def own_losses():
+    """Loss and kernel after a step, of a model with regularisers and of the same without them."""
+    x, y = data.to_device(*images(8))
+    settings = {"student_layer": "hidden", "teacher_layer": "hidden"}
+
+    def features(model, optimizer, loss_fn):
+        taught = feature_distillation.attach_regressor(model, model, x, **settings)
+        return feature_distillation.make_train_step(
+            taught, model, tf.keras.optimizers.SGD(0.1), loss_fn, teacher_layer="hidden", weight=0.0
+        )
+
+    steps = {
+        "baseline": training.make_train_step,
+        "accumulation": gradient_accumulation.make_train_step,
+        "clipping": partial(gradient_clipping.make_train_step, max_norm=float("inf")),
+        "compilation": compilation.graph_train_step,
+        "compiled model": compilation.compiled_model_train_step,
+        "compression": compression.make_sparse_train_step,
+        "features": features,
+        "mixed precision": partial(mixed_precision.make_train_step, dtype="float32"),
+        "stacking": partial(stacking.make_train_step, micro_batches=2),
+        "stored": partial(distillation.make_stored_train_step, alpha=0.0),
+        "teacher": lambda model, *others: distillation.make_train_step(
+            model, model, *others, alpha=0.0
+        ),
+    }
+    found = {}
+    for name, make in steps.items():
+        found[name] = {}
+        for kind, strength in (("plain", None), ("regularised", 0.25)):
+            model = regularised(strength)
+            optimizer = tf.keras.optimizers.SGD(0.1)
+            optimizer.build(model.trainable_variables)
+            step = make(model, optimizer, training.cross_entropy)
+            loss = float(step(x, (y, y) if name == "stored" else y))
+            found[name][kind] = [loss, model.get_layer("hidden").get_weights()[0].tolist()]
+    return found | {"kernel": regularised(None).get_layer("hidden").get_weights()[0].tolist()}
+
+
+def regularised(strength):
+    """A model whose hidden kernel, which has zeros, weighs `strength` times its squares."""
+    layers = tf.keras.layers
+    tf.keras.utils.set_random_seed(0)
+    penalty = tf.keras.regularizers.L2(strength) if strength else None
+    inputs = tf.keras.Input((16, 16, 1))
+    hidden = layers.Dense(3, kernel_regularizer=penalty, name="hidden")(layers.Flatten()(inputs))
+    model = tf.keras.Model(inputs, layers.Dense(10)(hidden))
+    kernel, bias = model.get_layer("hidden").get_weights()
+    model.get_layer("hidden").set_weights([kernel * (kernel > 0), bias])
+    return model
+
+
+def fit():
+    x, y = data.to_device(*images(20))
+    _, _, step = make_step(CNN)
+    last = training.fit(step, x, y, batch_size=8, epochs=2, seed=3)
+    _, _, step = make_step(CNN)
+    batches = [b for e in (0, 1) for b in data.epoch_batches(x, y, batch_size=8, seed=3, epoch=e)]
+    expected = [runtime.to_float(step(*batch)) for batch in batches][-1]
+    short = error_of(lambda: training.fit(step, x, y, batch_size=21, epochs=1, seed=3))
+    return {"last": last, "expected": expected, "batches": len(batches), "short": short}
+
+
+def optimizers():
+    model = models.build(CNN)
+    found = {
+        "unknown": error_of(lambda: training.make_optimizer(model, replace(SGD, optimizer="lion")))
+    }
+    for name in ("sgd", "adamw", "rmsprop"):
+        optimizer = training.make_optimizer(model, replace(SGD, optimizer=name))
+        found[name] = sum(int(np.prod(v.shape)) for v in optimizer.variables)
+    return found
+
+
+def gradients():
+    """The embedding's gradient is dense and sums the positions of a code."""
+    model = models.build(GPT, init_weights(GPT, 0))
+    table = models.named_parameters(model)["tokens.embedding"]
+    x = tf.constant([[3, 3, 1, 3, 0, 1]], tf.int64)
+    upstream = np.random.default_rng(0).normal(size=(1, 6, GPT.width)).astype(np.float32)
+    layer = model.get_layer("tokens")
+    with tf.GradientTape() as tape:
+        total = tf.reduce_sum(layer(x) * upstream)
+    gradient = tape.gradient(total, table)
+    expected = np.zeros(tuple(table.shape), np.float32)
+    np.add.at(expected, np.array(x)[0], upstream[0])
+    return {
+        "dense": isinstance(gradient, tf.Tensor),
+        "off": float(np.abs(np.array(tf.convert_to_tensor(gradient)) - expected).max()),
+    }
+
+
+def causal():
+    """A later code changes no earlier logits."""
+    predict = training.make_predict(models.build(GPT, init_weights(GPT, 0)))
+    x, _ = codes(1)
+    other = x.copy()
+    other[0, 4] = (other[0, 4] + 1) % GPT.vocabulary
+    change = np.abs(np.array(predict(tf.constant(x))) - np.array(predict(tf.constant(other))))
+    return [float(change[0, position].max()) for position in range(6)]
+
+
+def dropout():
+    """In evaluation mode the plain model; in training, masks anew for each call."""
+    weights = init_weights(GPT, 0)
+    plain, model = models.build(GPT, weights), models.build(replace(GPT, dropout=0.5), weights)
+    x = tf.constant(codes(4)[0])
+    values = [np.array(m(x, training=False)) for m in (plain, model)]
+    drawn = [np.array(model(x, training=True)) for _ in range(2)]
+    attention = models.CausalAttention(1, 0.5)
+    # Equal values, so that a position's output is the sum of the shares that were kept.
+    kept = np.array(attention(tf.ones((64, 8, 3 * 4)), training=True))
+    return {
+        "evaluation": float(np.abs(values[0] - values[1]).max()),
+        "training": float(np.abs(drawn[0] - drawn[1]).max()),
+        "share_of_first_positions_dropped": float((kept[:, 0] == 0).mean()),
+        "config": models.CausalAttention.from_config(attention.get_config()).dropout,
+    }
+
+
+def operator_dtypes():
+    found = {}
+    for policy in ("float32", "mixed_bfloat16"):
+        tf.keras.mixed_precision.set_global_policy(policy)
+        for name, spec, batch in (("cnn", CNN, images(4)), ("gpt", GPT, codes(4))):
+            model, _, step = make_step(spec)
+            found[f"{name} {policy}"] = runtime.operator_dtypes(step, *data.to_device(*batch))
+        predict = training.make_predict(model)
+        ran = runtime.operator_dtypes(lambda x, y, run=predict: run(x), *data.to_device(*codes(4)))
+        found[f"predict {policy}"] = ran
+        compiled = tf.function(make_step(CNN)[2].python_function, jit_compile=True)
+        found[f"xla {policy}"] = runtime.operator_dtypes(compiled, *data.to_device(*images(4)))
+    tf.keras.mixed_precision.set_global_policy("float32")
+    # Grappler rewrites the traced graph, which says float32, into bfloat16 operators.
+    option = {"auto_mixed_precision_onednn_bfloat16": True}
+    tf.config.optimizer.set_experimental_options(option)
+    _, _, step = make_step(CNN)
+    found["rewritten"] = runtime.operator_dtypes(step, *data.to_device(*images(4)))
+    tf.config.optimizer.set_experimental_options(dict.fromkeys(option, False))
+    return found
+
+
+def architectures():
+    """Layers of the ResNet: strides and a projection where the width changes."""
+    model = models.build(RESNET, init_weights(RESNET, 0))
+    shapes = {layer.name: list(layer.output.shape[1:]) for layer in model.layers}
+    return {"shapes": shapes, "functional": type(model).__name__}
+
+
+def device():
+    product = tf.function(tf.linalg.matmul)
+    large = tf.random.normal((1500, 1500))
+    product(large, large)
+    start = time.perf_counter()
+    result = product(large, large)
+    called = time.perf_counter()
+    runtime.synchronize()
+    runtime.to_float(result[0, 0])
+    waited = time.perf_counter() - called
+    runtime.reset_device_peak()
+    return {
+        "called_s": called - start,
+        "waited_s": waited,
+        "device": runtime.device(),
+        "info": runtime.device_info(),
+        "peak": runtime.device_peak(),
+        "flops": runtime.matmul_flops(size=256, dtype="float32", seconds=0.1),
+        "half_flops": runtime.matmul_flops(size=256, dtype="bfloat16", seconds=0.1),
+        "versions": runtime.versions(),
+    }
+
+
+CHECKS = (
+    configure,
+    round_trip,
+    refused_weights,
+    evaluate,
+    predict,
+    step,
+    own_losses,
+    fit,
+    optimizers,
+    gradients,
+    causal,
+    dropout,
+    operator_dtypes,
+    architectures,
+    device,
+)
+
+if __name__ == "__main__":
+    print(json.dumps({check.__name__: check() for check in CHECKS}))

@@ -1,0 +1,234 @@
+"""Training across hosts: as one process trains, and what becomes of faults.
+
+Each host is a network namespace. The link is slow, so that a run lasts long enough to be disturbed.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from bench.harness.machine import THREAD_VARIABLES
+from bench.network.hosts import Hosts, Link
+from shared import datasets, parallel
+from shared.parallel import Result, distance
+from shared.specs import TASKS
+from tests.harness.command_line import MARK, marked
+from tests.network.namespaces import wait_until
+
+pytestmark = [pytest.mark.timeout(240), pytest.mark.usefixtures("hosts_permitted")]
+SIDES = ("pt", "tf")
+SLOW = Link(bandwidth=5e6)
+SAMPLES, BATCH, STEPS, SAVE_EVERY = 200, 32, 16, 4  # an epoch's last batch has 8
+PATIENCE = 8  # seconds that a process waits for others
+END = 15  # seconds in which a process must have ended when it waits no longer
+QUIET = dict.fromkeys(THREAD_VARIABLES, "1")
+QUIET |= {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1"}
+# Else the workers of a second attempt find the addresses of the first in torchrun's own store.
+QUIET |= {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    """The first digits, as the program takes them."""
+    whole = datasets.materialise(TASKS["digits-cnn"].dataset, tmp_path_factory.mktemp("whole"))
+    folder = tmp_path_factory.mktemp("data")
+    for name in ("train_x.npy", "train_y.npy"):
+        np.save(folder / name, np.load(whole / name)[:SAMPLES])
+    return folder
+
+
+class Training:
+    """A run of one side's program: its options, where it writes, and its processes by host."""
+
+    def __init__(self, side: str, data: Path, folder: Path):
+        self.side, self.folder = side, folder
+        self.checkpoint, self.out = folder / "checkpoint", folder / "result.npz"
+        self.program = [
+            "-m",
+            f"{side}_impl.parallel.data_parallel",
+            f"{side}_impl.parallel.data_parallel:digits_cnn",
+        ]
+        self.program += [str(data), f"--global-batch={BATCH}", f"--steps={STEPS}", "--seed=3"]
+        self.program += ["--synchronised-norm", "--threads=1", f"--timeout-s={PATIENCE}"]
+        self.program += [f"--save-every={SAVE_EVERY}", f"--out={self.out}"]
+
+    def start(self, hosts: Hosts, *, only=(0, 1), launcher=(), before="") -> dict:
+        """A process on each host; `before` is for the first host's shell."""
+        started = {}
+        for host in only:
+            own = [sys.executable, *(word.format(host=host) for word in launcher), *self.program]
+            own += [f"--checkpoint={self.checkpoint}"]
+            if before and host == 0:
+                own = ["sh", "-c", before, "sh", *own]
+            log = (self.folder / f"host{host}.log").open("w")
+            environment = hosts.environment(host) | QUIET
+            started[host] = hosts.start(host, own, env=environment, stdout=log, stderr=log)
+            log.close()
+        return started
+
+    def said(self, host: int) -> str:
+        return (self.folder / f"host{host}.log").read_text("utf-8")
+
+    def result(self, started: dict) -> Result:
+        for host, process in started.items():
+            assert process.wait(120) == 0, self.said(host)
+        return Result.load(self.out)
+
+    def error(self, started: dict, host: int, seconds: float) -> str:
+        """What a host's program says was wrong, which ends within so many seconds."""
+        assert started[host].wait(seconds) == 1, self.said(host)
+        assert "Traceback" not in self.said(host)
+        (line,) = [
+            line for line in self.said(host).splitlines() if line.startswith(parallel._ERROR)
+        ]
+        return line
+
+    def wait_for_checkpoint(self, started: dict, *, after: set[str] = frozenset()) -> None:
+        """Until there is a whole one that was not there before."""
+
+        def new():
+            for host, process in started.items():
+                assert process.poll() is None, self.said(host)
+            return self.checkpoints() - after
+
+        wait_until(new, seconds=90, what="a checkpoint")
+
+    def checkpoints(self) -> set[str]:
+        suffix = {"pt": ".pt", "tf": ".index"}[self.side]
+        return {path.name for path in self.checkpoint.glob(f"step-*{suffix}")}
+
+
+@pytest.fixture(scope="module")
+def alone(data, tmp_path_factory):
+    """The result of one process with the whole batch, by side; each is trained once."""
+    found = {}
+
+    def train(side: str) -> Result:
+        if side not in found:
+            training = Training(side, data, tmp_path_factory.mktemp(f"{side}-alone"))
+            environment = {k: v for k, v in os.environ.items() if k != "TF_CONFIG"} | QUIET
+            subprocess.run(
+                [sys.executable, *training.program], env=environment, check=True, timeout=120
+            )
+            found[side] = Result.load(training.out)
+        return found[side]
+
+    return train
+
+
+def agree(ours: Result, theirs: Result) -> None:
+    """The parity bar of the task's model, over all steps."""
+    bar = TASKS["digits-cnn"].parity
+    assert distance(ours, theirs) < bar
+    assert np.abs(ours.losses / theirs.losses - 1).max() < bar
+    assert len(ours.losses) == STEPS
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_two_hosts_train_as_one_process_does(side, data, alone, tmp_path):
+    """Started as README says: torchrun on each host; TensorFlow's program with TF_CONFIG."""
+    launcher = {
+        "pt": "-m torch.distributed.run --nnodes=2 --node-rank={host} --master-addr=host0",
+        "tf": "",
+    }[side].split()
+    training = Training(side, data, tmp_path)
+    with Hosts(2, SLOW) as hosts:
+        result = training.result(training.start(hosts, launcher=launcher))
+    agree(result, alone(side))
+    assert result.seen.sum() == 2 * SAMPLES + (STEPS - 14) * BATCH  # two epochs of 7 steps
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_a_worker_that_never_arrives_is_named_in_time(side, data, tmp_path):
+    training = Training(side, data, tmp_path)
+    with Hosts(2) as hosts:
+        start = time.monotonic()
+        started = training.start(hosts, only=[0])
+        line = training.error(started, 0, seconds=60)
+        assert time.monotonic() - start > PATIENCE
+        assert hosts.processes(0) == []
+    assert {"pt": "1/2 clients joined", "tf": "10.77.0.2:29500 did not come"}[side] in line
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_after_every_fault_a_run_goes_on_to_the_same_weights(
+    side, data, alone, tmp_path, monkeypatch
+):
+    """A host is killed, then the link is lost, then the disk is full; nothing is left over."""
+    monkeypatch.setenv(MARK, mark := uuid.uuid4().hex)
+    training = Training(side, data, tmp_path)
+    with Hosts(2, SLOW) as hosts:
+        started = training.start(hosts)
+        training.wait_for_checkpoint(started)
+        hosts.stop(1)
+        assert training.error(started, 0, seconds=PATIENCE + END)
+        assert hosts.processes(0) == hosts.processes(1) == []
+
+        before = training.checkpoints()
+        started = training.start(hosts)
+        training.wait_for_checkpoint(started, after=before)
+        hosts.cut(1)
+        for host in (0, 1):
+            assert training.error(started, host, seconds=PATIENCE + END)
+        hosts.mend(1)
+
+        line, after = run_on_a_full_disk(training, hosts)
+        assert "No space left on device" in line
+        assert str(training.checkpoint) in line
+
+        training.checkpoint = after
+        result = training.result(training.start(hosts))
+        assert hosts.processes(0) == hosts.processes(1) == []
+    assert marked(mark) == []
+    agree(result, alone(side))
+    assert 0 < result.seen.sum() < 2 * SAMPLES + (STEPS - 14) * BATCH  # it did not begin again
+
+
+def run_on_a_full_disk(training: Training, hosts: Hosts) -> tuple[str, Path]:
+    """Go on where the disk has no room for another checkpoint; the error, and what is left there.
+
+    The disk is a tmpfs that host 0 alone sees, with what lies in the checkpoint's folder.
+    """
+    old, after = (training.folder / name for name in ("old", "after"))
+    shutil.copytree(training.checkpoint, old)
+    after.mkdir()
+    size = sum(-(-path.stat().st_size // 4096) * 4096 for path in old.iterdir()) + 16384
+    mount = f"mount -t tmpfs -o size={size} none {training.checkpoint}"
+    script = f'{mount} && cp -a {old}/. {training.checkpoint} && "$@"; status=$?; '
+    script += f"cp -a {training.checkpoint}/. {after}; umount {training.checkpoint}; exit $status"
+    started = training.start(hosts, before=script)
+    line = training.error(started, 0, seconds=90)
+    started[1].wait(PATIENCE + END)
+    return line, after
+
+
+def test_torchrun_starts_a_killed_worker_again(data, alone, tmp_path):
+    """Elastic: the launchers meet again, and the run goes on from its last checkpoint."""
+    launcher = "-m torch.distributed.run --nnodes=2 --max-restarts=2 --rdzv-id=run"
+    launcher = [*launcher.split(), "--rdzv-backend=c10d", "--rdzv-endpoint=host0:29400"]
+    training = Training("pt", data, tmp_path)
+    with Hosts(2, SLOW) as hosts:
+        started = training.start(hosts, launcher=launcher)
+        training.wait_for_checkpoint(started)
+        worker_below(started[1]).send_signal(signal.SIGKILL)
+        result = training.result(started)
+        assert hosts.processes(0) == hosts.processes(1) == []
+    agree(result, alone("pt"))
+    assert 0 < result.seen.sum() < 2 * SAMPLES + (STEPS - 14) * BATCH
+
+
+def worker_below(launcher: subprocess.Popen) -> psutil.Process:
+    """The process that trains, which is not its launcher."""
+    every = psutil.Process(launcher.pid).children(recursive=True)
+    trains = [p for p in every if "torch.distributed.run" not in p.cmdline()]
+    (worker,) = [p for p in trains if "pt_impl.parallel.data_parallel" in p.cmdline()]
+    return worker

@@ -1,0 +1,327 @@
+"""Data parallelism: replicas train to the weights of one process, and bad input starts none.
+
+The runs are those of `data_parallel_worker.py`, one process a side: 203 samples in batches of 32,
+so that the seventh batch has 11, five for one replica and six for the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from shared import datasets, parallel
+from shared.specs import TASKS, DatasetSpec
+from tests import workers
+from tests.parallel.data_parallel_worker import BAD, CONFIGS, JOB, LACKING
+
+ROOT = Path(__file__).resolve().parents[2]
+SAMPLES = 203
+BAR = TASKS["digits-cnn"].parity
+pytestmark = pytest.mark.timeout(400)
+
+
+# Which samples --------------------------------------------------------------------------------
+
+
+def epoch(size, *, seed=0, epoch=0, batch=32):
+    each = -(-size // batch)
+    stream = parallel.batches(size, global_batch=batch, seed=seed, begin=epoch * each)
+    return [next(stream) for _ in range(each)]
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3, 7])
+def test_shards_are_disjoint_and_complete_and_differ_by_one(replicas):
+    batches = epoch(SAMPLES)
+    assert [len(rows) for rows in batches] == [32] * 6 + [11]
+    for rows in batches:
+        shards = [
+            parallel.shard(rows, replicas=replicas, replica=index) for index in range(replicas)
+        ]
+        assert np.array_equal(np.concatenate(shards), rows)
+        sizes = [len(shard) for shard in shards]
+        assert max(sizes) - min(sizes) <= 1
+    assert sorted(np.concatenate(batches)) == list(range(SAMPLES))
+
+
+def test_each_epoch_and_seed_has_an_order_of_its_own_that_is_repeatable():
+    first = np.concatenate(epoch(SAMPLES))
+    assert np.array_equal(first, np.concatenate(epoch(SAMPLES)))
+    assert not np.array_equal(first, np.concatenate(epoch(SAMPLES, epoch=1)))
+    assert not np.array_equal(first, np.concatenate(epoch(SAMPLES, seed=1)))
+
+
+def test_the_order_is_that_of_the_other_techniques():
+    shared = list(datasets.batch_order(SAMPLES, 32, seed=0, epoch=1))
+    for rows, other in zip(epoch(SAMPLES, epoch=1), shared, strict=False):
+        assert np.array_equal(rows, other)
+
+
+def test_a_run_that_goes_on_sees_what_it_would_have_seen():
+    whole = parallel.batches(SAMPLES, global_batch=32, seed=0)
+    expected = [next(whole) for _ in range(20)]
+    for begin in (1, 6, 7, 8, 15):
+        later = parallel.batches(SAMPLES, global_batch=32, seed=0, begin=begin)
+        for rows in expected[begin:]:
+            assert np.array_equal(next(later), rows)
+
+
+# Equal work -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    spec = DatasetSpec("tiny", "digits", train_size=SAMPLES, test_size=100)
+    return datasets.materialise(spec, tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module", params=["pt", "tf"])
+def side(request) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> dict[str, Path]:
+    """Where each side's worker leaves its results."""
+    return {name: tmp_path_factory.mktemp(name) for name in ("pt", "tf")}
+
+
+@pytest.fixture(scope="module")
+def evidence(folders, data) -> dict[str, workers.Scenarios]:
+    """What each worker was told for bad input; its results are in its folder."""
+    return workers.run("parallel.data_parallel_worker", folders, lambda name: [folders[name], data])
+
+
+@pytest.fixture
+def result(evidence, folders, side):
+    return lambda name, of=side: parallel.Result.load(folders[of] / f"{name}.npz")
+
+
+@pytest.fixture
+def words(evidence, side) -> dict:
+    return evidence[side]
+
+
+OTHER = {"pt": "sharded", "tf": "one_process"}
+
+
+def differences(one, other) -> dict[str, float]:
+    """Relative L2 distance of each tensor."""
+    assert one.weights.keys() == other.weights.keys()
+    return {
+        name: float(np.linalg.norm(value - other.weights[name]) / np.linalg.norm(value))
+        for name, value in one.weights.items()
+    }
+
+
+@pytest.mark.parametrize("variant", ["processes", "other"])
+def test_two_replicas_train_to_the_weights_of_one_process(side, result, variant):
+    one = result("alone")
+    two = result(OTHER[side] if variant == "other" else variant)
+    np.testing.assert_allclose(two.losses, one.losses, rtol=BAR)
+    assert max(differences(one, two).values()) < BAR
+
+
+def test_without_synchronised_norm_batchnorm_is_another_function(result):
+    assert max(differences(result("alone"), result("local_norm")).values()) > 100 * BAR
+
+
+@pytest.mark.parametrize("name", ["accumulated", "synchronised_each", "resumed"])
+def test_micro_batches_and_resuming_change_nothing(result, name):
+    one, two = result("alone_dense"), result(name)
+    np.testing.assert_allclose(two.losses, one.losses, rtol=BAR)
+    assert max(differences(one, two).values()) < BAR
+
+
+def test_both_frameworks_train_to_the_same_weights(evidence, folders):
+    pt, tf = (parallel.Result.load(folders[side] / "processes.npz") for side in evidence)
+    np.testing.assert_allclose(pt.losses, tf.losses, rtol=BAR)
+    found = differences(pt, tf)
+    # Keras 3 keeps the biased variance of a batch, PyTorch the unbiased one.
+    assert max(v for name, v in found.items() if not name.endswith(".variance")) < BAR
+    assert max(found.values()) < 1e-2
+
+
+@pytest.mark.parametrize("name", ["processes", "other", "accumulated"])
+def test_every_sample_is_trained_on_as_often_as_its_epochs_say(side, result, name):
+    seen = result(OTHER[side] if name == "other" else name).seen
+    expected = np.zeros(SAMPLES, np.int64)
+    stream = parallel.batches(SAMPLES, global_batch=JOB["global_batch"], seed=JOB["seed"])
+    for _ in range(JOB["steps"]):
+        expected[next(stream)] += 1
+    assert np.array_equal(seen, expected)
+
+
+def test_a_resumed_run_trains_on_the_remaining_steps_alone(result):
+    resumed = result("resumed")
+    assert len(resumed.step_s) == JOB["steps"] - 4
+    assert len(resumed.losses) == JOB["steps"]
+
+
+def test_memory_is_that_of_each_process(result):
+    found = result("processes")
+    assert len(found.peak_bytes) == len(found.import_bytes) == 2
+    if sys.platform == "linux":
+        assert (found.peak_bytes > found.import_bytes).all()
+        assert (found.import_bytes > 50e6).all()
+
+
+# Bad input ------------------------------------------------------------------------------------
+
+RIGHT = {
+    "a batch that does not divide": "32 or 34",
+    "more replicas than threads": "one each",
+    "no replica": "replicas must be an integer of at least 1",
+    "a batch larger than the data": f"2048 from {SAMPLES} samples",
+    "no step": "steps must be",
+    "an unknown variant": "processes, accumulated",
+    "micro-batches elsewhere": '"accumulated"',
+    "a last batch too small": "another global batch",
+    "no such module": "no_such_module",
+    "no such function": "no function 'nothing'",
+    "no such data": "nowhere",
+    "an unknown communication": "auto",
+    "nccl without a GPU": "there is none",
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_one_clear_error_before_anything_starts(words, name):
+    kind, text = words[name]
+    assert kind in ("ValueError", "FileNotFoundError")
+    assert RIGHT[name] in text
+    assert "\n" not in text
+
+
+def test_what_a_framework_or_machine_lacks_is_said(side, words):
+    for name in LACKING[side]:
+        kind, text = words[name]
+        assert kind == "NotImplementedError"
+        assert text
+
+
+def test_what_a_replica_said_is_what_is_raised(words):
+    kind, text = words["a replica that fails"]
+    assert (kind, text) == ("RuntimeError", "no such thing as a model")
+
+
+def test_a_port_in_use_is_named(words):
+    kind, text, port = words["a port in use"]
+    assert kind == "ValueError"
+    assert f"port {port} of {parallel.LOOPBACK} is in use" in text
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_malformed_tf_config_is_one_clear_error(evidence, name):
+    kind, text = evidence["tf"][name]
+    assert kind == "ValueError"
+    assert text.startswith("TF_CONFIG")
+    assert '"task": {"type": "worker", "index": 0}' in text  # what would be right
+    assert "\n" not in text
+
+
+# Processes ------------------------------------------------------------------------------------
+
+# A process that has a child, says both numbers, and never ends.
+PARENT = """
+import subprocess, sys, os, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+with open(sys.argv[1], "a") as file:
+    file.write(f"{os.getpid()} {child.pid}\\n")
+time.sleep(600)
+"""
+
+
+def until(condition, *, seconds=30.0):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if found := condition():
+            return found
+        time.sleep(0.02)
+    raise AssertionError(f"not within {seconds} seconds")
+
+
+def numbers(path: Path, lines: int) -> list[int]:
+    text = path.read_text() if path.exists() else ""
+    return [int(word) for word in text.split()] if text.count("\n") == lines else []
+
+
+def gone(found: list[int]) -> bool:
+    def ended(number):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return psutil.Process(number).status() == psutil.STATUS_ZOMBIE
+        return True
+
+    return all(ended(number) for number in found)
+
+
+def test_when_one_process_fails_the_others_and_their_children_end(tmp_path):
+    path = tmp_path / "numbers"
+    written = f"os.path.exists({str(path)!r}) and os.path.getsize({str(path)!r})"
+    wait = f"import os, time\nend = time.monotonic() + 60\nwhile not ({written}):\n"
+    wait += "    if time.monotonic() > end: raise SystemExit('replica failed: the other is late')\n"
+    failing = f"{wait}    time.sleep(.01)\nraise SystemExit('replica failed: out of luck')"
+    commands = [[sys.executable, "-c", PARENT, str(path)], [sys.executable, "-c", failing]]
+    with pytest.raises(RuntimeError, match=r"^out of luck$"):
+        parallel.run([(command, dict(os.environ)) for command in commands])
+    assert until(lambda: gone(until(lambda: numbers(path, 1))))
+
+
+def test_ctrl_c_ends_all_processes(tmp_path):
+    path = tmp_path / "numbers"
+    text = (
+        "import os, sys\nfrom shared import parallel\n"
+        f"command = [sys.executable, '-c', {PARENT!r}, {str(path)!r}]\n"
+        "parallel.run([(command, dict(os.environ))] * 2)"
+    )
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", text], cwd=ROOT, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        found = until(lambda: numbers(path, 2))
+        # pytest may itself run with the signal ignored, which children inherit.
+        launcher.send_signal(signal.SIGINT)
+        launcher.wait(30)
+        assert until(lambda: gone(found))
+    finally:
+        launcher.kill()
+        launcher.wait()
+
+
+def test_a_launcher_that_is_killed_takes_its_processes_along(tmp_path):
+    path = tmp_path / "numbers"
+    replica = (
+        "import os, sys, time\nfrom shared import parallel\nparallel.end_with_launcher()\n"
+        "open(sys.argv[1], 'a').write(f'{os.getpid()}\\n')\ntime.sleep(600)"
+    )
+    text = (
+        "import os, sys\nfrom shared import parallel\n"
+        f"command = [sys.executable, '-c', {replica!r}, {str(path)!r}]\n"
+        "parallel.run([(command, dict(os.environ))] * 2)"
+    )
+    launcher = subprocess.Popen([sys.executable, "-c", text], cwd=ROOT, start_new_session=True)
+    try:
+        found = until(lambda: numbers(path, 2))
+    finally:
+        launcher.kill()
+        launcher.wait()
+    assert until(lambda: gone(found))
+
+
+def test_a_process_that_ends_without_a_word_is_named(tmp_path):
+    with pytest.raises(RuntimeError, match="status 3"):
+        parallel.run([([sys.executable, "-c", "raise SystemExit(3)"], dict(os.environ))])
+
+
+def test_free_ports_differ_and_are_free():
+    ports = parallel.free_ports(8)
+    assert len(set(ports)) == 8
+    assert all(parallel.checked_port(parallel.LOOPBACK, port) == port for port in ports)

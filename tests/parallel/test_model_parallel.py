@@ -1,0 +1,269 @@
+"""Layer split and pipelines: equal work, stages that are really apart, errors, nothing left behind.
+
+Each framework runs in a process of its own (`model_parallel_worker.py`), PyTorch's stages in more.
+"""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+import os
+import tempfile
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from bench.harness.machine import usable_threads
+from bench.probes import model_parallel
+from bench.probes.model_parallel import Alone, Glance
+from shared.specs import TASKS, parameter_count
+from tests.input import pipelines
+from tests.kit import parity
+from tests.parallel.model_parallel_models import weights
+from tests.parallel.model_parallel_worker import RUNS, STEPS
+
+SIDES = ("pt", "tf")
+BARS = {"cnn": 1e-5, "norm": 1e-5, "gpt": 1e-4}
+ELEMENTS = {
+    "cnn": sum(value.size for value in weights(norm=False).values()),
+    "gpt": parameter_count(TASKS["text-gpt"].model),
+}
+STAGES = {"split": 2, "three stages": 3, "1f1b": 2}
+MODELS = {name: run[0] for name, run in RUNS["model"].items()}
+
+
+@functools.cache
+def evidence() -> dict:
+    """What both workers found, which run at the same time. Once a session."""
+    with tempfile.TemporaryDirectory() as folder:
+        return pipelines.run_workers("model_parallel_worker", Path(folder), "model", folder)
+
+
+def scenario(side: str, name: str) -> dict:
+    return pipelines.scenario(evidence(), side, name)
+
+
+def arrays(side: str, run: str) -> dict:
+    scenario(side, "alone"), scenario(side, "together")
+    every, start = evidence()[side]["images"], f"{run}/"
+    return {k.removeprefix(start): v for k, v in every.items() if k.startswith(start)}
+
+
+# Equal work -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", STAGES)
+@pytest.mark.parametrize("side", SIDES)
+def test_ten_steps_end_at_the_weights_of_one_process(side, name):
+    model = MODELS[name]
+    alone = arrays(side, f"alone {model}")
+    assert len(alone["losses"]) == STEPS
+    assert alone["losses"][-1] != alone["losses"][0]
+    parity.check(arrays(side, name), alone, BARS[model])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_both_frameworks_end_at_the_same_weights(name):
+    ours, theirs = (arrays(side, name) for side in SIDES)
+    if MODELS[name] == "norm":  # Keras feeds the running variance with the biased one
+        ours, theirs = ({k: v for k, v in d.items() if "variance" not in k} for d in (ours, theirs))
+    parity.check(ours, theirs, BARS[MODELS[name]])
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_batchnorm_sees_a_micro_batch_at_a_time_as_in_gradient_accumulation(side):
+    parity.check(arrays(side, "norm"), arrays(side, "alone norm in parts"), BARS["norm"])
+    whole = arrays(side, "alone norm")
+    assert parity.difference("bn.gamma", arrays(side, "norm")["bn.gamma"], whole["bn.gamma"]) > 1e-3
+
+
+def test_weights_that_are_drawn_in_each_process_are_those_of_the_seed():
+    found = scenario("pt", "drawn")
+    alone, together = found["losses"]
+    assert together == pytest.approx(alone, rel=1e-5)
+    assert found["names"][0] == found["names"][1]
+    assert found["undisturbed"]
+
+
+# Stages -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_each_process_has_the_parameters_and_the_optimizer_of_its_stage_alone(name):
+    marks = scenario("pt", "together")[name]["marks"]
+    assert len(marks) == STAGES[name]
+    assert all(0 < mark["elements"] < ELEMENTS[MODELS[name]] for mark in marks)
+    assert sum(mark["elements"] for mark in marks) == ELEMENTS[MODELS[name]]
+    assert all(mark["momenta"] == mark["elements"] for mark in marks)
+
+
+def test_processes_use_the_loopback_interface_alone_and_share_the_threads():
+    for run in scenario("pt", "together").values():
+        for mark in run["marks"]:
+            assert mark["addresses"] == ["127.0.0.1"]
+            assert mark["threads"] == 1
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_each_device_has_the_variables_and_the_optimizer_of_its_stage_alone(name):
+    built = scenario("tf", "together")[name]["built"]
+    assert len(built) == STAGES[name]
+    for place, stage in enumerate(built):
+        devices = {device.rpartition("/")[2] for pair in stage["devices"] for device in pair}
+        assert devices == {f"device:CPU:{place}"}
+    assert sum(sum(stage["elements"]) for stage in built) == ELEMENTS[MODELS[name]]
+
+
+def kept(passed: list, mark: str) -> list[int]:
+    """How many micro-batches were past a mark and not yet back, after each that went by."""
+    found = [0]
+    for name, way in passed:
+        if name == mark:
+            found.append(found[-1] + (1 if way == "forward" else -1))
+    assert found[-1] == 0
+    assert len(found) == 1 + 2 * 8
+    return found
+
+
+def test_in_gpipe_all_micro_batches_go_forward_before_one_goes_back():
+    passed = scenario("tf", "schedules")["gpipe"]
+    assert kept(passed, "second") == [*range(9), *range(7, -1, -1)]
+    assert max(kept(passed, "first")) == 8
+
+
+def test_in_1f1b_a_stage_keeps_no_more_micro_batches_than_there_are_stages_from_it_on():
+    passed = scenario("tf", "schedules")["1f1b"]
+    assert max(kept(passed, "first")) <= 2
+    assert max(kept(passed, "second")) == 1
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_steps_end_one_after_another_on_the_clock_of_the_caller(side):
+    for run in scenario(side, "together").values():
+        begin, end = run["around"]
+        times = [begin, *run["ended"], end]
+        assert len(times) == STEPS + 2
+        assert times == sorted(times)
+
+
+# Errors -----------------------------------------------------------------------------------------
+
+SAYS = {
+    "steps": "ValueError: 0 steps of 8 from 44 samples, 44 labels",
+    "batch": "ValueError: 4 micro_batches do not divide a batch of 45",
+    "labels": "ValueError: 10 steps of 8 from 44 samples, 43 labels",
+    "no function": 'ValueError: build must be "module:function", not ',
+    "no module": 'ValueError: build must be "module:function", not ',
+    "no colon": 'ValueError: build must be "module:function", not ',
+    "micro_batches": "ValueError: 3 micro_batches do not divide a batch of 8",
+    "no micro_batches": "ValueError: 0 micro_batches do not divide a batch of 8",
+    "schedule": "ValueError: schedule must be gpipe or 1f1b, not 'zigzag'",
+    "too few": "ValueError: 1f1b with 3 stages needs 3 micro_batches or more",
+    "cut": "ValueError: cut: there is no ",
+    "no cut": "ValueError: cut: there is no ",
+    "first": "ValueError: cut: ",
+    "twice": "ValueError: cut: ",
+    "devices": "ValueError: 6 stages need ",
+}
+REFUSES = {
+    "pt": {
+        "tied": "NotImplementedError: a parameter is used twice: pipelining would train copies",
+        "untraceable": "NotImplementedError: torch.export can't trace the model: ",
+    },
+    "tf": {
+        "subclassed": "NotImplementedError: only a functional or Sequential model",
+        "clipping": "NotImplementedError: global_clipnorm: a stage would clip by the norm of its ",
+        "skipping": "NotImplementedError: cut: up can't be: ",
+        "tied": "NotImplementedError: cut: up can't be: ",
+    },
+}
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_what_does_not_fit_gets_one_clear_line_before_anything_starts(side):
+    found = scenario(side, "refused")
+    expected = SAYS | REFUSES[side]
+    assert found["said"].keys() == expected.keys()
+    for name, words in expected.items():
+        said = found["said"][name]
+        assert said is not None, name
+        assert said.startswith(words), said
+        assert "\n" not in said
+    assert found["started"] == 0
+
+
+def test_where_a_process_is_killed_the_others_end_and_the_caller_is_told():
+    found = scenario("pt", "failing")
+    assert found["said"] == "ProcessExitedException: process 1 terminated with signal SIGKILL"
+    assert found["seconds"] < 60
+    assert found["left"] == []
+
+
+def test_no_process_is_left():
+    assert all(run["left"] == [] for run in scenario("pt", "together").values())
+
+
+# What is measured -------------------------------------------------------------------------------
+
+
+def test_figures_are_those_between_the_end_of_the_first_step_and_of_the_last():
+    ended = [10.0, 12.0, 14.0]
+    glances = [
+        Glance(9.0, 50.0, [900, 900], 7_000),
+        Glance(9.9, 51.0, [100, 100], 8_000),
+        Glance(11.9, 53.0, [300, 400], 8_600),
+        Glance(13.9, 55.0, [500, 100], 9_200),
+        Glance(14.1, 60.0, [900, 900], 99_000),
+    ]
+    found = model_parallel.figures(glances, ended, batch_size=8)
+    values = {name: metric["value"] for name, metric in found.items()}
+    idle = 100 * max(0.0, 1 - 4.0 / (4.0 * usable_threads()))
+    assert values.pop("cores_idle") == pytest.approx(idle)
+    assert values == {
+        "samples_per_s": 4.0,
+        "memory_each": 500,
+        "memory_all": 700,
+        "sent_bytes": 600.0,
+    }
+
+
+def test_steps_that_nobody_saw_are_an_error():
+    with pytest.raises(RuntimeError, match="3 steps took too little time to be looked at"):
+        model_parallel.figures([Glance(9.0, 1.0, [1], None)], [10.0, 10.01, 10.02], batch_size=8)
+
+
+def test_processes_that_are_started_are_looked_at_in_place_of_this_one():
+    with model_parallel.watched() as glances:
+        child = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,))
+        child.start()
+        deadline = time.monotonic() + 30
+        started = []
+        while not started and time.monotonic() < deadline:
+            time.sleep(0.05)
+            started = [each for each in glances if each.resident and each.cpu_s < own_cpu_s()]
+        child.kill()
+        child.join()
+    assert started
+    assert all(len(each.resident) == 1 for each in started)
+
+
+def own_cpu_s() -> float:
+    times = os.times()
+    return times.user + times.system
+
+
+@pytest.mark.parametrize("wrong", ["the losses", "head.kernel"])
+def test_a_case_that_does_other_work_fails(wrong):
+    models = SimpleNamespace(to_canonical=lambda name, array: array)
+    impl = SimpleNamespace(kit=SimpleNamespace(models=models))
+    work = SimpleNamespace(task=TASKS["text-gpt"])
+    wanted = Alone({"head.kernel": np.ones(4)}, [2.0, 1.0], [0.0, 1.0])
+    model_parallel.check(impl, work, wanted, wanted)
+    off = 1 + 2 * TASKS["text-gpt"].parity
+    weights = {"head.kernel": np.ones(4) * (off if wrong == "head.kernel" else 1)}
+    losses = [2.0, off if wrong == "the losses" else 1.0]
+    with pytest.raises(RuntimeError, match=f"not the work of one process: {wrong} differ by 2.0e"):
+        model_parallel.check(impl, work, Alone(weights, losses, [0.0, 1.0]), wanted)

@@ -1,0 +1,593 @@
+"""The page: it holds the figures of report.md, needs no network, runs nothing of a record."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import io
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from bench.report import FORMATS, load, write_reports
+from bench.report.page import html, listing
+from bench.report.tables import markdown
+from bench.report.text import plain
+from bench.report.tidy import csv_text
+from tests.report.test_report import (
+    HOSTILE,
+    case,
+    comparison,
+    markdown_tables,
+    record,
+    renamed,
+    small,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+VOID = {"meta", "input", "line", "rect", "circle", "path", "polyline", "br", "wbr"}
+
+
+# Reading a page ----------------------------------------------------------------------------------
+
+
+class Element:
+    def __init__(self, tag, attrs, parent):
+        self.tag, self.attrs, self.parent = tag, dict(attrs), parent
+        self.children: list[Element] = []
+        self.pieces: list[str | Element] = []
+
+    @property
+    def text(self) -> str:
+        return "".join(p if isinstance(p, str) else p.text for p in self.pieces)
+
+    def all(self, *tags):
+        for child in self.children:
+            if child.tag in tags or not tags:
+                yield child
+            yield from child.all(*tags)
+
+    def words(self) -> str:
+        return " ".join(self.text.split())
+
+
+class Reader(HTMLParser):
+    def __init__(self, text):
+        super().__init__(convert_charrefs=True)
+        self.root = self.here = Element("", {}, None)
+        self.feed(text)
+        self.close()
+        assert self.here is self.root, f"<{self.here.tag}> is not closed"
+
+    def handle_starttag(self, tag, attrs):
+        made = Element(tag, attrs, self.here)
+        self.here.children.append(made)
+        self.here.pieces.append(made)
+        if tag not in VOID:
+            self.here = made
+
+    def handle_startendtag(self, tag, attrs):
+        made = Element(tag, attrs, self.here)
+        self.here.children.append(made)
+        self.here.pieces.append(made)
+
+    def handle_endtag(self, tag):
+        assert self.here.tag == tag, f"</{tag}> closes <{self.here.tag}>"
+        self.here = self.here.parent
+
+    def handle_data(self, data):
+        self.here.pieces.append(data)
+
+
+def read(results) -> Element:
+    return Reader(html(results)).root
+
+
+def tables(root: Element) -> list[list[list[str]]]:
+    """The text of every cell of every table's body."""
+    return [
+        [[cell.words() for cell in row.children] for row in table.all("tr")]
+        for table in root.all("table")
+    ]
+
+
+@pytest.fixture(
+    scope="module",
+    params=sorted((ROOT / "docs").rglob("results.json")),
+    ids=lambda path: path.parent.name,
+)
+def published(request) -> dict:
+    return load(request.param)
+
+
+@pytest.fixture(scope="module")
+def page(published) -> Element:
+    return read(published)
+
+
+# What it holds -----------------------------------------------------------------------------------
+
+
+def test_the_page_has_every_row_of_report_md(published, page):
+    """Of every table, in its order; and the page has tables of its own."""
+    mine = iter(tables(page))
+    for theirs in markdown_tables(markdown(published)):
+        rows = [row if any(row[1:]) else row[:1] for row in theirs[1:]]
+        assert any(table[-len(rows) :] == rows for table in mine), rows
+
+
+def test_sections_stand_in_their_order(published, page):
+    heads = [h.words() for h in page.all("h2")]
+    glance = ["All techniques at a glance"] if published["comparisons"] else []
+    first = ["Machine and noise", "Advice", *glance]
+    assert heads[: len(first)] == first
+    assert heads[-4:] == [
+        "Failed, unsupported, not applied",
+        "What differs by design",
+        "How to read this",
+        "Command and record",
+    ]
+    assert heads[len(first) : -4] == [about["title"] for about in in_order(published)]
+
+
+def in_order(results) -> list[dict]:
+    names = dict.fromkeys(entry["technique"] for entry in results["cases"])
+    return [results["techniques"][name] for name in names]
+
+
+def test_headings_skip_no_level_and_links_lead_somewhere(page):
+    root = page
+    levels = [int(h.tag[1]) for h in root.all("h1", "h2", "h3", "h4", "h5")]
+    assert levels[0] == 1
+    assert all(after <= before + 1 for before, after in pairwise(levels))
+    ids = [e.attrs["id"] for e in root.all() if "id" in e.attrs]
+    assert len(ids) == len(set(ids))
+    for link in root.all("a"):
+        assert link.attrs["href"].removeprefix("#") in ids
+    for part in root.all():
+        for name in part.attrs.get("aria-labelledby", "").split():
+            assert name in ids
+
+
+def test_every_picture_has_a_title_a_description_and_a_table_beside_it(published, page):
+    pictures = [svg for svg in page.all("svg") if svg.attrs.get("role") == "img"]
+    trained = any(case["accuracy"] for case in published["cases"])
+    assert len(pictures) >= (5 if trained else 0)  # input pipelines have tables alone
+    for svg in pictures:
+        title, about = svg.attrs["aria-labelledby"].split()
+        named = {e.attrs.get("id"): e for e in svg.all("title", "desc")}
+        assert named[title].tag == "title"
+        assert named[title].words()
+        assert named[about].tag == "desc"
+        assert named[about].words()
+        pair = svg.parent.parent
+        assert pair.attrs["class"] == "pair"
+        assert list(pair.all("table"))
+
+
+def test_table_heads_have_a_scope(page):
+    for table in page.all("table"):
+        assert table.attrs["aria-labelledby"]
+        assert all(head.attrs.get("scope") and head.words() for head in table.all("th"))
+        for row in next(table.all("tbody")).all("tr"):
+            assert row.children[0].tag == "th"
+
+
+def test_the_record_stands_in_the_page_whole(published, page):
+    (shown,) = [e for e in page.all("pre") if e.attrs.get("id") == "json"]
+    assert json.loads(shown.text) == published
+    assert listing(published).count("\n") > len(published["cases"])
+
+
+def test_the_command_can_be_copied(published, page):
+    assert published["command"] in [e.text for e in page.all("code")]
+
+
+def test_problems_give_their_reason():
+    (section,) = [e for e in read(record()).all("section") if e.attrs["id"] == "problems"]
+    text = section.words()
+    assert "UNSUPPORTED: PyTorch fp16needs a CUDA GPU; none was found" in text
+    assert "FAILED: TensorFlow compiledthe worker was killed by SIGKILL" in text
+    nothing = small()
+    nothing["cases"] = [c | {"reason": None} for c in nothing["cases"] if c["status"] == "OK"]
+    (section,) = [e for e in read(nothing).all("section") if e.attrs["id"] == "problems"]
+    assert "every case ran" in section.words()
+
+
+# Advice ------------------------------------------------------------------------------------------
+
+
+def advice(results) -> str:
+    (section,) = [e for e in read(results).all("section") if e.attrs["id"] == "advice"]
+    return section.words()
+
+
+def test_advice_names_the_best_its_equals_and_its_rows():
+    text = advice(record())
+    start = text.index("Train speed: time of a train step")
+    text = text[start : text.index("Latency:")]
+    assert "digits-cnn, batch 64 (mixed_precision) PyTorch bf16 (mixed_precision) 4.10 ms" in text
+    assert (
+        "No measurable difference to it: PyTorch bf16_fp32_head (mixed_precision): 4.19 ms" in text
+    )
+    assert "Best of the other framework: TensorFlow bf16 (mixed_precision)" in text
+    assert (
+        "Rests on mixed_precision/digits-cnn-64/pt/bf16, mixed_precision/digits-cnn-64/pt/bf"
+        in text
+    )
+    assert "accuracy to baseline -0.10 ± 0.30, equivalent" in text
+
+
+def test_the_other_framework_is_named_once_where_it_cannot_be_told_from_the_best():
+    results = small()
+    for one in results["comparisons"]:
+        if one["kind"] == "framework":
+            one |= {"ratio": 1.0, "ci": [0.97, 1.03], "verdict": "equivalent"}
+        elif one["variant"] == "bf16":
+            one["ratio"] = 0.56
+    text = advice(results)
+    text = text[text.index("Train speed") : text.index("Latency:")]
+    assert "No measurable difference to it: " in text
+    assert text.count("TensorFlow bf16 (mixed_precision)") == 1
+    assert "Best of the other framework" not in text
+
+
+def test_advice_says_why_there_is_none():
+    assert "Size: size on disk No advice: no case of this run has a size on disk" in advice(
+        record()
+    )
+    quick = advice(record("quick"))
+    assert "No advice: the run has one block and so no intervals" in quick
+    assert "Train speed: time of a train step No advice" in quick
+
+
+def test_report_md_gives_the_same_advice():
+    text = " ".join(markdown(record()).split())
+    assert "### train-speed: time of a train step" in text
+    assert (
+        "- **digits-cnn, batch 64 (mixed_precision)**: PyTorch bf16 (mixed_precision), 4.10" in text
+    )
+    assert "No measurable difference: PyTorch bf16_fp32_head" in text
+
+
+# It needs nothing and runs nothing ---------------------------------------------------------------
+
+
+def test_the_page_allows_its_own_style_and_script_and_nothing_else(page):
+    root = page
+    (policy,) = [m for m in root.all("meta") if "http-equiv" in m.attrs]
+    said = policy.attrs["content"]
+    assert said.startswith("default-src 'none'; ")
+    assert "unsafe" not in said
+    for tag in ("style", "script"):
+        (element,) = root.all(tag)
+        digest = base64.b64encode(hashlib.sha256(element.text.encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in said
+    for element in root.all():
+        assert not {"style", "src", "srcset", "action", "data"} & element.attrs.keys()
+        assert not [name for name in element.attrs if name.startswith("on")]
+        assert element.attrs.get("href", "#").startswith("#")
+
+
+def shape(root: Element) -> list[tuple]:
+    """Tags and the names of their attributes, in order, but for places where a name may break."""
+    return [(each.tag, sorted(each.attrs)) for each in root.all() if each.tag != "wbr"]
+
+
+@pytest.mark.parametrize("name", [h for h in HOSTILE if h], ids=range(len(HOSTILE) - 1))
+def test_names_are_shown_literally_and_add_no_element(name):
+    root = read(renamed(name))
+    assert shape(root) == shape(read(renamed("plain")))
+    shown = plain(name)
+    texts = [" ".join(e.text.split()) for e in root.all("h2", "dd", "th", "li", "dt")]
+    assert texts.count(shown) >= 3
+    html(renamed(name)).encode()
+
+
+KEPT = {"pt", "tf", "keras3", "tf_keras", "baseline", "framework", "control", "variant", "OK"}
+KEPT |= {"default", "train", "accuracy", "bits_per_character", "UNSUPPORTED", "FAILED"}
+KEPT |= {"NOT_APPLIED", "faster", "slower", "equivalent", "not comparable"}
+FREE_NAMES = {"techniques", "tasks", "metrics", "evidence", "packages", "allocator", "peak_flops"}
+FIXED = {
+    "title",
+    "notes",
+    "differs_by_design",
+    "value",
+    "unit",
+    "ci",
+    "samples",
+    "metric",
+    "margin",
+}
+FIXED |= {"parity", "samples_per_s", "share_of_peak", "cold_first_calls_s", "break_even_steps"}
+FIXED |= {"pt", "tf", "bench"}
+
+
+def poisoned(value, poison: str, free: bool = False):
+    """The record with `poison` after every text, and after every name that is free."""
+    if isinstance(value, dict):
+        return {
+            key + (poison if free and key not in FIXED else ""): poisoned(
+                inner, poison, key in FREE_NAMES or (free and isinstance(inner, dict))
+            )
+            for key, inner in value.items()
+        }
+    if isinstance(value, list):
+        return [poisoned(inner, poison, free) for inner in value]
+    return value + poison if isinstance(value, str) and value not in KEPT else value
+
+
+POISONS = [
+    "<script>window.__pwned = 1</script>",
+    '"><img src=x onerror="window.__pwned = 1">',
+    "' onmouseover='window.__pwned = 1' onfocus='window.__pwned = 1' autofocus tabindex='0",
+    "</title></desc></svg><svg onload=window.__pwned=1>",
+    "</pre></style></script><iframe srcdoc='<script>parent.__pwned = 1</script>'></iframe>",
+    "]]><!--<base href=javascript:window.__pwned=1>--!><a href='javascript:window.__pwned=1'>x</a>",
+    "\x00\x1b[2J\u202e{{ 7 * 7 }}{% raw %}${window.__pwned = 1}`",
+]
+
+
+@pytest.mark.parametrize("poison", POISONS, ids=range(len(POISONS)))
+def test_poison_in_every_text_adds_no_element(poison):
+    assert shape(read(poisoned(small(), poison))) == shape(read(poisoned(small(), "plain")))
+
+
+# tables.csv --------------------------------------------------------------------------------------
+
+
+def rows(results) -> dict[str, dict[str, str]]:
+    return {row["id"]: row for row in csv.DictReader(io.StringIO(csv_text(results)))}
+
+
+def test_csv_has_a_row_for_each_case_at_full_precision():
+    results = record()
+    found = rows(results)
+    assert list(found) == [entry["id"] for entry in results["cases"]]
+    entry = case(results, "digits-cnn-64/pt/bf16")
+    row = found[entry["id"]]
+    assert float(row["step_s"]) == entry["timing"]["median_s"]
+    assert float(row["step_s_low"]) == entry["timing"]["ci_s"][0]
+    assert row["blocks"] == "8"
+    own = comparison(results, "digits-cnn-64/pt/bf16", "digits-cnn-64/pt/fp32")
+    twins = comparison(results, "digits-cnn-64/pt/bf16", "digits-cnn-64/tf/bf16")
+    assert float(row["ratio_to_baseline"]) == own["ratio"]
+    assert row["ratio_to_baseline_verdict"] == own["verdict"]
+    assert float(row["ratio_pytorch_to_tensorflow"]) == twins["ratio"]
+    assert float(row["ratio_pytorch_to_tensorflow_high"]) == twins["ci"][1]
+    assert row["memory_steady_peak_bytes"] == str(entry["memory"]["steady_peak_bytes"])
+    assert float(row["accuracy_to_baseline"]) == entry["accuracy"]["difference"]["mean"]
+    assert float(row["metric_share_of_peak"]) == 0.18
+    assert row["metric_samples_per_s_unit"] == "1/s"
+
+
+def test_csv_leaves_out_what_the_tables_leave_out():
+    results = record()
+    failed = case(results, "digits-cnn-64/pt/bf16")
+    failed |= {"status": "FAILED", "reason": "died in block 5"}
+    unlike = comparison(results, "text-gpt-16/pt/as_installed", "text-gpt-16/tf/as_installed")
+    assert unlike["verdict"] == "not comparable"
+    found = rows(results)
+    row = found[failed["id"]]
+    assert row["reason"] == "died in block 5"
+    assert {row[name] for name in row if name.startswith(("step", "memory", "acc", "metric"))} == {
+        ""
+    }
+    row = found["mixed_precision/text-gpt-16/pt/as_installed"]
+    assert row["ratio_pytorch_to_tensorflow"] == ""
+    assert row["ratio_pytorch_to_tensorflow_verdict"] == "not comparable"
+
+
+@pytest.mark.parametrize("name", ["=1+1", "+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "\t=1", "\r=1"])
+def test_no_text_of_csv_is_a_formula(name):
+    for row in csv.reader(io.StringIO(csv_text(renamed(name)))):
+        for cell in row:
+            assert not cell.startswith(("=", "+", "@"))
+            assert not cell.startswith("-") or float(cell) < 0
+    shown = rows(renamed(name))["mixed_precision/text-gpt-16/tf/compiled"]
+    assert shown["reason"].lstrip("'") == plain(name)
+
+
+@pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
+def test_csv_is_rectangular_whatever_the_names(name):
+    text = csv_text(renamed(name))
+    lines = list(csv.reader(io.StringIO(text)))
+    assert {len(line) for line in lines} == {len(lines[0])}
+    assert len(lines) == len(record()["cases"]) + 1 == text.count("\n")
+    text.encode()
+
+
+# In a browser ------------------------------------------------------------------------------------
+
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
+QUIET = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
+QUIET += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
+
+
+@pytest.fixture(scope="module")
+def browser():
+    api = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
+    path = next(filter(None, map(shutil.which, CHROMIUM)), None)
+    if path is None:
+        pytest.skip(f"needs a browser: {', '.join(CHROMIUM)}")
+    with api.sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=path, args=QUIET)
+        yield found
+        found.close()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """The report of a small record, and of all techniques."""
+    folder = tmp_path_factory.mktemp("page")
+    for name, results in (("small", small()), ("all", load(ROOT / "docs" / "all_techniques"))):
+        (folder / name).mkdir()
+        (folder / name / "results.json").write_text(json.dumps(results), "utf-8")
+        write_reports(folder / name, ["html"])
+    return folder
+
+
+@pytest.fixture
+def visit(browser, folder):
+    """Open a page from disk and note what it asks for and complains of."""
+    contexts = []
+
+    def go(path="all", *, width=1280, height=900, **settings):
+        context = browser.new_context(viewport={"width": width, "height": height}, **settings)
+        contexts.append(context)
+        tab = context.new_page()
+        tab.requests, tab.errors = [], []
+        tab.on("request", lambda request: tab.requests.append(request.url))
+        tab.on("console", lambda message: tab.errors.append(message.text))
+        tab.on("pageerror", lambda error: tab.errors.append(str(error)))
+        file = path if isinstance(path, Path) else folder / path / FORMATS["html"]
+        tab.goto(file.as_uri())
+        return tab
+
+    yield go
+    for context in contexts:
+        context.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", ["small", "all"])
+def test_it_opens_from_disk_without_a_request_or_an_error(visit, scheme, name):
+    tab = visit(name, color_scheme=scheme)
+    tab.mouse.wheel(0, 20_000)
+    assert [url for url in tab.requests if not url.endswith("/report.html")] == []
+    assert len(tab.requests) == 1
+    assert tab.errors == []
+    back = tab.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (sum(map(int, re.findall(r"\d+", back))) < 200) == (scheme == "dark")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_axe_finds_no_violation(visit, scheme, width):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-core")
+    tab = visit("small", color_scheme=scheme, width=width)
+    tab.evaluate("document.querySelectorAll('details').forEach((part) => { part.open = true; })")
+    found = axe.Axe().run(tab)
+    assert found.violations_count == 0, found.generate_report()
+
+
+@pytest.mark.parametrize("width", [320, 390, 768, 1280])
+@pytest.mark.parametrize("script", [True, False])
+def test_the_page_is_never_wider_than_the_screen(visit, width, script):
+    tab = visit("all", width=width, height=844, java_script_enabled=script)
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    assert tab.evaluate("document.documentElement.clientWidth") <= width
+
+
+def test_without_script_all_is_there(visit):
+    def shown(tab):
+        return " ".join(tab.inner_text("main").split()).replace(" ", "")
+
+    plain_page, live = visit("all", java_script_enabled=False), visit("all")
+    assert shown(plain_page) == shown(live)
+    assert plain_page.locator("#filter").is_hidden()
+    assert live.locator("#filter").is_visible()
+
+
+def column(tab, title: str, place: int) -> list[list[str]]:
+    """The cells of a column, batch by batch, of the first table with this title."""
+    return tab.evaluate(
+        """([title, place]) => {
+            const table = [...document.querySelectorAll(".task table")]
+                .find((each) => each.closest(".grid").textContent.trim().startsWith(title));
+            return [...table.tBodies].map((body) => [...body.rows]
+                .filter((row) => !row.classList.contains("heading"))
+                .map((row) => row.cells[place].textContent.trim()));
+        }""",
+        [title, place],
+    )
+
+
+def leading(text: str) -> float:
+    return float(text.replace(",", "").split()[0])
+
+
+def test_a_click_on_a_head_sorts_by_number_within_each_batch(visit):
+    tab = visit("small")
+    head = tab.locator(".task table").first.locator("th[data-column='1'] button")
+    before = column(tab, "Speed", 1)
+    for way, reverse in (("ascending", False), ("descending", True)):
+        head.click()
+        assert tab.locator(f".task table >> th[aria-sort={way}]").count() == 1
+        for old, cells in zip(before, column(tab, "Speed", 1), strict=True):
+            figures = [leading(cell) for cell in cells if cell[0].isdigit()]
+            assert figures == sorted(figures, reverse=reverse)
+            assert len(figures) > 2
+            assert all(cell[0].isdigit() for cell in cells[: len(figures)])  # words come last
+            assert sorted(cells) == sorted(old)
+    tab.locator(".task table").first.locator("th[data-column='0'] button").press("Enter")
+    names = column(tab, "Speed", 0)
+    assert all(each == sorted(each) for each in names)
+
+
+def test_the_filter_leaves_rows_with_all_words_and_counts_them(visit):
+    tab = visit("all")
+    every = tab.locator(".filtered tbody tr:not(.heading):visible").count()
+    tab.fill("#words", "compilation EAGER")
+    left = tab.locator(".filtered tbody tr:not(.heading):visible").all_inner_texts()
+    assert 0 < len(left) < every
+    assert all("eager" in text for text in left)
+    assert tab.inner_text("#count") == f"{len(left)} of {every} rows"
+    assert tab.locator("section.filtered:visible h2").all_inner_texts() == [
+        "All techniques at a glance",
+        "Compilation",
+    ]
+    tab.fill("#words", "no such row")
+    assert tab.locator("section.filtered:visible").count() == 0
+    assert tab.inner_text("#count") == f"0 of {every} rows"
+    tab.fill("#words", "")
+    assert tab.locator(".filtered tbody tr:not(.heading):visible").count() == every
+    assert tab.inner_text("#count") == ""
+
+
+@pytest.mark.parametrize("guarded", [True, False], ids=["policy", "no policy"])
+def test_nothing_of_a_record_runs(visit, tmp_path, guarded):
+    """Escaping alone keeps it out, and so would the policy alone."""
+    for number, poison in enumerate(POISONS):
+        file = tmp_path / f"{number}.html"
+        file.write_text(html(poisoned(small(), poison)), "utf-8")
+        tab = visit(file, bypass_csp=not guarded)
+        tab.evaluate(
+            """document.querySelectorAll("details").forEach((part) => { part.open = true; });
+            for (const part of document.querySelectorAll("*")) {
+                part.dispatchEvent(new MouseEvent("mouseover", { bubbles: true }));
+            }"""
+        )
+        tab.fill("#words", poison)
+        assert tab.evaluate("typeof window.__pwned") == "undefined"
+        assert [url for url in tab.requests if not url.endswith(f"/{number}.html")] == []
+        assert tab.errors == []
+        if poison.isprintable():
+            assert poison in tab.inner_text("#record pre.command")
+
+
+def test_the_policy_stops_a_foreign_script(visit, tmp_path):
+    """What the test before rests on: without escaping, the policy still holds."""
+    file = tmp_path / "report.html"
+    text = html(small()).replace("</main>", "<script>window.__pwned = 1</script></main>")
+    file.write_text(text, "utf-8")
+    tab = visit(file)
+    assert tab.evaluate("typeof window.__pwned") == "undefined"
+    assert any("Content Security Policy" in error for error in tab.errors)
+
+
+def test_it_prints_on_a_sheet_all_but_the_navigation(visit):
+    tab = visit("all")
+    tab.emulate_media(media="print")
+    assert tab.locator("nav").is_hidden()
+    assert tab.locator("main table").first.is_visible()
+    tab.set_viewport_size({"width": 703, "height": 1000})  # A4 within its margins
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 703
+    ends = "[...document.querySelectorAll('table')].map((e) => e.getBoundingClientRect().right)"
+    assert max(tab.evaluate(ends)) <= 703

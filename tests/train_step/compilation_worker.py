@@ -1,0 +1,461 @@
+"""One framework's share of the compilation tests, in a process of its own.
+
+`python compilation_worker.py pt|tf|tf_keras [no-compiler]` runs every scenario and prints one line
+of JSON: scenario -> what was found, or {"error": traceback}. `test_compilation.py` judges it. With
+"no-compiler" nothing is compiled for which PyTorch needs one.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from bench.harness.plan import Work
+from bench.train_step import bench_compilation as bench
+from shared.specs import TASKS, CNNSpec
+from shared.weights import init_weights
+from tests import workers
+
+FRAMEWORK = "pt" if sys.argv[1] == "pt" else "tf"
+impl = workers.implementation(FRAMEWORK, "train_step.compilation")
+kit = impl.kit
+technique = impl.train_step.compilation
+TINY = CNNSpec((8, 8, 1), ((4, 1), (8, 2)), num_classes=3)
+TASK = replace(
+    TASKS["digits-cnn"], model=TINY, recipe=replace(TASKS["digits-cnn"].recipe, learning_rate=0.01)
+)
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+
+
+def batches(count=5, size=8):
+    random = np.random.default_rng(7)
+    found = []
+    for _ in range(count):
+        y = random.integers(0, 3, size)
+        x = random.normal(size=(size, 8, 8, 1)) + y[:, None, None, None] / 2
+        found.append((x.astype(np.float32), y))
+    return kit.data.resident_batches(found)
+
+
+def build():
+    model = kit.models.build(TINY, init_weights(TINY, seed=1))
+    return model, kit.training.make_optimizer(model, TASK.recipe)
+
+
+def run(step, stream):
+    return [kit.runtime.to_float(step(*batch)) for batch in stream]
+
+
+def trained(model, step, stream):
+    """Losses, and every weight and running statistic afterwards."""
+    losses = run(step, stream)
+    weights = kit.models.export_weights(model)
+    return {"losses": losses, "weights": {name: w.tolist() for name, w in weights.items()}}
+
+
+def make(name):
+    """A fresh model and the step of that name."""
+    model, optimizer = build()
+    maker = getattr(technique, f"{name}_train_step")
+    return model, maker(model, optimizer, kit.training.cross_entropy)
+
+
+def raised(function, *args, **kwargs):
+    try:
+        function(*args, **kwargs)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+# Scenarios for both frameworks ----------------------------------------------------------------
+
+
+def steps():
+    """Losses and weights of five steps, and what a step then ran, for each kind of step.
+
+    Graphs traced so far: after these steps, after more of them, of "graph" after another shape.
+    """
+    stream = batches()
+    model, optimizer = build()
+    baseline = kit.training.make_train_step(model, optimizer, kit.training.cross_entropy)
+    found = {"baseline": trained(model, baseline, stream)}
+    for name in own.STEPS:
+        own.reset()
+        model, step = make(name)
+        found[name] = trained(model, step, stream)
+        found[name]["traces"] = [kit.runtime.trace_count(step)]
+        found[name]["ran"] = technique.executed_graphs(step, *stream[0])
+        found[name]["traces"].append(kit.runtime.trace_count(step))
+        if name == "graph":
+            run(step, batches(1, size=5))
+            found[name]["traces"].append(kit.runtime.trace_count(step))
+    return found
+
+
+def predictions():
+    """Largest error of each prediction against the kit's, and whether the weights were kept.
+
+    For two batch sizes, but where the second costs another run of the C++ compiler.
+    """
+    model, optimizer = build()
+    run(kit.training.make_train_step(model, optimizer, kit.training.cross_entropy), batches(3))
+    before = kit.models.export_weights(model)
+    exact = kit.training.make_predict(model)
+    found = {}
+    for name in own.PREDICTIONS:
+        own.reset()
+        predict = getattr(technique, f"{name}_predict")(model)
+        errors = []
+        for size in (8,) if (FRAMEWORK, name) == ("pt", "compiled") else (8, 5):
+            x = batches(1, size)[0][0]
+            errors.append(float(np.abs(np.asarray(predict(x)) - np.asarray(exact(x))).max()))
+        x = batches(1)[0][0]
+        found[name] = {"errors": errors, "ran": technique.executed_graphs(predict, x)}
+    after = kit.models.export_weights(model)
+    found["kept"] = all(np.array_equal(before[name], after[name]) for name in before)
+    return found
+
+
+def refusals():
+    """What bad input raises, and that the model trains on as before."""
+    model, optimizer = build()
+    arguments = model, optimizer, kit.training.cross_entropy
+    found = {}
+    for name in ("compiled_train_step", "compiled_model_train_step"):
+        found[name] = raised(getattr(technique, name), *arguments, mode="fastest")
+    found["compiled_predict"] = raised(technique.compiled_predict, model, mode="fastest")
+    found["modes"] = [
+        raised(technique.compiled_train_step, *arguments, mode=mode) for mode in MODES
+    ]
+    x = batches(1)[0][0]
+    found["fit"] = raised(technique.fit_loop, *arguments)
+    found["traced"] = raised(technique.traced_model, model, x)
+    found["scripted"] = raised(technique.scripted_model, model)
+    step = kit.training.make_train_step(*arguments)
+    other_model, other_optimizer = build()
+    other = kit.training.make_train_step(other_model, other_optimizer, kit.training.cross_entropy)
+    found["unchanged"] = run(step, batches(3)) == run(other, batches(3))
+    return found
+
+
+def evidence():
+    """What the benchmark says of each cheap variant, and of an eager or captured step instead."""
+    batch = batches(1)[0]
+    found = {}
+    for variant in bench.TECHNIQUE.variants:
+        if FRAMEWORK not in variant.frameworks or variant.name not in own.VARIANTS:
+            continue
+        for mode in ("train", "predict"):
+            own.reset()
+            work = Work(TASK, variant.name, variant.settings, 8, init_weights(TINY, 1), mode)
+            try:
+                prepared = bench.prepare(impl, work)
+            except NotImplementedError as error:
+                found[f"{variant.name}/{mode}"] = ["UNSUPPORTED", str(error)]
+                continue
+            answer, reason = bench.took_effect(impl, work, prepared, batch)
+            found[f"{variant.name}/{mode}"] = [answer, reason]
+            if variant.name == "baseline":
+                for wrong in ("compiled", "model_alone", own.OTHER):
+                    other = replace(work, variant=wrong)
+                    reason = bench.took_effect(impl, other, prepared, batch)[1]
+                    found[f"{wrong} was not/{mode}"] = reason
+    return found
+
+
+# Scenarios of one framework -------------------------------------------------------------------
+
+
+class PyTorch:
+    # The kernels of "fullgraph" are those of "compiled", from the cache.
+    STEPS = ("eager", "graph", "compiled", "fullgraph")
+    PREDICTIONS = ("eager", "graph", "compiled")
+    VARIANTS = ("baseline", "torchscript_trace", "torchscript_script")
+    OTHER = "graph_only"
+
+    def __init__(self):
+        import torch
+
+        self.torch = torch
+        if "no-compiler" in sys.argv:
+            self.STEPS, self.PREDICTIONS = self.STEPS[:2], self.PREDICTIONS[:2]
+
+    def reset(self):
+        self.torch.compiler.reset()
+        self.torch._dynamo.utils.counters.clear()
+
+    def two(self, *, broken=False):
+        """A module with a custom forward, two inputs and a dict as output."""
+        torch = self.torch
+        nn = torch.nn
+
+        class Two(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.left, self.right = nn.Linear(4, 8), nn.Linear(6, 8)
+                self.head = nn.Linear(8, 3)
+
+            def forward(self, a, b):
+                a = torch.tanh(self.left(a) + self.right(b))
+                if broken and a.sum() > 1e9:  # a branch that depends on data
+                    a = a + 1
+                return {"logits": self.head(a)}
+
+        torch.manual_seed(0)
+        model = Two()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        x = (torch.randn(16, 4), torch.randn(16, 6))
+
+        def loss_fn(output, y):
+            return nn.functional.cross_entropy(output["logits"], y)
+
+        return model, optimizer, loss_fn, x, torch.arange(16) % 3
+
+    def foreign(self):
+        """Two inputs and a dict as output: the losses of each step that needs no compiler."""
+        found = {}
+        for name in ("eager", "graph"):
+            self.reset()
+            model, optimizer, loss_fn, x, y = self.two()
+            step = getattr(technique, f"{name}_train_step")(model, optimizer, loss_fn)
+            losses = [step(x, y).item() for _ in range(6)]
+            predicted = getattr(technique, f"{name}_predict")(model)(x)["logits"]
+            found[name] = {"losses": losses, "predicted": predicted.tolist()}
+        return found
+
+    def broken(self):
+        """A graph break in the model: more graphs, the reason, and what fullgraph says."""
+        self.reset()
+        model, optimizer, loss_fn, x, y = self.two(broken=True)
+        step = technique.graph_train_step(model, optimizer, loss_fn)
+        found = {"graph": technique.executed_graphs(step, x, y)}
+        self.reset()
+        model, optimizer, loss_fn, x, y = self.two(broken=True)
+        step = technique.fullgraph_train_step(model, optimizer, loss_fn)
+        found["fullgraph"] = raised(step, x, y)
+        found["gradients"] = [p.grad is None for p in model.parameters()]
+        return found
+
+    def torchscript(self):
+        """Losses of a traced and a scripted model with BatchNorm, and the statistics after it."""
+        torch = self.torch
+        nn = torch.nn
+        stream = [(torch.randn(8, 1, 6, 6), torch.arange(8) % 3) for _ in range(5)]
+        found = {}
+        for name in ("plain", "traced", "scripted"):
+            torch.manual_seed(0)
+            model = nn.Sequential(
+                nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)
+            )
+            used = model
+            if name == "traced":
+                used = technique.traced_model(model, stream[0][0])
+            elif name == "scripted":
+                used = technique.scripted_model(model)
+            marks = model[1].running_mean.tolist(), int(model[1].num_batches_tracked)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+            step = technique.eager_train_step(used, optimizer, kit.training.cross_entropy)
+            losses = run(step, stream)
+            found[name] = {
+                "type": type(used).__name__,
+                "marks": marks,
+                "losses": losses,
+                "mean": model[1].running_mean.tolist(),
+                "weight": model[0].weight.flatten().tolist(),
+            }
+        return found
+
+    def modes(self):
+        """Predicting leaves a frozen BatchNorm frozen and the rest in training mode."""
+        torch = self.torch
+        self.reset()
+        model = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.BatchNorm2d(2))
+        model.train()
+        model[1].eval()
+        found = []
+        for predict in (technique.eager_predict(model), technique.graph_predict(model)):
+            predict(torch.zeros(1, 1, 8, 8))
+            found.append([module.training for module in model.modules()])
+        return found
+
+
+class TensorFlow:
+    STEPS = ("eager", "graph", "compiled", "compiled_model")
+    PREDICTIONS = ("eager", "graph", "compiled")
+    VARIANTS = ("baseline", "eager", "compiled", "fit", "fit_steps_per_execution")
+    OTHER = "eager"
+
+    def __init__(self):
+        import tensorflow as tf
+
+        self.tf = tf
+
+    def reset(self):
+        """A tf.function keeps its traces to itself."""
+
+    def functional(self):
+        """A functional model with two inputs, as a list."""
+        keras, layers = self.tf.keras, self.tf.keras.layers
+        a, b = keras.Input((4,)), keras.Input((6,))
+        x = layers.Add()([layers.Dense(8)(a), layers.Dense(8)(b)])
+        model = keras.Model([a, b], layers.Dense(3)(layers.Activation("tanh")(x)))
+        return model, list, lambda output: output
+
+    def subclassed(self, *, host=False):
+        """A subclassed model with two positional inputs and a dict as output."""
+        tf = self.tf
+        layers = tf.keras.layers
+
+        class Two(tf.keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.left, self.right = layers.Dense(8), layers.Dense(8)
+                self.head = layers.Dense(3)
+
+            def call(self, a, b, training=False):
+                a = tf.tanh(self.left(a) + self.right(b))
+                if host:  # Python in the graph, which XLA cannot compile
+                    a = tf.reshape(tf.py_function(lambda v: v, [a], tf.float32), (-1, 8))
+                return {"logits": self.head(a)}
+
+        model = Two()
+        model(*self.inputs())
+        return model, tuple, lambda output: output["logits"]
+
+    def inputs(self):
+        random = np.random.default_rng(0)
+        sizes = (4, 6)
+        return [
+            self.tf.constant(random.normal(size=(16, size)).astype(np.float32)) for size in sizes
+        ]
+
+    def foreign(self):
+        """Two inputs, functional and subclassed: the losses of each step."""
+        y = self.tf.range(16, dtype=self.tf.int64) % 3
+        found = {}
+        for make_model in (self.functional, self.subclassed):
+            for name in ("eager", "compiled"):
+                self.tf.keras.utils.set_random_seed(0)
+                model, kind, logits = make_model()
+                x = kind(self.inputs())
+
+                def loss_fn(output, y, logits=logits):
+                    return kit.training.cross_entropy(logits(output), y)
+
+                optimizer = self.tf.keras.optimizers.Adam(0.01)
+                step = getattr(technique, f"{name}_train_step")(model, optimizer, loss_fn)
+                found[f"{make_model.__name__}/{name}"] = [float(step(x, y)) for _ in range(6)]
+            predicted = [
+                logits(getattr(technique, f"{name}_predict")(model)(x)).numpy().tolist()
+                for name in ("eager", "graph")
+            ]
+            found[f"{make_model.__name__}/predicted"] = predicted
+        return found
+
+    def not_compilable(self):
+        """Python in the model's graph: runs captured, and XLA refuses before it updates."""
+        y = self.tf.range(16, dtype=self.tf.int64) % 3
+        found = {}
+        for name in ("graph", "compiled"):
+            model, kind, _ = self.subclassed(host=True)
+            before = [v.numpy() for v in model.trainable_variables]
+            step = getattr(technique, f"{name}_train_step")(
+                model,
+                self.tf.keras.optimizers.SGD(0.1),
+                lambda output, y: kit.training.cross_entropy(output["logits"], y),
+            )
+            error = raised(step, kind(self.inputs()), y)
+            after = [v.numpy() for v in model.trainable_variables]
+            moved = any((one != other).any() for one, other in zip(before, after, strict=True))
+            found[name] = {"error": error and error[:300], "moved": moved}
+        return found
+
+    def unbuilt(self):
+        """A model without variables is refused by every step."""
+
+        class Unbuilt(self.tf.keras.Model):
+            def call(self, x):
+                return x
+
+        arguments = Unbuilt(), self.tf.keras.optimizers.SGD(0.1), kit.training.cross_entropy
+        return {
+            name: raised(getattr(technique, f"{name}_train_step"), *arguments)
+            for name in (*self.STEPS, "fullgraph")
+        }
+
+    def fit(self):
+        """Losses of single batches, and what eleven batches make of different calls."""
+        stream, found = batches(), {}
+        model, optimizer = build()
+        baseline = kit.training.make_train_step(model, optimizer, kit.training.cross_entropy)
+        found["baseline"] = run(baseline, stream)
+        for size in (1, 4):
+            model, optimizer = build()
+            loop = technique.fit_loop(
+                model, optimizer, kit.training.cross_entropy, steps_per_execution=size
+            )
+            losses = [loop([batch])[1] for batch in stream]
+            before = int(optimizer.iterations)
+            seconds, _ = loop(batches(6))
+            found[str(size)] = {
+                "losses": losses,
+                "single_seconds": loop(stream[:1])[0],
+                "seconds": seconds,
+                "steps": int(optimizer.iterations) - before - 1,
+                "jit_compile": model.jit_compile,
+            }
+            loop(batches(6))
+            found[str(size)]["calls"] = loop.calls()
+        model, optimizer = build()
+        found["none"] = raised(
+            technique.fit_loop, model, optimizer, kit.training.cross_entropy, steps_per_execution=0
+        )
+        return found
+
+
+def tf_keras():
+    """The other Keras flavour: losses of each step, and of fit's default whether it uses XLA."""
+    import tensorflow as tf
+
+    stream, found = batches(), {"flavour": tf.keras.Model.__module__.split(".")[0]}
+    _, step = make("compiled")
+    found["compiled"] = run(step, stream)
+    found["ran"] = technique.executed_graphs(step, *stream[0])
+    model, optimizer = build()
+    technique.fit_loop(model, optimizer, kit.training.cross_entropy)
+    found["jit_compile"] = bool(model.jit_compile)
+    return found
+
+
+def main() -> None:
+    kit.runtime.configure(threads=1, seed=0)
+    if sys.argv[1] == "tf_keras":
+        scenarios = [tf_keras]
+    else:
+        helpers = ("reset", "two", "inputs", "functional", "subclassed")
+        scenarios = [steps, predictions, refusals, evidence]
+        scenarios += [
+            getattr(own, name)
+            for name, value in vars(type(own)).items()
+            if callable(value) and not name.startswith("_") and name not in helpers
+        ]
+    found = {}
+    for scenario in scenarios:
+        try:
+            found[scenario.__name__] = scenario()
+        except Exception:
+            found[scenario.__name__] = {"error": traceback.format_exc()}
+    print(json.dumps(found))
+
+
+own = PyTorch() if FRAMEWORK == "pt" else TensorFlow()
+if __name__ == "__main__":
+    main()

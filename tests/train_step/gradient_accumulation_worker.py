@@ -1,0 +1,567 @@
+"""One framework's share of the accumulation tests, in a process of its own.
+
+`python gradient_accumulation_worker.py pt|tf|tf_keras` runs every scenario and prints one line of
+JSON: scenario -> what was found, or {"error": traceback}. `test_gradient_accumulation.py` judges.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+
+from bench.harness import memory
+from shared.specs import TASKS, CNNSpec, GPTSpec
+from shared.weights import init_weights
+from tests import workers
+
+FRAMEWORK = "pt" if sys.argv[1:] == ["pt"] else "tf"
+impl = workers.implementation(FRAMEWORK, "train_step.gradient_accumulation")
+kit = impl.kit
+technique = impl.train_step.gradient_accumulation
+GPT = GPTSpec(vocabulary=11, sequence_length=6, width=8, heads=2, layers=1)
+CNN = CNNSpec((8, 8, 2), ((4, 1), (6, 2)), num_classes=10, bn_momentum=0.25)
+RECIPE = replace(TASKS["digits-cnn"].recipe, learning_rate=2.0**-5)
+SAMPLES = 10
+PARTS = ((0, 3), (3, 6), (6, 10))  # of it
+
+
+def batches(spec, count=1, samples=SAMPLES):
+    """The same in every process; images have another mean in every sample."""
+    random = np.random.default_rng(11)
+    found = []
+    for _ in range(count):
+        if spec is GPT:
+            x = random.integers(0, spec.vocabulary, (samples, spec.sequence_length))
+            y = (3 * x + 1) % spec.vocabulary
+        else:
+            y = random.integers(0, 10, samples)
+            x = random.normal(size=(samples, *spec.input_shape)) + y[:, None, None, None] / 3
+            x = x.astype(np.float32)
+        found.append((x, y))
+    return kit.data.resident_batches(found)
+
+
+def start(spec):
+    """Weights where no scale is 1 and no statistic is that of a new layer."""
+    random = np.random.default_rng(5)
+    weights = init_weights(spec, seed=1)
+    for name, value in weights.items():
+        if name.endswith(("gamma", "variance")):
+            weights[name] = random.uniform(0.5, 1.5, value.shape).astype(np.float32)
+        elif name.endswith(("beta", "bias", "mean")):
+            weights[name] = random.normal(0.0, 0.3, value.shape).astype(np.float32)
+    return weights
+
+
+def prepare(spec, *, recipe=RECIPE, optimizer=None, **settings):
+    """A model and its step: the baseline without settings, else the technique."""
+    model = kit.models.build(spec, start(spec))
+    optimizer = optimizer(model) if optimizer else kit.training.make_optimizer(model, recipe)
+    maker = technique if settings else kit.training
+    step = maker.make_train_step(model, optimizer, kit.training.cross_entropy, **settings)
+    return SimpleNamespace(model=model, optimizer=optimizer, step=step)
+
+
+def run(prepared, stream):
+    return [kit.runtime.to_float(prepared.step(*batch)) for batch in stream]
+
+
+def weights(prepared):
+    return kit.models.export_weights(prepared.model)
+
+
+def plain(arrays):
+    return {name: value.tolist() for name, value in arrays.items()}
+
+
+def applied(spec, *stream, **settings):
+    """The loss and the gradients that reach the optimizer, and the statistics after the step.
+
+    Of each batch from the same start.
+    """
+    prepared, found = prepare(spec, optimizer=own.recorder, **settings), []
+    for batch in stream:
+        kit.models.import_weights(prepared.model, start(spec))
+        loss = kit.runtime.to_float(prepared.step(*batch))
+        found.append({"loss": loss} | plain(weights(prepared)))
+    return found
+
+
+# Scenarios for both frameworks ----------------------------------------------------------------
+
+
+def gradients():
+    """Of a whole batch, by parts; and of each part alone, by the baseline."""
+    found = {}
+    for name, spec in (("gpt", GPT), ("cnn", CNN)):
+        ((x, y),) = batches(spec)
+        parts = [(x[a:b], y[a:b]) for a, b in PARTS]
+        whole, *alone = applied(spec, (x, y), *parts)
+        found[name] = {"start": plain(start(spec)), "baseline": whole, "alone": alone}
+        (found[name]["1"],) = applied(spec, (x, y), micro_batches=1)
+        (found[name]["3"],) = applied(spec, (x, y), micro_batches=3)
+    for parts in (1, 3):
+        settings = {"micro_batches": parts, "statistics_once": True}
+        (found[name][f"once {parts}"],) = applied(spec, (x, y), **settings)
+    return found
+
+
+def losses():
+    """Of ten steps."""
+    found = {}
+    for name, spec in (("gpt", GPT), ("cnn", CNN)):
+        stream = batches(spec, 10, samples=30)
+        found[name] = {"baseline": run(prepare(spec), stream)}
+        for parts in (1, 4):
+            found[name][str(parts)] = run(prepare(spec, micro_batches=parts), stream)
+    once = prepare(spec, micro_batches=4, statistics_once=True)
+    found[name]["once"] = run(once, stream)
+    return found
+
+
+def ragged():
+    """Batches of several sizes in turn, each as the baseline has it; how often the step traced."""
+    stream = [batches(GPT, 1, samples=size)[0] for size in (10, 4, 10, 4, 10)]
+    prepared = prepare(GPT, micro_batches=4)
+    return {
+        "baseline": run(prepare(GPT), stream),
+        "parts": run(prepared, stream),
+        "traces": kit.runtime.trace_count(prepared.step),
+    }
+
+
+def order():
+    """Forward and backward passes in the order in which they ran."""
+    return own.order()
+
+
+def peaks():
+    """Bytes that a step peaks above what was resident before it, in 8 parts and then in one."""
+    found = {}
+    for parts in (8, 1):
+        step, (x, y) = own.activations(parts)
+        step(x[:8], y[:8])  # what only a first step needs
+        before = memory.resident()
+        if not memory.reset_peak():
+            return None
+        step(x, y)
+        found[str(parts)] = memory.peak() - before
+    return found
+
+
+def refusals():
+    """What bad input raises, and that model, statistics and optimizer are as before."""
+    prepared = prepare(CNN, micro_batches=4, statistics_once=True)
+    arguments = prepared.model, prepared.optimizer, kit.training.cross_entropy
+    before, memory_before = weights(prepared), own.state(prepared.optimizer)
+    found = {
+        str(parts): raised(technique.make_train_step, *arguments, micro_batches=parts)
+        for parts in (0, -2, 2.0, "4")
+    }
+    ((x, y),) = batches(CNN)
+    found["few"] = raised(prepared.step, x[:3], y[:3])
+    found["disagree"] = raised(prepared.step, x, y[:9])
+    found["scalar"] = raised(prepared.step, x, y[0])
+    found["frozen"] = raised(
+        technique.make_train_step, own.frozen(), prepared.optimizer, kit.training.cross_entropy
+    )
+    after = weights(prepared)
+    found["unchanged"] = (
+        all(np.array_equal(before[name], after[name]) for name in before)
+        and own.state(prepared.optimizer) == memory_before
+    )
+    fresh = prepare(CNN, micro_batches=4, statistics_once=True)
+    found["goes on"] = run(prepared, [(x, y)]) == run(fresh, [(x, y)])
+    return found
+
+
+def raised(function, *args, **kwargs):
+    """An error in one line: TensorFlow puts where it was before what it is."""
+    try:
+        function(*args, **kwargs)
+    except Exception as error:
+        return f"{type(error).__name__}: {' | '.join(str(error).split(chr(10)))}"
+    return None
+
+
+# Scenarios of one framework, on models that are not ours --------------------------------------
+
+random = np.random.default_rng(3)
+LEFT, RIGHT = (random.normal(size=(9, 4)).astype(np.float32) for _ in range(2))
+TARGET = random.normal(size=(9, 2)).astype(np.float32)
+KERNELS = [random.normal(size=(4, 2)).astype(np.float32) for _ in range(2)]
+TABLE = random.normal(size=(5, 2)).astype(np.float32)
+CODES = np.array([0, 1, 1, 3, 3, 3, 0, 1, 3])  # 2 and 4 are never looked up
+
+
+class PyTorch:
+    helpers = ("recorder", "state", "frozen", "order", "activations")
+
+    def __init__(self):
+        import torch
+
+        self.torch = torch
+
+    def recorder(self, model):
+        """An optimizer that puts the gradient in the parameter's place."""
+
+        class Recorder(self.torch.optim.SGD):
+            def step(self):
+                for group in self.param_groups:
+                    for parameter in group["params"]:
+                        parameter.data.copy_(parameter.grad)
+
+        return Recorder(model.parameters(), lr=1.0)
+
+    def state(self, optimizer):
+        return sum(v.abs().sum().item() for s in optimizer.state.values() for v in s.values())
+
+    def frozen(self):
+        return self.torch.nn.Linear(2, 2).requires_grad_(False)
+
+    def order(self):
+        torch, events = self.torch, []
+
+        class Spy(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                events.append(f"forward {len(x)}")
+                return x.clone()
+
+            @staticmethod
+            def backward(ctx, gradient):
+                events.append(f"backward {len(gradient)}")
+                return gradient
+
+        layer = torch.nn.Linear(4, 2)
+        model = torch.nn.Sequential(layer)
+        layer.register_forward_hook(lambda module, inputs, output: Spy.apply(output))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        step = technique.make_train_step(model, optimizer, torch.nn.MSELoss(), micro_batches=4)
+        step(torch.from_numpy(LEFT), torch.from_numpy(TARGET))
+        return events
+
+    def activations(self, parts):
+        """A step whose activations outweigh all else: 12 of 16 MiB for the whole batch."""
+        torch = self.torch
+
+        class Deep(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.scale = torch.nn.Parameter(torch.ones(4096))
+
+            def forward(self, x):
+                for _ in range(12):
+                    x = torch.tanh(x * self.scale)
+                return x
+
+        model = Deep()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loss_fn = torch.nn.MSELoss()
+        step = technique.make_train_step(model, optimizer, loss_fn, micro_batches=parts)
+        return step, (torch.randn(1024, 4096), torch.zeros(1024, 4096))
+
+    def foreign(self):
+        """A custom forward of two inputs with a parameter that the loss does not reach."""
+        torch = self.torch
+
+        class Two(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.left, self.right, self.unused, self.table = (
+                    torch.nn.Parameter(torch.from_numpy(value.copy()))
+                    for value in (*KERNELS, KERNELS[0], TABLE)
+                )
+
+            def forward(self, a, b, codes):
+                return {"sum": a @ self.left + b @ self.right + self.table[codes]}
+
+        found = {}
+        data = [torch.from_numpy(v) for v in (LEFT, RIGHT, CODES, TARGET)]
+        for parts in (None, 1, 4):
+            model = Two()
+            optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.1)
+
+            def loss_fn(output, target):
+                return (output["sum"] - target).square().mean()
+
+            if parts is None:
+                for _ in range(3):
+                    optimizer.zero_grad()
+                    loss = loss_fn(model(*data[:3]), data[3])
+                    loss.backward()
+                    optimizer.step()
+            else:
+                step = technique.make_train_step(model, optimizer, loss_fn, micro_batches=parts)
+                for _ in range(3):
+                    loss = step(tuple(data[:3]), data[3])
+            found[str(parts)] = {"loss": loss.item()} | {
+                name: value.detach().tolist() for name, value in model.named_parameters()
+            }
+        return found
+
+    def norms(self):
+        """BatchNorm over few values, with a cumulative average, and a frozen one."""
+        torch = self.torch
+        nn = torch.nn
+        model = nn.Sequential(
+            nn.BatchNorm1d(4), nn.BatchNorm1d(4, momentum=None), nn.BatchNorm1d(4), nn.Linear(4, 2)
+        )
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        step = technique.make_train_step(
+            model, optimizer, nn.MSELoss(), micro_batches=4, statistics_once=True
+        )
+        model[2].eval()
+        kept = {name: value.clone() for name, value in model[2].state_dict().items()}
+        for _ in range(2):
+            step(torch.from_numpy(LEFT), torch.from_numpy(TARGET))
+        first, second, third = (layer.state_dict() for layer in list(model)[:3])
+        found = {
+            "data": LEFT.tolist(),
+            "mean": first["running_mean"].tolist(),
+            "variance": first["running_var"].tolist(),
+            "updates": [int(s["num_batches_tracked"]) for s in (first, second, third)],
+            "cumulative": second["running_var"].tolist(),
+            "frozen": all(torch.equal(kept[name], third[name]) for name in kept),
+            "momenta": [layer.momentum for layer in list(model)[:3]],
+            "hooks": sum(len(module._forward_hooks) for module in model.modules()),
+        }
+        mean = model[0].running_mean.clone()
+        found["fails"] = raised(step, torch.from_numpy(LEFT[:, :3].copy()), torch.zeros(9, 2))
+        found["momenta afterwards"] = [layer.momentum for layer in list(model)[:3]]
+        found["kept"] = torch.equal(mean, model[0].running_mean)
+        return found
+
+
+class TensorFlow:
+    helpers = ("recorder", "state", "frozen", "order", "activations")
+
+    def __init__(self):
+        import tensorflow as tf
+
+        self.tf = tf
+
+    def recorder(self, model):
+        """An optimizer that puts the gradient in the variable's place."""
+
+        class Recorder(self.tf.keras.optimizers.SGD):
+            def update_step(self, gradient, variable, learning_rate=None):
+                variable.assign(gradient)
+
+        optimizer = Recorder(1.0)
+        optimizer.build(model.trainable_variables)
+        return optimizer
+
+    def state(self, optimizer):
+        return float(sum(np.abs(np.array(v, dtype=np.float64)).sum() for v in optimizer.variables))
+
+    def frozen(self):
+        keras = self.tf.keras
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
+        model.trainable = False
+        return model
+
+    def order(self):
+        tf, events = self.tf, []
+
+        def note(what):
+            return lambda rows: events.append(f"{what} {int(rows)}")
+
+        @tf.custom_gradient
+        def spy(x):
+            tf.py_function(note("forward"), [tf.shape(x)[0]], [])
+
+            def gradient(upstream):
+                with tf.control_dependencies([upstream]):
+                    tf.py_function(note("backward"), [tf.shape(upstream)[0]], [])
+                return upstream
+
+            return tf.identity(x), gradient
+
+        class Spy(tf.keras.layers.Layer):
+            def call(self, x):
+                return spy(x)
+
+        layers = tf.keras.layers
+        model = tf.keras.Sequential([tf.keras.Input((4,)), layers.Dense(2), Spy()])
+        step = technique.make_train_step(
+            model, tf.keras.optimizers.SGD(0.1), self.squares, micro_batches=4
+        )
+        events.clear()
+        step(tf.constant(LEFT), tf.constant(TARGET))
+        return events
+
+    def activations(self, parts):
+        """A step whose activations outweigh all else: 12 of 16 MiB for the whole batch."""
+        tf = self.tf
+
+        class Deep(tf.keras.layers.Layer):
+            def build(self, shape):
+                self.scale = self.add_weight(shape=(4096,), initializer="ones", name="scale")
+
+            def call(self, x):
+                for _ in range(12):
+                    x = tf.tanh(x * self.scale)
+                return x
+
+        model = tf.keras.Sequential([tf.keras.Input((4096,)), Deep()])
+        step = technique.make_train_step(
+            model, tf.keras.optimizers.SGD(0.1), self.squares, micro_batches=parts
+        )
+        return step, (tf.random.normal((1024, 4096)), tf.zeros((1024, 4096)))
+
+    def squares(self, output, target):
+        return self.tf.reduce_mean(self.tf.square(output - target))
+
+    def foreign(self):
+        """A subclassed model of three inputs with a variable that the loss does not reach."""
+        tf = self.tf
+
+        class Two(tf.keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.embedding = tf.keras.layers.Embedding(5, 2, name="table")
+
+            def build(self, *shapes):
+                for name in ("left", "right", "unused"):
+                    weight = self.add_weight(shape=(4, 2), name=name, initializer="zeros")
+                    setattr(self, name, weight)
+                self.built = True
+
+            def call(self, a, b, codes, training=False):
+                left, right = tf.convert_to_tensor(self.left), tf.convert_to_tensor(self.right)
+                return {"sum": a @ left + b @ right + self.embedding(codes)}
+
+        found = {}
+        data = [tf.constant(v) for v in (LEFT, RIGHT, CODES, TARGET)]
+        unbuilt = technique.make_train_step, Two(), tf.keras.optimizers.SGD(), self.squares
+        found["unbuilt"] = raised(*unbuilt)
+        for parts in (1, 4):
+            model = Two()
+            model(*data[:3])
+            values = (KERNELS[0], KERNELS[1], KERNELS[0])
+            for name, value in zip(("left", "right", "unused"), values, strict=True):
+                getattr(model, name).assign(value)
+            model.embedding.embeddings.assign(TABLE)
+            optimizer = tf.keras.optimizers.AdamW(
+                0.1, weight_decay=0.1, epsilon=1e-8 * (1 - 0.999) ** 0.5
+            )
+
+            def loss_fn(output, target):
+                return self.squares(output["sum"], target)
+
+            step = technique.make_train_step(model, optimizer, loss_fn, micro_batches=parts)
+            for _ in range(3):
+                loss = step(tuple(data[:3]), data[3])
+            found[str(parts)] = {"loss": float(loss)} | {
+                name: np.array(getattr(model, name)).tolist()
+                for name in ("left", "right", "unused")
+            }
+            found[str(parts)]["table"] = np.array(model.embedding.embeddings).tolist()
+        return found
+
+    def functional(self):
+        """A functional model with a list of inputs, in equal parts, which have a static shape."""
+        tf, shapes = self.tf, []
+        keras, layers = tf.keras, tf.keras.layers
+
+        class Look(layers.Layer):
+            def call(self, x):
+                shapes.append(x.shape[0])
+                return x
+
+        found = {}
+        for parts in (None, 3):
+            keras.utils.set_random_seed(0)
+            a, b = keras.Input((4,)), keras.Input((4,))
+            model = keras.Model([a, b], Look()(layers.Dense(2)(layers.Add()([a, b]))))
+            shapes.clear()
+            x, y = [tf.constant(LEFT), tf.constant(RIGHT)], tf.constant(TARGET)
+            maker = technique if parts else kit.training
+            settings = {"micro_batches": parts} if parts else {}
+            step = maker.make_train_step(model, keras.optimizers.SGD(0.1), self.squares, **settings)
+            found[str(parts)] = [float(step(x, y)) for _ in range(3)]
+        found["rows"] = shapes
+        return found
+
+    def dynamic(self):
+        """Called in a graph that does not know how many samples it gets."""
+        tf = self.tf
+        stream = [batches(GPT, 1, samples=size)[0] for size in (10, 9, 4)]
+        prepared = prepare(GPT, micro_batches=4)
+        length = GPT.sequence_length
+        signature = [tf.TensorSpec((None, length), tf.int64)] * 2
+        outer = tf.function(prepared.step, input_signature=signature)
+        prepared.step = outer
+        found = {"parts": run(prepared, stream), "baseline": run(prepare(GPT), stream)}
+        before = weights(prepared)
+        found["few"] = raised(outer, *(part[:3] for part in stream[0]))
+        after = weights(prepared)
+        found["unchanged"] = all(np.array_equal(before[name], after[name]) for name in before)
+        found["traces"] = outer.experimental_get_tracing_count()
+        return found
+
+    def norms(self):
+        """BatchNorm over few values, one that is frozen, and one that renormalises."""
+        tf = self.tf
+        keras, layers = tf.keras, tf.keras.layers
+
+        class Inside(layers.Layer):
+            def __init__(self):
+                super().__init__()
+                self.norm = layers.BatchNormalization(momentum=0.9)
+
+            def call(self, x, training=False):
+                return self.norm(x, training=training)
+
+        inside, frozen = Inside(), layers.BatchNormalization()
+        frozen.trainable = False
+        model = keras.Sequential([keras.Input((4,)), inside, frozen, layers.Dense(2)])
+        kept = [np.array(value) for value in frozen.weights]
+        optimizer = keras.optimizers.SGD(0.0)
+        arguments = optimizer, self.squares
+        step = technique.make_train_step(model, *arguments, micro_batches=4, statistics_once=True)
+        for _ in range(2):
+            step(tf.constant(LEFT), tf.constant(TARGET))
+        found = {
+            "data": LEFT.tolist(),
+            "mean": np.array(inside.norm.moving_mean).tolist(),
+            "variance": np.array(inside.norm.moving_variance).tolist(),
+            "frozen": all(
+                np.array_equal(old, np.array(new))
+                for old, new in zip(kept, frozen.weights, strict=True)
+            ),
+            "momenta": [inside.norm.momentum, frozen.momentum],
+        }
+        renorm = layers.BatchNormalization(renorm=True)
+        model = keras.Sequential([keras.Input((4,)), renorm, layers.Dense(2)])
+        found["renorm"] = raised(technique.make_train_step, model, *arguments, statistics_once=True)
+        found["renorm plain"] = raised(technique.make_train_step, model, *arguments)
+        return found
+
+
+def main() -> None:
+    kit.runtime.configure(threads=1, seed=0)
+    scenarios = [gradients, losses]
+    if sys.argv[1] != "tf_keras":
+        scenarios += [ragged, order, peaks, refusals]
+        names = [name for name in vars(type(own)) if not name.startswith("_")]
+        helpers = (*own.helpers, "helpers", "squares")
+        scenarios += [getattr(own, name) for name in names if name not in helpers]
+    found = {}
+    for scenario in scenarios:
+        try:
+            found[scenario.__name__] = scenario()
+        except Exception:
+            found[scenario.__name__] = {"error": traceback.format_exc()}
+    print(json.dumps(found))
+
+
+own = PyTorch() if FRAMEWORK == "pt" else TensorFlow()
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,524 @@
+"""One framework's share of the clipping tests, in a process of its own.
+
+`python gradient_clipping_worker.py pt|tf|tf_keras` runs every scenario and prints one line of JSON:
+scenario -> what was found, or {"error": traceback}. `test_gradient_clipping.py` judges it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import traceback
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+
+import numpy as np
+
+from shared.specs import TASKS, CNNSpec, GPTSpec, parameter_shapes
+from shared.weights import init_weights
+from tests import workers
+
+FRAMEWORK = "pt" if sys.argv[1:] == ["pt"] else "tf"
+impl = workers.implementation(FRAMEWORK, "train_step.gradient_clipping")
+kit = impl.kit
+technique = impl.train_step.gradient_clipping
+GPT = GPTSpec(vocabulary=11, sequence_length=6, width=8, heads=2, layers=1)
+CNN = CNNSpec((8, 8, 2), ((4, 1), (6, 2)), num_classes=10)
+RECIPE = replace(TASKS["digits-cnn"].recipe, learning_rate=2.0**-5)
+LARGE = 64.0  # times the loss: gradients beside which PyTorch's 1e-6 is nothing
+SCALE = 2.0**12
+
+
+def batches(spec, count=1, samples=8):
+    """The same in every process."""
+    random = np.random.default_rng(11)
+    found = []
+    for _ in range(count):
+        if spec is GPT:
+            x = random.integers(0, spec.vocabulary, (samples, spec.sequence_length))
+            y = (3 * x + 1) % spec.vocabulary
+        else:
+            y = random.integers(0, 10, samples)
+            x = random.normal(size=(samples, *spec.input_shape)).astype(np.float32)
+        found.append((x, y))
+    return kit.data.resident_batches(found)
+
+
+def large(logits, labels):
+    return kit.training.cross_entropy(logits, labels) * LARGE
+
+
+def prepare(spec, maker=None, *, optimizer=None, loss_fn=None, **settings):
+    """A model and its step, by `maker`: a function of the technique, or the baseline."""
+    model = kit.models.build(spec, init_weights(spec, seed=1))
+    optimizer = optimizer(model) if optimizer else kit.training.make_optimizer(model, RECIPE)
+    maker = getattr(technique, maker) if maker else kit.training.make_train_step
+    step = maker(model, optimizer, loss_fn or kit.training.cross_entropy, **settings)
+    return SimpleNamespace(model=model, optimizer=optimizer, step=step)
+
+
+def run(prepared, stream):
+    return [kit.runtime.to_float(prepared.step(*batch)) for batch in stream]
+
+
+def parameters(prepared, spec):
+    weights = kit.models.export_weights(prepared.model)
+    return {name: weights[name] for name in parameter_shapes(spec)}
+
+
+def same(one, other):
+    return all(np.array_equal(one[name], other[name]) for name in one)
+
+
+# Scenarios for both frameworks ----------------------------------------------------------------
+
+
+def applied():
+    """The gradients that reach the optimizer, which puts them in the weights' place."""
+    found = {}
+    cases = {
+        "plain": (None, {}),
+        "clip": ("make_train_step", {"max_norm": 2.0}),
+        "loose": ("make_train_step", {"max_norm": 1e4}),
+        "guard": ("make_train_step", {"max_norm": 2.0, "check_finite": True}),
+        "off": ("make_train_step", {"max_norm": math.inf}),
+        "per variable": ("make_per_variable_step", {"max_norm": 2.0}),
+        "per variable off": ("make_per_variable_step", {"max_norm": math.inf}),
+    }
+    if sys.argv[1] != "tf_keras":
+        settings = {"max_norm": 2.0, "initial_scale": SCALE}
+        cases["scaled"] = "make_scaled_step", settings
+        cases["scaled off"] = "make_scaled_step", settings | {"max_norm": math.inf}
+    if sys.argv[1] == "tf":
+        for setting in ("global_clipnorm", "clipnorm"):
+            cases[setting] = None, {}
+    for name, (maker, settings) in cases.items():
+        optimizer = partial(own.recorder, **({name: 2.0} if "clipnorm" in name else {}))
+        prepared = prepare(GPT, maker, optimizer=optimizer, loss_fn=large, **settings)
+        loss = kit.runtime.to_float(prepared.step(*batches(GPT)[0]))
+        arrays = parameters(prepared, GPT)
+        found[name] = {"loss": loss, "gradients": {n: v.tolist() for n, v in arrays.items()}}
+        if maker == "make_train_step":
+            found[name]["norm"] = prepared.step.gradient_norm()
+    found["wrong order"] = own.wrong_order()
+    return found
+
+
+def losses():
+    """Of ten steps."""
+    found = {}
+    for name, spec in (("gpt", GPT), ("cnn", CNN)):
+        stream = batches(spec, 10)
+        found[name] = {"baseline": run(prepare(spec), stream)}
+        for key, settings in (
+            ("neutral", {"max_norm": math.inf}),
+            ("guard", {"max_norm": math.inf, "check_finite": True}),
+            ("clip", {"max_norm": 0.5}),
+        ):
+            prepared = prepare(spec, "make_train_step", **settings)
+            found[name][key] = run(prepared, stream)
+            found[name][f"{key} traces"] = kit.runtime.trace_count(prepared.step)
+    return found
+
+
+def guard():
+    """A poisoned third step: what is said, what has changed, and whether the fourth goes on."""
+    found = {}
+    poison = SimpleNamespace(loss=1.0)
+
+    def loss_fn(logits, labels):
+        # A factor that a graph cannot take for a constant: 1, or what poisons the loss.
+        return kit.training.cross_entropy(logits, labels) * own.value(poison)
+
+    for name in ("input", "loss", "gradient", "overflow", "gradient clipped"):
+        settings = {"max_norm": 0.5 if "clipped" in name else math.inf, "check_finite": True}
+        function = own.root if "gradient" in name else loss_fn
+        own.set(poison, 1.0)
+        stream = batches(CNN, 4)
+        prepared = prepare(CNN, "make_train_step", loss_fn=function, **settings)
+        run(prepared, stream[:2])
+        before, state = parameters(prepared, CNN), own.state(prepared.optimizer)
+        x, y = stream[2]
+        if name == "input":
+            x = own.with_nan(x, 3)
+        elif "gradient" in name:
+            y = own.bad_labels(y)
+        else:
+            own.set(poison, math.inf if name == "loss" else 1e30)
+        case = {"said": raised(prepared.step, x, y)}
+        case["kept"] = same(before, parameters(prepared, CNN))
+        case["state"] = state == own.state(prepared.optimizer)
+        own.set(poison, 1.0)
+        case["goes on"] = raised(prepared.step, *stream[3])
+        case["moved"] = not same(before, parameters(prepared, CNN))
+        found[name] = case
+    return found
+
+
+def scaled_overflow():
+    """An infinite input under loss scaling: a step that is skipped, at half the scale."""
+    prepared = prepare(CNN, "make_scaled_step", initial_scale=8.0)
+    x, y = batches(CNN)[0]
+    before = parameters(prepared, CNN)
+    prepared.step(x * math.inf, y)
+    found = {"kept": same(before, parameters(prepared, CNN)), "scale": prepared.step.loss_scale()}
+    prepared.step(x, y)  # its statistics are not finite any more, its weights are
+    return found | {"moved": not same(before, parameters(prepared, CNN))}
+
+
+def refusals():
+    """What bad input raises, and that the model and its optimizer work as before."""
+    prepared = prepare(CNN)
+    arguments = prepared.model, prepared.optimizer, kit.training.cross_entropy
+    found = {}
+    for maker in ("make_train_step", "make_per_variable_step", "make_scaled_step"):
+        make = getattr(technique, maker)
+        for bad in (0, -1.0, math.nan, "1", None):
+            found[f"{maker} {bad}"] = raised(make, *arguments, max_norm=bad)
+        found[f"{maker} frozen"] = raised(make, own.frozen(), *arguments[1:])
+    found["scale"] = raised(technique.make_scaled_step, *arguments, initial_scale=0.0)
+    stream = batches(CNN, 2)
+    found["unchanged"] = run(prepared, stream) == run(prepare(CNN), stream)
+    return found
+
+
+def raised(function, *args, **kwargs):
+    try:
+        function(*args, **kwargs)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+# Scenarios of one framework, on models that are not ours --------------------------------------
+
+random = np.random.default_rng(3)
+LEFT, RIGHT = (random.normal(size=(6, 4)).astype(np.float32) for _ in range(2))
+KERNEL = random.normal(size=(4, 2)).astype(np.float32)
+CODES = np.array([1, 1, 2, 1])
+PULLS = np.array([[3.0, 0.0], [1.0, 2.0], [0.0, 5.0], [2.0, 2.0]], dtype=np.float32)
+
+
+class PyTorch:
+    def __init__(self):
+        import torch
+
+        self.torch = torch
+
+    def recorder(self, model):
+        """An optimizer that puts the gradient in the parameter's place."""
+
+        class Recorder(self.torch.optim.SGD):
+            def step(self):
+                for group in self.param_groups:
+                    for parameter in group["params"]:
+                        parameter.data.copy_(parameter.grad)
+
+        return Recorder(model.parameters(), lr=1.0)
+
+    def state(self, optimizer):
+        return sum(v.abs().sum().item() for s in optimizer.state.values() for v in s.values())
+
+    def frozen(self):
+        return self.torch.nn.Linear(2, 2).requires_grad_(False)
+
+    def set(self, holder, value):
+        holder.loss = value
+
+    def value(self, holder):
+        return holder.loss
+
+    def with_nan(self, x, count):
+        x = x.clone()
+        x.view(-1)[5 : 5 + count] = math.nan
+        return x
+
+    def bad_labels(self, y):
+        return -1 - y
+
+    def root(self, logits, labels):
+        """The loss and a root, which for labels below zero is that of zero: finite, but steep."""
+        factor = (labels >= 0).all().float()
+        labels = self.torch.where(labels < 0, -1 - labels, labels)
+        size = (logits * factor).square().sum()
+        return kit.training.cross_entropy(logits, labels) + 1e-3 * size.sqrt()
+
+    def wrong_order(self):
+        """Clipping before unscaling: what a step applies that forgets `unscale_`."""
+        torch = self.torch
+        model = kit.models.build(GPT, init_weights(GPT, seed=1))
+        optimizer = self.recorder(model)
+        scaler = torch.amp.GradScaler("cpu", init_scale=SCALE)
+        x, y = batches(GPT)[0]
+        scaler.scale(large(model(x), y)).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 2.0)
+        scaler.step(optimizer)
+        weights = kit.models.export_weights(model)
+        return {n: weights[n].tolist() for n in parameter_shapes(GPT)}
+
+    def reads(self):
+        """How often a step reads a value from the device on the host, which waits for it."""
+        torch = self.torch
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+        class Reads(TorchDispatchMode):
+            count = 0
+
+            def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+                if function is torch.ops.aten._local_scalar_dense.default:
+                    self.count += 1
+                return function(*args, **(kwargs or {}))
+
+        found = {}
+        for name, maker, settings in (
+            ("clip", "make_train_step", {}),
+            ("guard", "make_train_step", {"check_finite": True}),
+            ("per variable", "make_per_variable_step", {}),
+        ):
+            prepared = prepare(GPT, maker, **settings)
+            batch = batches(GPT)[0]
+            prepared.step(*batch)
+            with Reads() as reads:
+                prepared.step(*batch)
+            found[name] = reads.count
+        return found
+
+    def foreign(self):
+        """Two inputs; a root of zero behind one of the two layers; a target that is not finite."""
+        torch = self.torch
+
+        class Two(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.left = torch.nn.Linear(4, 2, bias=False)
+                self.right = torch.nn.Linear(4, 2, bias=False)
+
+            def forward(self, a, b):
+                length = self.left(a).square().sum(-1).sqrt()
+                return self.right(b).sum(-1) + length
+
+        found = {}
+        a, b, y = torch.from_numpy(LEFT), torch.from_numpy(RIGHT), torch.zeros(6)
+
+        def squares(output, target):
+            return torch.nn.functional.mse_loss(output, target[0])
+
+        for name in ("good", "gradient", "input", "target", "ignored"):
+            model = Two()
+            for layer in (model.left, model.right):
+                layer.weight.data.copy_(torch.from_numpy(KERNEL.T))
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+            step = technique.make_train_step(
+                model, optimizer, squares, max_norm=1.0, check_finite=True
+            )
+            x = (a * 0 if name == "gradient" else a, self.with_nan(b, 2) if name == "input" else b)
+            spare = torch.zeros(1000)
+            target = y / 0 if name == "target" else y
+            if name == "ignored":
+                spare = self.with_nan(spare, 1)
+            found[name] = raised(step, x, (target, spare))
+            found[f"{name} norm"] = step.gradient_norm()
+        return found
+
+    def embedding(self):
+        """The norm of an embedding's gradient, and what clipping leaves of it."""
+        torch = self.torch
+        model = torch.nn.Embedding(4, 2)
+        pulls = torch.from_numpy(PULLS)
+        found = {}
+        for maker in ("make_train_step", "make_per_variable_step"):
+            optimizer = self.recorder(model)
+            step = getattr(technique, maker)(
+                model, optimizer, lambda output, pulls: (output * pulls).sum(), max_norm=1.0
+            )
+            step(torch.from_numpy(CODES), pulls)
+            found[maker] = model.weight.detach().tolist()
+            if maker == "make_train_step":
+                found["norm"] = step.gradient_norm()
+        return found
+
+
+class TensorFlow:
+    def __init__(self):
+        import tensorflow as tf
+
+        self.tf = tf
+        self.poison = None  # a variable, once threads are set
+
+    def recorder(self, model, **settings):
+        """An optimizer that puts the gradient in the variable's place."""
+
+        class Recorder(self.tf.keras.optimizers.SGD):
+            def update_step(self, gradient, variable, learning_rate=None):
+                variable.assign(gradient)
+
+        return Recorder(1.0, **settings)
+
+    def state(self, optimizer):
+        return float(sum(np.abs(np.array(v, dtype=np.float64)).sum() for v in optimizer.variables))
+
+    def frozen(self):
+        keras = self.tf.keras
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
+        model.trainable = False
+        return model
+
+    def set(self, holder, value):
+        self.poison = self.poison or self.tf.Variable(1.0, trainable=False)
+        self.poison.assign(value)
+
+    def value(self, holder):
+        return self.tf.identity(self.poison)
+
+    def with_nan(self, x, count):
+        values = np.array(x)
+        values.reshape(-1)[5 : 5 + count] = math.nan
+        return self.tf.constant(values)
+
+    def bad_labels(self, y):
+        return -1 - y
+
+    def root(self, logits, labels):
+        """The loss and a root, which for labels below zero is that of zero: finite, but steep."""
+        tf = self.tf
+        factor = tf.cast(tf.reduce_all(labels >= 0), logits.dtype)
+        labels = tf.where(labels < 0, -1 - labels, labels)
+        size = tf.reduce_sum(tf.square(logits * factor))
+        return kit.training.cross_entropy(logits, labels) + 1e-3 * tf.sqrt(size)
+
+    def wrong_order(self):
+        """Clipping before unscaling: what a step applies that clips scaled gradients."""
+        tf = self.tf
+        model = kit.models.build(GPT, init_weights(GPT, seed=1))
+        variables = model.trainable_variables
+        if not hasattr(tf.keras.optimizers, "LossScaleOptimizer"):
+            return None
+        optimizer = tf.keras.optimizers.LossScaleOptimizer(self.recorder(model), SCALE)
+        optimizer.build(variables)
+        x, y = batches(GPT)[0]
+        with tf.GradientTape() as tape:
+            loss = optimizer.scale_loss(large(model(x, training=True), y))
+        gradients, _ = tf.clip_by_global_norm(tape.gradient(loss, variables), 2.0)
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        weights = kit.models.export_weights(model)
+        return {n: weights[n].tolist() for n in parameter_shapes(GPT)}
+
+    def two(self):
+        """A subclassed model of two inputs, with a root behind one of its two layers."""
+        tf = self.tf
+
+        class Two(tf.keras.Model):
+            def __init__(self):
+                super().__init__()
+                kernel = tf.keras.initializers.Constant(KERNEL)
+                for name in ("left", "right"):
+                    layer = tf.keras.layers.Dense(
+                        2, use_bias=False, kernel_initializer=kernel, name=name
+                    )
+                    setattr(self, name, layer)
+
+            def call(self, a, b, training=False):
+                length = tf.sqrt(tf.reduce_sum(tf.square(self.left(a)), -1))
+                return tf.reduce_sum(self.right(b), -1) + length
+
+        return Two()
+
+    def foreign(self):
+        """Two inputs; a root of zero behind one of the two layers; a target that is not finite."""
+        tf = self.tf
+        found = {}
+        a, b, y = tf.constant(LEFT), tf.constant(RIGHT), tf.zeros(6)
+
+        def squares(output, target):
+            return tf.reduce_mean(tf.square(output - target[0]))
+
+        optimizer = tf.keras.optimizers.SGD(0.01)
+        found["unbuilt"] = raised(technique.make_train_step, self.two(), optimizer, squares)
+        for name in ("good", "gradient", "input", "target", "ignored"):
+            model = self.two()
+            model(a, b)
+            optimizer = tf.keras.optimizers.SGD(0.01)
+            step = technique.make_train_step(
+                model, optimizer, squares, max_norm=1.0, check_finite=True
+            )
+            x = (a * 0 if name == "gradient" else a, self.with_nan(b, 2) if name == "input" else b)
+            spare = tf.zeros(1000)
+            target = y / 0 if name == "target" else y
+            if name == "ignored":
+                spare = self.with_nan(spare, 1)
+            found[name] = raised(step, x, (target, spare))
+            found[f"{name} norm"] = step.gradient_norm()
+        scaling = tf.keras.optimizers.LossScaleOptimizer(tf.keras.optimizers.SGD())
+        found["scaling"] = raised(technique.make_train_step, model, scaling, squares)
+        return found
+
+    def functional(self):
+        """A functional model with a dictionary of inputs, one of which is poisoned."""
+        tf = self.tf
+        keras, layers = tf.keras, tf.keras.layers
+        a, b = keras.Input((4,), name="a"), keras.Input((4,), name="b")
+        model = keras.Model({"a": a, "b": b}, layers.Dense(2)(layers.Add()([a, b])))
+        step = technique.make_train_step(
+            model,
+            keras.optimizers.SGD(0.01),
+            lambda output, y: tf.reduce_mean(tf.square(output)),
+            check_finite=True,
+        )
+        good = {"a": tf.constant(LEFT), "b": tf.constant(RIGHT)}
+        return {
+            "good": raised(step, good, None),
+            "bad": raised(step, good | {"b": self.with_nan(good["b"], 4)}, None),
+        }
+
+    def embedding(self):
+        """The norm of an embedding's gradient, and what clipping leaves of it."""
+        tf = self.tf
+        pulls, codes = tf.constant(PULLS), tf.constant(CODES)
+        found = {}
+        for maker in ("make_train_step", "make_per_variable_step"):
+            model = tf.keras.Sequential(
+                [tf.keras.Input((), dtype="int64"), tf.keras.layers.Embedding(4, 2)]
+            )
+            step = getattr(technique, maker)(
+                model,
+                self.recorder(model),
+                lambda output, pulls: tf.reduce_sum(output * pulls),
+                max_norm=1.0,
+            )
+            step(codes, pulls)
+            found[maker] = np.array(model.trainable_variables[0]).tolist()
+            if maker == "make_train_step":
+                found["norm"] = step.gradient_norm()
+        return found
+
+
+def tf_keras_refusal():
+    """Loss scaling goes by other methods there."""
+    prepared = prepare(CNN)
+    arguments = prepared.model, prepared.optimizer, kit.training.cross_entropy
+    return {"scaled": raised(technique.make_scaled_step, *arguments)}
+
+
+def main() -> None:
+    kit.runtime.configure(threads=1, seed=0)
+    scenarios = [applied, losses, guard]
+    if sys.argv[1] == "tf_keras":
+        scenarios += [tf_keras_refusal]
+    else:
+        scenarios += [scaled_overflow, refusals]
+        names = ("reads", "foreign", "functional", "embedding")
+        scenarios += [getattr(own, name) for name in names if hasattr(own, name)]
+    found = {}
+    for scenario in scenarios:
+        try:
+            found[scenario.__name__] = scenario()
+        except Exception:
+            found[scenario.__name__] = {"error": traceback.format_exc()}
+    print(json.dumps(found))
+
+
+own = PyTorch() if FRAMEWORK == "pt" else TensorFlow()
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,597 @@
+"""One framework's share of the mixed-precision tests, in a process of its own.
+
+`python mixed_precision_worker.py pt|tf|tf_keras` runs every scenario and prints one line of JSON:
+scenario -> what was found, or {"error": traceback}. `test_mixed_precision.py` judges it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+
+from shared.specs import TASKS, parameter_shapes
+from shared.weights import init_weights
+from tests import workers
+
+FRAMEWORK = "pt" if sys.argv[1:] == ["pt"] else "tf"
+impl = workers.implementation(FRAMEWORK, "train_step.mixed_precision")
+kit = impl.kit
+technique = impl.train_step.mixed_precision
+CNN, GPT = TASKS["digits-cnn"], TASKS["text-gpt"]
+BATCH = {CNN.name: 32, GPT.name: 8}
+# Rounding puts the odd ReLU on the other side of zero, which moves later losses by far more than
+# it. Steps this small keep that out of the weights.
+SMALL_STEPS = replace(CNN.recipe, learning_rate=2.0**-13)
+
+
+def batches(task, count=10):
+    """Random inputs with labels that can be learned, the same in every process."""
+    random = np.random.default_rng(7)
+    found = []
+    for _ in range(count):
+        if task is GPT:
+            x = random.integers(0, 98, (BATCH[task.name], 64))
+            found.append((x, (5 * x + 3) % 98))
+        else:
+            y = random.integers(0, 10, BATCH[task.name])
+            x = random.normal(size=(len(y), 32, 32, 1)) + y[:, None, None, None] / 5
+            found.append((x.astype(np.float32), y))
+    return kit.data.resident_batches(found)
+
+
+def prepare(task, *, recipe=None, loss=None, seed=1, **settings):
+    """A model and its step: the baseline without settings, else the technique."""
+    model = kit.models.build(task.model, init_weights(task.model, seed=seed))
+    optimizer = kit.training.make_optimizer(model, recipe or task.recipe)
+    maker = technique if settings else kit.training
+    step = maker.make_train_step(model, optimizer, loss or kit.training.cross_entropy, **settings)
+    return SimpleNamespace(model=model, optimizer=optimizer, step=step)
+
+
+def run(prepared, stream):
+    return [kit.runtime.to_float(prepared.step(*batch)) for batch in stream]
+
+
+def parameters(prepared, task=CNN):
+    weights = kit.models.export_weights(prepared.model)
+    return {name: weights[name] for name in parameter_shapes(task.model)}
+
+
+def name_of(dtype):
+    return getattr(dtype, "name", str(dtype)).removeprefix("torch.")
+
+
+def same(one, other):
+    return all(np.array_equal(one[name], other[name]) for name in one)
+
+
+# Scenarios for both frameworks ----------------------------------------------------------------
+
+
+def losses():
+    """Ten losses of each dtype, and (in PyTorch) of a learning rate that is a tenth off."""
+    found = {"baseline": run(prepare(CNN), batches(CNN))}
+    for task, recipe in ((CNN, SMALL_STEPS), (GPT, GPT.recipe)):
+        stream = batches(task)
+        found[task.name] = {
+            "float32": run(prepare(task, dtype="float32", keep_fp32="head"), stream),
+            "bfloat16": run(prepare(task, dtype="bfloat16"), stream),
+            "seeds": [
+                run(prepare(task, recipe=recipe, dtype="float32", seed=s), stream)
+                for s in (1, 2, 3)
+            ],
+        }
+        if FRAMEWORK == "pt":
+            off = replace(task.recipe, learning_rate=task.recipe.learning_rate * 1.1)
+            found[task.name]["planted"] = run(prepare(task, recipe=off, dtype="bfloat16"), stream)
+    return found
+
+
+def operators():
+    """The dtypes that convolutions and matrix products ran in."""
+    stream = batches(CNN, 1)
+    found = {}
+    for name, settings in (
+        ("float32", {"dtype": "float32"}),
+        ("bfloat16", {"dtype": "bfloat16"}),
+        ("head", {"dtype": "bfloat16", "keep_fp32": "head"}),
+        ("two", {"dtype": "bfloat16", "keep_fp32": "conv0, head"}),
+    ):
+        found[name] = kit.runtime.operator_dtypes(prepare(CNN, **settings).step, *stream[0])
+    stream = batches(GPT, 1)
+    found["gpt"] = kit.runtime.operator_dtypes(prepare(GPT, dtype="bfloat16").step, *stream[0])
+    return found
+
+
+def master_weights():
+    """Dtypes of parameters, gradients (where they are kept) and optimizer state after a step."""
+    found = {}
+    for dtype in ("bfloat16", "float16"):
+        # AdamW keeps two tensors a parameter.
+        prepared = prepare(CNN, recipe=GPT.recipe, dtype=dtype)
+        prepared.step(*batches(CNN, 1)[0])
+        if FRAMEWORK == "pt":
+            kept = list(prepared.model.parameters())
+            kept += [parameter.grad for parameter in kept]
+            kept += [v for s in prepared.optimizer.state.values() for v in s.values()]
+        else:
+            kept = list(prepared.model.variables) + list(prepared.optimizer.variables)
+        names = {name_of(tensor.dtype) for tensor in kept}
+        found[dtype] = sorted(name for name in names if "int" not in name)  # step counters
+    return found
+
+
+def gradients():
+    """Relative L2 error of the gradient of each tensor against float32.
+
+    One step of plain descent with learning rate 1 moves each weight by its gradient.
+    """
+    recipe = replace(CNN.recipe, learning_rate=1.0, momentum=0.0)
+    moved = {}
+    for dtype in ("float32", "bfloat16", "float16"):
+        prepared = prepare(CNN, recipe=recipe, dtype=dtype)
+        before = parameters(prepared)
+        prepared.step(*batches(CNN, 1)[0])
+        after = parameters(prepared)
+        moved[dtype] = {name: before[name] - after[name] for name in before}
+    exact = moved.pop("float32")
+    norm = np.linalg.norm
+    return {
+        dtype: {name: float(norm(g[name] - exact[name]) / norm(exact[name])) for name in exact}
+        for dtype, g in moved.items()
+    }
+
+
+def overflow():
+    """Scale, loss and whether the weights moved, from a scale that overflows at first."""
+    prepared = prepare(CNN, dtype="float16", initial_scale=2.0**26, growth_interval=3)
+    found = {"start": prepared.step.loss_scale(), "scale": [], "loss": [], "moved": []}
+    before = parameters(prepared)
+    state = optimizer_state(prepared.optimizer)
+    for batch in batches(CNN, 1) * 20:
+        found["loss"].append(kit.runtime.to_float(prepared.step(*batch)))
+        after = parameters(prepared)
+        found["moved"].append(not same(before, after))
+        found["scale"].append(prepared.step.loss_scale())
+        if not any(found["moved"]):
+            found["state_kept"] = optimizer_state(prepared.optimizer) == state
+        before = after
+    return found
+
+
+def optimizer_state(optimizer):
+    """What the optimizer remembers, but for what is made on first use: all zero there."""
+    if FRAMEWORK == "pt":
+        kept = [v for s in optimizer.state.values() for v in s.values()]
+    else:
+        kept = list(optimizer.variables)[2:]  # iterations and learning rate come first
+    return float(sum(np.abs(np.array(v, dtype=np.float64)).sum() for v in kept))
+
+
+def not_finite():
+    """An infinite input: are the weights kept, and what becomes of the scale?"""
+    prepared = prepare(CNN, dtype="float16", initial_scale=8.0, growth_interval=100)
+    x, y = batches(CNN, 1)[0]
+    before = parameters(prepared)
+    prepared.step(x * float("inf"), y)
+    return {
+        "kept": same(before, parameters(prepared)),
+        "scale": prepared.step.loss_scale(),
+    }
+
+
+def underflow():
+    """Does a loss of 2^-24 of the usual size move the weights, without and with scaling?"""
+    recipe = replace(CNN.recipe, learning_rate=0.05 * 2.0**24, momentum=0.0)
+    found = {}
+    for scale in (1.0, 65536.0):
+        prepared = prepare(
+            CNN,
+            recipe=recipe,
+            loss=lambda logits, y: kit.training.cross_entropy(logits, y) * 2.0**-24,
+            dtype="float16",
+            initial_scale=scale,
+        )
+        before = parameters(prepared)
+        prepared.step(*batches(CNN, 1)[0])
+        found[str(scale)] = not same(before, parameters(prepared))
+    return found
+
+
+def reuse():
+    """Steps made twice on one model; and the baseline on a model that the technique used."""
+    stream = batches(CNN, 3)
+    once = run(prepare(CNN, dtype="bfloat16", keep_fp32="head"), stream)
+    again = prepare(CNN, dtype="bfloat16", keep_fp32="head")
+    for keep in ("conv0", "head"):
+        step = technique.make_train_step(
+            again.model, again.optimizer, kit.training.cross_entropy, keep_fp32=keep
+        )
+        technique.make_predict(again.model, keep_fp32=keep)
+    again.step = step
+    found = {"once": once, "twice": run(again, stream), "baseline": run(prepare(CNN), stream)}
+    used = prepare(CNN, dtype="bfloat16", keep_fp32="head")
+    run(used, stream)
+    technique.make_predict(used.model, keep_fp32="conv0")(stream[0][0])
+    kit.models.import_weights(used.model, init_weights(CNN.model, seed=1))
+    optimizer = kit.training.make_optimizer(used.model, CNN.recipe)
+    used.step = kit.training.make_train_step(used.model, optimizer, kit.training.cross_entropy)
+    found["afterwards"] = run(used, stream)
+    return found
+
+
+def predict():
+    """Predictions of each dtype after three steps, and what predicting leaves behind."""
+    prepared = prepare(CNN)
+    x = batches(CNN, 1)[0][0]
+    run(prepared, batches(CNN, 3))
+    before = kit.models.export_weights(prepared.model)
+    exact = np.asarray(kit.training.make_predict(prepared.model)(x))
+    found = {}
+    for name, settings in (
+        ("float32", {"dtype": "float32"}),
+        ("bfloat16", {"dtype": "bfloat16"}),
+        ("head", {"dtype": "bfloat16", "keep_fp32": "head"}),
+        ("float16", {"dtype": "float16"}),
+    ):
+        logits = technique.make_predict(prepared.model, **settings)(x)
+        error = float(np.abs(np.asarray(logits) - exact).max() / np.abs(exact).max())
+        found[name] = {"dtype": name_of(logits.dtype), "error": error}
+    found["weights_kept"] = same(before, kit.models.export_weights(prepared.model))
+    return found
+
+
+def refusals():
+    """What bad input raises, and that the model is as before."""
+    prepared = prepare(CNN, dtype="float32")
+    arguments = prepared.model, prepared.optimizer, kit.training.cross_entropy
+    found = {}
+    for name, settings in (
+        ("dtype", {"dtype": "bf16"}),
+        ("layer", {"keep_fp32": "head, haed"}),
+        ("layer_float32", {"dtype": "float32", "keep_fp32": "haed"}),
+        ("scale", {"dtype": "float16", "initial_scale": 0.0}),
+        ("growth", {"dtype": "float16", "growth_interval": 0}),
+    ):
+        found[name] = raised(technique.make_train_step, *arguments, **settings)
+    found["predict_dtype"] = raised(technique.make_predict, prepared.model, dtype="half")
+    found["predict_layer"] = raised(technique.make_predict, prepared.model, keep_fp32="haed")
+    stream = batches(CNN, 2)
+    found["unchanged"] = run(prepared, stream) == run(prepare(CNN), stream)
+    return found
+
+
+def raised(function, *args, **kwargs):
+    try:
+        function(*args, **kwargs)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def statistics():
+    """BatchNorm's running statistics behind a convolution in bfloat16, against float64.
+
+    The data has a mean of 40 times its deviation, which bfloat16 cannot resolve.
+    """
+    random = np.random.default_rng(3)
+    data = 4 + 0.1 * random.normal(size=(64, 8, 8, 1))
+    # What bfloat16 holds exactly, so that the identity convolution adds no rounding.
+    data = (data.astype(np.float32).view(np.uint32) & 0xFFFF0000).view(np.float32)
+    mean, variance = own.statistics(data)
+    truth = data.astype(np.float64)
+    return {"mean": abs(mean / truth.mean() - 1), "variance": abs(variance / truth.var() - 1)}
+
+
+# Scenarios of one framework, on models that are not ours --------------------------------------
+
+
+class PyTorch:
+    def __init__(self):
+        import torch
+
+        self.torch = torch
+
+    def statistics(self, data):
+        torch = self.torch
+        nn = torch.nn
+        model = nn.Sequential(nn.Conv2d(1, 1, 1, bias=False), nn.BatchNorm2d(1, momentum=1.0))
+        nn.init.ones_(model[0].weight)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        step = technique.make_train_step(model, optimizer, lambda output, y: output.mean())
+        step(torch.from_numpy(data.transpose(0, 3, 1, 2).copy()), None)
+        size = data.size
+        return model[1].running_mean.item(), model[1].running_var.item() * (size - 1) / size
+
+    def foreign(self):
+        """A custom forward with two inputs, a dict as output, and layers that are kept."""
+        torch, seen = self.torch, {}
+        nn = torch.nn
+
+        class Two(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.left, self.right = nn.Linear(8, 8), nn.Linear(8, 8)
+                self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+                self.scale = nn.Parameter(torch.full((8, 3), 0.1))
+
+            def forward(self, a, b):
+                a, b = self.left(a), self.right(b)
+                seen.update(left=str(a.dtype), right=str(b.dtype))
+                for block in self.blocks:
+                    a = torch.relu(block(a + b))
+                    seen["block"] = str(a.dtype)
+                return {"logits": a @ self.scale, "pair": (a, b)}
+
+        def loss_fn(output, y):
+            tensors = (output["logits"], *output["pair"])
+            seen["output"] = sorted({str(t.dtype) for t in tensors})
+            return nn.functional.cross_entropy(output["logits"], y)
+
+        torch.manual_seed(0)
+        x, y = (torch.randn(16, 8), torch.randn(16, 8)), torch.arange(16) % 3
+        found = {}
+        for keep in ("", "left", "blocks"):
+            model = Two()
+            own_forward = model.left.forward
+            model.left.forward = own_forward  # somebody else's wrapper, which must survive
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            step = technique.make_train_step(model, optimizer, loss_fn, keep_fp32=keep)
+            values = [step(x, y).item() for _ in range(20)]
+            found[keep] = dict(seen, first=values[0], last=values[-1])
+            predict = technique.make_predict(model, keep_fp32=keep)
+            found[keep]["predict"] = str(predict(x)["logits"].dtype)
+            found[keep]["left_alone"] = (
+                model.left.forward is own_forward
+                and "forward" not in vars(model.right)
+                and "forward" not in vars(model.blocks[0])
+            )
+        return found
+
+    def checkpointed(self):
+        """A kept layer that runs forward again in the backward pass does so in float32 too."""
+        torch = self.torch
+        from torch.utils.checkpoint import checkpoint
+
+        class Net(torch.nn.Module):
+            def __init__(self, again):
+                super().__init__()
+                self.first, self.kept = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+                self.again = again
+
+            def forward(self, x):
+                x = torch.relu(self.first(x))
+                if self.again:
+                    return checkpoint(self.kept, x, use_reentrant=False)
+                return self.kept(x)
+
+        found = []
+        for again in (False, True):
+            torch.manual_seed(0)
+            model = Net(again)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            step = technique.make_train_step(
+                model, optimizer, lambda output, y: output.square().mean(), keep_fp32="kept"
+            )
+            x = torch.randn(16, 8)
+            found.append([step(x, None).item() for _ in range(5)])
+        return found
+
+    def modes(self):
+        """Predicting leaves a frozen BatchNorm frozen and the rest in training mode."""
+        torch = self.torch
+        model = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.BatchNorm2d(2))
+        model.train()
+        model[1].eval()
+        technique.make_predict(model)(torch.zeros(1, 1, 8, 8))
+        return [module.training for module in model.modules()]
+
+    def refused(self):
+        """A model in bfloat16 has no master weights; a device without autocast is refused."""
+        torch = self.torch
+        half = torch.nn.Linear(2, 2).bfloat16()
+        meta = torch.nn.Linear(2, 2, device="meta")
+        return {
+            "half": raised(technique.make_predict, half),
+            "device": raised(technique.make_predict, meta, dtype="float16"),
+            "float32": raised(technique.make_predict, meta, dtype="float32"),
+        }
+
+
+class TensorFlow:
+    def __init__(self):
+        import tensorflow as tf
+
+        self.tf = tf
+
+    def optimizer(self, rate=0.1):
+        return self.tf.keras.optimizers.SGD(rate)
+
+    def statistics(self, data):
+        keras = self.tf.keras
+        norm = keras.layers.BatchNormalization(momentum=0.0)
+        model = keras.Sequential(
+            [
+                keras.Input(data.shape[1:]),
+                keras.layers.Conv2D(1, 1, use_bias=False, kernel_initializer="ones"),
+                norm,
+            ]
+        )
+        step = technique.make_train_step(
+            model, self.optimizer(0.0), lambda output, y: self.tf.reduce_mean(output)
+        )
+        step(self.tf.constant(data), 0)
+        return float(norm.moving_mean[0]), float(norm.moving_variance[0])
+
+    def functional(self):
+        """A two-input functional model with attention and a nested model, as a list of inputs.
+
+        Under the technique, and built under Keras's own global policy: the same losses.
+        """
+        tf = self.tf
+        keras, layers = tf.keras, tf.keras.layers
+
+        def build():
+            keras.utils.set_random_seed(0)
+            a, b = keras.Input((6, 8), name="a"), keras.Input((6, 8), name="b")
+            inside = keras.Input((6, 8))
+            block = keras.Model(
+                inside,
+                layers.Dense(8, name="inner")(layers.LayerNormalization()(inside)),
+                name="block",
+            )
+            x = layers.MultiHeadAttention(2, 4, name="attention")(block(a), block(b))
+            x = layers.Softmax(name="shares")(layers.Add()([x, a]))
+            x = layers.GRU(8, name="memory")(x)
+            return keras.Model([a, b], layers.Dense(3, name="head")(x))
+
+        random = np.random.default_rng(0)
+        x = [tf.constant(random.normal(size=(16, 6, 8)).astype(np.float32)) for _ in range(2)]
+        y = tf.constant(np.arange(16) % 3)
+        found = {}
+        for name in ("float32", "technique", "policy"):
+            if name == "policy":
+                keras.config.set_dtype_policy("mixed_bfloat16")
+            try:
+                model = build()
+            finally:
+                keras.config.set_dtype_policy("float32")
+            dtype = "bfloat16" if name == "technique" else "float32"
+            loss_fn = kit.training.cross_entropy
+            step = technique.make_train_step(model, self.optimizer(), loss_fn, dtype=dtype)
+            found[name] = [float(step(x, y)) for _ in range(5)]
+            logits = technique.make_predict(model, dtype=dtype)(x)
+            found[f"{name}_predict"] = tf.cast(logits, tf.float32).numpy().tolist()
+            found[f"{name}_traces"] = step.experimental_get_tracing_count()
+            found[f"{name}_policies"] = sorted(
+                {layer.dtype_policy.name for layer in model._flatten_layers()}
+            )
+        return found
+
+    def foreign(self):
+        """A subclassed model whose custom layer has sublayers, with two inputs as a tuple."""
+        tf, seen = self.tf, {}
+        keras, layers = tf.keras, tf.keras.layers
+
+        class Block(layers.Layer):
+            def __init__(self, **kwargs):
+                super().__init__(**kwargs)
+                self.left = layers.Dense(8, name="left")
+                self.right = layers.Dense(8, name="right")
+
+            def build(self, shape):
+                self.scale = self.add_weight(shape=(8, 3), initializer="ones", name="scale")
+
+            def call(self, a, b):
+                a, b = self.left(a), self.right(b)
+                scale = tf.convert_to_tensor(self.scale)
+                seen.update(left=a.dtype.name, right=b.dtype.name, scale=scale.dtype.name)
+                return tf.matmul(tf.cast(a, b.dtype) + b, tf.cast(scale, b.dtype))
+
+        class Two(keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.block = Block(name="block")
+
+            def call(self, a, b, training=False):
+                logits = self.block(a, b)
+                return {"logits": logits, "pair": (a, b)}
+
+        def loss_fn(output, y):
+            tensors = (output["logits"], *output["pair"])
+            seen["output"] = sorted({t.dtype.name for t in tensors})
+            return kit.training.cross_entropy(output["logits"], y)
+
+        random = np.random.default_rng(0)
+        x = tuple(tf.constant(random.normal(size=(16, 8)).astype(np.float32)) for _ in range(2))
+        y = tf.constant(np.arange(16) % 3)
+        found = {"unbuilt": raised(technique.make_train_step, Two(), self.optimizer(), loss_fn)}
+        for keep in ("", "left", "block"):
+            model = Two()
+            model(*x)
+            step = technique.make_train_step(model, self.optimizer(), loss_fn, keep_fp32=keep)
+            values = [float(step(x, y)) for _ in range(20)]
+            found[keep] = dict(seen, first=values[0], last=values[-1])
+            predict = technique.make_predict(model, keep_fp32=keep)
+            found[keep]["predict"] = predict(x)["logits"].dtype.name
+            found[keep]["policies"] = sorted(
+                {layer.dtype_policy.name for layer in model._flatten_layers()}
+            )
+        return found
+
+    def mixed_already(self):
+        """A layer's own policies are put back, float64 and integer ones are not touched."""
+        keras, layers = self.tf.keras, self.tf.keras.layers
+        names = ("float32", "mixed_float16", "float64")
+        model = keras.Sequential(
+            [keras.Input((4,)), *(layers.Dense(4, dtype=name, name=name) for name in names)]
+        )
+        logits = technique.make_predict(model, keep_fp32="mixed_float16")(self.tf.zeros((2, 4)))
+        return {
+            "output": logits.dtype.name,
+            "policies": [layer.dtype_policy.name for layer in model.layers],
+        }
+
+    def refused(self):
+        """A model in bfloat16, and an optimizer that scales already."""
+        keras = self.tf.keras
+        half = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2, dtype="bfloat16")])
+        full = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
+        scaling = keras.optimizers.LossScaleOptimizer(self.optimizer())
+        return {
+            "half": raised(technique.make_predict, half),
+            "scaling": raised(technique.make_train_step, full, scaling, kit.training.cross_entropy),
+        }
+
+
+def tf_keras_refusal():
+    """tf_keras: refused with the model as before, and the neutral setting works."""
+    import tensorflow as tf
+
+    prepared = prepare(CNN, dtype="float32")
+    arguments = prepared.model, prepared.optimizer, kit.training.cross_entropy
+    layers = list(prepared.model._flatten_layers())
+    before = [layer.dtype_policy.name for layer in layers], parameters(prepared)
+    found = {
+        "flavour": tf.keras.Model.__module__.split(".")[0],
+        "step": raised(technique.make_train_step, *arguments, keep_fp32="head"),
+        "float16": raised(technique.make_train_step, *arguments, dtype="float16"),
+        "predict": raised(technique.make_predict, prepared.model),
+        "layer": raised(technique.make_predict, prepared.model, keep_fp32="haed"),
+    }
+    after = [layer.dtype_policy.name for layer in layers], parameters(prepared)
+    found["unchanged"] = before[0] == after[0] and same(before[1], after[1])
+    stream = batches(CNN, 3)
+    found["neutral"], found["baseline"] = run(prepared, stream), run(prepare(CNN), stream)
+    return found
+
+
+def main() -> None:
+    kit.runtime.configure(threads=1, seed=0)
+    if sys.argv[1] == "tf_keras":
+        scenarios = [tf_keras_refusal]
+    else:
+        scenarios = [
+            losses, operators, master_weights, gradients, overflow, not_finite, underflow,
+            reuse, predict, refusals, statistics,
+        ]  # fmt: skip
+        names = [name for name in vars(type(own)) if not name.startswith("_")]
+        helpers = ("statistics", "optimizer")
+        scenarios += [getattr(own, name) for name in names if name not in helpers]
+    found = {}
+    for scenario in scenarios:
+        try:
+            found[scenario.__name__] = scenario()
+        except Exception:
+            found[scenario.__name__] = {"error": traceback.format_exc()}
+    print(json.dumps(found))
+
+
+own = PyTorch() if FRAMEWORK == "pt" else TensorFlow()
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,243 @@
+"""One framework's share of the tests of AdamW's implementations, in a process of its own.
+
+`python optimizer_implementations_worker.py pt|tf|tf_keras` runs every scenario and prints one line
+of JSON: scenario -> what was found, or {"error": traceback}. `test_optimizer_implementations.py`
+judges it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+
+import numpy as np
+
+from shared.specs import CNNSpec, parameter_shapes
+from shared.weights import init_weights
+from tests import workers
+
+SPEC = CNNSpec((8, 8, 2), ((4, 2), (6, 1)), num_classes=3)
+STEPS = 5
+SETTINGS = {"learning_rate": 0.01, "weight_decay": 0.1, "beta1": 0.8, "beta2": 0.95}
+PLANTED = SETTINGS | {"weight_decay": 0.11}
+NAMES = ("for_loop", "foreach", "fused", "compiled")
+# The twins take their epsilon at different places: what is large here decides the first update.
+LARGE_EPS = {"learning_rate": 0.1, "beta2": 0.95, "eps": 1.0}
+
+
+def given_gradients() -> list[dict[str, np.ndarray]]:
+    """One set a step, in the canonical layout: away from zero, where epsilon would decide."""
+    random = np.random.default_rng(5)
+    return [
+        {
+            name: (random.choice([-1, 1], shape) * random.uniform(0.5, 1.5, shape)).astype("f4")
+            for name, shape in parameter_shapes(SPEC).items()
+        }
+        for _ in range(STEPS)
+    ]
+
+
+if __name__ == "__main__":
+    FRAMEWORK = "pt" if sys.argv[1:] == ["pt"] else "tf"
+    impl = workers.implementation(FRAMEWORK, "train_step.optimizer_implementations")
+    kit = impl.kit
+    technique = impl.train_step.optimizer_implementations
+    if FRAMEWORK == "pt":
+        import torch
+    else:
+        import tensorflow as tf
+
+
+def build():
+    """A model, tensors to hold its gradients, and what puts a canonical set into them."""
+    model = kit.models.build(SPEC, init_weights(SPEC, seed=1))
+    if FRAMEWORK == "pt":
+        buffers = [torch.zeros_like(parameter) for parameter in model.parameters()]
+    else:
+        buffers = [tf.Variable(tf.zeros(v.shape)) for v in model.trainable_variables]
+
+    def put(gradients):
+        statistics = {k: v for k, v in init_weights(SPEC, seed=1).items() if k not in gradients}
+        carrier = kit.models.build(SPEC, gradients | statistics)
+        if FRAMEWORK == "pt":
+            for buffer, value in zip(buffers, carrier.parameters(), strict=True):
+                buffer.copy_(value.detach())
+        else:
+            for buffer, value in zip(buffers, carrier.trainable_variables, strict=True):
+                buffer.assign(value + 0.0)
+
+    return model, buffers, put
+
+
+def weights(model):
+    found = kit.models.export_weights(model)
+    return {name: found[name].tolist() for name in parameter_shapes(SPEC)}
+
+
+def run(name, steps=STEPS, **settings):
+    model, buffers, put = build()
+    _, update = getattr(technique, f"{name}_update")(model, buffers, **settings)
+    for gradients in given_gradients()[:steps]:
+        put(gradients)
+        update()
+    return weights(model), update
+
+
+def raised(function, *args, **kwargs):
+    try:
+        function(*args, **kwargs)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def updates():
+    """Weights after all steps and operators of one more, by implementation."""
+    found = {}
+    for name in NAMES:
+        if name == "compiled" and FRAMEWORK == "pt" and "no-compiler" in sys.argv:
+            continue
+        try:
+            after, update = run(name, **SETTINGS)
+        except NotImplementedError as error:
+            found[name] = {"refused": str(error)}
+            continue
+        found[name] = {"weights": after, "operators": technique.update_operators(update)}
+        if name == "compiled":
+            found[name]["traces"] = kit.runtime.trace_count(update)
+            update()
+            found[name]["retraced"] = kit.runtime.trace_count(update) - found[name]["traces"]
+    found["planted"] = {"weights": run("for_loop", **PLANTED)[0]}
+    return found
+
+
+def large_eps():
+    return run("for_loop", steps=1, **LARGE_EPS)[0]
+
+
+def refusals():
+    """What bad input raises, and that neither weights nor gradients were touched."""
+    model, buffers, _ = build()
+    before = weights(model)
+    rate = {"learning_rate": 0.1}
+    wider = [*buffers[:-1], (torch if FRAMEWORK == "pt" else tf).zeros((4,))]
+    bad = {
+        "count": (buffers[1:], rate),
+        "shape": (wider, rate),
+        "rate": (buffers, {"learning_rate": -0.1}),
+        "beta": (buffers, rate | {"beta2": 1.0}),
+    }
+    if FRAMEWORK == "pt":
+        bad["dtype"] = ([*buffers[:-1], buffers[-1].double()], rate)
+        bad["sparse"] = ([buffers[0].to_sparse(), *buffers[1:]], rate)
+    else:
+        bad["dtype"] = ([*buffers[:-1], tf.cast(buffers[-1], "float64")], rate)
+        slices = tf.IndexedSlices(buffers[0] + 0.0, tf.range(3), tf.constant(buffers[0].shape))
+        bad["sparse"] = ([slices, *buffers[1:]], rate)
+    found = {}
+    for name in ("for_loop", "compiled", *(("foreach", "fused") if FRAMEWORK == "pt" else ())):
+        make = getattr(technique, f"{name}_update")
+        for reason, (gradients, settings) in bad.items():
+            found[f"{name} {reason}"] = raised(make, model, gradients, **settings)
+    untouched = weights(model) == before
+    if FRAMEWORK == "pt":
+        untouched = untouched and all(p.grad is None for p in model.parameters())
+    return {"errors": found, "untouched": untouched}
+
+
+def foreign():
+    """Somebody else's model of two inputs with a frozen layer, trained by each implementation."""
+    return {
+        name: (_train_module if FRAMEWORK == "pt" else _train_keras)(name)
+        for name in (("for_loop", "foreach", "fused") if FRAMEWORK == "pt" else NAMES[::3])
+    }
+
+
+def _train_module(name):
+    class Two(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.left, self.right = torch.nn.Linear(4, 8), torch.nn.Linear(4, 8)
+            self.scale = torch.nn.Parameter(torch.ones(8))
+            self.right.requires_grad_(False)
+
+        def forward(self, a, b):
+            return ((self.left(a) + self.right(b)).relu() * self.scale).sum(1)
+
+    torch.manual_seed(0)
+    model = Two()
+    frozen = model.right.weight.clone()
+    a, b, y = torch.randn(16, 4), torch.randn(16, 4), torch.randn(16)
+    buffers = [torch.zeros_like(p) for p in model.parameters() if p.requires_grad]
+    _, update = getattr(technique, f"{name}_update")(model, buffers, learning_rate=0.05)
+    losses = []
+    for _ in range(20):
+        for buffer in buffers:
+            buffer.zero_()
+        loss = (model(a, b) - y).square().mean()
+        loss.backward()  # into the buffers, which are the parameters' .grad
+        update()
+        losses.append(loss.item())
+    return {"losses": losses, "frozen": torch.equal(frozen, model.right.weight)}
+
+
+def _train_keras(name):
+    class Two(tf.keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.left, self.right = tf.keras.layers.Dense(8), tf.keras.layers.Dense(8)
+            self.right.trainable = False
+
+        def call(self, inputs):
+            a, b = inputs
+            return tf.reduce_sum(tf.nn.relu(self.left(a) + self.right(b)), axis=1)
+
+    tf.keras.utils.set_random_seed(0)
+    random = np.random.default_rng(0)
+    a, b = (tf.constant(random.normal(size=(16, 4)), tf.float32) for _ in range(2))
+    y = tf.constant(random.normal(size=16), tf.float32)
+    model = Two()
+    model((a, b))
+    frozen = model.right.kernel + 0.0
+    buffers = [tf.Variable(tf.zeros(v.shape)) for v in model.trainable_variables]
+    _, update = getattr(technique, f"{name}_update")(model, buffers, learning_rate=0.05)
+    losses = []
+    for _ in range(20):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model((a, b)) - y))
+        for buffer, gradient in zip(
+            buffers, tape.gradient(loss, model.trainable_variables), strict=True
+        ):
+            buffer.assign(gradient)
+        update()
+        losses.append(float(loss))
+    return {"losses": losses, "frozen": bool(tf.reduce_all(frozen == model.right.kernel))}
+
+
+def fused_limits():
+    """Parameters that PyTorch's fused kernel does not take."""
+    model = torch.nn.Linear(2, 2, dtype=torch.complex64)
+    gradients = [torch.zeros_like(p) for p in model.parameters()]
+    return {
+        name: raised(getattr(technique, f"{name}_update"), model, gradients, learning_rate=0.1)
+        for name in ("for_loop", "fused")
+    }
+
+
+def main() -> None:
+    kit.runtime.configure(threads=1, seed=0)
+    scenarios = [updates, large_eps, refusals, foreign]
+    if FRAMEWORK == "pt":
+        scenarios.append(fused_limits)
+    found = {}
+    for scenario in scenarios:
+        try:
+            found[scenario.__name__] = scenario()
+        except Exception:
+            found[scenario.__name__] = {"error": traceback.format_exc()}
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

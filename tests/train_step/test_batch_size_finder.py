@@ -1,0 +1,245 @@
+"""The batch-size finder: its search on made-up memory, its trials in real processes.
+
+The trials are in `batch_size_trials.py`; NumPy stands in for a model but in one real case a side.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+MB = 1 << 20
+linux = pytest.mark.skipif(sys.platform != "linux", reason="resident peaks of the Linux kernel")
+
+
+@pytest.fixture(params=["pt", "tf"])
+def finder(request):
+    """One side's module, which imports no framework by itself."""
+    return importlib.import_module(f"{request.param}_impl.train_step.batch_size_finder")
+
+
+@pytest.fixture
+def pt():
+    return importlib.import_module("pt_impl.train_step.batch_size_finder")
+
+
+def trial(name):
+    return f"tests.train_step.batch_size_trials:{name}"
+
+
+# The search -----------------------------------------------------------------------------------
+
+
+def searched(finder, monkeypatch, memory, *, budget, maximum=65536):
+    """Search where a batch takes `memory(size)` bytes, or is killed where that is None."""
+
+    def fake(make_trial, size, allowed, seconds):
+        peak = memory(size)
+        if peak is None:
+            return finder.Trial(size, "killed")
+        return finder.Trial(size, "fits" if peak <= allowed else "too large", peak, 1.0)
+
+    monkeypatch.setattr(finder, "_try", fake)
+    return finder.find_batch_size("any:thing", budget_bytes=budget, maximum=maximum)
+
+
+def noise(size):
+    """Up to 1% of 100 MB, the same for a size each time."""
+    return (size * 7919 % 101) / 101 * MB
+
+
+CURVES = {
+    "affine": lambda size: 100 * MB + 0.2 * MB * size,
+    "noisy": lambda size: 100 * MB + 0.2 * MB * size + noise(size),
+    "no fixed part": lambda size: 50 * MB * size,
+    "one more is too many": lambda size: 400 * MB * size,
+    "almost flat": lambda size: 100 * MB + 20_000 * size,
+    "steps": lambda size: 100 * MB + 32 * MB * math.ceil(size / 100),
+    "jump": lambda size: MB * size + (200 * MB if size > 150 else 0),
+    "superlinear": lambda size: 10 * MB + 2000 * size**2,
+}
+
+
+@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("curve", CURVES)
+def test_the_size_found_fits_and_the_next_does_not(finder, monkeypatch, curve, killed):
+    budget, memory = 512 * MB, CURVES[curve]
+
+    def peak(size):
+        # A trial far above the budget is killed before its peak is known.
+        return None if killed and memory(size) > budget + 64 * MB else memory(size)
+
+    found = searched(finder, monkeypatch, peak, budget=budget)
+    assert memory(found.batch_size) <= budget
+    assert found.peak_bytes == memory(found.batch_size)
+    assert found.limit == "budget"
+    larger = found.batch_size + max(1, found.batch_size // 20)
+    # A line knows nothing of steps: there the next size that was tried must have failed.
+    assert memory(larger) > budget or curve == "steps"
+    assert len(found.trials) <= (14 if curve in ("steps", "jump", "superlinear") else 8)
+    assert len({t.batch_size for t in found.trials}) == len(found.trials)
+
+
+def test_few_trials_where_memory_is_affine(finder, monkeypatch):
+    found = searched(finder, monkeypatch, CURVES["affine"], budget=512 * MB)
+    assert 0.95 * 2060 <= found.batch_size <= 2060
+    assert len(found.trials) == 4
+
+
+@pytest.mark.parametrize("maximum", [1, 2, 7, 300])
+def test_the_maximum_is_tried_and_named(finder, monkeypatch, maximum):
+    found = searched(finder, monkeypatch, CURVES["affine"], budget=512 * MB, maximum=maximum)
+    assert (found.batch_size, found.limit) == (maximum, "maximum")
+    assert max(t.batch_size for t in found.trials) == maximum
+
+
+def test_a_first_batch_that_is_too_large_is_told(finder, monkeypatch):
+    with pytest.raises(ValueError, match="batch size 1 takes 52,428,800 bytes, more than the b"):
+        searched(finder, monkeypatch, CURVES["no fixed part"], budget=40 * MB)
+    with pytest.raises(ValueError, match="batch size 1 takes all memory there is"):
+        searched(finder, monkeypatch, lambda size: None, budget=40 * MB)
+
+
+@pytest.mark.parametrize(
+    ("make_trial", "settings", "said"),
+    [
+        ("numpy", {}, "\"module:function\", not 'numpy'"),
+        (":step", {}, "\"module:function\", not ':step'"),
+        (None, {}, '"module:function", not None'),
+        ("a:b", {"budget_bytes": 0}, "must be positive"),
+        ("a:b", {"maximum": 0}, "must be positive"),
+        ("a:b", {"trial_seconds": 0.0}, "must be positive"),
+    ],
+)
+def test_bad_settings_are_refused_before_any_trial(finder, monkeypatch, make_trial, settings, said):
+    monkeypatch.setattr(finder, "_try", lambda *_: pytest.fail("a trial was started"))
+    with pytest.raises(ValueError, match=said):
+        finder.find_batch_size(make_trial, **({"budget_bytes": MB} | settings))
+
+
+def test_the_twins_search_alike():
+    """What doesn't touch a framework is the same on both sides."""
+    for name in ("find_batch_size", "_next_size", "_try", "_watch", "Trial", "Found"):
+        sources = []
+        for side in ("pt_impl", "tf_impl"):
+            tree = ast.parse(
+                (ROOT / side / "train_step" / "batch_size_finder.py").read_text("utf-8")
+            )
+            (node,) = [n for n in tree.body if getattr(n, "name", None) == name]
+            sources.append(ast.unparse(node))
+        assert sources[0] == sources[1], name
+
+
+# Trials in processes of their own -------------------------------------------------------------
+
+
+@linux
+def test_a_trial_that_prints_reports_its_real_peak(pt):
+    found = pt.find_batch_size(trial("talkative"), budget_bytes=120 * MB, maximum=16)
+    assert (found.batch_size, found.limit) == (16, "maximum")
+    # 20 MB held, and the larger batch's 16 MB on top.
+    assert found.peak_bytes == pytest.approx(36 * MB, rel=0.05)
+    assert 100 < found.samples_per_s < 1000  # a sample sleeps for a millisecond
+
+
+@linux
+def test_a_trial_that_takes_too_much_is_killed(pt):
+    before = psutil.virtual_memory().available
+    start = time.monotonic()
+    tried = pt._try(trial("greedy"), 16, 60 * MB, 60.0)
+    assert tried == pt.Trial(16, "killed")
+    assert time.monotonic() - start < 30
+    assert psutil.virtual_memory().available > before - 1000 * MB
+    assert not children()
+
+
+def children():
+    return [c for c in psutil.Process().children() if c.status() != psutil.STATUS_ZOMBIE]
+
+
+@linux
+def test_a_trial_that_runs_out_of_memory_does_not_fit(pt):
+    assert pt._try(trial("full"), 16, 60 * MB, 60.0) == pt.Trial(16, "out of memory")
+
+
+@linux
+def test_a_trial_that_hangs_is_ended(pt):
+    with pytest.raises(RuntimeError, match="batch size 1 takes longer than trial_seconds"):
+        pt.find_batch_size(trial("hanging"), budget_bytes=60 * MB, trial_seconds=1.0)
+    assert not children()
+
+
+@linux
+@pytest.mark.parametrize(
+    ("name", "size", "kind", "said"),
+    [
+        (
+            "fragile",
+            16,
+            RuntimeError,
+            "the trial at batch size 16 failed: ArithmeticError: nine is",
+        ),
+        ("unsupported", 1, NotImplementedError, "NotImplementedError: upstream refuses this"),
+        ("vanishing", 1, RuntimeError, "batch size 1 failed: it ended with status 3"),
+        (
+            "nothing",
+            1,
+            ValueError,
+            "module 'tests.train_step.batch_size_trials' has no function 'nothing'",
+        ),
+    ],
+)
+def test_a_trial_that_fails_stops_the_search_with_one_line(pt, name, size, kind, said):
+    with pytest.raises(kind, match=said) as raised:
+        pt._try(trial(name), size, 60 * MB, 60.0)
+    assert "\n" not in str(raised.value)
+
+
+@linux
+def test_budgets_that_cannot_be_met(pt):
+    with pytest.raises(ValueError, match=r"batch size 1 takes 2[01],.* than the budget of 10,485"):
+        pt.find_batch_size(trial("affine"), budget_bytes=10 * MB)
+    with pytest.raises(ValueError, match="is more than the machine has free"):
+        pt.find_batch_size(trial("affine"), budget_bytes=1 << 50)
+
+
+@linux
+def test_an_unknown_module_is_told(pt):
+    with pytest.raises(ValueError, match="No module named 'nowhere'"):
+        pt.find_batch_size("nowhere:step", budget_bytes=60 * MB)
+
+
+@linux
+@pytest.mark.parametrize("side", ["pt", "tf"])
+def test_a_real_model(side):
+    """In a process of its own, as a script would: the largest of at most 16 digits."""
+    program = (
+        f"import json; from {side}_impl.train_step.batch_size_finder import find_batch_size\n"
+        f"found = find_batch_size('{side}_impl.train_step.batch_size_finder:digits_cnn',"
+        f" budget_bytes=500 << 20, maximum=16)\n"
+        "print(json.dumps([found.batch_size, found.limit, found.peak_bytes, found.samples_per_s]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    size, limit, peak, rate = json.loads(done.stdout)
+    assert (size, limit) == (16, "maximum")
+    assert 0 < peak < 500 * MB
+    assert rate > 16

@@ -1,0 +1,266 @@
+"""Mixed precision happens, keeps its master weights, scales its loss, and does so alike in both.
+
+Each framework runs in a process of its own (`mixed_precision_worker.py`), tf_keras in a third.
+
+Bounds come from bfloat16's unit roundoff u = 2^-8, the largest relative error of one rounding.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+
+import pytest
+
+from shared.specs import TASKS, layers
+from tests import workers
+
+WORKERS = ("pt", "tf", "tf_keras")
+U = 2.0**-8
+
+
+@pytest.fixture(scope="module")
+def evidence():
+    """What each worker found: {"pt": {scenario: ...}, ...}."""
+    return workers.run("train_step.mixed_precision_worker", WORKERS)
+
+
+@pytest.fixture(params=["pt", "tf"])
+def found(request, evidence):
+    return evidence[request.param]
+
+
+def roundings(task):
+    """Roundings between input and loss: each layer's input, weight and output."""
+    return 3 * len(layers(TASKS[task].model))
+
+
+# It happens -----------------------------------------------------------------------------------
+
+
+def test_convolutions_and_products_run_in_the_dtype(found):
+    ran = found["operators"]
+    assert set(ran["float32"]["convolution"]) == set(ran["float32"]["matmul"]) == {"float32"}
+    assert set(ran["bfloat16"]["convolution"]) == set(ran["bfloat16"]["matmul"]) == {"bfloat16"}
+    assert ran["bfloat16"]["convolution"]["bfloat16"] == ran["float32"]["convolution"]["float32"]
+    assert set(ran["gpt"]["matmul"]) == {"bfloat16"}
+
+
+def test_keep_fp32_keeps_the_named_layers_alone(found):
+    ran = found["operators"]
+    assert set(ran["head"]["matmul"]) == {"float32"}
+    assert set(ran["head"]["convolution"]) == {"bfloat16"}
+    assert set(ran["two"]["matmul"]) == {"float32"}
+    # The first convolution: forward, and once backward, since its input is data.
+    assert ran["two"]["convolution"]["float32"] == 2
+    assert ran["two"]["convolution"]["bfloat16"] == ran["head"]["convolution"]["bfloat16"] - 2
+
+
+def test_master_weights_and_optimizer_state_stay_float32(found):
+    assert found["master_weights"] == {"bfloat16": ["float32"], "float16": ["float32"]}
+
+
+def test_gradients_are_rounded_but_right(found):
+    """Forward and backward, each layer rounds its input, weight and output: so many u at worst.
+
+    Below the head, ReLU's derivative jumps: BatchNorm gives it unit normal values, of which
+    rounding moves a share of at most u to the other side of zero, and a share of wrong gates is
+    the square of the gradient's relative error. Shares of the convolutions add up.
+    """
+    errors = found["gradients"]
+    arithmetic = 2 * roundings("digits-cnn") * U
+    gates = ((len(layers(TASKS["digits-cnn"].model)) - 1) * U) ** 0.5
+    for name, error in errors["bfloat16"].items():
+        bound = arithmetic if name.startswith("head") else arithmetic + gates
+        assert U / 16 < error < bound, name
+    # float16 has three bits more.
+    assert errors["float16"]["head.kernel"] < errors["bfloat16"]["head.kernel"] / 4
+
+
+def test_predictions_are_float32_of_rounded_arithmetic(found):
+    predicted = found["predict"]
+    assert all(predicted[name]["dtype"] == "float32" for name in ("bfloat16", "head", "float16"))
+    assert predicted["float32"]["error"] == 0.0
+    assert U / 16 < predicted["bfloat16"]["error"] < roundings("digits-cnn") * U
+    assert predicted["float16"]["error"] < predicted["bfloat16"]["error"] / 4
+    assert predicted["weights_kept"]
+
+
+def test_statistics_of_batchnorm_stay_float32(found):
+    """bfloat16 holds numbers around 4 to 1/32, a third of this data's deviation."""
+    assert found["statistics"] == pytest.approx({"mean": 0.0, "variance": 0.0}, abs=1e-4)
+
+
+# Nothing else does ----------------------------------------------------------------------------
+
+
+def test_float32_is_the_baseline_to_the_last_bit(found):
+    losses = found["losses"]
+    assert losses["digits-cnn"]["float32"] == losses["baseline"]
+    assert losses["digits-cnn"]["bfloat16"] != losses["baseline"]
+
+
+def test_making_steps_twice_stacks_nothing(found):
+    reuse = found["reuse"]
+    assert reuse["twice"] == reuse["once"] != reuse["baseline"]
+
+
+def test_the_model_is_left_as_it_was(found):
+    reuse = found["reuse"]
+    assert reuse["afterwards"] == reuse["baseline"]
+
+
+# Loss scaling ---------------------------------------------------------------------------------
+
+
+def test_overflow_skips_the_step_and_halves_the_scale(found):
+    overflow = found["overflow"]
+    scales = [overflow["start"], *overflow["scale"]]
+    skipped = [not moved for moved in overflow["moved"]]
+    assert overflow["start"] == 2.0**26
+    assert skipped[0]
+    assert overflow["state_kept"]
+    for step, (before, after) in enumerate(pairwise(scales)):
+        assert (after == before / 2) == skipped[step], f"step {step}: {before} -> {after}"
+        assert after in (before / 2, before, before * 2)
+
+
+def test_scale_doubles_after_the_interval_and_training_recovers(found):
+    overflow = found["overflow"]
+    first = overflow["moved"].index(True)
+    assert overflow["moved"][first : first + 3] == [True] * 3
+    start = overflow["scale"][first - 1]
+    assert overflow["scale"][first : first + 3] == [start, start, 2 * start]
+    assert len(set(overflow["loss"][: first + 1])) == 1  # nothing changed until then
+    assert overflow["loss"][-1] < 0.8 * overflow["loss"][0]
+
+
+def test_gradients_that_are_not_finite_change_no_weight(found):
+    assert found["not_finite"] == {"kept": True, "scale": 4.0}
+
+
+def test_scaling_saves_gradients_from_underflow(found):
+    assert found["underflow"] == {"1.0": False, "65536.0": True}
+
+
+# Models that are not ours ---------------------------------------------------------------------
+
+
+def test_a_custom_model_with_two_inputs_and_a_dict_as_output(found):
+    foreign, half, full = found["foreign"], "bfloat16", "float32"
+    prefix = "torch." if found.framework == "pt" else ""
+    inside = "blocks" if found.framework == "pt" else "block"
+    for keep in ("", "left", inside):
+        case = foreign[keep]
+        assert case["output"] == [prefix + full]
+        assert case["predict"] == prefix + full
+        assert case["last"] < case["first"]
+    assert foreign[""]["left"] == foreign[""]["right"] == prefix + half
+    assert foreign["left"]["left"] == prefix + full
+    assert foreign["left"]["right"] == prefix + half
+
+
+def test_pt_containers_and_foreign_wrappers(evidence):
+    foreign = evidence["pt"]["foreign"]
+    assert foreign[""]["block"] == "torch.bfloat16"
+    assert foreign["blocks"]["block"] == "torch.float32"  # a ModuleList, which never runs itself
+    assert all(case["left_alone"] for case in foreign.values())
+
+
+def test_pt_checkpointed_layers_stay_in_float32(evidence):
+    plain, checkpointed = evidence["pt"]["checkpointed"]
+    assert plain == checkpointed
+
+
+def test_pt_predict_leaves_a_frozen_layer_frozen(evidence):
+    assert evidence["pt"]["modes"] == [True, True, False]
+
+
+def test_tf_custom_layers_are_reached_and_put_back(evidence):
+    found = evidence["tf"]
+    foreign = found["foreign"]
+    assert foreign["block"]["left"] == foreign["block"]["scale"] == "float32"
+    assert foreign["left"]["scale"] == "bfloat16"
+    assert all(foreign[keep]["policies"] == ["float32"] for keep in ("", "left", "block"))
+    assert foreign["unbuilt"].startswith("ValueError: the model has no variables yet")
+    assert found["mixed_already"] == {
+        "output": "float64",
+        "policies": ["float32", "mixed_float16", "float64"],
+    }
+
+
+def test_tf_switching_a_built_model_equals_the_global_policy(evidence):
+    functional = evidence["tf"]["functional"]
+    assert functional["technique"] == functional["policy"] != functional["float32"]
+    assert functional["technique_predict"] == functional["policy_predict"]
+    assert functional["technique_policies"] == ["float32"]
+    assert functional["technique_traces"] == 1
+
+
+# Bad input ------------------------------------------------------------------------------------
+
+
+def test_bad_settings_get_one_clear_line_and_change_nothing(found):
+    refusals = dict(found["refusals"])
+    assert refusals.pop("unchanged")
+    for name in ("dtype", "predict_dtype"):
+        assert re.search(
+            "unknown dtype .*: choose one of bfloat16, float16, float32", refusals[name]
+        )
+    for name in ("layer", "layer_float32", "predict_layer"):
+        assert re.search("no layer 'haed'; it has .*conv0.*head", refusals[name])
+    for name in ("scale", "growth"):
+        assert "initial_scale must be positive and growth_interval at least 1" in refusals[name]
+    for message in refusals.values():
+        assert message.startswith("ValueError: ")
+        assert "\n" not in message
+
+
+def test_a_model_without_master_weights_is_refused(found):
+    refused = found["refused"]
+    assert refused["half"].startswith("ValueError: master weights are float32, but ")
+    if found.framework == "pt":
+        assert refused["device"].startswith("NotImplementedError: torch has no autocast")
+        assert refused["float32"] is None
+    else:
+        assert refused["scaling"].startswith("ValueError: pass the optimizer itself")
+
+
+def test_tf_keras_refuses_and_keeps_the_model(evidence):
+    refusal = evidence["tf_keras"]["tf_keras_refusal"]
+    assert refusal["flavour"] == "tf_keras"
+    for name in ("step", "float16", "predict"):
+        assert refusal[name].startswith("NotImplementedError: tf_keras cannot switch a built model")
+    assert "set_global_policy('mixed_float16')" in refusal["float16"]
+    assert refusal["layer"].startswith("ValueError: keep_fp32: the model has no layer 'haed'")
+    assert refusal["unchanged"]
+    assert refusal["neutral"] == refusal["baseline"]
+
+
+# The twins ------------------------------------------------------------------------------------
+
+
+def difference(one, other):
+    return max(abs(a / b - 1) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("task", ["digits-cnn", "text-gpt"])
+def test_twins_agree_in_float32(evidence, task):
+    pt, tf = (evidence[name]["losses"][task]["seeds"] for name in ("pt", "tf"))
+    for ours, theirs in zip(pt, tf, strict=True):
+        assert difference(ours, theirs) < TASKS[task].parity
+
+
+@pytest.mark.parametrize(("task", "positions"), [("digits-cnn", 32), ("text-gpt", 8 * 64)])
+def test_twins_agree_in_bfloat16(evidence, task, positions):
+    """Ten losses, each a mean over `positions`, behind as many roundings on either side.
+
+    One rounding is uniform in ±u: a standard deviation of u / sqrt(3). Both sides' roundings are
+    independent at worst: sqrt(2 roundings) of them, and the mean divides by sqrt(positions). A
+    learning rate that is a tenth off is outside.
+    """
+    pt, tf = (evidence[name]["losses"][task] for name in ("pt", "tf"))
+    bound = U * (2 * roundings(task) / 3 / positions) ** 0.5
+    assert difference(pt["bfloat16"], tf["bfloat16"]) < bound
+    assert difference(pt["planted"], tf["bfloat16"]) > bound
+    assert difference(tf["bfloat16"], tf["float32"]) > 0

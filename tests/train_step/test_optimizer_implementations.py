@@ -1,0 +1,159 @@
+"""Every implementation of AdamW applies the same update, by other operators.
+
+Each framework runs in a process of its own (`optimizer_implementations_worker.py`), tf_keras in a
+third. Weights are compared by relative L2 per tensor, as optimizer rules are, at 1e-6.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from bench.harness.machine import compiler
+from bench.train_step.bench_optimizer_implementations import MARKS
+from shared.specs import parameter_shapes
+from shared.weights import init_weights
+from tests import workers
+from tests.kit.parity import check
+from tests.train_step.optimizer_implementations_worker import (
+    LARGE_EPS,
+    SETTINGS,
+    SPEC,
+    given_gradients,
+)
+
+SIDES = ("pt", "tf", "tf_keras")
+BAR = 1e-6
+HAVE = [("pt", name) for name in ("for_loop", "foreach", "fused", "compiled")] + [
+    (side, name) for side in ("tf", "tf_keras") for name in ("for_loop", "compiled")
+]
+needs_compiler = pytest.mark.skipif(not compiler(), reason="torch.compile needs a C++ compiler")
+HAVE_MARKED = [
+    pytest.param(*one, marks=needs_compiler if one == ("pt", "compiled") else ()) for one in HAVE
+]
+
+
+@pytest.fixture(scope="module")
+def evidence(inductor):
+    """What each worker found: {"pt": {scenario: ...}, ...}."""
+    lacking = [] if compiler() else ["no-compiler"]
+    return workers.run(
+        "train_step.optimizer_implementations_worker", SIDES, lambda name: lacking, **inductor
+    )
+
+
+def arrays(weights):
+    return {name: np.array(values) for name, values in weights.items()}
+
+
+def rule(steps, *, learning_rate, weight_decay=0.01, beta1=0.9, beta2=0.999, eps=1e-8):
+    """AdamW as published, in float64."""
+    initial = init_weights(SPEC, seed=1)
+    found = {}
+    for name in parameter_shapes(SPEC):
+        w = initial[name].astype(np.float64)
+        first, second = np.zeros_like(w), np.zeros_like(w)
+        for step, gradients in enumerate(given_gradients()[:steps], 1):
+            g = gradients[name].astype(np.float64)
+            first = beta1 * first + (1 - beta1) * g
+            second = beta2 * second + (1 - beta2) * g**2
+            root = np.sqrt(second / (1 - beta2**step)) + eps
+            w = w * (1 - learning_rate * weight_decay)
+            w = w - learning_rate * first / (1 - beta1**step) / root
+        found[name] = w
+    return found
+
+
+@pytest.mark.parametrize(("side", "name"), HAVE_MARKED)
+def test_the_update_is_the_published_one(evidence, side, name):
+    after = arrays(evidence[side]["updates"][name]["weights"])
+    check(after, rule(len(given_gradients()), **SETTINGS), BAR)
+
+
+@pytest.mark.parametrize(("side", "name"), HAVE_MARKED)
+def test_every_implementation_gives_what_the_twins_loop_gives(evidence, side, name):
+    after = arrays(evidence[side]["updates"][name]["weights"])
+    for other in SIDES:
+        check(after, arrays(evidence[other]["updates"]["for_loop"]["weights"]), BAR)
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_another_decay_is_noticed(evidence, side):
+    planted = arrays(evidence[side]["updates"]["planted"]["weights"])
+    with pytest.raises(AssertionError, match="differ by more than"):
+        check(planted, rule(len(given_gradients()), **SETTINGS), BAR)
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_epsilon_is_the_same_in_the_first_update(evidence, side):
+    """Where it decides: an epsilon as large as the gradients."""
+    after = arrays(evidence[side]["large_eps"])
+    check(after, rule(1, **LARGE_EPS), BAR)
+    with pytest.raises(AssertionError, match="differ by more than"):
+        check(after, rule(1, **LARGE_EPS | {"eps": 0.9}), BAR)
+
+
+@pytest.mark.parametrize(("side", "name"), HAVE_MARKED)
+def test_it_ran_as_that_implementation(evidence, side, name):
+    ran = evidence[side]["updates"][name]["operators"]
+    wanted, others = MARKS[f"{side[:2]}_impl", name]
+    assert ran[wanted] > 0
+    assert not set(others) & set(ran)
+
+
+def test_a_loop_takes_operators_per_tensor_and_fused_one_for_all(evidence):
+    found = evidence["pt"]["updates"]
+    tensors = len(parameter_shapes(SPEC))
+    assert found["for_loop"]["operators"]["addcdiv_"] == tensors
+    assert found["foreach"]["operators"]["_foreach_addcdiv_"] == 1
+    assert found["fused"]["operators"]["_fused_adamw_"] == 1
+    # TensorFlow assigns each weight twice: its decay, then its update.
+    loop = evidence["tf"]["updates"]["for_loop"]["operators"]
+    assert loop["AssignSubVariableOp"] == 2 * tensors
+
+
+@pytest.mark.parametrize(
+    ("side", "name"), [case for case in HAVE_MARKED if case.values[1] == "compiled"]
+)
+def test_the_compiled_update_is_traced_once_and_for_all(evidence, side, name):
+    found = evidence[side]["updates"][name]
+    assert found["traces"] >= 1
+    assert found["retraced"] == 0
+
+
+@pytest.mark.parametrize("side", ["tf", "tf_keras"])
+def test_what_keras_lacks_is_refused_with_the_reason(evidence, side):
+    found = evidence[side]["updates"]
+    assert "no operations over lists of tensors" in found["foreach"]["refused"]
+    assert "no fused optimizer" in found["fused"]["refused"]
+
+
+def test_fused_refuses_what_its_kernel_refuses(evidence):
+    found = evidence["pt"]["fused_limits"]
+    assert found["for_loop"] is None
+    assert found["fused"].startswith("NotImplementedError: torch's fused AdamW updates no")
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_bad_input_gets_one_clear_line_and_changes_nothing(evidence, side):
+    found = evidence[side]["refusals"]
+    said = {
+        "count": "gradients for",
+        "shape": "its parameter takes",
+        "dtype": "its parameter takes",
+        "sparse": "its parameter takes",
+        "rate": "must be at least 0",
+        "beta": "in [0, 1)",
+    }
+    for case, message in found["errors"].items():
+        assert message.startswith("ValueError: "), (case, message)
+        assert said[case.split()[1]] in message
+        assert "\n" not in message
+    assert found["untouched"]
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_models_that_are_not_ours_learn_and_keep_frozen_layers(evidence, side):
+    for name, found in evidence[side]["foreign"].items():
+        assert found["losses"][-1] < 0.7 * found["losses"][0], name
+        assert found["frozen"], name

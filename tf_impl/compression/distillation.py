@@ -1,0 +1,236 @@
+"""Knowledge distillation: a small student learns from a large teacher that is trained already.
+
+What it changes: the loss. Beside the labels, the student follows the teacher's probabilities, both
+softened by a temperature T (Hinton, Vinyals and Dean, 2015, "Distilling the Knowledge in a Neural
+Network", section 2):
+
+    alpha T^2 KL(softmax(teacher / T) || softmax(student / T)) + (1 - alpha) loss_fn
+
+T^2 keeps the size of the soft gradient where T changes. The teacher runs in evaluation mode,
+without gradients, and stays as it was. `make_train_step` runs it in every step,
+`make_stored_train_step` reads what `store_logits` has computed before.
+
+Its twin: `pt_impl/compression/distillation.py`.
+
+Where the frameworks differ and why:
+- Keras's `KLDivergence` takes probabilities and clips them to [1e-7, 1]. The student's logarithms,
+  which tutorials hand it, are below zero: all are clipped to one value and the gradient is zero,
+  however plausible the loss. So the sum is written out here, over logarithms. PyTorch's `kl_div`
+  takes log-probabilities, but by default divides by the classes too.
+- Keras has the mode per call; PyTorch sets the teacher's and puts it back.
+- The teacher's pass stands outside the tape, so that nothing of it is kept for a backward pass.
+  There it is under `no_grad`.
+- The graph knows shapes while it is traced, before it has changed anything; there the first step
+  tries the student once in evaluation mode.
+- Keras 3 has `keras.distillation.Distiller` for `fit`. It makes the teacher untrainable for good,
+  and its KL clips at 1e-7, below which a student's class gets no gradient.
+
+When it helps and when it hurts: it helps a student that must be small, most with few labels or none
+(alpha 1). Each step costs a forward pass of the teacher, often many times the student's own step.
+Without random augmentation the teacher says the same in every epoch: store it once. With it, the
+teacher has to see just what the student sees (Beyer et al., 2021, "Knowledge distillation: A good
+teacher is patient and consistent"). It hurts where the teacher is no better than the student, or so
+far above it that the student cannot follow (Cho and Hariharan, 2019, "On the Efficacy of Knowledge
+Distillation"). T and alpha have no values that are right everywhere.
+
+Run it alone: `python -m tf_impl.compression.distillation` prints a student alone, with a teacher in
+every step and with stored logits.
+"""
+
+import math
+from collections.abc import Callable
+
+import tensorflow as tf
+
+
+def soft_loss(
+    student_logits: tf.Tensor, teacher_logits: tf.Tensor, *, temperature: float
+) -> tf.Tensor:
+    """Return T^2 KL(teacher || student) at temperature T, the mean over all positions: a scalar.
+
+    Logits (..., classes) of one shape and any float dtype; half-width ones are cast to float32.
+    """
+    log_q, log_p = (
+        tf.nn.log_softmax(_at_least_float32(logits) / temperature, axis=-1)
+        for logits in (student_logits, teacher_logits)
+    )
+    # Logarithms on both sides: a probability that underflows must not become an infinity.
+    divergence = tf.reduce_sum(tf.exp(log_p) * (log_p - log_q), axis=-1)
+    return tf.reduce_mean(divergence) * temperature**2
+
+
+def make_train_step(
+    student: tf.keras.Model,
+    teacher: tf.keras.Model,
+    optimizer: tf.keras.optimizers.Optimizer,
+    loss_fn: Callable,
+    *,
+    temperature: float = 4.0,
+    alpha: float = 0.9,
+) -> Callable:
+    """Return `step(x, y) -> loss`: one update of the student, with the teacher's logits for x.
+
+    x: a tensor, or a tuple of the positional arguments of both models; anything else (a list, a
+    dict) is handed over as it is. Both give logits (..., classes) of one shape.
+    `loss_fn(logits, y)` returns the mean over the batch. loss: scalar on the device, the weighted
+    sum and the student's own losses (of regularisers, of `add_loss`). temperature: above 0. alpha:
+    the share of the teacher, 0 (the plain step, no teacher runs) to 1 (`loss_fn` is not called, y
+    may be anything).
+
+    Raises ValueError for settings out of range and for a student without trainable variables; the
+    first step does, before anything is changed, where the teacher's logits have another shape: it
+    knows other classes.
+    """
+    _check(student, temperature, alpha)
+    _check_built(teacher, "teacher")
+    variables = student.trainable_variables
+
+    @tf.function(jit_compile=False)
+    def step(x, y):
+        target = _call(teacher, x, training=False) if alpha else None
+        with tf.GradientTape() as tape:
+            output = _call(student, x, training=True)
+            loss = _loss(loss_fn, output, y, target, temperature, alpha)
+            loss = sum((tf.cast(term, loss.dtype) for term in student.losses), loss)
+        gradients = tape.gradient(loss, variables)
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        return loss
+
+    return step
+
+
+def make_stored_train_step(
+    student: tf.keras.Model,
+    optimizer: tf.keras.optimizers.Optimizer,
+    loss_fn: Callable,
+    *,
+    temperature: float = 4.0,
+    alpha: float = 0.9,
+) -> Callable:
+    """Return `step(x, (y, teacher_logits)) -> loss`: `make_train_step` without the teacher.
+
+    teacher_logits: the rows of `store_logits` that belong to x. All else is as there.
+    """
+    _check(student, temperature, alpha)
+    variables = student.trainable_variables
+
+    @tf.function(jit_compile=False)
+    def step(x, y):
+        labels, target = y
+        with tf.GradientTape() as tape:
+            output = _call(student, x, training=True)
+            loss = _loss(loss_fn, output, labels, target, temperature, alpha)
+            loss = sum((tf.cast(term, loss.dtype) for term in student.losses), loss)
+        gradients = tape.gradient(loss, variables)
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        return loss
+
+    return step
+
+
+def store_logits(teacher: tf.keras.Model, x, *, batch_size: int = 256) -> tf.Tensor:
+    """Return the teacher's logits for all samples of x, computed `batch_size` at a time.
+
+    x: as in `make_train_step`, with the samples along the first axis of every tensor in it.
+    """
+
+    # A smaller last batch makes a graph for any batch size, not one for each.
+    @tf.function(jit_compile=False, reduce_retracing=True)
+    def infer(rows):
+        return _call(teacher, rows, training=False)
+
+    samples = tf.nest.flatten(x)[0].shape[0]
+    starts = range(0, samples, batch_size)
+    parts = [tf.nest.map_structure(lambda v, s=s: v[s : s + batch_size], x) for s in starts]
+    return tf.concat([infer(part) for part in parts], axis=0)
+
+
+def _call(model: tf.keras.Model, x, training: bool):
+    return model(*x, training=training) if isinstance(x, tuple) else model(x, training=training)
+
+
+def _loss(loss_fn: Callable, output, labels, target, temperature: float, alpha: float):
+    """The weighted sum; what has no weight is not computed."""
+    if alpha == 0:
+        return loss_fn(output, labels)
+    _check_logits(output, target)
+    soft = alpha * soft_loss(output, target, temperature=temperature)
+    if alpha == 1:
+        return soft
+    hard = (1 - alpha) * loss_fn(output, labels)
+    return tf.cast(soft, hard.dtype) + hard
+
+
+def _at_least_float32(logits):
+    return logits if logits.dtype == tf.float64 else tf.cast(logits, tf.float32)
+
+
+def _check(student: tf.keras.Model, temperature: float, alpha: float) -> None:
+    if not 0 < temperature < math.inf:
+        raise ValueError(f"temperature must be above 0 and finite, not {temperature!r}")
+    if not 0 <= alpha <= 1:
+        raise ValueError(f"alpha must be between 0 and 1, not {alpha!r}")
+    _check_built(student, "student")
+    if not student.trainable_variables:
+        raise ValueError("the student has no trainable variables: there is nothing to teach")
+
+
+def _check_built(model: tf.keras.Model, who: str) -> None:
+    if not model.built:
+        raise ValueError(f"the {who} has no variables yet: call it once on an example input")
+
+
+def _check_logits(student, teacher) -> None:
+    ours, theirs = (
+        logits.shape.as_list() if tf.is_tensor(logits) else type(logits).__name__
+        for logits in (student, teacher)
+    )
+    both = tf.is_tensor(student) and tf.is_tensor(teacher)
+    if not both or not student.shape.is_compatible_with(teacher.shape):
+        raise ValueError(
+            "student and teacher must give logits of one shape, with the same classes last: "
+            f"the student gives {ours}, the teacher {theirs}"
+        )
+
+
+def main() -> None:
+    """Print the digits student alone, taught, and taught by stored logits, after two epochs."""
+    import tempfile
+    import time
+    from pathlib import Path
+
+    from shared import datasets
+    from shared import teacher as trained
+    from shared.specs import TASKS
+    from shared.weights import init_weights
+    from tf_impl.kit import data, models, runtime, training
+
+    task, loss_fn = TASKS["digits-student"], training.cross_entropy
+    teacher = models.build(trained.TASK.model, trained.load().weights)
+    with tempfile.TemporaryDirectory() as folder:
+        folder = datasets.materialise(task.dataset, Path(folder))
+        x, y = data.to_device(*datasets.load(folder, "train"))
+        test = data.to_device(*datasets.load(folder, "test"))
+    print("step      ms a step  accuracy after 2 epochs")
+    for name in ("alone", "taught", "stored"):
+        student = models.build(task.model, init_weights(task.model, seed=0))
+        optimizer = training.make_optimizer(student, task.recipe)
+        labels = y
+        if name == "alone":
+            step = training.make_train_step(student, optimizer, loss_fn)
+        elif name == "taught":
+            step = make_train_step(student, teacher, optimizer, loss_fn)
+        else:
+            labels = (y, store_logits(teacher, x))
+            step = make_stored_train_step(student, optimizer, loss_fn)
+        start = time.perf_counter()
+        training.fit(step, x, labels, batch_size=64, epochs=2, seed=0)
+        runtime.synchronize()
+        ms = (time.perf_counter() - start) * 1e3 / (2 * (len(x) // 64))
+        predict = training.make_predict(student)
+        accuracy = training.evaluate(predict, *test, metric="accuracy", batch_size=256)
+        print(f"{name:8}{ms:11.2f}{accuracy:24.1f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""Weight quantization: the weights of dense layers in 8 or 4 bits, everything else in float.
+
+What it changes: what a dense layer reads. Its weights become integers and scales, in float32 again
+where they are multiplied; activations are as they were. int8 has a scale for each output, int4 one
+for each 32 inputs of an output, since 16 levels are too few for a whole row.
+
+Its twin: `pt_impl/compression/weight_quantization.py`.
+
+Where the frameworks differ and why:
+- Keras has `model.quantize`, which changes a model in place, so that a copy of its layers is
+  needed: functional models alone. torchao replaces the weight tensors of any `nn.Module`.
+- TensorFlow has no kernel that multiplies 8-bit or 4-bit weights by floats: the graph makes floats
+  of the weights first. PyTorch has one for 4 bits on a CPU, which is slow over float32 activations.
+- Both do so in each call, but TensorFlow does it once for kernels of at most 100 KiB in float32.
+- The copy is traced and its graph written, since a file of Keras would need the code of custom
+  layers to be read again.
+
+When it helps and when it hurts: files and downloads shrink to a quarter or an eighth. Time is saved
+where reading weights takes longest, with one sample and large layers, and by kernels that read
+integers; with many samples the same products are made and the conversion comes on top. For speed
+on a CPU, quantize activations too (`post_training_quantization.py`).
+
+Run it alone: `python -m tf_impl.compression.weight_quantization` prints time and size at each
+width.
+"""
+
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from operator import attrgetter
+from pathlib import Path
+
+import tensorflow as tf
+from tensorflow.python.eager import context
+
+from tf_impl.kit import programs
+
+GROUP = 32  # inputs that share a scale in int4
+
+
+def keep_float32(model: tf.keras.Model, inputs, path) -> Path:
+    """Write the model as it is for `load_quantized`; else as `quantize_int8`."""
+    return programs.save(programs.trace(model, inputs), path)
+
+
+def quantize_int8(model: tf.keras.Model, inputs, path) -> Path:
+    """Write `path`: dense layers with int8 weights, symmetric, a scale for each output.
+
+    inputs: one sample or more, for shapes and dtypes: a tensor, or a list that is the model's one
+    argument, tensors all; samples along the first axis. The model is left as it is. Returns the
+    path.
+
+    Raises ValueError for inputs that the model does not take; NotImplementedError for a model that
+    Keras cannot copy, for tf_keras, and for a model that has no dense layer. In all cases nothing
+    is written.
+    Source: Keras's `Int8QuantizationConfig` without a quantizer of activations.
+    """
+    return _quantize(model, inputs, path, bits=8)
+
+
+def quantize_int4(model: tf.keras.Model, inputs, path) -> Path:
+    """Write `path`: dense layers with 4-bit weights, a scale for each 32 inputs of an output.
+
+    Else as `quantize_int8`.
+    Source: Keras's `Int4QuantizationConfig`.
+    """
+    return _quantize(model, inputs, path, bits=4)
+
+
+def load_quantized(path) -> Callable:
+    """Return `predict(x) -> output` over a file of this module, as a graph.
+
+    x: as it was for the model. `predict.held` is the bytes of the file's tensors by dtype; int4
+    weights lie in pairs in int8. `predict.integers(x)` is those of the integer weights that a call
+    reads once the graph is optimized, which is done anew to see it.
+    `predict.operators(x)` counts operators over integers: there are none.
+
+    Raises FileNotFoundError, and ValueError for a file that is damaged or something else.
+    """
+    program = programs.load(path)
+
+    def predict(x):
+        return program(*tf.nest.flatten(x))
+
+    def integers(x):
+        with context.collect_graphs(optimized=True) as graphs:
+            programs.load(path)(*tf.nest.flatten(x))
+        found = sum((_constants(graph) for graph in graphs), Counter())
+        return {dtype: size for dtype, size in found.items() if dtype in ("int8", "uint8")}
+
+    predict.held, predict.integers = _constants(program.graph.as_graph_def()), integers
+    predict.operators = lambda x: {}
+    return predict
+
+
+def _constants(graph) -> Counter:
+    """The bytes of a graph's constants by dtype."""
+    found = Counter()
+    nodes, functions = attrgetter("node", "library.function")(graph)
+    for node in [*nodes, *(node for inside in functions for node in inside.node_def)]:
+        if node.op == "Const":
+            value = tf.make_ndarray(node.attr["value"].tensor)
+            found[value.dtype.name] += value.nbytes
+    return found
+
+
+def _quantize(model: tf.keras.Model, inputs, path, *, bits: int) -> Path:
+    if not hasattr(tf.keras, "quantizers"):
+        raise NotImplementedError("tf_keras has no quantization of weights: use Keras 3")
+    programs.trace(model, inputs)  # whatever is wrong with it, before it is copied
+    dense = [layer for layer in model._flatten_layers() if type(layer) is tf.keras.layers.Dense]
+    if not dense:
+        raise NotImplementedError("the model has no dense layer")
+    try:
+        copy = tf.keras.models.clone_model(model)
+    except (ValueError, NotImplementedError, TypeError) as error:
+        line = " ".join(str(error).split())[:300]
+        raise NotImplementedError(f"Keras cannot copy the model: {line}") from error
+    copy.set_weights(model.get_weights())
+    kinds = tf.keras.quantizers
+    config = (
+        kinds.Int8QuantizationConfig(activation_quantizer=None)
+        if bits == 8
+        else kinds.Int4QuantizationConfig(block_size=GROUP)
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # layers that stay in float: all but dense ones
+        copy.quantize(config=config, filters=lambda layer: type(layer) is tf.keras.layers.Dense)
+    return programs.save(programs.trace(copy, inputs), path)
+
+
+def main() -> None:
+    """Print time and size of a stack of large dense layers at each width, for one sample."""
+    import time
+    from statistics import median
+
+    tf.keras.utils.set_random_seed(0)
+    stack = [tf.keras.layers.Dense(2048) for _ in range(4)]
+    model = tf.keras.Sequential([tf.keras.Input((2048,)), *stack])
+    x = tf.random.normal((1, 2048))
+    with tempfile.TemporaryDirectory() as folder:
+        print("weights  ms for 1     MB")
+        for title, write in (
+            ("float32", keep_float32),
+            ("int8", quantize_int8),
+            ("int4", quantize_int4),
+        ):
+            path, taken = write(model, x, Path(folder) / title), []
+            predict = load_quantized(path)
+            for _ in range(50):
+                start = time.perf_counter()
+                predict(x)
+                taken.append((time.perf_counter() - start) * 1e3)
+            print(f"{title:8}{median(taken):9.3f}{path.stat().st_size / 1e6:7.1f}")
+
+
+if __name__ == "__main__":
+    main()

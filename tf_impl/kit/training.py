@@ -1,0 +1,149 @@
+"""The baseline: one float32 graph that trains, prediction, and the loops around them.
+
+What it holds: optimizers from a `shared.specs.Recipe`, the loss, the train step that every
+technique is compared with, training for some epochs, evaluation.
+Twin: `pt_impl/kit/training.py`.
+Where the frameworks differ: this step is one `tf.function`, without XLA, as TensorFlow is used by
+default; its twin is eager. Keras places the epsilon of Adam and RMSprop elsewhere.
+"""
+
+import math
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from shared.specs import Recipe
+from tf_impl.kit import data
+
+Step = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+Predict = Callable[[tf.Tensor], tf.Tensor]
+
+
+def make_optimizer(model: tf.keras.Model, recipe: Recipe) -> tf.keras.optimizers.Optimizer:
+    """Make the optimizer of `recipe` with every hyperparameter explicit, and its variables.
+
+    The implementation is Keras's own. The rules are those of the twin, in Keras's form:
+
+    - "sgd": Keras keeps -lr times PyTorch's buffer: equal while the learning rate is constant.
+    - "adamw": Keras adds its epsilon to sqrt(v) before v is corrected for bias, PyTorch after. With
+      epsilon = eps * sqrt(1 - beta2) the first step is equal, where one small gradient makes a
+      small v; in step t the term is eps * sqrt((1 - beta2) / (1 - beta2**t)) to PyTorch's eps, so
+      an update differs by less than a relative eps / sqrt(v̂).
+    - "rmsprop": Keras takes sqrt(v + epsilon), PyTorch sqrt(v) + eps. With epsilon = eps**2 both
+      are equal where v is 0 or large; an update differs by less than a relative eps / sqrt(v).
+
+    Raises ValueError for another name.
+    """
+    optimizers = tf.keras.optimizers
+    if recipe.optimizer == "sgd":
+        optimizer = optimizers.SGD(
+            learning_rate=recipe.learning_rate, momentum=recipe.momentum, nesterov=False
+        )
+    elif recipe.optimizer == "adamw":
+        optimizer = optimizers.AdamW(
+            learning_rate=recipe.learning_rate,
+            weight_decay=recipe.weight_decay,
+            beta_1=recipe.beta1,
+            beta_2=recipe.beta2,
+            epsilon=recipe.eps * math.sqrt(1.0 - recipe.beta2),
+            amsgrad=False,
+        )
+    elif recipe.optimizer == "rmsprop":
+        optimizer = optimizers.RMSprop(
+            learning_rate=recipe.learning_rate,
+            rho=recipe.rho,
+            momentum=0.0,
+            epsilon=recipe.eps**2,
+            centered=False,
+        )
+    else:
+        raise ValueError(f"unknown optimizer {recipe.optimizer!r}: sgd, adamw or rmsprop")
+    # tf_keras compiles each update with XLA on a GPU unless told not to; the baseline is not XLA.
+    optimizer.jit_compile = False
+    optimizer.build(model.trainable_variables)
+    return optimizer
+
+
+def cross_entropy(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+    """Mean cross-entropy over all positions, scalar float32.
+
+    `labels` is int64 (n,) or (n, t), `logits` has one more axis and is cast to float32.
+    """
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, tf.cast(logits, tf.float32))
+    return tf.reduce_mean(losses)
+
+
+def make_train_step(
+    model: tf.keras.Model, optimizer: tf.keras.optimizers.Optimizer, loss_fn: Callable
+) -> Step:
+    """Make the baseline step: one graph, not XLA. `step(x, y)` updates the model, returns the loss.
+
+    The loss stays on the device: reading it on the host would wait for the device in every step.
+    The model's own losses (of its regularisers, of `add_loss`) are added to it, as `fit` does.
+    """
+    variables = model.trainable_variables
+
+    @tf.function(jit_compile=False)
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = loss_fn(model(x, training=True), y)
+            loss = sum((tf.cast(term, loss.dtype) for term in model.losses), loss)
+        gradients = tape.gradient(loss, variables)
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        return loss
+
+    return step
+
+
+def make_predict(model: tf.keras.Model) -> Predict:
+    """Make `predict(x) -> logits` in evaluation mode, which Keras has per call, not per model."""
+
+    # A smaller last batch makes a graph for any batch size, not one for each.
+    @tf.function(jit_compile=False, reduce_retracing=True)
+    def predict(x):
+        return model(x, training=False)
+
+    return predict
+
+
+def fit(
+    step: Step, x: tf.Tensor, y: tf.Tensor, *, batch_size: int, epochs: int, seed: int
+) -> float:
+    """Train for `epochs` over the shared batch order; x and y as `data.to_device` returned them.
+
+    Returns the loss of the last batch. Raises ValueError where no batch would be drawn.
+    """
+    loss = None
+    for epoch in range(epochs):
+        for batch in data.epoch_batches(x, y, batch_size=batch_size, seed=seed, epoch=epoch):
+            loss = step(*batch)
+    if loss is None:
+        raise ValueError(f"no batch of {batch_size} in {epochs} epochs of {len(x)} samples")
+    return float(loss)
+
+
+def evaluate(
+    predict: Predict, x: tf.Tensor, y: tf.Tensor, *, metric: str, batch_size: int
+) -> float:
+    """Evaluate over all of x and y: "accuracy" in percent, or "bits_per_character".
+
+    The last batch may be smaller. Sums stay on the device until the end.
+    """
+    score = {"accuracy": _correct, "bits_per_character": _bits}.get(metric)
+    if score is None:
+        raise ValueError(f"unknown metric {metric!r}: accuracy or bits_per_character")
+    total = sum(
+        score(predict(x[start : start + batch_size]), y[start : start + batch_size])
+        for start in range(0, len(x), batch_size)
+    )
+    return float(total) / int(tf.size(y))
+
+
+def _correct(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+    right = tf.cast(tf.argmax(logits, axis=-1) == labels, tf.float64)
+    return 100.0 * tf.reduce_sum(right)
+
+
+def _bits(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+    nats = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, tf.cast(logits, tf.float32))
+    return tf.reduce_sum(tf.cast(nats, tf.float64)) / math.log(2.0)

@@ -1,0 +1,114 @@
+"""The baselines that the reference train step is held against.
+
+What it changes: nothing. `make_hand_written_step` is the custom loop of TensorFlow's own guides,
+`make_fit_loop` Keras's `fit`, so that the kit's `training.make_train_step` can be shown to cost
+nothing over either.
+
+Its twin: `pt_impl/train_step/baseline.py`.
+
+Where the frameworks differ and why: Keras brings a training loop, `fit`, which feeds itself from a
+tf.data pipeline, keeps metrics and calls callbacks after each batch; PyTorch has none.
+
+When it helps and when it hurts: `fit` costs a fixed time for each batch, which small steps feel
+and large ones do not.
+
+Run it alone: `python -m tf_impl.train_step.baseline` prints the kit's step against the hand-written
+one.
+"""
+
+import time
+from collections.abc import Callable
+
+import tensorflow as tf
+
+
+def make_hand_written_step(
+    model: tf.keras.Model, optimizer: tf.keras.optimizers.Optimizer
+) -> Callable:
+    """Make step(x, y) -> loss as TensorFlow's guides write it: one tf.function, float32.
+
+    `x` is float32 (n, height, width, channels), `y` int64 (n,); the loss is a scalar.
+    Source: "Writing a training loop from scratch", tensorflow.org/guide.
+    """
+    loss_fn = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            logits = model(x, training=True)
+            loss = loss_fn(y, logits)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        return loss
+
+    return step
+
+
+def make_fit_loop(model: tf.keras.Model, optimizer: tf.keras.optimizers.Optimizer) -> Callable:
+    """Make loop(batches) -> (seconds, loss) that trains through `model.fit` with its defaults.
+
+    `seconds` passes between the end of the first batch and the end of the last, so that what `fit`
+    does once an epoch does not count; `loss` is the mean over the batches, a float.
+    """
+    model.compile(
+        optimizer=optimizer, loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    )
+
+    class Clock(tf.keras.callbacks.Callback):
+        """Notes when each batch has ended."""
+
+        def on_train_batch_end(self, batch, logs=None):
+            """Note the time; Keras has read the loss on the host by then."""
+            ends.append(time.perf_counter())
+
+    ends: list[float] = []
+
+    def loop(batches):
+        ends.clear()
+        x, y = (tf.stack(part) for part in zip(*batches, strict=True))
+        source = tf.data.Dataset.from_tensor_slices((x, y))
+        history = model.fit(source, verbose=0, callbacks=[Clock()])
+        return ends[-1] - ends[0], history.history["loss"][0]
+
+    return loop
+
+
+def main() -> None:
+    """Print the kit's step against the hand-written one on the digits CNN, interleaved."""
+    import statistics
+    import tempfile
+    from pathlib import Path
+
+    from shared import datasets
+    from shared.specs import TASKS
+    from shared.weights import init_weights
+    from tf_impl.kit import data, models, runtime, training
+
+    task = TASKS["digits-cnn"]
+    weights = init_weights(task.model, seed=0)
+    with tempfile.TemporaryDirectory() as folder:
+        x, y = datasets.load(datasets.materialise(task.dataset, Path(folder)), "train")
+        batches = datasets.first_batches(x, y, task.small_batch, 10, seed=0)
+    batches = data.resident_batches(batches)
+    steps = {}
+    for name in ("kit", "hand_written"):
+        model = models.build(task.model, weights)
+        optimizer = training.make_optimizer(model, task.recipe)
+        if name == "kit":
+            steps[name] = training.make_train_step(model, optimizer, training.cross_entropy)
+        else:
+            steps[name] = make_hand_written_step(model, optimizer)
+    taken = {name: [] for name in steps}
+    for _ in range(50):
+        for name, step in steps.items():
+            start = time.perf_counter()
+            for batch in batches:
+                step(*batch)
+            runtime.synchronize()
+            taken[name].append((time.perf_counter() - start) / len(batches))
+    for name, times in taken.items():
+        print(f"{name:14} {statistics.median(times[10:]) * 1e3:.3f} ms a step")
+
+
+if __name__ == "__main__":
+    main()

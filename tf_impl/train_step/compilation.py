@@ -1,0 +1,260 @@
+"""Compilation: capture a train step or a model as graphs, and turn those into machine code.
+
+What it changes: who runs the operators. Eager, Python asks for one kernel after the other; a
+captured graph runs without Python (`tf.function`); a compiler fuses neighbouring operators into
+kernels of its own, which saves trips to memory (XLA: `tf.function(jit_compile=True)`). Results
+differ by rounding, since sums are taken in another order.
+
+Its twin: `pt_impl/train_step/compilation.py`.
+
+Where the frameworks differ and why:
+- XLA makes one program of forward, loss, gradients and update. `torch.compile` makes at least three
+  graphs of the same step, because it breaks at `loss.backward()` and around the update.
+- What XLA cannot compile raises an error; what `torch.compile` cannot trace runs in Python, unless
+  `fullgraph` forbids it. So `fullgraph_train_step` is `compiled_train_step` here.
+- Another shape: XLA compiles for each shape; torch compiles again, then for any size of that axis.
+- XLA has no modes, by default no cache on disk, and needs no C++ compiler; torch has all three.
+- Keras brings `fit`. With its default jit_compile="auto", Keras 3 does not use XLA on a machine
+  that has only CPUs; on one with a GPU it does, where every layer supports it and no distribution
+  strategy is used. tf_keras never does by itself. `steps_per_execution` runs that many batches in
+  one graph, so that Python is asked once for all of them. PyTorch has no `fit`.
+
+When it helps and when it hurts: it helps elementwise work between products (normalisation, GELU,
+losses, updates) and, on a GPU, many small kernels. On a CPU XLA has convolutions of its own, not
+oneDNN's, which can make a CNN slower. The first call compiles: that time over the time saved in
+a step is the break-even.
+
+Run it alone: `python -m tf_impl.train_step.compilation` prints eager against compiled steps.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from operator import attrgetter
+
+import tensorflow as tf
+
+_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+
+Model, Optimizer = tf.keras.Model, tf.keras.optimizers.Optimizer
+
+
+def eager_train_step(model: Model, optimizer: Optimizer, loss_fn: Callable) -> Callable:
+    """Return `step(x, y) -> loss` as Python runs it: operator by operator, without `tf.function`.
+
+    x: a tensor, or a tuple of the model's positional arguments; anything else (a list, a dict) is
+    handed over as it is. loss: the scalar `loss_fn(output, y)`, on the device. The step updates the
+    model's trainable variables. Raises ValueError for a model that has no variables yet.
+    """
+    _check_built(model)
+    variables = model.trainable_variables
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            output = model(*x, training=True) if isinstance(x, tuple) else model(x, training=True)
+            loss = sum(model.losses, loss_fn(output, y))  # of regularisers, too
+        gradients = tape.gradient(loss, variables)
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        return loss
+
+    return step
+
+
+def graph_train_step(model: Model, optimizer: Optimizer, loss_fn: Callable) -> Callable:
+    """The step as one `tf.function`, which is how TensorFlow is used: grappler's graph, no XLA.
+
+    Arguments, result and errors as in `eager_train_step`. Source: "Better performance with
+    tf.function", tensorflow.org/guide.
+    """
+    return tf.function(eager_train_step(model, optimizer, loss_fn), jit_compile=False)
+
+
+def compiled_train_step(
+    model: Model, optimizer: Optimizer, loss_fn: Callable, *, mode: str = "default"
+) -> Callable:
+    """The whole step as one program of XLA; the first call compiles.
+
+    Arguments, result and errors as in `eager_train_step`. mode: "default". Raises ValueError for an
+    unknown mode and NotImplementedError for the modes of `torch.compile`, which XLA has not. What
+    XLA cannot compile raises TensorFlow's own error in the first call. Source: "Use XLA with
+    tf.function", tensorflow.org/xla.
+    """
+    _check_mode(mode)
+    step = eager_train_step(model, optimizer, loss_fn)
+    optimizer.build(model.trainable_variables)  # XLA makes no variables
+    return tf.function(step, jit_compile=True)
+
+
+def fullgraph_train_step(model: Model, optimizer: Optimizer, loss_fn: Callable) -> Callable:
+    """`compiled_train_step`: XLA compiles all of the step or raises."""
+    return compiled_train_step(model, optimizer, loss_fn)
+
+
+def compiled_model_train_step(
+    model: Model, optimizer: Optimizer, loss_fn: Callable, *, mode: str = "default"
+) -> Callable:
+    """The model alone as programs of XLA, forward and backward; loss and update stay in the graph.
+
+    Arguments and result as in `eager_train_step`, mode and errors as in `compiled_train_step`.
+    """
+    _check_mode(mode)
+    _check_built(model)
+    variables = model.trainable_variables
+
+    @tf.function(jit_compile=True)  # and with it its gradient
+    def forward(*inputs):
+        # The gradient would be that of the inputs too, which a train step does not need.
+        return model(*tf.nest.map_structure(tf.stop_gradient, inputs), training=True), model.losses
+
+    @tf.function(jit_compile=False)
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            output, losses = forward(*x) if isinstance(x, tuple) else forward(x)
+            loss = sum(losses, loss_fn(output, y))
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        return loss
+
+    return step
+
+
+def fit_loop(
+    model: Model, optimizer: Optimizer, loss_fn: Callable, *, steps_per_execution: int = 1
+) -> Callable:
+    """Return `loop(batches) -> (seconds, loss)`, which trains through `model.fit`.
+
+    batches: (x, y) of equal shapes, x as the model takes it in `fit`. steps_per_execution: batches
+    that one call of Keras's graph trains on; else Keras's defaults. The first call is left out of
+    `seconds`, and with it what `fit` does once an epoch. So that only whole calls are timed, the
+    batches are repeated to fill them, and `seconds` is scaled to len(batches) - 1 steps; a single
+    batch is trained on once. loss: the mean over all batches, a float. `loop.calls()`: how many
+    calls the last loop made. tf_keras hands labels (n,) to the loss as (n, 1). Raises ValueError
+    for fewer than one step a call.
+    """
+    if steps_per_execution < 1:
+        raise ValueError(f"steps_per_execution must be at least 1, not {steps_per_execution}")
+
+    class Loss(tf.keras.losses.Loss):
+        """`loss_fn` as it is; Keras's own `__call__` would make labels floating-point numbers."""
+
+        def __call__(self, y_true, y_pred, sample_weight=None):
+            return loss_fn(y_pred, y_true)
+
+    class Clock(tf.keras.callbacks.Callback):
+        """Notes when each call has ended: Keras has read the loss on the host by then."""
+
+        def on_train_batch_end(self, batch, logs=None):
+            ends.append(time.perf_counter())
+
+    model.compile(optimizer=optimizer, loss=Loss(), steps_per_execution=steps_per_execution)
+    ends: list[float] = []
+
+    def loop(batches):
+        ends.clear()
+        timed_calls = -(-(len(batches) - 1) // steps_per_execution)
+        steps = (1 + timed_calls) * steps_per_execution if timed_calls else 1
+        stacked = tf.nest.map_structure(lambda *parts: tf.stack(parts), *batches)
+        source = tf.data.Dataset.from_tensor_slices(stacked).repeat().take(steps)
+        history = model.fit(source, shuffle=False, verbose=0, callbacks=[Clock()])
+        each = (ends[-1] - ends[0]) / max(1, timed_calls * steps_per_execution)
+        return each * (len(batches) - 1), history.history["loss"][0]
+
+    loop.calls = lambda: len(ends)
+    return loop
+
+
+def eager_predict(model: Model) -> Callable:
+    """Return `predict(x) -> output` in evaluation mode, eager; x as in `eager_train_step`."""
+
+    def predict(x):
+        return model(*x, training=False) if isinstance(x, tuple) else model(x, training=False)
+
+    return predict
+
+
+def graph_predict(model: Model) -> Callable:
+    """Predict with a `tf.function`; a smaller batch makes a graph for any size."""
+    return tf.function(eager_predict(model), jit_compile=False, reduce_retracing=True)
+
+
+def compiled_predict(model: Model, *, mode: str = "default") -> Callable:
+    """Predict with a program of XLA for each shape; mode as in `compiled_train_step`."""
+    _check_mode(mode)
+    return tf.function(eager_predict(model), jit_compile=True, reduce_retracing=True)
+
+
+def traced_model(model: Model, x) -> Model:
+    """Refuse: raises NotImplementedError."""
+    raise NotImplementedError("TensorFlow has no TorchScript: tf.function traces (graph)")
+
+
+def scripted_model(model: Model) -> Model:
+    """Refuse: raises NotImplementedError."""
+    raise NotImplementedError("TensorFlow has no TorchScript: tf.function traces (graph)")
+
+
+def _check_mode(mode: str) -> None:
+    if mode not in _MODES:
+        raise ValueError(f"unknown mode {mode!r}: choose one of {', '.join(_MODES)}")
+    if mode != "default":
+        raise NotImplementedError(f"XLA has no modes: {mode!r} is one of torch.compile")
+
+
+def _check_built(model: Model) -> None:
+    if not model.built:
+        raise ValueError("the model has no variables yet: call it once on an example input")
+
+
+def executed_graphs(function: Callable, *inputs) -> dict:
+    """Say what a call of `function` runs in traced graphs, and what not in programs of XLA.
+
+    Returns for example {"graphs": 1, "compiled": 1, "outside": {}, "breaks": []}: the graph and the
+    functions that it calls, those that XLA must compile (or TensorFlow raises), and the operators
+    in the others. An eager function has no graphs, and its operators are not seen.
+    """
+    found, outside = Counter(), Counter()
+    if hasattr(function, "get_concrete_function"):
+        traced = function.get_concrete_function(*inputs)
+        functions = attrgetter("library.function")(traced.graph.as_graph_def())
+        _count(traced.function_def, {f.signature.name: f for f in functions}, found, outside, False)
+    return {k: found[k] for k in ("graphs", "compiled")} | {"outside": dict(outside), "breaks": []}
+
+
+def _count(function, library: dict, found: Counter, outside: Counter, inside_xla: bool) -> None:
+    """Count `function` and what it calls, operators where XLA does not compile them."""
+    marked = "_XlaMustCompile" in function.attr and function.attr["_XlaMustCompile"].b
+    if not inside_xla:  # what a compiled function calls becomes part of its program
+        found.update(graphs=1, compiled=int(marked))
+    for node in function.node_def:
+        called = [library[v.func.name] for v in node.attr.values() if v.func.name in library]
+        if not (called or inside_xla or marked):
+            outside[node.op] += 1
+        for callee in called:
+            _count(callee, library, found, outside, inside_xla or marked)
+
+
+def main() -> None:
+    """Print eager against compiled steps on the digits CNN, in interleaved samples."""
+    import os
+
+    from shared.specs import TASKS
+    from shared.weights import init_weights
+    from tf_impl.kit import models, runtime, training
+
+    runtime.configure(threads=os.cpu_count() or 1, seed=0)
+    task, steps, taken = TASKS["digits-cnn"], {}, {}
+    x, y = tf.random.normal((128, 32, 32, 1)), tf.range(128, dtype=tf.int64) % 10
+    for make in (eager_train_step, graph_train_step, compiled_train_step):
+        model = models.build(task.model, init_weights(task.model, seed=0))
+        optimizer = training.make_optimizer(model, task.recipe)
+        steps[make.__name__] = make(model, optimizer, training.cross_entropy)
+    for name, step in 100 * list(steps.items()):
+        start = time.perf_counter()
+        step(x, y)
+        runtime.synchronize()
+        taken.setdefault(name, []).append(time.perf_counter() - start)
+    for name, times in taken.items():
+        print(f"{name:26} first {times[0]:5.2f} s, then {1e3 * sorted(times)[50]:6.2f} ms")
+
+
+if __name__ == "__main__":
+    main()
