@@ -1,6 +1,6 @@
 """What to use for one aim, from the rows of a run: which framework, with which technique.
 
-    python -m bench.choose results/latest --goal train-speed [--task T] [--steps N]
+    twinbench choose results/latest --goal train-speed [--task T] [--steps N]
         [--max-accuracy-drop P] [--memory-budget SIZE]
 
 Goals: train-speed and latency (time of a train step, of a prediction; with --steps the time of so
@@ -346,7 +346,7 @@ def render(
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit status (2: an error)."""
-    parser = argparse.ArgumentParser(prog="python -m bench.choose", description=__doc__)
+    parser = argparse.ArgumentParser(prog="twinbench choose", description=__doc__)
     parser.add_argument("path", type=Path, help="a results.json, or the folder that holds one")
     parser.add_argument("--goal", required=True, choices=GOALS)
     parser.add_argument("--task", help="only this task")
@@ -375,7 +375,3 @@ def _size(text: str) -> float:
     if not found:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size; give one such as 512MB or 2GB")
     return float(found[1]) * 1000 ** " KMG".index(found[2][0])
-
-
-if __name__ == "__main__":
-    sys.exit(main())

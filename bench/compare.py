@@ -1,6 +1,6 @@
 """What changed from one run to another, beyond the noise of both.
 
-    python -m bench.compare OLD NEW [--all] [--format terminal|markdown] [--fail-if slower:5%]
+    twinbench compare OLD NEW [--all] [--format terminal|markdown] [--fail-if slower:5%]
 
 Two runs hours apart cannot be compared by their seconds: the machine's speed drifts. What each run
 measured within itself can: the ratio of a variant to its own baseline, and of twin to twin. Peaks
@@ -234,7 +234,7 @@ def render(old: Record, new: Record, *, every: bool, markdown: bool, width: int 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit status (1: --fail-if holds, 2: an error)."""
-    parser = argparse.ArgumentParser(prog="python -m bench.compare", description=__doc__)
+    parser = argparse.ArgumentParser(prog="twinbench compare", description=__doc__)
     parser.add_argument("old", type=Path, help="a results.json, or the folder that holds one")
     parser.add_argument("new", type=Path, help="the same of the other run")
     parser.add_argument("--all", action="store_true", help="also what did not change")
@@ -260,7 +260,3 @@ def _limit(text: str) -> float:
     if not found:
         raise argparse.ArgumentTypeError(f"{text!r} is not of the form slower:5%")
     return float(found[1]) / 100
-
-
-if __name__ == "__main__":
-    sys.exit(main())

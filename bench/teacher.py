@@ -1,6 +1,6 @@
 """Train the teacher of the distillation benchmarks and write its weights.
 
-    python -m bench.teacher [PATH]
+    twinbench teacher [PATH]
 
 It is digits-resnet20 from one fixed seed, trained in PyTorch on one thread: by its task's recipe,
 then at a tenth of the learning rate. PATH is shared/teacher.npz where none is given. Prints the
@@ -9,6 +9,7 @@ accuracy and how long it took.
 
 from __future__ import annotations
 
+import argparse
 import sys
 import tempfile
 import time
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from bench.harness.matches import configure, parent_key
 from bench.harness.plan import Case, Variant, Workload
-from bench.harness.processes import Processes
+from bench.harness.processes import Failed, Processes
 from bench.train_step import bench_baseline
 from shared import datasets, teacher
 
@@ -52,8 +53,15 @@ def train(path: Path) -> float:
     return answer["value"]
 
 
-if __name__ == "__main__":
-    target = Path(sys.argv[1]) if len(sys.argv) > 1 else teacher.PATH
-    start = time.monotonic()
-    accuracy = train(target)
-    print(f"{target}: {accuracy:.2f}% after {time.monotonic() - start:.0f} s")
+def main(arguments: list[str] | None = None) -> int:
+    """Train it, write it and say how good it is; return the exit status (2: an error)."""
+    parser = argparse.ArgumentParser(prog="twinbench teacher", description=__doc__)
+    parser.add_argument("path", type=Path, nargs="?", default=teacher.PATH)
+    given, start = parser.parse_args(arguments), time.monotonic()
+    try:
+        accuracy = train(given.path)
+    except Failed as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 2
+    print(f"{given.path}: {accuracy:.2f}% after {time.monotonic() - start:.0f} s")
+    return 0

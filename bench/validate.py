@@ -1,7 +1,7 @@
 """Does the harness tell the truth? Live A/A controls, planted slowdowns, and a simulation of both.
 
-    python -m bench.validate measure [--framework pt,tf] [--pairs 10] [--blocks 8]
-    python -m bench.validate simulate results/latest/validation.json
+    twinbench validate measure [--framework pt,tf] [--pairs 10] [--blocks 8]
+    twinbench validate simulate results/latest/validation.json
 
 `measure` plays baselines of one framework against each other: a control pair is the same work
 twice, in workers of different parents; in a planted pair one of the two works a tenth longer.
@@ -30,7 +30,6 @@ from bench.harness.results import new_folder
 from bench.harness.run import SEED, clock
 from shared import datasets
 
-MODULE = "bench.validate"  # not __name__: run with -m, that is "__main__"
 PLANTED = 0.10
 PAIRS_A_MATCH = 2
 TABLE_ROWS = 40
@@ -74,7 +73,9 @@ def contenders(framework: str, batch: str) -> list[Case]:
             Variant(f"slow{number}", {"slowdown": PLANTED}, role="control"),
         ]
     workload = Workload("digits-cnn", batch)
-    return [Case("harness", "validate", MODULE, framework, flavour, v, workload) for v in variants]
+    return [
+        Case("harness", "validate", __name__, framework, flavour, v, workload) for v in variants
+    ]
 
 
 def measure(frameworks: list[str], pairs: int, blocks: int, results: Path) -> Path:
@@ -191,9 +192,9 @@ def simulate(found: dict, blocks: int = EFFORT["default"].blocks) -> str:
     return "\n".join(lines)
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Run one of the two commands."""
-    parser = argparse.ArgumentParser(prog="python -m bench.validate", description=__doc__)
+def main(arguments: list[str] | None = None) -> int:
+    """Run one of the two commands; return the exit status."""
+    parser = argparse.ArgumentParser(prog="twinbench validate", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     live = commands.add_parser("measure", help="play live pairs")
     live.add_argument("--framework", default="pt,tf", help="pt, tf or both")
@@ -209,7 +210,7 @@ def main(arguments: list[str] | None = None) -> None:
             print(simulate(found))
         except (OSError, ValueError, KeyError, TypeError) as error:
             parser.error(f"{given.path} is not a validation.json of `measure`: {error}")
-        return
+        return 0
     frameworks = given.framework.split(",")
     for name in frameworks:
         if name not in FRAMEWORKS:
@@ -218,7 +219,4 @@ def main(arguments: list[str] | None = None) -> None:
         parser.error("--pairs and --blocks take 1 or more")
     path = measure(frameworks, given.pairs, given.blocks, given.results.resolve())
     print(path)
-
-
-if __name__ == "__main__":
-    main()
+    return 0

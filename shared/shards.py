@@ -1,6 +1,6 @@
 """A folder of images as shards: a few large files in place of many small ones.
 
-    python -m shared.shards FOLDER TARGET --format tar|tfrecord|arrays
+    twinbench shards FOLDER TARGET --format tar|tfrecord|arrays
 
 `convert` writes them, with as many processes as there are cores, and can be interrupted at any
 moment and started again: finished shards stay. `open_shards` opens what is complete. `records.py`
@@ -124,9 +124,7 @@ def open_shards(
     folder = Path(folder)
     manifest = _read_manifest(folder)
     if manifest is None:
-        raise FileNotFoundError(
-            f"{folder}: holds no {MANIFEST}: make shards with python -m shared.shards"
-        )
+        raise FileNotFoundError(f"{folder}: holds no {MANIFEST}: make shards with twinbench shards")
     found, entries = manifest["settings"]["form"], manifest["shards"]
     if found != form:
         raise ValueError(f"{folder}: holds shards of the form {found}, not {form}")
@@ -431,7 +429,7 @@ def _cores() -> int:
 def main(arguments: list[str] | None = None) -> int:
     """Convert a folder; return the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m shared.shards",
+        prog="twinbench shards",
         description="Write a folder of images, a sub-folder for each class, as shards.",
     )
     parser.add_argument("folder", metavar="FOLDER")
@@ -465,7 +463,3 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"skipped {line}", file=sys.stderr)
     print(f"{found.samples} images in {len(found.shards)} shards")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

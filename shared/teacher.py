@@ -1,6 +1,6 @@
 """The trained teacher of the distillation benchmarks: one set of weights for both frameworks.
 
-`python -m bench.teacher` trains it anew and writes `teacher.npz`: canonical names and layouts,
+`twinbench teacher` trains it anew and writes `teacher.npz`: canonical names and layouts,
 float16, which halves the file, and the accuracy of just those rounded weights.
 """
 
@@ -17,7 +17,7 @@ from shared.specs import TASKS, parameter_shapes, state_shapes
 
 TASK = TASKS["digits-resnet20"]
 PATH = Path(__file__).with_name("teacher.npz")
-AGAIN = "make it with: python -m bench.teacher"
+AGAIN = "make it with: twinbench teacher"
 DAMAGE = (
     *(ValueError, TypeError, KeyError, OSError, EOFError),
     *(zipfile.BadZipFile, zlib.error, NotImplementedError),  # a flipped bit names another method

@@ -49,7 +49,7 @@ pytestmark = pytest.mark.timeout(240)
 
 BENCH = ".venv/bin/pytest bench/ --benchmark-only"
 TWO = "--pt-python .venv-pt/bin/python --tf-python .venv-tf/bin/python"
-PROJECTED = ".venv/bin/python -m bench.network.projection show docs/across_hosts/pt.json"
+PROJECTED = ".venv/bin/twinbench projection show docs/across_hosts/pt.json"
 PROJECTED += " docs/across_hosts/tf.json"
 MAKE = "python3 -m venv .venv && .venv/bin/pip install -c constraints.txt -e"
 
@@ -79,34 +79,32 @@ COMMANDS = {
     f"{BENCH} --effort quick -k mixed_precision": "collect",
     f"{BENCH} --resume": "collect",
     "pytest bench/ --resume": "collect",
-    ".venv/bin/python -m bench.report results/latest": "run",
-    ".venv/bin/python -m bench.report results/latest --format terminal": "run",
-    ".venv/bin/python -m bench.report docs/results.json --readme README.md": "run",
-    ".venv/bin/python -m bench.choose results/latest --goal train-speed --max-accuracy-drop 0.5": (
-        "run"
-    ),
-    ".venv/bin/python -m bench.choose results/latest --goal train-speed --steps 1000": "run",
-    ".venv/bin/python -m bench.choose results/latest --goal memory --task digits-cnn": "run",
-    ".venv/bin/python -m bench.compare docs/results.json results/latest": "run",
+    ".venv/bin/twinbench report results/latest": "run",
+    ".venv/bin/twinbench report results/latest --format terminal": "run",
+    ".venv/bin/twinbench report docs/results.json --readme README.md": "run",
+    ".venv/bin/twinbench choose results/latest --goal train-speed --max-accuracy-drop 0.5": ("run"),
+    ".venv/bin/twinbench choose results/latest --goal train-speed --steps 1000": "run",
+    ".venv/bin/twinbench choose results/latest --goal memory --task digits-cnn": "run",
+    ".venv/bin/twinbench compare docs/results.json results/latest": "run",
     "cp results/latest/results.json docs/results.json": "run",
-    ".venv/bin/python -m bench.docs": "run",
+    ".venv/bin/twinbench docs": "run",
     "python -m pt_impl.train_step.mixed_precision": "alone",
-    ".venv/bin/python -m bench.validate measure --framework pt --pairs 10": "validate",
-    ".venv/bin/python -m bench.validate simulate results/latest/validation.json": "run",
+    ".venv/bin/twinbench validate measure --framework pt --pairs 10": "validate",
+    ".venv/bin/twinbench validate simulate results/latest/validation.json": "run",
     ".venv/bin/python -m pt_impl.label_smoothing": "tour",
     ".venv/bin/python -m tf_impl.label_smoothing": "tour",
     ".venv/bin/pytest tests/test_layout.py tests/test_label_smoothing.py": "tour",
     f"{BENCH} --effort quick -k label_smoothing": "tour",
     # docs/across_hosts.md
-    ".venv/bin/python -m bench.network.hosts 'echo host $RANK of $WORLD_SIZE; ip -brief address'": "hosts",
-    ".venv/bin/python -m bench.network.hosts --hosts 3 --latency 5ms --bandwidth 100mbit "
+    ".venv/bin/twinbench hosts 'echo host $RANK of $WORLD_SIZE; ip -brief address'": "hosts",
+    ".venv/bin/twinbench hosts --hosts 3 --latency 5ms --bandwidth 100mbit "
     "'.venv/bin/python -m pt_impl.kit.collectives --floats 1000,500000'": "hosts",
-    ".venv/bin/python -m bench.network.hosts --bandwidth 1gbit "
+    ".venv/bin/twinbench hosts --bandwidth 1gbit "
     "'.venv/bin/python -m tf_impl.kit.collectives --floats 1000,500000'": "hosts",
-    ".venv/bin/python -m bench.network.projection measure --framework pt results/pt.json": "sweep",
-    ".venv/bin/python -m bench.network.projection measure --framework tf results/tf.json": "sweep",
+    ".venv/bin/twinbench projection measure --framework pt results/pt.json": "sweep",
+    ".venv/bin/twinbench projection measure --framework tf results/tf.json": "sweep",
     PROJECTED: "run",
-    ".venv/bin/python -m bench.network.projection show docs/across_hosts/pt.json "
+    ".venv/bin/twinbench projection show docs/across_hosts/pt.json "
     "--bandwidth 100gbit --latency 10us --compute 250ms --size 3GB": "run",
     f"{PROJECTED} --page docs/across_hosts.md": "run",
     # docs/gpu.md
@@ -123,7 +121,7 @@ COMMANDS = {
     f"CUDA_VISIBLE_DEVICES= {BENCH} {TWO}": "collect",
     "nvidia-smi --query-gpu=clocks.max.sm --format=csv": "outside",
     "sudo nvidia-smi --lock-gpu-clocks=1200": "outside",
-    ".venv-pt/bin/pip install scipy && .venv-pt/bin/python -m bench.validate measure "
+    ".venv-pt/bin/pip install scipy && .venv-pt/bin/python -m bench validate measure "
     "--framework pt": "validate",
     # docs/many_devices.md
     "torchrun --nnodes=2 --nproc-per-node=1 --rdzv-backend=c10d --rdzv-id=run1 "
@@ -281,7 +279,7 @@ def test_a_published_run_is_not_taken_up(clone, text):
 def test_its_arguments_are_parsed(text, monkeypatch):
     asked = []
     monkeypatch.setattr(validate, "measure", lambda *given: asked.append(given))
-    validate.main(text.partition("-m bench.validate ")[2].split(" "))
+    validate.main(text.partition("twinbench validate ")[2].split(" "))
     ((frameworks, pairs, blocks, _),) = asked
     assert (frameworks, pairs, blocks) == (["pt"], 10, 8)
 
@@ -309,14 +307,14 @@ def test_it_runs_on_every_host(clone, text, hosts_permitted):
 def test_a_sweep_is_asked_for_as_written(text, monkeypatch):
     asked = []
     monkeypatch.setattr(sweeps, "measure", lambda framework, _: asked.append(framework) or [])
-    assert projection.main(text.partition("-m bench.network.projection ")[2].split(" ")) == 0
+    assert projection.main(text.partition("twinbench projection ")[2].split(" ")) == 0
     assert asked == re.findall(r"--framework (\w+)", text)
 
 
 def test_the_projection_is_what_its_records_give(monkeypatch):
     """Of this repository, whose page no test writes. Make it again with its last command."""
     monkeypatch.chdir(ROOT)
-    words = PROJECTED.partition("-m bench.network.projection ")[2].split(" ")
+    words = PROJECTED.partition("twinbench projection ")[2].split(" ")
     assert projection.main([*words, "--page", "docs/across_hosts.md", "--check"]) == 0
 
 
@@ -603,7 +601,7 @@ def test_the_tour_s_technique_is_measured(tour):
 
 
 def test_the_tour_s_page_is_made(tour):
-    assert run(".venv/bin/python -m bench.docs", tour).returncode == 0
+    assert run(".venv/bin/twinbench docs", tour).returncode == 0
     page = (tour / "docs" / "techniques" / "label_smoothing.md").read_text("utf-8")
     assert (tour / "pt_impl" / "label_smoothing.py").read_text("utf-8") in page
     assert "label_smoothing.md" in (tour / "docs" / "techniques" / "README.md").read_text("utf-8")

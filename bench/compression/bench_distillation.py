@@ -40,7 +40,7 @@ TECHNIQUE = Technique(
         "written out, since Keras's KLDivergence clips probabilities.",
     ),
     notes=(
-        f"The teacher is {teacher.TASK.name}, trained once (python -m bench.teacher); both "
+        f"The teacher is {teacher.TASK.name}, trained once (twinbench teacher); both "
         "frameworks load the same weights. alone is the same student, seeds and steps without it.",
         "taught runs the teacher in every step. stored reads logits that were computed before, "
         "outside the time shown, and learns the same: the images are not augmented, so the "

@@ -36,7 +36,7 @@ TECHNIQUE = Technique(
         "The regressor is a 1x1 convolution in PyTorch and a dense layer in TensorFlow.",
     ),
     notes=(
-        f"The teacher is {teacher.TASK.name}, trained once (python -m bench.teacher); both "
+        f"The teacher is {teacher.TASK.name}, trained once (twinbench teacher); both "
         "frameworks load the same weights. alone is the same student, seeds and steps without it.",
         "features weighs the mean squared error by 1, features_strong by 10. neutral has the "
         "regressor, whose output nobody reads, and runs no teacher.",

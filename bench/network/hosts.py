@@ -271,7 +271,7 @@ def _show(host: int, process: subprocess.Popen) -> None:
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit status (2: refused)."""
     parser = argparse.ArgumentParser(
-        prog="python -m bench.network.hosts",
+        prog="twinbench hosts",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -291,7 +291,3 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -280,7 +280,3 @@ def _show(given: argparse.Namespace) -> int:
         readme.write(given.page, new)
         print(given.page)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

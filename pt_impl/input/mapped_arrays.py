@@ -4,7 +4,7 @@ What it changes: images are decoded once, when the arrays are written, and not i
 image the bytes of its crop are read and no others; what has been read stays in the page cache,
 once for all processes. Batches are those of `input_pipeline.py`, in its order, with its crops:
 float32 images (n, 3, 224, 224) and int64 labels.
-`python -m shared.shards FOLDER TARGET --format arrays` writes the arrays.
+`twinbench shards FOLDER TARGET --format arrays` writes the arrays.
 
 Its twin: `tf_impl/input/mapped_arrays.py`.
 

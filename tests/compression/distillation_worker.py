@@ -713,7 +713,7 @@ class PyTorch:
         return weights(model)[name] != fresh[name]
 
     def teach(self):
-        """The worker's half of `python -m bench.teacher`, with a small teacher."""
+        """The worker's half of `twinbench teacher`, with a small teacher."""
         small = DatasetSpec("small-digits", "digits", train_size=96, test_size=64)
         name, load = teacher.TASK.name, teacher.load
         task = TASKS[name]

@@ -251,7 +251,7 @@ def test_a_host_without_power_stops_and_the_other_goes_on(monkeypatch):
 
 def command(*arguments, **others) -> subprocess.Popen:
     return subprocess.Popen(
-        [sys.executable, "-m", "bench.network.hosts", *arguments],
+        [sys.executable, "-m", "bench", "hosts", *arguments],
         cwd=ROOT,
         env=os.environ | others,
         start_new_session=True,  # as a terminal does, so that Ctrl-C is for its group

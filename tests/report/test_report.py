@@ -945,7 +945,7 @@ def test_old_reports_stay_where_a_record_is_none(folder):
 
 def test_command_line_as_users_run_it(folder):
     def run(*arguments: str) -> subprocess.CompletedProcess:
-        line = [sys.executable, "-m", "bench.report", *arguments]
+        line = [sys.executable, "-m", "bench", "report", *arguments]
         return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, encoding="utf-8")
 
     made = run(str(folder))

@@ -274,7 +274,7 @@ def whole(many, tmp_path_factory) -> dict[str, bytes]:
 
 def begin(many: Path, target: Path) -> tuple[subprocess.Popen, list[psutil.Process]]:
     """A conversion with one finished shard at least and all workers at work; its processes."""
-    command = ["-m", "shared.shards", many, target, "--format", "tfrecord", "--samples", str(FEW)]
+    command = ["-m", "bench", "shards", many, target, "--format", "tfrecord", "--samples", str(FEW)]
     process = subprocess.Popen(
         [sys.executable, *command, "--workers", "2"],
         cwd=ROOT,

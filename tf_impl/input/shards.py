@@ -5,7 +5,7 @@ network a seek, for each; a shard is read in one go. The price is the order: tha
 drawn for each epoch, and the next sample from a buffer of `shuffle_buffer` that were read. Batches
 are those of `input_pipeline.py`: float32 images (n, 224, 224, 3) and int64 labels, with crops that
 follow from the seed, the epoch and the sample's row in the folder that
-`python -m shared.shards FOLDER TARGET --format tfrecord` made the shards of.
+`twinbench shards FOLDER TARGET --format tfrecord` made the shards of.
 
 Its twin: `pt_impl/input/shards.py`.
 

@@ -1,4 +1,4 @@
-"""Make reports again from a record: `python -m bench.report PATH`."""
+"""Make reports again from a record: `twinbench report PATH`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bench.report.tables import terminal
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit status (1: a check failed, 2: an error)."""
-    parser = argparse.ArgumentParser(prog="python -m bench.report", description=__doc__)
+    parser = argparse.ArgumentParser(prog="twinbench report", description=__doc__)
     parser.add_argument("path", type=Path, help="a results.json, or the folder that holds one")
     parser.add_argument(
         "--format",
@@ -57,7 +57,3 @@ def _readme(chosen: argparse.Namespace) -> int:
         readme.write(chosen.readme, new)
         print(chosen.readme)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""Make the pages of docs/techniques from the code: `python -m bench.docs`."""
+"""Make the pages of docs/techniques from the code: `twinbench docs`."""
 
 from __future__ import annotations
 
@@ -10,21 +10,17 @@ from bench.docs import FOLDER, differing, write
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit status (1: --check found a page out of date)."""
-    parser = argparse.ArgumentParser(prog="python -m bench.docs", description=__doc__)
+    parser = argparse.ArgumentParser(prog="twinbench docs", description=__doc__)
     parser.add_argument("--check", action="store_true", help="change nothing, exit 1 if one is old")
     if parser.parse_args(arguments).check:
         old = differing(FOLDER)
         if old:
             print(
                 f"docs/techniques: not what the code gives: {', '.join(old)}; "
-                "make them again with: python -m bench.docs",
+                "make them again with: twinbench docs",
                 file=sys.stderr,
             )
         return 1 if old else 0
     write(FOLDER)
     print(FOLDER)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,39 @@
+"""`twinbench COMMAND`: everything but the benchmark itself, which is `pytest bench/`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from importlib import import_module
+
+# command -> the module with its `main(arguments) -> exit status`, and what it does
+COMMANDS = {
+    "choose": ("bench.choose", "what to use for one aim, from the rows of a run"),
+    "compare": ("bench.compare", "what changed between two runs"),
+    "report": ("bench.report.command", "make the reports of a run again, or print its tables"),
+    "validate": ("bench.validate", "attack the harness: pairs whose answer is known"),
+    "shards": ("shared.shards", "convert a folder of images to tar, TFRecord or arrays"),
+    "hosts": ("bench.network.hosts", "run a command on several hosts made on this machine"),
+    "projection": ("bench.network.projection", "step times of up to 1,024 replicas"),
+    "docs": ("bench.docs.command", "make the pages of docs/techniques again"),
+    "teacher": ("bench.teacher", "train the teacher of the distillation benchmarks again"),
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command; return its exit status (2: an error)."""
+    parser = argparse.ArgumentParser(
+        prog="twinbench",
+        description=__doc__,
+        epilog="\n".join(f"  {name:11} {what}" for name, (_, what) in COMMANDS.items())
+        + "\n\n`twinbench COMMAND --help` tells its options.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("command", metavar="COMMAND", choices=COMMANDS)
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    given = parser.parse_args(arguments)
+    return import_module(COMMANDS[given.command][0]).main(given.arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
