@@ -107,7 +107,7 @@ class Worker:
 
     def _start(self) -> None:
         settings = {"TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-        settings |= {"TORCHINDUCTOR_COMPILE_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1"}
+        settings |= {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.zoo.worker", self.framework],
             cwd=ROOT,
