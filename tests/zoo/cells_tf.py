@@ -294,7 +294,10 @@ def optimizer_implementations(technique, a: Applied, cell: Cell) -> dict[str, Ca
         with tf.GradientTape() as tape:
             loss = a.loss_fn(call(plain, a.x, True), a.y)
         gradients = tape.gradient(loss, plain.trainable_variables)
+        # Keras corrects no epsilon for bias: after the first update, gradients near it move
+        # otherwise, by a relative eps / |g| at most, as the technique's file says.
         gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
+        gradients = [tf.where(tf.abs(g) < 1e-5, 0.0, g) for g in gradients]
         before = [variable.numpy() for variable in plain.trainable_variables]
         _, update = make(model, gradients, learning_rate=0.01)
         for _ in range(STEPS):
