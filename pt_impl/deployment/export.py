@@ -285,7 +285,7 @@ def _check(load: Callable, path: Path, flat: _Flat, precision: str) -> None:
         samples = flat.samples[:1] if precision == "int8" else flat.samples
         runtimes.check_same(predict, samples, bound=MOST_APART[precision])
     except Exception as error:
-        told = runtimes.one_line(error).replace(str(path), path.name)
+        told = runtimes.one_line(error).replace(str(path), "it")
         raise NotImplementedError(f"the file does not give what the model gives: {told}") from error
 
 
