@@ -94,7 +94,7 @@ def _onnx_predict(runtime: ModuleType, path, options, providers: list) -> Callab
     except Exception as error:  # its errors share no class of their own
         raise ValueError(f"ONNX Runtime can't load {path}: {one_line(error)}") from error
     wanted = [(i.name, _onnx_dtype(i.type), i.shape) for i in session.get_inputs()]
-    predict = _predict(
+    predict = predictor(
         wanted,
         [output.name for output in session.get_outputs()],
         lambda arrays: session.run(
@@ -158,7 +158,7 @@ def load_openvino(path, *, threads: int, precision: str = "float32") -> Callable
     request = compiled.create_infer_request()
     names = [output.any_name if output.names else f"output_{place}"
              for place, output in enumerate(compiled.outputs)]  # fmt: skip
-    predict = _predict(
+    predict = predictor(
         wanted, names, lambda arrays: request.infer(arrays, share_inputs=True).to_tuple()
     )
     predict.metadata = _openvino_metadata(model)
@@ -217,13 +217,13 @@ def load_litert(path, *, threads: int) -> Callable:
         model.invoke()
         return [model.get_tensor(detail["index"]) for detail in outputs]
 
-    predict = _predict(wanted, made, run)
+    predict = predictor(wanted, made, run)
     predict.metadata, predict.threads = metadata, None
     predict.precision = "float32"
     return predict
 
 
-def _predict(wanted: Wanted, names: list[str], run: Callable) -> Callable:
+def predictor(wanted: Wanted, names: list[str], run: Callable) -> Callable:
     """`predict(x)` around `run(arrays)`, whose outputs are called `names`."""
     # As numbers: as text, output_10 comes before output_2.
     places = [re.fullmatch(r"output_(\d+)", name) for name in names]

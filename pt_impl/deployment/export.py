@@ -38,7 +38,6 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten  # torch has no public one
@@ -81,8 +80,8 @@ def export_onnx(
     _check_precision(precision)
     for name in ("onnx", "onnxscript", "onnxruntime"):
         runtimes.package(name, name)
+    batches = _calibration(example_inputs, precision, dynamic_batch)
     flat = _Flat(model, example_inputs, dynamic_batch, dynamic_sequence)
-    batches = flat.calibration(example_inputs) if precision == "int8" else None
     with _evaluating(model), _refusing("ONNX"):
         program = torch.onnx.export(
             flat,
@@ -121,6 +120,7 @@ def export_openvino(
     """
     _check_precision(precision)
     openvino = runtimes.openvino_package()
+    _calibration(example_inputs, precision, dynamic_batch)
     flat = _Flat(model, example_inputs, dynamic_batch, dynamic_sequence)
     if precision == "float32":
         converted = _for_openvino(flat)
@@ -213,12 +213,6 @@ class _Flat(nn.Module):
         """The axes of a tensor whose size is open."""
         return [axis for axis in self.axes if axis < tensor.ndim]
 
-    def calibration(self, example_inputs) -> Iterator[tuple[np.ndarray, ...]]:
-        """The example inputs in batches, as arrays."""
-        parts = tree_flatten(example_inputs)[0]
-        arrays = [parts[place].cpu().numpy() for place in self.places]
-        return calibration.batches(arrays, size=32 if 0 in self.axes else len(arrays[0]))
-
     def _at_least_two(self, tensor: Tensor) -> Tensor:
         for axis in self.open_axes(tensor):  # a size of one would become a constant
             tensor = torch.cat([tensor] * 2, axis) if tensor.shape[axis] == 1 else tensor
@@ -262,6 +256,17 @@ def _argument_names(model: nn.Module, example_inputs, count: int) -> list[str]:
 def _check_precision(precision: str) -> None:
     if precision not in MOST_APART:
         raise ValueError(f"unknown precision {precision!r}: float32 or int8")
+
+
+def _calibration(example_inputs, precision: str, dynamic_batch: bool) -> Iterator | None:
+    """For int8, the example inputs in batches, as arrays: ValueError where they are none."""
+    if precision != "int8":
+        return None
+    tensors = [part for part in tree_flatten(example_inputs)[0] if isinstance(part, Tensor)]
+    arrays = [tensor.cpu().numpy() for tensor in tensors]
+    return calibration.batches(
+        arrays, size=32 if dynamic_batch or not arrays else max(len(arrays[0]), 1)
+    )
 
 
 @contextmanager

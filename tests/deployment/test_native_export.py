@@ -84,6 +84,7 @@ def test_bfloat16_is_a_precision_of_its_own_or_refused(found):
 
 def test_models_that_are_not_ours(found):
     cases = dict(found["foreign"])
+    cases.pop("names")
     if found.framework == "tf":
         assert cases.pop("unbuilt").startswith("ValueError: the model has no variables yet")
     for case in cases.values():
@@ -97,6 +98,21 @@ def test_models_that_are_not_ours(found):
         assert case["kept"]
     if found.framework == "pt":  # Two, head, drop, norm (frozen)
         assert cases["two inputs"]["modes"] == [True, True, True, False]
+
+
+def test_names_are_kept(found):
+    case = found["foreign"]["names"]
+    assert set(case["inputs"]) == {"left", "right"}
+    assert case["apart"] == case["compiled"] == 0.0
+    loss = [64] if found.framework == "pt" else [64, 5]
+    assert case["outputs"] == {"logits": [64, 5], "loss": loss}
+
+
+def test_what_a_file_gives_is_compared_with_the_model(found, folders):
+    said = found["foreign"]["names"]["random"]
+    assert said.startswith("NotImplementedError: the file does not give what the model gives")
+    assert "from the model's" in said
+    assert not (folders[found.name] / "random").exists()
 
 
 def test_what_does_not_fit_gets_one_clear_line(found):

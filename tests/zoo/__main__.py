@@ -1,7 +1,8 @@
 """Apply every technique to every model of the zoo: `python -m tests.zoo`.
 
 Runs the cells that the record lacks or that were made with other files, writes docs/any_model.json
-and docs/any_model.md, and says what does not work. Ends with 1 where a cell is wrong or a traceback.
+and docs/any_model.md, and says what does not work. Ends with 1 where a cell is wrong or a
+traceback.
 """
 
 from __future__ import annotations

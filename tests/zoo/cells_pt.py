@@ -346,9 +346,7 @@ def stacking(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
     def defaults():
         model = a.model()
         optimizer = technique.make_optimizer(model, learning_rate=0.01)
-        a.trains(
-            cell, technique.make_train_step(model, optimizer, a.loss_fn), model, a.plain()
-        )
+        a.trains(cell, technique.make_train_step(model, optimizer, a.loss_fn), model, a.plain())
 
     def two():
         model = without_dropout(a.model())
@@ -372,7 +370,9 @@ def pruning(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
         optimizer, losses = sgd(model), []
         for number in (1, 2):
             update(number)
-            losses.append(np.array(plain_step(model, optimizer, a.loss_fn, None, a.x, a.y).detach()))
+            losses.append(
+                np.array(plain_step(model, optimizer, a.loss_fn, None, a.x, a.y).detach())
+            )
         model = technique.finalize_pruning(model)
         wanted, moved = a.plain()
         cell.near("losses", losses, wanted, EXACT)

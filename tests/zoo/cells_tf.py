@@ -303,9 +303,7 @@ def optimizer_implementations(technique, a: Applied, cell: Cell) -> dict[str, Ca
         for _ in range(STEPS):
             update()
         found = [v.numpy() - w for v, w in zip(model.trainable_variables, before, strict=True)]
-        wanted = [
-            _adamw(w, np.float64(g)) - w for w, g in zip(before, gradients, strict=True)
-        ]
+        wanted = [_adamw(w, np.float64(g)) - w for w, g in zip(before, gradients, strict=True)]
         cell.near("updates", found, wanted, ROUNDING)
 
     names = "for_loop_update", "fused_update"

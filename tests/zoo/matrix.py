@@ -70,7 +70,10 @@ def every_cell(framework: str) -> list[tuple[str, str]]:
 def source(framework: str, technique: str) -> str:
     """A digest of the files that decide a cell: the technique's, the kit's and the zoo's."""
     folder = ROOT / f"{framework}_impl"
-    files = [folder / TECHNIQUES[technique] / f"{technique}.py", *sorted((folder / "kit").glob("*"))]
+    files = [
+        folder / TECHNIQUES[technique] / f"{technique}.py",
+        *sorted((folder / "kit").glob("*")),
+    ]
     files += sorted((ROOT / "shared").glob("*.py"))
     files += [ROOT / "tests" / "zoo" / f"{stem}{framework}.py" for stem in ("", "cells_")]
     digest = hashlib.sha256()
@@ -98,7 +101,11 @@ class Worker:
             line = self.lines.get(timeout=LIMIT_S)
         except queue.Empty:
             self.stop()
-            return {"status": TRACEBACK, "reason": f"not done after {LIMIT_S} s", "seconds": LIMIT_S}
+            return {
+                "status": TRACEBACK,
+                "reason": f"not done after {LIMIT_S} s",
+                "seconds": LIMIT_S,
+            }
         if line is None:
             code = self.process.wait()
             self.stop()

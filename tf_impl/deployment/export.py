@@ -86,8 +86,8 @@ def export_onnx(
     for name in ("onnx", "onnxruntime"):
         runtimes.package(name, name)
     convert = runtimes.package("tf2onnx.convert", "tf2onnx")
+    batches = _calibration(example_inputs, precision, dynamic_batch)
     graph = _freeze(model, example_inputs, dynamic_batch, dynamic_sequence)
-    batches = graph.calibration(example_inputs) if precision == "int8" else None
     tensors = graph.function.inputs + graph.function.outputs
     with _refusing("ONNX"):
         file, _ = convert.from_graph_def(
@@ -143,6 +143,7 @@ def export_openvino(
     """
     _check_precision(precision, "float32", "int8")
     openvino = runtimes.openvino_package()
+    _calibration(example_inputs, precision, dynamic_batch)
     graph = _freeze(model, example_inputs, dynamic_batch, dynamic_sequence)
     if precision == "float32":
         with _refusing("OpenVINO"):
@@ -194,6 +195,7 @@ def export_litert(
     """
     _check_precision(precision, *MOST_APART)
     runtimes.package("ai_edge_litert.interpreter", "ai-edge-litert")
+    batches = _calibration(example_inputs, precision, dynamic_batch, size=1)
     graph = _freeze(model, example_inputs, dynamic_batch, dynamic_sequence)
     # Given a Keras 3 model in place of its function, it loses the weights without a word.
     converter = tf.lite.TFLiteConverter.from_concrete_functions([graph.function])
@@ -202,7 +204,7 @@ def export_litert(
     if precision == "float16":
         converter.target_spec.supported_types = [tf.float16]
     elif precision == "int8":
-        samples = [*calibration.batches(tf.nest.flatten(example_inputs), size=1)]
+        samples = [*batches]
         converter.representative_dataset = lambda: map(list, samples)
         converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8]
     loops = any(node.op in _LISTS for node in graph.function.graph.as_graph_def().node)
@@ -230,7 +232,7 @@ class _Graph:
     """A model as a function of tensors one by one: as it was traced, and without variables.
 
     inputs, outputs: their names, in order. samples: inputs of some calls and what the model made of
-    them. open_batch: whether any number of samples goes in.
+    them.
     """
 
     traced: tf.types.experimental.ConcreteFunction
@@ -238,12 +240,6 @@ class _Graph:
     inputs: list[str]
     outputs: list[str]
     samples: list[tuple[list, list]]
-    open_batch: bool
-
-    def calibration(self, example_inputs) -> Iterator[tuple[np.ndarray, ...]]:
-        """The example inputs in batches, as arrays."""
-        parts = [np.asarray(part) for part in tf.nest.flatten(example_inputs)]
-        return calibration.batches(parts, size=32 if self.open_batch else len(parts[0]))
 
 
 def _freeze(model, example_inputs, dynamic_batch: bool, dynamic_sequence: bool) -> _Graph:
@@ -283,7 +279,7 @@ def _freeze(model, example_inputs, dynamic_batch: bool, dynamic_sequence: bool) 
         own = _named(_call(model, tf.nest.pack_sequence_as(example_inputs, given)))
         samples.append(([part.numpy() for part in given], [np.asarray(part) for _, part in own]))
     inputs = _input_names(model, example_inputs, len(tensors))
-    return _Graph(traced, function, inputs, names, samples, dynamic_batch)
+    return _Graph(traced, function, inputs, names, samples)
 
 
 def _numbered(kind: str, place: int) -> str:
@@ -356,6 +352,17 @@ def _check_precision(precision: str, *known: str) -> None:
     if precision not in known:
         *others, last = known
         raise ValueError(f"unknown precision {precision!r}: {', '.join(others)} or {last}")
+
+
+def _calibration(
+    example_inputs, precision: str, dynamic_batch: bool, size: int = 32
+) -> Iterator | None:
+    """For int8, the example inputs in batches, as arrays: ValueError where they are none."""
+    if precision != "int8":
+        return None
+    parts = [np.asarray(part) for part in tf.nest.flatten(example_inputs)]
+    fixed = not dynamic_batch and size > 1 and len(parts) and parts[0].ndim
+    return calibration.batches(parts, size=max(len(parts[0]), 1) if fixed else size)
 
 
 @contextmanager
