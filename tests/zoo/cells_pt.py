@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torchvision.ops import StochasticDepth
 
 from shared import runtimes
-from tests.zoo.cells import Cell, Wrong, module_of
+from shared.datasets import batch_order
+from tests.zoo.cells import Cell, module_of
 from tests.zoo.foreign import Foreign
 from tests.zoo.pt import ZOO, cross_entropy, loss_of
 
@@ -421,11 +422,11 @@ def structured_pruning(technique, a: Applied, cell: Cell) -> dict[str, Callable]
     """Nothing removed is the model itself; a third is a smaller model that trains."""
 
     def none():
-        model = technique.remove_channels(a.model(), share=0.0)
+        model = technique.remove_channels(a.model(), a.x, share=0.0)
         a.predicts(cell, partial(predict, model))
 
     def third():
-        model = technique.remove_channels(a.model(), share=0.34)
+        model = technique.remove_channels(a.model(), a.x, share=0.34)
         count = sum(array.size for array in state(model))
         cell.holds("it is no smaller", count < sum(array.size for array in a.start))
         shapes = [array.shape for array in parts(predict(model, a.x))]
@@ -654,6 +655,9 @@ def _arrays(x):
     return tuple(part.numpy() for part in x) if isinstance(x, tuple) else x.numpy()
 
 
+PACKAGED = ("dict_heads", "conv1d_text", "bert", "two_towers")  # by the C++ compiler
+
+
 def native_export(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
     """PyTorch's own files; the compiled package of some models, since the compiler takes long."""
 
@@ -672,9 +676,64 @@ def native_export(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
 
 # Parallel ---------------------------------------------------------------------------------------
 
+# The small models that two processes each train, by technique; these take one array of inputs.
+PARALLEL = {
+    "data_parallel": ("conv1d_text", "bilstm", "encoder", "eleven_heads"),
+    "model_parallel": ("conv1d_text", "bilstm", "encoder"),
+    "tensor_parallel": ("bilstm", "encoder"),
+}
 
-PACKAGED = ("dict_heads", "conv1d_text", "bert", "two_towers")  # by the C++ compiler
-PARALLEL: dict = {}
+
+def _ordered(a: Applied) -> list[float]:
+    """The losses of plain steps over the shared order of two batches, without dropout."""
+    model = without_dropout(a.foreign.build()).train()
+    x, y, optimizer = a.foreign.inputs(2 * BATCH), a.foreign.labels(2 * BATCH), sgd(model)
+    order = batch_order(2 * BATCH, BATCH, seed=0, epoch=0)
+    found = [plain_step(model, optimizer, a.loss_fn, None, x[r], y[r]) for r in order]
+    return [float(loss.detach()) for loss in found]
+
+
+def _shared(a: Applied) -> tuple[str, tuple, dict]:
+    """What a parallel technique is given: a function to build with, arrays, and settings."""
+    arrays = a.foreign.inputs(2 * BATCH).numpy(), a.foreign.labels(2 * BATCH).numpy()
+    settings = {"global_batch": BATCH, "steps": STEPS, "seed": 0}
+    return f"tests.zoo.builds_pt:{a.name}", arrays, settings
+
+
+def data_parallel(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """Two replicas train as one does."""
+
+    def processes():
+        build, (x, y), settings = _shared(a)
+        np.save(a.folder / "train_x.npy", x)
+        np.save(a.folder / "train_y.npy", y)
+        found = technique.train_data_parallel(build, a.folder, replicas=2, threads=2, **settings)
+        cell.near("losses", list(found.losses), _ordered(a), ROUNDING)
+
+    return {"processes": processes}
+
+
+def model_parallel(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """Two stages train as one model does."""
+
+    def layer_split():
+        build, arrays, settings = _shared(a)
+        found = technique.train_layer_split(build, arrays, cut=a.foreign.cut, **settings)
+        cell.near("losses", list(found.losses), _ordered(a), ROUNDING)
+
+    return {"layer_split": layer_split}
+
+
+def tensor_parallel(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """Two halves of a pair of layers train as the whole does."""
+
+    def halves():
+        build, arrays, settings = _shared(a)
+        given = {"pairs": a.foreign.pairs} | settings
+        found = technique.train_tensor_parallel(build, arrays, **given)
+        cell.near("losses", list(found.losses), _ordered(a), ROUNDING)
+
+    return {"2 shards": halves}
 
 
 # What runs a cell -------------------------------------------------------------------------------
@@ -687,6 +746,7 @@ CELLS = {
         *(batch_size_finder, stacking, pruning, semi_structured_pruning, structured_pruning),
         *(sparse_inference, distillation, feature_distillation, post_training_quantization),
         *(quantization_aware_training, weight_quantization, combinations, export, native_export),
+        *(data_parallel, model_parallel, tensor_parallel),
     )
 }
 _applied: dict[str, Applied] = {}
@@ -705,6 +765,3 @@ def run(technique: str, name: str) -> dict:
             applied.given = []
             cell.attempt(variant, try_it, applied.unchanged)
     return cell.result()
-
-
-__all__ = ["CELLS", "PARALLEL", "Wrong", "run"]

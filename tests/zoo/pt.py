@@ -483,6 +483,12 @@ def _seeded(make: Callable) -> Callable:
     return build
 
 
+PAIRS = {
+    "bilstm": "hidden > head",
+    "encoder": "encoder.layers.*.linear1 > encoder.layers.*.linear2",
+}
+
+
 def _zoo() -> dict[str, Foreign]:
     images, label, text = _images, _classes(), _classes(LENGTH, classes=VOCABULARY)
     rows = [
@@ -526,7 +532,8 @@ def _zoo() -> dict[str, Foreign]:
     found = {}
     for name, make, inputs, labels, traits, blocks, layer, cut in rows:
         kinds = tuple(trait.replace("_", " ") for trait in traits.split())
-        found[name] = Foreign(name, _seeded(make), inputs, labels, kinds, blocks, layer, cut)
+        given = (name, _seeded(make), inputs, labels, kinds, blocks, layer, cut)
+        found[name] = Foreign(*given, PAIRS.get(name, ""))
     return found
 
 
