@@ -1,4 +1,4 @@
-"""Mapped pipelines: what the loaders over shards are tested for, `test_sharded_pipeline.py` holds.
+"""Mapped pipelines: what the loaders over shards are tested for, `test_shards.py` holds.
 
 Here is what mapping alone promises: the pixels stay on disk, and only what is used is read.
 """
@@ -10,7 +10,8 @@ import pickle
 import numpy as np
 import pytest
 
-from shared.photos import decode_rgb, list_images, make_photos
+from shared.images import decode_rgb, list_images
+from shared.photos import make_photos
 from shared.shards import MappedImages, convert, open_shards
 
 
