@@ -192,7 +192,8 @@ def load_litert(path, *, threads: int) -> Callable:
         model = interpreter.Interpreter(model_path=str(path), num_threads=threads)
         with zipfile.ZipFile(path) as archive:
             metadata = json.loads(archive.read(METADATA))
-            signature = json.loads(archive.read(SIGNATURE))
+            known = SIGNATURE in archive.namelist()  # files of before have none
+            signature = json.loads(archive.read(SIGNATURE)) if known else {}
     except zipfile.BadZipFile:  # of other makers
         metadata, signature = {}, {}
     except (ValueError, KeyError) as error:
