@@ -97,9 +97,9 @@ def export_package(
         raise ValueError(f"unknown precision {precision!r}: float32 or bfloat16")
     flat = _Flat(model, example_inputs, dynamic_batch, dynamic_sequence)
     kept = flat.kept(metadata, precision)
-    recorded = _InBfloat16(flat) if precision == "bfloat16" else flat
 
-    def write(draft: Path) -> None:
+    def write(draft: Path) -> None:  # in evaluation mode, which a copy takes over
+        recorded = _InBfloat16(flat) if precision == "bfloat16" else flat
         program = torch.export.export(recorded, flat.example, dynamic_shapes=(flat.shapes,))
         # Else kernels run as many threads as there are here now, whatever is asked for later.
         options = {"cpp.dynamic_threads": True, "aot_inductor.metadata": {_KEPT: json.dumps(kept)}}

@@ -224,6 +224,7 @@ class PyTorch:
             "compiled": float(np.abs(compiled.logits.numpy() - (LEFT - 2 * RIGHT)).max()),
             "outputs": {name: list(part.shape) for name, part in given.items()},
             "random": self.random(),
+            "left over": (FOLDER / "random").exists(),
         }
 
     def random(self):
@@ -361,6 +362,7 @@ class TensorFlow:
             "compiled": float(np.abs(compiled["logits"].numpy() - (LEFT - 2 * RIGHT)).max()),
             "outputs": {name: list(part.shape) for name, part in given.items()},
             "random": self.random(),
+            "left over": (FOLDER / "random").exists(),
         }
 
     def random(self):

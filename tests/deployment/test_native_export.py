@@ -108,11 +108,11 @@ def test_names_are_kept(found):
     assert case["outputs"] == {"logits": [64, 5], "loss": loss}
 
 
-def test_what_a_file_gives_is_compared_with_the_model(found, folders):
+def test_what_a_file_gives_is_compared_with_the_model(found):
     said = found["foreign"]["names"]["random"]
     assert said.startswith("NotImplementedError: the file does not give what the model gives")
     assert "from the model's" in said
-    assert not (folders[found.name] / "random").exists()
+    assert found["foreign"]["names"]["left over"] is False
 
 
 def test_what_does_not_fit_gets_one_clear_line(found):
