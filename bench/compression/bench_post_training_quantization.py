@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
-from bench.harness.worker import even_batch
+from bench.harness.training import even_batch
 from shared import datasets, teacher
 
 # Fixed before anything was measured, as are the cases and the seeds. The margin of accuracy is the

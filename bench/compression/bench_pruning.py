@@ -6,8 +6,8 @@ from dataclasses import replace
 from itertools import count
 
 from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from bench.harness.sizes import model_size
 from bench.harness.stages import train_on
-from bench.harness.worker import model_size
 
 # Beyond the recipe's, as many as it takes digits-cnn to its plateau: 560 steps. Masks are made 42
 # times in the first three quarters of them, the rest is recovery.

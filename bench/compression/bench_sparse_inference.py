@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
-from bench.harness.worker import model_size
+from bench.harness.sizes import model_size
 from shared import datasets
 from shared.specs import GPTSpec, parameter_shapes
 

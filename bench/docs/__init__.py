@@ -16,7 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from bench.harness.plan import FRAMEWORKS, Technique, Variant, Workload
 from bench.harness.processes import ROOT
-from bench.harness.run import techniques
+from bench.harness.schedule import techniques
 from bench.report.tables import escape
 from shared.specs import TASKS
 

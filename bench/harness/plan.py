@@ -91,7 +91,8 @@ class Variant:
     process. `accuracy`: whether it is trained where its workload asks for that; not where another
     row computes the same at a lower price. `timed`: whether it plays matches; not where another row
     does the same work. `modes`: of the workloads in which it has a row. `stands_for`: the name that
-    `prepare` is given instead of its own.
+    `prepare` is given instead of its own. `title`: its name in plain words; without one the name
+    with spaces.
     """
 
     name: str
@@ -110,6 +111,7 @@ class Variant:
     timed: bool = True
     modes: tuple[str, ...] = ("train", "predict")
     stands_for: str | None = None
+    title: str = ""
 
 
 def control_of(baseline: Variant) -> Variant:

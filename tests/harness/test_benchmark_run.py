@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.harness.plan import EFFORTS, FRAMEWORKS
-from bench.harness.run import techniques
+from bench.harness.schedule import techniques
 from shared.specs import TASKS
 from tests.harness.command_line import blocks, finish, interrupt
 

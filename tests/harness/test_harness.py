@@ -21,10 +21,21 @@ import numpy as np
 import psutil
 import pytest
 
-from bench.harness import machine, matches, memory, plan, probes, processes, worker
+from bench.harness import (
+    apart,
+    machine,
+    matches,
+    memory,
+    plan,
+    processes,
+    sizes,
+    timing,
+    training,
+    worker,
+)
 from bench.harness.matches import Match, configure, parent_key
 from bench.harness.plan import Effort, Prepared, cases_of
-from bench.harness.processes import Failed, Limits, ParentKey, Processes
+from bench.harness.processes import Failed, ParentKey, Processes, TimeLimits
 from shared import datasets
 from shared.specs import TASKS, forward_flops, layers, parameter_count, parameter_shapes
 from tests.conftest import LIMITS
@@ -214,7 +225,7 @@ def test_threads_and_allocator_are_read_back(faults):
 def test_the_harness_costs_at_most_one_percent(faults):
     floor = faults.results["noise_floor"]
     assert 0 < floor["empty_sample_share"]["pt"] <= 0.01
-    assert floor["shortest_sample_s"] > 0.7 * worker.SAMPLE_S  # the machine's speed may drift
+    assert floor["shortest_sample_s"] > 0.7 * timing.SAMPLE_S  # the machine's speed may drift
 
 
 @pytest.mark.timeout(90)
@@ -463,8 +474,8 @@ def test_a_sample_lasts_ten_milliseconds(started, digits):
     for variant in ("good", "synchronised"):
         steps = prepare(peer, digits, variant)["steps"]
         each = median(peer.ask(30, "sample")["seconds"] for _ in range(10))
-        assert steps * each > 0.7 * worker.SAMPLE_S
-        assert steps * each < 5 * worker.SAMPLE_S
+        assert steps * each > 0.7 * timing.SAMPLE_S
+        assert steps * each < 5 * timing.SAMPLE_S
 
 
 def test_a_caller_that_dies_while_it_calls_shuts_nobody_out(started):
@@ -590,7 +601,7 @@ def test_bounds_of_waiting_and_lateness(play, answers, reason):
 @pytest.fixture
 def bench():
     """A worker in this process, whose step takes a millisecond and notes each call."""
-    found = worker.Worker()
+    found = worker.Operations()
     for name in worker.KIT:
         importlib.import_module(f"tests.harness.fake_impl.{name}")
     found.impl = importlib.import_module("tests.harness.fake_impl")
@@ -686,7 +697,7 @@ def test_memory_of_predictions_has_no_training_in_it(predicted):
 def test_a_model_that_only_the_preparation_holds_is_none_of_the_prediction():
     """A file is made from it, say. Its memory is free before the prediction's is taken."""
     held = np.ones(40 << 20, np.uint8)
-    bench = worker.Worker()
+    bench = worker.Operations()
     bench.prepared = Prepared(held.sum, len, held, object(), deploy=held.max)
     before = memory.resident()
     del held
@@ -706,18 +717,18 @@ def test_models_tell_their_size(predicted):
 def test_the_size_of_a_model_follows_its_kernels(name):
     spec = TASKS[name].model
     weights = {n: np.ones(shape, np.float32) for n, shape in parameter_shapes(spec).items()}
-    whole = worker.model_size(spec, weights)
+    whole = sizes.model_size(spec, weights)
     assert whole["parameters"]["value"] == whole["parameters_not_zero"]["value"]
     assert whole["parameters"]["value"] == parameter_count(spec)
     assert whole["macs"] == {"value": forward_flops(spec, 1) / 2e6, "unit": "M"}
     weights["head.kernel"][:, 1:] = 0
     zeros = weights["head.kernel"].size - len(weights["head.kernel"])
-    pruned = worker.model_size(spec, weights)
+    pruned = sizes.model_size(spec, weights)
     assert pruned["parameters_not_zero"]["value"] == parameter_count(spec) - zeros
     assert pruned["macs"] == whole["macs"]
     weights["head.kernel"] = weights["head.kernel"][: len(weights["head.kernel"]) // 2]
     head = next(layer.macs for layer in layers(spec) if layer.name == "head")
-    smaller = worker.model_size(spec, weights)
+    smaller = sizes.model_size(spec, weights)
     assert smaller["macs"]["value"] == pytest.approx(whole["macs"]["value"] - head / 2e6)
 
 
@@ -729,7 +740,7 @@ def test_an_artifact_s_size_is_kept_and_the_artifact_is_not(predicted):
 
 def test_nothing_starts_while_something_is_measured_apart(measure, fakes, monkeypatch):
     starting, seen, lock = [], [], threading.Lock()
-    begin, cold_start = probes.begin, probes.cold_start
+    begin, cold_start = apart.begin, apart.cold_start
 
     def beginning(processes, case, what, **given):
         with lock:
@@ -746,8 +757,8 @@ def test_nothing_starts_while_something_is_measured_apart(measure, fakes, monkey
         seen.append((before, list(starting)))
         return found
 
-    monkeypatch.setattr(probes, "begin", beginning)
-    monkeypatch.setattr(probes, "cold_start", measuring)
+    monkeypatch.setattr(apart, "begin", beginning)
+    monkeypatch.setattr(apart, "cold_start", measuring)
     found = measure("good", "same", technique=faulty.UNTIMED, amount=Effort(1, 3, 1))
     assert {case["status"] for case in found.cases.values()} == {"OK"}
     assert seen == [([], [])] * len(found.cases)
@@ -805,7 +816,7 @@ def test_a_workload_that_trains_longer_has_a_larger_budget(measure, fakes, monke
 
 @pytest.mark.parametrize(("samples", "batch"), [(1_797, 599), (512, 512), (600, 600), (601, 301)])
 def test_evaluation_cuts_few_and_even_batches(samples, batch):
-    assert worker.even_batch(samples) == batch
+    assert training.even_batch(samples) == batch
 
 
 def test_first_calls_are_timed_one_by_one_after_the_first_block(measure, fakes, monkeypatch):
@@ -882,7 +893,7 @@ def test_nothing_outlives_a_harness_that_is_killed(results_folder, forks):
 
 
 def test_describe_says_what_is_there(started):
-    found = probes.describe(started, "pt", threads=1)
+    found = apart.describe(started, "pt", threads=1)
     assert found["versions"]["numpy"]
     assert found["device"] == "cpu"
     assert found["matmul_flops"] == {"float32": 4e9, "bfloat16": 8e9}
@@ -890,9 +901,9 @@ def test_describe_says_what_is_there(started):
 
 
 def cold_start(started, case, data):
-    worker = probes.begin(started, case, "cold start", threads=1, seed=0)
+    worker = apart.begin(started, case, "cold start", threads=1, seed=0)
     try:
-        return probes.cold_start(worker, started.limits, case, data=data, seed=0)
+        return apart.cold_start(worker, started.limits, case, data=data, seed=0)
     finally:
         worker.stop(kill=True)
 
@@ -939,5 +950,5 @@ def test_what_a_framework_imports_late_is_no_memory_of_a_case(
 
 
 def test_limits_have_generous_defaults():
-    assert Limits().request >= 120
-    assert Limits().train >= Limits().request
+    assert TimeLimits().request >= 120
+    assert TimeLimits().train >= TimeLimits().request

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.harness.command import without_folders
 from bench.harness.plan import (
     EFFORT,
     EFFORTS,
@@ -22,7 +23,8 @@ from bench.harness.plan import (
     repeated_controls,
     with_baselines,
 )
-from bench.harness.run import Plan, clock, techniques, trained, without_folders
+from bench.harness.progress import clock
+from bench.harness.schedule import Plan, techniques, trained
 from shared.specs import TASKS
 
 TECHNIQUE = Technique(

@@ -14,11 +14,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench.harness import probes, run, state
-from bench.harness.matches import Block
+from bench.harness import apart, run, state
+from bench.harness.matches import Played
 from bench.harness.plan import Effort, Technique, Variant, Workload, cases_of
 from bench.harness.processes import Failed, Processes
-from bench.harness.run import OtherConditions, Plan, Run, Settings
+from bench.harness.run import OtherConditions, Run, Settings
+from bench.harness.schedule import Plan
 from tests.harness import command_line
 from tests.harness.command_line import ROOT, blocks, finish, interrupt
 
@@ -43,7 +44,7 @@ TECHNIQUES = {
         (Variant("plain", role="baseline"), Variant("faster")),
         (Workload("digits-cnn", "compute"), Workload("digits-cnn", "small", timed=False)),
         cold_starts=2,
-        probes=True,
+        apart=True,
         controls=False,
     ),
 }
@@ -74,13 +75,13 @@ class MadeUp:
 
     def block(self, case, seed, rounds):
         if case.variant.name == "refuses":
-            return Block(status="UNSUPPORTED", reason="upstream refuses this")
+            return Played(status="UNSUPPORTED", reason="upstream refuses this")
         if case.id in self.fails:
-            return Block(status="FAILED", reason="it fell over")
+            return Played(status="FAILED", reason="it fell over")
         made = Random(f"{case.id} {seed}")
         losses = [made.random() if case.variant.name == "nan_loss" else 2.0] * 10
         losses[4] = math.nan if case.variant.name == "nan_loss" else losses[4]
-        return Block(
+        return Played(
             samples=[made.uniform(0.9, 1.1) for _ in range(rounds)],
             first_call_s=made.random() if seed % 2 else None,
             losses=losses,
@@ -113,7 +114,7 @@ class MadeUp:
         for case in cases:
             self.note("training", case.id)
             made = Random(f"train {case.id}")
-            done(case, probes.Trained([90 + made.random(), 90 + made.random()]))
+            done(case, apart.Trained([90 + made.random(), 90 + made.random()]))
 
 
 DESCRIBED = {
@@ -129,10 +130,10 @@ DESCRIBED = {
 def install(patch, found):
     """Put made-up measurements in the place of processes."""
     patch.setattr(run.Match, "play", lambda match, rounds: found.play(match, rounds))
-    patch.setattr(probes, "describe", lambda *_: DESCRIBED)
-    patch.setattr(probes, "begin", lambda *_, **__: SimpleNamespace(stop=lambda **_: 0))
+    patch.setattr(apart, "describe", lambda *_: DESCRIBED)
+    patch.setattr(apart, "begin", lambda *_, **__: SimpleNamespace(stop=lambda **_: 0))
     for name in ("cold_start", "probe", "train_all"):
-        patch.setattr(probes, name, getattr(found, name))
+        patch.setattr(apart, name, getattr(found, name))
     patch.setattr(Processes, "start_parents", lambda self, keys: {})
     patch.setattr(run.datasets, "materialise", lambda *_: Path("nowhere"))
     return found
@@ -421,7 +422,7 @@ def test_load_and_peaks_may_differ_and_stand_as_they_were(interrupted, made_up, 
     made_up()
     monkeypatch.setattr(run.machine.psutil, "getloadavg", lambda: (77.0, 0, 0))
     peaks = {"matmul_flops": {"float32": 3e9}}
-    monkeypatch.setattr(probes, "describe", lambda *_: DESCRIBED | peaks)
+    monkeypatch.setattr(apart, "describe", lambda *_: DESCRIBED | peaks)
     after = take_up(interrupted, monkeypatch).measure()
     assert after["environment"] == before
     assert measured(after) == measured(whole.record)
@@ -436,7 +437,7 @@ def test_a_run_that_had_not_begun_to_measure_takes_the_conditions_of_today(
     def interrupt_it(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(probes, "describe", interrupt_it)
+    monkeypatch.setattr(apart, "describe", interrupt_it)
     with pytest.raises(KeyboardInterrupt):
         begin(folder).measure()
     made_up()

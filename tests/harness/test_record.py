@@ -13,11 +13,12 @@ from datetime import UTC, datetime
 import numpy as np
 import pytest
 
-from bench.harness import results as module
-from bench.harness.matches import Block
+from bench.harness import folders as module
+from bench.harness.apart import Trained
+from bench.harness.folders import new_folder
+from bench.harness.matches import Played
 from bench.harness.plan import Technique, Variant, Workload, cases_of, matches
-from bench.harness.probes import Trained
-from bench.harness.results import Record, new_folder
+from bench.harness.record import Record
 from shared.specs import TASKS, train_step_flops
 
 TECHNIQUE = Technique(
@@ -53,7 +54,7 @@ def block(seconds=STEP_S, number=0, **values):
         "settings": {"threads": {"intra_op": 2}, "keeps_freed_memory": True},
         "evidence": {"operator_dtypes": {"matmul": {"float32": 3}}},
     }
-    return Block(**usual | values)
+    return Played(**usual | values)
 
 
 def make_record(folder, technique=TECHNIQUE, **environment):
@@ -241,7 +242,7 @@ def test_an_interrupted_write_leaves_the_old_record_whole(tmp_path, monkeypatch)
 WRITER = """
 import sys
 from pathlib import Path
-from tests.harness.test_results import fill, make_record
+from tests.harness.test_record import fill, make_record
 record = fill(make_record(Path(sys.argv[1])), blocks=3)
 record.write()
 print("written", flush=True)
