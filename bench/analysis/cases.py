@@ -37,13 +37,21 @@ def _middle(values) -> float | None:
 
 
 def memory(case: dict) -> dict | None:
-    """Medians over the cold starts; what each of them found stands in `samples`."""
+    """Medians over the cold starts; what each of them found stands in `samples`.
+
+    What is above the imports is their mean, with its 95% interval where it was measured repeatedly.
+    """
     starts = [_bytes(cold) for cold in case["cold_starts"]]
     if not starts:
         return None
     found = {name: _middle(start[name] for start in starts) for name in starts[0]}
     samples = {name: [start[name] for start in starts] for name in starts[0]}
-    return found | {"device_peak": case["cold_starts"][0]["device_peak"], "samples": samples}
+    found |= {"device_peak": case["cold_starts"][0]["device_peak"], "samples": samples}
+    known = [value for value in samples["above_import_bytes"] if value is not None]
+    above = stats.t_interval(known) if known else None
+    found["above_import_bytes"] = above and above.mean
+    found["above_import_ci"] = [above.low, above.high] if above and above.n > 1 else None
+    return found
 
 
 def _bytes(cold: dict) -> dict[str, float | None]:

@@ -45,9 +45,9 @@ def fits(cases: list[dict]) -> Fits:
 def baseline(case: dict, cases: list[dict]) -> dict | None:
     """What the case is compared with in its own framework; None for that itself."""
     for other in cases:
-        if other["role"] == "baseline" and work_of(other) == work_of(case):
-            if same_side(other, case):
-                return None if other is case else other
+        same = work_of(other) == work_of(case) and same_side(other, case)
+        if same and other["role"] == "baseline":
+            return None if other is case else other
     return None
 
 

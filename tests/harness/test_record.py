@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 import numpy as np
 import pytest
 
+from bench.analysis.analyse import analyse, raw
 from bench.harness import folders as module
 from bench.harness.apart import Trained
 from bench.harness.folders import new_folder
@@ -51,6 +52,7 @@ def block(seconds=STEP_S, number=0, **values):
         "weights_sha256": "a" * 64,
         "empty_s": 1e-8,
         "steps": 5,
+        "shortest_s": 5 * STEP_S,
         "settings": {"threads": {"intra_op": 2}, "keeps_freed_memory": True},
         "evidence": {"operator_dtypes": {"matmul": {"float32": 3}}},
     }
@@ -108,16 +110,17 @@ def strictly(text):
 def test_the_record_has_the_names_that_other_programs_read(tmp_path):
     found = fill(make_record(tmp_path)).write()
     assert found == strictly((tmp_path / "results.json").read_text("utf-8"))
-    assert found["schema_version"] == 2
+    assert found["schema_version"] == 3
     assert found.keys() >= {
         *("schema_version", "command", "effort", "environment", "noise_floor", "cases"),
-        *("comparisons", "started", "finished", "techniques", "tasks"),
+        *("comparisons", "started", "finished", "techniques", "tasks", "seconds", "matches"),
+        "blocks",
     }
     one = case(found, CHANGED)
     assert one.keys() >= {
         *("technique", "framework", "flavour", "variant", "task", "batch_size", "status"),
         *("reason", "timing", "memory", "accuracy", "artifact_bytes", "metrics"),
-        *("certificate", "evidence", "id", "role"),
+        *("certificate", "evidence", "id", "role", "title", "seconds"),
     }
     assert one["timing"].keys() >= {"cold_first_call_s", "warm_first_call_s", "step_s"}
     assert one["metrics"]["samples_per_s"].keys() == {"value", "unit", "ci", "samples"}
@@ -138,6 +141,7 @@ def cold(first_call_s, *peaks):
         "memory": dict(zip(names, peaks or (100, 150, 220, 240), strict=True)),
         "parts": {"parameters": 40, "gradients": 40, "optimizer": 10},
         "device_peak": None,
+        "modules": [],
     }
 
 
@@ -491,7 +495,7 @@ def test_a_failed_case_loses_its_comparisons_alone(tmp_path):
     found = fill(make_record(tmp_path), {CHANGED: dies}).as_dict()
     one = case(found, CHANGED)
     assert (one["status"], one["reason"]) == ("FAILED", "killed")
-    assert len(one["timing"]["step_s"]) == 7  # what was measured is kept
+    assert len(one["timing"]["step_s"]["0"]) == 7  # what was measured is kept
     assert one["timing"]["median_s"] is None
     assert one["metrics"] == {}
     assert not any(CHANGED in (c["numerator"], c["denominator"]) for c in found["comparisons"])
@@ -533,11 +537,62 @@ def test_baselines_that_play_in_several_parts_are_compared_once(tmp_path):
     assert (("framework", PLAIN, TF_PLAIN)) in keys
     compared = {c["numerator"] for c in found["comparisons"] if c["kind"] == "baseline"}
     assert compared == {c.id for p in parts for c in p if c.variant.name.startswith("variant")}
-    for one in found["comparisons"]:  # only ever within a part, so that its speed cancels
+    for one in found["comparisons"]:  # a part's speed cancels
         assert one["ratio"] == pytest.approx(1, rel=0.02)
-    assert case(found, PLAIN)["timing"]["median_s"] == pytest.approx(STEP_S, rel=0.01)
-    assert len(case(found, PLAIN)["timing"]["step_s"]) == 3
-    assert not any(c["variant"].startswith("best") for c in found["comparisons"])
+    for one in found["cases"]:  # the speed of the first part, with what each part has to say
+        assert one["timing"]["median_s"] == pytest.approx(STEP_S, rel=0.02)
+        played = {str(n) for n, part in enumerate(parts) if one["id"] in {c.id for c in part}}
+        assert one["timing"]["step_s"].keys() == played
+        assert {len(blocks) for blocks in one["timing"]["step_s"].values()} == {3}
+
+
+def figures_agree(found):
+    """Each ratio is that of the two times; how many there are."""
+    times = {one["id"]: one["timing"]["median_s"] for one in found["cases"]}
+    for one in found["comparisons"]:
+        expected = times[one["numerator"]] / times[one["denominator"]]
+        assert one["ratio"] == pytest.approx(expected, rel=1e-12)
+    return len(found["comparisons"])
+
+
+@pytest.mark.parametrize("lost", [(), (1,), (0, 2)], ids=["whole", "one", "two"])
+def test_times_and_ratios_agree_over_all_parts_and_blocks(tmp_path, lost):
+    """Also where the machine drifts, and a part lacks blocks, as after an interruption."""
+    random = np.random.default_rng(7)
+    variants = (TECHNIQUE.variants[0], *(Variant(f"variant{i}") for i in range(6)))
+    record = make_record(tmp_path, replace(TECHNIQUE, variants=variants))
+    for part in matches([entry.case for entry in record.entries.values()]):
+        number = record.add_match(part)
+        for index in range(4):
+            if number == 1 and index in lost:
+                continue
+            drift = np.exp(np.cumsum(random.normal(0, 0.1, 30)) + random.normal())
+            played = {
+                c.id: block(samples=list(drift * STEP_S * np.exp(random.normal(0, 0.05, 30))))
+                for c in part
+            }
+            record.add_block(number, index, played)
+    found = record.write()
+    assert figures_agree(found) > 20
+    sizes = {c["n"] for c in found["comparisons"]}
+    assert sizes == ({4, 4 - len(lost)} if lost else {4})
+
+
+def test_the_record_is_the_analysis_of_what_was_measured(tmp_path):
+    """And of nothing else: not of what is derived in it."""
+    record = fill(make_record(tmp_path, peak_flops={"float32": 1e11}), {CHANGED: taking(0.5)})
+    with_accuracy(record, **{PLAIN: 0, CHANGED: -3, TF_CHANGED: 0})
+    for name in (PLAIN, CHANGED):
+        record.entries[name].cold = [cold(seconds) for seconds in (1.0, 2.0)]
+        record.entries[name].probed = {"figure": {"value": 1.0, "unit": "1", "samples": [1.0]}}
+    record.write()
+    found = strictly(record.path.read_text("utf-8"))
+    measured = strictly(json.dumps(raw(found)))
+    assert "comparisons" not in measured
+    assert "median_s" not in json.dumps(measured)
+    assert found["comparisons"]
+    assert found["noise_floor"]["ratios"] > 3
+    assert analyse(measured) == found
 
 
 # Figures ----------------------------------------------------------------------------------------
