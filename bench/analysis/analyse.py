@@ -17,7 +17,7 @@ DERIVED_OF_CASE = ("memory", "metrics", "certificate", "artifact_bytes")
 
 def analyse(measured: dict) -> dict:
     """The whole record of what was measured, as JSON values."""
-    measured = _finite(measured)
+    measured = measured | {"environment": _finite(measured["environment"])}
     tasks, found = measured["tasks"], comparisons.fits(measured["cases"])
     made = comparisons.compare_all(measured["cases"], tasks, found)
     own = {c["numerator"]: c for c in made if c["kind"] == "baseline"}

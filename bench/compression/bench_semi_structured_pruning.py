@@ -19,7 +19,12 @@ TECHNIQUE = Technique(
     variants=(
         Variant("dense", role="baseline", effort="quick", flavours=FLAVOURS),
         Variant(
-            "two_to_four", {"masked": True}, effort="quick", flavours=FLAVOURS, changes_math=True
+            "two_to_four",
+            {"masked": True},
+            effort="quick",
+            flavours=FLAVOURS,
+            changes_math=True,
+            changes_weights=True,
         ),
     ),
     workloads=(

@@ -4,9 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 from datetime import UTC, datetime
 from pathlib import Path
+
+
+def as_lines(record: dict) -> str:
+    """A record as JSON, with a line for each entry of each list, so that it can be searched."""
+    parts = []
+    for name, value in record.items():
+        if value and isinstance(value, list):
+            text = "[\n" + ",\n".join(json.dumps(each, allow_nan=False) for each in value) + "\n]"
+        else:
+            text = json.dumps(value, allow_nan=False)
+        parts.append(f"{json.dumps(name)}: {text}")
+    return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
 def replace_file(path: Path, text: str) -> None:

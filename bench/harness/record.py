@@ -6,7 +6,6 @@ keeps what it has finished. What is derived of it, `bench/analysis` derives when
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from pathlib import Path
 
 from bench.analysis.analyse import analyse
 from bench.harness.apart import Trained
-from bench.harness.folders import replace_file
+from bench.harness.folders import as_lines, replace_file
 from bench.harness.matches import Played
 from bench.harness.plan import Case, Technique
 from shared.specs import TASKS, forward_flops, train_step_flops
@@ -143,7 +142,7 @@ class Record:
     def write(self) -> dict:
         """Rewrite `results.json` and return what stands in it."""
         found = self.as_dict()
-        replace_file(self.path, json.dumps(found, indent=1, allow_nan=False))
+        replace_file(self.path, as_lines(found))
         return found
 
 

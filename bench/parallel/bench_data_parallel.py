@@ -127,6 +127,12 @@ def probe(impl, work: Work, batches) -> dict[str, dict]:
         "peak_a_process": _figure("bytes", float(two.peak_bytes.max())),
         "above_imports": _figure("bytes", float((two.peak_bytes - two.import_bytes).max())),
         "losses_apart": _figure("ppm", 1e6 * _apart(one.losses, two.losses)),
+        "evidence": {
+            "samples": len(two.seen),
+            "each_seen": [int(two.seen.min()), int(two.seen.max())],
+            "losses": two.losses[:COMPARED].tolist(),
+            "losses_of_one_replica": one.losses[:COMPARED].tolist(),
+        },
     }
 
 

@@ -68,6 +68,7 @@ def probe(impl, work: Work, batches) -> dict[str, dict]:
         "largest_batch": {"value": found.batch_size, "unit": "samples", "samples": None},
         "samples_per_s": {"value": found.samples_per_s, "unit": "samples/s", "samples": None},
         "peak": {"value": found.peak_bytes, "unit": "bytes", "samples": None},
+        "evidence": {"limit": found.limit, "trials": [vars(trial) for trial in found.trials]},
     }
 
 
