@@ -23,8 +23,7 @@ TECHNIQUE = Technique(
             {"masked": True},
             effort="quick",
             flavours=FLAVOURS,
-            changes_math=True,
-            changes_weights=True,
+            changes="weights",
         ),
     ),
     workloads=(
@@ -41,8 +40,6 @@ TECHNIQUE = Technique(
         "The pattern makes products faster on GPUs with sparse tensor cores alone (PyTorch's "
         "to_sparse_semi_structured, CUDA), which is not measured.",
     ),
-    # The matches of other techniques have controls.
-    controls=False,
     counts=True,
 )
 

@@ -131,7 +131,7 @@ class Plan:
         """What is measured of a case in freshly executed processes, in order."""
         technique = self.techniques[case.technique]
         starts = technique.cold_starts if self.amount.blocks > 1 else 1
-        found = ["cold start"] * (starts if case.variant.cold else 0)
+        found = ["cold start"] * (starts if case.variant.measured.cold else 0)
         return found + ["probe"] * (technique.probes and case.variant.role != "control")
 
     def describe(self) -> str:
@@ -156,5 +156,5 @@ def _hanging(text: str) -> str:
 
 def trained(cases: list[Case]) -> list[Case]:
     """The cases that are trained for their accuracy."""
-    wanted = [c for c in cases if c.workload.accuracy and c.variant.accuracy]
+    wanted = [c for c in cases if c.workload.accuracy and c.variant.measured.accuracy]
     return [c for c in wanted if c.variant.role != "control"]

@@ -144,8 +144,9 @@ class Operations(Timing, Weighing, Training):
             importlib.import_module(technique)
 
     def _modules(self) -> list[str]:
-        """What was imported since the worker was configured, in order."""
-        return [name for name in list(sys.modules) if name not in self.imported]
+        """What was imported since the worker was configured, in order, but for Python's own."""
+        found = [name for name in list(sys.modules) if name not in self.imported]
+        return [name for name in found if name.partition(".")[0] not in sys.stdlib_module_names]
 
     def _find_work(
         self, case: dict, seed: int, memory_budget: int | None = None, data: str | None = None

@@ -147,7 +147,7 @@ FINE = ("good", "prints", "synchronised", "leaves_a_child", "leaks", "as_install
 def test_the_others_are_measured_whole(faults, variant):
     case = faults.cases["pt", variant]
     assert (case["status"], case["reason"]) == ("OK", None)
-    assert rounds_of(case) == [6]
+    assert set(rounds_of(case)) == {6}
     assert case["timing"]["median_s"] > 0
     assert case["timing"]["warm_first_call_s"] > 0
     assert len(case["certificate"]["losses"]) == 10
@@ -421,10 +421,14 @@ def test_where_forking_is_unsafe_workers_are_executed(faults, measure, monkeypat
             return {key: shape(item) for key, item in value.items()}
         return [shape(item) for item in value] if isinstance(value, list) else type(value)
 
+    def played_once(case):  # with more company a baseline plays more matches
+        step_s = {"0": next(iter(case["timing"]["step_s"].values()), None)}
+        return case | {"blocks": case["blocks"][:1], "timing": case["timing"] | {"step_s": step_s}}
+
     for variant in ("good", "raises", "prints", "leaks"):
         executed, forked = found.cases["pt", variant], faults.cases["pt", variant]
         assert (executed["status"], executed["reason"]) == (forked["status"], forked["reason"])
-        assert shape(executed) == shape(forked)
+        assert shape(played_once(executed)) == shape(played_once(forked))
     assert own(found, "prints")["reason"] is None
     assert marked(found.mark) == []
 
@@ -843,7 +847,7 @@ def test_nothing_starts_while_something_is_measured_apart(measure, fakes, monkey
     monkeypatch.setattr(apart, "cold_start", measuring)
     found = measure("good", "same", technique=faulty.UNTIMED, amount=Effort(1, 3, 1))
     assert {case["status"] for case in found.cases.values()} == {"OK"}
-    assert seen == [([], [])] * len(found.cases)
+    assert seen == [([], [])] * len(found.cases)  # nothing is imported late: no rehearsals
 
 
 def test_a_probe_runs_apart_and_its_failure_is_its_case_s_alone(predicted):
@@ -960,7 +964,7 @@ def test_nothing_outlives_a_harness_that_is_killed(results_folder, forks):
             return any("hangs from now" in log.read_text() for log in logs.glob("*-hangs.log"))
 
         assert until(hangs, 60), "the run did not get there"
-        assert len(marked(mark)) >= 3
+        assert len(marked(mark)) >= 2  # of executed ones those that started before it, if any
         main.send_signal(signal.SIGKILL)
         assert main.wait() == -signal.SIGKILL
         left = until(lambda: not [p for p in marked(mark) if p.name() != "sleep"], 15)

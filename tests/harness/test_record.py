@@ -379,7 +379,7 @@ def test_blocks_that_differ(tmp_path, step, apart, bad, verdict):
 
 
 def test_other_mathematics_is_held_against_its_twin_alone(tmp_path):
-    variants = (TECHNIQUE.variants[0], replace(TECHNIQUE.variants[1], changes_math=True))
+    variants = (TECHNIQUE.variants[0], replace(TECHNIQUE.variants[1], changes="math"))
     technique = replace(TECHNIQUE, variants=variants)
     other = taking(0.5, losses=changed_losses(3, 1.1))
     found = fill(make_record(tmp_path, technique), {CHANGED: other, TF_CHANGED: other}).as_dict()
@@ -393,7 +393,7 @@ def test_other_mathematics_is_held_against_its_twin_alone(tmp_path):
 
 
 def test_other_weights_are_held_against_those_of_the_twin_alone(tmp_path):
-    changed = replace(TECHNIQUE.variants[1], changes_math=True, changes_weights=True)
+    changed = replace(TECHNIQUE.variants[1], changes="weights")
     technique = replace(TECHNIQUE, variants=(TECHNIQUE.variants[0], changed))
     other = taking(0.5, weights_sha256="b" * 64)
     found = fill(make_record(tmp_path, technique), {CHANGED: other, TF_CHANGED: other}).as_dict()

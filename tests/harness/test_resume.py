@@ -45,7 +45,6 @@ TECHNIQUES = {
         (Workload("digits-cnn", "compute"), Workload("digits-cnn", "small", timed=False)),
         cold_starts=2,
         probes=True,
-        controls=False,
     ),
 }
 AMOUNT = Effort(blocks=3, rounds=5, seeds=2)
