@@ -323,6 +323,10 @@ def _measure(state: State, speaker: Speaker) -> None:
         state.results = run.measure()
     except OtherConditions as error:
         raise _refused(f"{state.folder}: {error}") from None
+    except KeyboardInterrupt:
+        state.results = run.save()
+        again = f"--resume {os.path.relpath(state.folder)}"
+        pytest.exit(f"interrupted: {again} goes on where it ended", returncode=2)
     except BaseException:
         state.results = run.save()
         raise

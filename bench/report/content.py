@@ -16,6 +16,7 @@ from bench.report.figures import MISSING, compact, is_number, number, ratio, sca
 from bench.report.record import (
     FRAMEWORKS,
     at,
+    block_count,
     framework_title,
     task_of,
     tasks,
@@ -90,7 +91,7 @@ def build(results: dict[str, Any]) -> Report:
 
 def run_line(results: dict[str, Any]) -> str:
     """Effort, blocks and start of the run."""
-    blocks = max((len(at(c, "timing", "step_s") or []) for c in results["cases"]), default=0)
+    blocks = max(map(block_count, results["cases"]), default=0)
     plural = "" if blocks == 1 else "s"
     return f"{results['effort']} effort · {blocks} block{plural} · started {results['started']}"
 

@@ -236,6 +236,31 @@ def test_the_harness_costs_at_most_one_percent(faults):
     assert floor["shortest_sample_s"] >= timing.SAMPLE_S
 
 
+def test_the_record_tells_how_long_each_part_took(faults):
+    seconds = dict(faults.results["seconds"])
+    total, first = seconds.pop("total"), seconds.pop("first_table")
+    parts = {"describe", "parents", "start", "build", "first_call", "warm", "rounds"}
+    assert seconds.keys() == parts | {"cold", "training"}
+    assert min(seconds.values()) > 0
+    assert 0.5 * total < sum(seconds.values()) <= total
+    assert 0 < first < total
+    own = faults.cases["pt", "good"]["seconds"]
+    assert own.keys() == parts - {"describe", "parents"} | {"cold", "training"}
+    assert min(own.values()) > 0
+
+
+def test_the_record_tells_under_which_conditions_each_block_was_played(faults):
+    played = {(block["match"], block["block"]): block for block in faults.results["blocks"]}
+    assert sorted(played) == [(number, 0) for number in range(len(faults.results["matches"]))]
+    for (match, _), block in played.items():
+        assert sorted(block["order"]) == sorted(faults.results["matches"][match])
+        assert 1 <= len(block["tries"]) <= matches.MOST_TRIES
+        assert block["seconds"]["rounds"] > 0
+        assert block.keys() >= {"load", "stolen", "others"}
+    orders = [block["order"] for block in played.values()]
+    assert len({order.index(next(i for i in order if i.endswith("/good"))) for order in orders}) > 1
+
+
 @pytest.mark.timeout(90)
 def test_a_worker_that_hangs_is_a_time_out(measure):
     limits = replace(LIMITS, request=8)

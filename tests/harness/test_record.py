@@ -211,6 +211,50 @@ def test_memory_and_accuracy_have_their_names(tmp_path):
     assert found["accuracy"]["ci"][0] < 92.0 < found["accuracy"]["ci"][1]
 
 
+def test_repeated_memory_carries_its_scatter(tmp_path):
+    record = fill(make_record(tmp_path))
+    starts = [(100, 150, 220, 240), (110, 150, 230, 280), (90, 150, 220, 260)]
+    record.entries[PLAIN].cold = [cold(0.7, *peaks) for peaks in starts]
+    record.entries[CHANGED].cold = [cold(0.7)]
+    found = record.write()
+    memory = case(found, PLAIN)["memory"]
+    assert memory["samples"]["above_import_bytes"] == [140, 170, 170]
+    assert memory["above_import_bytes"] == pytest.approx(160)
+    assert memory["above_import_ci"][0] < 140 < 180 < memory["above_import_ci"][1]
+    assert memory["steady_peak_bytes"] == 260
+    assert case(found, CHANGED)["memory"]["above_import_ci"] is None  # measured once
+
+
+def test_sizes_are_exact_and_of_trained_weights_where_accuracy_is(tmp_path):
+    record = fill(make_record(tmp_path))
+    for name in (PLAIN, CHANGED):
+        artifact = {"bytes": 1000, "compressed_bytes": 300}
+        record.entries[name].cold = [cold(0.7) | {"artifact": artifact}]
+    sizes = [{"bytes": 1000, "compressed_bytes": each} for each in (910, 930, 920)]
+    record.entries[CHANGED].trained = Trained([95.0, 96.0, 94.0], sizes)
+    found = record.write()
+    initial, trained = (case(found, name)["metrics"] for name in (PLAIN, CHANGED))
+    assert initial["compressed_artifact"]["value"] == 300
+    assert trained["compressed_artifact"]["value"] == 920
+    assert trained["compressed_artifact"]["samples"] == [910, 930, 920]
+    assert trained["artifact"]["value"] == case(found, CHANGED)["artifact_bytes"] == 1000
+    for metrics in (initial, trained):
+        assert metrics["artifact"]["ci"] is metrics["compressed_artifact"]["ci"] is None
+
+
+def test_what_makes_rows_comparable_stands_in_the_record(tmp_path):
+    changed = replace(TECHNIQUE.variants[1], changes="weights", title="changed in plain words")
+    variants = (TECHNIQUE.variants[0], changed, TECHNIQUE.variants[2])
+    found = fill(make_record(tmp_path, replace(TECHNIQUE, variants=variants))).write()
+    plain, other = case(found, PLAIN), case(found, CHANGED)
+    assert (plain["changes_math"], plain["changes_weights"]) == (False, False)
+    assert (other["changes_math"], other["changes_weights"]) == (True, True)
+    assert plain["loss_tolerance"] == TASKS["digits-cnn"].parity
+    assert case(found, LOOSE)["loss_tolerance"] == 0.05
+    assert (plain["title"], other["title"]) == ("plain", "changed in plain words")
+    assert plain["flops"] == train_step_flops(TASKS["digits-cnn"].model, 4)
+
+
 def test_memory_that_could_not_be_seen_stays_unknown(tmp_path):
     record = fill(make_record(tmp_path))
     record.entries[PLAIN].cold = [cold(0.7, None, None, None, None)]

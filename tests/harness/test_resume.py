@@ -355,7 +355,7 @@ def test_a_baseline_that_failed_plays_again_with_all_that_have_it(with_failures)
     failed = "second/digits-cnn-128/pt/plain"
     found = with_failures(fails={failed})
     (played,) = {cases for what, *_, cases in found.done if what == "block"}
-    side = {"second/digits-cnn-128/pt/faster", "second/digits-cnn-128/tf/plain"}
+    side = {f"second/digits-cnn-128/{name}" for name in ("pt/faster", "pt/control", "tf/plain")}
     assert set(played) == {failed} | side
     new = ratios(found.after).keys() - ratios(found.before).keys()
     assert ("baseline", "second/digits-cnn-128/pt/faster", failed) in new
