@@ -50,7 +50,7 @@ class Each:
 
 @dataclass(frozen=True)
 class Either:
-    """One shape for a JSON object, another for a list: what was called the same in older records."""
+    """One shape for an object, another for a list: of one name in older records."""
 
     object: Any
     list: Any
