@@ -24,11 +24,10 @@ from typing import Any
 
 from scipy import stats
 
+from bench.analysis.record import DIFFERENT, above_import, framework_title, load, title_of, work_of
 from bench.analysis.stats import DELTA
-from bench.report import load
-from bench.report.blocks import DIFFERENT, above_import
-from bench.report.figures import is_number, is_pair, number, plus_minus
-from bench.report.record import at, framework_title, title_of, work_of
+from bench.analysis.values import at, is_number, is_pair
+from bench.report.figures import number, plus_minus
 from bench.report.text import hanging, plain, wrap
 
 # goal -> what is compared, its unit, the unit's size

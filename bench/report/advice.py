@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from bench.analysis.record import above_import
+from bench.analysis.values import at, is_number
 from bench.choose import GOALS, Advice, Candidate, Limits, advise, figure_of, measure
-from bench.report.blocks import above_import
-from bench.report.figures import is_number, number, plus_minus, scaled
-from bench.report.record import at
+from bench.report.figures import number, plus_minus, scaled
 
 UNLIMITED = Limits()
 

@@ -7,22 +7,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from bench.report.figures import (
-    MISSING,
-    compact,
-    interval,
-    is_number,
-    is_pair,
-    number,
-    plus_minus,
-    ratio,
-    scaled,
-)
-from bench.report.record import FRAMEWORKS, Row, View, at
+from bench.analysis.record import DIFFERENT, FRAMEWORKS, Row, View, above_import
+from bench.analysis.values import at, is_pair
+from bench.report.figures import MISSING, compact, interval, number, plus_minus, ratio, scaled
 from bench.report.text import plain
 
 UNITS = {"accuracy": "Accuracy in %", "bits_per_character": "Bits per character"}
-DIFFERENT = "not comparable"  # the verdict
 MEMORY_PARTS = ("parameters", "gradients", "optimizer", "rest")
 
 Rows = dict[int, list[Row]]  # by batch size
@@ -360,12 +350,6 @@ def _pair_line(comparison: dict, found: View) -> list[str]:
     cells = [MISSING] * 3
     cells[{"pt": 0, "tf": 1}.get(found.side(comparison), 2)] = versus(comparison)
     return [found.pair(comparison), *cells]
-
-
-def above_import(memory: dict | None) -> float | None:
-    """Peak of the steady state above what the process took after its imports, in bytes."""
-    peak, base = at(memory, "steady_peak_bytes"), at(memory, "import_bytes")
-    return peak - base if is_number(peak) and is_number(base) else None
 
 
 def _cases(rows: Rows) -> list[dict | None]:

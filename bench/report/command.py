@@ -6,7 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from bench.report import FORMATS, load, readme, write_reports
+from bench.analysis.record import load
+from bench.report import FORMATS, readme, write_reports
 from bench.report.tables import terminal
 
 

@@ -9,13 +9,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from bench.report import graphs
-from bench.report.advice import Goal, goals
-from bench.report.blocks import DIFFERENT, Column, Table, tables
-from bench.report.figures import MISSING, compact, is_number, number, ratio, scaled
-from bench.report.record import (
+from bench.analysis.record import (
+    DIFFERENT,
     FRAMEWORKS,
-    at,
     framework_title,
     task_of,
     tasks,
@@ -24,6 +20,11 @@ from bench.report.record import (
     view,
     work_of,
 )
+from bench.analysis.values import at, is_number
+from bench.report import graphs
+from bench.report.advice import Goal, goals
+from bench.report.blocks import Column, Table, tables
+from bench.report.figures import MISSING, compact, number, ratio, scaled
 from bench.report.text import plain
 
 Facts = list[tuple[str, str]]

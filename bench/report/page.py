@@ -18,11 +18,11 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from bench.analysis.record import View, task_of, techniques, view
 from bench.report import charts, readme
 from bench.report.blocks import Table, phases
 from bench.report.content import Report, TaskPart, TechniquePart, build
 from bench.report.lifetimes import lifetimes
-from bench.report.record import View, task_of, techniques, view
 from bench.report.shapes import Chart
 from bench.report.tables import GRAPHS, SAME_WORK
 from bench.report.text import plain

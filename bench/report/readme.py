@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from bench.analysis.record import Row, View, above_import, tasks, techniques, view
+from bench.analysis.values import at
 from bench.report import write_atomically
-from bench.report.blocks import Column, Table, above_import, difference_of, unit_of, versus
+from bench.report.blocks import Column, Table, difference_of, unit_of, versus
 from bench.report.content import machine_line, run_line, warnings
 from bench.report.figures import MISSING, number, plus_minus, scaled
-from bench.report.record import Row, View, at, tasks, techniques, view
 from bench.report.tables import escape, markdown_table
 
 BEGIN, END = "<!-- table:begin -->", "<!-- table:end -->"

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.report import FORMATS, load, write_reports
+from bench.analysis.record import load
+from bench.report import FORMATS, write_reports
 from bench.report.page import html, listing
 from bench.report.tables import markdown
 from bench.report.text import plain
