@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
+from bench.analysis.decisions import Answer, Work, answers, works
 from bench.analysis.record import (
     DIFFERENT,
     FRAMEWORKS,
@@ -22,10 +24,10 @@ from bench.analysis.record import (
 )
 from bench.analysis.values import at, is_number
 from bench.report import graphs
-from bench.report.advice import Goal, goals
 from bench.report.blocks import Column, Table, tables
 from bench.report.figures import MISSING, compact, number, ratio, scaled
 from bench.report.text import plain
+from shared.specs import TASKS, parameter_shapes
 
 Facts = list[tuple[str, str]]
 
@@ -66,13 +68,16 @@ class Report:
     environment: Facts
     noise: Facts
     controls: Table | None
-    advice: list[Goal]
+    measured: str
+    answers: list[Answer]
+    works: list[Work]
     techniques: list[TechniquePart]
     legend: Facts
 
 
 def build(results: dict[str, Any]) -> Report:
     """Everything that the report says, from the record alone."""
+    every = works(results)
     return Report(
         run=run_line(results),
         command=results["command"],
@@ -80,7 +85,9 @@ def build(results: dict[str, Any]) -> Report:
         environment=_environment(results["environment"]),
         noise=_noise(results["noise_floor"]),
         controls=_controls(results["noise_floor"].get("controls") or []),
-        advice=goals(results),
+        measured=measured([results]),
+        answers=answers(results, every),
+        works=every,
         techniques=[_technique(results, name) for name in techniques(results)],
         legend=_legend(results["effort"]),
     )
@@ -94,6 +101,34 @@ def run_line(results: dict[str, Any]) -> str:
     blocks = max((len(at(c, "timing", "step_s") or []) for c in results["cases"]), default=0)
     plural = "" if blocks == 1 else "s"
     return f"{results['effort']} effort · {blocks} block{plural} · started {results['started']}"
+
+
+def measured(runs: list[dict[str, Any]]) -> str:
+    """What was measured, in a sentence: the machines, their devices, how large the models are."""
+    machines = dict.fromkeys(_machine(run["environment"]) for run in runs)
+    tasks_run = {case["task"] for run in runs for case in run["cases"] if case["status"] == "OK"}
+    sizes = [_parameters(TASKS[name].model) for name in tasks_run if name in TASKS]
+    models = ""
+    if sizes:
+        low, high = (_rounded(size) for size in (min(sizes), max(sizes)))
+        models = f", models of {low} to {high} parameters" if low != high else f", {low} parameters"
+    return f"Measured on {' and '.join(machines)}{models}."
+
+
+def _machine(found: dict[str, Any]) -> str:
+    device = f"the GPU {compact(found['gpu'])}" if found.get("gpu") else "the CPU, no GPU"
+    cores = f"{compact(found.get('physical_cores'))} cores"
+    return f"{device}: {compact(found.get('cpu'))}, {cores}"
+
+
+def _parameters(model: Any) -> int:
+    return sum(map(prod, parameter_shapes(model).values()))
+
+
+def _rounded(count: int) -> str:
+    """24 thousand, 10 million."""
+    size, word = (1e6, "million") if count >= 1e6 else (1e3, "thousand")
+    return f"{float(f'{count / size:.2g}'):g} {word}"
 
 
 def machine_line(environment: dict[str, Any]) -> str:
@@ -227,8 +262,9 @@ def _legend(effort: str) -> Facts:
         ("equivalent", "the 90% interval lies within 3% (accuracy: within the margin)"),
         ("faster, less accurate", "faster, but less accurate by more than the margin"),
         ("slower, more accurate", "the other side is faster, but less accurate by more than that"),
+        ("slightly faster, slightly slower", "the 95% interval excludes 1, but not 3%"),
         ("inconclusive", "none of these"),
-        ("noisy", "no verdict: blocks differ by more than 6% (standard deviation)"),
+        ("noisy", "older runs: no verdict, since blocks differ by more than 6%"),
         (DIFFERENT, "the two sides were not shown to do the same work"),
     ]
 

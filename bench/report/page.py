@@ -30,7 +30,7 @@ from bench.report.tradeoffs import tradeoffs
 
 
 @dataclass(frozen=True)
-class Block:
+class Piece:
     """A table and the charts that stand beside it."""
 
     table: Table
@@ -43,7 +43,7 @@ class Section:
 
     anchor: str
     part: TechniquePart
-    tasks: list[tuple[TaskPart, list[Block]]]
+    tasks: list[tuple[TaskPart, list[Piece]]]
 
 
 def html(results: dict[str, Any]) -> str:
@@ -145,15 +145,15 @@ def _sections(results: dict[str, Any], report: Report) -> list[Section]:
     return sections
 
 
-def blocks(found: View, tables: list[Table], task: dict) -> list[Block]:
+def blocks(found: View, tables: list[Table], task: dict) -> list[Piece]:
     """The tables in their order, each with its charts; some charts bring a table of their own."""
     made = []
     for table in tables:
         drawn = [charts.forest(found)] if table.name == "ratios" else []
         drawn += lifetimes(found) if table.name == "lifetimes" else []
-        made.append(Block(table, [chart for chart in drawn if chart]))
+        made.append(Piece(table, [chart for chart in drawn if chart]))
         if table.name == "memory" and (bars := charts.memory_bars(found)):
-            made.append(Block(phases(found.rows), [bars]))
+            made.append(Piece(phases(found.rows), [bars]))
         if table.name == "accuracy":
-            made += [Block(*each) for each in tradeoffs(found, task)]
+            made += [Piece(*each) for each in tradeoffs(found, task)]
     return made

@@ -1,0 +1,158 @@
+"""One chart of every technique's gain in both frameworks, with intervals and verdicts.
+
+A line is a technique at a piece of work. Of its variants each framework shows the one that takes
+least of its own baseline's time within the accuracy margin, or, where none keeps it, the least of
+all. What is not timed (input pipelines, batch sizes) is compared by its samples per second.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from bench.analysis.decisions import PREDICT, TRAIN, Option, Work
+from bench.analysis.record import FRAMEWORKS
+from bench.analysis.stats import DELTA
+from bench.analysis.values import at, is_pair
+from bench.report.answer import accuracy_of, gain_of, name_of
+from bench.report.figures import number
+from bench.report.shapes import Box, Chart, Label, Line, Mark, Scale, across, scale
+
+LEFT, RIGHT = 47.0, 79.0  # percents between which the axis runs: names left of it, figures right
+LINE = 17  # pixels a line
+PLACES = {"pt": 89.0, "tf": 99.5}  # where each framework's figures end
+
+
+@dataclass(frozen=True)
+class Gain:
+    """A technique at a piece of work, and in each framework the row that gains most."""
+
+    technique: str
+    label: str
+    work: Work
+    sides: dict[str, Option]
+
+    @property
+    def best(self) -> float:
+        """The least share of its baseline's time."""
+        return min(option.gain for option in self.sides.values())
+
+
+def gains(works: list[Work]) -> list[Gain]:
+    """Each technique that has a ratio to its own baseline, the largest gain first."""
+    found: dict[tuple[str, int], dict[str, list[Option]]] = {}
+    for place, work in enumerate(works):
+        for option in work.options:
+            side = option.case["framework"]
+            if option.gain and not option.is_baseline and side in FRAMEWORKS:
+                sides = found.setdefault((option.case["technique"], place), {})
+                sides.setdefault(side, []).append(option)
+    names = [technique for technique, _ in found]
+    listed = [
+        Gain(
+            technique,
+            _label(technique, works[place], names.count(technique) > 1),
+            works[place],
+            {side: _shown(options, works[place]) for side, options in sides.items()},
+        )
+        for (technique, place), sides in found.items()
+        if technique != "baseline"
+    ]
+    return sorted(listed, key=lambda gain: gain.best)
+
+
+def _label(technique: str, work: Work, several: bool) -> str:
+    words = technique.replace("_", " ")
+    return f"{words}, {work.task} {work.batch_size}" if several else words
+
+
+def _shown(options: list[Option], work: Work) -> Option:
+    """The least time within the margin, else the least of all."""
+    return min(options, key=lambda o: (not keeps(o, work), o.gain))
+
+
+def keeps(option: Option, work: Work) -> bool:
+    """Whether accuracy was kept, or is no matter here."""
+    return bool(option.accuracy.kept) or work.kind not in (TRAIN, PREDICT)
+
+
+def chart(works: list[Work]) -> Chart | None:
+    """All gains on one log axis; None where there is none."""
+    listed = gains(works)
+    if not listed:
+        return None
+    options = [option for gain in listed for option in gain.sides.values()]
+    values = [v for o in options for v in (o.gain, *(_interval(o) or []))]
+    axis = scale([*values, 1 / (1 + DELTA), 1 + DELTA], LEFT, RIGHT, log=True)
+    shapes: list[Any] = [
+        Label(PLACES[side], 11, short, f"heading {side}-text", "end")
+        for side, short in (("pt", "PyTorch"), ("tf", "TensorFlow"))
+    ]
+    y = 16.0
+    for gain in listed:
+        y += LINE
+        shapes.append(Label(0, y, _fitting(gain.label), "label-line"))
+        for side, option in gain.sides.items():
+            shapes += _mark(axis, y, side, option, gain.work)
+    bottom = y + 7
+    band = Box(axis(1 / (1 + DELTA)), 16, axis(1 + DELTA) - axis(1 / (1 + DELTA)), bottom - 16,
+               "band")  # fmt: skip
+    middle = Line(axis(1), 16, axis(1), bottom, "one")
+    return Chart(
+        title="Share of the own baseline's time that each technique takes (log axis, 95% "
+        "intervals; left of 1 is faster)",
+        description=_in_words(listed),
+        height=bottom + 20,
+        shapes=[
+            band,
+            *across(axis, 16, bottom),
+            middle,
+            *shapes,
+        ],
+        key=[
+            *FRAMEWORKS.items(),
+            ("told", "a difference was shown"),
+            ("open", "none was, or accuracy was not kept or not measured (*)"),
+        ],
+    )
+
+
+def _fitting(label: str) -> str:
+    return label if len(label) <= 30 else f"{label[:29]}…"
+
+
+def _interval(option: Option) -> list[float] | None:
+    """The interval of a ratio that was compared; rates have none."""
+    ci = at(option.own, "ci")
+    compared = is_pair(ci) and min(ci) > 0 and at(option.own, "ratio") == option.gain
+    return list(ci) if compared else None
+
+
+def _mark(axis: Scale, y: float, side: str, option: Option, work: Work) -> list[Any]:
+    verdict = at(option.own, "verdict") or ""
+    kept = keeps(option, work)
+    told = kept and ("faster" in verdict or "slower" in verdict)
+    middle = y - 6 if side == "pt" else y - 2
+    shapes: list[Any] = []
+    if ci := _interval(option):
+        low, high = map(axis, ci)
+        shapes.append(Line(low, middle, high, middle, f"interval {side}"))
+    tip = f"{name_of(option)}: {gain_of(option)}, {accuracy_of(option.accuracy)}"
+    shapes.append(Mark(axis(option.gain), middle, side, not told, tip))
+    style = "good" if told and "faster" in verdict else "bad" if told else "even"
+    text = number(option.gain, places=2 if option.gain < 10 else 1) + ("" if kept else "*")
+    shapes.append(Label(PLACES[side], y, text, f"figure {style}-text", "end"))
+    return shapes
+
+
+def _in_words(listed: list[Gain]) -> str:
+    """Every line of the chart as a sentence."""
+    return " ".join(
+        f"{gain.label}: "
+        + ", ".join(
+            f"{name_of(option)} {gain_of(option)}, {accuracy_of(option.accuracy)}"
+            for option in gain.sides.values()
+        )
+        + "."
+        for gain in listed
+    )
