@@ -27,7 +27,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from bench import docs, validate
-from bench.docs import __main__ as command
+from bench.docs import command
 from bench.harness.run import techniques
 from bench.network import projection, sweeps
 from shared import parallel
@@ -54,8 +54,8 @@ PROJECTED += " docs/across_hosts/tf.json"
 MAKE = "python3 -m venv .venv && .venv/bin/pip install -c constraints.txt -e"
 
 ON_MANY = (
-    "{0}_impl.data_parallel {0}_impl.data_parallel:digits_cnn data/digits --global-batch 128 "
-    "--steps 500 --out result.npz"
+    "{0}_impl.parallel.data_parallel {0}_impl.parallel.data_parallel:digits_cnn data/digits "
+    "--global-batch 128 --steps 500 --out result.npz"
 )
 CLUSTER = '{"cluster":{"worker":["host1:29400","host2:29400"]},"task":{"type":"worker","index":0}}'
 SAVING = "--checkpoint saved --save-every 100"
@@ -91,9 +91,9 @@ COMMANDS = {
     "python -m pt_impl.train_step.mixed_precision": "alone",
     ".venv/bin/twinbench validate measure --framework pt --pairs 10": "validate",
     ".venv/bin/twinbench validate simulate results/latest/validation.json": "run",
-    ".venv/bin/python -m pt_impl.label_smoothing": "tour",
-    ".venv/bin/python -m tf_impl.label_smoothing": "tour",
-    ".venv/bin/pytest tests/test_layout.py tests/test_label_smoothing.py": "tour",
+    ".venv/bin/python -m pt_impl.train_step.label_smoothing": "tour",
+    ".venv/bin/python -m tf_impl.train_step.label_smoothing": "tour",
+    ".venv/bin/pytest tests/test_layout.py tests/train_step/test_label_smoothing.py": "tour",
     f"{BENCH} --effort quick -k label_smoothing": "tour",
     # docs/across_hosts.md
     ".venv/bin/twinbench hosts 'echo host $RANK of $WORLD_SIZE; ip -brief address'": "hosts",
@@ -211,13 +211,17 @@ def copy_to(folder: Path) -> None:
     shutil.copytree(ROOT, folder, ignore=ignored)
     for environment in (".venv", ".venv-pt", ".venv-tf"):
         (programs := folder / environment / "bin").mkdir(parents=True)
-        for name, start in (("python", ""), ("pytest", "-m pytest -p no:cacheprovider")):
+        for name, start in (
+            ("python", ""),
+            ("pytest", "-m pytest -p no:cacheprovider"),
+            ("twinbench", "-m bench"),
+        ):
             (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {start} "$@"\n')
             (programs / name).chmod(0o755)
 
 
 def validation() -> dict:
-    """What `bench.validate measure` writes, with noise that is made up."""
+    """What `twinbench validate measure` writes, with noise that is made up."""
     random = np.random.default_rng(0)
     pairs = [
         {
@@ -321,9 +325,10 @@ def test_the_projection_is_what_its_records_give(monkeypatch):
 @pytest.mark.parametrize("name", techniques())
 def test_each_technique_can_be_run_alone(name):
     """As README says of one, and each docstring of its own. They train: they are not run here."""
-    assert re.fullmatch(r"python -m pt_impl\.(\w+)", *of_kind("alone"))[1] in techniques()
+    assert re.fullmatch(r"python -m pt_impl\.\w+\.(\w+)", *of_kind("alone"))[1] in techniques()
     for side in ("pt_impl", "tf_impl"):
-        *_, last = ast.parse((ROOT / side / f"{name}.py").read_text("utf-8")).body
+        path = ROOT / side / techniques()[name].family / f"{name}.py"
+        *_, last = ast.parse(path.read_text("utf-8")).body
         assert ast.unparse(last).startswith("if __name__ == '__main__':\n"), side
         assert "main()" in ast.unparse(last), side
 
@@ -366,8 +371,8 @@ sys.meta_path[:] = [Only() if finder is PathFinder else finder for finder in sys
 IMPORT = """
 from importlib import import_module
 from pathlib import Path
-for path in sorted(Path(sys.argv[2]).glob("*.py")) + sorted(Path("bench").glob("bench_*.py")):
-    import_module(f"{path.parent.name}.{path.stem}")
+for path in sorted(Path(sys.argv[2]).glob("*/*.py")) + sorted(Path("bench").glob("*/bench_*.py")):
+    import_module(".".join(path.with_suffix("").parts))
 import_module("bench.harness.parent")
 """
 COLLECT = """
@@ -506,7 +511,7 @@ def test_what_a_page_says_of_copying_holds(path, needs, tmp_path):
     assert set(needs) <= set(found)
     assert bool(found) == bool(needs)
     for place in [path, *found]:
-        (tmp_path / place).parent.mkdir(exist_ok=True)
+        (tmp_path / place).parent.mkdir(exist_ok=True, parents=True)
         shutil.copy(ROOT / place, tmp_path / place)
     assert imports_alone(path, tmp_path)
     for place in found:
@@ -566,10 +571,10 @@ def test_the_tour_s_technique_keeps_the_rules_and_passes_its_tests(tour):
 def test_a_rule_that_the_tour_broke_would_be_found(tour, tmp_path):
     folder = tmp_path / "broken"
     shutil.copytree(tour, folder, symlinks=True)
-    (folder / "tests" / "test_label_smoothing.py").unlink()
+    (folder / "tests" / "train_step" / "test_label_smoothing.py").unlink()
     done = run(".venv/bin/pytest tests/test_layout.py -q -k missing_places", folder)
     assert done.returncode == 1
-    assert "tests/test_label_smoothing.py is missing" in done.stdout
+    assert "tests/train_step/test_label_smoothing.py is missing" in done.stdout
 
 
 @pytest.mark.parametrize("side", ["pt", "tf"])
@@ -674,7 +679,7 @@ def test_the_fixed_numbers_are_those_of_the_code():
 
 
 def test_the_pages_of_techniques_are_what_the_code_gives():
-    """Make them again with: python -m bench.docs."""
+    """Make them again with: twinbench docs."""
     assert docs.differing(docs.FOLDER) == []
 
 

@@ -31,7 +31,7 @@ TECHNIQUE = Technique(
         "The work limit is one single-threaded process a core that does the vectorised work on "
         "batches with nothing around it, for cached rows without what the cache saves. It is "
         "measured before and after each of 7 repetitions, of as many epochs as take 0.3 s.",
-        "Other figures are explained under input_pipeline.",
+        "Other figures are explained under folder.",
     ),
     controls=False,
     probes=True,
@@ -61,7 +61,7 @@ def probe(impl, work: Work, batches) -> dict[str, dict]:
     return pipelines.measure(
         *(impl, work),
         lambda: make(work.data, batch_size=work.batch_size, seed=pipelines.SEED, **settings),
-        technique="in_memory_pipeline",
+        technique="in_memory",
         source=work.data,
         batch_size=work.batch_size,
         cached=name in CACHED,

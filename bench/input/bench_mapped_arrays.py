@@ -17,7 +17,7 @@ TECHNIQUE = Technique(
     variants=(
         Variant(
             "folder",
-            {"technique": "input_pipeline", "loader": "parallel"},
+            {"technique": "folder", "loader": "parallel"},
             role="baseline",
             effort="quick",
             cold=False,
@@ -34,7 +34,7 @@ TECHNIQUE = Technique(
         "The work limit of a mapped row is its own: crop, resize and normalise, without decoding. "
         "So compare samples/s between the rows, and the share of the limit within one.",
         "The arrays are made before anything is timed, and are in the page cache. Figures are "
-        "explained under input_pipeline.",
+        "explained under folder.",
     ),
     controls=False,
     probes=True,

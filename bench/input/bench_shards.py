@@ -44,7 +44,7 @@ TECHNIQUE = Technique(
         f"Shards of {SAMPLES} photos, in the page cache; they are made before anything is timed. "
         "The work limit reads them with one single-threaded process a core and does the same work "
         "per sample, with nothing around it and no checksums.",
-        "Figures are explained under input_pipeline.",
+        "Figures are explained under folder.",
     ),
     controls=False,
     probes=True,
@@ -76,7 +76,7 @@ def probe(impl, work: Work, batches) -> dict[str, dict]:
     return pipelines.measure(
         *(impl, work),
         lambda: make(folder, batch_size=work.batch_size, seed=pipelines.SEED, **settings),
-        technique="sharded_pipeline",
+        technique="shards",
         source=folder,
     )
 

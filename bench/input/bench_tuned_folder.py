@@ -14,7 +14,7 @@ TECHNIQUE = Technique(
     variants=(
         Variant(
             "parallel",
-            {"technique": "input_pipeline", "loader": "parallel"},
+            {"technique": "folder", "loader": "parallel"},
             role="baseline",
             effort="quick",
             cold=False,
@@ -56,7 +56,7 @@ TECHNIQUE = Technique(
         "tuned_kept_memory does the same, and glibc keeps freed memory (MALLOC_MMAP_THRESHOLD_, "
         "MALLOC_TRIM_THRESHOLD_ and MALLOC_TOP_PAD_ are set) instead of giving each batch's back "
         "for the kernel to clear; so do the processes of its limit.",
-        "Figures are explained under input_pipeline.",
+        "Figures are explained under folder.",
     ),
     controls=False,
     probes=True,

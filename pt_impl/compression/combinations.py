@@ -37,7 +37,7 @@ import torch
 from torch import nn
 
 # A stack is about several techniques, so it imports them; they do not know each other.
-from pt_impl.compression.combinations import distillation, pruning, quantization_aware_training
+from pt_impl.compression import distillation, pruning, quantization_aware_training
 from pt_impl.kit import programs
 
 

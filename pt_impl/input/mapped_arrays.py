@@ -2,7 +2,7 @@
 
 What it changes: images are decoded once, when the arrays are written, and not in every epoch. Of an
 image the bytes of its crop are read and no others; what has been read stays in the page cache,
-once for all processes. Batches are those of `input_pipeline.py`, in its order, with its crops:
+once for all processes. Batches are those of `folder.py`, in its order, with its crops:
 float32 images (n, 3, 224, 224) and int64 labels.
 `twinbench shards FOLDER TARGET --format arrays` writes the arrays.
 

@@ -3,7 +3,7 @@
 What it changes: what stands between the work on a sample and the training loop. `tuned_loader`
 decodes in processes that write normalised images straight into a ring of batches which all
 processes share; what comes back is the number of a slot. `threads_loader` decodes in threads. Both
-give the batches of `input_pipeline.py`, from the same files with the same crops.
+give the batches of `folder.py`, from the same files with the same crops.
 
 Its twin: `tf_impl/input/tuned_folder.py`.
 

@@ -42,7 +42,7 @@ def evidence() -> SimpleNamespace:
     (top / "empty").mkdir()
     (top / "one class" / "only").mkdir(parents=True)
     (top / "one class" / "only" / "photo.jpg").write_bytes(list_images(good)[0][0].read_bytes())
-    found = run_workers("input_pipeline_worker", top, good, bad)
+    found = run_workers("input.folder_worker", top, good, bad)
     return SimpleNamespace(keep=keep, good=good, bad=bad, found=found)
 
 

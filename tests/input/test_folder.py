@@ -1,6 +1,6 @@
 """Input pipelines: the same samples, in the same order, with the same pixels, in both frameworks.
 
-Each framework runs in a process of its own (`input_pipeline_worker.py`), which also runs the tuned
+Each framework runs in a process of its own (`folder_worker.py`), which also runs the tuned
 pipelines; every image is compared with Pillow's.
 """
 

@@ -1,6 +1,6 @@
 """In-memory pipelines: the same batches from every loader of both frameworks, caches that hold.
 
-Each framework runs in a process of its own (`in_memory_pipeline_worker.py`); every image is
+Each framework runs in a process of its own (`in_memory_worker.py`); every image is
 compared with what NumPy makes of it.
 """
 
@@ -38,7 +38,7 @@ def evidence() -> SimpleNamespace:
         (top / name).mkdir()
         np.save(top / name / "train_x.npy", x)
         np.save(top / name / "train_y.npy", y[:-1] if name == "short" else y)
-    found = pipelines.run_workers("in_memory_pipeline_worker", top, top)
+    found = pipelines.run_workers("input.in_memory_worker", top, top)
     return SimpleNamespace(keep=keep, arrays=arrays, found=found, top=top)
 
 

@@ -1,4 +1,4 @@
-"""Mapped pipelines: what the loaders over shards are tested for, `test_sharded_pipeline.py` holds.
+"""Mapped pipelines: what the loaders over shards are tested for, `test_shards.py` holds.
 
 Here is what mapping alone promises: the pixels stay on disk, and only what is used is read.
 """

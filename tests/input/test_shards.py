@@ -1,6 +1,6 @@
 """Pipelines over shards: every sample once an epoch, damage found, an epoch taken up again.
 
-Each framework runs in a process of its own (`sharded_pipeline_worker.py`), which also runs the
+Each framework runs in a process of its own (`shards_worker.py`), which also runs the
 mapped pipelines.
 """
 
@@ -47,7 +47,7 @@ def evidence() -> SimpleNamespace:
         for kind in DAMAGES:
             shutil.copytree(top / f"good-{form}", top / f"{kind}-{form}")
             damage(kind, open_shards(top / f"{kind}-{form}", form).shards[HIT].files[0])
-    found = pipelines.run_workers("sharded_pipeline_worker", Path(keep.name), top)
+    found = pipelines.run_workers("input.shards_worker", Path(keep.name), top)
     return SimpleNamespace(keep=keep, top=top, folder=folder, found=found)
 
 

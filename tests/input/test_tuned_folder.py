@@ -1,6 +1,6 @@
 """Tuned input pipelines: what is lent is guarded, and an interrupted run leaves nothing behind.
 
-That they give the samples that all loaders give is tested in `test_input_pipeline.py`.
+That they give the samples that all loaders give is tested in `test_folder.py`.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ import tensorflow as tf
 
 from shared.specs import TASKS, CNNSpec, GPTSpec, Recipe, ResNetSpec
 from shared.weights import checksum, init_weights
-from tf_impl.compression.combinations import combinations as compression
-from tf_impl.compression.combinations import distillation, feature_distillation
+from tf_impl.compression import combinations as compression
+from tf_impl.compression import distillation, feature_distillation
 from tf_impl.kit import data, models, runtime, training
 from tf_impl.train_step import (
     compilation,

@@ -37,7 +37,7 @@ import numpy as np
 import tensorflow as tf
 
 # A stack is about several techniques, so it imports them; they do not know each other.
-from tf_impl.compression.combinations import distillation, pruning, quantization_aware_training
+from tf_impl.compression import distillation, pruning, quantization_aware_training
 
 _PRODUCTS = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED")
 

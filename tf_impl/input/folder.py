@@ -4,7 +4,7 @@ What it changes: where images are read, decoded, cropped, flipped and normalised
 from there to the training loop. All loaders give the same batches: float32 images (n, 224, 224, 3)
 less ImageNet's mean and over its deviation, and int64 labels. Order and crops follow from the seed
 and the epoch (`shared/epochs.py`); each iteration is the next epoch. `work_rate` says how fast a
-core does the work itself. `tuned_pipeline.py` comes close to that.
+core does the work itself. `tuned_folder.py` comes close to that.
 
 Its twin: `pt_impl/input/folder.py`.
 

@@ -3,7 +3,7 @@
 What it changes: where samples lie. A folder of small files costs an open, and on a disk or over a
 network a seek, for each; a shard is read in one go. The price is the order: that of the shards is
 drawn for each epoch, and the next sample from a buffer of `shuffle_buffer` that were read. Batches
-are those of `input_pipeline.py`: float32 images (n, 224, 224, 3) and int64 labels, with crops that
+are those of `folder.py`: float32 images (n, 224, 224, 3) and int64 labels, with crops that
 follow from the seed, the epoch and the sample's row in the folder that
 `twinbench shards FOLDER TARGET --format tfrecord` made the shards of.
 

@@ -2,7 +2,7 @@
 
 What it changes: what stands between the work on a sample and the training loop. `tuned_loader`
 keeps two batches of calls in flight on two threads a core, and each call writes its normalised
-image into its place in the batch. The batches are those of `input_pipeline.py`, from the same
+image into its place in the batch. The batches are those of `folder.py`, from the same
 files with the same crops.
 
 Its twin: `pt_impl/input/tuned_folder.py`.
