@@ -189,7 +189,7 @@ def family_of(technique: str) -> str:
 
 
 def works(record: Record) -> list[Work]:
-    """Every piece of work with its options, in the order of the record."""
+    """Every piece of work with its options, that with the most of them first."""
     found: dict[tuple, list[Option]] = {}
     proofs: dict[tuple, dict | None] = {}
     for technique, cases in _by_baseline(record):
@@ -201,11 +201,12 @@ def works(record: Record) -> list[Work]:
             apart = technique
         options = [option(record, case, base) for case in cases]
         found.setdefault((*key, apart), []).extend(o for o in options if o)
-    return [
+    made = [
         Work(kind, task, batch, _judged(_merged(options), kind), apart)
         for (kind, task, batch, apart), options in found.items()
         if options
     ]
+    return sorted(made, key=lambda work: -len(work.options))
 
 
 def _by_baseline(record: Record) -> Iterator[tuple[str, list[dict]]]:

@@ -112,7 +112,7 @@ def brief(found: Answer, option: Option) -> str:
 def lines(found: Answer, *, every: bool = False) -> list[tuple[str, str]]:
     """An answer as labels and texts: what is cheapest, what is best, and why no other."""
     said = []
-    if found.cheapest not in (None, found.best):
+    if found.cheapest is not None and found.cheapest is not found.best:
         said.append(("cheapest", sentence(found, found.cheapest)))
     said.append(("best", sentence(found, found.best)))
     if not every:
@@ -213,15 +213,21 @@ def summary_table(found: list[Answer]) -> Table:
             better = list(filter(each.better, each.unknown))
             said = [gain_of(option), accuracy_of(option.accuracy)]
             said += [f"takes {option.price}"] if option.price else []
-            said += [f"faster, accuracy not measured: {len(better)} rows"] if better else []
+            said += [f"better, but accuracy not measured: {len(better)}"] if better else []
             figure = figure_of(each.figure(option), each.goal)
             cell = f"{figure}\n{'; '.join(filter(None, said))}"
-            rows.append([each.work.title, name_of(option), cell])
+            which = "best" if option is each.best else "cheapest"
+            name = f"{framework_title(option.case)} {option.case['variant']}"
+            use = f"{plain(name)}\n{plain(name_of(option).removeprefix(name).strip(' ()'))}"
+            rows.append([f"{plain(each.work.title)}\n{which}", use, cell])
     return Table("What to use", columns, rows, name="summary")
 
 
 def _both(found: Answer) -> list[Option]:
-    return [found.best] if found.cheapest in (None, found.best) else [found.cheapest, found.best]
+    """What is cheapest and what is best; a baseline that cannot be told from the best is both."""
+    if found.cheapest is None or found.cheapest is found.best:
+        return [found.best]
+    return [found.cheapest] if found.cheapest.is_baseline else [found.cheapest, found.best]
 
 
 # The terminal ------------------------------------------------------------------------------------

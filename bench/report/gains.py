@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from bench.analysis.decisions import PREDICT, TRAIN, Option, Work
+from bench.analysis.decisions import NAMES, PREDICT, TRAIN, Option, Work
 from bench.analysis.record import FRAMEWORKS
 from bench.analysis.stats import DELTA
 from bench.analysis.values import at, is_pair
@@ -18,8 +18,9 @@ from bench.report.answer import accuracy_of, gain_of, name_of
 from bench.report.figures import number
 from bench.report.shapes import Box, Chart, Label, Line, Mark, Scale, across, scale
 
-LEFT, RIGHT = 47.0, 79.0  # percents between which the axis runs: names left of it, figures right
-LINE = 17  # pixels a line
+LEFT, RIGHT = 47.0, 76.0  # percents between which the axis runs: names left of it, figures right
+LINE = 18  # pixels a line
+LONGEST = 44  # characters of a label
 PLACES = {"pt": 89.0, "tf": 99.5}  # where each framework's figures end
 
 
@@ -47,11 +48,10 @@ def gains(works: list[Work]) -> list[Gain]:
             if option.gain and not option.is_baseline and side in FRAMEWORKS:
                 sides = found.setdefault((option.case["technique"], place), {})
                 sides.setdefault(side, []).append(option)
-    names = [technique for technique, _ in found]
     listed = [
         Gain(
             technique,
-            _label(technique, works[place], names.count(technique) > 1),
+            _label(technique, works[place], [works[n] for name, n in found if name == technique]),
             works[place],
             {side: _shown(options, works[place]) for side, options in sides.items()},
         )
@@ -61,9 +61,13 @@ def gains(works: list[Work]) -> list[Gain]:
     return sorted(listed, key=lambda gain: gain.best)
 
 
-def _label(technique: str, work: Work, several: bool) -> str:
+def _label(technique: str, work: Work, works: list[Work]) -> str:
+    """The technique, and of its pieces of work what tells this one from the others."""
     words = technique.replace("_", " ")
-    return f"{words}, {work.task} {work.batch_size}" if several else words
+    for told in (lambda w: w.task, lambda w: NAMES[w.kind], lambda w: f"batch {w.batch_size}"):
+        if len({told(each) for each in works}) > 1:
+            words += f", {told(work)}"
+    return words
 
 
 def _shown(options: list[Option], work: Work) -> Option:
@@ -85,8 +89,8 @@ def chart(works: list[Work]) -> Chart | None:
     values = [v for o in options for v in (o.gain, *(_interval(o) or []))]
     axis = scale([*values, 1 / (1 + DELTA), 1 + DELTA], LEFT, RIGHT, log=True)
     shapes: list[Any] = [
-        Label(PLACES[side], 11, short, f"heading {side}-text", "end")
-        for side, short in (("pt", "PyTorch"), ("tf", "TensorFlow"))
+        Label(PLACES[side], 11, short, "heading", "end")
+        for side, short in (("pt", "PT"), ("tf", "TF"))
     ]
     y = 16.0
     for gain in listed:
@@ -118,7 +122,7 @@ def chart(works: list[Work]) -> Chart | None:
 
 
 def _fitting(label: str) -> str:
-    return label if len(label) <= 30 else f"{label[:29]}…"
+    return label if len(label) <= LONGEST else f"{label[: LONGEST - 1]}…"
 
 
 def _interval(option: Option) -> list[float] | None:
@@ -132,7 +136,7 @@ def _mark(axis: Scale, y: float, side: str, option: Option, work: Work) -> list[
     verdict = at(option.own, "verdict") or ""
     kept = keeps(option, work)
     told = kept and ("faster" in verdict or "slower" in verdict)
-    middle = y - 6 if side == "pt" else y - 2
+    middle = y - 8.5 if side == "pt" else y + 0.5
     shapes: list[Any] = []
     if ci := _interval(option):
         low, high = map(axis, ci)
@@ -141,7 +145,7 @@ def _mark(axis: Scale, y: float, side: str, option: Option, work: Work) -> list[
     shapes.append(Mark(axis(option.gain), middle, side, not told, tip))
     style = "good" if told and "faster" in verdict else "bad" if told else "even"
     text = number(option.gain, places=2 if option.gain < 10 else 1) + ("" if kept else "*")
-    shapes.append(Label(PLACES[side], y, text, f"figure {style}-text", "end"))
+    shapes.append(Label(PLACES[side], y, text, f"figure {style}", "end"))
     return shapes
 
 
