@@ -116,11 +116,20 @@ def lines(found: Answer, *, every: bool = False) -> list[tuple[str, str]]:
         said.append(("cheapest", sentence(found, found.cheapest)))
     said.append(("best", sentence(found, found.best)))
     if not every:
+        other = _other_side(found)
+        said += [("other", brief(found, other))] if other else []
         return [*said, ("why", why(found))]
     said += [("equal", brief(found, o)) for o in found.equal]
     said += [("worse", brief(found, o)) for o in found.rest]
     said += [("unknown", f"{brief(found, o)}") for o in found.unknown]
     return said + [("left out", f"{brief(found, o)}: {reason}") for o, reason in found.refused]
+
+
+def _other_side(found: Answer) -> Option | None:
+    """The best of the other framework."""
+    side = found.best.case["framework"]
+    every = [*found.equal, *found.rest]
+    return next((o for o in every if o.case["framework"] != side), None)
 
 
 def why(found: Answer) -> str:

@@ -103,9 +103,12 @@ def run_line(results: dict[str, Any]) -> str:
     return f"{results['effort']} effort · {blocks} block{plural} · started {results['started']}"
 
 
+WIDEST = ("amx_bf16", "avx512_bf16", "avx512f", "avx2", "sve", "neon")
+
+
 def measured(runs: list[dict[str, Any]]) -> str:
     """What was measured, in a sentence: the machines, their devices, how large the models are."""
-    machines = dict.fromkeys(_machine(run["environment"]) for run in runs)
+    machines = dict.fromkeys(machine_words(run["environment"]) for run in runs)
     tasks_run = {case["task"] for run in runs for case in run["cases"] if case["status"] == "OK"}
     sizes = [_parameters(TASKS[name].model) for name in tasks_run if name in TASKS]
     models = ""
@@ -115,10 +118,13 @@ def measured(runs: list[dict[str, Any]]) -> str:
     return f"Measured on {' and '.join(machines)}{models}."
 
 
-def _machine(found: dict[str, Any]) -> str:
-    device = f"the GPU {compact(found['gpu'])}" if found.get("gpu") else "the CPU, no GPU"
+def machine_words(found: dict[str, Any]) -> str:
+    """A machine in words: its CPU with its widest instructions, or its GPU."""
+    device = f"the GPU {compact(found['gpu'])}, on" if found.get("gpu") else "a CPU, no GPU:"
+    isa = [name for name in found.get("isa") or [] if isinstance(name, str)]
+    widest = next((name for name in WIDEST if name in isa), "")
     cores = f"{compact(found.get('physical_cores'))} cores"
-    return f"{device}: {compact(found.get('cpu'))}, {cores}"
+    return f"{device} {compact(found.get('cpu'))}, {', '.join(filter(None, (widest, cores)))}"
 
 
 def _parameters(model: Any) -> int:
@@ -129,16 +135,6 @@ def _rounded(count: int) -> str:
     """24 thousand, 10 million."""
     size, word = (1e6, "million") if count >= 1e6 else (1e3, "thousand")
     return f"{float(f'{count / size:.2g}'):g} {word}"
-
-
-def machine_line(environment: dict[str, Any]) -> str:
-    """The machine and the frameworks' versions in one line."""
-    packages = environment.get("packages") or {}
-    versions = {**(packages.get("pt") or {}), **(packages.get("tf") or {})}
-    words = [compact(environment.get("cpu")), f"{compact(environment.get('threads'))} threads"]
-    words += [compact(environment["gpu"])] if environment.get("gpu") else []
-    words += [f"{name} {versions[name]}" for name in ("torch", "tensorflow") if versions.get(name)]
-    return " · ".join(words)
 
 
 def warnings(results: dict[str, Any]) -> list[str]:

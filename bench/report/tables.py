@@ -44,7 +44,8 @@ def answered(results: dict[str, Any], width: int = 80) -> str:
     for place, each in enumerate(report.answers):
         said = ["", *answer.text([each], width)]
         if len(said) + (place + 1 < len(report.answers)) > room:
-            lines.append(f"… {len(report.answers) - place} more pieces of work: see report.html")
+            left = len(report.answers) - place
+            lines.append(f"… and {left} more: see report.html, or twinbench choose")
             break
         lines += said
         room -= len(said)
@@ -53,9 +54,13 @@ def answered(results: dict[str, Any], width: int = 80) -> str:
 
 def terminal(results: dict[str, Any], width: int = 80) -> str:
     """The answer, then all tables, as plain text, no line wider than `width` cells."""
+    return f"{answered(results, width)}\n\n{detail(results, width)}"
+
+
+def detail(results: dict[str, Any], width: int = 80) -> str:
+    """The run, its machine and all tables."""
     report, width = build(results), max(width, SMALLEST_WIDTH)
-    lines = [answered(results, width), "", *_heading("twinbench", "=", width)]
-    lines += wrap(plain(report.run), width)
+    lines = [*_heading("twinbench", "=", width), *wrap(plain(report.run), width)]
     lines += hanging("$", plain(report.command), width, 2)
     lines += [line for warning in report.warnings for line in ["", *_loud(warning, width)]]
     lines += ["", *_facts(report.environment, width), "", *_facts(report.noise, width)]
