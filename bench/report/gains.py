@@ -103,8 +103,7 @@ def chart(works: list[Work]) -> Chart | None:
                "band")  # fmt: skip
     middle = Line(axis(1), 16, axis(1), bottom, "one")
     return Chart(
-        title="Share of the own baseline's time that each technique takes (log axis, 95% "
-        "intervals; left of 1 is faster)",
+        title="Time ÷ own baseline's, 95% intervals (left of 1 is faster)",
         description=_in_words(listed),
         height=bottom + 20,
         shapes=[
