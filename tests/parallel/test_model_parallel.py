@@ -39,7 +39,9 @@ MODELS = {name: run[0] for name, run in RUNS["model"].items()}
 def evidence() -> dict:
     """What both workers found, which run at the same time. Once a session."""
     with tempfile.TemporaryDirectory() as folder:
-        return pipelines.run_workers("parallel.model_parallel_worker", Path(folder), "model", folder)
+        return pipelines.run_workers(
+            "parallel.model_parallel_worker", Path(folder), "model", folder
+        )
 
 
 def scenario(side: str, name: str) -> dict:

@@ -28,7 +28,9 @@ SHARDS = 2
 def evidence() -> dict:
     """What both workers found, which run at the same time. Once a session."""
     with tempfile.TemporaryDirectory() as folder:
-        return pipelines.run_workers("parallel.model_parallel_worker", Path(folder), "tensor", folder)
+        return pipelines.run_workers(
+            "parallel.model_parallel_worker", Path(folder), "tensor", folder
+        )
 
 
 def scenario(side: str, name: str) -> dict:
