@@ -71,7 +71,7 @@ def speed(rows: Rows) -> Table | None:
 
     around = "\n(95% interval)" if any(at(c, "timing", "ci_s") for c in _cases(rows)) else ""
     heads = [f"step [ms]{around}", "samples/s"] if timed else ["samples/s"]
-    return _side_by_side("Speed", heads, rows, figures, statuses=True)
+    return _side_by_side("Speed", heads, rows, figures, statuses=True, name="speed")
 
 
 def cost(rows: Rows) -> Table | None:
@@ -168,7 +168,8 @@ def probed(rows: Rows) -> Table | None:
         for name, unit in names.items()
     ]
     if len(names) <= MOST_SIDE_BY_SIDE:
-        return _side_by_side("Measured apart", heads, rows, figures) if names else None
+        named = _side_by_side("Measured apart", heads, rows, figures, name="probed")
+        return named if names else None
     columns = [Column("", head, right=False) for head in ("variant", "framework")]
     columns += [Column("", head) for head in heads]
     lines = {
@@ -180,7 +181,7 @@ def probed(rows: Rows) -> Table | None:
         ]
         for batch, found in rows.items()
     }
-    return _table("Measured apart", columns, lines, words=2)
+    return _table("Measured apart", columns, lines, words=2, name="probed")
 
 
 def rates(rows: Rows) -> Table | None:
@@ -206,7 +207,7 @@ def rates(rows: Rows) -> Table | None:
         ]
         for batch, found in rows.items()
     }
-    return _table("Samples/s by batch size", columns, lines, words=3)
+    return _table("Samples/s by batch size", columns, lines, words=3, name="rates")
 
 
 def repetitions(rows: Rows) -> Table | None:

@@ -103,6 +103,10 @@ def run_line(results: dict[str, Any]) -> str:
     return f"{results['effort']} effort · {blocks} block{plural} · started {results['started']}"
 
 
+def _listed(value: Any) -> list:
+    return value if isinstance(value, list) else []
+
+
 WIDEST = ("amx_bf16", "avx512_bf16", "avx512f", "avx2", "sve", "neon")
 
 
@@ -110,7 +114,7 @@ def measured(runs: list[dict[str, Any]]) -> str:
     """What was measured, in a sentence: the machines, their devices, how large the models are."""
     machines = dict.fromkeys(machine_words(run["environment"]) for run in runs)
     tasks_run = {case["task"] for run in runs for case in run["cases"] if case["status"] == "OK"}
-    sizes = [_parameters(TASKS[name].model) for name in tasks_run if name in TASKS]
+    sizes = [parameters_of(TASKS[name].model) for name in tasks_run if name in TASKS]
     models = ""
     if sizes:
         low, high = (_rounded(size) for size in (min(sizes), max(sizes)))
@@ -121,13 +125,14 @@ def measured(runs: list[dict[str, Any]]) -> str:
 def machine_words(found: dict[str, Any]) -> str:
     """A machine in words: its CPU with its widest instructions, or its GPU."""
     device = f"the GPU {compact(found['gpu'])}, on" if found.get("gpu") else "a CPU, no GPU:"
-    isa = [name for name in found.get("isa") or [] if isinstance(name, str)]
+    isa = [name for name in _listed(found.get("isa")) if isinstance(name, str)]
     widest = next((name for name in WIDEST if name in isa), "")
     cores = f"{compact(found.get('physical_cores'))} cores"
     return f"{device} {compact(found.get('cpu'))}, {', '.join(filter(None, (widest, cores)))}"
 
 
-def _parameters(model: Any) -> int:
+def parameters_of(model: Any) -> int:
+    """How many parameters a model of `shared.specs` has."""
     return sum(map(prod, parameter_shapes(model).values()))
 
 

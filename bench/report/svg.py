@@ -38,7 +38,17 @@ def _environment() -> Environment:
     )
 
 
-def standalone(chart: Chart, scheme: str) -> str:
-    """The chart with its title, its key and its colours as the text of a file."""
+def standalone(chart: Chart, scheme: str | None = None) -> str:
+    """The chart with its title, its key and its colours as the text of a file.
+
+    Without a scheme its colours are the reader's.
+    """
+    schemes = {"": SCHEMES[scheme or "light"]}
+    if scheme is None:
+        schemes["dark"] = SCHEMES["dark"]
+    places, x = [], 16
+    for _, words in chart.key:
+        places.append(x)
+        x += 34 + 7 * len(words)
     template = _environment().get_template("chart.svg.j2")
-    return template.render(chart=chart, colours=SCHEMES[scheme], width=WIDTH)
+    return template.render(chart=chart, schemes=schemes, width=WIDTH, places=places)
