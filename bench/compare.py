@@ -19,12 +19,20 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from bench.analysis.record import (
+    DIFFERENT,
+    FRAMEWORKS,
+    above_import,
+    framework_title,
+    load,
+    title_of,
+    work_of,
+)
 from bench.analysis.stats import Ratio, compare_accuracy, compare_runs
-from bench.report import load
-from bench.report.blocks import DIFFERENT, Column, Table, above_import
+from bench.analysis.values import at, is_number
+from bench.report.blocks import Column, Table
 from bench.report.content import run_line
-from bench.report.figures import MISSING, compact, interval, is_number, number, plus_minus, scaled
-from bench.report.record import FRAMEWORKS, at, framework_title, title_of, work_of
+from bench.report.figures import MISSING, compact, interval, number, plus_minus, scaled
 from bench.report.tables import grid, markdown_table
 from bench.report.text import plain, wrap
 

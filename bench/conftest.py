@@ -394,16 +394,47 @@ def replay(request: pytest.FixtureRequest, benchmark):
     return give
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
-    """Our tables, after pytest-benchmark's, and where everything was written."""
+@pytest.hookimpl(wrapper=True)
+def pytest_terminal_summary(terminalreporter, config: pytest.Config):
+    """The answer and the way on; before them pytest-benchmark's tables where they were asked for.
+
+    All tables follow with -v.
+    """
     state = config.stash.get(STATE, None)
-    if state is None or state.results is None:
-        return
-    terminalreporter.write_line("")
-    terminalreporter.write_line(tables.terminal(state.results, width=80))
-    done = (
-        "" if state.results["finished"] else "The run was interrupted; what was finished is kept.\n"
+    shown = state is not None and state.results is not None
+    benchmarks = getattr(config, "_benchmarksession", None)
+    if shown and benchmarks and not _asks_pytest_benchmark(config):
+        benchmarks.quiet = True
+    done = yield
+    if shown:
+        if config.option.verbose > 0:
+            terminalreporter.write_line(tables.detail(state.results, width=80))
+        terminalreporter.write_line(f"\n{tables.answered(state.results, width=80)}")
+        terminalreporter.write_line("\n".join(_way_on(state)))
+    return done
+
+
+def _asks_pytest_benchmark(config: pytest.Config) -> bool:
+    """Whether an option of pytest-benchmark's was given, but for those that select."""
+    selecting = (
+        "--benchmark-only",
+        "--benchmark-disable",
+        "--benchmark-skip",
+        "--benchmark-enable",
     )
-    written = [str(state.folder / name) for name in ("results.json", *FORMATS.values())]
-    terminalreporter.write_line("\n".join([f"\n{done}{written[0]}", *written[1:]]))
+    return any(
+        argument.startswith("--benchmark-") and argument not in selecting
+        for argument in config.invocation_params.args
+    )
+
+
+def _way_on(state: State) -> list[str]:
+    """Where everything was written, and what to do with it."""
+    finished = state.results["finished"]
+    lines = [] if finished else ["The run was interrupted; go on with: pytest bench/ --resume"]
+    return [
+        *lines,
+        f"{state.folder / FORMATS['html']}: charts, decisions, all rows",
+        f"twinbench choose {state.folder} --all    (--goal, --steps, --max-accuracy-drop)",
+        f"twinbench report {state.folder} --format terminal    all tables here",
+    ]

@@ -27,8 +27,7 @@ from pathlib import Path
 
 import numpy as np
 
-from shared.datasets import load
-from shared.photos import list_images
+from shared.images import list_images
 
 TRIES = 10
 DRAWS = 2 * TRIES + 3
@@ -146,7 +145,10 @@ def open_arrays(
     images that are not float32 (n, height, width, channels), for another number of labels, and
     where `Epochs` does.
     """
-    x, y = load(Path(source), "train")
+    x, y = (
+        np.load(Path(source) / f"train_{part}.npy", mmap_mode="r", allow_pickle=False)
+        for part in ("x", "y")
+    )
     if x.ndim != 4 or x.dtype != np.float32 or y.shape != x.shape[:1]:
         raise ValueError(
             f"{source}: needs float32 images (n, height, width, channels) and n labels, not "

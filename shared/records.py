@@ -10,7 +10,7 @@ A sample is a row of its data set, an image and a label. What each form holds:
   `tensorflow/core/example/example.proto`, CRC-32C in RFC 3720, appendix B.4.
 - "arrays": the pixels of all images, one after the other, as one uint8 array, and an int64 array of
   (row, label, height, width), both as .npy, so that they can be mapped into memory. Pixels are
-  those of `photos.decode_rgb`; nothing is resized.
+  those of `images.decode_rgb`; nothing is resized.
 
 `write` makes the files of one shard, `read_tar` and `map_arrays` read them. TFRecord files are read
 by TensorFlow.

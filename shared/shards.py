@@ -8,7 +8,7 @@ says what the files hold.
 
 Images are dealt to the shards in an order drawn from `seed`: a loader that reads shards one after
 the other mixes what is near in the files, and a folder's order has each class by itself. Every
-sample keeps its row in the sorted folder (`photos.list_images`), from which its augmentations
+sample keeps its row in the sorted folder (`images.list_images`), from which its augmentations
 follow (`epochs.draw`).
 
 TARGET holds the shards and `manifest.json`: settings, a fingerprint of the source (names, sizes and
@@ -36,7 +36,7 @@ from pathlib import Path
 
 import numpy as np
 
-from shared.photos import ImageError, decode_rgb, list_images
+from shared.images import ImageError, decode_rgb, list_images
 from shared.records import SUFFIXES, Sample, map_arrays, write
 
 try:

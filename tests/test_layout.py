@@ -293,6 +293,42 @@ def technique_files(root: Path) -> list[Path]:
     return [path for path in found if path.is_file()]
 
 
+def needed(root: Path, place: str) -> list[str]:
+    """The files that a file imports when it is imported, and those that these import, sorted."""
+    found, new = {place}, [place]
+    while new:
+        tree = ast.parse((root / new.pop()).read_text("utf-8"))
+        names = {
+            name.replace(".", "/") + ".py"
+            for node in tree.body
+            if isinstance(node, ast.ImportFrom) and node.module
+            for name in (node.module, *(f"{node.module}.{alias.name}" for alias in node.names))
+        }
+        own = [name for name in sorted(names - found) if (root / name).is_file()]
+        found.update(own)
+        new += own
+    return sorted(found - {place})
+
+
+def named_to_copy(path: Path) -> list[str]:
+    """The files that the head of a technique file says have to be copied with it."""
+    text = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
+    return re.findall(r"`([\w/]+\.py)`", text.partition("\nCopy with it:")[2])
+
+
+def copying_faults(root: Path) -> list[str]:
+    """The head of a file says what has to be copied with it: all of it, and nothing else."""
+    found = []
+    for path in technique_files(root):
+        place = path.relative_to(root).as_posix()
+        named, wanted = named_to_copy(path), needed(root, place)
+        if named != wanted:
+            found.append(
+                f"{place} needs {', '.join(wanted) or 'nothing'}: say so at its head's end"
+            )
+    return found
+
+
 def docstring_faults(root: Path) -> list[str]:
     found = []
     for path in technique_files(root):
@@ -390,6 +426,7 @@ CHECKS = {
         circles,
         arrow_faults,
         docstring_faults,
+        copying_faults,
         size_faults,
         import_time_faults,
         name_faults,
@@ -417,6 +454,8 @@ Where the frameworks differ and why: nowhere.
 When it helps and when it hurts: rarely.
 
 Run it alone: `python -m {side}.compression.pruning`.
+
+Copy with it: `{side}/kit/training.py`.
 """
 
 import {framework}
@@ -496,6 +535,13 @@ def test_a_name_in_two_families_is_named(tree):
 
 # check, file, old text, new text, part of what it must say
 FAULTS = [
+    (
+        "copying_faults",
+        "pt_impl/compression/pruning.py",
+        "import torch",
+        "import torch\nfrom shared.specs import TASKS",
+        "needs pt_impl/kit/training.py, shared/specs.py",
+    ),
     ("family_faults", "tf_impl/input/__init__.py", "Read this first", "Input", "tf_impl/input"),
     (
         "arrow_faults",

@@ -2,46 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
-from bench.report.schema import check
+from bench.analysis.record import load, results_file
 
 # format -> the file beside the record
 FORMATS = {"markdown": "report.md", "html": "report.html", "csv": "tables.csv"}
-
-
-def load(path: str | Path) -> dict[str, Any]:
-    """Read a record: `path` is a results.json or the folder that holds one.
-
-    Raises ValueError with one clear line where there is none, or where it is truncated, of a newer
-    schema, or not a record of this project (see `schema`).
-    """
-    file = results_file(path)
-    try:
-        results = json.loads(file.read_text("utf-8"), parse_constant=_no_constant)
-    except OSError as error:
-        raise ValueError(f"{file}: cannot be read ({error.strerror})") from None
-    except (ValueError, RecursionError):
-        raise ValueError(f"{file}: not JSON, or cut off before its end") from None
-    try:
-        check(results)
-    except ValueError as error:
-        raise ValueError(f"{file}: {error}") from None
-    return results
-
-
-def results_file(path: str | Path) -> Path:
-    """`path` itself, or the results.json in it where it is a folder."""
-    path = Path(path)
-    return path / "results.json" if path.is_dir() else path
-
-
-def _no_constant(name: str) -> None:
-    """NaN and Infinity, which Python's reader takes, are not JSON."""
-    raise ValueError(f"{name} is not JSON")
 
 
 def write_reports(path: str | Path, formats: Iterable[str] = FORMATS) -> list[Path]:

@@ -6,9 +6,8 @@ import csv
 import io
 from typing import Any
 
-from bench.report.blocks import DIFFERENT
-from bench.report.figures import is_number, is_pair
-from bench.report.record import at, block_count
+from bench.analysis.record import DIFFERENT, block_count
+from bench.analysis.values import at, is_number, is_pair
 from bench.report.text import plain
 
 WORDS = ("id", "technique", "framework", "flavour", "variant", "role", "task", "batch_size", "mode")

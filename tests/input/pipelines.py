@@ -12,7 +12,8 @@ import pytest
 from PIL import Image
 
 from shared.epochs import Epochs, crop_box
-from shared.photos import decode_rgb, list_images, make_photos
+from shared.images import decode_rgb, list_images
+from shared.photos import make_photos
 from tests import workers
 
 MEAN, STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])

@@ -10,7 +10,8 @@ import pickle
 import numpy as np
 import pytest
 
-from shared.photos import decode_rgb, list_images, make_photos
+from shared.images import decode_rgb, list_images
+from shared.photos import make_photos
 from shared.shards import MappedImages, convert, open_shards
 
 

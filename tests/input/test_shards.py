@@ -18,7 +18,8 @@ import pytest
 from PIL import Image
 
 from shared.epochs import draw
-from shared.photos import list_images, make_photos
+from shared.images import list_images
+from shared.photos import make_photos
 from shared.shards import convert, open_shards
 from tests.input import pipelines
 from tests.input.pipelines import BATCH, SEED

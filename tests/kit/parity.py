@@ -1,59 +1,33 @@
 """What the parity tests share: the arrays of each side, and the comparison that they all use."""
 
 import functools
-import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[2]
-# Side -> framework, and what chooses the Keras flavour.
-SIDES = {"pt": ("pt", {}), "keras3": ("tf", {}), "tf_keras": ("tf", {"TF_USE_LEGACY_KERAS": "1"})}
-TIMEOUT_S = 600
+from tests import workers
+
+SIDES = ("pt", "keras3", "tf_keras")
 
 
 def arrays() -> dict[str, dict[str, np.ndarray]]:
     """Side -> the arrays of its worker; each side runs once a session, in its own process."""
-    found, failures = _run()
-    assert not failures, "\n".join(failures)
+    found, failure = _run()
+    assert not failure, failure
     return found
 
 
 @functools.cache
-def _run() -> tuple[dict[str, dict[str, np.ndarray]], list[str]]:
+def _run() -> tuple[dict[str, dict[str, np.ndarray]], str]:
     """The arrays of each side, and what failed: kept too, so that no test runs it again."""
-    found, failures = {}, []
     with tempfile.TemporaryDirectory() as folder:
         outputs = {side: Path(folder) / f"{side}.npz" for side in SIDES}
-        workers = {side: _start(side, Path(folder), outputs[side]) for side in SIDES}
-        for side, worker in workers.items():
-            try:
-                _, errors = worker.communicate(timeout=TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                worker.kill()
-                errors = f"{worker.communicate()[1]}\nnot done after {TIMEOUT_S} s"
-            if worker.returncode == 0:
-                found[side] = dict(np.load(outputs[side]))
-            else:
-                failures.append(f"the worker of {side} failed:\n{errors[-3000:]}")
-    return found, failures
-
-
-def _start(side: str, folder: Path, output: Path) -> subprocess.Popen:
-    framework, flavour = SIDES[side]
-    others = {k: v for k, v in os.environ.items() if k != "TF_USE_LEGACY_KERAS"}
-    command = [sys.executable, "-m", "tests.kit.parity_worker", framework, folder, output]
-    return subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=others | {"TF_CPP_MIN_LOG_LEVEL": "3"} | flavour,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+        try:
+            workers.run("kit.parity_worker", SIDES, lambda side: [folder, outputs[side]])
+        except AssertionError as error:
+            return {}, str(error)
+        return {side: dict(np.load(path)) for side, path in outputs.items()}, ""
 
 
 def part(side: str, prefix: str) -> dict[str, np.ndarray]:

@@ -1,6 +1,6 @@
 """Run one framework through the work that the parity tests compare, and write the arrays.
 
-    python -m tests.kit.parity_worker pt|tf data_folder output.npz
+    python -m tests.kit.parity_worker pt|keras3|tf_keras data_folder output.npz
 
 The two kits have the same functions, so what follows is the same code for both, but for the
 gradients and for how to compute in float64. The Keras flavour comes from the environment.
@@ -60,8 +60,9 @@ OPTIMIZERS = {"sgd": (1.0,), "adamw": (1.0, 1e-3), "rmsprop": (1.0, 0.1)}
 TINY = 1e-7  # here epsilon decides
 
 
-def main(framework: str, folder: str, output: str) -> None:
+def main(side: str, folder: str, output: str) -> None:
     """Do all of the work; keys of the arrays are `task/part/what`."""
+    framework = "pt" if side == "pt" else "tf"
     kit = SimpleNamespace(
         framework=framework,
         **{
@@ -408,3 +409,4 @@ def _apply(kit, recipe, scale):
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
+    print("{}")  # what it found is in the file

@@ -1,42 +1,21 @@
 """The TensorFlow kit does what it says, in both Keras flavours, each in a process of its own."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from shared.specs import TASKS, parameter_shapes
-from tests.kit.parity import ROOT
+from tests import workers
 
-FLAVOURS = {"keras3": {}, "tf_keras": {"TF_USE_LEGACY_KERAS": "1"}}
+FLAVOURS = ("keras3", "tf_keras")
 THREADS = 2
 
 
 @pytest.fixture(scope="module")
 def answers():
     """Flavour -> check -> what it returned; both flavours run at once."""
-    others = {k: v for k, v in os.environ.items() if k != "TF_USE_LEGACY_KERAS"}
-    workers = {
-        flavour: subprocess.Popen(
-            [sys.executable, "-m", "tests.kit.tf_kit_worker"],
-            cwd=ROOT,
-            env=others | {"TF_CPP_MIN_LOG_LEVEL": "3"} | chosen,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for flavour, chosen in FLAVOURS.items()
-    }
-    found = {}
-    for flavour, worker in workers.items():
-        output, errors = worker.communicate(timeout=600)
-        assert worker.returncode == 0, errors[-3000:]
-        found[flavour] = json.loads(output.splitlines()[-1])
-    return found
+    return workers.run("kit.tf_kit_worker", FLAVOURS)
 
 
 @pytest.fixture(params=FLAVOURS)

@@ -17,11 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from bench.report import FORMATS, figures, load, readme, tidy, write_reports
-from bench.report import __main__ as command
+from bench.analysis.record import load
+from bench.analysis.schema import check
+from bench.report import FORMATS, command, figures, readme, tidy, write_reports
 from bench.report import page as html_page
 from bench.report.content import merge
-from bench.report.schema import check
 from bench.report.tables import escape, markdown, terminal
 from bench.report.text import plain, wrap
 

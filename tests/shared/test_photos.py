@@ -18,16 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from shared import photos
-from shared.photos import (
-    CLASSES,
-    ImageError,
-    check_images,
-    decode_rgb,
-    inspect_image,
-    list_images,
-    make_photos,
-)
+from shared import images, photos
+from shared.images import ImageError, check_images, decode_rgb, inspect_image, list_images
+from shared.photos import CLASSES, make_photos
 from tests.input.pipelines import ordinary_user
 
 ROOT = Path(photos.__file__).parent.parent
@@ -226,7 +219,7 @@ def test_images_are_sorted_and_labelled(tmp_path):
             st.sampled_from(["a", "a b", "a-b", "B", "ab", "é", "10", "9"]),
             st.sampled_from(["1", "10", "2", "x/1", "x1", "x-/1"]),
         ),
-        st.sampled_from(photos.SUFFIXES),
+        st.sampled_from(images.SUFFIXES),
         min_size=1,
     )
 )
@@ -488,11 +481,11 @@ def test_what_is_no_image(tmp_path, data, reason):
 
 
 NOISE = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
-COMPLETE = {form: encoded(NOISE, form) for form in photos.FORMATS}
+COMPLETE = {form: encoded(NOISE, form) for form in images.FORMATS}
 
 
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.9, 0.99])
-@pytest.mark.parametrize("form", photos.FORMATS)
+@pytest.mark.parametrize("form", images.FORMATS)
 def test_truncated_images_are_found(form, share):
     data = COMPLETE[form][: int(len(COMPLETE[form]) * share)]
     with pytest.raises(ImageError) as raised:
@@ -511,7 +504,7 @@ def test_corrupt_pixels_are_found():
 
 
 @given(
-    form=st.sampled_from(photos.FORMATS),
+    form=st.sampled_from(images.FORMATS),
     flips=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(1, 255)), max_size=4),
     length=st.floats(0, 1),
 )
@@ -521,7 +514,7 @@ def test_whatever_the_damage_there_are_pixels_or_a_reason(form, flips, length):
         data[int(place * len(data))] ^= change
     with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
         warnings.simplefilter("ignore")
-        patch.setattr(photos, "MAX_PIXELS", 10**6)
+        patch.setattr(images, "MAX_PIXELS", 10**6)
         with contextlib.suppress(ImageError):
             found = decode_rgb(bytes(data[: int(len(data) * length)]))
             assert found.dtype == np.uint8
@@ -540,9 +533,9 @@ def test_a_small_file_may_not_hold_a_huge_image(monkeypatch):
     with pytest.raises(ImageError, match="far more pixels, 89,478,485 at most"):
         decode_rgb(bomb)
     data = encoded(picture(), "PNG")
-    monkeypatch.setattr(photos, "MAX_PIXELS", 24 * 32)
+    monkeypatch.setattr(images, "MAX_PIXELS", 24 * 32)
     assert decode_rgb(data).shape == (24, 32, 3)
-    monkeypatch.setattr(photos, "MAX_PIXELS", 24 * 32 - 1)
+    monkeypatch.setattr(images, "MAX_PIXELS", 24 * 32 - 1)
     with pytest.raises(ImageError, match="32 x 24 pixels, 767 at most"):
         decode_rgb(data)
 

@@ -23,7 +23,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from shared import records, shards
-from shared.photos import decode_rgb, list_images, make_photos
+from shared.images import decode_rgb, list_images
+from shared.photos import make_photos
 from shared.records import crc32c, map_arrays, read_tar
 from shared.shards import MANIFEST, convert, main, open_shards
 
@@ -472,7 +473,7 @@ def test_bad_images_are_named_or_counted(folder, tmp_path, form):
 
 
 def test_arrays_take_every_kind_of_image(tmp_path):
-    """As `photos.decode_rgb` has them: upper eight bits, first frames, three channels."""
+    """As `images.decode_rgb` has them: upper eight bits, first frames, three channels."""
     folder = tmp_path / "in" / "a"
     folder.mkdir(parents=True)
     noise = np.random.default_rng(0).integers(0, 2**16, (20, 30), dtype=np.uint16)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from bench.report.figures import is_number
+from bench.analysis.values import is_number
 
 SCHEMA_VERSION = 3
 DEEPEST = 30  # levels of nesting; a run writes ten
