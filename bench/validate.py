@@ -178,18 +178,20 @@ def simulate(found: dict, blocks: int = EFFORT["default"].blocks) -> str:
         rows = [r for r in found["pairs"] if (r["framework"], r["kind"]) == (framework, "control")]
         noise = np.concatenate([row["log_ratios"] for row in rows])
         noise = noise - noise.mean()  # in the simulated world the truth is a ratio of one
-        covered = wrong = detected = 0
+        covered = wrong = slight = detected = 0
         for _ in range(DRAWS):
             drawn = random.choice(noise, blocks).tolist()
             judged = stats.compare(drawn)
             covered += judged.ci[0] <= 1.0 <= judged.ci[1]
             wrong += judged.verdict in ("faster", "slower")
+            slight += judged.verdict in ("slightly faster", "slightly slower")
             slower = stats.compare([value + np.log1p(found["planted"]) for value in drawn])
             detected += slower.verdict == "slower"
         table = 1 - (1 - wrong / DRAWS) ** TABLE_ROWS
         lines.append(
             f"{framework}: noise sd {exp(noise.std()) - 1:.3f} of {len(noise)} blocks; "
-            f"coverage {covered / DRAWS:.1%}; a false verdict in {TABLE_ROWS} rows {table:.1%}; "
+            f"coverage {covered / DRAWS:.1%}; a false verdict in {TABLE_ROWS} rows {table:.1%}, "
+            f'"slightly" in {slight / DRAWS:.1%} of rows; '
             f"planted {found['planted']:.0%} found {detected / DRAWS:.1%}"
         )
     return "\n".join(lines)
