@@ -18,7 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from bench.analysis.record import load
+from bench.analysis.record import load, view
+from bench.analysis.record import tasks as works_of
 from bench.analysis.schema import check
 from bench.report import FORMATS, command, figures, readme, tidy, write_reports
 from bench.report import page as html_page
@@ -467,10 +468,25 @@ def test_tf_keras_stands_in_a_row_of_its_own():
     assert "TensorFlow (tf_keras) bf16" in terminal(results)
 
 
+def test_no_row_with_figures_of_pytorch_is_called_tf_keras():
+    results = load(ROOT / "docs" / "smaller_models")
+    named = [
+        row
+        for technique in {c["technique"] for c in results["cases"]}
+        for work in works_of(results, technique)
+        for rows in view(results, technique, work).rows.values()
+        for row in rows
+    ]
+    legacy = [row for row in named if row.tf and row.tf["flavour"] == "tf_keras"]
+    assert any(row.pt for row in legacy)
+    assert not [r.label for r in named if r.pt and r.label.endswith(", tf_keras")]
+    assert {r.label for r in legacy if r.pt} >= {"0_fp32 (TensorFlow: tf_keras)"}
+
+
 def test_a_technique_that_has_tf_keras_alone_stands_beside_its_twin():
     results = record()
     results["cases"].remove(case(results, "digits-cnn-64/tf/bf16"))
-    cells = markdown_row(markdown(results), "PyTorch samples/s", "bf16, tf_keras", 64)
+    cells = markdown_row(markdown(results), "PyTorch samples/s", "bf16 (TensorFlow: tf_keras)", 64)
     assert DASH not in cells.values()
 
 
