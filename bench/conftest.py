@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 
 from bench import resume
+from bench.harness.command import find_interpreter, this_command
+from bench.harness.folders import new_folder
 from bench.harness.plan import (
     EFFORT,
     EFFORTS,
@@ -26,16 +28,8 @@ from bench.harness.plan import (
     repeated_controls,
     with_baselines,
 )
-from bench.harness.results import new_folder
-from bench.harness.run import (
-    OtherConditions,
-    Plan,
-    Run,
-    Settings,
-    find_interpreter,
-    techniques,
-    this_command,
-)
+from bench.harness.run import OtherConditions, Run, Settings
+from bench.harness.schedule import Plan, techniques
 from bench.report import FORMATS, tables, write_reports
 from shared.specs import TASKS
 
@@ -329,6 +323,10 @@ def _measure(state: State, speaker: Speaker) -> None:
         state.results = run.measure()
     except OtherConditions as error:
         raise _refused(f"{state.folder}: {error}") from None
+    except KeyboardInterrupt:
+        state.results = run.save()
+        again = f"--resume {os.path.relpath(state.folder)}"
+        pytest.exit(f"interrupted: {again} goes on where it ended", returncode=2)
     except BaseException:
         state.results = run.save()
         raise
@@ -380,7 +378,8 @@ def replay(request: pytest.FixtureRequest, benchmark):
         if state.results is None:
             pytest.skip("benchmarks are disabled")
         case = next(c for c in state.results["cases"] if c["id"] == case_id)
-        samples = [sample for block in case["timing"]["step_s"] for sample in block]
+        matches = case["timing"]["step_s"].values()
+        samples = [each for blocks in matches for block in blocks.values() for each in block]
         planned = {case.id: case for cases in state.plan.cases.values() for case in cases}
         if case["status"] == "OK" and not planned[case_id].timed:
             pytest.skip("its steps are not timed; what was measured stands in the tables")

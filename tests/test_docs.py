@@ -28,7 +28,7 @@ from packaging.utils import canonicalize_name
 
 from bench import docs, validate
 from bench.docs import command
-from bench.harness.run import techniques
+from bench.harness.schedule import techniques
 from bench.network import projection, sweeps
 from shared import parallel
 

@@ -153,11 +153,12 @@ class Work:
 
 def title(case: dict) -> str:
     """A variant in plain words: its own title, or what its name and its settings say."""
-    if isinstance(case.get("title"), str) and case["title"]:
-        return case["title"]
+    words = case["variant"].replace("_", " ")
+    given = case.get("title")
+    if isinstance(given, str) and given not in ("", words):
+        return given
     settings = case.get("settings")
     stacked = [_setting(n, v) for n, v in settings.items()] if isinstance(settings, dict) else []
-    words = case["variant"].replace("_", " ")
     if case["variant"][:2] in ("1_", "2_", "3_", "4_") and len(stacked) > 1 and all(stacked):
         return " + ".join(stacked)
     return words[2:] if words[:2] in ("0 ", "1 ", "2 ", "3 ", "4 ") else words
@@ -300,7 +301,7 @@ def _figures(case: dict) -> Iterator[tuple[str, Figure]]:
     peaks = at(memory, "samples", "above_import_bytes")
     every = {
         "time": (timing.get("median_s"), timing.get("ci_s"), None),
-        "memory": (above_import(memory), None, peaks),
+        "memory": (above_import(memory), at(memory, "above_import_ci"), peaks),
         "size": (case.get("artifact_bytes"), None, None),
         "first_call": (
             timing.get("cold_first_call_s"),

@@ -54,6 +54,14 @@ def framework_title(case: dict) -> str:
     return f"{title} (tf_keras)" if is_legacy(case) else title
 
 
+def block_count(case: dict) -> int:
+    """How many blocks the case was timed in; those of several matches count once."""
+    step_s = at(case, "timing", "step_s") or {}
+    if isinstance(step_s, list):  # of the first match alone, before schema 3
+        return len(step_s)
+    return len({block for blocks in step_s.values() for block in blocks})
+
+
 def is_legacy(case: dict | None) -> bool:
     """Whether the case ran with tf_keras in place of Keras 3."""
     return at(case, "flavour") == "tf_keras"

@@ -17,8 +17,7 @@ def _removed(percent: int, effort: str) -> Variant:
         f"channels_{percent}",
         settings,
         effort=effort,
-        changes_math=changes,
-        changes_weights=changes,
+        changes="weights" if changes else None,
     )
 
 
@@ -48,8 +47,6 @@ TECHNIQUE = Technique(
         "learning rate, with a new optimizer; channels go in between.",
         "Networks with branches (digits-resnet20) are UNSUPPORTED: see the docstring.",
     ),
-    # The matches of other techniques have controls.
-    controls=False,
     counts=True,
 )
 

@@ -20,7 +20,7 @@ from bench.analysis.record import load, view
 from bench.analysis.record import tasks as works_of
 from bench.harness.plan import FRAMEWORKS, Technique, Variant, Workload
 from bench.harness.processes import ROOT
-from bench.harness.run import techniques
+from bench.harness.schedule import techniques
 from bench.report import charts, svg
 from bench.report.blocks import tables
 from bench.report.content import measured, parameters_of

@@ -14,6 +14,7 @@ from bench.analysis.decisions import Answer, Work, answers, works
 from bench.analysis.record import (
     DIFFERENT,
     FRAMEWORKS,
+    block_count,
     framework_title,
     task_of,
     tasks,
@@ -98,7 +99,7 @@ def build(results: dict[str, Any]) -> Report:
 
 def run_line(results: dict[str, Any]) -> str:
     """Effort, blocks and start of the run."""
-    blocks = max((len(at(c, "timing", "step_s") or []) for c in results["cases"]), default=0)
+    blocks = max(map(block_count, results["cases"]), default=0)
     plural = "" if blocks == 1 else "s"
     return f"{results['effort']} effort · {blocks} block{plural} · started {results['started']}"
 
