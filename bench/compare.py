@@ -12,7 +12,7 @@ Of three and more runs (machines, versions) each ratio has a line with a column 
 shown that some run has beyond the noise of it and of the first; with --all every one.
 
 With --fail-if the exit status is 1 where a ratio of step times rose by more than the given share:
-its 95% interval lies wholly beyond it, and neither run was too noisy for a verdict.
+its 95% interval lies wholly beyond it.
 """
 
 from __future__ import annotations
@@ -274,7 +274,7 @@ def slower(old: Record, new: Record, share: float) -> list[str]:
     found = []
     for before, after in _common(old, new):
         change = _change(before, after)
-        if change and change.verdict != "noisy" and change.ci[0] > 1 + share:
+        if change and change.ci[0] > 1 + share:
             moved = f"{change.ratio:.3f} ({interval(change.ci, like=1.0)})"
             found.append(f"slower by more than {share:.1%}: {_pair(after, cases)}: {moved}")
     return found
