@@ -23,7 +23,9 @@ from tests.harness.faulty import prepare, took_effect
 def bench_faulty(case, replay):
     replay(case)
 """
+# A benchmark that lies in another folder has a name that its workers can import.
 PLUGINS = ("-p", "tests.harness.fake_plugin", "-p", "bench.conftest", "-p", "no:cacheprovider")
+PLUGINS += ("--import-mode=prepend",)
 
 
 def environment(folder):
