@@ -501,9 +501,9 @@ class Limits:
 class Answer:
     """For one piece of work and one goal: what to use, and why not another.
 
-    `best` has the best figure, `equal` what cannot be told from it, `cheapest` is the row that
-    takes least to get among those shown to gain over their own baseline, or a baseline that cannot
-    be told from the best. `unknown` are those
+    `best` has the best figure, `equal` what cannot be told from it. `cheapest` takes less to get
+    than it: of the rows shown to gain over their own baseline the one that takes least, or a
+    baseline that cannot be told from the best. `unknown` are those
     whose accuracy was not measured, `refused` those that break a limit, with the reason.
     """
 
@@ -618,10 +618,11 @@ def _cheapest(kept: list[Option], ahead: list[Option], goal: Goal, limits: Limit
     A baseline that cannot be told from the best takes nothing.
     """
     for each in ahead:
-        if each.is_baseline:
+        if each.is_baseline and each is not kept[0]:
             return each
     gains = [o for o in kept if not o.is_baseline and _helps(o, kept, goal, limits)]
-    return min(gains, key=lambda o: (o.work, kept.index(o)), default=None)
+    found = min(gains, key=lambda o: (o.work, kept.index(o)), default=None)
+    return found if found and found.work < kept[0].work else None
 
 
 def _helps(option: Option, kept: list[Option], goal: Goal, limits: Limits) -> bool:

@@ -893,7 +893,7 @@ def nested(levels: int) -> list:
         ("[" * 100_000, "not JSON, or cut off"),
         ("[1, 2]", "not a record of twinbench"),
         ('{"machine_info": {}, "benchmarks": []}', "not a record of twinbench"),
-        (broken(schema_version=3), "schema 3 is newer than 2"),
+        (broken(schema_version=4), "schema 4 is newer than 3"),
         (broken(schema_version=0), "schema 0 never was"),
         (broken(schema_version=True), "not a record of twinbench"),
         (broken(cases={}), "the record: cases is no list"),
