@@ -430,11 +430,10 @@ def _asks_pytest_benchmark(config: pytest.Config) -> bool:
 
 def _way_on(state: State) -> list[str]:
     """Where everything was written, and what to do with it."""
-    finished = state.results["finished"]
-    lines = [] if finished else ["The run was interrupted; go on with: pytest bench/ --resume"]
-    return [
-        *lines,
-        f"{state.folder / FORMATS['html']}: charts, decisions, all rows",
-        f"twinbench choose {state.folder} --all    (--goal, --steps, --max-accuracy-drop)",
-        f"twinbench report {state.folder} --format terminal    all tables here",
-    ]
+    lines = [str(state.folder / name) for name in ("results.json", *FORMATS.values())]
+    if not state.results["finished"]:
+        lines.insert(0, "The run was interrupted; what was finished is kept.")
+    folder = os.path.relpath(state.folder)
+    lines.append(f"More: twinbench choose {folder} --all, or --goal, --steps, --max-accuracy-drop;")
+    lines.append(f"all tables: twinbench report {folder} --format terminal")
+    return lines

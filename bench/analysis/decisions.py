@@ -153,11 +153,12 @@ class Work:
 
 def title(case: dict) -> str:
     """A variant in plain words: its own title, or what its name and its settings say."""
-    if isinstance(case.get("title"), str) and case["title"]:
-        return case["title"]
+    words = case["variant"].replace("_", " ")
+    given = case.get("title")
+    if isinstance(given, str) and given not in ("", words):
+        return given
     settings = case.get("settings")
     stacked = [_setting(n, v) for n, v in settings.items()] if isinstance(settings, dict) else []
-    words = case["variant"].replace("_", " ")
     if case["variant"][:2] in ("1_", "2_", "3_", "4_") and len(stacked) > 1 and all(stacked):
         return " + ".join(stacked)
     return words[2:] if words[:2] in ("0 ", "1 ", "2 ", "3 ", "4 ") else words
@@ -300,7 +301,7 @@ def _figures(case: dict) -> Iterator[tuple[str, Figure]]:
     peaks = at(memory, "samples", "above_import_bytes")
     every = {
         "time": (timing.get("median_s"), timing.get("ci_s"), None),
-        "memory": (above_import(memory), None, peaks),
+        "memory": (above_import(memory), at(memory, "above_import_ci"), peaks),
         "size": (case.get("artifact_bytes"), None, None),
         "first_call": (
             timing.get("cold_first_call_s"),
@@ -500,9 +501,9 @@ class Limits:
 class Answer:
     """For one piece of work and one goal: what to use, and why not another.
 
-    `best` has the best figure, `equal` what cannot be told from it, `cheapest` is the row that
-    takes least to get among those shown to gain over their own baseline, or a baseline that cannot
-    be told from the best. `unknown` are those
+    `best` has the best figure, `equal` what cannot be told from it. `cheapest` takes less to get
+    than it: of the rows shown to gain over their own baseline the one that takes least, or a
+    baseline that cannot be told from the best. `unknown` are those
     whose accuracy was not measured, `refused` those that break a limit, with the reason.
     """
 
@@ -617,10 +618,11 @@ def _cheapest(kept: list[Option], ahead: list[Option], goal: Goal, limits: Limit
     A baseline that cannot be told from the best takes nothing.
     """
     for each in ahead:
-        if each.is_baseline:
+        if each.is_baseline and each is not kept[0]:
             return each
     gains = [o for o in kept if not o.is_baseline and _helps(o, kept, goal, limits)]
-    return min(gains, key=lambda o: (o.work, kept.index(o)), default=None)
+    found = min(gains, key=lambda o: (o.work, kept.index(o)), default=None)
+    return found if found and found.work < kept[0].work else None
 
 
 def _helps(option: Option, kept: list[Option], goal: Goal, limits: Limits) -> bool:

@@ -148,10 +148,17 @@ def rows_of(cases: Iterable[dict]) -> list[Row]:
         sides = variants.setdefault(case["variant"], {"pt": [], "tf": []})
         sides.setdefault(case["framework"], []).append(case)
     return [
-        Row(f"{variant}, tf_keras" if is_legacy(tf) else variant, pt, tf)
+        Row(_label(variant, pt, tf), pt, tf)
         for variant, sides in variants.items()
         for pt, tf in zip_longest(sides["pt"], sorted(sides["tf"], key=is_legacy))
     ]
+
+
+def _label(variant: str, pt: dict | None, tf: dict | None) -> str:
+    """The variant, and which half of the row ran with tf_keras."""
+    if not is_legacy(tf):
+        return variant
+    return f"{variant} (TensorFlow: tf_keras)" if pt else f"{variant}, tf_keras"
 
 
 def view(results: dict[str, Any], technique: str, task: str) -> View:

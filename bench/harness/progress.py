@@ -7,8 +7,11 @@ from collections.abc import Callable
 
 
 def clock(seconds: float) -> str:
-    """Minutes and seconds."""
-    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+    """1 h 52 min, 12 min 5 s, 40 s."""
+    minutes, left = divmod(int(seconds), 60)
+    if minutes >= 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    return f"{minutes} min {left} s" if minutes else f"{left} s"
 
 
 class Progress:

@@ -98,7 +98,7 @@ class Run:
         """The plan, and what is left of it, in a few lines."""
         if not self.taken_up:
             return self.plan.describe()
-        left = f"taken up where it ended: about {clock(self.parts.seconds)} min are left"
+        left = f"taken up where it ended: about {clock(self.parts.seconds)} are left"
         return f"{self.plan.describe()}\n{left}"
 
     def measure(self) -> dict:

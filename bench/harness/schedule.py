@@ -145,7 +145,7 @@ class Plan:
         lines.append(
             f"{self.amount.blocks} blocks of {self.amount.rounds} rounds, "
             f"{self.amount.seeds} seeds where accuracy may change; "
-            f"about {clock(self.parts.seconds)} min"
+            f"about {clock(self.parts.seconds)}"
         )
         return "\n".join(lines)
 

@@ -64,9 +64,9 @@ TECHNIQUE = Technique(
     ),
     notes=(
         "On a machine with few cores this shows that replicas compute what one process computes, "
-        "and what their exchange costs. It shows no speed-up: threads in total and the global "
-        "batch are the same for one replica and for two. Efficiency is two replicas' rate in that "
-        "of one.",
+        "and what their exchange costs. Threads in total and the global batch are the same for one "
+        "replica and for two. Efficiency is two replicas' rate in that of one: above 100% where "
+        "one process leaves threads idle that two use. It says nothing of more hardware.",
         f"Each figure is from one run; rates are medians of {STEPS - WARM_STEPS} steps. The "
         "communication share is what a step of two replicas takes longer than that of two separate "
         "runs side by side, each with half of the batch and of the threads. It holds waiting for "

@@ -112,7 +112,7 @@ def brief(found: Answer, option: Option) -> str:
 def lines(found: Answer, *, every: bool = False) -> list[tuple[str, str]]:
     """An answer as labels and texts: what is cheapest, what is best, and why no other."""
     said = []
-    if found.cheapest is not None and found.cheapest is not found.best:
+    if found.cheapest:
         said.append(("cheapest", sentence(found, found.cheapest)))
     said.append(("best", sentence(found, found.best)))
     if not every:
@@ -234,7 +234,7 @@ def summary_table(found: list[Answer]) -> Table:
 
 def _both(found: Answer) -> list[Option]:
     """What is cheapest and what is best; a baseline that cannot be told from the best is both."""
-    if found.cheapest is None or found.cheapest is found.best:
+    if not found.cheapest:
         return [found.best]
     return [found.cheapest] if found.cheapest.is_baseline else [found.cheapest, found.best]
 

@@ -68,6 +68,8 @@ def _readme(chosen: argparse.Namespace) -> int:
             given = " ".join(map(str, chosen.paths))
             print(f"{', '.join(old)}: not what {given} gives", file=sys.stderr)
         return 1 if old else 0
+    for path in made:
+        path.parent.mkdir(exist_ok=True)
     write_atomically(made)
     print(*made, sep="\n")
     return 0

@@ -53,6 +53,7 @@ class Decision:
     """A piece of work: the answers for all goals, and the table over all of its rows."""
 
     title: str
+    count: int
     answers: list[tuple[str, Facts]]
     table: Table
 
@@ -100,7 +101,7 @@ def _split(rows: list) -> tuple[list, list]:
 def _decision(results: dict[str, Any], work: Work) -> Decision:
     found = [each for goal in work.goals if (each := decide(results, work, goal, Limits()))]
     said = [(answer.measure(each.goal, each.limits), answer.lines(each)) for each in found]
-    return Decision(work.title, said, answer.decision_table(work))
+    return Decision(work.title, len(work.options), said, answer.decision_table(work))
 
 
 FAMILY_TITLES = {

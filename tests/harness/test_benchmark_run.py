@@ -15,6 +15,7 @@ from shared.specs import TASKS
 from tests.harness.command_line import blocks, finish, interrupt
 
 ROOT = Path(__file__).resolve().parents[2]
+DURATION = r"(?:\d+ h )?(?:\d+ min)? ?(?:\d+ s)?"
 pytestmark = pytest.mark.timeout(240)
 
 
@@ -76,24 +77,26 @@ def test_the_plan_comes_first_then_progress(whole):
     lines = whole.err.strip().splitlines()
     assert lines[0] == "faulty: good, same, raises_late, prints, refuses, control"
     assert "12 cases" in lines[1]
-    assert re.fullmatch(r"2 blocks of 5 rounds, .*about \d+:\d\d min", lines[2])
+    assert re.fullmatch(rf"2 blocks of 5 rounds, .*about {DURATION}", lines[2])
     steps = [line for line in lines if line.startswith("[")]
-    assert steps[0].startswith("[1/23] machine · 0:0")
+    assert steps[0].startswith("[1/23] machine · 0 s elapsed")
     assert [line.split(" ·")[0] for line in steps[1:3]] == [
         "[2/23] block 1 of 2: faulty",
         "[3/23] block 2 of 2: faulty",
     ]
-    pattern = r"\[\d+/23\] .* · \d+:\d\d elapsed, about \d+:\d\d left"
+    pattern = rf"\[\d+/23\] .* · {DURATION} elapsed, about {DURATION} left"
     assert all(re.fullmatch(pattern, line) for line in steps)
     assert lines.index(steps[0]) == 3
 
 
 def test_tables_and_paths_are_printed(whole):
     assert "benchmark 'faulty/digits-cnn-4': 8 tests" in whole.out  # pytest-benchmark's
-    assert "digits-cnn · Speed" in whole.out  # and ours, after it
-    assert whole.out.index("benchmark 'faulty") < whole.out.index("digits-cnn · Speed")
-    ours = whole.out[whole.out.index("\ntwinbench\n") : whole.out.index("results.json")]
+    assert whole.out.index("benchmark 'faulty") < whole.out.index("\nWhat to use\n")  # and ours
+    ours, _, hints = whole.out.partition("\nWhat to use\n")[2].partition("/results.json")
     assert max(map(len, ours.splitlines()[:-1])) <= 80
+    assert len(ours.splitlines()) + len(hints.partition("--format terminal")[0].splitlines()) <= 40
+    assert "digits-cnn · Speed" not in whole.out  # the detail, which -v shows
+    assert "twinbench choose" in hints
     written = [Path(line) for line in whole.out.splitlines() if re.fullmatch(r"/\S+\.\w+", line)]
     names = ["results.json", "report.md", "report.html", "tables.csv"]
     assert [path.name for path in written] == names
@@ -180,6 +183,7 @@ def test_a_quick_run_says_that_it_is_one(selected):
     assert (comparison["ci"], comparison["verdict"]) == (None, None)
     assert selected.record["effort"] == "quick"
     assert "SMOKE RUN" in selected.out
+    assert "What to use" in selected.out
 
 
 def test_quiet_means_no_progress(selected):

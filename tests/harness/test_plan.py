@@ -324,7 +324,9 @@ def test_what_is_not_timed_plays_no_match_and_has_no_control():
     assert {c.workload.task for c in cases if c.variant.role == "control"} == {"digits-cnn"}
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (59.9, "0:59"), (605, "10:05")])
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0 s"), (59.9, "59 s"), (605, "10 min 5 s"), (6720, "1 h 52 min")]
+)
 def test_clock(seconds, text):
     assert clock(seconds) == text
 

@@ -576,7 +576,7 @@ def test_a_finished_run_has_nothing_left(start, stopped, resumed, tmp_path):
     found = finish(start(f"--results={tmp_path}", f"--resume={folder}"))
     assert found.status == 0
     assert "is finished: there is nothing to measure" in found.err
-    assert "digits-cnn · Speed" in found.out
+    assert "What to use" in found.out
     assert "elapsed" not in found.err
     assert (folder / "results.json").read_bytes() == before
     assert not (folder / "logs-3").exists()
