@@ -79,7 +79,7 @@ def test_the_plan_comes_first_then_progress(whole):
     assert "12 cases" in lines[1]
     assert re.fullmatch(rf"2 blocks of 5 rounds, .*about {DURATION}", lines[2])
     steps = [line for line in lines if line.startswith("[")]
-    assert steps[0].startswith("[1/23] machine · 0 s elapsed")
+    assert re.match(r"\[1/23\] machine · \d s elapsed", steps[0])
     assert [line.split(" ·")[0] for line in steps[1:3]] == [
         "[2/23] block 1 of 2: faulty",
         "[3/23] block 2 of 2: faulty",

@@ -19,9 +19,9 @@ import pytest
 from bench.analysis.decisions import Limits
 from bench.analysis.record import DIFFERENT, load
 from bench.choose import advise
-from bench.report import FORMATS, write_reports
 from bench.report.answer import figure_of
 from bench.report.content import build
+from bench.report.files import FORMATS, write_reports
 from bench.report.page import html
 from bench.report.tables import markdown
 from bench.report.text import plain
