@@ -23,23 +23,26 @@ import sys
 import tempfile
 import threading
 import time
+from argparse import BooleanOptionalAction
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from importlib import import_module
 from inspect import signature
-from itertools import count, islice
+from itertools import chain, count, islice
 from pathlib import Path
 
 import numpy as np
 import psutil
 
-from shared.datasets import load, materialise
+from shared.datasets import batch_order, materialise
 from shared.specs import TASKS
 
 LOOPBACK = "127.0.0.1"
 WARM_STEPS = 2  # at the start of a run, whose traffic does not count
 END_S = 10.0  # how long processes that were asked to end may take
 _ERROR = "replica failed: "
+_REFUSED = "NotImplementedError: "  # what follows is why
 _LAUNCHER = "REPLICAS_LAUNCHER"  # the process that started a run, for those that it started
 _LEAST = {
     **{"replicas": 1, "global_batch": 1, "steps": 1, "seed": 0},
@@ -89,6 +92,39 @@ class Result:
         return cls(weights, **arrays | {"loopback_bytes": float(arrays["loopback_bytes"])})
 
 
+@dataclass(frozen=True)
+class Run:
+    """How replicas train, whatever they do in a step.
+
+    threads: of all replicas together, 0 for all cores; each has an equal part, at least one.
+    checkpoint: a folder to save to every `save_every` steps and at the end (0: at the end alone); a
+    run goes on from the last one there. timeout_s: how long a replica waits for others.
+    """
+
+    replicas: int
+    global_batch: int
+    steps: int
+    seed: int = 0
+    threads: int = 0
+    checkpoint: str = ""
+    save_every: int = 0
+    timeout_s: float = 300.0
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What training with parts of a model on several devices leaves.
+
+    weights: the state of the whole model by the framework's own names, in its layouts. losses: of
+    each step, the mean over its batch. ended: when each step was over, on the clock of
+    `time.monotonic`.
+    """
+
+    weights: dict[str, np.ndarray]
+    losses: list[float]
+    ended: list[float]
+
+
 def distance(one: Result, other: Result) -> float:
     """The largest relative L2 distance of a weight tensor of two results."""
     return max(
@@ -98,18 +134,101 @@ def distance(one: Result, other: Result) -> float:
     )
 
 
+# Samples --------------------------------------------------------------------------------------
+# The inputs of a model, and its targets, are an array, or a tuple, list or dict of arrays.
+
+
+def leaves(samples) -> list:
+    """The arrays of which samples consist."""
+    if isinstance(samples, dict):
+        samples = list(samples.values())
+    return [*samples] if isinstance(samples, (tuple, list)) else [samples]
+
+
+def mapped(function: Callable, samples):
+    """The same structure, of what the function makes of each array."""
+    if isinstance(samples, dict):
+        return {name: function(part) for name, part in samples.items()}
+    if isinstance(samples, (tuple, list)):
+        return tuple(function(part) for part in samples)
+    return function(samples)
+
+
+def size(samples) -> int:
+    """How many samples there are."""
+    return len(leaves(samples)[0])
+
+
+def take(samples, rows):
+    """Some of the samples: their numbers, or a slice."""
+    return mapped(lambda part: part[rows], samples)
+
+
+def save_samples(samples, path: Path) -> None:
+    """Write an array to PATH.npy; those of a tuple or dict to the folder PATH, by place or name."""
+    if not isinstance(samples, (tuple, list, dict)):
+        np.save(path.with_suffix(".npy"), samples)
+        return
+    path.mkdir()
+    named = samples if isinstance(samples, dict) else dict(enumerate(samples))
+    for name, part in named.items():
+        np.save(path / f"{name}.npy", part)
+
+
+def load_samples(path: Path):
+    """What `save_samples` wrote, mapped read-only: a tuple where files are numbered, else a dict.
+
+    Raises FileNotFoundError where there is nothing.
+    """
+    whole = path.with_suffix(".npy")
+    if not path.is_dir():
+        return np.load(whole, mmap_mode="r", allow_pickle=False)
+    files = {file.stem: file for file in sorted(path.glob("*.npy"))}
+    if not files:
+        raise FileNotFoundError(f"neither {whole} nor arrays in {path}")
+    arrays = {name: np.load(file, mmap_mode="r") for name, file in files.items()}
+    if all(name.isdigit() for name in arrays):
+        return tuple(arrays[name] for name in sorted(arrays, key=int))
+    return arrays
+
+
+def load_training(folder: object) -> tuple:
+    """The inputs and the targets of the training split in a folder.
+
+    Raises ValueError where their arrays differ in length.
+    """
+    x, y = (load_samples(Path(folder, f"train_{part}")) for part in "xy")
+    if len({len(part) for part in [*leaves(x), *leaves(y)]}) > 1:
+        raise ValueError(f"{folder} has {size(x)} samples and {size(y)} labels")
+    return x, y
+
+
+def check_training(dataset: tuple, *, steps: int, global_batch: int) -> None:
+    """Raise ValueError for numbers that don't go with the inputs and targets of `dataset`."""
+    lengths = [len(part) for samples in dataset for part in leaves(samples)]
+    if steps < 1 or not 1 <= global_batch <= lengths[0] or len(set(lengths)) > 1:
+        x, y = map(size, dataset)
+        raise ValueError(f"{steps} steps of {global_batch} from {x} samples, {y} labels")
+
+
+def full_batches(samples: int, *, global_batch: int, steps: int, seed: int) -> Iterator[np.ndarray]:
+    """The rows of `steps` batches in the shared order, without the rest that ends an epoch."""
+    epochs = (batch_order(samples, global_batch, seed=seed, epoch=number) for number in count())
+    return islice(chain.from_iterable(epochs), steps)
+
+
 # Which samples --------------------------------------------------------------------------------
 
 
-def batches(size: int, *, global_batch: int, seed: int, begin: int = 0) -> Iterator[np.ndarray]:
+def batches(samples: int, *, global_batch: int, seed: int, begin: int = 0) -> Iterator[np.ndarray]:
     """Yield the rows of each global batch from step `begin` on, epoch after epoch, without end.
 
     The last batch of an epoch holds what is left.
     """
-    each = -(-size // global_batch)
+    each = -(-samples // global_batch)
     for epoch in count(begin // each):
-        order = np.random.default_rng([seed, epoch]).permutation(size)
-        parts = (order[start : start + global_batch] for start in range(0, size, global_batch))
+        order = np.random.default_rng([seed, epoch]).permutation(samples)
+        parts = (order[start : start + global_batch] for start in range(0, samples, global_batch))
         yield from islice(parts, begin % each if epoch == begin // each else 0, None)
 
 
@@ -127,7 +246,7 @@ def options(program: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "build", metavar="BUILD", help='"module:function" giving model, optimizer, loss function'
     )
-    parser.add_argument("data", metavar="DATA", help="folder with train_x.npy and train_y.npy")
+    parser.add_argument("data", metavar="DATA", help="folder with train_x and train_y")
     parser.add_argument("--global-batch", type=int, required=True, help="samples a step, in all")
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--seed", type=int, default=0)
@@ -135,10 +254,13 @@ def options(program: str) -> argparse.ArgumentParser:
     parser.add_argument("--variant", default="processes")
     parser.add_argument("--replicas", type=int, default=1, help="of one process (one_process)")
     parser.add_argument("--micro-batches", type=int, default=1, help="of a step (accumulated)")
-    parser.add_argument("--synchronise-each", action="store_true", help="micro-batch (accumulated)")
-    parser.add_argument("--synchronised-norm", action="store_true")
     parser.add_argument("--bucket-mb", type=float, default=25.0)
     parser.add_argument("--communication", default="auto")
+    parser.add_argument("--blocks", default="", help="names of modules (sharded)")
+    parser.add_argument("--precision", default="float32", help="or bfloat16 (sharded)")
+    switches = {"synchronise-each": False, "synchronised-norm": False}
+    for name, default in (switches | {"reshard-after-forward": True}).items():
+        parser.add_argument(f"--{name}", action=BooleanOptionalAction, default=default)
     parser.add_argument("--threads", type=int, default=0, help="of this process; 0: its share")
     parser.add_argument("--timeout-s", type=float, default=300.0, help="of waiting for others")
     parser.add_argument("--checkpoint", type=Path, help="folder; a run goes on from what it holds")
@@ -147,22 +269,21 @@ def options(program: str) -> argparse.ArgumentParser:
 
 
 def arguments(build: str, data: object, settings: dict) -> list[str]:
-    """The command line that gives `options` these settings; "" and False are left out."""
+    """The command line that gives `options` these settings; "" is left out."""
     found = [build, str(data)]
     for name, value in settings.items():
-        if value is True:
-            found.append(f"--{name.replace('_', '-')}")
-        elif value not in (False, ""):
-            found.append(f"--{name.replace('_', '-')}={value}")
+        option = name.replace("_", "-")
+        if isinstance(value, bool):
+            found.append(f"--{option}" if value else f"--no-{option}")
+        elif value != "":
+            found.append(f"--{option}={value}")
     return found
 
 
 def check(data: object, replicas: int, settings: dict) -> None:
     """Raise ValueError for settings that no run on the samples of folder `data` can have."""
-    x, y = load(Path(data), "train")
-    if len(x) != len(y):
-        raise ValueError(f"{data} has {len(x)} samples and {len(y)} labels")
-    size, whole = len(x), settings | {"replicas": replicas}
+    x, _ = load_training(data)
+    samples, whole = size(x), settings | {"replicas": replicas}
     for name, least in _LEAST.items():
         value = whole[name]
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
@@ -171,23 +292,61 @@ def check(data: object, replicas: int, settings: dict) -> None:
         if not whole[name] > 0:
             raise ValueError(f"{name} must be positive, not {whole[name]}")
     global_batch, micro_batches = whole["global_batch"], whole["micro_batches"]
-    variant = whole["variant"]
     if global_batch % replicas:
         near = max(replicas, global_batch // replicas * replicas)
         raise ValueError(
             f"a global batch of {global_batch} does not divide among {replicas} replicas: take"
             f" {near} or {near + replicas}"
         )
-    if global_batch > size:
-        raise ValueError(f"a global batch of {global_batch} from {size} samples")
-    if (micro_batches > 1 or whole["synchronise_each"]) and variant != "accumulated":
-        raise ValueError(f'micro-batches are for the variant "accumulated", not {variant!r}')
-    last = size % global_batch or global_batch
-    if last < replicas * micro_batches:
+    if global_batch > samples:
+        raise ValueError(f"a global batch of {global_batch} from {samples} samples")
+    last = samples % global_batch or global_batch
+    # TensorFlow gives all replicas but the last one more than the mean, rounded up.
+    if last - (replicas - 1) * -(-last // replicas) < micro_batches:
         raise ValueError(
             f"the last batch of an epoch has {last} samples, too few for {replicas} replicas with"
             f" {micro_batches} micro-batches each: take another global batch"
         )
+
+
+def check_pipeline(stages: int, micro_batches: int, schedule: str, global_batch: int) -> None:
+    """Raise ValueError for a schedule or numbers that a pipeline can't have."""
+    if schedule not in ("gpipe", "1f1b"):
+        raise ValueError(f"schedule must be gpipe or 1f1b, not {schedule!r}")
+    if micro_batches < 1 or global_batch % micro_batches:
+        raise ValueError(f"{micro_batches} micro_batches do not divide a batch of {global_batch}")
+    if schedule == "1f1b" and micro_batches < stages:
+        raise ValueError(f"1f1b with {stages} stages needs {stages} micro_batches or more")
+
+
+def check_replicas(replicas: int, global_batch: int) -> None:
+    """Raise ValueError where replicas can't have equal parts of a batch."""
+    if replicas < 1 or global_batch % replicas:
+        raise ValueError(f"{replicas} replicas do not divide a batch of {global_batch}")
+
+
+def match_pairs(pairs: str, names: Sequence[str]) -> list[tuple[str, str]]:
+    """The pairs of names that "first > second", separated by commas, mean.
+
+    Each side is a name or a pattern with *, ? and [], whose matches are paired in order. Raises
+    ValueError where there are none, or not as many on both sides.
+    """
+    found = []
+    for pair in pairs.split(","):
+        sides = [part.strip() for part in pair.split(">")]
+        matches = [[name for name in names if fnmatchcase(name, side)] for side in sides]
+        if len(matches) != 2 or not matches[0] or len(matches[0]) != len(matches[1]):
+            raise ValueError(
+                f"pairs: {pair.strip()!r} matches {matches}: two lists of equal length"
+            )
+        found += zip(*matches, strict=True)
+    return found
+
+
+def check_pair(first: str, second: str, sizes: tuple[int, int], shards: int) -> None:
+    """Raise ValueError where outputs of the first and inputs of the second can't be shared out."""
+    if sizes[0] != sizes[1] or shards < 2 or sizes[0] % shards:
+        raise ValueError(f"pairs: {first} > {second}: {sizes} do not go into {shards} shards")
 
 
 def check_devices(
@@ -204,13 +363,11 @@ def check_devices(
         raise ValueError(f"{replicas} replicas on {gpus} GPUs: at most one each")
 
 
-def find(build: str, *, variant: str, variants: dict) -> Callable:
+def find(build: str) -> Callable:
     """Return the function that `build`, "module:function", names.
 
-    Raises ValueError where there is none, and for a variant that is not in `variants`.
+    Raises ValueError where there is none.
     """
-    if variant not in variants:
-        raise ValueError(f"unknown variant {variant!r}: {', '.join(variants)}")
     module, _, name = str(build).partition(":")
     if not module or not name:
         raise ValueError(f'build must be "module:function", not {build!r}')
@@ -221,6 +378,21 @@ def find(build: str, *, variant: str, variants: dict) -> Callable:
     if not callable(function):
         raise ValueError(f"module {module} has no function {name!r}")
     return function
+
+
+def check_chosen(chosen: dict, variants: dict[str, Callable]) -> None:
+    """Raise ValueError for a variant that is unknown, or a setting that it does not have."""
+    variant = chosen["variant"]
+    if variant not in variants:
+        raise ValueError(f"unknown variant {variant!r}: {', '.join(variants)}")
+    default = options("").get_default
+    own = signature(variants[variant]).parameters
+    for name, value in chosen.items():
+        if name not in own and name != "variant" and value != default(name):
+            others = [
+                other for other, made in variants.items() if name in signature(made).parameters
+            ]
+            raise ValueError(f"{name} is for the variants {', '.join(others)}, not {variant!r}")
 
 
 def of(function: Callable, settings: dict) -> dict:
@@ -321,7 +493,8 @@ def run(commands: Sequence[tuple[list[str], dict[str, str]]]) -> None:
     """Run commands side by side, each with its environment, until all have ended well.
 
     Where one fails, or this is interrupted, the others and all that they started are ended first.
-    Raises RuntimeError with the line in which a process said what was wrong.
+    Raises RuntimeError with the line in which a process said what was wrong, NotImplementedError
+    where it refused.
     """
     with tempfile.TemporaryDirectory(prefix="replicas-") as folder:
         logs = [Path(folder, str(number)) for number in range(len(commands))]
@@ -344,7 +517,8 @@ def run(commands: Sequence[tuple[list[str], dict[str, str]]]) -> None:
         finally:
             end(started)
         if problem:
-            raise RuntimeError(_said(logs) or problem)
+            kind, _, words = (_said(logs) or problem).partition(_REFUSED)
+            raise RuntimeError(kind) if kind else NotImplementedError(words)
 
 
 def _wait(started: list[subprocess.Popen]) -> str | None:
@@ -419,9 +593,10 @@ def demonstrate(train_data_parallel: Callable, build: str) -> None:
     """Train the digits CNN on one and on two replicas; print rates, losses and their distance."""
     with tempfile.TemporaryDirectory() as name:
         folder = materialise(TASKS["digits-cnn"].dataset, Path(name))
-        settings = {"global_batch": 64, "steps": 50, "seed": 0, "synchronised_norm": True}
         results = {
-            replicas: train_data_parallel(build, folder, replicas=replicas, **settings)
+            replicas: train_data_parallel(
+                build, folder, Run(replicas, 64, 50), synchronised_norm=True
+            )
             for replicas in (1, 2)
         }
     print("replicas  samples/s  last loss")

@@ -100,13 +100,14 @@ def probe(impl, work: Work, batches) -> dict[str, dict]:
     Raises RuntimeError where the replicas did not train on each sample as often as one would.
     """
     threads = max(REPLICAS, usable_threads())
-    settings = {"steps": STEPS, "seed": SEED, "threads": threads} | work.settings
+    usual = {"global_batch": work.batch_size, "steps": STEPS, "seed": SEED, "threads": threads}
 
     def train(replicas: int, **changed) -> parallel.Result:
         build = f"{impl.__name__}.parallel.data_parallel:digits_cnn"
-        given = {"global_batch": work.batch_size} | settings | changed
-        run = impl.parallel.data_parallel.train_data_parallel
-        return run(build, work.data, replicas=replicas, **given)
+        run = parallel.Run(replicas, **usual | changed)
+        return impl.parallel.data_parallel.train_data_parallel(
+            build, work.data, run, **work.settings
+        )
 
     two, one = train(REPLICAS), train(1)
     if not np.array_equal(two.seen, one.seen):

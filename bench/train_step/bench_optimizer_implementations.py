@@ -14,8 +14,9 @@ MARKS = {
     ("pt_impl", "foreach"): ("_foreach_addcdiv_", ("addcdiv_", "_fused_adamw_", "compiled")),
     ("pt_impl", "fused"): ("_fused_adamw_", ("addcdiv_", "_foreach_addcdiv_", "compiled")),
     ("pt_impl", "compiled"): ("compiled", ("addcdiv_", "_foreach_addcdiv_", "_fused_adamw_")),
-    ("tf_impl", "for_loop"): ("AssignSubVariableOp", ("compiled",)),
-    ("tf_impl", "compiled"): ("compiled", ("AssignSubVariableOp",)),
+    ("tf_impl", "for_loop"): ("AssignSubVariableOp", ("ResourceApplyAdam", "compiled")),
+    ("tf_impl", "fused"): ("ResourceApplyAdam", ("compiled",)),
+    ("tf_impl", "compiled"): ("compiled", ("AssignSubVariableOp", "ResourceApplyAdam")),
 }
 
 TECHNIQUE = Technique(
@@ -38,13 +39,15 @@ TECHNIQUE = Technique(
     differs_by_design=(
         "PyTorch calls for_loop, foreach and fused from Python, tensor list by tensor list; "
         "TensorFlow runs one graph.",
+        "fused is one kernel for all tensors in PyTorch, and one a tensor in TensorFlow "
+        "(ResourceApplyAdam, after the decay).",
         "compiled is torch.compile of the step of PyTorch's default implementation, and XLA "
         "(jit_compile=True) over Keras's update.",
     ),
     notes=(
         "A step here is one update on gradients that stay the same: no forward and no backward "
         "pass. The batch size means nothing, and the loss of the certificate is a single weight.",
-        "Keras has neither foreach nor fused: their rows are UNSUPPORTED.",
+        "TensorFlow has no foreach: its row is UNSUPPORTED.",
         "AdamW runs with learning rate 0.001 and weight decay 0.01, whatever the task's recipe is.",
     ),
     # Eight contenders are one match; other techniques play controls.

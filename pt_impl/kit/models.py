@@ -8,6 +8,9 @@ Where the frameworks differ: images are NCHW here and NHWC there, convolution ke
 (in, out) there. Keras calls the complement of `bn_momentum` "momentum".
 """
 
+import copy
+import dataclasses
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -305,3 +308,74 @@ def export_weights(model: nn.Module) -> dict[str, np.ndarray]:
 def parameter_count(model: nn.Module) -> int:
     """Number of trainable parameters."""
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+def copy_model(model: nn.Module, x=None) -> nn.Module:
+    """Return a copy of any module that shares nothing with it, in the same mode.
+
+    Parameters and buffers of both are compared and, on the example input `x` (a tuple of positional
+    arguments, a dict of named ones, or one tensor), their outputs in evaluation mode. Without `x`
+    there is none to compare: a module does not say what it takes.
+
+    Raises ValueError where `x` does not fit the model, and NotImplementedError where Python cannot
+    copy the model or the copy computes something else. `model` stays as it is.
+    """
+    wanted = None
+    if x is not None:
+        try:
+            wanted = _infer(model, x)
+        except Exception as error:
+            raise ValueError(f"the model does not take the example input: {error}") from error
+    try:
+        other = copy.deepcopy(model)
+    except Exception as error:  # such as a tensor that is not a leaf of the graph
+        raise NotImplementedError(f"Python cannot copy the model: {error}") from error
+    if apart := _apart(model.state_dict(), other.state_dict()):
+        raise NotImplementedError(f"the copy has another state: {apart}")
+    if x is not None and (apart := _apart(wanted, _infer(other, x))):
+        raise NotImplementedError(f"the copy computes something else: {apart}")
+    return other
+
+
+def _infer(model: nn.Module, x):
+    """Call the model in evaluation mode, then put the mode of each module back."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with torch.no_grad():
+            if isinstance(x, dict):
+                return model(**x)
+            return model(*x) if isinstance(x, tuple) else model(x)
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+def _apart(wanted, found) -> str | None:
+    """Say where the tensors of two trees differ, or None; floats may by their last digits."""
+    wanted, found = (dict(_tensors(tree, "")) for tree in (wanted, found))
+    if wanted.keys() != found.keys():
+        return f"{', '.join(sorted(wanted.keys() ^ found.keys()))} is in one of them alone"
+    for name, ours in wanted.items():
+        theirs = found[name]
+        if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+            return f"{name} is {tuple(theirs.shape)}, not {tuple(ours.shape)}"
+        if ours.is_floating_point() and ours.numel():
+            ours, theirs = ours.double(), theirs.double()
+            bound = 1e-5 * float(ours.abs().max())
+            if not torch.allclose(ours, theirs, rtol=0.0, atol=bound, equal_nan=True):
+                return f"{name} differs by {float((ours - theirs).abs().max()):.1e}"
+        elif not torch.equal(ours, theirs):
+            return f"{name} differs"
+    return None
+
+
+def _tensors(tree, name: str):
+    """(name, tensor) of each tensor in a tensor, tuple, list, dict or dataclass."""
+    if isinstance(tree, Tensor):
+        yield name or "the output", tree
+    elif isinstance(tree, (dict, list, tuple)):
+        for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+            yield from _tensors(value, f"{name}.{key}".lstrip("."))
+    elif dataclasses.is_dataclass(tree):
+        yield from _tensors(vars(tree), name)

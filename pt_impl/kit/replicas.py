@@ -1,19 +1,22 @@
 """The processes of one run: how they meet, the loop that each goes through, and checkpoints.
 
-What it holds: everything that replicas do together beside the step itself, for techniques whose
-model trains in several processes.
+What it holds: everything that replicas, stages and shards do together beside the step itself, for
+techniques whose model trains on several devices, with any inputs (arrays, tuples, dicts).
 Twin: `tf_impl/kit/replicas.py`.
-Where the frameworks differ: processes meet in a `torch.distributed` store whose address torchrun
-tells them, there in the cluster that `TF_CONFIG` describes. Rank 0 reads and writes checkpoints
-here and tells the others, so that only its machine needs the folder; there all read them.
+Where the frameworks differ: a device has a process of its own here. Replicas meet in a
+`torch.distributed` store whose address torchrun tells them, there in the cluster that `TF_CONFIG`
+describes. Rank 0 reads and writes checkpoints here and tells the others, so that only its machine
+needs the folder; there all read them.
 """
 
+import gc
 import io
 import os
 import pickle
 import socket
 import sys
 import tempfile
+import time
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,14 +29,16 @@ from time import perf_counter
 import numpy as np
 import torch
 import torch.distributed as dist
+import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict as states
 from torch.nn.modules.batchnorm import _BatchNorm  # the common base; torch's own tools use it too
 
 from pt_impl.kit import data, models, runtime
-from shared import datasets, parallel
+from shared import parallel
 
 _KEPT = 2  # checkpoints
+_PATIENCE = timedelta(minutes=5)  # with a message from another part
 _FULL = states.StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
@@ -50,12 +55,42 @@ class Replica:
     step: Callable
 
 
+@dataclass(frozen=True)
+class Part:
+    """What trains a part of a model in a process.
+
+    `step(x, y) -> loss` takes the whole batch. `weights()` returns those of this part by their
+    names in the whole model; all processes call it together.
+    """
+
+    step: Callable
+    weights: Callable
+
+
+def outputs(model: nn.Module, x) -> Tensor:
+    """What the model gives for x; its logits where the output has `.logits`."""
+    arguments, named = call_arguments(model, x)
+    found = model(*arguments, **named)
+    return getattr(found, "logits", found)
+
+
+def call_arguments(model: nn.Module, x) -> tuple[tuple, dict]:
+    """The arguments by place and by name with which the model is called: a tuple's, or a dict's."""
+    if isinstance(x, dict):
+        return (), x
+    return (tuple(x) if isinstance(x, (tuple, list)) else (x,)), {}
+
+
 def launch(module: str, build: str, dataset, settings: dict, *, processes: int) -> parallel.Result:
     """Run `python -m module` in processes of this machine by torchrun, and return its result.
 
-    settings: what `shared.parallel.arguments` takes; its threads are those of one process. Nothing
+    settings: what `shared.parallel.options` gives, of all processes together. Nothing
     listens but on the loopback.
     """
+    each = {
+        "threads": parallel.threads_each(settings["threads"], processes),
+        "replicas": settings["replicas"] // processes,
+    }
     with tempfile.TemporaryDirectory(prefix="replicas-") as folder:
         out = Path(folder, "result.npz")
         # A file to meet at, since the store that torchrun would open listens on every interface.
@@ -63,8 +98,8 @@ def launch(module: str, build: str, dataset, settings: dict, *, processes: int) 
         command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1", "--max-restarts=0"]
         command += [f"--nproc-per-node={processes}", f"--local-addr={parallel.LOOPBACK}"]
         command += ["--rdzv-backend", *meet, "--rdzv-id=replicas", "-m", module]
-        command += parallel.arguments(build, dataset, settings | {"out": out})
-        environment = parallel.environment(settings["threads"])
+        command += parallel.arguments(build, dataset, settings | each | {"out": out})
+        environment = parallel.environment(each["threads"])
         parallel.run([(command, environment | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})])
         return parallel.Result.load(out)
 
@@ -77,7 +112,7 @@ def train(variants: dict, options: Namespace) -> None:
     """
     parallel.end_with_launcher()
     settings = vars(options)
-    build = parallel.find(options.build, variant=options.variant, variants=variants)
+    build = parallel.find(options.build)
     world = int(os.environ.get("WORLD_SIZE", 1))
     parallel.check(options.data, world * options.replicas if world == 1 else world, settings)
     imported = parallel.resident("VmRSS")
@@ -88,6 +123,8 @@ def train(variants: dict, options: Namespace) -> None:
     try:
         function = variants[options.variant]
         replica = function(build, **parallel.of(function, settings))
+        if rank := dist.get_rank():
+            torch.manual_seed(options.seed + rank)  # replicas draw other dropout masks
         done = _loop(replica, options)
         # Before weights are gathered: a sharded model is whole then.
         memory = [_each(value) for value in (parallel.resident("VmHWM"), imported)]
@@ -138,13 +175,13 @@ def join(*, timeout_s: float = 300.0) -> None:
 
 def _loop(replica: Replica, options: Namespace) -> tuple:
     """Train; return losses, how often each sample was seen, seconds a step, loopback bytes."""
-    x, y = datasets.load(Path(options.data), "train")
+    x, y = parallel.load_training(options.data)
     rank, world = dist.get_rank(), dist.get_world_size()
     begin, losses = _resume(replica, options)
     fresh, seconds, sent = [], [], 0
-    seen = np.zeros(len(x), np.int64)
+    seen = np.zeros(parallel.size(x), np.int64)
     stream = parallel.batches(
-        len(x), global_batch=options.global_batch, seed=options.seed, begin=begin
+        len(seen), global_batch=options.global_batch, seed=options.seed, begin=begin
     )
     for number, rows in enumerate(islice(stream, max(0, options.steps - begin)), begin + 1):
         if len(seconds) == parallel.WARM_STEPS:
@@ -152,7 +189,7 @@ def _loop(replica: Replica, options: Namespace) -> tuple:
             sent = parallel.loopback_sent()
         start = perf_counter()
         own = parallel.shard(rows, replicas=world, replica=rank)
-        fresh.append(replica.step(*data.to_device(x[own], y[own]), len(rows)))
+        fresh.append(replica.step(_placed(x, own), _placed(y, own), len(rows)))
         runtime.synchronize()
         seconds.append(perf_counter() - start)
         seen[own] += 1
@@ -164,6 +201,12 @@ def _loop(replica: Replica, options: Namespace) -> tuple:
     crossed = parallel.a_step(sent, len(seconds))
     losses = np.concatenate([losses, _total(fresh)])
     return losses, _total(seen), np.array(seconds), crossed
+
+
+def _placed(samples, rows):
+    """Rows of samples on the device, in PyTorch's layout."""
+    own = parallel.take(samples, rows)
+    return parallel.mapped(lambda part: data.to_device(part, part[:0])[0], own)
 
 
 def _total(values) -> np.ndarray:
@@ -267,6 +310,95 @@ def _read(options: Namespace) -> dict:
         raise ValueError(f"{path} is no whole checkpoint: {str(error).splitlines()[0]}") from None
     parallel.check_identity(path, run, options)
     return state
+
+
+# Parts of a model -----------------------------------------------------------------------------
+
+
+def train_parts(
+    build: str,
+    dataset: tuple,
+    make: Callable,
+    *,
+    parts: int,
+    global_batch: int,
+    steps: int,
+    seed: int,
+) -> parallel.Trained:
+    """Train parts of one model, a process each, on `steps` batches in the shared order of `seed`.
+
+    build: "module:function", importable from here, which each process calls with the same random
+    seeds; it gives a model, its optimizer (without state yet), and a loss that is a mean over
+    samples. dataset: inputs and targets, arrays or tuples or dicts of them, images NHWC.
+    `make(model, optimizer, loss_fn, x)`, which can be pickled, gives the `Part` of the process that
+    calls it; before any is started, `make.check(model, x)` is called. x: inputs of one batch. The
+    processes share the caller's threads, use the loopback interface, and import the main module:
+    call this below `if __name__ == "__main__":`.
+
+    Raises ValueError for numbers that don't fit, and what `make.check` does. Where a process fails
+    the others are ended, and torch.multiprocessing's ProcessException says why.
+    """
+    parallel.check_training(dataset, steps=steps, global_batch=global_batch)
+    if runtime.device() == "cuda" and parts > torch.cuda.device_count():
+        raise ValueError(f"{parts} parts need as many GPUs, not {torch.cuda.device_count()}")
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model, _, _ = parallel.find(build)()
+    make.check(model, _placed(dataset[0], slice(global_batch)))
+    state = model.state_dict()
+    with tempfile.TemporaryDirectory(prefix="parts-") as folder:
+        for name, samples in zip("xy", dataset, strict=True):
+            parallel.save_samples(samples, Path(folder, f"train_{name}"))
+        threads = max(1, torch.get_num_threads() // parts)
+        _run((folder, parts, threads, build, make, global_batch, steps, seed), parts)
+        found = [torch.load(f"{folder}/{part}.pt", weights_only=True) for part in range(parts)]
+    for part in found:
+        state |= {name: value for name, value in part["weights"].items() if name in state}
+    weights = {name: value.cpu().numpy() for name, value in state.items()}
+    ended = [max(times) for times in zip(*(part["ended"] for part in found), strict=True)]
+    return parallel.Trained(weights, found[-1]["losses"], ended)
+
+
+def _run(given: tuple, processes: int) -> None:
+    """Run the parts until all are done; one that fails, or an interruption, ends them all."""
+    context = mp.spawn(_train_part, given, nprocs=processes, join=False, daemon=True)
+    try:
+        while not context.join():
+            pass
+    finally:
+        for process in context.processes:
+            process.kill()
+            process.join()
+
+
+def _train_part(rank, folder, parts, threads, build, make, global_batch, steps, seed) -> None:
+    """Train one part, in its process, and write what it leaves."""
+    runtime.configure(threads=threads, seed=seed)
+    _meet(rank, parts, folder)
+    x, y = parallel.load_training(folder)
+    part = make(*parallel.find(build)(), _placed(x, slice(global_batch)))
+    gc.collect()  # what other parts hold
+    losses, ended = [], []
+    order = {"global_batch": global_batch, "steps": steps, "seed": seed}
+    for rows in parallel.full_batches(parallel.size(x), **order):
+        losses.append(float(part.step(_placed(x, rows), _placed(y, rows))))
+        ended.append(time.monotonic())
+    found = {"weights": part.weights(), "losses": losses, "ended": ended}
+    torch.save(found, f"{folder}/{rank}.pt")
+    dist.barrier()  # none leaves while another still trains
+    dist.destroy_process_group()
+
+
+def _meet(rank: int, parts: int, folder: str) -> None:
+    """Meet the others through a file, and talk over the loopback interface alone."""
+    local = parallel.loopback_interface()
+    os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = local
+    backend = "gloo"
+    if runtime.device() == "cuda":
+        backend = "nccl"
+        torch.cuda.set_device(rank)
+    method = f"file://{folder}/meeting"
+    dist.init_process_group(backend, method, _PATIENCE, world_size=parts, rank=rank)
 
 
 # BatchNorm ------------------------------------------------------------------------------------

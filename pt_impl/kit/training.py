@@ -9,17 +9,18 @@ the suite.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map  # torch has no public one
 
 from pt_impl.kit import data
 from shared.specs import Recipe
 
-Step = Callable[[Tensor, Tensor], Tensor]
-Predict = Callable[[Tensor], Tensor]
+Step = Callable[..., Tensor]
+Predict = Callable[..., Tensor]
 
 
 def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
@@ -66,24 +67,31 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     raise ValueError(f"unknown optimizer {recipe.optimizer!r}: sgd, adamw or rmsprop")
 
 
-def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+def cross_entropy(logits, labels: Tensor) -> Tensor:
     """Mean cross-entropy over all positions, a float32 scalar.
 
-    `logits` (..., classes) of any float dtype, `labels` int64 of the leading shape: (n,) or (n, t).
+    `logits` (..., classes) of any float dtype, or an output that has them as `.logits`; `labels`
+    int64 of the leading shape: (n,) or (n, t).
     """
-    return F.cross_entropy(logits.float().flatten(0, -2), labels.flatten())
+    return F.cross_entropy(_logits(logits).float().flatten(0, -2), labels.flatten())
+
+
+def _logits(output) -> Tensor:
+    """The logits of an output, which pretrained models wrap in a dataclass."""
+    return getattr(output, "logits", output)
 
 
 def make_train_step(model: nn.Module, optimizer: torch.optim.Optimizer, loss_fn: Callable) -> Step:
     """Make the baseline step: eager, float32. `step(x, y)` updates the model, returns the loss.
 
+    x: a tuple of the model's positional arguments, a mapping of its keywords, or its one argument.
     The loss stays on the device: reading it on the host would wait for the device in every step.
     """
     model.train()
 
     def step(x: Tensor, y: Tensor) -> Tensor:
         optimizer.zero_grad(set_to_none=True)
-        loss = loss_fn(model(x), y)
+        loss = loss_fn(_call(model, x), y)
         loss.backward()
         optimizer.step()
         return loss.detach()
@@ -92,7 +100,7 @@ def make_train_step(model: nn.Module, optimizer: torch.optim.Optimizer, loss_fn:
 
 
 def make_predict(model: nn.Module) -> Predict:
-    """Make `predict(x) -> logits` in evaluation mode; the model's modes are left as found."""
+    """Make `predict(x) -> output` in evaluation mode, x as in the step; modes are left as found."""
 
     def predict(x: Tensor) -> Tensor:
         # Module by module, because a frozen BatchNorm may be in another mode than its model; a
@@ -102,12 +110,19 @@ def make_predict(model: nn.Module) -> Predict:
             if training:
                 model.eval()
             with torch.inference_mode():
-                return model(x)
+                return _call(model, x)
         finally:
             for module in training:
                 module.training = True
 
     return predict
+
+
+def _call(model: nn.Module, x):
+    """Call the model as PyTorch's users do: a tuple is its arguments, a mapping its keywords."""
+    if isinstance(x, Mapping):
+        return model(**x)
+    return model(*x) if isinstance(x, tuple) else model(x)
 
 
 def fit(step: Step, x: Tensor, y: Tensor, *, batch_size: int, epochs: int, seed: int) -> float:
@@ -124,18 +139,20 @@ def fit(step: Step, x: Tensor, y: Tensor, *, batch_size: int, epochs: int, seed:
     return float(loss)
 
 
-def evaluate(predict: Predict, x: Tensor, y: Tensor, *, metric: str, batch_size: int) -> float:
+def evaluate(predict: Predict, x, y: Tensor, *, metric: str, batch_size: int) -> float:
     """Evaluate over all of x and y: "accuracy" in percent, or "bits_per_character".
 
-    The last batch may be smaller. Sums stay on the device until the end.
+    x: a tensor, or a tuple or dict of tensors with a row a sample. The last batch may be smaller.
+    Sums stay on the device until the end.
     """
     score = {"accuracy": _correct, "bits_per_character": _bits}.get(metric)
     if score is None:
         raise ValueError(f"unknown metric {metric!r}: accuracy or bits_per_character")
-    total = sum(
-        score(predict(x[start : start + batch_size]).float(), y[start : start + batch_size])
-        for start in range(0, len(x), batch_size)
-    )
+    total = 0.0
+    for start in range(0, len(y), batch_size):
+        rows = slice(start, start + batch_size)
+        logits = _logits(predict(tree_map(lambda whole, rows=rows: whole[rows], x)))
+        total = total + score(logits.float(), y[rows])
     return float(total) / y.numel()
 
 

@@ -24,49 +24,62 @@ time. BatchNorm sees a micro-batch at a time in a pipeline; dropout draws other 
 Run it alone: `python -m pt_impl.parallel.model_parallel` prints one process against two.
 """
 
-import gc
-import importlib
-import itertools
-import os
-import tempfile
 import time
 from dataclasses import dataclass
-from datetime import timedelta
-from pathlib import Path
 
 import numpy as np
-import psutil
-import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, SplitPoint, pipeline
 
-from pt_impl.kit import data, models, runtime, training
-from shared.datasets import batch_order, load
+from pt_impl.kit import data, models, training
+from pt_impl.kit.replicas import Part, call_arguments, train_parts
+from shared import parallel
+from shared.datasets import batch_order
 from shared.specs import TASKS
 from shared.weights import init_weights
 
 _SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
-_PATIENCE = timedelta(minutes=5)  # with a message from another process
 
 
-@dataclass(frozen=True)
-class Trained:
-    """What a run leaves.
+def apply_model_parallel(model, x, *, cut: str):
+    """Cut the model into stages, of which the process of each rank takes one; return that.
 
-    weights: the state of the whole model by PyTorch's own names, in its layouts. losses: of each
-    step, the mean over its batch. ended: when each step was over, on the clock of `time.monotonic`.
+    x: inputs of one micro-batch. cut: names of the modules that begin a stage, separated by commas.
+    The parameters of `stage.submod` have the names that they have in the model.
+
+    Raises ValueError for names that are not there, NotImplementedError for a model that can't be
+    traced or uses a parameter twice.
+    """
+    return _trace(model, x, cut).build_stage(dist.get_rank(), parallel.leaves(x)[0].device)
+
+
+def make_train_step(model, optimizer, loss_fn, *, micro_batches: int = 1, schedule: str = "gpipe"):
+    """Make `step(x, y) -> loss` of a stage: 0 but in the last, which alone sees the loss.
+
+    model: what `apply_model_parallel` returned. optimizer: that of its parameters. All processes
+    take the same batches, of `micro_batches` times the samples that it was given.
     """
 
-    weights: dict[str, np.ndarray]
-    losses: list[float]
-    ended: list[float]
+    def loss_of(output, y):
+        return loss_fn(getattr(output, "logits", output), y)
+
+    schedule = _SCHEDULES[schedule](model, micro_batches, loss_fn=loss_of)
+
+    def step(x, y):
+        optimizer.zero_grad(set_to_none=True)
+        losses = []
+        own, named = call_arguments(model, x) if model.is_first else ((), {})
+        schedule.step(*own, **named, target=y if model.is_last else None, losses=losses)
+        optimizer.step()
+        return sum(loss.detach() for loss in losses) / micro_batches
+
+    return step
 
 
 def train_layer_split(
     build, dataset, *, cut: str, global_batch: int, steps: int, seed: int
-) -> Trained:
+) -> parallel.Trained:
     """Train with a whole batch going through the stages, one after another.
 
     It is a pipeline of one micro-batch: see `train_pipeline`.
@@ -85,152 +98,76 @@ def train_pipeline(
     global_batch: int,
     steps: int,
     seed: int,
-) -> Trained:
+) -> parallel.Trained:
     """Train in stages, a process each, that work on micro-batches side by side.
 
-    build: "module:function", importable from here, which each process calls with the same random
-    seeds; it gives a model, its optimizer (without state yet), and a loss that is a mean over
-    samples. dataset: arrays x and y, images NHWC; `steps` batches of `global_batch` samples are
-    taken in the shared order of `seed`. cut: names of the modules that begin a stage, separated by
-    commas. schedule: "gpipe", or "1f1b", in which a stage keeps the activations of no more
-    micro-batches than there are stages. The processes share the caller's threads, use the loopback
-    interface, and import the main module: call this below `if __name__ == "__main__":`.
+    build, dataset and what they must be: see `train_parts` of `pt_impl/kit/replicas.py`. cut: as in
+    `apply_model_parallel`. schedule: "gpipe", or "1f1b", in which a stage keeps the activations of
+    no more micro-batches than there are stages.
 
     Raises, before a process is started, ValueError for names that are not there and numbers that do
-    not fit, NotImplementedError for a model that can't be traced or uses a parameter twice. Where a
-    process fails the others are ended, and torch.multiprocessing's ProcessException says why.
+    not fit, NotImplementedError for a model that can't be cut. Where a process fails the others are
+    ended, and torch.multiprocessing's ProcessException says why.
     """
+    stages = len(cut.split(",")) + 1
+    parallel.check_pipeline(stages, micro_batches, schedule, global_batch)
+    return train_parts(
+        build,
+        dataset,
+        _Stages(cut, micro_batches, schedule),
+        parts=stages,
+        global_batch=global_batch,
+        steps=steps,
+        seed=seed,
+    )
+
+
+@dataclass(frozen=True)
+class _Stages:
+    """What makes the stage that a process trains."""
+
+    cut: str
+    micro_batches: int
+    schedule: str
+
+    def check(self, model: nn.Module, x) -> None:
+        """Raise what keeps the model from being cut."""
+        _trace(model, self._micro_batch(x), self.cut)
+
+    def __call__(self, model: nn.Module, optimizer, loss_fn, x) -> Part:
+        """The stage of this process."""
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        groups = [[names[id(own)] for own in g["params"]] for g in optimizer.param_groups]
+        stage = apply_model_parallel(model, self._micro_batch(x), cut=self.cut)
+        kept = dict(stage.submod.named_parameters())  # copies, unknown to the optimizer yet
+        for group, own in zip(optimizer.param_groups, groups, strict=True):
+            group["params"] = [kept[name] for name in own if name in kept]
+        settings = {"micro_batches": self.micro_batches, "schedule": self.schedule}
+        return Part(make_train_step(stage, optimizer, loss_fn, **settings), stage.submod.state_dict)
+
+    def _micro_batch(self, x):
+        return parallel.take(x, slice(parallel.size(x) // self.micro_batches))
+
+
+def _trace(model: nn.Module, x, cut: str):
+    """Cut a trace of the model, for micro-batches like x, before the modules that are named."""
     names = [name.strip() for name in cut.split(",")]
-    stages = len(names) + 1
-    if schedule not in _SCHEDULES:
-        raise ValueError(f"schedule must be gpipe or 1f1b, not {schedule!r}")
-    if micro_batches < 1 or global_batch % micro_batches:
-        raise ValueError(f"{micro_batches} micro_batches do not divide a batch of {global_batch}")
-    if schedule == "1f1b" and micro_batches < stages:
-        raise ValueError(f"1f1b with {stages} stages needs {stages} micro_batches or more")
-    x, y = dataset
-    if steps < 1 or not 1 <= global_batch <= len(x) == len(y):
-        raise ValueError(f"{steps} steps of {global_batch} from {len(x)} samples, {len(y)} labels")
-    if runtime.device() == "cuda" and stages > torch.cuda.device_count():
-        raise ValueError(f"{stages} stages need as many GPUs, not {torch.cuda.device_count()}")
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        model, _, _ = _build(build)
-    state = model.state_dict()
-    size = global_batch // micro_batches
-    _trace(model, names, data.to_device(x[:size], y[:size])[0])
-    with tempfile.TemporaryDirectory(prefix="stages-") as folder:
-        for part, array in zip("xy", dataset, strict=True):
-            np.save(f"{folder}/train_{part}.npy", array)
-        threads = max(1, torch.get_num_threads() // stages)
-        given = (folder, stages, threads, build, names, schedule, size, global_batch, steps, seed)
-        _start(given, stages)
-        found = [torch.load(f"{folder}/{stage}.pt", weights_only=True) for stage in range(stages)]
-    for stage in found:
-        state |= {name: value for name, value in stage["weights"].items() if name in state}
-    weights = {name: value.cpu().numpy() for name, value in state.items()}
-    ended = [max(times) for times in zip(*(stage["ended"] for stage in found), strict=True)]
-    return Trained(weights, found[-1]["losses"], ended)
-
-
-def _build(build: str) -> tuple:
-    module, _, name = str(build).partition(":")
-    try:
-        function = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f'build must be "module:function", not {build!r}: {error}') from None
-    return function()
-
-
-def _trace(model: nn.Module, names: list[str], example: torch.Tensor):
-    """Cut the model before the modules of these names, for micro-batches like `example`."""
     known = [name for name, _ in model.named_modules() if name]
     if unknown := [name for name in names if name not in known]:
         raise ValueError(f"cut: there is no module {unknown[0]!r}; there are {', '.join(known)}")
     every, own = (len(list(model.named_parameters(remove_duplicate=one))) for one in (False, True))
     if every != own:
         raise NotImplementedError("a parameter is used twice: pipelining would train copies of it")
+    example, named = call_arguments(model, x)
     try:
         cuts = dict.fromkeys(names, SplitPoint.BEGINNING)
-        pipe = pipeline(model, (example,), split_spec=cuts)
-    except RuntimeError as error:
+        pipe = pipeline(model, example, named, split_spec=cuts)
+    except Exception as error:  # whatever in the model it does not know
         reason = str(error.__cause__ or error).strip().splitlines()[0]
         raise NotImplementedError(f"torch.export can't trace the model: {reason}") from None
     if pipe.num_stages != len(names) + 1:
         raise ValueError(f"cut: {', '.join(names)} make {pipe.num_stages} stages in a forward pass")
     return pipe
-
-
-def _start(given: tuple, processes: int) -> None:
-    """Run the stages until all are done; one that fails, or an interruption, ends them all."""
-    context = mp.spawn(_run_stage, given, nprocs=processes, join=False, daemon=True)
-    try:
-        while not context.join():
-            pass
-    finally:
-        for process in context.processes:
-            process.kill()
-            process.join()
-
-
-# In the process of a stage ------------------------------------------------------------------------
-
-
-def _run_stage(
-    index, folder, stages, threads, build, names, schedule, size, global_batch, steps, seed
-) -> None:
-    """Train one stage and write what is left of it."""
-    runtime.configure(threads=threads, seed=seed)
-    _join(index, stages, folder)
-    x, y = load(Path(folder), "train")
-    parts = _build(build)
-    example, _ = data.to_device(x[:size], y[:size])
-    module, step = _make_step(*parts, names, example, schedule, global_batch // size)
-    del parts
-    gc.collect()  # the layers of other stages
-    epochs = (batch_order(len(x), global_batch, seed=seed, epoch=n) for n in itertools.count())
-    losses, ended = [], []
-    for rows in itertools.islice(itertools.chain.from_iterable(epochs), steps):
-        losses.append(float(step(*data.to_device(x[rows], y[rows]))))
-        ended.append(time.monotonic())
-    dist.barrier()  # none writes or leaves while another still trains
-    found = {"weights": module.state_dict(), "losses": losses, "ended": ended}
-    torch.save(found, f"{folder}/{index}.pt")
-    dist.destroy_process_group()
-
-
-def _make_step(model, optimizer, loss_fn, names, example, schedule, micro_batches):
-    """The stage of this process and `step(x, y) -> loss`, which is 0 but in the last stage."""
-    originals = dict(model.named_parameters())
-    stage = _trace(model, names, example).build_stage(dist.get_rank(), example.device)
-    own = dict(stage.submod.named_parameters())
-    kept = {id(originals[name]): parameter for name, parameter in own.items()}
-    for group in optimizer.param_groups:
-        group["params"] = [kept[id(p)] for p in group["params"] if id(p) in kept]
-    schedule = _SCHEDULES[schedule](stage, micro_batches, loss_fn=loss_fn)
-
-    def step(x, y):
-        optimizer.zero_grad(set_to_none=True)
-        losses = []
-        inputs = (x,) if stage.is_first else ()
-        schedule.step(*inputs, target=y if stage.is_last else None, losses=losses)
-        optimizer.step()
-        return sum(loss.detach() for loss in losses) / micro_batches
-
-    return stage.submod, step
-
-
-def _join(index: int, stages: int, folder: str) -> None:
-    """Meet the other stages through a file, and talk over the loopback interface alone."""
-    interfaces = psutil.net_if_addrs().items()
-    local = [name for name, own in interfaces if any(each.address == "127.0.0.1" for each in own)]
-    os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = local[0]
-    backend = "gloo"
-    if runtime.device() == "cuda":
-        backend = "nccl"
-        torch.cuda.set_device(index)
-    method = f"file://{folder}/meeting"
-    dist.init_process_group(backend, method, _PATIENCE, world_size=stages, rank=index)
 
 
 def text_gpt_wide() -> tuple:
@@ -243,7 +180,7 @@ def text_gpt_wide() -> tuple:
 def main() -> None:
     """Print steps of one process, then of two: a layer split and a pipeline."""
     x, build = np.random.default_rng(0).integers(0, 98, (80, 64)), f"{__spec__.name}:text_gpt_wide"
-    step, alone = training.make_train_step(*text_gpt_wide()), Trained({}, [], [])
+    step, alone = training.make_train_step(*text_gpt_wide()), parallel.Trained({}, [], [])
     for rows in batch_order(len(x), 8, seed=0, epoch=0):
         alone.losses.append(float(step(*data.to_device(x[rows], x[rows]))))
         alone.ended.append(time.monotonic())

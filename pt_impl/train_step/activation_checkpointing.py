@@ -17,13 +17,16 @@ Where the frameworks differ and why:
   its masks again. TensorFlow has no generator state to put back: the twin reads the seeds before
   the first run and gives them to the second.
 - Both frameworks would update BatchNorm's running statistics twice. Here the second run writes
-  into copies of the block's buffers, there it runs in a scope that drops assignments.
+  into copies of what the first one changed, there it runs in a scope that drops assignments.
+- PyTorch can keep some operators' outputs (`save_products`) and hand what is kept to the host and
+  back (`offload`). TensorFlow has neither: `tf.recompute_grad` repeats all of a block.
 - This backward pass stops the second run at the last tensor it needs, so a block's last product is
   not repeated; TensorFlow's graph optimizer prunes it.
 
 When it helps and when it hurts: it helps where activations outweigh parameters, gradients and the
 optimizer's state, that is deep models, long sequences and large batches; the freed memory buys a
-larger batch. It costs up to a third of a step's arithmetic. Small blocks save nothing, since each
+larger batch. It costs up to a third of a step's arithmetic; `save_products` gives back less memory
+and repeats only what is cheap. Small blocks save nothing, since each
 keeps its input; one block around everything saves nothing either, since its inside is all alive
 when it runs again. On a CPU, glibc may hold on to much of what is freed, because recomputed tensors
 and gradients alternate in its heap; MALLOC_MMAP_THRESHOLD_=65536 gives it back.
@@ -32,38 +35,61 @@ Run it alone: `python -m pt_impl.train_step.activation_checkpointing` prints bas
 technique.
 """
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
 
 import torch
-from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves  # torch has no public one
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 
-def apply_checkpointing(model: nn.Module, *, blocks: str) -> nn.Module:
+def apply_checkpointing(
+    model: nn.Module, *, blocks: str, save_products: bool = False, offload: bool = False
+) -> nn.Module:
     """Have the blocks of `model` recomputed in the backward pass; return the model, changed.
 
     blocks: comma-separated names of submodules as in `model.named_modules()`, or patterns with *,
     ? and [] ("block*", "stage*.block?"). What lies within another chosen block is recomputed with
     it. "" chooses none. A block takes any arguments and returns any structure of tensors. It must
     do the same both times: what it changes other than buffers (a counter, a list) it changes twice.
+    save_products: keep the outputs of matrix products, convolutions and attention, and repeat only
+    the rest, such as activations and normalisation. offload: move a block's inputs from the device
+    to the host until the second run.
 
-    The buffers of a block in training mode are copied in each forward pass, so that the second run
-    finds what the first one found. Calls without gradients run as before.
+    Buffers that a block changes (BatchNorm's statistics) are kept as they were before each forward
+    pass, so that the second run finds what the first one found; others, such as masks, are not.
+    Calls without gradients run as before.
 
-    Raises ValueError, before anything is changed, for a name or pattern that no submodule has and
-    for a block that is recomputed already. Source: `torch.utils.checkpoint`, use_reentrant=False.
+    Raises, before anything is changed, ValueError for a name or pattern that no submodule has and
+    for a block that is recomputed already; NotImplementedError for a block that its owner never
+    calls. The forward pass raises NotImplementedError for a block that changes its own input, which
+    the second run would find changed, and for offload where the inputs are on the host; with
+    save_products the backward pass raises torch's RuntimeError where a product is changed in place.
+    Source: `torch.utils.checkpoint`, use_reentrant=False.
     """
-    for module in _find_blocks(model, blocks):
+    for name, module in _find_blocks(model, blocks).items():
         # A partial object, since copy.deepcopy follows it to the copy's own module; a closure
         # would keep computing with the parameters of the original.
-        module.forward = partial(_recomputed, module, module.forward)
+        options = _Options(name, save_products, offload)
+        module.forward = partial(_recomputed, module, module.forward, options)
     return model
 
 
-def _find_blocks(model: nn.Module, blocks: str) -> list[nn.Module]:
+@dataclass
+class _Options:
+    """Of one block. `changing`: the buffers that its first pass changed; None before that."""
+
+    name: str
+    save_products: bool
+    offload: bool
+    changing: set[tuple[str, str]] | None = None
+
+
+def _find_blocks(model: nn.Module, blocks: str) -> dict[str, nn.Module]:
     """The submodules that `blocks` names, but for those inside another of them."""
     # Containers such as ModuleList never run themselves, so there is nothing to recompute.
     modules = {
@@ -79,25 +105,72 @@ def _find_blocks(model: nn.Module, blocks: str) -> list[nn.Module]:
             raise ValueError(f"blocks: the model has no block {pattern!r}; it has {known}")
         chosen |= dict.fromkeys(found)
     inside = {n for n in chosen for other in chosen if n.startswith(f"{other}.")}
-    for name in chosen.keys() - inside:
-        if _is_recomputed(modules[name]):
+    found = {name: modules[name] for name in chosen if name not in inside}
+    for name, module in found.items():
+        if _is_recomputed(module):
             raise ValueError(f"blocks: {name!r} is recomputed already")
-    return [modules[name] for name in chosen if name not in inside]
+        owner = modules.get(name.rpartition(".")[0], model)
+        if isinstance(owner, nn.MultiheadAttention):
+            raise NotImplementedError(
+                f"blocks: MultiheadAttention reads the weights of {name!r} and never calls it"
+            )
+    return found
 
 
 def _is_recomputed(module: nn.Module) -> bool:
     return getattr(vars(module).get("forward"), "func", None) is _recomputed
 
 
-def _recomputed(module: nn.Module, forward: Callable, /, *args, **kwargs):
+def _recomputed(module: nn.Module, forward: Callable, options: _Options, /, *args, **kwargs):
     """Run `forward`, and have the backward pass run it again."""
-    settings = {}
+    run = partial(checkpoint, partial(forward, **kwargs), *args, use_reentrant=False)
+    if not torch.is_grad_enabled():
+        return run()
+    selected = partial(create_selective_checkpoint_contexts, _products())
     # A compiler sees the update of a buffer as an output of the forward pass, and never repeats it.
-    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        found = _Buffers(module)
-        if found.copies:
-            settings["context_fn"] = lambda: (nullcontext(), found)
-    return checkpoint(partial(forward, **kwargs), *args, use_reentrant=False, **settings)
+    if torch.compiler.is_compiling():
+        return run(context_fn=selected) if options.save_products else run()
+    leaves = tree_leaves((args, kwargs))
+    inputs = [v for v in leaves if isinstance(v, Tensor) and not v.is_inference()]
+    versions = [leaf._version for leaf in inputs]
+    buffers = _Buffers(module)
+
+    def contexts():
+        if not options.save_products:
+            return nullcontext(), buffers  # which another backward pass enters again
+        first, second = selected()
+        return first, _both(buffers, second)
+
+    with _on_host(inputs) if options.offload else nullcontext():
+        output = run(context_fn=contexts)
+    buffers.keep_changed(options)
+    if versions != [leaf._version for leaf in inputs]:
+        raise NotImplementedError(
+            f"block {options.name!r} changes its input in place, so that its second run would find"
+            " another one: let it begin with a layer that is not in place"
+        )
+    return output
+
+
+def _products() -> list:
+    """The operators whose outputs `save_products` keeps, where this version of torch has them."""
+    names = "mm addmm bmm baddbmm convolution mkldnn_rnn_layer _cudnn_rnn _addmm_activation"
+    attention = "flash_attention efficient_attention cudnn_attention flash_attention_for_cpu"
+    names = names.split() + [f"_scaled_dot_product_{name}" for name in attention.split()]
+    return [getattr(torch.ops.aten, n).default for n in names if hasattr(torch.ops.aten, n)]
+
+
+def _on_host(inputs: list[Tensor]):
+    """The context in which what autograd keeps is moved to the host, and back when it is needed."""
+    if any(leaf.device.type == "cpu" and leaf.requires_grad for leaf in inputs):
+        raise NotImplementedError("offload: the activations of a block are on the host already")
+    return torch.autograd.graph.save_on_cpu(pin_memory=torch.cuda.is_available())
+
+
+@contextmanager
+def _both(first, second) -> Iterator[None]:
+    with first, second:
+        yield
 
 
 class _Buffers:
@@ -108,20 +181,37 @@ class _Buffers:
     """
 
     def __init__(self, module: nn.Module):
+        clones = {id(buffer): (buffer._version, buffer.clone()) for buffer in module.buffers()}
         self.copies = [
-            (owner, name, buffer.clone())
-            for owner in module.modules()
-            if owner.training  # else BatchNorm reads its statistics and changes nothing
+            ((prefix, name), owner, buffer, *clones[id(buffer)])
+            for prefix, owner in module.named_modules()
             for name, buffer in owner.named_buffers(recurse=False)
         ]
 
+    def keep_changed(self, options: _Options) -> None:
+        """Forget the copies of what the first run has not changed, such as masks."""
+        if options.changing is None:  # once by value, which a change through `.data` shows in
+            options.changing = {
+                key
+                for key, owner, buffer, _, copy in self.copies
+                if getattr(owner, key[1], None) is not buffer or not torch.equal(buffer, copy)
+            }
+        self.copies = [
+            (key, owner, buffer, version, copy)
+            for key, owner, buffer, version, copy in self.copies
+            if key in options.changing
+            or getattr(owner, key[1], None) is not buffer
+            or buffer._version != version
+        ]
+
     def __enter__(self) -> None:
-        self.own = [getattr(owner, name) for owner, name, _ in self.copies]
-        for owner, name, copy in self.copies:
-            setattr(owner, name, copy.clone())  # the graph may be run backward more than once
+        self.own = [getattr(owner, name) for (_, name), owner, *_ in self.copies]
+        again = {id(copy): copy.clone() for *_, copy in self.copies}  # for another backward pass
+        for (_, name), owner, *_, copy in self.copies:
+            setattr(owner, name, again[id(copy)])
 
     def __exit__(self, *_: object) -> None:
-        for (owner, name, _), buffer in zip(self.copies, self.own, strict=True):
+        for ((_, name), owner, *_), buffer in zip(self.copies, self.own, strict=True):
             setattr(owner, name, buffer)
 
 

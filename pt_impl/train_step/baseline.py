@@ -15,7 +15,7 @@ Run it alone: `python -m pt_impl.train_step.baseline` prints the kit's step agai
 one.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn
@@ -24,7 +24,8 @@ from torch import nn
 def make_hand_written_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable:
     """Make step(x, y) -> loss as PyTorch's tutorials write it: eager, float32.
 
-    `x` is float32 (n, channels, height, width), `y` int64 (n,); the loss is a scalar.
+    x: a tuple of the model's positional arguments, a mapping of its keywords, or its one argument;
+    y: int64 (n,). The output is the logits, (n, classes), or has them as `.logits`.
     Source: "Training with PyTorch", pytorch.org/tutorials.
     """
     loss_fn = nn.CrossEntropyLoss()
@@ -32,12 +33,20 @@ def make_hand_written_step(model: nn.Module, optimizer: torch.optim.Optimizer) -
 
     def step(x, y):
         optimizer.zero_grad()
-        loss = loss_fn(model(x), y)
+        output = _call(model, x)
+        loss = loss_fn(getattr(output, "logits", output), y)
         loss.backward()
         optimizer.step()
         return loss
 
     return step
+
+
+def _call(model: nn.Module, x):
+    """Call the model as PyTorch's users do: a tuple is its arguments, a mapping its keywords."""
+    if isinstance(x, Mapping):
+        return model(**x)
+    return model(*x) if isinstance(x, tuple) else model(x)
 
 
 def make_fit_loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable:

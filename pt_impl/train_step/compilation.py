@@ -11,6 +11,8 @@ Where the frameworks differ and why:
   graphs: it breaks at `loss.backward()` (the backward graph is made with the forward one, autograd
   runs it), and torch's optimizers break around their update on purpose. torch 2.15 can trace
   `backward()` (`torch._dynamo.config.trace_autograd_ops`, private, off by default).
+- `torch.compile` can take each repeated block by itself: like blocks share one compilation, which
+  takes a fraction of the time, and nothing is fused across their borders. XLA compiles each one.
 - What `torch.compile` cannot trace runs in Python, in silence (a graph break); `fullgraph` makes it
   raise. XLA compiles everything or raises.
 - Another shape: torch compiles again, then for any size of that axis; XLA compiles for each shape.
@@ -26,7 +28,10 @@ Run it alone: `python -m pt_impl.train_step.compilation` prints eager against co
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
+from functools import partial
+from inspect import signature
 
 import torch
 from torch import nn
@@ -38,15 +43,16 @@ _MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagra
 def eager_train_step(model: nn.Module, optimizer: Optimizer, loss_fn: Callable) -> Callable:
     """Return `step(x, y) -> loss` as PyTorch runs it by default: operator by operator.
 
-    x: a tensor, or a tuple of the model's positional arguments; anything else (a list, a dict) is
-    handed over as it is. loss: the scalar `loss_fn(output, y)`, on the device, detached. The model
-    is put into training mode.
+    x: a tuple of the model's positional arguments, a mapping of its keywords, or its one argument.
+    loss: the scalar `loss_fn(output, y)`, on the device, detached. The model is put into training
+    mode.
     """
     model.train()
 
     def step(x, y):
+        args, kwargs = _arguments(x)
         optimizer.zero_grad(set_to_none=True)
-        loss = loss_fn(model(*x) if isinstance(x, tuple) else model(x), y)
+        loss = loss_fn(model(*args, **kwargs), y)
         loss.backward()
         optimizer.step()
         return loss.detach()
@@ -59,7 +65,7 @@ def graph_train_step(model: nn.Module, optimizer: Optimizer, loss_fn: Callable) 
 
     "aot_eager" is a backend for debugging. Arguments and result as in `eager_train_step`.
     """
-    return torch.compile(eager_train_step(model, optimizer, loss_fn), backend="aot_eager")
+    return _compile(eager_train_step(model, optimizer, loss_fn), backend="aot_eager")
 
 
 def compiled_train_step(
@@ -69,10 +75,9 @@ def compiled_train_step(
 
     Arguments and result as in `eager_train_step`. mode: "default", "reduce-overhead" (CUDA graphs),
     "max-autotune" (tries kernels out; CUDA graphs) or "max-autotune-no-cudagraphs". SGD with
-    momentum compiles its update again in the second step, when its buffers are there; so does a
-    learning rate that changes, unless it is a tensor. torch keeps 8 compilations of one piece of
-    code (`torch._dynamo.config.recompile_limit`), of all models together, and runs what comes after
-    them eagerly: `torch.compiler.reset()` between models. Raises ValueError for an unknown mode.
+    momentum compiles its update again in the second step, when its buffers are there; a learning
+    rate that changes is compiled once more, unless it is a tensor. Raises ValueError for an unknown
+    mode.
 
     Source: "Introduction to torch.compile" and "Compiling the optimizer with torch.compile",
     docs.pytorch.org/tutorials.
@@ -80,17 +85,18 @@ def compiled_train_step(
     _check_mode(mode)
     model.train()
 
-    @torch.compile(mode=mode)
-    def train(x, y):
-        loss = loss_fn(model(*x) if isinstance(x, tuple) else model(x), y)
+    def train(args, kwargs, y):
+        loss = loss_fn(model(*args, **kwargs), y)
         loss.backward()
         optimizer.step()
         return loss
 
+    compiled = _compile(train, mode=mode)
+
     def step(x, y):
         optimizer.zero_grad(set_to_none=True)  # never compiled: inside, it would split the graphs
         # A copy, since with CUDA graphs the next step writes its loss to the same place.
-        return train(x, y).detach().clone()
+        return compiled(*_arguments(x), y).detach().clone()
 
     return step
 
@@ -102,15 +108,12 @@ def fullgraph_train_step(model: nn.Module, optimizer: Optimizer, loss_fn: Callab
     `eager_train_step`; where the graph would break, the first call raises torch's own error.
     """
     model.train()
-    update = torch.compile(optimizer.step)
-
-    @torch.compile(fullgraph=True)
-    def forward(x, y):
-        return loss_fn(model(*x) if isinstance(x, tuple) else model(x), y)
+    update = _compile(optimizer.step)
+    forward = _compile(lambda args, kwargs, y: loss_fn(model(*args, **kwargs), y), fullgraph=True)
 
     def step(x, y):
         optimizer.zero_grad(set_to_none=True)
-        loss = forward(x, y)
+        loss = forward(*_arguments(x), y)
         loss.backward()  # runs the backward graph, which was made with the forward one
         update()
         return loss.detach()
@@ -119,14 +122,24 @@ def fullgraph_train_step(model: nn.Module, optimizer: Optimizer, loss_fn: Callab
 
 
 def compiled_model_train_step(
-    model: nn.Module, optimizer: Optimizer, loss_fn: Callable, *, mode: str = "default"
+    model: nn.Module,
+    optimizer: Optimizer,
+    loss_fn: Callable,
+    *,
+    mode: str = "default",
+    blocks: str = "",
 ) -> Callable:
     """The model alone compiled, forward and backward; loss and update stay eager.
 
     Arguments and result as in `eager_train_step`, mode and errors as in `compiled_train_step`.
+    blocks: comma-separated names of submodules as in `model.named_modules()`, or patterns with *, ?
+    and [] ("block*"): each of them is compiled by itself, and the rest of the model stays eager; ""
+    compiles the model as a whole. Blocks stay compiled in the model, whoever calls it; a copy of
+    the model has them eager. Also raises ValueError, before anything is changed, for a name that no
+    submodule has. Source: "Reducing torch.compile cold start compilation time with regional
+    compilation", docs.pytorch.org/tutorials.
     """
-    _check_mode(mode)
-    return eager_train_step(torch.compile(model, mode=mode), optimizer, loss_fn)
+    return eager_train_step(_compiled_model(model, mode, blocks), optimizer, loss_fn)
 
 
 def fit_loop(
@@ -145,7 +158,8 @@ def eager_predict(model: nn.Module) -> Callable:
             if training:
                 model.eval()
             with torch.inference_mode():
-                return model(*x) if isinstance(x, tuple) else model(x)
+                args, kwargs = _arguments(x)
+                return model(*args, **kwargs)
         finally:
             for module in training:
                 module.training = True
@@ -155,16 +169,73 @@ def eager_predict(model: nn.Module) -> Callable:
 
 def graph_predict(model: nn.Module) -> Callable:
     """Predict with a captured graph and eager's kernels, as in `graph_train_step`."""
-    return eager_predict(torch.compile(model, backend="aot_eager"))
+    return eager_predict(_compile(model, backend="aot_eager"))
 
 
-def compiled_predict(model: nn.Module, *, mode: str = "default") -> Callable:
-    """Predict with the compiled model; mode and errors as in `compiled_train_step`.
+def compiled_predict(model: nn.Module, *, mode: str = "default", blocks: str = "") -> Callable:
+    """Predict with the compiled model; settings and errors as in `compiled_model_train_step`.
 
     With CUDA graphs, the next call overwrites the output.
     """
+    return eager_predict(_compiled_model(model, mode, blocks))
+
+
+def _compiled_model(model: nn.Module, mode: str, blocks: str) -> nn.Module:
+    """The model compiled as a whole, or the model with `blocks` compiled, each by itself."""
     _check_mode(mode)
-    return eager_predict(torch.compile(model, mode=mode))
+    if not blocks.strip(" ,"):
+        return _compile(model, mode=mode)
+    chosen = _find_blocks(model, blocks)
+    # As `nn.Module.compile`, but one `torch.compile` for all blocks: like ones find what is there.
+    compiled = _compile(_run, mode=mode)
+    for module in chosen:
+        module._compiled_call_impl = partial(compiled, module)
+    return model
+
+
+def _run(module: nn.Module, /, *args, **kwargs):
+    return module._call_impl(
+        *args, **kwargs
+    )  # itself, torch would run it eagerly for its own layers
+
+
+def _find_blocks(model: nn.Module, blocks: str) -> list[nn.Module]:
+    """The submodules that `blocks` names, but for those inside another of them."""
+    # Containers such as ModuleList never run themselves, so there is nothing to compile.
+    modules = {
+        name: module
+        for name, module in model.named_modules()
+        if name and type(module).forward is not nn.Module.forward
+    }
+    chosen: dict[str, None] = {}
+    for pattern in filter(None, map(str.strip, blocks.split(","))):
+        found = [name for name in modules if fnmatchcase(name, pattern)]
+        if not found:
+            known = ", ".join(modules)
+            raise ValueError(f"blocks: the model has no block {pattern!r}; it has {known}")
+        chosen |= dict.fromkeys(found)
+    inside = {n for n in chosen for other in chosen if n.startswith(f"{other}.")}
+    return [modules[name] for name in chosen if name not in inside]
+
+
+def _compile(function: Callable, **settings) -> Callable:
+    """`torch.compile`, such that it never runs eagerly because others were compiled before.
+
+    torch keeps 8 compilations of one piece of code (`torch._dynamo.config.recompile_limit`), of all
+    models of a process together, and runs what comes after them eagerly.
+    """
+    if "isolate_recompiles" in signature(torch.compile).parameters:  # torch 2.15 has it
+        settings["isolate_recompiles"] = True
+    else:
+        torch._dynamo.config.fail_on_recompile_limit_hit = True  # then the ninth raises
+    return torch.compile(function, **settings)
+
+
+def _arguments(x) -> tuple[tuple, dict]:
+    """What the model is called with: a tuple is its arguments, a mapping its keywords."""
+    if isinstance(x, Mapping):
+        return (), dict(x)
+    return (x if isinstance(x, tuple) else (x,)), {}
 
 
 def traced_model(model: nn.Module, x) -> nn.Module:
@@ -173,10 +244,11 @@ def traced_model(model: nn.Module, x) -> nn.Module:
     It shares the parameters, and keeps mode (training or evaluation) and branches of that call.
     Raises NotImplementedError with torch's reason where the call cannot be recorded.
     """
+    args, kwargs = _arguments(x)
+    inputs = {"example_kwarg_inputs": kwargs} if kwargs else {"example_inputs": args}
     before = [(buffer, buffer.clone()) for buffer in model.buffers()]
     try:
-        inputs = x if isinstance(x, tuple) else (x,)
-        return _torchscript(torch.jit.trace, model, inputs, check_trace=False)
+        return _torchscript(torch.jit.trace, model, check_trace=False, **inputs)
     finally:  # recording ran the model, which leaves a mark on BatchNorm's statistics
         for buffer, value in before:
             buffer.copy_(value)

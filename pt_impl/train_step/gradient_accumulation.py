@@ -22,8 +22,10 @@ Where the frameworks differ and why:
 - Here Python runs the parts in order. A graph may run whatever is ready, so there the loop has to
   say that one part comes after the other (`parallel_iterations=1`), or activations pile up.
 - Keras has it built in (`gradient_accumulation_steps` of its optimizers), with another meaning: see
-  the twin. PyTorch has nothing of the kind. Under DistributedDataParallel run all parts but the
-  last in `no_sync()`, or each of them exchanges gradients.
+  the twin. PyTorch has nothing of the kind.
+- The replicas of DistributedDataParallel exchange gradients in each backward pass, and so do the
+  shards of `fully_shard`: here all parts but the last keep theirs. FSDP2 then holds gradients whole
+  until the last part. There the loop is within the replica, and the exchange after it.
 - PyTorch's running variance is unbiased (n - 1), that of Keras 3 is not; each keeps its own rule.
 
 When it helps and when it hurts: it helps where a batch does not fit into memory. Where it fits,
@@ -37,13 +39,14 @@ Run it alone: `python -m pt_impl.train_step.gradient_accumulation` prints 32 sam
 128 and against 4 x 32, each with its learning rate.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm  # the common base; torch's own tools use it too
-from torch.utils._pytree import tree_leaves, tree_map  # torch has no public one
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils.rnn import PackedSequence
 
 
 def make_train_step(
@@ -56,11 +59,13 @@ def make_train_step(
 ) -> Callable:
     """Return `step(x, y) -> loss`: one update from the whole batch, computed part by part.
 
-    x: a tensor, or a tuple of the model's positional arguments; anything else (a list, a dict) is
-    handed over as it is. Every tensor in x and y has the samples along its first axis; what is no
-    tensor goes to every part. `loss_fn(output, y)` returns the mean over the samples it is given.
-    loss: scalar on the device, the mean over the whole batch. micro_batches: how many parts; their
-    sizes differ by one at most, so a batch need not be divisible. 1 is the plain step.
+    x: a tuple of the model's positional arguments, a mapping of its keywords, or its one argument.
+    x and y may nest tuples, lists and mappings. Every tensor in them has the samples along its
+    first axis; None, numbers and strings go to every part. `loss_fn(output, y)` returns the mean
+    over the samples it is given. loss: scalar on the device, the mean over the whole batch.
+    micro_batches: how many parts; their sizes differ by one at most, so a batch need not be
+    divisible. 1 is the plain step. A model under DDP or FSDP2 exchanges gradients once, with the
+    last part; the loss is that of this process.
 
     statistics_once: BatchNorm's running statistics are updated once a step, with the mean and
     variance of all values that the layer saw in all parts (Chan et al., 1979). Equal to one large
@@ -72,17 +77,14 @@ def make_train_step(
 
     Raises ValueError for micro_batches below 1 or not an integer and for a model without trainable
     parameters; `step` does, before anything is changed, for tensors that disagree on the number of
-    samples and for fewer samples than parts (drop such a batch, or make a step with fewer parts).
+    samples, for objects that cannot be cut and for fewer samples than parts (drop such a batch, or
+    make a step with fewer parts). NotImplementedError for statistics_once with SyncBatchNorm.
     """
     if not isinstance(micro_batches, int) or micro_batches < 1:
         raise ValueError(f"micro_batches must be an integer of at least 1, not {micro_batches!r}")
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ValueError("the model has no trainable parameters: there is no gradient to add up")
-    norms = [
-        module
-        for module in model.modules()
-        if statistics_once and isinstance(module, _BatchNorm) and module.track_running_stats
-    ]
+    norms = _norms(model) if statistics_once else []
     model.train()
 
     def step(x, y):
@@ -94,7 +96,8 @@ def make_train_step(
                 start = index * samples // micro_batches
                 stop = (index + 1) * samples // micro_batches
                 share = (stop - start) / samples
-                total = total + _backward(model, loss_fn, *_rows((x, y), start, stop), share)
+                with nullcontext() if stop == samples else _no_exchange(model):
+                    total = total + _backward(model, loss_fn, *_rows((x, y), start, stop), share)
         optimizer.step()
         return total
 
@@ -106,15 +109,34 @@ def _backward(model: nn.Module, loss_fn: Callable, x, y, share: float) -> Tensor
 
     A function of its own, so that the part's output is gone before the next part runs.
     """
-    output = model(*x) if isinstance(x, tuple) else model(x)
-    loss = loss_fn(output, y) * share
+    loss = loss_fn(_call(model, x), y) * share
     loss.backward()  # adds to .grad, and frees the activations
     return loss.detach()
 
 
+def _call(model: nn.Module, x):
+    """Call the model as PyTorch's users do: a tuple is its arguments, a mapping its keywords."""
+    if isinstance(x, Mapping):
+        return model(**x)
+    return model(*x) if isinstance(x, tuple) else model(x)
+
+
+@contextmanager
+def _no_exchange(model: nn.Module) -> Iterator[None]:
+    """Let replicas (DDP) and shards (FSDP2) keep their gradients to themselves inside."""
+    with ExitStack() as stack:
+        for module in model.modules():
+            if isinstance(module, DistributedDataParallel):
+                stack.enter_context(module.no_sync())
+            elif hasattr(module, "set_requires_gradient_sync"):  # what `fully_shard` adds
+                module.set_requires_gradient_sync(False, recurse=False)
+                stack.callback(module.set_requires_gradient_sync, True, recurse=False)
+        yield
+
+
 def _samples(x, y, micro_batches: int) -> int:
     """Return the number of samples, which all tensors must have along their first axis."""
-    sizes = {tuple(v.shape[:1]) for v in tree_leaves((x, y)) if isinstance(v, Tensor)}
+    sizes = {tuple(leaf.shape[:1]) for leaf in _tensors((x, y))}
     if len(sizes) != 1 or () in sizes:
         found = ", ".join(str(size[0]) if size else "a scalar" for size in sorted(sizes))
         raise ValueError(f"the tensors of x and y need one first axis, the samples: got {found}")
@@ -127,9 +149,37 @@ def _samples(x, y, micro_batches: int) -> int:
     return samples
 
 
+def _tensors(tree) -> Iterator[Tensor]:
+    """The tensors of nested tuples, lists and mappings; ValueError for what cannot be cut."""
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, Mapping | tuple | list) and not isinstance(tree, PackedSequence):
+        for part in tree.values() if isinstance(tree, Mapping) else tree:
+            yield from _tensors(part)
+    elif not isinstance(tree, int | float | str | None):
+        raise ValueError(f"x and y hold a {type(tree).__name__}, which cannot be cut into parts")
+
+
 def _rows(tree, start: int, stop: int):
-    """Cut rows out of each tensor of a tensor, tuple, list or dict."""
-    return tree_map(lambda v: v[start:stop] if isinstance(v, Tensor) else v, tree)
+    """Cut rows out of each tensor of nested tuples, lists and mappings."""
+    if isinstance(tree, Tensor):
+        return tree[start:stop]
+    if isinstance(tree, Mapping):
+        return {key: _rows(part, start, stop) for key, part in tree.items()}
+    if isinstance(tree, tuple | list):
+        parts = [_rows(part, start, stop) for part in tree]
+        return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
+    return tree
+
+
+def _norms(model: nn.Module) -> list[_BatchNorm]:
+    """The layers with running statistics."""
+    layers = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    if any(isinstance(layer, nn.SyncBatchNorm) for layer in layers):
+        raise NotImplementedError(
+            "statistics_once: SyncBatchNorm does not say how many values its replicas saw"
+        )
+    return [layer for layer in layers if layer.track_running_stats]
 
 
 @contextmanager

@@ -31,7 +31,7 @@ Run it alone: `python -m pt_impl.train_step.gradient_clipping` prints the plain 
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from numbers import Real
 
 import torch
@@ -52,10 +52,10 @@ def make_train_step(
 ) -> Callable:
     """Return `step(x, y) -> loss` that clips the gradients by their global L2 norm.
 
-    x: a tensor, or a tuple of the model's positional arguments; anything else (a list, a dict) is
-    handed over as it is. loss: scalar on the device. max_norm: the most that the norm may be after
-    clipping; `math.inf` only measures. `step.gradient_norm()` reads what it was before (NaN before
-    the first step), which waits for the device. check_finite: the guard, clipping or not.
+    x: a tuple of the model's positional arguments, a mapping of its keywords, or its one argument.
+    loss: scalar on the device. max_norm: the most that the norm may be after clipping; `math.inf`
+    only measures. `step.gradient_norm()` reads what it was before (NaN before the first step),
+    which waits for the device. check_finite: the guard, clipping or not.
 
     Raises ValueError for a max_norm that is not above 0 and for a model without trainable
     parameters. With check_finite `step` raises FloatingPointError: the number of its call, the
@@ -70,7 +70,7 @@ def make_train_step(
         nonlocal calls, norm
         calls += 1
         optimizer.zero_grad(set_to_none=True)
-        loss = loss_fn(model(*x) if isinstance(x, tuple) else model(x), y)
+        loss = loss_fn(_call(model, x), y)
         loss.backward()
         norm = _norm(parameters)
         if check_finite and not _all_finite(x, y, loss, norm):
@@ -100,7 +100,7 @@ def make_per_variable_step(
 
     def step(x, y):
         optimizer.zero_grad(set_to_none=True)
-        loss = loss_fn(model(*x) if isinstance(x, tuple) else model(x), y)
+        loss = loss_fn(_call(model, x), y)
         loss.backward()
         if max_norm < math.inf:
             for parameter in parameters:
@@ -123,20 +123,24 @@ def make_scaled_step(
 
     The order is the point: the gradients of the scaled loss are `scale` times too large, so they
     are unscaled before they are clipped. The arithmetic is the model's own: for float16 put
-    `torch.autocast` around its forward pass. A step whose gradients are not finite changes no
-    weight and halves the scale (2,000 good ones double it), which is part of the method: there is
-    no guard here. `step.loss_scale()` reads the scale. All else as in `make_train_step`. Raises
-    ValueError for what that refuses and for a scale that is not above 0.
+    `torch.autocast` around its forward pass (mixed_precision has it, and clips there too). A step
+    whose gradients are not finite changes no weight and halves the scale (2,000 good ones double
+    it), which is part of the method: there is no guard here. `step.loss_scale()` reads the scale,
+    `step.state_dict()` and `step.load_state_dict(state)` save and resume it. All else as in
+    `make_train_step`. Raises ValueError for what that refuses, for a scale that is not above 0 and
+    for float16 parameters, whose gradients cannot be unscaled within their range.
     """
     parameters = _parameters(model, max_norm)
     if not initial_scale > 0:
         raise ValueError(f"initial_scale must be above 0, not {initial_scale!r}")
+    if any(parameter.dtype == torch.float16 for parameter in parameters):
+        raise ValueError("master weights are float32, but the model has float16 parameters")
     scaler = torch.amp.GradScaler(parameters[0].device.type, init_scale=initial_scale)
     model.train()
 
     def step(x, y):
         optimizer.zero_grad(set_to_none=True)
-        loss = loss_fn(model(*x) if isinstance(x, tuple) else model(x), y)
+        loss = loss_fn(_call(model, x), y)
         scaler.scale(loss).backward()
         scaler.unscale_(optimizer)  # also notes whether all are finite, for step()
         if max_norm < math.inf:
@@ -146,7 +150,15 @@ def make_scaled_step(
         return loss.detach()
 
     step.loss_scale = scaler.get_scale
+    step.state_dict, step.load_state_dict = scaler.state_dict, scaler.load_state_dict
     return step
+
+
+def _call(model: nn.Module, x):
+    """Call the model as PyTorch's users do: a tuple is its arguments, a mapping its keywords."""
+    if isinstance(x, Mapping):
+        return model(**x)
+    return model(*x) if isinstance(x, tuple) else model(x)
 
 
 def _parameters(model: nn.Module, max_norm: float) -> list[nn.Parameter]:
@@ -160,7 +172,8 @@ def _parameters(model: nn.Module, max_norm: float) -> list[nn.Parameter]:
 
 
 def _norm(parameters: list[nn.Parameter]) -> Tensor:
-    return nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # of a model in shards
 
 
 def _all_finite(x, y, loss: Tensor, norm: Tensor) -> bool:
@@ -180,7 +193,10 @@ def _culprit(model: nn.Module, x, y, loss: Tensor) -> str:
     # The backward pass comes from the output, where a model's last parameters usually are.
     for name, parameter in reversed(list(model.named_parameters())):
         if parameter.grad is not None:
-            tensors.append((f"the gradient of {name}", parameter.grad, _GRADIENT))
+            gradient = parameter.grad
+            if gradient.is_sparse:  # torch has no isfinite for it
+                gradient = gradient.coalesce().values()
+            tensors.append((f"the gradient of {name}", gradient, _GRADIENT))
     for name, tensor, advice in tensors:
         if bad := int((~torch.isfinite(tensor)).sum()):
             return f"{bad} of {tensor.numel()} values of {name} are not finite: {advice}"
@@ -193,8 +209,8 @@ def _inputs(x, y) -> list[tuple[str, Tensor]]:
 
 
 def _floating(name: str, tree) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(tree, dict | list | tuple):
-        for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+    if isinstance(tree, Mapping | list | tuple):
+        for key, value in tree.items() if isinstance(tree, Mapping) else enumerate(tree):
             yield from _floating(f"{name}[{key!r}]", value)
     elif isinstance(tree, Tensor) and tree.is_floating_point() and tree.numel():
         yield name, tree

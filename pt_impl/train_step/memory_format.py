@@ -27,17 +27,16 @@ channels_last.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map  # torch has no public one
 
 _FORMATS = {"channels_last": torch.channels_last, "channels_first": torch.contiguous_format}
 
 
 def apply_memory_format(model: nn.Module, *, memory_format: str = "channels_last") -> nn.Module:
-    """Convert the 4-D parameters and buffers of `model` in place and return it.
+    """Convert the 4-D parameters of `model` in place and return it.
 
     memory_format: "channels_last" or "channels_first" (PyTorch's default). Convolutions then
     convert an input in another format by themselves and give theirs on; convert the batch all the
@@ -51,7 +50,8 @@ def apply_memory_format(model: nn.Module, *, memory_format: str = "channels_last
     NotImplementedError for 5-D ones, which have formats of their own. Nothing is changed then.
     """
     chosen = _chosen(memory_format)
-    ranks = {tensor.dim() for tensor in (*model.parameters(), *model.buffers())}
+    # Buffers are no weights: a causal mask is 4-D, and a table of positions may be 5-D.
+    ranks = {parameter.dim() for parameter in model.parameters()}
     if 5 in ranks:
         raise NotImplementedError(
             "torch has no channels_last for 5-D tensors such as the weights of Conv3d: they have"
@@ -59,22 +59,32 @@ def apply_memory_format(model: nn.Module, *, memory_format: str = "channels_last
         )
     if 4 not in ranks:
         raise ValueError("the model has no 4-D parameter, so there is no convolution to convert")
-    return model.to(memory_format=chosen)
+    for parameter in model.parameters():
+        if parameter.dim() == 4:
+            parameter.data = parameter.data.to(memory_format=chosen)
+    return model
 
 
 def convert_batch(x, *, memory_format: str = "channels_last"):
     """Return `x` with its 4-D tensors in `memory_format`, copied where they are not so already.
 
-    x: a tensor, or a tuple, list or dict of tensors; shapes and values stay. Raises ValueError for
-    another format.
+    x: a tensor, or nested tuples, lists and mappings of tensors; shapes and values stay. Raises
+    ValueError for another format.
     """
-    chosen = _chosen(memory_format)
-    # Not `contiguous(memory_format=...)`: one channel is "contiguous" in both formats, so it would
-    # keep the strides, and a convolution reads its format from them.
-    return tree_map(
-        lambda v: v.to(memory_format=chosen) if isinstance(v, torch.Tensor) and v.dim() == 4 else v,
-        x,
-    )
+    return _convert(x, _chosen(memory_format))
+
+
+def _convert(tree, chosen: torch.memory_format):
+    if isinstance(tree, torch.Tensor):
+        # Not `contiguous(memory_format=...)`: one channel is "contiguous" in both formats, so it
+        # would keep the strides, and a convolution reads its format from them.
+        return tree.to(memory_format=chosen) if tree.dim() == 4 else tree
+    if isinstance(tree, Mapping):
+        return {key: _convert(part, chosen) for key, part in tree.items()}
+    if isinstance(tree, tuple | list):
+        parts = [_convert(part, chosen) for part in tree]
+        return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
+    return tree
 
 
 def convolution_formats(model: nn.Module, call: Callable) -> dict[str, int]:
@@ -86,11 +96,11 @@ def convolution_formats(model: nn.Module, call: Callable) -> dict[str, int]:
     """
     counts = Counter()
 
-    def look(module, inputs, output):
-        counts.update(map(_format_of, (inputs[0], output)))
+    def look(module, args, kwargs, output):
+        counts.update(map(_format_of, (*args[:1], *kwargs.values(), output)))
 
     layers = [m for m in model.modules() if isinstance(m, (nn.Conv2d, nn.ConvTranspose2d))]
-    hooks = [layer.register_forward_hook(look) for layer in layers]
+    hooks = [layer.register_forward_hook(look, with_kwargs=True) for layer in layers]
     try:
         call()
     finally:
@@ -100,6 +110,8 @@ def convolution_formats(model: nn.Module, call: Callable) -> dict[str, int]:
 
 
 def _format_of(tensor: torch.Tensor) -> str:
+    if tensor.dim() != 4:  # one image without a batch
+        return "both"
     last = tensor.is_contiguous(memory_format=torch.channels_last)
     first = tensor.is_contiguous()
     if last and first:

@@ -31,8 +31,11 @@ differences in float32 (`keep_fp32`).
 Run it alone: `python -m pt_impl.train_step.mixed_precision` prints float32 against bfloat16.
 """
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import copy
+from dataclasses import fields, is_dataclass
 
 import torch
 from torch import nn
@@ -50,23 +53,27 @@ def make_train_step(
     keep_fp32: str = "",
     initial_scale: float = 65536.0,
     growth_interval: int = 2000,
+    max_norm: float = math.inf,
 ) -> Callable:
     """Return `step(x, y) -> loss` that computes in `dtype` over the model's float32 parameters.
 
-    x: a tensor, or a tuple of the model's positional arguments; anything else (a list, a dict) is
-    handed over as it is. loss: float32 scalar on the device, not scaled. `loss_fn(output, y)` gets
-    float32 output. dtype: "bfloat16", "float16" or "float32" (the plain step). keep_fp32: names of
-    layers, comma-separated, that compute in float32 with all they contain. The model itself is
-    left as it is. float16 only: the loss is multiplied by a scale that starts at `initial_scale`,
-    halves when a gradient is not finite (and no weight changes) and doubles after
-    `growth_interval` good steps in a row; `step.loss_scale()` reads it (1.0 without scaling).
+    x: a tuple of the model's positional arguments, a mapping of its keywords, or its one argument.
+    loss: float32 scalar on the device, not scaled. `loss_fn(output, y)` gets float32.
+    dtype: "bfloat16", "float16" or "float32" (the plain step).
+    keep_fp32: names of layers, comma-separated, that compute in float32 with all they contain. The
+    model itself is left as it is. float16 only: the loss is multiplied by a scale that starts at
+    `initial_scale`, halves when a gradient is not finite (and no weight changes) and doubles after
+    `growth_interval` good steps in a row. `step.loss_scale()` reads it (1.0 without scaling);
+    `step.state_dict()` and `step.load_state_dict(state)` save and resume it with its count of good
+    steps, as those of model and optimizer do. max_norm: the most that the L2 norm of all gradients
+    may be, of unscaled ones; inf does not clip.
 
-    Raises ValueError for an unknown dtype or layer, half-width parameters or a scaling that cannot
-    work; NotImplementedError where the device cannot compute in `dtype`.
+    Raises ValueError for an unknown dtype or layer, half-width parameters or a scaling or max_norm
+    that cannot work; NotImplementedError where the device cannot compute in `dtype` and for a layer
+    to keep whose weights its owner reads without calling it.
     """
     autocast, kept = _precision(model, dtype, keep_fp32)
-    if initial_scale <= 0 or growth_interval < 1:
-        raise ValueError("initial_scale must be positive and growth_interval at least 1")
+    _check_settings(initial_scale, growth_interval, max_norm)
     device = _device_type(model)
     scaler = torch.amp.GradScaler(
         device,
@@ -82,15 +89,26 @@ def make_train_step(
         # and inside _in_float32, for checkpointed layers, which run forward again.
         with _in_float32(kept, device):
             with autocast():
-                output = model(*x) if isinstance(x, tuple) else model(x)
+                output = _call(model, x)
             loss = loss_fn(_to_float32(output), y)
             scaler.scale(loss).backward()
-        scaler.step(optimizer)  # unscales first; skips the update if a gradient is not finite
+        if max_norm < math.inf:
+            scaler.unscale_(optimizer)  # first: scaled gradients are above any bound
+            nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+        scaler.step(optimizer)  # unscales if need be; no update if a gradient is not finite
         scaler.update()
         return loss.detach()
 
     step.loss_scale = scaler.get_scale
+    step.state_dict, step.load_state_dict = scaler.state_dict, scaler.load_state_dict
     return step
+
+
+def _check_settings(initial_scale: float, growth_interval: int, max_norm: float) -> None:
+    if initial_scale <= 0 or growth_interval < 1:
+        raise ValueError("initial_scale must be positive and growth_interval at least 1")
+    if not max_norm > 0:
+        raise ValueError(f"max_norm must be above 0 (inf does not clip), not {max_norm!r}")
 
 
 def make_predict(model: nn.Module, *, dtype: str = "bfloat16", keep_fp32: str = "") -> Callable:
@@ -103,16 +121,28 @@ def make_predict(model: nn.Module, *, dtype: str = "bfloat16", keep_fp32: str = 
 
     def predict(x):
         training = [m for m in model.modules() if m.training] if model.training else []
+        fused = torch.backends.mha.get_fastpath_enabled()
         try:
             if training:
                 model.eval()
+            # The fused kernel of TransformerEncoderLayer knows no autocast of a CPU: it would
+            # compute in float32, and without calling the layers inside.
+            torch.backends.mha.set_fastpath_enabled(fused and dtype == "float32")
             with torch.inference_mode(), _in_float32(kept, device), autocast():
-                return _to_float32(model(*x) if isinstance(x, tuple) else model(x))
+                return _to_float32(_call(model, x))
         finally:
+            torch.backends.mha.set_fastpath_enabled(fused)
             for module in training:
                 module.training = True
 
     return predict
+
+
+def _call(model: nn.Module, x):
+    """Call the model as PyTorch's users do: a tuple is its arguments, a mapping its keywords."""
+    if isinstance(x, Mapping):
+        return model(**x)
+    return model(*x) if isinstance(x, tuple) else model(x)
 
 
 def _precision(
@@ -137,7 +167,10 @@ def _precision(
 
 
 def _device_type(model: nn.Module) -> str:
-    return next(model.parameters()).device.type
+    parameter = next(model.parameters(), None)
+    if parameter is None:
+        raise ValueError("the model has no parameters: there is nothing to compute with")
+    return parameter.device.type
 
 
 def _find_modules(model: nn.Module, names: str) -> list[nn.Module]:
@@ -148,6 +181,12 @@ def _find_modules(model: nn.Module, names: str) -> list[nn.Module]:
         if name not in modules:
             known = ", ".join(filter(None, modules))
             raise ValueError(f"keep_fp32: the model has no layer {name!r}; it has {known}")
+        owner = name.rpartition(".")[0]
+        if owner and isinstance(modules[owner], nn.MultiheadAttention):
+            raise NotImplementedError(
+                f"keep_fp32: MultiheadAttention reads the weights of {name!r} and never calls it:"
+                f" keep {owner!r}"
+            )
         found |= dict.fromkeys(modules[name].modules())
     return list(found)
 
@@ -180,9 +219,20 @@ def _outside_autocast(forward: Callable, device: str) -> Callable:
 
 
 def _to_float32(tree):
-    """Cast every bfloat16 or float16 tensor in a tensor, tuple, list or dict to float32."""
-    half = (torch.bfloat16, torch.float16)
-    return tree_map(lambda v: v.float() if getattr(v, "dtype", None) in half else v, tree)
+    """Cast every bfloat16 or float16 tensor of an output to float32, in whatever holds it."""
+    return tree_map(_leaf_to_float32, tree)
+
+
+def _leaf_to_float32(leaf):
+    if getattr(leaf, "dtype", None) in (torch.bfloat16, torch.float16):
+        return leaf.float()
+    if is_dataclass(leaf):  # those that torch does not know as containers
+        leaf = copy(leaf)
+        for field in fields(leaf):
+            object.__setattr__(leaf, field.name, _to_float32(getattr(leaf, field.name)))
+    elif isinstance(leaf, Mapping):
+        return {key: _to_float32(value) for key, value in leaf.items()}
+    return leaf
 
 
 def main() -> None:

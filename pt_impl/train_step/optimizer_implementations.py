@@ -28,6 +28,7 @@ weights.
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from inspect import signature
 
 import torch
 from torch import Tensor, nn
@@ -145,7 +146,7 @@ def compiled_update(
     """Let `torch.compile` fuse the operations of PyTorch's default; the first update compiles.
 
     Arguments, rule, result and errors as in `for_loop_update`. A learning rate that changes is
-    compiled anew unless it is a tensor. Source: "Compiling the optimizer with torch.compile",
+    compiled once more unless it is a tensor. Source: "Compiling the optimizer with torch.compile",
     docs.pytorch.org/tutorials.
     """
     parameters = _fitting(model, gradients, learning_rate, weight_decay, beta1, beta2, eps)
@@ -159,7 +160,19 @@ def compiled_update(
     )
     _give(parameters, gradients)
     # Not fullgraph: the optimizer switches gradients off and on around what is compiled.
-    return optimizer, torch.compile(optimizer.step)
+    return optimizer, _compile(optimizer.step)
+
+
+def _compile(function: Callable) -> Callable:
+    """`torch.compile`, such that it never runs eagerly because others were compiled before.
+
+    torch keeps 8 compilations of one piece of code (`torch._dynamo.config.recompile_limit`), of all
+    optimizers of a process together, and runs what comes after them eagerly.
+    """
+    if "isolate_recompiles" in signature(torch.compile).parameters:  # torch 2.15 has it
+        return torch.compile(function, isolate_recompiles=True)
+    torch._dynamo.config.fail_on_recompile_limit_hit = True  # then the ninth raises
+    return torch.compile(function)
 
 
 def update_operators(update: Callable) -> dict[str, int]:

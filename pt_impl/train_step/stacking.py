@@ -27,11 +27,15 @@ at a time, measure, and leave out what does not pay.
 Run it alone: `python -m pt_impl.train_step.stacking` prints the ladder on the digits CNN.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
+from copy import copy
+from dataclasses import fields, is_dataclass
+from inspect import signature
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_map  # torch has no public one
 
 _DTYPES = ("float32", "bfloat16")
@@ -72,48 +76,48 @@ def make_train_step(
 ) -> Callable:
     """Return `step(x, y) -> loss` with all that is asked for; the defaults are the plain step.
 
-    x: a tensor, or a tuple of the model's positional arguments; y: a tensor or tuple; axis 0 of
-    all their tensors is the batch. loss: float32 scalar, the mean over the batch if `loss_fn` is a
-    mean. channels_last: convert the model's 4-D parameters, in place, and each batch. compiled:
-    with `torch.compile`; the first step compiles, and the second does again for an optimizer that
-    has no state before the first. dtype: "float32" or "bfloat16" under autocast, over float32
-    parameters; `loss_fn` gets float32. micro_batches: parts of equal size that a batch is cut
-    into; their gradients add up to that of the mean.
+    x: a tuple of the model's positional arguments, a mapping of its keywords, or its one argument;
+    y: a tensor or a structure of tensors. loss: float32 scalar, the mean over the batch if
+    `loss_fn` is a mean. channels_last: convert the model's 4-D parameters, in place, and each
+    batch. compiled: with `torch.compile`; the first step compiles, and the second does again for an
+    optimizer that has no state before the first. dtype: "float32" or "bfloat16" under autocast,
+    over float32 parameters; `loss_fn` gets float32. micro_batches: parts of equal size that a batch
+    is cut into, along axis 0 of all tensors in x and y (None, numbers and strings go to every
+    part); their gradients add up to that of the mean.
 
     Raises ValueError for an unknown dtype, parameters that are bfloat16 already, channels_last
-    without a 4-D parameter and fewer than one micro-batch; the step does for a batch that cannot
-    be cut into equal parts. NotImplementedError where the device has no autocast.
+    without a 4-D parameter and fewer than one micro-batch; the step does, before anything is
+    changed, for a batch that cannot be cut into equal parts. NotImplementedError where the device
+    has no autocast.
     """
     device = _check(model, channels_last, dtype, micro_batches)
-    # First of all: a compiled graph is specialised on the strides that it sees.
-    if channels_last:
-        model.to(memory_format=torch.channels_last)
+    if channels_last:  # first of all: a compiled graph is specialised on the strides that it sees
+        _parameters_to_channels_last(model)
     model.train()
     half = dtype == "bfloat16"
 
-    def mean_loss(x, y):
-        # Inside the compiled region, so that casts are fused with what they feed. The backward
-        # pass repeats the dtypes of the forward pass; it never runs under autocast.
+    def mean_loss(args, kwargs, y):
+        # Inside the compiled region, which fuses casts; the backward pass repeats their dtypes.
         with torch.autocast(device, torch.bfloat16) if half else nullcontext():
-            output = model(*x) if isinstance(x, tuple) else model(x)
+            output = model(*args, **kwargs)
         return loss_fn(_to_float32(output), y)
 
     update = optimizer.step
     if compiled:
-        mean_loss = torch.compile(mean_loss)
-        # A fused update is one kernel already, and compiling it would only wrap it.
-        if not optimizer.defaults.get("fused"):
-            update = torch.compile(update)
+        mean_loss = _compile(mean_loss)
+        if not optimizer.defaults.get("fused"):  # which is one kernel already
+            update = _compile(update)
 
     def step(x, y):
+        args, kwargs = _arguments(x)
         if channels_last:
-            x = _channels_last(x)
+            args, kwargs = _channels_last((args, kwargs))
+        parts = _parts((args, kwargs, y), micro_batches)
         optimizer.zero_grad(set_to_none=True)
-        # Outermost, so that one compiled graph of the small shape serves every part, and its
-        # activations are gone before the next one's come.
+        # Outermost: one compiled graph of the small shape serves every part, one after the other.
         total = 0.0
-        for part_x, part_y in _parts(x, y, micro_batches):
-            loss = mean_loss(part_x, part_y) / micro_batches
+        for part in parts:
+            loss = mean_loss(*part) / micro_batches
             loss.backward()
             total = total + loss.detach()
         update()
@@ -128,9 +132,12 @@ def _check(model: nn.Module, channels_last: bool, dtype: str, micro_batches: int
         raise ValueError(f"unknown dtype {dtype!r}: choose one of {', '.join(_DTYPES)}")
     if micro_batches < 1:
         raise ValueError(f"micro_batches must be at least 1, not {micro_batches}")
-    ranks = {tensor.dim() for tensor in (*model.parameters(), *model.buffers())}
+    # Buffers are no weights: a causal mask is 4-D too.
+    ranks = {parameter.dim() for parameter in model.parameters()}
     if channels_last and (4 not in ranks or 5 in ranks):
         raise ValueError("channels_last converts 4-D parameters: the model has none, or 5-D ones")
+    if not ranks:
+        raise ValueError("the model has no parameters: there is nothing to train")
     device = next(model.parameters()).device.type
     if dtype == "bfloat16":
         for name, parameter in model.named_parameters():
@@ -141,29 +148,93 @@ def _check(model: nn.Module, channels_last: bool, dtype: str, micro_batches: int
     return device
 
 
-def _parts(x, y, count: int) -> list[tuple]:
-    """(x, y) cut along the batch into `count` parts of equal size; views, not copies."""
+def _arguments(x) -> tuple[tuple, dict]:
+    """What the model is called with: a tuple is its arguments, a mapping its keywords."""
+    if isinstance(x, Mapping):
+        return (), dict(x)
+    return (x if isinstance(x, tuple) else (x,)), {}
+
+
+def _parts(batch, count: int) -> list:
+    """A batch cut along axis 0 into `count` parts of equal size; views, not copies."""
     if count == 1:
-        return [(x, y)]
-    size = len(x[0] if isinstance(x, tuple) else x)
-    if size % count:
+        return [batch]
+    sizes = {leaf.shape[0] if leaf.dim() else "a scalar" for leaf in _tensors(batch)}
+    if len(sizes) != 1 or "a scalar" in sizes:
+        found = ", ".join(sorted(map(str, sizes)))
+        raise ValueError(f"the tensors of x and y need one first axis, the samples: got {found}")
+    (size,) = sizes
+    if size % count or not size:
         raise ValueError(f"a batch of {size} cannot be cut into {count} parts of equal size")
     size //= count
     return [
-        tree_map(lambda v, start=start: v[start : start + size], (x, y))
+        _map(lambda leaf, start=start: leaf[start : start + size], batch)
         for start in range(0, count * size, size)
     ]
 
 
+def _tensors(tree) -> Iterator[Tensor]:
+    """The tensors of nested tuples, lists and mappings; ValueError for what cannot be cut."""
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, Mapping | tuple | list) and not isinstance(tree, PackedSequence):
+        for part in tree.values() if isinstance(tree, Mapping) else tree:
+            yield from _tensors(part)
+    elif not isinstance(tree, int | float | str | None):
+        raise ValueError(f"x and y hold a {type(tree).__name__}, which cannot be cut into parts")
+
+
+def _map(function: Callable, tree):
+    """`function` of each tensor of nested tuples, lists and mappings."""
+    if isinstance(tree, Tensor):
+        return function(tree)
+    if isinstance(tree, Mapping):
+        return {key: _map(function, part) for key, part in tree.items()}
+    if isinstance(tree, tuple | list):
+        parts = [_map(function, part) for part in tree]
+        return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
+    return tree
+
+
 def _channels_last(x):
     # `to`, since one channel is "contiguous" in either format and would keep its strides.
-    return tree_map(lambda v: v.to(memory_format=torch.channels_last) if v.dim() == 4 else v, x)
+    return _map(lambda v: v.to(memory_format=torch.channels_last) if v.dim() == 4 else v, x)
+
+
+def _parameters_to_channels_last(model: nn.Module) -> None:
+    # Not `model.to`, which would convert 4-D buffers and stop at 5-D ones.
+    for parameter in model.parameters():
+        if parameter.dim() == 4:
+            parameter.data = parameter.data.to(memory_format=torch.channels_last)
+
+
+def _compile(function: Callable) -> Callable:
+    """`torch.compile`, such that it never runs eagerly because others were compiled before.
+
+    torch keeps 8 compilations of one piece of code (`torch._dynamo.config.recompile_limit`), of all
+    models of a process together, and runs what comes after them eagerly.
+    """
+    if "isolate_recompiles" in signature(torch.compile).parameters:  # torch 2.15 has it
+        return torch.compile(function, isolate_recompiles=True)
+    torch._dynamo.config.fail_on_recompile_limit_hit = True  # then the ninth raises
+    return torch.compile(function)
 
 
 def _to_float32(tree):
-    """Cast the bfloat16 and float16 tensors of a tensor, tuple, list or dict to float32."""
-    half = (torch.bfloat16, torch.float16)
-    return tree_map(lambda v: v.float() if getattr(v, "dtype", None) in half else v, tree)
+    """Cast every bfloat16 or float16 tensor of an output to float32, in whatever holds it."""
+    return tree_map(_leaf_to_float32, tree)
+
+
+def _leaf_to_float32(leaf):
+    if getattr(leaf, "dtype", None) in (torch.bfloat16, torch.float16):
+        return leaf.float()
+    if is_dataclass(leaf):  # those that torch does not know as containers
+        leaf = copy(leaf)
+        for field in fields(leaf):
+            object.__setattr__(leaf, field.name, _to_float32(getattr(leaf, field.name)))
+    elif isinstance(leaf, Mapping):
+        return {key: _to_float32(value) for key, value in leaf.items()}
+    return leaf
 
 
 def main() -> None:

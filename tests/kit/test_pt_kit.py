@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ import torch
 import torch.nn.functional as F
 import torchvision
 from torch import nn
+from torch.nn.utils import prune
 
 from pt_impl.kit import data, models, runtime, training
 from shared.datasets import batch_order
@@ -120,6 +122,59 @@ def test_weights_that_do_not_fit_are_refused_in_one_line(spec, change, said):
         models.import_weights(model, weights)
     assert "\n" not in str(caught.value)
     assert checksum(models.export_weights(model)) == before
+
+
+class Named(nn.Module):
+    """Two inputs, a frozen parameter, tied weights, dropout, and a dictionary out."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Embedding(7, 4), nn.Linear(4, 7, bias=False)
+        self.head.weight = self.table.weight
+        self.norm, self.drop = nn.BatchNorm1d(4), nn.Dropout(0.5)
+        self.norm.weight.requires_grad_(False)
+
+    def forward(self, codes, shift):
+        return {"logits": self.head(self.drop(self.norm(self.table(codes) + shift)))}
+
+
+@pytest.mark.parametrize("given", ["nothing", "tuple", "dict"])
+def test_a_copy_has_all_state_and_shares_none(given):
+    model, codes, shift = Named(), torch.tensor([1, 2, 3]), torch.randn(3, 4)
+    model.norm.eval()
+    x = {"nothing": None, "tuple": (codes, shift), "dict": {"codes": codes, "shift": shift}}
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    twin = models.copy_model(model, x[given])
+    assert [m.training for m in twin.modules()] == [m.training for m in model.modules()]
+    assert twin.head.weight is twin.table.weight is not model.table.weight
+    assert not twin.norm.weight.requires_grad
+    twin.train(False)(codes, shift)["logits"].sum().backward()
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert model.table.weight.grad is None
+    with torch.no_grad():
+        assert torch.equal(model.eval()(codes, shift)["logits"], twin(codes, shift)["logits"])
+
+
+def test_what_cannot_be_copied_is_refused():
+    class Hides(nn.Module):
+        """Keeps what it computes with where no copy takes it."""
+
+        scales: ClassVar[dict] = {}
+
+        def __init__(self):
+            super().__init__()
+            self.scales[id(self)] = 2.0
+
+        def forward(self, x):
+            return self.scales.get(id(self), 1.0) * x
+
+    masked = prune.random_unstructured(nn.Linear(3, 3), "weight", 0.5)
+    with pytest.raises(NotImplementedError, match="Python cannot copy the model: Only Tensors"):
+        models.copy_model(masked)
+    with pytest.raises(NotImplementedError, match="computes something else: the output differs"):
+        models.copy_model(Hides(), torch.ones(2, 2))
+    with pytest.raises(ValueError, match="does not take the example input"):
+        models.copy_model(nn.Linear(3, 3), torch.ones(2, 4))
 
 
 @EACH

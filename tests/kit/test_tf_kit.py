@@ -184,6 +184,38 @@ def test_operator_dtypes_sees_what_grappler_rewrote(answer):
     assert answer["operator_dtypes"]["rewritten"] == ran
 
 
+def test_a_copy_has_all_state_and_shares_none(answer):
+    found = answer["copies"]
+    for name in (
+        "normalization",
+        "vocabulary",
+        "buckets",
+        "dicts",
+        "nested",
+        "recurrent",
+        "late",
+        "subclassed",
+    ):
+        wanted = {"same": True, "constant": False, "shared": 0, "kept": True, "trainable": True}
+        assert found[name] == wanted, name
+
+
+def test_a_copy_has_what_clone_model_loses(answers):
+    """Keras 3: what `Normalization` adapted, and the seeds of dropout."""
+    assert answers["keras3"]["copies"]["bare"] > 0.1
+    assert answers["keras3"]["copies"]["masks"]
+
+
+def test_what_cannot_be_copied_is_refused(answer):
+    found = answer["copies"]["refused"]
+    assert found["unbuilt"].startswith("ValueError: the model has no variables yet")
+    assert found["no example"].endswith("pass an example input x")
+    assert found["wrong example"].startswith("ValueError: the model does not take the example")
+    assert found["forgets"].startswith("NotImplementedError: Keras cannot rebuild the model: ")
+    assert found["moves"].startswith("NotImplementedError: Keras rebuilds another model than this")
+    assert not any("\n" in said for said in found.values())
+
+
 def test_device(answer):
     found = answer["device"]
     assert found["info"]["name"]

@@ -327,6 +327,110 @@ def architectures():
     return {"shapes": shapes, "functional": type(model).__name__}
 
 
+def copies():
+    """Copies of models with all kinds of state, against a bare clone_model and set_weights."""
+    keras, layers, found = tf.keras, tf.keras.layers, {}
+    drawn = np.random.default_rng(0).normal(5.0, 3.0, (50, 4)).astype(np.float32)
+
+    class Scaled(keras.Model):
+        def __init__(self, units, function=None):
+            super().__init__()
+            self.units, self.function = units, function
+            self.norm, self.dense = layers.Normalization(), layers.Dense(units)
+            self.norm.adapt(drawn)
+
+        def call(self, x, training=None):
+            return self.dense(self.norm(x))
+
+        def get_config(self):
+            return {"units": self.units}
+
+    class Forgets(Scaled):
+        def get_config(self):
+            return {"units": self.units + 1}
+
+    class Moves(Scaled):
+        """Its copy computes something else: the configuration says nothing of `function`."""
+
+        def call(self, x, training=None):
+            x = super().call(x)
+            return self.function(x) if self.function else x
+
+    def normalization():
+        inputs, norm = keras.Input((4,)), layers.Normalization()
+        norm.adapt(drawn)
+        hidden = layers.Dropout(0.5)(layers.Dense(8, activation="gelu")(norm(inputs)))
+        return keras.Model(inputs, layers.BatchNormalization()(hidden))
+
+    def vocabulary():
+        text = layers.TextVectorization(output_sequence_length=3)
+        text.adapt(["one two three", "four five six"])
+        inputs = keras.Input((), dtype="string")
+        return keras.Model(inputs, layers.Dense(2)(layers.Embedding(20, 3)(text(inputs))))
+
+    def buckets():
+        bins, inputs = layers.Discretization(num_bins=4), keras.Input((1,))
+        bins.adapt(drawn[:, :1])
+        return keras.Model(inputs, layers.Embedding(5, 2)(bins(inputs)))
+
+    def dicts():
+        a, b = keras.Input((3,), name="a"), keras.Input((4,), name="b")
+        both = layers.Lambda(lambda x: 2.0 * x)(layers.Concatenate()([a, b]))
+        return keras.Model({"a": a, "b": b}, {"one": layers.Dense(2)(both), "two": both})
+
+    def nested():
+        shared = keras.Sequential([keras.Input((4,)), layers.Dense(4), layers.Dropout(0.5)])
+        inputs = keras.Input((4,))
+        shared.layers[0].trainable = False
+        return keras.Model(inputs, shared(shared(inputs)))
+
+    def recurrent():
+        return keras.Sequential([keras.Input((None, 3)), layers.Bidirectional(layers.LSTM(4))])
+
+    def late():
+        model = keras.Sequential([layers.Dense(3), layers.Dense(2)])
+        model(drawn)
+        return model
+
+    def subclassed(kind=Scaled, **settings):
+        model = kind(3, **settings)
+        model(drawn)
+        return model
+
+    for make in (normalization, vocabulary, buckets, dicts, nested, recurrent, late, subclassed):
+        model = make()
+        x = drawn if make is subclassed else models._example(model)
+        before = [np.array(value) for value in model.weights]
+        copy = models.copy_model(model, x if make is subclassed else None)
+        outputs = [
+            [np.asarray(value) for value in tf.nest.flatten(either(x))] for either in (model, copy)
+        ]
+        trainable = [[tuple(v.shape) for v in m.trainable_variables] for m in (model, copy)]
+        found[make.__name__] = {
+            "same": all(np.allclose(*pair, atol=1e-6) for pair in zip(*outputs, strict=True)),
+            "constant": all(np.ptp(value) == 0 for value in outputs[0]),
+            "shared": len({id(v) for v in model.weights} & {id(v) for v in copy.weights}),
+            "kept": all(map(np.array_equal, before, map(np.array, model.weights))),
+            "trainable": trainable[0] == trainable[1],
+        }
+    model = normalization()
+    bare = keras.models.clone_model(model)
+    bare.set_weights(model.get_weights())
+    found["bare"] = float(np.abs(model(drawn) - bare(drawn)).max() / np.abs(model(drawn)).max())
+    copy = models.copy_model(model)
+    found["masks"] = np.allclose(model(drawn, training=True), copy(drawn, training=True))
+    found["refused"] = {
+        "unbuilt": error_of(lambda: models.copy_model(Scaled(3))),
+        "no example": error_of(lambda: models.copy_model(subclassed())),
+        "wrong example": error_of(lambda: models.copy_model(subclassed(), tf.zeros((2, 7)))),
+        "forgets": error_of(lambda: models.copy_model(subclassed(Forgets), drawn)),
+        "moves": error_of(
+            lambda: models.copy_model(subclassed(Moves, function=tf.tanh), drawn),
+        ),
+    }
+    return found
+
+
 def device():
     product = tf.function(tf.linalg.matmul)
     large = tf.random.normal((1500, 1500))
@@ -365,6 +469,7 @@ CHECKS = (
     dropout,
     operator_dtypes,
     architectures,
+    copies,
     device,
 )
 

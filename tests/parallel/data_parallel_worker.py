@@ -11,46 +11,187 @@ import os
 import socket
 import subprocess
 import sys
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
 
 from shared import datasets, parallel
 
+SAMPLES = 203
 JOB = {"global_batch": 32, "steps": 10, "seed": 0}
 
 
-def pt_dense() -> tuple:
-    """A model that is not the suite's, without BatchNorm."""
+def mixed_data(folder: Path) -> Path:
+    """Inputs by name, as many samples as there are digits."""
+    random = np.random.default_rng(0)
+    folder.mkdir()
+    numbers = random.normal(size=(SAMPLES, 6)).astype(np.float32)
+    x = {"numbers": numbers, "codes": random.integers(0, 12, (SAMPLES, 4))}
+    parallel.save_samples(x, folder / "train_x")
+    parallel.save_samples(random.integers(0, 12, SAMPLES), folder / "train_y")
+    return folder
+
+
+def pt_mixed() -> tuple:
+    """Two inputs by name, blocks in a list, a weight used twice, and an output with logits."""
     import torch
     from torch import nn
 
     from pt_impl.kit import training
 
+    block_class = _pt_block_class()
+
+    @dataclass
+    class Output:
+        logits: torch.Tensor
+
+    class Mixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.codes, self.numbers = nn.Embedding(12, 8), nn.Linear(6, 8)
+            self.blocks = nn.ModuleList(block_class() for _ in range(3))
+            self.head = nn.Linear(8, 12)
+            self.head.weight = self.codes.weight
+
+        def forward(self, numbers, codes):
+            x = self.codes(codes).mean(1) + self.numbers(numbers)
+            for block in self.blocks:
+                x = x + block(x)
+            return Output(self.head(x))
+
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(1024, 16), nn.ReLU(), nn.Linear(16, 10))
-    return model, torch.optim.SGD(model.parameters(), 0.02, 0.9), training.cross_entropy
+    model = Mixed()
+    return model, torch.optim.AdamW(model.parameters(), 0.01), training.cross_entropy
 
 
-def tf_dense() -> tuple:
-    """A model that is not the suite's, without BatchNorm."""
+def _pt_block_class() -> type:
+    from torch import nn
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+
+        def forward(self, x):
+            return self.down(self.up(x).relu())
+
+    return Block
+
+
+def pt_all_dense() -> tuple:
+    """PyTorch's embeddings have dense gradients."""
+    return pt_mixed()
+
+
+def tf_all_dense() -> tuple:
+    """Without an embedding whose gradient is sparse."""
+    return tf_mixed(sparse=False)
+
+
+def tf_mixed(sparse: bool = True) -> tuple:
+    """Two inputs by name, a weight used twice, and losses of the model's own."""
     import tensorflow as tf
 
     from tf_impl.kit import training
 
-    layers = tf.keras.layers
+    layers, penalty = tf.keras.layers, tf.keras.regularizers.L2(0.05)
+
+    class Mixed(tf.keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.codes = layers.Embedding(12, 8, embeddings_regularizer=penalty, name="codes")
+            self.numbers = layers.Dense(8, kernel_regularizer=penalty, name="numbers")
+            self.up = layers.Dense(16, "relu", name="up")
+            self.down = layers.Dense(8, name="down")
+            if sparse:  # its gradient is
+                self.rest = layers.Embedding(12, 8, name="rest")
+
+        def call(self, numbers, codes, training=None):
+            found = self.codes(codes) + self.rest(codes) if sparse else self.codes(codes)
+            x = tf.reduce_mean(found, 1) + self.numbers(numbers)
+            return (x + self.down(self.up(x))) @ tf.transpose(self.codes.embeddings)
+
     tf.keras.utils.set_random_seed(0)
-    model = tf.keras.Sequential(
-        [
-            tf.keras.Input((32, 32, 1)),
-            layers.Flatten(),
-            layers.Dense(16, "relu"),
-            layers.Dense(10),
-        ]
-    )
-    optimizer = tf.keras.optimizers.SGD(0.02, 0.9)
+    model = Mixed()
+    model(tf.zeros([1, 6]), tf.zeros([1, 4], tf.int64))
+    optimizer = tf.keras.optimizers.Adam(0.01)
     optimizer.build(model.trainable_variables)
     return model, optimizer, training.cross_entropy
+
+
+def plain(side: str, build, data: Path) -> parallel.Result:
+    """The mixed model in one process, in plain code of the framework."""
+    x, y = parallel.load_training(data)
+    stream = parallel.batches(SAMPLES, global_batch=JOB["global_batch"], seed=0)
+    batches = [next(stream) for _ in range(JOB["steps"])]
+    losses, weights = {"pt": _pt_plain, "tf": _tf_plain}[side](build, x, y, batches)
+    none = np.zeros(0)
+    return parallel.Result(weights, np.array(losses), none, none, none, none, 0.0)
+
+
+def _pt_plain(build, x, y, batches) -> tuple:
+    import torch
+
+    model, optimizer, _ = build()
+    losses = []
+    for rows in batches:
+        own = {name: torch.from_numpy(part[rows]) for name, part in x.items()}
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(**own).logits, torch.from_numpy(y[rows]))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, {name: value.numpy() for name, value in model.state_dict().items()}
+
+
+def _tf_plain(build, x, y, batches) -> tuple:
+    import tensorflow as tf
+
+    from tf_impl.kit import models
+
+    model, optimizer, _ = build()
+    losses = []
+    for rows in batches:
+        with tf.GradientTape() as tape:
+            logits = model(x["numbers"][rows], x["codes"][rows], training=True)
+            loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)(y[rows], logits)
+            loss += sum(model.losses)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        losses.append(float(loss))
+    return losses, models.export_weights(model)
+
+
+def pt_masks() -> tuple:
+    """The gradient of a row is the dropout mask of the sample that is this row of the identity."""
+    import torch
+    from torch import nn
+
+    layer = nn.Linear(2, 64, bias=False)
+    nn.init.ones_(layer.weight)
+    model = nn.Sequential(layer, nn.Dropout(0.5))
+    return model, torch.optim.SGD(model.parameters(), 1.0), lambda output, y: output.mean()
+
+
+def tf_masks() -> tuple:
+    """See `pt_masks`."""
+    import tensorflow as tf
+
+    layers = tf.keras.layers
+    dense = layers.Dense(64, use_bias=False, kernel_initializer="ones")
+    model = tf.keras.Sequential([tf.keras.Input((2,)), dense, layers.Dropout(0.5)])
+    optimizer = tf.keras.optimizers.SGD(1.0)
+    optimizer.build(model.trainable_variables)
+    return model, optimizer, lambda output, y: tf.reduce_mean(output)
+
+
+def masks_data(folder: Path) -> Path:
+    """Two samples, the rows of the identity."""
+    folder.mkdir()
+    parallel.save_samples(np.eye(2, dtype=np.float32), folder / "train_x")
+    parallel.save_samples(np.zeros(2, np.int64), folder / "train_y")
+    return folder
 
 
 def fails() -> tuple:
@@ -75,18 +216,20 @@ def alone(side: str, build, data: Path) -> parallel.Result:
 KIT = ("models", "training", "runtime", "data")
 
 
-def runs(side: str) -> dict[str, dict]:
+def runs(side: str, digits: Path, mixed: Path) -> dict[str, dict]:
     """Name -> settings of what is trained on two replicas."""
     module, here = f"{side}_impl.parallel.data_parallel", "tests.parallel.data_parallel_worker"
-    cnn, dense = {"build": f"{module}:digits_cnn"}, {"build": f"{here}:{side}_dense"}
-    micro = dense | {"variant": "accumulated", "micro_batches": 2}
+    cnn = {"build": f"{module}:digits_cnn", "dataset": digits}
+    other_model = {"build": f"{here}:{side}_mixed", "dataset": mixed}
+    micro = other_model | {"variant": "accumulated", "micro_batches": 2}
     other = {"pt": "sharded", "tf": "one_process"}[side]
     return {
         "processes": cnn | {"synchronised_norm": True},
-        other: cnn | {"synchronised_norm": True, "variant": other},
+        other: other_model | {"variant": other},
         "local_norm": cnn,
         "accumulated": micro,
-        "synchronised_each": micro | {"synchronise_each": True},
+        "synchronised_each": micro
+        | {"build": f"{here}:{side}_all_dense", "synchronise_each": True},
     }
 
 
@@ -98,6 +241,7 @@ BAD = {
     "no step": {"steps": 0},
     "an unknown variant": {"variant": "ddp"},
     "micro-batches elsewhere": {"micro_batches": 2},
+    "a precision elsewhere": {"precision": "bfloat16"},
     "a last batch too small": {"variant": "accumulated", "micro_batches": 16},
     "no such module": {"build": "no_such_module:build"},
     "no such function": {"build": "tests.parallel.data_parallel_worker:nothing"},
@@ -163,29 +307,108 @@ def configs() -> dict[str, list[str]]:
     return found
 
 
-def main() -> None:
-    side, folder, data = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
-    train = importlib.import_module(f"{side}_impl.parallel.data_parallel").train_data_parallel
-    module = importlib.import_module(f"{side}_impl.parallel.data_parallel")
-    for name, settings in runs(side).items():
-        settings = dict(settings)
-        train(settings.pop("build"), data, replicas=2, **JOB, **settings).save(
-            folder / f"{name}.npz"
-        )
-    half = {"replicas": 2, "checkpoint": str(folder / "saved"), "save_every": 3}
-    dense = f"tests.parallel.data_parallel_worker:{side}_dense"
-    train(dense, data, **JOB | {"steps": 4}, **half)
-    train(dense, data, **JOB, **half).save(folder / "resumed.npz")
+# What one process can tell ------------------------------------------------------------------------
+
+
+def whole() -> dict[str, list]:
+    """FSDP2's shares of a model that are whole while a layer runs, and in which dtype it runs."""
+    import torch
+    from torch.distributed.tensor import DTensor
+
+    from pt_impl.kit import replicas
+    from pt_impl.parallel.data_parallel import apply_fsdp
+
+    def share(model):
+        every = [*model.parameters()]
+        plain = sum(own.numel() for own in every if not isinstance(own, DTensor))
+        return plain / sum(own.numel() for own in every)
+
+    replicas.join()
+    x = {"numbers": torch.ones(2, 6), "codes": torch.zeros(2, 4, dtype=torch.int64)}
+    found = {}
+    for name, settings in FSDP.items():
+        model, _, loss_fn = pt_mixed()
+        seen = []
+        for block in model.blocks:
+            for layer in (block.up, block.down):
+                layer.register_forward_hook(
+                    lambda layer, *_, model=model, seen=seen: seen.append(
+                        [share(model), str(layer.weight.dtype)]
+                    )
+                )
+        apply_fsdp(model, **settings)
+        loss_fn(replicas.outputs(model, x), torch.zeros(2, dtype=torch.int64)).backward()
+        kinds = {str(own.dtype) for own in model.parameters()}
+        found[name] = {"seen": seen, "kept": sorted(kinds)}
+    model = pt_mixed()[0]
+    model.temperature = torch.nn.Parameter(torch.ones([]))
     words = {
-        name: said(train, **{"build": dense, "dataset": data, "replicas": 2, **JOB, **settings})
+        "a scalar": said(apply_fsdp, model=model),
+        "no block": said(apply_fsdp, model=model, blocks="blocks.*, layers.*"),
+        "no precision": said(apply_fsdp, model=pt_mixed()[0], precision="float16"),
+    }
+    torch.distributed.destroy_process_group()
+    return {"whole": found, **words}
+
+
+FSDP = {
+    "found": {},
+    "named": {"blocks": "blocks.1"},
+    "kept": {"reshard_after_forward": False},
+    "half": {"precision": "bfloat16"},
+}
+
+
+def refused() -> dict[str, list[str]]:
+    """What can't be equal to one process."""
+    import tensorflow as tf
+
+    from tf_impl.parallel import data_parallel
+
+    def clipping():
+        model, _, loss_fn = tf_mixed()
+        return model, tf.keras.optimizers.SGD(0.1, global_clipnorm=1.0), loss_fn
+
+    made = tf_mixed()[0]
+    return {
+        "clipping": said(data_parallel.one_process, build=clipping, replicas=1),
+        "made already": said(data_parallel.apply_data_parallel, model=made),
+    }
+
+
+def main() -> None:
+    side, folder, digits = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+    module = importlib.import_module(f"{side}_impl.parallel.data_parallel")
+    mixed, here = mixed_data(folder / "mixed"), "tests.parallel.data_parallel_worker"
+
+    def train(build, dataset, **settings):
+        names = [field.name for field in fields(parallel.Run)]
+        own = {"replicas": 2} | JOB | settings
+        run = parallel.Run(**{name: own.pop(name) for name in names if name in own})
+        return module.train_data_parallel(build, dataset, run, **own)
+
+    for name, settings in runs(side, digits, mixed).items():
+        train(**settings).save(folder / f"{name}.npz")
+    half = {"checkpoint": str(folder / "saved"), "save_every": 3}
+    other = {"build": f"{here}:{side}_mixed", "dataset": mixed}
+    train(**other, steps=4, **half)
+    train(**other, **half).save(folder / "resumed.npz")
+    two = masks_data(folder / "two")
+    masks = train(f"{here}:{side}_masks", two, global_batch=2, steps=1)
+    words = {
+        name: said(train, **other | {"dataset": digits} | settings)
         for name, settings in (BAD | LACKING[side]).items()
     }
+    (kernel,) = masks.weights.values()
+    words["masks"] = [(part < 1).tolist() for part in kernel.reshape(2, 64)]
     try:
-        train("tests.parallel.data_parallel_worker:fails", data, replicas=2, **JOB)
+        train(f"{here}:fails", digits)
     except Exception as error:
         words["a replica that fails"] = [type(error).__name__, str(error)]
-    alone(side, module.digits_cnn, data).save(folder / "alone.npz")
-    alone(side, globals()[f"{side}_dense"], data).save(folder / "alone_dense.npz")
+    alone(side, module.digits_cnn, digits).save(folder / "alone.npz")
+    for name in ("mixed", "all_dense"):
+        plain(side, globals()[f"{side}_{name}"], mixed).save(folder / f"plain_{name}.npz")
+    words |= whole() if side == "pt" else refused()
     words["a port in use"] = taken_port(side)
     if side == "tf":
         words |= configs()

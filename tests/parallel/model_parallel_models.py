@@ -12,6 +12,7 @@ import os
 import signal
 from collections import OrderedDict
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import psutil
@@ -95,6 +96,31 @@ def pt_gpt():
     task = TASKS["text-gpt"]
     models = importlib.import_module("pt_impl.kit.models")
     return _pt(models.build(task.model, init_weights(task.model, 0)))
+
+
+def pt_mixed():
+    """Inputs by name, and an output with logits."""
+    import torch
+    from torch import nn
+
+    class Mixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.codes, self.numbers = nn.Embedding(12, 8), nn.Linear(6, 8)
+            self.up, self.act, self.down = nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 10)
+
+        def forward(self, numbers, codes):
+            x = self.codes(codes).mean(1) + self.numbers(numbers)
+            return Output(self.down(self.act(self.up(x))))
+
+    torch.manual_seed(0)
+    return _pt(Mixed())
+
+
+class Output(NamedTuple):
+    """As many libraries wrap what a model gives."""
+
+    logits: object
 
 
 def pt_random():
@@ -199,6 +225,23 @@ def tf_gpt():
     return _tf(models.build(task.model, init_weights(task.model, 0)))
 
 
+def tf_mixed():
+    """Inputs by name, one of them normalised by what was adapted, and losses of the model's own."""
+    import tensorflow as tf
+
+    layers, penalty = tf.keras.layers, tf.keras.regularizers.L2(0.05)
+    tf.keras.utils.set_random_seed(0)
+    numbers = tf.keras.Input((6,), name="numbers")
+    codes = tf.keras.Input((4,), dtype="int64", name="codes")
+    norm = layers.Normalization(name="norm")
+    norm.adapt(np.random.default_rng(5).normal(3.0, 2.0, (50, 6)).astype(np.float32))
+    looked_up = layers.GlobalAveragePooling1D()(layers.Embedding(12, 8, name="codes_")(codes))
+    x = layers.Dense(8, kernel_regularizer=penalty, name="numbers_")(norm(numbers))
+    x = layers.Dense(16, kernel_regularizer=penalty, name="up")(layers.Add()([x, looked_up]))
+    x = layers.Dense(10, bias_regularizer=penalty, name="down")(layers.ReLU(name="act")(x))
+    return _tf(tf.keras.Model({"numbers": numbers, "codes": codes}, x))
+
+
 def tf_subclassed():
     import tensorflow as tf
 
@@ -244,8 +287,8 @@ def tf_marked():
     import tensorflow as tf
 
     class Mark(tf.keras.layers.Layer):
-        def call(self, x):
-            return passing(x, self.name)
+        def call(self, x, training=False):
+            return passing(x, self.name) if training else x
 
     def passing(x, name):
         @tf.custom_gradient

@@ -13,6 +13,7 @@ from unittest import mock
 
 import numpy as np
 
+from shared import parallel
 from shared.datasets import first_batches
 from tests.input.folder_worker import children, message, run
 from tests.parallel import model_parallel_models
@@ -23,13 +24,14 @@ RUNS = {
     # Name -> model, variant, settings. A setting may be a dict of what each framework calls it.
     "model": {
         "split": ("cnn", "layer_split", {"cut": "conv1"}),
-        "three stages": ("cnn", "pipeline", {"cut": "conv1, up", "micro_batches": 4}),
+        # The stage in the middle has no parameters.
+        "three stages": ("mixed", "pipeline", {"cut": "act, down", "micro_batches": 4}),
         "1f1b": ("gpt", "pipeline", {"cut": CUT, "micro_batches": 4, "schedule": "1f1b"}),
         "norm": ("norm", "pipeline", {"cut": "conv1", "micro_batches": 2}),
     },
     "tensor": {
         "cnn": ("cnn", "tensor_parallel", {"pairs": "up > down"}),
-        "cnn hybrid": ("cnn", "hybrid", {"pairs": "up > down"}),
+        "mixed hybrid": ("mixed", "hybrid", {"pairs": "up > down"}),
         "gpt hybrid": ("gpt", "hybrid", {"pairs": "block*.up > block*.down"}),
     },
 }
@@ -39,6 +41,10 @@ ALONE = {"model": ("cnn", "gpt", "norm"), "tensor": ("cnn", "gpt")}
 def dataset(name):
     """More than one epoch of it is taken."""
     random = np.random.default_rng(0)
+    if name == "mixed":
+        numbers = random.normal(size=(44, 6)).astype(np.float32)
+        x = {"numbers": numbers, "codes": random.integers(0, 12, (44, 4))}
+        return x, random.integers(0, 10, 44)
     if name == "gpt":
         codes = random.integers(0, 98, (40, 65))
         return codes[:, :-1].copy(), codes[:, 1:].copy()
@@ -55,7 +61,9 @@ def train(side, kind, model, variant, **settings):
 
 
 def canonical(side, model, weights):
-    """What a run left, by the names that both frameworks share."""
+    """What a run left, by the names that both frameworks share; of a foreign model by its own."""
+    if model == "mixed":
+        return weights
     models = importlib.import_module(f"{side}_impl.kit.models")
     built, _, _ = getattr(model_parallel_models, f"{side}_{model}")()
     if side == "pt":
@@ -89,7 +97,46 @@ def alone(side, kind, folder, arrays):
         batches = first_batches(*dataset(model), BATCH, STEPS, seed=SEED)
         losses = [float(step(*data.to_device(x, y))) for x, y in batches]
         keep(arrays, f"alone {name}", losses, models.export_weights(built))
+    keep(arrays, "alone mixed", *{"pt": _pt_plain, "tf": _tf_plain}[side]())
     return {}
+
+
+def mixed_batches():
+    """Inputs by name and targets of each step."""
+    x, y = dataset("mixed")
+    order = {"global_batch": BATCH, "steps": STEPS, "seed": SEED}
+    for rows in parallel.full_batches(len(y), **order):
+        yield parallel.take(x, rows), y[rows]
+
+
+def _pt_plain():
+    """The mixed model in plain PyTorch."""
+    import torch
+
+    model, optimizer, _ = model_parallel_models.pt_mixed()
+    losses = []
+    for x, y in mixed_batches():
+        own = {name: torch.from_numpy(part) for name, part in x.items()}
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(**own).logits, torch.from_numpy(y))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, {name: value.numpy() for name, value in model.state_dict().items()}
+
+
+def _tf_plain():
+    """The mixed model in Keras's own `fit`, whose losses are with those of the model."""
+    import tensorflow as tf
+
+    model, optimizer, _ = model_parallel_models.tf_mixed()
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    optimizer.build(model.trainable_variables)
+    model.compile(optimizer, loss)
+    losses = []
+    for x, y in mixed_batches():
+        losses.append(model.fit(x, y, batch_size=BATCH, verbose=0).history["loss"][0])
+    return losses, {v.path.removeprefix(f"{model.name}/"): v.numpy() for v in model.weights}
 
 
 def keep(arrays, name, losses, weights):
@@ -236,6 +283,20 @@ def drawn(side, kind, folder, arrays):
     }
 
 
+def groups(side, kind, folder, arrays):
+    """The modules that are sharded over replicas each by itself."""
+    from pt_impl.parallel import tensor_parallel
+
+    gpt = model_parallel_models.pt_gpt()[0]
+    found = {"gpt": (gpt, "block*.up > block*.down"), "one pair": (gpt, "block1.up > block1.down")}
+    names = {}
+    for name, (model, pairs) in found.items():
+        plan = tensor_parallel.plan_pairs(model, pairs=pairs)
+        blocks = tensor_parallel._blocks(model, plan)
+        names[name] = [own for own, module in model.named_modules() if module in blocks]
+    return names
+
+
 # TensorFlow ---------------------------------------------------------------------------------------
 
 
@@ -252,7 +313,7 @@ def schedules(side, kind, folder, arrays):
 
 SCENARIOS = {
     ("model", "pt"): (alone, together, refused, failing, drawn),
-    ("tensor", "pt"): (alone, together, refused, failing),
+    ("tensor", "pt"): (alone, together, refused, failing, groups),
     ("model", "tf"): (alone, together, refused, schedules),
     ("tensor", "tf"): (alone, together, refused),
 }

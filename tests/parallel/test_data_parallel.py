@@ -1,7 +1,8 @@
 """Data parallelism: replicas train to the weights of one process, and bad input starts none.
 
 The runs are those of `data_parallel_worker.py`, one process a side: 203 samples in batches of 32,
-so that the seventh batch has 11, five for one replica and six for the other.
+so that the seventh batch has 11, five for one replica and six for the other. Beside the digits'
+CNN they train a model with inputs by name, a weight that is used twice, and losses of its own.
 """
 
 from __future__ import annotations
@@ -21,10 +22,9 @@ import pytest
 from shared import datasets, parallel
 from shared.specs import TASKS, DatasetSpec
 from tests import workers
-from tests.parallel.data_parallel_worker import BAD, CONFIGS, JOB, LACKING
+from tests.parallel.data_parallel_worker import BAD, CONFIGS, JOB, LACKING, SAMPLES
 
 ROOT = Path(__file__).resolve().parents[2]
-SAMPLES = 203
 BAR = TASKS["digits-cnn"].parity
 pytestmark = pytest.mark.timeout(400)
 
@@ -72,6 +72,25 @@ def test_a_run_that_goes_on_sees_what_it_would_have_seen():
         later = parallel.batches(SAMPLES, global_batch=32, seed=0, begin=begin)
         for rows in expected[begin:]:
             assert np.array_equal(next(later), rows)
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        np.arange(6).reshape(3, 2),
+        tuple(np.full((3, 2), number) for number in range(11)),
+        {"a": np.ones(3), "b": np.zeros((3, 1))},
+    ],
+)
+def test_samples_of_any_structure_are_read_as_they_were_written(samples, tmp_path):
+    parallel.save_samples(samples, tmp_path / "train_x")
+    found = parallel.load_samples(tmp_path / "train_x")
+    assert isinstance(found, type(samples))
+    assert parallel.size(found) == 3
+    if isinstance(samples, dict):
+        assert list(found) == list(samples)
+    for own, part in zip(parallel.leaves(found), parallel.leaves(samples), strict=True):
+        assert np.array_equal(own, part)
 
 
 # Equal work -----------------------------------------------------------------------------------
@@ -122,10 +141,8 @@ def differences(one, other) -> dict[str, float]:
     }
 
 
-@pytest.mark.parametrize("variant", ["processes", "other"])
-def test_two_replicas_train_to_the_weights_of_one_process(side, result, variant):
-    one = result("alone")
-    two = result(OTHER[side] if variant == "other" else variant)
+def test_two_replicas_train_to_the_weights_of_one_process(result):
+    one, two = result("alone"), result("processes")
     np.testing.assert_allclose(two.losses, one.losses, rtol=BAR)
     assert max(differences(one, two).values()) < BAR
 
@@ -134,9 +151,10 @@ def test_without_synchronised_norm_batchnorm_is_another_function(result):
     assert max(differences(result("alone"), result("local_norm")).values()) > 100 * BAR
 
 
-@pytest.mark.parametrize("name", ["accumulated", "synchronised_each", "resumed"])
-def test_micro_batches_and_resuming_change_nothing(result, name):
-    one, two = result("alone_dense"), result(name)
+@pytest.mark.parametrize("name", ["other", "accumulated", "synchronised_each", "resumed"])
+def test_any_model_trains_to_the_weights_of_plain_code(side, result, name):
+    one = result("plain_all_dense" if name == "synchronised_each" else "plain_mixed")
+    two = result(OTHER[side] if name == "other" else name)
     np.testing.assert_allclose(two.losses, one.losses, rtol=BAR)
     assert max(differences(one, two).values()) < BAR
 
@@ -174,6 +192,56 @@ def test_memory_is_that_of_each_process(result):
         assert (found.import_bytes > 50e6).all()
 
 
+def test_replicas_draw_other_dropout_masks_in_pytorch_and_equal_ones_in_keras(side, words):
+    first, second = np.array(words["masks"])
+    assert 10 < first.sum() < 54
+    assert (first != second).any() == (side == "pt")
+
+
+# Shards ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shares(evidence):
+    """Of the mixed model: what is whole while each layer of the blocks runs, and in which dtype."""
+    return lambda name: evidence["pt"]["whole"][name]
+
+
+def test_a_block_of_fsdp_is_whole_only_while_it_runs(shares):
+    """Beside it are the weights outside of blocks, of which one is used at both ends."""
+    outside = 12 * 8 + 12 + 6 * 8 + 8
+    block = 8 * 16 + 16 + 16 * 8 + 8
+    total = outside + 3 * block
+    found = [share for share, _ in shares("found")["seen"]]
+    assert found == pytest.approx([(outside + block) / total] * 6)
+    named = [share for share, _ in shares("named")["seen"]]
+    others = (outside + 2 * block) / total  # what is in no block is whole all the time
+    assert named == pytest.approx([others, others, 1, 1, others, others])
+    assert shares("kept")["seen"][-1][0] == 1
+
+
+def test_fsdp_computes_in_the_precision_and_keeps_float32(shares):
+    assert {dtype for _, dtype in shares("found")["seen"]} == {"torch.float32"}
+    assert {dtype for _, dtype in shares("half")["seen"]} == {"torch.bfloat16"}
+    assert shares("half")["kept"] == ["torch.float32"]
+
+
+def test_what_cannot_be_sharded_is_refused_before_anything_changes(evidence):
+    words = evidence["pt"]
+    assert words["a scalar"] == [
+        "NotImplementedError",
+        "temperature is a scalar: FSDP2 shards the first axis",
+    ]
+    assert words["no block"][0] == words["no precision"][0] == "ValueError"
+    assert "no module is named 'layers.*'" in words["no block"][1]
+
+
+def test_what_would_differ_from_one_process_is_refused(evidence):
+    words = evidence["tf"]
+    assert words["clipping"][0] == words["made already"][0] == "NotImplementedError"
+    assert words["clipping"][1].startswith("global_clipnorm: Keras 3 does this on each replica")
+
+
 # Bad input ------------------------------------------------------------------------------------
 
 RIGHT = {
@@ -183,7 +251,8 @@ RIGHT = {
     "a batch larger than the data": f"2048 from {SAMPLES} samples",
     "no step": "steps must be",
     "an unknown variant": "processes, accumulated",
-    "micro-batches elsewhere": '"accumulated"',
+    "micro-batches elsewhere": "variants accumulated, not 'processes'",
+    "a precision elsewhere": "variants sharded, not 'processes'",
     "a last batch too small": "another global batch",
     "no such module": "no_such_module",
     "no such function": "no function 'nothing'",
@@ -314,6 +383,12 @@ def test_a_launcher_that_is_killed_takes_its_processes_along(tmp_path):
         launcher.kill()
         launcher.wait()
     assert until(lambda: gone(found))
+
+
+def test_what_a_process_refuses_is_refused():
+    refusing = "raise SystemExit('replica failed: NotImplementedError: not with this')"
+    with pytest.raises(NotImplementedError, match=r"^not with this$"):
+        parallel.run([([sys.executable, "-c", refusing], dict(os.environ))])
 
 
 def test_a_process_that_ends_without_a_word_is_named(tmp_path):

@@ -26,10 +26,11 @@ from tests.parallel.model_parallel_models import weights
 from tests.parallel.model_parallel_worker import RUNS, STEPS
 
 SIDES = ("pt", "tf")
-BARS = {"cnn": 1e-5, "norm": 1e-5, "gpt": 1e-4}
+BARS = {"cnn": 1e-5, "mixed": 1e-5, "norm": 1e-5, "gpt": 1e-4}
 ELEMENTS = {
     "cnn": sum(value.size for value in weights(norm=False).values()),
     "gpt": parameter_count(TASKS["text-gpt"].model),
+    "mixed": 12 * 8 + 6 * 8 + 8 + 8 * 16 + 16 + 16 * 10 + 10,
 }
 STAGES = {"split": 2, "three stages": 3, "1f1b": 2}
 MODELS = {name: run[0] for name, run in RUNS["model"].items()}
@@ -67,7 +68,7 @@ def test_ten_steps_end_at_the_weights_of_one_process(side, name):
     parity.check(arrays(side, name), alone, BARS[model])
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [name for name, model in MODELS.items() if model != "mixed"])
 def test_both_frameworks_end_at_the_same_weights(name):
     ours, theirs = (arrays(side, name) for side in SIDES)
     if MODELS[name] == "norm":  # Keras feeds the running variance with the biased one
@@ -97,7 +98,9 @@ def test_weights_that_are_drawn_in_each_process_are_those_of_the_seed():
 def test_each_process_has_the_parameters_and_the_optimizer_of_its_stage_alone(name):
     marks = scenario("pt", "together")[name]["marks"]
     assert len(marks) == STAGES[name]
-    assert all(0 < mark["elements"] < ELEMENTS[MODELS[name]] for mark in marks)
+    assert all(mark["elements"] < ELEMENTS[MODELS[name]] for mark in marks)
+    empty = sum(mark["elements"] == 0 for mark in marks)
+    assert empty == (1 if name == "three stages" else 0)
     assert sum(mark["elements"] for mark in marks) == ELEMENTS[MODELS[name]]
     assert all(mark["momenta"] == mark["elements"] for mark in marks)
 
@@ -115,7 +118,8 @@ def test_each_device_has_the_variables_and_the_optimizer_of_its_stage_alone(name
     assert len(built) == STAGES[name]
     for place, stage in enumerate(built):
         devices = {device.rpartition("/")[2] for pair in stage["devices"] for device in pair}
-        assert devices == {f"device:CPU:{place}"}
+        without = name == "three stages" and place == 1
+        assert devices == (set() if without else {f"device:CPU:{place}"})
     assert sum(sum(stage["elements"]) for stage in built) == ELEMENTS[MODELS[name]]
 
 
@@ -157,8 +161,8 @@ SAYS = {
     "steps": "ValueError: 0 steps of 8 from 44 samples, 44 labels",
     "batch": "ValueError: 4 micro_batches do not divide a batch of 45",
     "labels": "ValueError: 10 steps of 8 from 44 samples, 43 labels",
-    "no function": 'ValueError: build must be "module:function", not ',
-    "no module": 'ValueError: build must be "module:function", not ',
+    "no function": "ValueError: module tests.parallel.model_parallel_models has no function ",
+    "no module": "ValueError: build names nowhere, which can't be imported: ",
     "no colon": 'ValueError: build must be "module:function", not ',
     "micro_batches": "ValueError: 3 micro_batches do not divide a batch of 8",
     "no micro_batches": "ValueError: 0 micro_batches do not divide a batch of 8",
@@ -168,7 +172,7 @@ SAYS = {
     "no cut": "ValueError: cut: there is no ",
     "first": "ValueError: cut: ",
     "twice": "ValueError: cut: ",
-    "devices": "ValueError: 6 stages need ",
+    "devices": "ValueError: 6 parts need ",
 }
 REFUSES = {
     "pt": {

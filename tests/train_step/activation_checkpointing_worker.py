@@ -209,6 +209,88 @@ class PyTorch:
             found[name] |= {n: p.grad.ravel().tolist() for n, p in model.named_parameters()}
         return found
 
+    def held(self):
+        """Bytes of copies between the passes, of blocks with a mask and statistics; gradients.
+
+        A buffer that is changed through `.data`, which no version counts, is a statistic too.
+        """
+        torch, nn = self.torch, self.torch.nn
+
+        class Block(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.inner, self.norm = nn.Linear(8, 8), nn.BatchNorm1d(8)
+                self.register_buffer("mask", torch.ones(1, 1, 256, 256).tril())
+                self.register_buffer("mean", torch.zeros(8))
+
+            def forward(self, x):
+                x = self.norm(self.inner(x)) * self.mask[0, 0, 8, :8] - self.mean
+                self.mean.data.lerp_(x.detach().mean(0), 0.1)
+                return torch.tanh(x)
+
+        found = {}
+        for name, blocks in (("plain", ""), ("recomputed", "*")):
+            torch.manual_seed(0)
+            model = apply_checkpointing(nn.Sequential(*[Block() for _ in range(4)]), blocks=blocks)
+            own = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
+            for _ in range(2):
+                loss = model(torch.randn(6, 8)).square().sum()
+                gc.collect()
+                found[f"{name} bytes"] = self.others(own)
+                loss.backward()
+            found[name] = [
+                tensor.ravel().tolist()
+                for tensor in (*model.buffers(), *(p.grad for p in model.parameters()))
+            ]
+        found["mask"] = model[0].mask.numel() * 4
+        return found
+
+    def others(self, own):
+        """Bytes of all tensors that Python holds, but for storages in `own`."""
+        tensors = [t for t in gc.get_objects() if issubclass(type(t), self.torch.Tensor)]
+        sizes = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+        return sum(size for pointer, size in sizes.items() if pointer not in own)
+
+    def selected(self):
+        """FLOPs, gradients and elementwise work of a step that keeps products."""
+        torch, nn = self.torch, self.torch.nn
+        from torch.utils.flop_counter import FlopCounterMode
+
+        found = {}
+        for name in ("plain", "recomputed", "products"):
+            torch.manual_seed(0)
+            parts = [nn.Linear(8, 16), nn.Tanh(), nn.Dropout(0.3), nn.Linear(16, 8), nn.Tanh()]
+            model = nn.Sequential(*[nn.Sequential(*copy.deepcopy(parts)) for _ in range(2)])
+            if name != "plain":
+                apply_checkpointing(model, blocks="*", save_products=name == "products")
+            torch.manual_seed(1)
+            with FlopCounterMode(display=False) as flops:
+                loss = model(torch.randn(4, 8)).square().sum()
+                with torch.profiler.profile() as profile:
+                    loss.backward()
+            events = {event.key: event.count for event in profile.key_averages()}
+            found[name] = {
+                "flops": flops.get_total_flops(),
+                "tanh": events.get("aten::tanh", 0),
+                "gradients": [p.grad.ravel().tolist() for p in model.parameters()],
+            }
+        return found
+
+    def own_inputs(self):
+        """Blocks that change their input, blocks on the host, and what stays as it was."""
+        torch, nn = self.torch, self.torch.nn
+        found = {}
+        for name, first, settings in (
+            ("in place", nn.SiLU(inplace=True), {}),
+            ("on the host", nn.SiLU(), {"offload": True}),
+        ):
+            model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(first, nn.Linear(4, 4)))
+            apply_checkpointing(model, blocks="1", **settings)
+            found[name] = raised(model, torch.ones(2, 4))
+            with torch.no_grad():
+                found[f"{name}, evaluated"] = raised(model, torch.ones(2, 4))
+        return found
+
     def copies(self):
         """A copy computes with its own weights; names and types stay; evaluation is untouched."""
         torch, nn = self.torch, self.torch.nn
@@ -489,7 +571,7 @@ def main() -> None:
     if sys.argv[1] == "tf_keras":
         scenarios = [tf_keras_refusal]
     else:
-        helpers = ("gradients", "compare", "images", "naive", "deep_block")
+        helpers = ("gradients", "compare", "images", "naive", "deep_block", "others")
         names = [n for n in vars(type(own)) if not n.startswith("_") and n not in helpers]
         scenarios = [steps, products, refusals, *(getattr(own, name) for name in names)]
     found = {}

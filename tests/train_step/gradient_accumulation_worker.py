@@ -441,7 +441,7 @@ class TensorFlow:
         data = [tf.constant(v) for v in (LEFT, RIGHT, CODES, TARGET)]
         unbuilt = technique.make_train_step, Two(), tf.keras.optimizers.SGD(), self.squares
         found["unbuilt"] = raised(*unbuilt)
-        for parts in (1, 4):
+        for parts in (None, 1, 4):
             model = Two()
             model(*data[:3])
             values = (KERNELS[0], KERNELS[1], KERNELS[0])
@@ -455,7 +455,9 @@ class TensorFlow:
             def loss_fn(output, target):
                 return self.squares(output["sum"], target)
 
-            step = technique.make_train_step(model, optimizer, loss_fn, micro_batches=parts)
+            maker = technique if parts else kit.training
+            settings = {"micro_batches": parts} if parts else {}
+            step = maker.make_train_step(model, optimizer, loss_fn, **settings)
             for _ in range(3):
                 loss = step(tuple(data[:3]), data[3])
             found[str(parts)] = {"loss": float(loss)} | {

@@ -260,13 +260,20 @@ class TensorFlow:
         x = layers.Concatenate(name="all")([x, b])
         return keras.Model([a, b], layers.Dense(3, name="head")(x), name="two")
 
+    def run_by_xla(self):
+        """Leave out the probe of the device, and compare the copy under XLA."""
+        technique._try_convolution = lambda memory_format: None
+        technique._outputs = self.tf.function(
+            lambda model, x: model(x, training=False), jit_compile=True
+        )
+
     def rebuilt(self):
         """Losses, gradients and statistics of one XLA step, which takes any format: both ways.
 
-        The probe of the device is left out, since TensorFlow's own CPU kernels refuse.
+        XLA runs it all, since TensorFlow's own CPU kernels refuse.
         """
         tf = self.tf
-        technique._try_convolution = lambda memory_format: None
+        self.run_by_xla()
         random = np.random.default_rng(0)
         images = tf.constant(random.normal(size=(6, 8, 10, 3)), tf.float32)
         codes = tf.constant(random.normal(size=(6, 4)), tf.float32)
@@ -311,6 +318,88 @@ class TensorFlow:
         state = [np.asarray(tf.convert_to_tensor(v)) for v in model.non_trainable_variables]
         return float(loss), [g.numpy() for g in gradients] + state
 
+    def foreign(self):
+        """Copies of models that hold more than images, against the model: relative differences."""
+        keras, layers = self.tf.keras, self.layers
+        self.run_by_xla()
+        random = np.random.default_rng(0)
+
+        def pixels(*some, shape=(8, 8, 2)):
+            """`some`, then a convolution."""
+            x = inputs = keras.Input(shape)
+            for layer in (*some, layers.Conv2D(4, 3), layers.GlobalAveragePooling2D()):
+                x = layer(x)
+            return keras.Model(inputs, x)
+
+        def adapted():
+            """Normalization of images and of codes."""
+            drawn = random.normal(5.0, 3.0, (40, 8, 8, 2)).astype("f4")
+            images, codes = layers.Normalization(), layers.Normalization()
+            images.adapt(drawn)
+            codes.adapt(drawn[:, 0, 0])
+            a, b = keras.Input((8, 8, 2)), keras.Input((2,))
+            x = layers.GlobalAveragePooling2D()(layers.Conv2D(4, 3)(images(a)))
+            return keras.Model([a, b], layers.Concatenate()([x, codes(b)]))
+
+        def sequences():
+            """Conv1D and Conv3D beside images: they stay as they are."""
+            a, b, c = keras.Input((8, 8, 2)), keras.Input((9, 3)), keras.Input((4, 5, 6, 2))
+            x = layers.GlobalAveragePooling2D()(layers.Conv2D(4, 3)(a))
+            y = layers.Flatten()(layers.AveragePooling1D(2)(layers.Conv1D(4, 3)(b)))
+            z = layers.GlobalMaxPooling3D()(layers.Conv3D(3, 2)(c))
+            return keras.Model({"a": a, "b": b, "c": c}, [layers.Concatenate()([x, y, z]), y])
+
+        def squeezed():
+            """Squeeze and excitation, a grouped convolution, and a layer that is called twice."""
+            a = keras.Input((8, 8, 4))
+            shared = layers.Conv2D(4, 3, padding="same", groups=2)
+            x = layers.GroupNormalization(2)(layers.ReLU()(shared(shared(a))))
+            y = layers.Reshape((1, 1, 4))(layers.GlobalAveragePooling2D()(x))
+            x = layers.Multiply()([x, layers.Conv2D(4, 1, activation="sigmoid")(y)])
+            return keras.Model(a, layers.LayerNormalization()(layers.Rescaling(0.5)(x)))
+
+        other = {"memory_format": "channels_first"}
+        found = {"adapted": self.apart(adapted()), "sequences": self.apart(sequences())}
+        found["squeezed"] = self.apart(squeezed())
+        found["rescaled"] = self.apart(pixels(layers.Rescaling(2.0, 0.5)))
+        wide = keras.applications.MobileNetV3Small((32, 32, 3), weights=None, classes=5)
+        if not hasattr(keras, "StatelessScope"):  # there its operators are layers of functions
+            found["mobilenet"] = raised(technique.apply_memory_format, wide, **other)
+        else:
+            found["mobilenet"] = self.apart(wide)
+        one = keras.Sequential([keras.Input((9, 3)), layers.Conv1D(4, 3)])
+        found["no images"] = raised(technique.apply_memory_format, one)
+        found["no images, other"] = raised(technique.apply_memory_format, one, **other)
+        made = pixels()
+        technique._copy_state, kept = (lambda model, copy: None), technique._copy_state
+        found["lost"] = raised(technique.apply_memory_format, made, **other)
+        technique._copy_state = kept
+        return found
+
+    def apart(self, model):
+        """The largest difference of a copy in channels_first, relative to the largest output."""
+        tf = self.tf
+        copy = technique.apply_memory_format(model, memory_format="channels_first")
+
+        def example(tensor):
+            return tf.random.stateless_normal([3, *tensor.shape[1:]], seed=(1, 2)) + 2.0
+
+        x = tf.nest.map_structure(example, model.input)
+        turned = technique.convert_batch(x, memory_format="channels_first")
+        if isinstance(x, dict):  # volumes and sequences are the same in both
+            turned |= {name: x[name] for name in ("b", "c")}
+        pairs = zip(
+            tf.nest.flatten(technique._outputs(model, x)),
+            tf.nest.flatten(technique._outputs(copy, turned)),
+            strict=True,
+        )
+        found = []
+        for ours, theirs in pairs:
+            if len(ours.shape) == 4:
+                theirs = tf.transpose(theirs, (0, 2, 3, 1))
+            found.append(float(np.abs(ours - theirs).max() / np.abs(ours).max()))
+        return max(found)
+
     def sequential(self):
         layers = self.layers
         model = self.tf.keras.Sequential(
@@ -322,14 +411,14 @@ class TensorFlow:
                 layers.Dense(2),
             ]
         )
-        technique._try_convolution = lambda memory_format: None
+        self.run_by_xla()
         copy = technique.apply_memory_format(model, memory_format="channels_first")
         return {"input": list(copy.input_shape), "output": list(copy.output_shape)}
 
     def refusals(self):
         """Models that cannot be rebuilt: refused, and left as they are."""
         keras, layers = self.tf.keras, self.layers
-        technique._try_convolution = lambda memory_format: None
+        self.run_by_xla()
 
         class Own(keras.Model):
             def __init__(self):
@@ -349,11 +438,13 @@ class TensorFlow:
 
         models = {
             "subclassed": own_model,
-            "norm": over(layers.LayerNormalization(name="strange")),
+            "norm": over(layers.UnitNormalization(name="strange")),
             "softmax": over(layers.Conv2D(2, 1, activation="softmax", name="strange")),
             "reshape": over(layers.Reshape((72,), name="strange")),
             "dense": over(layers.Dense(3, name="strange")),
             "axis": over(layers.BatchNormalization(axis=2, name="strange")),
+            "axes": over(layers.LayerNormalization(axis=(1, 3), name="strange")),
+            "rescaling": over(layers.Rescaling([1.0, 2.0], name="strange")),
             "nested": keras.Sequential([keras.Input((8, 8, 2)), inside]),
             "both": over(first),
         }
@@ -367,7 +458,7 @@ def main() -> None:
     kit.runtime.configure(threads=1, seed=0)
     scenarios = [losses, formats, unknown]
     names = [name for name in vars(type(own)) if not name.startswith("_")]
-    helpers = ("flat_model", "network", "step")
+    helpers = ("flat_model", "network", "step", "run_by_xla", "apart")
     scenarios += [getattr(own, name) for name in names if name not in helpers]
     found = {}
     for scenario in scenarios:

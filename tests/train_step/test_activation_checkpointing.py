@@ -92,6 +92,15 @@ def test_pt_a_second_run_finds_the_buffers_of_the_first(pt):
     assert difference(pt["buffers"]["recomputed"], pt["buffers"]["plain"]) < EXACT
 
 
+def test_pt_only_what_training_changes_is_copied(pt):
+    """Two vectors and a count of BatchNorm and one mean of a block, and no mask."""
+    held = pt["held"]
+    assert difference(held["recomputed"], held["plain"]) < EXACT
+    copied = held["recomputed bytes"] - held["plain bytes"]
+    assert copied < held["mask"] / 2
+    assert held["mask"] == 2**18
+
+
 def test_pt_copies_compute_with_their_own_weights(pt):
     copies = pt["copies"]
     assert copies["same_names"]
@@ -155,6 +164,18 @@ def test_products_are_repeated(found):
     assert products["one"] - products["plain"] == 5
 
 
+def test_pt_products_are_kept_and_the_rest_is_repeated(pt):
+    """Dropout's masks too: the gradients are those of the plain model."""
+    plain, recomputed, products = (
+        pt["selected"][name] for name in ("plain", "recomputed", "products")
+    )
+    assert recomputed["flops"] > plain["flops"] == products["flops"]
+    assert plain["tanh"] == 0
+    assert min(recomputed["tanh"], products["tanh"]) >= 4  # two a block
+    for row in (recomputed, products):
+        assert difference(row["gradients"], plain["gradients"]) < EXACT
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="resident peaks of the Linux kernel")
 def test_pt_memory_falls(pt):
     """Not in TensorFlow, whose executor orders what is ready: here 14% to 72% were saved."""
@@ -174,6 +195,15 @@ def test_unknown_names_are_told_the_choices(found):
         assert "\n" not in refusals[name]
     assert refusals["unchanged"]
     assert refusals["twice"] == "ValueError: blocks: 'block0' is recomputed already"
+
+
+def test_pt_refuses_what_a_second_run_would_find_changed(pt):
+    """And to offload from the host to the host; without gradients both run as before."""
+    refused = pt["own_inputs"]
+    start = "NotImplementedError: block '1' changes its input in place, so that its second run"
+    assert refused["in place"].startswith(start)
+    assert refused["on the host"].startswith("NotImplementedError: offload: the activations of a")
+    assert refused["in place, evaluated"] is refused["on the host, evaluated"] is None
 
 
 def test_tf_refuses_what_a_second_run_would_get_wrong(tf):

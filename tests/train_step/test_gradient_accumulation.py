@@ -7,7 +7,10 @@ compared and not what is left of them in a sum.
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import subprocess
 import sys
 
 import numpy as np
@@ -257,11 +260,13 @@ def test_tf_a_graph_that_does_not_know_the_batch(evidence):
 
 
 def test_a_model_of_three_inputs_with_an_embedding_and_an_unused_parameter(evidence):
-    pt, tf = evidence["pt"]["foreign"], evidence["tf"]["foreign"]
-    cases = [pt["1"], pt["4"], tf["1"], tf["4"]]
-    for case in cases:
-        for name, value in pt["None"].items():
-            assert np.allclose(case[name], value, rtol=1e-4, atol=1e-5), name
+    """Each as its own plain step: Keras's Adam squares an embedding's slices apart."""
+    sides = [evidence[side]["foreign"] for side in ("pt", "tf")]
+    cases = [side[parts] for side in sides for parts in ("1", "4")]
+    for side in sides:
+        for name, value in side["None"].items():
+            for parts in ("1", "4"):
+                assert np.allclose(side[parts][name], value, rtol=1e-4, atol=1e-5), name
     # Neither a gradient of zero nor weight decay has reached what the loss does not.
     assert all(case["unused"] == cases[0]["unused"] for case in cases)
     assert np.abs(np.subtract(cases[0]["left"], cases[0]["unused"])).min() > 0.1
@@ -295,3 +300,53 @@ def test_bad_input_gets_one_clear_line_and_changes_nothing(found):
 def test_tf_a_model_without_variables_is_refused(evidence):
     unbuilt = evidence["tf"]["foreign"]["unbuilt"]
     assert unbuilt.startswith("ValueError: the model has no variables yet: call it once")
+
+
+# Replicas and shards --------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def replicas(tmp_path_factory):
+    """What two processes found that train together."""
+    store = tmp_path_factory.mktemp("replicas") / "store"
+    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "tests.train_step.pt_replicas"]
+    settings = {"cwd": workers.ROOT, "env": environment, "text": True}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    both = [
+        subprocess.Popen([*command, str(rank), str(store)], **settings, **pipes) for rank in (0, 1)
+    ]
+    try:
+        said = [process.communicate(timeout=300) for process in both]
+    finally:
+        for process in both:
+            process.kill()
+    for process, (_, error) in zip(both, said, strict=True):
+        assert process.returncode == 0, error[-3000:]
+    return json.loads(said[0][0].splitlines()[-1])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the loopback interface is named lo on Linux")
+@pytest.mark.parametrize("kind", ["ddp", "shards"])
+def test_pt_replicas_exchange_once_a_step(replicas, kind):
+    """As often as PyTorch's own step, whatever the parts, and again in a plain step afterwards."""
+    own = replicas[kind]["None"]["sent"]
+    assert own[0] == own[1] == {"ddp": 1, "shards": 2}[kind]  # buckets; a root and a block
+    for parts in ("1", "3"):
+        assert replicas[kind][parts]["sent"] == own
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the loopback interface is named lo on Linux")
+@pytest.mark.parametrize("kind", ["ddp", "shards"])
+def test_pt_replicas_have_the_gradient_of_the_whole_batch(replicas, kind):
+    for parts in ("None", "1", "3"):
+        for ours, plain in zip(replicas[kind][parts]["gradients"], replicas["plain"], strict=True):
+            np.testing.assert_allclose(ours, plain, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the loopback interface is named lo on Linux")
+def test_pt_shards_are_clipped_by_the_norm_of_all(replicas):
+    shards, plain = replicas["clipped"]["shards"], replicas["clipped"]["plain"]
+    assert shards["norm"] == pytest.approx(plain["norm"], rel=1e-5)
+    for ours, theirs in zip(shards["weights"], plain["weights"], strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)

@@ -159,6 +159,23 @@ def test_tf_a_rebuilt_model_computes_the_same(evidence, side, start):
 
 
 @pytest.mark.parametrize("side", KERAS)
+def test_tf_foreign_models_compute_the_same(evidence, side):
+    found = dict(evidence[side]["foreign"])
+    if side == "tf_keras":
+        assert "TFOpLambda" in found.pop("mobilenet")
+    for name in found.keys() - {"lost", "no images", "no images, other"}:
+        assert found[name] < 1e-5, name
+    for name in ("no images", "no images, other"):
+        assert found[name].startswith("ValueError: the model has no 2-D layer")
+
+
+@pytest.mark.parametrize("side", KERAS)
+def test_tf_a_copy_that_computes_something_else_is_refused(evidence, side):
+    said = evidence[side]["foreign"]["lost"]
+    assert said.startswith("NotImplementedError: the copy's output differs by a relative ")
+
+
+@pytest.mark.parametrize("side", KERAS)
 def test_tf_a_sequential_model_is_rebuilt(evidence, side):
     assert evidence[side]["sequential"] == {
         "input": [None, 2, 6, 8],
@@ -172,7 +189,8 @@ def test_tf_what_cannot_be_rebuilt_is_refused(evidence, side):
     assert found.pop("both").startswith("ValueError: the model has layers of both formats")
     assert "functional and Sequential models only" in found["subclassed"]
     assert "'strange' works on axis 2, not on channels" in found.pop("axis")
-    for name in ("norm", "softmax", "reshape", "dense"):
+    assert "'strange' works on axis " in found["axes"]
+    for name in ("norm", "rescaling", "softmax", "reshape", "dense"):
         assert "'strange' may depend on the order of the axes" in found[name], name
     assert "may depend on the order of the axes" in found["nested"]
     assert all(message.startswith("NotImplementedError: ") for message in found.values())

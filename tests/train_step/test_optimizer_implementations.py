@@ -25,7 +25,7 @@ from tests.train_step.optimizer_implementations_worker import (
 SIDES = ("pt", "tf", "tf_keras")
 BAR = 1e-6
 HAVE = [("pt", name) for name in ("for_loop", "foreach", "fused", "compiled")] + [
-    (side, name) for side in ("tf", "tf_keras") for name in ("for_loop", "compiled")
+    (side, name) for side in ("tf", "tf_keras") for name in ("for_loop", "fused", "compiled")
 ]
 needs_compiler = pytest.mark.skipif(not compiler(), reason="torch.compile needs a C++ compiler")
 HAVE_MARKED = [
@@ -107,6 +107,9 @@ def test_a_loop_takes_operators_per_tensor_and_fused_one_for_all(evidence):
     assert found["for_loop"]["operators"]["addcdiv_"] == tensors
     assert found["foreach"]["operators"]["_foreach_addcdiv_"] == 1
     assert found["fused"]["operators"]["_fused_adamw_"] == 1
+    assert (
+        evidence["tf"]["updates"]["fused"]["operators"]["AssignSubVariableOp"] == tensors
+    )  # decay
     # TensorFlow assigns each weight twice: its decay, then its update.
     loop = evidence["tf"]["updates"]["for_loop"]["operators"]
     assert loop["AssignSubVariableOp"] == 2 * tensors
@@ -125,7 +128,17 @@ def test_the_compiled_update_is_traced_once_and_for_all(evidence, side, name):
 def test_what_keras_lacks_is_refused_with_the_reason(evidence, side):
     found = evidence[side]["updates"]
     assert "no operations over lists of tensors" in found["foreach"]["refused"]
-    assert "no fused optimizer" in found["fused"]["refused"]
+
+
+@pytest.mark.parametrize("side", ["tf", "tf_keras"])
+def test_tf_fused_is_one_kernel_a_tensor_and_trains_in_fit(evidence, side):
+    """An optimizer that `fit` takes, with slices, clipping and a schedule: as Keras's own."""
+    ran = evidence[side]["updates"]["fused"]["operators"]
+    assert ran["ResourceApplyAdam"] == len(parameter_shapes(SPEC))
+    found = evidence[side]["fit"]
+    assert found["moved"] > 0.05
+    assert found["apart"] < BAR
+    assert found["refused"].startswith("NotImplementedError: ResourceApplyAdam has no amsgrad")
 
 
 def test_fused_refuses_what_its_kernel_refuses(evidence):

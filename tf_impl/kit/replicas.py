@@ -1,12 +1,13 @@
 """The processes of one run: how they meet, the loop that each goes through, and checkpoints.
 
-What it holds: everything that replicas do together beside the step itself, for techniques whose
-model trains in several processes.
+What it holds: everything that replicas, stages and shards do together beside the step itself, for
+techniques whose model trains on several devices, with any inputs (arrays, tuples, dicts).
 Twin: `pt_impl/kit/replicas.py`.
 Where the frameworks differ: the processes are the cluster of `TF_CONFIG` and each opens its own
-address there, where torchrun tells processes a store to meet in. A process may have several
-replicas here, one a device. All processes read checkpoints here, so the folder has to be one that
-all of them see; there rank 0 tells the others.
+address there, on every interface of its host (TensorFlow's servers have no option for one), where
+torchrun tells processes a store to meet in. A process may have several replicas here, one a device,
+and stages and shards are devices of one process. All processes read checkpoints here, so the folder
+has to be one that all of them see; there rank 0 tells the others.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from argparse import Namespace
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from itertools import islice
+from inspect import signature
 from pathlib import Path
 from time import perf_counter
 
@@ -30,8 +31,8 @@ import tensorflow as tf
 from tensorflow.compiler.xla.tsl.protobuf.coordination_config_pb2 import CoordinatedJob
 from tensorflow.python.eager import context
 
-from shared import datasets, parallel
-from tf_impl.kit import models, runtime
+from shared import parallel
+from tf_impl.kit import data, models, runtime
 
 _KEPT = 2  # checkpoints
 
@@ -40,49 +41,71 @@ _KEPT = 2  # checkpoints
 class Replica:
     """What trains in a process.
 
-    `step(shards, samples) -> loss` takes a shard (x, y) of a global batch of `samples` for each
-    replica of this process. The losses of all processes add up to the mean over the global batch.
+    `distribute(dataset)` gives each replica its part of each global batch of a dataset.
+    `step(x, y, samples) -> loss` takes these parts, and beside each sample the size of the global
+    batch. The losses of all processes add up to the mean over the global batch.
     """
 
     model: tf.keras.Model
     optimizer: tf.keras.optimizers.Optimizer
     step: Callable
-    strategy: tf.distribute.Strategy
+    distribute: Callable
 
-    @classmethod
-    def of(cls, strategy, model, optimizer, replica_step: Callable) -> Replica:
-        """Let `replica_step(x, y, samples) -> loss` run on each replica of this process."""
+    @property
+    def strategy(self) -> tf.distribute.Strategy:
+        """Where the model's variables are mirrored."""
+        return self.model.distribute_strategy
 
-        # `samples` is a Python number, so that another batch size makes all processes trace anew:
-        # the keys by which exchanges find each other are given out while tracing.
-        @tf.function(jit_compile=False)
-        def run(x, y, samples):
-            return strategy.run(replica_step, args=(x, y, samples))
 
-        def step(shards, samples):
-            def part(index):
-                return strategy.experimental_distribute_values_from_function(
-                    lambda replica: tf.constant(
-                        shards[replica.replica_id_in_sync_group % len(shards)][index]
-                    )
-                )
+@dataclass(frozen=True)
+class Part:
+    """What trains a model in parts.
 
-            losses = run(part(0), part(1), samples)
-            return tf.add_n(strategy.experimental_local_results(losses))
+    `step(x, y) -> loss` takes the whole batch. `weights()` returns all weights by Keras's paths.
+    """
 
-        return cls(model, optimizer, step, strategy)
+    step: Callable
+    weights: Callable
+
+
+def outputs(model: tf.keras.Model, x):
+    """What the model gives for x in training.
+
+    x is handed over as `fit` does, and unpacked only where `call` takes several arguments.
+    """
+    arguments, named = call_arguments(model, x)
+    return model(*arguments, training=True, **named)
+
+
+def call_arguments(model: tf.keras.Model, x) -> tuple[tuple, dict]:
+    """The arguments by place and by name with which the model is called for x."""
+    given = [
+        argument
+        for name, argument in signature(model.call).parameters.items()
+        if name not in ("training", "mask") and argument.kind is not argument.VAR_KEYWORD
+    ]
+    needed = [argument for argument in given if argument.default is argument.empty]
+    if isinstance(x, (tuple, list)) and len(needed) > 1:
+        return tuple(x), {}
+    if isinstance(x, dict) and len(given) > 1 and set(x) <= {argument.name for argument in given}:
+        return (), x
+    return (x,), {}
 
 
 def launch(module: str, build: str, dataset, settings: dict, *, processes: int) -> parallel.Result:
     """Run `python -m module` in processes of this machine, a cluster, and return its result.
 
-    settings: what `shared.parallel.arguments` takes; its threads are those of one process.
+    settings: what `shared.parallel.options` gives, of all processes together.
     """
+    each = {
+        "threads": parallel.threads_each(settings["threads"], processes),
+        "replicas": settings["replicas"] // processes,
+    }
     with tempfile.TemporaryDirectory(prefix="replicas-") as folder:
         out = Path(folder, "result.npz")
         command = [sys.executable, "-m", module]
-        command += parallel.arguments(build, dataset, settings | {"out": out})
-        environment = parallel.environment(settings["threads"])
+        command += parallel.arguments(build, dataset, settings | each | {"out": out})
+        environment = parallel.environment(each["threads"])
         workers = [f"{parallel.LOOPBACK}:{port}" for port in parallel.free_ports(processes)]
         commands = [(command, environment)]
         if processes > 1:
@@ -112,7 +135,7 @@ def train(variants: dict, options: Namespace) -> None:
     """
     parallel.end_with_launcher()
     settings = vars(options)
-    build = parallel.find(options.build, variant=options.variant, variants=variants)
+    build = parallel.find(options.build)
     hosts, _ = _cluster()
     parallel.check(options.data, len(hosts) * options.replicas, settings)
     imported = parallel.resident("VmRSS")
@@ -247,7 +270,7 @@ def _rank() -> int:
 
 def _loop(replica: Replica, options: Namespace) -> tuple:
     """Train; return losses, how often each sample was seen, seconds a step, loopback bytes."""
-    x, y = datasets.load(Path(options.data), "train")
+    x, y = parallel.load_training(options.data)
     strategy = replica.strategy
     begin, losses, save = _resume(replica, options)
     if len(set(begun := _each(strategy, begin).tolist())) > 1:
@@ -255,26 +278,23 @@ def _loop(replica: Replica, options: Namespace) -> tuple:
             f"processes found checkpoints of other steps in {options.checkpoint} ({begun}): all of "
             "them have to see one folder"
         )
-    total = strategy.num_replicas_in_sync
-    local = total // len(_cluster()[0])
-    first = _rank() * local
     fresh, seconds, sent = [], [], 0
-    seen = np.zeros(len(x), np.int64)
+    seen = np.zeros(parallel.size(x), np.int64)
     stream = parallel.batches(
-        len(x), global_batch=options.global_batch, seed=options.seed, begin=begin
+        len(seen), global_batch=options.global_batch, seed=options.seed, begin=begin
     )
-    for number, rows in enumerate(islice(stream, max(0, options.steps - begin)), begin + 1):
+    batches = iter(replica.distribute(_dataset(x, y, stream)))
+    for number in range(begin + 1, options.steps + 1):
         if len(seconds) == parallel.WARM_STEPS:
             _total(strategy, np.zeros(1))
             sent = parallel.loopback_sent()
         start = perf_counter()
-        own = [
-            parallel.shard(rows, replicas=total, replica=first + index) for index in range(local)
-        ]
-        fresh.append(replica.step([(x[part], y[part]) for part in own], len(rows)))
+        rows, samples, own_x, own_y = next(batches)
+        fresh.append(replica.step(own_x, own_y, samples))
         runtime.synchronize()
         seconds.append(perf_counter() - start)
-        seen[np.concatenate(own)] += 1
+        for own in strategy.experimental_local_results(rows):
+            seen[own.numpy()] += 1
         every = options.save_every or options.steps
         if options.checkpoint and (number % every == 0 or number == options.steps):
             losses, fresh = np.concatenate([losses, _total(strategy, fresh)]), []
@@ -283,6 +303,28 @@ def _loop(replica: Replica, options: Namespace) -> tuple:
     crossed = parallel.a_step(sent, len(seconds))
     losses = np.concatenate([losses, _total(strategy, fresh)])
     return losses, _total(strategy, seen), np.array(seconds), crossed
+
+
+def _dataset(x, y, stream) -> tf.data.Dataset:
+    """Global batches without end: rows, beside each the size of its batch, inputs and targets."""
+
+    def batches():
+        for rows in stream:
+            yield (
+                rows,
+                np.full(len(rows), len(rows)),
+                parallel.take(x, rows),
+                parallel.take(y, rows),
+            )
+
+    numbers = tf.TensorSpec([None], tf.int64)
+    kinds = [
+        parallel.mapped(lambda part: tf.TensorSpec([None, *part.shape[1:]], part.dtype), samples)
+        for samples in (x, y)
+    ]
+    found = tf.data.Dataset.from_generator(batches, output_signature=(numbers, numbers, *kinds))
+    # Else all processes would have to agree in every step on whether there is another batch.
+    return found.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
 
 
 def _total(strategy, values) -> np.ndarray:
@@ -361,6 +403,62 @@ def _resume(replica: Replica, options: Namespace) -> tuple[int, np.ndarray, Call
         _total(replica.strategy, np.zeros(1))  # nobody goes on before it is there
 
     return begin, losses, save
+
+
+# Parts of a model -----------------------------------------------------------------------------
+
+
+def train_parts(
+    build: str,
+    dataset: tuple,
+    make: Callable,
+    *,
+    parts: int,
+    global_batch: int,
+    steps: int,
+    seed: int,
+) -> parallel.Trained:
+    """Train parts of one model, a device each, on `steps` batches in the shared order of `seed`.
+
+    build: "module:function", importable from here, which gives a model, its optimizer (without
+    state yet), and a loss that is a mean over samples. dataset: inputs and targets, arrays or
+    tuples or dicts of them, images NHWC. `make(model, optimizer, loss_fn, x)`, x inputs of one
+    batch, gives the `Part` of all devices. These are GPUs, or logical CPUs, which are made here if
+    TensorFlow has not begun; else there must be enough.
+
+    Raises, before anything is trained, ValueError for numbers that don't fit, and what `make` does.
+    """
+    parallel.check_training(dataset, steps=steps, global_batch=global_batch)
+    _make_devices(parts)
+    tf.keras.utils.set_random_seed(seed)
+    model, optimizer, loss_fn = parallel.find(build)()
+    x, y = dataset
+    part = make(model, optimizer, loss_fn, _placed(x, slice(global_batch)))
+    losses, ended = [], []
+    order = {"global_batch": global_batch, "steps": steps, "seed": seed}
+    for rows in parallel.full_batches(parallel.size(x), **order):
+        losses.append(float(part.step(_placed(x, rows), _placed(y, rows))))
+        ended.append(time.monotonic())
+    return parallel.Trained(part.weights(), losses, ended)
+
+
+def _placed(samples, rows):
+    """Rows of samples on the device."""
+    own = parallel.take(samples, rows)
+    return parallel.mapped(lambda part: data.to_device(part, part[:0])[0], own)
+
+
+def _make_devices(count: int) -> None:
+    """Have so many GPUs or logical CPUs, which can only be made at the start."""
+    kind = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    if kind == "CPU" and not tf.config.get_logical_device_configuration(cpu):
+        with suppress(RuntimeError):  # TensorFlow has begun
+            logical = [tf.config.LogicalDeviceConfiguration()] * count
+            tf.config.set_logical_device_configuration(cpu, logical)
+    found = len(tf.config.list_logical_devices(kind))
+    if found < count:
+        raise ValueError(f"{count} parts need {count} devices, TensorFlow began with {found}")
 
 
 # BatchNorm ------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ Where the frameworks differ: this step is one `tf.function`, without XLA, as Ten
 default; its twin is eager. Keras places the epsilon of Adam and RMSprop elsewhere.
 """
 
+import inspect
 import math
 from collections.abc import Callable
 
@@ -79,15 +80,15 @@ def make_train_step(
     """Make the baseline step: one graph, not XLA. `step(x, y)` updates the model, returns the loss.
 
     The loss stays on the device: reading it on the host would wait for the device in every step.
-    The model's own losses (of its regularisers, of `add_loss`) are added to it, as `fit` does.
+    The model's own losses (of its regularisers, of `add_loss`) are added to it, as `fit` does. x is
+    handed over as `fit` does, too: a structure as one argument, but where `call` needs several.
     """
     variables = model.trainable_variables
 
     @tf.function(jit_compile=False)
     def step(x, y):
         with tf.GradientTape() as tape:
-            loss = loss_fn(model(x, training=True), y)
-            loss = sum((tf.cast(term, loss.dtype) for term in model.losses), loss)
+            loss = _with_own_losses(loss_fn(_call(model, x, training=True), y), model)
         gradients = tape.gradient(loss, variables)
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
         return loss
@@ -101,9 +102,27 @@ def make_predict(model: tf.keras.Model) -> Predict:
     # A smaller last batch makes a graph for any batch size, not one for each.
     @tf.function(jit_compile=False, reduce_retracing=True)
     def predict(x):
-        return model(x, training=False)
+        return _call(model, x, training=False)
 
     return predict
+
+
+def _call(model, x, training: bool):
+    """Call `model` as `fit` does: x is one argument, but where `call` needs several."""
+    inputs = inspect.signature(model.call).parameters.values()
+    inputs = [p for p in inputs if p.name not in ("training", "mask") and p.kind != p.VAR_KEYWORD]
+    if isinstance(x, dict) and len(inputs) > 1 and x.keys() <= {p.name for p in inputs}:
+        return model(**x, training=training)
+    needed = sum(2 if p.kind == p.VAR_POSITIONAL else p.default is p.empty for p in inputs)
+    if isinstance(x, tuple | list) and needed > 1:
+        return model(*x, training=training)
+    return model(x, training=training)
+
+
+def _with_own_losses(loss, model):
+    """Add the model's own losses (of regularisers, of `add_loss`) as `fit` does, in float32."""
+    loss = tf.cast(loss, tf.float32) if loss.dtype.size < 4 else loss
+    return sum((tf.cast(term, loss.dtype) for term in model.losses), loss)
 
 
 def fit(

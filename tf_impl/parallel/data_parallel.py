@@ -14,15 +14,22 @@ BatchNorm sees each replica's shard, and the moving statistics kept are those of
 Its twin: `pt_impl/parallel/data_parallel.py`.
 
 Where the frameworks differ and why:
+- Variables are mirrored where they are made, so `apply_data_parallel` calls the function that makes
+  the model within the strategy's scope. DDP goes around a model that is there.
 - tf.distribute sums gradients, DDP divides the sum by the replicas; both weigh a shard's mean loss
   by its share of the samples. The graph's scheduler decides what overlaps; DDP sends buckets.
+- `experimental_distribute_dataset` hands out the shards here, a sampler in each process there.
 - Variables are whole on each replica: FSDP has no twin. `tpu` has never met one.
 - `BatchNormalization(synchronized=True)` runs everywhere; nn.SyncBatchNorm runs on GPUs only.
 - Each process opens its port of TF_CONFIG on every interface. Gloo binds to one.
-- Keras 3's `fit` and accumulation fail under these strategies (keras#20585, #20582): hence loops.
+- `fit` works under MirroredStrategy, and equals one device; under MultiWorkerMirroredStrategy that
+  of Keras 3 fails (keras#20585), as its gradient accumulation does under both (#20582). One loop
+  serves all of them here.
+- Keras 3 clips a replica's gradients before they are summed, so optimizers that clip are refused.
 
 When it helps and when it hurts: it helps where a step is long beside the exchange of gradients,
 2 (n - 1) / n times their size through each link. Replicas on the cores of one CPU gain nothing.
+Dropout draws other masks than one process does, in Keras 3 the same on each replica.
 
 Run it alone: `python -m tf_impl.parallel.data_parallel` trains on one and two replicas. On many
 machines: `TF_CONFIG=… python -m tf_impl.parallel.data_parallel BUILD DATA --global-batch N --steps
@@ -30,6 +37,7 @@ N --out FILE`.
 """
 
 import sys
+from functools import partial
 from glob import glob
 
 import tensorflow as tf
@@ -38,49 +46,86 @@ from shared import parallel
 from shared.specs import TASKS
 from shared.weights import init_weights
 from tf_impl.kit import models, training
-from tf_impl.kit.replicas import Replica, launch, synchronise_norms, train
+from tf_impl.kit.replicas import Replica, launch, outputs, synchronise_norms, train
 
 
-def train_data_parallel(
-    build,
-    dataset,
+def apply_data_parallel(
+    model,
     *,
-    replicas: int,
-    global_batch: int,
-    steps: int,
-    seed: int,
-    variant: str = "processes",
-    micro_batches: int = 1,
-    synchronise_each: bool = False,
-    synchronised_norm: bool = False,
     bucket_mb: float = 25.0,
     communication: str = "auto",
-    threads: int = 0,
-    checkpoint: str = "",
-    save_every: int = 0,
-    timeout_s: float = 300.0,
-) -> parallel.Result:
-    """Train on `replicas` replicas of this machine, each on its shard of every global batch.
+    synchronised_norm: bool = False,
+):
+    """Make a model that the processes of TF_CONFIG have in common, each on all of its GPUs.
 
-    build: "module:function", importable from here; each process calls it, and gets model, optimizer
-    and `loss_fn(output, y)`, the mean over samples. dataset: a folder with train_x.npy and
-    train_y.npy. variant: the name of a function of this file, whose settings are among the others.
-    threads: of all replicas together, 0 for all cores; each has an equal part, at least one.
-    checkpoint: a folder to save to every `save_every` steps and at the end (0: at the end alone); a
-    run goes on from the last one there. timeout_s: how long a replica waits for others.
+    model: a function that makes the model, its optimizer and its loss, called within the scope of
+    MultiWorkerMirroredStrategy; what it returns is returned. Other techniques are applied in it.
+    bucket_mb: of gradients in one exchange. communication: "auto", "ring" or "nccl".
 
-    Processes meet on the loopback. Raises, before anything is started, ValueError for settings that
-    don't fit, and NotImplementedError for a variant that this framework or machine lacks;
-    RuntimeError with what a replica said where the run fails: no process is left then.
+    Raises NotImplementedError for a model that is made already, and an optimizer that clips.
     """
-    settings = {k: v for k, v in locals().items() if k not in ("build", "dataset", "replicas")}
-    parallel.find(build, variant=variant, variants=_VARIANTS)
-    parallel.check(dataset, replicas, settings)
-    _check_machine(replicas, settings)
-    processes = 1 if variant in ("one_process", "tpu") else replicas
-    settings |= {"threads": parallel.threads_each(threads, processes)}
-    settings |= {"replicas": replicas // processes}
-    return launch(__spec__.name, build, dataset, settings, processes=processes)
+    if isinstance(model, tf.keras.Model):
+        raise NotImplementedError("variables are mirrored where they are made: give the function")
+    options = tf.distribute.experimental.CommunicationOptions(
+        bytes_per_pack=int(bucket_mb * 2**20), implementation=communication
+    )
+    strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+    with strategy.scope():
+        return _made(model, synchronised_norm)
+
+
+def apply_fsdp(
+    model,
+    *,
+    blocks: str = "",
+    precision: str = "float32",
+    reshard_after_forward: bool = True,
+    synchronised_norm: bool = False,
+):
+    """Nothing here: tf.distribute has no ZeRO."""
+    raise NotImplementedError(
+        "tf.distribute keeps each variable whole on each replica: it has no ZeRO or FSDP"
+    )
+
+
+def make_train_step(
+    model, optimizer, loss_fn, *, micro_batches: int = 1, synchronise_each: bool = False
+):
+    """Make `step(x, y, samples) -> loss` for what was made within a strategy's scope.
+
+    x and y are what the strategy's `experimental_distribute_dataset` gives the replicas of this
+    process of a global batch, and count by their share of it; `samples` is the size of the global
+    batch, once for each sample. The losses of all processes add up to the mean over the global
+    batch, with the model's own losses. Gradients are exchanged after the last of the micro-batches,
+    or after each if `synchronise_each`: the same for more traffic. An activity regulariser, which
+    sums over samples in Keras 3, counts by the share, too, as under `fit`.
+    """
+    variables = model.trainable_variables
+
+    def backward(x, y, share):
+        with tf.GradientTape() as tape:
+            loss = loss_fn(outputs(model, x), y)
+            loss = sum((tf.cast(term, loss.dtype) for term in model.losses), loss)
+            loss *= tf.cast(share, loss.dtype)
+        return loss, tape.gradient(loss, variables)
+
+    def replica_step(x, y, samples):
+        size, whole = tf.shape(samples)[0], samples[0]
+        total, gradients = 0.0, [None for _ in variables]
+        for part in range(micro_batches):
+            begin, end = part * size // micro_batches, (part + 1) * size // micro_batches
+            own_x, own_y = (parallel.take(shard, slice(begin, end)) for shard in (x, y))
+            before = [gradient for gradient in gradients if gradient is not None]
+            with tf.control_dependencies(before):  # one micro-batch after another
+                loss, own = backward(own_x, own_y, tf.cast(end - begin, whole.dtype) / whole)
+            if synchronise_each and part < micro_batches - 1:
+                own = _mean_over_replicas(own)
+            gradients = [_sum(old, new) for old, new in zip(gradients, own, strict=True)]
+            total += loss
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))  # sums over replicas
+        return total
+
+    return _on_replicas(model, replica_step)
 
 
 # Variants: each is called in every process, and makes what trains there ---------------------------
@@ -89,12 +134,14 @@ def train_data_parallel(
 def processes(
     build, *, bucket_mb: float = 25.0, communication: str = "auto", synchronised_norm: bool = False
 ) -> Replica:
-    """MultiWorkerMirroredStrategy: the processes of TF_CONFIG, each with all of its GPUs.
-
-    bucket_mb: of gradients in one exchange. communication: "auto", "ring" or "nccl".
-    """
-    strategy = _multi_worker(bucket_mb, communication)
-    return _mirrored(strategy, build, synchronised_norm)
+    """MultiWorkerMirroredStrategy: the processes of TF_CONFIG."""
+    model, optimizer, loss_fn = apply_data_parallel(
+        build,
+        bucket_mb=bucket_mb,
+        communication=communication,
+        synchronised_norm=synchronised_norm,
+    )
+    return _replica(model, optimizer, make_train_step(model, optimizer, loss_fn))
 
 
 def accumulated(
@@ -106,65 +153,52 @@ def accumulated(
     communication: str = "auto",
     synchronised_norm: bool = False,
 ) -> Replica:
-    """Exchange gradients once a step, after the last of its micro-batches.
-
-    synchronise_each: after each: the same gradient for more traffic.
-    """
-    strategy = _multi_worker(bucket_mb, communication)
-    with strategy.scope():
-        model, optimizer, loss_fn = build()
-    if synchronised_norm:
-        synchronise_norms(model)
-    variables = model.trainable_variables
-
-    def replica_step(x, y, samples):
-        replica, count = tf.distribute.get_replica_context(), strategy.num_replicas_in_sync
-        total, summed = 0.0, [tf.zeros_like(variable) for variable in variables]
-        for part in range(micro_batches):
-            rows = slice(part * len(x) // micro_batches, (part + 1) * len(x) // micro_batches)
-            with tf.control_dependencies(summed), tf.GradientTape() as tape:  # one after another
-                loss = loss_fn(model(x[rows], training=True), y[rows]) * (len(y[rows]) / samples)
-            gradients = tape.gradient(loss, variables, unconnected_gradients="zero")
-            if synchronise_each and part < micro_batches - 1:
-                # The optimizer will sum once more.
-                gradients = replica.all_reduce(tf.distribute.ReduceOp.SUM, gradients)
-                gradients = [gradient / count for gradient in gradients]
-            summed = [old + new for old, new in zip(summed, gradients, strict=True)]
-            total += loss
-        optimizer.apply_gradients(zip(summed, variables, strict=True))
-        return total
-
-    return Replica.of(strategy, model, optimizer, replica_step)
+    """Exchange gradients once a step, after the last of its micro-batches."""
+    model, optimizer, loss_fn = apply_data_parallel(
+        build,
+        bucket_mb=bucket_mb,
+        communication=communication,
+        synchronised_norm=synchronised_norm,
+    )
+    settings = {"micro_batches": micro_batches, "synchronise_each": synchronise_each}
+    return _replica(model, optimizer, make_train_step(model, optimizer, loss_fn, **settings))
 
 
 def compiled(
     build, *, bucket_mb: float = 25.0, communication: str = "auto", synchronised_norm: bool = False
 ) -> Replica:
     """Forward and backward as one XLA program on each replica; the exchange stays outside."""
-    strategy = _multi_worker(bucket_mb, communication)
-    with strategy.scope():
-        model, optimizer, loss_fn = build()
+    model, optimizer, loss_fn = apply_data_parallel(
+        build, bucket_mb=bucket_mb, communication=communication
+    )
     variables = model.trainable_variables
 
     @tf.function(jit_compile=True)
-    def backward(x, y, samples):
+    def backward(x, y, whole):
         with tf.GradientTape() as tape:
-            loss = loss_fn(model(x, training=True), y) * (len(x) / samples)
+            loss = loss_fn(outputs(model, x), y)
+            share = tf.cast(tf.shape(parallel.leaves(x)[0])[0], loss.dtype) / whole
+            loss = share * sum((tf.cast(term, loss.dtype) for term in model.losses), loss)
         return loss, tape.gradient(loss, variables)
 
     def replica_step(x, y, samples):
-        loss, gradients = backward(x, y, samples)
+        loss, gradients = backward(x, y, tf.cast(samples[0], tf.float32))
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
         return loss
 
-    return Replica.of(strategy, model, optimizer, replica_step)
+    return _replica(model, optimizer, _on_replicas(model, replica_step))
 
 
-def sharded(build, *, synchronised_norm: bool = False) -> Replica:
-    """Nothing here: tf.distribute has no ZeRO."""
-    raise NotImplementedError(
-        "tf.distribute keeps each variable whole on each replica: it has no ZeRO or FSDP"
-    )
+def sharded(
+    build,
+    *,
+    blocks: str = "",
+    precision: str = "float32",
+    reshard_after_forward: bool = True,
+    synchronised_norm: bool = False,
+) -> Replica:
+    """Nothing here: see `apply_fsdp`."""
+    return apply_fsdp(build)
 
 
 def one_process(
@@ -175,10 +209,11 @@ def one_process(
     communication: "auto", "nccl", "hierarchical_copy" or "reduce_to_one_device".
     """
     kind = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
-    strategy = tf.distribute.MirroredStrategy(
-        [f"{kind}:{index}" for index in range(replicas)], _COPIES[communication]()
-    )
-    return _mirrored(strategy, build, synchronised_norm)
+    devices = [f"{kind}:{index}" for index in range(replicas)]
+    strategy = tf.distribute.MirroredStrategy(devices, _COPIES[communication]())
+    with strategy.scope():
+        model, optimizer, loss_fn = _made(build, synchronised_norm)
+    return _replica(model, optimizer, make_train_step(model, optimizer, loss_fn))
 
 
 def tpu(build, *, replicas: int = 8, synchronised_norm: bool = False) -> Replica:
@@ -189,7 +224,9 @@ def tpu(build, *, replicas: int = 8, synchronised_norm: bool = False) -> Replica
     strategy = tf.distribute.TPUStrategy(resolver)
     if strategy.num_replicas_in_sync != replicas:
         raise ValueError(f"a TPU of {strategy.num_replicas_in_sync} cores, not {replicas}")
-    return _mirrored(strategy, build, synchronised_norm)
+    with strategy.scope():
+        model, optimizer, loss_fn = _made(build, synchronised_norm)
+    return _replica(model, optimizer, make_train_step(model, optimizer, loss_fn))
 
 
 _COPIES = {
@@ -201,36 +238,123 @@ _COPIES = {
 _VARIANTS = {f.__name__: f for f in (processes, accumulated, compiled, sharded, one_process, tpu)}
 
 
-def _mirrored(strategy, build, synchronised_norm: bool) -> Replica:
-    """What `processes`, `one_process` and `tpu` do within their strategy."""
-    with strategy.scope():
-        model, optimizer, loss_fn = build()
+def _made(build, synchronised_norm: bool) -> tuple:
+    """Model, optimizer and loss function, made within the scope of a strategy."""
+    model, optimizer, loss_fn = build()
+    if hasattr(tf.keras, "StatelessScope"):  # Keras 3
+        for name in ("clipnorm", "global_clipnorm", "clipvalue", "gradient_accumulation_steps"):
+            if getattr(optimizer, name, None):
+                raise NotImplementedError(
+                    f"{name}: Keras 3 does this on each replica, before gradients are summed"
+                )
     if synchronised_norm:
         synchronise_norms(model)
-    variables = model.trainable_variables
-
-    def replica_step(x, y, samples):
-        with tf.GradientTape() as tape:
-            loss = loss_fn(model(x, training=True), y) * (len(x) / samples)
-        gradients = tape.gradient(loss, variables)
-        optimizer.apply_gradients(zip(gradients, variables, strict=True))  # sums over replicas
-        return loss
-
-    return Replica.of(strategy, model, optimizer, replica_step)
+    return model, optimizer, loss_fn
 
 
-def _multi_worker(bucket_mb: float, communication: str) -> tf.distribute.Strategy:
-    options = tf.distribute.experimental.CommunicationOptions(
-        bytes_per_pack=int(bucket_mb * 2**20), implementation=communication
-    )
-    return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+def _distribute(strategy, dataset):
+    """Give each replica its part of each global batch, and each process what its replicas need.
+
+    AutoShardPolicy.DATA: all processes read the whole dataset, in the same order, and keep their
+    parts of each batch. FILE, which AUTO tries first, would give them other files, of other sizes.
+    """
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
+    return strategy.experimental_distribute_dataset(dataset.with_options(options))
+
+
+def _replica(model, optimizer, step) -> Replica:
+    return Replica(model, optimizer, step, partial(_distribute, model.distribute_strategy))
+
+
+def _on_replicas(model, replica_step):
+    """Let `replica_step` run on each replica of this process, and add up what they return."""
+    strategy = model.distribute_strategy
+
+    @tf.function(jit_compile=False, reduce_retracing=True)
+    def step(x, y, samples):
+        losses = strategy.run(replica_step, args=(x, y, samples))
+        return tf.add_n(strategy.experimental_local_results(losses))
+
+    return step
+
+
+def _mean_over_replicas(gradients: list) -> list:
+    """What the optimizer, which will sum it over the replicas, makes the sum of."""
+    replica = tf.distribute.get_replica_context()
+    reached = [own for own in gradients if own is not None]
+    if any(isinstance(own, tf.IndexedSlices) for own in reached):
+        raise NotImplementedError("synchronise_each: sparse gradients would count several times")
+    means = iter(replica.all_reduce(tf.distribute.ReduceOp.MEAN, reached))
+    return [None if own is None else next(means) for own in gradients]
+
+
+def _sum(old, new):
+    """Of two gradients, of which those of embeddings stay sparse."""
+    if old is None or new is None:
+        return old if new is None else new
+    if isinstance(old, tf.IndexedSlices) and isinstance(new, tf.IndexedSlices):
+        values = tf.concat([old.values, new.values], 0)
+        indices = tf.concat([old.indices, new.indices], 0)
+        return tf.IndexedSlices(values, indices, new.dense_shape)
+    return tf.convert_to_tensor(old) + tf.convert_to_tensor(new)
+
+
+# Programs -----------------------------------------------------------------------------------------
+
+
+def train_data_parallel(
+    build,
+    dataset,
+    run,
+    *,
+    variant: str = "processes",
+    micro_batches: int = 1,
+    synchronise_each: bool = False,
+    synchronised_norm: bool = False,
+    bucket_mb: float = 25.0,
+    communication: str = "auto",
+    blocks: str = "",
+    precision: str = "float32",
+    reshard_after_forward: bool = True,
+) -> parallel.Result:
+    """Train on replicas of this machine, each on its shard of every global batch.
+
+    build: "module:function", importable from here; each process calls it, and gets model, optimizer
+    and `loss_fn(output, y)`, the mean over samples. dataset: a folder with train_x and train_y, as
+    `shared.parallel.save_samples` writes arrays, tuples and dicts. run: a `shared.parallel.Run`.
+    variant: the name of a function of this file, whose settings are among the others.
+
+    Processes meet on the loopback, but TensorFlow's servers listen on every interface.
+    Raises, before anything is started, ValueError for settings that don't fit, and
+    NotImplementedError for a variant that this framework or machine lacks; RuntimeError with what a
+    replica said where the run fails (NotImplementedError where it refused): no process is left
+    then.
+    """
+    chosen = {
+        "variant": variant,
+        "micro_batches": micro_batches,
+        "synchronise_each": synchronise_each,
+        "synchronised_norm": synchronised_norm,
+        "bucket_mb": bucket_mb,
+        "communication": communication,
+        "blocks": blocks,
+        "precision": precision,
+        "reshard_after_forward": reshard_after_forward,
+    }
+    parallel.find(build)
+    parallel.check_chosen(chosen, _VARIANTS)
+    parallel.check(dataset, run.replicas, vars(run) | chosen)
+    _check_machine(run.replicas, chosen)
+    processes = 1 if variant in ("one_process", "tpu") else run.replicas
+    return launch(__spec__.name, build, dataset, vars(run) | chosen, processes=processes)
 
 
 def _check_machine(replicas: int, settings: dict) -> None:
     """Raise what no replica has to be started for."""
     variant, gpus = settings["variant"], len(tf.config.list_physical_devices("GPU"))
     if variant == "sharded":
-        sharded(None)
+        apply_fsdp(None)
     if variant == "tpu" and not glob("/dev/accel*") + glob("/dev/vfio/[0-9]*"):
         raise NotImplementedError("TPUStrategy needs a TPU, and this machine has none")
     if variant == "compiled" and settings["synchronised_norm"]:
@@ -253,6 +377,7 @@ def main() -> None:
         return parallel.demonstrate(train_data_parallel, f"{__spec__.name}:digits_cnn")
     options = parallel.options(__spec__.name).parse_args()
     with parallel.one_line_errors():
+        parallel.check_chosen({"variant": options.variant}, _VARIANTS)
         _check_machine(1, vars(options))
         train(_VARIANTS, options)
 

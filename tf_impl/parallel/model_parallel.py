@@ -22,63 +22,207 @@ time. BatchNorm sees a micro-batch at a time in a pipeline; dropout draws other 
 Run it alone: `python -m tf_impl.parallel.model_parallel` prints one device against two.
 """
 
-import contextlib
-import importlib
-import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import tensorflow as tf
 
+from shared import parallel
 from shared.datasets import batch_order
 from shared.specs import TASKS
 from shared.weights import init_weights
 from tf_impl.kit import data, models, training
+from tf_impl.kit.replicas import Part, train_parts
 
 
 @dataclass(frozen=True)
-class Trained:
-    """What a run leaves.
-
-    weights: the state of the whole model by Keras's paths within it, in Keras's layouts. losses: of
-    each step, the mean over its batch. ended: when each was over, on the clock of `time.monotonic`.
-    """
-
-    weights: dict[str, np.ndarray]
-    losses: list[float]
-    ended: list[float]
-
-
-@dataclass(frozen=True)
-class _Stage:
-    """Layers on a device, their optimizer, and the paths of what they are copies of."""
+class Stage:
+    """Layers on a device, copies of those of a model, and the paths of their weights in it."""
 
     device: str
     model: tf.keras.Model
-    optimizer: tf.keras.optimizers.Optimizer
     names: list[str]
 
-    def forward(self, x, wait: list, loss: Callable | None) -> tuple:
-        """Input, output and tape of a micro-batch, once `wait` is there; `loss` ends the last."""
-        with tf.device(self.device), tf.control_dependencies(wait):
-            x = tf.identity(x)
-            with tf.GradientTape() as tape:
-                tape.watch(x if x.dtype.is_floating else [])
-                output = self.model(x, training=True)
-                return x, loss(output) if loss else output, tape
+    def forward(self, x, wait: list, loss: Callable) -> tuple:
+        """Inputs, output, the stage's own losses and tape of a micro-batch, once `wait` is there.
 
-    def backward(self, x, output, tape, upstream, wait: list) -> list:
-        """Gradients of the input (None for codes) and of the variables, once `wait` is there."""
+        The last stage's output is its loss.
+        """
         with tf.device(self.device), tf.control_dependencies(wait):
-            found = tape.gradient(output, [x, *self.model.trainable_variables], upstream)
-            return [found[0], *map(tf.convert_to_tensor, found[1:])]
+            x = tf.nest.map_structure(tf.identity, x)
+            with tf.GradientTape() as tape:
+                for part in tf.nest.flatten(x):
+                    tape.watch(part if part.dtype.is_floating else [])
+                output = loss(self.model(x, training=True))
+                own = [tf.cast(term, tf.float32) for term in self.model.losses]
+                return x, output, tf.add_n(own) if own else tf.zeros([]), tape
+
+    def backward(self, x, output, own, tape, upstream, wait: list) -> tuple:
+        """Gradients of the inputs and of the variables, None where none is reached."""
+        with tf.device(self.device), tf.control_dependencies(wait):
+            variables, given = self.model.trainable_variables, tf.nest.flatten(x)
+            if upstream is None:
+                upstream = tf.nest.map_structure(tf.ones_like, output)
+            targets = [*tf.nest.flatten(output), own]
+            found = tape.gradient(
+                targets, [*given, *variables], [*tf.nest.flatten(upstream), tf.ones([])]
+            )
+            return found[: len(given)], found[len(given) :]
+
+
+def apply_model_parallel(model, x, *, cut: str):
+    """Copy the model in stages to devices, GPUs or logical CPUs; return the list of stages.
+
+    x: inputs of one micro-batch. cut: names of the layers that begin a stage, separated by commas;
+    what lies on both sides of a cut has one tensor in common.
+
+    Raises ValueError for names that are not there, NotImplementedError for a model that can't be
+    cut.
+    """
+    names = [name.strip() for name in cut.split(",")]
+    if not getattr(model, "inputs", None) or not getattr(model, "outputs", None):
+        raise NotImplementedError("only a functional or Sequential model is cut")
+    known = [layer.name for layer in model.layers]
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(f"cut: there is no layer {unknown[0]!r}; there are {', '.join(known)}")
+    kind = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
+    devices = [device.name for device in tf.config.list_logical_devices(kind)]
+    parts, stages = _cut(model, names, known), []
+    if len(parts) > len(devices):
+        raise ValueError(f"{len(parts)} stages need as many devices, not {len(devices)}")
+    for part, device in zip(parts, devices[: len(parts)], strict=True):
+        with tf.device(device):
+            copy = models.copy_model(part, x)
+        paths = [getattr(w, "path", w.name).removeprefix(f"{model.name}/") for w in part.weights]
+        stages.append(Stage(device, copy, paths))
+        x = part(x, training=False)
+    return stages
+
+
+def _cut(model, names: list[str], known: list[str]) -> list[tf.keras.Model]:
+    """What lies between the layers of these names, as models that share the model's layers."""
+    one = isinstance(model, tf.keras.Sequential)  # whose ends have no structure
+    entering, end = (model.inputs[0], model.outputs[0]) if one else (model.input, model.output)
+    parts, seen = [], set()
+    for name in [*sorted(names, key=known.index), None]:
+        leaving = model.get_layer(name).input if name else end
+        if leaving is entering:
+            raise ValueError(f"cut: nothing is left for the stage before {name!r}")
+        try:
+            parts.append(tf.keras.Model(entering, leaving))
+        except ValueError as error:
+            reason = str(error).splitlines()[0]
+            raise NotImplementedError(f"cut: {', '.join(names)} can't be: {reason}") from None
+        owned = {id(weight) for weight in parts[-1].weights}
+        if seen & owned:
+            raise NotImplementedError(f"cut: {', '.join(names)} can't be: stages share a weight")
+        seen |= owned
+        entering = leaving
+    return parts
+
+
+def make_train_step(model, optimizer, loss_fn, *, micro_batches: int = 1, schedule: str = "gpipe"):
+    """Make `step(x, y) -> loss`: one graph of all stages and micro-batches.
+
+    model: the stages of `apply_model_parallel`. optimizer: without state yet; each stage gets one
+    like it.
+
+    Raises NotImplementedError for an optimizer that clips by the norm of all gradients.
+    """
+    _refuse_clipping(optimizer)
+    optimizers = [_like(optimizer, stage) for stage in model]
+
+    @tf.function(jit_compile=False)
+    def step(x, y):
+        parts = zip(*(_split(whole, micro_batches) for whole in (x, y)), strict=True)
+        losses, gradients = _passes(model, loss_fn, list(parts), schedule)
+        for stage, own, every in zip(model, optimizers, gradients, strict=True):
+            with tf.device(stage.device):
+                means = [_mean(each) for each in zip(*every, strict=True)]
+                pairs = zip(means, stage.model.trainable_variables, strict=True)
+                reached = [pair for pair in pairs if pair[0] is not None]
+                if reached:  # a stage may have no variables
+                    own.apply_gradients(reached)
+        return tf.add_n(losses) / micro_batches
+
+    return step
+
+
+def _passes(stages: list[Stage], loss_fn: Callable, parts: list, schedule: str) -> tuple:
+    """All forward and backward passes: losses of micro-batches, gradients of stages by them."""
+    kept, gradients = [[] for _ in stages], [[] for _ in stages]
+    losses = []
+
+    def forward(number):
+        value, labels = parts[number]
+        for place, stage in enumerate(stages):
+            # 1F1B: a stage that keeps as many as there are stages left sends one back first.
+            back = number - len(stages) + place
+            wait = _reached(gradients[place][back]) if schedule == "1f1b" and back >= 0 else []
+            last = stage is stages[-1]
+            kept[place].append(stage.forward(value, wait, partial(_loss, loss_fn, labels, last)))
+            value = kept[place][-1][1]
+        losses.append(tf.add_n([tf.cast(value, tf.float32), *(own[-1][2] for own in kept)]))
+
+    def backward(number):
+        upstream = None
+        for place, stage in reversed(list(enumerate(stages))):
+            wait = tf.nest.flatten([each[1] for each in kept[place]]) if schedule == "gpipe" else []
+            upstream, own = stage.backward(*kept[place][number], upstream, wait)
+            gradients[place].append(own)
+
+    for number in range(len(parts)):
+        forward(number)
+        if schedule == "1f1b":
+            backward(number)
+    for number in range(len(parts) if schedule == "gpipe" else 0):
+        backward(number)
+    return losses, gradients
+
+
+def _loss(loss_fn: Callable, labels, last: bool, output):
+    return loss_fn(output, labels) if last else output
+
+
+def _reached(gradients: list) -> list:
+    return [tf.convert_to_tensor(own) for own in gradients if own is not None]
+
+
+def _mean(gradients: tuple):
+    """Of one variable's gradients, None where none reached it; those of embeddings stay sparse."""
+    reached = [own for own in gradients if own is not None]
+    if reached and all(isinstance(own, tf.IndexedSlices) for own in reached):
+        values = tf.concat([own.values for own in reached], 0) / len(gradients)
+        indices = tf.concat([own.indices for own in reached], 0)
+        return tf.IndexedSlices(values, indices, reached[0].dense_shape)
+    return tf.add_n(_reached(gradients)) / len(gradients) if reached else None
+
+
+def _split(samples, micro_batches: int) -> list:
+    """The micro-batches of a structure of tensors."""
+    parts = [tf.split(part, micro_batches) for part in tf.nest.flatten(samples)]
+    return [tf.nest.pack_sequence_as(samples, each) for each in zip(*parts, strict=True)]
+
+
+def _refuse_clipping(optimizer) -> None:
+    if getattr(optimizer, "global_clipnorm", None):
+        raise NotImplementedError("global_clipnorm: a stage would clip by the norm of its own part")
+
+
+def _like(optimizer, stage: Stage):
+    """An optimizer of the same settings for the variables of a stage, on its device."""
+    with tf.device(stage.device):
+        own = type(optimizer).from_config(optimizer.get_config())
+        own.build(stage.model.trainable_variables)
+    return own
 
 
 def train_layer_split(
     build, dataset, *, cut: str, global_batch: int, steps: int, seed: int
-) -> Trained:
+) -> parallel.Trained:
     """Train with the whole batch as one micro-batch, stage after stage: see `train_pipeline`."""
     given = {"global_batch": global_batch, "steps": steps, "seed": seed}
     return train_pipeline(build, dataset, cut=cut, micro_batches=1, **given)
@@ -94,139 +238,42 @@ def train_pipeline(
     global_batch: int,
     steps: int,
     seed: int,
-) -> Trained:
+) -> parallel.Trained:
     """Train in stages, a device each, that work on micro-batches side by side.
 
-    build: "module:function", importable from here, which gives a functional or Sequential model,
-    its optimizer (without state yet), and a loss that is a mean over samples. dataset: arrays x and
-    y, images NHWC; `steps` batches of `global_batch` samples are taken in the shared order of
-    `seed`. cut: names of the layers that begin a stage, separated by commas; one tensor crosses a
-    cut. schedule: "gpipe", or "1f1b", in which a stage keeps the activations of no more of them
-    than there are stages. Devices are GPUs, or logical CPUs, made here if TensorFlow has not begun.
+    build, dataset and what they must be: see `train_parts` of `tf_impl/kit/replicas.py`; the model
+    is functional or Sequential. cut: as in `apply_model_parallel`. schedule: "gpipe", or "1f1b", in
+    which a stage keeps the activations of no more micro-batches than there are stages.
 
     Raises, before anything is trained, ValueError for names that are not there and numbers that do
     not fit, NotImplementedError for models and optimizers that can't be split.
     """
-    names = [name.strip() for name in cut.split(",")]
-    stages = len(names) + 1
-    if schedule not in ("gpipe", "1f1b"):
-        raise ValueError(f"schedule must be gpipe or 1f1b, not {schedule!r}")
-    if micro_batches < 1 or global_batch % micro_batches:
-        raise ValueError(f"{micro_batches} micro_batches do not divide a batch of {global_batch}")
-    if schedule == "1f1b" and micro_batches < stages:
-        raise ValueError(f"1f1b with {stages} stages needs {stages} micro_batches or more")
-    x, y = dataset
-    if steps < 1 or not 1 <= global_batch <= len(x) == len(y):
-        raise ValueError(f"{steps} steps of {global_batch} from {len(x)} samples, {len(y)} labels")
-    devices = _devices(stages)
-    tf.keras.utils.set_random_seed(seed)
-    model, optimizer, loss_fn = _build(build)
-    line = _split(model, optimizer, names, devices)
-    step = _make_step(line, loss_fn, micro_batches, schedule)
-    epochs = (batch_order(len(x), global_batch, seed=seed, epoch=n) for n in itertools.count())
-    losses, ended = [], []
-    for rows in itertools.islice(itertools.chain.from_iterable(epochs), steps):
-        losses.append(float(step(*data.to_device(x[rows], y[rows]))))
-        ended.append(time.monotonic())
-    copies = [pair for stage in line for pair in zip(stage.names, stage.model.weights, strict=True)]
-    return Trained({name: copy.numpy() for name, copy in copies}, losses, ended)
+    stages = len(cut.split(",")) + 1
+    parallel.check_pipeline(stages, micro_batches, schedule, global_batch)
+    return train_parts(
+        build,
+        dataset,
+        partial(_make_stages, cut=cut, micro_batches=micro_batches, schedule=schedule),
+        parts=stages,
+        global_batch=global_batch,
+        steps=steps,
+        seed=seed,
+    )
 
 
-def _devices(count: int) -> list[str]:
-    """The names of so many GPUs or logical CPU devices, which can only be made at the start."""
-    kind = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    if kind == "CPU" and not tf.config.get_logical_device_configuration(cpu):
-        with contextlib.suppress(RuntimeError):  # TensorFlow has begun
-            logical = [tf.config.LogicalDeviceConfiguration()] * count
-            tf.config.set_logical_device_configuration(cpu, logical)
-    names = [device.name for device in tf.config.list_logical_devices(kind)]
-    if len(names) < count:
-        raise ValueError(f"{count} stages need {count} devices, TensorFlow began with {len(names)}")
-    return names[:count]
+def _make_stages(model, optimizer, loss_fn, x, *, cut, micro_batches, schedule) -> Part:
+    """What trains in all stages."""
+    _refuse_clipping(optimizer)
+    example = parallel.take(x, slice(parallel.size(x) // micro_batches))
+    stages = apply_model_parallel(model, example, cut=cut)
+    settings = {"micro_batches": micro_batches, "schedule": schedule}
+    step = make_train_step(stages, optimizer, loss_fn, **settings)
 
+    def weights():
+        pairs = [zip(stage.names, stage.model.weights, strict=True) for stage in stages]
+        return {name: copy.numpy() for pair in pairs for name, copy in pair}
 
-def _build(build: str) -> tuple:
-    module, _, name = str(build).partition(":")
-    try:
-        function = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f'build must be "module:function", not {build!r}: {error}') from None
-    return function()
-
-
-def _split(model, optimizer, names: list[str], devices: list[str]) -> list[_Stage]:
-    """Copy what lies between the layers of these names, and the optimizer, to each device."""
-    ends = [getattr(model, name, None) or [] for name in ("inputs", "outputs")]
-    if [len(end) for end in ends] != [1, 1]:
-        raise NotImplementedError("only a functional or Sequential model of one input is cut")
-    if getattr(optimizer, "global_clipnorm", None):
-        raise NotImplementedError("global_clipnorm: a stage would clip by the norm of its own part")
-    known = [layer.name for layer in model.layers]
-    if unknown := [name for name in names if name not in known]:
-        raise ValueError(f"cut: there is no layer {unknown[0]!r}; there are {', '.join(known)}")
-    stages, entering = [], ends[0][0]
-    for name, device in zip([*sorted(names, key=known.index), None], devices, strict=True):
-        leaving = model.get_layer(name).input if name else ends[1][0]
-        if leaving is entering:
-            raise ValueError(f"cut: nothing is left for the stage before {name!r}")
-        try:
-            part = tf.keras.Model(entering, leaving)
-            with tf.device(device):
-                copy = tf.keras.models.clone_model(part)
-                own = type(optimizer).from_config(optimizer.get_config())
-                own.build(copy.trainable_variables)
-        except ValueError as error:
-            reason = str(error).splitlines()[0]
-            raise NotImplementedError(f"cut: {', '.join(names)} can't be: {reason}") from None
-        copy.set_weights(part.get_weights())
-        paths = [getattr(w, "path", w.name).removeprefix(f"{model.name}/") for w in part.weights]
-        stages.append(_Stage(device, copy, own, paths))
-        entering = leaving
-    return stages
-
-
-def _make_step(line: list, loss_fn: Callable, micro_batches: int, schedule: str) -> Callable:
-    """One graph of all stages and micro-batches: `step(x, y) -> loss`."""
-
-    @tf.function(jit_compile=False)
-    def step(x, y):
-        parts = list(zip(tf.split(x, micro_batches), tf.split(y, micro_batches), strict=True))
-        kept, gradients = [[] for _ in line], [[] for _ in line]  # of each stage's micro-batches
-
-        def forward(number):
-            value, labels = parts[number]
-            for place, stage in enumerate(line):
-                # 1F1B: a stage that keeps as many as there are stages left sends one back first.
-                back = number - len(line) + place
-                wait = gradients[place][back] if schedule == "1f1b" and back >= 0 else []
-                loss = (lambda logits: loss_fn(logits, labels)) if stage is line[-1] else None
-                kept[place].append(stage.forward(value, wait, loss))
-                value = kept[place][-1][1]
-            return value
-
-        def backward(number):
-            upstream = None
-            for place, stage in reversed(list(enumerate(line))):
-                wait = [output for _, output, _ in kept[place]] if schedule == "gpipe" else []
-                upstream, *own = stage.backward(*kept[place][number], upstream, wait)
-                gradients[place].append(own)
-
-        losses = []
-        for number in range(micro_batches):
-            losses.append(forward(number))
-            if schedule == "1f1b":
-                backward(number)
-        for number in range(micro_batches if schedule == "gpipe" else 0):
-            backward(number)
-        for stage, own in zip(line, gradients, strict=True):
-            with tf.device(stage.device):
-                means = [tf.add_n(every) / micro_batches for every in zip(*own, strict=True)]
-                pairs = zip(means, stage.model.trainable_variables, strict=True)
-                stage.optimizer.apply_gradients(pairs)
-        return tf.add_n(losses) / micro_batches
-
-    return step
+    return Part(step, weights)
 
 
 def text_gpt_wide() -> tuple:
@@ -242,7 +289,7 @@ def main() -> None:
     given = {"cut": "block1.ln0", "global_batch": 8, "steps": 10, "seed": 0}
     split = train_layer_split(build, (x, x), **given)
     piped = train_pipeline(build, (x, x), micro_batches=4, schedule="1f1b", **given)
-    step, alone = training.make_train_step(*text_gpt_wide()), Trained({}, [], [])
+    step, alone = training.make_train_step(*text_gpt_wide()), parallel.Trained({}, [], [])
     for rows in batch_order(len(x), 8, seed=0, epoch=0):
         alone.losses.append(float(step(*data.to_device(x[rows], x[rows]))))
         alone.ended.append(time.monotonic())

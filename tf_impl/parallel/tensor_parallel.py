@@ -17,6 +17,8 @@ Where the frameworks differ and why:
   here (`stateless_call`), and variables of DTensor take their place, in the optimizer too.
 - DTensor's graphs let a read of a variable overtake the assignment before it, so the optimizer runs
   eagerly, an operation at a time, which costs most of a small model's step.
+- Gradients of embeddings are dense here. On one device they are sparse, and optimizers of Keras 3
+  that square gradients square the parts of a row before they add them, and so end elsewhere.
 - Each replica holds all of its part here. There the hybrid shards parameters, gradients and the
   optimizer's state over the replicas (FSDP2: ZeRO, Rajbhandari et al., 2020).
 
@@ -28,40 +30,126 @@ dropout draws other masks.
 Run it alone: `python -m tf_impl.parallel.tensor_parallel` prints two and four devices against one.
 """
 
-import contextlib
-import importlib
-import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from functools import partial
 
 import numpy as np
 import tensorflow as tf
 from tensorflow.experimental import dtensor
 
+from shared import parallel
 from shared.datasets import batch_order
 from shared.specs import TASKS
 from shared.weights import init_weights
 from tf_impl.kit import data, models, training
+from tf_impl.kit.replicas import Part, call_arguments, train_parts
 
 
 @dataclass(frozen=True)
-class Trained:
-    """What a run leaves.
+class Split:
+    """A model, and variables of DTensor in the place of its own, in their order."""
 
-    weights: the state of the whole model by Keras's paths within it, in Keras's layouts. losses: of
-    each step, the mean over its batch. ended: when each was over, on the clock of `time.monotonic`.
+    model: tf.keras.Model
+    trained: list
+    state: list
+
+    def outputs(self, x) -> tuple:
+        """What the model gives for x in training, its state afterwards, and its own losses."""
+        arguments, named = call_arguments(self.model, x)
+        return self.model.stateless_call(
+            self.trained, self.state, *arguments, training=True, return_losses=True, **named
+        )
+
+
+def apply_tensor_parallel(model, mesh, plan):
+    """Lay the variables of a Keras 3 model out over a mesh of devices; return the model with them.
+
+    plan: name of a layer -> "outputs" or "inputs", by which it is split over the mesh's dimension
+    "model", as `plan_pairs` makes it. All else is whole on each device. The model stays as it is.
+
+    Raises NotImplementedError in tf_keras.
     """
+    if not hasattr(tf.keras, "StatelessScope"):
+        raise NotImplementedError("tf_keras can't call a model without its variables: use Keras 3")
+    axes = {}
+    for name, split in plan.items():
+        layer = model.get_layer(name)
+        kernel = [dtensor.UNSHARDED, "model"] if split == "outputs" else ["model"]
+        axes[id(layer.kernel)] = kernel
+        if layer.use_bias and split == "outputs":
+            axes[id(layer.bias)] = ["model"]
 
-    weights: dict[str, np.ndarray]
-    losses: list[float]
-    ended: list[float]
+    def laid_out(variable):
+        value = _placed(variable.value, mesh, *axes.get(id(variable), []))
+        return dtensor.DVariable(value, name=variable.path.replace("/", "."))
+
+    trained = [laid_out(variable) for variable in model.trainable_variables]
+    return Split(model, trained, [laid_out(own) for own in model.non_trainable_variables])
+
+
+def plan_pairs(model, *, pairs: str, shards: int = 2):
+    """The plan that splits pairs of dense layers: the first by outputs, the second by inputs.
+
+    pairs: "first > second", separated by commas: names of dense layers, or patterns with *, ? and
+    [] whose matches are paired in order. What lies between a pair works element by element.
+
+    Raises ValueError for names that are not there and sizes that do not divide, NotImplementedError
+    for layers that can't be split.
+    """
+    known, plan = {layer.name: layer for layer in model.layers}, {}
+    for names in parallel.match_pairs(pairs, list(known)):
+        first, second = (known[name] for name in names)
+        for layer in (first, second):
+            if not isinstance(layer, tf.keras.layers.Dense):
+                kind = type(layer).__name__
+                raise NotImplementedError(f"pairs: {layer.name} is a {kind}, only Dense is split")
+        parallel.check_pair(*names, (first.units, second.kernel.shape[0]), shards)
+        plan |= {first.name: "outputs", second.name: "inputs"}
+    return plan
+
+
+def make_train_step(model, optimizer, loss_fn, mesh):
+    """Make `step(x, y) -> loss`, which takes the batch of all replicas.
+
+    model: of `apply_tensor_parallel`. optimizer: without state yet; one like it gets its state in
+    the layout of the variables.
+    """
+    with dtensor.default_mesh(mesh), tf.variable_creator_scope(_like(model.trained)):
+        optimizer = type(optimizer).from_config(optimizer.get_config())
+        optimizer.build(model.trained)
+
+    @tf.function(jit_compile=False)
+    def gradients(x, y):
+        with tf.GradientTape() as tape:
+            found, changed, own = model.outputs(x)
+            loss = loss_fn(found, y)
+            loss = sum((tf.cast(term, loss.dtype) for term in own), loss)
+        found = tape.gradient(loss, model.trained)
+        return loss, [None if g is None else tf.convert_to_tensor(g) for g in found], changed
+
+    def step(x, y):
+        x, y = (parallel.mapped(lambda part: _placed(part, mesh, "data"), own) for own in (x, y))
+        graph = gradients.get_concrete_function(x, y)  # traced once for each shape
+        # Constants, such as those of Normalization, are on one device until they are placed.
+        constants = [_on_mesh(captured, mesh) for captured in graph.captured_inputs]
+        graph.set_external_captures(constants)
+        loss, found, changed = gradients(x, y)
+        with dtensor.default_mesh(mesh):  # eagerly: see above
+            pairs = zip(found, model.trained, strict=True)
+            reached = [pair for pair in pairs if pair[0] is not None]
+            optimizer.apply(*map(list, zip(*reached, strict=True)))
+            for variable, value in zip(model.state, changed, strict=True):
+                variable.assign(value)
+        return loss
+
+    return step
 
 
 def train_tensor_parallel(
     build, dataset, *, pairs: str, shards: int = 2, global_batch: int, steps: int, seed: int
-) -> Trained:
+) -> parallel.Trained:
     """Train with pairs of dense layers split over `shards` devices.
 
     It is a hybrid of one replica: see `train_hybrid`.
@@ -80,123 +168,45 @@ def train_hybrid(
     global_batch: int,
     steps: int,
     seed: int,
-) -> Trained:
+) -> parallel.Trained:
     """Train replicas of the model on their parts of each batch, each split over `shards` devices.
 
-    build: "module:function", importable from here, which gives a Keras 3 model, its optimizer
-    (without state yet), and a loss that is a mean over samples. dataset: arrays x and y, images
-    NHWC; `steps` batches of `global_batch` samples are taken in the shared order of `seed`. pairs:
-    "first > second", separated by commas: names of dense layers, or patterns with *, ? and [] whose
-    matches are paired in order. What lies between a pair works element by element. Devices are the
-    GPUs, or logical devices of the CPU: they are made here if TensorFlow has not begun, else there
-    must be enough of them.
+    build, dataset and what they must be: see `train_parts` of `tf_impl/kit/replicas.py`; the model
+    is one of Keras 3. pairs: as in `plan_pairs`.
 
     Raises, before anything is trained, ValueError for names that are not there and numbers that do
     not fit, NotImplementedError for layers that can't be split, and in tf_keras.
     """
-    x, y = dataset
-    if steps < 1 or not 1 <= global_batch <= len(x) == len(y):
-        raise ValueError(f"{steps} steps of {global_batch} from {len(x)} samples, {len(y)} labels")
-    if replicas < 1 or global_batch % replicas:
-        raise ValueError(f"{replicas} replicas do not divide a batch of {global_batch}")
-    if not hasattr(tf.keras, "StatelessScope"):
-        raise NotImplementedError("tf_keras can't call a model without its variables: use Keras 3")
-    devices = _devices(replicas * shards)
-    tf.keras.utils.set_random_seed(seed)
-    model, optimizer, loss_fn = _build(build)
-    split = _plan(model, pairs, shards)
-    mesh = dtensor.create_mesh([("data", replicas), ("model", shards)], devices=devices)
-    variables, step = _make_step(model, optimizer, loss_fn, split, mesh)
-    epochs = (batch_order(len(x), global_batch, seed=seed, epoch=n) for n in itertools.count())
-    losses, ended = [], []
-    for rows in itertools.islice(itertools.chain.from_iterable(epochs), steps):
-        losses.append(float(step(*(_placed(part[rows], mesh, "data") for part in (x, y)))))
-        ended.append(time.monotonic())
-    names = {path: path.removeprefix(f"{model.name}/") for path in variables}
-    weights = {names[path]: _whole(variable) for path, variable in variables.items()}
-    return Trained(weights, losses, ended)
+    parallel.check_replicas(replicas, global_batch)
+    return train_parts(
+        build,
+        dataset,
+        partial(_make_parts, pairs=pairs, shards=shards, replicas=replicas),
+        parts=replicas * shards,
+        global_batch=global_batch,
+        steps=steps,
+        seed=seed,
+    )
 
 
-def _devices(count: int) -> list[str]:
-    """The names of so many GPUs or logical CPU devices, which can only be made at the start."""
+def _make_parts(model, optimizer, loss_fn, x, *, pairs, shards, replicas) -> Part:
+    """What trains on all devices."""
+    plan = plan_pairs(model, pairs=pairs, shards=shards)
     kind = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    if kind == "CPU" and not tf.config.get_logical_device_configuration(cpu):
-        with contextlib.suppress(RuntimeError):  # TensorFlow has begun
-            logical = [tf.config.LogicalDeviceConfiguration()] * count
-            tf.config.set_logical_device_configuration(cpu, logical)
-    names = [device.name for device in tf.config.list_logical_devices(kind)]
-    if len(names) < count:
-        raise ValueError(f"{count} parts need {count} devices, TensorFlow began with {len(names)}")
-    return names[:count]
+    devices = [device.name for device in tf.config.list_logical_devices(kind)]
+    mesh = dtensor.create_mesh(
+        [("data", replicas), ("model", shards)], devices=devices[: replicas * shards]
+    )
+    split = apply_tensor_parallel(model, mesh, plan)
 
+    def weights():
+        own = [*model.trainable_variables, *model.non_trainable_variables]
+        laid_out = [*split.trained, *split.state]
+        values = {id(v): value for v, value in zip(own, laid_out, strict=True)}
+        names = {id(v): v.path.removeprefix(f"{model.name}/") for v in model.variables}
+        return {name: _whole(values[key]) for key, name in names.items()}
 
-def _build(build: str) -> tuple:
-    module, _, name = str(build).partition(":")
-    try:
-        function = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f'build must be "module:function", not {build!r}: {error}') from None
-    return function()
-
-
-def _plan(model: tf.keras.Model, pairs: str, shards: int) -> dict[str, list[str]]:
-    """The path of each variable that is split -> what its axes are split over."""
-    known, plan = {layer.name: layer for layer in model.layers}, {}
-    for pair in pairs.split(","):
-        sides = [part.strip() for part in pair.split(">")]
-        found = [[name for name in known if fnmatchcase(name, side)] for side in sides]
-        if len(found) != 2 or not found[0] or len(found[0]) != len(found[1]):
-            raise ValueError(f"pairs: {pair.strip()!r} matches {found}: two lists of equal length")
-        for names in zip(*found, strict=True):
-            layers = [known[name] for name in names]
-            for layer in layers:
-                if not isinstance(layer, tf.keras.layers.Dense):
-                    kind = type(layer).__name__
-                    raise NotImplementedError(
-                        f"pairs: {layer.name} is a {kind}, only Dense is split"
-                    )
-            first, second = layers
-            sizes = first.units, second.kernel.shape[0]
-            if sizes[0] != sizes[1] or shards < 2 or sizes[0] % shards:
-                raise ValueError(
-                    f"pairs: {names[0]} > {names[1]}: {sizes} do not go into {shards} shards"
-                )
-            plan[first.kernel.path] = [dtensor.UNSHARDED, "model"]
-            plan[second.kernel.path] = ["model", dtensor.UNSHARDED]
-            if first.use_bias:
-                plan[first.bias.path] = ["model"]
-    return plan
-
-
-def _make_step(model, optimizer, loss_fn: Callable, split: dict, mesh) -> tuple:
-    """The variables of DTensor by path, and `step(x, y) -> loss` that trains them."""
-    variables = {}
-    for variable in model.variables:
-        value = _placed(variable.numpy(), mesh, *split.get(variable.path, []))
-        variables[variable.path] = dtensor.DVariable(value, name=variable.path.replace("/", "."))
-    trained = [variables[variable.path] for variable in model.trainable_variables]
-    state = [variables[variable.path] for variable in model.non_trainable_variables]
-    with dtensor.default_mesh(mesh), tf.variable_creator_scope(_like(trained)):
-        optimizer = type(optimizer).from_config(optimizer.get_config())
-        optimizer.build(trained)
-
-    @tf.function(jit_compile=False)
-    def gradients(x, y):
-        with tf.GradientTape() as tape:
-            logits, changed = model.stateless_call(trained, state, x, training=True)
-            loss = loss_fn(logits, y)
-        return loss, [tf.convert_to_tensor(g) for g in tape.gradient(loss, trained)], changed
-
-    def step(x, y):
-        loss, found, changed = gradients(x, y)
-        with dtensor.default_mesh(mesh):  # eagerly: see above
-            optimizer.apply(found, trained)
-            for variable, value in zip(state, changed, strict=True):
-                variable.assign(value)
-        return loss
-
-    return variables, step
+    return Part(make_train_step(split, optimizer, loss_fn, mesh), weights)
 
 
 def _like(trained: list) -> Callable:
@@ -213,12 +223,19 @@ def _like(trained: list) -> Callable:
     return create
 
 
-def _placed(value: np.ndarray, mesh, *axes: str):
+def _placed(value, mesh, *axes: str):
     """A tensor with its first axes split over those of the mesh."""
-    value = tf.constant(value)
+    value = tf.convert_to_tensor(value)
     whole = dtensor.copy_to_mesh(value, dtensor.Layout.replicated(mesh, value.shape.rank))
     rest = [dtensor.UNSHARDED] * (value.shape.rank - len(axes))
     return dtensor.relayout(whole, dtensor.Layout([*axes, *rest], mesh))
+
+
+def _on_mesh(captured, mesh):
+    """What a graph captured; a tensor of one device whole on each."""
+    if captured.dtype == tf.resource or dtensor.is_dtensor(captured):
+        return captured
+    return _placed(captured, mesh)
 
 
 def _whole(variable) -> np.ndarray:
@@ -239,7 +256,7 @@ def main() -> None:
     given = {"pairs": "block*.up > block*.down", "global_batch": 8, "steps": 10, "seed": 0}
     both = train_hybrid(build, (x, x), **given)
     split = train_tensor_parallel(build, (x, x), **given)
-    step, alone = training.make_train_step(*text_gpt_wide()), Trained({}, [], [])
+    step, alone = training.make_train_step(*text_gpt_wide()), parallel.Trained({}, [], [])
     for rows in batch_order(len(x), 8, seed=0, epoch=0):
         alone.losses.append(float(step(*data.to_device(x[rows], x[rows]))))
         alone.ended.append(time.monotonic())

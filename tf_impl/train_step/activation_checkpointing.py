@@ -41,7 +41,9 @@ import tensorflow as tf
 _ADVICE = "anew in the second run: use keras.random with a SeedGenerator of its layer"
 
 
-def apply_checkpointing(model: tf.keras.Model, *, blocks: str) -> tf.keras.Model:
+def apply_checkpointing(
+    model: tf.keras.Model, *, blocks: str, save_products: bool = False, offload: bool = False
+) -> tf.keras.Model:
     """Have the blocks of `model` recomputed in the backward pass; return the model to train.
 
     blocks: comma-separated names, or patterns with *, ? and [] ("block*", "stage*.block?"). A name
@@ -50,13 +52,20 @@ def apply_checkpointing(model: tf.keras.Model, *, blocks: str) -> tf.keras.Model
     what lies between them. What lies within another chosen block is recomputed with it. "" chooses
     none. A block takes any arguments, one of them floating-point, and returns any tensors. With
     groups the result is a new functional model, not compiled, that shares its layers with `model`;
-    without, it is `model`, changed. Saving keeps no recomputation.
+    without, it is `model`, changed. Either trains in `fit`, too. Saving keeps no recomputation.
 
     Raises ValueError, before anything is changed, for unknown names, blocks that overlap or are
-    recomputed already and a model without variables; NotImplementedError in tf_keras and, when the
-    model is traced, for a block that adds a loss, draws random numbers without a Keras seed
-    generator of its own or changes variables of others. Source: `tf.recompute_grad`.
+    recomputed already and a model without variables; NotImplementedError in tf_keras, for
+    save_products and offload, which TensorFlow has no means for, and, when the model is traced, for
+    a block that adds a loss, draws random numbers without a Keras seed generator of its own or
+    changes variables of others. Source: `tf.recompute_grad`.
     """
+    if save_products:
+        raise NotImplementedError(
+            "tf.recompute_grad recomputes all of a block: it can't keep the products of its inside"
+        )
+    if offload:
+        raise NotImplementedError("TensorFlow keeps what a block needs on the device alone")
     if not model.built:
         raise ValueError("the model has no variables yet: call it once on an example input")
     if blocks.strip(", ") and not hasattr(tf.keras, "StatelessScope"):

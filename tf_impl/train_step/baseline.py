@@ -16,6 +16,7 @@ Run it alone: `python -m tf_impl.train_step.baseline` prints the kit's step agai
 one.
 """
 
+import inspect
 import time
 from collections.abc import Callable
 
@@ -27,7 +28,7 @@ def make_hand_written_step(
 ) -> Callable:
     """Make step(x, y) -> loss as TensorFlow's guides write it: one tf.function, float32.
 
-    `x` is float32 (n, height, width, channels), `y` int64 (n,); the loss is a scalar.
+    `x` is what the model takes in `fit`, `y` int64 (n,); the loss is a scalar.
     Source: "Writing a training loop from scratch", tensorflow.org/guide.
     """
     loss_fn = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -35,8 +36,8 @@ def make_hand_written_step(
     @tf.function
     def step(x, y):
         with tf.GradientTape() as tape:
-            logits = model(x, training=True)
-            loss = loss_fn(y, logits)
+            loss = loss_fn(y, _call(model, x, training=True))
+            loss += sum(model.losses)  # of regularisers
         gradients = tape.gradient(loss, model.trainable_variables)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
         return loss
@@ -71,6 +72,18 @@ def make_fit_loop(model: tf.keras.Model, optimizer: tf.keras.optimizers.Optimize
         return ends[-1] - ends[0], history.history["loss"][0]
 
     return loop
+
+
+def _call(model, x, training: bool):
+    """Call `model` as `fit` does: x is one argument, but where `call` needs several."""
+    inputs = inspect.signature(model.call).parameters.values()
+    inputs = [p for p in inputs if p.name not in ("training", "mask") and p.kind != p.VAR_KEYWORD]
+    if isinstance(x, dict) and len(inputs) > 1 and x.keys() <= {p.name for p in inputs}:
+        return model(**x, training=training)
+    needed = sum(2 if p.kind == p.VAR_POSITIONAL else p.default is p.empty for p in inputs)
+    if isinstance(x, tuple | list) and needed > 1:
+        return model(*x, training=training)
+    return model(x, training=training)
 
 
 def main() -> None:

@@ -3,7 +3,8 @@
 What it changes: who runs the operators. Eager, Python asks for one kernel after the other; a
 captured graph runs without Python (`tf.function`); a compiler fuses neighbouring operators into
 kernels of its own, which saves trips to memory (XLA: `tf.function(jit_compile=True)`). Results
-differ by rounding, since sums are taken in another order.
+differ by rounding, since sums are taken in another order; and XLA draws other dropout masks than a
+graph from the same seeds, with an algorithm of its own.
 
 Its twin: `pt_impl/train_step/compilation.py`.
 
@@ -27,9 +28,13 @@ a step is the break-even.
 Run it alone: `python -m tf_impl.train_step.compilation` prints eager against compiled steps.
 """
 
+import inspect
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from functools import partial
 from operator import attrgetter
 
 import tensorflow as tf
@@ -42,17 +47,17 @@ Model, Optimizer = tf.keras.Model, tf.keras.optimizers.Optimizer
 def eager_train_step(model: Model, optimizer: Optimizer, loss_fn: Callable) -> Callable:
     """Return `step(x, y) -> loss` as Python runs it: operator by operator, without `tf.function`.
 
-    x: a tensor, or a tuple of the model's positional arguments; anything else (a list, a dict) is
-    handed over as it is. loss: the scalar `loss_fn(output, y)`, on the device. The step updates the
-    model's trainable variables. Raises ValueError for a model that has no variables yet.
+    x: a tensor or a structure of tensors, handed over as `fit` does: as one argument, but where the
+    model's `call` needs several. loss: the scalar `loss_fn(output, y)`, on the device. The step
+    updates the model's trainable variables. Raises ValueError for a model that has no variables
+    yet.
     """
     _check_built(model)
     variables = model.trainable_variables
 
     def step(x, y):
         with tf.GradientTape() as tape:
-            output = model(*x, training=True) if isinstance(x, tuple) else model(x, training=True)
-            loss = sum(model.losses, loss_fn(output, y))  # of regularisers, too
+            loss = _with_own_losses(loss_fn(_call(model, x, training=True), y), model.losses)
         gradients = tape.gradient(loss, variables)
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
         return loss
@@ -91,26 +96,37 @@ def fullgraph_train_step(model: Model, optimizer: Optimizer, loss_fn: Callable) 
 
 
 def compiled_model_train_step(
-    model: Model, optimizer: Optimizer, loss_fn: Callable, *, mode: str = "default"
+    model: Model,
+    optimizer: Optimizer,
+    loss_fn: Callable,
+    *,
+    mode: str = "default",
+    blocks: str = "",
 ) -> Callable:
     """The model alone as programs of XLA, forward and backward; loss and update stay in the graph.
 
     Arguments and result as in `eager_train_step`, mode and errors as in `compiled_train_step`.
+    blocks: names of layers at any depth, comma-separated, or patterns ("block*"); each becomes a
+    program of its own, and what lies between them stays in the graph. "" compiles the model whole.
+    Raises ValueError for a block that the model has not and NotImplementedError, when the model is
+    traced, for one that gives a Keras mask or adds a loss, which would not get out of its program.
     """
     _check_mode(mode)
     _check_built(model)
-    variables = model.trainable_variables
+    variables, layers = model.trainable_variables, _find_layers(model, blocks)
 
-    @tf.function(jit_compile=True)  # and with it its gradient
-    def forward(*inputs):
+    @tf.function(jit_compile=not layers)  # and with it its gradient
+    def forward(x):
         # The gradient would be that of the inputs too, which a train step does not need.
-        return model(*tf.nest.map_structure(tf.stop_gradient, inputs), training=True), model.losses
+        x = tf.nest.map_structure(tf.stop_gradient, x)
+        with _compiled(layers):
+            return _call(model, x, training=True), model.losses
 
     @tf.function(jit_compile=False)
     def step(x, y):
         with tf.GradientTape() as tape:
-            output, losses = forward(*x) if isinstance(x, tuple) else forward(x)
-            loss = sum(losses, loss_fn(output, y))
+            output, losses = forward(x)
+            loss = _with_own_losses(loss_fn(output, y), losses)
         optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
         return loss
 
@@ -166,7 +182,7 @@ def eager_predict(model: Model) -> Callable:
     """Return `predict(x) -> output` in evaluation mode, eager; x as in `eager_train_step`."""
 
     def predict(x):
-        return model(*x, training=False) if isinstance(x, tuple) else model(x, training=False)
+        return _call(model, x, training=False)
 
     return predict
 
@@ -176,10 +192,58 @@ def graph_predict(model: Model) -> Callable:
     return tf.function(eager_predict(model), jit_compile=False, reduce_retracing=True)
 
 
-def compiled_predict(model: Model, *, mode: str = "default") -> Callable:
-    """Predict with a program of XLA for each shape; mode as in `compiled_train_step`."""
+def compiled_predict(model: Model, *, mode: str = "default", blocks: str = "") -> Callable:
+    """Predict with a program of XLA for each shape; as in `compiled_model_train_step`."""
     _check_mode(mode)
-    return tf.function(eager_predict(model), jit_compile=True, reduce_retracing=True)
+    layers = _find_layers(model, blocks)
+
+    @tf.function(jit_compile=not layers, reduce_retracing=True)
+    def predict(x):
+        with _compiled(layers):
+            return _call(model, x, training=False)
+
+    return predict
+
+
+def _find_layers(model: Model, blocks: str) -> list:
+    """The layers that `blocks` names, but for those inside another of them."""
+    layers = list(dict.fromkeys(model._flatten_layers(include_self=False)))
+    found = []
+    for pattern in filter(None, map(str.strip, blocks.split(","))):
+        own = [layer for layer in layers if fnmatchcase(layer.name, pattern)]
+        if not own:
+            known = ", ".join(layer.name for layer in layers)
+            raise ValueError(f"blocks: the model has no layer {pattern!r}; it has {known}")
+        found += own
+    inside = {id(part) for one in found for part in one._flatten_layers(include_self=False)}
+    return [layer for layer in dict.fromkeys(found) if id(layer) not in inside]
+
+
+@contextmanager
+def _compiled(layers: list) -> Iterator[None]:
+    """Let XLA compile each layer by itself, until the context ends: for one trace."""
+    before = [vars(layer).get("call") for layer in layers]
+    try:
+        for layer in layers:
+            compiled = tf.function(partial(_checked, layer, layer.call), jit_compile=True)
+            layer.call = partial(compiled)  # Keras would track the function itself
+        yield
+    finally:
+        for layer, call in zip(layers, before, strict=True):
+            del layer.call
+            if call is not None:
+                layer.call = call
+
+
+def _checked(layer, call, /, *args, **kwargs):
+    """Call, and refuse what would be lost at the border of a program."""
+    known = sum(len(part._losses) for part in layer._flatten_layers())
+    outputs = call(*args, **kwargs)
+    if sum(len(part._losses) for part in layer._flatten_layers()) > known:
+        raise NotImplementedError(f"{layer.name!r} adds a loss, which XLA's program would keep")
+    if any(getattr(v, "_keras_mask", None) is not None for v in tf.nest.flatten(outputs)):
+        raise NotImplementedError(f"{layer.name!r} gives a mask, which XLA's program would keep")
+    return outputs
 
 
 def traced_model(model: Model, x) -> Model:
@@ -230,6 +294,24 @@ def _count(function, library: dict, found: Counter, outside: Counter, inside_xla
             outside[node.op] += 1
         for callee in called:
             _count(callee, library, found, outside, inside_xla or marked)
+
+
+def _call(model, x, training: bool):
+    """Call `model` as `fit` does: x is one argument, but where `call` needs several."""
+    inputs = inspect.signature(model.call).parameters.values()
+    inputs = [p for p in inputs if p.name not in ("training", "mask") and p.kind != p.VAR_KEYWORD]
+    if isinstance(x, dict) and len(inputs) > 1 and x.keys() <= {p.name for p in inputs}:
+        return model(**x, training=training)
+    needed = sum(2 if p.kind == p.VAR_POSITIONAL else p.default is p.empty for p in inputs)
+    if isinstance(x, tuple | list) and needed > 1:
+        return model(*x, training=training)
+    return model(x, training=training)
+
+
+def _with_own_losses(loss, losses):
+    """Add the model's own losses (of regularisers, of `add_loss`) as `fit` does, in float32."""
+    loss = tf.cast(loss, tf.float32) if loss.dtype.size < 4 else loss
+    return sum((tf.cast(term, loss.dtype) for term in losses), loss)
 
 
 def main() -> None:

@@ -17,8 +17,10 @@ What is not the same as in one large batch:
 Its twin: `pt_impl/train_step/gradient_accumulation.py`.
 
 Where the frameworks differ and why:
-- Gradients are values here, and a loop in the graph carries a dense copy of all of them from part
-  to part. There `.grad` is the accumulator: `backward` adds to it.
+- Gradients are values here, and a loop in the graph carries a copy of all of them from part to
+  part. There `.grad` is the accumulator: `backward` adds to it. An embedding's gradient is slices,
+  one a lookup: those of all parts are kept side by side, as in the plain step, since optimizers
+  treat slices otherwise than their sum (Keras 3's Adam squares each apart).
 - A graph may run whatever is ready, and no forward pass needs the part before: TensorFlow could run
   several at once and hold the activations of all. `parallel_iterations=1` forbids it (a loop in
   Python would need control dependencies, and make the graph as many times larger). The tape is
@@ -40,6 +42,7 @@ Run it alone: `python -m tf_impl.train_step.gradient_accumulation` prints 32 sam
 128 and against 4 x 32, each with its learning rate.
 """
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -56,11 +59,12 @@ def make_train_step(
 ) -> Callable:
     """Return `step(x, y) -> loss`: one update from the whole batch, computed part by part.
 
-    x: a tensor, or a tuple of the model's positional arguments; anything else (a list, a dict) is
-    handed over as it is. Every tensor in x and y has the samples along its first axis; what is no
-    tensor goes to every part. `loss_fn(output, y)` returns the mean over the samples it is given.
-    loss: float32 scalar on the device, the mean over the whole batch. micro_batches: how many
-    parts; their sizes differ by one at most, so a batch need not be divisible. 1 is the plain step.
+    x: a tensor or a structure of tensors, handed over as `fit` does: as one argument, but where the
+    model's `call` needs several. Every tensor in x and y has the samples along its first axis; what
+    is no tensor goes to every part. `loss_fn(output, y)` returns the mean over the samples it is
+    given. loss: float32 scalar on the device, the mean over the whole batch. micro_batches: how
+    many parts; their sizes differ by one at most, so a batch need not be divisible. 1 is the plain
+    step.
 
     statistics_once: BatchNorm's moving statistics are updated once a step, with the mean and
     variance of all values that the layer saw in all parts (Chan et al., 1979). Equal to one large
@@ -95,8 +99,19 @@ def make_train_step(
     return step
 
 
-def _accumulate(model, loss_fn, variables, norms, x, y, micro_batches: int) -> tuple:
+def _accumulate(*given) -> tuple:
     """Run the parts one by one; return loss, gradients and what each BatchNorm has seen."""
+    try:
+        return _loop(*given, lookups=set())
+    except _LookupsError as found:  # only the trace of a part knows: trace it anew
+        return _loop(*given, lookups=found.args[0])
+
+
+class _LookupsError(Exception):
+    """The places of gradients that are slices, one a lookup (of embeddings)."""
+
+
+def _loop(model, loss_fn, variables, norms, x, y, micro_batches: int, *, lookups: set) -> tuple:
     samples = _samples(x, y, micro_batches)
     unreached = set()
 
@@ -108,36 +123,79 @@ def _accumulate(model, loss_fn, variables, norms, x, y, micro_batches: int) -> t
         with _own_statistics(norms):
             part_loss, added = _backward(model, loss_fn, variables, inputs, labels, share)
         unreached.update(place for place, gradient in enumerate(added) if gradient is None)
-        gradients = [
-            # An embedding's slices become dense, as the sum is.
-            old if new is None else old + tf.convert_to_tensor(new)
-            for old, new in zip(gradients, added, strict=True)
-        ]
+        found = {place for place, g in enumerate(added) if isinstance(g, tf.IndexedSlices)}
+        if found != lookups:
+            raise _LookupsError(found)
+        gradients = [_add(index, *pair) for pair in zip(gradients, added, strict=True)]
         both = zip(pooled, norms, strict=True)
         pooled = [_pool(*seen, *_statistics(norm), start, stop) for seen, norm in both]
         return index + 1, loss + tf.cast(part_loss, loss.dtype), gradients, pooled
 
-    zeros = [tf.zeros(variable.shape, variable.dtype) for variable in variables]
+    empty = [
+        _no_slices(variable, micro_batches)
+        if place in lookups
+        else tf.zeros(variable.shape, variable.dtype)
+        for place, variable in enumerate(variables)
+    ]
     unseen = [tuple(map(tf.zeros_like, _statistics(norm))) for norm in norms]
     _, loss, gradients, pooled = tf.while_loop(
         lambda index, *_: index < micro_batches,
         part,
-        [tf.constant(0), tf.constant(0.0), zeros, unseen],
+        [tf.constant(0), tf.constant(0.0), empty, unseen],
         parallel_iterations=1,  # one part's activations at a time
     )
+    for place in lookups:
+        values, rows = gradients[place]
+        shape = tf.constant(list(variables[place].shape), tf.int64)
+        gradients[place] = tf.IndexedSlices(values.concat(), rows.concat(), shape)
     # What the loss does not reach has no gradient, which is not a gradient of zero.
     reached = [None if i in unreached else gradient for i, gradient in enumerate(gradients)]
     return loss, reached, pooled
 
 
+def _no_slices(variable, parts: int) -> tuple:
+    """Where the slices of each part are kept, as values and rows."""
+    kept = {"size": parts, "infer_shape": False}  # the last part may have fewer
+    shape = [None, *variable.shape[1:]]
+    values = tf.TensorArray(variable.dtype, element_shape=shape, **kept)
+    return values, tf.TensorArray(tf.int64, element_shape=[None], **kept)
+
+
+def _add(index, old, new):
+    """The gradients of the parts so far with those of one more."""
+    if new is None:
+        return old
+    if isinstance(new, tf.IndexedSlices):
+        values, rows = old
+        indices = tf.cast(new.indices, tf.int64)
+        return values.write(index, new.values), rows.write(index, indices)
+    return old + new
+
+
 def _backward(model, loss_fn, variables, x, y, share) -> tuple:
     """Loss and gradients of one part, times its share of the samples."""
     with tf.GradientTape() as tape:
-        output = model(*x, training=True) if isinstance(x, tuple) else model(x, training=True)
-        loss = loss_fn(output, y)
-        loss = sum((tf.cast(term, loss.dtype) for term in model.losses), loss)
+        loss = _with_own_losses(loss_fn(_call(model, x, training=True), y), model)
         loss *= tf.cast(share, loss.dtype)
     return loss, tape.gradient(loss, variables)
+
+
+def _call(model, x, training: bool):
+    """Call `model` as `fit` does: x is one argument, but where `call` needs several."""
+    inputs = inspect.signature(model.call).parameters.values()
+    inputs = [p for p in inputs if p.name not in ("training", "mask") and p.kind != p.VAR_KEYWORD]
+    if isinstance(x, dict) and len(inputs) > 1 and x.keys() <= {p.name for p in inputs}:
+        return model(**x, training=training)
+    needed = sum(2 if p.kind == p.VAR_POSITIONAL else p.default is p.empty for p in inputs)
+    if isinstance(x, tuple | list) and needed > 1:
+        return model(*x, training=training)
+    return model(x, training=training)
+
+
+def _with_own_losses(loss, model):
+    """Add the model's own losses (of regularisers, of `add_loss`) as `fit` does, in float32."""
+    loss = tf.cast(loss, tf.float32) if loss.dtype.size < 4 else loss
+    return sum((tf.cast(term, loss.dtype) for term in model.losses), loss)
 
 
 def _check(model: tf.keras.Model, micro_batches: int) -> None:

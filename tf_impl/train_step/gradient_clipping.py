@@ -15,12 +15,15 @@ Where the frameworks differ and why:
   parameters, but for 1e-6 that PyTorch adds to the norm. Keras's `clipnorm` is per variable.
 - Clipping spreads what is not finite: a NaN makes every gradient NaN; an infinite norm makes every
   other gradient NaN here and 0 there (max_norm / inf). So the guard looks before.
+- In `fit`, clipping is an argument of the optimizer (`global_clipnorm`, `clipnorm`), and the guard
+  `callbacks.TerminateOnNaN`, which looks at the loss after the weights have changed.
 - The guard is a branch of the graph: update, or count what is not finite. Python reads one flag a
   step, as the twin does, which waits for a GPU; so Python calls the step, not a tf.function.
 - Keras's LossScaleOptimizer unscales within `apply` (where its inner optimizer's own clipping comes
   after), so scaled gradients are clipped at max_norm times the scale. `GradScaler` has `unscale_`.
 - An embedding's gradient is slices here, one a lookup. Their norm is not the gradient's where a
-  row was looked up twice (`global_norm` and Keras's clipping take it), so they become dense first.
+  row was looked up twice (`global_norm` and Keras's clipping take it), so the norm is that of their
+  sums. The slices themselves are scaled and stay slices, as the optimizer gets them unclipped.
 
 When it helps and when it hurts: it helps where single batches give gradients far above the usual
 (recurrent networks, transformers early on). Log `step.gradient_norm()` and set max_norm where few
@@ -31,6 +34,7 @@ guard costs one, one over the inputs, and the flag.
 Run it alone: `python -m tf_impl.train_step.gradient_clipping` prints the plain step against both.
 """
 
+import inspect
 import math
 from collections.abc import Callable, Iterator
 from numbers import Real
@@ -53,10 +57,11 @@ def make_train_step(
 ) -> Callable:
     """Return `step(x, y) -> loss` that clips the gradients by their global L2 norm.
 
-    x: a tensor, or a tuple of the model's positional arguments; anything else (a list, a dict) is
-    handed over as it is. loss: scalar on the device. max_norm: the most that the norm may be after
-    clipping; `math.inf` only measures. `step.gradient_norm()` reads what it was before (NaN before
-    the first step), which waits for the device. check_finite: the guard, clipping or not.
+    x: a tensor or a structure of tensors, handed over as `fit` does: as one argument, but where the
+    model's `call` needs several. loss: scalar on the device. max_norm: the most that the norm may
+    be after clipping; `math.inf` only measures. `step.gradient_norm()` reads what it was before
+    (NaN before the first step), which waits for the device. check_finite: the guard, clipping or
+    not.
 
     Raises ValueError for a max_norm that is not above 0, a model without trainable variables and an
     optimizer that scales the loss. With check_finite `step` raises FloatingPointError: the number
@@ -69,7 +74,7 @@ def make_train_step(
     @tf.function(jit_compile=False)
     def train(x, y):
         loss, gradients = _gradients(model, loss_fn, variables, x, y)
-        norm = tf.linalg.global_norm(gradients)
+        norm = tf.linalg.global_norm(list(map(_dense, gradients)))
         last_norm.assign(tf.cast(norm, tf.float32))
         clipped = gradients
         if max_norm < math.inf:
@@ -101,7 +106,7 @@ def make_per_variable_step(
     def step(x, y):
         loss, gradients = _gradients(model, loss_fn, variables, x, y)
         if max_norm < math.inf:
-            gradients = [g if g is None else tf.clip_by_norm(g, max_norm) for g in gradients]
+            gradients = [_clipped(gradient, max_norm) for gradient in gradients]
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
         return loss
 
@@ -121,7 +126,8 @@ def make_scaled_step(
     The gradients of the scaled loss are `scale` times too large; max_norm bounds the unscaled ones.
     The arithmetic is the model's own: for float16 build it under the policy "mixed_float16". A step
     whose gradients are not finite changes no weight and halves the scale (2,000 good ones double
-    it), which is part of the method: there is no guard here. `step.loss_scale()` reads the scale.
+    it), which is part of the method: there is no guard here. `step.loss_scale()` reads the scale;
+    `step.optimizer` holds it in its variables: save it to resume.
     All else as in `make_train_step`. Raises ValueError for what that refuses and for a scale that
     is not above 0; NotImplementedError with tf_keras.
     """
@@ -139,11 +145,13 @@ def make_scaled_step(
         if max_norm < math.inf:
             # The same as clipping at max_norm after unscaling, which only apply_gradients does.
             bound = max_norm * tf.convert_to_tensor(scaling.dynamic_scale)
-            gradients, _ = tf.clip_by_global_norm(gradients, bound)
+            norm = tf.linalg.global_norm(list(map(_dense, gradients)))
+            gradients, _ = tf.clip_by_global_norm(gradients, bound, use_norm=norm)
         scaling.apply_gradients(zip(gradients, variables, strict=True))
         return loss
 
     step.loss_scale = lambda: float(scaling.dynamic_scale)
+    step.optimizer = scaling
     return step
 
 
@@ -161,13 +169,25 @@ def _variables(model, optimizer, max_norm: float) -> list:
 
 
 def _gradients(model, loss_fn, variables, x, y, scale=tf.identity) -> tuple:
-    """Loss, and the dense gradients of the scaled loss (None where it does not depend on one)."""
+    """Loss, and the gradients of the scaled loss (None where it does not depend on one)."""
     with tf.GradientTape() as tape:
-        output = model(*x, training=True) if isinstance(x, tuple) else model(x, training=True)
-        loss = sum(model.losses, loss_fn(output, y))  # of regularisers, too
+        loss = _with_own_losses(loss_fn(_call(model, x, training=True), y), model)
         objective = scale(loss)
-    gradients = tape.gradient(objective, variables)
-    return loss, [g if g is None else tf.convert_to_tensor(g) for g in gradients]
+    return loss, tape.gradient(objective, variables)
+
+
+def _dense(gradient):
+    """The sum of an embedding's slices; any other gradient, and None, as it is."""
+    is_slices = isinstance(gradient, tf.IndexedSlices)
+    return tf.convert_to_tensor(gradient) if is_slices else gradient
+
+
+def _clipped(gradient, max_norm: float):
+    """One gradient, scaled to an L2 norm of `max_norm` at most."""
+    if gradient is None:
+        return None
+    (clipped,), _ = tf.clip_by_global_norm([gradient], max_norm, tf.norm(_dense(gradient)))
+    return clipped
 
 
 def _apply_if_finite(optimizer, variables, clipped, x, y, loss, gradients, norm) -> tuple:
@@ -180,7 +200,8 @@ def _apply_if_finite(optimizer, variables, clipped, x, y, loss, gradients, norm)
         return tf.zeros(len(suspects), tf.int64)
 
     def count():
-        bad = [~tf.math.is_finite(0.0 if tensor is None else tensor) for tensor in suspects]
+        known = [0.0 if tensor is None else _dense(tensor) for tensor in suspects]
+        bad = [~tf.math.is_finite(tensor) for tensor in known]
         return tf.stack([tf.math.count_nonzero(values) for values in bad])
 
     # The norm stands for all gradients: it is finite only where they are.
@@ -226,6 +247,24 @@ def _floating(name: str, tree) -> Iterator[tuple]:
             yield from _floating(f"{name}[{key!r}]", value)
     elif hasattr(tree, "dtype") and tf.as_dtype(tree.dtype).is_floating:
         yield name, tree
+
+
+def _call(model, x, training: bool):
+    """Call `model` as `fit` does: x is one argument, but where `call` needs several."""
+    inputs = inspect.signature(model.call).parameters.values()
+    inputs = [p for p in inputs if p.name not in ("training", "mask") and p.kind != p.VAR_KEYWORD]
+    if isinstance(x, dict) and len(inputs) > 1 and x.keys() <= {p.name for p in inputs}:
+        return model(**x, training=training)
+    needed = sum(2 if p.kind == p.VAR_POSITIONAL else p.default is p.empty for p in inputs)
+    if isinstance(x, tuple | list) and needed > 1:
+        return model(*x, training=training)
+    return model(x, training=training)
+
+
+def _with_own_losses(loss, model):
+    """Add the model's own losses (of regularisers, of `add_loss`) as `fit` does, in float32."""
+    loss = tf.cast(loss, tf.float32) if loss.dtype.size < 4 else loss
+    return sum((tf.cast(term, loss.dtype) for term in model.losses), loss)
 
 
 def main() -> None:

@@ -36,6 +36,8 @@ up small differences in float32 (`keep_fp32`).
 Run it alone: `python -m tf_impl.train_step.mixed_precision` prints float32 against bfloat16.
 """
 
+import inspect
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -53,26 +55,27 @@ def make_train_step(
     keep_fp32: str = "",
     initial_scale: float = 65536.0,
     growth_interval: int = 2000,
+    max_norm: float = math.inf,
 ) -> Callable:
     """Return `step(x, y) -> loss` that computes in `dtype` over the model's float32 variables.
 
-    x: a tensor, or a tuple of the model's positional arguments; anything else (a list, a dict) is
-    handed over as it is. loss: float32 scalar on the device, not scaled. `loss_fn(output, y)` gets
-    float32 output. dtype: "bfloat16", "float16" or "float32" (the plain step). keep_fp32: names of
-    layers, comma-separated, that compute in float32 with all they contain. The model itself is
-    left as it is. float16 only: the loss is multiplied by a scale that starts at `initial_scale`,
-    halves when a gradient is not finite (and no weight changes) and doubles after
+    x: a tensor or a structure of tensors, handed over as `fit` does: as one argument, but where the
+    model's `call` needs several. loss: float32 scalar on the device, not scaled. `loss_fn(output,
+    y)` gets float32 output. dtype: "bfloat16", "float16" or "float32" (the plain step). keep_fp32:
+    names of layers, comma-separated, that compute in float32 with all they contain. The model
+    itself is left as it is. float16 only: the loss is multiplied by a scale that starts at
+    `initial_scale`, halves when a gradient is not finite (and no weight changes) and doubles after
     `growth_interval` good steps in a row; `step.loss_scale()` reads it (1.0 without scaling).
+    `step.optimizer` is what updates the weights, with the scale in its variables: save it to
+    resume. max_norm: gradients are clipped by their global L2 norm, which is that of the unscaled
+    ones; infinity does not clip.
 
     Raises ValueError for an unknown dtype or layer, half-width variables, a model without
     variables or a scaling that cannot work; NotImplementedError where Keras cannot switch the model
     or the device cannot compute in `dtype`.
     """
     policies = _policies(model, dtype, keep_fp32)
-    if initial_scale <= 0 or growth_interval < 1:
-        raise ValueError("initial_scale must be positive and growth_interval at least 1")
-    if hasattr(optimizer, "inner_optimizer"):
-        raise ValueError("pass the optimizer itself: float16 wraps it in a LossScaleOptimizer")
+    _check_scaling(optimizer, initial_scale, growth_interval, max_norm)
     variables = model.trainable_variables
     if dtype == "float16":
         optimizer = tf.keras.optimizers.LossScaleOptimizer(
@@ -86,18 +89,19 @@ def make_train_step(
         # The gradients are inside, for recomputed layers, which run forward again.
         with _applied(policies):
             with tf.GradientTape() as tape:
-                output = (
-                    model(*x, training=True) if isinstance(x, tuple) else model(x, training=True)
-                )
-                loss = loss_fn(_to_float32(output), y)
-                loss = sum((tf.cast(term, loss.dtype) for term in model.losses), loss)
+                output = _to_float32(_call(model, x, training=True))
+                loss = _with_own_losses(loss_fn(output, y), model)
                 objective = optimizer.scale_loss(loss) if dtype == "float16" else loss
             gradients = tape.gradient(objective, variables)
+        if max_norm < math.inf:
+            scale = tf.convert_to_tensor(optimizer.dynamic_scale) if dtype == "float16" else 1.0
+            gradients = _clip(gradients, max_norm * scale)
         # A LossScaleOptimizer unscales first, and skips the update if a gradient is not finite.
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
         return loss
 
     step.loss_scale = lambda: float(optimizer.dynamic_scale) if dtype == "float16" else 1.0
+    step.optimizer = optimizer
     return step
 
 
@@ -113,10 +117,28 @@ def make_predict(
     @tf.function(jit_compile=False, reduce_retracing=True)
     def predict(x):
         with _applied(policies):
-            output = model(*x, training=False) if isinstance(x, tuple) else model(x, training=False)
+            output = _call(model, x, training=False)
         return _to_float32(output)
 
     return predict
+
+
+def _check_scaling(optimizer, initial_scale: float, growth_interval: int, max_norm: float) -> None:
+    if initial_scale <= 0 or growth_interval < 1:
+        raise ValueError("initial_scale must be positive and growth_interval at least 1")
+    if not max_norm > 0:
+        raise ValueError(f"max_norm must be above 0 (inf does not clip), not {max_norm!r}")
+    if hasattr(optimizer, "inner_optimizer"):
+        raise ValueError("pass the optimizer itself: float16 wraps it in a LossScaleOptimizer")
+
+
+def _clip(gradients: list, max_norm) -> list:
+    """Scale all gradients to a global L2 norm of `max_norm` at most."""
+    # An embedding's slices have the norm of their sum.
+    slices = tf.IndexedSlices
+    dense = [tf.convert_to_tensor(g) if isinstance(g, slices) else g for g in gradients]
+    norm = tf.linalg.global_norm(dense)
+    return tf.clip_by_global_norm(gradients, max_norm, use_norm=norm)[0]
 
 
 def _policies(model: tf.keras.Model, dtype: str, keep_fp32: str) -> list[tuple]:
@@ -182,6 +204,24 @@ def _to_float32(tree):
     """Cast the bfloat16 and float16 tensors of a tensor, tuple, list or dict to float32."""
     half = (tf.bfloat16, tf.float16)
     return tf.nest.map_structure(lambda v: tf.cast(v, tf.float32) if v.dtype in half else v, tree)
+
+
+def _call(model, x, training: bool):
+    """Call `model` as `fit` does: x is one argument, but where `call` needs several."""
+    inputs = inspect.signature(model.call).parameters.values()
+    inputs = [p for p in inputs if p.name not in ("training", "mask") and p.kind != p.VAR_KEYWORD]
+    if isinstance(x, dict) and len(inputs) > 1 and x.keys() <= {p.name for p in inputs}:
+        return model(**x, training=training)
+    needed = sum(2 if p.kind == p.VAR_POSITIONAL else p.default is p.empty for p in inputs)
+    if isinstance(x, tuple | list) and needed > 1:
+        return model(*x, training=training)
+    return model(x, training=training)
+
+
+def _with_own_losses(loss, model):
+    """Add the model's own losses (of regularisers, of `add_loss`) as `fit` does, in float32."""
+    loss = tf.cast(loss, tf.float32) if loss.dtype.size < 4 else loss
+    return sum((tf.cast(term, loss.dtype) for term in model.losses), loss)
 
 
 def main() -> None:

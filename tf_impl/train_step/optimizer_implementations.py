@@ -2,28 +2,31 @@
 
 What it changes: how many kernels an update takes and how often it reads and writes memory; not the
 result. Keras writes AdamW as some twenty operations a tensor, most of them a pass over memory of
-their own (for_loop); XLA fuses those of a tensor to a few loops (compiled).
+their own (for_loop); a kernel of TensorFlow's does all but the decay in one (fused); XLA fuses
+those of a tensor to a few loops (compiled).
 
 Its twin: `pt_impl/train_step/optimizer_implementations.py`.
 
 Where the frameworks differ and why:
 - Keras has one implementation, a loop over the variables inside a `tf.function`, and leaves fusion
   to the compiler; PyTorch brings three, as arguments of one optimizer, and can compile them too.
-  foreach and fused have no counterpart: TensorFlow's fused kernel `ResourceApplyAdam` belongs to
-  the optimizers before Keras 3, updates one tensor, and knows no weight decay.
+  foreach has no counterpart. fused is `ResourceApplyAdam`, which TensorFlow kept from the
+  optimizers before Keras 3: one tensor at a time, where PyTorch's kernel takes them all, and after
+  a decay of its own. A small optimizer over Keras's brings it back, for `fit` too.
 - TensorFlow's executor runs the graph of the loop, and may run the updates of several tensors at
   the same time; PyTorch runs the loop from Python.
 - Keras adds its epsilon before the second moment is corrected for bias, PyTorch after: with
   epsilon = eps sqrt(1 - beta2) the first update is the same, and later ones differ by a relative
   eps / sqrt(v̂) at most. Keras also computes 1 - beta2^t in float32, PyTorch in float64: for a
-  beta2 of 0.999 that moves the first updates by a relative 1e-5 at most.
+  beta2 of 0.999 that moves the first updates by a relative 3e-5 at most. The kernel takes 1 - beta2
+  in float32 too, so that this cancels.
 
 When it helps and when it hurts: compiled helps where the update is a visible share of a step: many
 parameters and little arithmetic for each. It needs its compile time back, and nothing is left to
-gain where the whole step is compiled already. None helps a step that the forward and backward pass
-dominate.
+gain where the whole step is compiled already. fused helps there too, and compiles nothing. None
+helps a step that the forward and backward pass dominate.
 
-Run it alone: `python -m tf_impl.train_step.optimizer_implementations` prints both on 10 million
+Run it alone: `python -m tf_impl.train_step.optimizer_implementations` prints all on 10 million
 weights.
 """
 
@@ -55,8 +58,8 @@ def for_loop_update(
     update, for each of `model.trainable_variables`, of its shape and dtype. In training they come
     from a tape in the same graph, and `optimizer.apply_gradients` alone is all there is to copy.
 
-    The rule: w -= lr weight_decay w, then w -= lr m̂ / (sqrt(v̂) + eps), with m̂ and v̂ the moments of
-    `beta1` and `beta2` corrected for bias (Loshchilov and Hutter, 2019).
+    The rule: w -= lr weight_decay w, then w -= lr m̂ / (sqrt(v̂) + eps), with m̂ and v̂ the moments
+    of `beta1` and `beta2` corrected for bias (Loshchilov and Hutter, 2019).
 
     Raises ValueError for gradients that do not fit and for settings out of range, before anything
     is changed.
@@ -107,11 +110,74 @@ def fused_update(
     beta2: float = 0.999,
     eps: float = 1e-8,
 ) -> Update:
-    """Refuse: Keras has no fused kernel. Raises NotImplementedError."""
-    raise NotImplementedError(
-        "Keras has no fused optimizer: it leaves fusion to XLA (compiled), and TensorFlow's kernel"
-        " ResourceApplyAdam has no weight decay"
+    """Update each variable with one kernel of TensorFlow's, `ResourceApplyAdam`, after its decay.
+
+    Arguments, rule, result and errors as in `for_loop_update`; `FusedAdamW` alone is all there is
+    to copy. Raises NotImplementedError for variables that the kernel does not take.
+    """
+    variables = _fitting(model, gradients, learning_rate, weight_decay, beta1, beta2, eps)
+    optimizer = FusedAdamW(
+        learning_rate=float(learning_rate),
+        weight_decay=weight_decay,
+        beta_1=beta1,
+        beta_2=beta2,
+        epsilon=eps * math.sqrt(1.0 - beta2),
+        amsgrad=False,
     )
+    optimizer.jit_compile = False  # tf_keras would compile each variable's update on a GPU
+    optimizer.build(variables)
+
+    @tf.function(jit_compile=False)
+    def update():
+        now = [tf.convert_to_tensor(gradient) for gradient in gradients]
+        optimizer.apply_gradients(zip(now, variables, strict=True))
+
+    return optimizer, update
+
+
+class FusedAdamW(tf.keras.optimizers.AdamW):
+    """Keras's AdamW with its update of a variable in one kernel; for `fit` and custom loops.
+
+    Everything else is Keras's: arguments, decoupled decay, schedules, clipping, saving. An
+    embedding's slices are summed first.
+    """
+
+    def build(self, variables):
+        """Make the moments; refuse what the kernel can't do before that."""
+        if self.amsgrad:
+            raise NotImplementedError("ResourceApplyAdam has no amsgrad: use Keras's AdamW")
+        super().build(variables)
+
+    def update_step(self, gradient, variable, learning_rate=None):
+        """Read and write the variable and both moments once."""
+        rate = self.learning_rate if learning_rate is None else learning_rate  # tf_keras, Keras 3
+        dtype = variable.dtype
+        step = tf.cast(tf.convert_to_tensor(self.iterations) + 1, dtype)
+        places = [self._momentums, self._velocities]
+        first, second = (kept[self._place(variable)] for kept in places)
+        tf.raw_ops.ResourceApplyAdam(
+            var=_handle(variable),
+            m=_handle(first),
+            v=_handle(second),
+            beta1_power=tf.pow(tf.cast(self.beta_1, dtype), step),
+            beta2_power=tf.pow(tf.cast(self.beta_2, dtype), step),
+            lr=tf.cast(rate, dtype),
+            beta1=tf.cast(self.beta_1, dtype),
+            beta2=tf.cast(self.beta_2, dtype),
+            epsilon=tf.cast(self.epsilon, dtype),
+            grad=tf.cast(tf.convert_to_tensor(gradient), dtype),
+        )
+
+    def _place(self, variable) -> int:
+        """Where Keras keeps the moments of a variable, in either flavour."""
+        if hasattr(self, "_get_variable_index"):
+            return self._get_variable_index(variable)
+        return self._index_dict[self._var_key(variable)]
+
+
+def _handle(variable):
+    """What a kernel gets for a variable, of TensorFlow or of Keras 3."""
+    return (variable if isinstance(variable, tf.Variable) else variable.value).handle
 
 
 def compiled_update(
@@ -196,7 +262,7 @@ def _fitting(model, gradients, learning_rate, weight_decay, beta1, beta2, eps) -
 
 
 def main() -> None:
-    """Print both implementations on a transformer of 10 million weights, in interleaved samples."""
+    """Print all implementations on a transformer of 10 million weights, in interleaved samples."""
     import os
     import statistics
     import time
@@ -208,7 +274,7 @@ def main() -> None:
     runtime.configure(threads=os.cpu_count() or 1, seed=0)
     spec = TASKS["text-gpt-wide"].model
     updates, kept = {}, {}
-    for make in (for_loop_update, compiled_update):
+    for make in (for_loop_update, fused_update, compiled_update):
         model = models.build(spec, init_weights(spec, seed=0))
         gradients = [tf.fill(v.shape, 0.01) for v in model.trainable_variables]
         name = make.__name__.removesuffix("_update")

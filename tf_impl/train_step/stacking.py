@@ -24,6 +24,7 @@ not pay.
 Run it alone: `python -m tf_impl.train_step.stacking` prints the ladder on the digits CNN.
 """
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -67,12 +68,13 @@ def make_train_step(
 ) -> Callable:
     """Return `step(x, y) -> loss` with all that is asked for; the defaults are the plain step.
 
-    x: a tensor, or a tuple of the model's positional arguments; y: a tensor or tuple; axis 0 of
-    all their tensors is the batch. loss: float32 scalar, the mean over the batch if `loss_fn` is a
-    mean. channels_last: nothing to do for an ordinary Keras model. compiled: by XLA, the whole
-    step; the first step compiles. dtype: "float32" or "bfloat16" layers over float32 variables;
-    `loss_fn` gets float32. micro_batches: parts of equal size that a batch is cut into; their
-    gradients add up to that of the mean.
+    x: a tensor or a structure of tensors, handed over as `fit` does: as one argument, but where the
+    model's `call` needs several. y: a tensor or a structure; axis 0 of all tensors is the batch.
+    loss: float32 scalar, the mean over the batch if `loss_fn` is a mean. channels_last: nothing to
+    do for an ordinary Keras model. compiled: by XLA, the whole step; the first step compiles.
+    dtype: "float32" or "bfloat16" layers over float32 variables; `loss_fn` gets float32.
+    micro_batches: parts of equal size that a batch is cut into; their gradients add up to that of
+    the mean.
 
     Raises ValueError for an unknown dtype, a model without variables or with bfloat16 ones and
     fewer than one micro-batch; the step does for a batch that cannot be cut into equal parts.
@@ -82,27 +84,25 @@ def make_train_step(
     policies = _check(model, channels_last, dtype, micro_batches)
     variables = model.trainable_variables
 
-    def gradients_of(x, y):
+    def gradients_of(x, y, share=1.0):
         with tf.GradientTape() as tape:
-            output = model(*x, training=True) if isinstance(x, tuple) else model(x, training=True)
-            loss = loss_fn(_to_float32(output), y)
-            loss = sum((tf.cast(term, loss.dtype) for term in model.losses), loss)
+            output = _to_float32(_call(model, x, training=True))
+            loss = share * _with_own_losses(loss_fn(output, y), model)
         return loss, tape.gradient(loss, variables)
 
     def accumulated(x, y):
-        total, sums = 0.0, [tf.zeros(v.shape, v.dtype) for v in variables]
+        total, found = 0.0, []
         # Written out part by part: XLA's CPU backend runs convolutions in a loop of the graph many
         # times slower. Each part waits for the sums before it, since parts that run side by side
         # would keep all their activations at the same time.
         for part in _parts(x, y, micro_batches):
-            with tf.control_dependencies(sums):
+            sums = [g for g in found if g is not None]
+            with tf.control_dependencies(tf.nest.flatten(sums, expand_composites=True)):
                 part_x, part_y = tf.nest.map_structure(tf.identity, part)
-            loss, gradients = gradients_of(part_x, part_y)
+            loss, gradients = gradients_of(part_x, part_y, 1.0 / micro_batches)
             total += loss
-            # A sparse gradient becomes dense; a variable that the loss does not reach has none.
-            pairs = zip(sums, gradients, strict=True)
-            sums = [s if g is None else s + tf.convert_to_tensor(g) for s, g in pairs]
-        return total / micro_batches, [s / micro_batches for s in sums]
+            found = list(map(_sum, found or len(variables) * [None], gradients))
+        return total, found
 
     # Outermost, so that the update is in XLA's program too.
     @tf.function(jit_compile=compiled)
@@ -155,7 +155,11 @@ def _applied(policies: list) -> Iterator[None]:
 
 def _parts(x, y, count: int) -> list[tuple]:
     """(x, y) cut along the batch, whose size a trace knows, into `count` parts of equal size."""
-    size = (x[0] if isinstance(x, tuple) else x).shape[0]
+    sizes = {leaf.shape[0] if leaf.shape.rank else None for leaf in tf.nest.flatten((x, y))}
+    if len(sizes) > 1 or sizes & {None}:
+        found = ", ".join("unknown" if size is None else str(size) for size in sizes)
+        raise ValueError(f"the tensors of x and y need one batch size, known in the trace: {found}")
+    size = sizes.pop()
     if size % count:
         raise ValueError(f"a batch of {size} cannot be cut into {count} parts of equal size")
     size //= count
@@ -165,10 +169,39 @@ def _parts(x, y, count: int) -> list[tuple]:
     ]
 
 
+def _sum(old, new):
+    """Add gradients; None is none, and an embedding's slices stay slices, as in the plain step."""
+    if old is None or new is None:
+        return new if old is None else old
+    if isinstance(new, tf.IndexedSlices):
+        values = tf.concat([old.values, new.values], axis=0)
+        indices = tf.concat([old.indices, new.indices], axis=0)
+        return tf.IndexedSlices(values, indices, new.dense_shape)
+    return old + new
+
+
 def _to_float32(tree):
     """Cast the bfloat16 and float16 tensors of a tensor, tuple, list or dict to float32."""
     half = (tf.bfloat16, tf.float16)
     return tf.nest.map_structure(lambda v: tf.cast(v, tf.float32) if v.dtype in half else v, tree)
+
+
+def _call(model, x, training: bool):
+    """Call `model` as `fit` does: x is one argument, but where `call` needs several."""
+    inputs = inspect.signature(model.call).parameters.values()
+    inputs = [p for p in inputs if p.name not in ("training", "mask") and p.kind != p.VAR_KEYWORD]
+    if isinstance(x, dict) and len(inputs) > 1 and x.keys() <= {p.name for p in inputs}:
+        return model(**x, training=training)
+    needed = sum(2 if p.kind == p.VAR_POSITIONAL else p.default is p.empty for p in inputs)
+    if isinstance(x, tuple | list) and needed > 1:
+        return model(*x, training=training)
+    return model(x, training=training)
+
+
+def _with_own_losses(loss, model):
+    """Add the model's own losses (of regularisers, of `add_loss`) as `fit` does, in float32."""
+    loss = tf.cast(loss, tf.float32) if loss.dtype.size < 4 else loss
+    return sum((tf.cast(term, loss.dtype) for term in model.losses), loss)
 
 
 def main() -> None:

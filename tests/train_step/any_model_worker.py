@@ -1,0 +1,470 @@
+"""Each train step at its neutral setting on models of any kind, against plain Keras code.
+
+`python -m tests.train_step.any_model_worker tf|tf_keras` prints one line of JSON: scenario ->
+{model: relative difference of weights, statistics and losses, or the error}.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import traceback
+
+import numpy as np
+import tensorflow as tf
+
+from tests import workers
+from tests.train_step.keras_models import DRAWS, KERAS_3, ROWS, ZOO
+
+STEPS = (
+    "mixed_precision",
+    "compilation",
+    "gradient_accumulation",
+    "gradient_clipping",
+    "activation_checkpointing",
+    "stacking",
+    "baseline",
+)
+impl = workers.implementation("tf", *(f"train_step.{name}" for name in STEPS))
+kit, family = impl.kit, impl.train_step
+keras, layers = tf.keras, tf.keras.layers
+
+
+def made(name):
+    """A model of the zoo, always with the same weights and seeds, and an optimizer.
+
+    Adam treats an embedding's slices otherwise than their sum and, with decay, a gradient of zero
+    otherwise than none; its epsilon is large, so that it does not amplify rounding.
+    """
+    keras.utils.set_random_seed(0)
+    model, *rest = ZOO[name]()
+    optimizer = keras.optimizers.AdamW(0.05, weight_decay=0.1, epsilon=1e-2)
+    optimizer.jit_compile = False
+    optimizer.build(model.trainable_variables)
+    return model, optimizer, *rest
+
+
+def plain(model, optimizer, loss_fn):
+    """The step of TensorFlow's guides; x is unpacked by hand for the one class that needs it."""
+    several = type(model).__name__ == "Several"
+
+    @tf.function(jit_compile=False)
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            if several:
+                output = model(**x) if isinstance(x, dict) else model(*x)
+            else:
+                output = model(x, training=True)
+            loss = loss_fn(output, y) + sum(model.losses)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        return loss
+
+    return step
+
+
+def trained(model, step, x, y, steps=2):
+    """Losses, weights and statistics after some steps, flat."""
+    losses = [float(step(x, y)) for _ in range(steps)]
+    return [np.array(losses), *(np.array(w, np.float64) for w in model.get_weights())]
+
+
+def apart(ours, theirs):
+    pairs = list(zip(ours, theirs, strict=True))
+    return max(float(np.linalg.norm(a - b) / (np.linalg.norm(b) or 1.0)) for a, b in pairs)
+
+
+expected = {}
+
+
+def reference(name):
+    if name not in expected:
+        model, optimizer, x, y, loss_fn = made(name)
+        expected[name] = trained(model, plain(model, optimizer, loss_fn), x, y)
+    return expected[name]
+
+
+def against_plain(make, names):
+    """{model: difference} of what `make(model, optimizer, loss_fn)` trains."""
+    found = {}
+    for name in names:
+        wanted = reference(name)
+        try:
+            model, optimizer, x, y, loss_fn = made(name)
+            found[name] = apart(trained(model, make(model, optimizer, loss_fn), x, y), wanted)
+        except Exception as error:
+            found[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    return found
+
+
+FEW = ["normalized", "recurrent", "tied", "list_model_of_a_tuple", "two_outputs", "several_by_name"]
+NAMES = list(ZOO) if KERAS_3 else [*FEW, "branches", "statistics"]
+MOST = [  # one of each kind, where tracing all takes long
+    name
+    for name in NAMES
+    if name not in ("volume", "list_model_of_a_list", "dict_outputs", "subclassed_dict")
+]
+WHOLE = [name for name in NAMES if name not in DRAWS | {"statistics"}]  # the same in parts
+
+
+def kit_step():
+    return against_plain(kit.training.make_train_step, NAMES)
+
+
+def float32():
+    make = family.mixed_precision.make_train_step
+    return against_plain(lambda *given: make(*given, dtype="float32"), FEW)
+
+
+def eager():
+    return against_plain(family.compilation.eager_train_step, FEW)
+
+
+def xla():
+    """But for dropout, of which XLA draws other masks."""
+    names = ["branches", "statistics", "recurrent", "tied", "dict_outputs", "several_by_place"]
+    return against_plain(family.compilation.compiled_train_step, names)
+
+
+def xla_model():
+    names = ["attention", "list_model_of_a_tuple", "subclassed_dict", "several_by_name"]
+    names = [name for name in names if name not in DRAWS]
+    return against_plain(family.compilation.compiled_model_train_step, names)
+
+
+def xla_blocks():
+    def make(*given):
+        return family.compilation.compiled_model_train_step(*given, blocks="block*")
+
+    return against_plain(make, ["branches", "statistics", "dict_model"])
+
+
+def accumulated():
+    makes = family.gradient_accumulation.make_train_step
+    return {
+        "1": against_plain(lambda *given: makes(*given, micro_batches=1), MOST),
+        "3": against_plain(lambda *given: makes(*given, micro_batches=3), WHOLE),
+    }
+
+
+def clipped():
+    technique = family.gradient_clipping
+    names = ["recurrent", "tied", "normalized", "dict_outputs"]
+    return {
+        "only measured": against_plain(
+            lambda *given: technique.make_train_step(*given, max_norm=math.inf), names
+        ),
+        "guarded": against_plain(
+            lambda *given: technique.make_train_step(*given, max_norm=1e9, check_finite=True), MOST
+        ),
+        "each": against_plain(
+            lambda *given: technique.make_per_variable_step(*given, max_norm=1e9), names
+        ),
+    }
+
+
+def scaled():
+    technique = family.gradient_clipping
+    return against_plain(
+        lambda *given: technique.make_scaled_step(*given, max_norm=1e9, initial_scale=1024.0),
+        ["recurrent", "tied", "normalized", "dict_outputs", "list_model_of_a_tuple"],
+    )
+
+
+def stacked():
+    makes = family.stacking.make_train_step
+    return {
+        "1": against_plain(makes, MOST),
+        "2": against_plain(
+            lambda *given: makes(*given, micro_batches=2), [n for n in MOST if n in WHOLE]
+        ),
+        "2 compiled": against_plain(
+            lambda *given: makes(*given, micro_batches=2, compiled=True), ["recurrent", "tied"]
+        ),
+    }
+
+
+def recomputed():
+    """With a block of each functional model."""
+    blocks = {"normalized": "head", "tied": "dense*", "branches": "block"}
+    names = [n for n in MOST if not n.startswith(("sub", "several"))]
+    found = {}
+    for name in names:
+        wanted = reference(name)
+        try:
+            model, optimizer, x, y, loss_fn = made(name)
+            apply = family.activation_checkpointing.apply_checkpointing
+            model = apply(model, blocks=blocks.get(name, "block"))
+            optimizer.build(model.trainable_variables)
+            step = kit.training.make_train_step(model, optimizer, loss_fn)
+            found[name] = apart(trained(model, step, x, y), wanted)
+        except Exception as error:
+            found[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    return found
+
+
+def fitted():
+    """Keras's own `fit` against the plain loop: that it is what `fit` computes, too."""
+    found = {}
+    for name in MOST:
+        wanted = reference(name)
+        model, optimizer, x, y, loss_fn = made(name)
+        if type(model).__name__ == "Several" or name in ("two_outputs", "dict_outputs", "tied"):
+            continue  # `fit` can't call it; its losses are one for each output
+        model.compile(optimizer, loss=lambda y, output, f=loss_fn: f(output, y))
+        for _ in range(2):
+            model.fit(x, y, batch_size=ROWS, verbose=0)
+        weights = [np.array(w, np.float64) for w in model.get_weights()]
+        found[name] = apart(weights, wanted[1:])
+    return found
+
+
+def half_width():
+    """Losses in bfloat16, where masks do not depend on the dtype."""
+    found = {}
+    for name in [name for name in MOST if name not in DRAWS]:
+        wanted = reference(name)[0]
+        model, optimizer, x, y, loss_fn = made(name)
+        try:
+            step = family.mixed_precision.make_train_step(model, optimizer, loss_fn)
+            found[name] = apart([np.array([float(step(x, y)) for _ in range(2)])], [wanted])
+        except Exception as error:
+            found[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    return found
+
+
+def policies():
+    """Models whose own policy is half-width, in each step that takes them as they are."""
+    names = ["regularized", "recurrent"]
+    makers = {
+        "eager": family.compilation.eager_train_step,
+        "xla": family.compilation.compiled_train_step,
+        "model": family.compilation.compiled_model_train_step,
+        "clipped": family.gradient_clipping.make_train_step,
+        "accumulated": family.gradient_accumulation.make_train_step,
+        "stacked": family.stacking.make_train_step,
+        "kit": kit.training.make_train_step,
+    }
+    if KERAS_3:
+        makers["scaled"] = family.gradient_clipping.make_scaled_step
+    found = {}
+    for policy in ("mixed_bfloat16", "mixed_float16"):
+        for name in names:
+            wanted = reference(name)[0][:1]
+            for kind, maker in makers.items():
+                if policy == "mixed_float16" and kind in ("xla", "model"):
+                    continue  # slow to compile, and the same code
+                keras.mixed_precision.set_global_policy(policy)
+                try:
+                    model, optimizer, x, y, loss_fn = made(name)
+                    loss = maker(model, optimizer, loss_fn)(x, y)
+                    difference = apart([np.array([float(loss)])], [wanted])
+                    found[f"{policy} {name} {kind}"] = difference, loss.dtype.name
+                except Exception as error:
+                    said = " ".join(str(error).split())[:300]
+                    found[f"{policy} {name} {kind}"] = f"{type(error).__name__}: {said}"
+                finally:
+                    keras.mixed_precision.set_global_policy("float32")
+    return found
+
+
+def from_a_pipeline():
+    """A functional [a, b] model with the batches of a tf.data pipeline of tuples, everywhere."""
+    model, optimizer, x, y, loss_fn = made("list_model_of_a_tuple")
+    x, y = next(iter(tf.data.Dataset.from_tensor_slices((x, y)).batch(ROWS)))
+    found = {"type": type(x).__name__}
+    makers = [
+        kit.training.make_train_step,
+        family.compilation.graph_train_step,
+        *(getattr(family, name).make_train_step for name in ("mixed_precision", "stacking")),
+        *(
+            getattr(family, f"gradient_{name}").make_train_step
+            for name in ("clipping", "accumulation")
+        ),
+    ]
+    wanted = model(x, training=False)
+    predictions = [
+        kit.training.make_predict(model),
+        family.compilation.eager_predict(model),
+        family.compilation.graph_predict(model),
+        family.compilation.compiled_predict(model),
+        family.compilation.compiled_predict(model, blocks="block"),
+    ]
+    if KERAS_3:
+        predictions.append(family.mixed_precision.make_predict(model, dtype="float32"))
+    found["predicted"] = max(float(np.abs(predict(x) - wanted).max()) for predict in predictions)
+    found["losses"] = []
+    for maker in makers:
+        model, optimizer, *_, loss_fn = made("list_model_of_a_tuple")
+        if maker.__module__.endswith("mixed_precision") and not KERAS_3:
+            continue
+        found["losses"].append(float(maker(model, optimizer, loss_fn)(x, y)))
+    return found
+
+
+def sparse():
+    """That the slices of an embedding reach the optimizer as slices, of each kind of step."""
+    seen = []
+
+    class Spy(keras.optimizers.SGD):
+        def apply_gradients(self, grads_and_vars, **settings):
+            pairs = list(grads_and_vars)
+            seen.append(any(isinstance(g, tf.IndexedSlices) for g, _ in pairs))
+            return super().apply_gradients(pairs, **settings)
+
+    makers = {
+        "accumulation": (family.gradient_accumulation, {"micro_batches": 3}),
+        "clipping": (family.gradient_clipping, {"max_norm": 0.1}),
+        "guard": (family.gradient_clipping, {"max_norm": 0.1, "check_finite": True}),
+        "stacking": (family.stacking, {"micro_batches": 2}),
+    }
+    found = {}
+    for name, (technique, settings) in makers.items():
+        model, _, x, y, loss_fn = made("recurrent")
+        seen.clear()
+        optimizer = Spy(0.1)
+        optimizer.build(model.trainable_variables)
+        technique.make_train_step(model, optimizer, loss_fn, **settings)(x, y)
+        found[name] = seen[0]
+    return found
+
+
+def masks():
+    """What XLA draws from the same seeds, against the graph: of ones, where dropout keeps them."""
+    found = {}
+    for name, settings in (("graph", {}), ("again", {}), ("xla", {"jit_compile": True})):
+        keras.utils.set_random_seed(0)
+        layer = layers.Dropout(0.5)
+        draw = tf.function(lambda x, layer=layer: layer(x, training=True), **settings)
+        found[name] = np.array(draw(tf.ones((40, 50)))).tolist()
+    return found
+
+
+def in_fit():
+    """What each technique is in `fit`, by Keras's own means, against its step: two batches."""
+    rate = {"learning_rate": 0.1, "momentum": 0.9}
+    found = {}
+
+    def of_step(name, make, **settings):
+        model, _, x, y, loss_fn = made(name)
+        optimizer = keras.optimizers.SGD(**rate)
+        optimizer.build(model.trainable_variables)
+        return trained(model, make(model, optimizer, loss_fn, **settings), x, y)[1:]
+
+    def of_fit(name, prepare=lambda model: model, batch_size=ROWS, **settings):
+        model, _, x, y, loss_fn = made(name)
+        model = prepare(model)
+        model.compile(
+            keras.optimizers.SGD(**rate, **settings), lambda y, output: loss_fn(output, y)
+        )
+        for _ in range(2):
+            model.fit(x, y, batch_size=batch_size, shuffle=False, verbose=0)
+        return [np.array(w, np.float64) for w in model.get_weights()]
+
+    clipping = family.gradient_clipping
+    clipped = of_step("sequence", clipping.make_train_step, max_norm=0.1)
+    found["clipped"] = apart(of_fit("sequence", global_clipnorm=0.1), clipped)
+    found["clip matters"] = apart(of_fit("sequence"), clipped)
+    each = of_step("sequence", clipping.make_per_variable_step, max_norm=0.1)
+    found["clipped each"] = apart(of_fit("sequence", clipnorm=0.1), each)
+    if KERAS_3:
+        make = family.gradient_accumulation.make_train_step
+        parts = of_step("subclassed", make, micro_batches=2)
+        steps = {"batch_size": ROWS // 2, "gradient_accumulation_steps": 2}
+        found["accumulated"] = apart(of_fit("subclassed", **steps), parts)
+        apply = family.activation_checkpointing.apply_checkpointing
+        again = of_fit("normalized", lambda model: apply(model, blocks="head"))
+        found["recomputed"] = apart(again, of_fit("normalized"))
+        half = of_step("sequence", family.mixed_precision.make_train_step)
+        keras.mixed_precision.set_global_policy("mixed_bfloat16")
+        # Keras casts the outputs for its losses; here the loss is a function and does not.
+        found["bfloat16"] = apart(of_fit("sequence"), half)
+        keras.mixed_precision.set_global_policy("float32")
+    return found
+
+
+def raised(function, *args, **kwargs):
+    try:
+        function(*args, **kwargs)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def settings():
+    """What new settings do, and what they refuse before anything changes."""
+    found = {"moved": {}}
+    for dtype in ("float32", "bfloat16", "float16") if KERAS_3 else ():
+        model, _, x, y, loss_fn = made("recurrent")  # one row is looked up by several samples
+        before = [np.array(w) for w in model.get_weights()]
+        optimizer = keras.optimizers.SGD(1.0)
+        make = family.mixed_precision.make_train_step
+        step = make(model, optimizer, loss_fn, dtype=dtype, max_norm=0.01)
+        step(x, y)
+        change = [a - b for a, b in zip(model.get_weights(), before, strict=True)]
+        found["moved"][dtype] = float(np.sqrt(sum(np.square(part).sum() for part in change)))
+    model, optimizer, x, y, loss_fn = made("branches")
+    compilation = family.compilation
+    make = compilation.compiled_model_train_step
+    step = make(model, optimizer, loss_fn, blocks="block.g*, block.relu")
+    step(x, y)
+    calls = [name for layer in model._flatten_layers() for name in vars(layer) if name == "call"]
+    _, *given = made("recurrent")
+    found |= {
+        "compiled": compilation.executed_graphs(step, x, y)["compiled"],
+        "left": calls,
+        "block": raised(make, model, optimizer, loss_fn, blocks="blok"),
+        "predict": raised(compilation.compiled_predict, model, blocks="blok"),
+        "clip": raised(
+            family.mixed_precision.make_train_step, model, optimizer, loss_fn, max_norm=0
+        ),
+    }
+    apply = family.activation_checkpointing.apply_checkpointing
+    for name in ("save_products", "offload"):
+        found[name] = raised(apply, model, blocks="block", **{name: True})
+    inside = keras.Input((6,), dtype="int64")
+    inner = keras.Model(inside, layers.Embedding(9, 4, mask_zero=True)(inside), name="inner")
+    inputs = keras.Input((6,), dtype="int64")
+    model = keras.Model(inputs, layers.LSTM(3)(inner(inputs)))
+    predict = compilation.compiled_predict(model, blocks="inner")
+    found["mask"] = raised(predict, given[1])
+    return found
+
+
+def main() -> None:
+    kit.runtime.configure(threads=1, seed=0)
+    lacking = () if KERAS_3 else (masks, float32, half_width, recomputed, scaled)
+    scenarios = [
+        masks,
+        kit_step,
+        float32,
+        eager,
+        xla,
+        xla_model,
+        xla_blocks,
+        accumulated,
+        clipped,
+        scaled,
+        stacked,
+        recomputed,
+        fitted,
+        half_width,
+        policies,
+        from_a_pipeline,
+        sparse,
+        in_fit,
+        settings,
+    ]
+    found = {}
+    for scenario in scenarios:
+        if scenario in lacking:
+            continue
+        try:
+            found[scenario.__name__] = scenario()
+        except Exception:
+            found[scenario.__name__] = {"error": traceback.format_exc()}
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
