@@ -30,7 +30,8 @@ from bench.harness.plan import (
 )
 from bench.harness.run import OtherConditions, Run, Settings
 from bench.harness.schedule import Plan, techniques
-from bench.report import FORMATS, tables, write_reports
+from bench.report import tables
+from bench.report.files import FORMATS, write_reports
 from shared.specs import TASKS
 
 STATE = pytest.StashKey["State"]()

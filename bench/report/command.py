@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 
 from bench.analysis.record import load
-from bench.report import FORMATS, readme, write_atomically, write_reports
+from bench.report import readme
+from bench.report.files import FORMATS, write_reports
+from bench.report.replace import write_atomically
 from bench.report.tables import terminal
 
 

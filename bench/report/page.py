@@ -58,7 +58,7 @@ class Decision:
     table: Table
 
 
-FIRST = 8  # lines of the summary on the first screen; the others are folded
+FIRST = 4  # lines of the summary on the first screen; the others are folded
 
 
 def html(results: dict[str, Any]) -> str:

@@ -22,11 +22,12 @@ from bench.analysis.decisions import (
     works,
 )
 from bench.analysis.values import at
-from bench.report import gains, svg, write_atomically
+from bench.report import gains, svg
 from bench.report.answer import figure_of, name_of, summary_table
 from bench.report.blocks import Table
 from bench.report.content import machine_words, measured, run_line, warnings
 from bench.report.figures import number, ratio
+from bench.report.replace import write_atomically
 from bench.report.tables import escape, markdown_table
 
 BEGIN, END = "<!-- table:begin -->", "<!-- table:end -->"

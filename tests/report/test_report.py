@@ -21,9 +21,10 @@ from markdown_it import MarkdownIt
 from bench.analysis.record import load, view
 from bench.analysis.record import tasks as works_of
 from bench.analysis.schema import check
-from bench.report import FORMATS, command, figures, readme, tidy, write_reports
+from bench.report import command, figures, readme, tidy
 from bench.report import page as html_page
 from bench.report.content import merge
+from bench.report.files import FORMATS, write_reports
 from bench.report.tables import escape, markdown, terminal
 from bench.report.text import plain, wrap
 
