@@ -18,10 +18,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bench.analysis.values import is_number
 from bench.harness import machine
 from bench.network.hosts import Hosts, Link
 from bench.network.ring import Measured
-from bench.report.figures import is_number
 
 SCHEMA = 1
 LINKS = (Link(latency=5e-3, bandwidth=50e6), Link(latency=0.5e-3, bandwidth=200e6))
