@@ -40,7 +40,7 @@ def quantize(source: Path, path: Path, batches: Iterable[tuple[np.ndarray, ...]]
     Weights are int8 with a scale for each channel, activations uint8 with one for each tensor;
     their ranges are the smallest and largest values of `batches`, which hold the inputs in the
     model's order. The file's metadata is kept. Raises NotImplementedError, and writes nothing,
-    where no weight is quantized.
+    where no weight is quantized or the tool fails.
     Source: `onnxruntime.quantization.quantize_static`.
     """
     given = onnx.load(source, load_external_data=False)
@@ -48,12 +48,12 @@ def quantize(source: Path, path: Path, batches: Iterable[tuple[np.ndarray, ...]]
     feeds = (dict(zip(names, batch, strict=True)) for batch in batches)
     with TemporaryDirectory() as folder:
         prepared, quantized = Path(folder) / "prepared.onnx", Path(folder) / "quantized.onnx"
-        quant_pre_process(str(source), str(prepared), skip_symbolic_shape=True)
         before = logging.root.manager.disable
         logging.disable(
             max(before, logging.WARNING)
         )  # it asks for the preparation that has just been done
         try:
+            quant_pre_process(str(source), str(prepared), skip_symbolic_shape=True)
             quantize_static(
                 str(prepared),
                 str(quantized),
@@ -62,6 +62,9 @@ def quantize(source: Path, path: Path, batches: Iterable[tuple[np.ndarray, ...]]
                 activation_type=QuantType.QUInt8,
                 weight_type=QuantType.QInt8,
             )
+        except Exception as error:  # they share no class
+            line = " ".join(str(error).split())[:300]
+            raise NotImplementedError(f"ONNX Runtime cannot quantize it: {line}") from error
         finally:
             logging.disable(before)
         model = onnx.load(quantized)
@@ -106,10 +109,10 @@ def open_session(path: Path, *, threads: int, profile: str = "") -> onnxruntime.
         raise ValueError(f"{path} is no whole ONNX model: {line}") from None
 
 
-def run(session: onnxruntime.InferenceSession, inputs: tuple[np.ndarray, ...]) -> np.ndarray:
-    """The model's first output for its inputs, in their order."""
+def run(session: onnxruntime.InferenceSession, inputs: tuple[np.ndarray, ...]) -> list[np.ndarray]:
+    """The model's outputs for its inputs, both in their order."""
     names = (value.name for value in session.get_inputs())
-    return session.run(None, dict(zip(names, inputs, strict=True)))[0]
+    return session.run(None, dict(zip(names, inputs, strict=True)))
 
 
 def integer_operators(path: Path, inputs: tuple[np.ndarray, ...]) -> dict[str, int]:

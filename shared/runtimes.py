@@ -7,8 +7,11 @@ needs NumPy and the runtime (and onnx, for the check of ONNX files that `check=F
 
 Every loader returns `predict(x) -> output`:
 
-- x: a NumPy array, or a tuple of arrays where the model has several inputs; so is the output.
-  What converts to an array without a copy (a tensor on the CPU) is taken too.
+- x: a NumPy array, or, where the model has several inputs, a tuple of arrays in the order of
+  `predict.inputs` or a dict of arrays by these names. What converts to an array without a copy (a
+  tensor on the CPU) is taken too.
+- output: an array, or a tuple of arrays where the model has several outputs that are told apart by
+  their places (output_0, output_1, ...), or a dict of them by their names.
 - `predict.metadata`: strings by name, which the file carries.
 - `predict.threads`: the threads that the runtime reports, None where it reports nothing.
 - `predict.precision`: in which floating-point numbers it computes, as the runtime reports or, where
@@ -24,6 +27,7 @@ it comes from afar.
 from __future__ import annotations
 
 import json
+import re
 import sys
 import zipfile
 from collections.abc import Callable
@@ -33,7 +37,8 @@ from types import ModuleType
 
 import numpy as np
 
-METADATA = "metadata.json"  # in a LiteRT file: a zip archive behind the model, as its makers do it
+# In a LiteRT file: members of a zip archive behind the model, as its makers do it.
+METADATA, SIGNATURE = "metadata.json", "signature.json"
 _ONNX_DTYPES = {"float": "float32", "double": "float64"}  # the others are called as in NumPy
 _OPENVINO = {"float32": "f32", "bfloat16": "bf16"}
 
@@ -89,12 +94,13 @@ def _onnx_predict(runtime: ModuleType, path, options, providers: list) -> Callab
     except Exception as error:  # its errors share no class of their own
         raise ValueError(f"ONNX Runtime can't load {path}: {one_line(error)}") from error
     wanted = [(i.name, _onnx_dtype(i.type), i.shape) for i in session.get_inputs()]
-    names = [name for name, _, _ in wanted]
-
-    def predict(x):
-        found = session.run(None, dict(zip(names, fitting(x, wanted), strict=True)))
-        return found[0] if len(found) == 1 else tuple(found)
-
+    predict = predictor(
+        wanted,
+        [output.name for output in session.get_outputs()],
+        lambda arrays: session.run(
+            None, {i[0]: array for i, array in zip(wanted, arrays, strict=True)}
+        ),
+    )
     predict.metadata = session.get_modelmeta().custom_metadata_map
     predict.threads = session.get_session_options().intra_op_num_threads
     predict.precision = "float32"  # its CPU kernels have no half precision on x86
@@ -150,12 +156,11 @@ def load_openvino(path, *, threads: int, precision: str = "float32") -> Callable
         for i in compiled.inputs
     ]
     request = compiled.create_infer_request()
-
-    def predict(x):
-        # Without the check it would convert another dtype in silence.
-        outputs = request.infer(fitting(x, wanted), share_inputs=True).to_tuple()
-        return outputs[0] if len(outputs) == 1 else outputs
-
+    names = [output.any_name if output.names else f"output_{place}"
+             for place, output in enumerate(compiled.outputs)]  # fmt: skip
+    predict = predictor(
+        wanted, names, lambda arrays: request.infer(arrays, share_inputs=True).to_tuple()
+    )
     predict.metadata = _openvino_metadata(model)
     predict.threads = compiled.get_property("INFERENCE_NUM_THREADS")
     predict.precision = precision
@@ -187,19 +192,22 @@ def load_litert(path, *, threads: int) -> Callable:
         model = interpreter.Interpreter(model_path=str(path), num_threads=threads)
         with zipfile.ZipFile(path) as archive:
             metadata = json.loads(archive.read(METADATA))
-    except zipfile.BadZipFile:
-        metadata = {}
+            known = SIGNATURE in archive.namelist()  # files of before have none
+            signature = json.loads(archive.read(SIGNATURE)) if known else {}
+    except zipfile.BadZipFile:  # of other makers
+        metadata, signature = {}, {}
     except (ValueError, KeyError) as error:
         raise ValueError(f"LiteRT can't load {path}: {one_line(error)}") from error
     inputs, outputs = model.get_input_details(), model.get_output_details()
+    given = signature.get("inputs", [detail["name"] for detail in inputs])
+    made = signature.get("outputs", [detail["name"] for detail in outputs])
     wanted = []
-    for i in inputs:
-        sizes = [None if size < 0 else int(size) for size in i["shape_signature"]]
-        wanted.append((i["name"], np.dtype(i["dtype"]).name, sizes))
+    for name, detail in zip(given, inputs, strict=True):
+        sizes = [None if size < 0 else int(size) for size in detail["shape_signature"]]
+        wanted.append((name, np.dtype(detail["dtype"]).name, sizes))
     shapes: list = []
 
-    def predict(x):
-        arrays = fitting(x, wanted)  # it would resize to what the model can't mean
+    def run(arrays: list[np.ndarray]) -> list[np.ndarray]:
         if shapes != [array.shape for array in arrays]:  # the graph is laid out for one size
             for detail, array in zip(inputs, arrays, strict=True):
                 model.resize_tensor_input(detail["index"], array.shape)
@@ -208,12 +216,61 @@ def load_litert(path, *, threads: int) -> Callable:
         for detail, array in zip(inputs, arrays, strict=True):
             model.set_tensor(detail["index"], array)
         model.invoke()
-        found = tuple(model.get_tensor(detail["index"]) for detail in outputs)
-        return found[0] if len(found) == 1 else found
+        return [model.get_tensor(detail["index"]) for detail in outputs]
 
+    predict = predictor(wanted, made, run)
     predict.metadata, predict.threads = metadata, None
     predict.precision = "float32"
     return predict
+
+
+def predictor(wanted: Wanted, names: list[str], run: Callable) -> Callable:
+    """`predict(x)` around `run(arrays)`, whose outputs are called `names`."""
+    # As numbers: as text, output_10 comes before output_2.
+    places = [re.fullmatch(r"output_(\d+)", name) for name in names]
+    by_place = all(places) and sorted(range(len(names)), key=lambda n: int(places[n][1]))
+
+    def predict(x):
+        found = run(fitting(x, wanted))  # which would resize or convert in silence, or worse
+        if len(names) == 1:
+            return found[0]
+        if by_place:
+            return tuple(found[place] for place in by_place)
+        return dict(zip(names, found, strict=True))
+
+    predict.inputs = [name for name, _, _ in wanted]
+    predict.outputs = [names[place] for place in by_place or range(len(names))]
+    return predict
+
+
+def check_same(predict: Callable, samples: list[tuple[list, list]], *, bound: float) -> None:
+    """Raise ValueError unless `predict` gives what the model gave.
+
+    samples: of each call the model's inputs and outputs, as lists of arrays in its own order.
+    bound: the largest relative L2 distance between two outputs that are called the same.
+    """
+    for inputs, wanted in samples:
+        found = predict(tuple(inputs))
+        found = list(found.values()) if isinstance(found, dict) else found
+        found = found if isinstance(found, list | tuple) else (found,)
+        if len(found) != len(wanted):
+            raise ValueError(f"it gives {len(found)} outputs, the model {len(wanted)}")
+        for name, one, other in zip(predict.outputs, found, wanted, strict=True):
+            if one.shape != other.shape:
+                raise ValueError(f"it gives {name} of {one.shape}, the model of {other.shape}")
+            apart = _apart(np.float64(one), np.float64(other))
+            if not apart <= bound:
+                raise ValueError(f"its {name} is {apart:.1%} from the model's")
+
+
+def _apart(one: np.ndarray, other: np.ndarray) -> float:
+    """The relative L2 distance; what is not finite has to be the same in both."""
+    finite = np.isfinite(other)
+    if not np.array_equal(one[~finite], other[~finite], equal_nan=True):
+        return float("inf")
+    norm = np.linalg.norm(other[finite])
+    distance = np.linalg.norm(one[finite] - other[finite])
+    return float(distance / norm if norm else distance)
 
 
 def package(module: str, name: str) -> ModuleType:
@@ -227,8 +284,14 @@ def package(module: str, name: str) -> ModuleType:
 def fitting(x, wanted: Wanted) -> list[np.ndarray]:
     """x as the arrays of a model's inputs; ValueError where number, dtype or a shape differs.
 
-    A view that is not contiguous is copied: not every runtime asks for strides.
+    A dict is taken by the names of the inputs. A view that is not contiguous is copied: not every
+    runtime asks for strides.
     """
+    if isinstance(x, dict):
+        names = [name for name, _, _ in wanted]
+        if x.keys() != set(names):
+            raise ValueError(f"the model takes {', '.join(names)}, not {', '.join(map(str, x))}")
+        x = tuple(x[name] for name in names)
     arrays = [np.asarray(part, order="C") for part in (x if isinstance(x, tuple | list) else (x,))]
     if len(arrays) != len(wanted):
         names = ", ".join(name for name, _, _ in wanted)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
 from bench.harness.stages import train_on
 from shared.specs import CNNSpec, parameter_count
@@ -45,7 +47,6 @@ TECHNIQUE = Technique(
         "channels_50 has half the channels of each convolution, the first one's too.",
         f"Accuracy: every row trains for the recipe's epochs and {MORE_EPOCHS} more at the same "
         "learning rate, with a new optimizer; channels go in between.",
-        "Networks with branches (digits-resnet20) are UNSUPPORTED: see the docstring.",
     ),
     counts=True,
 )
@@ -60,7 +61,9 @@ def _row(impl, work: Work) -> Prepared:
     """The baseline's step and prediction, over the smaller model."""
     model = impl.kit.models.build(work.task.model, work.weights)
     if work.settings:
-        model = impl.compression.structured_pruning.remove_channels(model, **work.settings)
+        example = np.random.default_rng(0).normal(size=(2, *work.task.model.input_shape))
+        ((x, _),) = impl.kit.data.resident_batches([(example.astype(np.float32), np.zeros(2, int))])
+        model = impl.compression.structured_pruning.remove_channels(model, x, **work.settings)
     optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
     step = impl.kit.training.make_train_step(model, optimizer, impl.kit.training.cross_entropy)
     return Prepared(step, impl.kit.training.make_predict(model), model, optimizer)

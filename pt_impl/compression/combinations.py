@@ -28,6 +28,10 @@ the zeros out, or remove whole channels (`structured_pruning`).
 
 Run it alone: `python -m pt_impl.compression.combinations` prints the files of each stage, their
 accuracy, size and zeros.
+
+Copy with it: `pt_impl/compression/distillation.py`, `pt_impl/compression/pruning.py`,
+`pt_impl/compression/quantization_aware_training.py`, `pt_impl/kit/programs.py`,
+`shared/archives.py`, `shared/atomic.py`.
 """
 
 from collections.abc import Callable
@@ -49,7 +53,8 @@ def make_sparse_train_step(
     Zeros are those of parameters with two axes or more when this is called; biases and
     normalisation train as ever. Make the optimizer anew: a momentum from before would move what was
     pruned. SGD, Adam and RMSprop, with weight decay or without, keep what has no gradient and no
-    moment at zero. loss: scalar on the device.
+    moment at zero. x: a tensor, a tuple of the model's positional arguments or a dict of the named
+    ones. loss: scalar on the device.
 
     Raises ValueError for a model whose kernels have no zeros: it is to be pruned first.
     """
@@ -61,7 +66,7 @@ def make_sparse_train_step(
 
     def step(x, y):
         optimizer.zero_grad(set_to_none=True)
-        loss = loss_fn(model(x), y)
+        loss = loss_fn(_call(model, x), y)
         loss.backward()
         for kernel, mask in masks:
             if kernel.grad is not None:
@@ -70,6 +75,12 @@ def make_sparse_train_step(
         return loss.detach()
 
     return step
+
+
+def _call(model: nn.Module, x):
+    if isinstance(x, dict):
+        return model(**x)
+    return model(*x) if isinstance(x, tuple) else model(x)
 
 
 def kernel_zeros(path) -> dict[str, float]:

@@ -40,7 +40,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map  # torch has no public one
+from torch.utils._pytree import tree_leaves, tree_map, tree_structure  # torch has no public one
 
 
 def soft_loss(student_logits: Tensor, teacher_logits: Tensor, *, temperature: float) -> Tensor:
@@ -67,15 +67,16 @@ def make_train_step(
 ) -> Callable:
     """Return `step(x, y) -> loss`: one update of the student, with the teacher's logits for x.
 
-    x: a tensor, or a tuple of the positional arguments of both models; anything else (a list, a
-    dict) is handed over as it is. Both give logits (..., classes) of one shape.
-    `loss_fn(logits, y)` returns the mean over the batch. loss: scalar on the device, the weighted
-    sum. temperature: above 0. alpha: the share of the teacher, 0 (the plain step, no teacher runs)
-    to 1 (`loss_fn` is not called, y may be anything).
+    x: a tensor, a tuple of the positional arguments of both models or a dict of the named ones;
+    anything else is handed over as it is. Both give logits (..., classes) of one shape, or an
+    output that has them as `.logits`, or several of them in a tuple, list or dict: their soft
+    losses are added up. `loss_fn(logits, y)` returns the mean over the batch. loss: scalar on the
+    device, the weighted sum. temperature: above 0. alpha: the share of the teacher, 0 (the plain
+    step, no teacher runs) to 1 (`loss_fn` is not called, y may be anything).
 
     Raises ValueError for settings out of range and for a student without trainable parameters; the
-    first step does, before anything is changed, where the teacher's logits have another shape: it
-    knows other classes.
+    first step does, before anything is changed, where the teacher's logits have another shape (it
+    knows other classes) and where one of both gives probabilities: rows that sum to one.
     """
     learn = make_stored_train_step(
         student, optimizer, loss_fn, temperature=temperature, alpha=alpha
@@ -114,7 +115,8 @@ def make_stored_train_step(
         if alpha == 0:
             loss = loss_fn(output, labels)
         else:
-            loss = alpha * soft_loss(output, target, temperature=temperature)
+            pairs = zip(tree_leaves(output), tree_leaves(target), strict=True)
+            loss = alpha * sum(soft_loss(*pair, temperature=temperature) for pair in pairs)
             if alpha < 1:
                 loss = loss + (1 - alpha) * loss_fn(output, labels)
         loss.backward()
@@ -127,17 +129,21 @@ def make_stored_train_step(
 def store_logits(teacher: nn.Module, x, *, batch_size: int = 256) -> Tensor:
     """Return the teacher's logits for all samples of x, computed `batch_size` at a time.
 
-    x: as in `make_train_step`, with the samples along the first axis of every tensor in it.
+    x: as in `make_train_step`, with the samples along the first axis of every tensor in it. Of
+    several outputs all are stored, in their structure.
     """
     parts = []
     for start in range(0, len(tree_leaves(x)[0]), batch_size):
         rows = slice(start, start + batch_size)
         parts.append(_infer(teacher, tree_map(lambda v, rows=rows: v[rows], x)))
-    return torch.cat(parts)
+    return tree_map(lambda *rows: torch.cat(rows), *parts)
 
 
 def _call(model: nn.Module, x):
-    return model(*x) if isinstance(x, tuple) else model(x)
+    """The logits for x: the output, or what it has under that name."""
+    named = x if isinstance(x, dict) else {}
+    output = model(*(() if named else x if isinstance(x, tuple) else (x,)), **named)
+    return getattr(output, "logits", output)
 
 
 def _infer(model: nn.Module, x):
@@ -167,15 +173,37 @@ def _check(student: nn.Module, temperature: float, alpha: float) -> None:
 
 
 def _check_logits(student, teacher) -> None:
-    ours, theirs = (
-        list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-        for logits in (student, teacher)
-    )
-    if ours != theirs or not isinstance(ours, list):
+    """Raise unless both are logits of one shape, or as many of them in one structure."""
+    pairs = tree_leaves(student), tree_leaves(teacher)
+    same = tree_structure(student) == tree_structure(teacher)
+    if not same or not all(_are_alike(*pair) for pair in zip(*pairs, strict=True)):
+        ours, theirs = (
+            list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+            for logits in (student, teacher)
+        )
         raise ValueError(
             "student and teacher must give logits of one shape, with the same classes last: "
             f"the student gives {ours}, the teacher {theirs}"
         )
+    for who, leaves in zip(("student", "teacher"), pairs, strict=True):
+        if any(map(_are_probabilities, leaves)):
+            raise ValueError(
+                f"the {who} gives probabilities (rows that sum to one), not logits: leave out its "
+                "softmax, or take the logarithm"
+            )
+
+
+def _are_alike(ours, theirs) -> bool:
+    tensors = isinstance(ours, Tensor) and isinstance(theirs, Tensor)
+    return tensors and ours.ndim > 0 and ours.shape == theirs.shape
+
+
+def _are_probabilities(output: Tensor) -> bool:
+    """Whether no value is below zero and each row sums to one."""
+    rows = output.detach().double()
+    if rows.shape[-1] < 2 or not len(rows) or (rows < 0).any():
+        return False
+    return bool(((rows.sum(-1) - 1).abs() < 1e-2).all())
 
 
 def main() -> None:

@@ -16,11 +16,10 @@ Its twin: `tf_impl/compression/feature_distillation.py`.
 Where the frameworks differ and why:
 - A hook catches the output of any module while it runs, so any model will do. Keras finds layers in
   the graph of a functional or Sequential model; a subclassed one has none and is refused there.
-- The hook cannot end the teacher's pass behind its layer, and the layers that follow run for
-  nothing. A Keras model of the layers up to there leaves them out.
-- A name stands for what the module returns. ReLU as a function has no name here, as a layer it has;
-  and an operation in place right after the module (`nn.ReLU(inplace=True)`) changes what the hook
-  has caught: name that one then.
+- A hook that raises ends the teacher's pass behind its layer, and nothing that follows runs, but in
+  the first step, which sees whether the layer runs once. There a Keras model of the layers up to
+  the teacher's leaves out the others.
+- A name stands for what the module returns. ReLU as a function has no name here, as a layer it has.
 - Channels are second in images here and last there: a 1x1 convolution here, a dense layer there.
 
 When it helps and when it hurts: it helps thin and deep students, which are hard to train from their
@@ -51,9 +50,9 @@ class Taught(nn.Module):
         super().__init__()
         self.student, self.regressor, self.layer = student, regressor, layer
 
-    def forward(self, *x):
+    def forward(self, *x, **named):
         """Run the student once, and the regressor on what its layer gave."""
-        output, features = _run(self.student, self.layer, x)
+        output, features = _run(self.student, self.layer, named or x)
         return output, self.regressor(features)
 
 
@@ -115,9 +114,9 @@ def make_train_step(
 ) -> Callable:
     """Return `step(x, y) -> loss`: one update from the labels and the teacher's features.
 
-    taught: what `attach_regressor` returned, with the same teacher and layer. x: a tensor, or a
-    tuple of the positional arguments of both models; anything else (a list, a dict) is handed over
-    as it is. `loss_fn(output, y)` gets the student's output. loss: scalar on the device, the
+    taught: what `attach_regressor` returned, with the same teacher and layer. x: a tensor, a tuple
+    of the positional arguments of both models or a dict of the named ones; anything else is handed
+    over as it is. `loss_fn(output, y)` gets the student's output. loss: scalar on the device, the
     weighted sum. weight: of the features; 0 runs no teacher.
 
     Raises ValueError for a weight below 0, for a student without trainable parameters and for an
@@ -132,11 +131,14 @@ def make_train_step(
         raise ValueError("the optimizer lacks the regressor: make it from taught.parameters()")
     _check_layer(teacher, teacher_layer)
     taught.train()
+    seen = False  # that the layer runs once: later passes end there
 
     def step(x, y):
-        target = _infer(teacher, teacher_layer, x) if weight else None
+        nonlocal seen
+        target = _infer(teacher, teacher_layer, x, end=seen) if weight else None
+        seen = True
         optimizer.zero_grad(set_to_none=True)
-        output, features = taught(*x) if isinstance(x, tuple) else taught(x)
+        output, features = _call(taught, x)
         loss = loss_fn(output, y)
         if weight:
             loss = loss + weight * F.mse_loss(features, target)
@@ -154,25 +156,47 @@ def _check_layer(model: nn.Module, layer: str) -> None:
         raise ValueError(f"the model has no layer {layer!r}; it has {known}")
 
 
-def _infer(model: nn.Module, layer: str, x) -> Tensor:
-    """What the layer gives in evaluation mode, without gradients; modes are left as found."""
+def _call(model: nn.Module, x):
+    if isinstance(x, dict):
+        return model(**x)
+    return model(*x) if isinstance(x, tuple) else model(x)
+
+
+class _Reached(BaseException):
+    """Ends a pass: no error, so that no model's own `except Exception` stops it on its way."""
+
+
+def _infer(model: nn.Module, layer: str, x, *, end: bool = False) -> Tensor:
+    """What the layer gives in evaluation mode, without gradients; modes are left as found.
+
+    end: run nothing behind the layer.
+    """
     training = [module for module in model.modules() if module.training]
     try:
         if training:
             model.eval()
         with torch.no_grad():
-            return _run(model, layer, x if isinstance(x, tuple) else (x,))[1]
+            return _run(model, layer, x, end=end)[1]
     finally:
         for module in training:
             module.training = True
 
 
-def _run(model: nn.Module, layer: str, inputs: tuple) -> tuple:
-    """Run the model once; return its output and that of its module `layer`."""
-    caught = []
-    hook = model.get_submodule(layer).register_forward_hook(lambda *call: caught.append(call[-1]))
+def _run(model: nn.Module, layer: str, x, *, end: bool = False) -> tuple:
+    """Run the model once; return its output, None if it ended, and that of its module `layer`."""
+    caught, output = [], None
+
+    def catch(module, inputs, given):
+        # An operation in place behind the layer must not change what it gave.
+        caught.append(given.clone() if isinstance(given, Tensor) and not end else given)
+        if end:
+            raise _Reached
+
+    hook = model.get_submodule(layer).register_forward_hook(catch)
     try:
-        output = model(*inputs)
+        output = _call(model, x)
+    except _Reached:
+        pass
     finally:
         hook.remove()
     if len(caught) != 1 or not isinstance(caught[0], Tensor):

@@ -30,8 +30,12 @@ calibration data is not like what comes later: compare accuracy before it is dep
 
 Run it alone: `python -m pt_impl.compression.post_training_quantization` prints time, size and
 agreement.
+
+Copy with it: `pt_impl/kit/programs.py`, `shared/archives.py`, `shared/atomic.py`,
+`shared/onnx_quantization.py`.
 """
 
+import copy
 import operator
 import re
 import tempfile
@@ -40,9 +44,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import fx, nn
 from torch._inductor import config as inductor
+from torch.utils._pytree import tree_map
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
 
@@ -51,6 +57,11 @@ from shared import onnx_quantization
 
 OPSET = 18  # of ONNX: the newest that tf2onnx writes, too
 _ATEN, _CALLS = torch.ops.aten, nn.functional
+SAME, MOST_APART = 1e-4, 0.5  # relative L2 of a file's outputs: in float32, in integers
+_ROUNDED = (
+    torch.ops.quantized_decomposed.dequantize_per_channel.default,
+    torch.ops.quantized_decomposed.dequantize_per_tensor.default,
+)
 # An operator of a graph -> what torchao's quantizer looks for, whichever way a model calls it.
 _SOURCES = {
     _ATEN.conv2d.default: _CALLS.conv2d,
@@ -69,21 +80,29 @@ def keep_float32(model: nn.Module, calibration, path) -> Path:
 
     One sample of calibration data is enough: only its shape and dtype are read.
     """
-    return programs.save(programs.trace(model, calibration), path)
+    graph = programs.trace(model, calibration)
+    return _write(graph, graph, calibration, path, SAME)
 
 
-def quantize_static_int8(model: nn.Module, calibration, path) -> Path:
+def quantize_static_int8(model: nn.Module, calibration, path, *, activation_bits: int = 8) -> Path:
     """Write `path`: convolutions and linear layers over int8 weights and uint8 activations.
 
-    calibration: a tensor, or a tuple of the model's positional arguments, tensors all; samples
-    along the first axis, such as a few hundred of the training split. The model takes any number of
-    them and returns one tensor; it is left as it is. The file is for the CPU. Returns the path.
+    calibration: a tensor, a tuple of the model's positional arguments or a dict of those by name,
+    tensors all; samples along the first axis, such as a few hundred of the training split. The
+    model takes any number of them; it returns tensors, also in tuples, lists and dicts, and is left
+    as it is. Of an output with `.logits` the file predicts these. It is for the CPU; before it is
+    there, it is read again and compared with the model. Returns the path.
 
     Raises ValueError for calibration data that is empty, not finite, or that the model does not
     take; NotImplementedError for a model that torch.export cannot capture or that has no layer to
-    quantize. In both cases nothing is written.
+    quantize, and for 16 bits; RuntimeError where outputs are more than a relative `MOST_APART` off
+    the model's. In all cases nothing is written.
     Source: torchao's `X86InductorQuantizer`.
     """
+    if activation_bits == 16:
+        raise NotImplementedError("oneDNN's integer kernels take activations of 8 bits, not of 16")
+    if activation_bits != 8:
+        raise ValueError(f"activation_bits must be 8 or 16, not {activation_bits!r}")
     return _quantize(model, calibration, path, dynamic=False)
 
 
@@ -100,18 +119,29 @@ def quantize_dynamic_int8(model: nn.Module, calibration, path) -> Path:
 def keep_onnxruntime_float32(model: nn.Module, calibration, path) -> Path:
     """Write the model as it is to an ONNX file for `load_onnxruntime`; else as `keep_float32`."""
     graph = programs.trace(model, calibration)
-    two = tuple(part[[0, 0]].cpu() for part in _inputs(calibration))  # one would fix their number
-    varies = tuple({0: torch.export.Dim.DYNAMIC} for _ in two)
+    two = next(_batches(calibration, size=2))
+    if len(programs.parts(two)[0]) < 2:  # one would fix their number
+        two = tree_map(lambda part: part[[0, 0]], two)
+    keywords = two if isinstance(two, dict) else {}
+    arguments = () if keywords else programs.parts(two)
+    varies = tree_map(lambda _: {0: torch.export.Dim.DYNAMIC}, keywords or arguments)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a graph has no mode: it was traced for evaluation
             program = torch.onnx.export(
-                graph, two, opset_version=OPSET, dynamic_shapes=varies, dynamo=True, verbose=False
+                graph,
+                arguments,
+                kwargs=keywords or None,
+                opset_version=OPSET,
+                dynamic_shapes=varies,
+                dynamo=True,
+                verbose=False,
             )
     except Exception as error:
         raise NotImplementedError(f"torch.onnx cannot export it: {_line(error)}") from error
-    program.save(path)
-    return Path(path)
+    part = Path(f"{path}.part")
+    program.save(part)
+    return _keep(part, path, load_onnxruntime, graph, calibration, SAME)
 
 
 def quantize_onnxruntime_int8(model: nn.Module, calibration, path) -> Path:
@@ -121,9 +151,11 @@ def quantize_onnxruntime_int8(model: nn.Module, calibration, path) -> Path:
     """
     with tempfile.TemporaryDirectory() as folder:
         whole = keep_onnxruntime_float32(model, calibration, Path(folder) / "whole.onnx")
-        batches = (tuple(part.numpy() for part in batch) for batch in _batches(calibration))
-        onnx_quantization.quantize(whole, Path(path), batches)
-    return Path(path)
+        batches = (_arrays(batch) for batch in _batches(calibration))
+        part = Path(f"{path}.part")
+        onnx_quantization.quantize(whole, part, batches)
+    graph = programs.trace(model, calibration)
+    return _keep(part, path, load_onnxruntime, graph, calibration, MOST_APART)
 
 
 def load_quantized(path, *, threads: int = 0) -> Callable:
@@ -143,13 +175,12 @@ def load_quantized(path, *, threads: int = 0) -> Callable:
     known = set()
 
     def predict(x):
-        inputs = _inputs(x)
-        shapes = tuple(part.shape for part in inputs)
+        shapes = tuple(part.shape for part in programs.parts(x))
         with torch.inference_mode():
             if shapes in known:
-                return compiled(*inputs)
+                return programs.call(compiled, x)
             with inductor.patch(freezing=True):  # is read while a shape is compiled
-                output = compiled(*inputs)
+                output = programs.call(compiled, x)
         known.add(shapes)
         return output
 
@@ -170,29 +201,48 @@ def load_onnxruntime(path, *, threads: int = 0) -> Callable:
     """
     session = onnx_quantization.open_session(path, threads=threads or torch.get_num_threads())
 
-    def arrays(x):
-        return tuple(part.numpy() for part in _inputs(x))
-
     def predict(x):
-        return torch.from_numpy(onnx_quantization.run(session, arrays(x)))
+        outputs = [torch.from_numpy(y) for y in onnx_quantization.run(session, _arrays(x))]
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     predict.threads = session.get_session_options().intra_op_num_threads
-    predict.operators = lambda x: onnx_quantization.integer_operators(path, arrays(x))
+    predict.operators = lambda x: onnx_quantization.integer_operators(path, _arrays(x))
     return predict
 
 
-def _inputs(x) -> tuple[Tensor, ...]:
-    return x if isinstance(x, tuple) else (x,)
+def _arrays(x) -> tuple[np.ndarray, ...]:
+    return tuple(part.numpy() for part in programs.parts(x))
 
 
-def _batches(x) -> Iterator[tuple[Tensor, ...]]:
-    return zip(*(part.cpu().split(32) for part in _inputs(x)), strict=True)
+def _batches(x, size: int = 32) -> Iterator:
+    """Parts of the samples, on the CPU, in the structure of `x`."""
+    for start in range(0, len(programs.parts(x)[0]), size):
+        yield tree_map(lambda part: part[start : start + size].cpu(), x)  # noqa: B023
+
+
+def _keep(part: Path, path, load: Callable, graph: fx.GraphModule, x, most: float) -> Path:
+    """Give the file `part` its name if it predicts for `x` what the graph does, nearly."""
+    batch = next(_batches(x))
+    try:
+        with torch.no_grad():
+            apart = programs.apart(load(part)(batch), programs.call(graph, batch))
+    except Exception as error:
+        part.unlink()
+        raise NotImplementedError(f"the runtime cannot run the file: {_line(error)}") from error
+    if not apart <= most:
+        part.unlink()
+        raise RuntimeError(f"outputs of the file are {apart:.2%} off the model's")
+    return part.replace(path)
 
 
 def _quantize(model: nn.Module, calibration, path, *, dynamic: bool) -> Path:
     graph = programs.trace(model, calibration)
+    quantizer = x86.X86InductorQuantizer()
     config = x86.get_default_x86_inductor_quantization_config(is_dynamic=dynamic)
-    quantizer = x86.X86InductorQuantizer().set_global(config)
+    if dynamic:  # as a global one it would round the activations of convolutions, for no kernel
+        quantizer.set_function_type_qconfig(_CALLS.linear, config)
+    else:
+        quantizer.set_global(config)
     weights = set()
     for node in graph.graph.nodes:
         layer = node.target in (_ATEN.conv2d.default, _ATEN.linear.default)
@@ -203,16 +253,24 @@ def _quantize(model: nn.Module, calibration, path, *, dynamic: bool) -> Path:
         if node.target in _SOURCES:
             node.meta["source_fn_stack"] = [(node.name, _SOURCES[node.target])]
     try:
-        observed = prepare_pt2e(graph, quantizer)
+        observed = prepare_pt2e(copy.deepcopy(graph), quantizer)
+        with torch.no_grad():
+            for batch in _batches(calibration):
+                programs.call(observed, batch)
+        quantized = convert_pt2e(observed)
     except Exception as error:
         raise NotImplementedError(f"torchao cannot quantize it: {_line(error)}") from error
-    with torch.no_grad():
-        for batch in _batches(calibration):
-            observed(*batch)
-    graph = convert_pt2e(observed)
-    if not any(buffer.dtype is torch.int8 for buffer in graph.buffers()):
+    if not any(node.target in _ROUNDED for node in quantized.graph.nodes):
         raise NotImplementedError("the model has no layer that torchao quantizes")
-    return programs.save(graph, path)
+    return _write(quantized, graph, calibration, path, MOST_APART)
+
+
+def _write(program: fx.GraphModule, graph: fx.GraphModule, x, path, most: float) -> Path:
+    def load(part):
+        read = programs.load(part)
+        return lambda batch: programs.call(read, batch)
+
+    return _keep(programs.save(program, f"{path}.part"), path, load, graph, x, most)
 
 
 def _line(error: Exception) -> str:

@@ -27,11 +27,15 @@ long. It needs a trained model, data with labels, and a learning rate that is no
 
 Run it alone: `python -m pt_impl.compression.quantization_aware_training` prints the accuracy of
 files of 8, 4 and 2 bits, trained on and not.
+
+Copy with it: `pt_impl/kit/programs.py`, `shared/archives.py`, `shared/atomic.py`.
 """
 
 import copy
 import operator
 import re
+import tempfile
+import types
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -47,6 +51,13 @@ from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
 from pt_impl.kit import programs
 
 MOST_APART = 0.1  # relative L2 of a file's outputs to the model's: some values round the other way
+_DROPOUT = {  # the argument of its probability, or of whether the operator trains
+    torch.ops.aten.scaled_dot_product_attention.default: 4,
+    torch.ops.aten.lstm.input: 6,
+    torch.ops.aten.gru.input: 6,
+    torch.ops.aten.rnn_tanh.input: 6,
+    torch.ops.aten.rnn_relu.input: 6,
+}
 _INTEGER = re.compile(r"^onednn::q(conv|linear)\w*$")  # in the profiler
 
 
@@ -70,9 +81,14 @@ def prepare_qat(model: nn.Module, example_inputs, *, weight_bits: int) -> nn.Mod
     """
     if weight_bits not in range(2, 9):
         raise ValueError(f"weight_bits must be 2 to 8, not {weight_bits!r}")
-    inputs = _as_tuple(example_inputs)
-    programs.check(model, example_inputs)
-    captured = _capture(copy.deepcopy(model).train(), inputs)
+    if len(programs.parts(example_inputs)[0]) < 2:
+        raise ValueError("example_inputs must be tensors of at least two samples")
+    captured = programs.trace(model, example_inputs, training=True)
+    with tempfile.TemporaryDirectory() as folder:  # what cannot be written is not trained, either
+        programs.save(captured, Path(folder) / "model")
+    for node in captured.graph.find_nodes(op="call_function", target=torch.ops.aten.linear.default):
+        # Whoever called it, such as multi-head attention: the quantizer looks for this function.
+        node.meta["source_fn_stack"] = [(node.name, nn.functional.linear)]
     try:
         prepared = prepare_qat_pt2e(captured, _quantizer(weight_bits))
     except Exception as error:
@@ -80,10 +96,11 @@ def prepare_qat(model: nn.Module, example_inputs, *, weight_bits: int) -> nn.Mod
         raise NotImplementedError(f"torchao can't quantize the model: {reason}") from error
     if not _is_prepared(prepared):
         raise ValueError("the model has no Conv1d, Conv2d or Linear to quantize")
-    pt2e.allow_exported_model_train_eval(prepared)
+    prepared.train = types.MethodType(lambda self, mode=True: _switch(self, mode), prepared)
+    prepared.eval = types.MethodType(lambda self: _switch(self, False), prepared)
     prepared.eval()
     with torch.no_grad():
-        prepared(*inputs)  # each range begins with the first values that are seen
+        programs.call(prepared, example_inputs)  # ranges begin with the first values that are seen
     prepared.train()
     return prepared
 
@@ -98,17 +115,19 @@ def export_qat(model: nn.Module, example_inputs, path) -> Path:
     """
     if not _is_prepared(model):
         raise ValueError("the model has no fake quantization: it comes from prepare_qat")
-    model, inputs = copy.deepcopy(model), _as_tuple(example_inputs)
-    pt2e.move_exported_model_to_eval(model)
+    model = copy.deepcopy(model)
+    _switch(model, training=False)
     model.apply(pt2e.disable_observer)
     with torch.no_grad():
-        wanted = model(*inputs)
+        wanted = programs.call(model, example_inputs)
         _fold_norms(model)
-        converted = convert_pt2e(model)
-        apart = ((converted(*inputs) - wanted).norm() / wanted.norm()).item()
+        path, part = Path(path), Path(f"{path}.part")
+        programs.save(convert_pt2e(model), part)
+        apart = programs.apart(programs.call(programs.load(part), example_inputs), wanted)
     if not apart <= MOST_APART:
+        part.unlink()
         raise RuntimeError(f"outputs of the converted model are {apart:.0%} off the trained one's")
-    return programs.save(converted, path)
+    return part.replace(path)
 
 
 def export_float(model: nn.Module, example_inputs, path) -> Path:
@@ -135,14 +154,13 @@ def load_quantized(path) -> Callable:
     compiled, known = torch.compile(programs.load(path), dynamic=False, fullgraph=True), set()
 
     def predict(x):
-        inputs = _as_tuple(x)
-        shapes = tuple(part.shape for part in inputs)
+        shapes = tuple(part.shape for part in programs.parts(x))
         with torch.no_grad():
             if shapes in known:
-                return compiled(*inputs)
+                return programs.call(compiled, x)
             # Tracing and compiling must both see it: torch.compile's options reach only the second.
             with inductor.patch(freezing=True):
-                output = compiled(*inputs)
+                output = programs.call(compiled, x)
         known.add(shapes)
         return output
 
@@ -156,26 +174,24 @@ def load_quantized(path) -> Callable:
     return predict
 
 
-def _as_tuple(x) -> tuple:
-    return x if isinstance(x, tuple) else (x,)
-
-
 def _is_prepared(model: nn.Module) -> bool:
     return any(isinstance(module, pt2e.FakeQuantize) for module in model.modules())
 
 
-def _capture(model: nn.Module, inputs: tuple) -> fx.GraphModule:
-    """The model as a graph of ATen operators for any batch size."""
-    if len(inputs[0]) < 2:
-        raise ValueError("example_inputs must be tensors of at least two samples")
-    sizes = tuple({0: torch.export.Dim.DYNAMIC} for _ in inputs)
-    try:
-        # strict: the quantizer knows convolution, BatchNorm and ReLU by what Dynamo notes of them.
-        program = torch.export.export(model, inputs, dynamic_shapes=sizes, strict=True)
-    except Exception as error:
-        reason = " ".join(str(error).split())[:300]
-        raise NotImplementedError(f"torch.export can't capture the model: {reason}") from error
-    return program.module(check_guards=False)
+def _switch(model: fx.GraphModule, training: bool) -> fx.GraphModule:
+    """Set a captured model's mode: of BatchNorm and dropout, also inside of other operators.
+
+    torchao switches those that are operators of their own.
+    """
+    change = pt2e.move_exported_model_to_train if training else pt2e.move_exported_model_to_eval
+    change(model)
+    for node in model.graph.nodes:
+        place = _DROPOUT.get(node.target, len(node.args))
+        if place < len(node.args):
+            usual = node.meta.setdefault("in training", node.args[place])
+            node.update_arg(place, usual if training else type(usual)(0))
+    model.recompile()
+    return model
 
 
 def _quantizer(weight_bits: int) -> x86.X86InductorQuantizer:
@@ -222,8 +238,6 @@ def _fold_norms(module: fx.GraphModule) -> None:
 
 def main() -> None:
     """Print the accuracy of the digits CNN's files at several widths, trained on and not."""
-    import tempfile
-
     from pt_impl.kit import data, models, training
     from shared import datasets
     from shared.specs import TASKS

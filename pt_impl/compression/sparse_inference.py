@@ -38,8 +38,9 @@ from torch.nn.utils import prune
 def make_predict(model: nn.Module, *, min_sparsity: float = 0.7) -> Callable:
     """Return `predict(x) -> output` in evaluation mode, over sparse kernels of linear layers.
 
-    x: a tensor, or a tuple of the model's positional arguments; anything else is handed over as it
-    is. min_sparsity: share of zeros from which on a layer becomes sparse, above 0 and at most 1.
+    x: a tensor, a tuple of the model's positional arguments or a dict of the named ones; anything
+    else is handed over as it is. min_sparsity: share of zeros from which on a layer becomes sparse,
+    above 0 and at most 1.
     `predict.layers` maps the name of each such layer to (bytes of the dense kernel, bytes of the
     sparse one). The model is left as it is; sparse kernels are copies, so make them after training.
 
@@ -82,6 +83,8 @@ def make_predict(model: nn.Module, *, min_sparsity: float = 0.7) -> Callable:
 
     def predict(x):
         with torch.inference_mode():
+            if isinstance(x, dict):
+                return sparse(**x)
             return sparse(*x) if isinstance(x, tuple) else sparse(x)
 
     predict.layers = layers

@@ -23,6 +23,8 @@ on a CPU, quantize activations too (`post_training_quantization.py`).
 
 Run it alone: `python -m pt_impl.compression.weight_quantization` prints time and size at each
 width.
+
+Copy with it: `pt_impl/kit/programs.py`, `shared/archives.py`, `shared/atomic.py`.
 """
 
 import copy
@@ -44,27 +46,51 @@ from torchao.utils import unwrap_tensor_subclass
 from pt_impl.kit import programs
 
 GROUP = 32  # inputs that share a scale in int4
+# Relative L2: a file's outputs to the model's that was written, rounded weights to the model's.
+SAME, MOST_APART = 1e-4, 0.5
 _CHECK = torch.ops.aten._assert_tensor_metadata.default  # reads no values
 _INTEGER = re.compile(r"^aten::_weight_int[48]pack_mm")
 
 
 def keep_float32(model: nn.Module, inputs, path) -> Path:
     """Write the model as it is for `load_quantized`; else as `quantize_int8`."""
-    return programs.save(programs.trace(model, inputs), path)
+    programs.check(model, inputs)
+    return _write(copy.deepcopy(model).cpu().eval(), inputs, path)
+
+
+def apply_int8(model: nn.Module, inputs) -> nn.Module:
+    """Return a copy of the model, in evaluation mode on the CPU, with weights in int8.
+
+    Raises as `quantize_int8` does.
+    """
+    return _quantize(model, inputs, Int8WeightOnlyConfig(set_inductor_config=False))
+
+
+def apply_int4(model: nn.Module, inputs) -> nn.Module:
+    """Return a copy of the model, in evaluation mode on the CPU, with weights in int4.
+
+    Raises as `quantize_int4` does.
+    """
+    config = PrototypeInt4WeightOnlyConfig(group_size=GROUP, set_inductor_config=False)
+    return _quantize(model, inputs, config, groups=(GROUP, 16))
 
 
 def quantize_int8(model: nn.Module, inputs, path) -> Path:
     """Write `path`: linear layers with int8 weights, symmetric, a scale for each output.
 
-    inputs: one sample or more, for shapes and dtypes: a tensor, or a tuple of the model's
-    positional arguments, tensors all; samples along the first axis. The model is left as it is.
-    Returns the path.
+    inputs: one sample or more, for shapes, dtypes and a comparison of what was written: a tensor, a
+    tuple of the model's positional arguments or a dict of those by name, tensors all; samples along
+    the first axis. Only layers that are called have their weights rounded: not the one within
+    `nn.MultiheadAttention`, which reads it itself. An embedding that is tied to a layer keeps its
+    weight in float32. The model is left as it is. Returns the path.
 
     Raises ValueError for inputs that the model does not take; NotImplementedError for a model that
-    torch.export cannot capture or that has no linear layer. In all cases nothing is written.
+    torch.export cannot capture or that calls no linear layer; RuntimeError where outputs are more
+    than a relative `MOST_APART` off the model's, or the file's are not those of the quantized
+    model. In all cases nothing is written.
     Source: torchao's `Int8WeightOnlyConfig`.
     """
-    return _quantize(model, inputs, path, Int8WeightOnlyConfig(set_inductor_config=False))
+    return _write(apply_int8(model, inputs), inputs, path)
 
 
 def quantize_int4(model: nn.Module, inputs, path) -> Path:
@@ -74,8 +100,7 @@ def quantize_int4(model: nn.Module, inputs, path) -> Path:
     kernel takes no other. NotImplementedError where that is all of them. Else as `quantize_int8`.
     Source: torchao's `PrototypeInt4WeightOnlyConfig`.
     """
-    config = PrototypeInt4WeightOnlyConfig(group_size=GROUP, set_inductor_config=False)
-    return _quantize(model, inputs, path, config, groups=(GROUP, 16))
+    return _write(apply_int4(model, inputs), inputs, path)
 
 
 def load_quantized(path) -> Callable:
@@ -92,13 +117,12 @@ def load_quantized(path) -> Callable:
     freezing = all(tensor.dtype is not torch.int8 for tensor in program.buffers())
 
     def predict(x):
-        inputs = x if isinstance(x, tuple) else (x,)
-        shapes = tuple(part.shape for part in inputs)
+        shapes = tuple(part.shape for part in programs.parts(x))
         with torch.inference_mode():
             if shapes in known:
-                return compiled(*inputs)
+                return programs.call(compiled, x)
             with inductor.patch(freezing=freezing):  # is read while a shape is compiled
-                output = compiled(*inputs)
+                output = programs.call(compiled, x)
         known.add(shapes)
         return output
 
@@ -147,24 +171,68 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _quantize(model: nn.Module, inputs, path, config, groups: tuple[int, int] = (1, 1)) -> Path:
+def _quantize(model: nn.Module, inputs, config, groups: tuple[int, int] = (1, 1)) -> nn.Module:
     """`groups`: what the inputs and the outputs of a layer have to be multiples of."""
+    whole = programs.trace(model, inputs)  # whatever is wrong with it, before a copy is changed
+    model = copy.deepcopy(model).cpu().eval()
+    called = _called(model, inputs)
 
     def fits(module: nn.Module, name: str = "") -> bool:
-        return isinstance(module, nn.Linear) and not any(
+        return module in called and not any(
             size % group for size, group in zip(module.weight.shape[::-1], groups, strict=True)
         )
 
-    if not any(fits(layer) for layer in model.modules()):
-        inputs, outputs = groups
-        raise NotImplementedError(
-            f"the model has no linear layer with multiples of {inputs} inputs and {outputs} outputs"
-        )
-    programs.trace(model, inputs)  # whatever is wrong with it, before a copy is changed
-    model = copy.deepcopy(model).cpu().eval()
+    if not called:
+        raise NotImplementedError("the model has no linear layer that it calls")
+    if not any(fits(layer) for layer in called):
+        multiples = f"multiples of {groups[0]} inputs and {groups[1]} outputs"
+        raise NotImplementedError(f"the model has no linear layer with {multiples}")
     quantize_(model, config, filter_fn=fits)
+    with torch.no_grad():
+        wanted = programs.call(whole, inputs)
+        try:
+            apart = programs.apart(programs.call(model, inputs), wanted)
+        except Exception as error:  # of a module that reads the weight of another one
+            line = " ".join(str(error).split())[:300]
+            raise NotImplementedError(f"torchao's weights do not compute in it: {line}") from error
+    if not apart <= MOST_APART:
+        raise RuntimeError(f"outputs of the quantized model are {apart:.2%} off the model's")
+    return model
+
+
+def _called(model: nn.Module, inputs) -> set[nn.Linear]:
+    """Linear layers that are called: `nn.MultiheadAttention` reads the weight of one and is not."""
+    called = set()
+    hooks = [
+        layer.register_forward_hook(lambda layer, *_: called.add(layer))
+        for layer in model.modules()
+        if isinstance(layer, nn.Linear)
+    ]
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # it calls no layer; not for integers
+    try:
+        with torch.no_grad():
+            programs.call(model, inputs)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+        for hook in hooks:
+            hook.remove()
+    return called
+
+
+def _write(model: nn.Module, inputs, path) -> Path:
+    """Write what predicts the same, read again, as the model that is quantized."""
+    with torch.no_grad():
+        expected = programs.call(model, inputs)
+    model = copy.deepcopy(model)
     unwrap_tensor_subclass(model)  # a program holds plain tensors
-    return programs.save(programs.trace(model, inputs), path)
+    part = programs.save(programs.trace(model, inputs), f"{path}.part")
+    with torch.no_grad():
+        apart = programs.apart(programs.call(programs.load(part), inputs), expected)
+    if not apart <= SAME:
+        part.unlink()
+        raise RuntimeError(f"outputs of the file are {apart:.2%} off the quantized model's")
+    return part.replace(path)
 
 
 def main() -> None:

@@ -28,19 +28,27 @@ operators that it lacks. Check an export against its model on real data before i
 
 Run it alone: `python -m pt_impl.deployment.export` prints how far the files' predictions are from
 the model's, and how long they take.
+
+Copy with it: `shared/calibration.py`, `shared/runtimes.py`.
 """
 
-from collections.abc import Iterator
+import inspect
+import shutil
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
-from torch import nn
-from torch.utils._pytree import tree_leaves, tree_map  # torch has no public one
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten  # torch has no public one
 
 from shared import calibration, runtimes
 
+# The most that a file's outputs may be from the model's, in relative L2: kernels round otherwise,
+# and what int8 loses is the user's to judge, unless little is left.
+MOST_APART = {"float32": 1e-3, "int8": 0.5}
 _QUANTIZER = "shared.onnx_quantization", "onnxruntime"  # and the package that it needs
 
 
@@ -56,35 +64,43 @@ def export_onnx(
 ) -> Path:
     """Write the model in evaluation mode as one ONNX file and return its path.
 
-    example_inputs: a tensor or a tuple of the model's positional arguments, on its device.
-    metadata: strings by name that the file carries. dynamic_batch: axis 0 of every input may have
-    any size, else the example's; dynamic_sequence: axis 1 too. Several outputs, also in a dict,
-    become outputs of their own. precision: "float32", or "int8" of weights and activations, whose
-    ranges are those that the example inputs give: a few hundred real samples, on the CPU. The model
-    is left as it is.
+    example_inputs: a tensor, a tuple of the model's positional arguments or a dict of its named
+    ones, on its device; what in them is no tensor stays as it is. metadata: strings by name that
+    the file carries. dynamic_batch: axis 0 of every input may have any size, else the example's;
+    dynamic_sequence: axis 1 too. Inputs keep the names of the model's arguments, outputs those of
+    a dict or dataclass, else output_0, output_1, ... in their order. precision: "float32", or
+    "int8" of weights and activations, whose ranges are those that the example inputs give: a few
+    hundred real samples, on the CPU. The model is left as it is.
 
-    Raises ValueError for another precision, NotImplementedError with the reason where the model
-    cannot be translated or has nothing to quantize, and ModuleNotFoundError that names a missing
-    package. Above 2 GiB protobuf refuses one file. Sources: `torch.onnx.export(dynamo=True)`, which
-    by itself puts weights into a second file; `onnxruntime.quantization.quantize_static`.
+    ONNX Runtime loads the file and gives what the model gives, to `MOST_APART`, before it is at
+    `path`. Raises ValueError for another precision, NotImplementedError with the reason where the
+    model cannot be translated, has nothing to quantize or is another one in the file, and
+    ModuleNotFoundError that names a missing package. Above 2 GiB protobuf refuses one file.
+    Sources: `torch.onnx.export(dynamo=True)`, which by itself puts weights into a second file;
+    `onnxruntime.quantization.quantize_static`.
     """
-    if precision not in ("float32", "int8"):
-        raise ValueError(f"unknown precision {precision!r}: float32 or int8")
-    for name in ("onnx", "onnxscript"):
+    _check_precision(precision)
+    for name in ("onnx", "onnxscript", "onnxruntime"):
         runtimes.package(name, name)
-    if precision == "int8":
-        parts = [part.cpu().numpy() for part in tree_leaves(example_inputs)]
-        batches = calibration.batches(parts, size=32 if dynamic_batch else len(parts[0]))
-    arguments, shapes = _opened(example_inputs, dynamic_batch, dynamic_sequence)
-    with _evaluating(model), _refusing("ONNX", torch.onnx.OnnxExporterError):
+    batches = _calibration(example_inputs, precision, dynamic_batch)
+    flat = _Flat(model, example_inputs, dynamic_batch, dynamic_sequence)
+    with _evaluating(model), _refusing("ONNX"):
         program = torch.onnx.export(
-            model, arguments, dynamo=True, dynamic_shapes=shapes, verbose=False
+            flat,
+            flat.example,
+            dynamo=True,
+            dynamic_shapes=flat.shapes,
+            input_names=flat.inputs,
+            output_names=flat.outputs,
+            verbose=False,
         )
     program.model.metadata_props.update(metadata or {})
-    program.save(str(path), external_data=False)
-    runtimes.check_onnx(path)
-    if precision == "int8":
-        runtimes.package(*_QUANTIZER).replace(path, batches)
+    with _written(path) as draft:
+        program.save(str(draft), external_data=False)
+        _check(runtimes.load_onnx, draft, flat, "float32")
+        if batches is not None:
+            runtimes.package(*_QUANTIZER).replace(draft, batches)
+            _check(runtimes.load_onnx, draft, flat, "int8")
     return Path(path)
 
 
@@ -104,9 +120,12 @@ def export_openvino(
     float32 stay so; in which precision they are used is said when the model is loaded.
     Source: `openvino.convert_model`.
     """
+    _check_precision(precision)
     openvino = runtimes.openvino_package()
+    _calibration(example_inputs, precision, dynamic_batch)
+    flat = _Flat(model, example_inputs, dynamic_batch, dynamic_sequence)
     if precision == "float32":
-        converted = _for_openvino(model, example_inputs, dynamic_batch, dynamic_sequence)
+        converted = _for_openvino(flat)
     else:
         with TemporaryDirectory() as folder:
             opened = {"dynamic_batch": dynamic_batch, "dynamic_sequence": dynamic_sequence}
@@ -115,20 +134,24 @@ def export_openvino(
             converted = openvino.convert_model(str(file))
     for name, value in (metadata or {}).items():
         converted.set_rt_info(value, ["metadata", name])
-    openvino.save_model(converted, str(path), compress_to_fp16=False)  # which is the default
+    with _written(path) as draft:
+        openvino.save_model(converted, str(draft), compress_to_fp16=False)  # which is the default
+        _check(runtimes.load_openvino, draft, flat, precision)
     return Path(path)
 
 
-def _for_openvino(model: nn.Module, example_inputs, dynamic_batch: bool, dynamic_sequence: bool):
+def _for_openvino(flat: "_Flat"):
     openvino = runtimes.openvino_package()
-    arguments, shapes = _opened(example_inputs, dynamic_batch, dynamic_sequence)
-    with _evaluating(model), torch.no_grad(), _refusing("OpenVINO", Exception):
-        program = torch.export.export(model, arguments, dynamic_shapes=shapes)
+    with _evaluating(flat.model), torch.no_grad(), _refusing("OpenVINO"):
+        program = torch.export.export(flat, flat.example, dynamic_shapes=flat.shapes)
         converted = openvino.convert_model(program)
-    open_axes = [0] * dynamic_batch + [1] * dynamic_sequence
-    for place, tensor in enumerate(tree_leaves(arguments)):  # the conversion opens every size
+    for given, name, tensor in zip(converted.inputs, flat.inputs, flat.example, strict=True):
+        open_axes = flat.open_axes(tensor)  # the conversion opens every size
         sizes = [-1 if axis in open_axes else size for axis, size in enumerate(tensor.shape)]
-        converted.inputs[place].get_node().set_partial_shape(openvino.PartialShape(sizes))
+        given.get_node().set_partial_shape(openvino.PartialShape(sizes))
+        given.get_tensor().set_names({name})
+    for given, name in zip(converted.outputs, flat.outputs, strict=True):
+        given.get_tensor().set_names({name})
     converted.validate_nodes_and_infer_types()
     return converted
 
@@ -150,17 +173,127 @@ def export_litert(
     )
 
 
-def _opened(example_inputs, dynamic_batch: bool, dynamic_sequence: bool) -> tuple:
-    """The model's positional arguments, and for each the axes whose size is open."""
-    arguments = example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)
-    axes = [0] * dynamic_batch + [1] * dynamic_sequence
-    for axis in axes:  # a size of one would become a constant
-        arguments = tree_map(
-            lambda part, axis=axis: torch.cat([part] * 2, axis) if part.shape[axis] == 1 else part,
-            arguments,
-        )
-    open_axes = dict.fromkeys(axes, torch.export.Dim.DYNAMIC)
-    return arguments, tree_map(lambda part: open_axes, arguments)
+class _Flat(nn.Module):
+    """A model as a function of tensors one by one, whose outputs are a tuple of tensors.
+
+    example: the tensors that it is recorded with. inputs, outputs: their names. shapes: the axes of
+    each whose size is open. samples: inputs of some calls and what the model made of them.
+    """
+
+    def __init__(self, model: nn.Module, example_inputs, batch: bool, sequence: bool):
+        super().__init__()
+        self.model, self.axes = model, [0] * batch + [1] * sequence
+        parts, self.structure = tree_flatten(example_inputs)
+        self.fixed = [None if isinstance(part, Tensor) else part for part in parts]
+        self.places = [place for place, part in enumerate(parts) if isinstance(part, Tensor)]
+        tensors = [parts[place] for place in self.places]
+        if not tensors or not all(tensor.ndim for tensor in tensors):
+            raise ValueError("the model's inputs are tensors with the samples along the first axis")
+        self.example = tuple(map(self._at_least_two, tensors))
+        open_sizes = [dict.fromkeys(self.open_axes(t), torch.export.Dim.DYNAMIC) for t in tensors]
+        self.shapes = (tuple(open_sizes),)  # of all that `*tensors` holds
+        names = _argument_names(model, example_inputs, len(parts))
+        self.inputs = [names[place] for place in self.places]
+        others = tuple(torch.cat([tensor, tensor[:1]]) for tensor in self.example)
+        self.outputs: list[str] = []
+        self.samples = [self._sample(inputs) for inputs in (self.example, others)[: 1 + batch]]
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """What the model gives."""
+        return tuple(tensor for _, tensor in self._named(*tensors))
+
+    def _named(self, *tensors: Tensor) -> list[tuple[str, Tensor]]:
+        parts = list(self.fixed)
+        for place, tensor in zip(self.places, tensors, strict=True):
+            parts[place] = tensor
+        x = tree_unflatten(parts, self.structure)
+        if isinstance(x, dict):
+            return _named(self.model(**x))
+        return _named(self.model(*x) if isinstance(x, tuple) else self.model(x))
+
+    def open_axes(self, tensor: Tensor) -> list[int]:
+        """The axes of a tensor whose size is open."""
+        return [axis for axis in self.axes if axis < tensor.ndim]
+
+    def _at_least_two(self, tensor: Tensor) -> Tensor:
+        for axis in self.open_axes(tensor):  # a size of one would become a constant
+            tensor = torch.cat([tensor] * 2, axis) if tensor.shape[axis] == 1 else tensor
+        return tensor
+
+    def _sample(self, inputs: tuple[Tensor, ...]) -> tuple[list, list]:
+        with _evaluating(self.model), torch.no_grad(), _refusing("The model"):
+            named = self._named(*inputs)
+        self.outputs = [name for name, _ in named]
+        return [part.cpu().numpy() for part in inputs], [part.cpu().numpy() for _, part in named]
+
+
+def _named(output, name: str = "") -> list[tuple[str, Tensor]]:
+    """The tensors of an output, each with the name of its place in a dict, dataclass or tuple."""
+    if isinstance(output, Tensor):
+        return [(name or "output", output)]
+    if is_dataclass(output) and not isinstance(output, dict):
+        output = {field.name: getattr(output, field.name) for field in fields(output)}
+    if isinstance(output, dict):
+        inside = {f"{name}.{key}" if name else str(key): part for key, part in output.items()}
+    elif isinstance(output, tuple | list):
+        inside = {f"{name or 'output'}_{place}": part for place, part in enumerate(output)}
+    else:
+        raise NotImplementedError(f"a file's outputs are tensors, not {type(output).__name__}")
+    return [pair for key, part in inside.items() if part is not None for pair in _named(part, key)]
+
+
+def _argument_names(model: nn.Module, example_inputs, count: int) -> list[str]:
+    """What the model calls its inputs, as many as there are tensors and other things in them."""
+    if isinstance(example_inputs, dict) and len(example_inputs) == count:
+        return list(map(str, example_inputs))
+    kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+    known = inspect.signature(model.forward).parameters.values()
+    names = [argument.name for argument in known if argument.kind in kinds][:count]
+    given = len(example_inputs) if isinstance(example_inputs, tuple) else 1
+    if len(names) == count == given:
+        return names
+    return [f"input_{place}" for place in range(count)]
+
+
+def _check_precision(precision: str) -> None:
+    if precision not in MOST_APART:
+        raise ValueError(f"unknown precision {precision!r}: float32 or int8")
+
+
+def _calibration(example_inputs, precision: str, dynamic_batch: bool) -> Iterator | None:
+    """For int8, the example inputs in batches, as arrays: ValueError where they are none."""
+    if precision != "int8":
+        return None
+    tensors = [part for part in tree_flatten(example_inputs)[0] if isinstance(part, Tensor)]
+    arrays = [tensor.cpu().numpy() for tensor in tensors]
+    return calibration.batches(
+        arrays, size=32 if dynamic_batch or not arrays else max(len(arrays[0]), 1)
+    )
+
+
+@contextmanager
+def _written(path) -> Iterator[Path]:
+    """A file to write; it and what lies beside it go to `path` if nothing is raised."""
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"no folder {path.parent}")
+    with TemporaryDirectory(dir=path.parent) as folder:
+        draft = Path(folder, path.name)
+        yield draft
+        for file in Path(folder).iterdir():
+            shutil.move(file, path.with_name(file.name))
+
+
+def _check(load: Callable, path: Path, flat: _Flat, precision: str) -> None:
+    """Refuse a file that its runtime does not load, or in which the model is another one."""
+    try:
+        predict = load(path, threads=1)
+        # One batch is enough where the rest of the mathematics has been compared.
+        samples = flat.samples[:1] if precision == "int8" else flat.samples
+        runtimes.check_same(predict, samples, bound=MOST_APART[precision])
+    except Exception as error:
+        told = runtimes.one_line(error).replace(str(path), "it")
+        raise NotImplementedError(f"the file does not give what the model gives: {told}") from error
 
 
 @contextmanager
@@ -176,16 +309,18 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _refusing(target: str, kind: type[Exception]) -> Iterator[None]:
+def _refusing(target: str) -> Iterator[None]:
     """Turn an error of a translation into NotImplementedError with its reason on one line."""
     try:
         yield
-    except kind as error:
+    except NotImplementedError:
+        raise
+    except Exception as error:  # of many classes, from several packages
         text = str(error)
         for heading in ("## Exception summary", "Summary:"):  # of torch.onnx, of OpenVINO
             text = text.partition(heading)[2] or text
-        reason = runtimes.one_line(RuntimeError(text))
-        raise NotImplementedError(f"{target} can't take this model: {reason}") from error
+        reason = runtimes.one_line(RuntimeError(text)) if text else type(error).__name__
+        raise NotImplementedError(f"{target} can't take this: {reason}") from error
 
 
 def main() -> None:

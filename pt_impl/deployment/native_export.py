@@ -22,44 +22,53 @@ process compiles. Where PyTorch need not be there, see `pt_impl/deployment/expor
 Run it alone: `python -m pt_impl.deployment.native_export` prints eager against the compiled
 predictions.
 Loading a package runs the native code in it: load only files that you made or trust.
+
+Copy with it: `pt_impl/kit/runtime.py`, `shared/archives.py`, `shared/atomic.py`,
+`shared/runtimes.py`.
 """
 
 import copy
+import inspect
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import fields, is_dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from torch import nn
 from torch._inductor import config
-from torch.utils._pytree import tree_leaves, tree_map  # torch has no public one
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten  # there is no public one
 
 from pt_impl.kit import runtime
 from shared import archives, runtimes
 
+# The most that a file's outputs may be from the model's, in relative L2.
+MOST_APART = {"float32": 1e-3, "bfloat16": 0.1}
 _KEPT = "twinbench.json"  # under which a file keeps metadata and what it takes
 
 
 def compiled_predict(model: nn.Module) -> Callable:
     """Return `predict(x) -> output` in evaluation mode, compiled in place with frozen weights.
 
-    x: a tensor or a tuple of the model's positional arguments. First calls compile; later changes
-    of the weights are not seen. Raises ValueError for a model in training mode. Source:
-    `torch._inductor.config.freezing`, which has no effect as an option of `torch.compile`.
+    x: a tensor, a tuple of the model's positional arguments or a dict of its named ones. First
+    calls compile; later changes of the weights are not seen. Raises ValueError for a model in
+    training mode. Source: `torch._inductor.config.freezing`, which has no effect as an option of
+    `torch.compile`.
     """
     if any(module.training for module in model.modules()):
         raise ValueError("the model is in training mode: call model.eval() first")
     compiled, seen = torch.compile(model), set()
 
     def predict(x):
-        inputs = x if isinstance(x, tuple) else (x,)
-        shapes = tuple(part.shape for part in inputs)
+        shapes = tuple(part.shape for part in tree_leaves(x) if isinstance(part, torch.Tensor))
         # Set where a new shape may compile: setting it takes as long as a small model does.
         freezing = nullcontext() if shapes in seen else config.patch(freezing=True)
         seen.add(shapes)
         with torch.no_grad(), freezing:
-            return compiled(*inputs)
+            return _call(compiled, x)
 
     return predict
 
@@ -76,27 +85,31 @@ def export_package(
 ) -> Path:
     """Compile the model in evaluation mode into AOTInductor's package (.pt2); return its path.
 
-    example_inputs: a tensor or a tuple of the model's positional arguments. metadata: strings by
-    name that the file carries. dynamic_batch: axis 0 of every input may have any size, else the
-    example's; dynamic_sequence: axis 1 too. precision: "float32" (the model's own) or "bfloat16"
-    for all weights and arithmetic between inputs and outputs. The model is left as it is.
+    example_inputs: a tensor, a tuple of the model's positional arguments or a dict of its named
+    ones; what in them is no tensor stays as it is. metadata: strings by name that the file carries.
+    dynamic_batch: axis 0 of every input may have any size, else the example's; dynamic_sequence:
+    axis 1 too. Names are those of `pt_impl/deployment/export.py`. precision: "float32" (the model's
+    own) or "bfloat16" for all weights and arithmetic between inputs and outputs. The model is left
+    as it is.
 
-    Raises ValueError for another precision, NotImplementedError with the reason where the model
-    cannot be compiled, for one without a C++ compiler. Source: `aoti_compile_and_package`.
+    The package is loaded and compared with the model before it is at `path`. Raises ValueError for
+    another precision, NotImplementedError with the reason where the model cannot be compiled or is
+    another one in the package, for one without a C++ compiler. Source: `aoti_compile_and_package`.
     """
-    if precision not in ("float32", "bfloat16"):
+    if precision not in MOST_APART:
         raise ValueError(f"unknown precision {precision!r}: float32 or bfloat16")
-    arguments, shapes, wanted = _opened(example_inputs, dynamic_batch, dynamic_sequence)
-    kept = {"metadata": metadata or {}, "inputs": wanted, "precision": precision}
-    with _recording(model, "AOTInductor"):
-        if precision == "bfloat16":
-            model, shapes = _InBfloat16(model), (shapes,)  # of all that `*inputs` holds
-        program = torch.export.export(model, arguments, dynamic_shapes=shapes)
+    flat = _Flat(model, example_inputs, dynamic_batch, dynamic_sequence)
+    kept = flat.kept(metadata, precision)
+
+    def write(draft: Path) -> None:  # in evaluation mode, which a copy takes over
+        recorded = _InBfloat16(flat) if precision == "bfloat16" else flat
+        program = torch.export.export(recorded, flat.example, dynamic_shapes=(flat.shapes,))
         # Else kernels run as many threads as there are here now, whatever is asked for later.
         options = {"cpp.dynamic_threads": True, "aot_inductor.metadata": {_KEPT: json.dumps(kept)}}
         make = torch._inductor.aoti_compile_and_package
-        make(program, package_path=str(path), inductor_configs=options)
-    return Path(path)
+        make(program, package_path=str(draft), inductor_configs=options)
+
+    return _written(path, "AOTInductor", flat, write, load_package, MOST_APART[precision])
 
 
 def load_package(path, *, threads: int) -> Callable:
@@ -127,12 +140,15 @@ def export_torchscript(
 
     Arguments, result and errors as in `export_package`. Source: `torch.jit.trace`, deprecated.
     """
-    arguments, _, wanted = _opened(example_inputs, dynamic_batch, dynamic_sequence)
-    kept = {"metadata": metadata or {}, "inputs": wanted, "precision": "float32"}
-    with _recording(model, "TorchScript"):
-        recorded = torch.jit.freeze(torch.jit.trace(model, arguments, strict=False))
-    torch.jit.save(recorded, str(path), _extra_files={_KEPT: json.dumps(kept)})
-    return Path(path)
+    flat = _Flat(model, example_inputs, dynamic_batch, dynamic_sequence)
+
+    def write(draft: Path) -> None:
+        recorded = torch.jit.freeze(torch.jit.trace(flat.eval(), flat.example, strict=False))
+        kept = json.dumps(flat.kept(metadata, "float32"))
+        torch.jit.save(recorded, str(draft), _extra_files={_KEPT: kept})
+
+    bound = MOST_APART["float32"]
+    return _written(path, "TorchScript", flat, write, load_torchscript, bound)
 
 
 def load_torchscript(path, *, threads: int) -> Callable:
@@ -148,7 +164,7 @@ def load_torchscript(path, *, threads: int) -> Callable:
 def tensorrt_predict(model: nn.Module) -> Callable:
     """Return `predict(x) -> output`, compiled in place by TensorRT on an NVIDIA GPU.
 
-    x: a tensor or a tuple of them on the GPU. Raises NotImplementedError where there is none, or no
+    x: as in `compiled_predict`, on the GPU. Raises NotImplementedError where there is none, or no
     Torch-TensorRT of torch's minor version. Never tried: this project had no such machine.
     """
     if not torch.cuda.is_available():
@@ -161,7 +177,7 @@ def tensorrt_predict(model: nn.Module) -> Callable:
 
     def predict(x):
         with torch.no_grad():
-            return compiled(*x) if isinstance(x, tuple) else compiled(x)
+            return _call(compiled, x)
 
     return predict
 
@@ -176,21 +192,76 @@ def _loaded(path, read: Callable, threads: int) -> Callable:
         kept = json.loads(text)
     except (RuntimeError, KeyError, ValueError) as error:
         raise ValueError(f"can't load {path}: {runtimes.one_line(error)}") from error
-    device, inputs = runtime.device(), kept["inputs"]
+    device = runtime.device()
 
-    def predict(x):
-        tensors = (torch.from_numpy(part).to(device) for part in runtimes.fitting(x, inputs))
+    def run(arrays):
+        tensors = (torch.from_numpy(part).to(device) for part in arrays)
         with torch.inference_mode():
-            found = tuple(part.cpu().numpy() for part in tree_leaves(program(*tensors)))
-        return found[0] if len(found) == 1 else found
+            return [part.cpu().numpy() for part in tree_leaves(program(*tensors))]
 
+    predict = runtimes.predictor(kept["inputs"], kept["outputs"], run)
     predict.metadata, predict.precision = kept["metadata"], kept["precision"]
     predict.threads = torch.get_num_threads()
     return predict
 
 
+def _call(model: Callable, x):
+    if isinstance(x, dict):
+        return model(**x)
+    return model(*x) if isinstance(x, tuple) else model(x)
+
+
+class _Flat(nn.Module):
+    """A model as a function of tensors one by one, whose outputs are a tuple of tensors.
+
+    example: the tensors that it is recorded with. inputs: name, dtype and sizes of each. outputs:
+    their names. shapes: the axes of each input whose size is open. wanted: what the model gives.
+    """
+
+    def __init__(self, model: nn.Module, example_inputs, batch: bool, sequence: bool):
+        super().__init__()
+        self.model, axes = model, [0] * batch + [1] * sequence
+        parts, self.structure = tree_flatten(example_inputs)
+        self.fixed = [None if isinstance(part, torch.Tensor) else part for part in parts]
+        self.places = [n for n, part in enumerate(parts) if isinstance(part, torch.Tensor)]
+        tensors = [parts[place] for place in self.places]
+        if not tensors or not all(tensor.ndim for tensor in tensors):
+            raise ValueError("the model's inputs are tensors with the samples along the first axis")
+        names = _argument_names(model, example_inputs, len(parts))
+        self.inputs, self.shapes, example = [], (), []
+        for place, tensor in zip(self.places, tensors, strict=True):
+            own = [axis for axis in axes if axis < tensor.ndim]
+            for axis in own:  # a size of one would become a constant
+                tensor = torch.cat([tensor] * 2, axis) if tensor.shape[axis] == 1 else tensor
+            sizes = [None if axis in own else size for axis, size in enumerate(tensor.shape)]
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            self.inputs.append((names[place], dtype, sizes))
+            self.shapes += (dict.fromkeys(own, torch.export.Dim.DYNAMIC),)
+            example.append(tensor)
+        self.example = tuple(example)
+        with _recording(model, "A file"):
+            named = self._named(*example)
+        self.outputs = [name for name, _ in named]
+        self.wanted = [part.cpu().numpy() for _, part in named]
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """What the model gives."""
+        return tuple(part for _, part in self._named(*tensors))
+
+    def kept(self, metadata: dict | None, precision: str) -> dict:
+        """What a file says of itself."""
+        names = {"inputs": self.inputs, "outputs": self.outputs}
+        return {"metadata": metadata or {}, "precision": precision} | names
+
+    def _named(self, *tensors: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+        parts = list(self.fixed)
+        for place, tensor in zip(self.places, tensors, strict=True):
+            parts[place] = tensor
+        return _named(_call(self.model, tree_unflatten(parts, self.structure)))
+
+
 class _InBfloat16(nn.Module):
-    """A copy of a model in bfloat16 that takes and gives float32."""
+    """A copy of a flat model in bfloat16 that takes and gives float32."""
 
     def __init__(self, model: nn.Module):
         super().__init__()
@@ -199,24 +270,58 @@ class _InBfloat16(nn.Module):
     def forward(self, *inputs):
         """What the model computes; integers stay integers."""
         cast = (part.bfloat16() if part.is_floating_point() else part for part in inputs)
-        return tree_map(lambda part: part.float(), self.model(*cast))
+        found = self.model(*cast)
+        return tuple(part.float() if part.is_floating_point() else part for part in found)
 
 
-def _opened(example_inputs, dynamic_batch: bool, dynamic_sequence: bool) -> tuple:
-    """Positional arguments; the axes of each that are open; its name, dtype and sizes."""
-    arguments = example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)
-    axes = [0] * dynamic_batch + [1] * dynamic_sequence
-    for axis in axes:  # a size of one would become a constant
-        arguments = tree_map(
-            lambda part, axis=axis: torch.cat([part] * 2, axis) if part.shape[axis] == 1 else part,
-            arguments,
-        )
-    wanted = []
-    for place, tensor in enumerate(tree_leaves(arguments)):
-        sizes = [None if axis in axes else size for axis, size in enumerate(tensor.shape)]
-        wanted.append((f"input_{place}", str(tensor.dtype).removeprefix("torch."), sizes))
-    open_axes = dict.fromkeys(axes, torch.export.Dim.DYNAMIC)
-    return arguments, tree_map(lambda part: open_axes, arguments), wanted
+def _argument_names(model: nn.Module, example_inputs, count: int) -> list[str]:
+    """What the model calls its inputs, as many as there are tensors and other things in them."""
+    if isinstance(example_inputs, dict) and len(example_inputs) == count:
+        return list(map(str, example_inputs))
+    kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+    known = inspect.signature(model.forward).parameters.values()
+    names = [argument.name for argument in known if argument.kind in kinds][:count]
+    given = len(example_inputs) if isinstance(example_inputs, tuple) else 1
+    if len(names) == count == given:
+        return names
+    return [f"input_{place}" for place in range(count)]
+
+
+def _named(output, name: str = "") -> list[tuple[str, torch.Tensor]]:
+    """The tensors of an output, each with the name of its place in a dict, dataclass or tuple."""
+    if isinstance(output, torch.Tensor):
+        return [(name or "output", output)]
+    if is_dataclass(output) and not isinstance(output, dict):
+        output = {field.name: getattr(output, field.name) for field in fields(output)}
+    if isinstance(output, dict):
+        inside = {f"{name}.{key}" if name else str(key): part for key, part in output.items()}
+    elif isinstance(output, tuple | list):
+        inside = {f"{name or 'output'}_{place}": part for place, part in enumerate(output)}
+    else:
+        raise NotImplementedError(f"a file's outputs are tensors, not {type(output).__name__}")
+    return [pair for key, part in inside.items() if part is not None for pair in _named(part, key)]
+
+
+def _written(path, target: str, flat: _Flat, write: Callable, load: Callable, bound: float) -> Path:
+    """Write a draft, load it, compare it with the model, and only then have it at `path`."""
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"no folder {path.parent}")
+    with TemporaryDirectory(dir=path.parent) as folder:
+        draft = Path(folder, path.name)
+        with _recording(flat.model, target):
+            write(draft)
+        try:
+            predict = load(draft, threads=torch.get_num_threads())
+            samples = [([part.cpu().numpy() for part in flat.example], flat.wanted)]
+            runtimes.check_same(predict, samples, bound=bound)
+        except Exception as error:
+            told = runtimes.one_line(error).replace(str(draft), "it")
+            raise NotImplementedError(
+                f"the file does not give what the model gives: {told}"
+            ) from error
+        shutil.move(draft, path)
+    return path
 
 
 @contextmanager
@@ -227,6 +332,8 @@ def _recording(model: nn.Module, target: str) -> Iterator[None]:
     try:
         with torch.no_grad():
             yield
+    except NotImplementedError:
+        raise
     except Exception as error:
         reason = runtimes.one_line(error)
         raise NotImplementedError(f"{target} can't take this model: {reason}") from error

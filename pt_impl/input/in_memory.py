@@ -22,6 +22,8 @@ both sides. Processes cost more than they bring. A cache saves the work that is 
 epoch, here a standardisation that hardly takes longer than to read what is stored.
 
 Run it alone: `python -m pt_impl.input.in_memory` prints samples/s of each loader.
+
+Copy with it: `pt_impl/kit/runtime.py`, `shared/epochs.py`, `shared/images.py`.
 """
 
 import os

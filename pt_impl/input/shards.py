@@ -21,6 +21,9 @@ as fast. With fewer shards than workers some have nothing to do; with a buffer s
 what lies together stays near.
 
 Run it alone: `python -m pt_impl.input.shards` prints samples/s of each loader.
+
+Copy with it: `pt_impl/kit/runtime.py`, `shared/epochs.py`, `shared/images.py`, `shared/records.py`,
+`shared/shards.py`.
 """
 
 import io

@@ -19,6 +19,8 @@ When it helps and when it hurts: it helps where samples are large and their work
 photos. The ring takes memory for workers * 2 + 2 batches. Threads take less and start at once.
 
 Run it alone: `python -m pt_impl.input.tuned_folder` prints samples/s of both.
+
+Copy with it: `pt_impl/kit/runtime.py`, `shared/epochs.py`, `shared/images.py`.
 """
 
 import os

@@ -9,13 +9,17 @@ but operators of ATen and of quantization, and arithmetic on sizes.
 """
 
 import copy
+import functools
+import math
 import operator
 import pickle
 from collections.abc import Callable
+from keyword import iskeyword
 from pathlib import Path
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_map, tree_unflatten
 
 from shared import archives
 
@@ -24,67 +28,151 @@ _FILES = ("from_file", "save")  # operators of ATen that read and write files
 _ARITHMETIC = ("getitem", "add", "sub", "mul", "floordiv", "mod", "neg", "eq", "ge", "le")
 
 
-def trace(model: nn.Module, inputs) -> fx.GraphModule:
+def call(model: nn.Module, inputs):
+    """Return the model's output: a tuple of inputs is `*x`, a dict `**x`, else they are `x`.
+
+    Of an output with `.logits`, a dataclass of more, these alone.
+    """
+    if isinstance(inputs, tuple):
+        output = model(*inputs)
+    elif isinstance(inputs, dict):
+        output = model(**inputs)
+    else:
+        output = model(inputs)
+    return getattr(output, "logits", output)
+
+
+def parts(inputs) -> tuple[Tensor, ...]:
+    """Return the tensors of a tensor, a tuple or a dict of them, as `call` takes these."""
+    if isinstance(inputs, dict):
+        return tuple(inputs.values())
+    return inputs if isinstance(inputs, tuple) else (inputs,)
+
+
+def trace(model: nn.Module, inputs, *, training: bool = False) -> fx.GraphModule:
     """Return the model as a graph of ATen operators, in evaluation mode, on the CPU.
 
-    inputs: as `check` takes them. The graph takes any number of samples. The model is left as it
-    is, and the graph holds copies of its weights.
+    inputs: as `check` takes them, and so does the graph, with any number of samples. It returns
+    what `call` does. The model is left as it is, and the graph holds copies of its weights.
+    training: in training mode, on the model's device and by Dynamo, which notes the function of
+    `torch.nn` that each operator is of.
 
-    Raises ValueError as `check` does; NotImplementedError for a model that does not return one
-    tensor or that upstream cannot capture.
+    Raises ValueError as `check` does; NotImplementedError for a model that returns something else
+    than tensors, in tuples, lists and dicts, or that upstream cannot capture.
     Source: `torch.export.export`.
     """
-    output = check(model, inputs)
-    if not isinstance(output, Tensor):
-        raise NotImplementedError(f"the model returns {type(output).__name__}, not one tensor")
-    two, model = _two(inputs), copy.deepcopy(model).cpu().eval()
-    varies = tuple({0: torch.export.Dim.DYNAMIC} for _ in two)
+    check(model, inputs)
+    if training:
+        return _capture(copy.deepcopy(model).train(), inputs, strict=True)
+    with torch.no_grad():
+        return _capture(copy.deepcopy(model).cpu().eval(), _two(inputs), strict=False)
+
+
+def _capture(model: nn.Module, inputs, *, strict: bool) -> fx.GraphModule:
+    arguments, keywords = (), {}
+    if isinstance(inputs, dict):
+        keywords = inputs
+    else:
+        arguments = parts(inputs)
+    varies = tree_map(lambda _: {0: torch.export.Dim.DYNAMIC}, keywords or arguments)
+    model.__class__ = _returning_logits(type(model))
     try:
-        with torch.no_grad():
-            program = torch.export.export(model, two, dynamic_shapes=varies)
+        program = torch.export.export(
+            model, arguments, keywords, dynamic_shapes=varies, strict=strict
+        )
     except Exception as error:
         raise NotImplementedError(f"torch.export cannot capture it: {_line(error)}") from error
     return program.module(check_guards=False)
 
 
+def _returning_logits(kind: type) -> type:
+    """The class, returning what `call` does: no module around it, which would rename parameters."""
+
+    def forward(self, *arguments, **keywords):
+        output = kind.forward(self, *arguments, **keywords)
+        return getattr(output, "logits", output)
+
+    functools.update_wrapper(forward, kind.forward)
+    return type(kind.__name__, (kind,), {"forward": forward})
+
+
 def check(model: nn.Module, inputs):
     """Return what the model makes of two samples, in evaluation mode, on the CPU.
 
-    inputs: a tensor, or a tuple of the model's positional arguments, tensors all; samples along
-    the first axis. The model is left as it is.
+    inputs: a tensor, a tuple of the model's positional arguments or a dict of those by name,
+    tensors all; samples along the first axis. The model is left as it is.
 
     Raises ValueError for inputs without samples, with values that are not finite, or that the model
-    does not take.
+    does not take; NotImplementedError for a model that cannot be copied or that returns something
+    else than tensors, in tuples, lists and dicts.
     """
-    parts = inputs if isinstance(inputs, tuple) else (inputs,)
-    if not all(isinstance(part, Tensor) and part.ndim for part in parts):
-        kinds = ", ".join(type(part).__name__ for part in parts)
+    tensors = parts(inputs)
+    if not all(isinstance(part, Tensor) and part.ndim for part in tensors):
+        kinds = ", ".join(type(part).__name__ for part in tensors)
         raise ValueError(f"inputs must be tensors with samples along an axis, not {kinds}")
-    counts = [len(part) for part in parts]
+    counts = [len(part) for part in tensors]
     if not counts or min(counts) == 0 or len(set(counts)) > 1:
         raise ValueError(f"inputs must have samples, as many in each tensor, not {counts}")
-    if not all(part.isfinite().all() for part in parts):
+    if not all(part.isfinite().all() for part in tensors):
         raise ValueError("inputs hold values that are not finite")
     try:
+        copied = copy.deepcopy(model).cpu().eval()
+    except Exception as error:  # of tensors that are no leaves, and of whatever a module holds
+        raise NotImplementedError(f"the model cannot be copied: {_line(error)}") from error
+    try:
         with torch.no_grad():
-            return copy.deepcopy(model).cpu().eval()(*_two(inputs))
+            output = call(copied, _two(inputs))
     except Exception as error:
-        given = ", ".join(f"{str(part.dtype)[6:]} {list(part.shape[1:])}" for part in parts)
+        given = ", ".join(f"{str(part.dtype)[6:]} {list(part.shape[1:])}" for part in tensors)
         raise ValueError(f"the model takes no samples of {given}: {_line(error)}") from error
+    _check_output(output)
+    return output
 
 
-def _two(inputs) -> tuple[Tensor, ...]:
+def _check_output(output) -> None:
+    for part in _leaves(output):
+        if not isinstance(part, Tensor):
+            raise NotImplementedError(
+                f"the model returns {type(part).__name__}, which is no tensor"
+            )
+
+
+def apart(ours, theirs) -> float:
+    """Return the largest relative L2 difference of an output of `ours` to its one of `theirs`.
+
+    Outputs are tensors, or tuples, lists and dicts of them, which some runtimes return as a tuple.
+    inf where their number, a shape or what is finite differs.
+    """
+    ours, theirs = _leaves(ours), _leaves(theirs)
+    if [part.shape for part in ours] != [part.shape for part in theirs]:
+        return math.inf
+    found = [0.0]
+    for left, right in zip(ours, theirs, strict=True):
+        left, right = left.double(), right.double()
+        norm = right.norm().item()
+        found.append((left - right).norm().item() / (norm or 1.0))
+    return math.inf if any(math.isnan(value) for value in found) else max(found)
+
+
+def _leaves(output) -> list[Tensor]:
+    if isinstance(output, dict):
+        output = list(output.values())
+    if isinstance(output, (tuple, list)):
+        return [leaf for part in output for leaf in _leaves(part)]
+    return [output]
+
+
+def _two(inputs):
     """Two samples of each input: one would fix their number."""
-    return tuple(
-        part[[0, 0]].cpu() for part in (inputs if isinstance(inputs, tuple) else (inputs,))
-    )
+    return tree_map(lambda part: part[[0, 0]].cpu(), inputs)
 
 
 def save(program: fx.GraphModule, path) -> Path:
     """Write a graph of ATen operators, as `trace` returns it, to `path`.
 
-    Raises NotImplementedError, and writes nothing, for a graph that
-    holds something else than operators. Returns the path.
+    Raises NotImplementedError, and writes nothing, for a graph that holds something else than
+    operators; RuntimeError, and leaves no file, where what was written can't be read again. Returns
+    the path.
     """
     nodes, tensors, places = [], [], {}
 
@@ -101,14 +189,49 @@ def save(program: fx.GraphModule, path) -> Path:
             tensors.append(operator.attrgetter(node.target)(program).detach())
         elif kind == "call_function":
             kind = _name(node.target)
-        elif kind == "output" and not isinstance(node.args[0][0], fx.Node):
-            raise NotImplementedError("the graph does not return one tensor")
-        elif kind not in ("placeholder", "output"):
+        elif kind == "output":
+            arguments = [_structure(_returned(program, node), plain)]
+        elif kind == "placeholder":
+            arguments = []
+        else:
             raise NotImplementedError(f"the graph has {node.target}, which is no operator")
         nodes.append([kind, arguments, {key: plain(value) for key, value in node.kwargs.items()}])
         places[node] = len(places)
-    torch.save({"nodes": nodes, "tensors": tensors}, path)
+    names = list(_names(program))
+    torch.save({"nodes": nodes, "tensors": tensors, "names": names}, path)
+    try:
+        load(path)
+    except ValueError as error:
+        Path(path).unlink()
+        raise NotImplementedError(f"the graph cannot be written: {error}") from error
     return Path(path)
+
+
+def _names(program: fx.GraphModule) -> tuple[str, ...]:
+    """The names of a program's inputs where these are a dict."""
+    info = getattr(program.graph._codegen, "pytree_info", None)
+    if info is None:
+        return getattr(program, "names", ())
+    arguments, keywords = tree_unflatten(list(range(info.in_spec.num_leaves)), info.in_spec)
+    return () if arguments else tuple(keywords)
+
+
+def _returned(program: fx.GraphModule, node: fx.Node):
+    """What the graph returns: its nodes in the structure of the model's output."""
+    (output,) = node.args
+    info = getattr(program.graph._codegen, "pytree_info", None)
+    return output if info is None else tree_unflatten(list(output), info.out_spec)
+
+
+def _structure(output, plain: Callable):
+    if isinstance(output, dict):
+        return {"dict": {str(name): _structure(part, plain) for name, part in output.items()}}
+    if isinstance(output, (tuple, list)):
+        kind = "tuple" if isinstance(output, tuple) else "list"
+        return {kind: [_structure(part, plain) for part in output]}
+    if not isinstance(output, fx.Node):
+        raise NotImplementedError(f"the graph returns {output!r}, which it does not compute")
+    return plain(output)
 
 
 def load(path) -> fx.GraphModule:
@@ -121,16 +244,29 @@ def load(path) -> fx.GraphModule:
     try:
         archives.check_zip(path)  # torch.load looks at no checksum
         found = torch.load(path, map_location="cpu", weights_only=True)
-        return _graph(found["nodes"], found["tensors"])
+        return _graph(found["nodes"], found["tensors"], found["names"])
     except pickle.UnpicklingError:  # whose words advise to load it all the same
         raise ValueError(f"{path} is no whole file of a program: it holds other things") from None
     except Exception as error:
         raise ValueError(f"{path} is no whole file of a program: {_line(error)}") from None
 
 
-def _graph(nodes: list, tensors: list) -> fx.GraphModule:
-    """The graph anew. Its names are made here, since they become part of generated code."""
+def _graph(nodes: list, tensors: list, names: list) -> fx.GraphModule:
+    """The graph anew. Its names are made here, since they become part of generated code.
+
+    Inputs that were a dict get the names of its keys, which have to be such as Python's are.
+    """
     graph, root, made = fx.Graph(), nn.Module(), []
+    if not all(name.isidentifier() and not iskeyword(name) for name in names):
+        raise ValueError("an input has a name that is none")
+
+    def returned(value):
+        if not isinstance(value, dict):
+            return real(value)
+        ((kind, inside),) = value.items()
+        if kind == "dict":
+            return {str(name): returned(part) for name, part in inside.items()}
+        return {"tuple": tuple, "list": list}[kind](returned(part) for part in inside)
 
     def real(value):
         if isinstance(value, list):
@@ -139,20 +275,23 @@ def _graph(nodes: list, tensors: list) -> fx.GraphModule:
             return made[int(value[1:])]
         return value
 
+    inputs = iter(names)
     for kind, arguments, keywords in nodes:
         number = len(made)
         if kind == "placeholder":
-            made.append(graph.placeholder(f"x{number}"))
+            made.append(graph.placeholder(next(inputs) if names else f"x{number}"))
         elif kind == "get_attr":
             root.register_buffer(f"tensor{number}", tensors[arguments[0]])
             made.append(graph.get_attr(f"tensor{number}"))
         elif kind == "output":
-            made.append(graph.output(real(arguments[0][0])))
+            made.append(graph.output(returned(arguments[0])))
         else:
             keywords = {key: real(value) for key, value in keywords.items()}
             made.append(graph.call_function(_function(kind), tuple(real(arguments)), keywords))
     graph.lint()
-    return fx.GraphModule(root, graph)
+    program = fx.GraphModule(root, graph)
+    program.names = tuple(names)
+    return program
 
 
 def _name(function: Callable) -> str:

@@ -34,6 +34,10 @@ other masks than one process does.
 Run it alone: `python -m pt_impl.parallel.data_parallel` trains on one and two replicas. On many
 machines: `torchrun … -m pt_impl.parallel.data_parallel BUILD DATA --global-batch N --steps N --out
 FILE`.
+
+Copy with it: `pt_impl/kit/data.py`, `pt_impl/kit/models.py`, `pt_impl/kit/replicas.py`,
+`pt_impl/kit/runtime.py`, `pt_impl/kit/training.py`, `shared/atomic.py`, `shared/datasets.py`,
+`shared/parallel.py`, `shared/photos.py`, `shared/specs.py`, `shared/weights.py`.
 """
 
 import sys

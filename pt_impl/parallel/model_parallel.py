@@ -22,6 +22,10 @@ data parallel, is faster. p stages and m micro-batches of even cost idle for (p-
 time. BatchNorm sees a micro-batch at a time in a pipeline; dropout draws other masks.
 
 Run it alone: `python -m pt_impl.parallel.model_parallel` prints one process against two.
+
+Copy with it: `pt_impl/kit/data.py`, `pt_impl/kit/models.py`, `pt_impl/kit/replicas.py`,
+`pt_impl/kit/runtime.py`, `pt_impl/kit/training.py`, `shared/atomic.py`, `shared/datasets.py`,
+`shared/parallel.py`, `shared/photos.py`, `shared/specs.py`, `shared/weights.py`.
 """
 
 import time

@@ -24,6 +24,10 @@ other layers are computed by all. In the hybrid BatchNorm sees the part of a rep
 running statistics are those of one replica; dropout draws other masks.
 
 Run it alone: `python -m pt_impl.parallel.tensor_parallel` prints one process against two and four.
+
+Copy with it: `pt_impl/kit/data.py`, `pt_impl/kit/models.py`, `pt_impl/kit/replicas.py`,
+`pt_impl/kit/runtime.py`, `pt_impl/kit/training.py`, `shared/atomic.py`, `shared/datasets.py`,
+`shared/parallel.py`, `shared/photos.py`, `shared/specs.py`, `shared/weights.py`.
 """
 
 import time

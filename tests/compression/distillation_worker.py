@@ -11,7 +11,7 @@ import json
 import sys
 import tempfile
 import traceback
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -25,11 +25,8 @@ from shared.weights import init_weights
 from tests import workers
 
 FRAMEWORK = "pt" if sys.argv[1:] == ["pt"] else "tf"
-NAMES = ("models", "data", "training", "runtime", "distillation", "feature_distillation")
-NAMES += ("pruning", "structured_pruning")
-impl = workers.implementation(
-    FRAMEWORK, "compression.distillation", "compression.feature_distillation"
-)
+NAMES = ("distillation", "feature_distillation", "pruning", "structured_pruning")
+impl = workers.implementation(FRAMEWORK, *(f"compression.{name}" for name in NAMES))
 kit = impl.kit
 logits, features = impl.compression.distillation, impl.compression.feature_distillation
 pruning, structured_pruning = impl.compression.pruning, impl.compression.structured_pruning
@@ -386,9 +383,10 @@ def features_alone():
 def composed():
     """Losses of students that pruning made, drawn to the teacher's features."""
     stream, found = batches(CNN, 5), {}
-    kinds = {"smaller": lambda model: structured_pruning.remove_channels(model, share=0.5)}
-    if sys.argv[1] != "tf":
-        kinds["masked"] = masked
+    kinds = {
+        "smaller": lambda model: structured_pruning.remove_channels(model, stream[0][0], share=0.5)
+    }
+    kinds["masked"] = masked
     for name, kind in kinds.items():
         source = build(CNN)
         student = kind(source)
@@ -429,6 +427,46 @@ def two_outputs():
         taught, over, own.descent(taught, 0.01), loss_fn, teacher_layer="hidden"
     )
     return [kit.runtime.to_float(step(x, y)) for _ in range(20)]
+
+
+def structures():
+    """Several outputs, inputs by name, and teachers that give probabilities."""
+    x, y = kit.data.to_device(LEFT, TARGET)
+    student, over = own.forked(3), own.forked(6)
+    stored = logits.store_logits(over, x, batch_size=4)
+    wanted = own.predicted(over, x)
+    step = logits.make_train_step(student, over, own.descent(student, 0.1), never, alpha=1.0)
+    same = own.forked(3)
+    from_store = logits.make_stored_train_step(same, own.descent(same, 0.1), never, alpha=1.0)
+    (first, *_), (again, *_) = (
+        [kit.runtime.to_float(one(x, target)) for _ in range(2)]
+        for one, target in ((step, y), (from_store, (y, stored)))
+    )
+    ours, theirs = own.predicted(own.forked(3), x), wanted
+    found = {
+        "stored": {name: array(value).tolist() for name, value in stored.items()},
+        "wanted": {name: array(value).tolist() for name, value in wanted.items()},
+        "losses": [first, again],
+        "soft": sum(
+            kit.runtime.to_float(logits.soft_loss(ours[n], theirs[n], temperature=4.0))
+            for n in ours
+        ),
+    }
+    plain, soft = own.ending(None), own.ending("softmax")
+    before = weights_of(plain)
+    for name, pair in {"teacher": (plain, soft), "student": (soft, plain)}.items():
+        step = logits.make_train_step(*pair, own.descent(pair[0], 0.1), cross_entropy)
+        found[f"probabilities of the {name}"] = raised(step, x, y)
+    stored = logits.store_logits(soft, x)
+    step = logits.make_stored_train_step(plain, own.descent(plain, 0.1), cross_entropy)
+    found["stored probabilities"] = raised(step, x, (y, stored))
+    found["unchanged"] = before == weights_of(plain)
+    return found | own.by_name()
+
+
+def weights_of(model):
+    state = model.state_dict().values() if FRAMEWORK == "pt" else model.get_weights()
+    return [array(value).tolist() for value in state]
 
 
 def feature_refusals():
@@ -770,6 +808,62 @@ class PyTorch:
         torch = self.torch
         return Forked()
 
+    def predicted(self, model, x):
+        with self.torch.no_grad():
+            return model(x)
+
+    def ending(self, activation):
+        nn = self.torch.nn
+        self.torch.manual_seed(1)
+        return nn.Sequential(nn.Linear(4, 3), *([nn.Softmax(-1)] if activation else []))
+
+    def by_name(self):
+        """Inputs by name and logits in an output; which layers of the teacher run in a step."""
+        torch, nn = self.torch, self.torch.nn
+
+        @dataclass
+        class Output:
+            logits: torch.Tensor
+            hidden: torch.Tensor
+
+        class Named(nn.Module):
+            def __init__(self, width):
+                super().__init__()
+                torch.manual_seed(width)
+                self.body, self.act = nn.Linear(4, width), nn.ReLU(inplace=True)
+                self.head, self.ran = nn.Linear(width, 3), 0
+
+            def forward(self, *, left, right):
+                hidden = self.body(left + right)
+                x = self.act(hidden)
+                self.ran += 1
+                return Output(self.head(x), hidden)
+
+        x = {"left": torch.from_numpy(LEFT), "right": torch.from_numpy(RIGHT)}
+        y, found = torch.from_numpy(TARGET), {}
+        student, over = Named(3), Named(6)
+        step = logits.make_train_step(student, over, self.descent(student, 0.1), cross_entropy)
+        found["by name"] = [step(x, y).item() for _ in range(20)]
+        found["stored by name"] = list(logits.store_logits(over, x, batch_size=4).shape)
+        student, over = Named(3), Named(6)
+        between = {"student_layer": "body", "teacher_layer": "body"}
+        taught = features.attach_regressor(student, over, x, **between)
+        with torch.no_grad():
+            at_first = taught.regressor(student.body(x["left"] + x["right"]))
+            at_first = nn.functional.mse_loss(at_first, over.body(x["left"] + x["right"]))
+
+        def nothing(output, y):
+            return 0.0 * output.logits.sum()
+
+        step = features.make_train_step(
+            taught, over, self.descent(taught, 0.1), nothing, teacher_layer="body"
+        )
+        over.ran, found["feature losses"], found["ran"] = 0, [at_first.item()], []
+        for _ in range(3):
+            found["feature losses"].append(step(x, y).item())
+            found["ran"].append(over.ran)
+        return found
+
     def foreign(self):
         """A custom forward of two inputs, taught by another one, by logits and by features."""
         torch = self.torch
@@ -969,6 +1063,40 @@ class TensorFlow:
         hidden = layers.Dense(width, name="hidden")(x)
         return keras.Model(x, {"classes": layers.Dense(3)(hidden), "size": layers.Dense(1)(hidden)})
 
+    def predicted(self, model, x):
+        return model(x, training=False)
+
+    def ending(self, activation):
+        keras = self.tf.keras
+        keras.utils.set_random_seed(1)
+        layers = [keras.Input((4,)), keras.layers.Dense(3)]
+        return keras.Sequential(layers + [keras.layers.Activation(activation)] * bool(activation))
+
+    def by_name(self):
+        """A functional model of two inputs, fed by tuples, as `tf.data` has them, and by names."""
+        keras, layers = self.tf.keras, self.tf.keras.layers
+
+        def two(width, named):
+            keras.utils.set_random_seed(width)
+            left, right = keras.Input((4,), name="left"), keras.Input((4,), name="right")
+            x = layers.Dense(width, name="body")(layers.Add()([left, right]))
+            inputs = {"left": left, "right": right} if named else [left, right]
+            return keras.Model(inputs, layers.Dense(3)(layers.ReLU()(x)))
+
+        found, y = {}, TARGET
+        for named, x in ((False, (LEFT, RIGHT)), (True, {"left": LEFT, "right": RIGHT})):
+            student, over = two(3, named), two(6, named)
+            step = logits.make_train_step(student, over, self.descent(student, 0.1), cross_entropy)
+            found["by name" if named else "in a tuple"] = [float(step(x, y)) for _ in range(20)]
+            found["stored by name"] = logits.store_logits(over, x, batch_size=4).shape.as_list()
+            between = {"student_layer": "body", "teacher_layer": "body"}
+            taught = features.attach_regressor(student, over, x, **between)
+            step = features.make_train_step(
+                taught, over, self.descent(taught, 0.1), cross_entropy, teacher_layer="body"
+            )
+            found["feature losses"] = [float(step(x, y)) for _ in range(3)]
+        return found
+
     def two(self, width):
         """A functional model with a list of inputs."""
         keras, layers = self.tf.keras, self.tf.keras.layers
@@ -1061,6 +1189,7 @@ def main() -> None:
         features_alone,
         composed,
         two_outputs,
+        structures,
         feature_refusals,
         own.foreign,
     ]

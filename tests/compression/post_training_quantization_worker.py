@@ -12,7 +12,9 @@ import pickle
 import sys
 import tempfile
 import traceback
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -166,6 +168,66 @@ def refusals(folder):
     return found | {"files": [path.name for path in folder.iterdir()]}
 
 
+def constructions(folder):
+    """Models of other construction: how far each file is off the model, or what is raised."""
+    found = {}
+    programs = import_module(f"{FRAMEWORK}_impl.kit.programs")
+    for name, (model, x, ways) in own.constructions().items():
+        expected = own.expected(programs, model, x)
+        for way in ways:
+            write, read = (getattr(technique, function) for function in WAYS[way])
+            try:
+                predicted = read(write(model, x, folder / "file"))(x)
+                found[f"{name}, {way}"] = programs.apart(predicted, expected)
+            except NotImplementedError as error:
+                found[f"{name}, {way}"] = str(error)
+    return found
+
+
+def untouched(folder):
+    """Of a file with dynamic int8: how far what convolutions give is off, and what a head does."""
+    if FRAMEWORK != "pt":
+        return {}
+    nn, torch = own.torch.nn, own.torch
+
+    class Parts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.head = nn.Conv2d(3, 8, 3), nn.Linear(8, 4)
+
+        def forward(self, x):
+            y = torch.relu(self.conv(x))
+            return {"conv": y, "head": self.head(y.mean((2, 3)))}
+
+    model, x = Parts(), torch.randn(16, 3, 8, 8)
+    predict = technique.load_quantized(technique.quantize_dynamic_int8(model, x, folder / "file"))
+    with torch.no_grad():
+        predicted, expected = predict(x), model(x)
+    return {
+        name: ((predicted[name] - value).norm() / value.norm()).item()
+        for name, value in expected.items()
+    }
+
+
+def wide(folder):
+    """Activations of 16 bits and of 8: how far files are off, or what is raised, and the files.
+
+    The kernel lies on a grid of 8 bits, so that only activations are rounded.
+    """
+    kernel = random.integers(-127, 128, (24, 48)).astype(np.float32) / 127
+    kernel[0] = 1
+    (model, x), found = own.dense(kernel), {}
+    expected = LEFT @ kernel
+    for bits in (8, 16, 4):
+        path = folder / str(bits)
+        said = raised(technique.quantize_static_int8, model, x, path, activation_bits=bits)
+        found[str(bits)] = said
+        if said is None:
+            ours = np.array(technique.load_quantized(path)(x))
+            found[str(bits)] = float(np.linalg.norm(ours - expected) / np.linalg.norm(expected))
+    return found | {"files": sorted(path.name for path in folder.iterdir())}
+
+
 class Bomb:
     """Makes a file when it is unpickled."""
 
@@ -216,6 +278,9 @@ def threads(folder):
     return found
 
 
+ALL = tuple(WAYS)
+
+
 class PyTorch:
     pools = ("onnxruntime",)  # TorchInductor uses the one pool of the process
 
@@ -260,6 +325,61 @@ class PyTorch:
             expected = model(*x)
         return {"two inputs": (model.train(), x, expected)}
 
+    def dense(self, kernel):
+        layer = self.torch.nn.Linear(24, 48, bias=False)
+        with self.torch.no_grad():
+            layer.weight.copy_(self.torch.from_numpy(kernel.T))
+        return layer, self.torch.from_numpy(LEFT)
+
+    def expected(self, programs, model, x):
+        with self.torch.no_grad():
+            return programs.call(model.eval(), x)
+
+    def constructions(self):
+        torch, nn = self.torch, self.torch.nn
+        torch.manual_seed(0)
+
+        class Residual(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.first, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+                self.depthwise = nn.Conv2d(8, 8, 3, padding=1, groups=8)
+                self.grouped, self.head = nn.Conv2d(8, 8, 1, groups=2), nn.Linear(8, 16)
+
+            def forward(self, image):
+                x = torch.relu(self.norm(self.first(image)))
+                x = torch.relu(x + self.grouped(nn.functional.gelu(self.depthwise(x))))
+                return {"logits of it": self.head(x.mean((2, 3))), "pair": (x.mean(1), [x.sum(2)])}
+
+        class Recurrent(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.table, self.lstm = nn.Embedding(20, 16), nn.LSTM(16, 32, batch_first=True)
+                self.head = nn.Linear(32, 16)
+
+            def forward(self, codes):
+                return self.head(self.lstm(self.table(codes))[0][:, -1])
+
+        class Tied(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.table, self.middle = nn.Embedding(64, 32), nn.Linear(32, 32)
+                self.head = nn.Linear(32, 64, bias=False)
+                self.head.weight = self.table.weight
+
+            def forward(self, b, a):
+                y = self.head(self.middle(self.table(a)))
+                return SimpleNamespace(logits=y * b[:, None, None], more="words")
+
+        codes = torch.randint(0, 20, (12, 5))
+        encoder = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+        return {
+            "residual": (Residual(), torch.randn(12, 3, 8, 8), ALL),
+            "recurrent": (Recurrent(), codes, ALL),
+            "tied": (Tied(), {"b": torch.rand(12) + 1, "a": codes}, ALL),
+            "attention": (encoder, torch.randn(12, 5, 32), ALL[:3]),
+        }
+
     def refused(self, x):
         nn = self.torch.nn
 
@@ -274,7 +394,7 @@ class PyTorch:
 
         class Named(nn.Conv2d):
             def forward(self, x):
-                return {"y": super().forward(x)}
+                return {"y": super().forward(x), "name": "y"}
 
         class Twice(nn.Module):
             def __init__(self):
@@ -336,6 +456,66 @@ class TensorFlow:
             "functional": (functional, list(x), functional(list(x))),
         }
 
+    def dense(self, kernel):
+        keras = self.tf.keras
+        layer = keras.layers.Dense(48, use_bias=False)
+        model = keras.Sequential([keras.Input((24,)), layer])
+        layer.set_weights([kernel])
+        return model, self.tf.constant(LEFT)
+
+    def expected(self, programs, model, x):
+        return programs.call(model, x)
+
+    def constructions(self):
+        tf = self.tf
+        keras, layers = tf.keras, tf.keras.layers
+        keras.utils.set_random_seed(0)
+
+        image = keras.Input((8, 8, 3))
+        norm = layers.Normalization()
+        norm.adapt(5 + 9 * np.random.default_rng(0).normal(size=(64, 8, 8, 3)).astype(np.float32))
+        x = first = layers.ReLU()(layers.BatchNormalization()(layers.Conv2D(8, 3)(norm(image))))
+        x = layers.Activation("gelu")(layers.DepthwiseConv2D(3, padding="same")(x))
+        x = layers.ReLU()(layers.Add()([first, layers.Conv2D(8, 1, groups=2)(x)]))
+        outputs = {"z": layers.Dense(16)(layers.GlobalAveragePooling2D()(x)), "a": (first, [x])}
+
+        codes = keras.Input((5,), dtype="int32")
+        recurrent = layers.Dense(64)(layers.LSTM(64)(layers.Embedding(20, 16)(codes)))
+
+        sequence = keras.Input((5, 32))
+        attended = layers.MultiHeadAttention(4, 8)(sequence, sequence)
+        attended = layers.Dense(32)(layers.LayerNormalization()(sequence + attended))
+
+        class Tied(layers.Layer):
+            def __init__(self):
+                super().__init__()
+                self.table, self.middle = layers.Embedding(64, 32), layers.Dense(32)
+
+            def call(self, a):
+                return tf.matmul(
+                    self.middle(self.table(a)), self.table.embeddings, transpose_b=True
+                )
+
+        a, b = keras.Input((5,), dtype="int32", name="a"), keras.Input((), name="b")
+        tied = keras.Model({"b": b, "a": a}, layers.Multiply()([Tied()(a), b[:, None, None]]))
+
+        row = keras.Input((6,))
+        many = keras.Model(row, [layers.Dense(size + 2)(row) for size in range(12)])
+        random = np.random.default_rng(1)
+        given = tf.constant(random.integers(0, 20, (12, 5)), tf.int32)
+
+        def normal(*shape):
+            return tf.constant(random.normal(size=shape), tf.float32)
+
+        without_small = ALL[:2] + ALL[3:]  # no kernel of 1,024 weights for the dynamic one
+        return {
+            "residual": (keras.Model(image, outputs), 5 + 9 * normal(12, 8, 8, 3), without_small),
+            "recurrent": (keras.Model(codes, recurrent), given, ALL),
+            "attention": (keras.Model(sequence, attended), normal(12, 5, 32), ALL),
+            "tied": (tied, {"b": 1 + normal(12) ** 2, "a": given}, ALL),
+            "many": (many, normal(12, 6), without_small),
+        }
+
     def refused(self, x):
         tf = self.tf
         keras, layers = tf.keras, tf.keras.layers
@@ -347,7 +527,17 @@ class TensorFlow:
         inputs = keras.Input((16, 16, 1))
         nothing = keras.Model(inputs, layers.ReLU()(inputs))
         inverse = keras.Model(inputs, Inverse()(inputs))
-        named = keras.Model(inputs, {"y": layers.Conv2D(8, 3)(inputs)})
+
+        class Named(keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.conv = layers.Conv2D(8, 3)
+
+            def call(self, x):
+                return {"y": self.conv(x), "name": "y"}
+
+        named = Named()
+        named(x)
         unbuilt = keras.Sequential([layers.Dense(3)])
         return {
             "no layer": (nothing, x),
@@ -360,7 +550,8 @@ class TensorFlow:
 def main() -> None:
     kit.runtime.configure(threads=1, seed=0)
     found = {}
-    for scenario in (variants, foreign, written_otherwise, refusals, files, threads):
+    scenarios = (variants, foreign, constructions, untouched, wide, written_otherwise)
+    for scenario in (*scenarios, refusals, files, threads):
         with tempfile.TemporaryDirectory() as folder:
             try:
                 found[scenario.__name__] = scenario(Path(folder))

@@ -1,8 +1,7 @@
 """One framework's share of the pruning tests, in a process of its own.
 
 `python pruning_worker.py pt|tf|tf_keras` runs every scenario and prints one line of JSON: scenario
--> what was found, or {"error": traceback}. `test_pruning.py` judges. With Keras 3 ("tf") there is
-one scenario: what is refused.
+-> what was found, or {"error": traceback}. `test_pruning.py` judges.
 """
 
 from __future__ import annotations
@@ -391,6 +390,10 @@ class TensorFlow:
 
     def masks(self, model):
         """Canonical name -> mask."""
+        if sys.argv[1] == "tf":
+            calls = {layer.name: vars(layer).get("call") for layer in model.layers}
+            masked = {name: call.mask for name, call in calls.items() if hasattr(call, "mask")}
+            return {f"{name}.kernel": np.array(mask) for name, mask in masked.items()}
         return {
             f"{layer.layer.name}.kernel": np.array(mask)
             for layer in model.layers
@@ -429,6 +432,11 @@ class TensorFlow:
             optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
             return loss
 
+        def names(of):  # Keras 3 gives the inputs of a clone new ones
+            return [
+                one.name for one in of.layers if not isinstance(one, tf.keras.layers.InputLayer)
+            ]
+
         losses = []
         for number in range(1, 4):
             update(number)
@@ -439,8 +447,7 @@ class TensorFlow:
             "losses": losses,
             "shared": [layer.name for layer in shared],
             "zeros": {v.name: float((np.array(v) == 0).mean()) for v in final.weights},
-            "names": [layer.name for layer in final.layers]
-            == [layer.name for layer in source.layers],
+            "names": names(final) == names(source),
             "source kept": all(
                 np.array_equal(old, np.array(new))
                 for old, new in zip(kept, source.weights, strict=True)
@@ -476,8 +483,8 @@ class TensorFlow:
         keras, layers = self.tf.keras, self.tf.keras.layers
 
         class Inside(layers.Layer):
-            def __init__(self):
-                super().__init__()
+            def __init__(self, **settings):
+                super().__init__(**settings)
                 self.deep = layers.Dense(4, name="deep")
 
             def call(self, x):
@@ -503,26 +510,69 @@ class TensorFlow:
         }
         return {name: raised(technique.apply_pruning, m, **NOW) for name, m in models.items()}
 
+    def fit(self):
+        """Keras 3's `fit` over a layer that runs twice, a layer in another, adapted statistics."""
+        keras, layers = self.tf.keras, self.tf.keras.layers
+
+        class Inside(layers.Layer):
+            def __init__(self, **settings):
+                super().__init__(**settings)
+                self.deep = layers.Dense(4, name="deep")
+
+            def build(self, shape):
+                self.deep.build(shape)
+
+            def call(self, x):
+                return self.deep(x)
+
+        x, twice = keras.Input((4,)), layers.Dense(4, "tanh", name="twice")
+        adapted = layers.Normalization()
+        adapted.adapt(LEFT * 3 + 5)
+        y = layers.Dense(2, name="head")(Inside()(twice(twice(adapted(x)))))
+        source = keras.Model(x, y)
+        before = np.array(source(LEFT))
+        schedule = {"final_sparsity": 0.5, "begin_step": 0, "end_step": 4, "frequency": 2}
+        model, update = technique.apply_pruning(source, **schedule)
+        same = np.array(model(LEFT))
+        steps, zeros = iter(range(1, 100)), []
+
+        def count(batch, logs):
+            zeros.append(float((self.tf.keras.ops.convert_to_numpy(twice_mask()) == 0).mean()))
+
+        def twice_mask():
+            return model.get_layer("twice").call.mask
+
+        callbacks = [
+            keras.callbacks.LambdaCallback(
+                on_train_batch_begin=lambda b, logs: update(next(steps))
+            ),
+            keras.callbacks.LambdaCallback(on_train_batch_end=count),
+        ]
+        model.compile(keras.optimizers.Adam(0.05), "mse")
+        settings = {"batch_size": 3, "epochs": 4, "shuffle": False, "verbose": 0}
+        history = model.fit(LEFT, TARGET, **settings, callbacks=callbacks).history["loss"]
+        masked = model.predict(LEFT, verbose=0)
+        final = technique.finalize_pruning(model)
+        kernels = {w.path: np.array(w) for w in final.trainable_variables if "kernel" in w.path}
+        return {
+            "loss": history,
+            "zeros": zeros,
+            "same": np.abs(before - same).max().item(),
+            "final": np.abs(masked - final.predict(LEFT, verbose=0)).max().item(),
+            "kernels": {name: float((kernel == 0).mean()) for name, kernel in kernels.items()},
+        }
+
 
 NOW_90 = NOW | {"final_sparsity": 0.9}
 
 
-def keras3():
-    """Its refusal; the graph of settings comes first."""
-    model = kit.models.build(CNN, start(CNN))
-    found = {"raised": raised(technique.apply_pruning, model, **AT_ONCE)}
-    found["settings"] = raised(technique.apply_pruning, model, **AT_ONCE | {"frequency": 0})
-    found["imported"] = "tensorflow_model_optimization" in sys.modules
-    return found
-
-
 def main() -> None:
     kit.runtime.configure(threads=1, seed=0)
-    scenarios = [keras3]
-    if sys.argv[1] != "tf":
-        scenarios = [schedule, several_passes, rounding, training, neutral, losses]
-        scenarios += [regrowth, refusals, together, small_layers, stages]
-        scenarios += [own.foreign, own.shared if FRAMEWORK == "pt" else own.unsupported]
+    scenarios = [schedule, several_passes, rounding, training, neutral, losses]
+    scenarios += [regrowth, refusals, together, small_layers]
+    scenarios += [] if sys.argv[1] == "tf" else [stages]  # the benchmark's rows run tf_keras
+    scenarios += [own.foreign, own.shared if FRAMEWORK == "pt" else own.unsupported]
+    scenarios += [own.fit] if sys.argv[1] == "tf" else []
     found = {}
     for scenario in scenarios:
         try:

@@ -2,8 +2,7 @@
 
 `python quantization_aware_training_worker.py pt|tf|tf_keras` runs every scenario and prints one
 line of JSON: scenario -> what was found, or {"error": traceback}.
-`test_quantization_aware_training.py` judges. With Keras 3 ("tf") there is one scenario: what is
-refused.
+`test_quantization_aware_training.py` judges.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import json
 import sys
 import tempfile
 import traceback
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 
@@ -237,6 +236,24 @@ def refusals():
     }
 
 
+def constructions():
+    """Models of other construction: what 8 bits change, files against models, and training."""
+    programs, found = import_module(f"{FRAMEWORK}_impl.kit.programs"), {}
+    for name, (model, x) in own.constructions().items():
+        prepared = technique.prepare_qat(model, x, weight_bits=8)
+        expected, rounded = own.called(programs, model, x), own.called(programs, prepared, x)
+        path = technique.export_qat(prepared, x, FOLDER / "constructed")
+        predict = technique.load_quantized(path)
+        found[name] = {
+            "rounded": programs.apart(rounded, expected),
+            "same again": programs.apart(own.called(programs, prepared, x), rounded),
+            "file": programs.apart(predict(x), rounded),
+            "products": sum(predict.operators(x).values()),
+            "losses": own.fitted(programs, prepared, x),
+        }
+    return found
+
+
 def drifted():
     """A model that was changed between the comparison's two sides must not be written."""
     return own.drifted(FOLDER / "drifted") | {"written": (FOLDER / "drifted").exists()}
@@ -286,6 +303,64 @@ def evidence():
 
 class PyTorch:
     sizes = 1  # each further batch size compiles
+
+    def constructions(self):
+        """Dropout inside of attention, an LSTM's; dicts in, structures and `.logits` out."""
+        torch, nn = self.torch, self.torch.nn
+        torch.manual_seed(0)
+
+        class Structured(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.conv, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+                self.grouped, self.head = nn.Conv2d(8, 8, 1, groups=2), nn.Linear(8, 4)
+
+            def forward(self, image, scale):
+                x = torch.relu(self.norm(self.conv(image)))
+                x = torch.relu(x + self.grouped(x)) * scale[:, None, None, None]
+                return {"y": self.head(x.mean((2, 3))), "pair": (x.mean(1), [x.sum(2)])}
+
+        class Recurrent(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.lstm = nn.LSTM(8, 16, num_layers=2, dropout=0.5, batch_first=True)
+                self.head = nn.Linear(16, 4)
+
+            def forward(self, x):
+                return Logits(self.head(self.lstm(x)[0][:, -1]))
+
+        image = {"scale": torch.rand(8) + 1, "image": torch.randn(8, 3, 6, 6)}
+        return {
+            "attention": (
+                nn.TransformerEncoderLayer(16, 2, 32, 0.5, batch_first=True),
+                torch.randn(8, 5, 16),
+            ),
+            "structured": (Structured(), image),
+            "recurrent": (Recurrent(), torch.randn(8, 5, 8)),
+        }
+
+    def called(self, programs, model, x):
+        """In evaluation mode, which changes no range to speak of."""
+        model = copy.deepcopy(model)
+        if hasattr(model, "graph"):
+            technique._switch(model, training=False)
+            model.apply(self.pt2e().disable_observer)
+        else:
+            model.eval()
+        with self.torch.no_grad():
+            return programs.call(model, x)
+
+    def fitted(self, programs, model, x):
+        optimizer, found = self.torch.optim.SGD(model.parameters(), lr=0.05), []
+        for _ in range(10):
+            optimizer.zero_grad()
+            output = programs.call(model, x)
+            first = output["y"] if isinstance(output, dict) else output
+            loss = ((first - 1) ** 2).mean()
+            loss.backward()
+            optimizer.step()
+            found.append(loss.item())
+        return found
 
     def __init__(self):
         import torch
@@ -461,6 +536,14 @@ class PyTorch:
         }
 
 
+@dataclass
+class Logits:
+    """What some models return."""
+
+    logits: object
+    more: str = "words"
+
+
 class Executed:
     """Unpickling it makes a file."""
 
@@ -481,6 +564,61 @@ class TensorFlow:
 
     def evaluate(self, prepared, x):
         return np.array(prepared(x, training=False)).tolist()
+
+    def constructions(self):
+        """Models of Keras 3: subclassed, two inputs, structures; what each must not lose."""
+        tf, keras, layers = self.tf, self.tf.keras, self.layers
+        keras.utils.set_random_seed(0)
+        image, scale = keras.Input((6, 6, 3)), keras.Input((8,))
+        norm = layers.Normalization()
+        norm.adapt(9 * np.random.default_rng(0).normal(size=(64, 6, 6, 3)).astype(np.float32) + 5)
+        x = first = layers.ReLU()(layers.BatchNormalization()(layers.Conv2D(8, 3)(norm(image))))
+        x = layers.Activation("swish")(layers.DepthwiseConv2D(3, padding="same")(x))
+        x = layers.ReLU()(layers.Add()([first, layers.Conv2D(8, 1, groups=2)(x)]))
+        x = layers.Multiply()([layers.GlobalAveragePooling2D()(x), scale])
+        outputs = {"y": layers.Dense(4)(x), "pair": (x, [layers.Dense(3, "sigmoid")(x)])}
+
+        sequence = keras.Input((5, 16))
+        x = layers.LayerNormalization()(
+            sequence + layers.MultiHeadAttention(2, 8)(sequence, sequence)
+        )
+        attended = layers.Dense(4)(layers.Conv1D(8, 3, activation="gelu")(x))
+        recurrent = layers.Dense(4)(layers.LSTM(8)(layers.Dropout(0.5)(sequence)))
+        random, row = tf.random.normal, tf.random.normal((8, 5, 16))
+        subclassed = Subclassed()
+        subclassed(row[:, 0], row[:, 1])
+        return {
+            "structured": (
+                keras.Model([image, scale], outputs),
+                (9 * random((8, 6, 6, 3)) + 5, random((8, 8))),
+            ),
+            "attention": (keras.Model(sequence, attended), row),
+            "recurrent": (keras.Model(sequence, recurrent), row),
+            "subclassed": (subclassed, (row[:, 0], row[:, 1])),
+        }
+
+    def called(self, programs, model, x):
+        return programs.call(model, x)
+
+    def fitted(self, programs, model, x):
+        optimizer, found = self.tf.keras.optimizers.SGD(0.05), []
+
+        @self.tf.function
+        def step():
+            with self.tf.GradientTape() as tape:
+                output = programs._call(model, x, training=True)
+                first = output["y"] if isinstance(output, dict) else output
+                loss = self.tf.reduce_mean((first - 1) ** 2)
+            gradients = tape.gradient(loss, model.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+            return loss
+
+        before = [self.tf.identity(variable) for variable in model.non_trainable_variables]
+        found = [float(step()) for _ in range(10)]
+        after = model.non_trainable_variables
+        names = [v.name for v, old in zip(after, before, strict=True) if np.any(v != old)]
+        assert any("max" in name for name in names), names  # ranges follow the batches
+        return found
 
     def channels_last(self, output):
         return output
@@ -512,14 +650,14 @@ class TensorFlow:
 
     def levels(self, path):
         """Different values of each kernel in the file."""
-        from ai_edge_litert.interpreter import Interpreter
+        from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
-        interpreter = Interpreter(model_path=str(path))
-        found = []
-        for one in interpreter.get_tensor_details():
-            if "LastValueQuant" in one["name"]:
-                found.append(len(np.unique(interpreter.get_tensor(one["index"]))))
-        return found
+        plain = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES  # kernels as they are in the file
+        interpreter = Interpreter(model_path=str(path), experimental_op_resolver_type=plain)
+        interpreter.allocate_tensors()
+        products = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED")
+        ran = [one for one in interpreter._get_ops_details() if one["op_name"] in products]
+        return [len(np.unique(interpreter.get_tensor(one["inputs"][1]))) for one in ran]
 
     def bad_files(self, x):
         return {}
@@ -609,23 +747,27 @@ class TensorFlow:
             "apart": apart(technique.load_quantized(path)(x), model(x, training=False)),
         }
 
-    def keras3(self):
-        """What Keras 3 is told, and that tfmot was not imported for that."""
-        model = self.functional((4,), self.layers.Dense(2))
-        x = np.zeros((4, 4), np.float32)
-        return {
-            "raised": raised(technique.prepare_qat, model, x, weight_bits=8),
-            "bits": raised(technique.prepare_qat, model, x, weight_bits=1),
-            "imported": "tensorflow_model_optimization" in sys.modules,
-        }
+
+if FRAMEWORK == "tf":
+    import tensorflow as tf
+
+    class Subclassed(tf.keras.Model):
+        """Two arguments, and sums that are no layer."""
+
+        def __init__(self, **settings):
+            super().__init__(**settings)
+            self.wide, self.head = tf.keras.layers.Dense(16), tf.keras.layers.Dense(4)
+
+        def call(self, a, b):
+            return self.head(tf.nn.relu(self.wide(a) + b))
 
 
 def main():
     scenarios = [oracle, neutral, losses, worth, left_alone, files, damaged, refusals]
     scenarios += [drifted, evidence, own.foreign]
+    if sys.argv[1] != "tf_keras":
+        scenarios += [constructions]
     scenarios += [own.sums if FRAMEWORK == "pt" else own.many]
-    if sys.argv[1] == "tf":
-        scenarios = [own.keras3]
     found = {}
     for scenario in scenarios:
         try:

@@ -2,7 +2,6 @@
 
 `python semi_structured_pruning_worker.py pt|tf|tf_keras` runs every scenario and prints one line of
 JSON: scenario -> what was found, or {"error": traceback}. `test_semi_structured_pruning.py` judges.
-With Keras 3 ("tf") there is one scenario: what is refused.
 """
 
 from __future__ import annotations
@@ -197,8 +196,8 @@ class TensorFlow:
         keras, layers = self.tf.keras, self.tf.keras.layers
 
         class Inside(layers.Layer):
-            def __init__(self):
-                super().__init__()
+            def __init__(self, **settings):
+                super().__init__(**settings)
                 self.deep = layers.Dense(4, name="deep")
 
             def call(self, x):
@@ -225,18 +224,10 @@ class TensorFlow:
         return {name: raised(technique.apply_two_to_four, m) for name, m in models.items()}
 
 
-def keras3():
-    """Its refusal."""
-    refused = raised(technique.apply_two_to_four, kit.models.build(CNN, start()))
-    return [refused, "tensorflow_model_optimization" in sys.modules]
-
-
 def main() -> None:
     kit.runtime.configure(threads=1, seed=0)
-    scenarios = [keras3] if sys.argv[1] == "tf" else [at_once, training, stages]
-    if sys.argv[1] != "tf":
-        scenarios += [own.foreign, own.refusals]
-        scenarios += [own.repeated] if FRAMEWORK == "pt" else []
+    scenarios = [at_once, training, stages, own.foreign, own.refusals]
+    scenarios += [own.repeated] if FRAMEWORK == "pt" else []
     found = {}
     for scenario in scenarios:
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import traceback
+import warnings
 from collections import OrderedDict
 from dataclasses import replace
 
@@ -82,7 +83,7 @@ def smaller():
     model = kit.models.build(CNN, start(CNN))
     found = {"weights": plain(start(CNN)), "predictions": predictions(model, x)}
     for share in SHARES:
-        less = technique.remove_channels(model, share=share)
+        less = technique.remove_channels(model, x, share=share)
         found[str(share)] = {
             "weights": plain(kit.models.export_weights(less)),
             "predictions": predictions(less, x),
@@ -111,16 +112,15 @@ def zeroed():
 
 def refusals():
     """What bad input and models that can't be followed raise."""
-    model = kit.models.build(CNN, start(CNN))
+    model, ((x, _),) = kit.models.build(CNN, start(CNN)), batches()
     before = kit.models.export_weights(model)
     found = {
-        str(share): raised(technique.remove_channels, model, share=share)
+        str(share): raised(technique.remove_channels, model, x, share=share)
         for share in (1.0, -0.1, float("nan"))
     }
-    found["residual"] = raised(technique.remove_channels, kit.models.build(RESNET), share=0.5)
     found |= {
-        name: raised(technique.remove_channels, other, share=0.5)
-        for name, other in own.unsupported().items()
+        name: raised(technique.remove_channels, other, example, share=0.5)
+        for name, (other, example) in own.unsupported().items()
     }
     after = kit.models.export_weights(model)
     found["unchanged"] = all(np.array_equal(before[n], after[n]) for n in before)
@@ -135,6 +135,81 @@ def foreign():
     return own.foreign()
 
 
+FLAT = ("outputs", "tied")  # models that take rows, not images
+
+
+def branches():
+    """Two inputs, a sum, a product, grouped convolutions, a concatenation, two outputs.
+
+    The channels to leave out come from the test's own NumPy, not from the technique.
+    """
+    weights = branch_weights()
+    model, x = own.branches(weights)
+    less = technique.remove_channels(model, x, share=0.5)
+    silent, _ = own.branches(branch_weights(silent=True))
+    return {
+        "smaller": own.results(less, x),
+        "silenced": own.results(silent, x),
+        "full": own.results(model, x),
+        "widths": own.widths(less),
+    }
+
+
+def branch_weights(silent=False):
+    """Weights of the model with branches; silent: nothing reads the weaker half."""
+    random, weights = np.random.default_rng(9), {}
+    shapes = {"stem": (3, 3, 3, 8), "left": (3, 3, 8, 8), "deep": (3, 3, 8, 1)}
+    shapes |= {"grouped": (1, 1, 4, 12), "point": (1, 1, 8, 6)}
+    shapes |= {"hidden": (18, 10), "head": (10, 4), "more": (10, 2)}
+    for layer, shape in shapes.items():
+        weights[f"{layer}.kernel"] = random.normal(size=shape)
+        if layer != "deep":
+            weights[f"{layer}.bias"] = random.normal(size=shape[-1])
+    for kind in ("gamma", "beta", "mean", "variance"):
+        weights[f"norm.{kind}"] = random.uniform(0.5, 1.5, 18)
+    norms = {
+        layer: np.abs(weights[f"{layer}.kernel"]).reshape(-1, shape[-1]).sum(0)
+        for layer, shape in shapes.items()
+    }
+    deep = np.abs(weights["deep.kernel"]).sum((0, 1, 3))
+    # The grouped convolution reads two runs of four, and makes two of six.
+    shared = weaker(norms["stem"] + norms["left"] + deep, 2)
+    grouped, point, hidden = (
+        weaker(norms[layer], runs) for layer, runs in (("grouped", 2), ("point", 1), ("hidden", 1))
+    )
+    if silent:
+        weights["left.kernel"][:, :, shared] = 0.0
+        weights["point.kernel"][:, :, shared] = 0.0
+        for channel in np.flatnonzero(shared):
+            run, place = divmod(channel, 4)
+            weights["grouped.kernel"][:, :, place, 6 * run : 6 * run + 6] = 0.0
+        weights["hidden.kernel"][np.concatenate([grouped, point])] = 0.0
+        for layer in ("head", "more"):
+            weights[f"{layer}.kernel"][hidden] = 0.0
+    return {name: value.astype(np.float32) for name, value in weights.items()}
+
+
+def weaker(norms, runs):
+    """Mark the smaller half of each run."""
+    rows = norms.reshape(runs, -1)
+    return (rows < np.median(rows, axis=1, keepdims=True)).ravel()
+
+
+def others():
+    return own.others()
+
+
+def residual():
+    """Losses and parameters of a residual network with half of its channels."""
+    random, y = np.random.default_rng(4), np.arange(6) % 10
+    batch = random.normal(size=(6, *RESNET.input_shape)).astype(np.float32), y
+    ((x, y),) = kit.data.resident_batches([batch])
+    model = kit.models.build(RESNET, start(RESNET))
+    less = technique.remove_channels(model, x, share=0.5)
+    count = kit.models.parameter_count
+    return {"predictions": predictions(less, x), "counts": [count(model), count(less)]}
+
+
 # One framework's models -----------------------------------------------------------------------
 
 random = np.random.default_rng(3)
@@ -144,9 +219,9 @@ SHAPES = {
     "first.bias": (6,),
     "second.kernel": (3, 3, 6, 4),
     "second.bias": (4,),
-    "hidden.kernel": (2 * 2 * 4, 7),  # flattened pixel by pixel
-    "hidden.bias": (7,),
-    "last.kernel": (7, 2),
+    "hidden.kernel": (2 * 2 * 4, 6),  # flattened pixel by pixel
+    "hidden.bias": (6,),
+    "last.kernel": (6, 2),
     "last.bias": (2,),
 }
 WEIGHTS = {name: random.normal(size=shape).astype(np.float32) for name, shape in SHAPES.items()}
@@ -155,14 +230,15 @@ WEIGHTS = {name: random.normal(size=shape).astype(np.float32) for name, shape in
 def silenced():
     """The weights, with nothing read of the weaker half of each convolution's channels."""
     weights = {name: value.copy() for name, value in WEIGHTS.items()}
-    for layer, reader in (("first", "second"), ("second", "hidden")):
-        norms = np.abs(WEIGHTS[f"{layer}.kernel"]).sum((0, 1, 2))
+    for layer, reader in (("first", "second"), ("second", "hidden"), ("hidden", "last")):
+        kernel = WEIGHTS[f"{layer}.kernel"]
+        norms = np.abs(kernel).reshape(-1, kernel.shape[-1]).sum(0)
         weak = np.argsort(norms)[: len(norms) // 2]
         kernel = weights[f"{reader}.kernel"]
-        if reader == "second":
-            kernel[:, :, weak] = 0.0
+        if reader == "hidden":
+            kernel.reshape(4, 4, 6)[:, weak] = 0.0
         else:
-            kernel.reshape(4, 4, 7)[:, weak] = 0.0
+            np.moveaxis(kernel, -2, 0)[weak] = 0.0
     return weights
 
 
@@ -182,7 +258,7 @@ def stages():
     return {
         "epochs": epochs,
         "found": np.array(predict(x)).tolist(),
-        "wanted": predictions(technique.remove_channels(trained, share=0.5), x),
+        "wanted": predictions(technique.remove_channels(trained, x, share=0.5), x),
         "whole": predictions(trained, x),
     }
 
@@ -200,8 +276,8 @@ class PyTorch:
                 self.first = nn.Conv2d(3, 6, 3, padding=1)
                 self.second = nn.Conv2d(6, 4, 3, padding=1)
                 self.pool = nn.MaxPool2d(2)
-                self.hidden = nn.Linear(16, 7)
-                self.last = nn.Linear(7, 2)
+                self.hidden = nn.Linear(16, 6)
+                self.last = nn.Linear(6, 2)
 
             def forward(self, images, offset):
                 x = self.pool(torch.relu(self.first(images)))
@@ -218,7 +294,7 @@ class PyTorch:
             if kind == "kernel" and value.ndim == 4:
                 value = value.transpose(3, 2, 0, 1)
             elif layer == "hidden" and kind == "kernel":  # channel by channel here
-                value = value.reshape(4, 4, 7).transpose(2, 1, 0).reshape(7, 16)
+                value = value.reshape(4, 4, 6).transpose(2, 1, 0).reshape(6, 16)
             elif kind == "kernel":
                 value = value.T
             state[f"{layer}.{'weight' if kind == 'kernel' else 'bias'}"] = torch.from_numpy(
@@ -231,7 +307,7 @@ class PyTorch:
         torch = self.torch
         images = torch.from_numpy(IMAGES.transpose(0, 3, 1, 2).copy())
         model = self.load(self.kind(), WEIGHTS)
-        less = technique.remove_channels(model, share=0.5)
+        less = technique.remove_channels(model, (images, torch.ones(())), share=0.5)
         silent = self.load(self.kind(), silenced())
         with torch.no_grad():
             outputs = [m(images, 1.0)["y"].tolist() for m in (less, silent, model)]
@@ -277,53 +353,161 @@ class PyTorch:
             "mean((2, 3))": (4, lambda x: x.mean((2, 3))),
             "mean(axis=[-2, -1])": (4, lambda x: torch.mean(x, axis=[-2, -1])),
             "amax(dim=(2, 3))": (4, lambda x: x.amax(dim=(2, 3))),
+            "mean((2, 3), True)": (4, lambda x: x.mean((2, 3), True).flatten(1)),
         }
         found = {}
         for name, (features, forward) in cases.items():
-            less = technique.remove_channels(Branch(features, forward), share=0.5)
+            model, x = Branch(features, forward), torch.ones(2, 3, 3, 3)
+            less = technique.remove_channels(model, x, share=0.5)
             found[name] = [features, less.head.in_features]
-            less(torch.ones(2, 3, 3, 3))
         return found
 
     def unsupported(self):
         torch, nn = self.torch, self.torch.nn
-        conv = nn.Conv2d(3, 3, 1)
+        conv = nn.Conv2d(4, 4, 1)
 
         class Branch(nn.Module):
             def __init__(self, forward):
                 super().__init__()
-                self.conv, self.head = nn.Conv2d(3, 3, 1), nn.Linear(3, 2)
+                self.conv, self.head = nn.Conv2d(4, 4, 1), nn.Linear(4, 2)
                 self.run = forward
 
             def forward(self, x):
                 return self.run(self, x)
 
-        def sized(model, x):
-            if x.sum() > 0:
-                x = model.conv(x)
-            return model.head(x.mean((2, 3)))
+        def split(model, x):
+            left, right = model.conv(x).split((2, 2), 1)
+            return model.head(torch.cat([right, left], 1).mean((2, 3)))
 
         # Samples and channels become one axis, and the linear layer reads the pixels of a row.
         wide = Branch(lambda m, x: m.head(m.conv(x).flatten(end_dim=1)))
-        wide.head = nn.Linear(1, 2)
+        wide.head = nn.Linear(8, 2)
         misnamed = {"conv": conv, "relu": nn.Softmax(1), "rest": nn.Flatten()}
-        misnamed = OrderedDict(misnamed | {"head": nn.Linear(192, 2)})
+        misnamed = OrderedDict(misnamed | {"head": nn.Linear(256, 2)})
         head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)]
-        return {
-            "no convolution": nn.Linear(2, 2),
-            "grouped": nn.Sequential(nn.Conv2d(4, 4, 1, groups=2), *head),
-            "unknown": nn.Sequential(nn.Conv2d(3, 4, 1), nn.GroupNorm(2, 4), *head),
-            "twice": nn.Sequential(conv, nn.ReLU(), conv, *head),
+        tied = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.Linear(4, 2))
+        tied[2].weight = tied[0].weight
+        images, rows = torch.randn(2, 4, 8, 8), torch.randn(2, 4)
+        models = {
+            "outputs": nn.Linear(4, 2),
+            "no layer": nn.Sequential(nn.ReLU()),
+            "unknown": nn.Sequential(nn.Conv2d(4, 4, 1), nn.LocalResponseNorm(2), *head),
             "no head": nn.Sequential(conv, nn.ReLU()),
             "mixes": Branch(lambda m, x: m.head(torch.softmax(m.conv(x), 1).mean((2, 3)))),
-            "over channels": Branch(lambda m, x: m.head(m.conv(x).mean(1))),
-            "control flow": Branch(sized),
+            "over channels": Branch(lambda m, x: m.head(m.conv(x).cumsum(1).mean((2, 3)))),
             "flattens samples": wide,
-            "keeps axes": Branch(lambda m, x: m.head(m.conv(x).mean((2, 3), True).flatten(1))),
             "misnamed": nn.Sequential(misnamed),
+            "splits": Branch(split),
             "masked": self.masked(predictions=0),
             "masked, after a prediction": self.masked(predictions=1),
+            "tied": tied,
         }
+        return {name: (m, rows if name in FLAT else images) for name, m in models.items()}
+
+    def branches(self, weights):
+        torch, nn = self.torch, self.torch.nn
+
+        class Branches(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.stem = nn.Conv2d(3, 8, 3, padding=1)
+                self.left = nn.Conv2d(8, 8, 3, padding=1)
+                self.deep = nn.Conv2d(8, 8, 3, padding=1, groups=8, bias=False)
+                self.grouped = nn.Conv2d(8, 12, 1, groups=2)
+                self.point = nn.Conv2d(8, 6, 1)
+                self.norm = nn.BatchNorm2d(18, eps=1e-3)
+                self.hidden, self.head = nn.Linear(18, 10), nn.Linear(10, 4)
+                self.more = nn.Linear(10, 2)
+
+            def forward(self, images, scale):
+                x = self.stem(images)
+                x = x + self.left(torch.relu(x)) * scale
+                deep = self.deep(x)
+                x = self.norm(torch.cat([self.grouped(deep), self.point(x)], 1))
+                x = torch.relu(self.hidden(x.mean((2, 3))))
+                return {"y": self.head(x), "more": (self.more(x),)}
+
+        model = Branches().eval()
+        kinds = {"kernel": "weight", "bias": "bias", "gamma": "weight", "beta": "bias"}
+        kinds |= {"mean": "running_mean", "variance": "running_var"}
+        state = {}
+        for name, value in weights.items():
+            layer, kind = name.split(".")
+            if value.ndim == 4:
+                value = value.transpose((2, 3, 0, 1) if layer == "deep" else (3, 2, 0, 1))
+            value = value.T if value.ndim == 2 else value
+            state[f"{layer}.{kinds[kind]}"] = torch.from_numpy(value.copy())
+        model.load_state_dict(state, strict=False)
+        images = torch.from_numpy(IMAGES.transpose(0, 3, 1, 2).copy())
+        return model, {"images": images, "scale": torch.tensor(1.0)}
+
+    def results(self, model, x):
+        with self.torch.no_grad():
+            found = model(**x)
+        return [found["y"].tolist(), found["more"][0].tolist()]
+
+    def widths(self, model):
+        return {n: list(m.weight.shape) for n, m in model.named_children() if n != "norm"}
+
+    def others(self):
+        """Models of other construction: what they were, what is left, whether it trains."""
+        torch, nn = self.torch, self.torch.nn
+
+        class Attends(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.tokens, self.place = nn.Linear(5, 8), nn.Parameter(torch.randn(1, 6, 8))
+                self.query, self.key, self.value = (nn.Linear(8, 8) for _ in range(3))
+                self.norm, self.back = nn.LayerNorm(8), nn.Linear(8, 8)
+                self.up, self.down = nn.Linear(8, 12), nn.Linear(12, 8)
+                self.head = nn.Linear(8, 3)
+
+            def forward(self, x):
+                x = self.tokens(x) + self.place
+                y = self.norm(x)
+                near = torch.softmax(self.query(y) @ self.key(y).transpose(1, 2), -1)
+                x = x + self.back(near @ self.value(y))
+                x = x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
+                return self.head(x.mean(1))
+
+        class Recurs(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.up, self.lstm = nn.Linear(5, 8), nn.LSTM(8, 6, batch_first=True)
+                self.hidden, self.head = nn.Linear(6, 8), nn.Linear(8, 3)
+
+            def forward(self, x):
+                return self.head(torch.relu(self.hidden(self.lstm(self.up(x))[0][:, -1])))
+
+        class Encodes(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.up = nn.Linear(5, 8)
+                self.encoder = nn.TransformerEncoderLayer(8, 2, 12, batch_first=True)
+                self.head = nn.Linear(8, 3)
+
+            def forward(self, x):
+                return self.head(self.encoder(self.up(x))[:, 0])
+
+        frozen = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3)).requires_grad_(False)
+        norms = nn.Sequential(
+            *(nn.Conv1d(6, 8, 3), nn.GroupNorm(2, 8), nn.GELU(), nn.ConvTranspose1d(8, 4, 2)),
+            *(nn.PReLU(4), nn.Flatten(), nn.Linear(16, 3)),
+        )
+        x, found = torch.randn(4, 6, 5), {}
+        models = {"attention": Attends(), "lstm": Recurs(), "encoder": Encodes()}
+        for name, model in (models | {"frozen": frozen, "norms": norms}).items():
+            with warnings.catch_warnings(record=True) as said:
+                warnings.simplefilter("always")
+                less = technique.remove_channels(model, x, share=0.5)
+            found[name] = {
+                "shapes": {n: list(p.shape) for n, p in less.named_parameters()},
+                "warning": [str(one.message) for one in said],
+                "grad": [p.requires_grad for p in less.parameters()],
+                "finite": bool(less(x).isfinite().all()),
+                "modes": [m.training for m in less.modules()],
+            }
+        return found
 
 
 class TensorFlow:
@@ -337,7 +521,7 @@ class TensorFlow:
         keras, layers = tf.keras, tf.keras.layers
 
         def softsign(x):  # which Keras knows as something else
-            return tf.tanh(x)
+            return tf.identity(x)
 
         images = keras.Input((8, 8, 3))
         offset = keras.Input((1,))
@@ -345,9 +529,11 @@ class TensorFlow:
         x = layers.Conv2D(6, 3, **relu, name="first")(images)
         x = layers.Conv2D(4, 3, padding="same", name="second")(layers.MaxPooling2D()(x))
         x = layers.Flatten()(layers.MaxPooling2D()(layers.Activation(tf.nn.relu)(x)))
-        x = layers.Dense(7, name="hidden")(x)
-        x = layers.Add()([x, layers.Activation(softsign)(x)])
-        moved = layers.Lambda(lambda v: tf.identity(v), name="by_hand")(offset)
+        x = layers.Dense(6, name="hidden")(x)
+        x = layers.Add()([x, layers.Activation("tanh")(x)])
+        moved = layers.Lambda(lambda v: tf.identity(v), name="by_hand")(
+            layers.Activation(softsign)(offset)
+        )
         y = layers.Add()([layers.Dense(2, name="last")(x), moved])
         model = keras.Model([images, offset], {"y": y})
         for name in ("first", "second", "hidden", "last"):
@@ -363,8 +549,8 @@ class TensorFlow:
     def foreign(self):
         model = self.load(WEIGHTS)
         before = self.summary(model)
-        less = technique.remove_channels(model, share=0.5)
         inputs = [IMAGES, np.ones((5, 1), np.float32)]
+        less = technique.remove_channels(model, inputs, share=0.5)
         outputs = [
             np.array(m(inputs, training=False)["y"]).tolist()
             for m in (less, self.load(silenced()), model)
@@ -405,19 +591,17 @@ class TensorFlow:
         def head(x):
             return layers.Dense(2)(layers.GlobalAveragePooling2D()(x))
 
-        conv = layers.Conv2D(4, 1, name="shared")
         subclassed = Own()
         subclassed(IMAGES)
         features = layers.Conv2D(4, 1, name="features")
         images = keras.Input((8, 8, 4))
         mid = features(images)
-        return {
-            "no convolution": keras.Sequential([keras.Input((2,)), layers.Dense(2)]),
-            "grouped": network(lambda x: head(layers.Conv2D(4, 1, groups=2, name="grouped")(x))),
+        models = {
+            "outputs": keras.Sequential([keras.Input((4,)), layers.Dense(2)]),
+            "no layer": keras.Sequential([keras.Input((8, 8, 4)), layers.ReLU()]),
             "unknown": network(
-                lambda x: head(layers.LayerNormalization(name="ln")(layers.Conv2D(4, 1)(x)))
+                lambda x: head(layers.UnitNormalization(name="unit")(layers.Conv2D(4, 1)(x)))
             ),
-            "twice": network(lambda x: head(conv(conv(x)))),
             "mixes": network(
                 lambda x: head(layers.Activation("softmax", name="over")(layers.Conv2D(4, 1)(x)))
             ),
@@ -434,11 +618,103 @@ class TensorFlow:
             "two outputs": keras.Model(images, [mid, head(mid)]),
             "subclassed": subclassed,
         }
+        images, rows = np.ones((2, 8, 8, 4), np.float32), np.ones((2, 4), np.float32)
+        return {name: (m, rows if name in FLAT else images) for name, m in models.items()}
+
+    def branches(self, weights):
+        keras, layers = self.tf.keras, self.tf.keras.layers
+        images, scale = keras.Input((8, 8, 3), name="images"), keras.Input((1, 1, 1), name="scale")
+        same = {"padding": "same"}
+        x = layers.Conv2D(8, 3, **same, name="stem")(images)
+        left = layers.Conv2D(8, 3, **same, name="left")(layers.ReLU()(x))
+        x = x + layers.Multiply()([left, scale])
+        deep = layers.DepthwiseConv2D(3, **same, use_bias=False, name="deep")(x)
+        parts = (
+            layers.Conv2D(12, 1, groups=2, name="grouped")(deep),
+            layers.Conv2D(6, 1, name="point")(x),
+        )
+        x = layers.BatchNormalization(epsilon=1e-3, name="norm")(layers.Concatenate()(parts))
+        x = layers.Dense(10, "relu", name="hidden")(layers.GlobalAveragePooling2D()(x))
+        outputs = {"y": layers.Dense(4, name="head")(x), "more": (layers.Dense(2, name="more")(x),)}
+        model = keras.Model({"images": images, "scale": scale}, outputs)
+        for layer in model.layers:
+            kinds = ("kernel", "bias", "gamma", "beta", "mean", "variance")
+            values = [weights.get(f"{layer.name}.{kind}") for kind in kinds]
+            if layer.get_weights():
+                layer.set_weights([value for value in values if value is not None])
+        return model, {"images": IMAGES, "scale": np.ones((5, 1, 1, 1), np.float32)}
+
+    def results(self, model, x):
+        found = model(x, training=False)
+        return [np.array(found["y"]).tolist(), np.array(found["more"][0]).tolist()]
+
+    def widths(self, model):
+        found = {}
+        for layer in model.layers:
+            if layer.get_weights() and layer.name != "norm":
+                *window, reads, makes = layer.get_weights()[0].shape
+                order = (reads, makes) if layer.name == "deep" else (makes, reads)
+                found[layer.name] = [*order, *window]
+        return found
+
+    def others(self):
+        """Models of other construction: what they were, what is left."""
+        keras, layers = self.tf.keras, self.tf.keras.layers
+        rows = np.random.default_rng(2).normal(2.0, 3.0, (4, 6, 5)).astype(np.float32)
+
+        def attends():
+            inputs = keras.Input((6, 5))
+            x = layers.Dense(8, name="tokens")(inputs)
+            y = layers.LayerNormalization(name="norm")(x)
+            x = layers.Add()([x, layers.MultiHeadAttention(2, 3, name="attention")(y, y)])
+            y = layers.Dense(12, "gelu", name="up")(layers.LayerNormalization(name="norm2")(x))
+            x = layers.Add()([x, layers.Dense(8, name="down")(y)])
+            return keras.Model(inputs, layers.Dense(3)(layers.GlobalAveragePooling1D()(x)))
+
+        def recurs():
+            inputs = keras.Input((6, 5))
+            x = layers.LSTM(6)(layers.Dense(8, name="up")(inputs))
+            return keras.Model(inputs, layers.Dense(3)(layers.Dense(8, "relu", name="hidden")(x)))
+
+        def norms():
+            inputs = keras.Input((6, 5))
+            normalization = layers.Normalization(name="normalization")
+            normalization.adapt(rows)
+            x = layers.Conv1D(8, 3, name="conv")(normalization(inputs))
+            x = layers.GroupNormalization(2, name="groups")(x)
+            x = layers.Conv1DTranspose(4, 2, name="transposed")(layers.Activation("gelu")(x))
+            return keras.Model(inputs, layers.Dense(3)(layers.Flatten()(x)))
+
+        def shared():
+            inputs = keras.Input((6, 5))
+            twice = layers.Dense(8, "relu", name="twice")
+            x = twice(twice(layers.Dense(8, name="first")(inputs)))
+            return keras.Model(inputs, layers.Dense(3)(layers.Flatten()(x)))
+
+        found, models = {}, {"attention": attends, "lstm": recurs, "norms": norms, "twice": shared}
+        for name, make in models.items():
+            model = make()
+            with warnings.catch_warnings(record=True) as said:
+                warnings.simplefilter("always")
+                less = technique.remove_channels(model, rows, share=0.5)
+                none = technique.remove_channels(model, rows, share=0.0)
+            found[name] = {
+                "shapes": {
+                    f"{layer.name}.{n}": list(w.shape)
+                    for layer in less.layers
+                    for n, w in enumerate(layer.get_weights())
+                },
+                "warning": [str(one.message) for one in said],
+                "same": [np.array(m(rows)).tolist() for m in (model, none)],
+                "finite": bool(np.isfinite(np.array(less(rows))).all()),
+            }
+        return found
 
 
 def main() -> None:
     kit.runtime.configure(threads=1, seed=0)
     found, scenarios = {}, [smaller, zeroed, stages, foreign, refusals]
+    scenarios += [branches, others, residual]
     for scenario in scenarios + ([own.spellings] if FRAMEWORK == "pt" else []):
         try:
             found[scenario.__name__] = scenario()

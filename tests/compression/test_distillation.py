@@ -313,13 +313,13 @@ DAMAGE = {
 @pytest.mark.parametrize("damage", DAMAGE, ids=lambda damage: damage.__name__)
 def test_a_damaged_teacher_is_refused(file, damage):
     damage(file)
-    with pytest.raises(ValueError, match=r"python -m bench\.teacher") as caught:
+    with pytest.raises(ValueError, match="twinbench teacher") as caught:
         teacher.load(file)
     assert DAMAGE[damage] in str(caught.value)
 
 
 def test_a_missing_teacher_says_how_to_make_it(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"python -m bench\.teacher"):
+    with pytest.raises(FileNotFoundError, match="twinbench teacher"):
         teacher.load(tmp_path / "none.npz")
 
 
@@ -351,3 +351,33 @@ def test_what_a_cheaper_row_computes_is_not_trained_again():
     cases = cases_of(TECHNIQUE, "module", "default")
     names = {case.variant.name for case in cases}
     assert names - {case.variant.name for case in trained(cases)} == {"taught", "control"}
+
+
+# Any inputs and outputs -----------------------------------------------------------------------
+
+
+def test_several_outputs_are_stored_and_their_soft_losses_added(every):
+    found = every["structures"]
+    assert found["stored"].keys() == found["wanted"].keys() == {"classes", "size"}
+    for name, value in found["wanted"].items():
+        assert np.allclose(found["stored"][name], value, rtol=1e-6, atol=1e-6)
+    step, stored = found["losses"]
+    assert step == pytest.approx(found["soft"], rel=1e-5)
+    assert stored == pytest.approx(step, rel=1e-5)
+
+
+def test_inputs_by_name_and_logits_in_an_output(every):
+    found = every["structures"]
+    for name in ("by name", "in a tuple"):
+        losses = found.get(name, found["by name"])
+        assert losses[-1] < 0.8 * losses[0]
+    assert found["stored by name"] == [9, 3]
+
+
+def test_probabilities_are_refused_before_anything_changes(every):
+    found = every["structures"]
+    for name in ("probabilities of the teacher", "probabilities of the student"):
+        who = name.split()[-1]
+        assert found[name].startswith(f"ValueError: the {who} gives probabilities")
+    assert found["stored probabilities"].startswith("ValueError: the teacher gives probabilities")
+    assert found["unchanged"]

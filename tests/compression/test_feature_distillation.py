@@ -150,6 +150,15 @@ def test_tf_subclassed_models_are_refused_with_the_reason(flavour):
     assert found["unbuilt features"].startswith("ValueError: the model has no variables yet")
 
 
+def test_pt_nothing_behind_the_teachers_layer_runs_after_the_first_step():
+    found = side("pt")["structures"]
+    assert found["ran"] == [1, 1, 1]
+    # What the layer returned, not what an operation in place has made of it since.
+    at_first, first, *_, last = found["feature losses"]
+    assert first == pytest.approx(at_first, rel=1e-5)
+    assert last < first
+
+
 # The benchmark --------------------------------------------------------------------------------
 
 

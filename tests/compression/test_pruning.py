@@ -1,7 +1,6 @@
 """The smallest weights become zero, on schedule, and stay so, alike in both frameworks.
 
-Each framework runs in a process of its own (`pruning_worker.py`): PyTorch, tf_keras, and Keras 3,
-where there is nothing but a refusal.
+Each framework runs in a process of its own (`pruning_worker.py`): PyTorch, Keras 3 and tf_keras.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import pytest
 from tests import workers
 
 WORKERS = ("pt", "tf_keras", "tf")
+FLAVOURS = ("tf", "tf_keras")
 BARS = {"cnn": 1e-5, "gpt": 1e-4}  # the parity of the tasks with such models
 FINAL, BEGIN, END, FREQUENCY = 0.8, 2, 14, 4  # the worker's schedule
 UPDATES = (2, 6, 10, 14)
@@ -25,7 +25,7 @@ def evidence():
     return workers.run("compression.pruning_worker", WORKERS)
 
 
-@pytest.fixture(params=["pt", "tf_keras"])
+@pytest.fixture(params=WORKERS)
 def found(request, evidence):
     return evidence[request.param]
 
@@ -91,9 +91,10 @@ def test_the_schedule_goes_by_steps_whatever_the_forward_passes_of_a_step(found)
     assert passes["late"] == masks[13]  # a run goes on at any step
 
 
+@pytest.mark.parametrize("flavour", FLAVOURS)
 @pytest.mark.parametrize("weights", ["distinct", "ties"])
-def test_twins_mask_the_same_weights_at_every_step(evidence, weights):
-    pt, tf = (evidence[name]["schedule"][weights] for name in ("pt", "tf_keras"))
+def test_twins_mask_the_same_weights_at_every_step(evidence, weights, flavour):
+    pt, tf = (evidence[name]["schedule"][weights] for name in ("pt", flavour))
     assert pt["weights"] == tf["weights"]
     assert pt["masks"] == tf["masks"]
 
@@ -111,11 +112,13 @@ def test_weights_that_tie_stay_together(found):
 def test_counts_are_rounded_in_float32_on_both_sides(evidence):
     assert kept(45, 0.9) == 5
     assert round(45 * (1 - 0.9)) == 4  # what float64 would give
-    assert [evidence[name]["rounding"] for name in ("pt", "tf_keras")] == [40, 40]
+    assert [evidence[name]["rounding"] for name in WORKERS] == [40, 40, 40]
 
 
-def test_global_magnitude_has_one_threshold(evidence):
-    found = evidence["pt"]["together"]
+@pytest.mark.parametrize("side", ["pt", "tf"])
+def test_global_magnitude_has_one_threshold(evidence, side):
+    found = evidence[side]["together"]
+    assert found["masks"] == evidence["pt"]["together"]["masks"]
     weights, masks = arrays(found["weights"]), arrays(found["masks"])
     size = np.concatenate([np.abs(weights[name]).ravel() for name in masks])
     mask = np.concatenate([masks[name].ravel() for name in masks])
@@ -174,26 +177,28 @@ def test_a_sparsity_of_zero_is_the_baseline(found, model):
         assert neutral["none"] == neutral["dense"]
 
 
+@pytest.mark.parametrize("flavour", FLAVOURS)
 @pytest.mark.parametrize("model", ["cnn", "gpt"])
-def test_twins_lose_alike_while_they_prune(evidence, model):
-    pt, tf = (evidence[name]["losses"][model] for name in ("pt", "tf_keras"))
+def test_twins_lose_alike_while_they_prune(evidence, model, flavour):
+    pt, tf = (evidence[name]["losses"][model] for name in ("pt", flavour))
     assert relative(pt, tf) < BARS[model]
     dense = evidence["pt"]["neutral"][model]["dense"]
     assert relative(pt[:3], dense[:3]) < 1e-6
     assert relative(pt[3:], dense[3:]) > 100 * BARS[model]
 
 
-def test_pruned_weights_return_in_tensorflow_alone(evidence):
+def test_pruned_weights_return_under_tfmot_alone(evidence):
     """Which is the difference that the docstrings name."""
-    assert evidence["pt"]["regrowth"] == 0
+    assert evidence["pt"]["regrowth"] == evidence["tf"]["regrowth"] == 0
     assert evidence["tf_keras"]["regrowth"] > 0
 
 
 # The benchmark --------------------------------------------------------------------------------
 
 
-def test_the_benchmark_prunes_a_trained_model_while_it_trains_on(found):
-    stages = found["stages"]
+@pytest.mark.parametrize("side", ["pt", "tf_keras"])
+def test_the_benchmark_prunes_a_trained_model_while_it_trains_on(evidence, side):
+    stages = evidence[side]["stages"]
     first, dense, pruned = (arrays(stages[name]) for name in ("start", "dense", "pruned"))
     assert stages["epochs"] == [None, 4]  # the recipe's, then more
     for name in ("conv0.kernel", "conv1.kernel", "head.kernel"):
@@ -230,9 +235,10 @@ def test_pt_shared_tensors(evidence):
     assert shared["twice"] == [True, False, True]  # one module that runs twice has one mask
 
 
+@pytest.mark.parametrize("flavour", FLAVOURS)
 @pytest.mark.parametrize("kind", ["functional", "sequential", "nested", "built late"])
-def test_tf_models_that_are_not_ours(evidence, kind):
-    foreign = evidence["tf_keras"]["foreign"][kind]
+def test_tf_models_that_are_not_ours(evidence, kind, flavour):
+    foreign = evidence[flavour]["foreign"][kind]
     for name, share in foreign["zeros"].items():
         if "kernel" in name:
             assert share == 0.5, name
@@ -253,12 +259,22 @@ def test_tf_what_tfmot_cannot_follow_is_refused_with_the_reason(evidence):
     assert "does not know Conv1DTranspose, as 'up' is" in refused["transposed"]
 
 
-def test_tf_keras_3_is_refused_before_tfmot_is_imported(evidence):
-    refused = evidence["tf"]["keras3"]
-    assert refused["raised"].startswith("NotImplementedError: tfmot prunes models of tf_keras")
-    assert "TF_USE_LEGACY_KERAS=1" in refused["raised"]
-    assert refused["settings"].startswith("ValueError: frequency")
-    assert not refused["imported"]
+def test_keras_3_refuses_a_subclassed_model_alone(evidence):
+    refused = evidence["tf"]["unsupported"]
+    said = refused.pop("subclassed")
+    assert said.startswith("NotImplementedError: a subclassed model says nothing of its inputs")
+    assert refused == {"nested": None, "twice": None, "transposed": None}
+
+
+def test_keras_3_prunes_in_fit(evidence):
+    fit = evidence["tf"]["fit"]
+    assert fit["loss"][-1] < fit["loss"][0]
+    # Four epochs of three steps; new masks at steps 2 and 4, half of the cubic way and all of it.
+    assert fit["zeros"] == [0.0, *[7 / 16] * 2, *[0.5] * 9]
+    assert fit["same"] == 0.0  # the copy of an adapted Normalization, before any mask
+    assert fit["final"] < 1e-6
+    assert len(fit["kernels"]) == 3
+    assert set(fit["kernels"].values()) == {0.5}
 
 
 # Bad input ------------------------------------------------------------------------------------
@@ -281,6 +297,7 @@ def test_bad_input_gets_one_clear_line_and_changes_nothing(found):
     assert refusals["unchanged"]
 
 
-def test_tf_a_model_without_variables_is_refused(evidence):
-    unbuilt = evidence["tf_keras"]["foreign"]["unbuilt"]
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_tf_a_model_without_variables_is_refused(evidence, flavour):
+    unbuilt = evidence[flavour]["foreign"]["unbuilt"]
     assert unbuilt.startswith("ValueError: the model has no variables yet: call it once")

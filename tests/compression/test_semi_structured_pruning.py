@@ -1,7 +1,7 @@
 """Two of each four weights are zero, the smaller two, and stay so, alike in both frameworks.
 
 Each framework runs in a process of its own (`semi_structured_pruning_worker.py`): PyTorch,
-tf_keras, and Keras 3, where there is nothing but a refusal.
+Keras 3 and tf_keras.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def evidence():
     return workers.run("compression.semi_structured_pruning_worker", WORKERS)
 
 
-@pytest.fixture(params=["pt", "tf_keras"])
+@pytest.fixture(params=WORKERS)
 def found(request, evidence):
     return evidence[request.param]
 
@@ -71,8 +71,9 @@ def test_finalizing_keeps_predictions(found):
     assert np.abs(training["final"]).max() > 0.1
 
 
-def test_twins_agree(evidence):
-    pt, tf = (evidence[name]["training"] for name in ("pt", "tf_keras"))
+@pytest.mark.parametrize("flavour", ["tf", "tf_keras"])
+def test_twins_agree(evidence, flavour):
+    pt, tf = (evidence[name]["training"] for name in ("pt", flavour))
     pairs = zip(pt["losses"], tf["losses"], strict=True)
     assert max(abs(a / b - 1) for a, b in pairs) < BAR
     assert pt["losses"][-1] < pt["losses"][0]
@@ -118,8 +119,9 @@ def test_tf_what_tfmot_cannot_follow_is_refused_with_the_reason(evidence):
     assert refused["unbuilt"].startswith("ValueError: the model has no variables yet")
 
 
-def test_tf_keras_3_is_refused_before_tfmot_is_imported(evidence):
-    refused, imported = evidence["tf"]["keras3"]
-    assert refused.startswith("NotImplementedError: tfmot prunes models of tf_keras")
-    assert "TF_USE_LEGACY_KERAS=1" in refused
-    assert not imported
+def test_keras_3_refuses_a_subclassed_model_alone(evidence):
+    refused = evidence["tf"]["refusals"]
+    assert "NotImplementedError: a subclassed model says nothing" in refused["subclassed"]
+    assert refused["twice"] is None
+    assert refused["nested"] is None
+    assert refused["unbuilt"].startswith("ValueError: the model has no variables yet")

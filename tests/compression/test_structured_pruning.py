@@ -98,13 +98,13 @@ def test_a_model_that_is_not_ours(found):
     assert relative(foreign["full"], foreign["silenced"]) > 0.01
     if found.framework == "pt":
         assert foreign["shapes"]["second.weight"] == [2, 3, 3, 3]
-        assert foreign["shapes"]["hidden.weight"] == [7, 8]
+        assert foreign["shapes"]["hidden.weight"] == [3, 8]
         assert foreign["channels"] == [3, 2]
         assert foreign["features"] == 8
         assert foreign["gradients"]
     else:
         assert foreign["shapes"]["second.kernel"] == [3, 3, 3, 2]
-        assert foreign["shapes"]["hidden.kernel"] == [8, 7]
+        assert foreign["shapes"]["hidden.kernel"] == [8, 3]
         assert foreign["summary kept"]
         assert foreign["shared"] == ["by_hand"]
 
@@ -122,19 +122,19 @@ def test_the_benchmark_takes_channels_from_a_trained_model(found):
 
 
 def test_bad_input_gets_one_clear_line_and_changes_nothing(found):
-    refusals = found["refusals"]
+    refusals, dense = found["refusals"], "linear" if found.framework == "pt" else "dense"
     for share in ("1.0", "-0.1", "nan"):
         said = f"ValueError: share must be at least 0 and below 1, not {share}"
         assert refusals[share] == said
-    assert refusals["no convolution"] == (
-        "ValueError: the model has no 2-D convolution to take channels from"
+    assert refusals["no layer"] == (
+        f"ValueError: the model has no convolution or {dense} layer to take channels from"
     )
     assert refusals["unchanged"]
 
 
 def test_pt_pixels_are_taken_away_in_any_spelling(evidence):
     spellings = evidence["pt"]["spellings"]
-    assert len(spellings) == 6
+    assert len(spellings) == 7
     assert all(after == before / 2 for before, after in spellings.values()), spellings
 
 
@@ -146,29 +146,25 @@ def test_pt_a_model_with_pruning_masks_is_refused(evidence):
 
 REASONS = {
     "pt": {
-        "residual": "feeds 2 operators, not one",
-        "grouped": "'0' is a grouped convolution",
-        "unknown": "'1' can't be followed",
-        "twice": "'0' runs more than once",
-        "no head": "no nn.Linear follows",
-        "mixes": "'softmax' can't be followed",
-        "misnamed": "'relu' can't be followed",
-        "over channels": "'mean' can't be followed",
-        "flattens samples": "'flatten' can't be followed",
-        "keeps axes": "'mean' can't be followed",
-        "control flow": "torch.fx can't trace the model: symbolically traced variables",
+        "outputs": "can lose channels: all of them are its outputs",
+        "unknown": "'0': they are reshaped from [2, 4, 8, 8] to [2, 1, 4, 8, 8]",
+        "no head": "all of them are its outputs",
+        "mixes": "'conv': SoftmaxBackward can't be followed from channel to channel",
+        "misnamed": "'conv': SoftmaxBackward can't be followed",
+        "over channels": "'conv': CumsumBackward can't be followed",
+        "flattens samples": "'conv': they are reshaped from [2, 4, 8, 8] to [8, 8, 8]",
+        "splits": "'conv': they are split by the model's code",
+        "tied": "Linear shares its weight with another module",
     },
     "tf": {
-        "residual": "feeds 2 layers, not one",
-        "grouped": "'grouped' is a grouped convolution",
-        "unknown": "'ln' can't be followed",
-        "twice": "'shared' runs more than once",
+        "outputs": "can lose channels: all of them are its outputs",
+        "unknown": "'unit' (UnitNormalization) can't be followed",
         "mixes": "the activation of 'over' is none that is known to leave channels apart",
         "mixes inside": "the activation of 'inside' is none",
         "by a layer": "the activation of 'layer' is none",
         "misnamed": "the activation of 'misnamed' is none",
-        "no head": "'end' is an output before any Dense layer",
-        "two outputs": "'features' is an output before any Dense layer",
+        "no head": "all of them are its outputs",
+        "two outputs": "all of them are its outputs",
         "subclassed": "a subclassed model has no graph",
     },
 }
@@ -181,3 +177,114 @@ def test_what_can_not_be_followed_is_refused_with_its_place(found):
         assert refused is not None, name
         assert refused.startswith("NotImplementedError: "), (name, refused)
         assert reason in refused, (name, refused)
+
+
+# Models of foreign construction ---------------------------------------------------------------
+
+# Half of all channels, and of each group's: kernels as PyTorch has them.
+WIDTHS = {
+    "stem": [4, 3, 3, 3],
+    "left": [4, 4, 3, 3],
+    "deep": [4, 1, 3, 3],
+    "grouped": [6, 2, 1, 1],
+    "point": [3, 4, 1, 1],
+    "hidden": [5, 9],
+    "head": [4, 5],
+    "more": [2, 5],
+}
+
+
+def test_channels_are_followed_through_branches(found):
+    """Sum, product, depthwise and grouped convolution, concatenation, two inputs and outputs."""
+    branches = found["branches"]
+    for ours, silent, full in zip(
+        *(branches[name] for name in ("smaller", "silenced", "full")), strict=True
+    ):
+        assert relative(ours, silent) < BAR
+        assert relative(full, silent) > 0.1
+    assert branches["widths"] == WIDTHS
+
+
+def test_twins_agree_on_branches_and_on_a_residual_network(evidence):
+    pt, *others = (evidence[name] for name in WORKERS)
+    for other in others:
+        outputs = (other["branches"]["smaller"], pt["branches"]["smaller"])
+        for ours, theirs in zip(*outputs, strict=True):
+            assert relative(ours, theirs) < BAR
+        assert other["residual"]["counts"] == pt["residual"]["counts"]
+        assert relative(other["residual"]["predictions"], pt["residual"]["predictions"]) < BAR
+    before, after = pt["residual"]["counts"]
+    assert after < 0.3 * before
+
+
+def test_attention_loses_what_is_apart(found):
+    attention = found["others"]["attention"]
+    assert attention["finite"]
+    shapes = attention["shapes"]
+    if found.framework == "pt":  # by plain linear layers: the residual stream goes with the rest
+        assert shapes["tokens.weight"] == [4, 5]
+        assert shapes["place"] == [1, 6, 4]
+        assert shapes["norm.weight"] == [4]
+        assert shapes["up.weight"] == [6, 4]
+        assert shapes["query.weight"] == [8, 4]
+        assert "'query': BmmBackward" in attention["warning"][0]
+    else:
+        assert shapes["tokens.0"] == [5, 4]
+        assert shapes["attention.0"] == [4, 2, 3]
+        assert shapes["attention.6"] == [2, 3, 4]
+        assert shapes["up.0"] == [4, 6]
+        assert attention["warning"] == []
+
+
+def test_what_recurrent_layers_read_stays_and_a_warning_says_so(found):
+    lstm = found["others"]["lstm"]
+    name, kernel = ("weight", [8, 5]) if found.framework == "pt" else ("0", [5, 8])
+    assert lstm["shapes"][f"up.{name}"] == kernel
+    assert sorted(lstm["shapes"][f"hidden.{name}"]) == [4, 6]
+    assert any("'up'" in line for line in lstm["warning"])
+    assert lstm["finite"]
+
+
+def test_norms_over_groups_and_transposed_convolutions_follow(found):
+    norms = found["others"]["norms"]
+    assert norms["warning"] == []
+    assert norms["finite"]
+    shapes = norms["shapes"]
+    if found.framework == "pt":
+        assert shapes["0.weight"] == [4, 6, 3]
+        assert shapes["1.weight"] == [4]
+        assert shapes["3.weight"] == [4, 2, 2]
+        assert shapes["6.weight"] == [3, 2 * 5 - 2]
+    else:
+        assert shapes["conv.0"] == [3, 5, 4]
+        assert shapes["groups.0"] == [4]
+        assert shapes["transposed.0"] == [2, 2, 4]
+
+
+def test_pt_frozen_layers_stay_frozen(evidence):
+    frozen = evidence["pt"]["others"]["frozen"]
+    assert frozen["shapes"]["0.weight"] == [4, 5]
+    assert frozen["grad"] == [False] * 4
+    assert all(frozen["modes"])
+
+
+def test_pt_attention_of_one_width_stays_whole(evidence):
+    encoder = evidence["pt"]["others"]["encoder"]
+    assert encoder["shapes"]["encoder.linear1.weight"] == [6, 8]
+    assert encoder["shapes"]["up.weight"] == [8, 5]
+    assert any("'up'" in line for line in encoder["warning"])
+
+
+@pytest.mark.parametrize("flavour", ["tf", "tf_keras"])
+def test_tf_a_share_of_zero_keeps_all_state(evidence, flavour):
+    """Normalization computes with its adapted state, which weights alone do not bring along."""
+    for name, case in evidence[flavour]["others"].items():
+        whole, none = case["same"]
+        assert relative(none, whole) < 1e-6, name
+
+
+@pytest.mark.parametrize("flavour", ["tf", "tf_keras"])
+def test_tf_a_layer_that_runs_twice_reads_what_it_makes(evidence, flavour):
+    twice = evidence[flavour]["others"]["twice"]
+    assert twice["shapes"]["twice.0"] == [4, 4]
+    assert twice["shapes"]["first.0"] == [5, 4]

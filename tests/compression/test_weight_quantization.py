@@ -107,6 +107,26 @@ def test_the_benchmark_sees_weights_that_were_folded(found):
     assert found["proof"]["folded"][1].startswith("a call reads {} bytes of integers, not ")
 
 
+def test_models_of_other_construction(found):
+    """Attention, tied weights, Normalization, LSTM; several inputs, structures of outputs."""
+    cases = found["constructions"]
+    assert len(cases) == 2
+    for name, case in cases.items():
+        whole, narrow, narrower = (
+            case[write] for write in ("keep_float32", "quantize_int8", "quantize_int4")
+        )
+        assert whole < 1e-5 < narrow < 0.03, name
+        assert narrow < narrower < 0.3, name
+        assert case["in memory"] < 1e-5  # `apply_int8` returns the model that was written
+
+
+def test_pt_only_layers_that_are_called_are_rounded(evidence):
+    """Multi-head attention reads the weight of its last layer, 32 x 32, without calling it."""
+    held = evidence["pt"]["constructions"]["attention"]["bytes of int8"]
+    zero_points = 32 + 64
+    assert held == 2 * 32 * 64 + zero_points
+
+
 def test_the_model_is_left_as_it_was(found):
     assert found["transformer"]["kept"]
 
@@ -128,7 +148,7 @@ def test_bad_input_gets_one_clear_line(found):
             "no linear layer with multiples of 32 inputs and 16 outputs"
         )
     else:
-        assert said["subclassed"].startswith("NotImplementedError: Keras cannot copy the model")
+        assert said["subclassed"].startswith("NotImplementedError: Keras cannot rebuild the model")
     assert not any("\n" in line for line in said.values())
 
 

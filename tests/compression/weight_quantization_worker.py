@@ -13,6 +13,7 @@ import sys
 import tempfile
 import traceback
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -88,6 +89,23 @@ def read(folder):
             x = own.tensor(np.ones((3, size), np.float32))
             predict = technique.load_quantized(getattr(technique, write)(model, x, folder / write))
             found[f"{write} {size}"] = [predict.integers(x[:rows]) for rows in (3, 1)]
+    return found
+
+
+def constructions(folder):
+    """Models of other construction: how far files are off the model, and off a copy in memory."""
+    programs = import_module(f"{FRAMEWORK}_impl.kit.programs")
+    found = {}
+    for name, (model, x) in own.constructions().items():
+        expected = own.call(programs, model, x)
+        for write in WRITERS:
+            predict = technique.load_quantized(getattr(technique, write)(model, x, folder / write))
+            predicted, case = predict(x), found.setdefault(name, {})
+            case[write] = programs.apart(predicted, expected)
+            if write == WRITERS[1]:
+                held = technique.apply_int8(model, x)
+                case["in memory"] = programs.apart(predicted, own.call(programs, held, x))
+                case["bytes of int8"] = predict.held["int8"]
     return found
 
 
@@ -176,6 +194,32 @@ class PyTorch:
     def without_layers(self):
         return self.torch.nn.ReLU()
 
+    def call(self, programs, model, x):
+        with self.torch.no_grad():
+            return programs.call(model.eval(), x)
+
+    def constructions(self):
+        torch, nn = self.torch, self.torch.nn
+        torch.manual_seed(0)
+
+        class Tied(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.table, self.middle = nn.Embedding(64, 32), nn.Linear(32, 32)
+                self.head = nn.Linear(32, 64, bias=False)
+                self.head.weight = self.table.weight
+
+            def forward(self, b, a):
+                y = self.middle(self.table(a)) * b[:, None, None]
+                return {"y": self.head(y), "pair": (y, [y.sum(1)])}
+
+        encoder = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+        codes = torch.randint(0, 20, (6, 5))
+        return {
+            "attention": (encoder, torch.randn(6, 5, 32)),
+            "tied": (Tied(), {"b": torch.rand(6), "a": codes}),
+        }
+
     def refused(self, x):
         narrow = self.dense(np.ones((48, 4), np.float32))
         return {"multiples": ("quantize_int4", narrow, x)}
@@ -202,6 +246,31 @@ class TensorFlow:
     def without_layers(self):
         inputs = self.tf.keras.Input((48,))
         return self.tf.keras.Model(inputs, self.tf.keras.layers.ReLU()(inputs))
+
+    def call(self, programs, model, x):
+        return programs.call(model, x)
+
+    def constructions(self):
+        tf = self.tf
+        keras, layers = tf.keras, tf.keras.layers
+        keras.utils.set_random_seed(0)
+        row, other = keras.Input((32,)), keras.Input((8,))
+        norm = layers.Normalization()
+        norm.adapt(50 + 9 * np.random.default_rng(0).normal(size=(64, 32)).astype(np.float32))
+        x = layers.Concatenate()([layers.Dense(24)(norm(row)), other])
+        outputs = {"y": layers.Dense(64)(x), "pair": (x, [layers.Dense(2)(x)])}
+        codes = keras.Input((5,), dtype="int32")
+        x = layers.Embedding(20, 32)(codes)
+        x = layers.Dense(32)(layers.LSTM(32)(x + layers.MultiHeadAttention(4, 8)(x, x)))
+        given = tf.constant(np.random.default_rng(1).integers(0, 20, (6, 5)), tf.int32)
+        random = tf.random.normal
+        return {
+            "normalised": (
+                keras.Model([row, other], outputs),
+                (50 + 9 * random((6, 32)), random((6, 8))),
+            ),
+            "recurrent": (keras.Model(codes, x), given),
+        }
 
     def refused(self, x):
         keras = self.tf.keras
@@ -236,7 +305,7 @@ class TensorFlow:
 def main() -> None:
     kit.runtime.configure(threads=1, seed=0)
     found = {}
-    for scenario in (transformer, kernels, read, proof, refusals, files):
+    for scenario in (transformer, kernels, read, constructions, proof, refusals, files):
         with tempfile.TemporaryDirectory() as folder:
             try:
                 found[scenario.__name__] = scenario(Path(folder))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import traceback
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +40,15 @@ LEFT, RIGHT = (random.normal(size=(64, 5)).astype(np.float32) for _ in range(2))
 KERNEL = random.normal(size=(5, 3)).astype(np.float32)
 
 
+@dataclass
+class Output:
+    """What no framework knows."""
+
+    logits: object
+    inside: dict
+    nothing: object = None
+
+
 def inputs(task, size):
     if task == "text-gpt":
         return np.random.default_rng(size).integers(0, 98, (size, LENGTHS[size]))
@@ -58,7 +67,31 @@ def output(predict, x):
 def outputs(predict, *arguments):
     """All that a model of several inputs gives, in order."""
     found = predict(arguments)
+    found = tuple(found.values()) if isinstance(found, dict) else found
     return [part.tolist() for part in (found if isinstance(found, tuple) else [found])]
+
+
+def by_name(predict, x, wanted):
+    """How far outputs are from the model's, and what they and the inputs are called."""
+    found = predict(x)
+    parts = found.values() if isinstance(found, dict) else found
+    parts = parts if isinstance(found, dict | tuple) else [found]
+    distances = [
+        np.abs(one - np.asarray(two)).max() for one, two in zip(parts, wanted, strict=True)
+    ]
+    names = list(found) if isinstance(found, dict) else type(found).__name__
+    return {"inputs": predict.inputs, "outputs": names, "apart": float(max(distances))}
+
+
+def everywhere(model, example, name, **settings):
+    """A model's file in every runtime that this framework writes for."""
+    suffixes = {"onnx": "onnx", "openvino": "xml"} | (
+        {"litert": "tflite"} if FRAMEWORK == "tf" else {}
+    )
+    for kind, suffix in suffixes.items():
+        write, load = getattr(technique, f"export_{kind}"), getattr(runtimes, f"load_{kind}")
+        path = write(model, example, FOLDER / f"{name}.{suffix}", **settings)
+        yield kind, load(path, threads=1)
 
 
 def raised(function, *args, **kwargs):
@@ -247,6 +280,11 @@ def foreign():
     return own.foreign()
 
 
+def names():
+    """More outputs than ten, inputs and outputs by name, and what only foreign models have."""
+    return own.names()
+
+
 def refusals():
     """What bad input raises."""
     model, _ = built("digits-cnn")
@@ -388,6 +426,49 @@ class PyTorch:
             found[name] = {n: outputs(predict, LEFT[:n], RIGHT[:n]) for n in (1, 3, 64)}
         return {"two inputs": found}
 
+    def names(self):
+        torch, nn = self.torch, self.torch.nn
+
+        class Eleven(nn.Module):
+            def forward(self, x):
+                return tuple(place * x for place in range(11))
+
+        class Named(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+
+            def forward(self, *, left, right, mask=None):
+                found, _ = self.attention(left, right, right)
+                return Output(logits=found, inside={"z": left.sum(1), "a": right.sum(1)})
+
+        class Object(nn.Module):
+            def forward(self, x):
+                return "text"
+
+        class Random(nn.Module):
+            def forward(self, x):
+                return x + torch.rand_like(x)
+
+        a, found = torch.from_numpy(LEFT), {}
+        for kind, predict in everywhere(Eleven(), a[:1], "eleven"):
+            found[f"eleven {kind}"] = by_name(predict, LEFT, Eleven()(a))
+        left, right = (torch.from_numpy(array[:60]).reshape(15, 5, 4) for array in (LEFT, RIGHT))
+        model = Named().eval()
+        with torch.no_grad():
+            wanted = model(left=left, right=right)
+        example = {"right": right[:2], "left": left[:2], "mask": None}
+        for kind, predict in everywhere(model, example, "named"):
+            x = {"left": left.numpy(), "right": right.numpy()}
+            parts = [wanted.logits, wanted.inside["z"], wanted.inside["a"]]
+            found[f"named {kind}"] = by_name(predict, x, [part.numpy() for part in parts])
+            found[f"misnamed {kind}"] = raised(predict, {"left": x["left"], "wrong": x["right"]})
+        for name, model in (("object", Object()), ("random", Random())):
+            path = FOLDER / f"refused-{name}.onnx"
+            found[name] = raised(technique.export_onnx, model, a, path)
+        path = FOLDER / "nowhere" / "model.onnx"
+        return found | {"no folder": raised(technique.export_onnx, Eleven(), a, path)}
+
     def nothing_to_quantize(self):
         path, x = FOLDER / "refused.onnx", self.torch.randn(4, 3)
         given = (self.torch.nn.ReLU(), x, path)
@@ -467,7 +548,8 @@ class TensorFlow:
             "openvino": technique.export_openvino(model, some, FOLDER / f"{name}.xml"),
             "litert": technique.export_litert(model, some, FOLDER / f"{name}.tflite"),
         }
-        given = tf.nest.flatten(call(model))
+        given = call(model)
+        given = list(given.values()) if isinstance(given, dict) else [given]
         after = model.get_weights()
         found = {
             "own": [np.asarray(part).tolist() for part in given],
@@ -477,6 +559,80 @@ class TensorFlow:
             predict = getattr(runtimes, f"load_{kind}")(path, threads=1)
             found[kind] = {n: outputs(predict, LEFT[:n], RIGHT[:n]) for n in (1, 3, 64)}
         return found
+
+    def names(self):
+        tf = self.tf
+        keras, layers = tf.keras, tf.keras.layers
+        keras.utils.set_random_seed(0)
+        a, found = tf.constant(LEFT), {}
+        given = keras.Input((5,))
+        heads = [layers.Dense(2)(given) for _ in range(11)]
+        eleven = keras.Model(given, heads)
+        for kind, predict in everywhere(eleven, a[:1], "eleven"):
+            found[f"eleven {kind}"] = by_name(predict, LEFT, eleven(a))
+        left, right = keras.Input((5,), name="left"), keras.Input((5,), name="right")
+        standardise = layers.Normalization()
+        standardise.adapt(3 * RIGHT + 7)
+        both = layers.Multiply()([left, standardise(right)])
+        logits = layers.Dense(3, activation="gelu")(both)
+        named = keras.Model({"right": right, "left": left}, {"logits": logits, "inside": both})
+        example = {"left": a, "right": tf.constant(RIGHT)}
+        wanted = named(example)
+        for kind, predict in everywhere(named, example, "named"):
+            x = {"left": LEFT, "right": RIGHT}
+            parts = [wanted[name] for name in predict.outputs]
+            found[f"named {kind}"] = by_name(predict, x, parts)
+            found[f"misnamed {kind}"] = raised(predict, {"left": LEFT, "wrong": RIGHT})
+        return found | self._loops() | self._odd(a) | self._without_onnx(eleven, a)
+
+    def _loops(self):
+        """An LSTM with dropout, which draws seeds, and groups, which Keras 3 gives to XLA."""
+        tf, layers = self.tf, self.tf.keras.layers
+        x = tf.constant(LEFT[:60].reshape(15, 5, 4))
+        lstm = self.tf.keras.Sequential([tf.keras.Input((5, 4)), layers.LSTM(3, dropout=0.5)])
+        groups = [tf.keras.Input((5, 4)), layers.Conv1D(4, 3, groups=2)]
+        groups, found = tf.keras.Sequential(groups), {}
+        path = FOLDER / "lstm.tflite"
+        found["open loop"] = raised(technique.export_litert, lstm, x, path)
+        for kind, predict in everywhere(lstm, x, "lstm", dynamic_batch=False):
+            found[f"lstm {kind}"] = by_name(predict, x.numpy(), [lstm(x)])
+        for kind, predict in everywhere(groups, x, "groups"):
+            found[f"groups {kind}"] = by_name(predict, x.numpy(), [groups(x)])
+        return found
+
+    def _odd(self, x):
+        """What is refused before anything is written."""
+        tf, found = self.tf, {}
+
+        class Random(tf.keras.Model):
+            def call(self, x, training=False):
+                return x + tf.random.uniform(tf.shape(x))
+
+        random = Random()
+        random(x)
+        vectors = tf.keras.layers.TextVectorization(vocabulary=["a", "b"], output_mode="multi_hot")
+        text = tf.keras.Sequential([tf.keras.Input((1,), dtype="string"), vectors])
+        for name, model, given in (
+            ("random", random, x),
+            ("text", text, tf.constant([["a"], ["b"]])),
+        ):
+            found[name] = raised(technique.export_onnx, model, given, FOLDER / f"refused-{name}")
+        path = FOLDER / "nowhere" / "model.onnx"
+        return found | {"no folder": raised(technique.export_litert, random, x, path)}
+
+    def _without_onnx(self, model, x):
+        """LiteRT where nothing else is installed."""
+        names = "onnx", "onnxruntime", "tf2onnx", "tf2onnx.convert", "openvino"
+        kept = {name: sys.modules.get(name) for name in names}
+        sys.modules.update(dict.fromkeys(names))
+        try:
+            said = raised(technique.export_litert, model, x, FOLDER / "alone.tflite")
+        finally:
+            for name, module in kept.items():
+                del sys.modules[name]
+                if module is not None:
+                    sys.modules[name] = module
+        return {"litert alone": said}
 
     def nothing_to_quantize(self):
         keras = self.tf.keras
@@ -524,7 +680,7 @@ class TensorFlow:
 def main() -> None:
     kit.runtime.configure(threads=1, seed=0)
     found = {}
-    for scenario in (tasks, openvino, text, litert, int8, foreign, refusals):
+    for scenario in (tasks, openvino, text, litert, int8, foreign, names, refusals):
         try:
             found[scenario.__name__] = scenario()
         except Exception:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import traceback
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -34,12 +35,21 @@ CODES = random.integers(0, 11, (5, 8))
 LEFT, RIGHT = (random.normal(size=(64, 5)).astype(np.float32) for _ in range(2))
 
 
+@dataclass
+class LanguageOutput:
+    """What no framework knows."""
+
+    logits: object
+    loss: object = None
+
+
 def on_device(array):
     return kit.data.to_device(array, array)[0]
 
 
 def outputs(predict, x):
     found = predict(x)
+    found = tuple(found.values()) if isinstance(found, dict) else found
     return [np.asarray(part).tolist() for part in (found if isinstance(found, tuple) else [found])]
 
 
@@ -192,7 +202,41 @@ class PyTorch:
         with torch.no_grad():
             given = model.eval()(a, b)
         found["own"] = [given["y"].tolist(), given["z"].tolist()]
-        return {"two inputs": found}
+        return {"two inputs": found, "names": self.names()}
+
+    def names(self):
+        """Inputs and outputs by name: a dict in, an object of no known class out."""
+        torch, nn = self.torch, self.torch.nn
+
+        class Named(nn.Module):
+            def forward(self, *, left, right, mask=None):
+                return LanguageOutput(logits=left - 2 * right, loss=left.sum(1))
+
+        a, b = torch.from_numpy(LEFT), torch.from_numpy(RIGHT)
+        example = {"right": b, "left": a, "mask": None}
+        path = technique.export_torchscript(Named(), example, FOLDER / "named.pt")
+        predict = technique.load_torchscript(path, threads=1)
+        given = predict({"left": LEFT, "right": RIGHT})
+        compiled = technique.compiled_predict(Named().eval())(example)
+        return {
+            "inputs": predict.inputs,
+            "apart": float(np.abs(given["logits"] - (LEFT - 2 * RIGHT)).max()),
+            "compiled": float(np.abs(compiled.logits.numpy() - (LEFT - 2 * RIGHT)).max()),
+            "outputs": {name: list(part.shape) for name, part in given.items()},
+            "random": self.random(),
+            "left over": (FOLDER / "random").exists(),
+        }
+
+    def random(self):
+        """A model that gives something else each time."""
+
+        class Random(self.torch.nn.Module):
+            def forward(self, x):
+                return x + self.torch.rand_like(x)
+
+        Random.torch = self.torch
+        x = self.torch.from_numpy(LEFT)
+        return raised(technique.export_torchscript, Random(), x, FOLDER / "random")
 
     def without_tensorrt(self, model):
         """With a GPU but without the package."""
@@ -297,7 +341,41 @@ class TensorFlow:
             "two inputs": self._packaged(subclassed, (a, b), subclassed(a, b)),
             "functional": self._packaged(functional, [a, b], functional([a, b])),
             "unbuilt": unbuilt,
+            "names": self.names(),
         }
+
+    def names(self):
+        """Inputs and outputs by name, in an order that is not that of the names."""
+        keras = self.tf.keras
+        left, right = keras.Input((5,), name="left"), keras.Input((5,), name="right")
+        both = keras.layers.Subtract()([left, right])
+        logits = keras.layers.Subtract(name="logits")([both, right])
+        model = keras.Model({"right": right, "left": left}, {"loss": both, "logits": logits})
+        example = {"right": self.tf.constant(RIGHT), "left": self.tf.constant(LEFT)}
+        path = technique.export_package(model, example, FOLDER / "named")
+        predict = technique.load_package(path, threads=1)
+        given = predict({"left": LEFT, "right": RIGHT})
+        compiled = technique.compiled_predict(model)(example)
+        return {
+            "inputs": predict.inputs,
+            "apart": float(np.abs(given["logits"] - (LEFT - 2 * RIGHT)).max()),
+            "compiled": float(np.abs(compiled["logits"].numpy() - (LEFT - 2 * RIGHT)).max()),
+            "outputs": {name: list(part.shape) for name, part in given.items()},
+            "random": self.random(),
+            "left over": (FOLDER / "random").exists(),
+        }
+
+    def random(self):
+        """A model that gives something else each time."""
+        tf = self.tf
+
+        class Random(tf.keras.Model):
+            def call(self, x, training=False):
+                return x + tf.random.uniform(tf.shape(x))
+
+        model = Random()
+        model(tf.constant(LEFT))
+        return raised(technique.export_package, model, tf.constant(LEFT), FOLDER / "random")
 
     def _packaged(self, model, example, given):
         tf = self.tf
@@ -313,7 +391,10 @@ class TensorFlow:
             "package metadata": predict.metadata,
             "package shape": raised(predict, (LEFT, RIGHT[:, 1:])),
             "kept": all(np.array_equal(*pair) for pair in zip(before, after, strict=True)),
-            "own": [part.numpy().tolist() for part in tf.nest.flatten(given)],
+            "own": [
+                part.numpy().tolist()
+                for part in (given.values() if isinstance(given, dict) else [given])
+            ],
         }
 
     def refusals(self, model):

@@ -281,6 +281,64 @@ def test_twins_agree_on_a_model_that_is_not_ours(evidence):
     )
 
 
+def runtimes_of(found):
+    return ("onnx", "openvino", *(["litert"] if found.framework == "tf" else []))
+
+
+def test_eleven_outputs_come_in_the_model_s_order(found):
+    """As text, output_10 comes before output_2."""
+    for kind in runtimes_of(found):
+        case = found["names"][f"eleven {kind}"]
+        assert case["outputs"] == "tuple"
+        assert case["apart"] < 1e-5, kind
+
+
+def test_inputs_and_outputs_keep_their_names(found):
+    """A dict in; a dataclass out (PyTorch), a dict out and adapted statistics in it (Keras)."""
+    outputs = {"pt": ["logits", "inside.z", "inside.a"], "tf": ["logits", "inside"]}
+    for kind in runtimes_of(found):
+        case = found["names"][f"named {kind}"]
+        assert set(case["inputs"]) == {"left", "right"}
+        assert set(case["outputs"]) == set(outputs[found.framework])
+        assert case["apart"] < 1e-5, kind
+        said = found["names"][f"misnamed {kind}"]
+        assert said.startswith("ValueError: the model takes ")
+        assert said.endswith(", not left, wrong")
+
+
+def test_a_file_is_compared_with_its_model_before_it_is_written(found, folders):
+    said = found["names"]["random"]
+    assert said.startswith("NotImplementedError: the file does not give what the model gives: its")
+    assert said.endswith("from the model's")
+    assert not list(folders[found.name].glob("refused-*"))
+    assert found["names"]["no folder"].startswith("FileNotFoundError: no folder ")
+
+
+def test_what_has_no_tensors_is_refused(found):
+    if found.framework == "pt":
+        assert found["names"]["object"] == (
+            "NotImplementedError: a file's outputs are tensors, not str"
+        )
+        return
+    assert "are texts" in found["names"]["text"]
+    assert found["names"]["text"].startswith("NotImplementedError: ")
+
+
+def test_loops_and_groups_of_keras(found):
+    if found.framework == "pt":
+        return
+    for kind in runtimes_of(found):
+        for name in ("lstm", "groups"):
+            assert found["names"][f"{name} {kind}"]["apart"] < 1e-5, (name, kind)
+    said = found["names"]["open loop"]
+    assert said.startswith("NotImplementedError: LiteRT's loops over time")
+    assert said.endswith("dynamic_batch=False")
+
+
+def test_litert_needs_no_other_runtime(found):
+    assert found["names"].get("litert alone") is None
+
+
 # Bad input --------------------------------------------------------------------------------------
 
 SIDES = {"pt": "(any, 1, 32, 32)", "tf": "(any, 32, 32, 1)"}

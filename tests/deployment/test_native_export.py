@@ -84,6 +84,7 @@ def test_bfloat16_is_a_precision_of_its_own_or_refused(found):
 
 def test_models_that_are_not_ours(found):
     cases = dict(found["foreign"])
+    cases.pop("names")
     if found.framework == "tf":
         assert cases.pop("unbuilt").startswith("ValueError: the model has no variables yet")
     for case in cases.values():
@@ -99,12 +100,31 @@ def test_models_that_are_not_ours(found):
         assert cases["two inputs"]["modes"] == [True, True, True, False]
 
 
+def test_names_are_kept(found):
+    case = found["foreign"]["names"]
+    assert set(case["inputs"]) == {"left", "right"}
+    assert max(case["apart"], case["compiled"]) < 1e-6  # the sum is in another order in NumPy
+    loss = [64] if found.framework == "pt" else [64, 5]
+    assert case["outputs"] == {"logits": [64, 5], "loss": loss}
+
+
+def test_what_a_file_gives_is_compared_with_the_model(found):
+    said = found["foreign"]["names"]["random"]
+    assert said.startswith("NotImplementedError: the file does not give what the model gives")
+    assert "from the model's" in said
+    assert found["foreign"]["names"]["left over"] is False
+
+
 def test_what_does_not_fit_gets_one_clear_line(found):
     case = found["package"]
     takes = {"pt": "(any, 1, 32, 32)", "tf": "(any, 32, 32, 1)"}[found.framework]
     assert f"takes float32 {takes}, not float32 (64, " in case["shape"]
     assert f"takes float32 {takes}, not float64 (64, " in case["dtype"]
-    assert case["number"].startswith("ValueError: the model takes 1 inputs (input")
+    assert case["number"].startswith(
+        {"pt": "ValueError: the model takes 1 inputs (x)", "tf": "ValueError: the model takes 1 "}[
+            found.framework
+        ]
+    )
     assert case["unknown"] == "ValueError: unknown precision 'int8': float32 or bfloat16"
     assert case["gone"].startswith("FileNotFoundError: no f")
 

@@ -28,8 +28,14 @@ the zeros out, or remove whole channels (`structured_pruning`).
 
 Run it alone: `TF_USE_LEGACY_KERAS=1 python -m tf_impl.compression.combinations` prints the files of
 each stage, their accuracy, size and zeros.
+
+Copy with it: `shared/archives.py`, `shared/atomic.py`, `shared/specs.py`,
+`tf_impl/compression/distillation.py`, `tf_impl/compression/pruning.py`,
+`tf_impl/compression/quantization_aware_training.py`, `tf_impl/kit/models.py`,
+`tf_impl/kit/programs.py`, `tf_impl/kit/runtime.py`.
 """
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 
@@ -50,7 +56,8 @@ def make_sparse_train_step(
     Zeros are those of trainable variables with two axes or more when this is called; biases and
     normalisation train as ever. Make the optimizer anew: a momentum from before would move what was
     pruned. SGD, Adam and RMSprop, with weight decay or without, keep what has no gradient and no
-    moment at zero. loss: scalar on the device, with the model's own losses (of regularisers).
+    moment at zero. x: a tensor, or a structure of them as `fit` hands it over. loss: scalar on the
+    device, with the model's own losses (of regularisers).
 
     Raises ValueError for a model whose kernels have no zeros: it is to be pruned first.
     """
@@ -67,7 +74,7 @@ def make_sparse_train_step(
     @tf.function(jit_compile=False)
     def step(x, y):
         with tf.GradientTape() as tape:
-            loss = loss_fn(model(x, training=True), y)
+            loss = loss_fn(_call(model, x, training=True), y)
             loss = sum((tf.cast(term, loss.dtype) for term in model.losses), loss)
         gradients = tape.gradient(loss, variables)
         masked = [  # what the loss does not read has no gradient
@@ -78,6 +85,22 @@ def make_sparse_train_step(
         return loss
 
     return step
+
+
+def _call(model: tf.keras.Model, x, training: bool):
+    """Call the model as `fit` does: x is one argument, but where `call` takes several."""
+    names = [
+        parameter
+        for parameter in inspect.signature(model.call).parameters.values()
+        if parameter.name not in ("training", "mask") and parameter.kind != parameter.VAR_KEYWORD
+    ]
+    needed = sum(parameter.default is parameter.empty for parameter in names)
+    several = needed > 1 or (names and names[0].kind == names[0].VAR_POSITIONAL)
+    if isinstance(x, tuple | list) and several:
+        return model(*x, training=training)
+    if isinstance(x, dict) and len(names) > 1 and x.keys() <= {name.name for name in names}:
+        return model(**x, training=training)
+    return model(x, training=training)
 
 
 def kernel_zeros(path) -> dict[str, float]:

@@ -37,9 +37,11 @@ Run it alone: `python -m tf_impl.compression.distillation` prints a student alon
 every step and with stored logits.
 """
 
+import inspect
 import math
 from collections.abc import Callable
 
+import numpy as np
 import tensorflow as tf
 
 
@@ -70,23 +72,24 @@ def make_train_step(
 ) -> Callable:
     """Return `step(x, y) -> loss`: one update of the student, with the teacher's logits for x.
 
-    x: a tensor, or a tuple of the positional arguments of both models; anything else (a list, a
-    dict) is handed over as it is. Both give logits (..., classes) of one shape.
-    `loss_fn(logits, y)` returns the mean over the batch. loss: scalar on the device, the weighted
-    sum and the student's own losses (of regularisers, of `add_loss`). temperature: above 0. alpha:
-    the share of the teacher, 0 (the plain step, no teacher runs) to 1 (`loss_fn` is not called, y
-    may be anything).
+    x: a tensor, or a structure of them as `fit` hands it over: unpacked only where `call` takes
+    several arguments. Both give logits (..., classes) of one shape, or several of them in a tuple,
+    list or dict: their soft losses are added up. `loss_fn(logits, y)` returns the mean over the
+    batch. loss: scalar on the device, the weighted sum and the student's own losses (of
+    regularisers, of `add_loss`). temperature: above 0. alpha: the share of the teacher, 0 (the
+    plain step, no teacher runs) to 1 (`loss_fn` is not called, y may be anything).
 
     Raises ValueError for settings out of range and for a student without trainable variables; the
-    first step does, before anything is changed, where the teacher's logits have another shape: it
-    knows other classes.
+    first step does, before anything is changed, where the teacher's logits have another shape (it
+    knows other classes) and, unless it is traced into another graph, where one of both gives
+    probabilities: rows that sum to one.
     """
     _check(student, temperature, alpha)
     _check_built(teacher, "teacher")
     variables = student.trainable_variables
 
     @tf.function(jit_compile=False)
-    def step(x, y):
+    def update(x, y):
         target = _call(teacher, x, training=False) if alpha else None
         with tf.GradientTape() as tape:
             output = _call(student, x, training=True)
@@ -95,6 +98,15 @@ def make_train_step(
         gradients = tape.gradient(loss, variables)
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
         return loss
+
+    looked = alpha == 0
+
+    def step(x, y):
+        nonlocal looked
+        if not looked and tf.executing_eagerly():  # a graph would look again in every step
+            _refuse_probabilities(student, x, _call(teacher, x, training=False))
+            looked = True
+        return update(x, y)
 
     return step
 
@@ -115,7 +127,7 @@ def make_stored_train_step(
     variables = student.trainable_variables
 
     @tf.function(jit_compile=False)
-    def step(x, y):
+    def update(x, y):
         labels, target = y
         with tf.GradientTape() as tape:
             output = _call(student, x, training=True)
@@ -125,13 +137,23 @@ def make_stored_train_step(
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
         return loss
 
+    looked = alpha == 0
+
+    def step(x, y):
+        nonlocal looked
+        if not looked and tf.executing_eagerly():
+            _refuse_probabilities(student, x, y[1])
+            looked = True
+        return update(x, y)
+
     return step
 
 
 def store_logits(teacher: tf.keras.Model, x, *, batch_size: int = 256) -> tf.Tensor:
     """Return the teacher's logits for all samples of x, computed `batch_size` at a time.
 
-    x: as in `make_train_step`, with the samples along the first axis of every tensor in it.
+    x: as in `make_train_step`, with the samples along the first axis of every tensor in it. Of
+    several outputs all are stored, in their structure.
     """
 
     # A smaller last batch makes a graph for any batch size, not one for each.
@@ -142,11 +164,23 @@ def store_logits(teacher: tf.keras.Model, x, *, batch_size: int = 256) -> tf.Ten
     samples = tf.nest.flatten(x)[0].shape[0]
     starts = range(0, samples, batch_size)
     parts = [tf.nest.map_structure(lambda v, s=s: v[s : s + batch_size], x) for s in starts]
-    return tf.concat([infer(part) for part in parts], axis=0)
+    return tf.nest.map_structure(lambda *rows: tf.concat(rows, axis=0), *map(infer, parts))
 
 
 def _call(model: tf.keras.Model, x, training: bool):
-    return model(*x, training=training) if isinstance(x, tuple) else model(x, training=training)
+    """Call the model as `fit` does: x is one argument, but where `call` takes several."""
+    names = [
+        parameter
+        for parameter in inspect.signature(model.call).parameters.values()
+        if parameter.name not in ("training", "mask") and parameter.kind != parameter.VAR_KEYWORD
+    ]
+    needed = sum(parameter.default is parameter.empty for parameter in names)
+    several = needed > 1 or (names and names[0].kind == names[0].VAR_POSITIONAL)
+    if isinstance(x, tuple | list) and several:
+        return model(*x, training=training)
+    if isinstance(x, dict) and len(names) > 1 and x.keys() <= {name.name for name in names}:
+        return model(**x, training=training)
+    return model(x, training=training)
 
 
 def _loss(loss_fn: Callable, output, labels, target, temperature: float, alpha: float):
@@ -154,7 +188,8 @@ def _loss(loss_fn: Callable, output, labels, target, temperature: float, alpha: 
     if alpha == 0:
         return loss_fn(output, labels)
     _check_logits(output, target)
-    soft = alpha * soft_loss(output, target, temperature=temperature)
+    pairs = zip(tf.nest.flatten(output), tf.nest.flatten(target), strict=True)
+    soft = alpha * sum(soft_loss(*pair, temperature=temperature) for pair in pairs)
     if alpha == 1:
         return soft
     hard = (1 - alpha) * loss_fn(output, labels)
@@ -181,16 +216,49 @@ def _check_built(model: tf.keras.Model, who: str) -> None:
 
 
 def _check_logits(student, teacher) -> None:
-    ours, theirs = (
-        logits.shape.as_list() if tf.is_tensor(logits) else type(logits).__name__
-        for logits in (student, teacher)
-    )
-    both = tf.is_tensor(student) and tf.is_tensor(teacher)
-    if not both or not student.shape.is_compatible_with(teacher.shape):
+    """Raise unless both are logits of one shape, or as many of them in one structure."""
+    pairs = zip(tf.nest.flatten(student), tf.nest.flatten(teacher), strict=False)
+    if not _same_structure(student, teacher) or not all(_are_alike(*pair) for pair in pairs):
+        ours, theirs = (
+            logits.shape.as_list() if tf.is_tensor(logits) else type(logits).__name__
+            for logits in (student, teacher)
+        )
         raise ValueError(
             "student and teacher must give logits of one shape, with the same classes last: "
             f"the student gives {ours}, the teacher {theirs}"
         )
+
+
+def _same_structure(student, teacher) -> bool:
+    try:
+        tf.nest.assert_same_structure(student, teacher)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _are_alike(ours, theirs) -> bool:
+    tensors = tf.is_tensor(ours) and tf.is_tensor(theirs)
+    return tensors and ours.shape.rank != 0 and ours.shape.is_compatible_with(theirs.shape)
+
+
+def _refuse_probabilities(student, x, target) -> None:
+    """Raise where the teacher's rows, or the student's in evaluation mode, sum to one."""
+    outputs = {"student": _call(student, x, training=False), "teacher": target}
+    for who, output in outputs.items():
+        if any(map(_are_probabilities, tf.nest.flatten(output))):
+            raise ValueError(
+                f"the {who} gives probabilities (rows that sum to one), not logits: leave out its "
+                "softmax, or take the logarithm"
+            )
+
+
+def _are_probabilities(output) -> bool:
+    """Whether no value is below zero and each row sums to one."""
+    rows = np.asarray(tf.cast(output, tf.float64))
+    if rows.ndim == 0 or rows.shape[-1] < 2 or not len(rows) or (rows < 0).any():
+        return False
+    return bool((np.abs(rows.sum(-1) - 1) < 1e-2).all())
 
 
 def main() -> None:

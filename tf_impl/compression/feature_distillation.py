@@ -16,8 +16,8 @@ Its twin: `pt_impl/compression/feature_distillation.py`.
 Where the frameworks differ and why:
 - Keras finds layers in the graph of a functional or Sequential model; a subclassed one has none and
   is refused. A hook in PyTorch catches the output of any module while it runs.
-- A Keras model of the layers up to the teacher's leaves out those behind it; a hook cannot end the
-  pass, and they run for nothing.
+- A Keras model of the layers up to the teacher's leaves out those behind it; there the hook ends
+  the pass.
 - A name stands for what the layer gives: ReLU as a layer has a name of its own, as a function it
   has none. `get_layer` knows the layers of the first level, not those within a nested model.
 - Channels are last in images here and second there: a dense layer here, a 1x1 convolution there.
@@ -89,7 +89,7 @@ def make_train_step(
     """Return `step(x, y) -> loss`: one update from the labels and the teacher's features.
 
     taught: what `attach_regressor` returned, with the same teacher and layer. x: a tensor, or a
-    list or dict of tensors, whatever both models take as their inputs. `loss_fn(output, y)` gets
+    structure of them as `fit` hands it over. `loss_fn(output, y)` gets
     the student's output. loss: scalar on the device, the weighted sum and the student's own losses
     (of regularisers, of `add_loss`). weight: of the features; 0 runs no teacher.
 

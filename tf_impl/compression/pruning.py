@@ -8,22 +8,26 @@ not to prune", section 3) gives for step t:
     final_sparsity * (1 - (1 - (t - begin_step) / (end_step - begin_step)) ** 3)
 
 It rises fast at first, while there is much to spare, and slowly at the end. What stays are the
-weights of largest magnitude of each layer. Biases, normalisation, embeddings, depthwise
+weights of largest magnitude: of each layer (`apply_pruning`) or of all layers together
+(`apply_global_pruning`, in Keras 3). Biases, normalisation, embeddings, depthwise
 convolutions, recurrent and attention layers stay dense. `finalize_pruning` takes the masks away.
 
 Its twin: `pt_impl/compression/pruning.py`.
 
 Where the frameworks differ and why:
-- TensorFlow Model Optimization (tfmot) masks the variable itself in the forward pass, and its
-  gradient reaches pruned weights: each step moves them, the next one sets them to zero again, and
-  where one step took it beyond the threshold such a weight returns when the masks are next made.
-  PyTorch masks the gradient too, and a pruned weight stays pruned.
+- Keras 3 has no pruning of its own, and TensorFlow Model Optimization (tfmot) was made for the
+  Keras before it: there are two routes here. In Keras 3 the layers' `call` reads masked kernels, in
+  any model that can be copied: the gradient is masked too and a pruned weight stays pruned, as in
+  PyTorch. In tf_keras tfmot wraps layers of functional and Sequential models, also within one
+  another, but no layers within layers.
+- tfmot masks the variable itself in the forward pass, and its gradient reaches pruned weights: each
+  step moves them, the next one sets them to zero again, and where one step took it beyond the
+  threshold such a weight returns when the masks are next made.
 - tfmot makes the masks within the forward passes of training, in the graph, and counts these as
-  steps; here `update` states the step, which may have several. PyTorch's `update` makes the masks.
-  Predictions mask as well, which costs time until the model is finalized.
-- tfmot was made for the Keras before version 3: it takes functional and Sequential models of
-  tf_keras, also within one another, but no layers within layers. It has no global magnitude.
-- Wrapped layers have other names ("prune_low_magnitude_" before their own) until the end.
+  steps; here `update` states the step, which may have several. In Keras 3 and in PyTorch `update`
+  makes the masks. Predictions mask as well, which costs time until the model is finalized.
+- tfmot has no global magnitude. Its wrapped layers have other names ("prune_low_magnitude_" before
+  their own) until the end.
 - Both round alike (float32, half to even, one weight at least stays) and keep all that tie.
 
 When it helps and when it hurts: it makes a file that compresses better, and it is the first half of
@@ -31,15 +35,20 @@ sparse computing. Alone it makes nothing faster and nothing smaller: zeros in a 
 multiplied like other numbers, and training costs a little more, for masks. It hurts accuracy beyond
 what a model can spare, and where training ends with the schedule: leave steps for recovery.
 
-Run it alone: `TF_USE_LEGACY_KERAS=1 python -m tf_impl.compression.pruning` prints the dense model
-against 80% and 95% of zeros.
+Run it alone: `python -m tf_impl.compression.pruning` prints the dense model against 80% and 95% of
+zeros.
+
+Copy with it: `shared/specs.py`, `tf_impl/kit/models.py`, `tf_impl/kit/runtime.py`.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from inspect import isfunction
+from inspect import isfunction, signature
 
+import numpy as np
 import tensorflow as tf
+
+from tf_impl.kit import models
 
 _KINDS = (
     *("Dense", "Conv1D", "Conv2D", "Conv3D"),
@@ -61,19 +70,29 @@ def apply_pruning(
     Make the optimizer for the copy; `model` stays as it is. Call `update(step)` before each train
     step with its number, counted from 1. The training steps `begin_step`, `begin_step + frequency`,
     ... `end_step` begin with new masks. Of n weights of a layer, n times the share of zeros are
-    masked, rounded. Finalize the copy before it is exported or saved.
+    masked, rounded. Finalize the copy before it is copied, exported or saved. With `fit`:
+    `LambdaCallback(on_train_batch_begin=lambda batch, logs: update(1 + next(steps)))`.
 
     final_sparsity: share of zeros at `end_step`, at least 0 and below 1; 0 changes nothing.
     min_weights: layers with fewer stay dense, most of all a first one: they weigh little.
 
     Raises ValueError, before anything is changed, for settings that cannot work, a model without
-    variables, one that is pruned already and one without such layers; NotImplementedError where
-    tfmot can't follow: Keras 3, a subclassed model, Conv1DTranspose, a layer that runs twice in a
+    variables, one that is pruned already and one without such layers; NotImplementedError for a
+    kernel that two layers share, a model that Keras can't copy (a subclassed one), and in tf_keras
+    where tfmot can't follow: a subclassed model, Conv1DTranspose, a layer that runs twice in a
     forward pass, dense or convolution layers within others; ValueError by `update` below step 1.
     Source: `tfmot.sparsity.keras.prune_low_magnitude`; schedule: Zhu and Gupta (2017).
     """
     _check_settings(final_sparsity, begin_step, end_step, frequency)
+    if not _is_tf_keras():
+        return _mask(model, False, final_sparsity, begin_step, end_step, frequency, min_weights)
     layers = _prunable(model, min_weights)
+    _check_calls(model, layers)
+    return _wrap(model, layers, final_sparsity, begin_step, end_step, frequency)
+
+
+def _wrap(model, layers, final_sparsity, begin_step, end_step, frequency) -> tuple:
+    """Copy the model, whose layers tfmot wraps; its schedule goes by the step of `update`."""
     sparsity = _tfmot().sparsity.keras
     schedule = sparsity.PolynomialDecay(
         0.0, final_sparsity, begin_step, end_step, power=3, frequency=frequency
@@ -99,6 +118,7 @@ def apply_pruning(
     pruned = tf.keras.models.clone_model(model, clone_function=copy)
     for layer, copied in copies.items():
         copied.set_weights(layer.get_weights())
+        getattr(copied, "finalize_state", int)()  # Normalization computes with what this makes
     _callback(pruned)
 
     def update(step: int) -> None:
@@ -118,8 +138,15 @@ def apply_global_pruning(
     frequency: int = 100,
     min_weights: int = 0,
 ) -> tuple[tf.keras.Model, Callable]:
-    """Refuse: tfmot has no threshold for all layers together. Raises NotImplementedError."""
-    raise NotImplementedError("tfmot prunes each layer by itself: it has no global magnitude")
+    """Do what `apply_pruning` does, with one threshold for all layers together.
+
+    Arguments, result and errors are the same; the share of zeros is that of all kernels. Raises
+    NotImplementedError in tf_keras: tfmot has no global magnitude.
+    """
+    _check_settings(final_sparsity, begin_step, end_step, frequency)
+    if _is_tf_keras():
+        raise NotImplementedError("tfmot prunes each layer by itself: it has no global magnitude")
+    return _mask(model, True, final_sparsity, begin_step, end_step, frequency, min_weights)
 
 
 def finalize_pruning(model: tf.keras.Model) -> tf.keras.Model:
@@ -128,10 +155,72 @@ def finalize_pruning(model: tf.keras.Model) -> tf.keras.Model:
     Names and types are those of the model that was pruned. Training on would fill the zeros again.
     Raises ValueError for a model without masks.
     """
-    if not any(hasattr(layer, "pruning_obj") for layer in model._flatten_layers()):
+    layers = [layer for layer in model._flatten_layers() if _has_mask(layer)]
+    if not layers:
         raise ValueError("the model has no masks: it comes from apply_pruning, and only once")
-    _callback(model).on_epoch_end(-1)  # the last step has moved pruned weights: mask them again
-    return _tfmot().sparsity.keras.strip_pruning(model)
+    if _is_tf_keras():
+        _callback(model).on_epoch_end(-1)  # the last step has moved pruned weights: mask them again
+        return _tfmot().sparsity.keras.strip_pruning(model)
+    for layer in layers:
+        layer.kernel.assign(layer.kernel * layer.call.mask)
+        del layer.call
+    for traced in ("train_function", "test_function", "predict_function"):  # by `fit`, with masks
+        setattr(model, traced, None)
+    return model
+
+
+class _MaskedCall:
+    """A layer's `call` over its kernel times a mask: for this call alone, its gradient too."""
+
+    def __init__(self, layer):
+        self.call = layer.call
+        self.kernel = layer.kernel
+        self.mask = tf.Variable(tf.ones(layer.kernel.shape, layer.kernel.dtype), trainable=False)
+        self.__signature__ = signature(layer.call)
+
+    def __call__(self, *args, **kwargs):
+        masked = tf.convert_to_tensor(self.kernel.value) * self.mask
+        with tf.keras.StatelessScope(state_mapping=[(self.kernel, masked)]):
+            return self.call(*args, **kwargs)
+
+
+def _mask(model, together, final_sparsity, begin_step, end_step, frequency, min_weights) -> tuple:
+    """Copy the model, whose kernels get masks of ones; `together`: one threshold for all."""
+    count = len(_prunable(model, min_weights))
+    model = models.copy_model(model)
+    layers = _prunable(model, min_weights)
+    if len(layers) != count:
+        raise NotImplementedError("Keras's copy of the model has other layers")
+    for layer in layers:
+        layer.call = _MaskedCall(layer)
+    calls = [layer.call for layer in layers]
+    groups = [calls] if together else [[call] for call in calls]
+
+    def update(step: int) -> None:
+        if step < 1:
+            raise ValueError(f"steps are counted from 1, not from {step!r}")
+        if begin_step <= step <= end_step and (step - begin_step) % frequency == 0:
+            sparsity = _sparsity(step, final_sparsity, begin_step, end_step)
+            for group in groups:
+                _mask_smallest(group, sparsity)
+
+    return model, update
+
+
+def _sparsity(step: int, final: float, begin: int, end: int) -> np.float32:
+    """The share of zeros at `step`, in float32: in float64 some counts would be rounded apart."""
+    left = np.float32(1) - np.float32(step - begin) / np.float32(end - begin)
+    return np.float32(final) - np.float32(final) * left**3
+
+
+def _mask_smallest(calls: list[_MaskedCall], sparsity: np.float32) -> None:
+    """Mask all but the largest weights; what is masked stays so."""
+    magnitudes = [tf.abs(call.kernel.value * call.mask) for call in calls]
+    every = tf.concat([tf.reshape(magnitude, [-1]) for magnitude in magnitudes], 0)
+    kept = max(int(np.round(np.float32(len(every)) * (np.float32(1) - sparsity))), 1)
+    threshold = tf.sort(every)[len(every) - kept]  # the smallest that stays
+    for call, magnitude in zip(calls, magnitudes, strict=True):
+        call.mask.assign(call.mask * tf.cast(magnitude >= threshold, call.mask.dtype))
 
 
 def _callback(model: tf.keras.Model):
@@ -165,18 +254,27 @@ def _check_settings(final_sparsity, begin_step, end_step, frequency) -> None:
         )
 
 
+def _is_tf_keras() -> bool:
+    return tf.keras.Model.__module__.partition(".")[0] == "tf_keras"
+
+
+def _has_mask(layer) -> bool:
+    """Whether it is wrapped by tfmot, or its `call` masks."""
+    return hasattr(layer, "pruning_obj") or isinstance(vars(layer).get("call"), _MaskedCall)
+
+
 def _prunable(model: tf.keras.Model, min_weights: int) -> list:
-    """The dense and convolution layers of enough weights; raise where tfmot can't prune them."""
-    if tf.keras.Model.__module__.partition(".")[0] != "tf_keras":
-        raise NotImplementedError(
-            "tfmot prunes models of tf_keras, this process runs Keras 3: set TF_USE_LEGACY_KERAS=1 "
-            "before TensorFlow is imported"
-        )
-    if not (isinstance(model, tf.keras.Sequential) or model._is_graph_network):
+    """The dense and convolution layers of enough weights; raise where they can't be pruned."""
+    subclassed = not (isinstance(model, tf.keras.Sequential) or getattr(model, "inputs", None))
+    if subclassed and _is_tf_keras():
         raise NotImplementedError("tfmot prunes functional and Sequential models, not subclassed")
+    if subclassed:
+        raise NotImplementedError(
+            "a subclassed model says nothing of its inputs: Keras can't copy it"
+        )
     if not model.built:
         raise ValueError("the model has no variables yet: call it once on an example input")
-    if any(hasattr(layer, "pruning_obj") for layer in model._flatten_layers()):
+    if any(_has_mask(layer) for layer in model._flatten_layers()):
         raise ValueError("the model has pruning masks already: finalize it first")
     kinds = [getattr(tf.keras.layers, kind) for kind in _KINDS]
     # Of these types exactly, as in tfmot: a subclass may use its kernel in another way.
@@ -185,8 +283,23 @@ def _prunable(model: tf.keras.Model, min_weights: int) -> list:
     if not found:
         least = f" of {min_weights} weights or more" if min_weights else ""
         raise ValueError(f"the model has no dense or convolution layer{least} to prune")
-    calls = Counter(_calls(model))
+    owners = Counter(id(w) for layer in model._flatten_layers() for w in _own_weights(layer))
     for layer in found:
+        if owners[id(layer.kernel)] > 1:
+            raise NotImplementedError(f"the kernel of {layer.name!r} has two owners")
+    return found
+
+
+def _own_weights(layer) -> list:
+    """A layer's weights, not those of layers within it."""
+    kept = getattr(layer, "_trainable_variables", None)  # Keras 3
+    return list(kept if kept is not None else layer._trainable_weights)
+
+
+def _check_calls(model: tf.keras.Model, layers: list) -> None:
+    """Raise where tfmot can't prune the layers."""
+    calls = Counter(_calls(model))
+    for layer in layers:
         if type(layer) is tf.keras.layers.Conv1DTranspose:
             raise NotImplementedError(f"tfmot does not know Conv1DTranspose, as {layer.name!r} is")
         if calls[layer] != 1:
@@ -194,7 +307,6 @@ def _prunable(model: tf.keras.Model, min_weights: int) -> list:
             raise NotImplementedError(
                 f"tfmot prunes what a functional model runs once a step, but {layer.name!r} {where}"
             )
-    return found
 
 
 def _calls(model: tf.keras.Model) -> Iterator:

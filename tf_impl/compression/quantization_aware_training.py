@@ -11,13 +11,18 @@ post-training quantization by the same quantizer.
 Its twin: `pt_impl/compression/quantization_aware_training.py`.
 
 Where the frameworks differ and why:
-- TensorFlow Model Optimization (tfmot) wraps the layers of a functional or Sequential tf_keras
-  model; torchao works on a graph of operators that `torch.export` captured from any module.
+- In Keras 3 the layers of a copy of any model compute with TensorFlow's fake quantization, placed
+  by what follows what in one pass. TensorFlow Model Optimization (tfmot) has no Keras 3: for
+  tf_keras it wraps the layers of a functional or Sequential model. torchao works on a graph of
+  operators that `torch.export` captured from any module.
 - BatchNorm: here the kernel itself is fake-quantized, and the converter folds BatchNorm into it
   later; there it is the folded kernel, w * gamma / sqrt(running variance). With a scale for each
   channel both round alike.
-- A range moves by 0.1% of the way a batch here, by 1% there. A dense kernel has one scale in all
-  here, one for each output there. Outputs of pooling and of the last layer have 8 bits here.
+- A range moves by 1% of the way a batch in Keras 3 and there, by 0.1% in tfmot. Dense kernels have
+  a scale for each output in Keras 3 and there, one in all in tfmot. Outputs of pooling and of the
+  last layer have 8 bits here.
+- A dense layer that rounds is a 1x1 convolution in Keras 3's file, as fast: of a matrix product
+  LiteRT's converter loses which axis has the scales.
 - Files: here LiteRT's (TensorFlow Lite), in which weights of at most 4 bits are int4, on a grid of
   15 values: the 3 of 2 bits lie on it, the 7 of 3 bits don't. XNNPACK has no int4 convolution:
   LiteRT's own takes two to three times as long as int8. There weights of any width are int8.
@@ -26,25 +31,34 @@ When it helps and when it hurts: below 8 bits, where rounding trained weights co
 bits rounding alone usually loses nothing: try that first, since a step of this takes up to twice as
 long. It needs a trained model, data with labels, and a learning rate that is not large.
 
-Run it alone: `TF_USE_LEGACY_KERAS=1 python -m tf_impl.compression.quantization_aware_training`
+Run it alone: `python -m tf_impl.compression.quantization_aware_training`
 prints the accuracy of files of 8, 4 and 2 bits, trained on and not.
+
+Copy with it: `shared/archives.py`, `shared/atomic.py`, `shared/specs.py`, `tf_impl/kit/models.py`,
+`tf_impl/kit/programs.py`, `tf_impl/kit/runtime.py`.
 """
 
 import os
 import re
-from collections import Counter
+import tempfile
+from collections import Counter, defaultdict
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
-from tf_impl.kit import programs
+from tf_impl.kit import models, programs
 
 MOST_APART = 0.1  # relative L2 of a file's outputs to the model's: some values round the other way
+SAME = 1e-4  # of a file in float32
+RATE = 0.01  # of the way that a range goes to those of a batch, in Keras 3
 _DECAY = 0.999  # of tfmot's moving averages, fixed there
 _QUANTIZED = {"Conv2D", "DepthwiseConv2D", "SeparableConv1D", "SeparableConv2D", "Dense"}
 _PRODUCTS = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "BATCH_MATMUL")
+_LOOPS = {"While", "StatelessWhile"}
 _RANGE = re.compile(r"(activation|output)_(min|max)(:0)?$")  # not of a kernel, nor of the input
 
 
@@ -52,32 +66,47 @@ def prepare_qat(model: tf.keras.Model, example_inputs, *, weight_bits: int) -> t
     """Return a copy of `model` that computes with rounded weights and activations, to be trained.
 
     Make the optimizer for the copy; `model` stays as it is.
-    example_inputs: real samples, as a tensor or the list of the model's inputs, with whose ranges
-    activations start. weight_bits: 2 to 8; at 2 bits weights are -s, 0 and s.
+    example_inputs: real samples, as a tensor or the tuple, list or dict of the model's inputs, with
+    whose ranges activations start. weight_bits: 2 to 8; at 2 bits weights are -s, 0 and s.
 
-    Quantized are Conv2D, DepthwiseConv2D, SeparableConv and Dense with what tfmot fuses to them.
+    Quantized are Conv2D, DepthwiseConv2D and Dense, with the BatchNorm and ReLU behind them; in
+    Keras 3 Conv1D and EinsumDense, too, with one scale for a kernel; in tf_keras SeparableConv. The
+    rest stays float32. In Keras 3 the copy is exported on trial, so what LiteRT refuses is not
+    trained.
+
     Raises ValueError for other bits, inputs without samples, not finite or that the model does not
     take, a model without variables and one without such a layer;
-    NotImplementedError for 3 bits and where tfmot can't follow: Keras 3, a subclassed model, a
-    model within the model, a layer that it does not know.
-    Source: `tfmot.quantization.keras.quantize_apply` with its `DefaultNBitQuantizeScheme`.
+    NotImplementedError for 3 bits, for a model that Keras cannot copy, where LiteRT's converter
+    can't follow, and in tf_keras where tfmot can't: a subclassed model, a model within the model, a
+    layer that it does not know.
+    Source: `tf.quantization.fake_quant_with_min_max_vars_per_channel` and, of tfmot,
+    `quantize_apply` with its `DefaultNBitQuantizeScheme`.
     """
     if weight_bits not in range(2, 9):
         raise ValueError(f"weight_bits must be 2 to 8, not {weight_bits!r}")
     if weight_bits == 3:
         raise NotImplementedError("LiteRT would put 3 bits on the grid of 4: take 2 or 4")
-    _check(model)
     programs.check(model, example_inputs)
+    if _is_tf_keras():
+        return _prepare_tf_keras(model, example_inputs, weight_bits)
+    prepared = _prepare_keras3(model, example_inputs, weight_bits)
+    with tempfile.TemporaryDirectory() as folder:  # what cannot be exported is not trained, either
+        export_qat(prepared, example_inputs, Path(folder) / "model")
+    return prepared
+
+
+def _prepare_tf_keras(model, example_inputs, weight_bits: int):
+    _check(model)
     keras = _tfmot().quantization.keras
     scheme = keras.experimental.default_n_bit.DefaultNBitQuantizeScheme(
         num_bits_weight=weight_bits, num_bits_activation=8
     )
     try:
         prepared = keras.quantize_apply(keras.quantize_annotate_model(model), scheme)
-    except (ValueError, RuntimeError) as error:
-        reason = " ".join(str(error).split())
+        _find_ranges(prepared, example_inputs)
+    except Exception as error:  # of as many classes as there are layers that it does not know
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise NotImplementedError(f"tfmot can't quantize the model: {reason}") from error
-    _find_ranges(prepared, example_inputs)
     return prepared
 
 
@@ -92,27 +121,25 @@ def export_qat(model: tf.keras.Model, example_inputs, path: str | Path) -> Path:
     """
     if not _ranges(model):
         raise ValueError("the model has no fake quantization: it comes from prepare_qat")
-    content = _convert(model, [tf.lite.Optimize.DEFAULT])
-    pair = _make_predict(content)(example_inputs), model(example_inputs, training=False)
-    for ours, theirs in zip(*map(tf.nest.flatten, pair), strict=True):
-        apart = float(tf.norm(ours - theirs) / tf.norm(theirs))
-        if not apart <= MOST_APART:
-            raise RuntimeError(f"outputs of the converted model are {apart:.0%} off the trained's")
-    Path(path).write_bytes(content)
-    return Path(path)
+    return _write(model, example_inputs, path, [tf.lite.Optimize.DEFAULT], MOST_APART)
 
 
 def export_float(model: tf.keras.Model, example_inputs, path: str | Path) -> Path:
-    """Write `model` in float32, for the same runtime: what int8 is to be compared with."""
-    Path(path).write_bytes(_convert(model, []))
-    return Path(path)
+    """Write `model` in float32, for the same runtime: what int8 is to be compared with.
+
+    Raises ValueError where the model does not take `example_inputs`, NotImplementedError where the
+    converter refuses it, RuntimeError where the file predicts something else.
+    """
+    return _write(model, example_inputs, path, [], SAME)
 
 
 def load_quantized(path: str | Path) -> Callable:
     """Return `predict(x) -> output` of a file of this module, run by LiteRT with XNNPACK.
 
-    x: a tensor, or a list of the model's inputs. A call with another shape than the one before
-    prepares buffers anew. Threads are TensorFlow's. `predict.operators(x)` counts integer ones.
+    x: as `example_inputs`. Several outputs are a tuple, of a dict in the order of its sorted keys.
+    A call with another shape than the one before prepares buffers anew. The file of a model with a
+    loop, such as that of an LSTM, is run once for each sample. Threads are TensorFlow's.
+    `predict.operators(x)` counts integer ones.
     The file is data: LiteRT executes nothing but its own operators. Raises FileNotFoundError
     without it, ValueError where it is no whole file or something else. A changed weight goes
     unnoticed: the format has no checksum.
@@ -131,22 +158,267 @@ def _tfmot():
     return tfmot
 
 
+def _is_tf_keras() -> bool:
+    return tf.keras.Model.__module__.partition(".")[0] == "tf_keras"
+
+
 def _check(model: tf.keras.Model) -> None:
     """Refuse what tfmot can't quantize, and what has nothing to quantize."""
-    if tf.keras.Model.__module__.partition(".")[0] != "tf_keras":
-        raise NotImplementedError(
-            "tfmot quantizes models of tf_keras, this process runs Keras 3: set "
-            "TF_USE_LEGACY_KERAS=1 before TensorFlow is imported"
-        )
     if not (isinstance(model, tf.keras.Sequential) or model._is_graph_network):
         raise NotImplementedError(
             "tfmot quantizes functional and Sequential models, not subclassed"
         )
-    if not model.built:
-        raise ValueError("the model has no variables yet: call it once on an example input")
     names = {type(layer).__name__ for layer in model._flatten_layers()}
     if not names & _QUANTIZED:
         raise ValueError("the model has no convolution or dense layer to quantize")
+
+
+# Keras 3 --------------------------------------------------------------------------------------
+
+
+def _prepare_keras3(model, example_inputs, weight_bits: int):
+    copy = models.copy_model(model, example_inputs)
+    places = _places(*_record(copy, example_inputs))
+    if not any(isinstance(layer, _products()) for layer in places):
+        raise ValueError("the model has no convolution or dense layer to quantize")
+    ranges = [
+        moving
+        for layer, names in places.items()
+        for moving in _round_layer(layer, names, weight_bits)
+    ]
+    for moving in ranges:
+        moving.starts = True
+    programs.call(copy, example_inputs)  # eager: what a layer sees is right once those before are
+    for moving in ranges:
+        moving.starts = False
+    return copy
+
+
+def _products() -> tuple[type, ...]:
+    """Layers whose kernel is rounded. Transposed and separable ones stay in float32."""
+    kinds = tf.keras.layers
+    return kinds.Conv1D, kinds.Conv2D, kinds.DepthwiseConv2D, kinds.Dense, kinds.EinsumDense
+
+
+def _record(model, inputs) -> tuple[list, set[int]]:
+    """Calls of innermost layers, (layer, what goes in, what comes out); tensors that are returned.
+
+    Calls that hand on what they got, such as those of dropout, are left out.
+    """
+    calls = []
+
+    def recording(layer, plain):
+        def call(*arguments, **settings):
+            output = plain(*arguments, **settings)
+            sides = [
+                [part for part in tf.nest.flatten(side) if tf.is_tensor(part)]
+                for side in ((arguments, settings), output)
+            ]
+            if not {id(part) for part in sides[1]} <= {id(part) for part in sides[0]}:
+                calls.append((layer, *sides))
+            return output
+
+        return call
+
+    innermost = [
+        layer
+        for layer in model._flatten_layers(include_self=False)
+        if len(layer._flatten_layers()) == 1
+    ]
+    for layer in innermost:
+        layer.call = recording(layer, layer.call)
+    try:
+        output = programs.call(model, inputs)
+    finally:
+        for layer in innermost:
+            del layer.call
+    return calls, {id(part) for part in tf.nest.flatten(output)}
+
+
+def _places(calls: list, returned: set[int]) -> dict:
+    """Where values are rounded: layer -> of "input", "inside" and "output".
+
+    The input of a product, unless it lies on a grid already. Its output, behind the BatchNorm and
+    the ReLU that the converter makes a part of it; "inside", before any other activation of its
+    own. And outputs of sums and the like, so that these run over integers, too.
+    """
+    places, grid, done = defaultdict(set), set(), set()
+    users = defaultdict(list)
+    for number, (_, inputs, _) in enumerate(calls):
+        for tensor in inputs:
+            users[id(tensor)].append(number)
+
+    def follower(number: int) -> int | None:
+        """The only call that reads the output of another one."""
+        place = id(calls[number][2][0])
+        return users[place][0] if len(users[place]) == 1 and place not in returned else None
+
+    for number, (layer, inputs, outputs) in enumerate(calls):
+        if number in done:
+            continue
+        if isinstance(layer, _products()):
+            if id(inputs[0]) not in grid:
+                places[layer].add("input")
+            if not _is_fused(layer.activation):
+                places[layer].add("inside")
+            elif layer.activation is tf.keras.activations.linear:
+                place = follower(number)
+                if place and isinstance(calls[place][0], tf.keras.layers.BatchNormalization):
+                    number, place = place, follower(place)
+                    done.add(number)
+                if place and _is_relu(calls[place][0]):
+                    number = place
+                    done.add(number)
+            places[calls[number][0]].add("output")
+            grid.add(id(calls[number][2][0]))
+        elif isinstance(layer, _joints()) and all(t.dtype.is_floating for t in outputs):
+            places[layer].add("output")
+            grid.update(map(id, outputs))
+        elif isinstance(layer, _movers()) and all(id(tensor) in grid for tensor in inputs):
+            grid.update(map(id, outputs))
+    return places
+
+
+def _is_fused(activation) -> bool:
+    kinds = tf.keras.activations
+    return activation in (None, kinds.linear, kinds.relu, kinds.relu6)
+
+
+def _is_relu(layer) -> bool:
+    if isinstance(layer, tf.keras.layers.ReLU):
+        return layer.max_value in (None, 6) and not layer.negative_slope and not layer.threshold
+    return isinstance(layer, tf.keras.layers.Activation) and _is_fused(layer.activation)
+
+
+def _joints() -> tuple[type, ...]:
+    """Layers between products whose output gets a grid of its own."""
+    kinds = tf.keras.layers
+    return (
+        *(kinds.Add, kinds.Subtract, kinds.Multiply, kinds.Average, kinds.Concatenate),
+        *(kinds.Activation, kinds.ReLU, kinds.LeakyReLU),
+        *(kinds.AveragePooling1D, kinds.AveragePooling2D),
+        *(kinds.GlobalAveragePooling1D, kinds.GlobalAveragePooling2D),
+    )
+
+
+def _movers() -> tuple[type, ...]:
+    """Layers that give values that they got, so that these stay on their grid."""
+    kinds = tf.keras.layers
+    return (
+        *(kinds.Flatten, kinds.Reshape, kinds.Permute, kinds.ZeroPadding1D, kinds.ZeroPadding2D),
+        *(kinds.MaxPooling1D, kinds.MaxPooling2D),
+        *(kinds.GlobalMaxPooling1D, kinds.GlobalMaxPooling2D),
+    )
+
+
+class _Range:
+    """The grid of one tensor: 256 values between ends that follow what is seen in training."""
+
+    def __init__(self, layer, name: str, activation=None) -> None:
+        # The integer kernels of these have one range, which cannot move.
+        fixed = {"sigmoid": (0.0, 255 / 256), "softmax": (0.0, 255 / 256), "tanh": (-1, 127 / 128)}
+        self.ends, self.starts = fixed.get(getattr(activation, "__name__", None)), False
+        self.moves = self.ends is None
+        if self.moves:
+            self.ends = [
+                layer.add_weight(
+                    shape=(),
+                    initializer="zeros",
+                    dtype="float32",
+                    trainable=False,
+                    name=f"{name}_{end}",
+                )
+                for end in ("min", "max")
+            ]
+
+    def __call__(self, x, training):
+        values = tf.cast(x, tf.float32)
+        if self.moves and (self.starts or training):
+            rate, (low, high) = 1.0 if self.starts else RATE, self.ends
+            # A grid has a zero, which padding needs.
+            low.assign(low + rate * (tf.minimum(tf.reduce_min(values), 0.0) - low))
+            high.assign(high + rate * (tf.maximum(tf.reduce_max(values), 1e-6) - high))
+        low, high = (tf.convert_to_tensor(end) for end in self.ends)
+        return tf.cast(tf.quantization.fake_quant_with_min_max_vars(values, low, high), x.dtype)
+
+
+def _round_layer(layer, names: set[str], bits: int) -> list[_Range]:
+    """Let a layer compute with a rounded kernel, input and output, from now on; its ranges."""
+    activation = getattr(layer, "activation", None)
+    layer._tracker.unlock()  # Keras's own way to give a built layer more variables
+    ranges = {name: _Range(layer, name, activation if name == "output" else None) for name in names}
+    layer._tracker.lock()
+    product = isinstance(layer, _products())
+    plain = partial(_product, layer, bits) if product else layer.call
+
+    def call(*arguments, **settings):
+        training = layer._get_call_context().training
+        if "input" in ranges:
+            arguments = (ranges["input"](arguments[0], training), *arguments[1:])
+        if "inside" in ranges:
+            inside = partial(ranges["inside"], training=training)
+            output = activation(_without_activation(layer, plain, inside, arguments, settings))
+        else:
+            output = plain(*arguments, **settings)
+        return ranges["output"](output, training) if "output" in ranges else output
+
+    layer.call = call
+    return list(ranges.values())
+
+
+def _without_activation(layer, plain, inside, arguments, settings):
+    activation, layer.activation = layer.activation, None
+    try:
+        return inside(plain(*arguments, **settings))
+    finally:
+        layer.activation = activation
+
+
+def _product(layer, bits: int, x, *arguments, **settings):
+    """What the layer computes, with its kernel on a grid."""
+    kernel = _round_kernel(layer, bits)
+    if type(layer) is not tf.keras.layers.Dense:
+        with tf.keras.StatelessScope(state_mapping=[(layer.kernel, kernel)]):
+            return type(layer).call(layer, x, *arguments, **settings)
+    # As a 1x1 convolution: for a matrix product the converter turns a kernel, not its scales' axis.
+    y = tf.reshape(x, (-1, 1, 1, x.shape[-1]))
+    y = tf.nn.conv2d(y, tf.cast(kernel, x.dtype), 1, "VALID")
+    if layer.use_bias:  # before it is reshaped, or the converter loses it
+        y = tf.nn.bias_add(y, tf.cast(layer.bias, x.dtype))
+    shape = [-1 if size is None else size for size in x.shape[:-1]]
+    if shape.count(-1) > 1:
+        shape = tf.unstack(tf.shape(x)[:-1])
+    y = tf.reshape(y, [*shape, layer.units])
+    return y if layer.activation is None else layer.activation(y)
+
+
+def _round_kernel(layer, bits: int):
+    """The kernel on a symmetric grid: of each output channel, or where it cannot, one in all.
+
+    The converter has no scales of channels for what it reshapes: Conv1D and EinsumDense.
+    """
+    kernel = tf.cast(tf.convert_to_tensor(layer.kernel), tf.float32)
+    if isinstance(layer, tf.keras.layers.Conv1D | tf.keras.layers.EinsumDense):
+        most = tf.stop_gradient(tf.reduce_max(tf.abs(kernel)))
+        most = tf.where(most > 0, most, 1.0)
+        return tf.quantization.fake_quant_with_min_max_vars(
+            kernel, -most, most, num_bits=bits, narrow_range=True
+        )
+    shape = kernel.shape
+    if isinstance(layer, tf.keras.layers.DepthwiseConv2D):  # each input channel has its outputs
+        kernel = tf.reshape(kernel, (*shape[:2], 1, -1))
+    elif type(layer) is tf.keras.layers.Dense:
+        kernel, shape = kernel[None, None], (1, 1, *shape)
+    axes = list(range(len(kernel.shape) - 1))
+    most = tf.stop_gradient(tf.reduce_max(tf.abs(kernel), axes))
+    most = tf.where(most > 0, most, 1.0)
+    kernel = tf.quantization.fake_quant_with_min_max_vars_per_channel(
+        kernel, -most, most, num_bits=bits, narrow_range=True
+    )
+    return tf.reshape(kernel, shape)
+
+
+# tfmot ----------------------------------------------------------------------------------------
 
 
 def _ranges(model: tf.keras.Model) -> list[tf.Variable]:
@@ -178,14 +450,39 @@ def _find_ranges(model: tf.keras.Model, example_inputs) -> None:
         norm.trainable = found
 
 
-def _convert(model: tf.keras.Model, optimizations: list) -> bytes:
-    """The model as the content of a LiteRT file, for any batch size."""
-    inputs = [tf.TensorSpec(x.shape, x.dtype, f"x{i:03}") for i, x in enumerate(model.inputs)]
-    predict = tf.function(lambda *x: model(x[0] if len(x) == 1 else list(x), training=False))
-    concrete = predict.get_concrete_function(*inputs)
-    converter = tf.lite.TFLiteConverter.from_concrete_functions([concrete], model)
+# Files ----------------------------------------------------------------------------------------
+
+
+def _write(model: tf.keras.Model, inputs, path, optimizations: list, most: float) -> Path:
+    """Write a LiteRT file for any batch size, if it predicts what the model does, nearly.
+
+    With a loop, such as an LSTM's, it is for one sample: the converter takes no other.
+    """
+    program = programs.trace(model, inputs)
+    concrete = program.get_concrete_function()
+    if any(node.type in _LOOPS for node in concrete.graph.get_operations()):
+        one = [tf.TensorSpec([1, *s.shape[1:]], s.dtype, s.name) for s in program.input_signature]
+        concrete = tf.function(program.python_function).get_concrete_function(*one)
+    frozen = convert_variables_to_constants_v2(concrete)
+    converter = tf.lite.TFLiteConverter.from_concrete_functions([frozen])
     converter.optimizations = optimizations
-    return converter.convert()
+    try:
+        content = converter.convert()
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300]
+        raise NotImplementedError(f"LiteRT's converter refuses it: {reason}") from error
+    part = Path(f"{path}.part")
+    part.write_bytes(content)
+    try:
+        apart = programs.apart(load_quantized(part)(inputs), programs.call(model, inputs))
+    except Exception as error:
+        part.unlink()
+        reason = " ".join(str(error).split())[:300]
+        raise NotImplementedError(f"LiteRT cannot run the file: {reason}") from error
+    if not apart <= most:
+        part.unlink()
+        raise RuntimeError(f"outputs of the converted model are {apart:.0%} off the trained's")
+    return part.replace(path)
 
 
 def _make_predict(content: bytes) -> Callable:
@@ -195,11 +492,11 @@ def _make_predict(content: bytes) -> Callable:
     interpreter = Interpreter(model_content=content, num_threads=threads)
     interpreter.allocate_tensors()
     inputs = sorted(interpreter.get_input_details(), key=lambda one: one["name"])
-    outputs = sorted(interpreter.get_output_details(), key=lambda one: one["name"])
+    outputs = interpreter.get_output_details()
+    single = any(one["shape_signature"][0] == 1 for one in inputs)  # of a model with a loop
     shapes = []
 
-    def predict(x):
-        arrays = [np.asarray(one) for one in tf.nest.flatten(x)]
+    def run(arrays):
         if shapes != [array.shape for array in arrays]:
             for given, array in zip(inputs, arrays, strict=True):
                 interpreter.resize_tensor_input(given["index"], array.shape)
@@ -208,7 +505,17 @@ def _make_predict(content: bytes) -> Callable:
         for given, array in zip(inputs, arrays, strict=True):
             interpreter.set_tensor(given["index"], array)
         interpreter.invoke()
-        found = [tf.constant(interpreter.get_tensor(one["index"])) for one in outputs]
+        return [interpreter.get_tensor(one["index"]) for one in outputs]
+
+    def predict(x):
+        arrays = [np.asarray(one) for one in programs.parts(x)]
+        if single:
+            rows = zip(*arrays, strict=True)
+            samples = [run([part[None] for part in row]) for row in rows]
+            found = [np.concatenate(parts) for parts in zip(*samples, strict=True)]
+        else:
+            found = run(arrays)
+        found = tuple(map(tf.constant, found))
         return found[0] if len(found) == 1 else found
 
     def operators(x):
@@ -224,8 +531,6 @@ def _make_predict(content: bytes) -> Callable:
 
 def main() -> None:
     """Print the accuracy of the digits CNN's files at several widths, trained on and not."""
-    import tempfile
-
     from shared import datasets
     from shared.specs import TASKS
     from shared.weights import init_weights

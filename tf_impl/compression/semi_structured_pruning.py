@@ -9,9 +9,11 @@ a kernel of three inputs loses a third, one of two or fewer loses nothing.
 Its twin: `pt_impl/compression/semi_structured_pruning.py`.
 
 Where the frameworks differ and why:
-- TensorFlow Model Optimization (tfmot) masks variables in the forward pass, of functional and
-  Sequential models of tf_keras: steps move masked weights, the next forward pass sets them to zero
-  again. `torch.nn.utils.prune` masks weights and gradients, of any module.
+- There are two routes here. In Keras 3, which has no pruning of its own, the layers' `call` reads
+  masked kernels, in any model that can be copied; gradients are masked too, as by
+  `torch.nn.utils.prune`. In tf_keras TensorFlow Model Optimization (tfmot) masks variables in the
+  forward pass, of functional and Sequential models: steps move masked weights, the next forward
+  pass sets them to zero again.
 - A GPU multiplies the pattern at up to twice the speed: in PyTorch through
   `torch.sparse.to_sparse_semi_structured`. TensorFlow has no kernels for it; its converters keep
   the zeros.
@@ -20,15 +22,20 @@ When it helps and when it hurts: half of the weights by a rule that hardware can
 less accuracy than channels do and more than free choice of the same number. On a CPU it buys
 nothing: kernels stay dense tensors.
 
-Run it alone: `TF_USE_LEGACY_KERAS=1 python -m tf_impl.compression.semi_structured_pruning` prints
-the dense model against the masked.
+Run it alone: `python -m tf_impl.compression.semi_structured_pruning` prints the dense model against
+the masked.
+
+Copy with it: `shared/specs.py`, `tf_impl/kit/models.py`, `tf_impl/kit/runtime.py`.
 """
 
 from collections import Counter
 from collections.abc import Iterator
-from inspect import isfunction
+from inspect import isfunction, signature
 
+import numpy as np
 import tensorflow as tf
+
+from tf_impl.kit import models
 
 
 def apply_two_to_four(model: tf.keras.Model) -> tf.keras.Model:
@@ -39,11 +46,18 @@ def apply_two_to_four(model: tf.keras.Model) -> tf.keras.Model:
     stays as it is. Finalize the copy before it is exported or saved.
 
     Raises ValueError for a model without variables, one that is masked already and one without such
-    layers; NotImplementedError where tfmot can't follow: Keras 3, a subclassed model, a layer that
-    runs twice in a forward pass, such layers within others.
+    layers; NotImplementedError for a kernel that two layers share, a model that Keras can't copy (a
+    subclassed one), and in tf_keras where tfmot can't follow: a layer that runs twice in a forward
+    pass, such layers within others.
     Source: Mishra et al. (2021); `tfmot.sparsity.keras.prune_low_magnitude`, `sparsity_m_by_n`.
     """
     layers = _prunable(model)
+    if not _is_tf_keras():
+        masked = models.copy_model(model)
+        for layer in _prunable(masked):
+            layer.call = _MaskedCall(layer)
+        return masked
+    _check_calls(model, layers)
     sparsity = _tfmot().sparsity.keras
     once = sparsity.ConstantSparsity(0.5, begin_step=1, end_step=1, frequency=1)
     copies, wrapped = {}, []
@@ -67,6 +81,7 @@ def apply_two_to_four(model: tf.keras.Model) -> tf.keras.Model:
     masked = tf.keras.models.clone_model(model, clone_function=copy)
     for layer, copied in copies.items():
         copied.set_weights(layer.get_weights())
+        getattr(copied, "finalize_state", int)()  # Normalization computes with what this makes
     for wrapper in wrapped:
         wrapper.pruning_step.assign(1)  # where the schedule begins and ends; training counts on
         wrapper.pruning_obj.conditional_mask_update()
@@ -79,14 +94,49 @@ def finalize_two_to_four(model: tf.keras.Model) -> tf.keras.Model:
 
     Raises ValueError for a model without masks.
     """
-    if not any(hasattr(layer, "pruning_obj") for layer in model._flatten_layers()):
+    layers = [layer for layer in model._flatten_layers() if _has_mask(layer)]
+    if not layers:
         raise ValueError("the model has no masks: it comes from apply_two_to_four, and only once")
-    sparsity = _tfmot().sparsity.keras
-    callback = sparsity.UpdatePruningStep()
-    callback.set_model(model)
-    callback.on_train_begin()  # finds the layers
-    callback.on_epoch_end(-1)  # the last step has moved masked weights: mask them once more
-    return sparsity.strip_pruning(model)
+    if _is_tf_keras():
+        sparsity = _tfmot().sparsity.keras
+        callback = sparsity.UpdatePruningStep()
+        callback.set_model(model)
+        callback.on_train_begin()  # finds the layers
+        callback.on_epoch_end(-1)  # the last step has moved masked weights: mask them once more
+        return sparsity.strip_pruning(model)
+    for layer in layers:
+        layer.kernel.assign(layer.kernel * layer.call.mask)
+        del layer.call
+    for traced in ("train_function", "test_function", "predict_function"):  # by `fit`, with masks
+        setattr(model, traced, None)
+    return model
+
+
+class _MaskedCall:
+    """A layer's `call` over its kernel times a mask: for this call alone, its gradient too."""
+
+    def __init__(self, layer):
+        self.call = layer.call
+        self.kernel = layer.kernel
+        self.mask = _two_of_four(np.array(layer.kernel))
+        self.__signature__ = signature(layer.call)
+
+    def __call__(self, *args, **kwargs):
+        kernel = tf.convert_to_tensor(self.kernel.value)
+        with tf.keras.StatelessScope(state_mapping=[(self.kernel, kernel * self.mask)]):
+            return self.call(*args, **kwargs)
+
+
+def _two_of_four(kernel: np.ndarray) -> np.ndarray:
+    """A mask that keeps the larger two of each four along the inputs; of equal ones the first."""
+    magnitude = np.moveaxis(np.abs(kernel), -2, -1)
+    inputs = magnitude.shape[-1]
+    fill = [(0, 0)] * (magnitude.ndim - 1) + [(0, -inputs % 4)]
+    groups = np.pad(magnitude, fill).reshape(*magnitude.shape[:-1], -1, 4)
+    order = np.argsort(-groups, axis=-1, kind="stable")
+    mask = np.ones_like(groups)
+    np.put_along_axis(mask, order[..., 2:], 0.0, axis=-1)
+    return np.moveaxis(mask.reshape(*magnitude.shape[:-1], -1)[..., :inputs], -1, -2).copy()
 
 
 def _tfmot():
@@ -96,32 +146,53 @@ def _tfmot():
     return tfmot
 
 
+def _is_tf_keras() -> bool:
+    return tf.keras.Model.__module__.partition(".")[0] == "tf_keras"
+
+
+def _has_mask(layer) -> bool:
+    """Whether it is wrapped by tfmot, or its `call` masks."""
+    return hasattr(layer, "pruning_obj") or isinstance(vars(layer).get("call"), _MaskedCall)
+
+
 def _prunable(model: tf.keras.Model) -> list:
-    """The dense and 2-D convolution layers; raise where tfmot can't prune them."""
-    if tf.keras.Model.__module__.partition(".")[0] != "tf_keras":
-        raise NotImplementedError(
-            "tfmot prunes models of tf_keras, this process runs Keras 3: set TF_USE_LEGACY_KERAS=1 "
-            "before TensorFlow is imported"
-        )
-    if not (isinstance(model, tf.keras.Sequential) or model._is_graph_network):
+    """The dense and 2-D convolution layers; raise where they can't be pruned."""
+    subclassed = not (isinstance(model, tf.keras.Sequential) or getattr(model, "inputs", None))
+    if subclassed and _is_tf_keras():
         raise NotImplementedError("tfmot prunes functional and Sequential models, not subclassed")
+    if subclassed:
+        raise NotImplementedError("a subclassed model says nothing of its inputs to copy it with")
     if not model.built:
         raise ValueError("the model has no variables yet: call it once on an example input")
-    if any(hasattr(layer, "pruning_obj") for layer in model._flatten_layers()):
+    if any(_has_mask(layer) for layer in model._flatten_layers()):
         raise ValueError("the model has pruning masks already: finalize it first")
     kinds = (tf.keras.layers.Dense, tf.keras.layers.Conv2D)
     layers = [layer for layer in model._flatten_layers() if type(layer) in kinds]
     found = [layer for layer in layers if getattr(layer, "groups", 1) == 1]
     if not found:
         raise ValueError("the model has no Dense or Conv2D to prune")
-    calls = Counter(_calls(model))
+    owners = Counter(id(w) for layer in model._flatten_layers() for w in _own_weights(layer))
     for layer in found:
+        if owners[id(layer.kernel)] > 1:
+            raise NotImplementedError(f"the kernel of {layer.name!r} has two owners")
+    return found
+
+
+def _own_weights(layer) -> list:
+    """A layer's weights, not those of layers within it."""
+    kept = getattr(layer, "_trainable_variables", None)  # Keras 3
+    return list(kept if kept is not None else layer._trainable_weights)
+
+
+def _check_calls(model: tf.keras.Model, layers: list) -> None:
+    """Raise where tfmot can't prune the layers."""
+    calls = Counter(_calls(model))
+    for layer in layers:
         if calls[layer] != 1:
             where = "runs more than once" if calls[layer] else "is within another layer"
             raise NotImplementedError(
                 f"tfmot prunes what a functional model runs once a step, but {layer.name!r} {where}"
             )
-    return found
 
 
 def _calls(model: tf.keras.Model) -> Iterator:

@@ -25,8 +25,11 @@ is the slower one. It is the price of zeros anywhere: whole channels gone (struc
 
 Run it alone: `python -m tf_impl.compression.sparse_inference` prints dense against CSR at several
 sparsities.
+
+Copy with it: `shared/archives.py`, `shared/atomic.py`, `tf_impl/kit/programs.py`.
 """
 
+import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -46,8 +49,9 @@ from tf_impl.kit import programs
 def make_predict(model: tf.keras.Model, *, min_sparsity: float = 0.7) -> Callable:
     """Return `predict(x) -> output` in evaluation mode, over sparse kernels of dense layers.
 
-    x: a tensor, or a tuple of the model's positional arguments; anything else is handed over as it
-    is. min_sparsity: share of zeros from which on a layer becomes sparse, above 0 and at most 1.
+    x: a tensor, or a structure of them as `fit` hands it over: unpacked only where `call` takes
+    several arguments. min_sparsity: share of zeros from which on a layer becomes sparse, above 0
+    and at most 1.
     `predict.layers` maps the name of each such layer to (bytes of the dense kernel, bytes of the
     sparse one); of layers with the same name the later ones get a number ("up", "up_1"). The model
     is left as it is; sparse kernels are copies, so make them after training.
@@ -81,7 +85,7 @@ def make_predict(model: tf.keras.Model, *, min_sparsity: float = 0.7) -> Callabl
     @tf.function(jit_compile=False, reduce_retracing=True)
     def predict(x):
         with _multiplied_sparsely(sparse):
-            return model(*x, training=False) if isinstance(x, tuple) else model(x, training=False)
+            return _call(model, x, training=False)
 
     predict.layers = {
         name: (kernels[layer].nbytes, _bytes(sparse[layer]))
@@ -155,9 +159,26 @@ def load_file(path) -> Callable:
     return predict
 
 
+def _call(model: tf.keras.Model, x, training: bool):
+    """Call the model as `fit` does: x is one argument, but where `call` takes several."""
+    names = [
+        parameter
+        for parameter in inspect.signature(model.call).parameters.values()
+        if parameter.name not in ("training", "mask") and parameter.kind != parameter.VAR_KEYWORD
+    ]
+    needed = sum(parameter.default is parameter.empty for parameter in names)
+    several = needed > 1 or (names and names[0].kind == names[0].VAR_POSITIONAL)
+    if isinstance(x, tuple | list) and several:
+        return model(*x, training=training)
+    if isinstance(x, dict) and len(names) > 1 and x.keys() <= {name.name for name in names}:
+        return model(**x, training=training)
+    return model(x, training=training)
+
+
 def _refuse_masks(model: tf.keras.Model) -> None:
-    if any(hasattr(layer, "pruning_obj") for layer in model._flatten_layers()):
-        raise ValueError("the model has pruning masks: finalize it first")
+    for layer in model._flatten_layers():  # of tfmot, or a `call` over a mask
+        if hasattr(layer, "pruning_obj") or hasattr(vars(layer).get("call"), "mask"):
+            raise ValueError("the model has pruning masks: finalize it first")
 
 
 def _by_name(layers: Iterable) -> dict:

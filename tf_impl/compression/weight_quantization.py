@@ -22,6 +22,9 @@ on a CPU, quantize activations too (`post_training_quantization.py`).
 
 Run it alone: `python -m tf_impl.compression.weight_quantization` prints time and size at each
 width.
+
+Copy with it: `shared/archives.py`, `shared/atomic.py`, `shared/specs.py`, `tf_impl/kit/models.py`,
+`tf_impl/kit/programs.py`, `tf_impl/kit/runtime.py`.
 """
 
 import tempfile
@@ -34,29 +37,42 @@ from pathlib import Path
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from tf_impl.kit import programs
+from tf_impl.kit import models, programs
 
 GROUP = 32  # inputs that share a scale in int4
+# Relative L2: a file's outputs to the model's that was written, rounded weights to the model's.
+SAME, MOST_APART = 1e-4, 0.5
 
 
 def keep_float32(model: tf.keras.Model, inputs, path) -> Path:
     """Write the model as it is for `load_quantized`; else as `quantize_int8`."""
-    return programs.save(programs.trace(model, inputs), path)
+    return _write(model, inputs, path)
+
+
+def apply_int8(model: tf.keras.Model, inputs) -> tf.keras.Model:
+    """Return a copy of the model with the weights of `quantize_int8`, which raises the same."""
+    return _quantize(model, inputs, bits=8)
+
+
+def apply_int4(model: tf.keras.Model, inputs) -> tf.keras.Model:
+    """Return a copy of the model with the weights of `quantize_int4`, which raises the same."""
+    return _quantize(model, inputs, bits=4)
 
 
 def quantize_int8(model: tf.keras.Model, inputs, path) -> Path:
     """Write `path`: dense layers with int8 weights, symmetric, a scale for each output.
 
-    inputs: one sample or more, for shapes and dtypes: a tensor, or a list that is the model's one
-    argument, tensors all; samples along the first axis. The model is left as it is. Returns the
-    path.
+    inputs: one sample or more, for shapes, dtypes and a comparison of what was written: a tensor,
+    or a tuple, list or dict of tensors as `fit` takes them; samples along the first axis. The model
+    is left as it is. Returns the path.
 
     Raises ValueError for inputs that the model does not take; NotImplementedError for a model that
-    Keras cannot copy, for tf_keras, and for a model that has no dense layer. In all cases nothing
-    is written.
+    Keras cannot copy or compute so, for tf_keras, and for a model that has no dense layer;
+    RuntimeError where outputs are more than a relative `MOST_APART` off the model's, or the file's
+    are not those of the quantized model. In all cases nothing is written.
     Source: Keras's `Int8QuantizationConfig` without a quantizer of activations.
     """
-    return _quantize(model, inputs, path, bits=8)
+    return _write(apply_int8(model, inputs), inputs, path)
 
 
 def quantize_int4(model: tf.keras.Model, inputs, path) -> Path:
@@ -65,7 +81,7 @@ def quantize_int4(model: tf.keras.Model, inputs, path) -> Path:
     Else as `quantize_int8`.
     Source: Keras's `Int4QuantizationConfig`.
     """
-    return _quantize(model, inputs, path, bits=4)
+    return _write(apply_int4(model, inputs), inputs, path)
 
 
 def load_quantized(path) -> Callable:
@@ -105,19 +121,13 @@ def _constants(graph) -> Counter:
     return found
 
 
-def _quantize(model: tf.keras.Model, inputs, path, *, bits: int) -> Path:
+def _quantize(model: tf.keras.Model, inputs, *, bits: int) -> tf.keras.Model:
     if not hasattr(tf.keras, "quantizers"):
         raise NotImplementedError("tf_keras has no quantization of weights: use Keras 3")
     programs.trace(model, inputs)  # whatever is wrong with it, before it is copied
-    dense = [layer for layer in model._flatten_layers() if type(layer) is tf.keras.layers.Dense]
-    if not dense:
+    if not any(_is_dense(layer) for layer in model._flatten_layers()):
         raise NotImplementedError("the model has no dense layer")
-    try:
-        copy = tf.keras.models.clone_model(model)
-    except (ValueError, NotImplementedError, TypeError) as error:
-        line = " ".join(str(error).split())[:300]
-        raise NotImplementedError(f"Keras cannot copy the model: {line}") from error
-    copy.set_weights(model.get_weights())
+    copy = models.copy_model(model, inputs)
     kinds = tf.keras.quantizers
     config = (
         kinds.Int8QuantizationConfig(activation_quantizer=None)
@@ -126,8 +136,30 @@ def _quantize(model: tf.keras.Model, inputs, path, *, bits: int) -> Path:
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # layers that stay in float: all but dense ones
-        copy.quantize(config=config, filters=lambda layer: type(layer) is tf.keras.layers.Dense)
-    return programs.save(programs.trace(copy, inputs), path)
+        copy.quantize(config=config, filters=_is_dense)
+    try:
+        apart = programs.apart(programs.call(copy, inputs), programs.call(model, inputs))
+    except Exception as error:  # of a layer that reads another one's kernel
+        line = " ".join(str(error).split())[:300]
+        raise NotImplementedError(f"Keras's weights do not compute in it: {line}") from error
+    if not apart <= MOST_APART:
+        raise RuntimeError(f"outputs of the quantized model are {apart:.2%} off the model's")
+    return copy
+
+
+def _is_dense(layer) -> bool:
+    return type(layer) is tf.keras.layers.Dense
+
+
+def _write(model: tf.keras.Model, inputs, path) -> Path:
+    """Write what predicts the same, read again, as the model that is written."""
+    part = programs.save(programs.trace(model, inputs), f"{path}.part")
+    read = programs.load(part)(*programs.parts(inputs))
+    apart = programs.apart(read, programs.call(model, inputs))
+    if not apart <= SAME:
+        part.unlink()
+        raise RuntimeError(f"outputs of the file are {apart:.2%} off the model's")
+    return part.replace(path)
 
 
 def main() -> None:

@@ -30,20 +30,30 @@ Check an export against its model on real data before it is used.
 
 Run it alone: `python -m tf_impl.deployment.export` prints how far the files' predictions are from
 the model's, and how long they take.
+
+Copy with it: `shared/calibration.py`, `shared/runtimes.py`.
 """
 
+import inspect
 import json
 import re
+import shutil
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
 from shared import calibration, runtimes
 
+# The most that a file's outputs may be from the model's, in relative L2: kernels round otherwise,
+# and what int8 loses is the user's to judge, unless little is left.
+MOST_APART = {"float32": 1e-3, "float16": 2e-2, "int8": 0.5}
 _OPSET = 18  # the newest that tf2onnx 1.17 writes
 _QUANTIZER = "shared.onnx_quantization", "onnxruntime"  # and the package that it needs
 
@@ -60,38 +70,61 @@ def export_onnx(
 ) -> Path:
     """Write the model in evaluation mode as one ONNX file and return its path.
 
-    example_inputs: a tensor or a tuple of the model's positional arguments; anything else (a list)
-    is handed over as it is. metadata: strings by name that the file carries. dynamic_batch: axis 0
-    of every input may have any size, else the example's; dynamic_sequence: axis 1 too. Several
-    outputs become outputs of their own, of a dict in the order of its sorted keys. precision:
-    "float32", or "int8" of weights and activations, whose ranges are those that the example inputs
-    give: a few hundred real samples. The model is left as it is.
+    example_inputs: what the model is called with, as `fit` hands it over: a tensor, or a tuple,
+    list or dict of them; a tuple is unpacked where `call` takes several arguments. metadata:
+    strings by name that the file carries. dynamic_batch: axis 0 of every input may have any size,
+    else the example's; dynamic_sequence: axis 1 too. Inputs keep the names that they have in a dict
+    or in the model, outputs those of a dict, else output_0, output_1, ... in their order.
+    precision: "float32", or "int8" of weights and activations, whose ranges are those that the
+    example inputs give: a few hundred real samples. The model is left as it is.
 
-    Raises ValueError for another precision, NotImplementedError with the reason where the model
-    cannot be translated or has nothing to quantize, and ModuleNotFoundError that names a missing
-    package. Above 2 GiB protobuf refuses one file.
-    Sources: `tf2onnx.convert.from_function`, `onnxruntime.quantization.quantize_static`.
+    ONNX Runtime loads the file and gives what the model gives, to `MOST_APART`, before it is at
+    `path`. Raises ValueError for another precision, NotImplementedError with the reason where the
+    model cannot be translated, has nothing to quantize or is another one in the file, and
+    ModuleNotFoundError that names a missing package. Above 2 GiB protobuf refuses one file.
+    Sources: `tf2onnx.convert.from_graph_def`, `onnxruntime.quantization.quantize_static`.
     """
-    if precision not in ("float32", "int8"):
-        raise ValueError(f"unknown precision {precision!r}: float32 or int8")
-    runtimes.package("onnx", "onnx")
+    _check_precision(precision, "float32", "int8")
+    for name in ("onnx", "onnxruntime"):
+        runtimes.package(name, name)
     convert = runtimes.package("tf2onnx.convert", "tf2onnx")
-    if precision == "int8":
-        parts = [part.numpy() for part in tf.nest.flatten(example_inputs)]
-        batches = calibration.batches(parts, size=32 if dynamic_batch else len(parts[0]))
-    predict, signature = _function(model, example_inputs, dynamic_batch, dynamic_sequence)
-    file, _ = convert.from_function(predict, input_signature=signature, opset=_OPSET)
+    batches = _calibration(example_inputs, precision, dynamic_batch)
+    graph = _freeze(model, example_inputs, dynamic_batch, dynamic_sequence)
+    tensors = graph.function.inputs + graph.function.outputs
+    with _refusing("ONNX"):
+        file, _ = convert.from_graph_def(
+            graph.function.graph.as_graph_def(),
+            input_names=[tensor.name for tensor in graph.function.inputs],
+            output_names=[tensor.name for tensor in graph.function.outputs],
+            opset=_OPSET,
+            custom_op_handlers={"Erfc": (_complement_of_erf, [])},
+            tensors_to_rename={
+                tensor.name: name
+                for tensor, name in zip(tensors, graph.inputs + graph.outputs, strict=True)
+            },
+        )
     for name, value in (metadata or {}).items():
         file.metadata_props.add(key=name, value=value)
-    Path(path).write_bytes(file.SerializeToString())
-    try:
-        runtimes.check_onnx(path)
-    except ValueError as error:
-        Path(path).unlink()
-        raise NotImplementedError(f"ONNX can't take this model: {error}") from error
-    if precision == "int8":
-        runtimes.package(*_QUANTIZER).replace(path, batches)
+    with _written(path) as draft:
+        draft.write_bytes(file.SerializeToString())
+        _check(runtimes.load_onnx, draft, graph, "float32")
+        if batches is not None:
+            runtimes.package(*_QUANTIZER).replace(draft, batches)
+            _check(runtimes.load_onnx, draft, graph, "int8")
     return Path(path)
+
+
+def _complement_of_erf(graph, node, name: str, args) -> None:
+    """For tf2onnx: exact GELU is written with Erfc, which ONNX lacks, and is 1 - Erf there."""
+    output, dtype = node.output[0], graph.get_dtype(node.output[0])
+    shape = graph.get_shape(output)
+    graph.remove_node(node.name)
+    erf = graph.make_node("Erf", node.input, shapes=[shape], dtypes=[dtype])
+    one = graph.make_const(f"{node.name}_one", np.ones((), np.float32))
+    if graph.get_dtype(one.output[0]) != dtype:
+        one = graph.make_node("Cast", one.output, attr={"to": dtype}, dtypes=[dtype])
+    parts = [one.output[0], erf.output[0]]
+    graph.make_node("Sub", parts, outputs=[output], shapes=[shape], dtypes=[dtype])
 
 
 def export_openvino(
@@ -110,9 +143,14 @@ def export_openvino(
     float32 stay so; in which precision they are used is said when the model is loaded.
     Source: `openvino.convert_model`.
     """
+    _check_precision(precision, "float32", "int8")
     openvino = runtimes.openvino_package()
+    _calibration(example_inputs, precision, dynamic_batch)
+    graph = _freeze(model, example_inputs, dynamic_batch, dynamic_sequence)
     if precision == "float32":
-        converted = _for_openvino(model, example_inputs, dynamic_batch, dynamic_sequence)
+        with _refusing("OpenVINO"):
+            converted = openvino.convert_model(graph.traced)  # of a frozen one it loses loops
+        _name(converted, graph)
     else:
         with TemporaryDirectory() as folder:
             opened = {"dynamic_batch": dynamic_batch, "dynamic_sequence": dynamic_sequence}
@@ -121,23 +159,22 @@ def export_openvino(
             converted = openvino.convert_model(str(file))
     for name, value in (metadata or {}).items():
         converted.set_rt_info(value, ["metadata", name])
-    openvino.save_model(converted, str(path), compress_to_fp16=False)  # which is the default
+    with _written(path) as draft:
+        openvino.save_model(converted, str(draft), compress_to_fp16=False)  # which is the default
+        _check(runtimes.load_openvino, draft, graph, precision)
     return Path(path)
 
 
-def _for_openvino(model, example_inputs, dynamic_batch: bool, dynamic_sequence: bool):
-    openvino = runtimes.openvino_package()
-    predict, signature = _function(model, example_inputs, dynamic_batch, dynamic_sequence)
-    try:
-        converted = openvino.convert_model(predict.get_concrete_function(*signature))
-    except Exception as error:  # of the frontend that finds an operator it does not know
-        _, _, summary = str(error).rpartition("Summary:")
-        reason = runtimes.one_line(RuntimeError(summary))
-        raise NotImplementedError(f"OpenVINO can't take this model: {reason}") from error
-    for output in converted.outputs:  # among them ends of the graph that nobody reads
-        if not any(name.startswith("output_") for name in output.names):
-            converted.remove_result(output.node)
-    return converted
+def _name(converted, graph: "_Graph") -> None:
+    """Give OpenVINO's inputs and outputs their names, and take ends that nobody reads away."""
+    for kind, names in (("input", graph.inputs), ("output", graph.outputs)):
+        known = {_numbered(kind, place): name for place, name in enumerate(names)}
+        for given in getattr(converted, f"{kind}s"):
+            own = {name.split(":")[0] for name in given.names} & known.keys()
+            if own:
+                given.get_tensor().set_names({known[own.pop()]})
+            elif kind == "output":
+                converted.remove_result(given.node)
 
 
 def export_litert(
@@ -152,68 +189,219 @@ def export_litert(
 ) -> Path:
     """Write the model in evaluation mode as a LiteRT file (.tflite) and return its path.
 
-    Arguments, result and errors as in `export_onnx`; metadata stands in a zip archive at the file's
-    end. precision: "float32"; "float16" of the weights in the file, which halves it, a CPU computes
-    in float32 either way; "int8" of weights and activations, the model's inputs and outputs staying
-    as they are. Raises ValueError for another precision. Source: `tf.lite.TFLiteConverter`.
+    Arguments, result and errors as in `export_onnx`; names and metadata stand in a zip archive at
+    the file's end. precision: "float32"; "float16" of the weights in the file, which halves it, a
+    CPU computes in float32 either way; "int8" of weights and activations, the model's inputs and
+    outputs staying as they are. NotImplementedError too for a loop over time (LSTM, GRU) with an
+    open size: `dynamic_batch=False` writes it. Source: `tf.lite.TFLiteConverter`.
     """
-    if precision not in ("float32", "float16", "int8"):
-        raise ValueError(f"unknown precision {precision!r}: float32, float16 or int8")
-    predict, signature = _function(model, example_inputs, dynamic_batch, dynamic_sequence)
-    graph = predict.get_concrete_function(*signature)
+    _check_precision(precision, *MOST_APART)
+    runtimes.package("ai_edge_litert.interpreter", "ai-edge-litert")
+    batches = _calibration(example_inputs, precision, dynamic_batch, size=1)
+    graph = _freeze(model, example_inputs, dynamic_batch, dynamic_sequence)
     # Given a Keras 3 model in place of its function, it loses the weights without a word.
-    converter = tf.lite.TFLiteConverter.from_concrete_functions([graph], predict)
+    converter = tf.lite.TFLiteConverter.from_concrete_functions([graph.function])
     if precision != "float32":
         converter.optimizations = [tf.lite.Optimize.DEFAULT]
     if precision == "float16":
         converter.target_spec.supported_types = [tf.float16]
     elif precision == "int8":
-        # It keeps the variables of Keras 3 as such, and cannot calibrate then.
-        frozen = convert_variables_to_constants_v2(graph)
-        converter = tf.lite.TFLiteConverter.from_concrete_functions([frozen])
-        converter.optimizations = [tf.lite.Optimize.DEFAULT]
-        samples = [*calibration.batches(tf.nest.flatten(example_inputs), size=1)]
+        samples = [*batches]
         converter.representative_dataset = lambda: map(list, samples)
         converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8]
-    try:
+    loops = any(node.op in _LISTS for node in graph.function.graph.as_graph_def().node)
+    if loops and (dynamic_batch or dynamic_sequence):
+        raise NotImplementedError(
+            "LiteRT's loops over time (LSTM, GRU) take fixed sizes alone: dynamic_batch=False"
+        )
+    with _refusing("LiteRT"):
         file = converter.convert()
-    except Exception as error:  # a private class, and others of MLIR
-        reason = runtimes.one_line(error)
-        raise NotImplementedError(f"LiteRT can't take this model: {reason}") from error
-    Path(path).write_bytes(file)
-    with zipfile.ZipFile(path, "a") as archive:  # what follows the model is not read by runtimes
-        archive.writestr(runtimes.METADATA, json.dumps(metadata or {}))
+    with _written(path) as draft:
+        draft.write_bytes(file)
+        with zipfile.ZipFile(draft, "a") as archive:  # what follows the model no runtime reads
+            archive.writestr(runtimes.METADATA, json.dumps(metadata or {}))
+            names = {"inputs": graph.inputs, "outputs": graph.outputs}
+            archive.writestr(runtimes.SIGNATURE, json.dumps(names))
+        _check(runtimes.load_litert, draft, graph, precision)
     return Path(path)
 
 
-def _function(
-    model: tf.keras.Model, example_inputs, dynamic_batch: bool, dynamic_sequence: bool
-) -> tuple[Callable, list[tf.TensorSpec]]:
-    """The model as a function of its tensors one by one, and what each of them may be."""
+_LISTS = ("TensorListReserve", "TensorListFromTensor")
+
+
+@dataclass(frozen=True)
+class _Graph:
+    """A model as a function of tensors one by one: as it was traced, and without variables.
+
+    inputs, outputs: their names, in order. samples: inputs of some calls and what the model made of
+    them.
+    """
+
+    traced: tf.types.experimental.ConcreteFunction
+    function: tf.types.experimental.ConcreteFunction
+    inputs: list[str]
+    outputs: list[str]
+    samples: list[tuple[list, list]]
+
+
+def _freeze(model, example_inputs, dynamic_batch: bool, dynamic_sequence: bool) -> _Graph:
+    """Trace the model and make constants of all that it reads: variables, and adapted state."""
     if not model.built:
         raise ValueError("the model has no variables yet: call it once on an example input")
-    open_axes = [0] * dynamic_batch + [1] * dynamic_sequence
+    example_inputs = tf.nest.map_structure(tf.convert_to_tensor, example_inputs)
     tensors = tf.nest.flatten(example_inputs)
-    given = [tensor.name.split(":")[0] for tensor in getattr(model, "inputs", None) or []]
-    names = given if len(given) == len(tensors) else [f"input_{n}" for n in range(len(tensors))]
+    if not tensors or not all(tensor.shape.rank for tensor in tensors):
+        raise ValueError("the model's inputs are tensors with the samples along the first axis")
+    if strings := [tensor for tensor in tensors if tensor.dtype == tf.string]:
+        raise NotImplementedError(
+            f"{len(strings)} of the model's inputs are texts, which the runtimes' vectorization "
+            "lacks: export the model behind it, and give it codes"
+        )
+    open_axes = [0] * dynamic_batch + [1] * dynamic_sequence
     signature = []
-    for name, tensor in zip(names, tensors, strict=True):
+    for place, tensor in enumerate(tensors):
         sizes = [None if axis in open_axes else size for axis, size in enumerate(tensor.shape)]
-        signature.append(tf.TensorSpec(sizes, tensor.dtype, name=name))
+        signature.append(tf.TensorSpec(sizes, tensor.dtype, name=_numbered("input", place)))
+    names: list[str] = []
 
     @tf.function(jit_compile=False)
     def predict(*parts):
-        x = tf.nest.pack_sequence_as(example_inputs, parts)
-        found = model(*x, training=False) if isinstance(x, tuple) else model(x, training=False)
-        return {f"output_{n}": part for n, part in enumerate(tf.nest.flatten(found))}
+        # Nothing is assigned: a layer that will not drop draws a seed for its dropout all the same.
+        with getattr(tf.keras, "StatelessScope", nullcontext)(), _inlined():
+            named = _named(_call(model, tf.nest.pack_sequence_as(example_inputs, parts)))
+        names[:] = [name for name, _ in named]
+        return {_numbered("output", place): tensor for place, (_, tensor) in enumerate(named)}
 
+    with _refusing("The trace of a call"):
+        traced = predict.get_concrete_function(*signature)
+        function = convert_variables_to_constants_v2(traced, lower_control_flow=False)
+    more = [tf.concat([tensor, tensor[:1]], 0) for tensor in tensors]
+    samples = []
+    for given in (tensors, more)[: 1 + dynamic_batch]:
+        own = _named(_call(model, tf.nest.pack_sequence_as(example_inputs, given)))
+        samples.append(([part.numpy() for part in given], [np.asarray(part) for _, part in own]))
+    inputs = _input_names(model, example_inputs, len(tensors))
+    return _Graph(traced, function, inputs, names, samples)
+
+
+def _numbered(kind: str, place: int) -> str:
+    """A name within the graph, whose order as text is that of the places."""
+    return f"{kind}_{place:04}"
+
+
+@contextmanager
+def _inlined() -> Iterator[None]:
+    """Write functions within the model out: Keras lets XLA compile one, which no file can say."""
+    before = tf.config.functions_run_eagerly()
+    tf.config.run_functions_eagerly(True)  # within a trace: into its graph
     try:
-        predict.get_concrete_function(*signature)
-    except Exception as error:  # which quotes code before it comes to the point
-        told = re.search(r"^\s*\w*Error: (.+)$", str(error), re.MULTILINE)
-        reason = told[1] if told else runtimes.one_line(error)
-        raise NotImplementedError(f"the model can't be traced with this: {reason}") from error
-    return predict, signature
+        yield
+    finally:
+        tf.config.run_functions_eagerly(before)
+
+
+def _arguments(model) -> list[inspect.Parameter]:
+    """The arguments of `call` that are inputs."""
+    known = inspect.signature(model.call).parameters.values()
+    return [
+        argument
+        for argument in known
+        if argument.name not in ("training", "mask") and argument.kind is not argument.VAR_KEYWORD
+    ]
+
+
+def _call(model, x):
+    """The model on x as `fit` hands it over; unpacked where `call` takes several arguments."""
+    arguments = _arguments(model)
+    needed = [argument for argument in arguments if argument.default is argument.empty]
+    several = len(needed) > 1 or any(a.kind is a.VAR_POSITIONAL for a in arguments)
+    if isinstance(x, tuple | list) and several:
+        return model(*x, training=False)
+    if isinstance(x, dict) and len(arguments) > 1 and x.keys() <= {a.name for a in arguments}:
+        return model(**x, training=False)
+    return model(x, training=False)
+
+
+def _input_names(model, example_inputs, count: int) -> list[str]:
+    """What the inputs are called: by a dict, by the model, by its `call`."""
+    if isinstance(example_inputs, dict) and len(example_inputs) == count:
+        return sorted(example_inputs)  # the order of `tf.nest`
+    own = [tensor.name.split(":")[0] for tensor in getattr(model, "inputs", None) or []]
+    arguments = [argument.name for argument in _arguments(model)]
+    numbered = any(name.startswith("keras_tensor") for name in own)  # by Keras, anew in a process
+    for names in ([] if numbered else own, arguments if not own else []):
+        if len(names) == count:
+            return names
+    return [f"input_{place}" for place in range(count)]
+
+
+def _named(output, name: str = "") -> list[tuple[str, tf.Tensor]]:
+    """The tensors of an output, each with the name of its place in a dict or tuple."""
+    if isinstance(output, dict):
+        inside = {f"{name}.{key}" if name else str(key): part for key, part in output.items()}
+    elif isinstance(output, tuple | list):
+        inside = {f"{name or 'output'}_{place}": part for place, part in enumerate(output)}
+    elif output is None:
+        return []
+    elif tf.is_tensor(output):
+        return [(name or "output", output)]
+    else:
+        raise NotImplementedError(f"a file's outputs are tensors, not {type(output).__name__}")
+    return [pair for key, part in inside.items() for pair in _named(part, key)]
+
+
+def _check_precision(precision: str, *known: str) -> None:
+    if precision not in known:
+        *others, last = known
+        raise ValueError(f"unknown precision {precision!r}: {', '.join(others)} or {last}")
+
+
+def _calibration(
+    example_inputs, precision: str, dynamic_batch: bool, size: int = 32
+) -> Iterator | None:
+    """For int8, the example inputs in batches, as arrays: ValueError where they are none."""
+    if precision != "int8":
+        return None
+    parts = [np.asarray(part) for part in tf.nest.flatten(example_inputs)]
+    fixed = not dynamic_batch and size > 1 and len(parts) and parts[0].ndim
+    return calibration.batches(parts, size=max(len(parts[0]), 1) if fixed else size)
+
+
+@contextmanager
+def _written(path) -> Iterator[Path]:
+    """A file to write; it and what lies beside it go to `path` if nothing is raised."""
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"no folder {path.parent}")
+    with TemporaryDirectory(dir=path.parent) as folder:
+        draft = Path(folder, path.name)
+        yield draft
+        for file in Path(folder).iterdir():
+            shutil.move(file, path.with_name(file.name))
+
+
+def _check(load: Callable, path: Path, graph: _Graph, precision: str) -> None:
+    """Refuse a file that its runtime does not load, or in which the model is another one."""
+    try:
+        predict = load(path, threads=1)
+        # One batch is enough where the rest of the mathematics has been compared.
+        samples = graph.samples[:1] if precision == "int8" else graph.samples
+        runtimes.check_same(predict, samples, bound=MOST_APART[precision])
+    except Exception as error:
+        told = runtimes.one_line(error).replace(str(path), "it")
+        raise NotImplementedError(f"the file does not give what the model gives: {told}") from error
+
+
+@contextmanager
+def _refusing(target: str) -> Iterator[None]:
+    """Turn an error of a translation into NotImplementedError with its reason on one line."""
+    try:
+        yield
+    except Exception as error:  # of many classes; it quotes code before it comes to the point
+        text = str(error).rpartition("Summary:")[2]  # of OpenVINO
+        told = re.search(r"^\s*\w*Error: (.+)$", text, re.MULTILINE)
+        reason = told[1] if told else runtimes.one_line(RuntimeError(text))
+        raise NotImplementedError(f"{target} can't take this: {reason}") from error
 
 
 def main() -> None:

@@ -26,30 +26,38 @@ its convolutions are slower than oneDNN's. Where TensorFlow need not be there, s
 Run it alone: `python -m tf_impl.deployment.native_export` prints `tf.function` against the others.
 
 A SavedModel's operators can read and write files: load only what you made or trust.
+
+Copy with it: `shared/runtimes.py`.
 """
 
+import inspect
 import json
+import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import numpy as np
 import tensorflow as tf
 
 from shared import runtimes
 
+MOST_APART = 1e-3  # the most that a folder's outputs may be from the model's, in relative L2
 _KEPT = Path("assets.extra", "twinbench.json")  # where TF Serving looks for files that go along
 
 
 def compiled_predict(model: tf.keras.Model) -> Callable:
     """Return `predict(x) -> output` in evaluation mode, compiled in place by XLA.
 
-    x: a tensor or a tuple of the model's positional arguments; anything else (a list) is handed
-    over as it is. The first call of each shape compiles. Source: "Use XLA with tf.function",
+    x: what the model is called with, as in `export_package`. The first call of each shape compiles.
+    Source: "Use XLA with tf.function",
     tensorflow.org/xla.
     """
 
     @tf.function(jit_compile=True)
     def predict(x):
-        return model(*x, training=False) if isinstance(x, tuple) else model(x, training=False)
+        return _call(model, x)
 
     return predict
 
@@ -66,10 +74,12 @@ def export_package(
 ) -> Path:
     """Write the model in evaluation mode as a SavedModel, a folder, and return its path.
 
-    example_inputs: a tensor or a tuple of the model's positional arguments; anything else (a list)
-    is handed over as it is. metadata: strings by name that the folder carries. dynamic_batch: axis
-    0 of every input may have any size, else the example's; dynamic_sequence: axis 1 too. precision:
-    "float32" (the model's own). The model is left as it is.
+    example_inputs: what the model is called with, as `fit` hands it over: a tensor, or a tuple,
+    list or dict of them; a tuple is unpacked where `call` takes several arguments. metadata:
+    strings by name that the folder carries. dynamic_batch: axis 0 of every input may have any size,
+    else the example's; dynamic_sequence: axis 1 too. Names are those of
+    `tf_impl/deployment/export.py`. precision: "float32" (the model's own). The model is left as it
+    is, and compared with the folder before that is at `path`.
 
     Raises ValueError for a model without variables and another precision; NotImplementedError for
     "bfloat16", which is the model's to have (`tf_impl/train_step/mixed_precision.py`).
@@ -81,25 +91,129 @@ def export_package(
         raise NotImplementedError("a SavedModel computes as its model does: cast that before")
     if not model.built:
         raise ValueError("the model has no variables yet: call it once on an example input")
+    if not Path(path).parent.is_dir():
+        raise FileNotFoundError(f"no folder {Path(path).parent}")
+    example_inputs = tf.nest.map_structure(tf.convert_to_tensor, example_inputs)
     open_axes = [0] * dynamic_batch + [1] * dynamic_sequence
-    signature = []
-    for place, tensor in enumerate(tf.nest.flatten(example_inputs)):
+    tensors, signature = tf.nest.flatten(example_inputs), []
+    for place, tensor in enumerate(tensors):
         sizes = [None if axis in open_axes else size for axis, size in enumerate(tensor.shape)]
         signature.append(tf.TensorSpec(sizes, tensor.dtype, name=f"input_{place}"))
+    outputs: list[str] = []
 
     @tf.function(input_signature=signature, jit_compile=False)
     def predict(*parts):
-        x = tf.nest.pack_sequence_as(example_inputs, parts)
-        found = model(*x, training=False) if isinstance(x, tuple) else model(x, training=False)
-        return {f"output_{n}": part for n, part in enumerate(tf.nest.flatten(found))}
+        # Nothing is assigned: a layer that will not drop draws a seed for its dropout all the same.
+        with getattr(tf.keras, "StatelessScope", nullcontext)():
+            named = _named(_call(model, tf.nest.pack_sequence_as(example_inputs, parts)))
+        outputs[:] = [name for name, _ in named]
+        return {f"output_{place}": part for place, (_, part) in enumerate(named)}
 
+    try:
+        variables = predict.get_concrete_function().variables
+    except Exception as error:
+        reason = runtimes.one_line(error)
+        raise NotImplementedError(f"the model can't be traced with this: {reason}") from error
     module = tf.Module()  # not the model, for which Keras would trace functions of its own
-    module.predict, module.weights = predict, predict.get_concrete_function().variables
-    tf.saved_model.save(module, str(path), signatures={"serving_default": predict})
-    kept = Path(path) / _KEPT
-    kept.parent.mkdir(exist_ok=True)
-    kept.write_text(json.dumps(metadata or {}), encoding="utf-8")
+    module.predict, module.weights = predict, variables
+    names = {"inputs": _input_names(model, example_inputs, len(tensors)), "outputs": outputs}
+    with TemporaryDirectory(dir=Path(path).parent) as folder:
+        draft = Path(folder, "draft")
+        try:
+            tf.saved_model.save(module, str(draft), signatures={"serving_default": predict})
+        except Exception as error:  # of what a model holds that no file can
+            reason = runtimes.one_line(error)
+            raise NotImplementedError(f"TensorFlow can't save this model: {reason}") from error
+        kept = draft / _KEPT
+        kept.parent.mkdir(exist_ok=True)
+        kept.write_text(json.dumps({"metadata": metadata or {}} | names), encoding="utf-8")
+        _check(draft, model, example_inputs)
+        if Path(path).is_dir():
+            shutil.rmtree(path)
+        shutil.move(draft, path)
     return Path(path)
+
+
+def _check(draft: Path, model, example_inputs) -> None:
+    """Refuse a folder in which the model is another one."""
+    try:
+        predict, names = _read(draft)
+        wanted = [np.asarray(part) for _, part in _named(_call(model, example_inputs))]
+        arrays = [part.numpy() for part in tf.nest.flatten(example_inputs)]
+        predict = runtimes.predictor(*names, predict)
+        runtimes.check_same(predict, [(arrays, wanted)], bound=MOST_APART)
+    except Exception as error:
+        told = runtimes.one_line(error)
+        raise NotImplementedError(f"the file does not give what the model gives: {told}") from error
+
+
+def _read(path: Path) -> tuple[Callable, tuple]:
+    """A folder's function from arrays to arrays, and what is known of its inputs and outputs."""
+    loaded = tf.saved_model.load(str(path))
+    kept = json.loads((path / _KEPT).read_text("utf-8"))
+    specs = loaded.signatures["serving_default"].structured_input_signature[1]
+    specs = [specs[f"input_{place}"] for place in range(len(specs))]
+    wanted = [
+        (name, spec.dtype.name, list(spec.shape))
+        for name, spec in zip(kept["inputs"], specs, strict=True)
+    ]
+
+    def run(arrays):
+        outputs = loaded.predict(*(tf.constant(array) for array in arrays))
+        return [outputs[f"output_{place}"].numpy() for place in range(len(outputs))]
+
+    run.metadata, run.package = kept["metadata"], loaded  # whose variables live as long as it does
+    return run, (wanted, kept["outputs"])
+
+
+def _call(model, x):
+    """The model on x as `fit` hands it over; unpacked where `call` takes several arguments."""
+    arguments = _arguments(model)
+    needed = [argument for argument in arguments if argument.default is argument.empty]
+    several = len(needed) > 1 or any(a.kind is a.VAR_POSITIONAL for a in arguments)
+    if isinstance(x, tuple | list) and several:
+        return model(*x, training=False)
+    if isinstance(x, dict) and len(arguments) > 1 and x.keys() <= {a.name for a in arguments}:
+        return model(**x, training=False)
+    return model(x, training=False)
+
+
+def _arguments(model) -> list[inspect.Parameter]:
+    """The arguments of `call` that are inputs."""
+    known = inspect.signature(model.call).parameters.values()
+    return [
+        argument
+        for argument in known
+        if argument.name not in ("training", "mask") and argument.kind is not argument.VAR_KEYWORD
+    ]
+
+
+def _input_names(model, example_inputs, count: int) -> list[str]:
+    """What the inputs are called: by a dict, by the model, by its `call`."""
+    if isinstance(example_inputs, dict) and len(example_inputs) == count:
+        return sorted(example_inputs)  # the order of `tf.nest`
+    own = [tensor.name.split(":")[0] for tensor in getattr(model, "inputs", None) or []]
+    arguments = [argument.name for argument in _arguments(model)]
+    numbered = any(name.startswith("keras_tensor") for name in own)  # by Keras, anew in a process
+    for names in ([] if numbered else own, arguments if not own else []):
+        if len(names) == count:
+            return names
+    return [f"input_{place}" for place in range(count)]
+
+
+def _named(output, name: str = "") -> list[tuple[str, tf.Tensor]]:
+    """The tensors of an output, each with the name of its place in a dict or tuple."""
+    if isinstance(output, dict):
+        inside = {f"{name}.{key}" if name else str(key): part for key, part in output.items()}
+    elif isinstance(output, tuple | list):
+        inside = {f"{name or 'output'}_{place}": part for place, part in enumerate(output)}
+    elif output is None:
+        return []
+    elif tf.is_tensor(output):
+        return [(name or "output", output)]
+    else:
+        raise NotImplementedError(f"a file's outputs are tensors, not {type(output).__name__}")
+    return [pair for key, part in inside.items() for pair in _named(part, key)]
 
 
 def load_package(path, *, threads: int) -> Callable:
@@ -114,23 +228,11 @@ def load_package(path, *, threads: int) -> Callable:
         raise FileNotFoundError(f"no folder {path}")
     found = _set_threads(threads)
     try:
-        loaded = tf.saved_model.load(str(path))
-        serve = loaded.signatures["serving_default"]
-        metadata = json.loads((Path(path) / _KEPT).read_text("utf-8"))
+        run, names = _read(Path(path))
     except Exception as error:  # OSError, IndexError and others, by what is damaged
         raise ValueError(f"can't load {path}: {runtimes.one_line(error)}") from error
-    specs = serve.structured_input_signature[1]
-    names = sorted(specs, key=lambda name: int(name.rpartition("_")[2]))
-    wanted = [(name, specs[name].dtype.name, list(specs[name].shape)) for name in names]
-
-    def predict(x):
-        arrays = runtimes.fitting(x, wanted)
-        outputs = loaded.predict(*(tf.constant(array) for array in arrays))
-        parts = tuple(outputs[f"output_{n}"].numpy() for n in range(len(outputs)))
-        return parts[0] if len(parts) == 1 else parts
-
-    predict.metadata, predict.threads, predict.precision = metadata, found, "float32"
-    predict.package = loaded  # whose variables live as long as it does
+    predict = runtimes.predictor(*names, run)
+    predict.metadata, predict.threads, predict.precision = run.metadata, found, "float32"
     return predict
 
 

@@ -23,6 +23,8 @@ When it helps and when it hurts: it helps where an image takes longer than a cal
 small arrays are better mapped a batch at a time. It takes its share of cores that train.
 
 Run it alone: `python -m tf_impl.input.folder` prints samples/s of each loader.
+
+Copy with it: `shared/epochs.py`, `shared/images.py`.
 """
 
 import os

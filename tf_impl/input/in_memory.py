@@ -22,6 +22,8 @@ both sides. A cache saves the work that is the same in every epoch, here a stand
 hardly takes longer than to read what is stored; that on disk is read anew in every epoch.
 
 Run it alone: `python -m tf_impl.input.in_memory` prints samples/s of each loader.
+
+Copy with it: `shared/epochs.py`, `shared/images.py`.
 """
 
 import time

@@ -18,6 +18,8 @@ the arrays take about ten times the space of their JPEG files, and where they do
 cache the disk decides. Any sample can be had at once, so that no shuffle buffer is needed.
 
 Run it alone: `python -m tf_impl.input.mapped_arrays` prints samples/s.
+
+Copy with it: `shared/epochs.py`, `shared/images.py`, `shared/records.py`, `shared/shards.py`.
 """
 
 import time

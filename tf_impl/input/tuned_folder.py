@@ -28,6 +28,8 @@ When it helps and when it hurts: it helps where a batch takes long to make, such
 It takes memory for some batches more, and all cores, also those that train.
 
 Run it alone: `python -m tf_impl.input.tuned_folder` prints samples/s.
+
+Copy with it: `shared/epochs.py`, `shared/images.py`.
 """
 
 import os

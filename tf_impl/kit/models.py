@@ -396,7 +396,10 @@ def _clone_layer(layer):
     settings = {}
     if isinstance(layer, tf.keras.layers.Lambda) and hasattr(tf.keras, "StatelessScope"):
         settings["safe_mode"] = False  # its code is here already: it is not read from a file
-    return type(layer).from_config(layer.get_config(), **settings)
+    config = layer.get_config()
+    if "activation" in config and inspect.isfunction(getattr(layer, "activation", None)):
+        config["activation"] = layer.activation  # not by its name, which others may have
+    return type(layer).from_config(config, **settings)
 
 
 def _copy_state(model, copy) -> None:

@@ -34,6 +34,10 @@ Dropout draws other masks than one process does, in Keras 3 the same on each rep
 Run it alone: `python -m tf_impl.parallel.data_parallel` trains on one and two replicas. On many
 machines: `TF_CONFIG=… python -m tf_impl.parallel.data_parallel BUILD DATA --global-batch N --steps
 N --out FILE`.
+
+Copy with it: `shared/atomic.py`, `shared/datasets.py`, `shared/parallel.py`, `shared/photos.py`,
+`shared/specs.py`, `shared/weights.py`, `tf_impl/kit/data.py`, `tf_impl/kit/models.py`,
+`tf_impl/kit/replicas.py`, `tf_impl/kit/runtime.py`, `tf_impl/kit/training.py`.
 """
 
 import sys

@@ -20,6 +20,10 @@ data parallel, is faster. p stages and m micro-batches of even cost idle for (p-
 time. BatchNorm sees a micro-batch at a time in a pipeline; dropout draws other masks.
 
 Run it alone: `python -m tf_impl.parallel.model_parallel` prints one device against two.
+
+Copy with it: `shared/atomic.py`, `shared/datasets.py`, `shared/parallel.py`, `shared/photos.py`,
+`shared/specs.py`, `shared/weights.py`, `tf_impl/kit/data.py`, `tf_impl/kit/models.py`,
+`tf_impl/kit/replicas.py`, `tf_impl/kit/runtime.py`, `tf_impl/kit/training.py`.
 """
 
 import time

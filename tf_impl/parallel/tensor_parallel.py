@@ -28,6 +28,10 @@ other layers are computed by all. BatchNorm sees the whole batch here, that of a
 dropout draws other masks.
 
 Run it alone: `python -m tf_impl.parallel.tensor_parallel` prints two and four devices against one.
+
+Copy with it: `shared/atomic.py`, `shared/datasets.py`, `shared/parallel.py`, `shared/photos.py`,
+`shared/specs.py`, `shared/weights.py`, `tf_impl/kit/data.py`, `tf_impl/kit/models.py`,
+`tf_impl/kit/replicas.py`, `tf_impl/kit/runtime.py`, `tf_impl/kit/training.py`.
 """
 
 import time

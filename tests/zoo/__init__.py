@@ -1,0 +1,1 @@
+"""A zoo: models of foreign construction, to which every technique is applied unchanged."""

@@ -1,0 +1,767 @@
+"""What is done to a PyTorch model of the zoo with each technique, and what it is compared with.
+
+The comparisons are made with plain PyTorch code, which stands here.
+"""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from functools import cached_property, partial
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torchvision.ops import StochasticDepth
+
+from shared import runtimes
+from shared.datasets import batch_order
+from tests.zoo.cells import Cell, module_of
+from tests.zoo.foreign import Foreign
+from tests.zoo.pt import ZOO, cross_entropy, loss_of
+
+BATCH, STEPS = 4, 2
+EXACT = 1e-5  # rounding of the same operators in float32
+ROUNDING = 1e-3  # other kernels, whose rounding a normalisation over few values amplifies
+COARSE = {"static int8": 0.2, "dynamic int8": 0.05, "int8 weights": 0.03, "int4 weights": 0.3}
+
+
+# Plain code -------------------------------------------------------------------------------------
+
+
+def call(model: nn.Module, x):
+    """A tuple as positional arguments, a dict as named ones."""
+    if isinstance(x, dict):
+        return model(**x)
+    return model(*x) if isinstance(x, tuple) else model(x)
+
+
+def parts(output) -> list[np.ndarray]:
+    """The tensors of an output, in the order in which the model gives them."""
+    if isinstance(output, Tensor):
+        return [output.detach().float().numpy()]
+    if isinstance(output, dict):
+        output = list(output.values())
+    elif is_dataclass(output):
+        output = [getattr(output, field.name) for field in fields(output)]
+    return [array for part in output if part is not None for array in parts(part)]
+
+
+def named(output) -> dict[str, np.ndarray]:
+    """The tensors of an output by the names that the model gives them."""
+    if is_dataclass(output):
+        output = {field.name: getattr(output, field.name) for field in fields(output)}
+    return {name: part for name, part in output.items() if part is not None}
+
+
+def rows(x, count: int):
+    """The first samples of x."""
+    if isinstance(x, dict):
+        return {name: part[:count] for name, part in x.items()}
+    return tuple(part[:count] for part in x) if isinstance(x, tuple) else x[:count]
+
+
+def predict(model: nn.Module, x):
+    """In evaluation mode, without gradients; every module's mode as found."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    with torch.no_grad():
+        output = call(model, x)
+    for module in training:
+        module.training = True
+    return output
+
+
+def state(model: nn.Module) -> list[np.ndarray]:
+    """Floating-point parameters and buffers, as copies."""
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    found = [t.detach().numpy().copy() for t in tensors.values() if t.is_floating_point()]
+    return found
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    """The optimizer of every comparison, for all that is in the model."""
+    return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+
+def without_dropout(model: nn.Module) -> nn.Module:
+    """No random numbers in training, for techniques that draw others."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout | nn.Dropout1d | nn.Dropout2d | StochasticDepth):
+            module.p = 0.0
+        if isinstance(module, nn.MultiheadAttention | nn.LSTM):
+            module.dropout = 0.0
+    return model
+
+
+def sparsified(model: nn.Module) -> nn.Module:
+    """The smallest nine tenths of the weights of linear layers and convolutions become zero."""
+    kinds = nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, kinds):
+                magnitude = module.weight.abs()
+                module.weight.mul_(magnitude > magnitude.quantile(0.9))
+    return model
+
+
+def logits_of(output) -> Tensor:
+    """The tensor that says classes."""
+    return getattr(output, "logits", output)
+
+
+class Applied:
+    """A model of the zoo, its data and what plain code makes of it: a cell's subject."""
+
+    def __init__(self, foreign: Foreign):
+        self.foreign, self.name = foreign, foreign.name
+        self.x, self.y = foreign.inputs(BATCH), foreign.labels(BATCH)
+        self.loss_fn = loss_of(foreign)
+        self.given: list[nn.Module] = []
+        self.start = state(foreign.build())
+        self.folder = Path()
+        self._plain: dict[str, tuple] = {}
+
+    def model(self) -> nn.Module:
+        """A fresh one, which a refusal has to leave as it is."""
+        model = self.foreign.build()
+        self.given.append(model)
+        return model
+
+    def unchanged(self) -> bool:
+        """Whether the models that were given are as they were."""
+        same = [all(map(np.array_equal, state(model), self.start)) for model in self.given]
+        return all(same)
+
+    @cached_property
+    def output(self) -> list[np.ndarray]:
+        """What the model predicts."""
+        return parts(predict(self.foreign.build(), self.x))
+
+    def trained(self, step: Callable, model: nn.Module) -> tuple[list, list]:
+        """The losses of some steps, and what they added to the model's state."""
+        before = state(model)
+        torch.manual_seed(7)
+        losses = []
+        for _ in range(STEPS):
+            losses.append(np.array(step(self.x, self.y).detach().float()))
+            self.given = [other for other in self.given if other is not model]  # it may change
+        return losses, [a - b for a, b in zip(state(model), before, strict=True)]
+
+    def plain(self, key: str = "", change: Callable = lambda model: model, **settings) -> tuple:
+        """The same of a plain step; kept under `key`."""
+        if key not in self._plain:
+            model = change(self.foreign.build()).train()
+            step = partial(plain_step, model, sgd(model), settings.get("loss", self.loss_fn))
+            self._plain[key] = self.trained(partial(step, settings.get("context")), model)
+        return self._plain[key]
+
+    def trains(self, cell: Cell, step: Callable, model: nn.Module, wanted: tuple, bound=EXACT):
+        """Compare some steps with plain ones."""
+        losses, moved = self.trained(step, model)
+        cell.near("losses", losses, wanted[0], bound)
+        cell.near("updates", moved, wanted[1], 10 * bound)
+
+    def predicts(self, cell: Cell, predict: Callable, bound: float = EXACT) -> None:
+        """Compare predictions with plain ones."""
+        cell.near("outputs", parts(predict(self.x)), self.output, bound)
+
+
+def plain_step(model, optimizer, loss_fn, context, x, y) -> Tensor:
+    """A train step as everybody writes it."""
+    optimizer.zero_grad()
+    if context is None:
+        loss = loss_fn(call(model, x), y)
+    else:
+        with context():
+            output = call(model, x)
+        loss = loss_fn(output, y)
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+NO_DROPOUT = ("without dropout", without_dropout)
+
+
+# Train step -------------------------------------------------------------------------------------
+
+
+def baseline(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """The tutorials' step, which knows cross-entropy alone."""
+
+    def hand_written():
+        model = a.model()
+        step = technique.make_hand_written_step(model, sgd(model))
+        a.trains(cell, step, model, a.plain("cross-entropy", loss=cross_entropy))
+
+    return {"hand_written_step": hand_written}
+
+
+def mixed_precision(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """float32 is the plain step; bfloat16 is plain code under autocast."""
+    autocast = partial(torch.autocast, "cpu", torch.bfloat16)
+
+    def float32():
+        model = a.model()
+        step = technique.make_train_step(model, sgd(model), a.loss_fn, dtype="float32")
+        a.trains(cell, step, model, a.plain())
+
+    def bfloat16():
+        model = a.model()
+        step = technique.make_train_step(model, sgd(model), a.loss_fn)
+        a.trains(cell, step, model, a.plain("bfloat16", context=autocast))
+
+    def predicts():
+        with autocast():
+            wanted = parts(predict(a.foreign.build(), a.x))
+        cell.near("outputs", parts(technique.make_predict(a.model())(a.x)), wanted, EXACT)
+
+    return {"float32": float32, "bfloat16": bfloat16, "predict": predicts}
+
+
+def compilation(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """A captured step and a compiled prediction."""
+
+    def step():
+        torch.compiler.reset()
+        model = without_dropout(a.model())
+        step = technique.graph_train_step(model, sgd(model), a.loss_fn)
+        a.trains(cell, step, model, a.plain(*NO_DROPOUT), ROUNDING)
+
+    def predicts():
+        torch.compiler.reset()
+        a.predicts(cell, technique.compiled_predict(a.model()), ROUNDING)
+
+    return {"graph_train_step": step, "compiled_predict": predicts}
+
+
+def gradient_accumulation(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """One part is the plain step, and so are several where no layer mixes samples."""
+
+    def one():
+        model = a.model()
+        step = technique.make_train_step(model, sgd(model), a.loss_fn, micro_batches=1)
+        a.trains(cell, step, model, a.plain())
+
+    def two():
+        model = without_dropout(a.model())
+        step = technique.make_train_step(model, sgd(model), a.loss_fn, micro_batches=2)
+        a.trains(cell, step, model, a.plain(*NO_DROPOUT), ROUNDING)
+
+    return {"1 part": one} | ({} if "batchnorm" in a.foreign.traits else {"2 parts": two})
+
+
+def gradient_clipping(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """Without a limit it is the plain step, with one it is `clip_grad_norm_`."""
+
+    def unlimited():
+        model = a.model()
+        step = technique.make_train_step(model, sgd(model), a.loss_fn, max_norm=float("inf"))
+        a.trains(cell, step, model, a.plain())
+
+    def limited():
+        model, plain = a.model(), a.foreign.build()
+        step = technique.make_train_step(model, sgd(model), a.loss_fn, max_norm=0.01)
+        optimizer = sgd(plain)
+
+        def clipped(x, y):
+            optimizer.zero_grad()
+            loss = a.loss_fn(call(plain, x), y)
+            loss.backward()
+            nn.utils.clip_grad_norm_(plain.parameters(), 0.01)
+            optimizer.step()
+            return loss
+
+        a.trains(cell, step, model, a.trained(clipped, plain))
+
+    return {"no limit": unlimited, "a limit": limited}
+
+
+def activation_checkpointing(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """Recomputed blocks give the gradients of plain ones, dropout and statistics included."""
+
+    def blocks():
+        model = technique.apply_checkpointing(a.model(), blocks=a.foreign.blocks).train()
+        step = partial(plain_step, model, sgd(model), a.loss_fn, None)
+        a.trains(cell, step, model, a.plain())
+
+    return {"blocks": blocks}
+
+
+def memory_format(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """Another layout, the same results."""
+
+    def channels_last():
+        model = technique.apply_memory_format(a.model())
+        x = technique.convert_batch(a.x)
+        cell.near("outputs", parts(predict(model, x)), a.output, ROUNDING)
+        model.train()
+        step = partial(plain_step, model, sgd(model), a.loss_fn, None)
+        a.trains(cell, lambda _, y: step(x, y), model, a.plain(), ROUNDING)
+
+    return {"channels_last": channels_last}
+
+
+def optimizer_implementations(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """Each implementation makes the update of PyTorch's own AdamW."""
+
+    def updates(make: Callable):
+        model, plain = a.model(), a.foreign.build()
+        torch.manual_seed(7)
+        a.loss_fn(call(plain.train(), a.x), a.y).backward()
+        gradients = [p.grad.clone() for p in plain.parameters()]
+        optimizer = torch.optim.AdamW(plain.parameters(), lr=0.01)
+        before = state(model)
+        _, update = make(model, gradients, learning_rate=0.01)
+        for _ in range(STEPS):
+            update()
+            optimizer.step()
+        trainable = [[p.detach().numpy() for p in m.parameters()] for m in (model, plain)]
+        cell.near("weights", *trainable, EXACT)
+        cell.holds("nothing was updated", any(map(np.any, map(np.subtract, state(model), before))))
+
+    names = "for_loop_update", "foreach_update", "fused_update"
+    return {name: partial(updates, getattr(technique, name)) for name in names}
+
+
+def batch_size_finder(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """Trials in processes of their own."""
+
+    def one():
+        make = f"tests.zoo.trials_pt:{a.name}"
+        found = technique.find_batch_size(make, budget_bytes=1 << 31, maximum=1)
+        cell.holds("no sample fits", (found.batch_size, found.limit) == (1, "maximum"))
+        cell.holds("it took no memory", 0 < found.peak_bytes <= 1 << 31)
+
+    return {"a maximum of 1": one}
+
+
+def stacking(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """The defaults are the plain step; two micro-batches are where no layer mixes samples."""
+
+    def defaults():
+        model = a.model()
+        optimizer = technique.make_optimizer(model, learning_rate=0.01)
+        a.trains(cell, technique.make_train_step(model, optimizer, a.loss_fn), model, a.plain())
+
+    def two():
+        model = without_dropout(a.model())
+        step = technique.make_train_step(model, sgd(model), a.loss_fn, micro_batches=2)
+        a.trains(cell, step, model, a.plain(*NO_DROPOUT), ROUNDING)
+
+    return {"defaults": defaults} | ({} if "batchnorm" in a.foreign.traits else {"2 parts": two})
+
+
+# Compression ------------------------------------------------------------------------------------
+
+
+def pruning(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """No sparsity is plain training; half of it is half of the weights."""
+    settings = {"begin_step": 1, "end_step": 2, "frequency": 1}
+
+    def none():
+        model, update = technique.apply_pruning(a.model(), final_sparsity=0.0, **settings)
+        model.train()
+        torch.manual_seed(7)
+        optimizer, losses = sgd(model), []
+        for number in (1, 2):
+            update(number)
+            losses.append(
+                np.array(plain_step(model, optimizer, a.loss_fn, None, a.x, a.y).detach())
+            )
+        model = technique.finalize_pruning(model)
+        wanted, moved = a.plain()
+        cell.near("losses", losses, wanted, EXACT)
+        found = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        plain = a.foreign.build()
+        names = {**dict(plain.named_parameters()), **dict(plain.named_buffers())}
+        ends = [found[n].detach().numpy() for n, t in names.items() if t.is_floating_point()]
+        changes = [end - start for end, start in zip(ends, a.start, strict=True)]
+        cell.near("updates", changes, moved, 10 * EXACT)
+
+    def half():
+        model, update = technique.apply_pruning(a.model(), final_sparsity=0.5, **settings)
+        before = sum(np.count_nonzero(array) for array in a.start)
+        update(1), update(2)
+        masked = parts(predict(model, a.x))
+        model = technique.finalize_pruning(model)
+        cell.near("outputs without masks", parts(predict(model, a.x)), masked, EXACT)
+        cell.holds("no weight became zero", sum(map(np.count_nonzero, state(model))) < before)
+
+    return {"0%": none, "50%": half}
+
+
+def semi_structured_pruning(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """Two of four: what stays is as it was, in the masked model and without masks."""
+
+    def two_of_four():
+        model = technique.apply_two_to_four(a.model())
+        masked = parts(predict(model, a.x))
+        model = technique.finalize_two_to_four(model)
+        cell.near("outputs without masks", parts(predict(model, a.x)), masked, EXACT)
+        plain, changed = a.foreign.build(), 0
+        found = dict(model.named_parameters())
+        for name, weight in plain.named_parameters():
+            zero = found[name] == 0
+            if weight.ndim > 1 and zero.sum() > (weight == 0).sum():
+                changed += 1
+                cell.holds(f"{name} changed where it stays", (found[name] == weight)[~zero].all())
+                share = zero.float().mean()
+                cell.holds(f"{share:.0%} of {name} are zero", share <= 0.55)
+        cell.holds("no weight became zero", changed)
+
+    return {"two_to_four": two_of_four}
+
+
+def structured_pruning(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """Nothing removed is the model itself; a third is a smaller model that trains."""
+
+    def none():
+        model = technique.remove_channels(a.model(), a.x, share=0.0)
+        a.predicts(cell, partial(predict, model))
+
+    def third():
+        model = technique.remove_channels(a.model(), a.x, share=0.34)
+        count = sum(array.size for array in state(model))
+        cell.holds("it is no smaller", count < sum(array.size for array in a.start))
+        shapes = [array.shape for array in parts(predict(model, a.x))]
+        cell.holds("the outputs changed", shapes == [array.shape for array in a.output])
+        loss = plain_step(model.train(), sgd(model), a.loss_fn, None, a.x, a.y)
+        cell.holds("the loss is not finite", torch.isfinite(loss))
+
+    return {"0%": none, "34%": third}
+
+
+def sparse_inference(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """Zeros left out give what zeros give."""
+
+    def sparse():
+        model = sparsified(a.foreign.build())
+        wanted = parts(predict(model, a.x))
+        cell.near("outputs", parts(technique.make_predict(model)(a.x)), wanted, EXACT)
+
+    return {"make_predict": sparse}
+
+
+def _teacher(a: Applied) -> nn.Module:
+    model = a.foreign.build()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.1)
+    return model.eval()
+
+
+def distillation(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """No share of the teacher is the plain step; half of it is as the definition says."""
+
+    def soft_targets():
+        model, plain, teacher = a.model(), a.foreign.build().train(), _teacher(a)
+        step = technique.make_train_step(model, teacher, sgd(model), a.loss_fn, alpha=0.5)
+        optimizer = sgd(plain)
+
+        def wanted(x, y):
+            optimizer.zero_grad()
+            output = call(plain, x)
+            student = logits_of(output)
+            with torch.no_grad():
+                target = logits_of(call(teacher, x))
+            axis = 1 if _classes_second(a) else -1
+            p = (target / 4).softmax(axis)
+            log_q, log_p = (student / 4).log_softmax(axis), (target / 4).log_softmax(axis)
+            loss = 0.5 * 16 * (p * (log_p - log_q)).sum(axis).mean() + 0.5 * a.loss_fn(output, y)
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        a.trains(cell, step, model, a.trained(wanted, plain))
+
+    def none():
+        model = a.model()
+        step = technique.make_train_step(model, _teacher(a), sgd(model), a.loss_fn, alpha=0.0)
+        a.trains(cell, step, model, a.plain())
+
+    def stored():
+        teacher = _teacher(a)
+        found = technique.store_logits(teacher, a.x, batch_size=2)
+        cell.near("logits", parts(found), parts(logits_of(call(teacher, a.x))), ROUNDING)
+
+    return {"half": soft_targets, "none": none, "store_logits": stored}
+
+
+def _classes_second(a: Applied) -> bool:
+    return a.name == "unet"
+
+
+def feature_distillation(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """No weight of the features is the plain step; with one the loss is as the definition says."""
+    layers = {"student_layer": a.foreign.layer, "teacher_layer": a.foreign.layer}
+
+    def none():
+        model, teacher = a.model(), _teacher(a)
+        taught = technique.attach_regressor(model, teacher, a.x, **layers)
+        step = technique.make_train_step(
+            taught, teacher, sgd(taught), a.loss_fn, teacher_layer=a.foreign.layer, weight=0.0
+        )
+        a.trains(cell, step, model, a.plain())
+
+    def features():
+        model, teacher = a.model(), _teacher(a)
+        taught = technique.attach_regressor(model, teacher, a.x, **layers)
+        given = []
+        hook = teacher.get_submodule(a.foreign.layer).register_forward_hook(
+            lambda module, inputs, output: given.append(output.detach())
+        )
+        predict(teacher, a.x)
+        hook.remove()
+        torch.manual_seed(7)
+        output, regressed = call(copy.deepcopy(taught).train(), a.x)
+        wanted = a.loss_fn(output, a.y) + F.mse_loss(regressed, given[0])
+        step = technique.make_train_step(
+            taught, teacher, sgd(taught), a.loss_fn, teacher_layer=a.foreign.layer
+        )
+        torch.manual_seed(7)
+        cell.near("loss", step(a.x, a.y).detach(), wanted.detach(), EXACT)
+
+    return {"no weight": none, "features": features}
+
+
+def post_training_quantization(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """float32 is the model itself; int8 stays within a share of its outputs.
+
+    The files run operator by operator here, not compiled: the arithmetic is the same.
+    """
+    from pt_impl.kit import programs
+
+    def written(write: Callable, bound: float):
+        write(a.model(), a.x, a.folder / "model.pt")
+        program = programs.load(a.folder / "model.pt")
+        with torch.no_grad():
+            cell.near("outputs", parts(program(*_flat(a.x))), a.output, bound)
+
+    def onnxruntime():
+        path = technique.quantize_onnxruntime_int8(a.model(), a.x, a.folder / "model.onnx")
+        found = technique.load_onnxruntime(path)(a.x)
+        cell.near("outputs", parts(found), a.output, COARSE["static int8"])
+
+    return {
+        "static int8": partial(written, technique.quantize_static_int8, COARSE["static int8"]),
+        "float32": partial(written, technique.keep_float32, EXACT),
+        "dynamic int8": partial(written, technique.quantize_dynamic_int8, COARSE["dynamic int8"]),
+        "ONNX Runtime int8": onnxruntime,
+    }
+
+
+def _flat(x) -> tuple:
+    return tuple(x.values()) if isinstance(x, dict) else x if isinstance(x, tuple) else (x,)
+
+
+def quantization_aware_training(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """8 bits are near the model; it trains, and its file gives what it gives."""
+    from pt_impl.kit import programs
+
+    def eight_bits():
+        model = technique.prepare_qat(a.model(), a.x, weight_bits=8)
+        cell.near("outputs", parts(predict(model, a.x)), a.output, COARSE["static int8"])
+        before = state(model)
+        loss = plain_step(model.train(), sgd(model), a.loss_fn, None, a.x, a.y)
+        cell.holds("the loss is not finite", torch.isfinite(loss))
+        cell.holds("nothing was trained", any(map(np.any, map(np.subtract, state(model), before))))
+        technique.export_qat(model, a.x, a.folder / "model.pt")
+        with torch.no_grad():
+            found = parts(programs.load(a.folder / "model.pt")(*_flat(a.x)))
+        cell.near("outputs of the file", found, parts(predict(model, a.x)), technique.MOST_APART)
+
+    return {"8 bits": eight_bits}
+
+
+def weight_quantization(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """float32 is the model itself; integers stay within a share of its outputs."""
+    from pt_impl.kit import programs
+
+    def written(write: Callable, bound: float):
+        write(a.model(), a.x, a.folder / "model.pt")
+        program = programs.load(a.folder / "model.pt")
+        with torch.no_grad():
+            cell.near("outputs", parts(program(*_flat(a.x))), a.output, bound)
+
+    return {
+        "int8": partial(written, technique.quantize_int8, COARSE["int8 weights"]),
+        "float32": partial(written, technique.keep_float32, EXACT),
+        "int4": partial(written, technique.quantize_int4, COARSE["int4 weights"]),
+    }
+
+
+def combinations(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """Zeros stay, and everything else trains as ever."""
+
+    def sparse_step():
+        model, plain = sparsified(a.foreign.build()), sparsified(a.foreign.build()).train()
+        step = technique.make_sparse_train_step(model, sgd(model), a.loss_fn)
+        masks = {p: p.detach() != 0 for p in plain.parameters() if p.ndim > 1}
+        optimizer = sgd(plain)
+
+        def wanted(x, y):
+            optimizer.zero_grad()
+            loss = a.loss_fn(call(plain, x), y)
+            loss.backward()
+            optimizer.step()
+            with torch.no_grad():
+                for parameter, mask in masks.items():
+                    parameter.mul_(mask)
+            return loss
+
+        a.trains(cell, step, model, a.trained(wanted, plain))
+
+    return {"make_sparse_train_step": sparse_step}
+
+
+# Deployment -------------------------------------------------------------------------------------
+
+
+def export(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """A file in another runtime gives what the model gives, for any number of samples."""
+
+    def written(write: Callable, load: Callable, name: str):
+        path = write(a.model(), a.x, a.folder / name)
+        predict = load(path, threads=1)
+        for count in (BATCH, 3):
+            found = predict(_arrays(rows(a.x, count)))
+            wanted = [array[:count] for array in a.output]
+            cell.near("outputs", parts_of(found), wanted, ROUNDING)
+
+    return {
+        "ONNX": partial(written, technique.export_onnx, runtimes.load_onnx, "model.onnx"),
+        "OpenVINO": partial(
+            written, technique.export_openvino, runtimes.load_openvino, "model.xml"
+        ),
+    }
+
+
+def parts_of(found) -> list[np.ndarray]:
+    """The arrays that a runtime gives."""
+    if isinstance(found, dict):
+        return list(found.values())
+    return list(found) if isinstance(found, tuple | list) else [found]
+
+
+def _arrays(x):
+    if isinstance(x, dict):
+        return {name: part.numpy() for name, part in x.items()}
+    return tuple(part.numpy() for part in x) if isinstance(x, tuple) else x.numpy()
+
+
+PACKAGED = ("dict_heads", "conv1d_text", "bert", "two_towers")  # by the C++ compiler
+
+
+def native_export(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """PyTorch's own files; the compiled package of some models, since the compiler takes long."""
+
+    def torchscript():
+        path = technique.export_torchscript(a.model(), a.x, a.folder / "model.ts")
+        found = technique.load_torchscript(path, threads=1)(_arrays(a.x))
+        cell.near("outputs", parts_of(found), a.output, ROUNDING)
+
+    def package():
+        path = technique.export_package(a.model(), a.x, a.folder / "model.pt2")
+        found = technique.load_package(path, threads=1)(_arrays(a.x))
+        cell.near("outputs", parts_of(found), a.output, ROUNDING)
+
+    return ({"package": package} if a.name in PACKAGED else {}) | {"torchscript": torchscript}
+
+
+# Parallel ---------------------------------------------------------------------------------------
+
+# The small models that two processes each train, by technique; these take one array of inputs.
+PARALLEL = {
+    "data_parallel": ("conv1d_text", "bilstm", "encoder", "eleven_heads"),
+    "model_parallel": ("conv1d_text", "bilstm", "encoder"),
+    "tensor_parallel": ("bilstm", "encoder"),
+}
+
+
+def _ordered(a: Applied) -> list[float]:
+    """The losses of plain steps over the shared order of two batches, without dropout."""
+    model = without_dropout(a.foreign.build()).train()
+    x, y, optimizer = a.foreign.inputs(2 * BATCH), a.foreign.labels(2 * BATCH), sgd(model)
+    order = batch_order(2 * BATCH, BATCH, seed=0, epoch=0)
+    found = [plain_step(model, optimizer, a.loss_fn, None, x[r], y[r]) for r in order]
+    return [float(loss.detach()) for loss in found]
+
+
+def _shared(a: Applied) -> tuple[str, tuple, dict]:
+    """What a parallel technique is given: a function to build with, arrays, and settings."""
+    arrays = a.foreign.inputs(2 * BATCH).numpy(), a.foreign.labels(2 * BATCH).numpy()
+    settings = {"global_batch": BATCH, "steps": STEPS, "seed": 0}
+    return f"tests.zoo.builds_pt:{a.name}", arrays, settings
+
+
+def data_parallel(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """Two replicas train as one does."""
+
+    def processes():
+        build, (x, y), settings = _shared(a)
+        np.save(a.folder / "train_x.npy", x)
+        np.save(a.folder / "train_y.npy", y)
+        found = technique.train_data_parallel(build, a.folder, replicas=2, threads=2, **settings)
+        cell.near("losses", list(found.losses), _ordered(a), ROUNDING)
+
+    return {"processes": processes}
+
+
+def model_parallel(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """Two stages train as one model does."""
+
+    def layer_split():
+        build, arrays, settings = _shared(a)
+        found = technique.train_layer_split(build, arrays, cut=a.foreign.cut, **settings)
+        cell.near("losses", list(found.losses), _ordered(a), ROUNDING)
+
+    return {"layer_split": layer_split}
+
+
+def tensor_parallel(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """Two halves of a pair of layers train as the whole does."""
+
+    def halves():
+        build, arrays, settings = _shared(a)
+        given = {"pairs": a.foreign.pairs} | settings
+        found = technique.train_tensor_parallel(build, arrays, **given)
+        cell.near("losses", list(found.losses), _ordered(a), ROUNDING)
+
+    return {"2 shards": halves}
+
+
+# What runs a cell -------------------------------------------------------------------------------
+
+CELLS = {
+    function.__name__: function
+    for function in (
+        *(baseline, mixed_precision, compilation, gradient_accumulation, gradient_clipping),
+        *(activation_checkpointing, memory_format, optimizer_implementations),
+        *(batch_size_finder, stacking, pruning, semi_structured_pruning, structured_pruning),
+        *(sparse_inference, distillation, feature_distillation, post_training_quantization),
+        *(quantization_aware_training, weight_quantization, combinations, export, native_export),
+        *(data_parallel, model_parallel, tensor_parallel),
+    )
+}
+_applied: dict[str, Applied] = {}
+
+
+def run(technique: str, name: str) -> dict:
+    """Apply a technique to a model of the zoo; return the cell of the record."""
+    if name not in _applied:
+        _applied.clear()  # one model at a time: the record goes by models
+        _applied[name] = Applied(ZOO[name])
+    applied, cell = _applied[name], Cell()
+    with tempfile.TemporaryDirectory() as folder:
+        applied.folder = Path(folder)
+        file = module_of("pt", technique)
+        for variant, try_it in CELLS[technique](file, applied, cell).items():
+            applied.given = []
+            cell.attempt(variant, try_it, applied.unchanged)
+    return cell.result()

@@ -1,0 +1,725 @@
+"""What is done to a Keras model of the zoo with each technique, and what it is compared with.
+
+The comparisons are made with plain TensorFlow code, eagerly, which stands here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable
+from functools import cached_property, partial
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.keras import layers
+
+from shared import runtimes
+from shared.datasets import batch_order
+from tests.zoo.cells import Cell, module_of
+from tests.zoo.foreign import Foreign
+from tests.zoo.tf import ZOO, cross_entropy, loss_of
+
+BATCH, STEPS = 4, 2
+EXACT = 1e-4  # rounding of the same operators in float32, fused or not
+ROUNDING = 1e-3  # other kernels, whose rounding a normalisation over few values amplifies
+COARSE = {"static int8": 0.2, "dynamic int8": 0.05, "int8 weights": 0.03, "int4 weights": 0.3}
+
+# Two devices for what is parallel, and one thread: both are said before TensorFlow begins.
+tf.config.threading.set_intra_op_parallelism_threads(1)
+tf.config.threading.set_inter_op_parallelism_threads(1)
+with contextlib.suppress(RuntimeError):
+    tf.config.set_logical_device_configuration(
+        tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
+    )
+
+
+# Plain code -------------------------------------------------------------------------------------
+
+
+def call(model, x, training: bool):
+    """As `fit` does it; a model whose `call` takes two arguments gets two."""
+    if type(model).__name__ == "TwoArguments":
+        return model(*x, training=training)
+    return model(x, training=training)
+
+
+def parts(output) -> list[np.ndarray]:
+    """The tensors of an output, in the order in which the model gives them."""
+    if isinstance(output, dict):
+        output = list(output.values())
+    if isinstance(output, list | tuple):
+        return [array for part in output for array in parts(part)]
+    return [np.asarray(tf.cast(output, tf.float32))]
+
+
+def rows(x, count: int):
+    """The first samples of x."""
+    return tf.nest.map_structure(lambda part: part[:count], x)
+
+
+def predict(model, x):
+    """Without training."""
+    return call(model, x, False)
+
+
+def state(model) -> list[np.ndarray]:
+    """Floating-point weights, as copies."""
+    return [w.numpy().copy() for w in model.weights if _is_float(w)]
+
+
+def _is_float(weight) -> bool:
+    return tf.as_dtype(weight.dtype).is_floating
+
+
+def sgd() -> tf.keras.optimizers.Optimizer:
+    """The optimizer of every comparison."""
+    return tf.keras.optimizers.SGD(0.01, momentum=0.9)
+
+
+def without_dropout(model):
+    """No random numbers in training, for techniques that draw others."""
+    for layer in model._flatten_layers():
+        if isinstance(layer, layers.Dropout):
+            layer.rate = 0.0
+        if isinstance(layer, layers.MultiHeadAttention):
+            layer._dropout = 0.0
+        if hasattr(layer, "cell"):
+            layer.cell.dropout = layer.dropout = 0.0
+    return model
+
+
+def sparsified(model):
+    """The smallest nine tenths of the weights of dense layers and convolutions become zero."""
+    for layer in model._flatten_layers():
+        if isinstance(layer, layers.Dense | layers.Conv1D | layers.Conv2D | layers.Conv3D):
+            kernel = layer.kernel.numpy()
+            layer.kernel.assign(kernel * (np.abs(kernel) > np.quantile(np.abs(kernel), 0.9)))
+    return model
+
+
+class Applied:
+    """A model of the zoo, its data and what plain code makes of it: a cell's subject."""
+
+    def __init__(self, foreign: Foreign):
+        self.foreign, self.name = foreign, foreign.name
+        self.x, self.y = foreign.inputs(BATCH), foreign.labels(BATCH)
+        self.loss_fn = loss_of(foreign)
+        self.given: list = []
+        self.start = state(foreign.build())
+        self.folder = Path()
+        self._plain: dict[str, tuple] = {}
+
+    def model(self):
+        """A fresh one, which a refusal has to leave as it is."""
+        model = self.foreign.build()
+        self.given.append(model)
+        return model
+
+    def unchanged(self) -> bool:
+        """Whether the models that were given are as they were."""
+        return all(all(map(np.array_equal, state(model), self.start)) for model in self.given)
+
+    @cached_property
+    def output(self) -> list[np.ndarray]:
+        """What the model predicts."""
+        return parts(predict(self.foreign.build(), self.x))
+
+    def trained(self, step: Callable, model) -> tuple[list, list]:
+        """The losses of some steps, and what they added to the model's state."""
+        before, losses = state(model), []
+        for _ in range(STEPS):
+            losses.append(np.float32(step(self.x, self.y)))
+            self.given = [other for other in self.given if other is not model]  # it may change
+        return losses, [a - b for a, b in zip(state(model), before, strict=True)]
+
+    def plain(self, key: str = "", change: Callable = lambda model: model, loss=None) -> tuple:
+        """The same of a plain step; kept under `key`."""
+        if key not in self._plain:
+            model = change(self.foreign.build())
+            step = partial(plain_step, model, sgd(), loss or self.loss_fn)
+            self._plain[key] = self.trained(step, model)
+        return self._plain[key]
+
+    def trains(self, cell: Cell, step: Callable, model, wanted: tuple, bound=EXACT):
+        """Compare some steps with plain ones."""
+        losses, moved = self.trained(step, model)
+        cell.near("losses", losses, wanted[0], bound)
+        cell.near("updates", moved, wanted[1], 10 * bound)
+
+    def predicts(self, cell: Cell, predict: Callable, bound: float = EXACT) -> None:
+        """Compare predictions with plain ones."""
+        cell.near("outputs", parts(predict(self.x)), self.output, bound)
+
+
+def plain_step(model, optimizer, loss_fn, x, y):
+    """A train step as everybody writes it, the model's own losses included."""
+    with tf.GradientTape() as tape:
+        loss = loss_fn(call(model, x, True), y)
+        total = tf.add_n([loss, *model.losses])
+    gradients = tape.gradient(total, model.trainable_variables)
+    optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+    return total
+
+
+NO_DROPOUT = ("without dropout", without_dropout)
+
+
+# Train step -------------------------------------------------------------------------------------
+
+
+def baseline(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """The tutorials' step and loop, which know cross-entropy alone."""
+
+    def hand_written():
+        model = a.model()
+        step = technique.make_hand_written_step(model, sgd())
+        a.trains(cell, step, model, a.plain("cross-entropy", loss=cross_entropy), ROUNDING)
+
+    def fit_loop():
+        model = a.model()
+        before = state(model)
+        loop = technique.make_fit_loop(model, sgd())
+        _, loss = loop([(a.x, a.y)] * STEPS)
+        a.given.clear()  # it has been trained
+        losses, moved = a.plain("cross-entropy", loss=cross_entropy)
+        cell.near("loss", np.float32(loss), np.mean(losses), ROUNDING)
+        changes = [end - start for end, start in zip(state(model), before, strict=True)]
+        cell.near("updates", changes, moved, 10 * ROUNDING)
+
+    return {"hand_written_step": hand_written, "fit_loop": fit_loop}
+
+
+def mixed_precision(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """float32 is the plain step; bfloat16 is the same model built under Keras's own policy."""
+
+    def float32():
+        model = a.model()
+        step = technique.make_train_step(model, sgd(), a.loss_fn, dtype="float32")
+        a.trains(cell, step, model, a.plain())
+
+    def bfloat16():
+        tf.keras.config.set_dtype_policy("mixed_bfloat16")
+        try:
+            plain = a.foreign.build()
+        finally:
+            tf.keras.config.set_dtype_policy("float32")
+        cell.near("outputs", parts(technique.make_predict(a.model())(a.x)),
+                  parts(predict(plain, a.x)), 0.02)  # fmt: skip
+
+    return {"float32": float32, "bfloat16": bfloat16}
+
+
+def compilation(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """The graph of a step; XLA's prediction."""
+
+    def step():
+        model = a.model()
+        step = technique.graph_train_step(model, sgd(), a.loss_fn)
+        a.trains(cell, step, model, a.plain(), ROUNDING)
+
+    def predicts():
+        a.predicts(cell, technique.compiled_predict(a.model()), ROUNDING)
+
+    return {"graph_train_step": step, "compiled_predict": predicts}
+
+
+def gradient_accumulation(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """One part is the plain step, and so are several where no layer mixes samples."""
+
+    def one():
+        model = a.model()
+        step = technique.make_train_step(model, sgd(), a.loss_fn, micro_batches=1)
+        a.trains(cell, step, model, a.plain(), ROUNDING)
+
+    def two():
+        model = without_dropout(a.model())
+        step = technique.make_train_step(model, sgd(), a.loss_fn, micro_batches=2)
+        a.trains(cell, step, model, a.plain(*NO_DROPOUT), ROUNDING)
+
+    return {"1 part": one} | ({} if "batchnorm" in a.foreign.traits else {"2 parts": two})
+
+
+def gradient_clipping(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """Without a limit it is the plain step, with one it is Keras's `global_clipnorm`."""
+
+    def unlimited():
+        model = a.model()
+        step = technique.make_train_step(model, sgd(), a.loss_fn, max_norm=float("inf"))
+        a.trains(cell, step, model, a.plain(), ROUNDING)
+
+    def limited():
+        model, plain = a.model(), a.foreign.build()
+        step = technique.make_train_step(model, sgd(), a.loss_fn, max_norm=0.01)
+        optimizer = tf.keras.optimizers.SGD(0.01, momentum=0.9, global_clipnorm=0.01)
+        wanted = a.trained(partial(plain_step, plain, optimizer, a.loss_fn), plain)
+        a.trains(cell, step, model, wanted, ROUNDING)
+
+    large = sum(array.size for array in a.start) > 1_000_000
+    return {"no limit": unlimited} | ({} if large else {"a limit": limited})
+
+
+def activation_checkpointing(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """Recomputed blocks give the gradients of plain ones, dropout and statistics included."""
+
+    def blocks():
+        model = technique.apply_checkpointing(a.model(), blocks=a.foreign.blocks)
+        step = partial(plain_step, model, sgd(), a.loss_fn)
+        a.trains(cell, step, model, a.plain(), ROUNDING)
+
+    return {"blocks": blocks}
+
+
+def memory_format(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """Another layout, the same results; a CPU has no kernels for the one that is not its own."""
+
+    def channels_last():
+        model = technique.apply_memory_format(a.model())
+        x = technique.convert_batch(a.x)
+        cell.near("outputs", parts(predict(model, x)), a.output, ROUNDING)
+
+    def channels_first():
+        model = technique.apply_memory_format(a.model(), memory_format="channels_first")
+        x = technique.convert_batch(a.x, memory_format="channels_first")
+        cell.near("outputs", parts(predict(model, x)), a.output, ROUNDING)
+
+    return {"channels_last": channels_last, "channels_first": channels_first}
+
+
+def optimizer_implementations(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """Each implementation makes the update that the rule says."""
+
+    def updates(make: Callable):
+        model, plain = a.model(), a.foreign.build()
+        with tf.GradientTape() as tape:
+            loss = a.loss_fn(call(plain, a.x, True), a.y)
+        gradients = tape.gradient(loss, plain.trainable_variables)
+        # Keras corrects no epsilon for bias: after the first update, gradients near it move
+        # otherwise, by a relative eps / |g| at most, as the technique's file says.
+        gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
+        gradients = [tf.where(tf.abs(g) < 1e-5, 0.0, g) for g in gradients]
+        before = [variable.numpy() for variable in plain.trainable_variables]
+        _, update = make(model, gradients, learning_rate=0.01)
+        for _ in range(STEPS):
+            update()
+        found = [v.numpy() - w for v, w in zip(model.trainable_variables, before, strict=True)]
+        wanted = [_adamw(w, np.float64(g)) - w for w, g in zip(before, gradients, strict=True)]
+        cell.near("updates", found, wanted, ROUNDING)
+
+    names = "for_loop_update", "fused_update"
+    return {name: partial(updates, getattr(technique, name)) for name in names}
+
+
+def _adamw(weight: np.ndarray, gradient: np.ndarray) -> np.ndarray:
+    """Some steps with one gradient, whose corrected moments are the gradient and its square."""
+    weight = np.float64(weight)
+    for _ in range(STEPS):
+        weight = weight - 0.01 * 0.01 * weight
+        weight = weight - 0.01 * gradient / (np.abs(gradient) + 1e-8)
+    return weight
+
+
+def batch_size_finder(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """Trials in processes of their own."""
+
+    def one():
+        make = f"tests.zoo.trials_tf:{a.name}"
+        found = technique.find_batch_size(make, budget_bytes=1 << 31, maximum=1)
+        cell.holds("no sample fits", (found.batch_size, found.limit) == (1, "maximum"))
+        cell.holds("it took no memory", 0 < found.peak_bytes <= 1 << 31)
+
+    return {"a maximum of 1": one}
+
+
+def stacking(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """The defaults are the plain step; two micro-batches are where no layer mixes samples."""
+
+    def defaults():
+        model = a.model()
+        optimizer = technique.make_optimizer(model, learning_rate=0.01)
+        step = technique.make_train_step(model, optimizer, a.loss_fn)
+        a.trains(cell, step, model, a.plain(), ROUNDING)
+
+    def two():
+        model = without_dropout(a.model())
+        step = technique.make_train_step(model, sgd(), a.loss_fn, micro_batches=2)
+        a.trains(cell, step, model, a.plain(*NO_DROPOUT), ROUNDING)
+
+    return {"defaults": defaults} | ({} if "batchnorm" in a.foreign.traits else {"2 parts": two})
+
+
+# Compression ------------------------------------------------------------------------------------
+
+
+def pruning(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """No sparsity is plain training; half of it is half of the weights."""
+    settings = {"begin_step": 1, "end_step": 2, "frequency": 1}
+
+    def none():
+        model, update = technique.apply_pruning(a.model(), final_sparsity=0.0, **settings)
+        optimizer, losses = sgd(), []
+        for number in (1, 2):
+            update(number)
+            losses.append(np.float32(plain_step(model, optimizer, a.loss_fn, a.x, a.y)))
+        model = technique.finalize_pruning(model)
+        wanted, moved = a.plain()
+        cell.near("losses", losses, wanted, EXACT)
+        changes = [end - start for end, start in zip(state(model), a.start, strict=True)]
+        cell.near("updates", changes, moved, 10 * EXACT)
+
+    def half():
+        model, update = technique.apply_pruning(a.model(), final_sparsity=0.5, **settings)
+        before = sum(np.count_nonzero(array) for array in a.start)
+        optimizer = tf.keras.optimizers.SGD(0.0)
+        for number in (1, 2):
+            update(number)
+            plain_step(model, optimizer, a.loss_fn, a.x, a.y)
+        masked = parts(predict(model, a.x))
+        model = technique.finalize_pruning(model)
+        cell.near("outputs without masks", parts(predict(model, a.x)), masked, EXACT)
+        cell.holds("no weight became zero", sum(map(np.count_nonzero, state(model))) < before)
+
+    return {"0%": none, "50%": half}
+
+
+def semi_structured_pruning(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """Two of four: what stays is as it was, in the masked model and without masks."""
+
+    def two_of_four():
+        model = technique.apply_two_to_four(a.model())
+        masked = parts(predict(model, a.x))
+        model = technique.finalize_two_to_four(model)
+        cell.near("outputs without masks", parts(predict(model, a.x)), masked, EXACT)
+        changed = 0
+        for found, weight in zip(state(model), a.start, strict=True):
+            zero = found == 0
+            if weight.ndim > 1 and zero.sum() > (weight == 0).sum():
+                changed += 1
+                cell.holds("a weight changed that stays", (found == weight)[~zero].all())
+                cell.holds(f"{zero.mean():.0%} of a kernel are zero", zero.mean() <= 0.55)
+        cell.holds("no weight became zero", changed)
+
+    return {"two_to_four": two_of_four}
+
+
+def structured_pruning(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """Nothing removed is the model itself; a third is a smaller model that trains."""
+
+    def none():
+        model = technique.remove_channels(a.model(), a.x, share=0.0)
+        a.predicts(cell, partial(predict, model))
+
+    def third():
+        model = technique.remove_channels(a.model(), a.x, share=0.34)
+        count = sum(array.size for array in state(model))
+        cell.holds("it is no smaller", count < sum(array.size for array in a.start))
+        shapes = [array.shape for array in parts(predict(model, a.x))]
+        cell.holds("the outputs changed", shapes == [array.shape for array in a.output])
+        loss = plain_step(model, sgd(), a.loss_fn, a.x, a.y)
+        cell.holds("the loss is not finite", np.isfinite(loss))
+
+    return {"0%": none, "34%": third}
+
+
+def sparse_inference(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """Zeros left out give what zeros give."""
+
+    def sparse():
+        model = sparsified(a.foreign.build())
+        wanted = parts(predict(model, a.x))
+        cell.near("outputs", parts(technique.make_predict(model)(a.x)), wanted, EXACT)
+
+    def file():
+        model = sparsified(a.foreign.build())
+        wanted = parts(predict(model, a.x))
+        path = technique.export_file(model, a.x, a.folder / "model.tflite")
+        cell.near("outputs", parts(technique.load_file(path)(a.x)), wanted, ROUNDING)
+
+    return {"make_predict": sparse, "export_file": file}
+
+
+def _teacher(a: Applied):
+    model = a.foreign.build()
+    for variable in model.trainable_variables:
+        variable.assign(1.1 * variable)
+    return model
+
+
+def distillation(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """No share of the teacher is the plain step; half of it is as the definition says."""
+
+    def soft_targets():
+        model, plain, teacher = a.model(), a.foreign.build(), _teacher(a)
+        step = technique.make_train_step(model, teacher, sgd(), a.loss_fn, alpha=0.5)
+        target = _logits(predict(teacher, a.x)) / 4
+        p, log_p = tf.nn.softmax(target), tf.nn.log_softmax(target)
+
+        def loss_fn(output, y):
+            log_q = tf.nn.log_softmax(_logits(output) / 4)
+            soft = tf.reduce_mean(tf.reduce_sum(p * (log_p - log_q), -1))
+            return 0.5 * 16 * soft + 0.5 * a.loss_fn(output, y)
+
+        wanted = a.trained(partial(plain_step, plain, sgd(), loss_fn), plain)
+        a.trains(cell, step, model, wanted, ROUNDING)
+
+    def none():
+        model = a.model()
+        step = technique.make_train_step(model, _teacher(a), sgd(), a.loss_fn, alpha=0.0)
+        a.trains(cell, step, model, a.plain(), ROUNDING)
+
+    def stored():
+        teacher = _teacher(a)
+        found = technique.store_logits(teacher, a.x, batch_size=2)
+        cell.near("logits", parts(found), parts(_logits(predict(teacher, a.x))), ROUNDING)
+
+    return {"half": soft_targets, "none": none, "store_logits": stored}
+
+
+def _logits(output):
+    return output["logits"] if isinstance(output, dict) and "logits" in output else output
+
+
+def feature_distillation(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """No weight of the features is the plain step; with one the loss is as the definition says."""
+    given = {"student_layer": a.foreign.layer, "teacher_layer": a.foreign.layer}
+
+    def none():
+        model, teacher = a.model(), _teacher(a)
+        taught = technique.attach_regressor(model, teacher, a.x, **given)
+        step = technique.make_train_step(
+            taught, teacher, sgd(), a.loss_fn, teacher_layer=a.foreign.layer, weight=0.0
+        )
+        a.trains(cell, step, model, a.plain(), ROUNDING)
+
+    def features():
+        model, teacher = without_dropout(a.model()), _teacher(a)
+        taught = technique.attach_regressor(model, teacher, a.x, **given)
+        layer = teacher.get_layer(a.foreign.layer)
+        inner = tf.keras.Model(teacher.inputs, layer.output)
+        x = tf.nest.flatten(a.x)
+        target = inner(x if len(x) > 1 else x[0], training=False)
+        # The taught model's own weights do not change before its first step.
+        output, regressed = call(without_dropout(taught), a.x, True)
+        wanted = a.loss_fn(output, a.y) + tf.reduce_mean(tf.square(regressed - target))
+        wanted += tf.add_n([0.0, *model.losses])
+        step = technique.make_train_step(
+            taught, teacher, sgd(), a.loss_fn, teacher_layer=a.foreign.layer
+        )
+        cell.near("loss", np.float32(step(a.x, a.y)), np.float32(wanted), ROUNDING)
+
+    return {"no weight": none} | ({} if "batchnorm" in a.foreign.traits else {"features": features})
+
+
+def post_training_quantization(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """float32 is the model itself; int8 stays within a share of its outputs."""
+
+    def written(write: Callable, load: Callable, name: str, bound: float):
+        path = write(a.model(), a.x, a.folder / name)
+        cell.near("outputs", parts(load(path)(a.x)), a.output, bound)
+
+    load, run = technique.load_quantized, technique.load_onnxruntime
+    static, dynamic, onnx = (
+        technique.quantize_static_int8,
+        technique.quantize_dynamic_int8,
+        technique.quantize_onnxruntime_int8,
+    )
+    return {
+        "static int8": partial(written, static, load, "s.tflite", COARSE["static int8"]),
+        "float32": partial(written, technique.keep_float32, load, "f.tflite", ROUNDING),
+        "dynamic int8": partial(written, dynamic, load, "d.tflite", COARSE["dynamic int8"]),
+        "ONNX Runtime int8": partial(written, onnx, run, "m.onnx", COARSE["static int8"]),
+    }
+
+
+def quantization_aware_training(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """8 bits are near the model; it trains, and its file gives what it gives."""
+
+    def eight_bits():
+        model = technique.prepare_qat(a.model(), a.x, weight_bits=8)
+        cell.near("outputs", parts(predict(model, a.x)), a.output, COARSE["static int8"])
+        before = state(model)
+        loss = plain_step(model, sgd(), a.loss_fn, a.x, a.y)
+        cell.holds("the loss is not finite", np.isfinite(loss))
+        changed = any(map(np.any, map(np.subtract, state(model), before)))
+        cell.holds("nothing was trained", changed)
+        path = technique.export_qat(model, a.x, a.folder / "model.tflite")
+        found = parts(technique.load_quantized(path)(a.x))
+        cell.near("outputs of the file", found, parts(predict(model, a.x)), technique.MOST_APART)
+
+    return {"8 bits": eight_bits}
+
+
+def weight_quantization(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """float32 is the model itself; integers stay within a share of its outputs."""
+
+    def written(write: Callable, bound: float):
+        path = write(a.model(), a.x, a.folder / "model.pb")
+        cell.near("outputs", parts(technique.load_quantized(path)(a.x)), a.output, bound)
+
+    return {
+        "int8": partial(written, technique.quantize_int8, COARSE["int8 weights"]),
+        "float32": partial(written, technique.keep_float32, EXACT),
+        "int4": partial(written, technique.quantize_int4, COARSE["int4 weights"]),
+    }
+
+
+def combinations(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """Zeros stay, and everything else trains as ever."""
+
+    def sparse_step():
+        model, plain = sparsified(a.foreign.build()), sparsified(a.foreign.build())
+        step = technique.make_sparse_train_step(model, sgd(), a.loss_fn)
+        kernels = [v for v in plain.trainable_variables if len(v.shape) > 1]
+        masks = [np.float32(kernel.numpy() != 0) for kernel in kernels]
+        optimizer = sgd()
+
+        def wanted(x, y):
+            loss = plain_step(plain, optimizer, a.loss_fn, x, y)
+            for kernel, mask in zip(kernels, masks, strict=True):
+                kernel.assign(kernel * mask)
+            return loss
+
+        # The gradients of masked weights flow through zeros in both, and change nothing else.
+        a.trains(cell, step, model, a.trained(wanted, plain), ROUNDING)
+
+    return {"make_sparse_train_step": sparse_step}
+
+
+# Deployment -------------------------------------------------------------------------------------
+
+
+def export(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """A file in another runtime gives what the model gives, for any number of samples."""
+
+    def written(write: Callable, load: Callable, name: str):
+        path = write(a.model(), a.x, a.folder / name)
+        predict = load(path, threads=1)
+        for count in (BATCH, 3):
+            found = predict(_arrays(rows(a.x, count)))
+            wanted = [array[:count] for array in a.output]
+            cell.near("outputs", parts(found), wanted, ROUNDING)
+
+    onnx, openvino, litert = (
+        (technique.export_onnx, runtimes.load_onnx, "model.onnx"),
+        (technique.export_openvino, runtimes.load_openvino, "model.xml"),
+        (technique.export_litert, runtimes.load_litert, "model.tflite"),
+    )
+    return {
+        "ONNX": partial(written, *onnx),
+        "OpenVINO": partial(written, *openvino),
+        "LiteRT": partial(written, *litert),
+    }
+
+
+def _arrays(x):
+    return tf.nest.map_structure(lambda part: part.numpy(), x)
+
+
+def native_export(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """TensorFlow's own files."""
+
+    def package():
+        path = technique.export_package(a.model(), a.x, a.folder / "model")
+        found = technique.load_package(path, threads=1)(_arrays(a.x))
+        cell.near("outputs", parts(found), a.output, ROUNDING)
+
+    return {"package": package}
+
+
+# Parallel ---------------------------------------------------------------------------------------
+
+# The small models that two processes or devices each train, by technique; these take one array.
+PARALLEL = {
+    "data_parallel": ("conv1d_text", "normalized", "encoder", "eleven_heads"),
+    "model_parallel": ("conv1d_text", "normalized", "encoder"),
+    "tensor_parallel": ("normalized", "encoder"),
+}
+
+
+def _ordered(a: Applied) -> list[float]:
+    """The losses of plain steps over the shared order of two batches, without dropout."""
+    model, optimizer = without_dropout(a.foreign.build()), sgd()
+    x, y = a.foreign.inputs(2 * BATCH), a.foreign.labels(2 * BATCH)
+    order = batch_order(2 * BATCH, BATCH, seed=0, epoch=0)
+    steps = [
+        plain_step(model, optimizer, a.loss_fn, tf.gather(x, rows), tf.gather(y, rows))
+        for rows in order
+    ]
+    return [float(loss) for loss in steps]
+
+
+def _shared(a: Applied) -> tuple[str, tuple, dict]:
+    """What a parallel technique is given: a function to build with, arrays, and settings."""
+    arrays = a.foreign.inputs(2 * BATCH).numpy(), a.foreign.labels(2 * BATCH).numpy()
+    settings = {"global_batch": BATCH, "steps": STEPS, "seed": 0}
+    return f"tests.zoo.builds_tf:{a.name}", arrays, settings
+
+
+def data_parallel(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """Two replicas train as one does, with its regularisation."""
+
+    def processes():
+        build, (x, y), settings = _shared(a)
+        np.save(a.folder / "train_x.npy", x)
+        np.save(a.folder / "train_y.npy", y)
+        found = technique.train_data_parallel(build, a.folder, replicas=2, threads=2, **settings)
+        cell.near("losses", list(found.losses), _ordered(a), ROUNDING)
+
+    return {"processes": processes}
+
+
+def model_parallel(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """Two stages train as one model does."""
+
+    def layer_split():
+        build, arrays, settings = _shared(a)
+        found = technique.train_layer_split(build, arrays, cut=a.foreign.cut, **settings)
+        cell.near("losses", list(found.losses), _ordered(a), ROUNDING)
+
+    return {"layer_split": layer_split}
+
+
+def tensor_parallel(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """Two halves of a pair of layers train as the whole does."""
+
+    def halves():
+        build, arrays, settings = _shared(a)
+        given = {"pairs": a.foreign.pairs} | settings
+        found = technique.train_tensor_parallel(build, arrays, **given)
+        cell.near("losses", list(found.losses), _ordered(a), ROUNDING)
+
+    return {"2 shards": halves}
+
+
+# What runs a cell -------------------------------------------------------------------------------
+
+
+CELLS = {
+    function.__name__: function
+    for function in (
+        *(baseline, mixed_precision, compilation, gradient_accumulation, gradient_clipping),
+        *(activation_checkpointing, memory_format, optimizer_implementations),
+        *(batch_size_finder, stacking, pruning, semi_structured_pruning, structured_pruning),
+        *(sparse_inference, distillation, feature_distillation, post_training_quantization),
+        *(quantization_aware_training, weight_quantization, combinations, export, native_export),
+        *(data_parallel, model_parallel, tensor_parallel),
+    )
+}
+_applied: dict[str, Applied] = {}
+
+
+def run(technique: str, name: str) -> dict:
+    """Apply a technique to a model of the zoo; return the cell of the record."""
+    if name not in _applied:
+        _applied.clear()  # one model at a time: the record goes by models
+        tf.keras.backend.clear_session()
+        _applied[name] = Applied(ZOO[name])
+    applied, cell = _applied[name], Cell()
+    with tempfile.TemporaryDirectory() as folder:
+        applied.folder = Path(folder)
+        file = module_of("tf", technique)
+        for variant, try_it in CELLS[technique](file, applied, cell).items():
+            applied.given = []
+            cell.attempt(variant, try_it, applied.unchanged)
+    return cell.result()
