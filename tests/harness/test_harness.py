@@ -253,7 +253,8 @@ def test_the_record_tells_under_which_conditions_each_block_was_played(faults):
     played = {(block["match"], block["block"]): block for block in faults.results["blocks"]}
     assert sorted(played) == [(number, 0) for number in range(len(faults.results["matches"]))]
     for (match, _), block in played.items():
-        assert sorted(block["order"]) == sorted(faults.results["matches"][match])
+        contenders = {i for i in faults.results["matches"][match] if not i.endswith("/needs_gpu")}
+        assert set(block["order"]) == contenders
         assert 1 <= len(block["tries"]) <= matches.MOST_TRIES
         assert block["seconds"]["rounds"] > 0
         assert block.keys() >= {"load", "stolen", "others"}
