@@ -72,7 +72,7 @@ def _conditions(record: Record) -> list:
 
 def sweep(framework: str, replicas: int, link: Link) -> Record:
     """The seconds of each all-reduce by its bytes: those of the host that took longest."""
-    program = [sys.executable, "-m", f"{framework}_impl.collectives"]
+    program = [sys.executable, "-m", f"{framework}_impl.kit.collectives"]
     program += ["--floats", ",".join(map(str, FLOATS)), "--repeats", str(REPEATS)]
     with Hosts(replicas, link, seconds=LIMIT_S) as hosts:
         answers = [json.loads(text) for text in run_on_each(hosts, program)]
