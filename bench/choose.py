@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.analysis.decisions import GOALS, Answer, Limits, answer, works
-from bench.analysis.record import load
+from bench.analysis.reading import load
 from bench.report.answer import text
 
 Record = dict[str, Any]

@@ -24,7 +24,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from bench.analysis.record import (
+from bench.analysis.reading import (
     DIFFERENT,
     FRAMEWORKS,
     above_import,
@@ -33,8 +33,8 @@ from bench.analysis.record import (
     title_of,
     work_of,
 )
-from bench.analysis.stats import Ratio, compare_accuracy, compare_runs
 from bench.analysis.values import at, is_number
+from bench.analysis.verdicts import Ratio, compare_accuracy, compare_runs
 from bench.report.blocks import Column, Table
 from bench.report.content import machine_words, run_line
 from bench.report.figures import MISSING, compact, interval, number, plus_minus, ratio, scaled

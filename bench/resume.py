@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.analysis.record import load, results_file
+from bench.analysis.reading import load, results_file
 from bench.harness import state as states
 
 

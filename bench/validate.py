@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.analysis import stats
+from bench.analysis import verdicts
 from bench.analysis.fit import block_times
 from bench.harness import machine
 from bench.harness.folders import new_folder
@@ -156,7 +156,7 @@ def summary(found: dict) -> str:
     """A line for each pair, then counts of verdicts."""
     lines, counts = [], {}
     for row in found["pairs"]:
-        judged = stats.compare(row["log_ratios"])
+        judged = verdicts.compare(row["log_ratios"])
         low, high = judged.ci or (judged.ratio, judged.ratio)
         lines.append(
             f"{row['framework']} {row['kind']:8} batch {row['batch_size']:<3} "
@@ -181,11 +181,11 @@ def simulate(found: dict, blocks: int = EFFORT["default"].blocks) -> str:
         covered = wrong = slight = detected = 0
         for _ in range(DRAWS):
             drawn = random.choice(noise, blocks).tolist()
-            judged = stats.compare(drawn)
+            judged = verdicts.compare(drawn)
             covered += judged.ci[0] <= 1.0 <= judged.ci[1]
             wrong += judged.verdict in ("faster", "slower")
             slight += judged.verdict in ("slightly faster", "slightly slower")
-            slower = stats.compare([value + np.log1p(found["planted"]) for value in drawn])
+            slower = verdicts.compare([value + np.log1p(found["planted"]) for value in drawn])
             detected += slower.verdict == "slower"
         table = 1 - (1 - wrong / DRAWS) ** TABLE_ROWS
         lines.append(

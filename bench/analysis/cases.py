@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 from typing import Any
 
-from bench.analysis import stats
+from bench.analysis import verdicts
 from bench.analysis.comparisons import Fit, accuracy_difference, good
 
 LIFETIMES = (100, 1_000, 10_000)  # steps whose total time is given beside the first call's
@@ -48,7 +48,7 @@ def memory(case: dict) -> dict | None:
     samples = {name: [start[name] for start in starts] for name in starts[0]}
     found |= {"device_peak": case["cold_starts"][0]["device_peak"], "samples": samples}
     known = [value for value in samples["above_import_bytes"] if value is not None]
-    above = stats.t_interval(known) if known else None
+    above = verdicts.t_interval(known) if known else None
     found["above_import_bytes"] = above and above.mean
     found["above_import_ci"] = [above.low, above.high] if above and above.n > 1 else None
     return found
@@ -67,7 +67,7 @@ def accuracy(case: dict, base: dict | None, tasks: dict) -> dict | None:
     raw = case["accuracy"]
     if not raw:
         return None
-    found = stats.t_interval(raw["per_seed"])
+    found = verdicts.t_interval(raw["per_seed"])
     return {
         "metric": raw["metric"],
         "per_seed": raw["per_seed"],

@@ -10,7 +10,7 @@ from statistics import median
 
 import numpy as np
 
-from bench.analysis import certificates, stats
+from bench.analysis import certificates, verdicts
 from bench.analysis.certificates import same_side
 from bench.analysis.fit import Fit, fit
 
@@ -126,7 +126,7 @@ def accuracy_difference(case: dict, other: dict | None, tasks: dict) -> dict | N
     seeds, task = min(len(ours), len(theirs)), tasks[case["task"]]
     if not seeds:
         return None
-    return stats.compare_accuracy(
+    return verdicts.compare_accuracy(
         ours[:seeds],
         theirs[:seeds],
         margin=task["margin"],

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.analysis.prices import price
-from bench.analysis.record import DIFFERENT, above_import, framework_title, work_of
+from bench.analysis.reading import DIFFERENT, above_import, framework_title, work_of
 from bench.analysis.values import at, is_number, is_pair
 
 Record = dict[str, Any]

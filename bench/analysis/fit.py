@@ -21,7 +21,7 @@ from math import exp
 
 import numpy as np
 
-from bench.analysis import stats
+from bench.analysis import verdicts
 
 LEFT_OUT = 2  # rounds: the first was 5.6% slower in TensorFlow, 1.9% in PyTorch
 FEWEST_KEPT = 3
@@ -56,14 +56,14 @@ class Fit:
 
     def time(self, case: str) -> tuple[float, list[float] | None]:
         """Seconds a step: the geometric mean over blocks, and its 95% interval."""
-        own = stats.t_interval([found[case] for found in self.blocks.values() if case in found])
+        own = verdicts.t_interval([found[case] for found in self.blocks.values() if case in found])
         center = self.pooled[case]
         if own.low is None:
             return exp(center), None
         half = (own.high - own.low) / 2
         return exp(center), [exp(center - half), exp(center + half)]
 
-    def ratio(self, top: str, bottom: str) -> stats.Ratio | None:
+    def ratio(self, top: str, bottom: str) -> verdicts.Ratio | None:
         """The time of one case in that of another; None where no block has both."""
         each = [
             self.blocks[block][top] - self.blocks[block][bottom]
@@ -73,7 +73,7 @@ class Fit:
         if not each:
             return None
         shift = self.pooled[top] - self.pooled[bottom] - float(np.mean(each))
-        return stats.compare([value + shift for value in each])
+        return verdicts.compare([value + shift for value in each])
 
 
 def fit(samples: Samples) -> Fit:

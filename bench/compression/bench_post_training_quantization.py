@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from bench.harness.accuracy import even_batch
 from bench.harness.plan import Measure, Prepared, Technique, Variant, Work, Workload
-from bench.harness.training import even_batch
 from shared import datasets, teacher
 
 # Fixed before anything was measured, as are the cases and the seeds. The margin of accuracy is the

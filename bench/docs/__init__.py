@@ -16,8 +16,8 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from bench.analysis.decisions import FAMILIES, OLD_NAMES
-from bench.analysis.record import load, view
-from bench.analysis.record import tasks as works_of
+from bench.analysis.reading import load, view
+from bench.analysis.reading import tasks as works_of
 from bench.harness.plan import FRAMEWORKS, Technique, Variant, Workload
 from bench.harness.processes import ROOT
 from bench.harness.schedule import techniques

@@ -22,10 +22,10 @@ from pathlib import Path
 import numpy as np
 
 from bench.harness import memory, wire
+from bench.harness.accuracy import Training
 from bench.harness.plan import Work
 from bench.harness.sizes import model_size
 from bench.harness.timing import Timing
-from bench.harness.training import Training
 from bench.harness.weighing import Weighing
 from shared import datasets
 from shared.specs import TASKS

@@ -17,7 +17,7 @@ from bench.analysis.decisions import (
     Work,
     title,
 )
-from bench.analysis.record import framework_title
+from bench.analysis.reading import framework_title
 from bench.report.blocks import Column, Table
 from bench.report.figures import MISSING, interval, number, plus_minus
 from bench.report.text import hanging, plain, wrap

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from bench.analysis.record import DIFFERENT, FRAMEWORKS, Row, View, above_import
+from bench.analysis.reading import DIFFERENT, FRAMEWORKS, Row, View, above_import
 from bench.analysis.values import at, is_pair
 from bench.report.figures import MISSING, compact, interval, number, plus_minus, ratio, scaled
 from bench.report.text import plain

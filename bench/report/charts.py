@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from bench.analysis.record import DIFFERENT, View, framework_title
-from bench.analysis.stats import DELTA
+from bench.analysis.reading import DIFFERENT, View, framework_title
 from bench.analysis.values import at, is_number, is_pair
+from bench.analysis.verdicts import DELTA
 from bench.report.figures import compact, number, ratio
 from bench.report.shapes import (
     Box,

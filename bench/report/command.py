@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from bench.analysis.record import load
+from bench.analysis.reading import load
 from bench.report import readme
 from bench.report.files import FORMATS, write_reports
 from bench.report.replace import write_atomically

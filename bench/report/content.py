@@ -11,7 +11,7 @@ from math import prod
 from typing import Any
 
 from bench.analysis.decisions import Answer, Work, answers, works
-from bench.analysis.record import (
+from bench.analysis.reading import (
     DIFFERENT,
     FRAMEWORKS,
     block_count,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from bench.analysis.record import load, results_file
+from bench.analysis.reading import load, results_file
 from bench.report import page, tables, tidy
 from bench.report.replace import write_atomically
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.analysis.decisions import NAMES, PREDICT, TRAIN, Option, Work
-from bench.analysis.record import FRAMEWORKS
-from bench.analysis.stats import DELTA
+from bench.analysis.reading import FRAMEWORKS
 from bench.analysis.values import at, is_pair
+from bench.analysis.verdicts import DELTA
 from bench.report.answer import accuracy_of, gain_of, name_of
 from bench.report.figures import number
 from bench.report.shapes import Box, Chart, Label, Line, Mark, Scale, across, scale

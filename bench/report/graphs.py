@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.analysis.record import DIFFERENT, FRAMEWORKS, View
+from bench.analysis.reading import DIFFERENT, FRAMEWORKS, View
 from bench.analysis.values import at, is_number
 from bench.report.blocks import Column, Table
 from bench.report.figures import MISSING, ratio

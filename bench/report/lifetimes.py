@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import ceil, log10
 from typing import Any
 
-from bench.analysis.record import DIFFERENT, View, framework_title
+from bench.analysis.reading import DIFFERENT, View, framework_title
 from bench.analysis.values import at, is_number
 from bench.report.figures import number
 from bench.report.shapes import (

@@ -19,7 +19,7 @@ from markupsafe import Markup
 
 from bench.analysis.decisions import FAMILIES, Limits, Work, family_of
 from bench.analysis.decisions import answer as decide
-from bench.analysis.record import View, task_of, techniques, view
+from bench.analysis.reading import View, task_of, techniques, view
 from bench.report import answer, charts, gains
 from bench.report.blocks import Table, phases
 from bench.report.content import Facts, Report, TaskPart, TechniquePart, build

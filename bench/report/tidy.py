@@ -6,7 +6,7 @@ import csv
 import io
 from typing import Any
 
-from bench.analysis.record import DIFFERENT, block_count
+from bench.analysis.reading import DIFFERENT, block_count
 from bench.analysis.values import at, is_number, is_pair
 from bench.report.text import plain
 

@@ -18,7 +18,7 @@ import pytest
 from bench import choose
 from bench.analysis import decisions
 from bench.analysis.decisions import GOALS, Limits
-from bench.analysis.record import load
+from bench.analysis.reading import load
 from bench.report.answer import text
 from tests.report.test_report import record
 

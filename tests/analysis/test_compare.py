@@ -12,7 +12,7 @@ import pytest
 from scipy import stats as scipy_stats
 
 from bench import compare
-from bench.analysis.stats import Ratio, compare_runs
+from bench.analysis.verdicts import Ratio, compare_runs
 from tests.report.test_report import record
 
 DOCS = Path(__file__).parents[2] / "docs"

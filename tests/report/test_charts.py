@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.analysis.record import view
+from bench.analysis.reading import view
 from bench.report import charts
 from bench.report.content import build
 from bench.report.lifetimes import lifetimes

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from bench.analysis.decisions import Limits
-from bench.analysis.record import DIFFERENT, load
+from bench.analysis.reading import DIFFERENT, load
 from bench.choose import advise
 from bench.report.answer import figure_of
 from bench.report.content import build

@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from bench.analysis.record import load, view
-from bench.analysis.record import tasks as works_of
+from bench.analysis.reading import load, view
+from bench.analysis.reading import tasks as works_of
 from bench.analysis.schema import check
 from bench.report import command, figures, readme, tidy
 from bench.report import page as html_page
