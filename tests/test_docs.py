@@ -610,9 +610,9 @@ def test_the_tour_s_technique_is_measured(tour):
 
 def test_the_tour_s_page_is_made(tour):
     assert run(".venv/bin/twinbench docs", tour).returncode == 0
-    page = (tour / "docs" / "techniques" / "label_smoothing.md").read_text("utf-8")
-    assert (tour / "pt_impl" / "label_smoothing.py").read_text("utf-8") in page
-    assert "label_smoothing.md" in (tour / "docs" / "techniques" / "README.md").read_text("utf-8")
+    page = (tour / "docs" / "techniques" / "train_step" / "label_smoothing.md").read_text("utf-8")
+    assert (tour / "pt_impl" / "train_step" / "label_smoothing.py").read_text("utf-8") in page
+    assert "train_step/label_smoothing.md" in (tour / "docs" / "techniques" / "README.md").read_text("utf-8")
 
 
 # Links --------------------------------------------------------------------------------------------
