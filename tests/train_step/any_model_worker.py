@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tests import workers
-from tests.train_step.keras_models import DRAWS, KERAS_3, ROWS, ZOO
+from tests.train_step.keras_models import KERAS_3, ROWS, ZOO
 
 STEPS = (
     "mixed_precision",
@@ -51,10 +51,7 @@ def plain(model, optimizer, loss_fn):
     @tf.function(jit_compile=False)
     def step(x, y):
         with tf.GradientTape() as tape:
-            if several:
-                output = model(**x) if isinstance(x, dict) else model(*x)
-            else:
-                output = model(x, training=True)
+            output = model(**x) if several else model(x, training=True)
             loss = loss_fn(output, y) + sum(model.losses)
         gradients = tape.gradient(loss, model.trainable_variables)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
@@ -97,38 +94,34 @@ def against_plain(make, names):
     return found
 
 
-FEW = ["normalized", "recurrent", "tied", "list_model_of_a_tuple", "two_outputs", "several_by_name"]
-NAMES = list(ZOO) if KERAS_3 else [*FEW, "branches", "statistics"]
-MOST = [  # one of each kind, where tracing all takes long
-    name
-    for name in NAMES
-    if name not in ("volume", "list_model_of_a_list", "dict_outputs", "subclassed_dict")
-]
-WHOLE = [name for name in NAMES if name not in DRAWS | {"statistics"}]  # the same in parts
+# What steps treat each in a way of their own: the model's losses and random numbers; slices and
+# masks; a weight that the loss does not reach; several arguments.
+KEY = ["normalized", "recurrent", "tied", "several_by_name"]
+# The same in parts and in another dtype: no dropout.
+WHOLE = ["regularized", "recurrent", "tied", "several_by_name"]
 
 
 def kit_step():
-    return against_plain(kit.training.make_train_step, NAMES)
+    return against_plain(kit.training.make_train_step, list(ZOO) if KERAS_3 else KEY)
 
 
 def float32():
     make = family.mixed_precision.make_train_step
-    return against_plain(lambda *given: make(*given, dtype="float32"), FEW)
+    return against_plain(lambda *given: make(*given, dtype="float32"), KEY)
 
 
 def eager():
-    return against_plain(family.compilation.eager_train_step, FEW)
+    return against_plain(family.compilation.eager_train_step, KEY)
 
 
 def xla():
     """But for dropout, of which XLA draws other masks."""
-    names = ["branches", "statistics", "recurrent", "tied", "dict_outputs", "several_by_place"]
+    names = ["statistics", "recurrent", "tied"]
     return against_plain(family.compilation.compiled_train_step, names)
 
 
 def xla_model():
-    names = ["attention", "list_model_of_a_tuple", "subclassed_dict", "several_by_name"]
-    names = [name for name in names if name not in DRAWS]
+    names = ["list_model_of_a_tuple", "several_by_name"]
     return against_plain(family.compilation.compiled_model_train_step, names)
 
 
@@ -136,26 +129,26 @@ def xla_blocks():
     def make(*given):
         return family.compilation.compiled_model_train_step(*given, blocks="block*")
 
-    return against_plain(make, ["branches", "statistics", "dict_model"])
+    return against_plain(make, ["branches", "statistics"])
 
 
 def accumulated():
     makes = family.gradient_accumulation.make_train_step
     return {
-        "1": against_plain(lambda *given: makes(*given, micro_batches=1), MOST),
+        "1": against_plain(lambda *given: makes(*given, micro_batches=1), KEY),
         "3": against_plain(lambda *given: makes(*given, micro_batches=3), WHOLE),
     }
 
 
 def clipped():
     technique = family.gradient_clipping
-    names = ["recurrent", "tied", "normalized", "dict_outputs"]
+    names = ["normalized", "recurrent"]
     return {
         "only measured": against_plain(
             lambda *given: technique.make_train_step(*given, max_norm=math.inf), names
         ),
         "guarded": against_plain(
-            lambda *given: technique.make_train_step(*given, max_norm=1e9, check_finite=True), MOST
+            lambda *given: technique.make_train_step(*given, max_norm=1e9, check_finite=True), KEY
         ),
         "each": against_plain(
             lambda *given: technique.make_per_variable_step(*given, max_norm=1e9), names
@@ -167,34 +160,30 @@ def scaled():
     technique = family.gradient_clipping
     return against_plain(
         lambda *given: technique.make_scaled_step(*given, max_norm=1e9, initial_scale=1024.0),
-        ["recurrent", "tied", "normalized", "dict_outputs", "list_model_of_a_tuple"],
+        ["normalized", "recurrent", "several_by_name"],
     )
 
 
 def stacked():
     makes = family.stacking.make_train_step
     return {
-        "1": against_plain(makes, MOST),
-        "2": against_plain(
-            lambda *given: makes(*given, micro_batches=2), [n for n in MOST if n in WHOLE]
-        ),
+        "1": against_plain(makes, KEY),
+        "2": against_plain(lambda *given: makes(*given, micro_batches=2), WHOLE),
         "2 compiled": against_plain(
-            lambda *given: makes(*given, micro_batches=2, compiled=True), ["recurrent", "tied"]
+            lambda *given: makes(*given, micro_batches=2, compiled=True), ["tied"]
         ),
     }
 
 
 def recomputed():
-    """With a block of each functional model."""
-    blocks = {"normalized": "head", "tied": "dense*", "branches": "block"}
-    names = [n for n in MOST if not n.startswith(("sub", "several"))]
+    """With a block of some functional models."""
     found = {}
-    for name in names:
+    for name in ("normalized", "statistics", "attention", "recurrent"):
         wanted = reference(name)
         try:
             model, optimizer, x, y, loss_fn = made(name)
             apply = family.activation_checkpointing.apply_checkpointing
-            model = apply(model, blocks=blocks.get(name, "block"))
+            model = apply(model, blocks="head" if name == "normalized" else "block")
             optimizer.build(model.trainable_variables)
             step = kit.training.make_train_step(model, optimizer, loss_fn)
             found[name] = apart(trained(model, step, x, y), wanted)
@@ -206,11 +195,9 @@ def recomputed():
 def fitted():
     """Keras's own `fit` against the plain loop: that it is what `fit` computes, too."""
     found = {}
-    for name in MOST:
+    for name in ("normalized", "recurrent", "list_model_of_a_tuple"):
         wanted = reference(name)
         model, optimizer, x, y, loss_fn = made(name)
-        if type(model).__name__ == "Several" or name in ("two_outputs", "dict_outputs", "tied"):
-            continue  # `fit` can't call it; its losses are one for each output
         model.compile(optimizer, loss=lambda y, output, f=loss_fn: f(output, y))
         for _ in range(2):
             model.fit(x, y, batch_size=ROWS, verbose=0)
@@ -222,7 +209,7 @@ def fitted():
 def half_width():
     """Losses in bfloat16, where masks do not depend on the dtype."""
     found = {}
-    for name in [name for name in MOST if name not in DRAWS]:
+    for name in WHOLE:
         wanted = reference(name)[0]
         model, optimizer, x, y, loss_fn = made(name)
         try:
@@ -234,8 +221,7 @@ def half_width():
 
 
 def policies():
-    """Models whose own policy is half-width, in each step that takes them as they are."""
-    names = ["regularized", "recurrent"]
+    """A model whose own policy is half-width, in each step that takes it as it is."""
     makers = {
         "eager": family.compilation.eager_train_step,
         "xla": family.compilation.compiled_train_step,
@@ -247,24 +233,20 @@ def policies():
     }
     if KERAS_3:
         makers["scaled"] = family.gradient_clipping.make_scaled_step
+    cells = [("mixed_bfloat16", kind) for kind in makers] + [("mixed_float16", "kit")]
     found = {}
-    for policy in ("mixed_bfloat16", "mixed_float16"):
-        for name in names:
-            wanted = reference(name)[0][:1]
-            for kind, maker in makers.items():
-                if policy == "mixed_float16" and kind in ("xla", "model"):
-                    continue  # slow to compile, and the same code
-                keras.mixed_precision.set_global_policy(policy)
-                try:
-                    model, optimizer, x, y, loss_fn = made(name)
-                    loss = maker(model, optimizer, loss_fn)(x, y)
-                    difference = apart([np.array([float(loss)])], [wanted])
-                    found[f"{policy} {name} {kind}"] = difference, loss.dtype.name
-                except Exception as error:
-                    said = " ".join(str(error).split())[:300]
-                    found[f"{policy} {name} {kind}"] = f"{type(error).__name__}: {said}"
-                finally:
-                    keras.mixed_precision.set_global_policy("float32")
+    for policy, kind in cells:
+        wanted = reference("regularized")[0][:1]
+        keras.mixed_precision.set_global_policy(policy)
+        try:
+            model, optimizer, x, y, loss_fn = made("regularized")
+            loss = makers[kind](model, optimizer, loss_fn)(x, y)
+            found[f"{policy} {kind}"] = apart([np.array([float(loss)])], [wanted]), loss.dtype.name
+        except Exception as error:
+            said = " ".join(str(error).split())[:300]
+            found[f"{policy} {kind}"] = f"{type(error).__name__}: {said}"
+        finally:
+            keras.mixed_precision.set_global_policy("float32")
     return found
 
 
@@ -391,6 +373,15 @@ def raised(function, *args, **kwargs):
     return None
 
 
+def refused_loop(blocks):
+    """What an LSTM's program raises in the first call, and whether a weight has moved."""
+    model, optimizer, x, y, loss_fn = made("recurrent")
+    before = model.get_weights()
+    make = family.compilation.compiled_model_train_step
+    error = raised(make(model, optimizer, loss_fn, blocks=blocks), x, y)
+    return error, all(map(np.array_equal, model.get_weights(), before))
+
+
 def settings():
     """What new settings do, and what they refuse before anything changes."""
     found = {"moved": {}}
@@ -415,6 +406,7 @@ def settings():
         "left": calls,
         "block": raised(make, model, optimizer, loss_fn, blocks="blok"),
         "predict": raised(compilation.compiled_predict, model, blocks="blok"),
+        "loop": [refused_loop(blocks) for blocks in ("", "block")],
         "clip": raised(
             family.mixed_precision.make_train_step, model, optimizer, loss_fn, max_norm=0
         ),

@@ -56,14 +56,6 @@ def sequence():
     return keras.Model(inputs, outputs), values(9, 3), values(2, seed=1), squares
 
 
-def volume():
-    """Convolutions over three axes."""
-    inputs = keras.Input((4, 5, 6, 2))
-    x = layers.MaxPooling3D(2)(layers.Conv3D(3, 2, padding="same", name="block")(inputs))
-    outputs = layers.Dense(2)(layers.Flatten()(x))
-    return keras.Model(inputs, outputs), values(4, 5, 6, 2), values(2, seed=1), squares
-
-
 def branches():
     """Grouped and depthwise convolutions, a residual sum and a concatenation."""
     inputs = keras.Input((6, 6, 4))
@@ -128,39 +120,12 @@ def tied():
     return model, x, codes(5), loss_fn
 
 
-def pair(inputs, names=("a", "b")):
-    """A functional model of two inputs in the given structure."""
-    a, b = (keras.Input((size,), name=name) for size, name in zip((3, 4), names, strict=True))
-    x = layers.Concatenate()([layers.Dense(3, name="block")(a), b])
-    return keras.Model(inputs(a, b), layers.Dense(2)(x))
-
-
 def list_model_of_a_tuple():
-    """Keras's [a, b] model with what a tf.data pipeline of tuples gives."""
-    return pair(lambda a, b: [a, b]), (values(3), values(4)), values(2, seed=1), squares
-
-
-def list_model_of_a_list():
-    return pair(lambda a, b: [a, b]), [values(3), values(4)], values(2, seed=1), squares
-
-
-def dict_model():
-    x = {"a": values(3), "b": values(4)}
-    return pair(lambda a, b: {"a": a, "b": b}), x, values(2, seed=1), squares
-
-
-def two_outputs():
-    inputs = keras.Input((4,))
-    x = layers.Dense(5, activation="relu", name="block")(inputs)
-    model = keras.Model(inputs, [layers.Dense(2)(x), layers.Dense(3)(x)])
-    return model, values(4), (values(2, seed=1), values(3, seed=2)), squares
-
-
-def dict_outputs():
-    inputs = keras.Input((4,))
-    x = layers.Dense(5, activation="relu", name="block")(inputs)
-    model = keras.Model(inputs, {"one": layers.Dense(2)(x), "two": layers.Dense(3)(x)})
-    return model, values(4), {"one": values(2, seed=1), "two": values(3, seed=2)}, squares
+    """Keras's functional [a, b] model with what a tf.data pipeline of tuples gives."""
+    a, b = keras.Input((3,)), keras.Input((4,))
+    x = layers.Concatenate()([layers.Dense(3, name="block")(a), b])
+    model = keras.Model([a, b], layers.Dense(2)(x))
+    return model, (values(3), values(4)), values(2, seed=1), squares
 
 
 class Whole(keras.Model):
@@ -173,7 +138,7 @@ class Whole(keras.Model):
         self.right = layers.Dense(3)
 
     def call(self, inputs, training=None):
-        a, b = inputs.values() if isinstance(inputs, dict) else inputs
+        a, b = inputs
         return self.block(a) + self.right(b)
 
 
@@ -191,18 +156,6 @@ def subclassed():
     return model, x, values(3, seed=1), squares
 
 
-def subclassed_dict():
-    model, x = Whole(), {"left": values(3), "right": values(4)}
-    model(x)
-    return model, x, values(3, seed=1), squares
-
-
-def several_by_place():
-    model, x = Several(), (values(3), values(4))
-    model(*x)
-    return model, x, values(3, seed=1), squares
-
-
 def several_by_name():
     x = {"left": values(3), "right": values(4), "scale": values(1)}
     model = Several()
@@ -216,21 +169,13 @@ ZOO = {
         normalized,
         regularized,
         sequence,
-        volume,
         branches,
         statistics,
         attention,
         recurrent,
         tied,
         list_model_of_a_tuple,
-        list_model_of_a_list,
-        dict_model,
-        two_outputs,
-        dict_outputs,
         subclassed,
-        subclassed_dict,
-        several_by_place,
         several_by_name,
     )
 }
-DRAWS = {"normalized", "attention"} if KERAS_3 else set()  # dropout: not the same in parts

@@ -109,7 +109,8 @@ def compiled_model_train_step(
     blocks: names of layers at any depth, comma-separated, or patterns ("block*"); each becomes a
     program of its own, and what lies between them stays in the graph. "" compiles the model whole.
     Raises ValueError for a block that the model has not and NotImplementedError, when the model is
-    traced, for one that gives a Keras mask or adds a loss, which would not get out of its program.
+    traced, for one that gives a Keras mask or adds a loss, which would not get out of its program,
+    and for a loop, as in an LSTM that is not unrolled, whose steps the gradient cannot reach.
     """
     _check_mode(mode)
     _check_built(model)
@@ -127,7 +128,9 @@ def compiled_model_train_step(
         with tf.GradientTape() as tape:
             output, losses = forward(x)
             loss = _with_own_losses(loss_fn(output, y), losses)
-        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        gradients = tape.gradient(loss, variables)
+        _refuse_lists_at_borders(tf.compat.v1.get_default_graph())
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
         return loss
 
     return step
@@ -244,6 +247,23 @@ def _checked(layer, call, /, *args, **kwargs):
     if any(getattr(v, "_keras_mask", None) is not None for v in tf.nest.flatten(outputs)):
         raise NotImplementedError(f"{layer.name!r} gives a mask, which XLA's program would keep")
     return outputs
+
+
+def _refuse_lists_at_borders(graph: tf.Graph) -> None:
+    """Refuse a forward program that hands a loop's list of values on to the backward program.
+
+    XLA keeps such lists inside of a program only, and says so when the program first runs.
+    """
+    for function in graph.as_graph_def().library.function:
+        outputs = function.signature.output_arg
+        if function.attr["_XlaMustCompile"].b and tf.variant in [arg.type for arg in outputs]:
+            error = NotImplementedError(
+                "the model has a loop (an LSTM or GRU that is not unrolled), and XLA cannot hand"
+                " what it kept on to the backward program: compile the whole step, unroll it,"
+                " or name other blocks"
+            )
+            error.ag_pass_through = True  # else AutoGraph wraps the line in a page of its own
+            raise error
 
 
 def traced_model(model: Model, x) -> Model:
