@@ -238,7 +238,7 @@ def _record(model, inputs) -> tuple[list, set[int]]:
 
 
 def _places(calls: list, returned: set[int]) -> dict:
-    """Where values are rounded: layer -> of "input", "inside" and "output".
+    """Where values are rounded: layer -> of "input", "inside" and "output"; every product is there.
 
     The input of a product, unless it lies on a grid already. Its output, behind the BatchNorm and
     the ReLU that the converter makes a part of it; "inside", before any other activation of its
@@ -259,10 +259,11 @@ def _places(calls: list, returned: set[int]) -> dict:
         if number in done:
             continue
         if isinstance(layer, _products()):
+            names = places[layer]  # may stay empty: the kernel is rounded all the same
             if id(inputs[0]) not in grid:
-                places[layer].add("input")
+                names.add("input")
             if not _is_fused(layer.activation):
-                places[layer].add("inside")
+                names.add("inside")
             elif layer.activation is tf.keras.activations.linear:
                 place = follower(number)
                 if place and isinstance(calls[place][0], tf.keras.layers.BatchNormalization):
