@@ -28,7 +28,7 @@ from packaging.utils import canonicalize_name
 
 from bench import docs, validate
 from bench.docs import command
-from bench.harness.run import techniques
+from bench.harness.schedule import techniques
 from bench.network import projection, sweeps
 from shared import parallel
 
@@ -81,7 +81,10 @@ COMMANDS = {
     "pytest bench/ --resume": "collect",
     ".venv/bin/twinbench report results/latest": "run",
     ".venv/bin/twinbench report results/latest --format terminal": "run",
-    ".venv/bin/twinbench report docs/results.json --readme README.md": "run",
+    ".venv/bin/twinbench report docs/all_techniques docs/smaller_models --readme README.md "
+    "--other docs/avx2": "run",
+    ".venv/bin/twinbench choose results/latest": "run",
+    ".venv/bin/twinbench compare docs docs/avx2 docs/all_techniques": "run",
     ".venv/bin/twinbench choose results/latest --goal train-speed --max-accuracy-drop 0.5": ("run"),
     ".venv/bin/twinbench choose results/latest --goal train-speed --steps 1000": "run",
     ".venv/bin/twinbench choose results/latest --goal memory --task digits-cnn": "run",
@@ -691,11 +694,13 @@ def test_a_page_that_is_old_missing_or_of_nothing_is_found(tmp_path, monkeypatch
     assert command.main([]) == 0
     assert command.main(["--check"]) == 0
     capsys.readouterr()
-    (tmp_path / "techniques" / "pruning.md").write_text("edited by hand")
+    (tmp_path / "techniques" / "compression" / "pruning.md").write_text("edited by hand")
     (tmp_path / "techniques" / "gone.md").write_text("of a technique that was removed")
     assert command.main(["--check"]) == 1
     (line,) = capsys.readouterr().err.strip().splitlines()
-    assert line.startswith("docs/techniques: not what the code gives: gone.md, pruning.md; make")
+    assert line.startswith(
+        "docs/techniques: not what the code gives: compression/pruning.md, gone.md; make"
+    )
     assert command.main([]) == 0
     assert command.main(["--check"]) == 0
     assert not (tmp_path / "techniques" / "gone.md").exists()
@@ -717,9 +722,15 @@ def test_pages_are_the_same_whoever_makes_them(tmp_path):
 @pytest.mark.parametrize("name", techniques())
 def test_a_page_shows_both_files_whole_and_what_their_docstrings_say(name):
     """As it is rendered: no word of a docstring becomes markup, no fence ends early."""
-    tokens = MarkdownIt("commonmark").enable("table").parse(docs.pages()[f"{name}.md"])
-    sources = [(ROOT / side / f"{name}.py").read_text("utf-8") for side in ("pt_impl", "tf_impl")]
-    assert [t.content for t in tokens if t.type == "fence"] == sources
+    tokens = (
+        MarkdownIt("commonmark")
+        .enable("table")
+        .parse(docs.pages()[f"{techniques()[name].family}/{name}.md"])
+    )
+    paths = [f"{side}/{techniques()[name].family}/{name}.py" for side in ("pt_impl", "tf_impl")]
+    sources = [(ROOT / path).read_text("utf-8") for path in paths]
+    below = [source.partition('"""')[2].partition('"""\n')[2].lstrip("\n") for source in sources]
+    assert [t.content for t in tokens if t.type == "fence"] == below
     shown = letters(
         "".join(child.content for t in tokens if t.type != "fence" for child in (t.children or [t]))
     )
@@ -736,13 +747,13 @@ def letters(text: str) -> str:
 
 
 def test_a_page_lists_the_variants_and_tasks_of_the_benchmark():
-    page = docs.pages()["compilation.md"]
+    page = docs.pages()["train_step/compilation.md"]
     assert "| baseline (the baseline) | — | yes | Keras 3 | quick |" in page
     assert "| compiled | — | yes, needs a C++ compiler | Keras 3 | quick |" in page
     assert "| max\\_autotune |" in page or "| max_autotune |" in page
     assert "`mode='max-autotune'` | yes, needs a C++ compiler | — | full |" in page
     assert "| digits-cnn | 128 (compute) | predictions | — | full |" in page
-    assert "tf_keras" in docs.pages()["pruning.md"].partition("## What is measured")[2]
+    assert "tf_keras" in docs.pages()["compression/pruning.md"].partition("## What is measured")[2]
 
 
 def test_a_source_with_fences_stays_in_its_own():
