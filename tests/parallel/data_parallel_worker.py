@@ -298,7 +298,7 @@ def forked(
     codes = [process.exitcode for process in started]
     for process in started:
         process.kill()
-    if any(codes):
+    if any(code != 0 for code in codes):  # None: it did not end
         raise RuntimeError(f"replicas ended with {codes}: {given}")
     result = parallel.Result.load(out)
     out.unlink()
