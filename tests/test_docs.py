@@ -111,7 +111,7 @@ COMMANDS = {
     "--bandwidth 100gbit --latency 10us --compute 250ms --size 3GB": "run",
     f"{PROJECTED} --page docs/across_hosts.md": "run",
     # docs/gpu.md
-    "python3 -m venv .venv-pt && .venv-pt/bin/pip install torch torchao torchvision onnx "
+    "python3 -m venv .venv-pt && .venv-pt/bin/pip install torch torch-pruning torchao torchvision onnx "
     "onnxruntime onnxscript openvino numpy pillow psutil scikit-learn": "install",
     "python3 -m venv .venv-tf && .venv-tf/bin/pip install 'tensorflow[and-cuda]' tf_keras "
     "tensorflow-model-optimization tf2onnx ai-edge-litert onnx onnxruntime openvino numpy pillow "
@@ -286,7 +286,7 @@ def test_a_published_run_is_not_taken_up(clone, text):
 def test_its_arguments_are_parsed(text, monkeypatch):
     asked = []
     monkeypatch.setattr(validate, "measure", lambda *given: asked.append(given))
-    validate.main(text.partition("twinbench validate ")[2].split(" "))
+    validate.main(text.partition(" validate ")[2].split(" "))
     ((frameworks, pairs, blocks, _),) = asked
     assert (frameworks, pairs, blocks) == (["pt"], 10, 8)
 
@@ -314,14 +314,14 @@ def test_it_runs_on_every_host(clone, text, hosts_permitted):
 def test_a_sweep_is_asked_for_as_written(text, monkeypatch):
     asked = []
     monkeypatch.setattr(sweeps, "measure", lambda framework, _: asked.append(framework) or [])
-    assert projection.main(text.partition("twinbench projection ")[2].split(" ")) == 0
+    assert projection.main(text.partition(" projection ")[2].split(" ")) == 0
     assert asked == re.findall(r"--framework (\w+)", text)
 
 
 def test_the_projection_is_what_its_records_give(monkeypatch):
     """Of this repository, whose page no test writes. Make it again with its last command."""
     monkeypatch.chdir(ROOT)
-    words = PROJECTED.partition("twinbench projection ")[2].split(" ")
+    words = PROJECTED.partition(" projection ")[2].split(" ")
     assert projection.main([*words, "--page", "docs/across_hosts.md", "--check"]) == 0
 
 
@@ -612,7 +612,9 @@ def test_the_tour_s_page_is_made(tour):
     assert run(".venv/bin/twinbench docs", tour).returncode == 0
     page = (tour / "docs" / "techniques" / "train_step" / "label_smoothing.md").read_text("utf-8")
     assert (tour / "pt_impl" / "train_step" / "label_smoothing.py").read_text("utf-8") in page
-    assert "train_step/label_smoothing.md" in (tour / "docs" / "techniques" / "README.md").read_text("utf-8")
+    assert "train_step/label_smoothing.md" in (
+        tour / "docs" / "techniques" / "README.md"
+    ).read_text("utf-8")
 
 
 # Links --------------------------------------------------------------------------------------------
