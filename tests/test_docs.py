@@ -111,8 +111,8 @@ COMMANDS = {
     "--bandwidth 100gbit --latency 10us --compute 250ms --size 3GB": "run",
     f"{PROJECTED} --page docs/across_hosts.md": "run",
     # docs/gpu.md
-    "python3 -m venv .venv-pt && .venv-pt/bin/pip install torch torch-pruning torchao torchvision onnx "
-    "onnxruntime onnxscript openvino numpy pillow psutil scikit-learn": "install",
+    "python3 -m venv .venv-pt && .venv-pt/bin/pip install torch torch-pruning torchao torchvision "
+    "onnx onnxruntime onnxscript openvino numpy pillow psutil scikit-learn": "install",
     "python3 -m venv .venv-tf && .venv-tf/bin/pip install 'tensorflow[and-cuda]' tf_keras "
     "tensorflow-model-optimization tf2onnx ai-edge-litert onnx onnxruntime openvino numpy pillow "
     "psutil scikit-learn": "install",
