@@ -22,7 +22,7 @@ from tests.test_layout import SIDES, named_to_copy, technique_files
 from tests.workers import ROOT
 from tests.zoo.cells import TECHNIQUES
 
-MODELS = {"pt": "dict_heads", "tf": "dict_heads"}
+MODELS = {"pt": "groups_net", "tf": "groups_net"}
 FORMS = {"pt": "tar", "tf": "tfrecord"}
 FILES = {
     framework: [
