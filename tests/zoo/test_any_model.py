@@ -28,7 +28,7 @@ SAMPLE = {
     "tf": [
         ("gradient_accumulation", "two_inputs"),
         ("distillation", "normalized"),
-        ("sparse_inference", "wide_and_deep"),
+        ("gradient_clipping", "wide_and_deep"),
         ("structured_pruning", "bilstm"),
     ],
 }
