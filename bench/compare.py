@@ -1,13 +1,18 @@
-"""What changed from one run to another, beyond the noise of both.
+"""What changed from one run to another, beyond the noise of both; or many runs in one table.
 
     twinbench compare OLD NEW [--all] [--format terminal|markdown] [--fail-if slower:5%]
+    twinbench compare A B C ... [--all] [--format terminal|markdown]
 
 Two runs hours apart cannot be compared by their seconds: the machine's speed drifts. What each run
 measured within itself can: the ratio of a variant to its own baseline, and of twin to twin. Peaks
-of memory were taken once a run, so only large changes are shown, and none is judged.
+of memory were taken once a run, so only large changes are shown, and none is judged; those of runs
+that counted by other rules (another schema) are not compared.
+
+Of three and more runs (machines, versions) each ratio has a line with a column a run. Those are
+shown that some run has beyond the noise of it and of the first; with --all every one.
 
 With --fail-if the exit status is 1 where a ratio of step times rose by more than the given share:
-its 95% interval lies wholly beyond it, and neither run was too noisy for a verdict.
+its 95% interval lies wholly beyond it.
 """
 
 from __future__ import annotations
@@ -19,16 +24,26 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from bench.analysis.stats import Ratio, compare_accuracy, compare_runs
-from bench.report import load
-from bench.report.blocks import DIFFERENT, Column, Table, above_import
-from bench.report.content import run_line
-from bench.report.figures import MISSING, compact, interval, is_number, number, plus_minus, scaled
-from bench.report.record import FRAMEWORKS, at, framework_title, title_of, work_of
+from bench.analysis.reading import (
+    DIFFERENT,
+    FRAMEWORKS,
+    above_import,
+    framework_title,
+    load,
+    title_of,
+    work_of,
+)
+from bench.analysis.values import at, is_number
+from bench.analysis.verdicts import Ratio, compare_accuracy, compare_runs
+from bench.report.blocks import Column, Table
+from bench.report.content import machine_words, run_line
+from bench.report.figures import MISSING, compact, interval, number, plus_minus, ratio, scaled
+from bench.report.shapes import letters
 from bench.report.tables import grid, markdown_table
 from bench.report.text import plain, wrap
 
-CHANGED = ("faster", "slower", "better", "worse")  # verdicts that say that something did
+# verdicts that say that something did
+CHANGED = ("faster", "slower", "slightly faster", "slightly slower", "better", "worse")
 NOT_MEASURED = "not measured"
 MEMORY_CHANGE = 0.10  # share by which a peak differs at least, to be shown
 MACHINE = ("cpu", "isa", "physical_cores", "threads", "memory_bytes", "gpu", "governor", "os")
@@ -73,9 +88,83 @@ def tables(old: Record, new: Record, *, every: bool = False) -> list[Table]:
         _statuses(*cases, every),
         _ratios(_common(old, new), cases[1], every),
         _accuracies(both, new["tasks"], every),
-        _memory(both),
+        _memory(both) if _same_rules(old, new) else None,
     ]
-    return [table for table in found if table.rows]
+    return [table for table in found if table and table.rows]
+
+
+def _same_rules(*runs: Record) -> bool:
+    """Whether all counted memory alike: what stands in for imports changed between schemas."""
+    return len({run["schema_version"] for run in runs}) == 1
+
+
+# Many runs ---------------------------------------------------------------------------------------
+
+
+def many(runs: list[Record], *, every: bool = False) -> list[Table]:
+    """What differs between the runs, and each ratio of step time in all of them.
+
+    ValueError where no ratio stands in two of them.
+    """
+    names = letters(len(runs))
+    stated = [_stated(run) for run in runs]
+    rows = [
+        [name, *values]
+        for name in dict.fromkeys(name for each in stated for name in each)
+        if len(set(values := [each.get(name, MISSING) for each in stated])) > 1
+    ]
+    columns = [Column("", head, right=False) for head in ("what", *names)]
+    return [Table("Not the same in all runs", columns, rows), _all_ratios(runs, names, every)]
+
+
+def _all_ratios(runs: list[Record], names: list[str], every: bool) -> Table:
+    """A line a ratio, a column a run; beside a ratio that changed against the first its verdict."""
+    found = [_ratios_of(run) for run in runs]
+    cases = {case["id"]: case for run in runs for case in run["cases"]}
+    keys = dict.fromkeys(key for each in found for key in each)
+    several = [key for key in keys if sum(key in each for each in found) > 1]
+    if not several:
+        raise ValueError("the runs have no ratio in common")
+    rows = []
+    for key in several:
+        lines = [each.get(key) for each in found]
+        first = next(line for line in lines if line)
+        cells, changed = [], False
+        for line in lines:
+            verdict = None if line in (None, first) else _moved(first, line)
+            changed |= verdict in CHANGED
+            cells.append(_cell(line, verdict))
+        if changed or every:
+            rows.append([_pair(first, cases), *cells])
+    columns = [Column("", "ratio of", right=False), *(Column("", name) for name in names)]
+    title = f"Ratios of step time: {len(several)} in two runs or more"
+    return Table(title, columns, rows or [["none changed", *[""] * len(names)]])
+
+
+def _ratios_of(run: Record) -> dict[tuple, dict]:
+    ids = {case["id"] for case in run["cases"]}
+    return {
+        (c["kind"], c["numerator"], c["denominator"]): c
+        for c in run["comparisons"]
+        if c["kind"] != "control" and {c["numerator"], c["denominator"]} <= ids
+    }
+
+
+def _moved(first: dict, line: dict) -> str | None:
+    """Whether a ratio changed against another run's; nothing where either has no interval."""
+    if None in [at(each, name) for each in (first, line) for name in ("ratio", "sd")]:
+        return None
+    change = _change(first, line)
+    return change.verdict if change else DIFFERENT
+
+
+def _cell(line: dict | None, verdict: str | None) -> str:
+    if line is None:
+        return MISSING
+    if line.get("verdict") == DIFFERENT or not is_number(line.get("ratio")):
+        return DIFFERENT
+    figure = ratio(line["ratio"], line.get("ci"))
+    return f"{figure}\n{verdict}" if verdict in CHANGED else figure
 
 
 def _conditions(differing: dict[str, tuple[str, str]]) -> Table:
@@ -100,16 +189,8 @@ def _statuses(old: dict[str, dict], new: dict[str, dict], every: bool) -> Table:
 
 def _common(old: Record, new: Record) -> list[tuple[dict, dict]]:
     """The comparisons that both runs made of their cases, but for the controls."""
-    found: list[dict] = []
-    for record in (old, new):
-        ids = {case["id"] for case in record["cases"]}
-        comparisons = [
-            c
-            for c in record["comparisons"]
-            if c["kind"] != "control" and {c["numerator"], c["denominator"]} <= ids
-        ]
-        found.append({(c["kind"], c["numerator"], c["denominator"]): c for c in comparisons})
-    return [(found[0][key], found[1][key]) for key in found[0] if key in found[1]]
+    ours, theirs = _ratios_of(old), _ratios_of(new)
+    return [(ours[key], theirs[key]) for key in ours if key in theirs]
 
 
 def _ratios(common: list[tuple[dict, dict]], cases: dict[str, dict], every: bool) -> Table:
@@ -193,7 +274,7 @@ def slower(old: Record, new: Record, share: float) -> list[str]:
     found = []
     for before, after in _common(old, new):
         change = _change(before, after)
-        if change and change.verdict != "noisy" and change.ci[0] > 1 + share:
+        if change and change.ci[0] > 1 + share:
             moved = f"{change.ratio:.3f} ({interval(change.ci, like=1.0)})"
             found.append(f"slower by more than {share:.1%}: {_pair(after, cases)}: {moved}")
     return found
@@ -210,23 +291,40 @@ def sentences(old: Record, new: Record) -> list[str]:
             "NOT THE SAME CONDITIONS: whatever changed below may come from what differs "
             f"({', '.join(differing)})."
         )
-    found += [
+    if not _same_rules(old, new):
+        found.append("MEMORY IS NOT COMPARED: the runs counted it by other rules.")
+    return found + _unfinished({"old": old, "new": new})
+
+
+def _unfinished(runs: dict[str, Record]) -> list[str]:
+    return [
         f"NOT FINISHED: the {name} run was cut short."
-        for name, record in (("old", old), ("new", new))
+        for name, record in runs.items()
         if not record["finished"]
     ]
-    return found
 
 
 def render(old: Record, new: Record, *, every: bool, markdown: bool, width: int = 80) -> str:
     """The whole comparison as text for the terminal, or as Markdown."""
-    parts = tables(old, new, every=every)
+    return _rendered(sentences(old, new), tables(old, new, every=every), markdown, width)
+
+
+def render_many(runs: list[Record], *, every: bool, markdown: bool, width: int = 80) -> str:
+    """The comparison of any number of runs."""
+    named = dict(zip(letters(len(runs)), runs, strict=True))
+    said = [
+        f"{name}: {machine_words(r['environment'])}; {run_line(r)}" for name, r in named.items()
+    ]
+    return _rendered(said + _unfinished(named), many(runs, every=every), markdown, width)
+
+
+def _rendered(said: list[str], parts: list[Table], markdown: bool, width: int) -> str:
     if markdown:
-        lines = ["# What changed", *sentences(old, new)]
+        lines = ["# What changed", *said]
         for table in parts:
             lines += [f"## {table.title}", markdown_table(table).strip("\n")]
         return "\n\n".join(lines) + "\n"
-    lines = [line for text in sentences(old, new) for line in wrap(plain(text), width)]
+    lines = [line for text in said for line in wrap(plain(text), width)]
     for table in parts:
         lines += ["", *grid(table, width)]
     return "\n".join(lines) + "\n"
@@ -234,18 +332,25 @@ def render(old: Record, new: Record, *, every: bool, markdown: bool, width: int 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit status (1: --fail-if holds, 2: an error)."""
-    parser = argparse.ArgumentParser(prog="twinbench compare", description=__doc__)
-    parser.add_argument("old", type=Path, help="a results.json, or the folder that holds one")
-    parser.add_argument("new", type=Path, help="the same of the other run")
+    parser = argparse.ArgumentParser(
+        prog="twinbench compare",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "runs", type=Path, nargs="+", help="two or more: a results.json, or the folder of one"
+    )
     parser.add_argument("--all", action="store_true", help="also what did not change")
     parser.add_argument("--format", choices=("terminal", "markdown"), default="terminal")
     parser.add_argument("--fail-if", type=_limit, metavar="slower:P%", help="exit with status 1 if")
     given = parser.parse_args(arguments)
+    if len(given.runs) < 2 or (len(given.runs) > 2 and given.fail_if is not None):
+        parser.error("give two runs, or more without --fail-if")
     sys.stdout.reconfigure(errors="backslashreplace")  # a console without UTF-8 loses no table
     try:
-        runs = [load(path) for path in (given.old, given.new)]
-        markdown = given.format == "markdown"
-        print(render(*runs, every=given.all, markdown=markdown), end="")
+        runs = [load(path) for path in given.runs]
+        shown = {"every": given.all, "markdown": given.format == "markdown"}
+        print(render(*runs, **shown) if len(runs) == 2 else render_many(runs, **shown), end="")
     except ValueError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 2

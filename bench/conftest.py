@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 
 from bench import resume
+from bench.harness.command import find_interpreter, this_command
+from bench.harness.folders import new_folder
 from bench.harness.plan import (
     EFFORT,
     EFFORTS,
@@ -26,17 +28,10 @@ from bench.harness.plan import (
     repeated_controls,
     with_baselines,
 )
-from bench.harness.results import new_folder
-from bench.harness.run import (
-    OtherConditions,
-    Plan,
-    Run,
-    Settings,
-    find_interpreter,
-    techniques,
-    this_command,
-)
-from bench.report import FORMATS, tables, write_reports
+from bench.harness.run import OtherConditions, Run, Settings
+from bench.harness.schedule import Plan, techniques
+from bench.report import tables
+from bench.report.files import FORMATS, write_reports
 from shared.specs import TASKS
 
 STATE = pytest.StashKey["State"]()
@@ -329,6 +324,10 @@ def _measure(state: State, speaker: Speaker) -> None:
         state.results = run.measure()
     except OtherConditions as error:
         raise _refused(f"{state.folder}: {error}") from None
+    except KeyboardInterrupt:
+        state.results = run.save()
+        again = f"--resume {os.path.relpath(state.folder)}"
+        pytest.exit(f"interrupted: {again} goes on where it ended", returncode=2)
     except BaseException:
         state.results = run.save()
         raise
@@ -380,7 +379,8 @@ def replay(request: pytest.FixtureRequest, benchmark):
         if state.results is None:
             pytest.skip("benchmarks are disabled")
         case = next(c for c in state.results["cases"] if c["id"] == case_id)
-        samples = [sample for block in case["timing"]["step_s"] for sample in block]
+        matches = case["timing"]["step_s"].values()
+        samples = [each for blocks in matches for block in blocks.values() for each in block]
         planned = {case.id: case for cases in state.plan.cases.values() for case in cases}
         if case["status"] == "OK" and not planned[case_id].timed:
             pytest.skip("its steps are not timed; what was measured stands in the tables")
@@ -395,16 +395,46 @@ def replay(request: pytest.FixtureRequest, benchmark):
     return give
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
-    """Our tables, after pytest-benchmark's, and where everything was written."""
+@pytest.hookimpl(wrapper=True)
+def pytest_terminal_summary(terminalreporter, config: pytest.Config):
+    """The answer and the way on; before them pytest-benchmark's tables where they were asked for.
+
+    All tables follow with -v.
+    """
     state = config.stash.get(STATE, None)
-    if state is None or state.results is None:
-        return
-    terminalreporter.write_line("")
-    terminalreporter.write_line(tables.terminal(state.results, width=80))
-    done = (
-        "" if state.results["finished"] else "The run was interrupted; what was finished is kept.\n"
+    shown = state is not None and state.results is not None
+    benchmarks = getattr(config, "_benchmarksession", None)
+    if shown and benchmarks and not _asks_pytest_benchmark(config):
+        benchmarks.quiet = True
+    done = yield
+    if shown:
+        if config.option.verbose > 0:
+            terminalreporter.write_line(tables.detail(state.results, width=80))
+        terminalreporter.write_line(f"\n{tables.answered(state.results, width=80)}")
+        terminalreporter.write_line("\n".join(_way_on(state)))
+    return done
+
+
+def _asks_pytest_benchmark(config: pytest.Config) -> bool:
+    """Whether an option of pytest-benchmark's was given, but for those that select."""
+    selecting = (
+        "--benchmark-only",
+        "--benchmark-disable",
+        "--benchmark-skip",
+        "--benchmark-enable",
     )
-    written = [str(state.folder / name) for name in ("results.json", *FORMATS.values())]
-    terminalreporter.write_line("\n".join([f"\n{done}{written[0]}", *written[1:]]))
+    return any(
+        argument.startswith("--benchmark-") and argument not in selecting
+        for argument in config.invocation_params.args
+    )
+
+
+def _way_on(state: State) -> list[str]:
+    """Where everything was written, and what to do with it."""
+    lines = [str(state.folder / name) for name in ("results.json", *FORMATS.values())]
+    if not state.results["finished"]:
+        lines.insert(0, "The run was interrupted; what was finished is kept.")
+    folder = os.path.relpath(state.folder)
+    lines.append(f"More: twinbench choose {folder} --all, or --goal, --steps, --max-accuracy-drop;")
+    lines.append(f"all tables: twinbench report {folder} --format terminal")
+    return lines

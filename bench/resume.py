@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.analysis.reading import load, results_file
 from bench.harness import state as states
-from bench.report import load, results_file
 
 
 @dataclass(frozen=True)

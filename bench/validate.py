@@ -21,13 +21,15 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.analysis import stats
+from bench.analysis import verdicts
+from bench.analysis.fit import block_times
 from bench.harness import machine
-from bench.harness.matches import Match, parent_key
+from bench.harness.folders import new_folder
+from bench.harness.matches import Match, parent_key, start_order
 from bench.harness.plan import EFFORT, FRAMEWORKS, Case, Prepared, Variant, Work, Workload
 from bench.harness.processes import Processes
-from bench.harness.results import new_folder
-from bench.harness.run import SEED, clock
+from bench.harness.progress import clock
+from bench.harness.run import SEED
 from shared import datasets
 
 PLANTED = 0.10
@@ -120,21 +122,22 @@ def _measure(processes, framework, pairs, blocks, threads, results, found, path)
         for number, match in enumerate(matches):
             played = Match(
                 processes,
-                match,
+                start_order(match, number, block),
                 data={"digits-cnn": str(data)},
                 threads=threads,
                 seed=SEED + block,
                 evidence=False,
+                number=number,
                 side_by_side=min(threads, 4) if processes.forks else 1,
             ).play(EFFORT["default"].rounds)
             for case_id, result in played.items():
                 if result.status != "OK":
                     raise SystemExit(f"{case_id}: {result.status}: {result.reason}")
-            samples = {case.variant.name: played[case.id].samples for case in match}
+            times = block_times({c.variant.name: played[c.id].samples for c in match})
             for row in rows:
                 if row["match"] == number:
-                    ours, theirs = (samples[name] for name in row["names"])
-                    row["log_ratios"].append(stats.block_log_ratio(ours, theirs))
+                    ours, theirs = (times[name] for name in row["names"])
+                    row["log_ratios"].append(ours - theirs)
         processes.stop_parents()
         partial = path.with_suffix(".partial")
         partial.write_text(json.dumps(found, indent=1), encoding="utf-8")
@@ -153,7 +156,7 @@ def summary(found: dict) -> str:
     """A line for each pair, then counts of verdicts."""
     lines, counts = [], {}
     for row in found["pairs"]:
-        judged = stats.compare(row["log_ratios"])
+        judged = verdicts.compare(row["log_ratios"])
         low, high = judged.ci or (judged.ratio, judged.ratio)
         lines.append(
             f"{row['framework']} {row['kind']:8} batch {row['batch_size']:<3} "
@@ -175,18 +178,20 @@ def simulate(found: dict, blocks: int = EFFORT["default"].blocks) -> str:
         rows = [r for r in found["pairs"] if (r["framework"], r["kind"]) == (framework, "control")]
         noise = np.concatenate([row["log_ratios"] for row in rows])
         noise = noise - noise.mean()  # in the simulated world the truth is a ratio of one
-        covered = wrong = detected = 0
+        covered = wrong = slight = detected = 0
         for _ in range(DRAWS):
             drawn = random.choice(noise, blocks).tolist()
-            judged = stats.compare(drawn)
+            judged = verdicts.compare(drawn)
             covered += judged.ci[0] <= 1.0 <= judged.ci[1]
             wrong += judged.verdict in ("faster", "slower")
-            slower = stats.compare([value + np.log1p(found["planted"]) for value in drawn])
+            slight += judged.verdict in ("slightly faster", "slightly slower")
+            slower = verdicts.compare([value + np.log1p(found["planted"]) for value in drawn])
             detected += slower.verdict == "slower"
         table = 1 - (1 - wrong / DRAWS) ** TABLE_ROWS
         lines.append(
             f"{framework}: noise sd {exp(noise.std()) - 1:.3f} of {len(noise)} blocks; "
-            f"coverage {covered / DRAWS:.1%}; a false verdict in {TABLE_ROWS} rows {table:.1%}; "
+            f"coverage {covered / DRAWS:.1%}; a false verdict in {TABLE_ROWS} rows {table:.1%}, "
+            f'"slightly" in {slight / DRAWS:.1%} of rows; '
             f"planted {found['planted']:.0%} found {detected / DRAWS:.1%}"
         )
     return "\n".join(lines)

@@ -10,8 +10,9 @@ import pytest
 
 from bench.harness import plan
 from bench.harness.plan import Effort, cases_of, choose, with_baselines
-from bench.harness.processes import Limits
-from bench.harness.run import Plan, Run, Settings
+from bench.harness.processes import TimeLimits
+from bench.harness.run import Run, Settings
+from bench.harness.schedule import Plan
 from tests.harness import command_line, fake_plugin, faulty
 from tests.harness.command_line import MARK
 from tests.network.namespaces import refusal
@@ -26,7 +27,7 @@ hypothesis.settings.load_profile("busy machine")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-LIMITS = Limits(start=60, request=30, sample=20, train=60)
+LIMITS = TimeLimits(start=60, request=30, sample=20, train=60)
 
 ONE_BLOCK = Effort(blocks=1, rounds=5, seeds=1)
 

@@ -28,7 +28,7 @@ from packaging.utils import canonicalize_name
 
 from bench import docs, validate
 from bench.docs import command
-from bench.harness.run import techniques
+from bench.harness.schedule import techniques
 from bench.network import projection, sweeps
 from shared import parallel
 
@@ -81,7 +81,10 @@ COMMANDS = {
     "pytest bench/ --resume": "collect",
     ".venv/bin/twinbench report results/latest": "run",
     ".venv/bin/twinbench report results/latest --format terminal": "run",
-    ".venv/bin/twinbench report docs/results.json --readme README.md": "run",
+    ".venv/bin/twinbench report docs/all_techniques docs/smaller_models --readme README.md "
+    "--other docs/avx2": "run",
+    ".venv/bin/twinbench choose results/latest": "run",
+    ".venv/bin/twinbench compare docs docs/avx2 docs/all_techniques": "run",
     ".venv/bin/twinbench choose results/latest --goal train-speed --max-accuracy-drop 0.5": ("run"),
     ".venv/bin/twinbench choose results/latest --goal train-speed --steps 1000": "run",
     ".venv/bin/twinbench choose results/latest --goal memory --task digits-cnn": "run",
@@ -108,8 +111,8 @@ COMMANDS = {
     "--bandwidth 100gbit --latency 10us --compute 250ms --size 3GB": "run",
     f"{PROJECTED} --page docs/across_hosts.md": "run",
     # docs/gpu.md
-    "python3 -m venv .venv-pt && .venv-pt/bin/pip install torch torchao torchvision onnx "
-    "onnxruntime onnxscript openvino numpy pillow psutil scikit-learn": "install",
+    "python3 -m venv .venv-pt && .venv-pt/bin/pip install torch torch-pruning torchao torchvision "
+    "onnx onnxruntime onnxscript openvino numpy pillow psutil scikit-learn": "install",
     "python3 -m venv .venv-tf && .venv-tf/bin/pip install 'tensorflow[and-cuda]' tf_keras "
     "tensorflow-model-optimization tf2onnx ai-edge-litert onnx onnxruntime openvino numpy pillow "
     "psutil scikit-learn": "install",
@@ -283,7 +286,7 @@ def test_a_published_run_is_not_taken_up(clone, text):
 def test_its_arguments_are_parsed(text, monkeypatch):
     asked = []
     monkeypatch.setattr(validate, "measure", lambda *given: asked.append(given))
-    validate.main(text.partition("twinbench validate ")[2].split(" "))
+    validate.main(text.partition(" validate ")[2].split(" "))
     ((frameworks, pairs, blocks, _),) = asked
     assert (frameworks, pairs, blocks) == (["pt"], 10, 8)
 
@@ -311,14 +314,14 @@ def test_it_runs_on_every_host(clone, text, hosts_permitted):
 def test_a_sweep_is_asked_for_as_written(text, monkeypatch):
     asked = []
     monkeypatch.setattr(sweeps, "measure", lambda framework, _: asked.append(framework) or [])
-    assert projection.main(text.partition("twinbench projection ")[2].split(" ")) == 0
+    assert projection.main(text.partition(" projection ")[2].split(" ")) == 0
     assert asked == re.findall(r"--framework (\w+)", text)
 
 
 def test_the_projection_is_what_its_records_give(monkeypatch):
     """Of this repository, whose page no test writes. Make it again with its last command."""
     monkeypatch.chdir(ROOT)
-    words = PROJECTED.partition("twinbench projection ")[2].split(" ")
+    words = PROJECTED.partition(" projection ")[2].split(" ")
     assert projection.main([*words, "--page", "docs/across_hosts.md", "--check"]) == 0
 
 
@@ -607,9 +610,11 @@ def test_the_tour_s_technique_is_measured(tour):
 
 def test_the_tour_s_page_is_made(tour):
     assert run(".venv/bin/twinbench docs", tour).returncode == 0
-    page = (tour / "docs" / "techniques" / "label_smoothing.md").read_text("utf-8")
-    assert (tour / "pt_impl" / "label_smoothing.py").read_text("utf-8") in page
-    assert "label_smoothing.md" in (tour / "docs" / "techniques" / "README.md").read_text("utf-8")
+    page = (tour / "docs" / "techniques" / "train_step" / "label_smoothing.md").read_text("utf-8")
+    assert (tour / "pt_impl" / "train_step" / "label_smoothing.py").read_text("utf-8") in page
+    assert "train_step/label_smoothing.md" in (
+        tour / "docs" / "techniques" / "README.md"
+    ).read_text("utf-8")
 
 
 # Links --------------------------------------------------------------------------------------------
@@ -691,11 +696,13 @@ def test_a_page_that_is_old_missing_or_of_nothing_is_found(tmp_path, monkeypatch
     assert command.main([]) == 0
     assert command.main(["--check"]) == 0
     capsys.readouterr()
-    (tmp_path / "techniques" / "pruning.md").write_text("edited by hand")
+    (tmp_path / "techniques" / "compression" / "pruning.md").write_text("edited by hand")
     (tmp_path / "techniques" / "gone.md").write_text("of a technique that was removed")
     assert command.main(["--check"]) == 1
     (line,) = capsys.readouterr().err.strip().splitlines()
-    assert line.startswith("docs/techniques: not what the code gives: gone.md, pruning.md; make")
+    assert line.startswith(
+        "docs/techniques: not what the code gives: compression/pruning.md, gone.md; make"
+    )
     assert command.main([]) == 0
     assert command.main(["--check"]) == 0
     assert not (tmp_path / "techniques" / "gone.md").exists()
@@ -717,9 +724,15 @@ def test_pages_are_the_same_whoever_makes_them(tmp_path):
 @pytest.mark.parametrize("name", techniques())
 def test_a_page_shows_both_files_whole_and_what_their_docstrings_say(name):
     """As it is rendered: no word of a docstring becomes markup, no fence ends early."""
-    tokens = MarkdownIt("commonmark").enable("table").parse(docs.pages()[f"{name}.md"])
-    sources = [(ROOT / side / f"{name}.py").read_text("utf-8") for side in ("pt_impl", "tf_impl")]
-    assert [t.content for t in tokens if t.type == "fence"] == sources
+    tokens = (
+        MarkdownIt("commonmark")
+        .enable("table")
+        .parse(docs.pages()[f"{techniques()[name].family}/{name}.md"])
+    )
+    paths = [f"{side}/{techniques()[name].family}/{name}.py" for side in ("pt_impl", "tf_impl")]
+    sources = [(ROOT / path).read_text("utf-8") for path in paths]
+    below = [source.partition('"""')[2].partition('"""\n')[2].lstrip("\n") for source in sources]
+    assert [t.content for t in tokens if t.type == "fence"] == below
     shown = letters(
         "".join(child.content for t in tokens if t.type != "fence" for child in (t.children or [t]))
     )
@@ -736,13 +749,13 @@ def letters(text: str) -> str:
 
 
 def test_a_page_lists_the_variants_and_tasks_of_the_benchmark():
-    page = docs.pages()["compilation.md"]
+    page = docs.pages()["train_step/compilation.md"]
     assert "| baseline (the baseline) | — | yes | Keras 3 | quick |" in page
     assert "| compiled | — | yes, needs a C++ compiler | Keras 3 | quick |" in page
     assert "| max\\_autotune |" in page or "| max_autotune |" in page
     assert "`mode='max-autotune'` | yes, needs a C++ compiler | — | full |" in page
     assert "| digits-cnn | 128 (compute) | predictions | — | full |" in page
-    assert "tf_keras" in docs.pages()["pruning.md"].partition("## What is measured")[2]
+    assert "tf_keras" in docs.pages()["compression/pruning.md"].partition("## What is measured")[2]
 
 
 def test_a_source_with_fences_stays_in_its_own():

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.compression.bench_sparse_inference import pruned
-from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from bench.harness.plan import Measure, Prepared, Technique, Variant, Work, Workload
 from shared import datasets, teacher
 
 # Fixed before anything was measured: the settings of the techniques that are stacked, and their
@@ -33,10 +33,9 @@ def _row(name: str, effort: str = "default", timed: bool = True, **settings) -> 
         settings,
         flavours=FLAVOURS,
         effort=effort,
-        changes_math=True,
-        changes_weights="final_sparsity" in settings,
+        measured=Measure(time=timed),
+        changes="weights" if "final_sparsity" in settings else "math",
         loss_tolerance=tolerance,
-        timed=timed,
     )
 
 
@@ -71,8 +70,6 @@ TECHNIQUE = Technique(
         "1_distilled predicts as fast as 0_fp32: it is the same model with other weights. It is "
         "not timed, so 0_fp32 may stand on a front of step time where 1_distilled would.",
     ),
-    # Other techniques play controls.
-    controls=False,
     counts=True,
 )
 

@@ -21,8 +21,8 @@ TECHNIQUE = Technique(
     title="Feature distillation: digits-resnet20 guides a layer of the student",
     variants=(
         Variant("alone", role="baseline", effort="quick"),
-        Variant("features", {"weight": 1.0}, effort="quick", changes_math=True),
-        Variant("features_strong", {"weight": 10.0}, effort="full", changes_math=True),
+        Variant("features", {"weight": 1.0}, effort="quick", changes="math"),
+        Variant("features_strong", {"weight": 10.0}, effort="full", changes="math"),
         Variant("neutral", {"weight": 0.0}, effort="full"),
     ),
     workloads=(
@@ -42,7 +42,6 @@ TECHNIQUE = Technique(
         "regressor, whose output nobody reads, and runs no teacher.",
         "Share of peak counts the student's arithmetic alone.",
     ),
-    controls=False,  # the task's other technique has them
     counts=True,
 )
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
-from bench.harness.worker import even_batch
+from bench.harness.accuracy import even_batch
+from bench.harness.plan import Measure, Prepared, Technique, Variant, Work, Workload
 from shared import datasets, teacher
 
 # Fixed before anything was measured, as are the cases and the seeds. The margin of accuracy is the
@@ -20,7 +20,7 @@ OWN, ONNX = "load_quantized", "load_onnxruntime"
 def _row(name: str, write: str, read: str = OWN, **fields) -> Variant:
     settings = {"write": write, "read": read}
     if "int8" in name:
-        fields |= {"changes_math": True, "loss_tolerance": APART}
+        fields |= {"changes": "math", "loss_tolerance": APART}
     return Variant(name, settings, **fields)
 
 
@@ -32,9 +32,15 @@ TECHNIQUE = Technique(
         _row("fp32", "keep_float32", role="baseline", effort="quick"),
         _row("static_int8", "quantize_static_int8", effort="quick"),
         _row("onnxruntime_int8", "quantize_onnxruntime_int8", ONNX),
-        _row("onnxruntime_fp32", "keep_onnxruntime_float32", ONNX, accuracy=False),
+        _row(
+            "onnxruntime_fp32", "keep_onnxruntime_float32", ONNX, measured=Measure(accuracy=False)
+        ),
         # The same weights as fp32: neither its accuracy nor its memory is of interest here.
-        Variant("fp32_in_framework", effort="full", accuracy=False, cold=False),
+        Variant(
+            "fp32_in_framework",
+            effort="full",
+            measured=Measure(accuracy=False, cold=False),
+        ),
         _row("dynamic_int8", "quantize_dynamic_int8", effort="full"),
     ),
     workloads=(

@@ -6,8 +6,8 @@ from dataclasses import replace
 from itertools import count
 
 from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from bench.harness.sizes import model_size
 from bench.harness.stages import train_on
-from bench.harness.worker import model_size
 
 # Beyond the recipe's, as many as it takes digits-cnn to its plateau: 560 steps. Masks are made 42
 # times in the first three quarters of them, the rest is recovery.
@@ -27,7 +27,9 @@ def _sparsity(percent: int, name: str = "", **settings) -> Variant:
     chosen = {"final_sparsity": percent / 100} | SCHEDULE
     chosen |= {} if name else {"min_weights": MIN_WEIGHTS}
     name = name or f"sparsity_{percent}"
-    return Variant(name, chosen, flavours=FLAVOURS, changes_math=percent > 0, **settings)
+    return Variant(
+        name, chosen, flavours=FLAVOURS, changes="math" if percent > 0 else None, **settings
+    )
 
 
 TECHNIQUE = Technique(
@@ -47,7 +49,7 @@ TECHNIQUE = Technique(
             {"final_sparsity": 0.8} | SCHEDULE | {"frequency": 1},
             flavours=FLAVOURS,
             effort="full",
-            changes_math=True,
+            changes="math",
             loss_tolerance=REGROWN_LOSSES,
         ),
         _sparsity(0, "neutral", effort="full"),
@@ -77,7 +79,6 @@ TECHNIQUE = Technique(
         "structured pruning.",
     ),
     # Other techniques play controls, and here the match is full with eight contenders.
-    controls=False,
     counts=True,
 )
 

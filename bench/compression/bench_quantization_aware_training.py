@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from bench.harness.plan import Measure, Prepared, Technique, Variant, Work, Workload
 from shared import datasets
 
 MORE_EPOCHS = 2  # beyond the recipe's, in every row: with fake quantization, or without
@@ -22,12 +22,12 @@ ROUNDED_LOSSES = 0.05
 def _rows(bits: int, effort: str) -> tuple[Variant, Variant]:
     """Rounding in training, and after it, which is the same file for whoever predicts."""
     common = {"settings": {"weight_bits": bits}, "effort": effort, "flavours": FLAVOURS}
-    common |= {"changes_math": True, "loss_tolerance": ROUNDED_LOSSES}
+    common |= {"changes": "math", "loss_tolerance": ROUNDED_LOSSES}
     # A step takes as long at any number of bits: fake quantization computes in float32.
     modes = ("train", "predict") if bits == 8 else ("predict",)
     return (
-        Variant(f"qat_{bits}", modes=modes, **common),
-        Variant(f"ptq_{bits}", modes=("predict",), timed=False, **common),
+        Variant(f"qat_{bits}", measured=Measure(modes=modes), **common),
+        Variant(f"ptq_{bits}", measured=Measure(modes=("predict",), time=False), **common),
     )
 
 
@@ -63,8 +63,6 @@ TECHNIQUE = Technique(
         "bits. Predictions of ptq take as long as those of qat.",
         "Files hold initial weights; compressed, those of trained weights differ a little.",
     ),
-    # Other techniques play controls.
-    controls=False,
     counts=True,
 )
 

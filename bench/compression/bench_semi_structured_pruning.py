@@ -19,7 +19,11 @@ TECHNIQUE = Technique(
     variants=(
         Variant("dense", role="baseline", effort="quick", flavours=FLAVOURS),
         Variant(
-            "two_to_four", {"masked": True}, effort="quick", flavours=FLAVOURS, changes_math=True
+            "two_to_four",
+            {"masked": True},
+            effort="quick",
+            flavours=FLAVOURS,
+            changes="weights",
         ),
     ),
     workloads=(
@@ -36,8 +40,6 @@ TECHNIQUE = Technique(
         "The pattern makes products faster on GPUs with sparse tensor cores alone (PyTorch's "
         "to_sparse_semi_structured, CUDA), which is not measured.",
     ),
-    # The matches of other techniques have controls.
-    controls=False,
     counts=True,
 )
 

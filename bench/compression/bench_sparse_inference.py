@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
-from bench.harness.worker import model_size
+from bench.harness.sizes import model_size
 from shared import datasets
 from shared.specs import GPTSpec, parameter_shapes
 
@@ -19,7 +19,10 @@ SAME = 1e-4  # relative L2: predictions of sparse and of dense kernels, the task
 def _row(name: str, percent: int, effort: str, **settings) -> Variant:
     chosen = {"sparsity": percent / 100} | settings
     return Variant(
-        f"{name}_{percent}", chosen, effort=effort, changes_math=True, changes_weights=True
+        f"{name}_{percent}",
+        chosen,
+        effort=effort,
+        changes="weights",
     )
 
 
@@ -79,8 +82,6 @@ TECHNIQUE = Technique(
         "Weights are initial ones, since speed does not depend on them; what pruning does to "
         "accuracy stands with pruning, what removed channels do to it with structured pruning.",
     ),
-    # The matches of other techniques have controls.
-    controls=False,
     counts=True,
 )
 

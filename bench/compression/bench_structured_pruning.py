@@ -19,8 +19,7 @@ def _removed(percent: int, effort: str) -> Variant:
         f"channels_{percent}",
         settings,
         effort=effort,
-        changes_math=changes,
-        changes_weights=changes,
+        changes="weights" if changes else None,
     )
 
 
@@ -49,8 +48,6 @@ TECHNIQUE = Technique(
         f"Accuracy: every row trains for the recipe's epochs and {MORE_EPOCHS} more at the same "
         "learning rate, with a new optimizer; channels go in between.",
     ),
-    # The matches of other techniques have controls.
-    controls=False,
     counts=True,
 )
 

@@ -21,14 +21,14 @@ TECHNIQUE = Technique(
             "int8_weights",
             {"write": "quantize_int8"},
             effort="quick",
-            changes_math=True,
+            changes="math",
             loss_tolerance=APART,
         ),
         Variant(
             "int4_weights",
             {"write": "quantize_int4"},
             effort="full",
-            changes_math=True,
+            changes="math",
             loss_tolerance=APART,
         ),
     ),
@@ -46,8 +46,6 @@ TECHNIQUE = Technique(
         "TensorFlow. Embeddings and activations stay in float32.",
         "Size is that of the file that would be deployed. Memory holds what is left of writing it.",
     ),
-    # The matches of other techniques have controls.
-    controls=False,
     counts=True,
 )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from bench.harness.plan import WARM, Prepared, Technique, Variant, Work, Workload
 from bench.probes import serving
 from bench.probes.serving import Route
 from shared import operators
@@ -45,11 +45,11 @@ UNCHECKED = {"load": {"check": False}}
 
 def _row(name: str, route: str, effort: str = "full", **more) -> Variant:
     settings = {"route": route} | more.pop("settings", {})
-    return Variant(name, settings, effort=effort, cold=False, **more)
+    return Variant(name, settings, effort=effort, measured=WARM, **more)
 
 
 def _int8(route: str, **more) -> Variant:
-    more |= {"loss_tolerance": INT8_LOSSES, "changes_math": True}
+    more |= {"loss_tolerance": INT8_LOSSES, "changes": "math"}
     settings = {"export": {"precision": "int8"}} | more.pop("settings", {})
     return _row(f"{route}_int8", route, settings=settings, **more)
 
@@ -59,7 +59,7 @@ TECHNIQUE = Technique(
     name="export",
     title="Export to runtimes that need no framework",
     variants=(
-        Variant("baseline", {"route": "in place"}, role="baseline", effort="quick", cold=False),
+        Variant("baseline", {"route": "in place"}, role="baseline", effort="quick", measured=WARM),
         _row("onnx", "onnx", "quick", settings=UNCHECKED),
         _row("openvino", "openvino", "default"),
         _row("litert", "litert", "default", frameworks=("tf",)),
@@ -68,7 +68,7 @@ TECHNIQUE = Technique(
             "openvino",
             settings={"load": {"precision": "bfloat16"}},
             loss_tolerance=HALF_LOSSES,
-            changes_math=True,
+            changes="math",
         ),
         _row(
             "litert_fp16",
@@ -76,7 +76,7 @@ TECHNIQUE = Technique(
             settings={"export": {"precision": "float16"}},
             frameworks=("tf",),
             loss_tolerance=HALF_LOSSES,
-            changes_math=True,
+            changes="math",
         ),
         _int8("onnx", settings=UNCHECKED),
         _int8("openvino"),
@@ -119,7 +119,6 @@ TECHNIQUE = Technique(
         "int8: 10%), classes equal in 99.9% (95%, 90%). The models are not trained: what int8 does "
         "to the accuracy of a trained one stands with post-training quantization.",
     ),
-    controls=False,
     probes=True,
 )
 

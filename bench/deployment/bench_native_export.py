@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from bench.harness.plan import WARM, Prepared, Technique, Variant, Work, Workload
 from bench.probes import serving
 from bench.probes.serving import Route
 
@@ -31,7 +31,7 @@ HALF_LOSSES = 5e-2  # relative: losses of predictions in bfloat16 against those 
 
 def _row(name: str, route: str, *, effort: str = "full", **more) -> Variant:
     settings = {"route": route} | more.pop("settings", {})
-    return Variant(name, settings, effort=effort, cold=False, **more)
+    return Variant(name, settings, effort=effort, measured=WARM, **more)
 
 
 TECHNIQUE = Technique(
@@ -39,7 +39,7 @@ TECHNIQUE = Technique(
     name="native_export",
     title="Export to the frameworks' own runtimes",
     variants=(
-        Variant("baseline", {"route": "in place"}, role="baseline", effort="quick", cold=False),
+        Variant("baseline", {"route": "in place"}, role="baseline", effort="quick", measured=WARM),
         _row("compiled", "compiled", frameworks=("pt",), effort="quick", requires="compiler"),
         _row("compiled", "compiled", frameworks=("tf",), effort="quick"),
         _row("aotinductor", "aotinductor", frameworks=("pt",), requires="compiler"),
@@ -58,7 +58,7 @@ TECHNIQUE = Technique(
             frameworks=("pt",),
             requires="compiler",
             loss_tolerance=HALF_LOSSES,
-            changes_math=True,
+            changes="math",
         ),
         _row("tensorrt", "tensorrt"),
     ),
@@ -84,7 +84,6 @@ TECHNIQUE = Technique(
         "compiled starts by compiling: its first start fills torch.compile's cache, later ones "
         "use it.",
     ),
-    controls=False,
     probes=True,
 )
 

@@ -1,7 +1,8 @@
 """Pages of documentation made from the code: one for each technique, and their index.
 
-A page sets both technique files side by side: what their docstrings say, the functions that they
-share, what the benchmark measures of them, and both sources in full. Files are read, not imported.
+A page begins with what published runs measured of a technique. Then it sets both technique files
+side by side: what their docstrings say, the functions that they share, what the benchmark measures
+of them, and both sources below their docstrings. Files are read, not imported.
 """
 
 from __future__ import annotations
@@ -14,13 +15,24 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from bench.analysis.decisions import FAMILIES, OLD_NAMES
+from bench.analysis.reading import load, view
+from bench.analysis.reading import tasks as works_of
 from bench.harness.plan import FRAMEWORKS, Technique, Variant, Workload
 from bench.harness.processes import ROOT
-from bench.harness.run import techniques
-from bench.report.tables import escape
-from shared.specs import TASKS
+from bench.harness.schedule import techniques
+from bench.report import charts, svg
+from bench.report.blocks import tables
+from bench.report.content import measured, parameters_of
+from bench.report.figures import number
+from bench.report.tables import escape, markdown_table
+from shared.specs import TASKS, train_step_flops
 
 FOLDER = ROOT / "docs" / "techniques"
+# The runs whose figures the pages show; a technique shows the first that has it.
+RUNS = ("all_techniques", "smaller_models", "sparsity", "input_pipelines", "parallel")
+RUNS += ("export", "native_export")
+SHOWN = ("speed", "ratios", "accuracy", "probed", "rates")  # tables of a page's results
 SECTIONS = (
     "What it changes",
     "Its twin",
@@ -61,13 +73,21 @@ class Function:
 
 
 def pages() -> dict[str, str]:
-    """The text of every page by its file name: the index README.md, then a page a technique."""
+    """The text of every file by its name: the index README.md, a page and a chart a technique."""
     found = {name: _values(technique) for name, technique in techniques().items()}
-    index = _environment().get_template("index.md.j2").render(pages=found)
-    page = _environment().get_template("technique.md.j2")
-    return {"README.md": index} | {
-        f"{name}.md": page.render(name=name, **values) for name, values in found.items()
+    families = {
+        family: {n: page for n, page in found.items() if page["technique"].family == family}
+        for family in dict.fromkeys((*FAMILIES, *(p["technique"].family for p in found.values())))
     }
+    index = _environment().get_template("index.md.j2")
+    template = _environment().get_template("technique.md.j2")
+    made = {"README.md": index.render(families=families, tasks=_tasks())}
+    for name, values in found.items():
+        path = f"{values['technique'].family}/{name}"
+        made[f"{path}.md"] = template.render(name=name, **values)
+        if values["results"] and values["results"]["chart"]:
+            made[f"{path}.svg"] = svg.standalone(values["results"]["chart"])
+    return made
 
 
 @cache
@@ -82,12 +102,14 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
     )
     found.filters["literal"] = escape
+    found.filters["table"] = markdown_table
     return found
 
 
 def _values(technique: Technique) -> dict:
-    sides = [_side(name, technique.name) for name in FRAMEWORKS]
+    sides = [_side(name, technique) for name in FRAMEWORKS]
     return {
+        "results": _results(technique.name),
         "technique": technique,
         "sides": sides,
         "summary": sides[0].summary,
@@ -98,17 +120,81 @@ def _values(technique: Technique) -> dict:
     }
 
 
+# Results ------------------------------------------------------------------------------------------
+
+
+@cache
+def _runs() -> dict[str, dict]:
+    """The published runs by the name of their folder in docs/."""
+    folders = {name: ROOT / "docs" / name for name in RUNS}
+    return {name: load(path) for name, path in folders.items() if path.is_dir()}
+
+
+def _results(technique: str) -> dict | None:
+    """What the first published run that has a technique measured of it; None without one."""
+    names = (technique, *(old for old, new in OLD_NAMES.items() if new == technique))
+    for folder, run in _runs().items():
+        for name in names:
+            if name in run["techniques"] and any(c["technique"] == name for c in run["cases"]):
+                return {"folder": folder, "measured": measured([run]), **_parts(run, name)}
+    return None
+
+
+def _parts(run: dict, name: str) -> dict:
+    """The first chart of a technique's ratios, and for each of its tasks the tables."""
+    views = {work: view(run, name, work) for work in works_of(run, name)}
+    drawn = [chart for found in views.values() if (chart := charts.forest(found))]
+    tasks = []
+    for work, found in views.items():
+        about = run["tasks"].get(found.cases and next(iter(found.cases.values()))["task"]) or {}
+        tasks.append((work, [t for t in tables(found, about) if t.name in SHOWN]))
+    return {"chart": drawn[0] if drawn else None, "tasks": tasks}
+
+
+def _tasks() -> list[dict]:
+    """A row for each task: its model, how many parameters, and how much work a step is."""
+    return [
+        {
+            "name": task.name,
+            "model": MODELS[task.model.family],
+            "data": f"{task.dataset.name}, {task.dataset.train_size:,} for training",
+            "parameters": f"{parameters_of(task.model):,}",
+            "batches": f"{task.small_batch}, {task.compute_batch}",
+            "work": number(train_step_flops(task.model, task.compute_batch) / 1e9),
+            "metric": f"{task.metric.replace('_', ' ')}, ±{task.margin:g}",
+        }
+        for task in TASKS.values()
+    ]
+
+
+MODELS = {
+    "cnn": "convolutions with BatchNorm",
+    "resnet": "CIFAR ResNet",
+    "bottleneck": "ImageNet ResNet",
+    "gpt": "decoder-only transformer",
+}
+
+
 # Docstrings ---------------------------------------------------------------------------------------
 
 
-def _side(framework: str, technique: str) -> Side:
+def _side(framework: str, technique: Technique) -> Side:
     described = FRAMEWORKS[framework]
-    path = f"{described.package}/{technique}.py"
+    path = f"{described.package}/{technique.family}/{technique.name}.py"
     source = (ROOT / path).read_text("utf-8")
     docstring = ast.get_docstring(ast.parse(source)) or ""
+    source = without_docstring(source)
     summary, *sections = re.split(rf"^({'|'.join(SECTIONS)}):\s+", docstring, flags=re.MULTILINE)
     found = dict(zip(sections[::2], (text.strip() for text in sections[1::2]), strict=True))
     return Side(described.title, path, source, summary.strip(), found, needed(path))
+
+
+def without_docstring(source: str) -> str:
+    """A module's source below its docstring."""
+    tree = ast.parse(source)
+    if ast.get_docstring(tree) is None:
+        return source
+    return "".join(source.splitlines(keepends=True)[tree.body[0].end_lineno :]).lstrip("\n")
 
 
 def needed(path: str) -> list[str]:
@@ -234,17 +320,22 @@ def _workload(workload: Workload) -> dict:
 def differing(folder: Path) -> list[str]:
     """Names of the pages in `folder` that are missing, out of date, or of no technique."""
     wanted = pages()
-    there = {path.name: path.read_text("utf-8") for path in folder.glob("*.md")}
+    there = {name: (folder / name).read_text("utf-8") for name in _there(folder)}
     names = sorted(wanted.keys() | there.keys())
     return [name for name in names if wanted.get(name) != there.get(name)]
+
+
+def _there(folder: Path) -> list[str]:
+    paths = [path for kind in ("md", "svg") for path in folder.rglob(f"*.{kind}")]
+    return sorted(path.relative_to(folder).as_posix() for path in paths)
 
 
 def write(folder: Path) -> None:
     """Make every page in `folder`, and delete those of no technique."""
     wanted = pages()
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in folder.glob("*.md"):
-        if path.name not in wanted:
-            path.unlink()
+    for name in _there(folder):
+        if name not in wanted:
+            (folder / name).unlink()
     for name, text in wanted.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, "utf-8")

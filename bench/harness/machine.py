@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import shutil
+import time
 from importlib import metadata
 from math import floor
 from pathlib import Path
@@ -48,6 +50,59 @@ def _cgroup_quota() -> float:
         return float("inf")
 
 
+def load() -> float | None:
+    """The load average of the last minute, where the system tells it."""
+    return psutil.getloadavg()[0] if hasattr(os, "getloadavg") else None
+
+
+class Watch:
+    """What others take of the cores that this process may use, from now until `stop`.
+
+    From /proc/stat, in steps of 10 ms. Unknown elsewhere; and what other processes use, where a
+    quota leaves this one fewer cores than it may run on: they may have used the rest.
+    """
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+        self._before, self._own = _cores(), _own_cpu_s()
+
+    def stop(self) -> dict[str, float | None]:
+        """Shares of the cores' time: `stolen` by the hypervisor, used by `others`; `seconds`."""
+        seconds, now = time.monotonic() - self._start, _cores()
+        found: dict[str, float | None] = {"stolen": None, "others": None, "seconds": seconds}
+        if now and self._before:
+            cores, busy, stolen = now
+            whole = cores * max(seconds, 1e-3)
+            found["stolen"] = (stolen - self._before[2]) / whole
+            if cores <= usable_threads():
+                used = busy - self._before[1] - (_own_cpu_s() - self._own)
+                found["others"] = max(0.0, used / whole)
+        return found
+
+
+def _cores() -> tuple[int, float, float] | None:
+    """How many cores this process may run on, and seconds that they were busy and stolen."""
+    try:
+        lines = Path("/proc/stat").read_text().splitlines()
+        allowed = os.sched_getaffinity(0)
+        found = [line.split() for line in lines if line[:3] == "cpu" and line[3:4].isdigit()]
+        ticks = [list(map(int, each[1:9])) for each in found if int(each[0][3:]) in allowed]
+        user, nice, system, _, _, irq, softirq, stolen = map(sum, zip(*ticks, strict=True))
+    except (OSError, ValueError, AttributeError):
+        return None
+    second = os.sysconf("SC_CLK_TCK")
+    return len(ticks), (user + nice + system + irq + softirq) / second, stolen / second
+
+
+def _own_cpu_s() -> float:
+    """CPU seconds of this process and all that it started, and of those of them that ended."""
+    own, found = psutil.Process(), 0.0
+    for process in (own, *own.children(recursive=True)):
+        with contextlib.suppress(psutil.Error):
+            found += sum(process.cpu_times()[:4])  # user, system, and those of reaped children
+    return found
+
+
 def compiler() -> str | None:
     """The C++ compiler that torch.compile would find."""
     return next(filter(None, map(shutil.which, (os.environ.get("CXX", "g++"), "clang++"))), None)
@@ -82,7 +137,7 @@ def describe(threads: int) -> dict:
         "memory_bytes": psutil.virtual_memory().total,
         "os": platform.platform(),
         "governor": governor.read_text().strip() if governor.exists() else None,
-        "load": psutil.getloadavg()[0],
+        "load": load(),
         "python": platform.python_version(),
         "onednn": os.environ.get("TF_ENABLE_ONEDNN_OPTS", "on by default"),
         "compiler": compiler() is not None,

@@ -1,18 +1,22 @@
 """A match: all contenders alive and warm at once, sampled in random order, round by round.
 
 One call of `play` is one block: every contender in a fresh worker. The blocks are what intervals
-are made of.
+are made of. Where something else used the cores while a block was sampled, its rounds are played
+once more, by those who are alive, before anybody has looked at a sample.
 """
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from statistics import median
+from typing import Any
 
+from bench.harness import machine
 from bench.harness.plan import FRAMEWORKS, Case
 from bench.harness.processes import (
     Failed,
@@ -23,16 +27,25 @@ from bench.harness.processes import (
     Worker,
 )
 
+Sample = dict[str, Any]  # a worker's answer, and how long it took
+
 MOST_LATE = 0.05  # share of a sample that may pass between its end and its result
 MOST_WAITING_CPU = 0.10  # cores that a waiting worker may use
 MESSAGE_CPU_S = 1e-3  # and what it may use to answer and to be asked, however short its wait
 SAMPLING_S = 8.0  # a block of slow contenders ends its rounds after this,
 FEWEST_ROUNDS = 10  # but never before so many
+MOST_STOLEN = 0.02  # share of the cores' time that a hypervisor may take from a block's rounds
+MOST_OTHERS = 0.05  # and that other processes may use
+MOST_TRIES = 2  # of a block's rounds; the least disturbed one counts
 
 
 @dataclass
-class Block:
-    """What one block found of one case. `samples`: seconds a step, one for each round."""
+class Played:
+    """What one block found of one case. `samples`: seconds a step, one for each round.
+
+    `shortest_s`: how long its shortest sample lasted. `seconds`: what each part took. `modules`:
+    what it imported since its worker was configured.
+    """
 
     samples: list[float] = field(default_factory=list)
     first_call_s: float | None = None
@@ -40,10 +53,27 @@ class Block:
     weights_sha256: str | None = None
     empty_s: float | None = None
     steps: int | None = None
+    shortest_s: float | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
     settings: dict | None = None
     evidence: dict | None = None
+    modules: list[str] | None = None
     status: str = "OK"
     reason: str | None = None
+
+
+def start_order(cases: list[Case], match: int, block: int) -> list[Case]:
+    """The order in which a block's contenders start: a row of a balanced Latin square.
+
+    Starting one place later was seen to be 0.3% faster. Over as many blocks as there are contenders
+    (twice as many if that is odd) each has every place, and every other before it, equally often.
+    Who stands for which letter is drawn anew for each match.
+    """
+    count = len(cases)
+    letters = random.Random(f"start {match}").sample(cases, count)
+    first = [(place + 1) // 2 * (-1) ** (place + 1) for place in range(count)]  # 0, 1, -1, 2, -2
+    row = [letters[(letter + block) % count] for letter in first]
+    return row[::-1] if count % 2 and block // count % 2 else row
 
 
 def parent_key(case: Case, threads: int) -> ParentKey:
@@ -69,10 +99,11 @@ def configure(worker: Worker, limits, seed: int) -> dict:
 
 
 class Match:
-    """One block of one match.
+    """One block of one match, whose contenders start in the order of `cases`.
 
-    `side_by_side`: contenders that start at once; where it is more than one, their first calls
-    disturb each other and are not kept.
+    `number`: the match's. `side_by_side`: contenders that start at once; where it is more than one,
+    their first calls disturb each other and are not kept. `seconds`: what each part took, and
+    `tries`: what disturbed each try at the rounds.
     """
 
     def __init__(
@@ -84,29 +115,63 @@ class Match:
         threads: int,
         seed: int,
         evidence: bool,
+        number: int = 0,
         side_by_side: int = 1,
     ) -> None:
-        self.processes, self.data = processes, data
-        # Who started first was seen to run about 1% slower from then on, so nobody always does.
-        self.cases = random.Random(seed).sample(cases, len(cases))
+        self.processes, self.cases, self.data = processes, list(cases), data
         self.threads, self.seed, self.evidence = threads, seed, evidence
-        self.side_by_side = side_by_side
-        self.blocks = {case.id: Block() for case in cases}
+        self.number, self.side_by_side = number, side_by_side
+        self.blocks = {case.id: Played() for case in cases}
         self.workers: dict[str, Worker] = {}
+        self.seconds: dict[str, float] = {}
+        self.tries: list[dict] = []
+        self.load: float | None = None
 
-    def play(self, rounds: int) -> dict[str, Block]:
+    def play(self, rounds: int) -> dict[str, Played]:
         """Play the block; a case that fails leaves it, and the others go on."""
+        self.load = machine.load()
         try:
+            start = time.monotonic()
             self._begin()
-            for case in self._alive():
-                self._guard(case, self._warm)
-            self._sample(rounds)
-            for case in self._alive():
-                self._guard(case, self._finish)
+            self._share(time.monotonic() - start)
+            with self._part("warm"):
+                for case in self._alive():
+                    self._guard(case, self._warm)
+            with self._part("rounds"):
+                self._rounds(rounds)
+                for case in self._alive():
+                    self._guard(case, self._finish)
         finally:
             for worker in self.workers.values():
                 worker.stop(kill=True)
         return self.blocks
+
+    def conditions(self) -> dict:
+        """Under which the block was played: in which order, how long, and what disturbed it."""
+        best = min(self.tries, key=_disturbance, default={"stolen": None, "others": None})
+        return {
+            "order": [case.id for case in self.cases],
+            "load": self.load,
+            "stolen": best["stolen"],
+            "others": best["others"],
+            "tries": self.tries,
+            "seconds": self.seconds,
+        }
+
+    @contextlib.contextmanager
+    def _part(self, name: str) -> Iterator[None]:
+        start = time.monotonic()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - start
+
+    def _share(self, seconds: float) -> None:
+        """Share out the time in which contenders began, side by side, to what they did in it."""
+        took = {"start": 0.0, "build": 0.0, "first_call": 0.0}
+        for block in self.blocks.values():
+            for part in took:
+                took[part] += block.seconds.get(part, 0.0)
+        whole = sum(took.values()) or 1.0
+        self.seconds |= {part: seconds * each / whole for part, each in took.items()}
 
     def _begin(self) -> None:
         """Start every contender and let it take its first steps."""
@@ -138,7 +203,6 @@ class Match:
         """Run a stage for a case; on a failure note the reason and leave the case out."""
         try:
             stage(case)
-            return
         except (Failed, ParentFailed) as error:
             self._drop(case, "FAILED", str(error))
         except Unsupported as error:
@@ -154,54 +218,82 @@ class Match:
     def _start(self, case: Case) -> None:
         limits = self.processes.limits
         label = case.id.replace("/", "-")
-        worker = self.processes.fork(parent_key(case, self.threads), label)
-        self.workers[case.id] = worker
         block = self.blocks[case.id]
-        block.settings = configure(worker, limits, self.seed)
-        answer = worker.ask(
-            limits.request,
-            "build",
-            case=case.message(),
-            data=self.data[case.workload.task],
-            weights_seed=self.seed,
-        )
+        with _clocked(block, "start"):
+            worker = self.processes.fork(parent_key(case, self.threads), label)
+            self.workers[case.id] = worker
+            block.settings = configure(worker, limits, self.seed)
+        with _clocked(block, "build"):
+            answer = worker.ask(
+                limits.request,
+                "build",
+                case=case.message(),
+                data=self.data[case.workload.task],
+                weights_seed=self.seed,
+            )
         block.weights_sha256 = answer["weights_sha256"]
 
     def _first_steps(self, case: Case) -> None:
-        answer = self.workers[case.id].ask(self.processes.limits.request, "first_steps")
         block = self.blocks[case.id]
+        with _clocked(block, "first_call"):
+            answer = self.workers[case.id].ask(self.processes.limits.request, "first_steps")
         block.losses = answer["losses"]
         if self.side_by_side == 1:
             block.first_call_s = answer["first_call_s"]
 
     def _warm(self, case: Case) -> None:
-        answer = self.workers[case.id].ask(self.processes.limits.request, "warm")
         block = self.blocks[case.id]
+        with _clocked(block, "warm"):
+            answer = self.workers[case.id].ask(self.processes.limits.request, "warm")
         block.steps, block.empty_s = answer["steps"], answer["empty_s"]
 
-    def _sample(self, rounds: int) -> None:
-        """The rounds: every contender once, in an order drawn anew for each."""
-        order = random.Random(self.seed)
-        late: dict[str, list[float]] = {case.id: [] for case in self.cases}
-        busy: dict[str, list[float]] = {case.id: [] for case in self.cases}
+    def _rounds(self, rounds: int) -> None:
+        """The rounds, and once more where others used the cores; the least disturbed ones count."""
+        kept: dict[str, list[Sample]] = {}
+        for number in range(MOST_TRIES):
+            watch = machine.Watch()
+            found = self._sample(rounds, number)
+            self.tries.append(watch.stop())
+            if min(self.tries, key=_disturbance) is self.tries[-1]:
+                kept = found
+            if _disturbance(self.tries[-1]) <= 1:
+                break
+        for case in self._alive():
+            self._keep(case, kept[case.id])
+
+    def _sample(self, rounds: int, number: int) -> dict[str, list[Sample]]:
+        """Every contender once a round, in an order drawn anew for each."""
+        order = random.Random(f"{self.seed} {self.number} {number}")
+        found: dict[str, list[Sample]] = {case.id: [] for case in self.cases}
 
         def sample(case: Case) -> None:
+            asked = time.monotonic()
             answer = self.workers[case.id].ask(self.processes.limits.sample, "sample")
-            self.blocks[case.id].samples.append(answer["seconds"])
-            late[case.id].append(answer["late_s"] / answer["seconds"])
-            used = max(0.0, answer["waiting_cpu_s"] - MESSAGE_CPU_S)
-            busy[case.id].append(used / max(answer["waited_s"], 1e-9))
+            found[case.id].append(answer | {"took_s": time.monotonic() - asked})
 
         start = time.monotonic()
-        for number in range(rounds):
-            if number >= FEWEST_ROUNDS and time.monotonic() - start > SAMPLING_S:
+        for done in range(rounds):
+            if done >= FEWEST_ROUNDS and time.monotonic() - start > SAMPLING_S:
                 break
             contenders = self._alive()
             order.shuffle(contenders)
             for case in contenders:
                 self._guard(case, sample)
-        for case in self._alive():
-            self._judge(case, median(late[case.id]), median(busy[case.id][1:] or [0.0]))
+        return found
+
+    def _keep(self, case: Case, found: list[Sample]) -> None:
+        """Keep a contender's samples, unless something was wrong with them."""
+        block = self.blocks[case.id]
+        block.samples = [each["seconds"] for each in found]
+        block.steps = found[-1]["steps"]
+        block.shortest_s = min(each["seconds"] * each["steps"] for each in found)
+        block.seconds["rounds"] = sum(each["took_s"] for each in found)
+        late = median(each["late_s"] / each["seconds"] for each in found)
+        busy = [
+            max(0.0, each["waiting_cpu_s"] - MESSAGE_CPU_S) / max(each["waited_s"], 1e-9)
+            for each in found
+        ]
+        self._judge(case, late, median(busy[1:] or [0.0]))
 
     def _judge(self, case: Case, late: float, busy: float) -> None:
         if late > MOST_LATE:
@@ -233,3 +325,18 @@ class Match:
             self._drop(case, "NOT_APPLIED", answer["not_applied"])
         else:
             self.blocks[case.id].evidence = answer.get("evidence")
+            self.blocks[case.id].modules = answer.get("modules")
+
+
+@contextlib.contextmanager
+def _clocked(block: Played, part: str) -> Iterator[None]:
+    start = time.monotonic()
+    try:
+        yield
+    finally:
+        block.seconds[part] = time.monotonic() - start
+
+
+def _disturbance(found: dict) -> float:
+    """How much was taken from the cores, in what a block may lose; 0 where unknown."""
+    return max((found["stolen"] or 0) / MOST_STOLEN, (found["others"] or 0) / MOST_OTHERS)

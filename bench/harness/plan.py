@@ -76,6 +76,24 @@ EFFORT = {
 
 
 @dataclass(frozen=True)
+class Measure:
+    """What is measured of a row, where its workload asks for it.
+
+    `time`: it plays matches; not where another row does the same work. `cold`: its first call and
+    memory, in a fresh process. `accuracy`: it is trained; not where another row computes the same
+    at a lower price. `modes`: of the workloads in which it has a row.
+    """
+
+    time: bool = True
+    cold: bool = True
+    accuracy: bool = True
+    modes: tuple[str, ...] = ("train", "predict")
+
+
+WARM = Measure(cold=False)
+
+
+@dataclass(frozen=True)
 class Variant:
     """One row. `settings` go to the technique as keyword arguments.
 
@@ -84,14 +102,11 @@ class Variant:
     measures it. `requires`: "cuda" or "compiler". `allocator`: "tuned" or "as installed"; None is
     the tuned one in matches and the installed one where memory and probes are measured.
     `loss_tolerance`: the relative difference of the certificate's losses that twins may show
-    where the arithmetic differs by design; None is the task's own parity bar. `changes_math`: its
-    losses are not those of its baseline, so that their certificates are not held against each
-    other, only those of twins. `changes_weights`: nor are the weights that it starts from, such as
-    fewer. `cold`: whether its first call and memory are measured in a fresh
-    process. `accuracy`: whether it is trained where its workload asks for that; not where another
-    row computes the same at a lower price. `timed`: whether it plays matches; not where another row
-    does the same work. `modes`: of the workloads in which it has a row. `stands_for`: the name that
-    `prepare` is given instead of its own.
+    where the arithmetic differs by design; None is the task's own parity bar. `changes`: "math",
+    where its losses are not those of its baseline, so that their certificates are not held against
+    each other, only those of twins; "weights", where nor are the weights that it starts from, such
+    as fewer. `stands_for`: the name that `prepare` is given instead of its own. `title`: its name
+    in plain words; without one the name with spaces.
     """
 
     name: str
@@ -103,13 +118,10 @@ class Variant:
     requires: str | None = None
     allocator: str | None = None
     loss_tolerance: float | None = None
-    changes_math: bool = False
-    changes_weights: bool = False
-    cold: bool = True
-    accuracy: bool = True
-    timed: bool = True
-    modes: tuple[str, ...] = ("train", "predict")
+    changes: str | None = None
+    measured: Measure = Measure()
     stands_for: str | None = None
+    title: str = ""
 
 
 def control_of(baseline: Variant) -> Variant:
@@ -118,9 +130,8 @@ def control_of(baseline: Variant) -> Variant:
         baseline,
         name="control",
         role="control",
-        flavours=Variant.flavours,
         stands_for=baseline.name,
-        cold=False,
+        measured=replace(baseline.measured, cold=False, accuracy=False),
     )
 
 
@@ -153,10 +164,10 @@ class Workload:
 class Technique:
     """A technique's rows, tasks and words for the report.
 
-    `controls`: whether each framework's baseline also plays against itself (A/A), at the first
-    timed workload, unless an earlier technique of the run did so there. `cold_starts`: how many
-    times the first call is timed in a fresh process; with more than one the report has a table of
-    first calls and break-even. `probes`: the bench file has a function `probe`. `counts`: whether
+    At the first timed workload each framework's baseline also plays against itself (A/A), unless an
+    earlier technique of the run did so there. `cold_starts`: how many times the first call is timed
+    in a fresh process; with more than one the report has a table of first calls and break-even.
+    `probes`: the bench file has a function `probe`. `counts`: whether
     rows tell parameters, zeros and MACs of their models, see `worker.model_size`.
     """
 
@@ -167,7 +178,6 @@ class Technique:
     workloads: tuple[Workload, ...]
     differs_by_design: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    controls: bool = True
     cold_starts: int = 1
     probes: bool = False
     counts: bool = False
@@ -203,7 +213,7 @@ class Case:
     @property
     def timed(self) -> bool:
         """Whether it plays matches."""
-        return self.workload.timed and self.variant.timed
+        return self.workload.timed and self.variant.measured.time
 
     @property
     def is_baseline(self) -> bool:
@@ -285,13 +295,13 @@ def cases_of(technique: Technique, module: str, effort: str) -> list[Case]:
         workloads = list(technique.workloads[:1])
     variants = [v for v in technique.variants if EFFORTS.index(v.effort) <= level]
     controls = [control_of(v) for v in variants if v.role == "baseline"]
-    if quick or not technique.controls:
+    if quick:
         controls = []
     timed = [workload for workload in workloads if workload.timed]
     cases = []
     for workload in workloads:
         for variant in variants + (controls if workload in timed[:1] else []):
-            if workload.mode not in variant.modes:
+            if workload.mode not in variant.measured.modes:
                 continue
             for name in variant.frameworks:
                 for flavour in FRAMEWORKS[name].flavours:
@@ -339,7 +349,8 @@ def repeated_controls(cases: Iterable[Case]) -> list[Case]:
     """The controls of workloads that an earlier technique controls: once a run is enough."""
     seen, found = set(), []
     for case in cases:
-        key = (case.framework, case.workload.task, case.workload.batch_size, case.workload.mode)
+        work = (case.workload.task, case.workload.batch_size, case.workload.mode)
+        key = (case.framework, case.flavour, *work)
         if case.variant.role == "control" and key in seen:
             found.append(case)
         elif case.variant.role == "control":

@@ -30,7 +30,7 @@ FORKS = sys.platform == "linux"  # elsewhere forking after an import is not safe
 
 
 @dataclass(frozen=True)
-class Limits:
+class TimeLimits:
     """Seconds after which a request counts as hung."""
 
     start: float = 180
@@ -167,9 +167,9 @@ class Processes:
         logs: Path,
         *,
         interpreters: dict[str, str] | None = None,
-        limits: Limits | None = None,
+        limits: TimeLimits | None = None,
     ) -> None:
-        self.logs, self.limits = logs, limits or Limits()
+        self.logs, self.limits = logs, limits or TimeLimits()
         self.interpreters = interpreters or {}
         logs.mkdir(parents=True, exist_ok=True)
         key = secrets.token_bytes(32)

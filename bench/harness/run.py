@@ -1,68 +1,37 @@
-"""A run: what it will measure, then measuring it, with progress, and the record at every step."""
+"""A run: measuring what is planned, with progress, and the record at every step."""
 
 from __future__ import annotations
 
-import importlib
-import os
-import shlex
-import shutil
-import subprocess
-import sys
-import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
-from itertools import groupby, product
+from itertools import groupby
 from pathlib import Path
 
-from bench.harness import machine, probes, state
-from bench.harness.matches import Match, parent_key
-from bench.harness.plan import (
-    EFFORT,
-    FRAMEWORKS,
-    Case,
-    Effort,
-    Technique,
-    matches,
-)
+from bench.harness import apart, machine, state
+from bench.harness.matches import Match, parent_key, start_order
+from bench.harness.plan import EFFORT, FRAMEWORKS, Case, Effort
 from bench.harness.processes import (
-    ROOT,
     Failed,
-    Limits,
     ParentDied,
     ParentFailed,
     Processes,
+    TimeLimits,
     Unsupported,
+    Worker,
 )
-from bench.harness.results import Entry, Record
+from bench.harness.progress import Progress, clock
+from bench.harness.record import Record
+from bench.harness.schedule import Plan
 from bench.harness.worker import on_cpu
 from shared import datasets
 from shared.specs import TASKS
 
 SEED = 2026
-
-# Seconds that parts of a run take on two cores: what the plan announces before anything ran.
-EXPECTED_S = {
-    "describe": 10,
-    "parents": 13,
-    "contender": 1.4,
-    "sample": 0.03,
-    "cold start": 5.5,
-    "probe": 25,
-    "train": 1.3,
-}
-
-
-def techniques() -> dict[str, Technique]:
-    """The techniques of every `bench/<family>/bench_*.py`, by name."""
-    found = {}
-    for path in sorted((ROOT / "bench").glob("*/bench_*.py")):
-        technique = importlib.import_module(f"bench.{path.parent.name}.{path.stem}").TECHNIQUE
-        found[technique.name] = technique
-    return found
 
 
 @dataclass(frozen=True)
@@ -78,7 +47,7 @@ class Settings:
     memory_budget: int | None = None
     command: str = ""
     interpreters: dict[str, str] = field(default_factory=dict)
-    limits: Limits = field(default_factory=Limits)
+    limits: TimeLimits = field(default_factory=TimeLimits)
     asked: dict = field(default_factory=dict)
 
     @property
@@ -86,162 +55,6 @@ class Settings:
         """Blocks, rounds and seeds."""
         usual = EFFORT[self.effort]
         return replace(usual, blocks=self.blocks or usual.blocks)
-
-
-@dataclass(frozen=True)
-class Round:
-    """One block of a technique: its matches and their numbers."""
-
-    block: int
-    technique: str
-    matches: list[tuple[int, list[Case]]]
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What is measured, by technique but for the rounds, which alternate between techniques."""
-
-    amount: Effort
-    rounds: list[Round]
-    apart: dict[str, list[tuple[Case, str]]]
-    training: dict[str, list[Case]]
-
-    @property
-    def steps(self) -> list[tuple[str, float]]:
-        """What is measured, in order, and the seconds that it is expected to take."""
-        found, blocks = [("machine", EXPECTED_S["describe"])], set()
-        for each in self.rounds:
-            contenders = sum(len(match) for _, match in each.matches)
-            sampling = self.amount.rounds * contenders * EXPECTED_S["sample"]
-            seconds = EXPECTED_S["contender"] * contenders + sampling
-            if each.block not in blocks:  # the techniques of a block share its parents
-                seconds += EXPECTED_S["parents"]
-            blocks.add(each.block)
-            name = f"block {each.block + 1} of {self.amount.blocks}: {each.technique}"
-            found.append((name, seconds))
-        for name, apart in self.apart.items():
-            found += [(f"{name}: {what}", EXPECTED_S[what]) for _, what in apart]
-            each = min(EXPECTED_S["train"] * self.amount.seeds, self.amount.train_s or 1e9)
-            for case in self.training[name]:
-                found.append((f"{name}: accuracy", each * case.workload.training))
-        return found
-
-    @property
-    def seconds(self) -> float:
-        """Expected duration."""
-        return sum(seconds for _, seconds in self.steps)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The cases of a run by technique, and what they will take."""
-
-    cases: dict[str, list[Case]]
-    techniques: dict[str, Technique]
-    amount: Effort
-
-    @property
-    def matches(self) -> list[list[Case]]:
-        """The matches of all techniques, in the order of their numbers."""
-        return [match for cases in self.cases.values() for match in matches(cases)]
-
-    @property
-    def parts(self) -> Parts:
-        """Everything that the run measures."""
-        cases = [case for cases in self.cases.values() for case in cases]
-        return self.left({case.id: Entry(case) for case in cases}, self.matches)
-
-    def left(self, entries: dict[str, Entry], numbered: list[list[Case]]) -> Parts:
-        """What the run measures beyond `entries`; `numbered` are its matches.
-
-        A block of a match that was interrupted is not in the entries of any of its cases.
-        """
-        rounds = []
-        for block, name in product(range(self.amount.blocks), self.cases):
-            lacking = [
-                (number, match)
-                for number, match in enumerate(numbered)
-                if any(
-                    case.technique == name and entries[case.id].lacks(number, block)
-                    for case in match
-                )
-            ]
-            if lacking:
-                rounds.append(Round(block, name, lacking))
-        apart, training = {}, {}
-        for name, cases in self.cases.items():
-            still = [case for case in cases if entries[case.id].status == "OK"]
-            apart[name] = [(c, what) for c in still for what in self._left_apart(entries[c.id])]
-            training[name] = [c for c in trained(still) if entries[c.id].trained is None]
-        return Parts(self.amount, rounds, apart, training)
-
-    def _left_apart(self, entry: Entry) -> list[str]:
-        """What of `apart` was not found yet."""
-        left = self.apart(entry.case)
-        for done in ["cold start"] * len(entry.cold) + ["probe"] * bool(entry.probed):
-            left.remove(done)
-        return left
-
-    def apart(self, case: Case) -> list[str]:
-        """What is measured of a case in freshly executed processes, in order."""
-        technique = self.techniques[case.technique]
-        starts = technique.cold_starts if self.amount.blocks > 1 else 1
-        found = ["cold start"] * (starts if case.variant.cold else 0)
-        return found + ["probe"] * (technique.probes and case.variant.role != "control")
-
-    def describe(self) -> str:
-        """The plan in a few lines of at most 80 columns."""
-        lines = []
-        for name, cases in self.cases.items():
-            tasks = dict.fromkeys(f"{c.workload.task} ({c.workload.batch_size})" for c in cases)
-            variants = dict.fromkeys(c.variant.name for c in cases)
-            lines.append(_hanging(f"{name}: {', '.join(variants)}"))
-            lines.append(_hanging(f"    on {', '.join(tasks)}; {len(cases)} cases"))
-        lines.append(
-            f"{self.amount.blocks} blocks of {self.amount.rounds} rounds, "
-            f"{self.amount.seeds} seeds where accuracy may change; "
-            f"about {clock(self.parts.seconds)} min"
-        )
-        return "\n".join(lines)
-
-
-def _hanging(text: str) -> str:
-    return textwrap.fill(text, width=80, subsequent_indent="    ")
-
-
-def trained(cases: list[Case]) -> list[Case]:
-    """The cases that are trained for their accuracy."""
-    wanted = [c for c in cases if c.workload.accuracy and c.variant.accuracy]
-    return [c for c in wanted if c.variant.role != "control"]
-
-
-def clock(seconds: float) -> str:
-    """Minutes and seconds."""
-    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
-
-
-class Progress:
-    """Says what is measured now, how many of how many, elapsed and expected remaining."""
-
-    def __init__(self, steps: list[tuple[str, float]], say: Callable[[str], None]) -> None:
-        self._steps, self._say = steps, say
-        self._done, self._start = 0, time.monotonic()
-
-    def next(self, what: str | None = None) -> None:
-        """The next part begins."""
-        name, _ = self._steps[min(self._done, len(self._steps) - 1)]
-        elapsed = time.monotonic() - self._start
-        self._say(
-            f"[{self._done + 1}/{len(self._steps)}] {what or name}"
-            f" · {clock(elapsed)} elapsed, about {clock(self._left(elapsed))} left"
-        )
-        self._done += 1
-
-    def _left(self, elapsed: float) -> float:
-        """What the rest takes, at the pace of what is done."""
-        done = sum(seconds for _, seconds in self._steps[: self._done])
-        rest = sum(seconds for _, seconds in self._steps[self._done :])
-        return rest * (elapsed / done if done else 1.0)
 
 
 class OtherConditions(Exception):
@@ -279,12 +92,13 @@ class Run:
                 self.record.add_match(match)
         self.parts = plan.left(self.record.entries, self.record.matches)
         self.progress = Progress(self.parts.steps, say)
+        self._clock = time.monotonic()
 
     def describe(self) -> str:
         """The plan, and what is left of it, in a few lines."""
         if not self.taken_up:
             return self.plan.describe()
-        left = f"taken up where it ended: about {clock(self.parts.seconds)} min are left"
+        left = f"taken up where it ended: about {clock(self.parts.seconds)} are left"
         return f"{self.plan.describe()}\n{left}"
 
     def measure(self) -> dict:
@@ -295,6 +109,7 @@ class Run:
         """
         if not self.taken_up:
             self.save()
+        self._clock = time.monotonic()
         data = self._materialise()
         times = self.record.top["resumed"]
         logs = self.folder / (f"logs-{len(times) + 2}" if self.taken_up else "logs")
@@ -302,7 +117,8 @@ class Run:
             logs, interpreters=self.settings.interpreters, limits=self.settings.limits
         ) as processes:
             self.progress.next()
-            environment, missing = self._describe(processes)
+            with self._part("describe"):
+                environment, missing = self._describe(processes)
             if self.taken_up:
                 self._check_conditions(environment)
                 times.append(datetime.now(UTC).isoformat(timespec="seconds"))
@@ -314,8 +130,20 @@ class Run:
         self.record.top["finished"] = True
         return self.save()
 
+    @contextmanager
+    def _part(self, name: str) -> Iterator[None]:
+        """Note what a part of the run takes."""
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self.record.spend(name, time.monotonic() - start)
+
     def save(self) -> dict:
         """Write the state and the record, and return what stands in the record."""
+        now = time.monotonic()
+        self.record.spend("total", now - self._clock)
+        self._clock = now
         state.save(self.record, asked=self.settings.asked, code=self.code)
         return self.record.write()
 
@@ -331,7 +159,7 @@ class Run:
         """The environment as far as no framework is asked."""
         return machine.describe(self.threads) | {
             "seeds": [SEED],
-            "order": "random within each round, seeded by block",
+            "order": "starts: balanced Latin square; rounds: random; another for each match",
             "gpu": None,
         }
 
@@ -342,7 +170,7 @@ class Run:
         environment["allocator"] = {"settings": machine.TUNED_ALLOCATOR}
         for name in {case.framework: None for case in self._cases()}:
             try:
-                found = probes.describe(processes, name, self.threads)
+                found = apart.describe(processes, name, self.threads)
             except Failed as error:
                 missing[name] = str(error)
                 continue
@@ -410,22 +238,47 @@ class Run:
             # would end with the thread that started it (PR_SET_PDEATHSIG).
             alone = block == min(1, self.plan.amount.blocks - 1) or not processes.forks
             timed = [case for found in rounds for _, match in found.matches for case in match]
-            self._start_parents(processes, self._open(timed))
+            with self._part("parents"):
+                self._start_parents(processes, self._open(timed))
             for found in rounds:
                 self.progress.next()
                 for number, match in found.matches:
-                    played = Match(
-                        processes,
-                        self._open(match),
-                        data=data,
-                        threads=self.threads,
-                        seed=SEED + block,
-                        evidence=block == 0,
-                        side_by_side=1 if alone else min(self.threads, 4),
-                    ).play(self.plan.amount.rounds)
-                    self.record.add_block(number, block, played)
-                    self.save()
+                    self._play(processes, number, match, block, data, alone)
             processes.stop_parents()
+            self._note_first_table()
+
+    def _play(
+        self,
+        processes: Processes,
+        number: int,
+        match: list[Case],
+        block: int,
+        data: dict[str, str],
+        alone: bool,
+    ) -> None:
+        """One block of one match."""
+        playing = Match(
+            processes,
+            self._open(start_order(match, number, block)),
+            data=data,
+            threads=self.threads,
+            seed=SEED + block,
+            evidence=block == 0,
+            number=number,
+            side_by_side=1 if alone else min(self.threads, 4),
+        )
+        played = playing.play(self.plan.amount.rounds)
+        self.record.add_block(number, block, played, playing.conditions())
+        for part, seconds in playing.seconds.items():
+            self.record.spend(part, seconds)
+        self.save()
+
+    def _note_first_table(self) -> None:
+        """Every match has a block: the first table could be shown."""
+        seconds = self.record.top["seconds"]
+        if seconds["first_table"] is None:
+            self.save()
+            seconds["first_table"] = seconds["total"]
 
     def _start_parents(self, processes: Processes, cases: list[Case]) -> None:
         """Start a block's parents; the cases of one that can't be started fail."""
@@ -449,7 +302,7 @@ class Run:
         side_by_side = min(self.threads, 4)
         # The pool outlives its workers, which would end with the thread that started them.
         pool = ThreadPoolExecutor(side_by_side)
-        begin = partial(probes.begin, processes, threads=self.threads, seed=SEED)
+        begin = partial(apart.begin, processes, threads=self.threads, seed=SEED)
         try:
             for first in range(0, len(jobs), side_by_side):
                 some = [
@@ -460,92 +313,95 @@ class Run:
                 for case, what, starting in some:
                     self.progress.next()
                     if starting:
-                        self._measure_apart(what, case, starting, processes.limits, data)
+                        self._measure_apart(what, case, starting, processes, data)
                         self.save()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _measure_apart(
-        self, what: str, case: Case, starting: Future, limits: Limits, data: dict[str, str]
+        self, what: str, case: Case, starting: Future, processes: Processes, data: dict[str, str]
     ) -> None:
         """Measure in a worker that has started; note why where it did not or fails."""
         entry = self.record.entries[case.id]
-        given = {"data": data[case.workload.task], "seed": SEED}
+        part = {"cold start": "cold"}.get(what, what)
         try:
             worker = starting.result()
-            try:
-                if entry.status != "OK":  # since it was begun
-                    return
-                if what == "probe":
-                    budget = self.settings.memory_budget
-                    entry.probed = probes.probe(worker, limits, case, memory_budget=budget, **given)
-                else:
-                    entry.cold.append(probes.cold_start(worker, limits, case, **given))
-                    if reason := entry.cold[-1].get("not_applied"):
-                        entry.fail("NOT_APPLIED", reason)
-            finally:
+            if entry.status != "OK":  # since it was begun
                 worker.stop(kill=True)
+                return
+            with entry.clocked(part), self._part(part):
+                if what == "probe":
+                    self._probe(worker, case, processes.limits, data)
+                else:
+                    self._cold_start(worker, case, processes, data)
         except (Failed, ParentFailed) as error:
             entry.fail("FAILED", f"{what}: {error}")
         except Unsupported as error:
             entry.fail("UNSUPPORTED", str(error))
 
+    def _probe(self, worker: Worker, case: Case, limits: TimeLimits, data: dict[str, str]) -> None:
+        entry = self.record.entries[case.id]
+        try:
+            found = apart.probe(
+                worker,
+                limits,
+                case,
+                data=data[case.workload.task],
+                seed=SEED,
+                memory_budget=self.settings.memory_budget,
+            )
+        finally:
+            worker.stop(kill=True)
+        entry.probed, entry.evidence = found["metrics"], found["evidence"]
+
+    def _cold_start(
+        self, worker: Worker, case: Case, processes: Processes, data: dict[str, str]
+    ) -> None:
+        """A cold start, after the imports of the case's own code.
+
+        Its match has seen them. Where it played none, a rehearsal shows whether there are any.
+        """
+        entry = self.record.entries[case.id]
+        given = {"data": data[case.workload.task], "seed": SEED}
+
+        def measure(worker: Worker) -> dict:
+            try:
+                imports = entry.imports or []
+                return apart.cold_start(worker, processes.limits, case, imports=imports, **given)
+            finally:
+                worker.stop(kill=True)
+
+        found = measure(worker)
+        if entry.imports is None:
+            entry.imports = found["modules"]
+            if entry.imports:
+                again = apart.begin(processes, case, "cold start", threads=self.threads, seed=SEED)
+                found = measure(again)
+        entry.cold.append(found)
+        if reason := found.get("not_applied"):
+            entry.fail("NOT_APPLIED", reason)
+
     def _accuracy(self, processes: Processes, cases: list[Case], data: dict[str, str]) -> None:
         if not cases:
             return
 
-        def done(case: Case, result: probes.Trained) -> None:
+        def done(case: Case, result: apart.Trained) -> None:
             self.progress.next()
             entry = self.record.entries[case.id]
-            entry.trained = result
+            entry.trained, entry.seconds["training"] = result, result.seconds
             if result.status != "OK":
                 entry.fail(result.status, result.reason)
             elif entry.status == "OK":
                 entry.reason = result.reason
 
-        probes.train_all(
-            processes,
-            self._open(cases),
-            data=data,
-            threads=self.threads,
-            seeds=range(self.plan.amount.seeds),
-            budget=self.plan.amount.train_s,
-            done=done,
-        )
+        with self._part("training"):
+            apart.train_all(
+                processes,
+                self._open(cases),
+                data=data,
+                threads=self.threads,
+                seeds=range(self.plan.amount.seeds),
+                budget=self.plan.amount.train_s,
+                done=done,
+            )
         self.save()
-
-
-def find_interpreter(given: str) -> str | None:
-    """The absolute path of a Python interpreter named by its path or command; None if it is none.
-
-    It must answer as Python does: plenty of programs end well whatever they are given.
-    """
-    path = shutil.which(given)
-    if path is None:
-        return None
-    question = "import sys; print('Python', sys.version_info >= (3, 11))"
-    try:
-        answer = subprocess.run([path, "-c", question], capture_output=True, timeout=60)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return os.path.abspath(path) if answer.stdout.strip() == b"Python True" else None
-
-
-def this_command() -> str:
-    """The command line of this process, as a user would type it.
-
-    Of absolute paths the last part: records are published, and folders tell who made them.
-    """
-    program = Path(sys.argv[0])
-    name = f"python -m {program.parent.name}" if program.stem == "__main__" else program.name
-    return without_folders(shlex.join([*name.split(), *sys.argv[1:]]))
-
-
-def without_folders(command: str) -> str:
-    """A command line whose absolute paths are cut to ".../" and their last part."""
-    words = []
-    for word in shlex.split(command):
-        option, equals, value = word.rpartition("=")
-        is_path = Path(value).is_absolute()
-        words.append(f"{option}{equals}.../{Path(value).name}" if is_path else word)
-    return shlex.join(words)

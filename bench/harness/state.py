@@ -1,9 +1,9 @@
 """What a run has found, as it was found: `state.json`, from which an interrupted run is taken up.
 
-results.json holds what readers need. To go on as if it had never stopped, a run needs more: every
-block of every match with its certificate, each answer of a cold process, and what it was asked for.
-That is of no use to anybody else, and as large again, so it stands in a file of its own, which is
-written before the record: what the record shows, the state holds.
+results.json holds what was measured. To go on as if it had never stopped, a run needs more: losses
+that are not numbers, cases that failed, and what it was asked for, with paths of this machine. So
+that stands in a file of its own, which is written before the record: what the record shows, the
+state holds.
 """
 
 from __future__ import annotations
@@ -11,20 +11,28 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from bench.harness.matches import Block
+from bench.harness.apart import Trained
+from bench.harness.folders import replace_file
+from bench.harness.matches import Played
 from bench.harness.plan import Case
-from bench.harness.probes import Trained
-from bench.harness.results import Entry, Record, replace_file, same_side
+from bench.harness.record import Entry, Record
 
 FILE = "state.json"
-VERSION = 1
-MEASURED_BY = ("shared", "pt_impl", "tf_impl", "bench/harness", "bench/bench_*.py")
+VERSION = 2
+MEASURED_BY = (
+    "shared",
+    "pt_impl",
+    "tf_impl",
+    "bench/harness",
+    "bench/probes",
+    "bench/*/bench_*.py",
+)
 # What may differ when a run is taken up: figures, not conditions.
 VOLATILE = ("load", "peak_flops")
 
@@ -44,22 +52,17 @@ def save(record: Record, *, asked: dict, code: str) -> None:
         "top": record.top,
         "cases": list(record.entries),
         "matches": [[case.id for case in match] for match in record.matches],
+        "conditions": [[*place, found] for place, found in record.conditions.items()],
         "entries": {name: _packed(entry) for name, entry in record.entries.items()},
     }
     replace_file(record.folder / FILE, json.dumps(found))
 
 
 def _packed(entry: Entry) -> dict:
+    found = {field.name: getattr(entry, field.name) for field in fields(entry)}
+    del found["case"]
     blocks = [[*place, asdict(block)] for place, block in entry.blocks.items()]
-    trained = entry.trained and asdict(entry.trained)
-    return {
-        "blocks": blocks,
-        "cold": entry.cold,
-        "probed": entry.probed,
-        "trained": trained,
-        "status": entry.status,
-        "reason": entry.reason,
-    }
+    return found | {"blocks": blocks, "trained": entry.trained and asdict(entry.trained)}
 
 
 def load(folder: Path, started: str) -> State:
@@ -102,20 +105,16 @@ def restore(record: Record, state: State) -> None:
             record.entries[name] = _unpacked(entry.case, state["entries"][name])
         for match in state["matches"]:
             record.add_match([record.entries[name].case for name in match])
+        for match, block, found in state["conditions"]:
+            record.conditions[match, block] = found
     except (KeyError, TypeError, ValueError, AttributeError):
         raise ValueError(f"{FILE} is damaged") from None
 
 
 def _unpacked(case: Case, packed: dict) -> Entry:
-    return Entry(
-        case,
-        blocks={(match, block): Block(**found) for match, block, found in packed["blocks"]},
-        cold=packed["cold"],
-        probed=packed["probed"],
-        trained=packed["trained"] and Trained(**packed["trained"]),
-        status=packed["status"],
-        reason=packed["reason"],
-    )
+    blocks = {(match, block): Played(**found) for match, block, found in packed["blocks"]}
+    trained = packed["trained"] and Trained(**packed["trained"])
+    return Entry(case, **packed | {"blocks": blocks, "trained": trained})
 
 
 def reopen_failed(record: Record) -> None:
@@ -144,6 +143,11 @@ def _compared(one: Case, other: Case) -> bool:
     if same_side(one, other):
         return one.is_baseline or other.is_baseline
     return one.framework != other.framework and one.variant.name == other.variant.name
+
+
+def same_side(one: Case, other: Case) -> bool:
+    """Whether two cases have the same framework and flavour."""
+    return (one.framework, one.flavour) == (other.framework, other.flavour)
 
 
 # The same conditions ------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bench.harness.machine import usable_threads
-from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from bench.harness.plan import WARM, Prepared, Technique, Variant, Work, Workload
 from bench.probes import pipelines
 
 GPUS = 1  # this suite trains on one
@@ -13,24 +13,24 @@ TECHNIQUE = Technique(
     name="folder",
     title="Input pipelines: a folder of photos",
     variants=(
-        Variant("naive", {"loader": "naive"}, role="baseline", effort="quick", cold=False),
-        Variant("parallel_auto", {"loader": "parallel"}, effort="quick", cold=False),
-        Variant("uint8", {"loader": "uint8"}, cold=False),
-        Variant("fast_decoder", {"loader": "parallel", "decoder": "fast"}, cold=False),
-        Variant("workers_1", {"loader": "parallel", "workers": 1}, effort="full", cold=False),
-        Variant("workers_2", {"loader": "parallel", "workers": 2}, effort="full", cold=False),
+        Variant("naive", {"loader": "naive"}, role="baseline", effort="quick", measured=WARM),
+        Variant("parallel_auto", {"loader": "parallel"}, effort="quick", measured=WARM),
+        Variant("uint8", {"loader": "uint8"}, measured=WARM),
+        Variant("fast_decoder", {"loader": "parallel", "decoder": "fast"}, measured=WARM),
+        Variant("workers_1", {"loader": "parallel", "workers": 1}, effort="full", measured=WARM),
+        Variant("workers_2", {"loader": "parallel", "workers": 2}, effort="full", measured=WARM),
         Variant(
             "workers_1_5_a_core",
             {"loader": "parallel", "workers_a_core": 1.5},
             effort="full",
-            cold=False,
+            measured=WARM,
         ),
         Variant(
             "workers_4_a_gpu",
             {"loader": "parallel", "workers": 4 * GPUS},
             effort="full",
             requires="cuda",
-            cold=False,
+            measured=WARM,
         ),
     ),
     workloads=(Workload("photos", "compute", timed=False),),
@@ -49,7 +49,6 @@ TECHNIQUE = Technique(
         "peak, imports included. Data stall is the part of a small CNN's train steps that "
         "waits for its batch, on the same cores. Files are in the page cache.",
     ),
-    controls=False,
     probes=True,
 )
 

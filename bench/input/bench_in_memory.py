@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from bench.harness.plan import WARM, Prepared, Technique, Variant, Work, Workload
 from bench.probes import pipelines
 
 CACHED = ("memory_cached", "disk_cached")
@@ -14,12 +14,12 @@ TECHNIQUE = Technique(
     name="in_memory",
     title="Input pipelines: small images in memory",
     variants=(
-        Variant("naive", {"loader": "naive"}, role="baseline", effort="quick", cold=False),
-        Variant("vectorised", {"loader": "vectorised"}, effort="quick", cold=False),
-        Variant("parallel_auto", {"loader": "parallel"}, cold=False),
-        Variant("memory_cached", {"loader": "memory_cached"}, cold=False),
-        Variant("workers_1", {"loader": "parallel", "workers": 1}, effort="full", cold=False),
-        Variant("disk_cached", {"loader": "disk_cached"}, effort="full", cold=False),
+        Variant("naive", {"loader": "naive"}, role="baseline", effort="quick", measured=WARM),
+        Variant("vectorised", {"loader": "vectorised"}, effort="quick", measured=WARM),
+        Variant("parallel_auto", {"loader": "parallel"}, measured=WARM),
+        Variant("memory_cached", {"loader": "memory_cached"}, measured=WARM),
+        Variant("workers_1", {"loader": "parallel", "workers": 1}, effort="full", measured=WARM),
+        Variant("disk_cached", {"loader": "disk_cached"}, effort="full", measured=WARM),
     ),
     workloads=(Workload("digits-cnn", "compute", timed=False),),
     differs_by_design=(
@@ -33,7 +33,6 @@ TECHNIQUE = Technique(
         "measured before and after each of 7 repetitions, of as many epochs as take 0.3 s.",
         "Other figures are explained under folder.",
     ),
-    controls=False,
     probes=True,
 )
 

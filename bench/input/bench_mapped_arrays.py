@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 
-from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from bench.harness.plan import WARM, Prepared, Technique, Variant, Work, Workload
 from bench.probes import pipelines
 from shared.shards import convert
 
@@ -20,10 +20,12 @@ TECHNIQUE = Technique(
             {"technique": "folder", "loader": "parallel"},
             role="baseline",
             effort="quick",
-            cold=False,
+            measured=WARM,
         ),
-        Variant("mapped_auto", {"loader": "memory_mapped"}, effort="quick", cold=False),
-        Variant("workers_1", {"loader": "memory_mapped", "workers": 1}, effort="full", cold=False),
+        Variant("mapped_auto", {"loader": "memory_mapped"}, effort="quick", measured=WARM),
+        Variant(
+            "workers_1", {"loader": "memory_mapped", "workers": 1}, effort="full", measured=WARM
+        ),
     ),
     workloads=(Workload("photos", "compute", timed=False),),
     differs_by_design=(
@@ -36,7 +38,6 @@ TECHNIQUE = Technique(
         "The arrays are made before anything is timed, and are in the page cache. Figures are "
         "explained under folder.",
     ),
-    controls=False,
     probes=True,
 )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bench.harness.machine import usable_threads
-from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from bench.harness.plan import WARM, Prepared, Technique, Variant, Work, Workload
 from bench.probes import pipelines
 from shared.shards import convert
 
@@ -15,21 +15,21 @@ TECHNIQUE = Technique(
     title="Input pipelines: photos in shards",
     variants=(
         Variant(
-            "sequential", {"loader": "sequential"}, role="baseline", effort="quick", cold=False
+            "sequential", {"loader": "sequential"}, role="baseline", effort="quick", measured=WARM
         ),
-        Variant("interleaved_auto", {"loader": "interleaved"}, effort="quick", cold=False),
+        Variant("interleaved_auto", {"loader": "interleaved"}, effort="quick", measured=WARM),
         Variant(
             "any_order",
             {"loader": "interleaved", "deterministic": False},
             effort="full",
-            cold=False,
+            measured=WARM,
         ),
-        Variant("workers_1", {"loader": "interleaved", "workers": 1}, effort="full", cold=False),
+        Variant("workers_1", {"loader": "interleaved", "workers": 1}, effort="full", measured=WARM),
         Variant(
             "workers_1_5_a_core",
             {"loader": "interleaved", "workers_a_core": 1.5},
             effort="full",
-            cold=False,
+            measured=WARM,
         ),
     ),
     workloads=(Workload("photos", "compute", timed=False),),
@@ -46,7 +46,6 @@ TECHNIQUE = Technique(
         "per sample, with nothing around it and no checksums.",
         "Figures are explained under folder.",
     ),
-    controls=False,
     probes=True,
 )
 

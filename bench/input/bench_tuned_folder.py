@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 
-from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from bench.harness.plan import WARM, Prepared, Technique, Variant, Work, Workload
 from bench.probes import pipelines
 
 TECHNIQUE = Technique(
@@ -17,28 +17,28 @@ TECHNIQUE = Technique(
             {"technique": "folder", "loader": "parallel"},
             role="baseline",
             effort="quick",
-            cold=False,
+            measured=WARM,
         ),
-        Variant("tuned", {"loader": "tuned"}, effort="quick", cold=False),
+        Variant("tuned", {"loader": "tuned"}, effort="quick", measured=WARM),
         Variant(
             "tuned_one_op_thread",
             {"loader": "tuned", "op_threads": 1},
             frameworks=("tf",),
-            cold=False,
+            measured=WARM,
         ),
         Variant(
             "tuned_kept_memory",
             {"loader": "tuned", "op_threads": 1},
             allocator="tuned",
-            cold=False,
+            measured=WARM,
         ),
-        Variant("tuned_fast_decoder", {"loader": "tuned", "decoder": "fast"}, cold=False),
-        Variant("threads", {"loader": "threads"}, cold=False),
+        Variant("tuned_fast_decoder", {"loader": "tuned", "decoder": "fast"}, measured=WARM),
+        Variant("threads", {"loader": "threads"}, measured=WARM),
         Variant(
             "threads_fast_decoder",
             {"loader": "threads", "decoder": "fast"},
             effort="full",
-            cold=False,
+            measured=WARM,
         ),
     ),
     workloads=(Workload("photos", "compute", timed=False),),
@@ -58,7 +58,6 @@ TECHNIQUE = Technique(
         "for the kernel to clear; so do the processes of its limit.",
         "Figures are explained under folder.",
     ),
-    controls=False,
     probes=True,
 )
 

@@ -25,9 +25,10 @@ from bench.network import quantities, ring, sweeps
 from bench.network.hosts import Refused
 from bench.network.ring import Estimate, Fit, Job, Projected, Validation
 from bench.network.sweeps import FITTED_AT, VALIDATED_AT, Record
-from bench.report import readme, write_atomically
+from bench.report import readme
 from bench.report.blocks import Column, Table
 from bench.report.figures import MISSING, number
+from bench.report.replace import write_atomically
 from bench.report.tables import escape, grid, markdown_table
 from bench.report.text import wrap
 

@@ -18,10 +18,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bench.analysis.values import is_number
 from bench.harness import machine
 from bench.network.hosts import Hosts, Link
 from bench.network.ring import Measured
-from bench.report.figures import is_number
 
 SCHEMA = 1
 LINKS = (Link(latency=5e-3, bandwidth=50e6), Link(latency=0.5e-3, bandwidth=200e6))
@@ -72,7 +72,7 @@ def _conditions(record: Record) -> list:
 
 def sweep(framework: str, replicas: int, link: Link) -> Record:
     """The seconds of each all-reduce by its bytes: those of the host that took longest."""
-    program = [sys.executable, "-m", f"{framework}_impl.collectives"]
+    program = [sys.executable, "-m", f"{framework}_impl.kit.collectives"]
     program += ["--floats", ",".join(map(str, FLOATS)), "--repeats", str(REPEATS)]
     with Hosts(replicas, link, seconds=LIMIT_S) as hosts:
         answers = [json.loads(text) for text in run_on_each(hosts, program)]

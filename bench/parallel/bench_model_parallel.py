@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from bench.harness.plan import WARM, Prepared, Technique, Variant, Work, Workload
 from bench.probes import model_parallel
 
 STAGES = 2
@@ -15,11 +15,11 @@ TECHNIQUE = Technique(
     name="model_parallel",
     title="Model parallel: layer split and pipelines",
     variants=(
-        Variant("one_device", role="baseline", effort="quick", cold=False),
-        Variant("layer_split", {"micro_batches": 1}, effort="quick", cold=False),
-        Variant("pipeline", {"micro_batches": 4}, cold=False),
-        Variant("pipeline_1f1b", {"micro_batches": 4, "schedule": "1f1b"}, cold=False),
-        Variant("pipeline_16", {"micro_batches": 16}, effort="full", cold=False),
+        Variant("one_device", role="baseline", effort="quick", measured=WARM),
+        Variant("layer_split", {"micro_batches": 1}, effort="quick", measured=WARM),
+        Variant("pipeline", {"micro_batches": 4}, measured=WARM),
+        Variant("pipeline_1f1b", {"micro_batches": 4, "schedule": "1f1b"}, measured=WARM),
+        Variant("pipeline_16", {"micro_batches": 16}, effort="full", measured=WARM),
     ),
     workloads=(Workload("text-gpt-wide", "compute", timed=False),),
     differs_by_design=(
@@ -39,7 +39,6 @@ TECHNIQUE = Technique(
         "and of all. sent bytes: what the processes wrote in a step; reference bytes: activations "
         "at the cut and their gradients.",
     ),
-    controls=False,
     probes=True,
 )
 

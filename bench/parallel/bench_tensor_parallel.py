@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from bench.harness.plan import WARM, Prepared, Technique, Variant, Work, Workload
 from bench.probes import model_parallel
 
 PAIRS = "block*.up > block*.down"
@@ -15,9 +15,9 @@ TECHNIQUE = Technique(
     name="tensor_parallel",
     title="Tensor parallel, and a hybrid of data and tensor parallel",
     variants=(
-        Variant("one_device", role="baseline", effort="quick", cold=False),
-        Variant("tensor_parallel", {"replicas": 1}, effort="quick", cold=False),
-        Variant("hybrid", {"replicas": 2}, cold=False),
+        Variant("one_device", role="baseline", effort="quick", measured=WARM),
+        Variant("tensor_parallel", {"replicas": 1}, effort="quick", measured=WARM),
+        Variant("hybrid", {"replicas": 2}, measured=WARM),
     ),
     workloads=(Workload("text-gpt-wide", "compute", timed=False),),
     differs_by_design=(
@@ -36,7 +36,6 @@ TECHNIQUE = Technique(
         "what all processes send for ring all-reduces of the activations, two a block, without "
         "what the hybrid's replicas send.",
     ),
-    controls=False,
     probes=True,
 )
 

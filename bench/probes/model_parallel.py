@@ -55,11 +55,15 @@ def measure(
     amount = {"global_batch": work.batch_size, "steps": STEPS, "seed": SEED}
     with watched() as glances:
         found = (train or partial(alone, impl))(build, dataset, **amount)
+    evidence = {"losses": list(map(float, found.losses))}
     if train:
-        check(impl, work, found, alone(impl, build, dataset, **amount))
+        reference_run = alone(impl, build, dataset, **amount)
+        evidence |= {"losses_of_one_process": reference_run.losses}
+        evidence |= {"differ_at_most": check(impl, work, found, reference_run)}
     units = {name: "bytes" if name.endswith("bytes") else "%" for name in reference}
     expected = {name: figure(units[name], [value]) for name, value in reference.items()}
-    return figures(glances, found.ended, work.batch_size) | expected
+    measured = figures(glances, found.ended, work.batch_size)
+    return measured | expected | {"evidence": evidence}
 
 
 def figure(unit: str, samples: list) -> dict:
@@ -152,10 +156,11 @@ def alone(impl, build: str, dataset: tuple, *, global_batch: int, steps: int, se
     return Alone(impl.kit.models.export_weights(model), losses, ended)
 
 
-def check(impl, work: Work, found, wanted: Alone) -> None:
-    """Raise RuntimeError where losses or weights differ by more than the task's parity bar.
+def check(impl, work: Work, found, wanted: Alone) -> float:
+    """The largest relative difference of losses and weights.
 
-    The framework's own names come in the order of the layers, as the canonical ones do.
+    Raises RuntimeError where it is more than the task's parity bar. The framework's own names come
+    in the order of the layers, as the canonical ones do.
     """
     bar = work.task.parity
     pairs = zip(wanted.weights.items(), found.weights.values(), strict=True)
@@ -171,3 +176,4 @@ def check(impl, work: Work, found, wanted: Alone) -> None:
         raise RuntimeError(
             f"not the work of one process: {worst} differ by {differences[worst]:.1e}, not {bar:g}"
         )
+    return differences[worst]

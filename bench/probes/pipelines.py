@@ -11,6 +11,7 @@ taken over `SHORTEST_S` at least.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib
 import multiprocessing
 import os
@@ -22,6 +23,7 @@ from itertools import pairwise
 from math import ceil
 from statistics import harmonic_mean, mean, median
 
+import numpy as np
 import psutil
 
 from bench.harness import memory
@@ -69,6 +71,7 @@ def measure(
         "cpu_per_1000": _figure("s", cpu),
         "data_stall": _figure("%", [data_stall(impl, work, loader)]),
         "memory": _figure("bytes", [peak]),
+        "evidence": {"read": pipeline.read},
     }
 
 
@@ -102,22 +105,25 @@ class Pipeline:
         self._loader, self._images = loader, images
         self._own = psutil.Process()
         self._others = {child.pid for child in self._own.children(recursive=True)}
+        self.read: list[dict] = []  # of each call of `epochs`: its last epoch
 
     def epochs(self, count: int = 1) -> Epochs:
         """Take all batches of the next epochs, and do nothing with them."""
         cpu, begin = self._cpu_s(), time.perf_counter()
         filling, images, filled_s, first_s = usable_threads(), 0, 0.0, 0.0
         for _ in range(count):
-            start, times, sizes = time.perf_counter(), [], []
-            for _, labels in self._loader:
+            start, times, labels = time.perf_counter(), [], []
+            for _, some in self._loader:
                 times.append(time.perf_counter())
-                sizes.append(len(labels))
+                labels.append(some)
+            sizes = [len(some) for some in labels]
             if sum(sizes) != self._images:
                 raise RuntimeError(f"an epoch had {sum(sizes)} of {self._images} images")
             images += sum(sizes[filling:])
             filled_s += times[-1] - times[filling - 1]
             first_s += times[0] - start
         seconds, cpu = time.perf_counter() - begin, self._cpu_s() - cpu
+        self.read.append(_read(count, labels))
         return Epochs(count * self._images, images / filled_s, first_s / count, seconds, cpu)
 
     def peak_memory(self) -> int | None:
@@ -152,6 +158,19 @@ class Pipeline:
                 times = process.cpu_times()
                 found += times.user + times.system
         return found
+
+
+def _read(epochs: int, labels: list) -> dict:
+    """What an epoch read: how many samples of each label, and a hash of the labels in their order.
+
+    Another order has another hash. `epochs`: how many were read in a row.
+    """
+    found = np.concatenate([np.asarray(some) for some in labels]).astype(np.int64)
+    return {
+        "epochs": epochs,
+        "samples_a_label": np.bincount(found).tolist(),
+        "order_sha256": hashlib.sha256(found.tobytes()).hexdigest(),
+    }
 
 
 def data_stall(impl, work: Work, loader: Iterable) -> float:

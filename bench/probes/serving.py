@@ -23,7 +23,7 @@ import numpy as np
 from bench.harness.machine import THREAD_VARIABLES, usable_threads
 from bench.harness.plan import Prepared, Work
 from bench.harness.processes import ROOT
-from bench.harness.worker import artifact_bytes
+from bench.harness.sizes import artifact_bytes
 from shared import datasets
 from shared.provenance import provenance
 

@@ -7,22 +7,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from bench.report.figures import (
-    MISSING,
-    compact,
-    interval,
-    is_number,
-    is_pair,
-    number,
-    plus_minus,
-    ratio,
-    scaled,
-)
-from bench.report.record import FRAMEWORKS, Row, View, at
+from bench.analysis.reading import DIFFERENT, FRAMEWORKS, Row, View, above_import
+from bench.analysis.values import at, is_pair
+from bench.report.figures import MISSING, compact, interval, number, plus_minus, ratio, scaled
 from bench.report.text import plain
 
 UNITS = {"accuracy": "Accuracy in %", "bits_per_character": "Bits per character"}
-DIFFERENT = "not comparable"  # the verdict
 MEMORY_PARTS = ("parameters", "gradients", "optimizer", "rest")
 
 Rows = dict[int, list[Row]]  # by batch size
@@ -81,7 +71,7 @@ def speed(rows: Rows) -> Table | None:
 
     around = "\n(95% interval)" if any(at(c, "timing", "ci_s") for c in _cases(rows)) else ""
     heads = [f"step [ms]{around}", "samples/s"] if timed else ["samples/s"]
-    return _side_by_side("Speed", heads, rows, figures, statuses=True)
+    return _side_by_side("Speed", heads, rows, figures, statuses=True, name="speed")
 
 
 def cost(rows: Rows) -> Table | None:
@@ -178,7 +168,8 @@ def probed(rows: Rows) -> Table | None:
         for name, unit in names.items()
     ]
     if len(names) <= MOST_SIDE_BY_SIDE:
-        return _side_by_side("Measured apart", heads, rows, figures) if names else None
+        named = _side_by_side("Measured apart", heads, rows, figures, name="probed")
+        return named if names else None
     columns = [Column("", head, right=False) for head in ("variant", "framework")]
     columns += [Column("", head) for head in heads]
     lines = {
@@ -190,7 +181,7 @@ def probed(rows: Rows) -> Table | None:
         ]
         for batch, found in rows.items()
     }
-    return _table("Measured apart", columns, lines, words=2)
+    return _table("Measured apart", columns, lines, words=2, name="probed")
 
 
 def rates(rows: Rows) -> Table | None:
@@ -216,7 +207,7 @@ def rates(rows: Rows) -> Table | None:
         ]
         for batch, found in rows.items()
     }
-    return _table("Samples/s by batch size", columns, lines, words=3)
+    return _table("Samples/s by batch size", columns, lines, words=3, name="rates")
 
 
 def repetitions(rows: Rows) -> Table | None:
@@ -360,12 +351,6 @@ def _pair_line(comparison: dict, found: View) -> list[str]:
     cells = [MISSING] * 3
     cells[{"pt": 0, "tf": 1}.get(found.side(comparison), 2)] = versus(comparison)
     return [found.pair(comparison), *cells]
-
-
-def above_import(memory: dict | None) -> float | None:
-    """Peak of the steady state above what the process took after its imports, in bytes."""
-    peak, base = at(memory, "steady_peak_bytes"), at(memory, "import_bytes")
-    return peak - base if is_number(peak) and is_number(base) else None
 
 
 def _cases(rows: Rows) -> list[dict | None]:

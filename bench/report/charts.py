@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from bench.analysis.stats import DELTA
-from bench.report.blocks import DIFFERENT
-from bench.report.figures import compact, is_number, is_pair, number, ratio
-from bench.report.record import View, at, framework_title
+from bench.analysis.reading import DIFFERENT, View, framework_title
+from bench.analysis.values import at, is_number, is_pair
+from bench.analysis.verdicts import DELTA
+from bench.report.figures import compact, number, ratio
 from bench.report.shapes import (
     Box,
     Chart,

@@ -6,14 +6,23 @@ import argparse
 import sys
 from pathlib import Path
 
-from bench.report import FORMATS, load, readme, write_reports
+from bench.analysis.reading import load
+from bench.report import readme
+from bench.report.files import FORMATS, write_reports
+from bench.report.replace import write_atomically
 from bench.report.tables import terminal
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit status (1: a check failed, 2: an error)."""
     parser = argparse.ArgumentParser(prog="twinbench report", description=__doc__)
-    parser.add_argument("path", type=Path, help="a results.json, or the folder that holds one")
+    parser.add_argument(
+        "paths",
+        type=Path,
+        nargs="+",
+        metavar="path",
+        help="a results.json, or the folder that holds one; several with --readme",
+    )
     parser.add_argument(
         "--format",
         choices=("all", *FORMATS, "terminal"),
@@ -21,13 +30,18 @@ def main(arguments: list[str] | None = None) -> int:
         help=f"all (the default) writes {', '.join(FORMATS.values())} beside the record, "
         "terminal prints",
     )
-    parser.add_argument("--readme", type=Path, help="put the headline tables into this file")
+    parser.add_argument("--readme", type=Path, help="put chart, conclusions and tables there")
+    parser.add_argument(
+        "--other", type=Path, metavar="PATH", help="with --readme: a run of another machine"
+    )
     parser.add_argument(
         "--check", action="store_true", help="with --readme: change nothing, exit 1 if it differs"
     )
     chosen = parser.parse_args(arguments)
     if chosen.check and not chosen.readme:
         parser.error("--check needs --readme")
+    if len(chosen.paths) > 1 and not chosen.readme:
+        parser.error("several runs need --readme")
     sys.stdout.reconfigure(errors="backslashreplace")  # a console without UTF-8 loses no table
     try:
         return _make(chosen)
@@ -40,20 +54,28 @@ def _make(chosen: argparse.Namespace) -> int:
     if chosen.readme:
         return _readme(chosen)
     if chosen.format == "terminal":
-        print(terminal(load(chosen.path)), end="")
+        print(terminal(load(chosen.paths[0])), end="")
     else:
         formats = FORMATS if chosen.format == "all" else [chosen.format]
-        print(*write_reports(chosen.path, formats), sep="\n")
+        print(*write_reports(chosen.paths[0], formats), sep="\n")
     return 0
 
 
 def _readme(chosen: argparse.Namespace) -> int:
-    old = readme.read(chosen.readme)
-    new = readme.with_tables(old, load(chosen.path))
-    if chosen.check and old != new:
-        print(f"{chosen.readme}: its tables are not those of {chosen.path}", file=sys.stderr)
-        return 1
-    if not chosen.check:
-        readme.write(chosen.readme, new)
-        print(chosen.readme)
+    runs = [load(path) for path in chosen.paths]
+    made = readme.files(chosen.readme, runs, load(chosen.other) if chosen.other else None)
+    if chosen.check:
+        old = [str(path) for path, text in made.items() if _text(path) != text]
+        if old:
+            given = " ".join(map(str, chosen.paths))
+            print(f"{', '.join(old)}: not what {given} gives", file=sys.stderr)
+        return 1 if old else 0
+    for path in made:
+        path.parent.mkdir(exist_ok=True)
+    write_atomically(made)
+    print(*made, sep="\n")
     return 0
+
+
+def _text(path: Path) -> str | None:
+    return readme.read(path) if path.exists() else None

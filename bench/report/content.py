@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
-from bench.report import graphs
-from bench.report.advice import Goal, goals
-from bench.report.blocks import DIFFERENT, Column, Table, tables
-from bench.report.figures import MISSING, compact, is_number, number, ratio, scaled
-from bench.report.record import (
+from bench.analysis.decisions import Answer, Work, answers, works
+from bench.analysis.reading import (
+    DIFFERENT,
     FRAMEWORKS,
-    at,
+    block_count,
     framework_title,
     task_of,
     tasks,
@@ -24,7 +23,12 @@ from bench.report.record import (
     view,
     work_of,
 )
+from bench.analysis.values import at, is_number
+from bench.report import graphs
+from bench.report.blocks import Column, Table, tables
+from bench.report.figures import MISSING, compact, number, ratio, scaled
 from bench.report.text import plain
+from shared.specs import TASKS, parameter_shapes
 
 Facts = list[tuple[str, str]]
 
@@ -65,13 +69,16 @@ class Report:
     environment: Facts
     noise: Facts
     controls: Table | None
-    advice: list[Goal]
+    measured: str
+    answers: list[Answer]
+    works: list[Work]
     techniques: list[TechniquePart]
     legend: Facts
 
 
 def build(results: dict[str, Any]) -> Report:
     """Everything that the report says, from the record alone."""
+    every = works(results)
     return Report(
         run=run_line(results),
         command=results["command"],
@@ -79,7 +86,9 @@ def build(results: dict[str, Any]) -> Report:
         environment=_environment(results["environment"]),
         noise=_noise(results["noise_floor"]),
         controls=_controls(results["noise_floor"].get("controls") or []),
-        advice=goals(results),
+        measured=measured([results]),
+        answers=answers(results, every),
+        works=every,
         techniques=[_technique(results, name) for name in techniques(results)],
         legend=_legend(results["effort"]),
     )
@@ -90,19 +99,48 @@ def build(results: dict[str, Any]) -> Report:
 
 def run_line(results: dict[str, Any]) -> str:
     """Effort, blocks and start of the run."""
-    blocks = max((len(at(c, "timing", "step_s") or []) for c in results["cases"]), default=0)
+    blocks = max(map(block_count, results["cases"]), default=0)
     plural = "" if blocks == 1 else "s"
     return f"{results['effort']} effort · {blocks} block{plural} · started {results['started']}"
 
 
-def machine_line(environment: dict[str, Any]) -> str:
-    """The machine and the frameworks' versions in one line."""
-    packages = environment.get("packages") or {}
-    versions = {**(packages.get("pt") or {}), **(packages.get("tf") or {})}
-    words = [compact(environment.get("cpu")), f"{compact(environment.get('threads'))} threads"]
-    words += [compact(environment["gpu"])] if environment.get("gpu") else []
-    words += [f"{name} {versions[name]}" for name in ("torch", "tensorflow") if versions.get(name)]
-    return " · ".join(words)
+def _listed(value: Any) -> list:
+    return value if isinstance(value, list) else []
+
+
+WIDEST = ("amx_bf16", "avx512_bf16", "avx512f", "avx2", "sve", "neon")
+
+
+def measured(runs: list[dict[str, Any]]) -> str:
+    """What was measured, in a sentence: the machines, their devices, how large the models are."""
+    machines = dict.fromkeys(machine_words(run["environment"]) for run in runs)
+    tasks_run = {case["task"] for run in runs for case in run["cases"] if case["status"] == "OK"}
+    sizes = [parameters_of(TASKS[name].model) for name in tasks_run if name in TASKS]
+    models = ""
+    if sizes:
+        low, high = (_rounded(size) for size in (min(sizes), max(sizes)))
+        models = f", models of {low} to {high} parameters" if low != high else f", {low} parameters"
+    return f"Measured on {' and '.join(machines)}{models}."
+
+
+def machine_words(found: dict[str, Any]) -> str:
+    """A machine in words: its CPU with its widest instructions, or its GPU."""
+    device = f"the GPU {compact(found['gpu'])}, on" if found.get("gpu") else "a CPU, no GPU:"
+    isa = [name for name in _listed(found.get("isa")) if isinstance(name, str)]
+    widest = next((name for name in WIDEST if name in isa), "")
+    cores = f"{compact(found.get('physical_cores'))} cores"
+    return f"{device} {compact(found.get('cpu'))}, {', '.join(filter(None, (widest, cores)))}"
+
+
+def parameters_of(model: Any) -> int:
+    """How many parameters a model of `shared.specs` has."""
+    return sum(map(prod, parameter_shapes(model).values()))
+
+
+def _rounded(count: int) -> str:
+    """24 thousand, 10 million."""
+    size, word = (1e6, "million") if count >= 1e6 else (1e3, "thousand")
+    return f"{float(f'{count / size:.2g}'):g} {word}"
 
 
 def warnings(results: dict[str, Any]) -> list[str]:
@@ -226,8 +264,9 @@ def _legend(effort: str) -> Facts:
         ("equivalent", "the 90% interval lies within 3% (accuracy: within the margin)"),
         ("faster, less accurate", "faster, but less accurate by more than the margin"),
         ("slower, more accurate", "the other side is faster, but less accurate by more than that"),
+        ("slightly faster, slightly slower", "the 95% interval excludes 1, but not 3%"),
         ("inconclusive", "none of these"),
-        ("noisy", "no verdict: blocks differ by more than 6% (standard deviation)"),
+        ("noisy", "older runs: no verdict, since blocks differ by more than 6%"),
         (DIFFERENT, "the two sides were not shown to do the same work"),
     ]
 

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import floor, log10
 from typing import Any
 
+from bench.analysis.values import is_number, is_pair
+
 MISSING = "—"
-LARGEST = 1e100  # beyond it nothing was measured, and arithmetic overflows
-
-
-def is_number(value: Any) -> bool:
-    """Whether `value` is a number to reckon with: finite, and no truth value."""
-    numeric = isinstance(value, int | float) and not isinstance(value, bool)
-    return numeric and -LARGEST < value < LARGEST
 
 
 def decimals(value: float, digits: int = 3) -> int:
@@ -41,11 +35,6 @@ def interval(bounds: Any, *, like: Any = None) -> str:
         return MISSING
     places = decimals(like) if is_number(like) else None
     return "–".join(number(bound, places=places) for bound in bounds)
-
-
-def is_pair(bounds: Any) -> bool:
-    """Whether `bounds` is a lower and an upper bound."""
-    return isinstance(bounds, Sequence) and len(bounds) == 2 and all(map(is_number, bounds))
 
 
 def ratio(value: Any, bounds: Any) -> str:

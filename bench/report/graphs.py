@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.report.blocks import DIFFERENT, Column, Table
-from bench.report.figures import MISSING, is_number, ratio
-from bench.report.record import FRAMEWORKS, View, at
+from bench.analysis.reading import DIFFERENT, FRAMEWORKS, View
+from bench.analysis.values import at, is_number
+from bench.report.blocks import Column, Table
+from bench.report.figures import MISSING, ratio
 
 Histogram = dict[str, int]
 ELSEWHERE = ("graph_operators", "measured")  # parts of a proof that have tables

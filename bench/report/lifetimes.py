@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from math import ceil, log10
 from typing import Any
 
-from bench.report.blocks import DIFFERENT
-from bench.report.figures import is_number, number
-from bench.report.record import View, at, framework_title
+from bench.analysis.reading import DIFFERENT, View, framework_title
+from bench.analysis.values import at, is_number
+from bench.report.figures import number
 from bench.report.shapes import (
     Chart,
     Curve,

@@ -1,4 +1,4 @@
-"""A record as one HTML page that needs no network: tables, charts, advice, the record itself.
+"""A record as one HTML page that needs no network: the answer first, then all tables and charts.
 
 Its styles and its script stand in the page and are named by their hashes in its content security
 policy, so that nothing else in it can run, whatever a record holds.
@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from html import escape
 from typing import Any
@@ -18,11 +17,13 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from bench.report import charts, readme
+from bench.analysis.decisions import FAMILIES, Limits, Work, family_of
+from bench.analysis.decisions import answer as decide
+from bench.analysis.reading import View, task_of, techniques, view
+from bench.report import answer, charts, gains
 from bench.report.blocks import Table, phases
-from bench.report.content import Report, TaskPart, TechniquePart, build
+from bench.report.content import Facts, Report, TaskPart, TechniquePart, build
 from bench.report.lifetimes import lifetimes
-from bench.report.record import View, task_of, techniques, view
 from bench.report.shapes import Chart
 from bench.report.tables import GRAPHS, SAME_WORK
 from bench.report.text import plain
@@ -30,7 +31,7 @@ from bench.report.tradeoffs import tradeoffs
 
 
 @dataclass(frozen=True)
-class Block:
+class Piece:
     """A table and the charts that stand beside it."""
 
     table: Table
@@ -39,29 +40,52 @@ class Block:
 
 @dataclass(frozen=True)
 class Section:
-    """A technique: its anchor, what is said of it, and each of its tasks with its blocks."""
+    """A technique: its anchor, what is said of it, and each of its tasks with its pieces."""
 
     anchor: str
+    family: str
     part: TechniquePart
-    tasks: list[tuple[TaskPart, list[Block]]]
+    tasks: list[tuple[TaskPart, list[Piece]]]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A piece of work: the answers for all goals, and the table over all of its rows."""
+
+    title: str
+    count: int
+    answers: list[tuple[str, Facts]]
+    table: Table
+
+
+FIRST = 4  # lines of the summary on the first screen; the others are folded
 
 
 def html(results: dict[str, Any]) -> str:
     """The whole page."""
     report = build(results)
     style, script = (_asset(name) for name in ("report.css.j2", "report.js.j2"))
+    sections = _sections(results, report)
+    summary = answer.summary_table(report.answers)
     return (
         _environment()
         .get_template("report.html.j2")
         .render(
             report=report,
-            sections=_sections(results, report),
-            glance=readme.headline_tables(results),
+            gains=gains.chart(report.works),
+            summaries=[replace(summary, rows=rows) for rows in _split(summary.rows) if rows],
+            decisions=[_decision(results, work) for work in report.works],
+            families={
+                name: [s for s in sections if s.family == name]
+                for name in FAMILIES
+                if any(s.family == name for s in sections)
+            },
+            family_titles=FAMILY_TITLES,
+            sections=sections,
             noise=charts.controls_forest(results["noise_floor"].get("controls") or []),
             same_work=SAME_WORK,
             graphs=GRAPHS,
             verdicts=VERDICTS,
-            record=Markup(escape(listing(results))),
             style=Markup(style),
             script=Markup(script),
             hashes={"style": _hash(style), "script": _hash(script)},
@@ -70,10 +94,30 @@ def html(results: dict[str, Any]) -> str:
     )
 
 
+def _split(rows: list) -> tuple[list, list]:
+    return rows[:FIRST], rows[FIRST:]
+
+
+def _decision(results: dict[str, Any], work: Work) -> Decision:
+    found = [each for goal in work.goals if (each := decide(results, work, goal, Limits()))]
+    said = [(answer.measure(each.goal, each.limits), answer.lines(each)) for each in found]
+    return Decision(work.title, len(work.options), said, answer.decision_table(work))
+
+
+FAMILY_TITLES = {
+    "train_step": "Train step",
+    "input": "Input pipelines",
+    "parallel": "Several devices",
+    "compression": "Smaller models",
+    "deployment": "Deployment",
+}
+
 # verdict or status -> the style of its word
 VERDICTS = {
     "faster": "good",
     "slower": "bad",
+    "slightly faster": "good",
+    "slightly slower": "bad",
     "better": "good",
     "worse": "bad",
     "equivalent": "even",
@@ -112,21 +156,6 @@ def _hash(text: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
-def listing(results: dict[str, Any]) -> str:
-    """The record as JSON with a line for each case, comparison and other entry."""
-    lines = []
-    for key, value in results.items():
-        if isinstance(value, list) and value:
-            inner = "[\n  " + ",\n  ".join(map(json.dumps, value)) + "\n ]"
-        elif isinstance(value, dict) and value:
-            entries = (f"{json.dumps(k)}: {json.dumps(v)}" for k, v in value.items())
-            inner = "{\n  " + ",\n  ".join(entries) + "\n }"
-        else:
-            inner = json.dumps(value)
-        lines.append(f" {json.dumps(key)}: {inner}")
-    return "{\n" + ",\n".join(lines) + "\n}"
-
-
 # Techniques --------------------------------------------------------------------------------------
 
 
@@ -141,19 +170,19 @@ def _sections(results: dict[str, Any], report: Report) -> list[Section]:
         anchor = "technique-" + (re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "x")
         while anchor in [section.anchor for section in sections]:
             anchor += f"-{len(sections)}"
-        sections.append(Section(anchor, part, tasks))
+        sections.append(Section(anchor, family_of(name), part, tasks))
     return sections
 
 
-def blocks(found: View, tables: list[Table], task: dict) -> list[Block]:
+def blocks(found: View, tables: list[Table], task: dict) -> list[Piece]:
     """The tables in their order, each with its charts; some charts bring a table of their own."""
     made = []
     for table in tables:
         drawn = [charts.forest(found)] if table.name == "ratios" else []
         drawn += lifetimes(found) if table.name == "lifetimes" else []
-        made.append(Block(table, [chart for chart in drawn if chart]))
+        made.append(Piece(table, [chart for chart in drawn if chart]))
         if table.name == "memory" and (bars := charts.memory_bars(found)):
-            made.append(Block(phases(found.rows), [bars]))
+            made.append(Piece(phases(found.rows), [bars]))
         if table.name == "accuracy":
-            made += [Block(*each) for each in tradeoffs(found, task)]
+            made += [Piece(*each) for each in tradeoffs(found, task)]
     return made

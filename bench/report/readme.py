@@ -1,19 +1,40 @@
-"""The headline tables between two markers of README.md."""
+"""What README.md shows between its two markers: a chart, conclusions and what to use.
+
+All of it is made from records, several where one run does not hold everything, so that `--check`
+can tell whether the page is theirs.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from bench.report import write_atomically
-from bench.report.blocks import Column, Table, above_import, difference_of, unit_of, versus
-from bench.report.content import machine_line, run_line, warnings
-from bench.report.figures import MISSING, number, plus_minus, scaled
-from bench.report.record import Row, View, at, tasks, techniques, view
+from bench.analysis.decisions import (
+    GOALS,
+    TRAIN,
+    Limits,
+    Option,
+    Work,
+    answer,
+    answers,
+    works,
+)
+from bench.analysis.values import at
+from bench.report import gains, svg
+from bench.report.answer import figure_of, name_of, summary_table
+from bench.report.blocks import Table
+from bench.report.content import machine_words, measured, run_line, warnings
+from bench.report.figures import number, ratio
+from bench.report.replace import write_atomically
 from bench.report.tables import escape, markdown_table
 
 BEGIN, END = "<!-- table:begin -->", "<!-- table:end -->"
-YARDSTICK = "baseline"  # its rows are in the report: it is no technique
+CHART = "docs/gains"  # beside README.md; -light.svg and -dark.svg follow
+FEW, MANY = 1_000, 100_000  # steps of training for which a sentence compares the advice
+
+Record = dict[str, Any]
 
 
 def read(path: Path) -> str:
@@ -29,97 +50,150 @@ def write(path: Path, text: str) -> None:
     write_atomically({path: text})
 
 
-def with_tables(text: str, results: dict[str, Any]) -> str:
-    """`text` with the headline tables of `results` between its markers.
+def files(path: Path, runs: list[Record], other: Record | None = None) -> dict[Path, str]:
+    """README.md with what `runs` show, and its charts: each file with its text."""
+    made = {path: with_tables(read(path), runs, other)}
+    if drawn := gains.chart(_works(runs)):
+        for scheme in svg.SCHEMES:
+            made[path.parent / f"{CHART}-{scheme}.svg"] = svg.standalone(drawn, scheme)
+    return made
 
-    ValueError where a marker is missing, or the record has no technique that ran.
+
+def with_tables(text: str, runs: list[Record], other: Record | None = None) -> str:
+    """`text` with what `runs` show between its markers.
+
+    ValueError where a marker is missing, or the records have no technique that ran.
     """
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise ValueError(f"no text between {BEGIN} and {END} to replace")
-    return f"{before}{BEGIN}\n{headline(results)}{END}{after}"
+    return f"{before}{BEGIN}\n{headline(runs, other)}{END}{after}"
 
 
-def headline(results: dict[str, Any]) -> str:
-    """The headline tables as Markdown, with their source; ValueError where nothing ran."""
-    found = headline_tables(results)
-    if not found:
+def _works(runs: list[Record]) -> list[Work]:
+    return [work for run in runs for work in works(run)]
+
+
+def headline(runs: list[Record], other: Record | None = None) -> str:
+    """The chart, the conclusions and the decisions as Markdown; ValueError where nothing ran."""
+    every = _works(runs)
+    if not any(option for work in every for option in work.options if not option.is_baseline):
         raise ValueError("the record has no technique that ran")
-    source = f"Measured on {machine_line(results['environment'])} ({run_line(results)})."
-    paragraphs = [f"**{escape(warning)}**" for warning in warnings(results)]
-    paragraphs += [escape(source), *map(markdown_table, found)]
-    return "\n\n".join(part.strip("\n") for part in paragraphs) + "\n"
+    said = dict.fromkeys(chain.from_iterable(map(warnings, runs)))
+    parts = [f"**{escape(warning)}**" for warning in said]
+    parts.append(escape(measured(runs)))
+    if drawn := gains.chart(every):
+        parts.append(_picture(drawn.title))
+    parts.append("\n".join(f"- {escape(each)}" for each in conclusions(runs, other)))
+    parts.append(markdown_table(_summary(runs)))
+    dates = "; ".join(run_line(run) for run in runs)
+    parts.append(f"Made from the record ({escape(dates)}); brackets are 95% intervals.")
+    return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
 
 
-def headline_tables(results: dict[str, Any]) -> list[Table]:
-    """Speed, then memory and accuracy of every technique at each task's largest batch."""
-    views = [
-        (name, work, view(results, name, work))
-        for name in techniques(results)
-        if name != YARDSTICK
-        for work in tasks(results, name)
+def _picture(title: str) -> str:
+    dark = f'<source media="(prefers-color-scheme: dark)" srcset="{CHART}-dark.svg">'
+    return f'<picture>{dark}<img alt="{title}" src="{CHART}-light.svg"></picture>'
+
+
+def _summary(runs: list[Record]) -> Table:
+    """What to use where a technique was shown to help."""
+    found = [each for run in runs for each in answers(run, works(run))]
+    helped = [a for a in found if not (a.cheapest or a.best).is_baseline]
+    table = summary_table(helped)
+    return replace(table, rows=[[cell.replace("\n", ": ", 1) for cell in r] for r in table.rows])
+
+
+# Conclusions -------------------------------------------------------------------------------------
+
+
+def conclusions(runs: list[Record], other: Record | None = None) -> list[str]:
+    """Five sentences at most, each made from the records."""
+    every = _works(runs)
+    said = [_shares(every), _largest(every), *map(_steps, runs)]
+    return [sentence for sentence in (*said, _turned(runs, other)) if sentence][:5]
+
+
+def _compared(every: list[Work]) -> list[tuple[Work, Option]]:
+    return [
+        (work, option)
+        for work in every
+        for option in work.options
+        if not option.is_baseline and at(option.own, "verdict")
     ]
-    lines = [(name, work, found, row) for name, work, found in views for row in _largest(found)]
-    return [table for table in (_speed(lines), _other(lines)) if table.rows]
 
 
-Line = tuple[str, str, View, Row]
+def _shares(every: list[Work]) -> str | None:
+    """How many rows were shown to be faster than their own baseline."""
+    parts = []
+    for side, name in (("pt", "PyTorch"), ("tf", "TensorFlow")):
+        rows = [(w, o) for w, o in _compared(every) if o.case["framework"] == side]
+        faster = [o for w, o in rows if gains.keeps(o, w) and "faster" in at(o.own, "verdict")]
+        if rows:
+            parts.append(f"{len(faster)} of {len(rows)} rows in {name}")
+    if not parts:
+        return None
+    return f"Shown to be faster than their own baseline, accuracy kept: {' and '.join(parts)}."
 
 
-def _largest(found: View) -> list[Row]:
-    """The rows of the largest batch size in which something ran."""
-    rows = found.rows[max(found.rows)] if found.rows else []
-    return [row for row in rows if "OK" in (at(row.pt, "status"), at(row.tf, "status"))]
+def _largest(every: list[Work]) -> str | None:
+    """The largest gain in each framework."""
+    parts = []
+    for side in ("pt", "tf"):
+        kept = [
+            (o.gain, o, w)
+            for w, o in _compared(every)
+            if o.case["framework"] == side and gains.keeps(o, w) and o.gain
+        ]
+        if kept:
+            gain, option, work = min(kept, key=lambda each: each[0])
+            parts.append(f"{name_of(option)}, {number(gain, places=3)} ({work.title})")
+    return f"The least share of a baseline's time: {'; '.join(parts)}." if parts else None
 
 
-def _table(title: str, heads: list[str], rows: list[list[str]], words: int) -> Table:
-    """A table whose first `words` columns hold words."""
-    columns = [Column("", head, right=place >= words) for place, head in enumerate(heads)]
-    return Table(title, columns, rows)
+def _steps(run: Record) -> str | None:
+    """Where the number of steps decides, since a compiler has to be repaid."""
+    for work in works(run):
+        if work.kind != TRAIN:
+            continue
+        goal = GOALS["train-speed"]
+        few, many = (answer(run, work, goal, Limits(steps=n)) for n in (FEW, MANY))
+        if few and many and few.best.case["id"] != many.best.case["id"]:
+            best, later = (
+                f"{name_of(a.best)} ({figure_of(a.figure(a.best), goal, a.limits)})"
+                for a in (few, many)
+            )
+            return (
+                f"For {FEW:,} steps of {work.title} the best is {best}, for {MANY:,} it is "
+                f"{later}: compiling has to be repaid."
+            )
+    return None
 
 
-def _speed(lines: list[Line]) -> Table:
-    heads = ["technique", "task, batch", "variant", "PyTorch step [ms]", "TensorFlow step [ms]"]
-    heads += ["PyTorch ÷ own baseline", "TensorFlow ÷ own baseline", "PyTorch ÷ TensorFlow"]
-    rows = []
-    for technique, task, found, row in lines:
-        steps = [number(scaled(at(case, "timing", "median_s"), 1e3)) for case in (row.pt, row.tf)]
-        pairs = [found.own(row.pt), found.own(row.tf), found.twins(row)]
-        place = f"{task}, {(row.pt or row.tf)['batch_size']}"
-        cells = [*steps, *map(versus, pairs)]
-        if set(cells) != {MISSING}:
-            rows.append([technique, place, row.label, *cells])
-    return _table("Speed", heads, rows, words=3)
-
-
-def _other(lines: list[Line]) -> Table:
-    heads = ["technique", "task, batch", "variant"]
-    heads += ["PyTorch memory [MB]", "TensorFlow memory [MB]"]
-    heads += ["metric", "PyTorch", "TensorFlow"]
-    heads += ["PyTorch to baseline", "TensorFlow to baseline"]
-    rows = []
-    for technique, task, found, row in lines:
-        sides = (row.pt, row.tf)
-        memory = [number(scaled(above_import(at(case, "memory")), 1e-6)) for case in sides]
-        trained = [_accuracy(case, found) for case in sides]
-        means = [plus_minus(at(t, "mean"), at(t, "ci")) for t in trained]
-        apart = [difference_of(t) for t in trained]
-        metric = next((at(t, "metric") for t in trained if t), None)
-        place = f"{task}, {(row.pt or row.tf)['batch_size']}"
-        cells = [*memory, unit_of(metric).lower() if metric else MISSING, *means, *apart]
-        if set(cells) != {MISSING}:
-            rows.append([technique, place, row.label, *cells])
-    return _table("Memory and accuracy", heads, rows, words=3)
-
-
-def _accuracy(case: dict | None, found: View) -> dict | None:
-    """What `case` was trained to; the training may stand at another batch size."""
-    same = [
-        other["accuracy"]
-        for other in found.cases.values()
-        if case
-        and other.get("accuracy")
-        and all(at(other, key) == at(case, key) for key in ("framework", "flavour", "variant"))
+def _turned(runs: list[Record], other: Record | None) -> str | None:
+    """The pair of baselines whose order another machine turned round the most."""
+    bases = {case["id"] for run in runs for case in run["cases"] if case["role"] == "baseline"}
+    theirs = {c["numerator"]: c for c in (other or {}).get("comparisons", ()) if _told(c)}
+    pairs = [
+        (c["ratio"] / theirs[c["numerator"]]["ratio"], c, theirs[c["numerator"]])
+        for run in runs
+        for c in run["comparisons"]
+        if _told(c)
+        and c["numerator"] in bases & theirs.keys()
+        and theirs[c["numerator"]]["denominator"] == c["denominator"]
+        and theirs[c["numerator"]]["verdict"] != c["verdict"]
     ]
-    return next(iter(same), None)
+    if not pairs:
+        return None
+    _, ours, there = min(pairs, key=lambda each: min(each[0], 1 / each[0]))
+    where = f"{ours['variant']} of {ours['task']}, batch {ours['batch_size']}"
+    return (
+        f"Another CPU can turn the choice of framework round: PyTorch ÷ TensorFlow is "
+        f"{ratio(ours['ratio'], ours.get('ci'))} here for {where}, and "
+        f"{ratio(there['ratio'], there.get('ci'))} on {machine_words(other['environment'])}."
+    )
+
+
+def _told(comparison: dict) -> bool:
+    return comparison["kind"] == "framework" and comparison.get("verdict") in ("faster", "slower")

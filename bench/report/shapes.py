@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from math import ceil, floor, log10
 from typing import Any
 
-from bench.report.record import FRAMEWORKS
+from bench.analysis.reading import FRAMEWORKS
 from bench.report.text import cells, plain
 
 LONGEST_LABEL = 46  # cells; the whole of it stands in the table

@@ -11,6 +11,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from bench.report import answer
 from bench.report.blocks import Table
 from bench.report.content import Facts, TechniquePart, build
 from bench.report.text import (
@@ -24,6 +25,7 @@ from bench.report.text import (
 )
 
 SMALLEST_WIDTH = 60
+MOST_LINES = 31  # of the answer; the way on takes the rest of the first 40
 LONGEST_LABEL = 32  # cells; a longer one stands on a line of its own
 LONGEST_REASON = 400  # characters in the terminal; report.md has it whole
 GRAPHS = "How the graphs of twins differ"
@@ -33,8 +35,30 @@ SAME_WORK = "Same work (certificates of twins: initial weights, first ten losses
 # Terminal --------------------------------------------------------------------------------------
 
 
+def answered(results: dict[str, Any], width: int = 80) -> str:
+    """The answer alone: `MOST_LINES` lines at most, no line wider than `width` (60 at least)."""
+    report, width = build(results), max(width, SMALLEST_WIDTH)
+    lines = [*_heading("What to use", "=", width), *wrap(plain(report.measured), width)]
+    lines += [line for warning in report.warnings for line in _loud(warning, width)]
+    room = MOST_LINES - len(lines)
+    for place, each in enumerate(report.answers):
+        said = ["", *answer.text([each], width)]
+        if len(said) + (place + 1 < len(report.answers)) > room:
+            left = len(report.answers) - place
+            lines.append(f"… and {left} more: see report.html, or twinbench choose")
+            break
+        lines += said
+        room -= len(said)
+    return "\n".join(lines) + "\n"
+
+
 def terminal(results: dict[str, Any], width: int = 80) -> str:
-    """The tables of a record as plain text, no line wider than `width` cells (60 at least)."""
+    """The answer, then all tables, as plain text, no line wider than `width` cells."""
+    return f"{answered(results, width)}\n\n{detail(results, width)}"
+
+
+def detail(results: dict[str, Any], width: int = 80) -> str:
+    """The run, its machine and all tables."""
     report, width = build(results), max(width, SMALLEST_WIDTH)
     lines = [*_heading("twinbench", "=", width), *wrap(plain(report.run), width)]
     lines += hanging("$", plain(report.command), width, 2)
@@ -184,7 +208,13 @@ def markdown(results: dict[str, Any]) -> str:
     return (
         _environment()
         .get_template("report.md.j2")
-        .render(report=build(results), same_work=SAME_WORK, graphs=GRAPHS)
+        .render(
+            report=build(results),
+            same_work=SAME_WORK,
+            graphs=GRAPHS,
+            lines=answer.lines,
+            decision_table=answer.decision_table,
+        )
     )
 
 

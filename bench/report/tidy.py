@@ -6,9 +6,8 @@ import csv
 import io
 from typing import Any
 
-from bench.report.blocks import DIFFERENT
-from bench.report.figures import is_number, is_pair
-from bench.report.record import at
+from bench.analysis.reading import DIFFERENT, block_count
+from bench.analysis.values import at, is_number, is_pair
 from bench.report.text import plain
 
 WORDS = ("id", "technique", "framework", "flavour", "variant", "role", "task", "batch_size", "mode")
@@ -51,7 +50,7 @@ def _row(case: dict, results: dict[str, Any]) -> Row:
     good = case if case.get("status") == "OK" else {}
     timing, memory, trained = (good.get(name) for name in ("timing", "memory", "accuracy"))
     found |= _figure("step_s", at(timing, "median_s"), at(timing, "ci_s"))
-    found["blocks"] = len(at(timing, "step_s") or []) or None
+    found["blocks"] = block_count(case) or None
     for kind, name in (("baseline", "to_baseline"), ("framework", "pytorch_to_tensorflow")):
         found |= _comparison(name, _of(case, kind, results))
     found |= {

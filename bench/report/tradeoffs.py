@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import pairwise, zip_longest
 
+from bench.analysis.reading import FRAMEWORKS, View, framework_title
+from bench.analysis.values import at, is_number, is_pair
 from bench.report.blocks import Column, Table, unit_of
-from bench.report.figures import compact, is_number, is_pair, number, plus_minus, scaled
-from bench.report.record import FRAMEWORKS, View, at, framework_title
+from bench.report.figures import compact, number, plus_minus, scaled
 from bench.report.shapes import (
     Chart,
     Curve,

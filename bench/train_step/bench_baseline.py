@@ -5,7 +5,7 @@ Users have no tuned allocator, so every run shows one row of each framework as i
 
 from __future__ import annotations
 
-from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from bench.harness.plan import WARM, Prepared, Technique, Variant, Work, Workload
 
 TECHNIQUE = Technique(
     family="train_step",
@@ -13,9 +13,9 @@ TECHNIQUE = Technique(
     title="Baselines: what the reference train step costs",
     variants=(
         Variant("baseline", role="baseline", effort="quick"),
-        Variant("hand_written", effort="quick", cold=False),
-        Variant("fit", cold=False),
-        Variant("as_installed", allocator="as installed", cold=False),
+        Variant("hand_written", effort="quick", measured=WARM),
+        Variant("fit", measured=WARM),
+        Variant("as_installed", allocator="as installed", measured=WARM),
     ),
     workloads=(Workload("digits-cnn", "small"), Workload("digits-cnn", "compute", effort="full")),
     differs_by_design=(
@@ -28,7 +28,6 @@ TECHNIQUE = Technique(
         "as_installed runs without the allocator settings that every other row has; its ratio is "
         "what these settings are worth.",
     ),
-    controls=False,  # two more parents a block; the techniques' matches have them
 )
 
 

@@ -10,7 +10,7 @@ import importlib
 
 import numpy as np
 
-from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from bench.harness.plan import WARM, Prepared, Technique, Variant, Work, Workload
 from shared.specs import TASKS
 
 BUDGET = 512 * 2**20  # where --memory-budget sets none
@@ -23,10 +23,10 @@ TECHNIQUE = Technique(
     name="batch_size_finder",
     title="Largest batch within a memory budget",
     variants=(
-        Variant("fp32", role="baseline", effort="quick", cold=False),
-        Variant("bf16", effort="quick", cold=False),
-        Variant("checkpointed", cold=False),
-        Variant("accumulated", cold=False),
+        Variant("fp32", role="baseline", effort="quick", measured=WARM),
+        Variant("bf16", effort="quick", measured=WARM),
+        Variant("checkpointed", measured=WARM),
+        Variant("accumulated", measured=WARM),
     ),
     workloads=(Workload(TASK, "compute", timed=False),),
     differs_by_design=(
@@ -38,7 +38,6 @@ TECHNIQUE = Technique(
         "tried and does not, or does not by the line through two measured sizes.",
         f"accumulated takes its batch in {MICRO_BATCHES} micro-batches.",
     ),
-    controls=False,
     probes=True,
 )
 
@@ -68,6 +67,7 @@ def probe(impl, work: Work, batches) -> dict[str, dict]:
         "largest_batch": {"value": found.batch_size, "unit": "samples", "samples": None},
         "samples_per_s": {"value": found.samples_per_s, "unit": "samples/s", "samples": None},
         "peak": {"value": found.peak_bytes, "unit": "bytes", "samples": None},
+        "evidence": {"limit": found.limit, "trials": [vars(trial) for trial in found.trials]},
     }
 
 

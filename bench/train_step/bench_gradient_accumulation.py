@@ -15,13 +15,13 @@ TECHNIQUE = Technique(
     title="Gradient accumulation",
     variants=(
         Variant("one_batch", role="baseline", effort="quick"),
-        Variant("micro_4", {"micro_batches": 4}, effort="quick", changes_math=True),
+        Variant("micro_4", {"micro_batches": 4}, effort="quick", changes="math"),
         Variant(
             "micro_4_statistics_once",
             {"micro_batches": 4, "statistics_once": True},
-            changes_math=True,
+            changes="math",
         ),
-        Variant("micro_16", {"micro_batches": 16}, effort="full", changes_math=True),
+        Variant("micro_16", {"micro_batches": 16}, effort="full", changes="math"),
         Variant("neutral", {"micro_batches": 1}, effort="full"),
     ),
     workloads=(

@@ -18,15 +18,15 @@ TECHNIQUE = Technique(
     title="Gradient clipping and the non-finite guard",
     variants=(
         Variant("plain", role="baseline", effort="quick"),
-        Variant("clip", {"max_norm": BOUND}, effort="quick", changes_math=True),
+        Variant("clip", {"max_norm": BOUND}, effort="quick", changes="math"),
         Variant("guard", {"check_finite": True}),
         Variant(
             "clip_and_guard",
             {"max_norm": BOUND, "check_finite": True},
             effort="full",
-            changes_math=True,
+            changes="math",
         ),
-        Variant("clip_per_variable", {"max_norm": BOUND}, effort="full", changes_math=True),
+        Variant("clip_per_variable", {"max_norm": BOUND}, effort="full", changes="math"),
         Variant("neutral", {"check_finite": False}, effort="full"),
     ),
     workloads=(

@@ -51,7 +51,6 @@ TECHNIQUE = Technique(
         "AdamW runs with learning rate 0.001 and weight decay 0.01, whatever the task's recipe is.",
     ),
     # Eight contenders are one match; other techniques play controls.
-    controls=False,
 )
 
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import copy
 import json
 from math import exp
+from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
 from bench import compare
-from bench.analysis.stats import Ratio, compare_runs
+from bench.analysis.verdicts import Ratio, compare_runs
 from tests.report.test_report import record
 
+DOCS = Path(__file__).parents[2] / "docs"
 CASE = "mixed_precision/digits-cnn-64/pt/bf16"
 
 
@@ -61,8 +63,9 @@ def test_the_interval_is_welch_s():
         (1.10, 0.02, "slower"),
         (0.90, 0.02, "faster"),
         (1.00, 0.02, "equivalent"),
-        (1.03, 0.02, "inconclusive"),
-        (1.10, 0.07, "noisy"),
+        (1.03, 0.02, "slightly slower"),
+        (1.03, 0.04, "inconclusive"),
+        (1.10, 0.07, "slower"),
     ],
 )
 def test_a_change_is_judged_like_a_ratio(ratio, sd, verdict):
@@ -72,7 +75,11 @@ def test_a_change_is_judged_like_a_ratio(ratio, sd, verdict):
 
 def test_the_noise_of_either_run_counts():
     quiet, noisy = Ratio(1.0, None, 0.01, 8, None), Ratio(1.1, None, 0.07, 8, None)
-    assert compare_runs(noisy, quiet).verdict == compare_runs(quiet, noisy).verdict == "noisy"
+    pairs = [(noisy, quiet), (quiet, noisy)]
+    widths = [np.log(np.divide(*reversed(compare_runs(*pair).ci))) for pair in pairs]
+    calm = compare_runs(quiet, Ratio(1.1, None, 0.01, 8, None)).ci
+    assert widths[0] == pytest.approx(widths[1])
+    assert widths[0] > 4 * np.log(calm[1] / calm[0])
 
 
 def test_two_runs_of_the_same_are_seldom_told_apart():
@@ -155,6 +162,73 @@ def test_large_changes_of_memory_are_shown(old, new, share, shown):
         assert [(row[0], row[3]) for row in found[0]] == [(CASE, "1.30")]
 
 
+# Many runs ---------------------------------------------------------------------------------------
+
+MACHINES = ("", "avx2", "all_techniques")  # folders of docs: three CPUs
+
+
+def published(name):
+    return json.loads((DOCS / name / "results.json").read_text("utf-8"))
+
+
+def test_three_machines_stand_in_one_table_at_their_own_ratios():
+    """Against the records' JSON: each cell is that run's ratio of the pair that its line names."""
+    runs = [published(name) for name in MACHINES]
+    *_, ratios = compare.many(runs, every=True)
+    assert [column.head for column in ratios.columns] == ["ratio of", "A", "B", "C"]
+    (line,) = [r for r in ratios.rows if r[0].startswith("baseline, digits-cnn 4: baseline, PyT")]
+    for run, cell in zip(runs, line[1:], strict=True):
+        (found,) = [
+            c["ratio"]
+            for c in run["comparisons"]
+            if (c["kind"], c["technique"], c["variant"]) == ("framework", "baseline", "baseline")
+        ]
+        assert cell.startswith(f"{found:.3f} (")
+    assert line[2].endswith("\nslower")  # the CPU that turned the choice round
+
+
+def test_a_ratio_that_a_run_does_not_have_is_a_dash():
+    runs = [published(name) for name in MACHINES]
+    *_, ratios = compare.many(runs, every=True)
+    alone = [row for row in ratios.rows if "—" in row[1:]]
+    assert alone
+    assert all(sum(cell != "—" for cell in row[1:]) > 1 for row in ratios.rows)
+
+
+def test_of_many_runs_those_ratios_are_shown_that_changed(old, new):
+    third = copy.deepcopy(new)
+    own_ratio(third)["ratio"] *= 1.2
+    *_, ratios = compare.many([old, new, third])
+    ((what, *cells),) = ratios.rows
+    assert what == "mixed_precision, digits-cnn 64: PyTorch bf16 ÷ fp32"
+    assert ["slower" in cell for cell in cells] == [False, False, True]
+
+
+def test_memory_that_was_counted_by_other_rules_is_not_compared(old, new):
+    memory = case(new)["memory"]
+    memory["steady_peak_bytes"] *= 3
+    assert [t for t in compare.tables(old, new) if t.title.startswith("Peak memory")]
+    new["schema_version"] = 1
+    assert not [t for t in compare.tables(old, new) if t.title.startswith("Peak memory")]
+    assert any("MEMORY IS NOT COMPARED" in said for said in compare.sentences(old, new))
+
+
+def test_the_table_of_many_runs_holds_80_columns(capsys):
+    paths = [str(DOCS / name) for name in MACHINES]
+    assert compare.main([*paths, "--all"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0].startswith("A: a CPU, no GPU: AMD EPYC")
+
+
+@pytest.mark.parametrize("options", [[], ["--fail-if", "slower:5%"]])
+def test_the_number_of_runs_is_checked(options, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        compare.main([str(DOCS)] * (3 if options else 1) + options)
+    assert stopped.value.code == 2
+    assert "two runs" in capsys.readouterr().err
+
+
 # Conditions --------------------------------------------------------------------------------------
 
 
@@ -222,7 +296,7 @@ def test_the_exit_status_for_a_user_s_own_checks(command, old, new, factor, limi
 
 
 def test_a_noisy_run_fails_nothing(command, old, new):
-    own_ratio(new).update(ratio=own_ratio(old)["ratio"] * 2, sd=0.2)
+    own_ratio(new).update(ratio=own_ratio(old)["ratio"] * 2, sd=0.9)
     assert command(old, new, options=["--fail-if", "slower:5%"])[0] == 0
 
 

@@ -1,7 +1,7 @@
 """One framework's share of the tests of stacked compression, in a process of its own.
 
-`python compression_worker.py pt|tf_keras` runs every scenario and prints one line of JSON: scenario
--> what was found, or {"error": traceback}. `test_compression.py` judges.
+`python -m tests.compression.combinations_worker pt|tf|tf_keras` runs every scenario and prints one
+line of JSON: scenario -> what was found, or {"error": traceback}. `test_combinations.py` judges.
 """
 
 from __future__ import annotations
@@ -107,11 +107,11 @@ def two_heads():
 def two_heads_of(kernels):
     """A model that is not ours, and a function that reads its two kernels, inputs by outputs."""
     if FRAMEWORK == "tf":
-        from tf_keras import Input, Model, layers
+        import tensorflow as tf
 
-        x = Input((6,))
+        layers, x = tf.keras.layers, tf.keras.Input((6,))
         heads = [layers.Dense(3, name=name) for name in ("used", "unused")]
-        model = Model(x, {head.name: head(x) for head in heads})
+        model = tf.keras.Model(x, {head.name: head(x) for head in heads})
         for head, kernel in zip(heads, kernels, strict=True):
             head.kernel.assign(kernel)
         return model, lambda: [head.kernel.numpy().tolist() for head in heads]

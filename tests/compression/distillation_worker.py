@@ -18,7 +18,7 @@ import numpy as np
 
 from bench.compression import bench_distillation, bench_feature_distillation
 from bench.harness.plan import Case, Work
-from bench.harness.worker import Worker
+from bench.harness.worker import Operations
 from shared import datasets, teacher
 from shared.specs import TASKS, CNNSpec, DatasetSpec, GPTSpec, ResNetSpec, parameter_shapes
 from shared.weights import init_weights
@@ -579,7 +579,7 @@ def harness():
                 case = Case(
                     "compression", "distillation", module, FRAMEWORK, None, variant, workload
                 )
-                worker = Worker()
+                worker = Operations()
                 worker.impl, worker.kit = impl, kit
                 seeds = (0, 1) if name == "stored" else (0,)
                 trained = [worker._op_train(case.message(), data, seed) for seed in seeds]
@@ -771,7 +771,7 @@ class PyTorch:
         try:
             with tempfile.TemporaryDirectory() as folder, SmallTeacher():
                 data = str(datasets.materialise(small, Path(folder)))
-                worker, path = Worker(), Path(folder) / "teacher.npz"
+                worker, path = Operations(), Path(folder) / "teacher.npz"
                 worker.impl, worker.kit = impl, kit
                 answer = worker._op_teach(
                     case.message(), data, 0, [(0.05, 1), (0.005, 1)], str(path)

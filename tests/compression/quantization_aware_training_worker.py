@@ -90,13 +90,14 @@ def oracle():
     x.flat[:2] = 0, 1
     found = {"kernel": kernel.tolist(), "x": x.tolist()}
     model, inputs = own.convolution(kernel), kit.data.to_device(x, np.zeros(5))[0]
-    for bits in (2, 3, 4, 5, 8):
-        if bits == 3 and FRAMEWORK == "tf":
-            found["3"] = raised(technique.prepare_qat, model, inputs, weight_bits=3)
-            continue
+    if FRAMEWORK == "tf":
+        found["3"] = raised(technique.prepare_qat, model, inputs, weight_bits=3)
+    for bits in (2, 4, 5, 8):
         prepared = technique.prepare_qat(model, inputs, weight_bits=bits)
-        said = raised(technique.export_qat, prepared, inputs, FOLDER / f"oracle{bits}")
-        found[str(bits)] = {"y": own.channels_last(own.evaluate(prepared, inputs)), "export": said}
+        found[str(bits)] = own.channels_last(own.evaluate(prepared, inputs))
+        if bits in (4, 5):  # `files` has the others
+            path = technique.export_qat(prepared, inputs, FOLDER / f"oracle{bits}")
+            found[f"levels {bits}"] = own.levels(path)
     return found
 
 
@@ -117,7 +118,7 @@ def losses():
     """Ten losses of each width."""
     x, _ = images(64)
     found = {}
-    for bits in (8, 4, 2):
+    for bits in (8, 2):
         model = kit.models.build(CNN, start())
         prepared = technique.prepare_qat(model, x, weight_bits=bits)
         found[str(bits)] = train(prepared, 10)

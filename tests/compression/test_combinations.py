@@ -1,7 +1,7 @@
 """Zeros stay zero while what is left trains on, with rounding too, and reach the file.
 
-Each framework runs in a process of its own (`compression_worker.py`), TensorFlow with tf_keras,
-which its pruning and its quantization need.
+Each framework runs in a process of its own (`combinations_worker.py`): PyTorch, Keras 3, and
+tf_keras, with which the benchmark's rows train.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import pytest
 
 from tests import workers
 
-WORKERS = ("pt", "tf_keras")
+WORKERS = ("pt", "tf", "tf_keras")
 BAR = 1e-5  # the parity of digits-cnn
 SHARE = 0.75  # the worker's
 ROWS = ("0_fp32", "2_pruned_int8", "2_distilled_int8")
@@ -20,7 +20,7 @@ ROWS = ("0_fp32", "2_pruned_int8", "2_distilled_int8")
 @pytest.fixture(scope="module")
 def evidence():
     """What each worker found: {"pt": {scenario: ...}, ...}."""
-    return workers.run("compression.combinations_worker", WORKERS, TF_USE_LEGACY_KERAS="1")
+    return workers.run("compression.combinations_worker", WORKERS)
 
 
 @pytest.fixture(params=WORKERS)

@@ -11,7 +11,7 @@ import pytest
 
 from bench.compression.bench_distillation import TECHNIQUE
 from bench.harness.plan import cases_of
-from bench.harness.run import trained
+from bench.harness.schedule import trained
 from shared import teacher
 from shared.specs import TASKS, parameter_count
 from tests.compression.distillation_evidence import WORKERS, apart, side

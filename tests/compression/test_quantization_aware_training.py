@@ -41,7 +41,7 @@ def test_outputs_are_those_of_a_kernel_and_an_input_on_their_grids(found, bits):
     """NumPy does the same; TensorFlow rounds the output to 8 bits, too."""
     kernel, x = (np.array(found["oracle"][name]) for name in ("kernel", "x"))
     wanted = np.round(x * 255) / 255 @ rounded(kernel, bits)[0, 0]
-    ours = np.array(found["oracle"][str(bits)]["y"])
+    ours = np.array(found["oracle"][str(bits)])
     half_a_step = 0.0
     if found.name != "pt":
         half_a_step = (max(wanted.max(), 0) - min(wanted.min(), 0)) / 255 / 2
@@ -50,9 +50,12 @@ def test_outputs_are_those_of_a_kernel_and_an_input_on_their_grids(found, bits):
     assert np.abs(ours - x @ kernel[0, 0]).max() > bound  # or rounding would not show
 
 
-@pytest.mark.parametrize("bits", [2, 4, 5, 8])
-def test_every_width_is_exported(found, bits):
-    assert found["oracle"][str(bits)]["export"] is None
+@pytest.mark.parametrize("bits", [4, 5])
+def test_widths_between_reach_the_file(found, bits):
+    """The file's kernel has as many different integers as NumPy's."""
+    kernel = rounded(np.array(found["oracle"]["kernel"]), bits)
+    step = np.abs(kernel).max((0, 1, 2)) / (2 ** (bits - 1) - 1)
+    assert found["oracle"][f"levels {bits}"] == [len(np.unique(np.round(kernel / step)))]
 
 
 @pytest.mark.parametrize("keras", KERAS)
@@ -73,7 +76,7 @@ def test_eight_bits_are_close_to_float32_in_outputs_and_gradients(found):
 @pytest.mark.parametrize("keras", KERAS)
 def test_twins_lose_alike(evidence, keras):
     """The closer, the finer the grid of weights: activations have 8 bits in all."""
-    for bits, bar in (("8", 0.01), ("4", 0.03), ("2", 0.1)):
+    for bits, bar in (("8", 0.01), ("2", 0.1)):
         ours, theirs = (np.array(evidence[name]["losses"][bits]) for name in ("pt", keras))
         assert np.abs(ours / theirs - 1).max() < bar
         assert ours[-1] < ours[0]

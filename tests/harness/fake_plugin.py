@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from bench.harness import plan, run
+from bench.harness import plan, schedule
 from bench.harness.plan import Effort
 from tests.harness import faulty
 
@@ -23,7 +23,7 @@ def install() -> None:
     """Replace the frameworks, the efforts and the techniques of this process."""
     plan.FRAMEWORKS.update(FAKES)
     plan.EFFORT.update(EFFORT)
-    run.techniques = lambda: {faulty.SMALL.name: faulty.SMALL}
+    schedule.techniques = lambda: {faulty.SMALL.name: faulty.SMALL}
 
 
 def pytest_addoption() -> None:

@@ -1,6 +1,7 @@
 """A technique in NumPy whose variants go wrong in every way that the harness must survive."""
 
 import gc
+import importlib.util
 import os
 import signal
 import subprocess
@@ -41,6 +42,7 @@ FAULTS = (
     "fails_in_training",
     "leaves_a_child",
     "leaks",
+    "imports_late",
 )
 
 TECHNIQUE = Technique(
@@ -145,6 +147,7 @@ def probe(impl, work, batches):
     return {
         "first_pixels": {"value": float(batches[0][0].mean()), "unit": "1", "samples": None},
         "budget": {"value": work.memory_budget, "unit": "bytes", "samples": None},
+        "evidence": {"sent": ["a", "b"]},
     }
 
 
@@ -187,7 +190,13 @@ def _fail_as_installed():
         raise RuntimeError("works with the tuned allocator alone")
 
 
+def _import_late():
+    if importlib.util.find_spec("library"):
+        importlib.import_module("library")
+
+
 BEFORE = {
+    "imports_late": _import_late,
     "raises": _raise,
     "exits": lambda: os._exit(3),
     "sys_exits": lambda: sys.exit(3),

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from bench.harness.plan import EFFORTS, FRAMEWORKS
-from bench.harness.run import techniques
+from bench.harness.schedule import techniques
 from shared.specs import TASKS
 from tests.harness.command_line import blocks, finish, interrupt
 
 ROOT = Path(__file__).resolve().parents[2]
+DURATION = r"(?:\d+ h )?(?:\d+ min)? ?(?:\d+ s)?"
 pytestmark = pytest.mark.timeout(240)
 
 
@@ -30,7 +31,12 @@ def run(start):
 
 def samples(record):
     return {
-        case["id"]: [sample for block in case["timing"]["step_s"] for sample in block]
+        case["id"]: [
+            sample
+            for blocks in case["timing"]["step_s"].values()
+            for block in blocks.values()
+            for sample in block
+        ]
         for case in record["cases"]
         if case["status"] == "OK"
     }
@@ -71,24 +77,26 @@ def test_the_plan_comes_first_then_progress(whole):
     lines = whole.err.strip().splitlines()
     assert lines[0] == "faulty: good, same, raises_late, prints, refuses, control"
     assert "12 cases" in lines[1]
-    assert re.fullmatch(r"2 blocks of 5 rounds, .*about \d+:\d\d min", lines[2])
+    assert re.fullmatch(rf"2 blocks of 5 rounds, .*about {DURATION}", lines[2])
     steps = [line for line in lines if line.startswith("[")]
-    assert steps[0].startswith("[1/23] machine · 0:0")
+    assert re.match(r"\[1/23\] machine · \d s elapsed", steps[0])
     assert [line.split(" ·")[0] for line in steps[1:3]] == [
         "[2/23] block 1 of 2: faulty",
         "[3/23] block 2 of 2: faulty",
     ]
-    pattern = r"\[\d+/23\] .* · \d+:\d\d elapsed, about \d+:\d\d left"
+    pattern = rf"\[\d+/23\] .* · {DURATION} elapsed, about {DURATION} left"
     assert all(re.fullmatch(pattern, line) for line in steps)
     assert lines.index(steps[0]) == 3
 
 
 def test_tables_and_paths_are_printed(whole):
     assert "benchmark 'faulty/digits-cnn-4': 8 tests" in whole.out  # pytest-benchmark's
-    assert "digits-cnn · Speed" in whole.out  # and ours, after it
-    assert whole.out.index("benchmark 'faulty") < whole.out.index("digits-cnn · Speed")
-    ours = whole.out[whole.out.index("\ntwinbench\n") : whole.out.index("results.json")]
+    assert whole.out.index("benchmark 'faulty") < whole.out.index("\nWhat to use\n")  # and ours
+    ours, _, hints = whole.out.partition("\nWhat to use\n")[2].partition("/results.json")
     assert max(map(len, ours.splitlines()[:-1])) <= 80
+    assert len(ours.splitlines()) + len(hints.partition("--format terminal")[0].splitlines()) <= 40
+    assert "digits-cnn · Speed" not in whole.out  # the detail, which -v shows
+    assert "twinbench choose" in hints
     written = [Path(line) for line in whole.out.splitlines() if re.fullmatch(r"/\S+\.\w+", line)]
     names = ["results.json", "report.md", "report.html", "tables.csv"]
     assert [path.name for path in written] == names
@@ -104,12 +112,14 @@ def test_the_record_is_finished_and_latest(whole, results_folder):
     assert whole.record["command"].startswith("python -m pytest -c ")
     assert "--benchmark-save=first" in whole.record["command"]
     blocks = {
-        case["id"]: [len(block) for block in case["timing"]["step_s"]]
+        case["id"]: [
+            len(block) for match in case["timing"]["step_s"].values() for block in match.values()
+        ]
         for case in whole.record["cases"]
         if case["status"] == "OK"
     }
     assert len(blocks) == 8
-    assert set(map(tuple, blocks.values())) == {(5, 5)}
+    assert set(map(tuple, blocks.values())) == {(5, 5), (5, 5, 5, 5)}  # baselines play twice
     assert not list(results_folder.glob("*/*.partial"))
 
 
@@ -135,7 +145,8 @@ def test_the_samples_of_the_record_are_replayed_into_pytest_benchmark(whole):
     assert replayed.keys() == measured.keys()
     for case_id, benchmark in replayed.items():
         assert benchmark["stats"]["data"] == pytest.approx(measured[case_id], rel=1e-6)
-        assert benchmark["stats"]["rounds"] == len(measured[case_id]) == 10
+        rounds = 20 if case_id.endswith("/good") else 10  # baselines play two matches
+        assert benchmark["stats"]["rounds"] == len(measured[case_id]) == rounds
         assert benchmark["params"] == {"case": case_id}
         assert benchmark["group"] == "faulty/digits-cnn-4"
         assert benchmark["name"] == f"bench_faulty[{case_id.removeprefix('faulty/')}]"
@@ -175,6 +186,7 @@ def test_a_quick_run_says_that_it_is_one(selected):
     assert (comparison["ci"], comparison["verdict"]) == (None, None)
     assert selected.record["effort"] == "quick"
     assert "SMOKE RUN" in selected.out
+    assert "What to use" in selected.out
 
 
 def test_quiet_means_no_progress(selected):
@@ -187,7 +199,7 @@ def test_no_progress_in_ci(run):
     assert found.status == 0
     assert "elapsed" not in found.err
     assert [case["id"] for case in found.record["cases"]] == ["faulty/digits-cnn-4/pt/good"]
-    assert len(found.record["cases"][0]["timing"]["step_s"]) == 2  # as --blocks says
+    assert blocks(found.record) == 2  # as --blocks says
 
 
 @pytest.mark.parametrize(
@@ -278,8 +290,10 @@ def test_ctrl_c_keeps_what_is_finished_and_says_where(start, tmp_path):
     (comparison,) = found.record["comparisons"]
     assert comparison["n"] == blocks(found.record)
     assert "The run was interrupted; what was finished is kept." in found.out
-    assert "KeyboardInterrupt" in found.out
-    assert "INTERNALERROR" not in found.out + found.err
+    name = (tmp_path / "results" / "latest").resolve().name
+    assert re.search(rf"interrupted: --resume \S*{name} goes on where it ended", found.out)
+    for noise in ("KeyboardInterrupt", "Traceback", "traceback", "INTERNALERROR"):
+        assert noise not in found.out + found.err
     for name in ("report.md", "report.html", "tables.csv"):
         assert (tmp_path / "results" / "latest" / name).exists()
     assert found.left == []

@@ -7,11 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.harness.command import without_folders
 from bench.harness.plan import (
     EFFORT,
     EFFORTS,
     FRAMEWORKS,
     MOST_CONTENDERS,
+    WARM,
     Effort,
     Technique,
     Variant,
@@ -22,7 +24,8 @@ from bench.harness.plan import (
     repeated_controls,
     with_baselines,
 )
-from bench.harness.run import Plan, clock, techniques, trained, without_folders
+from bench.harness.progress import clock
+from bench.harness.schedule import Plan, techniques, trained
 from shared.specs import TASKS
 
 TECHNIQUE = Technique(
@@ -74,6 +77,7 @@ def test_default_has_all_variants_of_its_level_and_a_control_per_side():
         "digits-cnn-4/pt/only_pt",
         "digits-cnn-4/pt/control",
         "digits-cnn-4/tf/control",
+        "digits-cnn-4/tf-tf_keras/control",
     ]
     assert {case.workload.task for case in DEFAULT} == {"digits-cnn", "text-gpt"}
 
@@ -183,7 +187,7 @@ def test_baselines_of_another_technique_stay_away():
 
 def test_a_small_technique_is_one_match_a_workload():
     cases = cases_of(many_variants(1), "module", "default")
-    assert [len(match) for match in matches(cases)] == [7, 5]  # two controls at the first
+    assert [len(match) for match in matches(cases)] == [8, 5]  # three controls at the first
     for match in matches(cases):
         assert len({case.workload for case in match}) == 1
 
@@ -210,8 +214,9 @@ def test_twins_meet_and_controls_play_in_the_first_part(count):
     found = matches(cases_of(many_variants(count), "module", "default"))
     for match in found:
         sides = Counter(case.variant.name for case in match if not case.is_baseline)
+        controls = sides.pop("control", 0)  # one for each framework and flavour
         assert set(sides.values()) <= {2}  # both frameworks of a variant in the same match
-        assert ("control" in sides) == (match is found[0])
+        assert (controls == 3) == (match is found[0])
 
 
 def test_a_match_of_eight_is_not_split_and_one_of_nine_is():
@@ -242,7 +247,7 @@ def test_the_plan_names_its_parts_and_fits_80_columns():
     assert clock(plan.parts.seconds) in text
     labels = [label for label, _ in plan.parts.steps]
     assert sum("block" in label for label in labels) == 8
-    assert sum("cold start" in label for label in labels) == len(DEFAULT) - 2  # the controls
+    assert sum("cold start" in label for label in labels) == len(DEFAULT) - 3  # the controls
     assert sum("accuracy" in label for label in labels) == len(trained(DEFAULT))
 
 
@@ -274,7 +279,7 @@ def test_training_that_takes_longer_is_planned_so():
 def test_controls_are_neither_started_cold_nor_trained():
     controls = [case for case in DEFAULT if case.variant.role == "control"]
     plan = Plan({"made_up": DEFAULT}, {"made_up": TECHNIQUE}, Effort(8, 30, 8))
-    assert len(controls) == 2
+    assert len(controls) == 3
     assert not any(map(plan.apart, controls))
     assert all(case.variant.role != "control" for case in trained(DEFAULT))
     assert {case.workload.task for case in trained(DEFAULT)} == {"text-gpt"}
@@ -286,8 +291,8 @@ def test_a_workload_is_controlled_once_a_run():
     later = [case for one in (other, elsewhere) for case in cases_of(one, "module", "default")]
     every = DEFAULT + later
     controls = [case for case in every if case.variant.role == "control"]
-    assert [case.technique for case in controls[::2]] == ["made_up", "other", "elsewhere"]
-    assert repeated_controls(every) == controls[2:4]
+    assert [case.technique for case in controls[::3]] == ["made_up", "other", "elsewhere"]
+    assert repeated_controls(every) == controls[3:6]
     assert repeated_controls(later) == []
 
 
@@ -299,7 +304,7 @@ def test_cold_starts_are_repeated_and_probes_follow_but_a_quick_run_starts_once(
         assert plan.apart(case) == ["cold start"] * starts + ["probe"]
     plan = Plan({"made_up": [case]}, {"made_up": TECHNIQUE}, Effort(8, 30, 1))
     assert plan.apart(case) == ["cold start"]
-    warm_only = replace(case, variant=replace(case.variant, cold=False))
+    warm_only = replace(case, variant=replace(case.variant, measured=WARM))
     assert plan.apart(warm_only) == []
 
 
@@ -319,7 +324,9 @@ def test_what_is_not_timed_plays_no_match_and_has_no_control():
     assert {c.workload.task for c in cases if c.variant.role == "control"} == {"digits-cnn"}
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (59.9, "0:59"), (605, "10:05")])
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0 s"), (59.9, "59 s"), (605, "10 min 5 s"), (6720, "1 h 52 min")]
+)
 def test_clock(seconds, text):
     assert clock(seconds) == text
 

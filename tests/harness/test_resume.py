@@ -14,11 +14,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench.harness import probes, run, state
-from bench.harness.matches import Block
+from bench.harness import apart, run, state
+from bench.harness.matches import Match, Played, start_order
 from bench.harness.plan import Effort, Technique, Variant, Workload, cases_of
 from bench.harness.processes import Failed, Processes
-from bench.harness.run import OtherConditions, Plan, Run, Settings
+from bench.harness.run import OtherConditions, Run, Settings
+from bench.harness.schedule import Plan
 from tests.harness import command_line
 from tests.harness.command_line import ROOT, blocks, finish, interrupt
 
@@ -44,7 +45,6 @@ TECHNIQUES = {
         (Workload("digits-cnn", "compute"), Workload("digits-cnn", "small", timed=False)),
         cold_starts=2,
         probes=True,
-        controls=False,
     ),
 }
 AMOUNT = Effort(blocks=3, rounds=5, seeds=2)
@@ -74,19 +74,20 @@ class MadeUp:
 
     def block(self, case, seed, rounds):
         if case.variant.name == "refuses":
-            return Block(status="UNSUPPORTED", reason="upstream refuses this")
+            return Played(status="UNSUPPORTED", reason="upstream refuses this")
         if case.id in self.fails:
-            return Block(status="FAILED", reason="it fell over")
+            return Played(status="FAILED", reason="it fell over")
         made = Random(f"{case.id} {seed}")
         losses = [made.random() if case.variant.name == "nan_loss" else 2.0] * 10
         losses[4] = math.nan if case.variant.name == "nan_loss" else losses[4]
-        return Block(
+        return Played(
             samples=[made.uniform(0.9, 1.1) for _ in range(rounds)],
             first_call_s=made.random() if seed % 2 else None,
             losses=losses,
             weights_sha256="a" * 64,
             empty_s=made.random() * 1e-6,
             steps=made.randrange(1, 9),
+            shortest_s=made.uniform(0.01, 0.02),
             settings={"threads": {"intra_op": 2}},
             evidence={"seed": seed} if seed == run.SEED else None,
         )
@@ -102,18 +103,20 @@ class MadeUp:
             "memory": {name: made.randrange(1 << 30) for name in memory},
             "parts": {"parameters": 1, "gradients": 1, "optimizer": 0},
             "device_peak": None,
+            "modules": [],
         }
 
     def probe(self, worker, limits, case, **given):
         self.note("probe", case.id)
         value = Random(f"probe {case.id}").random()
-        return {"figure": {"value": value, "unit": "1", "samples": [value]}}
+        figure = {"value": value, "unit": "1", "samples": [value]}
+        return {"metrics": {"figure": figure}, "evidence": {"read": case.id}}
 
     def train_all(self, processes, cases, *, done, **given):
         for case in cases:
             self.note("training", case.id)
             made = Random(f"train {case.id}")
-            done(case, probes.Trained([90 + made.random(), 90 + made.random()]))
+            done(case, apart.Trained([90 + made.random(), 90 + made.random()]))
 
 
 DESCRIBED = {
@@ -129,10 +132,10 @@ DESCRIBED = {
 def install(patch, found):
     """Put made-up measurements in the place of processes."""
     patch.setattr(run.Match, "play", lambda match, rounds: found.play(match, rounds))
-    patch.setattr(probes, "describe", lambda *_: DESCRIBED)
-    patch.setattr(probes, "begin", lambda *_, **__: SimpleNamespace(stop=lambda **_: 0))
+    patch.setattr(apart, "describe", lambda *_: DESCRIBED)
+    patch.setattr(apart, "begin", lambda *_, **__: SimpleNamespace(stop=lambda **_: 0))
     for name in ("cold_start", "probe", "train_all"):
-        patch.setattr(probes, name, getattr(found, name))
+        patch.setattr(apart, name, getattr(found, name))
     patch.setattr(Processes, "start_parents", lambda self, keys: {})
     patch.setattr(run.datasets, "materialise", lambda *_: Path("nowhere"))
     return found
@@ -165,15 +168,32 @@ def take_up(folder, monkeypatch):
 def measured(record):
     """The record without what tells one run from another of the same figures."""
     found = copy.deepcopy(record)
-    for name in ("started", "resumed"):
+    for name in ("started", "resumed", "seconds"):
         del found[name]
     del found["environment"]["load"]
+    for case in found["cases"]:
+        del case["seconds"]
+    for block in found["blocks"]:
+        block.pop("load")
     return found
 
 
 def figures(record, *, but=()):
-    """By case what was measured and concluded of it, as text."""
-    return {case["id"]: json.dumps(case) for case in record["cases"] if case["id"] not in but}
+    """By case what was measured first and what was concluded of it, as text."""
+    found = {}
+    for case in record["cases"]:
+        if case["id"] not in but:
+            first = next(iter(case["timing"]["step_s"].values()), {})
+            timing = case["timing"] | {"step_s": first, "warm_first_call_s": None}
+            one = case | {"timing": timing, "seconds": None, "blocks": None}
+            found[case["id"]] = json.dumps(one)
+    return found
+
+
+def sampled(case):
+    """How many samples each block of each match has."""
+    matches = case["timing"]["step_s"].values()
+    return [len(samples) for blocks in matches for samples in blocks.values()]
 
 
 def ratios(record, *, but=()):
@@ -265,8 +285,10 @@ def test_a_run_that_was_killed_between_its_two_files_loses_nothing(
         interrupted.measure()
     old = (folder / "results.json").read_bytes()
     before.stop_at = math.inf
-    match = SimpleNamespace(seed=run.SEED + 1, cases=interrupted.record.matches[2])
-    interrupted.record.add_block(2, 1, before.play(match, AMOUNT.rounds))
+    cases = start_order(interrupted.record.matches[2], 2, 1)
+    match = Match(None, cases, data={}, threads=1, seed=run.SEED + 1, evidence=False, number=2)
+    found = before.play(match, AMOUNT.rounds)
+    interrupted.record.add_block(2, 1, found, match.conditions())
     interrupted.save()
     (folder / "results.json").write_bytes(old)  # the state is a block ahead
     after = made_up()
@@ -300,7 +322,8 @@ def test_a_failed_case_is_measured_again_beside_those_it_is_compared_with(with_f
     assert [what[1] for what in found.done if what[0] != "block"] == [FAILING] * 2
     (case,) = [case for case in found.after["cases"] if case["id"] == FAILING]
     assert (case["status"], case["reason"]) == ("OK", None)
-    assert [len(block) for block in case["timing"]["step_s"]] == [AMOUNT.rounds] * AMOUNT.blocks
+    assert case["timing"]["step_s"].keys() == {"3"}  # a match of its own
+    assert sampled(case) == [AMOUNT.rounds] * AMOUNT.blocks
     own = ratios(found.after).keys() - ratios(found.before).keys()
     assert own == {
         ("baseline", FAILING, "first/digits-cnn-4/pt/plain"),
@@ -308,7 +331,9 @@ def test_a_failed_case_is_measured_again_beside_those_it_is_compared_with(with_f
     }
     for comparison in found.after["comparisons"]:
         assert comparison["n"] == AMOUNT.blocks
-    assert case == next(case for case in whole.record["cases"] if case["id"] == FAILING)
+    (other,) = [case for case in whole.record["cases"] if case["id"] == FAILING]
+    assert case["timing"]["step_s"]["3"] in other["timing"]["step_s"].values()
+    assert (case["memory"], case["accuracy"]) == (other["memory"], other["accuracy"])
 
 
 def test_what_had_not_failed_stands_to_the_last_digit(with_failures):
@@ -331,7 +356,7 @@ def test_a_baseline_that_failed_plays_again_with_all_that_have_it(with_failures)
     failed = "second/digits-cnn-128/pt/plain"
     found = with_failures(fails={failed})
     (played,) = {cases for what, *_, cases in found.done if what == "block"}
-    side = {"second/digits-cnn-128/pt/faster", "second/digits-cnn-128/tf/plain"}
+    side = {f"second/digits-cnn-128/{name}" for name in ("pt/faster", "pt/control", "tf/plain")}
     assert set(played) == {failed} | side
     new = ratios(found.after).keys() - ratios(found.before).keys()
     assert ("baseline", "second/digits-cnn-128/pt/faster", failed) in new
@@ -349,7 +374,19 @@ def test_where_a_whole_match_failed_it_is_played_whole(with_failures, whole):
     found = with_failures(fails=names)
     (played,) = {cases for what, *_, cases in found.done if what == "block"}
     assert set(played) == {name for name in names if "-128/" in name}
-    assert measured(found.after) == measured(whole.record)
+    again = numbered_as(whole.record, measured(found.after))
+    assert again == measured(whole.record)
+
+
+def numbered_as(record, other):
+    """Another record whose last match, which is played in place of an empty one, has its number."""
+    text = json.dumps(other | {"matches": None, "blocks": None})
+    gone = str(other["matches"].index([]))
+    last = str(len(other["matches"]) - 1)
+    text = text.replace(f'"step_s": {{"{last}": ', f'"step_s": {{"{gone}": ')
+    text = text.replace(f'"match": {last}, ', f'"match": {gone}, ')
+    shown = measured(record)
+    return json.loads(text) | {name: shown[name] for name in ("matches", "blocks")}
 
 
 def test_what_fails_again_has_failed_and_can_be_tried_once_more(
@@ -421,7 +458,7 @@ def test_load_and_peaks_may_differ_and_stand_as_they_were(interrupted, made_up, 
     made_up()
     monkeypatch.setattr(run.machine.psutil, "getloadavg", lambda: (77.0, 0, 0))
     peaks = {"matmul_flops": {"float32": 3e9}}
-    monkeypatch.setattr(probes, "describe", lambda *_: DESCRIBED | peaks)
+    monkeypatch.setattr(apart, "describe", lambda *_: DESCRIBED | peaks)
     after = take_up(interrupted, monkeypatch).measure()
     assert after["environment"] == before
     assert measured(after) == measured(whole.record)
@@ -436,7 +473,7 @@ def test_a_run_that_had_not_begun_to_measure_takes_the_conditions_of_today(
     def interrupt_it(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(probes, "describe", interrupt_it)
+    monkeypatch.setattr(apart, "describe", interrupt_it)
     with pytest.raises(KeyboardInterrupt):
         begin(folder).measure()
     made_up()
@@ -513,9 +550,9 @@ def test_an_interrupted_run_is_taken_up(stopped, resumed, how):
     assert after["environment"] == before["environment"]
     assert [case["id"] for case in after["cases"]] == [case["id"] for case in before["cases"]]
     for old, new in zip(before["cases"], after["cases"], strict=True):
-        done = old["timing"]["step_s"]
-        assert json.dumps(new["timing"]["step_s"][: len(done)]) == json.dumps(done)
-        assert [len(block) for block in new["timing"]["step_s"]] == [5] * 5
+        done, now = old["timing"]["step_s"]["0"], new["timing"]["step_s"]["0"]
+        assert {block: now[block] for block in done} == done
+        assert sampled(new) == [5] * 5
         assert new["certificate"] == old["certificate"]
         assert new["memory"]["steady_peak_bytes"] > 0
         assert len(new["accuracy"]["per_seed"]) == 2
@@ -540,7 +577,7 @@ def test_a_finished_run_has_nothing_left(start, stopped, resumed, tmp_path):
     found = finish(start(f"--results={tmp_path}", f"--resume={folder}"))
     assert found.status == 0
     assert "is finished: there is nothing to measure" in found.err
-    assert "digits-cnn · Speed" in found.out
+    assert "What to use" in found.out
     assert "elapsed" not in found.err
     assert (folder / "results.json").read_bytes() == before
     assert not (folder / "logs-3").exists()
@@ -717,18 +754,19 @@ def test_a_process_that_ended_is_not_measuring():
 
 def test_a_change_of_what_measures_changes_the_hash(monkeypatch, tmp_path):
     """And a change of what only shows does not."""
-    for place in ("bench/harness", "bench/report", "pt_impl"):
+    for place in ("bench/harness", "bench/probes", "bench/report", "bench/family", "pt_impl"):
         (tmp_path / place).mkdir(parents=True)
         (tmp_path / place / "some.py").write_text("1")
-    (tmp_path / "bench" / "bench_x.py").write_text("1")
+    (tmp_path / "bench" / "family" / "bench_x.py").write_text("1")
     monkeypatch.setattr(state, "__file__", str(tmp_path / "bench" / "harness" / "state.py"))
     found = {state.code()}
     (tmp_path / "bench" / "report" / "some.py").write_text("2")
     assert state.code() in found
-    for changed_file in ("bench/harness/some.py", "pt_impl/some.py", "bench/bench_x.py"):
+    measure = ("bench/harness/some.py", "bench/probes/some.py", "pt_impl/some.py")
+    for changed_file in (*measure, "bench/family/bench_x.py"):
         (tmp_path / changed_file).write_text("2")
         found.add(state.code())
-    assert len(found) == 4
+    assert len(found) == 5
 
 
 def test_nothing_of_the_private_state_stands_in_the_record(stopped):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -38,7 +37,7 @@ def request_of(tmp_path):
 
     def make(path="file", **arguments):
         return {
-            "load": f"tests.{Path(__file__).stem}:load_slowly",
+            "load": f"{__name__}:load_slowly",
             "arguments": {"path": path} | arguments,
             "rows": str(tmp_path / "rows.npy"),
         }

@@ -231,8 +231,9 @@ def test_bad_settings_get_one_clear_line(evidence, side):
 @pytest.mark.parametrize("side", ["pt", "tf"])
 def test_a_pipeline_is_measured_beside_its_limit(evidence, side):
     found = scenario(evidence, side, "measured")
-    figures = {name: figure["value"] for name, figure in found["figures"].items()}
-    samples = {name: figure["samples"] for name, figure in found["figures"].items()}
+    measured = {name: one for name, one in found["figures"].items() if name != "evidence"}
+    figures = {name: figure["value"] for name, figure in measured.items()}
+    samples = {name: figure["samples"] for name, figure in measured.items()}
     assert [len(samples[name]) for name in ("samples_per_s", "work_limit")] == [7, 8]
     for rate, share, *limits in zip(
         samples["samples_per_s"],
@@ -246,6 +247,11 @@ def test_a_pipeline_is_measured_beside_its_limit(evidence, side):
     assert 0 < figures["data_stall"] < 100
     assert figures["cpu_per_1000"] > 0
     assert figures["memory"] > 50_000_000  # a framework at least
+    read = found["figures"]["evidence"]["read"]
+    assert len(read) >= 9  # epochs, and those before the repetitions
+    assert {sum(one["samples_a_label"]) for one in read} == {13}
+    assert len({tuple(one["samples_a_label"]) for one in read}) == 1
+    assert len({one["order_sha256"] for one in read}) > 1  # shuffled anew
 
 
 @pytest.mark.parametrize("side", ["pt", "tf"])

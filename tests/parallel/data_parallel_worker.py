@@ -5,14 +5,18 @@ Writes a .npz for each run, and prints what bad input gave as JSON.
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import json
+import multiprocessing
 import os
 import socket
 import subprocess
 import sys
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 
@@ -268,6 +272,64 @@ CONFIGS = {
 }
 
 
+def forked(
+    side: str, folder: Path, module: str, build: str, dataset, settings: dict, *, processes: int
+) -> parallel.Result:
+    """What `launch` of the kit does, by forks of a process that has imported the framework.
+
+    Importing it in each process of each run would take most of the time.
+    """
+    threads = parallel.threads_each(settings["threads"], processes)
+    each = {"threads": threads, "replicas": settings["replicas"] // processes}
+    out = folder / "result.npz"
+    given = parallel.arguments(build, dataset, settings | each | {"out": out})
+    ports = parallel.free_ports(processes)
+    common = parallel.environment(threads)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([module])
+    started = [
+        context.Process(target=replica, args=(module, given, common | place))
+        for place in PLACES[side](ports)
+    ]
+    for process in started:
+        process.start()
+    for process in started:
+        process.join(120)
+    codes = [process.exitcode for process in started]
+    for process in started:
+        process.kill()
+    if any(code != 0 for code in codes):  # None: it did not end
+        raise RuntimeError(f"replicas ended with {codes}: {given}")
+    result = parallel.Result.load(out)
+    out.unlink()
+    return result
+
+
+def replica(module: str, given: list[str], environment: dict[str, str]) -> None:
+    """Be one process of a run."""
+    os.environ |= environment
+    sys.argv = [module, *given]
+    importlib.import_module(module).main()
+    atexit._run_exitfuncs()  # a forked process would not, and its framework says goodbye there
+
+
+def pt_places(ports: list[int]) -> list[dict[str, str]]:
+    """What torchrun tells each process."""
+    world = {"MASTER_ADDR": parallel.LOOPBACK, "MASTER_PORT": str(ports[0])}
+    world |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(len(ports)))
+    return [world | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(len(ports))]
+
+
+def tf_places(ports: list[int]) -> list[dict[str, str]]:
+    """The cluster of all processes, and which of them each is."""
+    cluster = {"worker": [f"{parallel.LOOPBACK}:{port}" for port in ports]}
+    tasks = [{"type": "worker", "index": index} for index in range(len(ports))]
+    return [{"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})} for task in tasks]
+
+
+PLACES = {"pt": pt_places, "tf": tf_places}
+
+
 def said(call, **settings) -> list[str]:
     """The kind and words of what a call raises; no process may be started."""
     popen = subprocess.Popen
@@ -387,14 +449,17 @@ def main() -> None:
         run = parallel.Run(**{name: own.pop(name) for name in names if name in own})
         return module.train_data_parallel(build, dataset, run, **own)
 
-    for name, settings in runs(side, digits, mixed).items():
-        train(**settings).save(folder / f"{name}.npz")
-    half = {"checkpoint": str(folder / "saved"), "save_every": 3}
+    own_runs = runs(side, digits, mixed)
+    train(**own_runs.pop("processes")).save(folder / "processes.npz")
     other = {"build": f"{here}:{side}_mixed", "dataset": mixed}
-    train(**other, steps=4, **half)
-    train(**other, **half).save(folder / "resumed.npz")
-    two = masks_data(folder / "two")
-    masks = train(f"{here}:{side}_masks", two, global_batch=2, steps=1)
+    with mock.patch.object(module, "launch", partial(forked, side, folder)):
+        for name, settings in own_runs.items():
+            train(**settings).save(folder / f"{name}.npz")
+        half = {"checkpoint": str(folder / "saved"), "save_every": 3}
+        train(**other, steps=4, **half)
+        train(**other, **half).save(folder / "resumed.npz")
+        two = masks_data(folder / "two")
+        masks = train(f"{here}:{side}_masks", two, global_batch=2, steps=1)
     words = {
         name: said(train, **other | {"dataset": digits} | settings)
         for name, settings in (BAD | LACKING[side]).items()

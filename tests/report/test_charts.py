@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.analysis.reading import view
 from bench.report import charts
 from bench.report.content import build
 from bench.report.lifetimes import lifetimes
 from bench.report.page import blocks
-from bench.report.record import view
 from bench.report.shapes import MOST_TICKS, letters, scale, spread_letters, tick_text
 from bench.report.tradeoffs import on_front, tradeoffs
 from tests.report.test_report import TASKS, case, comparison, record, small

@@ -54,6 +54,7 @@ from tf_impl.kit import models, programs
 
 MOST_APART = 0.1  # relative L2 of a file's outputs to the model's: some values round the other way
 SAME = 1e-4  # of a file in float32
+TRIED = 32  # examples with which an export is tried, in Keras 3
 RATE = 0.01  # of the way that a range goes to those of a batch, in Keras 3
 _DECAY = 0.999  # of tfmot's moving averages, fixed there
 _QUANTIZED = {"Conv2D", "DepthwiseConv2D", "SeparableConv1D", "SeparableConv2D", "Dense"}
@@ -90,8 +91,9 @@ def prepare_qat(model: tf.keras.Model, example_inputs, *, weight_bits: int) -> t
     if _is_tf_keras():
         return _prepare_tf_keras(model, example_inputs, weight_bits)
     prepared = _prepare_keras3(model, example_inputs, weight_bits)
+    few = tf.nest.map_structure(lambda part: part[:TRIED], example_inputs)
     with tempfile.TemporaryDirectory() as folder:  # what cannot be exported is not trained, either
-        export_qat(prepared, example_inputs, Path(folder) / "model")
+        export_qat(prepared, few, Path(folder) / "model")
     return prepared
 
 
@@ -236,7 +238,7 @@ def _record(model, inputs) -> tuple[list, set[int]]:
 
 
 def _places(calls: list, returned: set[int]) -> dict:
-    """Where values are rounded: layer -> of "input", "inside" and "output".
+    """Where values are rounded: layer -> of "input", "inside" and "output"; every product is there.
 
     The input of a product, unless it lies on a grid already. Its output, behind the BatchNorm and
     the ReLU that the converter makes a part of it; "inside", before any other activation of its
@@ -257,10 +259,11 @@ def _places(calls: list, returned: set[int]) -> dict:
         if number in done:
             continue
         if isinstance(layer, _products()):
+            names = places[layer]  # may stay empty: the kernel is rounded all the same
             if id(inputs[0]) not in grid:
-                places[layer].add("input")
+                names.add("input")
             if not _is_fused(layer.activation):
-                places[layer].add("inside")
+                names.add("inside")
             elif layer.activation is tf.keras.activations.linear:
                 place = follower(number)
                 if place and isinstance(calls[place][0], tf.keras.layers.BatchNormalization):

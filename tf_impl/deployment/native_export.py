@@ -95,8 +95,25 @@ def export_package(
         raise FileNotFoundError(f"no folder {Path(path).parent}")
     example_inputs = tf.nest.map_structure(tf.convert_to_tensor, example_inputs)
     open_axes = [0] * dynamic_batch + [1] * dynamic_sequence
-    tensors, signature = tf.nest.flatten(example_inputs), []
-    for place, tensor in enumerate(tensors):
+    predict, outputs = _traced(model, example_inputs, open_axes)
+    names = {"inputs": _input_names(model, example_inputs), "outputs": outputs}
+    with TemporaryDirectory(dir=Path(path).parent) as folder:
+        draft = Path(folder, "draft")
+        _save(predict, draft)
+        kept = draft / _KEPT
+        kept.parent.mkdir(exist_ok=True)
+        kept.write_text(json.dumps({"metadata": metadata or {}} | names), encoding="utf-8")
+        _check(draft, model, example_inputs)
+        if Path(path).is_dir():
+            shutil.rmtree(path)
+        shutil.move(draft, path)
+    return Path(path)
+
+
+def _traced(model, example_inputs, open_axes: list[int]) -> tuple[Callable, list[str]]:
+    """The model as one function from tensors to tensors by number, and what these are called."""
+    signature = []
+    for place, tensor in enumerate(tf.nest.flatten(example_inputs)):
         sizes = [None if axis in open_axes else size for axis, size in enumerate(tensor.shape)]
         signature.append(tf.TensorSpec(sizes, tensor.dtype, name=f"input_{place}"))
     outputs: list[str] = []
@@ -110,28 +127,22 @@ def export_package(
         return {f"output_{place}": part for place, (_, part) in enumerate(named)}
 
     try:
-        variables = predict.get_concrete_function().variables
+        predict.get_concrete_function()
     except Exception as error:
         reason = runtimes.one_line(error)
         raise NotImplementedError(f"the model can't be traced with this: {reason}") from error
+    return predict, outputs
+
+
+def _save(predict, draft: Path) -> None:
+    """Write a traced function and its variables."""
     module = tf.Module()  # not the model, for which Keras would trace functions of its own
-    module.predict, module.weights = predict, variables
-    names = {"inputs": _input_names(model, example_inputs, len(tensors)), "outputs": outputs}
-    with TemporaryDirectory(dir=Path(path).parent) as folder:
-        draft = Path(folder, "draft")
-        try:
-            tf.saved_model.save(module, str(draft), signatures={"serving_default": predict})
-        except Exception as error:  # of what a model holds that no file can
-            reason = runtimes.one_line(error)
-            raise NotImplementedError(f"TensorFlow can't save this model: {reason}") from error
-        kept = draft / _KEPT
-        kept.parent.mkdir(exist_ok=True)
-        kept.write_text(json.dumps({"metadata": metadata or {}} | names), encoding="utf-8")
-        _check(draft, model, example_inputs)
-        if Path(path).is_dir():
-            shutil.rmtree(path)
-        shutil.move(draft, path)
-    return Path(path)
+    module.predict, module.weights = predict, predict.get_concrete_function().variables
+    try:
+        tf.saved_model.save(module, str(draft), signatures={"serving_default": predict})
+    except Exception as error:  # of what a model holds that no file can
+        reason = runtimes.one_line(error)
+        raise NotImplementedError(f"TensorFlow can't save this model: {reason}") from error
 
 
 def _check(draft: Path, model, example_inputs) -> None:
@@ -188,8 +199,9 @@ def _arguments(model) -> list[inspect.Parameter]:
     ]
 
 
-def _input_names(model, example_inputs, count: int) -> list[str]:
+def _input_names(model, example_inputs) -> list[str]:
     """What the inputs are called: by a dict, by the model, by its `call`."""
+    count = len(tf.nest.flatten(example_inputs))
     if isinstance(example_inputs, dict) and len(example_inputs) == count:
         return sorted(example_inputs)  # the order of `tf.nest`
     own = [tensor.name.split(":")[0] for tensor in getattr(model, "inputs", None) or []]

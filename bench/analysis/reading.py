@@ -1,29 +1,65 @@
-"""Reading a record: its rows, and which comparison belongs to which."""
+"""Reading a record: its file, its rows, and which comparison belongs to which."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any
 
-from bench.report.figures import compact
+from bench.analysis.schema import check
+from bench.analysis.values import at, is_number
 
+DIFFERENT = "not comparable"  # the verdict
 FRAMEWORKS = {"pt": "PyTorch", "tf": "TensorFlow"}
 
 
-def at(entry: Any, *path: str) -> Any:
-    """The value at `path` in nested dicts, or None where the path breaks off."""
-    for key in path:
-        entry = entry.get(key) if isinstance(entry, dict) else None
-    return entry
+def load(path: str | Path) -> dict[str, Any]:
+    """Read a record: `path` is a results.json or the folder that holds one.
+
+    Raises ValueError with one clear line where there is none, or where it is truncated, of a newer
+    schema, or not a record of this project (see `schema`).
+    """
+    file = results_file(path)
+    try:
+        results = json.loads(file.read_text("utf-8"), parse_constant=_no_constant)
+    except OSError as error:
+        raise ValueError(f"{file}: cannot be read ({error.strerror})") from None
+    except (ValueError, RecursionError):
+        raise ValueError(f"{file}: not JSON, or cut off before its end") from None
+    try:
+        check(results)
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from None
+    return results
+
+
+def results_file(path: str | Path) -> Path:
+    """`path` itself, or the results.json in it where it is a folder."""
+    path = Path(path)
+    return path / "results.json" if path.is_dir() else path
+
+
+def _no_constant(name: str) -> None:
+    """NaN and Infinity, which Python's reader takes, are not JSON."""
+    raise ValueError(f"{name} is not JSON")
 
 
 def framework_title(case: dict) -> str:
     """PyTorch, TensorFlow or TensorFlow (tf_keras)."""
     name = case.get("framework")
-    title = FRAMEWORKS.get(name) or compact(name)
+    title = FRAMEWORKS.get(name) or str(name)
     return f"{title} (tf_keras)" if is_legacy(case) else title
+
+
+def block_count(case: dict) -> int:
+    """How many blocks the case was timed in; those of several matches count once."""
+    step_s = at(case, "timing", "step_s") or {}
+    if isinstance(step_s, list):  # of the first match alone, before schema 3
+        return len(step_s)
+    return len({block for blocks in step_s.values() for block in blocks})
 
 
 def is_legacy(case: dict | None) -> bool:
@@ -112,10 +148,17 @@ def rows_of(cases: Iterable[dict]) -> list[Row]:
         sides = variants.setdefault(case["variant"], {"pt": [], "tf": []})
         sides.setdefault(case["framework"], []).append(case)
     return [
-        Row(f"{variant}, tf_keras" if is_legacy(tf) else variant, pt, tf)
+        Row(_label(variant, pt, tf), pt, tf)
         for variant, sides in variants.items()
         for pt, tf in zip_longest(sides["pt"], sorted(sides["tf"], key=is_legacy))
     ]
+
+
+def _label(variant: str, pt: dict | None, tf: dict | None) -> str:
+    """The variant, and which half of the row ran with tf_keras."""
+    if not is_legacy(tf):
+        return variant
+    return f"{variant} (TensorFlow: tf_keras)" if pt else f"{variant}, tf_keras"
 
 
 def view(results: dict[str, Any], technique: str, task: str) -> View:
@@ -158,3 +201,9 @@ def tasks(results: dict[str, Any], technique: str) -> list[str]:
     """The work (see `work_of`) of which `technique` has cases, in the order of the record."""
     cases = results["cases"]
     return list(dict.fromkeys(work_of(c) for c in cases if c["technique"] == technique))
+
+
+def above_import(memory: dict | None) -> float | None:
+    """Peak of the steady state above what the process took after its imports, in bytes."""
+    peak, base = at(memory, "steady_peak_bytes"), at(memory, "import_bytes")
+    return peak - base if is_number(peak) and is_number(base) else None

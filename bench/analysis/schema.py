@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from bench.report.figures import is_number
+from bench.analysis.values import is_number
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 DEEPEST = 30  # levels of nesting; a run writes ten
 
 
@@ -49,6 +49,14 @@ class Each:
 
 
 @dataclass(frozen=True)
+class Either:
+    """One shape for an object, another for a list: of one name in older records."""
+
+    object: Any
+    list: Any
+
+
+@dataclass(frozen=True)
 class Pair:
     """A list of two."""
 
@@ -81,7 +89,7 @@ CASE = {
         {
             "cold_first_call_s": Maybe(TIME),
             "warm_first_call_s": Maybe(TIME),
-            "step_s": Maybe([[Number()]]),
+            "step_s": Maybe(Either(Each(Each([Number()])), [[Number()]])),
             "median_s": Maybe(TIME),
             "ci_s": Maybe(Pair(TIME)),
         }
@@ -175,6 +183,8 @@ def _check(value: Any, shape: Any, what: str) -> None:
         inner = shape.shape if isinstance(shape, Pair) else shape[0]
         for place, entry in enumerate(value):
             _check(entry, inner, f"{what} [{place}]")
+    elif isinstance(shape, Either):
+        _check(value, shape.list if isinstance(value, list) else shape.object, what)
     elif isinstance(shape, Each):
         _check_type(value, dict, what)
         for name, entry in value.items():

@@ -1,4 +1,4 @@
-"""What is measured apart from matches: the machine's limits, cold start, memory, accuracy."""
+"""What is measured in processes of its own: cold start, memory, probes, training, the machine."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from bench.harness.matches import configure, parent_key
 from bench.harness.plan import FRAMEWORKS, Case
 from bench.harness.processes import (
     Failed,
-    Limits,
     ParentFailed,
     ParentKey,
     Processes,
+    TimeLimits,
     Unsupported,
     Worker,
 )
@@ -25,9 +25,14 @@ PEAK_DTYPES = ("float32", "bfloat16")
 
 @dataclass
 class Trained:
-    """A case's metric for each seed, in order of the seeds; why it has none, or fewer."""
+    """A case's metric for each seed, in order of the seeds; why it has none, or fewer.
+
+    `artifacts`: the size of what would be deployed of each, where the case has such a thing.
+    """
 
     per_seed: list[float] = field(default_factory=list)
+    artifacts: list[dict] = field(default_factory=list)
+    seconds: float = 0.0
     status: str = "OK"
     reason: str | None = None
 
@@ -65,13 +70,15 @@ def begin(processes: Processes, case: Case, what: str, *, threads: int, seed: in
     return worker
 
 
-def cold_start(worker: Worker, limits: Limits, case: Case, *, data: str, seed: int) -> dict:
-    """First call, memory by phase and the artifact's size.
+def cold_start(
+    worker: Worker, limits: TimeLimits, case: Case, *, data: str, seed: int, imports: list[str]
+) -> dict:
+    """First call, memory by phase and the artifact's size, after the `imports` of the case's code.
 
     With evidence where no match asks for it, since the case is not timed.
     """
     work = {"case": case.message(), "data": data, "weights_seed": seed}
-    answer = worker.ask(limits.request, "memory", **work)
+    answer = worker.ask(limits.request, "memory", **work, imports=imports)
     if not case.timed:
         worker.ask(limits.request, "build", **work)  # anew: memory forgets what it does not need
         answer |= worker.ask(limits.request, "evidence")
@@ -79,10 +86,16 @@ def cold_start(worker: Worker, limits: Limits, case: Case, *, data: str, seed: i
 
 
 def probe(
-    worker: Worker, limits: Limits, case: Case, *, data: str, seed: int, memory_budget: int | None
+    worker: Worker,
+    limits: TimeLimits,
+    case: Case,
+    *,
+    data: str,
+    seed: int,
+    memory_budget: int | None,
 ) -> dict:
-    """What the bench file's own `probe` finds."""
-    answer = worker.ask(
+    """What the bench file's own `probe` finds: "metrics", and "evidence" or None."""
+    return worker.ask(
         limits.train,
         "probe",
         case=case.message(),
@@ -90,7 +103,6 @@ def probe(
         weights_seed=seed,
         memory_budget=memory_budget,
     )
-    return answer["metrics"]
 
 
 def train_all(
@@ -115,7 +127,7 @@ def train_all(
     failures = processes.start_parents(list(dict.fromkeys(keys.values())))
 
     def train(case: Case) -> None:
-        found, deadline = Trained(), float("inf")
+        found, deadline, start = Trained(), float("inf"), time.monotonic()
         given = budget and budget * case.workload.training
         try:
             if keys[case.id] in failures:
@@ -134,6 +146,7 @@ def train_all(
                         seed=seed,
                     )
                     found.per_seed.append(answer["value"])
+                    found.artifacts += filter(None, [answer["artifact"]])
             finally:
                 worker.stop(kill=True)
         except (Failed, ParentFailed) as error:
@@ -146,6 +159,7 @@ def train_all(
                 found.status, found.reason = "FAILED", f"training: {error}"
         except Unsupported as error:
             found.status, found.reason = "UNSUPPORTED", str(error)
+        found.seconds = time.monotonic() - start
         if not stopping.is_set():
             done(case, found)
 

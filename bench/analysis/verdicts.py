@@ -1,8 +1,8 @@
-"""From samples to ratios, intervals and verdicts.
+"""From blocks to intervals and verdicts.
 
-The unit of replication is the process. A block of a match gives one estimate of a log ratio; the
-interval over blocks is Student's t on log ratios. The constants below were fixed before anything
-was measured and are never tuned to an outcome.
+The unit of replication is the process. A block gives one estimate of a log ratio (see `fit`); the
+interval over blocks is Student's t on log ratios. The margin below was fixed before anything was
+measured and is never tuned to an outcome.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import numpy as np
 from scipy import stats
 
 DELTA = 0.03  # a ratio within 1 / 1.03 … 1.03 counts as no difference
-NOISY_SD = 0.06  # above this standard deviation of the log ratio there is no verdict
 
 
 @dataclass(frozen=True)
@@ -45,11 +44,6 @@ def _quantile(confidence: float, freedom: float) -> float:
     return float(stats.t.ppf(0.5 + confidence / 2, freedom))
 
 
-def block_log_ratio(numerator: list[float], denominator: list[float]) -> float:
-    """A block's estimate: the median over its rounds of the log ratio within the round."""
-    return float(np.median(np.log(numerator) - np.log(denominator)))
-
-
 @dataclass(frozen=True)
 class Ratio:
     """A time ratio over blocks: geometric mean, 95% interval, sd of the log ratio, verdict."""
@@ -65,35 +59,37 @@ def compare(log_ratios: list[float]) -> Ratio:
     """Judge a ratio from its blocks' log ratios (one block: a ratio without interval or verdict).
 
     "faster" or "slower": the 95% interval lies wholly beyond `DELTA`. "equivalent": the 90%
-    interval lies inside it, that is two one-sided tests at 5% (Schuirmann, 1987). "noisy": the
-    standard deviation exceeds `NOISY_SD`, so that no verdict is given. Else "inconclusive".
+    interval lies inside it, that is two one-sided tests at 5% (Schuirmann, 1987). "slightly faster"
+    or "slightly slower": the 95% interval excludes 1. Else "inconclusive".
     """
     wide = t_interval(log_ratios)
     if wide.sd is None:
         return Ratio(exp(wide.mean), None, None, wide.n, None)
-    verdict = _verdict(wide, t_interval(log_ratios, confidence=0.90), noise=wide.sd)
+    verdict = _verdict(wide, t_interval(log_ratios, confidence=0.90))
     return Ratio(exp(wide.mean), (exp(wide.low), exp(wide.high)), wide.sd, wide.n, verdict)
 
 
-def _verdict(wide: Interval, narrow: Interval, noise: float) -> str:
+def _verdict(wide: Interval, narrow: Interval) -> str:
     """The verdict of a log ratio's 95% and 90% intervals."""
     bound = log(1 + DELTA)
-    if noise > NOISY_SD:
-        return "noisy"
     if wide.high < -bound:
         return "faster"
     if wide.low > bound:
         return "slower"
     if -bound < narrow.low and narrow.high < bound:
         return "equivalent"
+    if wide.high < 0:
+        return "slightly faster"
+    if wide.low > 0:
+        return "slightly slower"
     return "inconclusive"
 
 
 def compare_runs(new: Ratio, old: Ratio) -> Ratio:
     """Judge how a ratio changed between two runs, new over old, by Welch's interval (1947).
 
-    The blocks of two runs are independent, and their noise need not be alike. The verdict is that
-    of `compare`, "noisy" where either run was. Raises ValueError for a run of one block.
+    The blocks of two runs are independent, and their noise need not be alike. Raises ValueError for
+    a run of one block.
     """
     if new.sd is None or old.sd is None:
         raise ValueError("a run of one block has no noise to compare with")
@@ -109,7 +105,7 @@ def compare_runs(new: Ratio, old: Ratio) -> Ratio:
         return Interval(mean, mean - half, mean + half, sd, min(new.n, old.n))
 
     wide = interval(0.95)
-    verdict = _verdict(wide, interval(0.90), noise=max(new.sd, old.sd))
+    verdict = _verdict(wide, interval(0.90))
     return Ratio(exp(mean), (exp(wide.low), exp(wide.high)), sd, wide.n, verdict)
 
 
@@ -134,11 +130,3 @@ def compare_accuracy(
     else:
         verdict = "better" if (wide.mean > 0) == more_is_better else "worse"
     return {"mean": wide.mean, "ci": [wide.low, wide.high], "verdict": verdict}
-
-
-def time_interval(blocks: list[list[float]]) -> tuple[float, list[float] | None]:
-    """Step time over blocks: geometric mean of the blocks' medians and its 95% t-interval."""
-    found = t_interval([log(float(np.median(block))) for block in blocks])
-    if found.low is None:
-        return exp(found.mean), None
-    return exp(found.mean), [exp(found.low), exp(found.high)]

@@ -13,11 +13,13 @@ from datetime import UTC, datetime
 import numpy as np
 import pytest
 
-from bench.harness import results as module
-from bench.harness.matches import Block
+from bench.analysis.analyse import analyse, raw
+from bench.harness import folders as module
+from bench.harness.apart import Trained
+from bench.harness.folders import new_folder
+from bench.harness.matches import Played
 from bench.harness.plan import Technique, Variant, Workload, cases_of, matches
-from bench.harness.probes import Trained
-from bench.harness.results import Record, new_folder
+from bench.harness.record import Record
 from shared.specs import TASKS, train_step_flops
 
 TECHNIQUE = Technique(
@@ -50,10 +52,11 @@ def block(seconds=STEP_S, number=0, **values):
         "weights_sha256": "a" * 64,
         "empty_s": 1e-8,
         "steps": 5,
+        "shortest_s": 5 * STEP_S,
         "settings": {"threads": {"intra_op": 2}, "keeps_freed_memory": True},
         "evidence": {"operator_dtypes": {"matmul": {"float32": 3}}},
     }
-    return Block(**usual | values)
+    return Played(**usual | values)
 
 
 def make_record(folder, technique=TECHNIQUE, **environment):
@@ -107,16 +110,17 @@ def strictly(text):
 def test_the_record_has_the_names_that_other_programs_read(tmp_path):
     found = fill(make_record(tmp_path)).write()
     assert found == strictly((tmp_path / "results.json").read_text("utf-8"))
-    assert found["schema_version"] == 2
+    assert found["schema_version"] == 3
     assert found.keys() >= {
         *("schema_version", "command", "effort", "environment", "noise_floor", "cases"),
-        *("comparisons", "started", "finished", "techniques", "tasks"),
+        *("comparisons", "started", "finished", "techniques", "tasks", "seconds", "matches"),
+        "blocks",
     }
     one = case(found, CHANGED)
     assert one.keys() >= {
         *("technique", "framework", "flavour", "variant", "task", "batch_size", "status"),
         *("reason", "timing", "memory", "accuracy", "artifact_bytes", "metrics"),
-        *("certificate", "evidence", "id", "role"),
+        *("certificate", "evidence", "id", "role", "title", "seconds"),
     }
     assert one["timing"].keys() >= {"cold_first_call_s", "warm_first_call_s", "step_s"}
     assert one["metrics"]["samples_per_s"].keys() == {"value", "unit", "ci", "samples"}
@@ -137,6 +141,7 @@ def cold(first_call_s, *peaks):
         "memory": dict(zip(names, peaks or (100, 150, 220, 240), strict=True)),
         "parts": {"parameters": 40, "gradients": 40, "optimizer": 10},
         "device_peak": None,
+        "modules": [],
     }
 
 
@@ -206,6 +211,50 @@ def test_memory_and_accuracy_have_their_names(tmp_path):
     assert found["accuracy"]["ci"][0] < 92.0 < found["accuracy"]["ci"][1]
 
 
+def test_repeated_memory_carries_its_scatter(tmp_path):
+    record = fill(make_record(tmp_path))
+    starts = [(100, 150, 220, 240), (110, 150, 230, 280), (90, 150, 220, 260)]
+    record.entries[PLAIN].cold = [cold(0.7, *peaks) for peaks in starts]
+    record.entries[CHANGED].cold = [cold(0.7)]
+    found = record.write()
+    memory = case(found, PLAIN)["memory"]
+    assert memory["samples"]["above_import_bytes"] == [140, 170, 170]
+    assert memory["above_import_bytes"] == pytest.approx(160)
+    assert memory["above_import_ci"][0] < 140 < 180 < memory["above_import_ci"][1]
+    assert memory["steady_peak_bytes"] == 260
+    assert case(found, CHANGED)["memory"]["above_import_ci"] is None  # measured once
+
+
+def test_sizes_are_exact_and_of_trained_weights_where_accuracy_is(tmp_path):
+    record = fill(make_record(tmp_path))
+    for name in (PLAIN, CHANGED):
+        artifact = {"bytes": 1000, "compressed_bytes": 300}
+        record.entries[name].cold = [cold(0.7) | {"artifact": artifact}]
+    sizes = [{"bytes": 1000, "compressed_bytes": each} for each in (910, 930, 920)]
+    record.entries[CHANGED].trained = Trained([95.0, 96.0, 94.0], sizes)
+    found = record.write()
+    initial, trained = (case(found, name)["metrics"] for name in (PLAIN, CHANGED))
+    assert initial["compressed_artifact"]["value"] == 300
+    assert trained["compressed_artifact"]["value"] == 920
+    assert trained["compressed_artifact"]["samples"] == [910, 930, 920]
+    assert trained["artifact"]["value"] == case(found, CHANGED)["artifact_bytes"] == 1000
+    for metrics in (initial, trained):
+        assert metrics["artifact"]["ci"] is metrics["compressed_artifact"]["ci"] is None
+
+
+def test_what_makes_rows_comparable_stands_in_the_record(tmp_path):
+    changed = replace(TECHNIQUE.variants[1], changes="weights", title="changed in plain words")
+    variants = (TECHNIQUE.variants[0], changed, TECHNIQUE.variants[2])
+    found = fill(make_record(tmp_path, replace(TECHNIQUE, variants=variants))).write()
+    plain, other = case(found, PLAIN), case(found, CHANGED)
+    assert (plain["changes_math"], plain["changes_weights"]) == (False, False)
+    assert (other["changes_math"], other["changes_weights"]) == (True, True)
+    assert plain["loss_tolerance"] == TASKS["digits-cnn"].parity
+    assert case(found, LOOSE)["loss_tolerance"] == 0.05
+    assert (plain["title"], other["title"]) == ("plain", "changed in plain words")
+    assert plain["flops"] == train_step_flops(TASKS["digits-cnn"].model, 4)
+
+
 def test_memory_that_could_not_be_seen_stays_unknown(tmp_path):
     record = fill(make_record(tmp_path))
     record.entries[PLAIN].cold = [cold(0.7, None, None, None, None)]
@@ -241,7 +290,7 @@ def test_an_interrupted_write_leaves_the_old_record_whole(tmp_path, monkeypatch)
 WRITER = """
 import sys
 from pathlib import Path
-from tests.harness.test_results import fill, make_record
+from tests.harness.test_record import fill, make_record
 record = fill(make_record(Path(sys.argv[1])), blocks=3)
 record.write()
 print("written", flush=True)
@@ -374,7 +423,7 @@ def test_blocks_that_differ(tmp_path, step, apart, bad, verdict):
 
 
 def test_other_mathematics_is_held_against_its_twin_alone(tmp_path):
-    variants = (TECHNIQUE.variants[0], replace(TECHNIQUE.variants[1], changes_math=True))
+    variants = (TECHNIQUE.variants[0], replace(TECHNIQUE.variants[1], changes="math"))
     technique = replace(TECHNIQUE, variants=variants)
     other = taking(0.5, losses=changed_losses(3, 1.1))
     found = fill(make_record(tmp_path, technique), {CHANGED: other, TF_CHANGED: other}).as_dict()
@@ -388,7 +437,7 @@ def test_other_mathematics_is_held_against_its_twin_alone(tmp_path):
 
 
 def test_other_weights_are_held_against_those_of_the_twin_alone(tmp_path):
-    changed = replace(TECHNIQUE.variants[1], changes_math=True, changes_weights=True)
+    changed = replace(TECHNIQUE.variants[1], changes="weights")
     technique = replace(TECHNIQUE, variants=(TECHNIQUE.variants[0], changed))
     other = taking(0.5, weights_sha256="b" * 64)
     found = fill(make_record(tmp_path, technique), {CHANGED: other, TF_CHANGED: other}).as_dict()
@@ -490,7 +539,7 @@ def test_a_failed_case_loses_its_comparisons_alone(tmp_path):
     found = fill(make_record(tmp_path), {CHANGED: dies}).as_dict()
     one = case(found, CHANGED)
     assert (one["status"], one["reason"]) == ("FAILED", "killed")
-    assert len(one["timing"]["step_s"]) == 7  # what was measured is kept
+    assert len(one["timing"]["step_s"]["0"]) == 7  # what was measured is kept
     assert one["timing"]["median_s"] is None
     assert one["metrics"] == {}
     assert not any(CHANGED in (c["numerator"], c["denominator"]) for c in found["comparisons"])
@@ -532,11 +581,62 @@ def test_baselines_that_play_in_several_parts_are_compared_once(tmp_path):
     assert (("framework", PLAIN, TF_PLAIN)) in keys
     compared = {c["numerator"] for c in found["comparisons"] if c["kind"] == "baseline"}
     assert compared == {c.id for p in parts for c in p if c.variant.name.startswith("variant")}
-    for one in found["comparisons"]:  # only ever within a part, so that its speed cancels
+    for one in found["comparisons"]:  # a part's speed cancels
         assert one["ratio"] == pytest.approx(1, rel=0.02)
-    assert case(found, PLAIN)["timing"]["median_s"] == pytest.approx(STEP_S, rel=0.01)
-    assert len(case(found, PLAIN)["timing"]["step_s"]) == 3
-    assert not any(c["variant"].startswith("best") for c in found["comparisons"])
+    for one in found["cases"]:  # the speed of the first part, with what each part has to say
+        assert one["timing"]["median_s"] == pytest.approx(STEP_S, rel=0.02)
+        played = {str(n) for n, part in enumerate(parts) if one["id"] in {c.id for c in part}}
+        assert one["timing"]["step_s"].keys() == played
+        assert {len(blocks) for blocks in one["timing"]["step_s"].values()} == {3}
+
+
+def figures_agree(found):
+    """Each ratio is that of the two times; how many there are."""
+    times = {one["id"]: one["timing"]["median_s"] for one in found["cases"]}
+    for one in found["comparisons"]:
+        expected = times[one["numerator"]] / times[one["denominator"]]
+        assert one["ratio"] == pytest.approx(expected, rel=1e-12)
+    return len(found["comparisons"])
+
+
+@pytest.mark.parametrize("lost", [(), (1,), (0, 2)], ids=["whole", "one", "two"])
+def test_times_and_ratios_agree_over_all_parts_and_blocks(tmp_path, lost):
+    """Also where the machine drifts, and a part lacks blocks, as after an interruption."""
+    random = np.random.default_rng(7)
+    variants = (TECHNIQUE.variants[0], *(Variant(f"variant{i}") for i in range(6)))
+    record = make_record(tmp_path, replace(TECHNIQUE, variants=variants))
+    for part in matches([entry.case for entry in record.entries.values()]):
+        number = record.add_match(part)
+        for index in range(4):
+            if number == 1 and index in lost:
+                continue
+            drift = np.exp(np.cumsum(random.normal(0, 0.1, 30)) + random.normal())
+            played = {
+                c.id: block(samples=list(drift * STEP_S * np.exp(random.normal(0, 0.05, 30))))
+                for c in part
+            }
+            record.add_block(number, index, played)
+    found = record.write()
+    assert figures_agree(found) > 20
+    sizes = {c["n"] for c in found["comparisons"]}
+    assert sizes == ({4, 4 - len(lost)} if lost else {4})
+
+
+def test_the_record_is_the_analysis_of_what_was_measured(tmp_path):
+    """And of nothing else: not of what is derived in it."""
+    record = fill(make_record(tmp_path, peak_flops={"float32": 1e11}), {CHANGED: taking(0.5)})
+    with_accuracy(record, **{PLAIN: 0, CHANGED: -3, TF_CHANGED: 0})
+    for name in (PLAIN, CHANGED):
+        record.entries[name].cold = [cold(seconds) for seconds in (1.0, 2.0)]
+        record.entries[name].probed = {"figure": {"value": 1.0, "unit": "1", "samples": [1.0]}}
+    record.write()
+    found = strictly(record.path.read_text("utf-8"))
+    measured = strictly(json.dumps(raw(found)))
+    assert "comparisons" not in measured
+    assert "median_s" not in json.dumps(measured)
+    assert found["comparisons"]
+    assert found["noise_floor"]["ratios"] > 3
+    assert analyse(measured) == found
 
 
 # Figures ----------------------------------------------------------------------------------------

@@ -7,8 +7,8 @@ import json
 import pytest
 from hypothesis import given, settings
 
+from bench.analysis.schema import check
 from bench.report import page, tidy
-from bench.report.schema import check
 from bench.report.tables import markdown, terminal
 from tests.report.test_report import records, small
 

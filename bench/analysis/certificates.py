@@ -1,0 +1,76 @@
+"""Did two cases do the same work? Their losses and initial weights, block by block."""
+
+from __future__ import annotations
+
+from math import inf, isfinite
+
+MOST_FLIPPED = 100  # a flipped ReLU was seen to move a loss by 4.5e-4, 45 of its tolerances
+
+
+def same_side(one: dict, other: dict) -> bool:
+    """Whether two cases have the same framework and flavour."""
+    return (one["framework"], one["flavour"]) == (other["framework"], other["flavour"])
+
+
+def difference(one: dict, other: dict) -> str | None:
+    """Why two cases did not do the same work, from their certificates; None if they did.
+
+    The first loss, from equal weights, agrees in every block. Of the later ones, the median over
+    the blocks of the largest difference is held to the tolerance: now and then rounding flips a
+    ReLU, which moves the later losses of one block, while different work shows in every block. No
+    block may differ by `MOST_FLIPPED` tolerances.
+    """
+    tolerance, same_weights, largest = _tolerance(one, other), _same_weights(one, other), []
+    for ours, theirs in _pairs(one, other):
+        if same_weights and ours["weights_sha256"] != theirs["weights_sha256"]:
+            return "initial weights differ"
+        apart = [
+            (_apart(a, b), step)
+            for step, (a, b) in enumerate(zip(ours["losses"], theirs["losses"], strict=True), 1)
+        ]
+        if apart[0][0] > tolerance:
+            return _too_far(*apart[0], tolerance)
+        largest.append(max(apart))
+    largest.sort()
+    for found, step, allowed in (
+        (*largest[len(largest) // 2], tolerance),
+        (*largest[-1], MOST_FLIPPED * tolerance),
+    ):
+        if found > allowed:
+            return _too_far(found, step, allowed)
+    return None
+
+
+def _pairs(one: dict, other: dict) -> list[tuple[dict, dict]]:
+    """The first block of each number of both: blocks of a number start from the same weights."""
+    ours, theirs = ({b["block"]: b for b in reversed(c["blocks"])} for c in (one, other))
+    return [(ours[number], theirs[number]) for number in sorted(ours) if number in theirs]
+
+
+def _tolerance(one: dict, other: dict) -> float:
+    """The relative difference of losses that two certificates may show.
+
+    Any where one of two different variants computes something else by design.
+    """
+    own = one["variant"] != other["variant"]
+    if own and (one["changes_math"] or other["changes_math"]):
+        return inf
+    return max(one["loss_tolerance"], other["loss_tolerance"])
+
+
+def _same_weights(one: dict, other: dict) -> bool:
+    """Whether two cases must start from equal weights: twins, and rows that change none."""
+    own = same_side(one, other) and one["variant"] != other["variant"]
+    return not (own and (one["changes_weights"] or other["changes_weights"]))
+
+
+def _apart(one: float | None, other: float | None) -> float:
+    """The relative difference of two losses; infinite where one is not finite (null)."""
+    if one is None or other is None:
+        return inf
+    found = abs(one - other) / max(abs(other), 1e-12)
+    return found if isfinite(found) else inf
+
+
+def _too_far(found: float, step: int, allowed: float) -> str:
+    return f"loss of step {step} differs by {found:.1e}, allowed {allowed:.0e}"

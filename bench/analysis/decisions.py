@@ -1,0 +1,650 @@
+"""What to use: for each piece of work one table over all techniques that have rows on it.
+
+Every figure is the one that was measured for its row. A figure has an interval where processes were
+repeated, a range where one process repeated itself, neither where it was measured once, and is
+exact where it is a count or the size of a file.
+
+Only what keeps accuracy is advised: exact work, and rows whose difference to their own baseline is
+no worse than the task's margin by the bound of its interval. Accuracy that was not measured is no
+accuracy that was kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from bench.analysis.prices import price
+from bench.analysis.reading import DIFFERENT, above_import, framework_title, work_of
+from bench.analysis.values import at, is_number, is_pair
+
+Record = dict[str, Any]
+TRAIN, PREDICT, INPUT, DEVICES, PROBE = "train", "predict", "input", "devices", "probe"
+NAMES = {
+    TRAIN: "train step",
+    PREDICT: "prediction",
+    INPUT: "input pipeline",
+    DEVICES: "several devices",
+    PROBE: "probe",
+}
+# What records of before the families call techniques. Goes with the last such record.
+OLD_NAMES = {
+    "input_pipeline": "folder",
+    "tuned_pipeline": "tuned_folder",
+    "sharded_pipeline": "shards",
+    "mapped_pipeline": "mapped_arrays",
+    "in_memory_pipeline": "in_memory",
+    "compression": "combinations",
+}
+FAMILIES = ("train_step", "input", "parallel", "compression", "deployment")
+
+
+@dataclass(frozen=True)
+class Goal:
+    """An aim: which figure decides, whether less of it is better, and of which kinds of work."""
+
+    name: str
+    figure: str
+    title: str
+    unit: str
+    size: float
+    kinds: tuple[str, ...]
+    less: bool = True
+
+
+GOALS = {
+    goal.name: goal
+    for goal in (
+        Goal("train-speed", "time", "time of a train step", "ms", 1e-3, (TRAIN,)),
+        Goal("latency", "time", "time of a prediction", "ms", 1e-3, (PREDICT,)),
+        Goal("throughput", "rate", "samples per second", "samples/s", 1.0,
+             (INPUT, DEVICES, PROBE), less=False),
+        Goal("memory", "memory", "peak memory above import", "MB", 1e6, (TRAIN, PREDICT)),
+        Goal("cold-start", "first_call", "first call in a new process", "s", 1.0,
+             (TRAIN, PREDICT)),
+        Goal("start", "start", "time to the first prediction in a new process", "s", 1.0,
+             (PREDICT,)),
+        Goal("size", "size", "size on disk", "MB", 1e6, (TRAIN, PREDICT)),
+    )
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A measured figure in base units. `kind`: interval, range, once or exact."""
+
+    value: float
+    low: float
+    high: float
+    kind: str
+
+    def above(self, other: Figure) -> bool:
+        """Whether it was shown to be more than the other: nothing measured once shows that."""
+        if "once" in (self.kind, other.kind):
+            return False
+        return self.low > other.high
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """What a row does to its baseline's accuracy. `kept` is None where it was not measured."""
+
+    kept: bool | None
+    exact: bool = False
+    mean: float | None = None
+    ci: list[float] | None = None
+    metric: str | None = None
+
+
+@dataclass(frozen=True)
+class Option:
+    """A row of a decision table: a case with its figures, its accuracy and its price.
+
+    `own`: the comparison with its own baseline. `beaten`: a row that is better or equal in all.
+    `repeats`: the same baseline, measured again in other techniques.
+    """
+
+    case: dict
+    figures: dict[str, Figure]
+    accuracy: Accuracy
+    work: int
+    price: str
+    own: dict | None = None
+    gain: float | None = None
+    beaten: Option | None = None
+    repeats: list[Option] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """Framework and variant."""
+        return f"{framework_title(self.case)} {title(self.case)}"
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether it is what others are compared with."""
+        return self.case["role"] == "baseline"
+
+
+@dataclass(frozen=True)
+class Work:
+    """A piece of work, and its rows: those to choose from in the order of their main figure."""
+
+    kind: str
+    task: str
+    batch_size: int
+    options: list[Option]
+    apart: str = ""  # the technique, where its baseline was not shown to do the others' work
+
+    @property
+    def title(self) -> str:
+        """digits-cnn, batch 128, train step."""
+        words = f"{self.task}, batch {self.batch_size}, {NAMES[self.kind]}"
+        return f"{words} ({self.apart})" if self.apart else words
+
+    @property
+    def goals(self) -> list[Goal]:
+        """The goals that some row has a figure for, the main one first."""
+        every = [goal for goal in GOALS.values() if self.kind in goal.kinds]
+        return [g for g in every if any(g.figure in option.figures for option in self.options)]
+
+
+def title(case: dict) -> str:
+    """A variant in plain words: its own title, or what its name and its settings say."""
+    words = case["variant"].replace("_", " ")
+    given = case.get("title")
+    if isinstance(given, str) and given not in ("", words):
+        return given
+    settings = case.get("settings")
+    stacked = [_setting(n, v) for n, v in settings.items()] if isinstance(settings, dict) else []
+    if case["variant"][:2] in ("1_", "2_", "3_", "4_") and len(stacked) > 1 and all(stacked):
+        return " + ".join(stacked)
+    return words[2:] if words[:2] in ("0 ", "1 ", "2 ", "3 ", "4 ") else words
+
+
+def _setting(name: str, value: Any) -> str | None:
+    """A setting as a word; None for one that is no switch and no type."""
+    if value is True:
+        return name.replace("compiled", "compile")
+    return {"bfloat16": "bf16", "float16": "fp16"}.get(value) if isinstance(value, str) else None
+
+
+@cache
+def families() -> dict[str, str]:
+    """Technique -> family, by where the benchmark files are."""
+    folder = Path(__file__).parents[1]
+    found = {
+        path.stem.removeprefix("bench_"): path.parent.name for path in folder.glob("*/bench_*.py")
+    }
+    return found | {old: found[new] for old, new in OLD_NAMES.items() if new in found}
+
+
+def family_of(technique: str) -> str:
+    """The family of a technique; one that is not known (any more) is of the first."""
+    return families().get(technique, FAMILIES[0])
+
+
+# Rows --------------------------------------------------------------------------------------------
+
+
+def works(record: Record) -> list[Work]:
+    """Every piece of work with its options, that with the most of them first."""
+    found: dict[tuple, list[Option]] = {}
+    proofs: dict[tuple, dict | None] = {}
+    for technique, cases in _by_baseline(record):
+        base = cases[0]
+        kind = _kind(technique, cases)
+        key = (kind, base["task"], base["batch_size"])
+        apart = technique if kind == PROBE else ""
+        if not apart and not _same_work(record, base, proofs.setdefault(key, base)):
+            apart = technique
+        options = [option(record, case, base) for case in cases]
+        found.setdefault((*key, apart), []).extend(o for o in options if o)
+    made = [
+        Work(kind, task, batch, _judged(_merged(options), kind), apart)
+        for (kind, task, batch, apart), options in found.items()
+        if options
+    ]
+    return sorted(made, key=lambda work: -len(work.options))
+
+
+def _by_baseline(record: Record) -> Iterator[tuple[str, list[dict]]]:
+    """For each technique, task, batch and mode its cases that ran, but for controls."""
+    groups: dict[tuple, list[dict]] = {}
+    for case in record["cases"]:
+        if case["status"] == "OK" and case["role"] != "control":
+            key = (case["technique"], work_of(case), case["batch_size"])
+            groups.setdefault(key, []).append(case)
+    for (technique, *_), cases in groups.items():
+        yield technique, sorted(cases, key=lambda case: case["role"] != "baseline")
+
+
+def _kind(technique: str, cases: list[dict]) -> str:
+    if any(at(case, "timing", "median_s") for case in cases):
+        return PREDICT if cases[0].get("mode") == "predict" else TRAIN
+    family = family_of(technique)
+    if any(at(case, "metrics", "samples_per_s", "value") for case in cases):
+        return {"input": INPUT, "parallel": DEVICES}.get(family, PROBE)
+    return PREDICT if cases[0].get("mode") == "predict" else TRAIN
+
+
+def _same_work(record: Record, one: dict, other: dict) -> bool:
+    """Whether two baselines start from the same weights and see the same first loss.
+
+    What was not timed carries no proof; its task and its batch are the same.
+    """
+    proofs = [case.get("certificate") for case in (one, other)]
+    if None in proofs:
+        return True
+    same = at(proofs[0], "weights_sha256") == at(proofs[1], "weights_sha256")
+    return same and _agree(record, one["task"], *(proof["losses"][:1] for proof in proofs))
+
+
+def _agree(record: Record, task: str, ours: list, theirs: list, bar: float = 1.0) -> bool:
+    """Whether there are losses on both sides, and all agree within the task's parity bar.
+
+    And within `bar`, where that is less.
+    """
+    parity = at(record["tasks"], task, "parity")
+    bar = min(bar, parity) if is_number(parity) else None
+    if not ours or len(ours) != len(theirs) or not all(map(is_number, [bar, *ours, *theirs])):
+        return False
+    return all(abs(a - b) <= bar * abs(b) for a, b in zip(ours, theirs, strict=True))
+
+
+def option(record: Record, case: dict, base: dict) -> Option | None:
+    """A case with all that is known of it; None where nothing was measured."""
+    own_base = _baseline(record, case) or base
+    figures = dict(_figures(case))
+    if not figures:
+        return None
+    own = next(
+        (
+            c
+            for c in record["comparisons"]
+            if c["kind"] == "baseline" and c["numerator"] == case["id"]
+        ),
+        None,
+    )
+    first = figures.get("first_call")
+    technique = OLD_NAMES.get(case["technique"], case["technique"])
+    needs = price(technique, case["variant"], case["role"], first.value if first else None)
+    found = Option(case, figures, accuracy(record, case), *needs, own=own)
+    return replace(found, gain=_gain(found, own_base))
+
+
+def _baseline(record: Record, case: dict) -> dict | None:
+    same = ("technique", "task", "batch_size", "mode", "framework", "flavour")
+    for other in record["cases"]:
+        if other["role"] == "baseline" and all(other.get(k) == case.get(k) for k in same):
+            return other if other["status"] == "OK" else None
+    return None
+
+
+def _gain(found: Option, base: dict) -> float | None:
+    """Time over the own baseline's: as it was compared, or by the rates of what is not timed."""
+    if found.own and found.own.get("verdict") != DIFFERENT and is_number(found.own.get("ratio")):
+        return found.own["ratio"]
+    rate = found.figures.get("rate")
+    if "time" in found.figures or not rate or found.is_baseline or base is found.case:
+        return None
+    if base["framework"] != found.case["framework"]:
+        return None
+    theirs = at(base, "metrics", "samples_per_s", "value")
+    return theirs / rate.value if is_number(theirs) and theirs > 0 else None
+
+
+def _figures(case: dict) -> Iterator[tuple[str, Figure]]:
+    timing, metrics, memory = (case.get(name) or {} for name in ("timing", "metrics", "memory"))
+    peaks = at(memory, "samples", "above_import_bytes")
+    every = {
+        "time": (timing.get("median_s"), timing.get("ci_s"), None),
+        "memory": (above_import(memory), at(memory, "above_import_ci"), peaks),
+        "size": (case.get("artifact_bytes"), None, None),
+        "first_call": (
+            timing.get("cold_first_call_s"),
+            None,
+            at(metrics, "cold_first_calls_s", "samples") or at(metrics, "cold_first_calls_s", "ci"),
+        ),
+        "start": _metric(metrics, "start"),
+        "rate": _metric(metrics, "samples_per_s"),
+        "processes": _metric(metrics, "memory_all")
+        if "memory_all" in metrics
+        else _metric(metrics, "memory"),
+        "efficiency": _metric(metrics, "efficiency"),
+        "of_limit": _metric(metrics, "share_of_limit"),
+    }
+    for name, (value, ci, samples) in every.items():
+        if is_number(value) and value > 0:
+            yield name, _figure(value, ci, samples, exact=name == "size")
+
+
+def _metric(metrics: dict, name: str) -> tuple[Any, Any, Any]:
+    return tuple(at(metrics, name, part) for part in ("value", "ci", "samples"))
+
+
+def _figure(value: float, ci: Any, samples: Any, *, exact: bool) -> Figure:
+    if exact:
+        return Figure(value, value, value, "exact")
+    if is_pair(ci):
+        return Figure(value, ci[0], ci[1], "interval")
+    repeated = [v for v in samples if is_number(v)] if isinstance(samples, list) else []
+    if len(repeated) > 1 and min(repeated) <= value <= max(repeated):
+        return Figure(value, min(repeated), max(repeated), "range")
+    return Figure(value, value, value, "once")
+
+
+# Accuracy ----------------------------------------------------------------------------------------
+
+
+def accuracy(record: Record, case: dict, allowed: float | None = None) -> Accuracy:
+    """What a case does to accuracy; `allowed`: points that it may lose, else the task's margin.
+
+    A variant's training may stand at another batch size, and its proof of equal losses at another
+    task of the same technique, where it has none of its own.
+    """
+    if case["role"] == "baseline":
+        return Accuracy(True, exact=True)
+    metric = at(record["tasks"], case["task"], "metric")
+    margin = allowed if allowed is not None else at(record["tasks"], case["task"], "margin")
+    for other in (case, *_siblings(record, case, ("task",))):
+        difference = at(other, "accuracy", "difference")
+        if is_number(at(difference, "mean")):
+            mean, ci = difference["mean"], at(difference, "ci")
+            worst = None
+            if is_pair(ci):
+                worst = ci[0] if metric == "accuracy" else -ci[1]
+            kept = None if worst is None or not is_number(margin) else worst >= -margin
+            return Accuracy(kept, mean=mean, ci=ci if is_pair(ci) else None, metric=metric)
+    if _exact(record, case):
+        return Accuracy(True, exact=True)
+    if not at(case, "certificate", "losses"):
+        proven = [s for s in _siblings(record, case) if at(s, "certificate", "losses")]
+        if proven and all(_exact(record, s) for s in proven):
+            return Accuracy(True, exact=True)
+    return Accuracy(None)
+
+
+def _siblings(record: Record, case: dict, also: Iterable[str] = ()) -> list[dict]:
+    """The same variant of the same technique and framework at other workloads."""
+    same = ("technique", "variant", "role", "framework", "flavour", *also)
+    return [
+        other
+        for other in record["cases"]
+        if other is not case
+        and other["status"] == "OK"
+        and all(other.get(k) == case.get(k) for k in same)
+    ]
+
+
+ROUNDING = 1e-5  # relative; the first losses of bfloat16 are up to 1e-4 apart
+
+
+def _exact(record: Record, case: dict) -> bool:
+    """Whether a case's losses are its baseline's, but for float32's rounding.
+
+    A row that is known to change the mathematics is not exact, however close its losses are.
+    """
+    if case.get("changes_math") or case.get("changes_weights"):
+        return False
+    both = (at(c, "certificate", "losses") or [] for c in (case, _baseline(record, case)))
+    return _agree(record, case["task"], *both, bar=ROUNDING)
+
+
+# What is beaten, and what is the same ------------------------------------------------------------
+
+
+def _merged(options: list[Option]) -> list[Option]:
+    """The same baseline in several techniques as one row: that of the narrowest interval.
+
+    Baselines are the same where they are of one framework and flavour and no interval of their
+    times shows otherwise: eager and compiled programs stay two.
+    """
+    found: list[Option] = []
+    for each in options:
+        same = (
+            place
+            for place, other in enumerate(found)
+            if each.is_baseline and other.is_baseline and _same_program(each, other)
+        )
+        place = next(same, None)
+        if place is None:
+            found.append(each)
+        else:
+            kept, again = sorted((found[place], each), key=_width)
+            figures = again.figures | kept.figures  # what the one lacks
+            repeats = [*found[place].repeats, replace(again, repeats=[])]
+            found[place] = replace(kept, figures=figures, repeats=repeats)
+    return found
+
+
+def _width(option: Option) -> float:
+    found = option.figures.get("time") or option.figures.get("rate")
+    return found.high / found.low if found else 0.0
+
+
+def _same_program(one: Option, other: Option) -> bool:
+    keys = ("framework", "flavour")
+    if any(one.case.get(key) != other.case.get(key) for key in keys):
+        return False
+    pair = [o.figures.get("time") or o.figures.get("rate") for o in (one, other)]
+    if None in pair:
+        return pair == [None, None] and one.case["variant"] == other.case["variant"]
+    apart = pair[0].above(pair[1]) or pair[1].above(pair[0])
+    once = "once" in (pair[0].kind, pair[1].kind)
+    return not apart and not once
+
+
+MAIN = {TRAIN: "time", PREDICT: "time", INPUT: "rate", DEVICES: "rate", PROBE: "rate"}
+MORE_IS_BETTER = ("rate", "efficiency", "of_limit")
+DECIDING = ("time", "rate", "memory", "size", "first_call", "start")
+
+
+def _judged(options: list[Option], kind: str) -> list[Option]:
+    """In the order of the main figure, and which are beaten by a row that keeps accuracy."""
+    main = MAIN[kind]
+    sign = -1 if main in MORE_IS_BETTER else 1
+    last = float("inf")
+    ordered = sorted(
+        options, key=lambda o: sign * o.figures[main].value if main in o.figures else last
+    )
+    safe = [o for o in ordered if o.accuracy.kept or kind not in (TRAIN, PREDICT)]
+    return [
+        replace(o, beaten=next((s for s in safe if s is not o and _beats(s, o, main)), None))
+        for o in ordered
+    ]
+
+
+def _beats(one: Option, other: Option, main: str) -> bool:
+    """Better in the main figure by intervals, and nowhere worse: not in accuracy, nor in price."""
+    ours, theirs = one.figures.get(main), other.figures.get(main)
+    if not ours or not theirs:
+        return False
+    better = ours.above(theirs) if main in MORE_IS_BETTER else theirs.above(ours)
+    if not better or one.work > other.work or _accuracy_rank(one) < _accuracy_rank(other):
+        return False
+    return all(
+        name in one.figures and _no_worse(name, one.figures[name], other.figures[name])
+        for name in DECIDING
+        if name in other.figures
+    )
+
+
+def _no_worse(name: str, ours: Figure, theirs: Figure) -> bool:
+    return ours.value >= theirs.value if name in MORE_IS_BETTER else ours.value <= theirs.value
+
+
+def _accuracy_rank(option: Option) -> float:
+    """Points gained over the own baseline by the bound of the interval; exact work gains none."""
+    found = option.accuracy
+    if found.exact or found.mean is None:
+        return 0.0 if found.exact else -1e9
+    bound = found.ci or [found.mean, found.mean]
+    return min(0.0, bound[0] if found.metric == "accuracy" else -bound[1])
+
+
+# Answers -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a choice must keep to: points of the metric, bytes; and how many steps it is for."""
+
+    accuracy_drop: float | None = None
+    memory: float | None = None
+    steps: int | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """For one piece of work and one goal: what to use, and why not another.
+
+    `best` has the best figure, `equal` what cannot be told from it. `cheapest` takes less to get
+    than it: of the rows shown to gain over their own baseline the one that takes least, or a
+    baseline that cannot be told from the best. `unknown` are those
+    whose accuracy was not measured, `refused` those that break a limit, with the reason.
+    """
+
+    work: Work
+    goal: Goal
+    best: Option
+    cheapest: Option | None
+    equal: list[Option]
+    rest: list[Option]
+    unknown: list[Option]
+    refused: list[tuple[Option, str]]
+    limits: Limits
+
+    def figure(self, option: Option) -> Figure:
+        """The figure that decides, of a row of this answer."""
+        return deciding(option, self.goal, self.limits)
+
+    def better(self, option: Option) -> bool:
+        """Whether a row's figure is better than that of the best."""
+        ours, best = self.figure(option).value, self.figure(self.best).value
+        return ours < best if self.goal.less else ours > best
+
+
+LITTLE = 0.01  # share of a whole that does not decide how sure it is
+
+
+def deciding(option: Option, goal: Goal, limits: Limits) -> Figure | None:
+    """A row's figure for a goal; for a number of steps their whole time, first call included."""
+    found = option.figures.get(goal.figure)
+    if found is None or limits.steps is None or goal.figure != "time":
+        return found
+    first = option.figures.get("first_call")
+    if first is None:
+        return None
+    more = limits.steps - 1
+    value = first.value + more * found.value
+    bounds = (first.low + more * found.low, first.high + more * found.high)
+    if found.kind == "once" or (first.kind == "once" and first.value > LITTLE * value):
+        return Figure(value, value, value, "once")
+    return Figure(value, *bounds, "range" if first.value > LITTLE * value else found.kind)
+
+
+def answer(record: Record, work: Work, goal: Goal, limits: Limits) -> Answer | None:
+    """What to use for a goal; None where no row has its figure and keeps to the limits.
+
+    A quick run has no intervals, so that its times decide nothing.
+    """
+    if goal.figure == "time" and record["effort"] == "quick":
+        return None
+    sign = 1 if goal.less else -1
+    every = [o for o in work.options if deciding(o, goal, limits)]
+    every.sort(key=lambda o: sign * deciding(o, goal, limits).value)
+    kept, unknown, refused = [], [], []
+    for each in every:
+        reason = _refused(record, each, limits, goal, work.kind)
+        if reason is None:
+            kept.append(each)
+        elif reason == NOT_MEASURED:
+            unknown.append(each)
+        else:
+            refused.append((each, reason))
+    if not kept:
+        return None
+    best, *others = kept
+    ahead = deciding(best, goal, limits)
+
+    def apart(option: Option) -> bool:  # what was measured once is in order, and no more
+        figure = deciding(option, goal, limits)
+        if "once" in (figure.kind, ahead.kind):
+            return True
+        return figure.above(ahead) if goal.less else ahead.above(figure)
+
+    return Answer(
+        work,
+        goal,
+        best,
+        _cheapest(kept, [o for o in kept if not apart(o)], goal, limits),
+        [o for o in others if not apart(o)],
+        [o for o in others if apart(o)],
+        unknown,
+        refused,
+        limits,
+    )
+
+
+NOT_MEASURED = "its accuracy was not measured"
+
+
+def _refused(record: Record, option: Option, limits: Limits, goal: Goal, kind: str) -> str | None:
+    """Which limit a row breaks, or cannot be shown to keep."""
+    if goal.figure == "time" and at(option.own, "verdict") == DIFFERENT:
+        return "it was not shown to do its baseline's work"
+    if limits.memory is not None:
+        peak = option.figures.get("memory")
+        if peak is None:
+            return "its memory was not measured"
+        if peak.value > limits.memory:
+            return f"takes {peak.value / 1e6:.3g} MB"
+    if kind not in (TRAIN, PREDICT):  # it feeds, spreads or tries what is trained elsewhere
+        return None
+    found = option.accuracy
+    if limits.accuracy_drop is not None:
+        found = accuracy(record, option.case, limits.accuracy_drop)
+    if found.kept:
+        return None
+    return NOT_MEASURED if found.mean is None or found.ci is None else "loses accuracy"
+
+
+def _cheapest(kept: list[Option], ahead: list[Option], goal: Goal, limits: Limits) -> Option | None:
+    """What takes least to get among the changes that gain over their own baseline.
+
+    A baseline that cannot be told from the best takes nothing.
+    """
+    for each in ahead:
+        if each.is_baseline and each is not kept[0]:
+            return each
+    gains = [o for o in kept if not o.is_baseline and _helps(o, kept, goal, limits)]
+    found = min(gains, key=lambda o: (o.work, kept.index(o)), default=None)
+    return found if found and found.work < kept[0].work else None
+
+
+def _helps(option: Option, kept: list[Option], goal: Goal, limits: Limits) -> bool:
+    """Whether a row was shown to be better than its own baseline for this goal."""
+    if goal.figure == "time" and limits.steps is None:
+        return "faster" in (at(option.own, "verdict") or "")
+    same = ("technique", "framework", "flavour")
+    bases = [
+        each
+        for other in kept
+        for each in (other, *other.repeats)
+        if each.is_baseline and all(each.case.get(k) == option.case.get(k) for k in same)
+    ]
+    ours = deciding(option, goal, limits)
+    for base in bases:
+        theirs = deciding(base, goal, limits)
+        if theirs and (theirs.above(ours) if goal.less else ours.above(theirs)):
+            return True
+    return False
+
+
+def answers(record: Record, every: list[Work]) -> list[Answer]:
+    """The answer for the main goal of each piece of work."""
+    found = [answer(record, work, work.goals[0], Limits()) for work in every if work.goals]
+    return [each for each in found if each]

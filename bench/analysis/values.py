@@ -1,0 +1,26 @@
+"""What the values of a record are: numbers, pairs of bounds, entries that may be missing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+LARGEST = 1e100  # beyond it nothing was measured, and arithmetic overflows
+
+
+def is_number(value: Any) -> bool:
+    """Whether `value` is a number to reckon with: finite, and no truth value."""
+    numeric = isinstance(value, int | float) and not isinstance(value, bool)
+    return numeric and -LARGEST < value < LARGEST
+
+
+def is_pair(bounds: Any) -> bool:
+    """Whether `bounds` is a lower and an upper bound."""
+    return isinstance(bounds, Sequence) and len(bounds) == 2 and all(map(is_number, bounds))
+
+
+def at(entry: Any, *path: str) -> Any:
+    """The value at `path` in nested dicts, or None where the path breaks off."""
+    for key in path:
+        entry = entry.get(key) if isinstance(entry, dict) else None
+    return entry

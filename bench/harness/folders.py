@@ -1,0 +1,47 @@
+"""Files that are never half written, and the folder of a run."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+
+
+def as_lines(record: dict) -> str:
+    """A record as JSON, with a line for each entry of each list, so that it can be searched."""
+    parts = []
+    for name, value in record.items():
+        if value and isinstance(value, list):
+            text = "[\n" + ",\n".join(json.dumps(each, allow_nan=False) for each in value) + "\n]"
+        else:
+            text = json.dumps(value, allow_nan=False)
+        parts.append(f"{json.dumps(name)}: {text}")
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Write `path` at once: it is there whole, as it was before or as it is now."""
+    partial = path.with_suffix(".partial")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)
+
+
+def new_folder(results: Path) -> Path:
+    """Make `results/<UTC time>` and point `results/latest` at it."""
+    results.mkdir(parents=True, exist_ok=True)
+    stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%SZ")
+    for number in itertools.count(1):
+        folder = results / (stamp if number == 1 else f"{stamp}-{number}")
+        with contextlib.suppress(FileExistsError):  # another run started in the same second
+            folder.mkdir()
+            break
+    link = results / f".latest-{folder.name}"
+    try:
+        link.symlink_to(folder.name, target_is_directory=True)
+    except OSError:  # no symbolic links here (Windows without the right): a file with the name
+        link.write_text(folder.name, encoding="utf-8")
+    os.replace(link, results / "latest")
+    return folder

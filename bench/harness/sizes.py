@@ -1,0 +1,45 @@
+"""How large things are: what is deployed, and the models themselves."""
+
+from __future__ import annotations
+
+import zlib
+from math import prod
+from pathlib import Path
+
+import numpy as np
+
+from shared.specs import ModelSpec, layers, parameter_shapes
+
+
+def artifact_bytes(artifact: Path | None) -> dict | None:
+    """Bytes of a file or of all files in a folder, as they are and compressed (zlib, level 6)."""
+    if artifact is None:
+        return None
+    files = [artifact] if artifact.is_file() else sorted(artifact.rglob("*"))
+    contents = [path.read_bytes() for path in files if path.is_file()]
+    return {
+        "bytes": sum(map(len, contents)),
+        "compressed_bytes": sum(len(zlib.compress(content, 6)) for content in contents),
+    }
+
+
+def model_size(spec: ModelSpec, weights: dict[str, np.ndarray]) -> dict[str, dict]:
+    """Figures: parameters, those that are no zero of a kernel, multiply-accumulates of a sample.
+
+    weights: canonical ones of a model like that of `spec`, which may have fewer channels. MACs are
+    those of dense kernels, zeros and all.
+    """
+    shapes = parameter_shapes(spec)
+    kernels = {name: weights[name] for name in shapes if name.endswith(".kernel")}
+    parameters = sum(weights[name].size for name in shapes)
+    zeros = sum(int((kernel == 0).sum()) for kernel in kernels.values())
+    macs = 0
+    for layer in layers(spec):
+        name = f"{layer.name}.kernel"
+        left = kernels[name].size / prod(shapes[name]) if name in kernels else 1
+        macs += round(layer.macs * left)
+    return {
+        "parameters": {"value": parameters, "unit": None},
+        "parameters_not_zero": {"value": parameters - zeros, "unit": None},
+        "macs": {"value": macs / 1e6, "unit": "M"},
+    }

@@ -1,0 +1,175 @@
+"""What a worker is asked in a match: first steps, warm-up, samples."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+import time
+from itertools import cycle, islice
+from math import ceil
+from pathlib import Path
+from statistics import median
+
+SAMPLE_S = 0.010  # a sample lasts at least this long
+WARM_S = 0.05  # a chunk of warm-up steps
+WARM_CHUNKS = 20
+MOST_WARM_S = 3.0  # slow steps settle within fewer
+SETTLE_S = 0.05
+
+
+def other_threads_run() -> bool:
+    """Whether a thread of this process other than the caller runs now; False where unknown.
+
+    From the state in /proc, since CPU clocks of running threads advance with the kernel's tick.
+    """
+    own = str(threading.get_native_id())
+    for task in Path("/proc/self/task").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # a thread that has just ended
+            if (
+                task.name != own
+                and (task / "stat").read_text().rpartition(")")[2].split()[0] == "R"
+            ):
+                return True
+    return False
+
+
+class Timing:
+    """Operations on a prepared case: see `worker.Operations`."""
+
+    def _op_first_steps(self) -> dict:
+        """The first call, timed, and the losses of the first ten steps: half of a certificate."""
+        start = time.perf_counter()
+        output = self.call(*self.batches[0])
+        self.kit.runtime.synchronize()
+        first = time.perf_counter() - start
+        losses = [self._loss(output, self.batches[0][1])]
+        losses += [self._loss(self.call(*batch), batch[1]) for batch in self.batches[1:]]
+        return {"first_call_s": first, "losses": losses}
+
+    def _op_warm(self) -> dict:
+        """Step until steps stop trending, then fix how many make a sample."""
+        self.stream = cycle(self.batches)
+        previous, each = float("inf"), float("inf")
+        start = time.perf_counter()
+        for _ in range(WARM_CHUNKS):
+            previous, each = each, self._chunk()
+            steady = abs(each - previous) < 0.05 * each
+            if steady or time.perf_counter() - start > MOST_WARM_S:
+                break
+        self.steps = self._steps_a_sample(each)
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        self.traces = self._trace_count()
+        empty = self._empty_sample()
+        self._settle()
+        self._mark()
+        return {"steps": self.steps, "empty_s": empty}
+
+    def _steps_a_sample(self, each: float) -> int:
+        """How many steps last `SAMPLE_S`, tried out: in a row a step may cost less than alone.
+
+        The fastest of a few tries counts, since the machine may be busier now than later.
+        """
+        count = max(1, ceil(SAMPLE_S / each))
+        if each > 2 * SAMPLE_S:
+            return count
+        for _ in range(5):
+            each = min(self._timed(count)[0] for _ in range(3))
+            if count * each >= SAMPLE_S:
+                break
+            count = ceil(1.1 * SAMPLE_S / each)
+        return count
+
+    def _chunk(self) -> float:
+        """Median seconds a step over a chunk of warm-up."""
+        taken: list[float] = []
+        while sum(taken) < WARM_S or len(taken) < 3:
+            taken.append(self._timed(1)[0])
+        return median(taken)
+
+    def _trace_count(self) -> int:
+        timed = self.prepared.predict if self.work.mode == "predict" else self.prepared.step
+        return self.kit.runtime.trace_count(timed)
+
+    def _empty_sample(self) -> float:
+        """What the harness adds to a step: seconds a step of a sample whose step does nothing."""
+        return median(self._loop(self._take(self.steps), lambda x, y: None)[0] for _ in range(5))
+
+    def _timed(self, count: int) -> tuple[float, object]:
+        """Seconds a step over `count` steps after an untimed one, and the last loss."""
+        if self.prepared.loop:
+            seconds, loss = self.prepared.loop(self._take(count + 1))
+            return seconds / count, loss
+        self.call(*next(self.stream))
+        return self._loop(self._take(count), self.call)
+
+    def _loop(self, batches: list, step) -> tuple[float, object]:
+        """Seconds a step over `batches`, synchronised at the edges only, and the last loss."""
+        synchronize = self.kit.runtime.synchronize
+        loss = None
+        synchronize()
+        start = time.perf_counter()
+        for x, y in batches:
+            loss = step(x, y)
+        synchronize()
+        return (time.perf_counter() - start) / len(batches), loss
+
+    def _take(self, count: int) -> list:
+        return list(islice(self.stream, count))
+
+    def _op_sample(self) -> dict:
+        """One sample after one untimed step, with what the process did while it waited.
+
+        Where steps have become so fast that it was too short, it is taken once more, of more steps.
+        The last loss is read after the clock has stopped, and once more: if the first takes longer,
+        the device was still at work and the sample is wrong.
+        """
+        waiting_cpu = time.process_time() - self.cpu_mark
+        waited = time.perf_counter() - self.wall_mark
+        seconds, output = self._timed(self.steps)
+        while seconds * self.steps < SAMPLE_S:
+            self.steps = max(self.steps + 1, ceil(1.1 * SAMPLE_S / seconds))
+            seconds, output = self._timed(self.steps)
+        late = self._reading(output) - self._reading(output)
+        self._settle()
+        self._mark()
+        return {
+            "seconds": seconds,
+            "steps": self.steps,
+            "late_s": max(0.0, late) / self.steps,
+            "waiting_cpu_s": waiting_cpu,
+            "waited_s": waited,
+        }
+
+    def _reading(self, output) -> float:
+        """Seconds that it takes to bring the loss, or one of the logits, to Python."""
+        start = time.perf_counter()
+        if self.work.mode == "predict":
+            output = output[(0,) * len(output.shape)]
+        self.kit.runtime.to_float(output)
+        return time.perf_counter() - start
+
+    def _settle(self) -> None:
+        """Wait until the pools of threads have gone to sleep, so that nobody else is disturbed.
+
+        OpenMP's threads spin for some milliseconds after a parallel region (GOMP_SPINCOUNT, libgomp
+        manual), Eigen's for less. That is left as it is within a sample; between samples it would
+        take a core from whoever comes next. A process that never sleeps is found by its CPU time.
+        """
+        deadline = time.perf_counter() + SETTLE_S
+        while other_threads_run() and time.perf_counter() < deadline:
+            time.sleep(0.0005)
+
+    def _mark(self) -> None:
+        self.cpu_mark, self.wall_mark = time.process_time(), time.perf_counter()
+
+    def _op_finish(self, evidence: bool) -> dict:
+        """Whether steps were traced again, and on request the proof that the technique happened."""
+        traces = self._trace_count()
+        answer = {"traces_before": self.traces, "traces": traces}
+        if not evidence:
+            return answer
+        modules = self._modules()  # of the case, not of its proof
+        return answer | self._op_evidence() | {"modules": modules}

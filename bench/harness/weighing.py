@@ -1,0 +1,76 @@
+"""What a freshly executed worker is asked: memory by phase, and the first call."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import sys
+import time
+import weakref
+from itertools import cycle, islice
+
+from bench.harness import memory
+from bench.harness.plan import Prepared
+from bench.harness.sizes import artifact_bytes
+
+STEADY_STEPS = 20  # of a peak in the steady state, or as many as
+STEADY_S = 5.0  # fit into this, if steps are long
+STATE = ("parameters", "gradients", "optimizer")
+
+
+class Weighing:
+    """Operations on a case that is not prepared yet: see `worker.Operations`."""
+
+    def _op_memory(self, case: dict, data: str, weights_seed: int, imports: list[str]) -> dict:
+        """Resident peaks by phase and the first call, in a freshly executed process.
+
+        What the case's own code imports is imported first: `imports` are the modules that it was
+        seen to import, wherever it does so. "modules" are those that it imported nevertheless.
+        """
+        kit = self.kit
+        self._import(case)
+        for name in imports:
+            with contextlib.suppress(Exception):  # some are made, not imported
+                importlib.import_module(name)
+        self.imported = set(sys.modules)
+        found = {"import_bytes": memory.resident()}
+        resets = memory.reset_peak()
+        self._op_build(case, data, weights_seed)
+        found["build_bytes"] = memory.peak()
+        model = weakref.ref(self.prepared.model)
+        if self.work.mode == "predict":
+            self._forget_training()
+        memory.reset_peak()
+        kit.runtime.reset_device_peak()
+        start = time.perf_counter()
+        self.call(*self.batches[0])
+        kit.runtime.synchronize()
+        first = time.perf_counter() - start
+        found["first_step_peak_bytes"] = memory.peak()
+        memory.reset_peak()
+        for batch in islice(cycle(self.batches), STEADY_STEPS):
+            self.call(*batch)
+            kit.runtime.synchronize()
+            if time.perf_counter() - start > STEADY_S:
+                break
+        found["steady_peak_bytes"] = memory.peak()
+        if not resets:
+            found = dict.fromkeys(found)
+        parts = kit.runtime.state_bytes(model(), self.prepared.optimizer) if model() else {}
+        return {
+            "first_call_s": first,
+            "memory": found,
+            "parts": {part: parts.get(part, 0) for part in STATE},
+            "device_peak": kit.runtime.device_peak(),
+            "artifact": artifact_bytes(self.prepared.artifact),
+            "modules": self._modules(),
+        }
+
+    def _forget_training(self) -> None:
+        """Leave what a prediction needs, which is not the model where it comes from a file."""
+        self.prepared = Prepared(
+            None, self.prepared.predict, None, None, artifact=self.prepared.artifact
+        )
+        gc.collect()
+        memory.trim()

@@ -1,0 +1,255 @@
+"""What `bench.analysis.decisions` answers, in words: for the terminal, the page and README.md."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bench.analysis.decisions import (
+    NOT_MEASURED,
+    PREDICT,
+    TRAIN,
+    Accuracy,
+    Answer,
+    Figure,
+    Goal,
+    Limits,
+    Option,
+    Work,
+    title,
+)
+from bench.analysis.reading import framework_title
+from bench.report.blocks import Column, Table
+from bench.report.figures import MISSING, interval, number, plus_minus
+from bench.report.text import hanging, plain, wrap
+
+Record = dict[str, Any]
+UNITS = {"accuracy": " points", "bits_per_character": " bits"}
+
+
+def name_of(option: Option) -> str:
+    """PyTorch 3_bf16 (stacking: channels_last + compile + bf16); of a baseline how often it ran."""
+    case = option.case
+    more = case["technique"]
+    words = title(case)
+    if option.is_baseline:
+        count = len(option.repeats)
+        more = "baseline" + (f" of {more}" if more != "baseline" else "")
+        more += f" and {count} more" if count else ""
+    elif words.replace(" ", "_") not in case["variant"]:
+        more += f": {words}"
+    return f"{framework_title(case)} {case['variant']} ({more})"
+
+
+def figure_of(found: Figure | None, goal: Goal, limits: Limits | None = None) -> str:
+    """A figure in its goal's unit; its interval in brackets, a range in words."""
+    unit, size = goal.unit, goal.size
+    if limits and limits.steps and goal.figure == "time":
+        unit, size = "s", 1.0
+    return shown(found, size, f" {unit}")
+
+
+def shown(found: Figure | None, size: float, unit: str = "") -> str:
+    """A figure with its unit: brackets hold an interval, and nothing else does."""
+    if found is None:
+        return MISSING
+    text = number(found.value / size) + unit
+    bounds = interval([found.low / size, found.high / size], like=found.value / size)
+    if found.kind == "interval":
+        return f"{text} ({bounds})"
+    return f"{text}, measured {bounds}" if found.kind == "range" else text
+
+
+def measure(goal: Goal, limits: Limits) -> str:
+    """What is compared for a goal."""
+    if limits.steps and goal.figure == "time":
+        return f"time of {limits.steps:,} steps, first call included"
+    return goal.title
+
+
+def accuracy_of(found: Accuracy) -> str:
+    """What a row does to accuracy, always in words."""
+    if found.exact:
+        return "same work"
+    if found.mean is None:
+        return "accuracy not measured"
+    change = plus_minus(found.mean, found.ci, signed=True)
+    metric = (found.metric or "accuracy").replace("_", " ")
+    return f"{metric} {change}{UNITS.get(found.metric, '')}"
+
+
+def gain_of(option: Option) -> str:
+    """How much of its own baseline's time a row takes, with the verdict."""
+    if option.gain is None:
+        return "baseline" if option.is_baseline else ""
+    verdict = (option.own or {}).get("verdict")
+    share = f"{number(option.gain, places=3)} of its baseline's time"
+    return f"{share}, {verdict}" if verdict else share
+
+
+def price_of(option: Option) -> str:
+    """What it takes to get a row."""
+    first = option.figures.get("first_call")
+    called = f"first call {number(first.value)} s" if first else ""
+    return ", ".join(filter(None, (option.price, called))) or MISSING
+
+
+def sentence(found: Answer, option: Option) -> str:
+    """A row with its figure, its gain, its accuracy and its price."""
+    figure = figure_of(found.figure(option), found.goal, found.limits)
+    gain = gain_of(option) if found.goal.figure in ("time", "rate") else ""
+    takes = price_of(option)
+    parts = [figure, gain, accuracy_of(option.accuracy)]
+    parts += [f"takes {takes}"] if takes != MISSING else []
+    return f"{name_of(option)}: {'; '.join(filter(None, parts))}"
+
+
+def brief(found: Answer, option: Option) -> str:
+    """A row with its figure and its accuracy."""
+    figure = figure_of(found.figure(option), found.goal, found.limits)
+    return f"{name_of(option)}: {figure}, {accuracy_of(option.accuracy)}"
+
+
+def lines(found: Answer, *, every: bool = False) -> list[tuple[str, str]]:
+    """An answer as labels and texts: what is cheapest, what is best, and why no other."""
+    said = []
+    if found.cheapest:
+        said.append(("cheapest", sentence(found, found.cheapest)))
+    said.append(("best", sentence(found, found.best)))
+    if not every:
+        other = _other_side(found)
+        said += [("other", brief(found, other))] if other else []
+        return [*said, ("why", why(found))]
+    said += [("equal", brief(found, o)) for o in found.equal]
+    said += [("worse", brief(found, o)) for o in found.rest]
+    said += [("unknown", f"{brief(found, o)}") for o in found.unknown]
+    return said + [("left out", f"{brief(found, o)}: {reason}") for o, reason in found.refused]
+
+
+def _other_side(found: Answer) -> Option | None:
+    """The best of the other framework."""
+    side = found.best.case["framework"]
+    every = [*found.equal, *found.rest]
+    return next((o for o in every if o.case["framework"] != side), None)
+
+
+def why(found: Answer) -> str:
+    """What stands against the answer: better rows left out, and what cannot be told from it."""
+    parts = []
+    refused = [(option, reason) for option, reason in found.refused if found.better(option)]
+    if refused:
+        option, reason = refused[0]
+        figure = figure_of(found.figure(option), found.goal, found.limits)
+        more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
+        loss = accuracy_of(option.accuracy) if "accuracy" in reason else reason
+        parts.append(f"{name_of(option)} has {figure} but {reason}: {loss}{more}")
+    unknown = list(filter(found.better, found.unknown))
+    if unknown:
+        option = unknown[0]
+        figure = figure_of(found.figure(option), found.goal, found.limits)
+        more = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
+        parts.append(f"{name_of(option)} has {figure} but {NOT_MEASURED}{more}")
+    if found.equal:
+        parts.append(f"{len(found.equal)} with no measurable difference")
+    if found.rest:
+        once = found.figure(found.best).kind == "once"
+        what = "in order of values measured once" if once else "shown to be worse"
+        parts.append(f"{len(found.rest)} {what}")
+    return "; ".join(parts) or "it is the only row with this figure"
+
+
+# The decision table ------------------------------------------------------------------------------
+
+# figure -> its head and its unit's size
+COLUMNS = {
+    "time": ("time [ms]", 1e-3),
+    "rate": ("samples/s", 1.0),
+    "efficiency": ("efficiency [%]", 1.0),
+    "of_limit": ("of the limit [%]", 1.0),
+    "memory": ("memory [MB]", 1e6),
+    "processes": ("memory, imports too [MB]", 1e6),
+    "size": ("size [MB]", 1e6),
+    "first_call": ("first call [s]", 1.0),
+    "start": ("first prediction [s]", 1.0),
+}
+
+
+def decision_table(work: Work) -> Table:
+    """Every row of a piece of work with all of its figures, what is beaten by others last."""
+    names = [n for n in COLUMNS if any(n in o.figures for o in work.options)]
+    columns = [Column("", "row", right=False), Column("", "÷ own baseline")]
+    columns += [Column("", COLUMNS[name][0]) for name in names]
+    columns += [Column("", "accuracy", right=False), Column("", "takes", right=False)]
+    kept = {"to choose from": [o for o in work.options if _stands(o, work) and not o.beaten]}
+    kept["beaten in everything by one above"] = [
+        o for o in work.options if _stands(o, work) and o.beaten
+    ]
+    kept["less accurate, or accuracy not measured"] = [
+        o for o in work.options if not _stands(o, work)
+    ]
+    rows = []
+    for heading, options in kept.items():
+        if options:
+            rows.append([heading, *[""] * (len(columns) - 1)])
+        rows += [_row(o, names) for o in options]
+    return Table(work.title, columns, rows, name="decisions")
+
+
+def _stands(option: Option, work: Work) -> bool:
+    return bool(option.accuracy.kept) or work.kind not in (TRAIN, PREDICT)
+
+
+def _row(option: Option, names: list[str]) -> list[str]:
+    verdict = (option.own or {}).get("verdict") or ""
+    gain = number(option.gain, places=3) if option.gain else MISSING
+    cells = [shown(option.figures.get(name), COLUMNS[name][1]) for name in names]
+    takes = option.price or MISSING
+    return [
+        name_of(option),
+        f"{gain}\n{verdict}".strip(),
+        *cells,
+        accuracy_of(option.accuracy),
+        takes,
+    ]
+
+
+def summary_table(found: list[Answer]) -> Table:
+    """What to use for the main figure of each piece of work: the cheapest change, the best."""
+    columns = [Column("", "for", right=False), Column("", "use", right=False)]
+    columns += [Column("", "measured", right=False)]
+    rows = []
+    for each in found:
+        for option in _both(each):
+            better = list(filter(each.better, each.unknown))
+            said = [gain_of(option), accuracy_of(option.accuracy)]
+            said += [f"takes {option.price}"] if option.price else []
+            said += [f"better, but accuracy not measured: {len(better)}"] if better else []
+            figure = figure_of(each.figure(option), each.goal)
+            cell = f"{figure}\n{'; '.join(filter(None, said))}"
+            which = "best" if option is each.best else "cheapest"
+            name = f"{framework_title(option.case)} {option.case['variant']}"
+            use = f"{plain(name)}\n{plain(name_of(option).removeprefix(name).strip(' ()'))}"
+            rows.append([f"{plain(each.work.title)}\n{which}", use, cell])
+    return Table("What to use", columns, rows, name="summary")
+
+
+def _both(found: Answer) -> list[Option]:
+    """What is cheapest and what is best; a baseline that cannot be told from the best is both."""
+    if not found.cheapest:
+        return [found.best]
+    return [found.cheapest] if found.cheapest.is_baseline else [found.cheapest, found.best]
+
+
+# The terminal ------------------------------------------------------------------------------------
+
+LABEL = 11  # cells
+
+
+def text(found: list[Answer], width: int, *, every: bool = False) -> list[str]:
+    """Answers as lines of a terminal."""
+    said: list[str] = []
+    for each in found:
+        heading = f"{each.work.title}: {measure(each.goal, each.limits)}"
+        said += ["", *wrap(plain(heading), width)]
+        for label, words in lines(each, every=every):
+            said += hanging(f"  {label}", plain(words), width, LABEL)
+    return said[1:]

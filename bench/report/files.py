@@ -1,0 +1,26 @@
+"""The files of a report, made beside their record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from bench.analysis.reading import load, results_file
+from bench.report import page, tables, tidy
+from bench.report.replace import write_atomically
+
+# format -> the file beside the record
+FORMATS = {"markdown": "report.md", "html": "report.html", "csv": "tables.csv"}
+
+
+def write_reports(path: str | Path, formats: Iterable[str] = FORMATS) -> list[Path]:
+    """Make the reports beside the results.json at `path` again and return where they are.
+
+    Each replaces the old one whole, and none does unless all could be made. Raises ValueError as
+    `load` does, and where the folder cannot be written.
+    """
+    makers = {"markdown": tables.markdown, "html": page.html, "csv": tidy.csv_text}
+    results, file = load(path), results_file(path)
+    texts = {file.with_name(FORMATS[name]): makers[name](results) for name in formats}
+    write_atomically(texts)
+    return list(texts)

@@ -1,0 +1,203 @@
+"""One time for each case, from which all ratios follow: within a block, over matches and blocks."""
+
+import json
+from itertools import combinations
+from math import exp, log
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats as scipy_stats
+
+from bench.analysis.fit import LEFT_OUT, Fit, _join, _pooled, block_times, fit, settled
+
+ROOT = Path(__file__).resolve().parents[2]
+RECORDS = [ROOT / "docs" / "results.json", *sorted(ROOT.glob("docs/*/results.json"))]
+
+times = st.lists(st.floats(1e-6, 10), min_size=12, max_size=12)
+
+
+def ratio(found, top, bottom):
+    return exp(found[top] - found[bottom])
+
+
+def drifting(rounds=30, sd=0.0, seed=0, **factors):
+    """Samples of contenders on a machine whose speed drifts twofold."""
+    random = np.random.default_rng(seed)
+    drift = np.geomspace(1, 2, rounds)
+    return {
+        name: list(factor * drift * np.exp(random.normal(0, sd, rounds)))
+        for name, factor in factors.items()
+    }
+
+
+# Within a block ---------------------------------------------------------------------------------
+
+
+def test_within_a_round_both_sides_see_the_same_speed():
+    found = block_times(drifting(a=1.1, b=1.0, c=3.0))
+    assert ratio(found, "a", "b") == pytest.approx(1.1)
+    assert ratio(found, "c", "a") == pytest.approx(3 / 1.1)
+    middle = np.median(np.geomspace(1, 2, 30)[LEFT_OUT:])
+    assert exp(found["b"]) == pytest.approx(middle, rel=0.01)
+
+
+def test_rounds_that_were_interrupted_do_not_matter():
+    played = drifting(sd=0.01, a=1.2, b=1.0, c=1.0)
+    clean = block_times(played)
+    played["a"][3:11] = [50 * each for each in played["a"][3:11]]
+    played["b"][20:25] = [30 * each for each in played["b"][20:25]]
+    found = block_times(played)
+    assert ratio(found, "a", "b") == pytest.approx(ratio(clean, "a", "b"), rel=0.01)
+
+
+def test_the_first_two_rounds_do_not_count_where_enough_are_left():
+    played = drifting(sd=0.01, a=1.2, b=1.0)
+    slow = {"a": [9.0, 9.0, *played["a"][2:]], "b": [0.1, 0.1, *played["b"][2:]]}
+    assert block_times(slow) == block_times(played)
+    assert settled(list(range(30))) == list(range(2, 30))
+    assert settled([1, 2, 3]) == [1, 2, 3]
+    assert settled([1, 2, 3, 4]) == [2, 3, 4]
+
+
+def test_one_contender_alone_takes_its_median():
+    assert exp(block_times({"a": [1.0, 2.0, 3.0]})["a"]) == pytest.approx(2.0)
+
+
+@given(times, times, times)
+def test_times_do_not_depend_on_who_comes_first(a, b, c):
+    forth, back = block_times({"a": a, "b": b, "c": c}), block_times({"c": c, "b": b, "a": a})
+    assert forth == pytest.approx(back, abs=1e-9)
+
+
+def published_blocks():
+    """Samples of the published contenders that were measured side by side, match by match."""
+    for path in RECORDS:
+        record = json.loads(path.read_text("utf-8"))
+        samples = {case["id"]: case["timing"]["step_s"] for case in record["cases"]}
+        if "matches" not in record:
+            yield from side_by_side(samples, record["comparisons"])
+            continue
+        for match, names in enumerate(record["matches"]):
+            own = {n: samples[n][str(match)] for n in names if str(match) in samples[n]}
+            blocks = set.intersection(*map(set, own.values())) if own else ()
+            yield [{name: each[block] for name, each in own.items()} for block in blocks]
+
+
+def side_by_side(samples, comparisons):
+    """Those of the first match of each case; a pair's ratio tells whether it was the same one."""
+    company = {}
+    for c in comparisons:
+        ours, theirs = samples[c["numerator"]], samples[c["denominator"]]
+        if [len(block) for block in ours] != [len(block) for block in theirs]:
+            continue
+        each = [np.median(np.log(a) - np.log(b)) for a, b in zip(ours, theirs, strict=True)]
+        if exp(fmean(each)) == pytest.approx(c["ratio"], rel=1e-9):
+            both = company.get(c["numerator"], {c["numerator"]})
+            both |= company.get(c["denominator"], {c["denominator"]})
+            company |= dict.fromkeys(both, both)
+    for names in {id(each): each for each in company.values()}.values():
+        blocks = range(len(samples[min(names)]))
+        yield [{name: samples[name][block] for name in sorted(names)} for block in blocks]
+
+
+def test_on_published_samples_it_is_as_tight_as_medians_of_pairs_and_no_other():
+    """The variance between blocks of each pair's log ratio, and what it is on average."""
+    fitted, paired, apart = [], [], []
+    for blocks in published_blocks():
+        found = [block_times(block) for block in blocks]
+        for a, b in combinations(blocks[0], 2) if len(blocks) > 2 else ():
+            ours = [block[a] - block[b] for block in found]
+            theirs = [
+                np.median(np.log(settled(block[a])) - np.log(settled(block[b]))) for block in blocks
+            ]
+            fitted.append(np.var(ours, ddof=1))
+            paired.append(np.var(theirs, ddof=1))
+            apart.append(fmean(ours) - fmean(theirs))
+    assert len(fitted) > 100
+    assert fmean(fitted) <= fmean(paired)
+    assert abs(fmean(apart)) < 0.001
+
+
+# Over blocks and matches ------------------------------------------------------------------------
+
+
+def played(factors, matches, blocks=8, seed=0, process_sd=0.02, lost=()):
+    """Samples by case, match and block: machine and processes differ from block to block."""
+    random, found = np.random.default_rng(seed), {}
+    for match, names in enumerate(matches):
+        for block in range(blocks):
+            if (match, block) in lost:
+                continue
+            speed = exp(random.normal(0, 0.3))
+            for name in names:
+                own = speed * factors[name] * exp(random.normal(0, process_sd))
+                noise = np.exp(random.normal(0, 0.01, 30))
+                found.setdefault(name, {}).setdefault(match, {})[block] = list(own * noise)
+    return found
+
+
+FACTORS = {"pt": 1.0, "tf": 1.3, "pt_a": 0.8, "tf_a": 1.1, "pt_b": 0.9, "tf_b": 1.5}
+PARTS = [("pt", "tf", "pt_a", "tf_a"), ("pt", "tf", "pt_b", "tf_b")]
+
+
+@pytest.mark.parametrize("lost", [(), ((1, 7),), ((1, 2), (1, 3), (0, 5))])
+def test_a_time_divided_by_another_is_their_ratio(lost):
+    found = fit(played(FACTORS, PARTS, lost=set(lost)))
+    for top, bottom in combinations(FACTORS, 2):
+        one = found.ratio(top, bottom)
+        expected = found.time(top)[0] / found.time(bottom)[0]
+        assert one.ratio == pytest.approx(expected, rel=1e-12)
+        assert one.ratio == pytest.approx(FACTORS[top] / FACTORS[bottom], rel=0.06)
+        assert one.ci[0] < one.ratio < one.ci[1]
+
+
+def test_in_one_match_the_interval_is_student_s_over_blocks():
+    samples = played(FACTORS, [PARTS[0]])
+    found = fit(samples)
+    each = [
+        block_times({name: own[0][block] for name, own in samples.items()}) for block in range(8)
+    ]
+    values = [times["pt_a"] - times["pt"] for times in each]
+    expected = scipy_stats.ttest_1samp(values, 0).confidence_interval(0.95)
+    one = found.ratio("pt_a", "pt")
+    assert one.ci == pytest.approx((exp(expected.low), exp(expected.high)), rel=1e-9)
+    assert (one.n, one.sd) == (8, pytest.approx(np.std(values, ddof=1)))
+
+
+def test_what_was_found_first_stands_when_others_play_later():
+    first = fit(played(FACTORS, [PARTS[0]]))
+    both = fit(played(FACTORS, PARTS))
+    for name in PARTS[0]:
+        assert both.time(name) == first.time(name)
+    assert both.ratio("pt_a", "tf") == first.ratio("pt_a", "tf")
+
+
+def test_those_who_never_met_are_not_compared():
+    found = fit(played(FACTORS, [("pt", "pt_a"), ("tf", "tf_a")]))
+    assert found.ratio("pt_a", "tf_a") is None
+    assert found.ratio("pt_a", "pt").ratio == pytest.approx(0.8, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "pair", [("pt_a", "pt"), ("pt_b", "pt"), ("pt_b", "tf_b"), ("pt_a", "pt_b")]
+)
+def test_intervals_cover_the_truth_in_95_percent_of_runs(pair):
+    """Within a match, and over two that the baselines join."""
+    truth = log(FACTORS[pair[0]] / FACTORS[pair[1]])
+    runs, covered = 250, 0
+    random = np.random.default_rng(5)
+    for _ in range(runs):
+        blocks, groups = {}, {}
+        for block in range(8):
+            blocks[block], groups[block] = {}, {}
+            for part in PARTS:
+                speed = random.normal(0, 0.3)
+                new = {n: speed + log(FACTORS[n]) + random.normal(0, 0.024) for n in part}
+                _join(blocks[block], groups[block], new)
+        one = Fit(blocks, groups, _pooled(blocks)).ratio(*pair)
+        covered += log(one.ci[0]) <= truth <= log(one.ci[1])
+    assert 0.91 <= covered / runs <= 0.985  # 95% but for chance: three standard deviations

@@ -1,0 +1,121 @@
+"""Each technique file, copied with what its head names and nothing else, runs elsewhere.
+
+The copies lie in folders of their own, and a process finds the project's packages there alone. It
+applies them to a model of the zoo; loaders read photos; what needs several processes is imported.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shared.photos import make_photos
+from shared.shards import convert
+from tests.test_layout import SIDES, named_to_copy, technique_files
+from tests.workers import ROOT
+from tests.zoo.cells import TECHNIQUES
+
+MODELS = {"pt": "groups_net", "tf": "groups_net"}
+FORMS = {"pt": "tar", "tf": "tfrecord"}
+FILES = {
+    framework: [
+        path.relative_to(ROOT) for path in technique_files(ROOT) if path.is_relative_to(ROOT / side)
+    ]
+    for framework, side in zip(MODELS, SIDES, strict=True)
+}
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory) -> dict[str, Path]:
+    """What loaders read: a folder of photos, its shards, and arrays."""
+    top = tmp_path_factory.mktemp("sources")
+    found = {"photos": make_photos(top, images=6, size=64, seed=0)}
+    for form in (*FORMS.values(), "arrays"):
+        found[form] = top / form
+        convert(found["photos"], found[form], form=form, workers=1)
+    found["data"] = top / "data"
+    found["data"].mkdir()
+    np.save(found["data"] / "train_x.npy", np.zeros((8, 8, 8, 1), np.float32))
+    np.save(found["data"] / "train_y.npy", np.arange(8))
+    return found
+
+
+def copy(place: Path, folder: Path) -> None:
+    """Copy a file and what its head names."""
+    for name in [place.as_posix(), *named_to_copy(ROOT / place)]:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, folder / name)
+
+
+def asked(framework: str, place: Path, folder: Path, sources: dict[str, Path]) -> dict:
+    """What the process is told of a copy."""
+    found = {
+        "folder": str(folder),
+        "technique": place.stem,
+        "module": ".".join(place.with_suffix("").parts),
+    }
+    forms = {"shards": FORMS[framework], "mapped_arrays": "arrays", "in_memory": "data"}
+    if place.parts[1] == "input":
+        return found | {"source": str(sources[forms.get(place.stem, "photos")])}
+    if place.parts[1] != "parallel" and place.stem in TECHNIQUES:
+        return found | {"model": MODELS[framework]}
+    return found
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory, sources) -> dict[Path, dict]:
+    """What came of each copy; a process for each framework, both at once."""
+    answers, running = {}, {}
+    for framework, places in FILES.items():
+        lines = []
+        for place in places:
+            folder = tmp_path_factory.mktemp(place.stem)
+            copy(place, folder)
+            lines.append(json.dumps(asked(framework, place, folder, sources)))
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.zoo.copied", framework],
+            cwd=ROOT,
+            env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        running[framework] = process, "\n".join(lines) + "\n"
+    for framework, (process, lines) in running.items():
+        out, errors = process.communicate(lines, timeout=600)
+        assert process.returncode == 0, errors[-3000:]
+        results = map(json.loads, out.splitlines())
+        answers |= dict(zip(FILES[framework], results, strict=True))
+    return answers
+
+
+@pytest.mark.parametrize("place", [p for places in FILES.values() for p in places], ids=str)
+def test_a_copy_runs_on_a_model_of_its_own(found, place):
+    assert found[place]["status"] in ("works", "imported"), found[place]["reason"]
+    if found[place]["status"] == "imported":
+        assert not Path(found[place]["file"]).is_relative_to(ROOT)
+        assert place.parts[1] == "parallel"
+
+
+def test_what_was_not_copied_would_be_missed(tmp_path, sources):
+    place = Path("pt_impl/input/in_memory.py")
+    copy(place, tmp_path)
+    (tmp_path / "shared" / "epochs.py").unlink()
+    line = json.dumps(asked("pt", place, tmp_path, sources))
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.zoo.copied", "pt"],
+        input=f"{line}\n",
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "shared.epochs was not copied" in json.loads(done.stdout)["reason"]
