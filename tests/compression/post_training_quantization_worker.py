@@ -297,9 +297,7 @@ class PyTorch:
         path = Path(tempfile.mkdtemp()) / "bomb"
         self.torch.save({"nodes": [], "tensors": [bomb], "names": []}, path)
         program = [["placeholder", [], {}], ["aten.save.default", [1, str(bomb.path)], {}]]
-        self.torch.save(
-            {"nodes": program, "tensors": [], "names": []}, path.with_name("program")
-        )
+        self.torch.save({"nodes": program, "tensors": [], "names": []}, path.with_name("program"))
         calls = [["operator.attrgetter", ["x"], {}], ["output", [["%0"]], {}]]
         self.torch.save({"nodes": calls, "tensors": [], "names": []}, path.with_name("calls"))
         return {p.name: p.read_bytes() for p in path.parent.iterdir()}
