@@ -90,6 +90,7 @@ def prepare_qat(model: nn.Module, example_inputs, *, weight_bits: int) -> nn.Mod
     """
     if weight_bits not in range(2, 9):
         raise ValueError(f"weight_bits must be 2 to 8, not {weight_bits!r}")
+    programs.check(model, example_inputs)
     if len(programs.parts(example_inputs)[0]) < 2:
         raise ValueError("example_inputs must be tensors of at least two samples")
     captured = programs.trace(model, example_inputs, training=True)
