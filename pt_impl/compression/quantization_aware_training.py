@@ -51,13 +51,22 @@ from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
 from pt_impl.kit import programs
 
 MOST_APART = 0.1  # relative L2 of a file's outputs to the model's: some values round the other way
-_DROPOUT = {  # the argument of its probability, or of whether the operator trains
-    torch.ops.aten.scaled_dot_product_attention.default: 4,
-    torch.ops.aten.lstm.input: 6,
-    torch.ops.aten.gru.input: 6,
-    torch.ops.aten.rnn_tanh.input: 6,
-    torch.ops.aten.rnn_relu.input: 6,
+_ATEN = torch.ops.aten
+_MODES = {  # the argument of whether the operator trains, or of its probability
+    _ATEN.batch_norm.default: 5,
+    _ATEN.instance_norm.default: 5,
+    _ATEN.dropout.default: 2,
+    _ATEN.feature_dropout.default: 2,
+    _ATEN.alpha_dropout.default: 2,
+    _ATEN.feature_alpha_dropout.default: 2,
+    _ATEN.rrelu.default: 3,
+    _ATEN.scaled_dot_product_attention.default: 4,
+    _ATEN.lstm.input: 6,
+    _ATEN.gru.input: 6,
+    _ATEN.rnn_tanh.input: 6,
+    _ATEN.rnn_relu.input: 6,
 }
+_NORMS = _ATEN.batch_norm.default, _ATEN.instance_norm.default
 _INTEGER = re.compile(r"^onednn::q(conv|linear)\w*$")  # in the profiler
 
 
@@ -81,12 +90,13 @@ def prepare_qat(model: nn.Module, example_inputs, *, weight_bits: int) -> nn.Mod
     """
     if weight_bits not in range(2, 9):
         raise ValueError(f"weight_bits must be 2 to 8, not {weight_bits!r}")
+    programs.check(model, example_inputs)
     if len(programs.parts(example_inputs)[0]) < 2:
         raise ValueError("example_inputs must be tensors of at least two samples")
     captured = programs.trace(model, example_inputs, training=True)
     with tempfile.TemporaryDirectory() as folder:  # what cannot be written is not trained, either
         programs.save(captured, Path(folder) / "model")
-    for node in captured.graph.find_nodes(op="call_function", target=torch.ops.aten.linear.default):
+    for node in captured.graph.find_nodes(op="call_function", target=_ATEN.linear.default):
         # Whoever called it, such as multi-head attention: the quantizer looks for this function.
         node.meta["source_fn_stack"] = [(node.name, nn.functional.linear)]
     try:
@@ -181,12 +191,12 @@ def _is_prepared(model: nn.Module) -> bool:
 def _switch(model: fx.GraphModule, training: bool) -> fx.GraphModule:
     """Set a captured model's mode: of BatchNorm and dropout, also inside of other operators.
 
-    torchao switches those that are operators of their own.
+    torchao's own switch captures patterns to look for, in half a second, and knows fewer operators.
     """
-    change = pt2e.move_exported_model_to_train if training else pt2e.move_exported_model_to_eval
-    change(model)
     for node in model.graph.nodes:
-        place = _DROPOUT.get(node.target, len(node.args))
+        place = _MODES.get(node.target, len(node.args))
+        if node.target in _NORMS and node.args[3] is None:
+            continue  # without running statistics it is the same in both modes
         if place < len(node.args):
             usual = node.meta.setdefault("in training", node.args[place])
             node.update_arg(place, usual if training else type(usual)(0))
@@ -212,7 +222,7 @@ def _fold_norms(module: fx.GraphModule) -> None:
     `convert_pt2e` would, but captures a hundred patterns to look for, which takes far longer than
     all the rest.
     """
-    aten, value = torch.ops.aten, lambda node: operator.attrgetter(node.target)(module)
+    aten, value = _ATEN, lambda node: operator.attrgetter(node.target)(module)
     convolutions = aten.conv1d.default, aten.conv2d.default
     for norm in module.graph.find_nodes(op="call_function", target=aten.batch_norm.default):
         scaled, gamma, beta, mean, variance, _, _, eps, _ = norm.args

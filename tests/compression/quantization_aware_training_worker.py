@@ -114,14 +114,17 @@ def neutral():
     }
 
 
+TRAINED = {}  # by bits, of `losses`: preparing takes seconds in PyTorch
+
+
 def losses():
     """Ten losses of each width."""
     x, _ = images(64)
     found = {}
     for bits in (8, 2):
         model = kit.models.build(CNN, start())
-        prepared = technique.prepare_qat(model, x, weight_bits=bits)
-        found[str(bits)] = train(prepared, 10)
+        TRAINED[bits] = technique.prepare_qat(model, x, weight_bits=bits)
+        found[str(bits)] = train(TRAINED[bits], 10)
     return found
 
 
@@ -169,23 +172,19 @@ def files():
     """A file of each width after some training: what it predicts, holds and runs."""
     x, _ = images(64)
     found = {}
-    for bits in (8, 2):
-        model = kit.models.build(CNN, start())
-        prepared = technique.prepare_qat(model, x, weight_bits=bits)
-        train(prepared, 5)
+    for bits, prepared in TRAINED.items():
         path = technique.export_qat(prepared, x, FOLDER / f"file{bits}")
         predict = technique.load_quantized(path)
         theirs = own.evaluate(prepared, x)
         found[str(bits)] = {
             "apart": apart(predict(x), theirs),
             "same class": accuracy(outputs(predict, x), np.argmax(theirs, -1)),
-            "other batches": [apart(predict(x[:rows]), theirs[:rows]) for rows in (3, 1)][
-                : own.sizes
-            ],
+            "other batches": [apart(predict(x[:rows]), theirs[:rows]) for rows in own.sizes(bits)],
             "levels": own.levels(path),
             "operators": predict.operators(x),
             "bytes": path.stat().st_size,
         }
+    model = kit.models.build(CNN, start())
     path = technique.export_float(model, x, FOLDER / "float")
     predict = technique.load_quantized(path)
     return found | {
@@ -200,8 +199,7 @@ def files():
 def damaged():
     """What loading says of files that are cut, altered, of another kind, empty or not there."""
     x, _ = images(64)
-    prepared = technique.prepare_qat(kit.models.build(CNN, start()), x, weight_bits=8)
-    content = technique.export_qat(prepared, x, FOLDER / "whole").read_bytes()
+    content = technique.export_qat(TRAINED[8], x, FOLDER / "whole").read_bytes()
     path, found = FOLDER / "damaged", {}
     others = {
         "cut": content[: len(content) // 2],
@@ -303,7 +301,8 @@ def evidence():
 
 
 class PyTorch:
-    sizes = 1  # each further batch size compiles
+    def sizes(self, bits):
+        return (3,) if bits == 8 else ()  # each batch size compiles
 
     def constructions(self):
         """Dropout inside of attention, an LSTM's; dicts in, structures and `.logits` out."""
@@ -371,7 +370,7 @@ class PyTorch:
     def evaluate(self, prepared, x):
         """What a prepared model gives in evaluation mode; its ranges stay."""
         model = copy.deepcopy(prepared)
-        self.pt2e().move_exported_model_to_eval(model)
+        technique._switch(model, training=False)
         model.apply(self.pt2e().disable_observer)
         with self.torch.no_grad():
             return model(*x if isinstance(x, tuple) else (x,)).numpy().tolist()
@@ -454,7 +453,7 @@ class PyTorch:
     def drifted(self, path):
         """Weights whose range is long gone: the kernel in the file is not the trained one."""
         x, _ = images(64)
-        prepared = technique.prepare_qat(kit.models.build(CNN, start()), x, weight_bits=8)
+        prepared = copy.deepcopy(TRAINED[8])
         with self.torch.no_grad():
             dict(prepared.named_parameters())["conv0.conv.weight"].mul_(float("nan"))
         return {"raised": raised(technique.export_qat, prepared, x, path)}
@@ -556,7 +555,8 @@ class Executed:
 
 
 class TensorFlow:
-    sizes = 2
+    def sizes(self, bits):
+        return 3, 1
 
     def __init__(self):
         import tensorflow as tf
@@ -697,9 +697,12 @@ class TensorFlow:
 
     def drifted(self, path):
         x, _ = images(64)
-        prepared = technique.prepare_qat(kit.models.build(CNN, start()), x, weight_bits=8)
-        prepared.trainable_variables[0].assign(prepared.trainable_variables[0] * float("nan"))
-        return {"raised": raised(technique.export_qat, prepared, x, path)}
+        kernel = TRAINED[8].trainable_variables[0]
+        kept = np.array(kernel)
+        kernel.assign(kept * float("nan"))
+        said = raised(technique.export_qat, TRAINED[8], x, path)
+        kernel.assign(kept)
+        return {"raised": said}
 
     def foreign(self):
         """A functional model of two inputs and a Sequential one."""

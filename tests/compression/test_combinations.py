@@ -12,6 +12,7 @@ import pytest
 from tests import workers
 
 WORKERS = ("pt", "tf", "tf_keras")
+KERAS = ("tf", "tf_keras")
 BAR = 1e-5  # the parity of digits-cnn
 SHARE = 0.75  # the worker's
 ROWS = ("0_fp32", "2_pruned_int8", "2_distilled_int8")
@@ -62,13 +63,15 @@ def test_what_the_loss_does_not_read_stays_as_it_is(found):
     assert np.all((before[0] != after[0])[before[0] != 0])
 
 
-def test_two_heads_alike(evidence):
-    pt, tf = (np.array(evidence[name]["two_heads"]["after"]) for name in WORKERS)
+@pytest.mark.parametrize("keras", KERAS)
+def test_two_heads_alike(evidence, keras):
+    pt, tf = (np.array(evidence[name]["two_heads"]["after"]) for name in ("pt", keras))
     assert np.allclose(pt, tf, rtol=BAR, atol=1e-6)
 
 
-def test_twins_lose_alike(evidence):
-    pt, tf = (np.array(evidence[name]["steps"]["sgd"]["losses"]) for name in WORKERS)
+@pytest.mark.parametrize("keras", KERAS)
+def test_twins_lose_alike(evidence, keras):
+    pt, tf = (np.array(evidence[name]["steps"]["sgd"]["losses"]) for name in ("pt", keras))
     assert np.max(np.abs(pt / tf - 1)) < BAR
     assert pt[-1] < pt[0]
 
@@ -96,8 +99,9 @@ def test_bad_input_gets_one_clear_line(found):
     assert "text is no whole " in refusals["text"]
 
 
-def test_tf_a_file_that_can_not_run_gets_one_clear_line(evidence):
-    refused = evidence["tf_keras"]["refusals"]["operator"]
+@pytest.mark.parametrize("keras", KERAS)
+def test_tf_a_file_that_can_not_run_gets_one_clear_line(evidence, keras):
+    refused = evidence[keras]["refusals"]["operator"]
     assert refused.startswith("ValueError: ")
     assert "inverse is no whole LiteRT file: Encountered unresolved custom op" in refused
 
