@@ -29,6 +29,7 @@ as good (Liu et al., 2019, "Rethinking the Value of Network Pruning"). Kernels g
 the channels that stay no longer fill vector registers: prefer counts that are multiples of 8 or 16.
 
 Run it alone: `python -m tf_impl.compression.structured_pruning` prints sizes and times of smaller
+models.
 """
 
 import warnings
