@@ -24,6 +24,7 @@ import psutil
 import pytest
 
 from bench.harness import (
+    accuracy,
     apart,
     machine,
     matches,
@@ -32,7 +33,6 @@ from bench.harness import (
     processes,
     sizes,
     timing,
-    training,
     worker,
 )
 from bench.harness.matches import Match, configure, parent_key
@@ -929,7 +929,7 @@ def test_a_workload_that_trains_longer_has_a_larger_budget(measure, fakes, monke
 
 @pytest.mark.parametrize(("samples", "batch"), [(1_797, 599), (512, 512), (600, 600), (601, 301)])
 def test_evaluation_cuts_few_and_even_batches(samples, batch):
-    assert training.even_batch(samples) == batch
+    assert accuracy.even_batch(samples) == batch
 
 
 def test_first_calls_are_timed_one_by_one_after_the_first_block(measure, fakes, monkeypatch):
