@@ -244,8 +244,7 @@ def test_bad_settings_get_one_clear_line(side):
         assert found[name].startswith("ValueError: batch_size and shuffle_buffer must be 1 at")
     assert found["any order"].startswith("ValueError: start_batch needs deterministic")
     assert found["no shards"] == (
-        f"FileNotFoundError: {top}: holds no manifest.json: make shards with python -m "
-        "shared.shards"
+        f"FileNotFoundError: {top}: holds no manifest.json: make shards with twinbench shards"
     )
     wrong = "holds shards of the form"
     assert found["form"] == f"ValueError: {top}/good-arrays: {wrong} arrays, not {form}"
