@@ -154,18 +154,24 @@ def test_a_trial_that_prints_reports_its_real_peak(pt):
 
 
 @linux
-def test_a_trial_that_takes_too_much_is_killed(pt):
+def test_a_trial_that_takes_too_much_is_killed(pt, others):
     before = psutil.virtual_memory().available
     start = time.monotonic()
     tried = pt._try(trial("greedy"), 16, 60 * MB, 60.0)
     assert tried == pt.Trial(16, "killed")
     assert time.monotonic() - start < 30
     assert psutil.virtual_memory().available > before - 1000 * MB
-    assert not children()
+    assert children() <= others
 
 
 def children():
-    return [c for c in psutil.Process().children() if c.status() != psutil.STATUS_ZOMBIE]
+    return {c for c in psutil.Process().children() if c.status() != psutil.STATUS_ZOMBIE}
+
+
+@pytest.fixture
+def others():
+    """What other tests left running in this process, a browser for example."""
+    return children()
 
 
 @linux
@@ -174,10 +180,10 @@ def test_a_trial_that_runs_out_of_memory_does_not_fit(pt):
 
 
 @linux
-def test_a_trial_that_hangs_is_ended(pt):
+def test_a_trial_that_hangs_is_ended(pt, others):
     with pytest.raises(RuntimeError, match="batch size 1 takes longer than trial_seconds"):
         pt.find_batch_size(trial("hanging"), budget_bytes=60 * MB, trial_seconds=1.0)
-    assert not children()
+    assert children() <= others
 
 
 @linux
