@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from importlib import import_module
 
 # command -> the module with its `main(arguments) -> exit status`, and what it does
 COMMANDS = {
     "choose": ("bench.choose", "what to use for one aim, from the rows of a run"),
+    "try": ("bench.try_model", "what makes your own model faster or leaner"),
+    "diagnose": ("bench.diagnose", "what holds a train step back, and what was measured to help"),
+    "claims": ("bench.claims", "which published claims hold in a run"),
+    "priorities": ("bench.priorities", "which technique pays, its price, and a path to choose by"),
     "compare": ("bench.compare", "what changed between two runs"),
     "report": ("bench.report.command", "make the reports of a run again, or print its tables"),
     "validate": ("bench.validate", "attack the harness: pairs whose answer is known"),
-    "shards": ("shared.shards", "convert a folder of images to tar, TFRecord or arrays"),
+    "shards": ("shared.conversion", "convert a folder of images to tar, TFRecord or arrays"),
     "hosts": ("bench.network.hosts", "run a command on several hosts made on this machine"),
     "projection": ("bench.network.projection", "step times of up to 1,024 replicas"),
+    "ladder": ("bench.ladders.command", "climb a whole training, one technique more a rung"),
     "docs": ("bench.docs.command", "make the pages of docs/techniques again"),
     "teacher": ("bench.teacher", "train the teacher of the distillation benchmarks again"),
 }
@@ -32,7 +38,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("command", metavar="COMMAND", choices=COMMANDS)
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
-    return import_module(COMMANDS[given.command][0]).main(given.arguments)
+    try:
+        status = import_module(COMMANDS[given.command][0]).main(given.arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:  # a reader such as `head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return status
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +40,12 @@ def advise(
         found += [answer(record, work, each, limits) for each in wanted if each in work.goals]
     found = [each for each in found if each]
     if not found:
-        raise ValueError(_nothing(record, goal, limits))
+        raise ValueError(_nothing(goal, limits))
     return found
 
 
-def _nothing(record: Record, goal: str | None, limits: Limits) -> str:
+def _nothing(goal: str | None, limits: Limits) -> str:
     """Why there is no answer."""
-    if record["effort"] == "quick" and (goal is None or GOALS[goal].figure == "time"):
-        return "the run has one block and so no intervals: run it at default effort"
     measured = "figure to choose by" if goal is None else GOALS[goal].title
     more = "; predictions are timed at --effort full" if goal == "latency" else ""
     limited = (limits.accuracy_drop, limits.memory) != (None, None)
@@ -71,6 +70,8 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     if given.steps is not None and given.steps < 1:
         parser.error(f"--steps: {given.steps} is not a number of steps; give 1 or more")
+    if given.max_accuracy_drop is not None and not isfinite(given.max_accuracy_drop):
+        parser.error(f"--max-accuracy-drop: {given.max_accuracy_drop} is no number of points")
     limits = Limits(given.max_accuracy_drop, given.memory_budget, given.steps)
     sys.stdout.reconfigure(errors="backslashreplace")  # a console without UTF-8 loses no line
     try:
@@ -87,7 +88,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _size(text: str) -> float:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMG]B)", text.strip().upper())
+    found = re.fullmatch(r"(\d{1,12}(?:\.\d+)?) ?([KMG]B)", text.strip().upper())
     if not found:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size; give one such as 512MB or 2GB")
     return float(found[1]) * 1000 ** " KMG".index(found[2][0])

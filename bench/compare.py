@@ -5,8 +5,7 @@
 
 Two runs hours apart cannot be compared by their seconds: the machine's speed drifts. What each run
 measured within itself can: the ratio of a variant to its own baseline, and of twin to twin. Peaks
-of memory were taken once a run, so only large changes are shown, and none is judged; those of runs
-that counted by other rules (another schema) are not compared.
+of memory were taken once a run, so only large changes are shown, and none is judged.
 
 Of three and more runs (machines, versions) each ratio has a line with a column a run. Those are
 shown that some run has beyond the noise of it and of the first; with --all every one.
@@ -22,6 +21,7 @@ import re
 import sys
 from collections import Counter
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from bench.analysis.reading import (
@@ -41,6 +41,7 @@ from bench.report.figures import MISSING, compact, interval, number, plus_minus,
 from bench.report.shapes import letters
 from bench.report.tables import grid, markdown_table
 from bench.report.text import plain, wrap
+from shared.specs import more_is_better
 
 # verdicts that say that something did
 CHANGED = ("faster", "slower", "slightly faster", "slightly slower", "better", "worse")
@@ -88,14 +89,9 @@ def tables(old: Record, new: Record, *, every: bool = False) -> list[Table]:
         _statuses(*cases, every),
         _ratios(_common(old, new), cases[1], every),
         _accuracies(both, new["tasks"], every),
-        _memory(both) if _same_rules(old, new) else None,
+        _memory(both),
     ]
-    return [table for table in found if table and table.rows]
-
-
-def _same_rules(*runs: Record) -> bool:
-    """Whether all counted memory alike: what stands in for imports changed between schemas."""
-    return len({run["schema_version"] for run in runs}) == 1
+    return [table for table in found if table.rows]
 
 
 # Many runs ---------------------------------------------------------------------------------------
@@ -188,9 +184,16 @@ def _statuses(old: dict[str, dict], new: dict[str, dict], every: bool) -> Table:
 
 
 def _common(old: Record, new: Record) -> list[tuple[dict, dict]]:
-    """The comparisons that both runs made of their cases, but for the controls."""
+    """The comparisons that both runs made of their cases, but for the controls.
+
+    ValueError where none of them has a deviation in both; those that lack one are left out.
+    """
     ours, theirs = _ratios_of(old), _ratios_of(new)
-    return [(ours[key], theirs[key]) for key in ours if key in theirs]
+    both = [(ours[key], theirs[key]) for key in ours if key in theirs]
+    judged = [pair for pair in both if all(is_number(each.get("sd")) for each in pair)]
+    if both and not judged:
+        raise ValueError("a run of one block has no noise to compare with")
+    return judged
 
 
 def _ratios(common: list[tuple[dict, dict]], cases: dict[str, dict], every: bool) -> Table:
@@ -215,7 +218,12 @@ def _change(old: dict, new: dict) -> Ratio | None:
     """How a comparison's ratio changed; None where a run held the two for different work."""
     if DIFFERENT in (old["verdict"], new["verdict"]):
         return None
-    return compare_runs(*(Ratio(c["ratio"], None, c["sd"], c["n"], None) for c in (new, old)))
+    return compare_runs(*map(_judged, (new, old)))
+
+
+def _judged(found: dict) -> Ratio:
+    freedom = found.get("freedom")  # where a run that ends early shares variances
+    return Ratio(found["ratio"], None, found["sd"], found["n"], None, freedom=freedom)
 
 
 def _pair(comparison: dict, cases: dict[str, dict]) -> str:
@@ -225,29 +233,30 @@ def _pair(comparison: dict, cases: dict[str, dict]) -> str:
     if comparison["kind"] == "framework" and first["variant"] == second["variant"]:
         what = f"{first['variant']}, {framework_title(first)} ÷ {framework_title(second)}"
     else:
-        what = f"{title_of(first)} ÷ {second['variant']}"
+        same_side = framework_title(first) == framework_title(second)
+        what = f"{title_of(first)} ÷ {second['variant'] if same_side else title_of(second)}"
     return f"{where}: {what}"
 
 
 def _accuracies(both: list[tuple[dict, dict]], tasks: dict, every: bool) -> Table:
-    """Accuracies, paired by seed where both runs trained the same number."""
+    """Accuracies, paired by the seeds that both runs trained: one may have ended at a look."""
     columns = [Column("", "case", right=False), Column("", "old"), Column("", "new")]
     columns += [Column("", "difference\n(± half the 95% interval)"), Column("", "", right=False)]
     rows = []
     for old, new in both:
         before, after = old.get("accuracy"), new.get("accuracy")
-        if not before or not after or len(before["per_seed"]) != len(after["per_seed"]):
+        if not before or not after:
             continue
-        task = tasks[new["task"]]
+        task, seeds = tasks[new["task"]], [each["per_seed"] for each in (after, before)]
+        count = min(map(len, seeds))
         found = compare_accuracy(
-            after["per_seed"],
-            before["per_seed"],
+            *(own[:count] for own in seeds),
             margin=task["margin"],
-            more_is_better=task["metric"] == "accuracy",
+            more_is_better=more_is_better(task["metric"]),
         )
         if every or found["verdict"] in CHANGED:
             apart = plus_minus(found["mean"], found["ci"], signed=True)
-            means = [number(each["mean"], places=2) for each in (before, after)]
+            means = [number(fmean(own[:count]), places=2) for own in reversed(seeds)]
             rows.append([new["id"], *means, apart, found["verdict"] or MISSING])
     return Table("Accuracy, paired by seed", columns, rows)
 
@@ -291,8 +300,6 @@ def sentences(old: Record, new: Record) -> list[str]:
             "NOT THE SAME CONDITIONS: whatever changed below may come from what differs "
             f"({', '.join(differing)})."
         )
-    if not _same_rules(old, new):
-        found.append("MEMORY IS NOT COMPARED: the runs counted it by other rules.")
     return found + _unfinished({"old": old, "new": new})
 
 

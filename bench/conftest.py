@@ -6,44 +6,49 @@ into pytest-benchmark, so that its tables, JSON, comparison and histograms work 
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from bench import resume
+from bench import own_answer, own_model, resume
+from bench.harness import machine
 from bench.harness.command import find_interpreter, this_command
+from bench.harness.durations import learned
 from bench.harness.folders import new_folder
-from bench.harness.plan import (
-    EFFORT,
-    EFFORTS,
-    FRAMEWORKS,
-    Case,
-    cases_of,
-    choose,
-    repeated_controls,
-    with_baselines,
-)
+from bench.harness.plan import EFFORTS, FRAMEWORKS, Case, Technique
+from bench.harness.progress import clock
 from bench.harness.run import OtherConditions, Run, Settings
 from bench.harness.schedule import Plan, techniques
+from bench.harness.selection import cases_of, choose, spare_controls, with_baselines
+from bench.own_model import Own
 from bench.report import tables
 from bench.report.files import FORMATS, write_reports
+from shared.own_model import BadFile
 from shared.specs import TASKS
 
 STATE = pytest.StashKey["State"]()
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+SHARE_OF_MEMORY = 0.8  # of what is free, that the contenders of a match may hold together
 
 
 class State:
     """What the hooks below share."""
 
     def __init__(
-        self, settings: Settings, chosen: dict[str, set[str]], begun: resume.Begun | None
+        self,
+        settings: Settings,
+        chosen: dict[str, set[str]],
+        begun: resume.Begun | None,
+        own: Own | None = None,
     ) -> None:
-        self.settings, self.chosen, self.begun = settings, chosen, begun
+        self.settings, self.chosen, self.begun, self.own = settings, chosen, begun, own
         self.cases: dict[str, Case] = {}
         self.plan: Plan | None = None
         self.results: dict | None = None
@@ -78,7 +83,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """The options of the README."""
     group = parser.getgroup("twinbench", "the same technique in PyTorch and TensorFlow")
     group.addoption("--effort", metavar="|".join(EFFORTS), help="how much (default: default)")
-    group.addoption("--blocks", metavar="N", help="blocks of a match, instead of the effort's")
+    group.addoption("--blocks", metavar="N", help="exactly so many blocks, without looks at them")
+    group.addoption("--plan", action="store_true", help="show the plan; measure nothing")
+    group.addoption("--minutes", metavar="N", help="end after so many, with what is measured then")
     group.addoption(
         "--memory-budget",
         metavar="SIZE",
@@ -92,6 +99,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="FOLDER",
         help="take up an interrupted run (default: results/latest)",
     )
+    group.addoption("--model", metavar="FILE", help="a file of yours in the place of the tasks")
     group.addoption("--technique", metavar="A,B", help="only these techniques")
     group.addoption("--task", metavar="A,B", help="only these tasks")
     group.addoption("--variant", metavar="A,B", help="only these variants (and their baselines)")
@@ -104,6 +112,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Check every option before anything is collected: one clear line, usage-error exit."""
+    if sys.platform == "linux" and not Path("/proc/self/stat").exists():
+        raise pytest.UsageError("/proc is not mounted here, which tells time, memory and processes")
     option = config.getoption
     known = techniques()
     names = {v.name for technique in known.values() for v in technique.variants}
@@ -119,6 +129,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "--effort": option("effort"),
         "--blocks": _blocks(option("blocks")),
         "--memory-budget": _bytes(option("memory_budget")),
+        "--model": option("model") and os.path.abspath(option("model")),
         **{f"--{name}": sorted(names) or None for name, names in chosen.items()},
         **{f"--{name}-python": _interpreter(name, option(f"{name}_python")) for name in FRAMEWORKS},
         "-k": option("keyword") or None,
@@ -127,7 +138,6 @@ def pytest_configure(config: pytest.Config) -> None:
     results, begun = Path(option("results") or "results").resolve(), None
     if option("resume") is None:
         asked["--effort"] = asked["--effort"] or "default"
-        asked["--blocks"] = asked["--blocks"] or EFFORT[asked["--effort"]].blocks
     else:
         try:
             begun = resume.begun(Path(option("resume") or results / "latest"))
@@ -139,7 +149,29 @@ def pytest_configure(config: pytest.Config) -> None:
         results = begun.folder.parent
         for name in FRAMEWORKS:
             _interpreter(name, asked[f"--{name}-python"])
-    config.stash[STATE] = State(_settings(asked, results), chosen, begun)
+    settings = replace(_settings(asked, results), minutes=_minutes(option("minutes")))
+    own = None
+    if asked["--model"] and not _off(config):
+        own = _own(asked, settings)
+        about = {"file": own.file.path.name, "sha256": own.file.sha256()}
+        settings = replace(settings, model=about)
+    config.stash[STATE] = State(settings, chosen, begun, own)
+
+
+def _own(asked: dict, settings: Settings) -> Own:
+    """A user's file, checked; a usage error with one line where it is not as it has to be."""
+    wanted = set(asked["--framework"] or ())
+    print(f"checking {asked['--model']} ...", file=sys.stderr, flush=True)
+    try:
+        return own_model.prepare(asked["--model"], settings.results, settings.interpreters, wanted)
+    except BadFile as error:
+        raise pytest.UsageError(f"--model: {error}") from None
+
+
+def _off(config: pytest.Config) -> bool:
+    """Whether nothing is to be measured."""
+    names = ("collectonly", "benchmark_skip", "benchmark_disable")
+    return any(config.getoption(name, False) for name in names)
 
 
 def _settings(asked: dict, results: Path) -> Settings:
@@ -189,15 +221,23 @@ def _interpreter(name: str, given: str | None) -> str | None:
 def _blocks(given: str | None) -> int | None:
     if given is None:
         return None
-    if not given.isdecimal() or int(given) < 1:
+    if not re.fullmatch(r"\d{1,6}", given) or int(given) < 1:
         raise pytest.UsageError(f"--blocks: {given!r} is not a number of blocks; give 1 or more")
     return int(given)
+
+
+def _minutes(given: str | None) -> float | None:
+    if given is None:
+        return None
+    if not re.fullmatch(r"\d{1,9}(\.\d+)?", given) or float(given) == 0:
+        raise pytest.UsageError(f"--minutes: {given!r} is not a time; give minutes, such as 5")
+    return float(given)
 
 
 def _bytes(given: str | None) -> int | None:
     if given is None:
         return None
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMG]B)", given.strip().upper())
+    found = re.fullmatch(r"(\d{1,12}(?:\.\d+)?) ?([KMG]B)", given.strip().upper())
     size = float(found[1]) * 1000 ** " KMG".index(found[2][0]) if found else 0
     if size < 1:
         raise pytest.UsageError(
@@ -212,16 +252,40 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     state = metafunc.config.stash[STATE]
     technique, chosen = metafunc.module.TECHNIQUE, state.chosen
-    cases = cases_of(technique, metafunc.module.__name__, state.settings.effort)
+    if state.own:
+        technique = own_model.technique(technique, state.own)
+        if technique is None:
+            metafunc.parametrize("case", [])
+            return
+    effort = state.settings.effort
+    if effort == "default" and _asks_for(state, technique.name):
+        effort = "ordinary"
+    cases = cases_of(technique, metafunc.module.__name__, effort)
     if chosen["technique"] and technique.name not in chosen["technique"]:
         cases = []
-    picked = choose(
-        cases, tasks=chosen["task"], variants=chosen["variant"], frameworks=chosen["framework"]
-    )
+    sides = chosen["framework"] or set(state.own.sides if state.own else ())
+    picked = choose(cases, tasks=chosen["task"], variants=chosen["variant"], frameworks=sides)
     state.cases |= {case.id: case for case in cases}
     metafunc.parametrize(
         "case", [case.id for case in picked], ids=lambda name: name.split("/", 1)[1]
     )
+
+
+def _techniques(state: State) -> dict[str, Technique]:
+    """The techniques of the suite, or what of them is measured of a user's file."""
+    every = techniques()
+    if not state.own:
+        return every
+    found = {name: own_model.technique(each, state.own) for name, each in every.items()}
+    return {name: each for name, each in found.items() if each}
+
+
+def _asks_for(state: State, technique: str) -> bool:
+    """Whether a technique, or a variant, is asked for by name, which shows its ordinary rows."""
+    options = state.settings.asked["options"]
+    words = set(re.findall(r"\w+", options["-k"] or ""))
+    named = any(f"_{word}_" in f"_{technique}_" for word in words)
+    return named or technique in state.chosen["technique"] or bool(state.chosen["variant"])
 
 
 def _parameter(item: pytest.Item) -> object:
@@ -245,8 +309,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the benchmarks that the options left no case; say so if that is all of them.
 
-    And the controls of a workload that another technique of the run controls. A run that is taken
-    up selects what it did.
+    And the controls that the run does without. A run that is taken up selects what it did.
     """
     state = config.stash[STATE]
     chosen = state.chosen
@@ -255,7 +318,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         options = (f"--{name} {','.join(sorted(names))}" for name, names in chosen.items() if names)
         raise pytest.UsageError(f"nothing has all of {' '.join(options)}; leave one of them out")
     selected = [state.cases[name] for item in items if (name := _parameter(item)) in state.cases]
-    others = {case.id for case in repeated_controls(selected)}
+    others = {case.id for case in spare_controls(selected)}
     if state.begun:
         others = {case.id for case in selected} - set(state.begun.selected)
     out = empty + [item for item in items if _parameter(item) in others]
@@ -283,26 +346,48 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     for case in needed:
         by_technique.setdefault(case.technique, []).append(case)
     if by_technique:
-        state.plan = Plan(by_technique, techniques(), state.settings.amount)
+        state.plan = _plan(by_technique, state)
+
+
+def _plan(cases: dict[str, list[Case]], state: State) -> Plan:
+    """The plan of these cases on this machine, as earlier runs found it."""
+    settings = state.settings
+    here, rounds = machine.describe(machine.usable_threads()), settings.amount.rounds
+    durations = learned(settings.results, here, rounds)
+    if state.own:
+        state.own.note(durations, [case for own in cases.values() for case in own])
+    room = SHARE_OF_MEMORY * machine.free_memory()
+    return Plan(cases, _techniques(state), settings.amount, durations, room)
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtestloop(session: pytest.Session) -> None:
-    """Measure everything; the items then replay it."""
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    """Measure everything; the items then replay it, unless the plan alone was asked for."""
     config, state = session.config, session.config.stash[STATE]
-    off = ("collectonly", "benchmark_skip", "benchmark_disable")
-    if state.plan is None or any(config.getoption(name) for name in off):
-        return
+    if state.plan is None or _off(config):
+        return None
     if session.testsfailed and not config.option.continue_on_collection_errors:
-        return  # pytest is about to say which file it could not collect
+        return None  # pytest is about to say which file it could not collect
+    if config.getoption("plan"):
+        print(f"\n{_planned(state)}")
+        return True
     _check_enabled(config)
     speaker = Speaker(quiet=config.option.verbose < 0)
     with config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
         if state.begun and state.begun.finished:
             state.folder, state.results = state.begun.folder, state.begun.record
             speaker.plan(f"{state.folder} is finished: there is nothing to measure")
-            return
+            return None
         _measure(state, speaker)
+    return None
+
+
+def _planned(state: State) -> str:
+    """The plan, part by part."""
+    begun = state.begun
+    folder = begun.folder if begun else state.settings.results
+    run = Run(state.plan, state.settings, folder, str, begun and begun.state)
+    return f"{run.describe()}\n\n{run.table()}"
 
 
 def _measure(state: State, speaker: Speaker) -> None:
@@ -316,7 +401,10 @@ def _measure(state: State, speaker: Speaker) -> None:
             "give a folder that can"
         ) from None
     try:
-        run = Run(state.plan, state.settings, state.folder, speaker.say, begun and begun.state)
+        show = partial(_show, state, speaker)
+        run = Run(
+            state.plan, state.settings, state.folder, speaker.say, begun and begun.state, show
+        )
     except ValueError as error:
         raise _refused(f"{state.folder}: {error}") from None
     speaker.plan(run.describe())
@@ -325,16 +413,38 @@ def _measure(state: State, speaker: Speaker) -> None:
     except OtherConditions as error:
         raise _refused(f"{state.folder}: {error}") from None
     except KeyboardInterrupt:
-        state.results = run.save()
+        state.results = run.show_record()
         again = f"--resume {os.path.relpath(state.folder)}"
         pytest.exit(f"interrupted: {again} goes on where it ended", returncode=2)
-    except BaseException:
-        state.results = run.save()
+    except BaseException as error:
+        if getattr(error, "errno", None) in NO_ROOM:
+            again = f"--resume {os.path.relpath(state.folder)}"
+            why = f"{error.filename}: {error.strerror}; with more room {again} goes on"
+            pytest.exit(why, returncode=2)
+        state.results = run.show_record()
         raise
     finally:
         speaker.end()
         if state.results:
-            write_reports(state.folder)
+            _report(state.folder)
+
+
+def _report(folder: Path) -> None:
+    """Make the reports; a line says where there is no room for them: the record is what counts."""
+    try:
+        write_reports(folder)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+
+
+def _show(state: State, speaker: Speaker, record: dict) -> None:
+    """Make the report of what there is; when it is the first, show its answer, too."""
+    first = not (state.folder / FORMATS["html"]).exists()
+    _report(state.folder)
+    if first and not state.settings.amount.first_pass_alone:
+        seconds = clock(record["seconds"]["first_table"] or record["seconds"]["total"])
+        head = f"Provisional, after {seconds}: one block, no intervals. More follows in"
+        speaker.plan(f"{tables.answered(record, width=80)}\n\n{head}\n{state.folder}")
 
 
 def _check_enabled(config: pytest.Config) -> None:
@@ -378,12 +488,15 @@ def replay(request: pytest.FixtureRequest, benchmark):
         state = request.config.stash[STATE]
         if state.results is None:
             pytest.skip("benchmarks are disabled")
-        case = next(c for c in state.results["cases"] if c["id"] == case_id)
+        by_id = {case["id"]: case for case in state.results["cases"]}
+        case, program = by_id[case_id], by_id[by_id[case_id]["program"]]
+        case = case if case["status"] != "OK" else program
         matches = case["timing"]["step_s"].values()
         samples = [each for blocks in matches for block in blocks.values() for each in block]
-        planned = {case.id: case for cases in state.plan.cases.values() for case in cases}
-        if case["status"] == "OK" and not planned[case_id].timed:
+        if case["status"] == "OK" and not by_id[case_id]["timed"]:
             pytest.skip("its steps are not timed; what was measured stands in the tables")
+        if case["status"] == "OK" and not samples and not state.results["finished"]:
+            pytest.skip("not measured yet: --resume goes on")
         if case["status"] != "OK" or not samples:
             reason = f"{case['status']}: {case['reason']}"
             if case["status"] == "UNSUPPORTED":
@@ -410,7 +523,11 @@ def pytest_terminal_summary(terminalreporter, config: pytest.Config):
     if shown:
         if config.option.verbose > 0:
             terminalreporter.write_line(tables.detail(state.results, width=80))
-        terminalreporter.write_line(f"\n{tables.answered(state.results, width=80)}")
+        if state.own and state.results["ended"] != "interrupted":
+            own_answer.write(state.folder, state.results, state.own)
+            terminalreporter.write_line(f"\n{own_answer.read(state.folder)}")
+        else:
+            terminalreporter.write_line(f"\n{tables.answered(state.results, width=80)}")
         terminalreporter.write_line("\n".join(_way_on(state)))
     return done
 
@@ -431,9 +548,11 @@ def _asks_pytest_benchmark(config: pytest.Config) -> bool:
 
 def _way_on(state: State) -> list[str]:
     """Where everything was written, and what to do with it."""
-    lines = [str(state.folder / name) for name in ("results.json", *FORMATS.values())]
+    places = [state.folder / name for name in ("results.json", *FORMATS.values())]
+    lines = [str(path) for path in places if path.exists()]
     if not state.results["finished"]:
-        lines.insert(0, "The run was interrupted; what was finished is kept.")
+        again = f"--resume {os.path.relpath(state.folder)} goes on where it ended."
+        lines.insert(0, f"The run is not finished; what was measured is kept. {again}")
     folder = os.path.relpath(state.folder)
     lines.append(f"More: twinbench choose {folder} --all, or --goal, --steps, --max-accuracy-drop;")
     lines.append(f"all tables: twinbench report {folder} --format terminal")

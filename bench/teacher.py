@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from bench.harness.matches import configure, parent_key
 from bench.harness.plan import Case, Variant, Workload
 from bench.harness.processes import Failed, Processes
 from bench.train_step import bench_baseline
-from shared import datasets, teacher
+from shared import datasets, scratch, teacher
 
 SEED = 2026
 # (learning rate, epochs). A constant rate leaves a model that still moves by large steps, whose
@@ -33,9 +32,9 @@ def train(path: Path) -> float:
     baseline = Variant("step", role="baseline")
     workload = Workload(teacher.TASK.name, "compute")
     case = Case("train_step", "baseline", bench_baseline.__name__, "pt", None, baseline, workload)
-    with tempfile.TemporaryDirectory(prefix="twinbench-") as folder:
-        data = datasets.materialise(teacher.TASK.dataset, Path(folder) / "data")
-        with Processes(Path(folder) / "logs") as processes:
+    with scratch.folder() as folder:
+        data = datasets.materialise(teacher.TASK.dataset, folder / "data")
+        with Processes(folder / "logs") as processes:
             worker = processes.execute(parent_key(case, threads=1), "teacher")
             try:
                 configure(worker, processes.limits, seed=SEED)

@@ -1,30 +1,42 @@
-"""Does the harness tell the truth? Live A/A controls, planted slowdowns, and a simulation of both.
+"""Does the harness tell the truth? Live controls and planted slowdowns, simulation and replay.
 
-    twinbench validate measure [--framework pt,tf] [--pairs 10] [--blocks 8]
-    twinbench validate simulate results/latest/validation.json
+    twinbench validate measure [--framework pt,tf] [--pairs 20] [--minutes N] [--resume FOLDER]
+    twinbench validate simulate results/latest/validation.json | docs/default
+    twinbench validate replay docs/default ...
+    twinbench validate company [--kinds cores,disk] [--minutes N]
+    twinbench validate mutations [--only WORDS | --drawn N [--of bench/report]] [--minutes N]
 
-`measure` plays baselines of one framework against each other: a control pair is the same work
-twice, in workers of different parents; in a planted pair one of the two works a tenth longer.
-`simulate` resamples the recorded noise between processes and asks how often an interval covers
-the truth and how often a table of 40 rows says something false.
+`measure` plays a run that ends early: pairs of the same work twice, in workers of different
+parents, and beside them contenders that work longer by 5%, 10% or half, who leave at the look that
+decides them. Nobody who stays may be told apart, nor change when others leave. It saves after each
+block of a match, ends with --minutes or Ctrl-C, and --resume goes on where it stood. `simulate`
+resamples the noise of that, or of a record: how often an interval covers the truth, a verdict is
+wrong, a difference is found. `replay` judges the comparisons of records as if their runs had ended
+early, or played fewer rounds. `company` plays pairs beside neighbours that disturb them: never may
+a verdict be wrong. `mutations` plants faults in a copy of the checkout, one after the
+other, and runs the tests that have to notice.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
+from collections.abc import Iterable
 from math import exp
 from pathlib import Path
 
 import numpy as np
 
-from bench.analysis import verdicts
-from bench.analysis.fit import block_times
+from bench import company, mutations
+from bench.analysis import replay, simulate, verdicts
+from bench.analysis.bounds import LOOKS
+from bench.analysis.fit import block_times, fit_of
+from bench.analysis.reading import load, results_file
+from bench.analysis.sequential import DECIDED, Pair, judge
 from bench.harness import machine
-from bench.harness.folders import new_folder
+from bench.harness.folders import new_folder, replace_file
 from bench.harness.matches import Match, parent_key, start_order
 from bench.harness.plan import EFFORT, FRAMEWORKS, Case, Prepared, Variant, Work, Workload
 from bench.harness.processes import Processes
@@ -32,10 +44,9 @@ from bench.harness.progress import clock
 from bench.harness.run import SEED
 from shared import datasets
 
-PLANTED = 0.10
-PAIRS_A_MATCH = 2
-TABLE_ROWS = 40
-DRAWS = 20_000
+CONTROLS = 4  # pairs of equal work in a match: a chain, in which the parents take turns
+PLANTED = {"slow5": 0.05, "slow10": 0.10, "quick": 0.50}  # who leaves, and what it works longer
+COPIES = {"slow5": 2, "slow10": 2, "quick": 1}  # in a match
 
 
 def prepare(impl, work: Work) -> Prepared:
@@ -64,164 +75,330 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
     return {}, None
 
 
-def contenders(framework: str, batch: str) -> list[Case]:
-    """Two baselines, their two controls from another parent, and two planted slower ones."""
+def contenders(framework: str) -> list[Case]:
+    """A chain of baselines, whose parents take turns, and planted slower ones."""
     flavour = FRAMEWORKS[framework].flavours[0]
-    variants = []
-    for number in range(PAIRS_A_MATCH):
-        variants += [
-            Variant(f"a{number}"),
-            Variant(f"b{number}", role="control"),
-            Variant(f"slow{number}", {"slowdown": PLANTED}, role="control"),
-        ]
-    workload = Workload("digits-cnn", batch)
+    roles = ("variant", "control")
+    variants = [Variant(f"same{n}", role=roles[n % 2]) for n in range(CONTROLS + 1)]
+    variants += [
+        Variant(f"{name}_{n}", {"slowdown": PLANTED[name]}, role="control")
+        for name, copies in COPIES.items()
+        for n in range(copies)
+    ]
+    workload = Workload("digits-cnn", "small")
     return [
         Case("harness", "validate", __name__, framework, flavour, v, workload) for v in variants
     ]
 
 
-def measure(frameworks: list[str], pairs: int, blocks: int, results: Path) -> Path:
-    """Play the pairs of each framework and write `validation.json` after every block."""
-    folder = new_folder(results)
-    path = folder / "validation.json"
-    threads = machine.usable_threads()
-    found = {"environment": machine.describe(threads), "planted": PLANTED, "pairs": []}
-    with Processes(folder / "logs") as processes:
-        for framework in frameworks:
-            _measure(processes, framework, pairs, blocks, threads, results, found, path)
-    print(summary(found))
-    return path
+def pairs() -> dict[str, Pair]:
+    """What is compared in a match, by name."""
+    chain = {f"same{n + 1}": Pair(f"same{n + 1}", f"same{n}") for n in range(CONTROLS)}
+    slower = {
+        f"{name}_{n}": Pair(f"{name}_{n}", f"same{2 * n}")
+        for name, copies in COPIES.items()
+        for n in range(copies)
+    }
+    return chain | slower
 
 
-def _measure(processes, framework, pairs, blocks, threads, results, found, path) -> None:
-    """One framework's pairs, a fresh set of parents for each block."""
-    count = -(-pairs // PAIRS_A_MATCH)
-    matches = [contenders(framework, ("small", "compute")[n % 2]) for n in range(count)]
-    data = datasets.materialise(matches[0][0].task.dataset, results / "data")
-    rows = []
-    for number in range(pairs):
-        for kind, stem in (("control", "b"), ("planted", "slow")):
-            match, place = divmod(number, PAIRS_A_MATCH)
-            rows.append(
-                {
-                    "framework": framework,
-                    "kind": kind,
-                    "match": match,
-                    "names": [f"{stem}{place}", f"a{place}"],
-                    "batch_size": matches[match][0].workload.batch_size,
-                    "log_ratios": [],
-                }
+def staying(blocks: list[dict[str, float]]) -> set[str]:
+    """Who plays on: the chain, and of the planted who was not decided at the last look."""
+    asked = pairs()
+    everyone = {name for pair in asked.values() for name in (pair.top, pair.bottom)}
+    looked = [look for look in LOOKS if look <= len(blocks)]
+    if not looked:
+        return everyone
+    found = judge(fit_of(blocks[: looked[-1]]), list(asked.values()), LOOKS)
+    decided = {name for name, one in zip(asked, found, strict=True) if one.verdict in DECIDED}
+    return everyone - {name for name in decided if not name.startswith("same")}
+
+
+def measure(path: Path, found: dict, results: Path, minutes: float | None) -> bool:
+    """Play what is left of `found`, which is written to `path` as it goes; False where time ended.
+
+    `minutes`: no block is begun that would end after them.
+    """
+    threads, start, left, longest = machine.usable_threads(), time.monotonic(), _left(found), 0.0
+    with Processes(path.parent / "logs") as processes:
+        for done, (block, framework, numbers) in enumerate(left, 1):
+            begun = time.monotonic()
+            if minutes and begun - start + longest > 60 * minutes:
+                return False
+            _start_parents(processes, framework, threads)
+            for number in numbers:
+                own = found["matches"][number]
+                own["blocks"].append(
+                    _play(processes, framework, number, own["blocks"], threads, results)
+                )
+                replace_file(path, json.dumps(found, indent=1))
+            processes.stop_parents()
+            elapsed = time.monotonic() - start
+            longest = max(longest, time.monotonic() - begun)
+            print(
+                f"{framework}: block {block + 1} of {LOOKS[-1]} · {clock(elapsed)} elapsed, "
+                f"about {clock(elapsed / done * (len(left) - done))} left",
+                file=sys.stderr,
+                flush=True,
             )
-    found["pairs"] += rows
-    start = time.monotonic()
-    for block in range(blocks):
-        keys = {parent_key(case, threads): None for case in matches[0]}
-        failures = processes.start_parents(list(keys))
-        if failures:
-            raise SystemExit(f"{framework}: {next(iter(failures.values()))}")
-        for number, match in enumerate(matches):
-            played = Match(
-                processes,
-                start_order(match, number, block),
-                data={"digits-cnn": str(data)},
-                threads=threads,
-                seed=SEED + block,
-                evidence=False,
-                number=number,
-                side_by_side=min(threads, 4) if processes.forks else 1,
-            ).play(EFFORT["default"].rounds)
-            for case_id, result in played.items():
-                if result.status != "OK":
-                    raise SystemExit(f"{case_id}: {result.status}: {result.reason}")
-            times = block_times({c.variant.name: played[c.id].samples for c in match})
-            for row in rows:
-                if row["match"] == number:
-                    ours, theirs = (times[name] for name in row["names"])
-                    row["log_ratios"].append(ours - theirs)
-        processes.stop_parents()
-        partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps(found, indent=1), encoding="utf-8")
-        os.replace(partial, path)
-        elapsed = time.monotonic() - start
-        left = elapsed / (block + 1) * (blocks - block - 1)
-        print(
-            f"{framework}: block {block + 1} of {blocks} · {clock(elapsed)} elapsed, "
-            f"about {clock(left)} left",
-            file=sys.stderr,
-            flush=True,
+    return True
+
+
+def _left(found: dict) -> list[tuple[int, str, list[int]]]:
+    """The blocks still to be played: each with a framework and the numbers of its matches."""
+    every = [
+        (
+            block,
+            framework,
+            [
+                number
+                for number, match in enumerate(found["matches"])
+                if match["framework"] == framework and len(match["blocks"]) <= block
+            ],
         )
+        for block in range(LOOKS[-1])
+        for framework in dict.fromkeys(match["framework"] for match in found["matches"])
+    ]
+    return [each for each in every if each[2]]
+
+
+def _start_parents(processes: Processes, framework: str, threads: int) -> None:
+    keys = {parent_key(case, threads): None for case in contenders(framework)}
+    failures = processes.start_parents(list(keys))
+    if failures:
+        raise SystemExit(f"{framework}: {next(iter(failures.values()))}")
+
+
+def _play(processes, framework, number, blocks, threads, results) -> dict[str, float]:
+    """One block of a match: the log time of each who still plays."""
+    block, alive = len(blocks), staying(blocks)
+    cases = [case for case in contenders(framework) if case.variant.name in alive]
+    data = datasets.materialise(cases[0].task.dataset, results / "data")
+    played = Match(
+        processes,
+        start_order(cases, number, block),
+        data={"digits-cnn": str(data)},
+        threads=threads,
+        seed=SEED + block,
+        evidence=False,
+        number=number,
+        side_by_side=min(threads, 4) if processes.forks else 1,
+    ).play(EFFORT["default"].rounds)
+    for case_id, result in played.items():
+        if result.status != "OK":
+            raise SystemExit(f"{case_id}: {result.status}: {result.reason}")
+    return block_times({case.variant.name: played[case.id].samples for case in cases})
+
+
+# What was found ----------------------------------------------------------------------------------
 
 
 def summary(found: dict) -> str:
-    """A line for each pair, then counts of verdicts."""
+    """A line for each pair, then how often each verdict was reached, and what leaving moved."""
     lines, counts = [], {}
-    for row in found["pairs"]:
-        judged = verdicts.compare(row["log_ratios"])
-        low, high = judged.ci or (judged.ratio, judged.ratio)
-        lines.append(
-            f"{row['framework']} {row['kind']:8} batch {row['batch_size']:<3} "
-            f"{judged.ratio:.3f} [{low:.3f}, {high:.3f}] sd {judged.sd or 0:.3f} "
-            f"{judged.verdict or '-'}"
-        )
-        key = (row["framework"], row["kind"], judged.verdict)
-        counts[key] = counts.get(key, 0) + 1
-    for (framework, kind, verdict), count in sorted(counts.items(), key=str):
-        lines.append(f"{framework} {kind}: {count} {verdict or 'without verdict'}")
-    return "\n".join(lines)
+    for match in found["matches"]:
+        if not match["blocks"]:
+            continue
+        asked = pairs()
+        judged = judge(fit_of(match["blocks"]), list(asked.values()), LOOKS)
+        for name, one in zip(asked, judged, strict=True):
+            kind = "control" if name.startswith("same") else name.partition("_")[0]
+            low, high = one.ci or (one.ratio, one.ratio)
+            lines.append(
+                f"{match['framework']} {kind:8} {one.ratio:.3f} [{low:.3f}, {high:.3f}] "
+                f"sd {one.sd or 0:.3f} {one.n} blocks {one.verdict or '-'}"
+            )
+            verdict = one.verdict or "without verdict"
+            key = (match["framework"], kind)
+            counts.setdefault(key, {}).setdefault(verdict, []).append(one.n)
+    for (framework, kind), own in sorted(counts.items()):
+        said = ", ".join(f"{len(each)} {verdict}" for verdict, each in own.items())
+        blocks = float(np.mean([n for each in own.values() for n in each]))
+        lines.append(f"{framework} {kind}: {said}; {blocks:.1f} blocks on average")
+    return "\n".join([*lines, *_moved(found)])
 
 
-def simulate(found: dict, blocks: int = EFFORT["default"].blocks) -> str:
-    """Resample the controls' recorded block noise: coverage, and false verdicts in a table."""
-    random = np.random.default_rng(SEED)
+def _moved(found: dict) -> list[str]:
+    """How the ratios of who stayed changed when others left, with 95% intervals."""
     lines = []
-    for framework in dict.fromkeys(row["framework"] for row in found["pairs"]):
-        rows = [r for r in found["pairs"] if (r["framework"], r["kind"]) == (framework, "control")]
-        noise = np.concatenate([row["log_ratios"] for row in rows])
-        noise = noise - noise.mean()  # in the simulated world the truth is a ratio of one
-        covered = wrong = slight = detected = 0
-        for _ in range(DRAWS):
-            drawn = random.choice(noise, blocks).tolist()
-            judged = verdicts.compare(drawn)
-            covered += judged.ci[0] <= 1.0 <= judged.ci[1]
-            wrong += judged.verdict in ("faster", "slower")
-            slight += judged.verdict in ("slightly faster", "slightly slower")
-            slower = verdicts.compare([value + np.log1p(found["planted"]) for value in drawn])
-            detected += slower.verdict == "slower"
-        table = 1 - (1 - wrong / DRAWS) ** TABLE_ROWS
-        lines.append(
-            f"{framework}: noise sd {exp(noise.std()) - 1:.3f} of {len(noise)} blocks; "
-            f"coverage {covered / DRAWS:.1%}; a false verdict in {TABLE_ROWS} rows {table:.1%}, "
-            f'"slightly" in {slight / DRAWS:.1%} of rows; '
-            f"planted {found['planted']:.0%} found {detected / DRAWS:.1%}"
+    for kind, words in (("same", "equal work"), ("slow5", "5% planted"), ("slow10", "10% planted")):
+        changes = [
+            change
+            for match in found["matches"]
+            for name, pair in pairs().items()
+            if name.startswith(kind)
+            for change in _change(match["blocks"], pair)
+        ]
+        if len(changes) > 1:
+            one = verdicts.t_interval(changes)
+            mean, low, high = (100 * (exp(value) - 1) for value in (one.mean, one.low, one.high))
+            lines.append(
+                f"{words}: ratios of {one.n} pairs moved by {mean:+.2f}% ({low:+.2f}–{high:+.2f}) "
+                "when others had left"
+            )
+    return lines
+
+
+def _change(blocks: list[dict[str, float]], pair: Pair) -> list[float]:
+    """The pair's log ratio after the first who left, less that before; nothing without both."""
+    before = [b[pair.top] - b[pair.bottom] for b in blocks if len(b) == len(blocks[0])]
+    after = [
+        b[pair.top] - b[pair.bottom]
+        for b in blocks
+        if len(b) < len(blocks[0]) and pair.top in b and pair.bottom in b
+    ]
+    return [float(np.mean(after) - np.mean(before))] if before and after else []
+
+
+def noise_of(found: dict) -> dict[str, list[float]]:
+    """The log ratios of equal work by framework, block by block."""
+    noise: dict[str, list[float]] = {}
+    for match in found["matches"]:
+        noise.setdefault(match["framework"], []).extend(
+            block[pair.top] - block[pair.bottom]
+            for name, pair in pairs().items()
+            if name.startswith("same")
+            for block in match["blocks"]
         )
-    return "\n".join(lines)
+    return noise
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one of the two commands; return the exit status."""
-    parser = argparse.ArgumentParser(prog="twinbench validate", description=__doc__)
+    """Run one of the commands; return the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="twinbench validate",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     live = commands.add_parser("measure", help="play live pairs")
     live.add_argument("--framework", default="pt,tf", help="pt, tf or both")
-    live.add_argument("--pairs", type=int, default=10, help="pairs of each kind and framework")
-    live.add_argument("--blocks", type=int, default=EFFORT["default"].blocks)
+    live.add_argument("--pairs", type=int, default=20, help="of equal work, in each framework")
     live.add_argument("--results", type=Path, default=Path("results"))
-    again = commands.add_parser("simulate", help="resample the noise of a measured file")
-    again.add_argument("path", type=Path)
+    live.add_argument("--minutes", type=float, metavar="N", help="end after so many")
+    live.add_argument("--resume", type=Path, metavar="FOLDER", help="go on where it ended")
+    again = commands.add_parser("simulate", help="resample the noise of what was measured")
+    again.add_argument("path", type=Path, help="a validation.json, or a record or its folder")
+    past = commands.add_parser("replay", help="judge records as if their runs had ended early")
+    past.add_argument("path", type=Path, nargs="+", help="a record, or its folder")
+    bad = commands.add_parser("company", help="play pairs in bad company")
+    bad.add_argument("--framework", default="pt,tf", help="pt, tf or both")
+    bad.add_argument("--kinds", metavar="A,B", help=f"of {', '.join(company.kinds())}")
+    bad.add_argument("--runs", type=int, default=1, help="of each kind and framework")
+    bad.add_argument("--results", type=Path, default=Path("results"))
+    bad.add_argument("--minutes", type=float, metavar="N", help="end after so many")
+    planted = commands.add_parser("mutations", help="plant faults: do the tests notice?")
+    planted.add_argument("--only", default="", metavar="WORDS", help="faults whose name has these")
+    planted.add_argument("--drawn", type=int, metavar="N", help="draw N others in their place")
+    planted.add_argument("--of", default="bench/analysis", help="from the files of this folder")
+    planted.add_argument("--seed", type=int, default=0, help="which are drawn")
+    planted.add_argument("--minutes", type=float, metavar="N", help="end after so many")
     given = parser.parse_args(arguments)
-    if given.command == "simulate":
-        try:
-            found = json.loads(given.path.read_text(encoding="utf-8"))
-            print(simulate(found))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            parser.error(f"{given.path} is not a validation.json of `measure`: {error}")
-        return 0
-    frameworks = given.framework.split(",")
-    for name in frameworks:
-        if name not in FRAMEWORKS:
-            parser.error(f"there is no framework {name!r}; choose from {', '.join(FRAMEWORKS)}")
-    if given.pairs < 1 or given.blocks < 1:
-        parser.error("--pairs and --blocks take 1 or more")
-    path = measure(frameworks, given.pairs, given.blocks, given.results.resolve())
-    print(path)
+    run = {"measure": _measure, "simulate": _simulate, "replay": _replay}
+    run |= {"company": _company, "mutations": _mutations}
+    return run[given.command](parser, given)
+
+
+def _named(parser: argparse.ArgumentParser, given: str, what: str, known: Iterable[str]) -> list:
+    """Names that are known, comma-separated."""
+    names = given.split(",")
+    for name in names:
+        if name not in known:
+            parser.error(f"there is no {what} {name!r}; choose from {', '.join(known)}")
+    return names
+
+
+def _measure(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
+    frameworks = _named(parser, given.framework, "framework", FRAMEWORKS)
+    if given.pairs < 1:
+        parser.error("--pairs takes 1 or more")
+    _check_minutes(parser, given)
+    if given.resume and not (given.resume / "validation.json").is_file():
+        parser.error(f"--resume: {given.resume} holds no validation.json")
+    results = given.results.resolve()
+    folder = given.resume.resolve() if given.resume else new_folder(results)
+    path = folder / "validation.json"
+    found = json.loads(path.read_text("utf-8")) if given.resume else _begun(frameworks, given.pairs)
+    try:
+        whole = measure(path, found, results, given.minutes)
+    except KeyboardInterrupt:
+        whole = False
+    print("\n".join(filter(None, [summary(found), str(path)])))
+    if not whole:
+        again = f"twinbench validate measure --resume {folder}"
+        print(f"not finished: {again} goes on where it ended", file=sys.stderr)
+    return 0 if whole else 2
+
+
+def _begun(frameworks: list[str], count: int) -> dict:
+    """What is to be measured: so many matches that each framework has `count` control pairs."""
+    matches = [
+        {"framework": name, "blocks": []}
+        for name in frameworks
+        for _ in range(-(-count // CONTROLS))
+    ]
+    return {"environment": machine.describe(machine.usable_threads()), "matches": matches}
+
+
+def _simulate(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
+    try:
+        file = results_file(given.path)
+        found = json.loads(file.read_text(encoding="utf-8"))
+        noise = replay.noise_of(load(file)) if "schema_version" in found else noise_of(found)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        parser.error(f"{given.path} is no record, nor a validation.json of `measure`: {error}")
+    if not all(len(own) > 1 for own in noise.values()) or not noise:
+        parser.error(f"{given.path} holds too few blocks")
+    for framework, own in noise.items():
+        print(f"{framework}: {simulate.summary(own, simulate.simulate(own, SEED))}")
+    return 0
+
+
+def _company(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
+    known = company.kinds()
+    frameworks = _named(parser, given.framework, "framework", FRAMEWORKS)
+    chosen = list(known) if given.kinds is None else _named(parser, given.kinds, "kind", known)
+    if given.runs < 1:
+        parser.error("--runs takes 1 or more")
+    _check_minutes(parser, given)
+    results = given.results.resolve()
+    try:
+        return company.report(contenders, frameworks, chosen, given.runs, results, given.minutes)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _mutations(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
+    _check_minutes(parser, given)
+    try:
+        if given.drawn is not None and given.drawn < 1:
+            raise ValueError("--drawn takes 1 or more")
+        every = mutations.known()
+        if given.drawn:
+            every = mutations.drawn(given.of, given.drawn, given.seed)
+        faults = [fault for fault in every if given.only in fault.name]
+        if not faults:
+            raise ValueError(f"--only: no fault has {given.only!r} in its name")
+        return mutations.report(faults, given.minutes)
+    except ValueError as error:
+        parser.error(str(error))
+    except KeyboardInterrupt:
+        return 130
+
+
+def _check_minutes(parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
+    if given.minutes is not None and not 0 < given.minutes < float("inf"):
+        parser.error("--minutes takes a time above 0")
+
+
+def _replay(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
+    try:
+        records = {path: load(path) for path in given.path}
+    except ValueError as error:
+        parser.error(str(error))
+    found = {path.resolve().name: replay.replay(record) for path, record in records.items()}
+    found = {name: each for name, each in found.items() if each.early.count}
+    if not found:
+        parser.error(f"no record has comparisons of {LOOKS[1]} blocks or more")
+    print(replay.table(found))
     return 0

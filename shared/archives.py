@@ -155,20 +155,6 @@ def _read_zip(file: BinaryIO, out: _Output) -> None:
             out.add(name, member.file_size, opened)
 
 
-def check_zip(path) -> None:
-    """Raise ArchiveError unless `path` is a zip archive whose members have their checksums."""
-    where = "it"
-    try:
-        with zipfile.ZipFile(path) as archive:
-            for member in archive.infolist():
-                where = f"{member.filename} in it"
-                with archive.open(member) as content:
-                    while content.read(_CHUNK):  # the last one looks at the checksum
-                        pass
-    except Exception as error:  # damaged data may raise anything in zipfile
-        raise ArchiveError(f"{where} is damaged: {_words(error)}") from error
-
-
 # Tar ----------------------------------------------------------------------------------------
 
 

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from shared import photos
+from shared import photos, scenes
 from shared.specs import DatasetSpec
 
 # Newline, tab and printable ASCII; with one code for every other character that makes 98.
@@ -31,17 +31,25 @@ def materialise(spec: DatasetSpec, folder: Path) -> Path:
     only when it is complete, whatever interrupts this and whoever else makes the same data.
     A data set of photos is a folder of files, and nothing to `load`.
     """
+    if spec.kind == "file":  # a check has written it, see `shared.own_model`
+        return folder / spec.name
     if spec.kind == "photos":
         size, seed = spec.image_size, spec.seed
         return photos.make_photos(folder, images=spec.train_size, size=size, seed=seed)
-    made_by = hashlib.sha256(Path(__file__).read_bytes())
-    if spec.kind == "crops":
+    made_by = hashlib.sha256(Path(__file__).read_bytes() + Path(scenes.__file__).read_bytes())
+    if spec.kind in ("crops", "scenes", "domains"):
         made_by.update(Path(photos.__file__).read_bytes() + version("pillow").encode())
     made_by.update(f"{spec}{platform.python_version()}".encode())
     target = folder / f"{spec.name}-{made_by.hexdigest()[:12]}"
     if target.is_dir():
         return target
-    make = {"digits": _make_digits, "text": _make_text, "crops": _make_crops}[spec.kind]
+    make = {
+        "digits": _make_digits,
+        "text": _make_text,
+        "crops": _make_crops,
+        "scenes": _make_scenes,
+        "domains": _make_domains,
+    }[spec.kind]
     folder.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=folder, prefix=".partial-") as partial:
         whole = Path(partial) / "data"
@@ -58,7 +66,12 @@ def materialise(spec: DatasetSpec, folder: Path) -> Path:
 
 
 def load(folder: Path, split: str) -> tuple[np.ndarray, np.ndarray]:
-    """Map x and y of `split` ("train" or "test") read-only. Never executes code (no pickle)."""
+    """Map x and y of `split` ("train" or "test") read-only. Never executes code (no pickle).
+
+    Raises NotImplementedError for a user's file whose x or y is a structure of arrays.
+    """
+    if (folder / "batches.json").is_file() and not (folder / f"{split}_x.npy").is_file():
+        raise NotImplementedError("it is measured with one array as x and one as y, no structures")
     return tuple(
         np.load(folder / f"{split}_{part}.npy", mmap_mode="r", allow_pickle=False)
         for part in ("x", "y")
@@ -104,25 +117,16 @@ def _make_digits(spec: DatasetSpec) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     Two thirds of the originals make the training split, the others the test split, each rendered
     as often as the size of its split asks for.
     """
-    from sklearn.datasets import load_digits
-
-    originals, labels = load_digits(return_X_y=True)
-    originals = (originals.reshape(-1, 8, 8) / 16.0).astype(np.float32)
+    originals, labels = scenes.originals()
     random = np.random.default_rng(spec.seed)
-    rows_of = _split_originals(len(originals), random)
+    rows_of = scenes.split_originals(len(originals), random)
     splits = {}
     for split, size in (("train", spec.train_size), ("test", spec.test_size)):
         rows = np.resize(rows_of[split], size)
         images = [_render(originals, rows_of["train"], row, spec, random) for row in rows]
-        splits[split] = (np.stack(images)[..., None], labels[rows].astype(np.int64))
+        splits[split] = (np.stack(images)[..., None], labels[rows])
     mean, std = splits["train"][0].mean(), splits["train"][0].std()
     return {split: ((x - mean) / std, y) for split, (x, y) in splits.items()}
-
-
-def _split_originals(count: int, random: np.random.Generator) -> dict[str, np.ndarray]:
-    """Give each of `count` originals to one split, in random order."""
-    order = random.permutation(count)
-    return {"test": order[: count // 3], "train": order[count // 3 :]}
 
 
 def _render(
@@ -163,6 +167,96 @@ def _make_crops(spec: DatasetSpec) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     pixels = drawn["train"][0].astype(np.float32)
     mean, std = pixels.mean((0, 1, 2)), pixels.std((0, 1, 2))
     return {split: ((x - mean) / std, y) for split, (x, y) in drawn.items()}
+
+
+# Scenes ---------------------------------------------------------------------------------------
+
+SHORTEST, LONGEST = 10, 28  # a digit's longer side, in pixels
+TRIES = 20  # places that are tried for a digit before it is left out
+INK = 0.25  # a digit's box holds all pixels of at least so much
+
+
+def _make_scenes(spec: DatasetSpec) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Digits of several sizes over photos; channels standardised by the training split's."""
+    images, labels = scenes.originals()
+    images = [_cropped(image) for image in images]
+    random = np.random.default_rng(spec.seed)
+    rows_of, parts = scenes.split_originals(len(images), random), scenes.photo_parts()
+    splits = {}
+    for split, size in (("train", spec.train_size), ("test", spec.test_size)):
+        made = []
+        for _ in range(size):
+            canvas = scenes.background(parts[split], spec.image_size, random)
+            made.append((canvas, _place(canvas, images, labels, rows_of[split], spec, random)))
+        x, y = zip(*made, strict=True)
+        splits[split] = (np.stack(x), np.stack(y))
+    mean, std = (f(splits["train"][0], axis=(0, 1, 2)) for f in (np.mean, np.std))
+    return {split: ((x - mean) / std, y) for split, (x, y) in splits.items()}
+
+
+def _cropped(digit: np.ndarray) -> np.ndarray:
+    """A digit without the margin around its ink."""
+    rows, columns = (np.flatnonzero((digit >= INK).any(axis)) for axis in (1, 0))
+    return digit[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
+
+
+def _place(
+    canvas: np.ndarray,
+    images: list[np.ndarray],
+    labels: np.ndarray,
+    rows: np.ndarray,
+    spec: DatasetSpec,
+    random: np.random.Generator,
+) -> np.ndarray:
+    """Draw one digit to `spec.objects` into `canvas`; return the rows that label them."""
+    found = np.full((spec.objects, 5), [0, 0, 0, 0, -1], np.float32)
+    placed = 0
+    for row in random.choice(rows, random.integers(1, spec.objects + 1)):
+        length, digit = random.integers(SHORTEST, LONGEST + 1), images[row]
+        height, width = (max(2, round(length * n / max(digit.shape))) for n in digit.shape)
+        for _ in range(TRIES):
+            top, left = (random.integers(0, spec.image_size - n + 1) for n in (height, width))
+            box = np.array([left, top, left + width, top + height])
+            others = found[:placed]
+            apart = (box[2:] <= others[:, :2]) | (others[:, 2:4] <= box[:2])
+            if apart.any(1).all():
+                scenes.blend(canvas, scenes.scaled(digit, height, width), top, left)
+                found[placed] = [*box, labels[row]]
+                placed += 1
+                break
+    return found
+
+
+# Domains --------------------------------------------------------------------------------------
+
+SIDE = 24  # a digit's, in pixels
+
+
+def _make_domains(spec: DatasetSpec) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Digits on black, and the same digits over photos, in an order of their own.
+
+    No original digit and no pixel of a photo is both in what is trained on and in what is tested.
+    """
+    images, labels = scenes.originals()
+    digits = [scenes.scaled(image, SIDE, SIDE) for image in images]
+    random = np.random.default_rng(spec.seed)
+    rows_of, parts = scenes.split_originals(len(images), random), scenes.photo_parts()
+    black = {split: [np.zeros((spec.image_size,) * 2 + (3,), np.float32)] for split in rows_of}
+    splits = {}
+    for name, split, size, behind in (
+        ("train", "train", spec.train_size, black),
+        ("target", "train", spec.train_size, parts),
+        ("test", "test", spec.test_size, parts),
+        ("source_test", "test", spec.test_size, black),
+    ):
+        rows = random.permutation(np.resize(rows_of[split], size))
+        canvases = [scenes.background(behind[split], spec.image_size, random) for _ in rows]
+        for canvas, row in zip(canvases, rows, strict=True):
+            middle = (spec.image_size - SIDE) // 2
+            scenes.blend(canvas, digits[row], *(middle + random.integers(-2, 3, 2)))
+        splits[name] = (np.stack(canvases), labels[rows])
+    mean, std = splits["train"][0].mean(), splits["train"][0].std()
+    return {name: ((x - mean) / std, y) for name, (x, y) in splits.items()}
 
 
 # Text ---------------------------------------------------------------------------------------

@@ -16,6 +16,8 @@ A sample has `DRAWS` of them, float32:
 Small images, which are in memory, are shifted instead: padded by `SHIFT` pixels on each side and
 cut to their size again, as He et al. do (2015, "Deep Residual Learning for Image Recognition",
 section 4.2). `shifts` gives the places.
+
+`ImageForm` says what images have in the end: a size, and values less a mean and over a deviation.
 """
 
 from __future__ import annotations
@@ -23,17 +25,46 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-
-from shared.images import list_images
 
 TRIES = 10
 DRAWS = 2 * TRIES + 3
 SMALLEST_AREA = 0.08
 RATIOS = (3 / 4, 4 / 3)
 SHIFT = 2
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, of pixels in [0, 1]
+
+
+@dataclass(frozen=True)
+class ImageForm:
+    """What becomes of pixels, 0 to 255: `size` x `size` of them, less `mean` and over `std`.
+
+    mean, std: of red, green and blue, of values in [0, 1]. That is `row * scale + offset` for the
+    3 * `size` values of a row: over a last axis of three channels the same arithmetic takes ten
+    times as long.
+
+    Raises ValueError for a size below 1, and where there are not three of each or a `std` is not
+    positive.
+    """
+
+    size: int
+    mean: tuple
+    std: tuple
+    scale: np.ndarray = field(init=False, repr=False, compare=False)
+    offset: np.ndarray = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.size < 1 or len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
+            raise ValueError(
+                "image_size must be 1 at least, mean and std three numbers, std positive, not "
+                f"{self.size}, {self.mean} and {self.std}"
+            )
+        mean, std = np.float32(self.mean), np.float32(self.std)
+        object.__setattr__(self, "scale", np.tile(1 / (255 * std), self.size))
+        object.__setattr__(self, "offset", np.tile(-mean / std, self.size))
 
 
 def draw(size: int, *, seed: int, epoch: int) -> np.ndarray:
@@ -110,30 +141,6 @@ def crop_box(height: int, width: int, numbers: Sequence[float]) -> tuple[int, in
     high = min(height, max(1, round(width / RATIOS[0])))
     wide = min(width, max(1, round(height * RATIOS[1])))
     return (height - high) // 2, (width - wide) // 2, high, wide
-
-
-def open_folder(
-    source: str | Path,
-    batch_size: int,
-    seed: int,
-    decoder: str = "standard",
-    on_error: str = "raise",
-    start_batch: int = 0,
-) -> tuple[list[str], np.ndarray, Epochs]:
-    """Paths and labels (int64) of a folder's images, and their epochs; settings are checked.
-
-    Raises ValueError for a decoder other than "standard" or "fast", an on_error other than "raise"
-    or "skip", and where the folder or `Epochs` does.
-    """
-    for name, value, choices in (
-        ("decoder", decoder, ("standard", "fast")),
-        ("on_error", on_error, ("raise", "skip")),
-    ):
-        if value not in choices:
-            raise ValueError(f"{name} must be {' or '.join(choices)}, not {value!r}")
-    paths, labels, _ = list_images(Path(source))
-    epochs = Epochs(len(paths), batch_size=batch_size, seed=seed, start_batch=start_batch)
-    return [str(path) for path in paths], labels, epochs
 
 
 def open_arrays(

@@ -29,6 +29,8 @@ from typing import BinaryIO
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
+from shared.epochs import Epochs
+
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp")
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP")
 MAX_PIXELS = 1024**3 // 4 // 3  # as Pillow warns at: 256 MiB of RGB
@@ -105,6 +107,30 @@ def _images_below(folder: Path, seen: set[str]) -> Iterator[Path]:
             if not entry.is_file():
                 raise ValueError(f"{entry.path}: is named as an image, but is no file")
             yield Path(entry.path)
+
+
+def open_folder(
+    source: str | Path,
+    batch_size: int,
+    seed: int,
+    decoder: str = "standard",
+    on_error: str = "raise",
+    start_batch: int = 0,
+) -> tuple[list[str], np.ndarray, Epochs]:
+    """Paths and labels (int64) of a folder's images, and their epochs; settings are checked.
+
+    Raises ValueError for a decoder other than "standard" or "fast", an on_error other than "raise"
+    or "skip", and where the folder or `Epochs` does.
+    """
+    for name, value, choices in (
+        ("decoder", decoder, ("standard", "fast")),
+        ("on_error", on_error, ("raise", "skip")),
+    ):
+        if value not in choices:
+            raise ValueError(f"{name} must be {' or '.join(choices)}, not {value!r}")
+    paths, labels, _ = list_images(Path(source))
+    epochs = Epochs(len(paths), batch_size=batch_size, seed=seed, start_batch=start_batch)
+    return [str(path) for path in paths], labels, epochs
 
 
 # Decoding -----------------------------------------------------------------------------------

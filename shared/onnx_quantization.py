@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -39,8 +40,9 @@ def quantize(source: Path, path: Path, batches: Iterable[tuple[np.ndarray, ...]]
 
     Weights are int8 with a scale for each channel, activations uint8 with one for each tensor;
     their ranges are the smallest and largest values of `batches`, which hold the inputs in the
-    model's order. The file's metadata is kept. Raises NotImplementedError, and writes nothing,
-    where no weight is quantized or the tool fails.
+    model's order. The scores of attention stay float32 once they are masked, and so does what
+    scales an input column by column. The file's metadata is kept. Raises NotImplementedError, and
+    writes nothing, where no weight is quantized or the tool fails.
     Source: `onnxruntime.quantization.quantize_static`.
     """
     given = onnx.load(source, load_external_data=False)
@@ -54,10 +56,12 @@ def quantize(source: Path, path: Path, batches: Iterable[tuple[np.ndarray, ...]]
         )  # it asks for the preparation that has just been done
         try:
             quant_pre_process(str(source), str(prepared), skip_symbolic_shape=True)
+            graph = onnx.load(prepared).graph
             quantize_static(
                 str(prepared),
                 str(quantized),
                 _Reader(feeds),
+                nodes_to_exclude=_masked(graph) + _scaling(graph),
                 per_channel=True,
                 activation_type=QuantType.QUInt8,
                 weight_type=QuantType.QInt8,
@@ -73,6 +77,34 @@ def quantize(source: Path, path: Path, batches: Iterable[tuple[np.ndarray, ...]]
         about = {entry.key: entry.value for entry in given.metadata_props}
         onnx.helper.set_model_props(model, about)
         onnx.save(model, path)
+
+
+def _masked(graph: onnx.GraphProto) -> list[str]:
+    """Names of nodes that put a mask on scores, and of what reads these: on one grid with -1e9, or
+    an infinity, all scores would be one."""
+    made = {output: node for node in graph.node for output in node.output}
+    names = []
+    for node in graph.node:
+        masking = made.get(node.input[0]) if node.op_type == "Softmax" else None
+        if masking is not None and masking.op_type in ("Add", "Where", "Mul", "Sub"):
+            names += [masking.name, node.name]
+    return names
+
+
+def _scaling(graph: onnx.GraphProto) -> list[str]:
+    """Names of nodes that scale and shift an input, column by column, before all else: a grid for
+    all columns would lose the narrow ones."""
+    constants = {tensor.name: math.prod(tensor.dims) for tensor in graph.initializer}
+    scaled = {value.name for value in graph.input} - constants.keys()
+    names, by_column = [], False
+    for node in graph.node:
+        others = [name for name in node.input if name not in scaled]
+        known = len(others) + 1 == len(node.input) and constants.keys() >= {*others}
+        if known and node.op_type in ("Add", "Sub", "Mul", "Div"):
+            names.append(node.name)
+            scaled.update(node.output)
+            by_column |= any(constants[name] > 1 for name in others)
+    return names if by_column else []
 
 
 def replace(path, batches: Iterable[tuple[np.ndarray, ...]]) -> None:

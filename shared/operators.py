@@ -78,5 +78,16 @@ def litert_integer_layers(path, x: np.ndarray) -> dict[str, int]:
     return _layers(found)
 
 
+def litert_delegated(path) -> bool:
+    """Whether XNNPACK runs all of a LiteRT file, none of it LiteRT's own kernels."""
+    interpreter = runtimes.package("ai_edge_litert.interpreter", "ai-edge-litert")
+    runtimes.check_exists(path)
+    model = interpreter.Interpreter(model_path=str(path))
+    model.allocate_tensors()
+    parts = [one for one in model._get_ops_details() if one["op_name"] == "DELEGATE"]
+    outputs = {one["index"] for one in model.get_output_details()}
+    return len(parts) == 1 and outputs <= {*parts[0]["outputs"]}
+
+
 def _layers(found: dict[str, int]) -> dict[str, int]:
     return {name: number for name, number in sorted(found.items()) if _LAYER.search(name)}

@@ -1,8 +1,7 @@
 """One training run on several replicas: what both frameworks' programs for it agree on.
 
-Which samples of a global batch belong to which replica, the options of the program, the result that
-it writes, and how its processes are started on one machine and ended together. Imports neither
-framework.
+The samples of each batch, the options of the program, the result that it writes, and how its
+processes are started on one machine and ended together. Imports neither framework.
 
 The order of an epoch is a permutation drawn from (seed, epoch), as in `datasets.batch_order`, cut
 into global batches, of which the last may be smaller. Each replica takes one contiguous part of
@@ -15,38 +14,39 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from argparse import BooleanOptionalAction
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from inspect import signature
-from itertools import chain, count, islice
+from itertools import count, islice
 from pathlib import Path
 
 import numpy as np
 import psutil
 
-from shared.datasets import batch_order, materialise
-from shared.specs import TASKS
+from shared import own_network, scratch
 
 LOOPBACK = "127.0.0.1"
 WARM_STEPS = 2  # at the start of a run, whose traffic does not count
+_EVERY = ("0.0.0.0", "::")
+_LOOKS = 10  # at a process that may be idle, in the time that it may wait
+_IDLE = 0.02  # share of a core: heartbeats and the looks themselves take less
 END_S = 10.0  # how long processes that were asked to end may take
 _ERROR = "replica failed: "
 _REFUSED = "NotImplementedError: "  # what follows is why
 _LAUNCHER = "REPLICAS_LAUNCHER"  # the process that started a run, for those that it started
 _LEAST = {
-    **{"replicas": 1, "global_batch": 1, "steps": 1, "seed": 0},
-    **{"micro_batches": 1, "threads": 0, "save_every": 0},
+    **{"replicas": 1, "parts": 1, "global_batch": 1, "steps": 1, "seed": 0},
+    **{"processes": 0, "threads": 0, "save_every": 0},
 }
 
 
@@ -54,9 +54,11 @@ _LEAST = {
 class Result:
     """What a run gives back.
 
-    weights: canonical name -> float32 array. losses: (steps,), the mean over each global batch.
-    seen: (samples,), how often each sample was trained on since the run was started, counted by the
-    replicas themselves. step_s: seconds of each step of the first replica, since it was started.
+    weights: of the whole model, by the framework's own names and in its layouts. losses: (steps,),
+    the mean over each global batch. seen: (samples,), how often each sample was trained on since
+    the run was started, counted by the replicas themselves. step_s: seconds of each step of the
+    first process, since it was started; ended: when each was over, on the clock of
+    `time.monotonic`.
     peak_bytes, import_bytes: (processes,) resident memory of each process, at its peak and after
     the imports; 0 where the system does not tell. loopback_bytes: what crossed the loopback
     interface in a step, mean over the steps after the first two, of all processes together and
@@ -67,6 +69,7 @@ class Result:
     losses: np.ndarray
     seen: np.ndarray
     step_s: np.ndarray
+    ended: np.ndarray
     peak_bytes: np.ndarray
     import_bytes: np.ndarray
     loopback_bytes: float
@@ -94,43 +97,32 @@ class Result:
 
 @dataclass(frozen=True)
 class Run:
-    """How replicas train, whatever they do in a step.
+    """How a model trains on several devices, whatever they do in a step.
 
-    threads: of all replicas together, 0 for all cores; each has an equal part, at least one.
-    checkpoint: a folder to save to every `save_every` steps and at the end (0: at the end alone); a
-    run goes on from the last one there. timeout_s: how long a replica waits for others.
+    replicas: of the model, which share each global batch. parts: devices that hold one replica
+    together, as stages or shards. processes: 0 for as many as the framework has by itself.
+    threads: of all devices together, 0 for all cores. checkpoint: a folder to save to every
+    `save_every` steps and at the end (0: at the end alone); a run goes on from the last one there.
+    timeout_s: how long a process waits for others.
     """
 
     replicas: int
     global_batch: int
     steps: int
+    parts: int = 1
     seed: int = 0
+    processes: int = 0
     threads: int = 0
     checkpoint: str = ""
     save_every: int = 0
     timeout_s: float = 300.0
 
 
-@dataclass(frozen=True)
-class Trained:
-    """What training with parts of a model on several devices leaves.
-
-    weights: the state of the whole model by the framework's own names, in its layouts. losses: of
-    each step, the mean over its batch. ended: when each step was over, on the clock of
-    `time.monotonic`.
-    """
-
-    weights: dict[str, np.ndarray]
-    losses: list[float]
-    ended: list[float]
-
-
 def distance(one: Result, other: Result) -> float:
     """The largest relative L2 distance of a weight tensor of two results."""
     return max(
-        float(np.linalg.norm(one.weights[name] - other.weights[name]))
-        / max(float(np.linalg.norm(one.weights[name])), 1e-30)
-        for name in one.weights
+        float(np.linalg.norm(weight - other.weights[name]) / (np.linalg.norm(weight) or 1.0))
+        for name, weight in one.weights.items()
     )
 
 
@@ -165,7 +157,10 @@ def take(samples, rows):
 
 
 def save_samples(samples, path: Path) -> None:
-    """Write an array to PATH.npy; those of a tuple or dict to the folder PATH, by place or name."""
+    """Write an array to PATH.npy; those of a tuple or dict to the folder PATH, by place or name.
+
+    Tensors on the CPU are taken as arrays.
+    """
     if not isinstance(samples, (tuple, list, dict)):
         np.save(path.with_suffix(".npy"), samples)
         return
@@ -203,38 +198,22 @@ def load_training(folder: object) -> tuple:
     return x, y
 
 
-def check_training(dataset: tuple, *, steps: int, global_batch: int) -> None:
-    """Raise ValueError for numbers that don't go with the inputs and targets of `dataset`."""
-    lengths = [len(part) for samples in dataset for part in leaves(samples)]
-    if steps < 1 or not 1 <= global_batch <= lengths[0] or len(set(lengths)) > 1:
-        x, y = map(size, dataset)
-        raise ValueError(f"{steps} steps of {global_batch} from {x} samples, {y} labels")
-
-
-def full_batches(samples: int, *, global_batch: int, steps: int, seed: int) -> Iterator[np.ndarray]:
-    """The rows of `steps` batches in the shared order, without the rest that ends an epoch."""
-    epochs = (batch_order(samples, global_batch, seed=seed, epoch=number) for number in count())
-    return islice(chain.from_iterable(epochs), steps)
-
-
 # Which samples --------------------------------------------------------------------------------
 
 
-def batches(samples: int, *, global_batch: int, seed: int, begin: int = 0) -> Iterator[np.ndarray]:
+def batches(
+    samples: int, *, global_batch: int, seed: int, begin: int = 0, whole: bool = False
+) -> Iterator[np.ndarray]:
     """Yield the rows of each global batch from step `begin` on, epoch after epoch, without end.
 
-    The last batch of an epoch holds what is left.
+    The last batch of an epoch holds what is left, or is left out where all have to be `whole`.
     """
-    each = -(-samples // global_batch)
+    each = samples // global_batch if whole else -(-samples // global_batch)
     for epoch in count(begin // each):
         order = np.random.default_rng([seed, epoch]).permutation(samples)
-        parts = (order[start : start + global_batch] for start in range(0, samples, global_batch))
+        starts = range(0, each * global_batch, global_batch)
+        parts = (order[start : start + global_batch] for start in starts)
         yield from islice(parts, begin % each if epoch == begin // each else 0, None)
-
-
-def shard(rows: np.ndarray, *, replicas: int, replica: int) -> np.ndarray:
-    """The rows of one replica: contiguous, and one more or less than those of any other."""
-    return rows[replica * len(rows) // replicas : (replica + 1) * len(rows) // replicas]
 
 
 # Settings -------------------------------------------------------------------------------------
@@ -243,24 +222,19 @@ def shard(rows: np.ndarray, *, replicas: int, replica: int) -> np.ndarray:
 def options(program: str) -> argparse.ArgumentParser:
     """The command line of the program that every process of a run executes."""
     parser = argparse.ArgumentParser(prog=f"python -m {program}")
+    parser.add_argument("make", metavar="MAKE", help='"module:function" of a technique')
     parser.add_argument(
         "build", metavar="BUILD", help='"module:function" giving model, optimizer, loss function'
     )
     parser.add_argument("data", metavar="DATA", help="folder with train_x and train_y")
+    parser.add_argument("--settings", type=json.loads, default={}, help="of the technique, as JSON")
     parser.add_argument("--global-batch", type=int, required=True, help="samples a step, in all")
     parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--replicas", type=int, default=0, help="of the model; 0: all processes")
+    parser.add_argument("--parts", type=int, default=1, help="devices that hold one replica")
+    parser.add_argument("--processes", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="where the first process writes its result (.npz)")
-    parser.add_argument("--variant", default="processes")
-    parser.add_argument("--replicas", type=int, default=1, help="of one process (one_process)")
-    parser.add_argument("--micro-batches", type=int, default=1, help="of a step (accumulated)")
-    parser.add_argument("--bucket-mb", type=float, default=25.0)
-    parser.add_argument("--communication", default="auto")
-    parser.add_argument("--blocks", default="", help="names of modules (sharded)")
-    parser.add_argument("--precision", default="float32", help="or bfloat16 (sharded)")
-    switches = {"synchronise-each": False, "synchronised-norm": False}
-    for name, default in (switches | {"reshard-after-forward": True}).items():
-        parser.add_argument(f"--{name}", action=BooleanOptionalAction, default=default)
     parser.add_argument("--threads", type=int, default=0, help="of this process; 0: its share")
     parser.add_argument("--timeout-s", type=float, default=300.0, help="of waiting for others")
     parser.add_argument("--checkpoint", type=Path, help="folder; a run goes on from what it holds")
@@ -268,30 +242,25 @@ def options(program: str) -> argparse.ArgumentParser:
     return parser
 
 
-def arguments(build: str, data: object, settings: dict) -> list[str]:
+def arguments(make: str, build: str, data: object, run: Run, settings: dict) -> list[str]:
     """The command line that gives `options` these settings; "" is left out."""
-    found = [build, str(data)]
-    for name, value in settings.items():
-        option = name.replace("_", "-")
-        if isinstance(value, bool):
-            found.append(f"--{option}" if value else f"--no-{option}")
-        elif value != "":
-            found.append(f"--{option}={value}")
+    found = [make, build, str(data), f"--settings={json.dumps(settings)}"]
+    for name, value in asdict(run).items():
+        if value != "":
+            found.append(f"--{name.replace('_', '-')}={value}")
     return found
 
 
-def check(data: object, replicas: int, settings: dict) -> None:
-    """Raise ValueError for settings that no run on the samples of folder `data` can have."""
-    x, _ = load_training(data)
-    samples, whole = size(x), settings | {"replicas": replicas}
+def check(data: object, run: Run | argparse.Namespace, settings: dict) -> None:
+    """Raise ValueError for numbers that no run on the samples of folder `data` can have."""
     for name, least in _LEAST.items():
-        value = whole[name]
+        value = getattr(run, name)
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise ValueError(f"{name} must be an integer of at least {least}, not {value!r}")
-    for name in ("bucket_mb", "timeout_s"):
-        if not whole[name] > 0:
-            raise ValueError(f"{name} must be positive, not {whole[name]}")
-    global_batch, micro_batches = whole["global_batch"], whole["micro_batches"]
+    if not 0 < run.timeout_s < float("inf"):
+        raise ValueError(f"timeout_s must be positive and have an end, not {run.timeout_s}")
+    samples = size(load_training(data)[0])
+    replicas, global_batch = run.replicas, run.global_batch
     if global_batch % replicas:
         near = max(replicas, global_batch // replicas * replicas)
         raise ValueError(
@@ -301,6 +270,9 @@ def check(data: object, replicas: int, settings: dict) -> None:
     if global_batch > samples:
         raise ValueError(f"a global batch of {global_batch} from {samples} samples")
     last = samples % global_batch or global_batch
+    micro_batches = settings.get("micro_batches", 1)
+    if run.parts > 1:
+        return  # whose epochs end with the last whole batch
     # TensorFlow gives all replicas but the last one more than the mean, rounded up.
     if last - (replicas - 1) * -(-last // replicas) < micro_batches:
         raise ValueError(
@@ -309,58 +281,16 @@ def check(data: object, replicas: int, settings: dict) -> None:
         )
 
 
-def check_pipeline(stages: int, micro_batches: int, schedule: str, global_batch: int) -> None:
-    """Raise ValueError for a schedule or numbers that a pipeline can't have."""
-    if schedule not in ("gpipe", "1f1b"):
-        raise ValueError(f"schedule must be gpipe or 1f1b, not {schedule!r}")
-    if micro_batches < 1 or global_batch % micro_batches:
-        raise ValueError(f"{micro_batches} micro_batches do not divide a batch of {global_batch}")
-    if schedule == "1f1b" and micro_batches < stages:
-        raise ValueError(f"1f1b with {stages} stages needs {stages} micro_batches or more")
-
-
-def check_replicas(replicas: int, global_batch: int) -> None:
-    """Raise ValueError where replicas can't have equal parts of a batch."""
-    if replicas < 1 or global_batch % replicas:
-        raise ValueError(f"{replicas} replicas do not divide a batch of {global_batch}")
-
-
-def match_pairs(pairs: str, names: Sequence[str]) -> list[tuple[str, str]]:
-    """The pairs of names that "first > second", separated by commas, mean.
-
-    Each side is a name or a pattern with *, ? and [], whose matches are paired in order. Raises
-    ValueError where there are none, or not as many on both sides.
-    """
-    found = []
-    for pair in pairs.split(","):
-        sides = [part.strip() for part in pair.split(">")]
-        matches = [[name for name in names if fnmatchcase(name, side)] for side in sides]
-        if len(matches) != 2 or not matches[0] or len(matches[0]) != len(matches[1]):
-            raise ValueError(
-                f"pairs: {pair.strip()!r} matches {matches}: two lists of equal length"
-            )
-        found += zip(*matches, strict=True)
-    return found
-
-
-def check_pair(first: str, second: str, sizes: tuple[int, int], shards: int) -> None:
-    """Raise ValueError where outputs of the first and inputs of the second can't be shared out."""
-    if sizes[0] != sizes[1] or shards < 2 or sizes[0] % shards:
-        raise ValueError(f"pairs: {first} > {second}: {sizes} do not go into {shards} shards")
-
-
-def check_devices(
-    replicas: int, communication: str, *, known: Sequence[str], gpus: int, variant: str
-) -> None:
-    """Raise ValueError for a communication that is not known, or devices that are not there."""
-    if communication not in known:
-        raise ValueError(
-            f"unknown communication {communication!r} for {variant}: {', '.join(known)}"
-        )
-    if communication == "nccl" and not gpus:
-        raise ValueError("nccl joins GPUs, and there is none: take auto")
-    if gpus and replicas > gpus:
-        raise ValueError(f"{replicas} replicas on {gpus} GPUs: at most one each")
+@contextlib.contextmanager
+def training_folder(dataset) -> Iterator[str]:
+    """The folder of a dataset: its own, or one that holds the arrays or tensors of (x, y)."""
+    if not isinstance(dataset, tuple):
+        yield str(dataset)
+        return
+    with scratch.folder() as folder:
+        for name, samples in zip("xy", dataset, strict=True):
+            save_samples(samples, folder / f"train_{name}")
+        yield str(folder)
 
 
 def find(build: str) -> Callable:
@@ -380,30 +310,23 @@ def find(build: str) -> Callable:
     return function
 
 
-def check_chosen(chosen: dict, variants: dict[str, Callable]) -> None:
-    """Raise ValueError for a variant that is unknown, or a setting that it does not have."""
-    variant = chosen["variant"]
-    if variant not in variants:
-        raise ValueError(f"unknown variant {variant!r}: {', '.join(variants)}")
-    default = options("").get_default
-    own = signature(variants[variant]).parameters
-    for name, value in chosen.items():
-        if name not in own and name != "variant" and value != default(name):
-            others = [
-                other for other, made in variants.items() if name in signature(made).parameters
-            ]
-            raise ValueError(f"{name} is for the variants {', '.join(others)}, not {variant!r}")
-
-
-def of(function: Callable, settings: dict) -> dict:
-    """Those of the settings that the function takes by name."""
-    named = [name for name, p in signature(function).parameters.items() if p.kind is p.KEYWORD_ONLY]
-    return {name: settings[name] for name in named if name in settings}
+def check_settings(make: str, settings: dict) -> None:
+    """Raise ValueError for a setting that the function `make` does not have, or lacks one."""
+    own = {
+        name: one
+        for name, one in signature(find(make)).parameters.items()
+        if one.kind is one.KEYWORD_ONLY
+    }
+    if unknown := sorted(settings.keys() - own.keys()):
+        raise ValueError(f"{make} has no setting {unknown[0]!r}: {', '.join(own) or 'it has none'}")
+    needed = [name for name, one in own.items() if one.default is one.empty]
+    if missing := [name for name in needed if name not in settings]:
+        raise ValueError(f"{make} needs the setting {missing[0]!r}")
 
 
 def identity(options: argparse.Namespace) -> dict[str, int | str]:
     """What a run has to share with the one whose checkpoint it goes on from."""
-    return {name: getattr(options, name) for name in ("build", "global_batch", "seed")}
+    return {name: getattr(options, name) for name in ("make", "build", "global_batch", "seed")}
 
 
 def check_identity(path: object, found: dict, options: argparse.Namespace) -> None:
@@ -436,6 +359,30 @@ def loopback_interface() -> str:
         if any(address.address == LOOPBACK for address in addresses):
             return name
     raise OSError(f"no network interface has the address {LOOPBACK}")
+
+
+def others_reach(host: str) -> list[str]:
+    """Interfaces of this machine beside the loopback and that which has the address of `host`.
+
+    Whoever listens on every interface is reached through these by others than the run's hosts.
+    """
+    with contextlib.suppress(OSError):
+        host = socket.gethostbyname(host)
+    up = {name for name, found in psutil.net_if_stats().items() if found.isup}
+    return [
+        name
+        for name, addresses in psutil.net_if_addrs().items()
+        if name in up and not {LOOPBACK, host} & {each.address for each in addresses}
+    ]
+
+
+def listens_everywhere(port: int) -> bool:
+    """Whether somebody on this machine listens on a port of every interface."""
+    with contextlib.suppress(psutil.Error, OSError):
+        found = psutil.net_connections(kind="tcp")
+        listening = [one for one in found if one.status == psutil.CONN_LISTEN]
+        return any(one.laddr.port == port and one.laddr.ip in _EVERY for one in listening)
+    return False
 
 
 def loopback_sent() -> int:
@@ -489,15 +436,20 @@ def resident(key: str) -> int:
 # Processes ------------------------------------------------------------------------------------
 
 
-def run(commands: Sequence[tuple[list[str], dict[str, str]]]) -> None:
+def run(
+    commands: Sequence[tuple[list[str], dict[str, str]]], *, out_of_reach: bool = False
+) -> None:
     """Run commands side by side, each with its environment, until all have ended well.
 
+    out_of_reach: in a network of their own, which has the loopback alone; a warning says where the
+    system does not permit it. What they write to the temporary folder goes with them.
     Where one fails, or this is interrupted, the others and all that they started are ended first.
     Raises RuntimeError with the line in which a process said what was wrong, NotImplementedError
     where it refused.
     """
-    with tempfile.TemporaryDirectory(prefix="replicas-") as folder:
-        logs = [Path(folder, str(number)) for number in range(len(commands))]
+    with scratch.folder() as folder, _network(out_of_reach) as network:
+        logs = [folder / str(number) for number in range(len(commands))]
+        own = {_LAUNCHER: str(os.getpid())} | scratch.environment(folder)
         started: list[subprocess.Popen] = []
         try:
             for (command, environment), path in zip(commands, logs, strict=True):
@@ -505,12 +457,13 @@ def run(commands: Sequence[tuple[list[str], dict[str, str]]]) -> None:
                     # A group of its own, so that what it starts can be ended with it.
                     started.append(
                         subprocess.Popen(
-                            command,
-                            env=environment | {_LAUNCHER: str(os.getpid())},
+                            network.command(command) if network else command,
+                            env=environment | own,
                             stdin=subprocess.DEVNULL,
                             stdout=log,
                             stderr=log,
                             start_new_session=True,
+                            pass_fds=network.files if network else (),
                         )
                     )
             problem = _wait(started)
@@ -519,6 +472,23 @@ def run(commands: Sequence[tuple[list[str], dict[str, str]]]) -> None:
         if problem:
             kind, _, words = (_said(logs) or problem).partition(_REFUSED)
             raise RuntimeError(kind) if kind else NotImplementedError(words)
+
+
+@contextlib.contextmanager
+def _network(wanted: bool) -> Iterator[own_network.Network | None]:
+    """The network of a run's processes, where they need one of their own and can have it."""
+    with contextlib.ExitStack() as stack:
+        network = None
+        if wanted and others_reach(LOOPBACK):
+            try:
+                network = stack.enter_context(own_network.own_network())
+            except own_network.Refused as error:
+                warnings.warn(
+                    f"the processes of this run listen on every interface of this machine: {error};"
+                    " keep others off with a firewall",
+                    stacklevel=4,
+                )
+        yield network
 
 
 def _wait(started: list[subprocess.Popen]) -> str | None:
@@ -571,6 +541,27 @@ def end_with_launcher() -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
+def end_when_idle(seconds: float) -> None:
+    """Let this process end once it used no processor for so long: what it waits for hangs.
+
+    For a framework whose exchanges wait without end. Time in which this process was stopped itself
+    does not count.
+    """
+
+    def look() -> None:
+        idle, used = 0, time.process_time()
+        while idle < _LOOKS:
+            time.sleep(seconds / _LOOKS)
+            before, used = used, time.process_time()
+            idle = idle + 1 if used - before < _IDLE * seconds / _LOOKS else 0
+        with contextlib.suppress(OSError):
+            said = f"{_ERROR}another process hangs: nothing to do for {seconds:g} s"
+            print(said, file=sys.stderr, flush=True)
+        os._exit(1)
+
+    threading.Thread(target=look, daemon=True).start()
+
+
 def _said(logs: list[Path]) -> str | None:
     """The first line in which a process said what was wrong, else the last line of any."""
     lines = [line for log in logs for line in log.read_text(errors="replace").splitlines()]
@@ -587,22 +578,6 @@ def environment(threads: int) -> dict[str, str]:
     names = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
     found |= dict.fromkeys(names, str(threads))
     return found | {"GLOO_SOCKET_IFNAME": loopback_interface()}
-
-
-def demonstrate(train_data_parallel: Callable, build: str) -> None:
-    """Train the digits CNN on one and on two replicas; print rates, losses and their distance."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = materialise(TASKS["digits-cnn"].dataset, Path(name))
-        results = {
-            replicas: train_data_parallel(
-                build, folder, Run(replicas, 64, 50), synchronised_norm=True
-            )
-            for replicas in (1, 2)
-        }
-    print("replicas  samples/s  last loss")
-    for replicas, result in results.items():
-        print(f"{replicas:8}{64 / np.median(result.step_s):11.0f}{result.losses[-1]:11.4f}")
-    print(f"largest relative distance of a weight tensor: {distance(*results.values()):.1e}")
 
 
 @contextlib.contextmanager

@@ -44,10 +44,12 @@ def class_names(dataset: DatasetSpec) -> list[str]:
     code; of crops, the photo and the part of it. Raises ValueError for photos, whose classes are
     folders.
     """
-    if dataset.kind == "digits":
+    if dataset.kind in ("digits", "scenes"):
         return [str(number) for number in range(dataset.num_classes)]
     if dataset.kind == "text":
         return [*ALPHABET, "other"]
     if dataset.kind == "crops":
         return list(CLASSES)
+    if dataset.kind == "file":  # its classes have no names that are known here
+        return []
     raise ValueError(f"the classes of {dataset.name} are the names of its folders")

@@ -30,7 +30,7 @@ import json
 import re
 import sys
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -271,6 +271,25 @@ def _apart(one: np.ndarray, other: np.ndarray) -> float:
     norm = np.linalg.norm(other[finite])
     distance = np.linalg.norm(one[finite] - other[finite])
     return float(distance / norm if norm else distance)
+
+
+def calibration_batches(
+    inputs: Iterable[np.ndarray], *, size: int
+) -> Iterator[tuple[np.ndarray, ...]]:
+    """The samples from which the ranges of a quantized model's activations come, in batches.
+
+    inputs: the arrays of a model's inputs, samples along the first axis. The last batch holds what
+    is left. Raises ValueError where there are no samples, where the inputs have different numbers
+    of them, or where a value is not finite.
+    """
+    arrays = [np.asarray(part) for part in inputs]
+    counts = {array.shape[0] if array.ndim else 0 for array in arrays}
+    if len(counts) != 1 or counts == {0}:
+        raise ValueError(f"calibration needs samples, as many in each input, not {sorted(counts)}")
+    if not all(np.isfinite(array).all() for array in arrays):
+        raise ValueError("calibration samples hold values that are not finite")
+    places = range(0, counts.pop(), size)
+    return (tuple(array[place : place + size] for array in arrays) for place in places)
 
 
 def package(module: str, name: str) -> ModuleType:

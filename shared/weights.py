@@ -7,12 +7,13 @@ kernels (in, out). Each kit transposes where its framework stores them otherwise
 from __future__ import annotations
 
 import hashlib
-from math import prod, sqrt
+from math import log, prod, sqrt
 
 import numpy as np
 
-from shared.specs import ModelSpec, parameter_shapes, state_shapes
+from shared.specs import DetectorSpec, ModelSpec, parameter_shapes, state_shapes
 
+RARE = 0.01  # share of places at which a detector expects an object of a class, before training
 # The last scale of a residual block, by the model's family.
 _LAST = {"resnet": ".conv1.bn.gamma", "bottleneck": ".conv2.bn.gamma"}
 
@@ -23,8 +24,10 @@ def init_weights(spec: ModelSpec, seed: int) -> dict[str, np.ndarray]:
     Convolutions and dense kernels: He normal over the fan-in (He et al., 2015); transformer
     matrices and embeddings: normal with standard deviation 0.02 (Radford et al., 2019); scales 1,
     but the last of each residual block 0, so that a block begins as its shortcut (Goyal et al.,
-    2017, section 5.1: without it rounding grows tenfold a step); everything else 0. Each tensor
-    has a stream of its own, so that adding one changes no other.
+    2017, section 5.1: without it rounding grows tenfold a step); everything else 0. A detector's
+    head: normal with standard deviation 0.01, and biases by which each class is expected at one
+    place in a hundred (Lin et al., 2017, section 4.1). Each tensor has a stream of its own, so that
+    adding one changes no other.
     """
     weights = {}
     for name, shape in parameter_shapes(spec).items():
@@ -34,6 +37,10 @@ def init_weights(spec: ModelSpec, seed: int) -> dict[str, np.ndarray]:
             value = np.zeros(shape) if last and name.endswith(last) else np.ones(shape)
         elif name.endswith((".beta", ".bias")):
             value = np.zeros(shape)
+            if isinstance(spec, DetectorSpec) and name == "head.bias":
+                value[: spec.num_classes] = log(RARE / (1 - RARE))
+        elif isinstance(spec, DetectorSpec) and name == "head.kernel":
+            value = stream.normal(0.0, 0.01, shape)
         elif spec.family == "gpt":
             value = stream.normal(0.0, 0.02, shape)
         else:

@@ -1,6 +1,10 @@
 """What the tests of the harness share: runs of the faulty technique with the NumPy kit."""
 
+import contextlib
+import fcntl
+import os
 import signal
+import tempfile
 import uuid
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,10 +13,12 @@ import hypothesis
 import pytest
 
 from bench.harness import plan
-from bench.harness.plan import Effort, cases_of, choose, with_baselines
+from bench.harness.plan import Effort
 from bench.harness.processes import TimeLimits
 from bench.harness.run import Run, Settings
 from bench.harness.schedule import Plan
+from bench.harness.selection import cases_of, choose, with_baselines
+from shared import scratch
 from tests.harness import command_line, fake_plugin, faulty
 from tests.harness.command_line import MARK
 from tests.network.namespaces import refusal
@@ -27,9 +33,70 @@ hypothesis.settings.load_profile("busy machine")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Files of few and long tests begin, so that none is the last to end.
+SHORT = ("analysis", "report", "shared")
+# Files whose tests measure time or what others do to it.
+ALONE = ("test_harness.py", "test_memory.py", "test_serving.py")
+
 LIMITS = TimeLimits(start=60, request=30, sample=20, train=60)
 
 ONE_BLOCK = Effort(blocks=1, rounds=5, seeds=1)
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads its options
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """The whole suite runs in two processes, a file in one of them; what is named runs in one."""
+    if hasattr(config, "workerinput"):  # one of the two, which would start two more
+        return
+    everything = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    if everything and config.getoption("numprocesses", 0) is None and not config.option.usepdb:
+        config.option.numprocesses, config.option.dist = 2, "loadfile"
+        config.option.loadscopereorder = False
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # A test's own pytest is not one of the two: pytest-benchmark would not measure there.
+    for name in [name for name in os.environ if name.startswith("PYTEST_XDIST_")]:
+        del os.environ[name]
+    if not hasattr(config, "workerinput"):
+        _write_to_scratch(config)
+    config.addinivalue_line("markers", "alone: what it measures needs the machine for itself")
+
+
+def _write_to_scratch(config: pytest.Config) -> None:
+    """What all processes of the session leave behind goes with it, or is swept by the next one.
+
+    The folders that pytest keeps to look into stay where they were.
+    """
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+    kept = contextlib.ExitStack()
+    config.add_cleanup(kept.close)
+    os.environ |= scratch.environment(kept.enter_context(scratch.folder()))
+    tempfile.tempdir = None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.parent.name in SHORT)
+    for item in items:
+        if item.path.name in ALONE:
+            item.add_marker("alone")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item):
+    """Nothing runs in the other process beside a test that is marked `alone`."""
+    if not hasattr(item.config, "workerinput"):
+        return (yield)
+    folder = item.config.cache.mkdir("alone")
+    with (folder / "next").open("w") as following, (folder / "now").open("w") as now:
+        # Who waits to be alone keeps others from beginning.
+        fcntl.flock(following, fcntl.LOCK_EX)
+        fcntl.flock(now, fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH)
+        fcntl.flock(following, fcntl.LOCK_UN)
+        try:
+            return (yield)
+        finally:
+            fcntl.flock(now, fcntl.LOCK_UN)  # even where a process forked by the test holds it too
 
 
 @pytest.fixture(scope="session")
@@ -39,10 +106,12 @@ def results_folder(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def inductor(tmp_path_factory) -> dict[str, str]:
-    """The environment of workers that compile: one cache, and no pool that imports torch."""
-    folder = str(tmp_path_factory.mktemp("inductor"))
-    return {"TORCHINDUCTOR_CACHE_DIR": folder, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+def inductor(request, tmp_path_factory) -> dict[str, str]:
+    """The environment of workers that compile: one cache for all, empty at the beginning."""
+    folder = tmp_path_factory.getbasetemp()
+    if hasattr(request.config, "workerinput"):
+        folder = folder.parent  # which both processes of a whole run have
+    return {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
 
 
 @pytest.fixture

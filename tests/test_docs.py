@@ -10,6 +10,7 @@ import ast
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -28,7 +29,9 @@ from packaging.utils import canonicalize_name
 
 from bench import docs, validate
 from bench.docs import command
+from bench.harness.plan import LOOKS
 from bench.harness.schedule import techniques
+from bench.ladders import command as ladders
 from bench.network import projection, sweeps
 from shared import parallel
 
@@ -39,11 +42,15 @@ PAGES = (
     "CONTRIBUTING.md",
     *(
         f"docs/{name}.md"
-        for name in ("numbers", "add_a_technique", "your_model", "gpu", "many_devices")
+        for name in (
+            *("numbers", "add_a_technique", "your_model", "try", "diagnosis", "gpu"),
+            "many_devices",
+        )
     ),
     "docs/across_hosts.md",
+    "docs/ci.md",
 )
-MADE = {"docs/report.md"}
+MADE = {f"docs/{name}.md" for name in ("any_model", "claims", "priorities", "report")}
 NEEDS_A_GPU = "# needs a GPU"
 pytestmark = pytest.mark.timeout(240)
 
@@ -54,7 +61,8 @@ PROJECTED += " docs/across_hosts/tf.json"
 MAKE = "python3 -m venv .venv && .venv/bin/pip install -c constraints.txt -e"
 
 ON_MANY = (
-    "{0}_impl.parallel.data_parallel {0}_impl.parallel.data_parallel:digits_cnn data/digits "
+    "{0}_impl.kit.replicas {0}_impl.parallel.data_parallel:processes "
+    "{0}_impl.kit.examples:digits_cnn data/digits "
     "--global-batch 128 --steps 500 --out result.npz"
 )
 CLUSTER = '{"cluster":{"worker":["host1:29400","host2:29400"]},"task":{"type":"worker","index":0}}'
@@ -65,11 +73,15 @@ SAVING = "--checkpoint saved --save-every 100"
 #   collect   it would measure for long, or tests: its options are, by a run that only collects
 #   validate  it would measure for long: its options are parsed
 #   install   it would install: what it installs is checked below, or by other tests
+#   long      it would take an hour: that it starts, and has help, is
+#   help      it would take minutes: that its options are there, is
 #   alone     it trains for minutes: that its file can be run is
 #   tour      it is run by the test of the tour, with the tour's files
 #   launch    it needs several hosts: its options are parsed, and what it names is there
 #   hosts     it is run where network namespaces are permitted
+#   climb     it would measure for long: its options are parsed, and its ladder is there
 #   sweep     it would measure for minutes: its arguments are parsed
+#   own       it is about a file of the user's: tests/harness/test_try.py runs it on the example
 #   outside   a program that is no part of this project
 COMMANDS = {
     f"{MAKE} . && {BENCH}": "install",
@@ -81,19 +93,37 @@ COMMANDS = {
     "pytest bench/ --resume": "collect",
     ".venv/bin/twinbench report results/latest": "run",
     ".venv/bin/twinbench report results/latest --format terminal": "run",
-    ".venv/bin/twinbench report docs/all_techniques docs/smaller_models --readme README.md "
-    "--other docs/avx2": "run",
+    ".venv/bin/twinbench report docs --format markdown": "run",
+    ".venv/bin/twinbench report docs --readme README.md": "run",
     ".venv/bin/twinbench choose results/latest": "run",
-    ".venv/bin/twinbench compare docs docs/avx2 docs/all_techniques": "run",
+    ".venv/bin/twinbench claims results/latest": "run",
+    ".venv/bin/twinbench priorities results/latest": "run",
+    ".venv/bin/twinbench claims docs --write": "run",
+    ".venv/bin/twinbench priorities docs --write": "run",
+    ".venv/bin/twinbench compare docs results/before results/latest": "run",
     ".venv/bin/twinbench choose results/latest --goal train-speed --max-accuracy-drop 0.5": ("run"),
     ".venv/bin/twinbench choose results/latest --goal train-speed --steps 1000": "run",
     ".venv/bin/twinbench choose results/latest --goal memory --task digits-cnn": "run",
     ".venv/bin/twinbench compare docs/results.json results/latest": "run",
     "cp results/latest/results.json docs/results.json": "run",
     ".venv/bin/twinbench docs": "run",
+    ".venv/bin/twinbench try --example my_model.py": "own",
+    ".venv/bin/twinbench try my_model.py": "own",
+    f"{BENCH} --model my_model.py --minutes 12": "own",
+    ".venv/bin/twinbench compare before/results.json results/latest --fail-if slower:5%": "own",
+    ".venv/bin/twinbench diagnose digits-cnn --batch-size 4": "run",
+    ".venv/bin/python -m cProfile -s cumtime -m pt_impl.diagnosis.profiling": "run",
     "python -m pt_impl.train_step.mixed_precision": "alone",
-    ".venv/bin/twinbench validate measure --framework pt --pairs 10": "validate",
+    ".venv/bin/twinbench validate measure --minutes 30": "validate",
+    ".venv/bin/twinbench ladder image_classification --minutes 20": "climb",
+    ".venv/bin/twinbench ladder --resume results/ladders/latest": "climb",
     ".venv/bin/twinbench validate simulate results/latest/validation.json": "run",
+    ".venv/bin/twinbench validate simulate docs": "run",
+    ".venv/bin/twinbench validate replay docs": "run",
+    ".venv/bin/twinbench validate company --minutes 30": "help",
+    ".venv/bin/twinbench validate mutations": "help",
+    ".venv/bin/twinbench validate mutations --drawn 50 --of bench/analysis": "help",
+    ".venv/bin/python -m tests.zoo": "long",
     ".venv/bin/python -m pt_impl.train_step.label_smoothing": "tour",
     ".venv/bin/python -m tf_impl.train_step.label_smoothing": "tour",
     ".venv/bin/pytest tests/test_layout.py tests/train_step/test_label_smoothing.py": "tour",
@@ -203,7 +233,8 @@ def clone(tmp_path_factory) -> Path:
     (run := folder / "results" / "2026-01-01T00-00-00Z").mkdir(parents=True)
     shutil.copy(ROOT / "docs" / "results.json", run)
     (run / "validation.json").write_text(json.dumps(validation()))
-    (folder / "results" / "latest").symlink_to(run.name)
+    for name in ("latest", "before"):
+        (folder / "results" / name).symlink_to(run.name)
     return folder
 
 
@@ -226,20 +257,18 @@ def copy_to(folder: Path) -> None:
 def validation() -> dict:
     """What `twinbench validate measure` writes, with noise that is made up."""
     random = np.random.default_rng(0)
-    pairs = [
-        {
-            "framework": framework,
-            "kind": kind,
-            "match": 0,
-            "names": ["b0", "a0"],
-            "batch_size": 4,
-            "log_ratios": list(random.normal(0.1 if kind == "planted" else 0.0, 0.02, 8)),
-        }
-        for framework in ("pt", "tf")
-        for kind in ("control", "planted")
-        for _ in range(2)
+    names = {name for pair in validate.pairs().values() for name in (pair.top, pair.bottom)}
+    matches = [
+        {"framework": name, "blocks": [_block(names, random) for _ in range(LOOKS[-1])]}
+        for name in ("pt", "tf")
     ]
-    return {"environment": {}, "planted": 0.1, "pairs": pairs}
+    return {"environment": {}, "matches": matches}
+
+
+def _block(names: set[str], random: np.random.Generator) -> dict[str, float]:
+    """The log time of each contender of a match."""
+    slower = {name: validate.PLANTED.get(name.partition("_")[0], 0.0) for name in sorted(names)}
+    return {name: float(random.normal(np.log1p(slower[name]), 0.02)) for name in slower}
 
 
 def run(text: str, folder: Path) -> subprocess.CompletedProcess:
@@ -282,13 +311,33 @@ def test_a_published_run_is_not_taken_up(clone, text):
     assert "there is no state.json beside its results.json" in line
 
 
-@pytest.mark.parametrize("text", of_kind("validate"))
-def test_its_arguments_are_parsed(text, monkeypatch):
+@pytest.mark.parametrize("text", of_kind("long"))
+def test_it_starts(clone, text):
+    done = run(f"{text} --help", clone)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"usage: {text.removeprefix('.venv/bin/')} ")
+
+
+@pytest.mark.parametrize("text", of_kind("help"))
+def test_its_options_are_there(clone, text):
+    words = text.split()
+    done = run(" ".join([*words[:3], "--help"]), clone)
+    assert done.returncode == 0, done.stderr
+    assert all(word in done.stdout for word in words if word.startswith("--"))
+
+
+@pytest.mark.parametrize(
+    ("text", "frameworks", "minutes"),
+    list(zip(of_kind("validate"), [{"pt", "tf"}, {"pt"}], [30, None], strict=True)),
+)
+def test_its_arguments_are_parsed(text, frameworks, minutes, tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr(validate, "measure", lambda *given: asked.append(given))
-    validate.main(text.partition(" validate ")[2].split(" "))
-    ((frameworks, pairs, blocks, _),) = asked
-    assert (frameworks, pairs, blocks) == (["pt"], 10, 8)
+    monkeypatch.setattr(validate, "measure", lambda *given: asked.append(given) or True)
+    arguments = text.partition(" validate ")[2].split(" ")
+    assert validate.main([*arguments, "--results", str(tmp_path)]) == 0
+    ((path, found, results, most),) = asked
+    assert (path.parent.parent, results, most) == (tmp_path, tmp_path, minutes)
+    assert {match["framework"] for match in found["matches"]} == frameworks
 
 
 @pytest.mark.parametrize("text", of_kind("launch"))
@@ -296,8 +345,10 @@ def test_what_is_launched_on_many_hosts_has_valid_options(text):
     """Hosts are the business of others: test_data_parallel.py runs the program on one."""
     module, *words = text.rpartition(" -m ")[2].split(" ")
     options = parallel.options(module).parse_args(words)
-    tree = ast.parse((ROOT / f"{module.replace('.', '/')}.py").read_text("utf-8"))
-    assert options.build.partition(":")[2] in {getattr(node, "name", "") for node in tree.body}
+    for named in (options.make, options.build):
+        place, _, name = named.partition(":")
+        tree = ast.parse((ROOT / f"{place.replace('.', '/')}.py").read_text("utf-8"))
+        assert name in {getattr(node, "name", "") for node in tree.body}
     if config := re.search(r"TF_CONFIG='(.*?)'", text):
         found = json.loads(config[1])
         assert found["task"]["index"] < len(found["cluster"]["worker"])
@@ -308,6 +359,12 @@ def test_it_runs_on_every_host(clone, text, hosts_permitted):
     done = run(text, clone)
     assert done.returncode == 0, done.stdout + done.stderr
     assert {line.partition(":")[0] for line in done.stdout.splitlines()} >= {"host0", "host1"}
+
+
+@pytest.mark.parametrize("text", of_kind("climb"))
+def test_a_climb_is_understood(text):
+    given = ladders.options().parse_args(shlex.split(text)[2:])
+    assert given.resume or ladders.find(given.name).name == given.name
 
 
 @pytest.mark.parametrize("text", of_kind("sweep"))
@@ -468,13 +525,23 @@ def programs() -> dict[str, str]:
         blocks = re.findall(r"^```python\n(.*?)^```$", chapter, re.M | re.S)
         if blocks:
             found[f"your_model.md, {chapter.splitlines()[0]}"] = "\n".join(blocks)
+    found["diagnosis.md"] = "\n".join(fences("docs/diagnosis.md", "python"))
     return found
 
 
 def test_no_other_page_has_an_example_that_nobody_runs():
     having = {page for page in PAGES if fences(page, "python")}
-    assert having == {"README.md", "docs/your_model.md", "docs/add_a_technique.md"}
-    assert list(programs())[2:] == ["your_model.md, PyTorch", "your_model.md, TensorFlow"]
+    assert having == {
+        "README.md",
+        "docs/your_model.md",
+        "docs/add_a_technique.md",
+        "docs/diagnosis.md",
+    }
+    assert list(programs())[2:] == [
+        "your_model.md, PyTorch",
+        "your_model.md, TensorFlow",
+        "diagnosis.md",
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -504,8 +571,9 @@ def test_the_example_runs(name, examples):
     ("path", "needs"),
     [
         ("pt_impl/train_step/gradient_accumulation.py", []),
-        ("tf_impl/train_step/stacking.py", []),
-        ("pt_impl/input/tuned_folder.py", ["pt_impl/kit/runtime.py", "shared/epochs.py"]),
+        ("tf_impl/train_step/gradient_clipping.py", []),
+        ("pt_impl/train_step/stacking.py", ["pt_impl/train_step/mixed_precision.py"]),
+        ("pt_impl/input/tuned_folder.py", ["shared/epochs.py", "shared/images.py"]),
     ],
 )
 def test_what_a_page_says_of_copying_holds(path, needs, tmp_path):
@@ -604,8 +672,9 @@ def test_the_tour_s_technique_is_measured(tour):
     assert found.keys() == {("pt", "plain"), ("pt", "smoothed")}
     evidence = found["pt", "smoothed"]["evidence"]
     assert evidence["first_loss"] != evidence["first_loss_of_plain_labels"]
-    (comparison,) = record["comparisons"]
-    assert (comparison["kind"], comparison["reason"]) == ("baseline", None)
+    one, another = record["comparisons"]  # of small and of large batches
+    assert one["numerator"] != another["numerator"]
+    assert {(c["kind"], c["reason"]) for c in (one, another)} == {("baseline", None)}
 
 
 def test_the_tour_s_page_is_made(tour):
@@ -746,19 +815,29 @@ def test_a_page_shows_both_files_whole_and_what_their_docstrings_say(name):
 
 def letters(text: str) -> str:
     """A text without what rendering may change: white space, marks of code and of lists, case."""
-    return re.sub(r"[`\s\-]", "", text).lower()
+    return re.sub(r"^\d+\. |[`\s\-]", "", text, flags=re.M).lower()
 
 
 def test_a_page_lists_the_variants_and_tasks_of_the_benchmark():
     page = docs.pages()["train_step/compilation.md"]
-    assert "| baseline (the baseline) | — | yes | Keras 3 | quick |" in page
-    assert "| compiled | — | yes, needs a C++ compiler | Keras 3 | quick |" in page
+    assert "| baseline (the baseline) | — | yes | Keras 3 | default |" in page
+    assert "| compiled | — | yes, needs a C++ compiler | Keras 3 | default |" in page
+    assert "| eager | — | — | Keras 3 | ordinary |" in page
     assert "| max\\_autotune |" in page or "| max_autotune |" in page
     assert "`mode='max-autotune'` | yes, needs a C++ compiler | — | full |" in page
-    assert "| digits-cnn | 128 (compute) | predictions | — | full |" in page
+    assert "| digits-cnn | 128 (compute) | predictions | — | ordinary |" in page
     assert "tf_keras" in docs.pages()["compression/pruning.md"].partition("## What is measured")[2]
 
 
 def test_a_source_with_fences_stays_in_its_own():
     side = docs.Side("PyTorch", "x.py", 'text = """\n````\n"""\n', "", {}, [])
     assert side.fence == "`````"
+
+
+def test_a_page_says_which_framework_alone_has_a_function():
+    """In PyTorch's words, and in no others."""
+    page = docs.pages()["deployment/native_export.md"]
+    _, said = page.split("- `export_torchscript(", 1)
+    said = said.partition("\n- ")[0]
+    assert "PyTorch: Legacy: " in said
+    assert "TensorFlow: " not in said

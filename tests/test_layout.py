@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import os
 import re
@@ -15,10 +16,15 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 SIDES = {"pt_impl": "tf_impl", "tf_impl": "pt_impl"}
-FAMILIES = ("train_step", "input", "parallel", "compression", "deployment")
+FAMILIES = ("train_step", "input", "parallel", "recipes", "compression", "deployment")
+FAMILIES += ("diagnosis", "adaptation")
+# Whole programs that use techniques: nobody's row, nothing that is copied one by one.
+LADDERS = "ladders"
 KIT = {"models", "data", "training", "runtime", "programs", "replicas", "collectives"}
+KIT |= {"detection", "examples", "integers", "operators", "own_model"}
 EXEMPT: set[str] = set()  # of the mirror; starts empty and should stay so
-STACKS = {"combinations"}  # what they show is several techniques together, which they import
+# What they show is several techniques, which they import.
+STACKS = {"combinations", "stacking", "bottleneck"}
 FRAMEWORKS = {"torch", "torchvision", "torchao", "tensorflow", "keras", "tf_keras"}
 FORBIDDEN = {
     "shared": FRAMEWORKS | {"pt_impl", "tf_impl", "bench"},
@@ -34,11 +40,19 @@ SECTIONS = (
     "When it helps and when it hurts:",
     "Run it alone:",
 )
-SETTING_TYPES = {"str", "int", "float", "bool"}
+SETTING_TYPES = {"str", "int", "float", "bool", "tuple"}
 MOST_LINES_A_FUNCTION = 60
+MOST_FILES_TO_COPY = 2  # with a technique, beside other techniques
+RUNTIMES = {"onnx", "onnxruntime", "onnxscript", "tf2onnx", "openvino", "ai_edge_litert"}
 
 
 # Checks: each returns what is wrong in the tree below `root` --------------------------------------
+
+
+@functools.cache
+def parsed(source: str) -> ast.Module:
+    """The tree of a file's text, which several checks look at."""
+    return ast.parse(source)
 
 
 def sources(root: Path, package: str) -> list[Path]:
@@ -72,6 +86,16 @@ def missing_places(root: Path) -> list[str]:
         )
     ]
     places += [f"{side}/kit/{name}.py" for side in SIDES for name in sorted(KIT)]
+    places += [
+        place.format(name)
+        for name in sorted(stems(root, f"pt_impl/{LADDERS}") | stems(root, f"tf_impl/{LADDERS}"))
+        for place in (
+            "pt_impl/ladders/{}.py",
+            "tf_impl/ladders/{}.py",
+            "bench/ladders/{}.py",
+            "tests/ladders/test_{}.py",
+        )
+    ]
     return [f"{place} is missing" for place in places if not (root / place).is_file()]
 
 
@@ -82,7 +106,7 @@ def stray_files(root: Path) -> list[str]:
         for path in sources(root, side):
             place = path.relative_to(root).as_posix()
             rooms = path.relative_to(root / side).parts[:-1]
-            known = rooms in [(room,) for room in (*FAMILIES, "kit")]
+            known = rooms in [(room,) for room in (*FAMILIES, LADDERS, "kit")]
             if not known and place != f"{side}/__init__.py":
                 found.append(f"{place} is in no family and not in the kit")
     names = [name for _, name in techniques(root)]
@@ -105,7 +129,7 @@ def family_faults(root: Path) -> list[str]:
 def twins(root: Path) -> list[tuple[str, Path, Path]]:
     """(place in its side, PyTorch file, TensorFlow file) of all that both sides have."""
     found = []
-    for room in (*FAMILIES, "kit"):
+    for room in (*FAMILIES, LADDERS, "kit"):
         for name in sorted(stems(root, f"pt_impl/{room}") & stems(root, f"tf_impl/{room}")):
             place = f"{room}/{name}.py"
             found.append((place, root / "pt_impl" / place, root / "tf_impl" / place))
@@ -115,8 +139,19 @@ def twins(root: Path) -> list[tuple[str, Path, Path]]:
 def public_functions(path: Path) -> dict[str, ast.FunctionDef]:
     return {
         node.name: node
-        for node in ast.parse(path.read_text("utf-8")).body
+        for node in parsed(path.read_text("utf-8")).body
         if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
+    }
+
+
+def constructors(path: Path) -> dict[str, ast.FunctionDef]:
+    """The `__init__` of each public class."""
+    return {
+        node.name: method
+        for node in ast.parse(path.read_text("utf-8")).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+        for method in node.body
+        if isinstance(method, ast.FunctionDef) and method.name == "__init__"
     }
 
 
@@ -136,19 +171,50 @@ def signature(function: ast.FunctionDef) -> list[tuple[str, str, str]]:
     ]
 
 
+def unsupported(root: Path, place: str) -> dict[str, dict[str, str]]:
+    """What a benchmark file says its technique lacks: framework -> function -> why."""
+    family, name = place.split("/")
+    path = root / "bench" / family / f"bench_{name}"
+    for node in parsed(path.read_text("utf-8")).body if path.is_file() else ():
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "UNSUPPORTED":
+            return ast.literal_eval(node.value)
+    return {}
+
+
+def without(functions: dict, name: str, lacking: dict[str, str]) -> list:
+    """A function's signature but for the settings that the other side lacks."""
+    return [one for one in signature(functions[name]) if f"{name}({one[1]})" not in lacking]
+
+
 def mirror_faults(root: Path) -> list[str]:
+    """Both sides have the same functions, but those that the benchmark says one of them lacks.
+
+    Classes of one name have the same constructor.
+    """
     found = []
     for place, *files in twins(root):
         pt, tf = map(public_functions, files)
+        lacking = unsupported(root, place)
+        for side, ours, theirs in (("pt", pt, tf), ("tf", tf, pt)):
+            for name in sorted(lacking.get(side, {})):
+                function = name.partition("(")[0]
+                if function not in theirs or ("(" not in name and function in ours):
+                    found.append(f"bench/{place}: {side} is said to lack {name}, and does not")
         for function in sorted((pt.keys() | tf.keys()) - EXEMPT):
             if function not in pt or function not in tf:
-                side = "tf_impl" if function in pt else "pt_impl"
-                found.append(f"{side}/{place} has no {function}")
-            elif signature(pt[function]) != signature(tf[function]):
-                found.append(
-                    f"{place}: {function}: {signature(pt[function])} in pt_impl, "
-                    f"{signature(tf[function])} in tf_impl"
-                )
+                side = "tf" if function in pt else "pt"
+                if function not in lacking.get(side, {}):
+                    found.append(f"{side}_impl/{place} has no {function}")
+                continue
+            ours = without(pt, function, lacking.get("tf", {}))
+            theirs = without(tf, function, lacking.get("pt", {}))
+            if ours != theirs:
+                found.append(f"{place}: {function}: {ours} in pt_impl, {theirs} in tf_impl")
+        pt, tf = map(constructors, files)
+        for name in sorted(pt.keys() & tf.keys()):
+            ours, theirs = signature(pt[name]), signature(tf[name])
+            if ours != theirs:
+                found.append(f"{place}: {name}: {ours} in pt_impl, {theirs} in tf_impl")
     return found
 
 
@@ -182,8 +248,13 @@ def imported(path: Path) -> set[str]:
     """Dotted names of all that `path` imports, at any depth, by statement or by literal name."""
     rooms = path.parent.parts
     package = rooms[max(i for i, room in enumerate(rooms) if room in FORBIDDEN) :]
+    return _imported(path.read_text("utf-8"), package)
+
+
+@functools.cache
+def _imported(source: str, package: tuple[str, ...]) -> set[str]:
     found = set()
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -210,7 +281,7 @@ def boundary_faults(root: Path) -> list[str]:
 
 
 def coupling_faults(root: Path) -> list[str]:
-    """No file of a side imports a technique of its side, but stacks of techniques."""
+    """No file of a side imports a technique of its side, but stacks of techniques and ladders."""
     found = []
     for side in SIDES:
         others = {
@@ -219,10 +290,11 @@ def coupling_faults(root: Path) -> list[str]:
             for name in stems(root, f"{side}/{family}")
         }
         for path in sources(root, side):
-            if path.stem in STACKS:
+            if path.stem in STACKS or path.parent.name == LADDERS:
                 continue
+            names = imported(path)
             reached = {
-                other for other in others for n in imported(path) if f"{n}.".startswith(f"{other}.")
+                other for other in others for name in names if f"{name}.".startswith(f"{other}.")
             }
             place = path.relative_to(root).as_posix()
             found += [f"{place} imports {other}" for other in sorted(reached)]
@@ -268,6 +340,7 @@ ARROWS = {
     "bench.report": ("bench.analysis",),
     "bench.harness": ("bench.analysis",),
     "bench.probes": ("bench.harness",),
+    "bench.ladders": ("bench.harness", "bench.analysis", "bench.report"),
     "bench.network": ("bench.harness", "bench.analysis", "bench.report"),
     **{f"bench.{family}": ("bench.harness", "bench.probes") for family in FAMILIES},
 }
@@ -293,14 +366,20 @@ def technique_files(root: Path) -> list[Path]:
     return [path for path in found if path.is_file()]
 
 
+def ladder_files(root: Path) -> list[Path]:
+    return [path for side in SIDES for path in sorted((root / side / LADDERS).glob("[!_]*.py"))]
+
+
 def needed(root: Path, place: str) -> list[str]:
-    """The files that a file imports when it is imported, and those that these import, sorted."""
+    """The files that a file imports, but in its `main`, and those that these import, sorted."""
     found, new = {place}, [place]
     while new:
-        tree = ast.parse((root / new.pop()).read_text("utf-8"))
+        tree = parsed((root / new.pop()).read_text("utf-8"))
+        used = [node for node in tree.body if getattr(node, "name", "") != "main"]
         names = {
             name.replace(".", "/") + ".py"
-            for node in tree.body
+            for part in used
+            for node in ast.walk(part)
             if isinstance(node, ast.ImportFrom) and node.module
             for name in (node.module, *(f"{node.module}.{alias.name}" for alias in node.names))
         }
@@ -312,29 +391,48 @@ def needed(root: Path, place: str) -> list[str]:
 
 def named_to_copy(path: Path) -> list[str]:
     """The files that the head of a technique file says have to be copied with it."""
-    text = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
+    text = ast.get_docstring(parsed(path.read_text("utf-8"))) or ""
     return re.findall(r"`([\w/]+\.py)`", text.partition("\nCopy with it:")[2])
 
 
 def copying_faults(root: Path) -> list[str]:
     """The head of a file says what has to be copied with it: all of it, and nothing else."""
     found = []
-    for path in technique_files(root):
+    for path in [*technique_files(root), *ladder_files(root)]:
         place = path.relative_to(root).as_posix()
         named, wanted = named_to_copy(path), needed(root, place)
         if named != wanted:
             found.append(
                 f"{place} needs {', '.join(wanted) or 'nothing'}: say so at its head's end"
             )
+        others = [name for name in wanted if name.split("/")[1] not in FAMILIES]
+        if len(others) > MOST_FILES_TO_COPY and path.parent.name != LADDERS:
+            found.append(f"{place} needs {len(others)} files of the kit: {', '.join(others)}")
+    return found
+
+
+def runtime_faults(root: Path) -> list[str]:
+    """A runtime that only a part of a technique needs is imported there, not at the top."""
+    found = []
+    for path in technique_files(root):
+        for node in parsed(path.read_text("utf-8")).body:
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            place = path.relative_to(root).as_posix()
+            found += [
+                f"{place} imports {name} for whoever imports it"
+                for name in names
+                if name.partition(".")[0] in RUNTIMES
+            ]
     return found
 
 
 def docstring_faults(root: Path) -> list[str]:
     found = []
-    for path in technique_files(root):
+    for path in [*technique_files(root), *ladder_files(root)]:
         place = path.relative_to(root).as_posix()
         side, family = path.relative_to(root).parts[:2]
-        text = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
+        text = ast.get_docstring(parsed(path.read_text("utf-8"))) or ""
         at = [f"\n{text}".find(f"\n{section}") for section in SECTIONS]
         if -1 in at:
             found.append(f"{place}: no section {SECTIONS[at.index(-1)]!r}")
@@ -349,9 +447,9 @@ def docstring_faults(root: Path) -> list[str]:
 
 def size_faults(root: Path) -> list[str]:
     found = []
-    for path in technique_files(root):
+    for path in [*technique_files(root), *ladder_files(root)]:
         place, text = path.relative_to(root).as_posix(), path.read_text("utf-8")
-        for node in ast.walk(ast.parse(text)):
+        for node in ast.walk(parsed(text)):
             if isinstance(node, ast.FunctionDef):
                 lines = node.end_lineno - node.lineno + 1
                 if lines > MOST_LINES_A_FUNCTION:
@@ -372,7 +470,7 @@ def import_time_faults(root: Path) -> list[str]:
     found = []
     for side in SIDES:
         for path in sources(root, side):
-            for node in ast.parse(path.read_text("utf-8")).body:
+            for node in parsed(path.read_text("utf-8")).body:
                 docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
                 main = isinstance(node, ast.If) and "__main__" in ast.unparse(node.test)
                 if not (isinstance(node, harmless) or docstring or main):
@@ -427,6 +525,7 @@ CHECKS = {
         arrow_faults,
         docstring_faults,
         copying_faults,
+        runtime_faults,
         size_faults,
         import_time_faults,
         name_faults,
@@ -563,6 +662,34 @@ FAULTS = [
         "no apply_pruning",
     ),
     ("mirror_faults", "pt_impl/compression/pruning.py", "= 0)", "= 0, **rest)", "rest"),
+    (
+        "mirror_faults",
+        "bench/compression/bench_pruning.py",
+        "import",
+        "UNSUPPORTED = {'tf': {'apply_pruning': 'no'}}\nimport",
+        "tf is said to lack apply_pruning, and does not",
+    ),
+    (
+        "runtime_faults",
+        "pt_impl/compression/pruning.py",
+        "import torch",
+        "import torch\nimport onnxruntime",
+        "imports onnxruntime for whoever imports it",
+    ),
+    (
+        "mirror_faults",
+        "bench/compression/bench_pruning.py",
+        "import",
+        "UNSUPPORTED = {'tf': {'apply_pruning': 'no'}}\nimport",
+        "tf is said to lack apply_pruning, and does not",
+    ),
+    (
+        "runtime_faults",
+        "pt_impl/compression/pruning.py",
+        "import torch",
+        "import torch\nimport onnxruntime",
+        "imports onnxruntime for whoever imports it",
+    ),
     ("setting_faults", "pt_impl/compression/pruning.py", "= 0)", "= 0, **rest)", "takes **rest"),
     (
         "setting_faults",
@@ -681,6 +808,46 @@ def test_a_circle_is_found(tree):
     assert circles(tree) == [
         f"shared.{name} imports itself through others" for name in ("datasets", "specs", "weights")
     ]
+
+
+UNSUPPORTED = 'UNSUPPORTED = {"tf": {"%s": "no means"}}\n'
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [
+        (
+            "def apply_pruning",
+            "def apply_more(model):\n    pass\n\n\ndef apply_pruning",
+            "apply_more",
+        ),
+        (
+            "begin_step: int = 0",
+            "begin_step: int = 0, offload: bool = False",
+            "apply_pruning(offload)",
+        ),
+    ],
+)
+def test_what_one_side_has_stands_in_the_benchmark(tree, old, new, named):
+    technique = tree / "pt_impl" / "compression" / "pruning.py"
+    technique.write_text(technique.read_text().replace(old, new))
+    assert mirror_faults(tree)
+    measured = tree / "bench" / "compression" / "bench_pruning.py"
+    measured.write_text(UNSUPPORTED % "apply_pruning(of_another)")
+    assert mirror_faults(tree)
+    measured.write_text(UNSUPPORTED % named)
+    assert mirror_faults(tree) == []
+
+
+def test_classes_of_one_name_are_made_alike(tree):
+    for side, setting in (("pt", "rate"), ("tf", "speed")):
+        technique = tree / f"{side}_impl" / "compression" / "pruning.py"
+        piece = f"\n\nclass Pruner:\n    def __init__(self, *, {setting}: float):\n        pass\n"
+        technique.write_text(
+            technique.read_text().replace("\n\nif __name__", piece + "\n\nif __name__")
+        )
+    (fault,) = mirror_faults(tree)
+    assert "Pruner" in fault
 
 
 def test_a_standard_name_is_found(tree):

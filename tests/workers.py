@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import importlib
 import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 TIMEOUT_S = 600
@@ -39,35 +40,88 @@ class Scenarios(dict):
     def __getitem__(self, scenario: str):
         found = super().__getitem__(scenario)
         if isinstance(found, dict) and "error" in found:
-            pytest.fail(found["error"])
+            raise AssertionError(found["error"])
         return found
+
+
+class Parent:
+    """A process that has imported a framework and forks workers, one at a time (`warm.py`)."""
+
+    def __init__(self, name: str) -> None:
+        self._pipes = subprocess.Popen(
+            [sys.executable, "-m", "tests.warm", "pt" if name == "pt" else "tf"],
+            cwd=ROOT,
+            env=environment(name),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        atexit.register(self._end)
+
+    def fork(self, **request: object) -> int | None:
+        """The exit status of a worker; None after its time is over."""
+        print(json.dumps(request), file=self._pipes.stdin, flush=True)
+        answer = self._pipes.stdout.readline()
+        assert answer, "the parent of the workers ended: what it said stands above"
+        return json.loads(answer)
+
+    def _end(self) -> None:
+        self._pipes.stdin.close()
+        self._pipes.wait()
+
+
+@functools.cache
+def parent(name: str) -> Parent:
+    """The parent of all workers of a name in this session."""
+    return Parent(name)
+
+
+def environment(name: str) -> dict[str, str]:
+    """The environment of a worker, whatever the tests were started with."""
+    others = {key: value for key, value in os.environ.items() if key != "TF_USE_LEGACY_KERAS"}
+    legacy = {"TF_USE_LEGACY_KERAS": "1"} if name == "tf_keras" else {}
+    # One thread compiles: a pool would import torch once more.
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    return others | quiet | legacy
 
 
 def run(
     worker: str,
     names: Collection[str] = ("pt", "tf", "tf_keras"),
     arguments: Callable[[str], Sequence] = lambda name: (),
-    **environment: str,
+    *,
+    fresh: bool = False,
+    **variables: str,
 ) -> dict[str, Scenarios]:
     """What `python -m tests.WORKER NAME ARGUMENTS` prints in its last line, by name.
 
-    "tf_keras" is TensorFlow with legacy Keras; `arguments` gives those of a name.
+    "tf_keras" is TensorFlow with legacy Keras; `arguments` gives those of a name. The environment
+    has `variables` as well. Workers are forked from a parent that has imported their framework;
+    `fresh` starts them as users do, for what is settled when a process starts.
     """
-    others = {key: value for key, value in os.environ.items() if key != "TF_USE_LEGACY_KERAS"}
-    others |= {"TF_CPP_MIN_LOG_LEVEL": "3"} | environment
 
     def one(name: str) -> Scenarios:
-        done = subprocess.run(
-            [sys.executable, "-m", f"tests.{worker}", name, *arguments(name)],
-            cwd=ROOT,
-            env=others | ({"TF_USE_LEGACY_KERAS": "1"} if name == "tf_keras" else {}),
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
-        assert done.returncode == 0, f"{name}: {done.stderr[-3000:]}"
-        return Scenarios(name, json.loads(done.stdout.splitlines()[-1]))
+        module, given = f"tests.{worker}", [name, *map(str, arguments(name))]
+        with tempfile.TemporaryDirectory() as folder:
+            out, err = Path(folder, "out"), Path(folder, "err")
+            out.touch()
+            err.touch()
+            if fresh:
+                command = [sys.executable, "-m", module, *given]
+                settings = {"cwd": ROOT, "env": environment(name) | variables, "timeout": TIMEOUT_S}
+                with out.open("w") as o, err.open("w") as e:
+                    status = subprocess.run(command, stdout=o, stderr=e, **settings).returncode
+            else:
+                status = parent(name).fork(
+                    module=module,
+                    arguments=given,
+                    environment=variables,
+                    out=str(out),
+                    err=str(err),
+                    timeout=TIMEOUT_S,
+                )
+            assert status == 0, f"{name} ended with {status}: {err.read_text()[-3000:]}"
+            return Scenarios(name, json.loads(out.read_text().splitlines()[-1]))
 
     with ThreadPoolExecutor(len(names)) as pool:
         return dict(zip(names, pool.map(one, names), strict=True))

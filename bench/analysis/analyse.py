@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import isfinite
 from typing import Any
 
-from bench.analysis import cases, comparisons
+from bench.analysis import cases, comparisons, pairing
 
 DERIVED = ("noise_floor", "comparisons")
 DERIVED_OF_CASE = ("memory", "metrics", "certificate", "artifact_bytes")
@@ -18,27 +18,50 @@ DERIVED_OF_CASE = ("memory", "metrics", "certificate", "artifact_bytes")
 def analyse(measured: dict) -> dict:
     """The whole record of what was measured, as JSON values."""
     measured = measured | {"environment": _finite(measured["environment"])}
-    tasks, found = measured["tasks"], comparisons.fits(measured["cases"])
-    made = comparisons.compare_all(measured["cases"], tasks, found)
+    every, looks = _with_accuracy(measured), measured.get("looks")
+    found = comparisons.fits(every)
+    made = comparisons.compare_all(every, measured["tasks"], found, looks)
     own = {c["numerator"]: c for c in made if c["kind"] == "baseline"}
     whole = []
-    for case in measured["cases"]:
-        base = comparisons.baseline(case, measured["cases"])
-        fit = found.get(comparisons.work_of(case))
-        metrics = cases.metrics(
-            case, base, measured["environment"], {"fit": fit, "comparison": own.get(case["id"])}
+    for given, case in zip(measured["cases"], every, strict=True):
+        fit = found.get(pairing.work_of(case))
+        about = {"fit": fit, "comparison": own.get(case["id"]), "looks": looks}
+        metrics = cases.metrics(case, pairing.baseline(case, every), measured["environment"], about)
+        whole.append(
+            case
+            | {
+                "timing": cases.timing(case, about) | {"step_s": given["timing"]["step_s"]},
+                "blocks": given["blocks"],
+                "cold_starts": given["cold_starts"],
+                "memory": cases.memory(case),
+                "artifact_bytes": metrics.get("artifact", {}).get("value"),
+                "metrics": metrics,
+            }
         )
-        derived = {
-            "timing": cases.timing(case, fit),
-            "memory": cases.memory(case),
-            "accuracy": cases.accuracy(case, base, tasks),
-            "artifact_bytes": metrics.get("artifact", {}).get("value"),
-            "metrics": metrics,
-            "certificate": cases.certificate(case),
-        }
-        whole.append(case | derived)
-    floor = comparisons.noise_floor(measured["cases"], made)
+    floor = comparisons.noise_floor(every, made)
     return _finite(measured | {"cases": whole, "noise_floor": floor, "comparisons": made})
+
+
+def compared(measured: dict) -> list[dict]:
+    """The comparisons alone."""
+    every = _with_accuracy(measured)
+    found = comparisons.fits(every)
+    return comparisons.compare_all(every, measured["tasks"], found, measured.get("looks"))
+
+
+def _with_accuracy(measured: dict) -> list[dict]:
+    """The cases with what was measured of their programs, and their accuracy judged."""
+    every, looks = pairing.resolved(measured["cases"]), measured.get("looks")
+    certified = [case | {"certificate": cases.certificate(case)} for case in every]
+    return [
+        case
+        | {
+            "accuracy": cases.accuracy(
+                case, pairing.baseline(case, every), measured["tasks"], looks
+            )
+        }
+        for case in certified
+    ]
 
 
 def raw(record: dict) -> dict:

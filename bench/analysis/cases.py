@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from bench.analysis import verdicts
-from bench.analysis.comparisons import Fit, accuracy_difference, good
+from bench.analysis.accuracy import difference
+from bench.analysis.bounds import SEED_LOOKS, confidence
+from bench.analysis.fit import settled
+from bench.analysis.pairing import good, program
 
 LIFETIMES = (100, 1_000, 10_000)  # steps whose total time is given beside the first call's
 
@@ -18,16 +21,22 @@ def figure(
     return {"value": value, "unit": unit, "ci": ci, "samples": samples}
 
 
-def timing(case: dict, own: Fit | None) -> dict:
+def timing(case: dict, about: dict[str, Any]) -> dict:
     """First calls and the step's time."""
-    step, ci = own.time(case["id"]) if own and good(case) else (None, None)
+    step, ci = _time(case, about) if about["fit"] and good(case) else (None, None)
     return {
         "cold_first_call_s": _middle(cold["first_call_s"] for cold in case["cold_starts"]),
         "warm_first_call_s": _middle(block["first_call_s"] for block in case["blocks"]),
-        "step_s": case["timing"]["step_s"],
         "median_s": step,
         "ci_s": ci,
     }
+
+
+def _time(case: dict, about: dict[str, Any]) -> tuple[float, list[float] | None]:
+    looks = about["looks"]
+    if looks:
+        return about["fit"].time_at_looks(program(case), confidence(tuple(looks)))
+    return about["fit"].time(program(case))
 
 
 def _middle(values) -> float | None:
@@ -62,18 +71,18 @@ def _bytes(cold: dict) -> dict[str, float | None]:
     return found | {"rest_bytes": rest, "above_import_bytes": above}
 
 
-def accuracy(case: dict, base: dict | None, tasks: dict) -> dict | None:
+def accuracy(case: dict, base: dict | None, tasks: dict, looks: list | None) -> dict | None:
     """The metric over seeds, and how far it is from the baseline's."""
     raw = case["accuracy"]
     if not raw:
         return None
-    found = verdicts.t_interval(raw["per_seed"])
+    found = verdicts.t_interval(raw["per_seed"], confidence(SEED_LOOKS) if looks else 0.95)
     return {
         "metric": raw["metric"],
         "per_seed": raw["per_seed"],
         "mean": found.mean,
         "ci": None if found.low is None else [found.low, found.high],
-        "difference": accuracy_difference(case, base, tasks),
+        "difference": difference(case, base, tasks, looks),
     }
 
 
@@ -103,31 +112,61 @@ def artifact(case: dict) -> dict[str, dict]:
 _SIZES = {"artifact": "bytes", "compressed_artifact": "compressed_bytes"}
 
 
-def metrics(case: dict, base: dict | None, environment: dict, own: dict[str, Any]) -> dict:
+def metrics(case: dict, base: dict | None, environment: dict, about: dict[str, Any]) -> dict:
     """Every other figure by name: derived, counted in the proof, and found by a probe.
 
-    `own`: the case's fit, and its comparison with `base`.
+    `about`: the work's fit, the comparison with `base`, and the run's looks.
     """
     counted = (case["evidence"] or {}).get("measured", {})
-    found = _rates(case, environment, own["fit"]) | artifact(case)
+    found = _rates(case, environment, about) | artifact(case)
     found |= {name: figure(each["value"], each["unit"]) for name, each in counted.items()}
-    found |= _lifetimes(case, base, own["fit"], own["comparison"])
+    found |= _lifetimes(case, base, about) | _seen_in_training(case, about["looks"])
+    found |= _energy(case, about["looks"])
     return found | {name: {"ci": None, **each} for name, each in case["probed"].items()}
 
 
-def _rates(case: dict, environment: dict, own: Fit | None) -> dict:
+def _seen_in_training(case: dict, looks: list | None) -> dict:
+    """The mean over seeds of each figure; none where a seed has none, as it missed its target."""
+    seeds, found = case["trained_metrics"], {}
+    for name, first in seeds[0].items() if seeds else ():
+        values = [seed[name]["value"] for seed in seeds]
+        if None in values:
+            found[name] = figure(None, first["unit"])
+        else:
+            mean = verdicts.t_interval(values, confidence(SEED_LOOKS) if looks else 0.95)
+            ci = None if mean.low is None else [mean.low, mean.high]
+            found[name] = figure(mean.mean, first["unit"], ci, values)
+    return found
+
+
+def _rates(case: dict, environment: dict, about: dict[str, Any]) -> dict:
     """Samples a second, and the share of the machine's best matrix product."""
-    if not own or not good(case):
+    if not about["fit"] or not good(case):
         return {}
-    step, ci = own.time(case["id"])
+    step, ci = _time(case, about)
     edges = ci and ci[::-1]
     size, found = case["batch_size"], {}
     found["samples_per_s"] = figure(size / step, "samples/s", edges and [size / t for t in edges])
     peak = (environment.get("peak_flops") or {}).get(_main_dtype(case["evidence"]))
-    if peak:
+    if peak and case["flops"]:
         share = case["flops"] / peak
         found["share_of_peak"] = figure(share / step, "1", edges and [share / t for t in edges])
     return found
+
+
+def _energy(case: dict, looks: list | None) -> dict:
+    """Joules a step and a sample by the machine's counters: the mean of each block, over blocks."""
+    blocks = [block.get("energy_j") for block in case["blocks"]]
+    if not good(case) or not blocks or not all(blocks):
+        return {}
+    level = confidence(tuple(looks)) if looks else 0.95
+    each = verdicts.t_interval([fmean(settled(own)) for own in blocks], level)
+    ci = None if each.low is None else [each.low, each.high]
+    size = case["batch_size"]
+    return {
+        "energy_per_step": figure(each.mean, "J", ci),
+        "energy_per_sample": figure(each.mean / size, "J", ci and [edge / size for edge in ci]),
+    }
 
 
 def _main_dtype(evidence: dict | None) -> str | None:
@@ -139,7 +178,7 @@ def _main_dtype(evidence: dict | None) -> str | None:
     return max(counts, key=counts.get) if counts else None
 
 
-def _lifetimes(case: dict, base: dict | None, own: Fit | None, comparison: dict | None) -> dict:
+def _lifetimes(case: dict, base: dict | None, about: dict[str, Any]) -> dict:
     """What the first call costs in the long run: totals of N steps, and the break-even.
 
     Only where the cold start was repeated. The break-even is the number of steps after which
@@ -147,9 +186,10 @@ def _lifetimes(case: dict, base: dict | None, own: Fit | None, comparison: dict 
     the range of the cold starts, and has no upper end where it may never be.
     """
     first = [cold["first_call_s"] for cold in case["cold_starts"]]
+    own, comparison = about["fit"], about["comparison"]
     if len(first) < 2 or not own or not good(case):
         return {}
-    step, _ = own.time(case["id"])
+    step, _ = own.time(program(case))
     found = {
         f"total_{count}_steps_s": figure(median(first) + (count - 1) * step, "s")
         for count in LIFETIMES
@@ -158,7 +198,7 @@ def _lifetimes(case: dict, base: dict | None, own: Fit | None, comparison: dict 
     if base and base["cold_starts"] and comparison and comparison["verdict"] != "not comparable":
         usual = median(cold["first_call_s"] for cold in base["cold_starts"])
         extra = [median(first) - usual, min(first) - usual, max(first) - usual]
-        each, _ = own.time(base["id"])
+        each, _ = own.time(program(base))
         low, high = comparison["ci"] or (comparison["ratio"], comparison["ratio"])
         value, least, most = (
             max(0.0, more) / (each * (1 - ratio)) if ratio < 1 else None

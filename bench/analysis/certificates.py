@@ -9,7 +9,7 @@ MOST_FLIPPED = 100  # a flipped ReLU was seen to move a loss by 4.5e-4, 45 of it
 
 def same_side(one: dict, other: dict) -> bool:
     """Whether two cases have the same framework and flavour."""
-    return (one["framework"], one["flavour"]) == (other["framework"], other["flavour"])
+    return all(one.get(name) == other.get(name) for name in ("framework", "flavour"))
 
 
 def difference(one: dict, other: dict) -> str | None:

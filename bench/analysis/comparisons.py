@@ -1,85 +1,88 @@
 """The ratios of a record and their verdicts, and what they say of the run's noise.
 
-Compared are cases of one piece of work: each with its framework's baseline ("baseline", "control"
-for the same work once more), with its twin ("framework"), and the fastest of both frameworks.
+Compared are cases of one piece of work, whatever their technique: each with its own technique's
+baseline in its framework ("baseline", "control" for the same work once more), with its twin
+("framework"), and the fastest rows of both frameworks that keep accuracy.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
 
-from bench.analysis import certificates, verdicts
-from bench.analysis.certificates import same_side
-from bench.analysis.fit import Fit, fit
+from bench.analysis import accuracy, certificates, sequential, verdicts
+from bench.analysis.fit import Fit, Samples, fit
+from bench.analysis.pairing import Work, baseline, good, program, work_of
+from bench.analysis.verdicts import Ratio
+from shared.specs import more_is_better
 
-WORK = ("technique", "task", "batch_size", "mode")
-
-Work = tuple[str, str, int, str]
 Fits = dict[Work, Fit]
+BEST = "best: "  # begins the name of a comparison of the best of both
 
 
-def work_of(case: dict) -> Work:
-    """What makes cases comparable: technique, task, batch size and mode."""
-    return tuple(case[name] for name in WORK)
-
-
-def good(case: dict) -> bool:
-    """Whether the case has figures of its time."""
-    return case["status"] == "OK" and any(case["timing"]["step_s"].values())
+def samples(cases: list[dict]) -> dict[Work, Samples]:
+    """What was sampled of each piece of work, by program."""
+    found: dict[Work, Samples] = {}
+    for case in filter(good, cases):
+        own = {
+            int(match): {int(block): each for block, each in blocks.items() if each}
+            for match, blocks in case["timing"]["step_s"].items()
+        }
+        found.setdefault(work_of(case), {})[program(case)] = own
+    return found
 
 
 def fits(cases: list[dict]) -> Fits:
-    """The times of each piece of work."""
-    samples: dict[Work, dict] = {}
-    for case in filter(good, cases):
-        own = {
-            int(match): {int(block): found for block, found in blocks.items() if found}
-            for match, blocks in case["timing"]["step_s"].items()
-        }
-        samples.setdefault(work_of(case), {})[case["id"]] = own
-    return {work: fit(own) for work, own in samples.items()}
+    """The times of each piece of work, by program."""
+    return {work: fit(own) for work, own in samples(cases).items()}
 
 
-def baseline(case: dict, cases: list[dict]) -> dict | None:
-    """What the case is compared with in its own framework; None for that itself."""
-    for other in cases:
-        same = work_of(other) == work_of(case) and same_side(other, case)
-        if same and other["role"] == "baseline":
-            return None if other is case else other
-    return None
+@dataclass(frozen=True)
+class Pair:
+    """Two cases that are compared, and as what."""
+
+    kind: str
+    name: str
+    top: dict
+    bottom: dict
 
 
-def compare_all(cases: list[dict], tasks: dict, found: Fits) -> list[dict]:
-    """Every ratio of a record, once."""
+def compare_all(cases: list[dict], tasks: dict, found: Fits, looks: list | None) -> list[dict]:
+    """Every ratio of a record, once. `looks`: of a run in which who is decided leaves."""
     made = []
     for work, own in found.items():
         contenders = [case for case in cases if work_of(case) == work and good(case)]
-        made += filter(None, _of_work(contenders, own))
-    _flag_accuracy(made, {case["id"]: case for case in cases}, tasks)
+        pairs = _pairs(contenders)
+        made += _compared(own, pairs, looks)
+        best = _best([c for c in contenders if accuracy.of(c, cases, tasks).kept], own)
+        if best:  # chosen by its figures, it lends the others no variance
+            made += _compared(own, [*pairs, best], looks)[-1:]
+    _flag_accuracy(made, {case["id"]: case for case in cases}, tasks, looks)
     return made
 
 
-def _of_work(cases: list[dict], own: Fit) -> list[dict | None]:
-    """The ratios of one piece of work: to the own baseline, to the twin, the best pair."""
+def _pairs(contenders: list[dict]) -> list[Pair]:
+    """What is compared of one piece of work: with the own baseline, and with the twin."""
     made = []
-    for case in cases:
-        base = baseline(case, cases)
-        if base:
+    for case in contenders:
+        base = baseline(case, contenders)
+        if base and program(base) != program(case):
             kind = "control" if case["role"] == "control" else "baseline"
-            made.append(_comparison(own, kind, case["variant"], case, base))
-    for case in cases:
+            made.append(Pair(kind, case["variant"], case, base))
+    for case in contenders:
         if case["framework"] == "pt" and case["role"] != "control":
             made += [
-                _comparison(own, "framework", case["variant"], case, twin)
-                for twin in cases
-                if twin["framework"] == "tf" and twin["variant"] == case["variant"]
+                Pair("framework", case["variant"], case, twin)
+                for twin in contenders
+                if twin["framework"] == "tf"
+                and (twin["technique"], twin["variant"]) == (case["technique"], case["variant"])
             ]
-    return [*made, _best(cases, own)]
+    return made
 
 
-def _best(cases: list[dict], own: Fit) -> dict | None:
+def _best(cases: list[dict], own: Fit) -> Pair | None:
     """The fastest of one framework against the fastest of the other, unless they are twins."""
     sides = [
         [c for c in cases if c["framework"] == name and c["role"] != "control"]
@@ -87,54 +90,69 @@ def _best(cases: list[dict], own: Fit) -> dict | None:
     ]
     if not all(sides):
         return None
-    pt, tf = (min(side, key=lambda case: own.time(case["id"])[0]) for side in sides)
-    if pt["variant"] == tf["variant"]:
+    pt, tf = (min(side, key=lambda case: own.time(program(case))[0]) for side in sides)
+    if (pt["technique"], pt["variant"]) == (tf["technique"], tf["variant"]):
         return None
-    return _comparison(own, "framework", f"best: {pt['variant']} | {tf['variant']}", pt, tf)
+    return Pair("framework", f"{BEST}{pt['variant']} | {tf['variant']}", pt, tf)
 
 
-def _comparison(own: Fit, kind: str, name: str, top: dict, bottom: dict) -> dict | None:
-    ratio = own.ratio(top["id"], bottom["id"])
-    if ratio is None:
-        return None
+def _compared(own: Fit, pairs: list[Pair], looks: list | None) -> list[dict]:
+    """The comparisons of one piece of work."""
+    sides = [(program(pair.top), program(pair.bottom)) for pair in pairs]
+    if looks:
+        kin = [_kin(pair) for pair in pairs]
+        asked = [sequential.Pair(*ids, each) for ids, each in zip(sides, kin, strict=True)]
+        ratios = sequential.judge(own, asked, tuple(looks))
+    else:
+        ratios = [own.ratio(*ids) for ids in sides]
+    return [_comparison(*each) for each in zip(pairs, ratios, strict=True) if each[1]]
+
+
+def side_by_side(own: Fit, sides: dict[str, str], looks: list | None) -> dict[tuple, Ratio]:
+    """The ratio of each two programs of a piece of work, by their names, both ways round.
+
+    `sides`: the framework of each program.
+    """
+    names = [name for name in sides if name in own.pooled]
+    asked = [sequential.Pair(a, b, (sides[a], sides[b])) for a in names for b in names if a != b]
+    if looks:
+        ratios = sequential.judge(own, asked, tuple(looks))
+    else:
+        ratios = [own.ratio(each.top, each.bottom) for each in asked]
+    return {(p.top, p.bottom): one for p, one in zip(asked, ratios, strict=True) if one}
+
+
+def _kin(pair: Pair) -> tuple:
+    """Whose noise is of the same kind: pairs of the same frameworks; controls' of two parents."""
+    return (pair.kind == "control", pair.top["framework"], pair.bottom["framework"])
+
+
+def _comparison(pair: Pair, ratio: verdicts.Ratio) -> dict:
+    top, bottom = pair.top, pair.bottom
     reason = certificates.difference(top, bottom)
     return {
         "technique": top["technique"],
-        "variant": name,
+        "variant": pair.name,
         "task": top["task"],
         "batch_size": top["batch_size"],
         "mode": top["mode"],
-        "kind": kind,
+        "kind": pair.kind,
         "numerator": top["id"],
         "denominator": bottom["id"],
         "ratio": ratio.ratio,
         "ci": ratio.ci and list(ratio.ci),
         "sd": ratio.sd,
         "n": ratio.n,
+        "freedom": ratio.freedom,
+        "look": ratio.look,
         "verdict": "not comparable" if reason else ratio.verdict,
         "reason": reason,
     }
 
 
-# Accuracy ---------------------------------------------------------------------------------------
-
-
-def accuracy_difference(case: dict, other: dict | None, tasks: dict) -> dict | None:
-    """The metric of a case less that of another, by the seeds that both were trained with."""
-    ours, theirs = ((each or {}).get("accuracy") or {} for each in (case, other))
-    ours, theirs = ours.get("per_seed") or [], theirs.get("per_seed") or []
-    seeds, task = min(len(ours), len(theirs)), tasks[case["task"]]
-    if not seeds:
-        return None
-    return verdicts.compare_accuracy(
-        ours[:seeds],
-        theirs[:seeds],
-        margin=task["margin"],
-        more_is_better=task["metric"] == "accuracy",
-    )
-
-
-def _flag_accuracy(comparisons: list[dict], cases: dict[str, dict], tasks: dict) -> None:
+def _flag_accuracy(
+    comparisons: list[dict], cases: dict[str, dict], tasks: dict, looks: list | None
+) -> None:
     """A win in speed that costs more of the metric than its margin is no win for either side.
 
     It is "faster, less accurate" where the numerator is faster, "slower, more accurate" where
@@ -148,9 +166,10 @@ def _flag_accuracy(comparisons: list[dict], cases: dict[str, dict], tasks: dict)
             (winner, loser), verdict = sides, "faster, less accurate"
         else:
             continue
-        difference, task = accuracy_difference(winner, loser, tasks), tasks[winner["task"]]
-        sign = 1 if task["metric"] == "accuracy" else -1
-        if difference and sign * difference["mean"] < -task["margin"]:
+        found = accuracy.difference(winner, loser, tasks, looks)
+        task = tasks[winner["task"]]
+        sign = 1 if more_is_better(task["metric"]) else -1
+        if found and sign * found["mean"] < -task["margin"]:
             comparison["verdict"] = verdict
 
 

@@ -2,44 +2,43 @@
 
 Every figure is the one that was measured for its row. A figure has an interval where processes were
 repeated, a range where one process repeated itself, neither where it was measured once, and is
-exact where it is a count or the size of a file.
+exact where it is a count or the size of a file. Which of two is faster says their ratio in the
+blocks that both played, whose interval is narrower than those of their times.
 
-Only what keeps accuracy is advised: exact work, and rows whose difference to their own baseline is
-no worse than the task's margin by the bound of its interval. Accuracy that was not measured is no
-accuracy that was kept.
+Only what keeps accuracy is advised (see `accuracy`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from bench.analysis import accuracy, comparisons, pairing
+from bench.analysis.accuracy import Accuracy, agree
+from bench.analysis.pairing import baseline
 from bench.analysis.prices import price
 from bench.analysis.reading import DIFFERENT, above_import, framework_title, work_of
 from bench.analysis.values import at, is_number, is_pair
+from bench.analysis.verdicts import Ratio
+from shared.specs import more_is_better
 
 Record = dict[str, Any]
 TRAIN, PREDICT, INPUT, DEVICES, PROBE = "train", "predict", "input", "devices", "probe"
+RECIPE = "recipe"
 NAMES = {
     TRAIN: "train step",
     PREDICT: "prediction",
     INPUT: "input pipeline",
     DEVICES: "several devices",
     PROBE: "probe",
+    RECIPE: "training",
 }
-# What records of before the families call techniques. Goes with the last such record.
-OLD_NAMES = {
-    "input_pipeline": "folder",
-    "tuned_pipeline": "tuned_folder",
-    "sharded_pipeline": "shards",
-    "mapped_pipeline": "mapped_arrays",
-    "in_memory_pipeline": "in_memory",
-    "compression": "combinations",
-}
-FAMILIES = ("train_step", "input", "parallel", "compression", "deployment")
+FAMILIES = ("train_step", "input", "parallel", "recipes", "compression", "deployment")
+FAMILIES += ("diagnosis", "adaptation")
+OF_LEARNING = ("recipes", "adaptation")  # what changes what is learned
 
 
 @dataclass(frozen=True)
@@ -62,6 +61,8 @@ GOALS = {
         Goal("latency", "time", "time of a prediction", "ms", 1e-3, (PREDICT,)),
         Goal("throughput", "rate", "samples per second", "samples/s", 1.0,
              (INPUT, DEVICES, PROBE), less=False),
+        Goal("accuracy", "gained", "gained over the plain training", "points", 1.0,
+             (RECIPE,), less=False),
         Goal("memory", "memory", "peak memory above import", "MB", 1e6, (TRAIN, PREDICT)),
         Goal("cold-start", "first_call", "first call in a new process", "s", 1.0,
              (TRAIN, PREDICT)),
@@ -89,22 +90,11 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Accuracy:
-    """What a row does to its baseline's accuracy. `kept` is None where it was not measured."""
-
-    kept: bool | None
-    exact: bool = False
-    mean: float | None = None
-    ci: list[float] | None = None
-    metric: str | None = None
-
-
-@dataclass(frozen=True)
 class Option:
     """A row of a decision table: a case with its figures, its accuracy and its price.
 
     `own`: the comparison with its own baseline. `beaten`: a row that is better or equal in all.
-    `repeats`: the same baseline, measured again in other techniques.
+    `repeats`: other techniques' rows of the same program.
     """
 
     case: dict
@@ -128,6 +118,9 @@ class Option:
         return self.case["role"] == "baseline"
 
 
+Ratios = dict[tuple[str, str], Ratio]  # of the times of two programs
+
+
 @dataclass(frozen=True)
 class Work:
     """A piece of work, and its rows: those to choose from in the order of their main figure."""
@@ -136,13 +129,22 @@ class Work:
     task: str
     batch_size: int
     options: list[Option]
-    apart: str = ""  # the technique, where its baseline was not shown to do the others' work
+    # The technique, where its baseline was not shown to do the others' work; the framework, where
+    # the frameworks' models are no twins.
+    apart: str = ""
+    ratios: Ratios = field(default_factory=dict)
 
     @property
     def title(self) -> str:
         """digits-cnn, batch 128, train step."""
         words = f"{self.task}, batch {self.batch_size}, {NAMES[self.kind]}"
         return f"{words} ({self.apart})" if self.apart else words
+
+    @property
+    def provisional(self) -> bool:
+        """Whether its steps were timed in one block, so that no time has an interval."""
+        times = [o.figures["time"] for o in self.options if "time" in o.figures]
+        return bool(times) and all(time.kind == "once" for time in times)
 
     @property
     def goals(self) -> list[Goal]:
@@ -175,10 +177,9 @@ def _setting(name: str, value: Any) -> str | None:
 def families() -> dict[str, str]:
     """Technique -> family, by where the benchmark files are."""
     folder = Path(__file__).parents[1]
-    found = {
+    return {
         path.stem.removeprefix("bench_"): path.parent.name for path in folder.glob("*/bench_*.py")
     }
-    return found | {old: found[new] for old, new in OLD_NAMES.items() if new in found}
 
 
 def family_of(technique: str) -> str:
@@ -196,35 +197,60 @@ def works(record: Record) -> list[Work]:
     for technique, cases in _by_baseline(record):
         base = cases[0]
         kind = _kind(technique, cases)
-        key = (kind, base["task"], base["batch_size"])
-        apart = technique if kind == PROBE else ""
+        side = framework_title(base) if _unpaired(record, base) else ""
+        key = (kind, base["task"], base["batch_size"], side)
+        apart = technique if kind == PROBE else side
         if not apart and not _same_work(record, base, proofs.setdefault(key, base)):
             apart = technique
-        options = [option(record, case, base) for case in cases]
-        found.setdefault((*key, apart), []).extend(o for o in options if o)
-    made = [
-        Work(kind, task, batch, _judged(_merged(options), kind), apart)
-        for (kind, task, batch, apart), options in found.items()
-        if options
-    ]
+        options = [option(record, case, base, kind) for case in cases]
+        found.setdefault((*key[:3], apart), []).extend(o for o in options if o)
+    fits, made = _fits(record), []
+    for (kind, task, batch, apart), options in found.items():
+        if options:
+            merged = _merged(options)
+            ratios = _ratios(merged, fits, record.get("looks"))
+            judged = _judged(merged, MAIN[kind], ratios)
+            made.append(Work(kind, task, batch, judged, apart, ratios))
     return sorted(made, key=lambda work: -len(work.options))
 
 
+def _fits(record: Record) -> comparisons.Fits:
+    """The times of every piece of work."""
+    sampled = [case for case in record["cases"] if at(case, "timing", "step_s") is not None]
+    return comparisons.fits(pairing.resolved(sampled))
+
+
+def _ratios(options: list[Option], fits: comparisons.Fits, looks: list | None) -> Ratios:
+    """How the timed rows of a piece of work compare with each other."""
+    timed = [option.case for option in options if "time" in option.figures]
+    fit = fits.get(pairing.work_of(timed[0])) if timed else None
+    sides = {pairing.program(case): case["framework"] for case in timed}
+    return comparisons.side_by_side(fit, sides, looks) if fit else {}
+
+
 def _by_baseline(record: Record) -> Iterator[tuple[str, list[dict]]]:
-    """For each technique, task, batch and mode its cases that ran, but for controls."""
+    """For each technique, task, batch and mode its cases that ran, but for controls and bounds."""
     groups: dict[tuple, list[dict]] = {}
     for case in record["cases"]:
-        if case["status"] == "OK" and case["role"] != "control":
-            key = (case["technique"], work_of(case), case["batch_size"])
+        if case["status"] == "OK" and case["role"] not in ("control", "bound"):
+            side = case["framework"] if _unpaired(record, case) else ""
+            key = (case["technique"], work_of(case), case["batch_size"], side)
             groups.setdefault(key, []).append(case)
     for (technique, *_), cases in groups.items():
         yield technique, sorted(cases, key=lambda case: case["role"] != "baseline")
 
 
+def _unpaired(record: Record, case: dict) -> bool:
+    """Whether the frameworks have a task's model, but not with equal weights."""
+    return at(record["tasks"], case["task"], "paired") is False
+
+
 def _kind(technique: str, cases: list[dict]) -> str:
+    family = family_of(technique)
+    if family in OF_LEARNING and any(at(case, "accuracy", "mean") is not None for case in cases):
+        return RECIPE
     if any(at(case, "timing", "median_s") for case in cases):
         return PREDICT if cases[0].get("mode") == "predict" else TRAIN
-    family = family_of(technique)
     if any(at(case, "metrics", "samples_per_s", "value") for case in cases):
         return {"input": INPUT, "parallel": DEVICES}.get(family, PROBE)
     return PREDICT if cases[0].get("mode") == "predict" else TRAIN
@@ -239,25 +265,15 @@ def _same_work(record: Record, one: dict, other: dict) -> bool:
     if None in proofs:
         return True
     same = at(proofs[0], "weights_sha256") == at(proofs[1], "weights_sha256")
-    return same and _agree(record, one["task"], *(proof["losses"][:1] for proof in proofs))
+    return same and agree(record["tasks"], one["task"], *(p["losses"][:1] for p in proofs))
 
 
-def _agree(record: Record, task: str, ours: list, theirs: list, bar: float = 1.0) -> bool:
-    """Whether there are losses on both sides, and all agree within the task's parity bar.
-
-    And within `bar`, where that is less.
-    """
-    parity = at(record["tasks"], task, "parity")
-    bar = min(bar, parity) if is_number(parity) else None
-    if not ours or len(ours) != len(theirs) or not all(map(is_number, [bar, *ours, *theirs])):
-        return False
-    return all(abs(a - b) <= bar * abs(b) for a, b in zip(ours, theirs, strict=True))
-
-
-def option(record: Record, case: dict, base: dict) -> Option | None:
+def option(record: Record, case: dict, base: dict, kind: str) -> Option | None:
     """A case with all that is known of it; None where nothing was measured."""
-    own_base = _baseline(record, case) or base
+    own_base = baseline(case, record["cases"]) or base
     figures = dict(_figures(case))
+    if kind == RECIPE:
+        figures |= _gained(case)
     if not figures:
         return None
     own = next(
@@ -268,19 +284,26 @@ def option(record: Record, case: dict, base: dict) -> Option | None:
         ),
         None,
     )
-    first = figures.get("first_call")
-    technique = OLD_NAMES.get(case["technique"], case["technique"])
-    needs = price(technique, case["variant"], case["role"], first.value if first else None)
-    found = Option(case, figures, accuracy(record, case), *needs, own=own)
+    needs = price(case)
+    kept = accuracy.of(case, record["cases"], record["tasks"])
+    if kind in (INPUT, DEVICES):  # what feeds or spreads is trained elsewhere
+        kept = Accuracy(True, asked=False)
+    found = Option(case, figures, kept, *needs, own=own)
     return replace(found, gain=_gain(found, own_base))
 
 
-def _baseline(record: Record, case: dict) -> dict | None:
-    same = ("technique", "task", "batch_size", "mode", "framework", "flavour")
-    for other in record["cases"]:
-        if other["role"] == "baseline" and all(other.get(k) == case.get(k) for k in same):
-            return other if other["status"] == "OK" else None
-    return None
+def _gained(case: dict) -> dict[str, Figure]:
+    """Points of the metric that a training ends with beyond its own baseline's."""
+    if case["role"] == "baseline":
+        return {"gained": Figure(0.0, 0.0, 0.0, "exact")}
+    found = at(case, "accuracy", "difference") or {}
+    mean, ci = found.get("mean"), found.get("ci")
+    if not is_number(mean):
+        return {}
+    low, high = ci if is_pair(ci) else (mean, mean)
+    if not more_is_better(at(case, "accuracy", "metric")):
+        mean, low, high = -mean, -high, -low
+    return {"gained": Figure(mean, low, high, "interval" if is_pair(ci) else "once")}
 
 
 def _gain(found: Option, base: dict) -> float | None:
@@ -315,6 +338,7 @@ def _figures(case: dict) -> Iterator[tuple[str, Figure]]:
         else _metric(metrics, "memory"),
         "efficiency": _metric(metrics, "efficiency"),
         "of_limit": _metric(metrics, "share_of_limit"),
+        "steps": _metric(metrics, "steps_to_target"),
     }
     for name, (value, ci, samples) in every.items():
         if is_number(value) and value > 0:
@@ -336,84 +360,19 @@ def _figure(value: float, ci: Any, samples: Any, *, exact: bool) -> Figure:
     return Figure(value, value, value, "once")
 
 
-# Accuracy ----------------------------------------------------------------------------------------
-
-
-def accuracy(record: Record, case: dict, allowed: float | None = None) -> Accuracy:
-    """What a case does to accuracy; `allowed`: points that it may lose, else the task's margin.
-
-    A variant's training may stand at another batch size, and its proof of equal losses at another
-    task of the same technique, where it has none of its own.
-    """
-    if case["role"] == "baseline":
-        return Accuracy(True, exact=True)
-    metric = at(record["tasks"], case["task"], "metric")
-    margin = allowed if allowed is not None else at(record["tasks"], case["task"], "margin")
-    for other in (case, *_siblings(record, case, ("task",))):
-        difference = at(other, "accuracy", "difference")
-        if is_number(at(difference, "mean")):
-            mean, ci = difference["mean"], at(difference, "ci")
-            worst = None
-            if is_pair(ci):
-                worst = ci[0] if metric == "accuracy" else -ci[1]
-            kept = None if worst is None or not is_number(margin) else worst >= -margin
-            return Accuracy(kept, mean=mean, ci=ci if is_pair(ci) else None, metric=metric)
-    if _exact(record, case):
-        return Accuracy(True, exact=True)
-    if not at(case, "certificate", "losses"):
-        proven = [s for s in _siblings(record, case) if at(s, "certificate", "losses")]
-        if proven and all(_exact(record, s) for s in proven):
-            return Accuracy(True, exact=True)
-    return Accuracy(None)
-
-
-def _siblings(record: Record, case: dict, also: Iterable[str] = ()) -> list[dict]:
-    """The same variant of the same technique and framework at other workloads."""
-    same = ("technique", "variant", "role", "framework", "flavour", *also)
-    return [
-        other
-        for other in record["cases"]
-        if other is not case
-        and other["status"] == "OK"
-        and all(other.get(k) == case.get(k) for k in same)
-    ]
-
-
-ROUNDING = 1e-5  # relative; the first losses of bfloat16 are up to 1e-4 apart
-
-
-def _exact(record: Record, case: dict) -> bool:
-    """Whether a case's losses are its baseline's, but for float32's rounding.
-
-    A row that is known to change the mathematics is not exact, however close its losses are.
-    """
-    if case.get("changes_math") or case.get("changes_weights"):
-        return False
-    both = (at(c, "certificate", "losses") or [] for c in (case, _baseline(record, case)))
-    return _agree(record, case["task"], *both, bar=ROUNDING)
-
-
 # What is beaten, and what is the same ------------------------------------------------------------
 
 
 def _merged(options: list[Option]) -> list[Option]:
-    """The same baseline in several techniques as one row: that of the narrowest interval.
-
-    Baselines are the same where they are of one framework and flavour and no interval of their
-    times shows otherwise: eager and compiled programs stay two.
-    """
+    """The same program in several techniques as one row, a baseline's where there is one."""
     found: list[Option] = []
     for each in options:
-        same = (
-            place
-            for place, other in enumerate(found)
-            if each.is_baseline and other.is_baseline and _same_program(each, other)
-        )
-        place = next(same, None)
+        place = next((n for n, other in enumerate(found) if _same_program(each, other)), None)
         if place is None:
             found.append(each)
         else:
-            kept, again = sorted((found[place], each), key=_width)
+            pair = (found[place], each)
+            kept, again = sorted(pair, key=lambda o: (not o.is_baseline, _width(o)))
             figures = again.figures | kept.figures  # what the one lacks
             repeats = [*found[place].repeats, replace(again, repeats=[])]
             found[place] = replace(kept, figures=figures, repeats=repeats)
@@ -426,43 +385,48 @@ def _width(option: Option) -> float:
 
 
 def _same_program(one: Option, other: Option) -> bool:
-    keys = ("framework", "flavour")
-    if any(one.case.get(key) != other.case.get(key) for key in keys):
-        return False
-    pair = [o.figures.get("time") or o.figures.get("rate") for o in (one, other)]
-    if None in pair:
-        return pair == [None, None] and one.case["variant"] == other.case["variant"]
-    apart = pair[0].above(pair[1]) or pair[1].above(pair[0])
-    once = "once" in (pair[0].kind, pair[1].kind)
-    return not apart and not once
+    """Whether the record says so, and both keep what the program was trained to."""
+    same = pairing.program(one.case) == pairing.program(other.case)
+    return same and one.accuracy.exact and other.accuracy.exact
 
 
-MAIN = {TRAIN: "time", PREDICT: "time", INPUT: "rate", DEVICES: "rate", PROBE: "rate"}
-MORE_IS_BETTER = ("rate", "efficiency", "of_limit")
+MAIN = {
+    TRAIN: "time",
+    PREDICT: "time",
+    INPUT: "rate",
+    DEVICES: "rate",
+    PROBE: "rate",
+    RECIPE: "gained",
+}
+MORE_IS_BETTER = ("rate", "efficiency", "of_limit", "gained")
 DECIDING = ("time", "rate", "memory", "size", "first_call", "start")
 
 
-def _judged(options: list[Option], kind: str) -> list[Option]:
+def _judged(options: list[Option], main: str, ratios: Ratios) -> list[Option]:
     """In the order of the main figure, and which are beaten by a row that keeps accuracy."""
-    main = MAIN[kind]
     sign = -1 if main in MORE_IS_BETTER else 1
     last = float("inf")
     ordered = sorted(
         options, key=lambda o: sign * o.figures[main].value if main in o.figures else last
     )
-    safe = [o for o in ordered if o.accuracy.kept or kind not in (TRAIN, PREDICT)]
+    safe = [o for o in ordered if o.accuracy.kept]
     return [
-        replace(o, beaten=next((s for s in safe if s is not o and _beats(s, o, main)), None))
+        replace(
+            o, beaten=next((s for s in safe if s is not o and _beats(s, o, main, ratios)), None)
+        )
         for o in ordered
     ]
 
 
-def _beats(one: Option, other: Option, main: str) -> bool:
+def _beats(one: Option, other: Option, main: str, ratios: Ratios) -> bool:
     """Better in the main figure by intervals, and nowhere worse: not in accuracy, nor in price."""
     ours, theirs = one.figures.get(main), other.figures.get(main)
     if not ours or not theirs:
         return False
-    better = ours.above(theirs) if main in MORE_IS_BETTER else theirs.above(ours)
+    if main == "time":
+        better = slower(other, one, ratios)
+    else:
+        better = ours.above(theirs) if main in MORE_IS_BETTER else theirs.above(ours)
     if not better or one.work > other.work or _accuracy_rank(one) < _accuracy_rank(other):
         return False
     return all(
@@ -470,6 +434,14 @@ def _beats(one: Option, other: Option, main: str) -> bool:
         for name in DECIDING
         if name in other.figures
     )
+
+
+def slower(one: Option, other: Option, ratios: Ratios) -> bool:
+    """Whether a row was shown to take longer: by their ratio, else by the intervals of times."""
+    found = ratios.get((pairing.program(one.case), pairing.program(other.case)))
+    if found:
+        return found.ci is not None and found.ci[0] > 1
+    return one.figures["time"].above(other.figures["time"])
 
 
 def _no_worse(name: str, ours: Figure, theirs: Figure) -> bool:
@@ -482,7 +454,7 @@ def _accuracy_rank(option: Option) -> float:
     if found.exact or found.mean is None:
         return 0.0 if found.exact else -1e9
     bound = found.ci or [found.mean, found.mean]
-    return min(0.0, bound[0] if found.metric == "accuracy" else -bound[1])
+    return min(0.0, bound[0] if more_is_better(found.metric) else -bound[1])
 
 
 # Answers -----------------------------------------------------------------------------------------
@@ -521,6 +493,11 @@ class Answer:
         """The figure that decides, of a row of this answer."""
         return deciding(option, self.goal, self.limits)
 
+    @property
+    def provisional(self) -> bool:
+        """Whether nothing but one block's times decided."""
+        return self.goal.figure == "time" and self.work.provisional
+
     def better(self, option: Option) -> bool:
         """Whether a row's figure is better than that of the best."""
         ours, best = self.figure(option).value, self.figure(self.best).value
@@ -547,18 +524,13 @@ def deciding(option: Option, goal: Goal, limits: Limits) -> Figure | None:
 
 
 def answer(record: Record, work: Work, goal: Goal, limits: Limits) -> Answer | None:
-    """What to use for a goal; None where no row has its figure and keeps to the limits.
-
-    A quick run has no intervals, so that its times decide nothing.
-    """
-    if goal.figure == "time" and record["effort"] == "quick":
-        return None
+    """What to use for a goal; None where no row has its figure and keeps to the limits."""
     sign = 1 if goal.less else -1
     every = [o for o in work.options if deciding(o, goal, limits)]
     every.sort(key=lambda o: sign * deciding(o, goal, limits).value)
     kept, unknown, refused = [], [], []
     for each in every:
-        reason = _refused(record, each, limits, goal, work.kind)
+        reason = _refused(record, each, limits, goal)
         if reason is None:
             kept.append(each)
         elif reason == NOT_MEASURED:
@@ -574,6 +546,8 @@ def answer(record: Record, work: Work, goal: Goal, limits: Limits) -> Answer | N
         figure = deciding(option, goal, limits)
         if "once" in (figure.kind, ahead.kind):
             return True
+        if goal.figure == "time" and limits.steps is None:
+            return slower(option, best, work.ratios)
         return figure.above(ahead) if goal.less else ahead.above(figure)
 
     return Answer(
@@ -592,7 +566,7 @@ def answer(record: Record, work: Work, goal: Goal, limits: Limits) -> Answer | N
 NOT_MEASURED = "its accuracy was not measured"
 
 
-def _refused(record: Record, option: Option, limits: Limits, goal: Goal, kind: str) -> str | None:
+def _refused(record: Record, option: Option, limits: Limits, goal: Goal) -> str | None:
     """Which limit a row breaks, or cannot be shown to keep."""
     if goal.figure == "time" and at(option.own, "verdict") == DIFFERENT:
         return "it was not shown to do its baseline's work"
@@ -602,11 +576,11 @@ def _refused(record: Record, option: Option, limits: Limits, goal: Goal, kind: s
             return "its memory was not measured"
         if peak.value > limits.memory:
             return f"takes {peak.value / 1e6:.3g} MB"
-    if kind not in (TRAIN, PREDICT):  # it feeds, spreads or tries what is trained elsewhere
+    if goal.figure == "gained":  # what is asked for, not what is to be kept
         return None
     found = option.accuracy
-    if limits.accuracy_drop is not None:
-        found = accuracy(record, option.case, limits.accuracy_drop)
+    if found.asked and limits.accuracy_drop is not None:
+        found = accuracy.of(option.case, record["cases"], record["tasks"], limits.accuracy_drop)
     if found.kept:
         return None
     return NOT_MEASURED if found.mean is None or found.ci is None else "loses accuracy"

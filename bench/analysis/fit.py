@@ -9,8 +9,9 @@ Three steps, each of them additive in logarithms, so that a time divided by anot
    than median polish or M-estimators of round and contender effects, which a contender of
    other noise than the rest pulls along.
 2. Where a piece of work was split over several matches, those who play in more than one, the
-   baselines, join them: what they were found to take in the first match stands, and who comes new
-   is placed beside them, as far from their mean as it was in its own match.
+   baselines, join them: their ratios in the first match stand, and who comes new is placed beside
+   them, as far from their mean as it was in its own match. How fast the machine was in the block
+   is the median of its matches, so that one that was disturbed as a whole moves no time.
 3. Over blocks: the mean, or where a case lacks some, the least-squares fit of blocks and cases.
 """
 
@@ -38,7 +39,8 @@ def block_times(samples: dict[str, list[float]]) -> dict[str, float]:
     """The log time of each contender of one block of a match, from their samples by round."""
     rounds = np.log([settled(own) for own in samples.values()]).T
     effects = np.median(rounds[:, :, None] - rounds[:, None, :], axis=0).mean(axis=1)
-    level = float(np.median((rounds - effects).mean(axis=1)))
+    # Not the mean over contenders: in most rounds one of them is interrupted.
+    level = float(np.median(rounds - effects))
     return {name: level + float(each) for name, each in zip(samples, effects, strict=True)}
 
 
@@ -47,33 +49,80 @@ class Fit:
     """Log times by block and case, and of each case over all blocks.
 
     Cases that share no match, nor are joined by others that do, belong to different `groups` in a
-    block, and are not compared there.
+    block, and are not compared there. `levels`: how much faster the machine was in a block than in
+    the group's first match, in whose speed its times stand: ratios know nothing of it.
     """
 
     blocks: dict[int, dict[str, float]] = field(default_factory=dict)
     groups: dict[int, dict[str, int]] = field(default_factory=dict)
     pooled: dict[str, float] = field(default_factory=dict)
+    levels: dict[int, dict[int, float]] = field(default_factory=dict)
 
     def time(self, case: str) -> tuple[float, list[float] | None]:
         """Seconds a step: the geometric mean over blocks, and its 95% interval."""
-        own = verdicts.t_interval([found[case] for found in self.blocks.values() if case in found])
-        center = self.pooled[case]
+        levels = self._levels(case)
+        played = [t[case] - levels[b] for b, t in self.blocks.items() if case in t]
+        own = verdicts.t_interval(played)
+        center = self.pooled[case] - float(np.mean(list(levels.values())))
         if own.low is None:
             return exp(center), None
         half = (own.high - own.low) / 2
         return exp(center), [exp(center - half), exp(center + half)]
 
+    def time_at_looks(self, case: str, level: float) -> tuple[float, list[float] | None]:
+        """Seconds a step, of one that may have left before others did.
+
+        The machine's speed was seen in all blocks, what is the case's own in those that it played.
+        """
+        speed = {
+            b: float(np.mean([t[n] - self.pooled[n] for n in t])) for b, t in self.blocks.items()
+        }
+        own = [times[case] - speed[b] for b, times in self.blocks.items() if case in times]
+        levels = self._levels(case)
+        center = self.pooled[case] - float(np.mean(list(levels.values())))
+        shared = verdicts.t_interval([speed[b] - levels[b] for b in speed])
+        if shared.sd is None or len(own) < 2:
+            return exp(center), None
+        parts = [
+            (shared.sd**2 / shared.n, shared.n - 1),
+            (float(np.var(own, ddof=1)) / len(own), len(own) - 1),
+        ]
+        sd, freedom = verdicts.summed(parts)
+        half = verdicts.quantile(level, freedom) * sd
+        return exp(center), [exp(center - half), exp(center + half)]
+
+    def _levels(self, case: str) -> dict[int, float]:
+        """Of each block, that of the case's group; where it did not play, of the block's first."""
+        return {
+            block: self.levels.get(block, {}).get(groups.get(case, 0), 0.0)
+            for block, groups in self.groups.items()
+        }
+
     def ratio(self, top: str, bottom: str) -> verdicts.Ratio | None:
         """The time of one case in that of another; None where no block has both."""
-        each = [
-            self.blocks[block][top] - self.blocks[block][bottom]
-            for block, group in self.groups.items()
-            if top in group and group[top] == group.get(bottom)
-        ]
+        each = self.log_ratios(top, bottom)
+        return verdicts.compare(each) if each else None
+
+    def log_ratios(self, top: str, bottom: str) -> list[float]:
+        """Those of the blocks that have both, about the ratio of their times over all blocks."""
+        each = [self.blocks[b][top] - self.blocks[b][bottom] for b in self.shared(top, bottom)]
         if not each:
-            return None
+            return []
         shift = self.pooled[top] - self.pooled[bottom] - float(np.mean(each))
-        return verdicts.compare([value + shift for value in each])
+        return [value + shift for value in each]
+
+    def shared(self, top: str, bottom: str) -> list[int]:
+        """The blocks in which two cases can be compared."""
+        groups = self.groups.items()
+        return [block for block, g in groups if top in g and g[top] == g.get(bottom)]
+
+    def first(self, count: int) -> Fit:
+        """The fit of the first blocks alone."""
+        blocks = {block: times for block, times in self.blocks.items() if block < count}
+        if len(blocks) == len(self.blocks):
+            return self
+        groups = {block: self.groups[block] for block in blocks}
+        return Fit(blocks, groups, _pooled(blocks), self.levels)
 
 
 def fit(samples: Samples) -> Fit:
@@ -85,23 +134,38 @@ def fit(samples: Samples) -> Fit:
         for match, blocks in own.items()
         for block in blocks
     }
-    for block, match in sorted(places):
-        played = {
-            name: own[match][block]
-            for name, own in samples.items()
-            if own.get(match, {}).get(block)
-        }
-        _join(
-            found.blocks.setdefault(block, {}),
-            found.groups.setdefault(block, {}),
-            block_times(played) if played else {},
-        )
+    for block in sorted({block for block, _ in places}):
+        times, groups = found.blocks.setdefault(block, {}), found.groups.setdefault(block, {})
+        shifts: dict[int, list[float]] = {}
+        for match in sorted(match for other, match in places if other == block):
+            played = {
+                name: own[match][block]
+                for name, own in samples.items()
+                if own.get(match, {}).get(block)
+            }
+            if played:
+                group, shift = _join(times, groups, block_times(played))
+                shifts.setdefault(group, []).append(shift)
+        found.levels[block] = {group: float(np.median(own)) for group, own in shifts.items()}
     found.pooled = _pooled(found.blocks)
     return found
 
 
-def _join(times: dict[str, float], groups: dict[str, int], new: dict[str, float]) -> None:
-    """Add the contenders of another match of a block to those of the matches before."""
+def fit_of(blocks: list[dict[str, float]]) -> Fit:
+    """The fit of blocks whose log times are known, each of one match."""
+    found = {number: dict(times) for number, times in enumerate(blocks)}
+    groups = {number: dict.fromkeys(times, 0) for number, times in found.items()}
+    return Fit(found, groups, _pooled(found))
+
+
+def _join(
+    times: dict[str, float], groups: dict[str, int], new: dict[str, float]
+) -> tuple[int, float]:
+    """Add the contenders of another match of a block to those of the matches before.
+
+    Returns the group that they belong to, and by how much the machine was faster in this match than
+    in the group's first.
+    """
     known = [name for name in new if name in times]
     group = groups[known[0]] if known else len(groups)
     anchors = [name for name in known if groups[name] == group]
@@ -109,6 +173,7 @@ def _join(times: dict[str, float], groups: dict[str, int], new: dict[str, float]
     for name, value in new.items():
         if name not in times:
             times[name], groups[name] = value + shift, group
+    return group, shift
 
 
 def _pooled(blocks: dict[int, dict[str, float]]) -> dict[str, float]:

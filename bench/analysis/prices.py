@@ -1,16 +1,26 @@
 """What it takes to get a row, beside its first call: calibration, training, a teacher.
 
-A row that is not listed is got by a setting, or by compiling, which its first call shows.
+A row that is not listed is got by a setting.
 """
 
 from __future__ import annotations
 
 import re
 
+from bench.analysis.values import at, is_number
+
 # How much work a price is, cheaper ones first: training is its epochs more than calibrating, a
 # teacher that has to be trained first as much as ten of them.
 FREE, COMPILE, CALIBRATE, TEACHER = 0, 1, 2, 10
-COMPILES = 2.0  # seconds: a first call that takes longer compiles something
+# Variants (a pattern) of a technique that are compiled. Where predictions are, the baselines too:
+# that shows in a first call that takes so many seconds.
+_COMPILED = {
+    "compilation": ".*",
+    "native_export": "compiled|aotinductor.*",
+    "data_parallel|optimizer_implementations": "compiled",
+    "stacking": "[2-5]_.*",
+}
+COMPILES = 2.0
 # technique, its variants (a pattern), epochs of training (0: calibration alone), with a teacher
 _PRICES = [
     ("pruning", ".*", 4, False),
@@ -25,13 +35,22 @@ _PRICES = [
 ]
 
 
-def price(technique: str, variant: str, role: str, first_call: float | None) -> tuple[int, str]:
+def price(case: dict) -> tuple[int, str]:
     """How much work it is to get a row, and what it takes in words ("" where nothing does)."""
+    technique, variant, role = (case[name] for name in ("technique", "variant", "role"))
     for names, variants, epochs, teacher in _PRICES if role != "baseline" else ():
         if re.fullmatch(names, technique) and re.fullmatch(variants, variant):
             trained = "a trained teacher, " if teacher else ""
             words = f"{trained}{epochs} epochs of training" if epochs else "calibration"
             return CALIBRATE + epochs + TEACHER * teacher, words
-    if first_call is not None and first_call > COMPILES:
-        return COMPILE, "compiling"
-    return FREE, ""
+    return (COMPILE, "compiling") if _compiles(case) else (FREE, "")
+
+
+def _compiles(case: dict) -> bool:
+    if case.get("mode") == "predict":
+        first = at(case, "timing", "cold_first_call_s")
+        return is_number(first) and first > COMPILES
+    return case["role"] == "variant" and any(
+        re.fullmatch(names, case["technique"]) and re.fullmatch(variants, case["variant"])
+        for names, variants in _COMPILED.items()
+    )

@@ -1,4 +1,4 @@
-"""Reading a record: its file, its rows, and which comparison belongs to which."""
+"""A record's file and rows, and which comparison belongs to which."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FRAMEWORKS = {"pt": "PyTorch", "tf": "TensorFlow"}
 def load(path: str | Path) -> dict[str, Any]:
     """Read a record: `path` is a results.json or the folder that holds one.
 
-    Raises ValueError with one clear line where there is none, or where it is truncated, of a newer
+    Raises ValueError with one clear line where there is none, or where it is truncated, of another
     schema, or not a record of this project (see `schema`).
     """
     file = results_file(path)
@@ -47,6 +47,18 @@ def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
+def as_lines(record: dict) -> str:
+    """A record as JSON, with a line for each entry of each list, so that it can be searched."""
+    parts = []
+    for name, value in record.items():
+        if value and isinstance(value, list):
+            text = "[\n" + ",\n".join(json.dumps(each, allow_nan=False) for each in value) + "\n]"
+        else:
+            text = json.dumps(value, allow_nan=False)
+        parts.append(f"{json.dumps(name)}: {text}")
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
 def framework_title(case: dict) -> str:
     """PyTorch, TensorFlow or TensorFlow (tf_keras)."""
     name = case.get("framework")
@@ -55,10 +67,8 @@ def framework_title(case: dict) -> str:
 
 
 def block_count(case: dict) -> int:
-    """How many blocks the case was timed in; those of several matches count once."""
+    """How many blocks the case's own program was timed in; those of several matches count once."""
     step_s = at(case, "timing", "step_s") or {}
-    if isinstance(step_s, list):  # of the first match alone, before schema 3
-        return len(step_s)
     return len({block for blocks in step_s.values() for block in blocks})
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from bench.analysis.values import is_number
 
 SCHEMA_VERSION = 3
+MOST_LOOKS = 10
 DEEPEST = 30  # levels of nesting; a run writes ten
 
 
@@ -49,14 +50,6 @@ class Each:
 
 
 @dataclass(frozen=True)
-class Either:
-    """One shape for an object, another for a list: of one name in older records."""
-
-    object: Any
-    list: Any
-
-
-@dataclass(frozen=True)
 class Pair:
     """A list of two."""
 
@@ -65,6 +58,7 @@ class Pair:
 
 FIGURE = Maybe(Number())
 TIME = Number(above=0)
+SAMPLE = Number(above=1e-10, most=1e5)  # seconds a step
 RATIO = Number(above=0, most=1e9)
 TEXT = Maybe(str)
 _INTERVAL = Maybe(Pair(Number()))
@@ -83,13 +77,15 @@ CASE = {
     "batch_size": Number(whole=True),
     "status": str,
     "flavour": TEXT,
+    "title": TEXT,
+    "program": TEXT,
     "mode": TEXT,
     "reason": TEXT,
     "timing": Maybe(
         {
             "cold_first_call_s": Maybe(TIME),
             "warm_first_call_s": Maybe(TIME),
-            "step_s": Maybe(Either(Each(Each([Number()])), [[Number()]])),
+            "step_s": Maybe(Each(Each([SAMPLE]))),
             "median_s": Maybe(TIME),
             "ci_s": Maybe(Pair(TIME)),
         }
@@ -125,6 +121,8 @@ COMPARISON = {
     "ci": Maybe(Pair(RATIO)),
     "sd": Maybe(Number(most=10)),
     "n": Maybe(Number(above=0, whole=True)),
+    "freedom": Maybe(Number(above=0)),
+    "look": Maybe(Number(above=0, whole=True)),
     "verdict": TEXT,
     "reason": TEXT,
 }
@@ -136,6 +134,8 @@ RECORD = {
     "effort": str,
     "started": str,
     "finished": bool,
+    "ended": TEXT,
+    "looks": Maybe([Number(above=1, most=1000, whole=True)]),
     "environment": {"packages": Maybe(Each(Maybe(dict)))},
     "noise_floor": {"controls": Maybe([CONTROL])},
     "techniques": Each(TECHNIQUE),
@@ -155,13 +155,35 @@ def check(results: Any) -> None:
             f"schema {version} is newer than {SCHEMA_VERSION}, the newest that "
             "this version reads: update twinbench"
         )
-    if version < 1:
-        raise ValueError(f"schema {version} never was")
+    if version < SCHEMA_VERSION:
+        raise ValueError(
+            f"schema {version} is older than {SCHEMA_VERSION}, the only one that this version "
+            "reads: measure again"
+        )
     _check_depth(results)
     _check(results, RECORD, "the record")
     for kind, shape in (("case", CASE), ("comparison", COMPARISON)):
         for number, entry in enumerate(results[f"{kind}s"]):
             _check(entry, shape, f"{kind} {number}")
+    looks = results.get("looks") or []
+    if looks != sorted(set(looks)) or len(looks) > MOST_LOOKS:
+        raise ValueError(f"the record: looks are not {MOST_LOOKS} rising numbers at most")
+    _check_rounds(results["cases"])
+
+
+def _check_rounds(cases: list[dict]) -> None:
+    """Contenders of a block play the same rounds; matches and blocks are numbered."""
+    played: dict[tuple[str, str], int] = {}
+    for number, case in enumerate(cases):
+        for match, blocks in ((case.get("timing") or {}).get("step_s") or {}).items():
+            for block, samples in blocks.items():
+                if not match.isdecimal() or not block.isdecimal():
+                    raise ValueError(f"case {number}: timing: step_s: {match}, {block}: no numbers")
+                if samples and played.setdefault((match, block), len(samples)) != len(samples):
+                    raise ValueError(
+                        f"case {number}: timing: step_s: match {match}, block {block} has not as "
+                        "many rounds as others"
+                    )
 
 
 def _check_depth(value: Any, depth: int = 0) -> None:
@@ -183,8 +205,6 @@ def _check(value: Any, shape: Any, what: str) -> None:
         inner = shape.shape if isinstance(shape, Pair) else shape[0]
         for place, entry in enumerate(value):
             _check(entry, inner, f"{what} [{place}]")
-    elif isinstance(shape, Either):
-        _check(value, shape.list if isinstance(value, list) else shape.object, what)
     elif isinstance(shape, Each):
         _check_type(value, dict, what)
         for name, entry in value.items():

@@ -14,6 +14,8 @@ from math import exp, log
 import numpy as np
 from scipy import stats
 
+from bench.analysis.bounds import confidence
+
 DELTA = 0.03  # a ratio within 1 / 1.03 … 1.03 counts as no difference
 
 
@@ -28,31 +30,37 @@ class Interval:
     n: int
 
 
-def t_interval(values: list[float], confidence: float = 0.95) -> Interval:
+def t_interval(values: list[float], level: float = 0.95) -> Interval:
     """Student's t-interval of the mean of independent `values`."""
     mean = float(np.mean(values))
     if len(values) < 2:
         return Interval(mean, None, None, None, len(values))
     sd = float(np.std(values, ddof=1))
-    half = _quantile(confidence, len(values) - 1) * sd / len(values) ** 0.5
+    half = quantile(level, len(values) - 1) * sd / len(values) ** 0.5
     return Interval(mean, mean - half, mean + half, sd, len(values))
 
 
 @cache
-def _quantile(confidence: float, freedom: float) -> float:
-    """Student's t beyond which half of what `confidence` leaves lies; a record asks it often."""
-    return float(stats.t.ppf(0.5 + confidence / 2, freedom))
+def quantile(level: float, freedom: float) -> float:
+    """Student's t beyond which half of what `level` leaves lies; a record asks it often."""
+    return float(stats.t.ppf(0.5 + level / 2, freedom))
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """A time ratio over blocks: geometric mean, 95% interval, sd of the log ratio, verdict."""
+    """A time ratio over blocks: geometric mean, 95% interval, sd of the log ratio, verdict.
+
+    `look`: after how many blocks it was decided, where a run ends early. `freedom`: of the sd,
+    where that is not of the `n` blocks alone.
+    """
 
     ratio: float
     ci: tuple[float, float] | None
     sd: float | None
     n: int
     verdict: str | None
+    look: int | None = None
+    freedom: float | None = None
 
 
 def compare(log_ratios: list[float]) -> Ratio:
@@ -65,11 +73,11 @@ def compare(log_ratios: list[float]) -> Ratio:
     wide = t_interval(log_ratios)
     if wide.sd is None:
         return Ratio(exp(wide.mean), None, None, wide.n, None)
-    verdict = _verdict(wide, t_interval(log_ratios, confidence=0.90))
-    return Ratio(exp(wide.mean), (exp(wide.low), exp(wide.high)), wide.sd, wide.n, verdict)
+    said = verdict(wide, t_interval(log_ratios, 0.90))
+    return Ratio(exp(wide.mean), (exp(wide.low), exp(wide.high)), wide.sd, wide.n, said)
 
 
-def _verdict(wide: Interval, narrow: Interval) -> str:
+def verdict(wide: Interval, narrow: Interval) -> str:
     """The verdict of a log ratio's 95% and 90% intervals."""
     bound = log(1 + DELTA)
     if wide.high < -bound:
@@ -85,6 +93,17 @@ def _verdict(wide: Interval, narrow: Interval) -> str:
     return "inconclusive"
 
 
+def summed(parts: list[tuple[float, float]]) -> tuple[float, float]:
+    """The deviation of a sum, and its degrees of freedom (Welch and Satterthwaite).
+
+    `parts`: the variance of each summand with its own degrees of freedom.
+    """
+    variance = sum(part for part, _ in parts)
+    # Without any scatter an interval has no width, whatever the degrees of freedom.
+    freedom = variance**2 / sum(part**2 / own for part, own in parts) if variance else 1.0
+    return variance**0.5, freedom
+
+
 def compare_runs(new: Ratio, old: Ratio) -> Ratio:
     """Judge how a ratio changed between two runs, new over old, by Welch's interval (1947).
 
@@ -93,36 +112,39 @@ def compare_runs(new: Ratio, old: Ratio) -> Ratio:
     """
     if new.sd is None or old.sd is None:
         raise ValueError("a run of one block has no noise to compare with")
-    parts = [run.sd**2 / run.n for run in (new, old)]
-    variance = sum(parts)
-    each = zip(parts, (new.n, old.n), strict=True)
-    # Without any scatter the interval has no width, whatever the degrees of freedom.
-    freedom = variance**2 / sum(p**2 / (n - 1) for p, n in each) if variance else 1.0
-    mean, sd = log(new.ratio / old.ratio), variance**0.5
+    runs = [(run.sd**2 / run.n, run.freedom or run.n - 1) for run in (new, old)]
+    mean, (sd, freedom) = log(new.ratio / old.ratio), summed(runs)
 
-    def interval(confidence: float) -> Interval:
-        half = _quantile(confidence, freedom) * sd
+    def interval(level: float) -> Interval:
+        half = quantile(level, freedom) * sd
         return Interval(mean, mean - half, mean + half, sd, min(new.n, old.n))
 
     wide = interval(0.95)
-    verdict = _verdict(wide, interval(0.90))
-    return Ratio(exp(mean), (exp(wide.low), exp(wide.high)), sd, wide.n, verdict)
+    said = verdict(wide, interval(0.90))
+    return Ratio(exp(mean), (exp(wide.low), exp(wide.high)), sd, wide.n, said)
 
 
 def compare_accuracy(
-    values: list[float], baseline: list[float], *, margin: float, more_is_better: bool
+    values: list[float],
+    baseline: list[float],
+    *,
+    margin: float,
+    more_is_better: bool,
+    looks: tuple[int, ...] = (),
 ) -> dict:
     """Judge `values` against `baseline`, paired by seed, with two one-sided tests at `margin`.
+
+    `looks`: numbers of seeds after which training ends where the verdict stands.
 
     Returns the mean difference, its 95% interval and a verdict: "equivalent" (the 90% interval
     lies inside the margin), "better" or "worse" (the 95% interval excludes zero), "inconclusive".
     """
     differences = [value - base for value, base in zip(values, baseline, strict=True)]
-    wide = t_interval(differences)
+    levels = [confidence(looks, level) if looks else level for level in (0.95, 0.90)]
+    wide, narrow = (t_interval(differences, level) for level in levels)
     found = {"mean": wide.mean, "ci": None, "verdict": None}
     if wide.sd is None:
         return found
-    narrow = t_interval(differences, confidence=0.90)
     if -margin < narrow.low and narrow.high < margin:
         verdict = "equivalent"
     elif wide.low <= 0 <= wide.high:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from bench.compression.bench_sparse_inference import pruned
 from bench.harness.plan import Measure, Prepared, Technique, Variant, Work, Workload
+from bench.harness.stages import Stages
 from shared import datasets, teacher
 
 # Fixed before anything was measured: the settings of the techniques that are stacked, and their
@@ -22,20 +24,19 @@ LESSON = {"temperature": 4.0, "alpha": 0.9}
 PRUNED, ROUNDED = {"final_sparsity": 0.82, "min_weights": 1_000}, {"weight_bits": 8}
 EXAMPLES = 256  # images of the training split that set the ranges of activations
 PROOF_STEPS = 10  # of training with rounding, after which zeros are still there
-FLAVOURS = (None, "tf_keras")  # TensorFlow Model Optimization has no other
 ROUNDED_LOSSES = 0.05  # relative: twins round to the same grids, but not at the same places
 
 
-def _row(name: str, effort: str = "default", timed: bool = True, **settings) -> Variant:
+def _row(name: str, title: str, effort: str = "default", timed: bool = True, **settings) -> Variant:
     tolerance = ROUNDED_LOSSES if "weight_bits" in settings else None
     return Variant(
         name,
         settings,
-        flavours=FLAVOURS,
         effort=effort,
         measured=Measure(time=timed),
         changes="weights" if "final_sparsity" in settings else "math",
         loss_tolerance=tolerance,
+        title=title,
     )
 
 
@@ -44,16 +45,22 @@ TECHNIQUE = Technique(
     name="combinations",
     title="Compression, stacked: prune or distil, then quantize",
     variants=(
-        Variant("0_fp32", role="baseline", effort="quick", flavours=FLAVOURS),
-        _row("2_pruned_int8", effort="quick", **PRUNED, **ROUNDED),
-        _row("1_pruned", **PRUNED),
-        _row("1_distilled", timed=False, **LESSON),  # other weights in the graph of 0_fp32
-        _row("2_distilled_int8", **LESSON, **ROUNDED),
+        Variant(
+            "0_fp32",
+            role="baseline",
+            title="float32 file",
+            program="float_file",
+        ),
+        _row("2_pruned_int8", "80% zeros, int8", **PRUNED, **ROUNDED),
+        _row("2_distilled_int8", "distilled, int8", **LESSON, **ROUNDED),
+        _row("1_pruned", "80% zeros", effort="ordinary", **PRUNED),
+        # Other weights in the graph of 0_fp32.
+        _row("1_distilled", "distilled", effort="ordinary", timed=False, **LESSON),
     ),
     workloads=(Workload("digits-cnn", "compute", mode="predict", accuracy=True, training=3.0),),
     differs_by_design=(
         "The runtime is TorchInductor with frozen weights in PyTorch, LiteRT with XNNPACK in "
-        "TensorFlow, in float32 rows too. TensorFlow trains tf_keras in all rows.",
+        "TensorFlow, in float32 rows too.",
         "Masks and fake quantizers are those of each side: see pruning and "
         "quantization_aware_training.",
     ),
@@ -135,32 +142,52 @@ class Row:
         self.model = technique.prepare_qat(self.model, self.examples, weight_bits=bits)
         self.rounds = True
 
-    def train(self, fit) -> None:
+    def train(self, stages: Stages) -> None:
         """All stages, from the initial weights as they are."""
-        self.model = self.impl.kit.models.build(self.work.task.model, self.work.weights)
-        fit(self.plain_step()[0])
         if "final_sparsity" not in self.work.settings:
-            fit(self.plain_step()[0], PRUNING_EPOCHS)
-            fit(self.plain_step()[0], ROUNDING_EPOCHS)
+            self.build(self.dense(stages))
             return
-        self.prune(fit)
+        settings = {name: self.work.settings[name] for name in PRUNED} | SCHEDULE
+        prune = partial(self.prune, settings)
+        self.build(
+            stages.shared("pruned", prune, stages.plain(), epochs=PRUNING_EPOCHS, **settings)
+        )
         if "weight_bits" in self.work.settings:
             self.round()
-        fit(self.sparse_step(), ROUNDING_EPOCHS)
+        stages.fit(self.sparse_step(), ROUNDING_EPOCHS)
 
-    def prune(self, fit) -> None:
-        """Prune while it trains on."""
+    def build(self, weights: dict) -> None:
+        """Go on from `weights`."""
+        self.model = self.impl.kit.models.build(self.work.task.model, weights)
+
+    def dense(self, stages: Stages) -> dict:
+        """The weights of a row without zeros: all three stages alike, taught or not."""
+        weights = self.work.weights
+        lesson = {name: self.work.settings.get(name) for name in LESSON}
+        for epochs in (None, PRUNING_EPOCHS, ROUNDING_EPOCHS):
+            if "alpha" in self.work.settings:
+                weights = stages.shared("distilled", self.teach, weights, epochs, **lesson)
+            else:
+                weights = stages.plain(weights, epochs)
+        return weights
+
+    def teach(self, weights: dict) -> tuple:
+        """A step that learns from the teacher, and what it trains."""
+        self.build(weights)
+        return self.plain_step()[0], lambda: self.model
+
+    def prune(self, settings: dict, weights: dict) -> tuple:
+        """A step that prunes, and the model that it leaves."""
+        self.build(weights)
         technique = self.impl.compression.pruning
-        settings = {name: self.work.settings[name] for name in PRUNED}
-        self.model, update = technique.apply_pruning(self.model, **settings, **SCHEDULE)
+        self.model, update = technique.apply_pruning(self.model, **settings)
         (step, _), numbers = self.plain_step(), count(1)
 
         def pruning_step(x, y):
             update(next(numbers))
             return step(x, y)
 
-        fit(pruning_step, PRUNING_EPOCHS)
-        self.model = technique.finalize_pruning(self.model)
+        return pruning_step, lambda: technique.finalize_pruning(self.model)
 
     def deploy(self) -> tuple:
         """Write the file and load it. Distilled rows are rounded here, after training."""
@@ -176,8 +203,10 @@ class Row:
 def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
     """The file has its zeros, after steps with rounding, too; its products are of integers."""
     share = work.settings.get("final_sparsity", 0.0)
+    integers = importlib.import_module(f"{impl.__name__}.kit.integers")
+    ran = integers.integer_operators(prepared.predict, prepared.artifact, batch[0])
     evidence = {
-        "operators": prepared.predict.operators(batch[0]),
+        "operators": ran,
         "zeros_in_file": impl.compression.combinations.kernel_zeros(prepared.artifact),
     }
     if bool(evidence["operators"]) != ("weight_bits" in work.settings):

@@ -20,22 +20,33 @@ TECHNIQUE = Technique(
     name="distillation",
     title="Distillation: digits-resnet20 teaches a student of less than a tenth of its size",
     variants=(
-        Variant("alone", role="baseline", effort="quick"),
-        Variant("stored", HEADLINE, effort="quick", changes="math"),
+        Variant("alone", role="baseline", title="student alone", program="plain"),
+        Variant("stored", HEADLINE, changes="math", title="teacher's stored logits"),
         # What it trains is what `stored` trains: the data is not augmented.
         Variant(
             "taught",
             HEADLINE,
             measured=Measure(accuracy=False),
             changes="math",
+            title="teacher in every step",
         ),
-        Variant("stored_t1", {"temperature": 1.0, "alpha": 0.9}, effort="full", changes="math"),
-        Variant("stored_t8", {"temperature": 8.0, "alpha": 0.9}, effort="full", changes="math"),
-        Variant("stored_half", {"temperature": 4.0, "alpha": 0.5}, effort="full", changes="math"),
+        *(
+            Variant(
+                name, {"temperature": t, "alpha": alpha}, effort=effort, changes="math", title=title
+            )
+            for name, t, alpha, effort, title in (
+                ("stored_t1", 1.0, 0.9, "ordinary", "stored logits, T = 1"),
+                ("stored_t8", 8.0, 0.9, "ordinary", "stored logits, T = 8"),
+                ("stored_half", 4.0, 0.5, "full", "stored logits, half of the loss"),
+                ("stored_no_labels", 4.0, 1.0, "full", "stored logits, no labels"),
+            )
+        ),
         Variant(
-            "stored_no_labels", {"temperature": 4.0, "alpha": 1.0}, effort="full", changes="math"
+            "neutral",
+            {"temperature": 4.0, "alpha": 0.0},
+            effort="full",
+            title="teacher with no weight",
         ),
-        Variant("neutral", {"temperature": 4.0, "alpha": 0.0}, effort="full"),
     ),
     workloads=(Workload("digits-student", "compute", accuracy=True),),
     differs_by_design=(

@@ -20,10 +20,21 @@ TECHNIQUE = Technique(
     name="feature_distillation",
     title="Feature distillation: digits-resnet20 guides a layer of the student",
     variants=(
-        Variant("alone", role="baseline", effort="quick"),
-        Variant("features", {"weight": 1.0}, effort="quick", changes="math"),
-        Variant("features_strong", {"weight": 10.0}, effort="full", changes="math"),
-        Variant("neutral", {"weight": 0.0}, effort="full"),
+        Variant("alone", role="baseline", title="student alone", program="plain"),
+        Variant(
+            "features",
+            {"weight": 1.0},
+            changes="math",
+            title="teacher's features in every step",
+        ),
+        Variant(
+            "features_strong",
+            {"weight": 10.0},
+            effort="full",
+            changes="math",
+            title="teacher's features, weight 10",
+        ),
+        Variant("neutral", {"weight": 0.0}, effort="full", title="features with no weight"),
     ),
     workloads=(
         Workload("digits-student", "compute"),

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from pathlib import Path
 
+import numpy as np
+
 from bench.harness.accuracy import even_batch
 from bench.harness.plan import Measure, Prepared, Technique, Variant, Work, Workload
-from shared import datasets, teacher
+from bench.harness.stages import train_plain
+from shared import datasets, operators, teacher
 
 # Fixed before anything was measured, as are the cases and the seeds. The margin of accuracy is the
 # task's, one point.
@@ -17,11 +21,11 @@ KERNELS = re.compile("conv|gemm|matmul|qlinear_|fully_connected", re.IGNORECASE)
 OWN, ONNX = "load_quantized", "load_onnxruntime"
 
 
-def _row(name: str, write: str, read: str = OWN, **fields) -> Variant:
+def _row(name: str, title: str, write: str, read: str = OWN, **fields) -> Variant:
     settings = {"write": write, "read": read}
     if "int8" in name:
         fields |= {"changes": "math", "loss_tolerance": APART}
-    return Variant(name, settings, **fields)
+    return Variant(name, settings, title=title, **fields)
 
 
 TECHNIQUE = Technique(
@@ -29,23 +33,36 @@ TECHNIQUE = Technique(
     name="post_training_quantization",
     title="Post-training quantization: int8 in the runtimes that would be deployed",
     variants=(
-        _row("fp32", "keep_float32", role="baseline", effort="quick"),
-        _row("static_int8", "quantize_static_int8", effort="quick"),
-        _row("onnxruntime_int8", "quantize_onnxruntime_int8", ONNX),
+        _row("fp32", "float32 file", "keep_float32", role="baseline"),
+        _row("static_int8", "int8 in its own runtime", "quantize_static_int8"),
+        _row("onnxruntime_int8", "int8 in ONNX Runtime", "quantize_onnxruntime_int8", ONNX),
         _row(
-            "onnxruntime_fp32", "keep_onnxruntime_float32", ONNX, measured=Measure(accuracy=False)
+            "onnxruntime_fp32",
+            "float32 in ONNX Runtime",
+            "keep_onnxruntime_float32",
+            ONNX,
+            effort="ordinary",
+            measured=Measure(accuracy=False),
         ),
         # The same weights as fp32: neither its accuracy nor its memory is of interest here.
         Variant(
             "fp32_in_framework",
-            effort="full",
+            effort="ordinary",
             measured=Measure(accuracy=False, cold=False),
+            title="float32 in the framework",
+            program="plain",
         ),
-        _row("dynamic_int8", "quantize_dynamic_int8", effort="full"),
+        _row(
+            "dynamic_int8",
+            "int8, ranges found as it runs",
+            "quantize_dynamic_int8",
+            effort="ordinary",
+        ),
     ),
     workloads=(
-        Workload("digits-resnet20", "compute", mode="predict"),
-        Workload("digits-cnn", "compute", mode="predict", accuracy=True, training=2.0, timed=False),
+        Workload("photos-resnet18", "compute", mode="predict"),
+        Workload("digits-cnn", "compute", mode="predict", accuracy=True, training=2.0),
+        Workload("digits-resnet20", "compute", effort="ordinary", mode="predict"),
         Workload("digits-resnet20", "small", effort="full", mode="predict"),
         Workload("digits-cnn", "small", effort="full", mode="predict"),
     ),
@@ -78,10 +95,17 @@ def prepare(impl, work: Work) -> Prepared:
     step = impl.kit.training.make_train_step(model, optimizer, impl.kit.training.cross_entropy)
     predict = impl.kit.training.make_predict(model)
     if not work.settings:
+        if hasattr(model, "eval"):
+            model.eval()  # once, as for serving; Keras says it in each call
         return Prepared(step, predict, model, optimizer)
     if impl.kit.runtime.device().lower() not in ("cpu", "cpu:0"):
         raise NotImplementedError("these integer operators are for a CPU: hide the GPU")
-    return Prepared(step, predict, model, optimizer, deploy=lambda: _deploy(impl, work, model))
+    train = train_plain(impl, model)
+    return Prepared(
+        *(step, predict, model, optimizer),
+        deploy=lambda: _deploy(impl, work, model),
+        train=train,
+    )
 
 
 def _deploy(impl, work: Work, model, name: str = "model") -> tuple:
@@ -108,10 +132,15 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
     """Each layer of a static int8 row ran over integers, some of a dynamic one, none of fp32."""
     if not work.settings:
         return {}, None
-    ran = prepared.predict.operators(batch[0])
+    path, x = prepared.artifact, batch[0]
+    if work.settings["read"] == ONNX:
+        ran = operators.onnx_integer_layers(path, np.asarray(x))
+    else:
+        integers = importlib.import_module(f"{impl.__name__}.kit.integers")
+        ran = integers.integer_operators(prepared.predict, path, x)
     evidence = {"int8_operators": ran, "threads": prepared.predict.threads}
-    if hasattr(prepared.predict, "delegated"):  # LiteRT's
-        evidence["xnnpack_runs_all"] = prepared.predict.delegated(batch[0])
+    if impl.__name__ == "tf_impl" and work.settings["read"] != ONNX:
+        evidence["xnnpack_runs_all"] = operators.litert_delegated(path)
         if not evidence["xnnpack_runs_all"]:
             return evidence, "LiteRT's own kernels run some of it, not XNNPACK's"
     if work.task is teacher.TASK:
@@ -120,7 +149,7 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
     kernels = sum(name.endswith(".kernel") for name in work.weights)
     if "int8" not in work.variant:
         return evidence, f"{found} layers ran over integers" if ran else None
-    if work.variant == "dynamic_int8":
+    if work.variant == "dynamic_int8" or work.task.model.family == "file":
         return evidence, None if found else "no layer ran over integers"
     reason = None if found == kernels else f"{found} of {kernels} layers ran over integers"
     return evidence, reason

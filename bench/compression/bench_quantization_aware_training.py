@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import re
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,24 +12,55 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness.plan import Measure, Prepared, Technique, Variant, Work, Workload
+from bench.harness.stages import Stages, train_plain
 from shared import datasets
 
 MORE_EPOCHS = 2  # beyond the recipe's, in every row: with fake quantization, or without
 EXAMPLES = 256  # images of the training split that set the ranges of activations
-FLAVOURS = (None, "tf_keras")  # TensorFlow Model Optimization has no other
+# TensorFlow Model Optimization's own route, which knows no other Keras.
+LEGACY = {"frameworks": ("tf",), "flavours": ("tf_keras",)}
 # Twins round to the same grids, but not everywhere at the same places (see differs_by_design).
 ROUNDED_LOSSES = 0.05
+PRODUCTS = re.compile("conv|linear|fully_connected|matmul", re.IGNORECASE)
 
 
-def _rows(bits: int, effort: str) -> tuple[Variant, Variant]:
+def _rows(bits: int, effort: str, **sides) -> tuple[Variant, Variant]:
     """Rounding in training, and after it, which is the same file for whoever predicts."""
-    common = {"settings": {"weight_bits": bits}, "effort": effort, "flavours": FLAVOURS}
+    common = {"settings": {"weight_bits": bits}, "effort": effort} | sides
+    named = f"int{bits}" if bits == 8 else f"{bits}-bit weights"
     common |= {"changes": "math", "loss_tolerance": ROUNDED_LOSSES}
     # A step takes as long at any number of bits: fake quantization computes in float32.
     modes = ("train", "predict") if bits == 8 else ("predict",)
     return (
-        Variant(f"qat_{bits}", measured=Measure(modes=modes), **common),
-        Variant(f"ptq_{bits}", measured=Measure(modes=("predict",), time=False), **common),
+        Variant(
+            f"qat_{bits}",
+            measured=Measure(modes=modes),
+            title=f"{named}, trained with rounding",
+            **common,
+        ),
+        Variant(
+            f"ptq_{bits}",
+            measured=Measure(modes=("predict",), time=False),
+            title=f"{named}, rounded after training",
+            **common,
+        ),
+    )
+
+
+def _baselines(effort: str, **sides) -> tuple[Variant, Variant]:
+    """Of predictions those of a file, of train steps the plain one."""
+    kinds = (("predict", "float32 file", "float_file"), ("train", "float32", "plain"))
+    return tuple(
+        Variant(
+            "fp32",
+            role="baseline",
+            effort=effort,
+            measured=Measure(modes=(mode,)),
+            title=title,
+            program=program,
+            **sides,
+        )
+        for mode, title, program in kinds
     )
 
 
@@ -36,10 +69,12 @@ TECHNIQUE = Technique(
     name="quantization_aware_training",
     title="Quantization-aware training",
     variants=(
-        Variant("fp32", role="baseline", effort="quick", flavours=FLAVOURS),
-        *_rows(8, "quick"),
-        *_rows(2, "default"),
+        *_baselines("default"),
+        *_rows(8, "default"),
+        *_rows(2, "ordinary"),
         *_rows(4, "full"),
+        *_baselines("full", **LEGACY),
+        *_rows(8, "full", **LEGACY),
     ),
     workloads=(
         Workload("digits-cnn", "compute", mode="predict", accuracy=True, training=3.0),
@@ -47,8 +82,9 @@ TECHNIQUE = Technique(
     ),
     differs_by_design=(
         "PyTorch trains a captured graph with torchao's fake quantization and runs int8 kernels of "
-        "oneDNN, compiled by TorchInductor. TensorFlow Model Optimization wraps the layers of a "
-        "tf_keras model, and LiteRT runs the file. All rows run there, the baselines' too.",
+        "oneDNN, compiled by TorchInductor. TensorFlow's layers compute with fake quantization "
+        "(in tf_keras rows TensorFlow Model Optimization wraps them), and LiteRT runs the file. "
+        "All rows run there, the baselines' too.",
         "Weights below 8 bits are int8 in PyTorch's file, with values unused. In TensorFlow's they "
         "are int4 from 4 bits down, for which LiteRT's fast library has no convolution.",
         "PyTorch's ranges of activations follow the batches ten times as fast, its dense kernel "
@@ -112,12 +148,14 @@ class Row:
         optimizer = training.make_optimizer(self.model, self.work.task.recipe)
         return training.make_train_step(self.model, optimizer, training.cross_entropy), optimizer
 
-    def train(self, fit) -> None:
+    def train(self, stages: Stages) -> None:
         """To the plateau in float32, then on, with fake quantization or without."""
-        fit(self.step()[0])
-        if self.is_trained_rounding:
-            self.round()
-        fit(self.step()[0], MORE_EPOCHS)
+        if not self.is_trained_rounding:
+            train_plain(self.impl, self.model, MORE_EPOCHS)(stages)
+            return
+        train_plain(self.impl, self.model)(stages)
+        self.round()
+        stages.fit(self.step()[0], MORE_EPOCHS)
 
     def deploy(self) -> tuple:
         """Write the file, of a model that rounds where it has settings, and load it."""
@@ -134,7 +172,9 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
     """Fake quantizers stand in the step that is timed; the file's products are of integers."""
     if work.mode == "train":
         return _judge_step(work, _fake_quantizers(impl, prepared, batch))
-    return _judge_file(work, prepared.predict.operators(batch[0]))
+    integers = importlib.import_module(f"{impl.__name__}.kit.integers")
+    ran = integers.integer_operators(prepared.predict, prepared.artifact, batch[0])
+    return _judge_file(work, {name: count for name, count in ran.items() if PRODUCTS.search(name)})
 
 
 def _judge_step(work: Work, fake: dict[str, int]) -> tuple[dict, str | None]:

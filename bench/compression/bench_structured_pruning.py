@@ -20,6 +20,7 @@ def _removed(percent: int, effort: str) -> Variant:
         settings,
         effort=effort,
         changes="weights" if changes else None,
+        title=f"{percent}% of the channels removed",
     )
 
 
@@ -28,12 +29,12 @@ TECHNIQUE = Technique(
     name="structured_pruning",
     title="Structured pruning: channels removed",
     variants=(
-        Variant("dense", role="baseline", effort="quick"),
-        _removed(50, "quick"),
-        _removed(80, "default"),
+        Variant("dense", role="baseline", title="all channels", program="plain"),
+        _removed(50, "default"),
+        _removed(80, "ordinary"),
         _removed(90, "full"),
         _removed(95, "full"),
-        replace(_removed(0, "full"), name="neutral"),
+        replace(_removed(0, "full"), name="neutral", title="no channel removed"),
     ),
     workloads=(
         Workload("digits-cnn", "compute", mode="predict", accuracy=True, training=2.0),
@@ -54,7 +55,10 @@ TECHNIQUE = Technique(
 
 def prepare(impl, work: Work) -> Prepared:
     """The row's step and prediction; training starts with a trained model."""
-    return replace(_row(impl, work), train=train_on(impl, work, _row, epochs=MORE_EPOCHS))
+    row = _row(impl, work)
+    if hasattr(row.model, "eval"):
+        row.model.eval()  # once, as for serving; training builds models of its own
+    return replace(row, train=train_on(impl, work, _row, epochs=MORE_EPOCHS))
 
 
 def _row(impl, work: Work) -> Prepared:

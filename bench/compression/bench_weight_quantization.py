@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
 from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from bench.harness.stages import train_plain
 from shared import datasets
 
 # Relative losses of twins: they round the same weights by rules of their own.
@@ -16,25 +18,33 @@ TECHNIQUE = Technique(
     name="weight_quantization",
     title="Weight quantization: dense layers in 8 or 4 bits",
     variants=(
-        Variant("fp32", {"write": "keep_float32"}, role="baseline", effort="quick"),
+        Variant(
+            "fp32",
+            {"write": "keep_float32"},
+            role="baseline",
+            title="float32 file",
+        ),
         Variant(
             "int8_weights",
             {"write": "quantize_int8"},
-            effort="quick",
             changes="math",
             loss_tolerance=APART,
+            title="8-bit weights",
         ),
         Variant(
             "int4_weights",
             {"write": "quantize_int4"},
-            effort="full",
+            effort="ordinary",
             changes="math",
             loss_tolerance=APART,
+            title="4-bit weights",
         ),
     ),
     workloads=(
         Workload("text-gpt-wide", "small", mode="predict"),
-        Workload("text-gpt", "compute", effort="full", mode="predict", accuracy=True, timed=False),
+        Workload(
+            "text-gpt", "compute", effort="ordinary", mode="predict", accuracy=True, timed=False
+        ),
         Workload("text-gpt-wide", "compute", effort="full", mode="predict"),
     ),
     differs_by_design=(
@@ -66,7 +76,11 @@ def prepare(impl, work: Work) -> Prepared:
         path = write(model, example, work.folder / work.variant)
         return technique.load_quantized(path), path
 
-    return Prepared(step, impl.kit.training.make_predict(model), model, optimizer, deploy=deploy)
+    return Prepared(
+        *(step, impl.kit.training.make_predict(model), model, optimizer),
+        deploy=deploy,
+        train=train_plain(impl, model),
+    )
 
 
 def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
@@ -74,14 +88,15 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
 
     PyTorch's kernel for 4 bits takes multiples of 32 inputs and 16 outputs alone.
     """
-    predict = prepared.predict
-    held = {dtype: int(size) for dtype, size in predict.held.items()}
-    read = {dtype: int(size) for dtype, size in predict.integers(batch[0]).items()}
+    integers, path = importlib.import_module(f"{impl.__name__}.kit.integers"), prepared.artifact
+    held, read = integers.tensor_bytes(path), integers.integer_bytes_read(path, batch[0])
     evidence = {"bytes_by_dtype": held, "integer_bytes_read": read}
-    evidence["int8_operators"] = predict.operators(batch[0])
+    evidence["int8_operators"] = integers.integer_operators(prepared.predict, path, batch[0])
     found = held.get("int8", 0) + held.get("uint8", 0)
     if work.variant == "fp32":
         return evidence, "it holds integers" if found or read else None
+    if not found:
+        return evidence, "no weight is held in integers"
     bits = {"int8_weights": 8, "int4_weights": 4}[work.variant]
     shapes = [value.shape for name, value in work.weights.items() if name.endswith(".kernel")]
     if bits == 4:

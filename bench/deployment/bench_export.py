@@ -32,6 +32,12 @@ ROUTES = {
         file="model.onnx",
     ),
 }
+UNSUPPORTED = {
+    "pt": {
+        "export_litert": "PyTorch has no LiteRT exporter of its own: litert-torch is one, and is"
+        " not installed with this project"
+    }
+}
 HALF_LOSSES = 5e-2  # relative: losses of predictions in bfloat16 against those of a twin
 INT8_LOSSES = 1e-1  # and in int8, each from its own ranges
 INTEGER_LAYERS = {  # counts them in a file: shared/operators.py
@@ -43,15 +49,15 @@ INTEGER_LAYERS = {  # counts them in a file: shared/operators.py
 UNCHECKED = {"load": {"check": False}}
 
 
-def _row(name: str, route: str, effort: str = "full", **more) -> Variant:
+def _row(name: str, title: str, route: str, effort: str = "full", **more) -> Variant:
     settings = {"route": route} | more.pop("settings", {})
-    return Variant(name, settings, effort=effort, measured=WARM, **more)
+    return Variant(name, settings, effort=effort, measured=WARM, title=title, **more)
 
 
-def _int8(route: str, **more) -> Variant:
-    more |= {"loss_tolerance": INT8_LOSSES, "changes": "math"}
+def _int8(title: str, route: str, **more) -> Variant:
+    more |= {"loss_tolerance": INT8_LOSSES, "changes": "math", "effort": "ordinary"}
     settings = {"export": {"precision": "int8"}} | more.pop("settings", {})
-    return _row(f"{route}_int8", route, settings=settings, **more)
+    return _row(f"{route}_int8", title, route, settings=settings, **more)
 
 
 TECHNIQUE = Technique(
@@ -59,34 +65,45 @@ TECHNIQUE = Technique(
     name="export",
     title="Export to runtimes that need no framework",
     variants=(
-        Variant("baseline", {"route": "in place"}, role="baseline", effort="quick", measured=WARM),
-        _row("onnx", "onnx", "quick", settings=UNCHECKED),
-        _row("openvino", "openvino", "default"),
-        _row("litert", "litert", "default", frameworks=("tf",)),
+        Variant(
+            "baseline",
+            {"route": "in place"},
+            role="baseline",
+            measured=WARM,
+            title="the framework in place",
+            program="plain",
+        ),
+        _row("onnx", "ONNX Runtime", "onnx", "default", settings=UNCHECKED),
+        _row("openvino", "OpenVINO", "openvino", "default"),
+        _row("litert", "LiteRT", "litert", "default", frameworks=("tf",)),
         _row(
             "openvino_bf16",
+            "OpenVINO, bfloat16",
             "openvino",
+            "ordinary",
             settings={"load": {"precision": "bfloat16"}},
             loss_tolerance=HALF_LOSSES,
             changes="math",
         ),
         _row(
             "litert_fp16",
+            "LiteRT, float16 weights",
             "litert",
             settings={"export": {"precision": "float16"}},
             frameworks=("tf",),
             loss_tolerance=HALF_LOSSES,
             changes="math",
         ),
-        _int8("onnx", settings=UNCHECKED),
-        _int8("openvino"),
-        _int8("litert", frameworks=("tf",)),
-        _row("litert", "litert", frameworks=("pt",)),
-        _row("tensorrt", "tensorrt"),
+        _int8("ONNX Runtime, int8", "onnx", settings=UNCHECKED),
+        _int8("OpenVINO, int8", "openvino"),
+        _int8("LiteRT, int8", "litert", frameworks=("tf",)),
+        _row("litert", "LiteRT", "litert", frameworks=("pt",)),
+        _row("tensorrt", "TensorRT", "tensorrt"),
     ),
     workloads=(
         Workload("digits-cnn", "single", mode="predict"),
-        Workload("digits-cnn", "compute", effort="full", mode="predict"),
+        Workload("photos-resnet18", "single", mode="predict"),
+        Workload("digits-cnn", "compute", effort="ordinary", mode="predict"),
         Workload("digits-resnet20", "single", effort="full", mode="predict"),
         Workload("digits-resnet20", "compute", effort="full", mode="predict"),
         Workload("text-gpt", "single", effort="full", mode="predict"),
@@ -125,6 +142,8 @@ TECHNIQUE = Technique(
 
 def prepare(impl, work: Work) -> Prepared:
     """The framework's predictions, or those of a runtime."""
+    if impl.__name__ == "pt_impl" and work.settings["route"] == "litert":
+        raise NotImplementedError(UNSUPPORTED["pt"]["export_litert"])
     return serving.prepare(impl, work, ROUTES[work.settings["route"]])
 
 

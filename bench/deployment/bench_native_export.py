@@ -26,12 +26,21 @@ ROUTES = {
         file="model.pt",
     ),
 }
+UNSUPPORTED = {
+    "tf": {
+        "export_torchscript": "TorchScript is PyTorch's: TensorFlow writes SavedModels",
+        "load_torchscript": "TorchScript is PyTorch's: TensorFlow loads SavedModels",
+        "tensorrt_predict": "TF-TRT is gone: TensorFlow is built without TensorRT since 2.18; an"
+        " ONNX file and load_tensorrt of shared/runtimes.py go there",
+    }
+}
+LACKING = {"torchscript": "export_torchscript", "tensorrt": "tensorrt_predict"}  # by route
 HALF_LOSSES = 5e-2  # relative: losses of predictions in bfloat16 against those of a twin
 
 
-def _row(name: str, route: str, *, effort: str = "full", **more) -> Variant:
+def _row(name: str, title: str, route: str, effort: str = "full", **more) -> Variant:
     settings = {"route": route} | more.pop("settings", {})
-    return Variant(name, settings, effort=effort, measured=WARM, **more)
+    return Variant(name, settings, effort=effort, measured=WARM, title=title, **more)
 
 
 TECHNIQUE = Technique(
@@ -39,20 +48,43 @@ TECHNIQUE = Technique(
     name="native_export",
     title="Export to the frameworks' own runtimes",
     variants=(
-        Variant("baseline", {"route": "in place"}, role="baseline", effort="quick", measured=WARM),
-        _row("compiled", "compiled", frameworks=("pt",), effort="quick", requires="compiler"),
-        _row("compiled", "compiled", frameworks=("tf",), effort="quick"),
-        _row("aotinductor", "aotinductor", frameworks=("pt",), requires="compiler"),
-        _row("saved_model", "saved_model", frameworks=("tf",)),
+        Variant(
+            "baseline",
+            {"route": "in place"},
+            role="baseline",
+            measured=WARM,
+            title="the framework in place",
+            program="plain",
+        ),
+        _row(
+            "aotinductor",
+            "AOTInductor package",
+            "aotinductor",
+            "default",
+            frameworks=("pt",),
+            requires="compiler",
+        ),
+        _row("saved_model", "SavedModel", "saved_model", "default", frameworks=("tf",)),
+        _row(
+            "compiled",
+            "torch.compile in place",
+            "compiled",
+            "ordinary",
+            frameworks=("pt",),
+            requires="compiler",
+        ),
+        _row("compiled", "XLA in place", "compiled", "ordinary", frameworks=("tf",)),
+        _row("torchscript", "TorchScript file", "torchscript", "ordinary"),
         _row(
             "saved_model_bf16",
+            "SavedModel, bfloat16",
             "saved_model",
             settings={"export": {"precision": "bfloat16"}},
             frameworks=("tf",),
         ),
-        _row("torchscript", "torchscript"),
         _row(
             "aotinductor_bf16",
+            "AOTInductor package, bfloat16",
             "aotinductor",
             settings={"export": {"precision": "bfloat16"}},
             frameworks=("pt",),
@@ -60,11 +92,12 @@ TECHNIQUE = Technique(
             loss_tolerance=HALF_LOSSES,
             changes="math",
         ),
-        _row("tensorrt", "tensorrt"),
+        _row("tensorrt", "TensorRT", "tensorrt"),
     ),
     workloads=(
-        Workload("digits-cnn", "single", effort="full", mode="predict"),
-        Workload("digits-cnn", "compute", effort="full", mode="predict"),
+        Workload("digits-cnn", "single", mode="predict"),
+        Workload("photos-resnet18", "single", effort="ordinary", mode="predict"),
+        Workload("digits-cnn", "compute", effort="ordinary", mode="predict"),
         Workload("digits-resnet20", "single", effort="full", mode="predict"),
         Workload("digits-resnet20", "compute", effort="full", mode="predict"),
         Workload("text-gpt", "single", effort="full", mode="predict"),
@@ -90,6 +123,9 @@ TECHNIQUE = Technique(
 
 def prepare(impl, work: Work) -> Prepared:
     """The framework's predictions, in place or of a file."""
+    route = work.settings["route"]
+    if impl.__name__ == "tf_impl" and route in LACKING:
+        raise NotImplementedError(UNSUPPORTED["tf"][LACKING[route]])
     return serving.prepare(impl, work, ROUTES[work.settings["route"]])
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from bench.analysis.decisions import FAMILIES, OLD_NAMES
+from bench.analysis.decisions import FAMILIES
 from bench.analysis.reading import load, view
 from bench.analysis.reading import tasks as works_of
 from bench.harness.plan import FRAMEWORKS, Technique, Variant, Workload
@@ -23,15 +23,12 @@ from bench.harness.processes import ROOT
 from bench.harness.schedule import techniques
 from bench.report import charts, svg
 from bench.report.blocks import tables
-from bench.report.content import measured, parameters_of
+from bench.report.content import measured
 from bench.report.figures import number
 from bench.report.tables import escape, markdown_table
-from shared.specs import TASKS, train_step_flops
+from shared.specs import TASKS, parameter_count, train_step_flops
 
 FOLDER = ROOT / "docs" / "techniques"
-# The runs whose figures the pages show; a technique shows the first that has it.
-RUNS = ("all_techniques", "smaller_models", "sparsity", "input_pipelines", "parallel")
-RUNS += ("export", "native_export")
 SHOWN = ("speed", "ratios", "accuracy", "probed", "rates")  # tables of a page's results
 SECTIONS = (
     "What it changes",
@@ -124,19 +121,15 @@ def _values(technique: Technique) -> dict:
 
 
 @cache
-def _runs() -> dict[str, dict]:
-    """The published runs by the name of their folder in docs/."""
-    folders = {name: ROOT / "docs" / name for name in RUNS}
-    return {name: load(path) for name, path in folders.items() if path.is_dir()}
+def _published() -> dict:
+    return load(ROOT / "docs")
 
 
 def _results(technique: str) -> dict | None:
-    """What the first published run that has a technique measured of it; None without one."""
-    names = (technique, *(old for old, new in OLD_NAMES.items() if new == technique))
-    for folder, run in _runs().items():
-        for name in names:
-            if name in run["techniques"] and any(c["technique"] == name for c in run["cases"]):
-                return {"folder": folder, "measured": measured([run]), **_parts(run, name)}
+    """What the published run measured of a technique; None where it has no row of it."""
+    run = _published()
+    if any(case["technique"] == technique for case in run["cases"]):
+        return {"measured": measured([run]), **_parts(run, technique)}
     return None
 
 
@@ -158,7 +151,7 @@ def _tasks() -> list[dict]:
             "name": task.name,
             "model": MODELS[task.model.family],
             "data": f"{task.dataset.name}, {task.dataset.train_size:,} for training",
-            "parameters": f"{parameters_of(task.model):,}",
+            "parameters": f"{parameter_count(task.model):,}",
             "batches": f"{task.small_batch}, {task.compute_batch}",
             "work": number(train_step_flops(task.model, task.compute_batch) / 1e9),
             "metric": f"{task.metric.replace('_', ' ')}, ±{task.margin:g}",
@@ -172,6 +165,7 @@ MODELS = {
     "resnet": "CIFAR ResNet",
     "bottleneck": "ImageNet ResNet",
     "gpt": "decoder-only transformer",
+    "detector": "one-stage detector (FCOS)",
 }
 
 
@@ -201,14 +195,20 @@ def needed(path: str) -> list[str]:
     """The files that a file imports when it is imported, and those that these import."""
     found, new = {path}, [path]
     while new:
-        tree = ast.parse((ROOT / new.pop()).read_text("utf-8"))
-        froms = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module]
-        names = [name for node in froms for name in _modules(node)]
-        own = {f"{name.replace('.', '/')}.py" for name in names} - found
-        files = [file for file in sorted(own) if (ROOT / file).is_file()]
+        files = sorted(_imported(new.pop()) - found)
         found.update(files)
         new += files
     return sorted(found - {path})
+
+
+@cache
+def _imported(path: str) -> frozenset[str]:
+    """The files of this repository that a file imports when it is imported."""
+    tree = ast.parse((ROOT / path).read_text("utf-8"))
+    froms = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module]
+    names = [name for node in froms for name in _modules(node)]
+    own = {f"{name.replace('.', '/')}.py" for name in names}
+    return frozenset(file for file in own if (ROOT / file).is_file())
 
 
 def _modules(node: ast.ImportFrom) -> list[str]:
@@ -242,15 +242,16 @@ def _sentence(text: str) -> str:
 
 
 def _functions(sides: list[Side]) -> list[Function]:
-    """The public functions but `main`, in the order of the first file."""
-    first, second = (_public(side.source) for side in sides)
-    return [
-        Function(
-            f"{name}({_parameters(node.args)})",
-            _of_each(sides, [_first_paragraph(node), _first_paragraph(second[name])]),
-        )
-        for name, node in first.items()
-    ]
+    """The public functions but `main`, in the order of the first file; then the second's own."""
+    public = [_public(side.source) for side in sides]
+    found = []
+    for name in dict.fromkeys([*public[0], *public[1]]):
+        having = [side for side, own in zip(sides, public, strict=True) if name in own]
+        nodes = [own[name] for own in public if name in own]
+        texts = [_first_paragraph(node) for node in nodes]
+        said = _of_each(having, texts) if len(having) > 1 else [(having[0].title, *texts)]
+        found.append(Function(f"{name}({_parameters(nodes[0].args)})", said))
+    return found
 
 
 def _public(source: str) -> dict[str, ast.FunctionDef]:

@@ -8,9 +8,12 @@ from functools import partial
 from math import ceil
 from pathlib import Path
 
+from bench.harness.own import Side
 from bench.harness.sizes import artifact_bytes
+from bench.harness.stages import Stages, train_plain
 from shared import datasets, teacher
 
+PLAIN = "plain"  # the program of rows whose step is the framework's own
 EVALUATED = 600  # samples at once at most: a third of the test images
 
 
@@ -27,20 +30,46 @@ class Training:
 
     taught = None  # what `Prepared.targets` made of the training split
 
-    def _op_train(self, case: dict, data: str, seed: int) -> dict:
+    def _op_train(self, case: dict, data: str, seed: int, stages: str, prove: bool) -> dict:
         """Train to the task's plateau from weights and batch order of `seed`.
 
-        The answer is the metric, and the size of what would be deployed of it, if anything.
+        The answer is the metric, the size of what would be deployed of it, if anything, how many
+        epochs it took, and what was seen on the way. `stages`: the folder of those that rows share.
+        `prove`: with the proof that the technique happened, which nothing else is asked for.
         """
+        proof = self._proof(case, data, seed) if prove else {}
+        if proof.get("not_applied"):
+            return proof
         self._prepare(case, seed, data)
-        fit = partial(self._fit, Path(data), seed)
-        if not self.prepared.train:
-            fit(self.prepared.step)
-        elif predict := self.prepared.train(fit):
+        folder = Path(data)
+        task, weights = self.work.task, self.work.weights
+        of_split = [partial(ask, folder) for ask in (self._evaluate, self._split)]
+        fit = partial(self._fit, folder, seed)
+        found = Stages(self.impl, task, weights, seed, Path(stages), fit, *of_split)
+        train = self.prepared.train
+        if not train and case["variant"].get("program") == PLAIN:
+            train = train_plain(self.impl, self.prepared.model)
+        if not train:
+            found.fit(self.prepared.step)
+        elif predict := train(found):
             self.prepared = replace(self.prepared, predict=predict)
         self._deploy()
         artifact = artifact_bytes(self.prepared.artifact)
-        return {"value": self._evaluate(Path(data)), "artifact": artifact}
+        value = self._evaluate(folder, self.prepared.predict)
+        if task.metric == "mAP":
+            at_half = self._evaluate(folder, self.prepared.predict, metric="mAP50")
+            found.metrics["mAP50"] = {"value": at_half, "unit": "%"}
+        return {
+            "value": value,
+            "artifact": artifact,
+            "epochs": found.epochs,
+            "metrics": found.metrics,
+        } | proof
+
+    def _proof(self, case: dict, data: str, seed: int) -> dict:
+        """The evidence of a case that is built for it alone."""
+        self._op_build(case, data, seed)
+        return self._op_evidence()
 
     def _op_teach(self, case: dict, data: str, seed: int, stages: list, path: str) -> dict:
         """Train a teacher in stages and write it; the metric is that of the file's own weights.
@@ -55,17 +84,20 @@ class Training:
             recipe = replace(task.recipe, learning_rate=learning_rate, epochs=epochs)
             self.work = replace(self.work, task=replace(task, recipe=recipe))
             self.prepared = self.bench.prepare(self.impl, self.work)
-            self._fit(Path(data), seed + number, self.prepared.step)
+            self._fit(Path(data), seed + number, self.prepared.step, epochs)
             weights = teacher.rounded(models.export_weights(self.prepared.model))
             self.work = replace(self.work, weights=weights)
         models.import_weights(self.prepared.model, weights)
-        value = self._evaluate(Path(data))
+        value = self._evaluate(Path(data), self.prepared.predict)
         teacher.save(teacher.Teacher(weights, value), Path(path))
         return {"value": value}
 
-    def _fit(self, folder: Path, seed: int, step: Callable, epochs: int | None = None) -> None:
+    def _fit(self, folder: Path, seed: int, step: Callable, epochs: int) -> None:
         kit = self.kit
-        recipe = self.work.task.recipe
+        if isinstance(self.impl, Side):
+            for batch in self.impl.drawn(seed):
+                step(*batch)
+            return
         x, y = kit.data.to_device(*datasets.load(folder, "train"))
         if self.prepared.targets:
             if self.taught is None:  # the same for every seed
@@ -75,18 +107,20 @@ class Training:
             step,
             x,
             y,
-            batch_size=recipe.accuracy_batch_size,
-            epochs=epochs or recipe.epochs,
+            batch_size=self.work.task.recipe.accuracy_batch_size,
+            epochs=epochs,
             seed=seed,
         )
 
-    def _evaluate(self, folder: Path) -> float:
-        task = self.work.task
-        x, y = self.kit.data.to_device(*datasets.load(folder, "test"))
-        return self.kit.training.evaluate(
-            self.prepared.predict,
-            x,
-            y,
-            metric=task.metric,
-            batch_size=even_batch(len(x)),
+    def _evaluate(
+        self, folder: Path, predict: Callable, split: str = "test", metric: str = ""
+    ) -> float:
+        if isinstance(self.impl, Side):
+            return self.impl.evaluate(predict)
+        x, y = self._split(folder, split)
+        return self.kit.training.evaluate_task(
+            predict, x, y, self.work.task, batch_size=even_batch(len(x)), metric=metric
         )
+
+    def _split(self, folder: Path, name: str) -> tuple:
+        return self.kit.data.to_device(*datasets.load(folder, name))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
+from functools import partial
 
+from bench.harness import memory
 from bench.harness.matches import configure, parent_key
 from bench.harness.plan import FRAMEWORKS, Case
 from bench.harness.processes import (
@@ -15,12 +18,26 @@ from bench.harness.processes import (
     ParentFailed,
     ParentKey,
     Processes,
-    TimeLimits,
     Unsupported,
     Worker,
 )
 
 PEAK_DTYPES = ("float32", "bfloat16")
+SIDE_BY_SIDE = 4  # processes at most that import their framework at once
+
+
+@dataclass
+class Apart:
+    """What a case's cold start or probe found, or why it found nothing.
+
+    `imports`: of a cold start, the modules that the case's own code imports.
+    """
+
+    found: dict = field(default_factory=dict)
+    seconds: float = 0.0
+    imports: list[str] | None = None
+    status: str = "OK"
+    reason: str | None = None
 
 
 @dataclass
@@ -28,10 +45,16 @@ class Trained:
     """A case's metric for each seed, in order of the seeds; why it has none, or fewer.
 
     `artifacts`: the size of what would be deployed of each, where the case has such a thing.
+    `metrics`: what was seen of each on its way. `evidence`: the proof that the technique happened,
+    where nothing else is measured of the case. `epochs`: how many were trained for it; what
+    another row had trained before counts there.
     """
 
     per_seed: list[float] = field(default_factory=list)
     artifacts: list[dict] = field(default_factory=list)
+    metrics: list[dict] = field(default_factory=list)
+    evidence: dict | None = None
+    epochs: int = 0
     seconds: float = 0.0
     status: str = "OK"
     reason: str | None = None
@@ -53,15 +76,96 @@ def describe(processes: Processes, framework: str, threads: int) -> dict:
         worker.stop(kill=True)
 
 
-def begin(processes: Processes, case: Case, what: str, *, threads: int, seed: int) -> Worker:
-    """A freshly executed worker that has imported its framework.
+# Cold starts and probes ---------------------------------------------------------------------------
 
-    The allocator is as installed, unless the row names another. torch.compile's cache on disk
-    outlives processes, so the worker gets an empty one.
+
+def cold_starts(
+    processes: Processes,
+    cases: list[Case],
+    *,
+    imports: dict[str, list[str] | None],
+    data: dict[str, str],
+    threads: int,
+    seed: int,
+    done: Callable[[Case, Apart], None],
+) -> None:
+    """First call, memory by phase and the artifact's size of each case, as often as it is there.
+
+    `imports`: by case what its match has seen that its own code imports. Where it played none, a
+    rehearsal shows whether there are any. With evidence where no match asks for it.
     """
-    key = replace(parent_key(case, threads), allocator=case.variant.allocator or "as installed")
+    failed: set[str] = set()
+    seen = dict(imports)
+    starting = partial(begin, processes, what="cold start", threads=threads, seed=seed)
+
+    def measure(case: Case, worker: Worker) -> Apart:
+        start = partial(_cold_start, processes, case, data[case.workload.task], seed)
+        answer = start(worker, seen.get(case.id) or [])
+        if seen.get(case.id) is None:
+            seen[case.id] = answer["modules"]
+            if answer["modules"]:
+                worker.stop(kill=True)
+                worker = starting(case)
+                answer = _with(worker, partial(start, worker, seen[case.id]))
+        return Apart(answer, imports=seen[case.id])
+
+    for case, worker in _started(processes, cases, starting, threads, failed):
+        found = _measured("cold start", case, worker, measure)
+        if found.status != "OK":
+            failed.add(case.id)
+        done(case, found)
+
+
+def _cold_start(
+    processes: Processes, case: Case, data: str, seed: int, worker: Worker, imports: list[str]
+) -> dict:
+    """First call, memory by phase and the artifact's size, after the `imports` of its code."""
+    limit = processes.limits.request
+    work = {"case": case.message(), "data": data, "weights_seed": seed}
+    forked, cache = _is_forked(processes, case), processes.new_folder()
+    answer = worker.ask(limit, "memory", **work, imports=imports, cache=cache, forked=forked)
+    if not case.timed:
+        worker.ask(limit, "build", **work)  # anew: memory forgets what it does not need
+        answer |= worker.ask(limit, "evidence")
+    return answer
+
+
+def probes(
+    processes: Processes,
+    cases: list[Case],
+    *,
+    data: dict[str, str],
+    threads: int,
+    seed: int,
+    memory_budget: int | None,
+    repetitions: int,
+    done: Callable[[Case, Apart], None],
+) -> None:
+    """What each bench file's own `probe` finds: "metrics", and "evidence" or None.
+
+    Rows would disturb each other in one process: a framework's threads are set once, a first batch
+    finds what an earlier one has loaded, and memory keeps what it had. So each has a process.
+    """
+    starting = partial(begin, processes, what="probe", threads=threads, seed=seed)
+    given = {"memory_budget": memory_budget, "repetitions": repetitions, "weights_seed": seed}
+
+    def measure(case: Case, worker: Worker) -> Apart:
+        where = {"case": case.message(), "data": data[case.workload.task]}
+        where["forked"] = _is_forked(processes, case)
+        return Apart(worker.ask(processes.limits.train, "probe", **where, **given))
+
+    for case, worker in _started(processes, cases, starting, threads):
+        done(case, _measured("probe", case, worker, measure))
+
+
+def begin(processes: Processes, case: Case, *, what: str, threads: int, seed: int) -> Worker:
+    """A worker that has imported its framework and nothing else, see `_is_forked`.
+
+    The allocator is as installed, unless the row names another.
+    """
     label = f"{what}-{case.id}".replace("/", "-").replace(" ", "-")
-    worker = processes.execute(key, label, TORCHINDUCTOR_CACHE_DIR=processes.new_folder())
+    start = processes.fork if _is_forked(processes, case) else processes.execute
+    worker = start(_key(case, threads), label)
     try:
         configure(worker, processes.limits, seed)
     except BaseException:
@@ -70,104 +174,181 @@ def begin(processes: Processes, case: Case, what: str, *, threads: int, seed: in
     return worker
 
 
-def cold_start(
-    worker: Worker, limits: TimeLimits, case: Case, *, data: str, seed: int, imports: list[str]
-) -> dict:
-    """First call, memory by phase and the artifact's size, after the `imports` of the case's code.
+def _key(case: Case, threads: int) -> ParentKey:
+    allocator = case.variant.allocator or "as installed"
+    return replace(parent_key(case, threads), allocator=allocator, arm="main")
 
-    With evidence where no match asks for it, since the case is not timed.
+
+def _is_forked(processes: Processes, case: Case) -> bool:
+    """Whether the case's worker is forked from a parent that has imported its framework.
+
+    Its memory and first call are then those of a freshly executed one, as far as the kernel lets
+    a fork begin with its parent's pages. A compiler's first call stays with a process of its own.
     """
-    work = {"case": case.message(), "data": data, "weights_seed": seed}
-    answer = worker.ask(limits.request, "memory", **work, imports=imports)
-    if not case.timed:
-        worker.ask(limits.request, "build", **work)  # anew: memory forgets what it does not need
-        answer |= worker.ask(limits.request, "evidence")
-    return answer
+    compiled = case.variant.requires == "compiler"
+    return processes.forks and not compiled and memory.adopts_pages()
 
 
-def probe(
-    worker: Worker,
-    limits: TimeLimits,
-    case: Case,
-    *,
-    data: str,
-    seed: int,
-    memory_budget: int | None,
-) -> dict:
-    """What the bench file's own `probe` finds: "metrics", and "evidence" or None."""
-    return worker.ask(
-        limits.train,
-        "probe",
-        case=case.message(),
-        data=data,
-        weights_seed=seed,
-        memory_budget=memory_budget,
-    )
+def _started(
+    processes: Processes,
+    cases: list[Case],
+    starting: Callable[[Case], Worker],
+    threads: int,
+    failed: Collection[str] = (),
+) -> Iterator[tuple[Case, Future]]:
+    """Each case with its worker, one after the other: nothing starts while one is measured.
+
+    What has `failed` by then is left out.
+
+    A few import their framework side by side, which takes most of the time where they are executed
+    and is not measured, and then wait for their turn.
+    """
+    forked = [_key(case, threads) for case in cases if _is_forked(processes, case)]
+    failures = processes.start_parents(list(dict.fromkeys(forked)))
+
+    def start(case: Case) -> Worker:
+        if _is_forked(processes, case) and (failure := failures.get(_key(case, threads))):
+            raise failure
+        return starting(case)
+
+    side_by_side = min(threads, SIDE_BY_SIDE)
+    # The pool outlives its workers, which would end with the thread that started them.
+    pool = ThreadPoolExecutor(side_by_side)
+    try:
+        for first in range(0, len(cases), side_by_side):
+            some = [(c, pool.submit(start, c)) for c in cases[first : first + side_by_side]]
+            wait([worker for _, worker in some])
+            for case, worker in some:
+                if case.id not in failed:
+                    yield case, worker
+                elif not worker.exception():
+                    worker.result().stop(kill=True)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        processes.stop_parents()
 
 
-def train_all(
+def _measured(
+    what: str, case: Case, starting: Future, measure: Callable[[Case, Worker], Apart]
+) -> Apart:
+    """Measure in a worker that has started; note why where it did not or fails."""
+    start, found = time.monotonic(), Apart()
+    try:
+        worker = starting.result()
+        found = _with(worker, partial(measure, case, worker))
+    except (Failed, ParentFailed) as error:
+        found.status, found.reason = "FAILED", f"{what}: {error}"
+    except Unsupported as error:
+        found.status, found.reason = "UNSUPPORTED", str(error)
+    found.seconds = time.monotonic() - start
+    return found
+
+
+def _with(worker: Worker, ask: Callable):
+    """What `ask` finds; the worker is ended."""
+    try:
+        return ask()
+    finally:
+        worker.stop(kill=True)
+
+
+# Training -----------------------------------------------------------------------------------------
+
+
+def train(
     processes: Processes,
     cases: list[Case],
     *,
+    trained: dict[str, Trained | None],
+    seeds: int,
     data: dict[str, str],
     threads: int,
-    seeds: range,
     budget: float | None,
     done: Callable[[Case, Trained], None],
 ) -> None:
-    """Train each case with each seed, one thread a process, as many at once as there are threads.
+    """Train each case with those of the first `seeds` seeds that `trained` lacks.
 
-    Nothing is timed here. A case's training ends after `budget` seconds, times its workload's
-    `training`, whatever seeds are left: on a machine that emulates a dtype it would take hours.
-    `done` is given each case's result as soon as it is there; on an interruption those that still
-    train are ended and give none.
+    Nothing is timed here: a process has one thread, and as many run as there are threads. Cases of
+    one task, framework and flavour share stages of their training, so that they take turns. A
+    case's training ends after `budget` seconds, times its workload's `training`, whatever seeds are
+    left: on a machine that emulates a dtype it would take hours. `done` is given each case's result
+    as soon as it is there; on an interruption those that still train are ended and give none.
     """
-    stopping = threading.Event()
+    lanes: dict[tuple, list[Case]] = {}
+    for case in cases:
+        lanes.setdefault((case.workload.task, case.framework, case.flavour), []).append(case)
     keys = {case.id: replace(parent_key(case, 1), arm="main") for case in cases}
     failures = processes.start_parents(list(dict.fromkeys(keys.values())))
+    stopping = threading.Event()
 
-    def train(case: Case) -> None:
-        found, deadline, start = Trained(), float("inf"), time.monotonic()
-        given = budget and budget * case.workload.training
-        try:
-            if keys[case.id] in failures:
-                raise failures[keys[case.id]]
-            worker = processes.fork(keys[case.id], "train-" + case.id.replace("/", "-"))
-            try:
-                configure(worker, processes.limits, seed=0)
-                limit = processes.limits.train
-                deadline = time.monotonic() + (given or limit * len(seeds))
-                for seed in seeds:
-                    answer = worker.ask(
-                        max(0.0, min(limit, deadline - time.monotonic())),
-                        "train",
-                        case=case.message(),
-                        data=data[case.workload.task],
-                        seed=seed,
-                    )
-                    found.per_seed.append(answer["value"])
-                    found.artifacts += filter(None, [answer["artifact"]])
-            finally:
-                worker.stop(kill=True)
-        except (Failed, ParentFailed) as error:
-            if given and time.monotonic() >= deadline:
-                found.reason = (
-                    f"accuracy: {len(found.per_seed)} of {len(seeds)} seeds trained in "
-                    f"{given:g} s; --effort full trains all"
-                )
-            else:
-                found.status, found.reason = "FAILED", f"training: {error}"
-        except Unsupported as error:
-            found.status, found.reason = "UNSUPPORTED", str(error)
-        found.seconds = time.monotonic() - start
-        if not stopping.is_set():
+    def train_lane(lane: tuple) -> None:
+        for case in lanes[lane]:
+            found = copy.deepcopy(trained.get(case.id)) or Trained()
+            if failure := failures.get(keys[case.id]):
+                found.status, found.reason = "FAILED", f"training: {failure}"
+            elif found.status == "OK" and not found.reason:
+                folder = data[case.workload.task]
+                _train(processes, keys[case.id], case, found, seeds, folder, budget)
+            if stopping.is_set():
+                return
             done(case, found)
 
     pool = ThreadPoolExecutor(threads)
     try:
-        for _ in pool.map(train, cases):
+        for _ in pool.map(train_lane, lanes):
             pass
     finally:
         stopping.set()
         processes.stop_parents()  # and with them whatever still trains, so that no thread waits
         pool.shutdown(cancel_futures=True)
+
+
+def _train(
+    processes: Processes,
+    key: ParentKey,
+    case: Case,
+    found: Trained,
+    seeds: int,
+    data: str,
+    budget: float | None,
+) -> None:
+    """Train the seeds that `found` lacks and note in it what they gave, or why they did not."""
+    limit, start = processes.limits.train, time.monotonic()
+    given = budget and budget * case.workload.training
+    deadline = start + (given - found.seconds if given else limit * seeds)
+    stages = processes.scratch / "stages" / "-".join(filter(None, (key.framework, key.flavour)))
+    try:
+        worker = processes.fork(key, "train-" + case.id.replace("/", "-"))
+        try:
+            configure(worker, processes.limits, seed=0)
+            for seed in range(len(found.per_seed), seeds):
+                answer = worker.ask(
+                    max(0.0, min(limit, deadline - time.monotonic())),
+                    "train",
+                    case=case.message(),
+                    data=data,
+                    seed=seed,
+                    stages=str(stages),
+                    prove=seed == 0 and case.proved_in_training,
+                )
+                found.evidence = found.evidence or answer.get("evidence")
+                if reason := answer.get("not_applied"):
+                    found.status, found.reason = "NOT_APPLIED", reason
+                    break
+                found.per_seed.append(answer["value"])
+                found.artifacts += filter(None, [answer["artifact"]])
+                found.metrics += filter(None, [answer["metrics"]])
+                found.epochs += answer["epochs"]
+        finally:
+            worker.stop(kill=True)
+    except (Failed, ParentFailed) as error:
+        if given and time.monotonic() >= deadline:
+            found.reason = (
+                f"accuracy: {len(found.per_seed)} of {seeds} seeds trained in "
+                f"{given:g} s; --effort full trains all"
+            )
+        else:
+            found.status, found.reason = "FAILED", f"training: {error}"
+    except Unsupported as error:
+        found.status, found.reason = "UNSUPPORTED", str(error)
+    found.seconds += time.monotonic() - start

@@ -4,29 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
 from datetime import UTC, datetime
 from pathlib import Path
 
 
-def as_lines(record: dict) -> str:
-    """A record as JSON, with a line for each entry of each list, so that it can be searched."""
-    parts = []
-    for name, value in record.items():
-        if value and isinstance(value, list):
-            text = "[\n" + ",\n".join(json.dumps(each, allow_nan=False) for each in value) + "\n]"
-        else:
-            text = json.dumps(value, allow_nan=False)
-        parts.append(f"{json.dumps(name)}: {text}")
-    return "{\n" + ",\n".join(parts) + "\n}\n"
-
-
 def replace_file(path: Path, text: str) -> None:
-    """Write `path` at once: it is there whole, as it was before or as it is now."""
+    """Write `path` at once: it is there whole, as it was before or as it is now.
+
+    Raises OSError, which names it, where there is no room, and leaves nothing else.
+    """
     partial = path.with_suffix(".partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
+    try:
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def new_folder(results: Path) -> Path:

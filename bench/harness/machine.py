@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import platform
 import shutil
+import signal
+import sys
 import time
 from importlib import metadata
 from math import floor
 from pathlib import Path
 
 import psutil
+
+from bench.harness.energy import Meter
 
 # glibc gives freed memory back and faults it in again, which makes two identical processes differ
 # by 14%; kept memory brings that to 2-5.5%. Other libcs ignore these.
@@ -33,6 +38,12 @@ BENCH_PACKAGES = (
 )
 
 
+def end_with_parent() -> None:
+    """On Linux, be killed when who started this process dies, even in a call that never returns."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1 is PR_SET_PDEATHSIG
+
+
 def usable_threads() -> int:
     """Cores that this process may use: its affinity, cut to the cgroup's CPU quota."""
     if hasattr(os, "sched_getaffinity"):
@@ -50,6 +61,18 @@ def _cgroup_quota() -> float:
         return float("inf")
 
 
+def free_memory() -> int:
+    """Bytes that new processes may take: what the system has, cut to the cgroup's limit."""
+    free = psutil.virtual_memory().available
+    try:
+        most, used = (
+            int(Path(f"/sys/fs/cgroup/memory.{name}").read_text()) for name in ("max", "current")
+        )
+    except (OSError, ValueError):  # no cgroup v2 here, or "max"
+        return free
+    return max(0, min(free, most - used))
+
+
 def load() -> float | None:
     """The load average of the last minute, where the system tells it."""
     return psutil.getloadavg()[0] if hasattr(os, "getloadavg") else None
@@ -64,7 +87,7 @@ class Watch:
 
     def __init__(self) -> None:
         self._start = time.monotonic()
-        self._before, self._own = _cores(), _own_cpu_s()
+        self._before, self._own = _cores(), own_cpu_s()
 
     def stop(self) -> dict[str, float | None]:
         """Shares of the cores' time: `stolen` by the hypervisor, used by `others`; `seconds`."""
@@ -75,7 +98,7 @@ class Watch:
             whole = cores * max(seconds, 1e-3)
             found["stolen"] = (stolen - self._before[2]) / whole
             if cores <= usable_threads():
-                used = busy - self._before[1] - (_own_cpu_s() - self._own)
+                used = busy - self._before[1] - (own_cpu_s() - self._own)
                 found["others"] = max(0.0, used / whole)
         return found
 
@@ -94,7 +117,7 @@ def _cores() -> tuple[int, float, float] | None:
     return len(ticks), (user + nice + system + irq + softirq) / second, stolen / second
 
 
-def _own_cpu_s() -> float:
+def own_cpu_s() -> float:
     """CPU seconds of this process and all that it started, and of those of them that ended."""
     own, found = psutil.Process(), 0.0
     for process in (own, *own.children(recursive=True)):
@@ -141,6 +164,7 @@ def describe(threads: int) -> dict:
         "python": platform.python_version(),
         "onednn": os.environ.get("TF_ENABLE_ONEDNN_OPTS", "on by default"),
         "compiler": compiler() is not None,
+        "energy": Meter().names,
         "packages": {"bench": {name: _version(name) for name in BENCH_PACKAGES}},
     }
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -32,19 +33,22 @@ Sample = dict[str, Any]  # a worker's answer, and how long it took
 MOST_LATE = 0.05  # share of a sample that may pass between its end and its result
 MOST_WAITING_CPU = 0.10  # cores that a waiting worker may use
 MESSAGE_CPU_S = 1e-3  # and what it may use to answer and to be asked, however short its wait
-SAMPLING_S = 8.0  # a block of slow contenders ends its rounds after this,
-FEWEST_ROUNDS = 10  # but never before so many
+SAMPLED_S = 0.25  # a block's rounds end when each contender was sampled for so long,
+SAMPLING_S = 8.0  # or after this, where they are many and slow,
+FEWEST_ROUNDS = 5  # but never before so many
 MOST_STOLEN = 0.02  # share of the cores' time that a hypervisor may take from a block's rounds
 MOST_OTHERS = 0.05  # and that other processes may use
+RESERVE = 512 << 20  # bytes that stay free whoever starts
 MOST_TRIES = 2  # of a block's rounds; the least disturbed one counts
 
 
 @dataclass
 class Played:
-    """What one block found of one case. `samples`: seconds a step, one for each round.
+    """What one block found of one case. `samples`: seconds a step, one for each round; `energy_j`:
+    joules a step of each, where a counter tells.
 
     `shortest_s`: how long its shortest sample lasted. `seconds`: what each part took. `modules`:
-    what it imported since its worker was configured.
+    what it imported since its worker was configured. `peak_bytes`: what its worker held at most.
     """
 
     samples: list[float] = field(default_factory=list)
@@ -58,6 +62,8 @@ class Played:
     settings: dict | None = None
     evidence: dict | None = None
     modules: list[str] | None = None
+    peak_bytes: int | None = None
+    energy_j: list[float] | None = None
     status: str = "OK"
     reason: str | None = None
 
@@ -102,8 +108,10 @@ class Match:
     """One block of one match, whose contenders start in the order of `cases`.
 
     `number`: the match's. `side_by_side`: contenders that start at once; where it is more than one,
-    their first calls disturb each other and are not kept. `seconds`: what each part took, and
-    `tries`: what disturbed each try at the rounds.
+    their first calls disturb each other and are not kept. `first_calls`: whether they are, else.
+    `needs`: the bytes that a contender is expected to hold. `seconds`: what each part took,
+    `tries`: what disturbed each try at the rounds, and `left_out`: who was not started, since there
+    was no memory left for it.
     """
 
     def __init__(
@@ -117,10 +125,15 @@ class Match:
         evidence: bool,
         number: int = 0,
         side_by_side: int = 1,
+        first_calls: bool = True,
+        needs: Callable[[Case], float] = lambda case: 0,
     ) -> None:
         self.processes, self.cases, self.data = processes, list(cases), data
         self.threads, self.seed, self.evidence = threads, seed, evidence
-        self.number, self.side_by_side = number, side_by_side
+        self.number, self.needs = number, needs
+        self.side_by_side, self.first_calls = side_by_side, first_calls
+        self.left_out: list[Case] = []
+        self._stepping = threading.Lock()
         self.blocks = {case.id: Played() for case in cases}
         self.workers: dict[str, Worker] = {}
         self.seconds: dict[str, float] = {}
@@ -144,13 +157,15 @@ class Match:
         finally:
             for worker in self.workers.values():
                 worker.stop(kill=True)
+        for case in self.left_out:
+            del self.blocks[case.id]
         return self.blocks
 
     def conditions(self) -> dict:
         """Under which the block was played: in which order, how long, and what disturbed it."""
         best = min(self.tries, key=_disturbance, default={"stolen": None, "others": None})
         return {
-            "order": [case.id for case in self.cases],
+            "order": [case.id for case in self.cases if case.id in self.blocks],
             "load": self.load,
             "stolen": best["stolen"],
             "others": best["others"],
@@ -166,7 +181,7 @@ class Match:
 
     def _share(self, seconds: float) -> None:
         """Share out the time in which contenders began, side by side, to what they did in it."""
-        took = {"start": 0.0, "build": 0.0, "first_call": 0.0}
+        took = dict.fromkeys(("start", "build", "first_call", "first_steps"), 0.0)
         for block in self.blocks.values():
             for part in took:
                 took[part] += block.seconds.get(part, 0.0)
@@ -177,6 +192,9 @@ class Match:
         """Start every contender and let it take its first steps."""
 
         def begin(case: Case) -> None:
+            if not case.is_baseline and not self._room(case):  # whom the others need, comes in
+                self.left_out.append(case)
+                return
             self._guard(case, self._start)
             if case.id in self.workers:
                 self._guard(case, self._first_steps)
@@ -195,6 +213,10 @@ class Match:
             raise
         finally:
             pool.shutdown(cancel_futures=True)
+
+    def _room(self, case: Case) -> bool:
+        """Whether a contender fits into the memory that is free, and those that start with it."""
+        return machine.free_memory() >= RESERVE + self.side_by_side * self.needs(case)
 
     def _alive(self) -> list[Case]:
         return [case for case in self.cases if case.id in self.workers]
@@ -234,12 +256,18 @@ class Match:
         block.weights_sha256 = answer["weights_sha256"]
 
     def _first_steps(self, case: Case) -> None:
-        block = self.blocks[case.id]
+        """The first call, beside others' where they begin side by side, and nine steps alone.
+
+        Two processes' pools of threads that spin on the same cores take ten times as long.
+        """
+        block, worker = self.blocks[case.id], self.workers[case.id]
+        limit = self.processes.limits.request
         with _clocked(block, "first_call"):
-            answer = self.workers[case.id].ask(self.processes.limits.request, "first_steps")
-        block.losses = answer["losses"]
-        if self.side_by_side == 1:
-            block.first_call_s = answer["first_call_s"]
+            first = worker.ask(limit, "first_call")
+        with self._stepping, _clocked(block, "first_steps"):
+            block.losses = [first["loss"], *worker.ask(limit, "next_steps")["losses"]]
+        if self.side_by_side == 1 and self.first_calls:
+            block.first_call_s = first["seconds"]
 
     def _warm(self, case: Case) -> None:
         block = self.blocks[case.id]
@@ -273,9 +301,12 @@ class Match:
 
         start = time.monotonic()
         for done in range(rounds):
-            if done >= FEWEST_ROUNDS and time.monotonic() - start > SAMPLING_S:
-                break
             contenders = self._alive()
+            sampled = min((_sampled(found[case.id]) for case in contenders), default=0.0)
+            if done >= FEWEST_ROUNDS and (
+                sampled >= SAMPLED_S or time.monotonic() - start > SAMPLING_S
+            ):
+                break
             order.shuffle(contenders)
             for case in contenders:
                 self._guard(case, sample)
@@ -285,6 +316,8 @@ class Match:
         """Keep a contender's samples, unless something was wrong with them."""
         block = self.blocks[case.id]
         block.samples = [each["seconds"] for each in found]
+        joules = [each.get("energy_j") for each in found]
+        block.energy_j = None if None in joules else joules
         block.steps = found[-1]["steps"]
         block.shortest_s = min(each["seconds"] * each["steps"] for each in found)
         block.seconds["rounds"] = sum(each["took_s"] for each in found)
@@ -326,6 +359,7 @@ class Match:
         else:
             self.blocks[case.id].evidence = answer.get("evidence")
             self.blocks[case.id].modules = answer.get("modules")
+        self.blocks[case.id].peak_bytes = answer["peak_bytes"]
 
 
 @contextlib.contextmanager
@@ -335,6 +369,10 @@ def _clocked(block: Played, part: str) -> Iterator[None]:
         yield
     finally:
         block.seconds[part] = time.monotonic() - start
+
+
+def _sampled(samples: list[Sample]) -> float:
+    return sum(each["seconds"] * each["steps"] for each in samples)
 
 
 def _disturbance(found: dict) -> float:

@@ -8,12 +8,19 @@ figures are None: never a wrong number.
 from __future__ import annotations
 
 import ctypes
+import mmap
+import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
+
+import numpy as np
 
 _STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")
+_POPULATE_READ = 22  # of madvise(2), Linux 5.14 and later
+PAGE = mmap.PAGESIZE
 
 
 def resident() -> int | None:
@@ -24,6 +31,12 @@ def resident() -> int | None:
 def peak() -> int | None:
     """Highest resident bytes since the start or the last `reset_peak`."""
     return _status("VmHWM")
+
+
+def own_peak() -> int | None:
+    """What this process held at most; pages that it shares count as its share of them."""
+    now, most, own = resident(), peak(), proportional([os.getpid()])
+    return None if None in (now, most, own) else own + max(0, most - now)
 
 
 def reset_peak() -> bool:
@@ -72,6 +85,71 @@ def keeps_freed_memory() -> bool | None:
     held = resident()
     libc.free(block)
     return held - resident() < size // 2
+
+
+@cache
+def adopts_pages() -> bool:
+    """Whether `adopt_pages` works here: Linux 5.14 and later, where /proc is not closed."""
+    return sys.platform == "linux" and adopt_pages(os.getpid())
+
+
+def adopt_pages(parent: int) -> bool:
+    """Map what a forked process's `parent` has mapped of its files; False where that can't be done.
+
+    A fork inherits pages of memory, but pages of files (libraries) only as it touches them, which
+    would count as memory that it needs beyond its imports.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    try:
+        with open(f"/proc/{parent}/pagemap", "rb", buffering=0) as pagemap:
+            for start, end in _files(parent):
+                pagemap.seek(start // PAGE * 8)
+                pages = np.frombuffer(pagemap.read((end - start) // PAGE * 8), np.uint64)
+                for first, last in _runs(pages >> np.uint64(63) == 1):  # present in memory
+                    address, size = start + int(first) * PAGE, int(last - first) * PAGE
+                    if libc.madvise(address, size, _POPULATE_READ):
+                        return False
+    except OSError:
+        return False
+    return True
+
+
+def _files(process: int) -> Iterator[tuple[int, int]]:
+    """Where a process has mapped files."""
+    for line in Path(f"/proc/{process}/maps").read_text().splitlines():
+        addresses, rights, _, _, inode, *_ = line.split()
+        if inode != "0" and rights.startswith("r"):
+            start, _, end = addresses.partition("-")
+            yield int(start, 16), int(end, 16)
+
+
+def _runs(flags: np.ndarray) -> np.ndarray:
+    """Beginnings and ends of what is true in a row."""
+    edges = np.flatnonzero(np.diff(flags.astype(np.int8), prepend=0, append=0))
+    return edges.reshape(-1, 2)
+
+
+def together(process: int, *forked: int) -> int | None:
+    """Resident bytes of a process, and of those that it has forked what they hold beside it.
+
+    None where the kernel does not tell. One that has ended counts nothing.
+    """
+    found = 0
+    for pid in (process, *forked):
+        counted = ("Rss:",) if pid == process else ("Private_Clean:", "Private_Dirty:")
+        try:
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        except ProcessLookupError:
+            continue
+        except FileNotFoundError:
+            if Path("/proc/self/smaps_rollup").exists():
+                continue
+            return None
+        except OSError:
+            return None
+        found += sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(counted))
+    return found
 
 
 def proportional(pids: Iterable[int]) -> int | None:

@@ -14,6 +14,7 @@ import importlib
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from multiprocessing.connection import Connection
@@ -28,6 +29,8 @@ def main(address: str, name: str, modules: list[str]) -> None:
     try:
         for module in modules:
             importlib.import_module(module)
+        if threading.active_count() > 1:
+            raise RuntimeError(f"importing {', '.join(modules)} started a thread: no fork is safe")
         wire.send(connection, {"ready": True})
         while True:
             message = wire.receive(connection)

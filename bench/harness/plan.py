@@ -1,4 +1,4 @@
-"""What a benchmark file declares, and which cases and matches a run measures.
+"""What a benchmark file declares.
 
 A `bench_<technique>.py` holds one `Technique` and two functions that run in a worker:
 
@@ -18,15 +18,16 @@ Nothing here imports a framework.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from shared.specs import TASKS, Task
 
-EFFORTS = ("quick", "default", "full")
-MOST_CONTENDERS = 8
+EFFORTS = ("quick", "default", "ordinary", "full")
+ROUNDS = 20  # of a block at most
+LOOKS = (3, 5, 8)  # numbers of blocks
 
 
 @dataclass(frozen=True)
@@ -56,22 +57,31 @@ FRAMEWORKS = {
 
 @dataclass(frozen=True)
 class Effort:
-    """How much a run measures. The number of blocks is fixed before the run.
+    """How much a run measures, fixed before it starts.
 
-    `train_s`: seconds for training a case with all its seeds, times its workload's `training`; what
-    does not fit is left out and said. None: no limit.
+    `blocks`: of a match at most. `looks`: the numbers of blocks after which those leave about whom
+    nothing is left to decide; without any, all stay. `seeds`: with which a case is trained, at most
+    and by looks of their own. `train_s`: seconds for training a case with all its seeds, times its
+    workload's `training`; what does not fit is left out and said. None: no limit. `repetitions`:
+    samples of a probe's figure. `first_pass_alone`: nothing is trained, and no first call or
+    memory measured of what is timed.
     """
 
     blocks: int
-    rounds: int
-    seeds: int
+    rounds: int = ROUNDS
+    seeds: int = 8
     train_s: float | None = None
+    repetitions: int = 3
+    looks: tuple[int, ...] = ()
+    first_pass_alone: bool = False
 
 
 EFFORT = {
-    "quick": Effort(blocks=1, rounds=30, seeds=1, train_s=30),
-    "default": Effort(blocks=8, rounds=30, seeds=8, train_s=60),
-    "full": Effort(blocks=20, rounds=30, seeds=8),
+    "quick": Effort(blocks=1, repetitions=1, first_pass_alone=True),
+    # Of 150 published comparisons 97 were decided by 3 blocks, 10 more by 5 and 10 more by 8.
+    "default": Effort(blocks=LOOKS[1], train_s=60, looks=LOOKS[:2]),
+    "ordinary": Effort(blocks=LOOKS[-1], train_s=60, looks=LOOKS),
+    "full": Effort(blocks=LOOKS[-1], repetitions=7, looks=LOOKS),
 }
 
 
@@ -97,16 +107,22 @@ WARM = Measure(cold=False)
 class Variant:
     """One row. `settings` go to the technique as keyword arguments.
 
-    `role`: "baseline" (what its framework's other rows are compared with), "variant" or "control"
-    (a second baseline from another parent, for the noise floor). `effort` is the lowest that
-    measures it. `requires`: "cuda" or "compiler". `allocator`: "tuned" or "as installed"; None is
-    the tuned one in matches and the installed one where memory and probes are measured.
+    `role`: "baseline" (what its framework's other rows are compared with), "variant", "control" (a
+    second baseline from another parent, for the noise floor) or "bound" (what there is to be
+    reached, by means that nobody has who needs the technique: shown, never advised).
+    `effort` is the lowest that measures it: "default" is a headline, "ordinary" what is shown as
+    well of a technique that is asked for by name. `program`: what it runs, where others of its work
+    run the same: those of one framework, flavour and allocator are measured once.
+    `requires`: "cuda" or "compiler".
+    `allocator`: "tuned" or "as installed"; None is the tuned one in matches and the installed one
+    where memory and probes are measured.
     `loss_tolerance`: the relative difference of the certificate's losses that twins may show
     where the arithmetic differs by design; None is the task's own parity bar. `changes`: "math",
     where its losses are not those of its baseline, so that their certificates are not held against
     each other, only those of twins; "weights", where nor are the weights that it starts from, such
     as fewer. `stands_for`: the name that `prepare` is given instead of its own. `title`: its name
-    in plain words; without one the name with spaces.
+    in plain words; without one the name with spaces. `later`: its settings are decided by what the
+    other rows have shown (`bench.analysis.stacks`), and then it is measured.
     """
 
     name: str
@@ -121,18 +137,9 @@ class Variant:
     changes: str | None = None
     measured: Measure = Measure()
     stands_for: str | None = None
+    program: str | None = None
     title: str = ""
-
-
-def control_of(baseline: Variant) -> Variant:
-    """The same work as `baseline` once more, for the noise floor."""
-    return replace(
-        baseline,
-        name="control",
-        role="control",
-        stands_for=baseline.name,
-        measured=replace(baseline.measured, cold=False, accuracy=False),
-    )
+    later: bool = False
 
 
 @dataclass(frozen=True)
@@ -164,11 +171,12 @@ class Workload:
 class Technique:
     """A technique's rows, tasks and words for the report.
 
-    At the first timed workload each framework's baseline also plays against itself (A/A), unless an
-    earlier technique of the run did so there. `cold_starts`: how many times the first call is timed
-    in a fresh process; with more than one the report has a table of first calls and break-even.
-    `probes`: the bench file has a function `probe`. `counts`: whether
-    rows tell parameters, zeros and MACs of their models, see `worker.model_size`.
+    At the first timed workload each framework's baseline also plays against itself (A/A), unless
+    that of another technique of the run does so with more company. `cold_starts`: how many times
+    the first call is timed in a process of its own; with more than one the report has a table of
+    first calls and break-even. `probes`: the bench file has a function `probe`. `counts`: whether
+    rows tell parameters, zeros and MACs of their models, see `worker.model_size`. `composed_of`:
+    techniques of other files that its rows use, too, such as "train_step.gradient_clipping".
     """
 
     family: str
@@ -181,6 +189,7 @@ class Technique:
     cold_starts: int = 1
     probes: bool = False
     counts: bool = False
+    composed_of: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -211,9 +220,29 @@ class Case:
         return TASKS[self.workload.task]
 
     @property
+    def settled(self) -> bool:
+        """Whether it is known what it runs."""
+        return not self.variant.later or bool(self.variant.settings)
+
+    @property
     def timed(self) -> bool:
         """Whether it plays matches."""
         return self.workload.timed and self.variant.measured.time
+
+    @property
+    def proved_in_training(self) -> bool:
+        """Whether its training is all that is measured of it."""
+        return not self.timed and not self.variant.measured.cold
+
+    @property
+    def work(self) -> tuple[str, int, str]:
+        """Task, batch size and mode: what makes cases comparable."""
+        return self.workload.task, self.workload.batch_size, self.workload.mode
+
+    @property
+    def side(self) -> tuple[str, str | None]:
+        """Framework and flavour: whose baseline it is compared with."""
+        return self.framework, self.flavour
 
     @property
     def is_baseline(self) -> bool:
@@ -239,7 +268,8 @@ class Case:
 class Work:
     """What `prepare` is given in a worker.
 
-    `memory_budget`: bytes, or None if none was set. `data`: the folder of the task's data.
+    `memory_budget`: bytes, or None if none was set. `repetitions`: how often a probe measures what
+    it gives a median of. `data`: the folder of the task's data.
     `folder`: an empty one for what the variant writes; it is deleted when the run ends.
     """
 
@@ -250,6 +280,7 @@ class Work:
     weights: dict[str, Any]
     mode: str = "train"
     memory_budget: int | None = None
+    repetitions: int = 3
     data: str | None = None
     folder: Path | None = None
 
@@ -265,9 +296,8 @@ class Prepared:
     file or folder that would be deployed, whose size counts. Where predictions are those of a file
     that is made from the model, `deploy() -> (predict, artifact)` makes it from the model as it is:
     it is called once the model is built, or trained, and gives what takes their place. Where
-    training has stages, `train(fit)` does it all: `fit(step)` trains for the recipe's epochs,
-    `fit(step, epochs)` for others. It returns the predictions of what it has trained, or None where
-    they are those of `predict` or `deploy`.
+    training has stages, `train(stages)` does it all: see `stages.Stages`. It returns the
+    predictions of what it has trained, or None where they are those of `predict` or `deploy`.
     """
 
     step: Callable
@@ -279,120 +309,3 @@ class Prepared:
     artifact: Path | None = None
     deploy: Callable | None = None
     train: Callable | None = None
-
-
-def cases_of(technique: Technique, module: str, effort: str) -> list[Case]:
-    """Every case of `technique` at `effort`: frameworks side by side.
-
-    The first timed workload has a control for each framework: the technique's noise floor.
-    A quick run takes the first workload, and of it the baselines and the first variant of each
-    framework and flavour, without controls.
-    """
-    level = EFFORTS.index(effort)
-    quick = effort == "quick"
-    workloads = [w for w in technique.workloads if EFFORTS.index(w.effort) <= level]
-    if quick:
-        workloads = list(technique.workloads[:1])
-    variants = [v for v in technique.variants if EFFORTS.index(v.effort) <= level]
-    controls = [control_of(v) for v in variants if v.role == "baseline"]
-    if quick:
-        controls = []
-    timed = [workload for workload in workloads if workload.timed]
-    cases = []
-    for workload in workloads:
-        for variant in variants + (controls if workload in timed[:1] else []):
-            if workload.mode not in variant.measured.modes:
-                continue
-            for name in variant.frameworks:
-                for flavour in FRAMEWORKS[name].flavours:
-                    if flavour in variant.flavours:
-                        case = Case(
-                            technique.family,
-                            technique.name,
-                            module,
-                            name,
-                            flavour,
-                            variant,
-                            workload,
-                        )
-                        cases.append(case)
-    return _one_variant_a_side(cases) if quick else cases
-
-
-def _one_variant_a_side(cases: list[Case]) -> list[Case]:
-    """The baselines, and the first other case of each framework and flavour."""
-    kept, sides = [], set()
-    for case in cases:
-        side = (case.framework, case.flavour)
-        if case.is_baseline or side not in sides:
-            kept.append(case)
-        if not case.is_baseline:
-            sides.add(side)
-    return kept
-
-
-def with_baselines(selected: list[Case], every: list[Case]) -> list[Case]:
-    """`selected` and the baselines that their ratios need, in the order of `every`."""
-    wanted = {(c.technique, c.workload, c.framework, c.flavour) for c in selected}
-    return [
-        case
-        for case in every
-        if case in selected
-        or (
-            case.is_baseline
-            and (case.technique, case.workload, case.framework, case.flavour) in wanted
-        )
-    ]
-
-
-def repeated_controls(cases: Iterable[Case]) -> list[Case]:
-    """The controls of workloads that an earlier technique controls: once a run is enough."""
-    seen, found = set(), []
-    for case in cases:
-        work = (case.workload.task, case.workload.batch_size, case.workload.mode)
-        key = (case.framework, case.flavour, *work)
-        if case.variant.role == "control" and key in seen:
-            found.append(case)
-        elif case.variant.role == "control":
-            seen.add(key)
-    return found
-
-
-def matches(cases: list[Case]) -> list[list[Case]]:
-    """Split one technique's timed cases into matches: one workload each, at most eight contenders.
-
-    Where a workload has more, its variants are dealt out and the baselines play in each part.
-    Controls play in the first.
-    """
-    found = []
-    timed = [case for case in cases if case.timed]
-    for workload in dict.fromkeys(case.workload for case in timed):
-        here = [case for case in timed if case.workload == workload]
-        baselines = [case for case in here if case.is_baseline]
-        rest = [case for case in here if not case.is_baseline]
-        rest.sort(key=lambda case: case.variant.role != "control")
-        by_name: dict[str, list[Case]] = {}
-        for case in rest:
-            by_name.setdefault(case.variant.name, []).append(case)
-        part = list(baselines)
-        for group in by_name.values():
-            if len(part) > len(baselines) and len(part) + len(group) > MOST_CONTENDERS:
-                found.append(part)
-                part = list(baselines)
-            part += group
-        if part:
-            found.append(part)
-    return found
-
-
-def choose(
-    cases: Iterable[Case], *, tasks: set[str], variants: set[str], frameworks: set[str]
-) -> list[Case]:
-    """The cases with one of the given names; an empty set leaves that choice open."""
-    return [
-        case
-        for case in cases
-        if (not tasks or case.workload.task in tasks)
-        and (not variants or case.variant.name in variants)
-        and (not frameworks or case.framework in frameworks)
-    ]

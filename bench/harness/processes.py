@@ -24,6 +24,7 @@ import psutil
 
 from bench.harness import machine, wire, worker
 from bench.harness.plan import FRAMEWORKS
+from shared import scratch
 
 ROOT = Path(__file__).resolve().parents[2]
 FORKS = sys.platform == "linux"  # elsewhere forking after an import is not safe
@@ -174,7 +175,6 @@ class Processes:
         logs.mkdir(parents=True, exist_ok=True)
         key = secrets.token_bytes(32)
         self._key = key.hex()
-        self._listener = Listener(authkey=key)
         self._arrived: dict[str, Peer] = {}
         self._arrival = threading.Condition()
         self._numbers = count(1)
@@ -183,7 +183,11 @@ class Processes:
         self._closed = False
         # What processes write beside their logs: gone with the run, however they ended. Among it
         # torch.compile's cache, so that no earlier run warms it.
-        self._scratch = tempfile.TemporaryDirectory(prefix="twinbench-")
+        self._ending = contextlib.ExitStack()
+        self.scratch = self._ending.enter_context(scratch.folder())
+        # Named pipes of Windows have no folder.
+        place = None if os.name == "nt" else str(self.scratch / "listener")
+        self._listener = self._ending.enter_context(Listener(place, authkey=key))
         self._revival = threading.Lock()
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -194,7 +198,7 @@ class Processes:
 
     def new_folder(self) -> str:
         """An empty folder that is deleted when the run ends."""
-        return tempfile.mkdtemp(dir=self._scratch.name)
+        return tempfile.mkdtemp(dir=self.scratch)
 
     def __enter__(self) -> Processes:
         return self
@@ -206,8 +210,7 @@ class Processes:
                 _kill(process.pid)
                 process.wait()
         self._closed = True
-        self._listener.close()
-        self._scratch.cleanup()
+        self._ending.close()
 
     def _accept(self) -> None:
         while True:
@@ -246,8 +249,8 @@ class Processes:
         environment = machine.process_environment(
             threads=key.threads, flavour=key.flavour, allocator=key.allocator
         )
-        environment |= {wire.KEY: self._key, "TMPDIR": self._scratch.name}
-        environment |= {"TORCHINDUCTOR_CACHE_DIR": f"{self._scratch.name}/inductor"} | extra
+        environment |= {wire.KEY: self._key} | scratch.environment(self.scratch)
+        environment |= {"TORCHINDUCTOR_CACHE_DIR": f"{self.scratch}/inductor"} | extra
         with open(self.logs / f"{name}.log", "ab") as log:
             process = subprocess.Popen(
                 [

@@ -15,24 +15,26 @@ def clock(seconds: float) -> str:
 
 
 class Progress:
-    """Says what is measured now, how many of how many, elapsed and expected remaining."""
+    """Says what is measured now, the time elapsed, and what is expected to remain.
 
-    def __init__(self, steps: list[tuple[str, float]], say: Callable[[str], None]) -> None:
-        self._steps, self._say = steps, say
-        self._done, self._start = 0, time.monotonic()
+    `expected` are the seconds that remain by the plan; `most` ends the run where it is set.
+    """
 
-    def next(self, what: str | None = None) -> None:
-        """The next part begins."""
-        name, _ = self._steps[min(self._done, len(self._steps) - 1)]
+    def __init__(self, say: Callable[[str], None], most: float | None = None) -> None:
+        self._say, self._most = say, most
+        self._start, self._whole = time.monotonic(), None
+
+    def at(self, part: str, what: str, expected: float) -> None:
+        """A part of the run is at `what`."""
         elapsed = time.monotonic() - self._start
-        self._say(
-            f"[{self._done + 1}/{len(self._steps)}] {what or name}"
-            f" · {clock(elapsed)} elapsed, about {clock(self._left(elapsed))} left"
-        )
-        self._done += 1
+        if self._whole is None:
+            self._whole = expected
+        left = expected * self._pace(elapsed, self._whole - expected)
+        if self._most is not None:
+            left = min(left, max(0.0, self._most - elapsed))
+        times = f"{clock(elapsed)} elapsed, about {clock(left)} left"
+        self._say(f"[{part}] {what} · {times}")
 
-    def _left(self, elapsed: float) -> float:
-        """What the rest takes, at the pace of what is done."""
-        done = sum(seconds for _, seconds in self._steps[: self._done])
-        rest = sum(seconds for _, seconds in self._steps[self._done :])
-        return rest * (elapsed / done if done else 1.0)
+    def _pace(self, elapsed: float, done: float) -> float:
+        """How much slower than planned the machine is, once some of the plan is done."""
+        return min(3.0, max(0.3, elapsed / done)) if done > 30 else 1.0

@@ -6,23 +6,22 @@ keeps what it has finished. What is derived of it, `bench/analysis` derives when
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
 from bench.analysis.analyse import analyse
+from bench.analysis.reading import as_lines
 from bench.harness.apart import Trained
-from bench.harness.folders import as_lines, replace_file
+from bench.harness.folders import replace_file
 from bench.harness.matches import Played
-from bench.harness.plan import Case, Technique
+from bench.harness.plan import Case, Effort, Technique
 from shared.specs import TASKS, forward_flops, train_step_flops
 
 SCHEMA_VERSION = 3
 OF_BLOCK = ("first_call_s", "losses", "weights_sha256", "empty_s", "steps", "shortest_s", "seconds")
+OF_BLOCK += ("peak_bytes", "energy_j")
 
 
 @dataclass
@@ -49,39 +48,42 @@ class Entry:
         if self.status == "OK":
             self.status, self.reason = status, reason
 
-    def lacks(self, match: int, block: int) -> bool:
-        """Whether a block of a match of its is still to be measured."""
-        return self.status == "OK" and (match, block) not in self.blocks
-
-    @contextmanager
-    def clocked(self, part: str) -> Iterator[None]:
-        """Note what a part takes."""
-        start = time.monotonic()
-        try:
-            yield
-        finally:
-            self.seconds[part] = self.seconds.get(part, 0.0) + time.monotonic() - start
+    def spend(self, part: str, seconds: float) -> None:
+        """Note what a part took."""
+        self.seconds[part] = self.seconds.get(part, 0.0) + seconds
 
 
 class Record:
-    """A run's findings and the file that holds them."""
+    """A run's findings and the file that holds them.
 
-    def __init__(self, folder: Path, *, command: str, effort: str, environment: dict) -> None:
+    `shown`: the case whose measurements a case shows, where that is another. `passes`: the numbers
+    of the matches that each pass plays; pass n plays block n. `left`: the ids of those who left.
+    """
+
+    def __init__(
+        self, folder: Path, *, command: str, effort: str, amount: Effort, environment: dict
+    ) -> None:
         self.folder = folder
         self.path = folder / "results.json"
         self.top = {
             "schema_version": SCHEMA_VERSION,
             "command": command,
             "effort": effort,
+            "rounds": amount.rounds,
+            "looks": list(amount.looks) or None,
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
             "resumed": [],
             "finished": False,
+            "ended": None,
             "environment": environment,
             "seconds": {"total": 0.0, "first_table": None},
         }
         self.techniques: dict[str, Technique] = {}
         self.entries: dict[str, Entry] = {}
+        self.shown: dict[str, str] = {}
         self.matches: list[list[Case]] = []
+        self.passes: list[list[int]] = []
+        self.left: set[str] = set()
         self.conditions: dict[tuple[int, int], dict] = {}
 
     def add(self, technique: Technique, cases: list[Case]) -> None:
@@ -98,8 +100,7 @@ class Record:
     def add_block(
         self, match: int, block: int, found: dict[str, Played], conditions: dict | None = None
     ) -> None:
-        """Keep what a block found, and under which conditions."""
-        self.conditions[match, block] = conditions or {}
+        """Keep what a block found, and then under which conditions: with them it is whole."""
         for case_id, result in found.items():
             entry = self.entries[case_id]
             entry.blocks[match, block] = result
@@ -107,6 +108,12 @@ class Record:
                 entry.imports = result.modules
             if result.status != "OK":
                 entry.fail(result.status, result.reason)
+        self.conditions[match, block] = conditions or {}
+
+    def ok(self, case: Case) -> bool:
+        """Whether a case, and that whose measurements it shows, can still be measured."""
+        names = {case.id, self.shown.get(case.id, case.id)}
+        return all(self.entries[name].status == "OK" for name in names)
 
     def spend(self, part: str, seconds: float) -> None:
         """Note what a part of the run took."""
@@ -124,7 +131,13 @@ class Record:
                 for name, technique in self.techniques.items()
             },
             "tasks": {
-                name: {"metric": t.metric, "margin": t.margin, "parity": t.parity}
+                name: {
+                    "metric": t.metric,
+                    "margin": t.margin,
+                    "parity": t.parity,
+                    "rounding": t.rounding,
+                    "paired": t.paired,
+                }
                 for name, t in TASKS.items()
             },
             "matches": [[case.id for case in match] for match in self.matches],
@@ -132,8 +145,15 @@ class Record:
                 {"match": match, "block": block} | found
                 for (match, block), found in sorted(self.conditions.items())
             ],
-            "cases": [_case(entry) for entry in self.entries.values()],
+            "cases": [self._case(entry) for entry in self.entries.values()],
         }
+
+    def _case(self, entry: Entry) -> dict:
+        """What was measured of a case; what it shows of another's, that one holds."""
+        program = self.entries[self.shown.get(entry.case.id, entry.case.id)]
+        counts = self.techniques[entry.case.technique].counts
+        evidence = _evidence(entry) if program is entry else _evidence_of(program, entry, counts)
+        return _case(entry) | {"program": program.case.id, "evidence": evidence}
 
     def as_dict(self) -> dict:
         """The whole record as JSON values, with everything that is derived made anew."""
@@ -170,7 +190,7 @@ def _case(entry: Entry) -> dict:
         "timed": case.timed,
         "changes_math": variant.changes is not None,
         "changes_weights": variant.changes == "weights",
-        "loss_tolerance": variant.loss_tolerance or case.task.parity,
+        "loss_tolerance": max(variant.loss_tolerance or 0.0, case.task.parity),
         "flops": count(case.task.model, case.workload.batch_size),
         "status": entry.status,
         "reason": entry.reason,
@@ -185,8 +205,8 @@ def _case(entry: Entry) -> dict:
         if trained and trained.per_seed
         else None,
         "trained_artifacts": trained.artifacts if trained else [],
+        "trained_metrics": trained.metrics if trained else [],
         "probed": entry.probed,
-        "evidence": _evidence(entry),
         "process": next((played.settings for _, played in places), None),
         "seconds": _seconds(entry),
     }
@@ -198,11 +218,20 @@ def _cold_start(cold: dict) -> dict:
 
 
 def _evidence(entry: Entry) -> dict | None:
-    """The proof of a block, of a cold start or of a probe."""
+    """The proof of a block, of a cold start, of the training or of a probe."""
     found = [b.evidence for b in entry.blocks.values()]
+    found += [entry.trained.evidence] if entry.trained else []
     found += [cold.get("evidence") for cold in entry.cold]
     whole = (next(filter(None, found), None) or {}) | (entry.evidence or {})
     return whole or None
+
+
+def _evidence_of(program: Entry, entry: Entry, counts: bool) -> dict | None:
+    """The proof of the program, and that of the case's own probe; sizes where these are asked."""
+    found = dict(_evidence(program) or {})
+    if not counts:
+        found.pop("measured", None)
+    return found | (entry.evidence or {}) or None
 
 
 def _seconds(entry: Entry) -> dict[str, float]:

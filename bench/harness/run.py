@@ -1,60 +1,69 @@
-"""A run: measuring what is planned, with progress, and the record at every step."""
+"""A run: measuring what is planned, with progress, and the record at every step.
+
+It goes in passes. The first measures one block of everything, and a table is there. Then comes what
+is measured apart: first calls and memory, probes, training; then further passes, until there is
+nothing left to decide. What ends a run before that leaves a record that is valid.
+"""
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import partial
-from itertools import groupby
 from pathlib import Path
 
+from bench.analysis.looks import accuracy_decided, leaving
+from bench.analysis.stacks import stacked
 from bench.harness import apart, machine, state
 from bench.harness.matches import Match, parent_key, start_order
 from bench.harness.plan import EFFORT, FRAMEWORKS, Case, Effort
 from bench.harness.processes import (
     Failed,
     ParentDied,
-    ParentFailed,
     Processes,
     TimeLimits,
-    Unsupported,
-    Worker,
 )
 from bench.harness.progress import Progress, clock
 from bench.harness.record import Record
 from bench.harness.schedule import Plan
 from bench.harness.worker import on_cpu
 from shared import datasets
-from shared.specs import TASKS
+from shared.specs import TASKS, more_is_better
 
 SEED = 2026
+WRITING_S = 4.0  # what the end of a run takes: its record and its reports
+SHARE_OF_WRITING = 0.05  # of the time: what is derived for the record, which a run needs at its end
 
 
 @dataclass(frozen=True)
 class Settings:
     """The choices of a run, all of them fixed before it starts.
 
-    `asked`: what the command line asked for, which the run's state keeps for `--resume`.
+    `minutes`: after which it ends. `model`: name and checksum of a user's file that it is about.
+    `asked`: what the command line asked for, which the run's state
+    keeps for `--resume`.
     """
 
     effort: str = "default"
     blocks: int | None = None
+    minutes: float | None = None
     results: Path = Path("results")
     memory_budget: int | None = None
     command: str = ""
     interpreters: dict[str, str] = field(default_factory=dict)
+    model: dict[str, str] | None = None
     limits: TimeLimits = field(default_factory=TimeLimits)
     asked: dict = field(default_factory=dict)
 
     @property
     def amount(self) -> Effort:
-        """Blocks, rounds and seeds."""
+        """How much is measured; a number of blocks that was asked for is that for every match."""
         usual = EFFORT[self.effort]
-        return replace(usual, blocks=self.blocks or usual.blocks)
+        return replace(usual, blocks=self.blocks, looks=()) if self.blocks else usual
 
 
 class OtherConditions(Exception):
@@ -62,7 +71,10 @@ class OtherConditions(Exception):
 
 
 class Run:
-    """Measures a plan into a record, or what an interrupted run, by its `state`, has left of it."""
+    """Measures a plan into a record, or what an interrupted run, by its `state`, has left of it.
+
+    `show` is given the record when the first pass is over, and after each further one.
+    """
 
     def __init__(
         self,
@@ -71,35 +83,46 @@ class Run:
         folder: Path,
         say: Callable[[str], None],
         taken_up: state.State | None = None,
+        show: Callable[[dict], None] = lambda record: None,
     ) -> None:
         self.plan, self.settings, self.folder, self.taken_up = plan, settings, folder, taken_up
+        self.show = show
         self.threads = machine.usable_threads()
         self.record = Record(
             folder,
             command=settings.command,
             effort=settings.effort,
+            amount=plan.amount,
             environment=self._machine(),
         )
         for name, cases in plan.cases.items():
             self.record.add(plan.techniques[name], cases)
+        self.record.shown = plan.shown
         self.code = taken_up["code"] if taken_up else state.code()
         if taken_up:
             state.restore(self.record, taken_up)
+            self._restore_stacks()
             state.reopen_failed(self.record)
-            self.record.top["finished"] = False
+            self.record.top |= {"finished": False, "ended": None}
         else:
-            for match in plan.matches:
-                self.record.add_match(match)
-        self.parts = plan.left(self.record.entries, self.record.matches)
-        self.progress = Progress(self.parts.steps, say)
-        self._clock = time.monotonic()
+            self._add_pass(plan.matches())
+        self._clock = self._start = time.monotonic()
+        self._next_record = 0.0
+        most = settings.minutes and 60 * settings.minutes
+        self._end = self._start + most if most else float("inf")
+        self._cut = False  # whether something was left out, since it would not end in time
+        self.progress = Progress(say, most)
 
     def describe(self) -> str:
         """The plan, and what is left of it, in a few lines."""
-        if not self.taken_up:
-            return self.plan.describe()
-        left = f"taken up where it ended: about {clock(self.parts.seconds)} are left"
-        return f"{self.plan.describe()}\n{left}"
+        lines = [self.plan.describe(self.plan.left(self.record), bool(self.taken_up))]
+        if self.settings.minutes:
+            lines.append(f"it ends after {clock(60 * self.settings.minutes)}, with what it has")
+        return "\n".join(lines)
+
+    def table(self) -> str:
+        """What is left of the plan, part by part."""
+        return self.plan.table(self.record)
 
     def measure(self) -> dict:
         """Measure everything; on an interruption the record keeps what is finished.
@@ -107,28 +130,241 @@ class Run:
         Raises OtherConditions where a run that is taken up began under others; its record is then
         left as it was.
         """
+        with self._alarm():
+            try:
+                self._measure()
+            except KeyboardInterrupt:
+                if time.monotonic() < self._end - WRITING_S:
+                    self.record.top["ended"] = "interrupted"
+                    raise
+                self._cut = True
+        self.record.top["finished"] = not self._cut
+        self.record.top["ended"] = "minutes" if self._cut else None
+        return self.show_record()
+
+    @contextmanager
+    def _alarm(self) -> Iterator[None]:
+        """Interrupt the main thread, as Ctrl-C does, when there is just time to write the end."""
+        left = self._end - WRITING_S - time.monotonic()
+        if left == float("inf"):
+            yield
+            return
+        alarm = threading.Timer(max(0.0, left), _interrupt)
+        alarm.start()
+        try:
+            yield
+        finally:
+            with suppress(KeyboardInterrupt):  # it may come just now
+                alarm.cancel()
+                alarm.join()
+
+    def _measure(self) -> None:
         if not self.taken_up:
             self.save()
         self._clock = time.monotonic()
-        data = self._materialise()
+        with self._part("data"):
+            data = self._materialise()
         times = self.record.top["resumed"]
         logs = self.folder / (f"logs-{len(times) + 2}" if self.taken_up else "logs")
         with Processes(
             logs, interpreters=self.settings.interpreters, limits=self.settings.limits
         ) as processes:
-            self.progress.next()
+            self._say("start", "machine")
             with self._part("describe"):
                 environment, missing = self._describe(processes)
             if self.taken_up:
                 self._check_conditions(environment)
                 times.append(datetime.now(UTC).isoformat(timespec="seconds"))
             self._note(environment, missing)
-            self._blocks(processes, data)
-            for name in self.plan.cases:
-                self._apart(processes, self.parts.apart[name], data)
-                self._accuracy(processes, self.parts.training[name], data)
-        self.record.top["finished"] = True
-        return self.save()
+            self._play_pass(processes, data, 0)
+            self._cold_starts(processes, data)
+            self._probes(processes, data)
+            seeds = iter(self.plan.seeds)
+            self._train(processes, data, next(seeds))
+            block = 1
+            while self._plans_pass(block):
+                self._play_pass(processes, data, block)
+                block += 1
+                if block in self.plan.amount.looks:
+                    self._train(processes, data, next(seeds, 0))
+                    self._stack(processes, data)
+            for number in seeds:
+                self._train(processes, data, number)
+            if not self._cut:
+                self._stack(processes, data)
+
+    # Passes -------------------------------------------------------------------------------------
+
+    def _add_pass(self, played: list[list[Case]]) -> None:
+        """Another pass over these matches; those that were played before keep their numbers."""
+        known = {frozenset(c.id for c in m): n for n, m in enumerate(self.record.matches)}
+        numbers = []
+        for match in played:
+            number = known.get(frozenset(case.id for case in match))
+            numbers.append(self.record.add_match(match) if number is None else number)
+        self.record.passes.append(numbers)
+
+    def _plans_pass(self, block: int) -> bool:
+        """Whether there is a pass that plays this block; who leaves is decided when it begins."""
+        record, amount = self.record, self.plan.amount
+        if block < len(record.passes):
+            return True
+        if self._cut or block >= amount.blocks or not record.passes[-1]:
+            return False
+        if block not in amount.looks:
+            record.passes.append(list(record.passes[-1]))
+            return True
+        record.left |= leaving(record.measured()) | self.plan.played_out(block)
+        failed = {case.id for case in self.plan.every if not record.ok(case)}
+        if record.left or failed:
+            self._add_pass(self.plan.matches(record.left | failed))
+        else:
+            record.passes.append(list(record.passes[-1]))
+        return bool(record.passes[-1])
+
+    def _stack(self, processes: Processes, data: dict[str, str]) -> None:
+        """Settle the rows that stack what was faster, and play the blocks that others have."""
+        later = [c for c in self._open(self.plan.every) if c.variant.later and not c.settled]
+        if not later:
+            return
+        record = self.record.as_dict()
+        cases = {case["id"]: case for case in record["cases"]}
+        settled = self.record.top.setdefault("settled", {})
+        for case in later:
+            settings, reason = stacked(record, cases[case.id])
+            case.variant.settings.update(settings)
+            if reason:
+                self.record.entries[case.id].fail("UNSUPPORTED", reason)
+            else:
+                settled[case.id] = settings
+        new = {case.id for case in later if case.settled}
+        for match in self.plan.matches({case.id for case in self.plan.every} - new) if new else ():
+            if any(case.id in new for case in match):
+                number = self.record.add_match(match)
+                for numbers in self.record.passes:
+                    numbers.append(number)
+        for block in range(len(self.record.passes)):
+            self._play_pass(processes, data, block)
+        self._cold_starts(processes, data)
+        self._train(processes, data, self.plan.seeds[0])
+
+    def _restore_stacks(self) -> None:
+        """What was settled before the run was interrupted."""
+        for case in self.plan.every:
+            if case.variant.later:
+                case.variant.settings.update(self.record.top.get("settled", {}).get(case.id, {}))
+
+    def _play_pass(self, processes: Processes, data: dict[str, str], block: int) -> None:
+        """A block of every match that lacks it, cheap ones first; they share their parents."""
+        record, durations = self.record, self.plan.durations
+        matches = [(n, record.matches[n]) for n in record.passes[block]]
+        lacking = [(n, match) for n, match in matches if (n, block) not in record.conditions]
+        lacking = [(n, match) for n, match in lacking if self._open(match)]
+        lacking.sort(key=lambda found: durations.of_match(found[1]))
+        if not lacking or not self._in_time(durations.of_pass([lacking[0][1]])):
+            return
+        # One block's contenders start one by one, for their first calls: not the first block's,
+        # which may have to fill a compiler's cache. A worker that is executed, not forked,
+        # would end with the thread that started it (PR_SET_PDEATHSIG).
+        alone = block == 1 or not processes.forks
+        self._say(f"pass {block + 1}", "parents")
+        with self._part("parents"):
+            cases = {case.id: case for _, match in lacking for case in self._open(match)}
+            self._start_parents(processes, list(cases.values()))
+        done = 0
+        while lacking:
+            number, match = lacking.pop(0)
+            done += 1
+            if self._in_time(durations.of_match(match)):
+                of = f"{done} of {done + len(lacking)}"
+                self._say(f"pass {block + 1} · {of}", _words(match))
+                if left_out := self._play(processes, number, match, block, data, alone):
+                    lacking.append(self._split(number, match, block, left_out))
+        processes.stop_parents()
+        self._note_first_table()
+        with self._part("writing"):
+            self.show(self.show_record())
+
+    def _play(
+        self,
+        processes: Processes,
+        number: int,
+        match: list[Case],
+        block: int,
+        data: dict[str, str],
+        alone: bool,
+    ) -> list[Case]:
+        """One block of one match; those for whom there was no memory."""
+        playing = Match(
+            processes,
+            self._open(start_order(match, number, block)),
+            data=data,
+            threads=self.threads,
+            seed=SEED + block,
+            evidence=block == 0,
+            number=number,
+            side_by_side=1 if alone else min(self.threads, 4),
+            first_calls=block > 0,
+            needs=self.plan.durations.memory,
+        )
+        played = playing.play(self.plan.amount.rounds)
+        for case_id, found in played.items():
+            self.plan.durations.note_bytes(case_id, found.peak_bytes)
+        self.record.add_block(number, block, played, playing.conditions())
+        for part, seconds in playing.seconds.items():
+            self.record.spend(part, seconds)
+        self.save()
+        return playing.left_out
+
+    def _split(
+        self, number: int, match: list[Case], block: int, left_out: list[Case]
+    ) -> tuple[int, list[Case]]:
+        """A match of their own for those who found no memory, with all baselines of the first."""
+        others = {case.id for case in left_out}
+        bases = [case for case in match if case.is_baseline and case.id not in others]
+        new = bases + left_out
+        if block == 0:
+            match[:] = [case for case in match if case.id not in others]
+        found = self.record.add_match(new)
+        self.record.passes[block].append(found)
+        return found, new
+
+    def _note_first_table(self) -> None:
+        """Every match has a block: the first table can be shown."""
+        seconds = self.record.top["seconds"]
+        if seconds["first_table"] is None and not self._cut:
+            seconds["first_table"] = seconds["total"] + time.monotonic() - self._clock
+
+    def _start_parents(self, processes: Processes, cases: list[Case]) -> None:
+        """Start a block's parents; the cases of one that can't be started fail."""
+        keys = {case.id: parent_key(case, self.threads) for case in cases}
+        failures = processes.start_parents(list(dict.fromkeys(keys.values())))
+        for case in cases:
+            failure = failures.get(keys[case.id])
+            if isinstance(failure, ParentDied):
+                self.record.entries[case.id].fail("FAILED", str(failure))
+            elif failure:  # for example one Keras of two is not installed
+                self._refuse(case, str(failure))
+
+    # Time ---------------------------------------------------------------------------------------
+
+    def _in_time(self, seconds: float) -> bool:
+        """Whether something that takes so long would end in time."""
+        fits = time.monotonic() + seconds <= self._end - WRITING_S
+        self._cut |= not fits
+        return fits
+
+    def _that_end_in_time(self, prices: list[tuple[float, Case]]) -> list[Case]:
+        """The cheapest cases first, and of them those that end in time one after the other."""
+        found, whole = [], 0.0
+        for price, case in sorted(prices, key=lambda each: each[0]):
+            if self._in_time(whole + price):
+                whole += price
+                found.append(case)
+        return found
+
+    def _say(self, part: str, what: str) -> None:
+        self.progress.at(part, what, self.plan.left(self.record)[0])
 
     @contextmanager
     def _part(self, name: str) -> Iterator[None]:
@@ -139,17 +375,34 @@ class Run:
         finally:
             self.record.spend(name, time.monotonic() - start)
 
-    def save(self) -> dict:
-        """Write the state and the record, and return what stands in the record."""
+    def save(self) -> None:
+        """Write the state, and now and then the record, of which much is derived."""
+        with self._part("writing"):
+            self._save_state()
+            if time.monotonic() >= self._next_record:
+                self._write_record()
+
+    def show_record(self) -> dict:
+        """Write the state and the record, and return what stands in it."""
+        self._save_state()
+        return self._write_record()
+
+    def _save_state(self) -> None:
         now = time.monotonic()
         self.record.spend("total", now - self._clock)
         self._clock = now
         state.save(self.record, asked=self.settings.asked, code=self.code)
-        return self.record.write()
+
+    def _write_record(self) -> dict:
+        start = time.monotonic()
+        found = self.record.write()
+        now = time.monotonic()
+        self._next_record = now + (now - start) / SHARE_OF_WRITING
+        return found
 
     def _materialise(self) -> dict[str, str]:
         """Write each task's data once; both frameworks read those files."""
-        wanted = {case.workload.task for case in self._cases()}
+        wanted = {case.workload.task for case in self.plan.every}
         return {
             name: str(datasets.materialise(TASKS[name].dataset, self.settings.results / "data"))
             for name in sorted(wanted)
@@ -157,18 +410,22 @@ class Run:
 
     def _machine(self) -> dict:
         """The environment as far as no framework is asked."""
-        return machine.describe(self.threads) | {
-            "seeds": [SEED],
-            "order": "starts: balanced Latin square; rounds: random; another for each match",
-            "gpu": None,
-        }
+        return (
+            machine.describe(self.threads)
+            | {
+                "seeds": [SEED],
+                "order": "starts: balanced Latin square; rounds: random; another for each match",
+                "gpu": None,
+            }
+            | ({"model": self.settings.model} if self.settings.model else {})
+        )
 
     def _describe(self, processes: Processes) -> tuple[dict, dict[str, str]]:
         """The environment, for which each framework is asked; why one can't be imported."""
         environment, missing = self._machine(), {}
         environment["peak_flops"] = peaks = {}
         environment["allocator"] = {"settings": machine.TUNED_ALLOCATOR}
-        for name in {case.framework: None for case in self._cases()}:
+        for name in {case.framework: None for case in self.plan.every}:
             try:
                 found = apart.describe(processes, name, self.threads)
             except Failed as error:
@@ -198,7 +455,7 @@ class Run:
         top = self.record.top
         if "peak_flops" not in top["environment"]:
             top["environment"] = environment
-        for case in self._cases():
+        for case in self.plan.every:
             if case.framework in missing:
                 self._refuse(case, missing[case.framework])
         self._check_requirements()
@@ -222,186 +479,156 @@ class Run:
             elif needs == "cuda" and on_cpu(devices.get(entry.case.framework, "cpu")):
                 entry.fail("UNSUPPORTED", "needs a CUDA GPU; none was found")
 
-    def _cases(self) -> list[Case]:
-        return [case for cases in self.plan.cases.values() for case in cases]
-
     def _open(self, cases: list[Case]) -> list[Case]:
         """The cases that can still be measured."""
-        return [case for case in cases if self.record.entries[case.id].status == "OK"]
+        return [case for case in cases if self.record.ok(case)]
 
-    def _blocks(self, processes: Processes, data: dict[str, str]) -> None:
-        """Every match of every technique, block by block; a block's matches share its parents."""
-        for block, rounds in groupby(self.parts.rounds, key=lambda found: found.block):
-            rounds = list(rounds)
-            # One block's contenders start one by one, for their first calls: not the first block's,
-            # which may have to fill a compiler's cache. A worker that is executed, not forked,
-            # would end with the thread that started it (PR_SET_PDEATHSIG).
-            alone = block == min(1, self.plan.amount.blocks - 1) or not processes.forks
-            timed = [case for found in rounds for _, match in found.matches for case in match]
-            with self._part("parents"):
-                self._start_parents(processes, self._open(timed))
-            for found in rounds:
-                self.progress.next()
-                for number, match in found.matches:
-                    self._play(processes, number, match, block, data, alone)
-            processes.stop_parents()
-            self._note_first_table()
+    # Apart --------------------------------------------------------------------------------------
 
-    def _play(
-        self,
-        processes: Processes,
-        number: int,
-        match: list[Case],
-        block: int,
-        data: dict[str, str],
-        alone: bool,
-    ) -> None:
-        """One block of one match."""
-        playing = Match(
-            processes,
-            self._open(start_order(match, number, block)),
-            data=data,
-            threads=self.threads,
-            seed=SEED + block,
-            evidence=block == 0,
-            number=number,
-            side_by_side=1 if alone else min(self.threads, 4),
-        )
-        played = playing.play(self.plan.amount.rounds)
-        self.record.add_block(number, block, played, playing.conditions())
-        for part, seconds in playing.seconds.items():
-            self.record.spend(part, seconds)
-        self.save()
+    def _cold_starts(self, processes: Processes, data: dict[str, str]) -> None:
+        """First calls and memory, in processes of their own."""
+        price = self.plan.durations.of
+        lacking = [
+            (price("cold", case), case)
+            for case in self._open(self.plan.every)
+            if case.settled
+            for _ in range(self.plan.cold_starts(case) - len(self.record.entries[case.id].cold))
+        ]
+        jobs, done = self._that_end_in_time(lacking), []
 
-    def _note_first_table(self) -> None:
-        """Every match has a block: the first table could be shown."""
-        seconds = self.record.top["seconds"]
-        if seconds["first_table"] is None:
-            self.save()
-            seconds["first_table"] = seconds["total"]
-
-    def _start_parents(self, processes: Processes, cases: list[Case]) -> None:
-        """Start a block's parents; the cases of one that can't be started fail."""
-        keys = {case.id: parent_key(case, self.threads) for case in cases}
-        failures = processes.start_parents(list(dict.fromkeys(keys.values())))
-        for case in cases:
-            failure = failures.get(keys[case.id])
-            if isinstance(failure, ParentDied):
-                self.record.entries[case.id].fail("FAILED", str(failure))
-            elif failure:  # for example one Keras of two is not installed
-                self._refuse(case, str(failure))
-
-    def _apart(
-        self, processes: Processes, jobs: list[tuple[Case, str]], data: dict[str, str]
-    ) -> None:
-        """What is measured of each case in freshly executed processes, one after the other.
-
-        A few import their framework side by side, which takes most of the time and is not
-        measured, and then wait for their turn.
-        """
-        side_by_side = min(self.threads, 4)
-        # The pool outlives its workers, which would end with the thread that started them.
-        pool = ThreadPoolExecutor(side_by_side)
-        begin = partial(apart.begin, processes, threads=self.threads, seed=SEED)
-        try:
-            for first in range(0, len(jobs), side_by_side):
-                some = [
-                    (case, what, pool.submit(begin, case, what) if self._open([case]) else None)
-                    for case, what in jobs[first : first + side_by_side]
-                ]
-                wait(filter(None, (starting for _, _, starting in some)))
-                for case, what, starting in some:
-                    self.progress.next()
-                    if starting:
-                        self._measure_apart(what, case, starting, processes, data)
-                        self.save()
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-
-    def _measure_apart(
-        self, what: str, case: Case, starting: Future, processes: Processes, data: dict[str, str]
-    ) -> None:
-        """Measure in a worker that has started; note why where it did not or fails."""
-        entry = self.record.entries[case.id]
-        part = {"cold start": "cold"}.get(what, what)
-        try:
-            worker = starting.result()
-            if entry.status != "OK":  # since it was begun
-                worker.stop(kill=True)
-                return
-            with entry.clocked(part), self._part(part):
-                if what == "probe":
-                    self._probe(worker, case, processes.limits, data)
-                else:
-                    self._cold_start(worker, case, processes, data)
-        except (Failed, ParentFailed) as error:
-            entry.fail("FAILED", f"{what}: {error}")
-        except Unsupported as error:
-            entry.fail("UNSUPPORTED", str(error))
-
-    def _probe(self, worker: Worker, case: Case, limits: TimeLimits, data: dict[str, str]) -> None:
-        entry = self.record.entries[case.id]
-        try:
-            found = apart.probe(
-                worker,
-                limits,
-                case,
-                data=data[case.workload.task],
-                seed=SEED,
-                memory_budget=self.settings.memory_budget,
-            )
-        finally:
-            worker.stop(kill=True)
-        entry.probed, entry.evidence = found["metrics"], found["evidence"]
-
-    def _cold_start(
-        self, worker: Worker, case: Case, processes: Processes, data: dict[str, str]
-    ) -> None:
-        """A cold start, after the imports of the case's own code.
-
-        Its match has seen them. Where it played none, a rehearsal shows whether there are any.
-        """
-        entry = self.record.entries[case.id]
-        given = {"data": data[case.workload.task], "seed": SEED}
-
-        def measure(worker: Worker) -> dict:
-            try:
-                imports = entry.imports or []
-                return apart.cold_start(worker, processes.limits, case, imports=imports, **given)
-            finally:
-                worker.stop(kill=True)
-
-        found = measure(worker)
-        if entry.imports is None:
-            entry.imports = found["modules"]
-            if entry.imports:
-                again = apart.begin(processes, case, "cold start", threads=self.threads, seed=SEED)
-                found = measure(again)
-        entry.cold.append(found)
-        if reason := found.get("not_applied"):
-            entry.fail("NOT_APPLIED", reason)
-
-    def _accuracy(self, processes: Processes, cases: list[Case], data: dict[str, str]) -> None:
-        if not cases:
-            return
-
-        def done(case: Case, result: apart.Trained) -> None:
-            self.progress.next()
+        def note(case: Case, found: apart.Apart) -> None:
             entry = self.record.entries[case.id]
-            entry.trained, entry.seconds["training"] = result, result.seconds
-            if result.status != "OK":
-                entry.fail(result.status, result.reason)
-            elif entry.status == "OK":
-                entry.reason = result.reason
+            entry.spend("cold", found.seconds)
+            if found.status != "OK":
+                entry.fail(found.status, found.reason)
+            else:
+                entry.cold.append(found.found)
+                entry.imports = found.imports
+                if reason := found.found.get("not_applied"):
+                    entry.fail("NOT_APPLIED", reason)
+            done.append(case)
+            self._say(f"first calls and memory · {len(done)} of {len(jobs)}", case.id)
+            self.save()
 
-        with self._part("training"):
-            apart.train_all(
-                processes,
-                self._open(cases),
-                data=data,
-                threads=self.threads,
-                seeds=range(self.plan.amount.seeds),
-                budget=self.plan.amount.train_s,
-                done=done,
-            )
-        self.save()
+        if jobs:
+            self._say("first calls and memory", f"{len(jobs)} starts")
+            with self._part("cold"):
+                imports = {case.id: self.record.entries[case.id].imports for case in jobs}
+                apart.cold_starts(
+                    processes,
+                    jobs,
+                    imports=imports,
+                    data=data,
+                    threads=self.threads,
+                    seed=SEED,
+                    done=note,
+                )
+
+    def _probes(self, processes: Processes, data: dict[str, str]) -> None:
+        """What bench files measure themselves."""
+        lacking = [
+            (self.plan.durations.of("probe", case), case)
+            for case in self._open(self.plan.every)
+            if self.plan.probed(case) and not self.record.entries[case.id].probed
+        ]
+        jobs, done = self._that_end_in_time(lacking), []
+
+        def note(case: Case, found: apart.Apart) -> None:
+            entry = self.record.entries[case.id]
+            entry.spend("probe", found.seconds)
+            if found.status != "OK":
+                entry.fail(found.status, found.reason)
+            else:
+                entry.probed, entry.evidence = found.found["metrics"], found.found["evidence"]
+            done.append(case)
+            self._say(f"probes · {len(done)} of {len(jobs)}", case.id)
+            self.save()
+
+        if jobs:
+            self._say("probes", f"{len(jobs)} cases")
+            with self._part("probe"):
+                apart.probes(
+                    processes,
+                    jobs,
+                    data=data,
+                    threads=self.threads,
+                    seed=SEED,
+                    memory_budget=self.settings.memory_budget,
+                    repetitions=self.plan.amount.repetitions,
+                    done=note,
+                )
+
+    def _train(self, processes: Processes, data: dict[str, str], seeds: int) -> None:
+        """Train with so many seeds those whose accuracy is not decided by those that they have."""
+        entries, of = self.record.entries, self.plan.durations.of
+        prices = []
+        for case in self._undecided():
+            trained = entries[case.id].trained
+            has = len(trained.per_seed) if trained else 0
+            whole = trained and (trained.status != "OK" or trained.reason)
+            if has < seeds and not whole:
+                price = (seeds - has) * of("training", case)
+                prices.append((price, case))
+        jobs, done = self._that_end_in_time(prices), []
+
+        def note(case: Case, found: apart.Trained) -> None:
+            entry = entries[case.id]
+            entry.trained, entry.seconds["training"] = found, found.seconds
+            if found.status != "OK":
+                entry.fail(found.status, found.reason)
+            elif entry.status == "OK":
+                entry.reason = found.reason
+            done.append(case)
+            self._say(f"training, {seeds} seeds · {len(done)} of {len(jobs)}", case.id)
+            self.save()
+
+        if jobs:
+            self._say(f"training, {seeds} seeds", f"{len(jobs)} cases")
+            with self._part("training"):
+                apart.train(
+                    processes,
+                    jobs,
+                    trained={case.id: entries[case.id].trained for case in jobs},
+                    seeds=seeds,
+                    data=data,
+                    threads=self.threads,
+                    budget=self.plan.amount.train_s,
+                    done=note,
+                )
+
+    def _undecided(self) -> list[Case]:
+        """Who is trained further: whose accuracy is open, with the baseline that it is held to."""
+        cases = [case for case in self._open(self.plan.every) if self.plan.trained(case)]
+        if not self.plan.amount.looks:
+            return cases
+        base = {(c.technique, c.work, c.side): c for c in cases if c.is_baseline}
+        rest = [(c, base.get((c.technique, c.work, c.side))) for c in cases if not c.is_baseline]
+        alone = {c.id for c in base.values()} - {b.id for _, b in rest if b}
+        open_ = [pair for pair in rest if not pair[1] or not self._accuracy_stands(*pair)]
+        wanted = alone | {case.id for pair in open_ for case in pair if case}
+        return [case for case in cases if case.id in wanted]
+
+    def _accuracy_stands(self, case: Case, base: Case) -> bool:
+        ours, theirs = (self.record.entries[c.id].trained for c in (case, base))
+        seeds = min(len(t.per_seed) if t else 0 for t in (ours, theirs))
+        if seeds not in self.plan.seeds:
+            return False
+        return accuracy_decided(
+            ours.per_seed[:seeds],
+            theirs.per_seed[:seeds],
+            margin=case.task.margin,
+            more_is_better=more_is_better(case.task.metric),
+        )
+
+
+def _words(match: list[Case]) -> str:
+    task, size, mode = match[0].work
+    return f"{task} ({size}){' predictions' * (mode == 'predict')}, {len(match)} contenders"
+
+
+def _interrupt() -> None:
+    """Ctrl-C, by a thread."""
+    if hasattr(signal, "pthread_kill"):
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+    else:
+        signal.raise_signal(signal.SIGINT)

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import importlib
 import textwrap
-from dataclasses import dataclass
-from itertools import product
+from dataclasses import dataclass, field
+from functools import cached_property
 
-from bench.harness.plan import Case, Effort, Technique, matches
+from bench.harness.durations import Durations
+from bench.harness.plan import Case, Effort, Technique
 from bench.harness.processes import ROOT
 from bench.harness.progress import clock
-from bench.harness.record import Entry
+from bench.harness.record import Record
+from bench.harness.selection import matches, programs
 
-# Seconds that parts of a run take on two cores: what the plan announces before anything ran.
-EXPECTED_S = {
-    "describe": 10,
-    "parents": 13,
-    "contender": 1.4,
-    "sample": 0.03,
-    "cold start": 5.5,
-    "probe": 25,
-    "train": 1.3,
-}
+# The share of a pass that is expected to be left after a look: of 180 published comparisons 27%
+# were open after 3 blocks, 12% after 5. Baselines and controls play on beside these.
+STAYING = {3: 0.35, 5: 0.2}
+SEEDS_STAYING = 0.3  # after a look at the seeds
+SEED_LOOKS = (4, 6, 8)  # numbers of seeds
 
 
 def techniques() -> dict[str, Technique]:
@@ -34,127 +31,201 @@ def techniques() -> dict[str, Technique]:
 
 
 @dataclass(frozen=True)
-class Round:
-    """One block of a technique: its matches and their numbers."""
+class Part:
+    """A part of a run: how many matches, starts or cases, and what it takes, in seconds."""
 
-    block: int
-    technique: str
-    matches: list[tuple[int, list[Case]]]
+    name: str
+    count: int
+    expected: float
+    most: float
 
-
-@dataclass(frozen=True)
-class Parts:
-    """What is measured, by technique but for the rounds, which alternate between techniques."""
-
-    amount: Effort
-    rounds: list[Round]
-    apart: dict[str, list[tuple[Case, str]]]
-    training: dict[str, list[Case]]
-
-    @property
-    def steps(self) -> list[tuple[str, float]]:
-        """What is measured, in order, and the seconds that it is expected to take."""
-        found, blocks = [("machine", EXPECTED_S["describe"])], set()
-        for each in self.rounds:
-            contenders = sum(len(match) for _, match in each.matches)
-            sampling = self.amount.rounds * contenders * EXPECTED_S["sample"]
-            seconds = EXPECTED_S["contender"] * contenders + sampling
-            if each.block not in blocks:  # the techniques of a block share its parents
-                seconds += EXPECTED_S["parents"]
-            blocks.add(each.block)
-            name = f"block {each.block + 1} of {self.amount.blocks}: {each.technique}"
-            found.append((name, seconds))
-        for name, apart in self.apart.items():
-            found += [(f"{name}: {what}", EXPECTED_S[what]) for _, what in apart]
-            each = min(EXPECTED_S["train"] * self.amount.seeds, self.amount.train_s or 1e9)
-            for case in self.training[name]:
-                found.append((f"{name}: accuracy", each * case.workload.training))
-        return found
-
-    @property
-    def seconds(self) -> float:
-        """Expected duration."""
-        return sum(seconds for _, seconds in self.steps)
+    @classmethod
+    def sure(cls, name: str, count: int, seconds: float) -> Part:
+        """A part that is measured whatever is found."""
+        return cls(name, count, seconds, seconds)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The cases of a run by technique, and what they will take."""
+    """The cases of a run by technique, and what they will take.
+
+    `durations`: what is known of that. `room`: bytes that a match's contenders may hold together.
+    """
 
     cases: dict[str, list[Case]]
     techniques: dict[str, Technique]
     amount: Effort
+    durations: Durations = field(default_factory=Durations)
+    room: float = float("inf")
 
-    @property
-    def matches(self) -> list[list[Case]]:
-        """The matches of all techniques, in the order of their numbers."""
-        return [match for cases in self.cases.values() for match in matches(cases)]
+    @cached_property
+    def every(self) -> list[Case]:
+        """The cases of all techniques."""
+        return [case for cases in self.cases.values() for case in cases]
 
-    @property
-    def parts(self) -> Parts:
-        """Everything that the run measures."""
-        cases = [case for cases in self.cases.values() for case in cases]
-        return self.left({case.id: Entry(case) for case in cases}, self.matches)
+    @cached_property
+    def shown(self) -> dict[str, str]:
+        """Case -> the case whose measurements it shows."""
+        return programs(self.every, self.techniques)
 
-    def left(self, entries: dict[str, Entry], numbered: list[list[Case]]) -> Parts:
-        """What the run measures beyond `entries`; `numbered` are its matches.
+    def matches(self, without: set[str] = frozenset()) -> list[list[Case]]:
+        """Who plays with whom, once those `without` anything left to decide have left."""
+        return matches(self.every, self.shown, self.fits, without)
 
-        A block of a match that was interrupted is not in the entries of any of its cases.
-        """
-        rounds = []
-        for block, name in product(range(self.amount.blocks), self.cases):
-            lacking = [
-                (number, match)
-                for number, match in enumerate(numbered)
-                if any(
-                    case.technique == name and entries[case.id].lacks(number, block)
-                    for case in match
-                )
-            ]
-            if lacking:
-                rounds.append(Round(block, name, lacking))
-        apart, training = {}, {}
-        for name, cases in self.cases.items():
-            still = [case for case in cases if entries[case.id].status == "OK"]
-            apart[name] = [(c, what) for c in still for what in self._left_apart(entries[c.id])]
-            training[name] = [c for c in trained(still) if entries[c.id].trained is None]
-        return Parts(self.amount, rounds, apart, training)
+    def played_out(self, blocks: int) -> set[str]:
+        """The cases whose task asks for no more than so many blocks, whatever they show."""
+        return {c.id for c in self.every if c.task.blocks and c.task.blocks <= blocks}
 
-    def _left_apart(self, entry: Entry) -> list[str]:
-        """What of `apart` was not found yet."""
-        left = self.apart(entry.case)
-        for done in ["cold start"] * len(entry.cold) + ["probe"] * bool(entry.probed):
-            left.remove(done)
-        return left
+    def fits(self, cases: list[Case]) -> bool:
+        """Whether contenders fit into memory together."""
+        return sum(map(self.durations.memory, cases)) <= self.room
 
-    def apart(self, case: Case) -> list[str]:
-        """What is measured of a case in freshly executed processes, in order."""
+    # What is measured apart ---------------------------------------------------------------------
+
+    def cold_starts(self, case: Case) -> int:
+        """How many cold starts of a case are measured: the most that those who show it need."""
+        return self._starts.get(case.id, 0)
+
+    @cached_property
+    def _starts(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for case in self.every:
+            name = self.shown[case.id]
+            found[name] = max(found.get(name, 0), self._cold_starts(case))
+        return found
+
+    def _cold_starts(self, case: Case) -> int:
+        if not case.variant.measured.cold:
+            return 0
+        if self.amount.first_pass_alone:  # the first of what is neither timed nor probed
+            return int(not case.workload.timed and not self.techniques[case.technique].probes)
         technique = self.techniques[case.technique]
-        starts = technique.cold_starts if self.amount.blocks > 1 else 1
-        found = ["cold start"] * (starts if case.variant.measured.cold else 0)
-        return found + ["probe"] * (technique.probes and case.variant.role != "control")
+        often = self.amount.blocks > 1 and case.workload == technique.workloads[0]
+        return technique.cold_starts if often else 1
 
-    def describe(self) -> str:
-        """The plan in a few lines of at most 80 columns."""
+    def probed(self, case: Case) -> bool:
+        """Whether a case's probe is measured: in a quick run where it is all that there is."""
+        own = self.techniques[case.technique].probes and case.variant.role != "control"
+        return own and not (self.amount.first_pass_alone and case.workload.timed)
+
+    def trained(self, case: Case) -> bool:
+        """Whether a case is trained for its accuracy."""
+        wanted = case.workload.accuracy and case.variant.measured.accuracy
+        wanted = wanted and case.settled
+        return wanted and case.variant.role != "control" and not self.amount.first_pass_alone
+
+    @property
+    def seeds(self) -> list[int]:
+        """The numbers of seeds at which it is decided who is trained further."""
+        if not self.amount.looks:
+            return [self.amount.seeds]
+        return [*(n for n in SEED_LOOKS if n < self.amount.seeds), self.amount.seeds]
+
+    # What it takes ------------------------------------------------------------------------------
+
+    def left(self, record: Record) -> tuple[float, float]:
+        """Seconds that what `record` lacks is expected to take, and that it takes at most."""
+        parts = self.parts(record)
+        return sum(part.expected for part in parts), sum(part.most for part in parts)
+
+    def parts(self, record: Record) -> list[Part]:
+        """What `record` lacks, in the order in which it is measured."""
+        of = self.durations.of
+        first, later = self._passes(record)
+        cold, probes = [], []
+        for case in filter(record.ok, self.every):
+            if not case.settled:
+                continue
+            entry = record.entries[case.id]
+            starts = self.cold_starts(case) - len(entry.cold)
+            cold += [of("cold", case)] * starts
+            probes += [of("probe", case)] * (self.probed(case) and not entry.probed)
+        apart = [
+            Part.sure(name, count, bool(count) * self.durations.parents_s + sum(prices))
+            for name, prices in (("first calls and memory", cold), ("probes", probes))
+            for count in [len(prices)]
+        ]
+        seeds = self._training(record)
+        return [first, *apart, *seeds[:1], *later, *seeds[1:]]
+
+    def _passes(self, record: Record) -> tuple[Part, list[Part]]:
+        """The first pass and the others: who leaves after a look is not known before."""
+        of_pass, share, found = self.durations.of_pass, 1.0, []
+        last = [record.matches[number] for number in record.passes[-1]]
+        for block in range(self.amount.blocks):
+            share = STAYING.get(block, share) if block in self.amount.looks else share
+            if block < len(record.passes):
+                numbers = [n for n in record.passes[block] if (n, block) not in record.conditions]
+                lacking = [record.matches[number] for number in numbers]
+                found.append(Part.sure(f"pass {block + 1}", len(lacking), of_pass(lacking)))
+            else:
+                most = of_pass(last)
+                found.append(Part(f"pass {block + 1}", len(last), share * most, most))
+        return found[0], found[1:]
+
+    def _training(self, record: Record) -> list[Part]:
+        """The training of each look at the seeds: who is trained further is not known before."""
+        cases = [case for case in self.every if self.trained(case) and record.ok(case)]
+        share, before, found = 1.0, 0, []
+        for seeds in self.seeds:
+            most = count = 0
+            for case in cases:
+                trained = record.entries[case.id].trained
+                lacking = seeds - max(before, len(trained.per_seed) if trained else 0)
+                if lacking > 0 and not (trained and (trained.status != "OK" or trained.reason)):
+                    most += lacking * self.durations.of("training", case)
+                    count += 1
+            most += bool(count) * self.durations.parents_s
+            found.append(Part(f"training, {seeds} seeds", count, share * most, most))
+            share, before = SEEDS_STAYING, seeds
+        return found
+
+    def describe(self, left: tuple[float, float], taken_up: bool = False) -> str:
+        """The plan, and what is left of it, in a few lines of at most 80 columns."""
         lines = []
         for name, cases in self.cases.items():
             tasks = dict.fromkeys(f"{c.workload.task} ({c.workload.batch_size})" for c in cases)
             variants = dict.fromkeys(c.variant.name for c in cases)
             lines.append(_hanging(f"{name}: {', '.join(variants)}"))
             lines.append(_hanging(f"    on {', '.join(tasks)}; {len(cases)} cases"))
-        lines.append(
-            f"{self.amount.blocks} blocks of {self.amount.rounds} rounds, "
-            f"{self.amount.seeds} seeds where accuracy may change; "
-            f"about {clock(self.parts.seconds)}"
+        return "\n".join([*lines, _hanging(self._summary(left, taken_up))])
+
+    def table(self, record: Record) -> str:
+        """What `record` lacks, part by part."""
+        begin = Part.sure("start", 1, self.durations.describe_s)
+        parts = [part for part in (begin, *self.parts(record)) if part.count]
+        whole = [sum(getattr(part, name) for part in parts) for name in ("expected", "most")]
+        lines = [f"{'':<26}{'count':>6}{'about':>14}{'at most':>14}"]
+        for part in parts:
+            lines.append(_row(part.name, str(part.count), part.expected, part.most))
+        return "\n".join([*lines, _row("together", "", *whole)])
+
+    def _summary(self, left: tuple[float, float], taken_up: bool) -> str:
+        played, shown = self.matches(), set(self.shown.values())
+        before = self.durations.describe_s
+        amount, first = self.amount, before + self.durations.of_pass(played)
+        blocks = f"{amount.blocks} blocks of {amount.rounds} rounds"
+        if amount.looks:
+            blocks = f"{amount.looks[0]} to {amount.blocks} blocks of {amount.rounds} rounds"
+        if amount.blocks == 1:
+            blocks = f"1 block of {amount.rounds} rounds"
+        seeds = f", {self.seeds[0]} seeds" if any(map(self.trained, self.every)) else ""
+        seeds += f" to {self.seeds[-1]}" * (seeds != "" and len(self.seeds) > 1)
+        expected, most = (seconds + before for seconds in left)
+        whole = f"about {clock(expected)}"
+        whole += f", {clock(most)} at most" if most > 1.05 * expected else ""
+        time = f"first table after about {clock(first)}, all after {whole}"
+        if taken_up:
+            time = f"taken up where it ended: {whole} left"
+        return (
+            f"{len(self.every)} cases, {len(shown)} programs, {len(played)} matches; "
+            f"{blocks}{seeds}; {time}"
         )
-        return "\n".join(lines)
+
+
+def _row(name: str, count: str, expected: float, most: float) -> str:
+    return f"{name:<26}{count:>6}{clock(expected):>14}{clock(most):>14}"
 
 
 def _hanging(text: str) -> str:
     return textwrap.fill(text, width=80, subsequent_indent="    ")
-
-
-def trained(cases: list[Case]) -> list[Case]:
-    """The cases that are trained for their accuracy."""
-    wanted = [c for c in cases if c.workload.accuracy and c.variant.measured.accuracy]
-    return [c for c in wanted if c.variant.role != "control"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from shared.specs import ModelSpec, layers, parameter_shapes
+from shared.specs import FileSpec, ModelSpec, layers, parameter_shapes
 
 
 def artifact_bytes(artifact: Path | None) -> dict | None:
@@ -27,8 +27,10 @@ def model_size(spec: ModelSpec, weights: dict[str, np.ndarray]) -> dict[str, dic
     """Figures: parameters, those that are no zero of a kernel, multiply-accumulates of a sample.
 
     weights: canonical ones of a model like that of `spec`, which may have fewer channels. MACs are
-    those of dense kernels, zeros and all.
+    those of dense kernels, zeros and all; nobody counts them in a model of a user's file.
     """
+    if isinstance(spec, FileSpec):
+        return {"parameters": {"value": sum(v.size for v in weights.values()), "unit": None}}
     shapes = parameter_shapes(spec)
     kernels = {name: weights[name] for name in shapes if name.endswith(".kernel")}
     parameters = sum(weights[name].size for name in shapes)

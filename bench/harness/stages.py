@@ -1,16 +1,158 @@
-"""Rows that start from a trained model: the dense one to its plateau, then each in its own way."""
+"""Training in stages, so that no two rows of a run train the same: each stage's weights are kept.
+
+A stage is determined by what it starts from and what happens in it: task, recipe, seed, side (the
+folder's), initial weights, the step's name and settings, epochs. Whoever asks for one that another
+row has trained is given its weights.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from bench.harness.plan import Prepared, Work
+from bench.harness.watching import Watch
+from shared.specs import Task, more_is_better
+from shared.weights import checksum
+
+Weights = dict[str, np.ndarray]
+
+
+@dataclass
+class Stages:
+    """What `Prepared.train` is given: it trains a row's stages with one seed, or finds them.
+
+    `fit(step, epochs=None)` trains for so many epochs, the recipe's where none are said. A row's
+    last stage, which no other row has, is trained by that alone. `folder`: of one framework and
+    flavour; stages are kept there. `epochs`: how many were really trained. `metrics`: what
+    `watch` saw, which is the row's beside its accuracy.
+    """
+
+    impl: Any
+    task: Task
+    weights: Weights
+    seed: int
+    folder: Path
+    _fit: Callable[[Callable, int], None]
+    _evaluate: Callable[[Callable, str], float] | None = None
+    _split: Callable[[str], tuple] | None = None
+    epochs: int = 0
+    metrics: dict[str, dict] = field(default_factory=dict)
+
+    def fit(self, step: Callable, epochs: int | None = None) -> None:
+        """Train with `step`; what becomes of it is the row's alone."""
+        epochs = epochs or self.task.recipe.epochs
+        self._fit(step, epochs)
+        self.epochs += epochs
+
+    def split(self, name: str) -> tuple[Any, Any]:
+        """x and y of "train" or "test", on the device, for a row that has a loop of its own."""
+        return self._split(name)
+
+    def watch(self, step: Callable, predict: Callable) -> None:
+        """Train for the recipe's epochs, and see when the task's target is reached: `Watch`."""
+        watch = Watch(
+            step,
+            partial(self._evaluate, predict, "test"),
+            target=self.task.target,
+            rising=more_is_better(self.task.metric),
+            unit="" if self.task.metric == "mAP" else "nats",  # its loss is more than an entropy
+        )
+        self.fit(watch)
+        trained = {"value": self._evaluate(predict, "train"), "unit": ""}
+        self.metrics |= watch.metrics() | {f"train_{self.task.metric}": trained}
+
+    def watch_plain(self, model: Any) -> None:
+        """Give `model` what the framework's plain step makes of it, watched once for all rows."""
+        path = self._path("watched", self.weights, self.task.recipe.epochs, {})
+        seen, kit = path.with_suffix(".json"), self.impl.kit
+        if not seen.exists():
+            optimizer = kit.training.make_optimizer(model, self.task.recipe)
+            step = kit.training.make_train_step(model, optimizer, kit.training.loss_of(self.task))
+            self.watch(step, kit.training.make_predict(model))
+            _save(path, kit.models.export_weights(model))
+            seen.write_text(json.dumps(self.metrics))
+        self.metrics |= json.loads(seen.read_text())
+        with np.load(path, allow_pickle=False) as kept:
+            kit.models.import_weights(model, dict(kept))
+
+    def plain(self, weights: Weights | None = None, epochs: int | None = None) -> Weights:
+        """What the framework's plain step makes of `weights`, or of the seed's initial ones."""
+        kit = self.impl.kit
+
+        def make(weights: Weights) -> tuple[Callable, Callable]:
+            model = kit.models.build(self.task.model, weights)
+            optimizer = kit.training.make_optimizer(model, self.task.recipe)
+            step = kit.training.make_train_step(model, optimizer, kit.training.loss_of(self.task))
+            return step, lambda: model
+
+        return self.shared("plain", make, weights, epochs)
+
+    def shared(
+        self,
+        name: str,
+        make: Callable[[Weights], tuple[Callable, Callable]],
+        weights: Weights | None = None,
+        epochs: int | None = None,
+        **settings: Any,
+    ) -> Weights:
+        """The weights that a stage leaves, which is trained by the first row that asks for it.
+
+        `make(weights)` gives the step and a function for the model that it has trained. `name` and
+        `settings` say all that the step depends on beside the weights that it starts from.
+        """
+        weights = self.weights if weights is None else weights
+        epochs = epochs or self.task.recipe.epochs
+        path = self._path(name, weights, epochs, settings)
+        if not path.exists():
+            step, trained = make(weights)
+            self.fit(step, epochs)
+            _save(path, self.impl.kit.models.export_weights(trained()))
+        with np.load(path, allow_pickle=False) as kept:
+            return dict(kept)
+
+    def _path(self, name: str, weights: Weights, epochs: int, settings: dict) -> Path:
+        recipe = asdict(self.task.recipe)
+        determined = [recipe, self.seed, name, settings, epochs, checksum(weights)]
+        key = hashlib.sha256(json.dumps(determined, sort_keys=True).encode()).hexdigest()
+        return self.folder / f"{self.task.name}-seed{self.seed}-{name}-{epochs}-{key[:16]}.npz"
+
+
+def _save(path: Path, weights: Weights) -> None:
+    """Whole or not at all: a row that is ended while it writes leaves nothing to be found."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(f".{os.getpid()}.part")
+    with part.open("wb") as file:
+        np.savez(file, **weights)
+    part.replace(path)
+
+
+def train_plain(impl, model: Any, *more: int) -> Callable[[Stages], None]:
+    """Return a `Prepared.train` that gives `model` what plain training leaves.
+
+    It trains for the recipe's epochs and then, with a new optimizer each time, for `more`.
+    """
+
+    def train(stages: Stages) -> None:
+        weights = stages.plain()
+        for epochs in more:
+            weights = stages.plain(weights, epochs)
+        impl.kit.models.import_weights(model, weights)
+
+    return train
 
 
 def train_on(
     impl, work: Work, prepare: Callable[..., Prepared], *, epochs: int
-) -> Callable[[Callable], Callable]:
+) -> Callable[[Stages], Callable]:
     """Return a `Prepared.train` of two stages, the same for a technique's baseline and its rows.
 
     The baseline, which `prepare(impl, work)` makes where there are no settings, trains for the
@@ -18,12 +160,13 @@ def train_on(
     and that trains for `epochs` more: every row takes as many steps at the same learning rate.
     """
 
-    def train(fit: Callable) -> Callable:
-        plain = prepare(impl, replace(work, settings={}))
-        fit(plain.step)
-        trained = impl.kit.models.export_weights(plain.model)
+    def train(stages: Stages) -> Callable:
+        trained = stages.plain()
+        if not work.settings:
+            trained = stages.plain(trained, epochs)
         row = prepare(impl, replace(work, weights=trained))
-        fit(row.step, epochs)
+        if work.settings:
+            stages.fit(row.step, epochs)
         return row.predict
 
     return train

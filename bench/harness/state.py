@@ -24,7 +24,7 @@ from bench.harness.plan import Case
 from bench.harness.record import Entry, Record
 
 FILE = "state.json"
-VERSION = 2
+VERSION = 3
 MEASURED_BY = (
     "shared",
     "pt_impl",
@@ -52,6 +52,8 @@ def save(record: Record, *, asked: dict, code: str) -> None:
         "top": record.top,
         "cases": list(record.entries),
         "matches": [[case.id for case in match] for match in record.matches],
+        "passes": record.passes,
+        "left": sorted(record.left),
         "conditions": [[*place, found] for place, found in record.conditions.items()],
         "entries": {name: _packed(entry) for name, entry in record.entries.items()},
     }
@@ -86,6 +88,8 @@ def load(folder: Path, started: str) -> State:
         same, measuring = state["top"]["started"] == started, _is_alive(state["process"])
         whole = isinstance(state["cases"], list) and isinstance(state["code"], str)
         whole = whole and state["asked"].keys() == ASKED
+        whole = whole and isinstance(state["asked"]["options"], dict)
+        whole = whole and isinstance(state["asked"]["selected"], list)
     except (KeyError, TypeError, AttributeError):
         whole = False
     if not whole:
@@ -105,6 +109,8 @@ def restore(record: Record, state: State) -> None:
             record.entries[name] = _unpacked(entry.case, state["entries"][name])
         for match in state["matches"]:
             record.add_match([record.entries[name].case for name in match])
+        record.passes = [[int(number) for number in numbers] for numbers in state["passes"]]
+        record.left = set(state["left"])
         for match, block, found in state["conditions"]:
             record.conditions[match, block] = found
     except (KeyError, TypeError, ValueError, AttributeError):
@@ -121,33 +127,32 @@ def reopen_failed(record: Record) -> None:
     """Forget what failed cases have, so that they are measured again, and in which company.
 
     A ratio is made of samples that were taken side by side. So each match loses its failed cases
-    to a new one, in which they play all blocks against those that they are compared with: their
-    baseline, their twin, and where a baseline failed, all that have it for one. What those were
-    found to be in the first match stands.
+    to a new one, in which they play its blocks and those that follow against those that they are
+    compared with: their baseline, their twin, and where a baseline failed, all that have it for
+    one. What those were found to be in the first match stands.
     """
     failed = {name for name, entry in record.entries.items() if entry.status == "FAILED"}
-    for match in list(record.matches):
+    for number, match in enumerate(list(record.matches)):
         again = [case for case in match if case.id in failed]
-        if again:
-            rest = [case for case in match if case.id not in failed]
+        rest = [case for case in match if case.id not in failed]
+        match[:] = rest
+        if again and number in record.passes[0]:  # who plays, plays in one of those
             company = [c for c in rest if any(_compared(c, other) for other in again)]
-            company = [c for c in company if record.entries[c.id].status == "OK"]
-            record.add_match([case for case in match if case in again or case in company])
-            match[:] = rest
+            company = [c for c in company if record.ok(c)]
+            new = record.add_match(again + company)
+            for numbers in record.passes:
+                numbers.append(new)
     for name in failed:
         record.entries[name] = Entry(record.entries[name].case)
 
 
 def _compared(one: Case, other: Case) -> bool:
     """Whether the record holds a ratio of the two: variant to baseline, or twin to twin."""
-    if same_side(one, other):
+    if one.side == other.side:
         return one.is_baseline or other.is_baseline
-    return one.framework != other.framework and one.variant.name == other.variant.name
-
-
-def same_side(one: Case, other: Case) -> bool:
-    """Whether two cases have the same framework and flavour."""
-    return (one.framework, one.flavour) == (other.framework, other.flavour)
+    both = one.is_baseline and other.is_baseline
+    twins = one.technique == other.technique and one.variant.name == other.variant.name
+    return one.framework != other.framework and (twins or both)
 
 
 # The same conditions ------------------------------------------------------------------------------

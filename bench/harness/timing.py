@@ -11,8 +11,12 @@ from math import ceil
 from pathlib import Path
 from statistics import median
 
+from bench.harness import memory
+from bench.harness.energy import Meter
+from shared.own_model import first
+
 SAMPLE_S = 0.010  # a sample lasts at least this long
-WARM_S = 0.05  # a chunk of warm-up steps
+WARM_S = 0.05  # a chunk of warm-up steps lasts so long at least
 WARM_CHUNKS = 20
 MOST_WARM_S = 3.0  # slow steps settle within fewer
 SETTLE_S = 0.05
@@ -37,15 +41,17 @@ def other_threads_run() -> bool:
 class Timing:
     """Operations on a prepared case: see `worker.Operations`."""
 
-    def _op_first_steps(self) -> dict:
-        """The first call, timed, and the losses of the first ten steps: half of a certificate."""
+    def _op_first_call(self) -> dict:
+        """The first call, timed, and its loss."""
         start = time.perf_counter()
         output = self.call(*self.batches[0])
         self.kit.runtime.synchronize()
-        first = time.perf_counter() - start
-        losses = [self._loss(output, self.batches[0][1])]
-        losses += [self._loss(self.call(*batch), batch[1]) for batch in self.batches[1:]]
-        return {"first_call_s": first, "losses": losses}
+        seconds = time.perf_counter() - start
+        return {"seconds": seconds, "loss": self._loss(output, self.batches[0][1])}
+
+    def _op_next_steps(self) -> dict:
+        """The losses of the nine steps after it: with its own half of a certificate."""
+        return {"losses": [self._loss(self.call(*batch), batch[1]) for batch in self.batches[1:]]}
 
     def _op_warm(self) -> dict:
         """Step until steps stop trending, then fix how many make a sample."""
@@ -58,11 +64,11 @@ class Timing:
             if steady or time.perf_counter() - start > MOST_WARM_S:
                 break
         self.steps = self._steps_a_sample(each)
-        gc.collect()
-        gc.freeze()
+        gc.freeze()  # what is garbage too: collecting takes longer than a sample
         gc.disable()
         self.traces = self._trace_count()
         empty = self._empty_sample()
+        self.meter = Meter()
         self._settle()
         self._mark()
         return {"steps": self.steps, "empty_s": empty}
@@ -85,7 +91,7 @@ class Timing:
     def _chunk(self) -> float:
         """Median seconds a step over a chunk of warm-up."""
         taken: list[float] = []
-        while sum(taken) < WARM_S or len(taken) < 3:
+        while sum(taken) < WARM_S:
             taken.append(self._timed(1)[0])
         return median(taken)
 
@@ -124,14 +130,15 @@ class Timing:
 
         Where steps have become so fast that it was too short, it is taken once more, of more steps.
         The last loss is read after the clock has stopped, and once more: if the first takes longer,
-        the device was still at work and the sample is wrong.
+        the device was still at work and the sample is wrong. Energy is that of all steps, the
+        untimed one among them.
         """
         waiting_cpu = time.process_time() - self.cpu_mark
         waited = time.perf_counter() - self.wall_mark
-        seconds, output = self._timed(self.steps)
+        seconds, output, energy = self._metered()
         while seconds * self.steps < SAMPLE_S:
             self.steps = max(self.steps + 1, ceil(1.1 * SAMPLE_S / seconds))
-            seconds, output = self._timed(self.steps)
+            seconds, output, energy = self._metered()
         late = self._reading(output) - self._reading(output)
         self._settle()
         self._mark()
@@ -139,14 +146,23 @@ class Timing:
             "seconds": seconds,
             "steps": self.steps,
             "late_s": max(0.0, late) / self.steps,
+            "energy_j": energy,
             "waiting_cpu_s": waiting_cpu,
             "waited_s": waited,
         }
+
+    def _metered(self) -> tuple[float, object, float | None]:
+        """What `_timed` finds, and the joules of a step where a counter tells."""
+        self.meter.start()
+        seconds, output = self._timed(self.steps)
+        joules = self.meter.stop()
+        return seconds, output, None if joules is None else joules / (self.steps + 1)
 
     def _reading(self, output) -> float:
         """Seconds that it takes to bring the loss, or one of the logits, to Python."""
         start = time.perf_counter()
         if self.work.mode == "predict":
+            output = first(output)
             output = output[(0,) * len(output.shape)]
         self.kit.runtime.to_float(output)
         return time.perf_counter() - start
@@ -168,7 +184,7 @@ class Timing:
     def _op_finish(self, evidence: bool) -> dict:
         """Whether steps were traced again, and on request the proof that the technique happened."""
         traces = self._trace_count()
-        answer = {"traces_before": self.traces, "traces": traces}
+        answer = {"traces_before": self.traces, "traces": traces, "peak_bytes": memory.own_peak()}
         if not evidence:
             return answer
         modules = self._modules()  # of the case, not of its proof

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import os
 import sys
 import time
 import weakref
@@ -15,19 +16,33 @@ from bench.harness.plan import Prepared
 from bench.harness.sizes import artifact_bytes
 
 STEADY_STEPS = 20  # of a peak in the steady state, or as many as
-STEADY_S = 5.0  # fit into this, if steps are long
+STEADY_S = 2.0  # fit into this, if steps are long
 STATE = ("parameters", "gradients", "optimizer")
 
 
 class Weighing:
     """Operations on a case that is not prepared yet: see `worker.Operations`."""
 
-    def _op_memory(self, case: dict, data: str, weights_seed: int, imports: list[str]) -> dict:
-        """Resident peaks by phase and the first call, in a freshly executed process.
+    def _op_memory(
+        self,
+        case: dict,
+        data: str,
+        weights_seed: int,
+        *,
+        imports: list[str],
+        cache: str,
+        forked: bool,
+    ) -> dict:
+        """Resident peaks by phase and the first call, in a process that has done nothing else.
 
         What the case's own code imports is imported first: `imports` are the modules that it was
         seen to import, wherever it does so. "modules" are those that it imported nevertheless.
+        torch.compile's cache on disk outlives processes: `cache` is an empty one. Where the worker
+        is `forked`, it begins with all pages that its parent has.
         """
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
+        if forked and not memory.adopt_pages(os.getppid()):
+            raise RuntimeError("the pages of its parent can't be mapped")
         kit = self.kit
         self._import(case)
         for name in imports:

@@ -8,7 +8,6 @@ method is one: here those that prepare a case, in `timing`, `weighing` and `trai
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib
 import importlib.util
 import os
@@ -21,13 +20,14 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.harness import memory, wire
+from bench.harness import machine, memory, wire
 from bench.harness.accuracy import Training
+from bench.harness.own import Checking, Side
 from bench.harness.plan import Work
 from bench.harness.sizes import model_size
 from bench.harness.timing import Timing
 from bench.harness.weighing import Weighing
-from shared import datasets
+from shared import datasets, own_model
 from shared.specs import TASKS
 from shared.weights import checksum, init_weights
 
@@ -82,7 +82,7 @@ def _answer(bench: Operations, op: str, **message: object) -> dict:
         return {"error": one_line(error)}
 
 
-class Operations(Timing, Weighing, Training):
+class Operations(Timing, Weighing, Training, Checking):
     """The state of one case: its kit, its prepared step, its resident batches."""
 
     def _op_configure(self, package: str, threads: int, seed: int, imports: list[str]) -> dict:
@@ -117,14 +117,20 @@ class Operations(Timing, Weighing, Training):
         """Prepare the case and put its batches on the device."""
         self._prepare(case, weights_seed, data)
         self._deploy()
-        x, y = datasets.load(Path(data), "train")
-        batches = datasets.first_batches(
-            x, y, case["batch_size"], RESIDENT_BATCHES, seed=weights_seed
-        )
+        batches = self._first_batches(case, weights_seed, data)
         self.batches = self.kit.data.resident_batches(batches)
         if self.prepared.targets and self.work.mode == "train":
             self.batches = self._with_targets(batches)
-        return {"weights_sha256": checksum(self.kit.models.export_weights(self.prepared.model))}
+        weights = self.kit.models.export_weights(self.prepared.model)
+        own = isinstance(self.impl, Side)
+        return {"weights_sha256": self.impl.checksum(weights) if own else checksum(weights)}
+
+    def _first_batches(self, case: dict, seed: int, data: str) -> list:
+        """The first batches of the shared stream, or those of a user's file."""
+        if isinstance(self.impl, Side):
+            return self.impl.batches(case["batch_size"])
+        x, y = datasets.load(Path(data), "train")
+        return datasets.first_batches(x, y, case["batch_size"], RESIDENT_BATCHES, seed=seed)
 
     def _with_targets(self, batches: list) -> list:
         """The resident batches with what takes the place of their labels, asked for once."""
@@ -142,32 +148,43 @@ class Operations(Timing, Weighing, Training):
         technique = f"{family}.{case['technique']}"
         if importlib.util.find_spec(family) and importlib.util.find_spec(technique):
             importlib.import_module(technique)
+        for other in self.bench.TECHNIQUE.composed_of:
+            importlib.import_module(f"{self.impl.__name__}.{other}")
 
     def _modules(self) -> list[str]:
         """What was imported since the worker was configured, in order, but for Python's own."""
         found = [name for name in list(sys.modules) if name not in self.imported]
         return [name for name in found if name.partition(".")[0] not in sys.stdlib_module_names]
 
-    def _find_work(
-        self, case: dict, seed: int, memory_budget: int | None = None, data: str | None = None
-    ) -> None:
+    def _find_work(self, case: dict, seed: int, data: str | None = None) -> None:
         self._import(case)
-        task, variant = TASKS[case["task"]], case["variant"]
+        task, variant = TASKS.get(case["task"]), case["variant"]
+        if own_model.is_prepared(data):
+            if not isinstance(self.impl, Side):
+                self.impl = Side(self.impl, Path(data))
+                self.kit = self.impl.kit
+            task, weights, data = self.impl.task, self.impl.weights, str(self.impl.folder)
+        else:
+            weights = init_weights(task.model, seed)
         self.work = Work(
             task=task,
             variant=variant["name"],
             settings=variant["settings"],
             batch_size=case["batch_size"],
-            weights=init_weights(task.model, seed),
+            weights=weights,
             mode=case["mode"],
-            memory_budget=memory_budget,
             data=data,
             folder=Path(tempfile.mkdtemp()),
         )
 
     def _prepare(self, case: dict, seed: int, data: str) -> None:
         self._find_work(case, seed, data=data)
-        self.prepared = self.bench.prepare(self.impl, self.work)
+        try:
+            self.prepared = self.bench.prepare(self.impl, self.work)
+        except ValueError as error:
+            if isinstance(self.impl, Side):  # a model that the technique has nothing to do on
+                raise NotImplementedError(str(error)) from error
+            raise
 
     def _deploy(self) -> None:
         if self.prepared.deploy:
@@ -187,7 +204,7 @@ class Operations(Timing, Weighing, Training):
         if self.work.mode == "predict":
             if isinstance(output, np.ndarray):  # of a runtime that is not the framework
                 output, _ = self.kit.data.to_device(output, output)
-            output = self.kit.training.cross_entropy(output, y)
+            output = self.kit.training.loss_of(self.work.task)(output, y)
         return self.kit.runtime.to_float(output)
 
     def _op_evidence(self) -> dict:
@@ -200,26 +217,27 @@ class Operations(Timing, Weighing, Training):
         return {"evidence": found, "not_applied": reason}
 
     def _op_probe(
-        self, case: dict, data: str, weights_seed: int, memory_budget: int | None
+        self,
+        case: dict,
+        data: str,
+        weights_seed: int,
+        *,
+        memory_budget: int | None,
+        repetitions: int,
+        forked: bool,
     ) -> dict:
         """What the bench file measures itself, and what it says that was read, sent or agreed."""
-        self._find_work(case, weights_seed, memory_budget, data)
+        if forked:
+            memory.adopt_pages(os.getppid())
+        self._find_work(case, weights_seed, data=data)
+        self.work = replace(self.work, memory_budget=memory_budget, repetitions=repetitions)
         batches = []
         if self.work.task.dataset.kind != "photos":
-            x, y = datasets.load(Path(data), "train")
-            batches = datasets.first_batches(
-                x, y, case["batch_size"], RESIDENT_BATCHES, seed=weights_seed
-            )
+            batches = self._first_batches(case, weights_seed, data)
         found = dict(self.bench.probe(self.impl, self.work, batches))
         return {"evidence": found.pop("evidence", None), "metrics": found}
 
 
-def _die_with_the_harness() -> None:
-    """On Linux, be killed when the harness dies, even inside a call that never returns."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1 is PR_SET_PDEATHSIG
-
-
 if __name__ == "__main__":
-    _die_with_the_harness()
+    machine.end_with_parent()
     run(*sys.argv[1:4])

@@ -13,17 +13,52 @@ TECHNIQUE = Technique(
     name="folder",
     title="Input pipelines: a folder of photos",
     variants=(
-        Variant("naive", {"loader": "naive"}, role="baseline", effort="quick", measured=WARM),
-        Variant("parallel_auto", {"loader": "parallel"}, effort="quick", measured=WARM),
-        Variant("uint8", {"loader": "uint8"}, measured=WARM),
-        Variant("fast_decoder", {"loader": "parallel", "decoder": "fast"}, measured=WARM),
-        Variant("workers_1", {"loader": "parallel", "workers": 1}, effort="full", measured=WARM),
-        Variant("workers_2", {"loader": "parallel", "workers": 2}, effort="full", measured=WARM),
+        Variant(
+            "naive",
+            {"loader": "naive"},
+            role="baseline",
+            measured=WARM,
+            title="as in the tutorials, no workers",
+        ),
+        Variant(
+            "parallel_auto",
+            {"loader": "parallel"},
+            measured=WARM,
+            title="workers, as many as cores",
+        ),
+        Variant(
+            "fast_decoder",
+            {"loader": "parallel", "decoder": "fast"},
+            measured=WARM,
+            title="workers, the fast decoder",
+        ),
+        Variant(
+            "uint8",
+            {"loader": "uint8"},
+            effort="ordinary",
+            measured=WARM,
+            title="workers that hand over uint8",
+        ),
+        Variant(
+            "workers_1",
+            {"loader": "parallel", "workers": 1},
+            effort="ordinary",
+            measured=WARM,
+            title="one worker",
+        ),
+        Variant(
+            "workers_2",
+            {"loader": "parallel", "workers": 2},
+            effort="full",
+            measured=WARM,
+            title="two workers",
+        ),
         Variant(
             "workers_1_5_a_core",
             {"loader": "parallel", "workers_a_core": 1.5},
             effort="full",
             measured=WARM,
+            title="1.5 workers a core",
         ),
         Variant(
             "workers_4_a_gpu",
@@ -31,6 +66,7 @@ TECHNIQUE = Technique(
             effort="full",
             requires="cuda",
             measured=WARM,
+            title="four workers a GPU",
         ),
     ),
     workloads=(Workload("photos", "compute", timed=False),),
@@ -42,12 +78,12 @@ TECHNIQUE = Technique(
     ),
     notes=(
         "The work limit is one single-threaded process a core that does the same work per sample "
-        "with nothing around it. It is measured before and after each of 7 epochs; the share is "
+        "with nothing around it. It is measured before and after each timed epoch; the share is "
         "that of the epoch in the mean of both, once the pipeline is filled.",
-        "later first batch is that of an epoch after the first. CPU seconds are those of all "
-        "processes for 1,000 samples; memory is the sum of their proportional set sizes at its "
-        "peak, imports included. Data stall is the part of a small CNN's train steps that "
-        "waits for its batch, on the same cores. Files are in the page cache.",
+        "A later first batch is that of an epoch after the first. CPU seconds are those of all "
+        "processes for 1,000 samples; memory is what the process that trains has at its peak, "
+        "imports included, and its workers beside it. Data stall is the part of a small CNN's "
+        "train steps that waits for its batch, on the same cores. Files are in the page cache.",
     ),
     probes=True,
 )

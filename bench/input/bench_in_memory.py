@@ -14,12 +14,46 @@ TECHNIQUE = Technique(
     name="in_memory",
     title="Input pipelines: small images in memory",
     variants=(
-        Variant("naive", {"loader": "naive"}, role="baseline", effort="quick", measured=WARM),
-        Variant("vectorised", {"loader": "vectorised"}, effort="quick", measured=WARM),
-        Variant("parallel_auto", {"loader": "parallel"}, measured=WARM),
-        Variant("memory_cached", {"loader": "memory_cached"}, measured=WARM),
-        Variant("workers_1", {"loader": "parallel", "workers": 1}, effort="full", measured=WARM),
-        Variant("disk_cached", {"loader": "disk_cached"}, effort="full", measured=WARM),
+        Variant(
+            "naive",
+            {"loader": "naive"},
+            role="baseline",
+            measured=WARM,
+            title="a sample at a time",
+        ),
+        Variant(
+            "vectorised",
+            {"loader": "vectorised"},
+            measured=WARM,
+            title="a batch at a time",
+        ),
+        Variant(
+            "memory_cached",
+            {"loader": "memory_cached"},
+            measured=WARM,
+            title="a batch at a time, cached",
+        ),
+        Variant(
+            "parallel_auto",
+            {"loader": "parallel"},
+            effort="ordinary",
+            measured=WARM,
+            title="workers, as many as cores",
+        ),
+        Variant(
+            "workers_1",
+            {"loader": "parallel", "workers": 1},
+            effort="full",
+            measured=WARM,
+            title="one worker",
+        ),
+        Variant(
+            "disk_cached",
+            {"loader": "disk_cached"},
+            effort="ordinary",
+            measured=WARM,
+            title="a batch at a time, cached on disk",
+        ),
     ),
     workloads=(Workload("digits-cnn", "compute", timed=False),),
     differs_by_design=(
@@ -30,7 +64,7 @@ TECHNIQUE = Technique(
     notes=(
         "The work limit is one single-threaded process a core that does the vectorised work on "
         "batches with nothing around it, for cached rows without what the cache saves. It is "
-        "measured before and after each of 7 repetitions, of as many epochs as take 0.3 s.",
+        "measured before and after each repetition, of as many epochs as take 0.3 s.",
         "Other figures are explained under folder.",
     ),
     probes=True,

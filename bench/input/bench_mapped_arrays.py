@@ -6,7 +6,7 @@ import importlib
 
 from bench.harness.plan import WARM, Prepared, Technique, Variant, Work, Workload
 from bench.probes import pipelines
-from shared.shards import convert
+from shared.conversion import convert
 
 SAMPLES = 64  # a shard
 
@@ -19,12 +19,21 @@ TECHNIQUE = Technique(
             "folder",
             {"technique": "folder", "loader": "parallel"},
             role="baseline",
-            effort="quick",
             measured=WARM,
+            title="folder of photos, workers",
         ),
-        Variant("mapped_auto", {"loader": "memory_mapped"}, effort="quick", measured=WARM),
         Variant(
-            "workers_1", {"loader": "memory_mapped", "workers": 1}, effort="full", measured=WARM
+            "mapped_auto",
+            {"loader": "memory_mapped"},
+            measured=WARM,
+            title="mapped arrays, as many workers as cores",
+        ),
+        Variant(
+            "workers_1",
+            {"loader": "memory_mapped", "workers": 1},
+            effort="ordinary",
+            measured=WARM,
+            title="mapped arrays, one worker",
         ),
     ),
     workloads=(Workload("photos", "compute", timed=False),),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bench.harness.machine import usable_threads
 from bench.harness.plan import WARM, Prepared, Technique, Variant, Work, Workload
 from bench.probes import pipelines
-from shared.shards import convert
+from shared.conversion import convert
 
 SAMPLES = 64  # a shard: there are enough of them for every worker
 
@@ -15,21 +15,38 @@ TECHNIQUE = Technique(
     title="Input pipelines: photos in shards",
     variants=(
         Variant(
-            "sequential", {"loader": "sequential"}, role="baseline", effort="quick", measured=WARM
+            "sequential",
+            {"loader": "sequential"},
+            role="baseline",
+            measured=WARM,
+            title="shard after shard",
         ),
-        Variant("interleaved_auto", {"loader": "interleaved"}, effort="quick", measured=WARM),
+        Variant(
+            "interleaved_auto",
+            {"loader": "interleaved"},
+            measured=WARM,
+            title="interleaved, as many workers as cores",
+        ),
         Variant(
             "any_order",
             {"loader": "interleaved", "deterministic": False},
+            effort="ordinary",
+            measured=WARM,
+            title="interleaved, in any order",
+        ),
+        Variant(
+            "workers_1",
+            {"loader": "interleaved", "workers": 1},
             effort="full",
             measured=WARM,
+            title="interleaved, one worker",
         ),
-        Variant("workers_1", {"loader": "interleaved", "workers": 1}, effort="full", measured=WARM),
         Variant(
             "workers_1_5_a_core",
             {"loader": "interleaved", "workers_a_core": 1.5},
             effort="full",
             measured=WARM,
+            title="interleaved, 1.5 workers a core",
         ),
     ),
     workloads=(Workload("photos", "compute", timed=False),),

@@ -7,6 +7,10 @@ import importlib
 from bench.harness.plan import WARM, Prepared, Technique, Variant, Work, Workload
 from bench.probes import pipelines
 
+UNSUPPORTED = {
+    "tf": {"threads_loader": "tf.data has no other workers than threads: it would be tuned_loader"}
+}
+
 TECHNIQUE = Technique(
     family="input",
     name="tuned_folder",
@@ -16,29 +20,46 @@ TECHNIQUE = Technique(
             "parallel",
             {"technique": "folder", "loader": "parallel"},
             role="baseline",
-            effort="quick",
             measured=WARM,
+            title="workers, as many as cores",
         ),
-        Variant("tuned", {"loader": "tuned"}, effort="quick", measured=WARM),
+        Variant("tuned", {"loader": "tuned"}, measured=WARM, title="tuned"),
         Variant(
             "tuned_one_op_thread",
             {"loader": "tuned", "op_threads": 1},
             frameworks=("tf",),
+            effort="ordinary",
             measured=WARM,
+            title="tuned, operators on one thread",
         ),
         Variant(
             "tuned_kept_memory",
             {"loader": "tuned", "op_threads": 1},
+            effort="ordinary",
             allocator="tuned",
             measured=WARM,
+            title="tuned, freed memory kept",
         ),
-        Variant("tuned_fast_decoder", {"loader": "tuned", "decoder": "fast"}, measured=WARM),
-        Variant("threads", {"loader": "threads"}, measured=WARM),
+        Variant(
+            "tuned_fast_decoder",
+            {"loader": "tuned", "decoder": "fast"},
+            effort="ordinary",
+            measured=WARM,
+            title="tuned, the fast decoder",
+        ),
+        Variant(
+            "threads",
+            {"loader": "threads"},
+            effort="ordinary",
+            measured=WARM,
+            title="threads in place of processes",
+        ),
         Variant(
             "threads_fast_decoder",
             {"loader": "threads", "decoder": "fast"},
             effort="full",
             measured=WARM,
+            title="threads, the fast decoder",
         ),
     ),
     workloads=(Workload("photos", "compute", timed=False),),
@@ -49,7 +70,7 @@ TECHNIQUE = Technique(
     ),
     notes=(
         "The work limit is one single-threaded process a core that does the same work per sample "
-        "with nothing around it. It is measured before and after each of 7 epochs; the share is "
+        "with nothing around it. It is measured before and after each timed epoch; the share is "
         "that of the epoch in the mean of both, once the pipeline is filled.",
         "tuned_one_op_thread: TensorFlow's operators run on one thread each, as in a process that "
         "trains on a GPU; the step of its data stall does too. PyTorch's workers always do so. "
@@ -79,6 +100,8 @@ def probe(impl, work: Work, batches) -> dict[str, dict]:
     """Rates, limits, starts, CPU time and memory of a loader."""
     settings = dict(work.settings)
     name = f"{impl.__name__}.input.{settings.pop('technique', 'tuned_folder')}"
+    if impl.__name__ == "tf_impl" and settings["loader"] == "threads":
+        raise NotImplementedError(UNSUPPORTED["tf"]["threads_loader"])
     make = getattr(importlib.import_module(name), f"{settings.pop('loader')}_loader")
     if threads := settings.pop("op_threads", None):  # TensorFlow has not run anything yet
         impl.kit.runtime.configure(threads=threads, seed=pipelines.SEED)

@@ -71,8 +71,8 @@ class Hosts:
             raise ValueError(f"{count} hosts: 1 to {MOST_HOSTS} are possible")
         if link.latency < 0 or (link.bandwidth is not None and link.bandwidth <= 0):
             raise ValueError(f"{link}: latency must be 0 or more, bandwidth more than 0")
-        if not seconds > 0:
-            raise ValueError(f"{seconds} seconds: more than 0 are needed")
+        if not 0 < seconds < float("inf"):
+            raise ValueError(f"{seconds} seconds: more than 0 are needed, and an end")
         self.count, self.link = count, link
         self._path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
         self._programs = _programs(self._path)

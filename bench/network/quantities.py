@@ -22,7 +22,7 @@ def size(text: str) -> float:
 
 
 def _quantity(text: str, units: dict[str, float]) -> float:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([A-Za-z]+)", text.strip())
+    found = re.fullmatch(r"(\d{1,12}(?:\.\d+)?) ?([A-Za-z]+)", text.strip())
     if not found or found[2] not in units:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number with one of {', '.join(units)}")
     return float(found[1]) * units[found[2]]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -22,6 +21,7 @@ from bench.analysis.values import is_number
 from bench.harness import machine
 from bench.network.hosts import Hosts, Link
 from bench.network.ring import Measured
+from shared import scratch
 
 SCHEMA = 1
 LINKS = (Link(latency=5e-3, bandwidth=50e6), Link(latency=0.5e-3, bandwidth=200e6))
@@ -94,8 +94,8 @@ def run_on_each(hosts: Hosts, program: list[str]) -> list[str]:
     """
     quiet = dict.fromkeys(machine.THREAD_VARIABLES, "1")
     quiet |= {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1"}
-    with tempfile.TemporaryDirectory(prefix="twinbench-") as folder:
-        texts = [[Path(folder, f"{n}.{kind}") for kind in "oe"] for n in range(hosts.count)]
+    with scratch.folder() as folder:
+        texts = [[folder / f"{n}.{kind}" for kind in "oe"] for n in range(hosts.count)]
         started = []
         for host, (out, err) in enumerate(texts):
             with out.open("w") as stdout, err.open("w") as stderr:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from statistics import median
 
 import numpy as np
 
 from bench.harness.machine import usable_threads
 from bench.harness.plan import WARM, Prepared, Technique, Variant, Work, Workload
-from shared import parallel
+from shared import datasets, parallel
 from shared.specs import TASKS, parameter_count
 
 SEED = 2026
@@ -19,42 +20,61 @@ WARM_STEPS = 10  # do not count
 COMPARED = 10  # losses; after more steps, rounding alone drives runs apart
 
 MICRO = {"variant": "accumulated", "micro_batches": 4}
+UNSUPPORTED = {
+    "pt": {"tpu": "PyTorch needs torch_xla for TPUs, which this project does not use"},
+    "tf": {
+        "apply_fsdp": "tf.distribute keeps each variable whole on each replica: it has no ZeRO",
+        "sharded": "tf.distribute keeps each variable whole on each replica: it has no ZeRO",
+    },
+}
+
+
+def _row(name: str, title: str, effort: str, **given) -> Variant:
+    """A variant whose settings are what is no field of it; without them its name."""
+    fields = {key: given.pop(key) for key in ("role", "frameworks", "requires") if key in given}
+    settings = {"variant": name} | given
+    return Variant(name, settings, effort=effort, measured=WARM, title=title, **fields)
+
 
 TECHNIQUE = Technique(
     family="parallel",
     name="data_parallel",
     title="Data parallelism: one and two replicas on one machine",
     variants=(
-        Variant(
-            "processes", {"variant": "processes"}, role="baseline", effort="quick", measured=WARM
+        _row("processes", "a process a replica", "default", role="baseline"),
+        _row("one_process", "replicas in one process", "default"),
+        _row("sharded", "sharded states", "ordinary"),
+        _row(
+            "synchronised_norm",
+            "synchronised BatchNorm",
+            "ordinary",
+            variant="processes",
+            synchronised_norm=True,
         ),
-        Variant("one_process", {"variant": "one_process"}, effort="quick", measured=WARM),
-        Variant(
-            "synchronised_norm", {"variant": "processes", "synchronised_norm": True}, measured=WARM
+        _row("accumulated", "4 micro-batches, one exchange", "ordinary", **MICRO),
+        _row(
+            "accumulated_synchronised_each",
+            "4 micro-batches, an exchange each",
+            "ordinary",
+            **MICRO,
+            synchronise_each=True,
         ),
-        Variant("accumulated", MICRO, measured=WARM),
-        Variant("accumulated_synchronised_each", MICRO | {"synchronise_each": True}, measured=WARM),
-        Variant("sharded", {"variant": "sharded"}, measured=WARM),
         *(
-            Variant(
-                f"one_process_{communication}",
-                {"variant": "one_process", "communication": communication},
+            _row(
+                f"one_process_{name}",
+                f"replicas in one process, {name.replace('_', ' ')}",
+                "full",
                 frameworks=("tf",),
-                effort="full",
-                measured=WARM,
+                variant="one_process",
+                communication=name,
             )
-            for communication in ("hierarchical_copy", "reduce_to_one_device")
+            for name in ("hierarchical_copy", "reduce_to_one_device")
         ),
-        Variant(
-            "small_buckets",
-            {"variant": "processes", "bucket_mb": 0.05},
-            effort="full",
-            measured=WARM,
+        _row(
+            "small_buckets", "exchange in small parts", "full", variant="processes", bucket_mb=0.05
         ),
-        Variant("tpu", {"variant": "tpu"}, effort="full", measured=WARM),
-        Variant(
-            "compiled", {"variant": "compiled"}, effort="full", requires="compiler", measured=WARM
-        ),
+        _row("tpu", "TPU", "full"),
+        _row("compiled", "compiled", "full", requires="compiler"),
     ),
     workloads=(Workload("digits-cnn", "compute", timed=False),),
     differs_by_design=(
@@ -99,15 +119,24 @@ def probe(impl, work: Work, batches) -> dict[str, dict]:
 
     Raises RuntimeError where the replicas did not train on each sample as often as one would.
     """
+    settings = dict(work.settings)
+    variant = settings.pop("variant")
+    side = impl.__name__.removesuffix("_impl")
+    if reason := UNSUPPORTED[side].get(variant):
+        raise NotImplementedError(reason)
+    digits = impl.kit.data.to_device(*datasets.load(Path(work.data), "train"))
     threads = max(REPLICAS, usable_threads())
     usual = {"global_batch": work.batch_size, "steps": STEPS, "seed": SEED, "threads": threads}
 
     def train(replicas: int, **changed) -> parallel.Result:
-        build = f"{impl.__name__}.parallel.data_parallel:digits_cnn"
-        run = parallel.Run(replicas, **usual | changed)
-        return impl.parallel.data_parallel.train_data_parallel(
-            build, work.data, run, **work.settings
-        )
+        make = f"{impl.__name__}.parallel.data_parallel:{variant}"
+        build = f"{impl.__name__}.kit.examples:digits_cnn"
+        own = usual | changed
+        if variant in ("one_process", "tpu"):
+            settings["replicas"], own["processes"] = replicas, 1
+        run = parallel.Run(replicas, **own)
+        launch = parallel.find(f"{impl.__name__}.kit.replicas:launch")
+        return launch(make, build, digits, run, settings)
 
     two, one = train(REPLICAS), train(1)
     if not np.array_equal(two.seen, one.seen):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from bench.harness.plan import WARM, Prepared, Technique, Variant, Work, Workload
 from bench.probes import model_parallel
 
@@ -15,11 +13,34 @@ TECHNIQUE = Technique(
     name="model_parallel",
     title="Model parallel: layer split and pipelines",
     variants=(
-        Variant("one_device", role="baseline", effort="quick", measured=WARM),
-        Variant("layer_split", {"micro_batches": 1}, effort="quick", measured=WARM),
-        Variant("pipeline", {"micro_batches": 4}, measured=WARM),
-        Variant("pipeline_1f1b", {"micro_batches": 4, "schedule": "1f1b"}, measured=WARM),
-        Variant("pipeline_16", {"micro_batches": 16}, effort="full", measured=WARM),
+        Variant("one_device", role="baseline", measured=WARM, title="one device"),
+        Variant(
+            "pipeline",
+            {"micro_batches": 4},
+            measured=WARM,
+            title="pipeline of 4 micro-batches",
+        ),
+        Variant(
+            "layer_split",
+            {"micro_batches": 1},
+            effort="ordinary",
+            measured=WARM,
+            title="layers on two devices",
+        ),
+        Variant(
+            "pipeline_1f1b",
+            {"micro_batches": 4, "schedule": "1f1b"},
+            effort="ordinary",
+            measured=WARM,
+            title="pipeline of 4, one forward one backward",
+        ),
+        Variant(
+            "pipeline_16",
+            {"micro_batches": 16},
+            effort="full",
+            measured=WARM,
+            title="pipeline of 16 micro-batches",
+        ),
     ),
     workloads=(Workload("text-gpt-wide", "compute", timed=False),),
     differs_by_design=(
@@ -58,16 +79,19 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
 
 def probe(impl, work: Work, batches) -> dict[str, dict]:
     """Throughput, idle cores, memory and bytes of a variant."""
-    build = f"{impl.__name__}.parallel.model_parallel:text_gpt_wide"
     if not work.settings:
-        return model_parallel.measure(impl, work, batches, build, None)
-    train = partial(
-        impl.parallel.model_parallel.train_pipeline, cut=CUT[impl.__name__], **work.settings
-    )
+        return model_parallel.measure(impl, work, batches, None)
+    make = f"{impl.__name__}.parallel.model_parallel:pipeline"
+    settings = {"cut": CUT[impl.__name__]} | work.settings
     spec, count = work.task.model, work.settings["micro_batches"]
     activations = 4 * work.batch_size * spec.sequence_length * spec.width
     return model_parallel.measure(
-        *(impl, work, batches, build, train),
+        impl,
+        work,
+        batches,
+        make,
+        settings,
+        {"replicas": 1, "parts": STAGES},
         bubble_reference=100 * (STAGES - 1) / (count + STAGES - 1),
         reference_bytes=2 * (STAGES - 1) * activations,
     )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from bench.harness.plan import WARM, Prepared, Technique, Variant, Work, Workload
 from bench.probes import model_parallel
 
@@ -15,9 +13,20 @@ TECHNIQUE = Technique(
     name="tensor_parallel",
     title="Tensor parallel, and a hybrid of data and tensor parallel",
     variants=(
-        Variant("one_device", role="baseline", effort="quick", measured=WARM),
-        Variant("tensor_parallel", {"replicas": 1}, effort="quick", measured=WARM),
-        Variant("hybrid", {"replicas": 2}, measured=WARM),
+        Variant("one_device", role="baseline", measured=WARM, title="one device"),
+        Variant(
+            "tensor_parallel",
+            {"replicas": 1},
+            measured=WARM,
+            title="layers split over two devices",
+        ),
+        Variant(
+            "hybrid",
+            {"replicas": 2},
+            effort="ordinary",
+            measured=WARM,
+            title="layers split, two replicas",
+        ),
     ),
     workloads=(Workload("text-gpt-wide", "compute", timed=False),),
     differs_by_design=(
@@ -55,17 +64,18 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
 
 def probe(impl, work: Work, batches) -> dict[str, dict]:
     """Throughput, idle cores, memory and bytes of a variant."""
-    build = f"{impl.__name__}.parallel.tensor_parallel:text_gpt_wide"
     if not work.settings:
-        return model_parallel.measure(impl, work, batches, build, None)
-    train = partial(
-        impl.parallel.tensor_parallel.train_hybrid, pairs=PAIRS, shards=SHARDS, **work.settings
-    )
+        return model_parallel.measure(impl, work, batches, None)
+    make = f"{impl.__name__}.parallel.tensor_parallel:hybrid"
+    settings = {"pairs": PAIRS, "shards": SHARDS}
+    devices = {"replicas": work.settings["replicas"], "parts": SHARDS}
     spec = work.task.model
     # An all-reduce among n sends 2(n-1)/n of its size from each of them (Patarasuk and Yuan, 2009).
     activations = 4 * work.batch_size * spec.sequence_length * spec.width
     reference = 2 * spec.layers * 2 * (SHARDS - 1) * activations
-    return model_parallel.measure(impl, work, batches, build, train, reference_bytes=reference)
+    return model_parallel.measure(
+        impl, work, batches, make, settings, devices, reference_bytes=reference
+    )
 
 
 def bench_tensor_parallel(case, replay):

@@ -8,12 +8,10 @@ same batches, and both must have the same losses and weights.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from statistics import median
 
 import numpy as np
@@ -21,10 +19,12 @@ import psutil
 
 from bench.harness.machine import usable_threads
 from bench.harness.plan import Work
+from shared import parallel
 from shared.datasets import first_batches
 
 SEED = 2026
 STEPS = 10
+BUILD = "kit.examples:text_gpt_wide"
 EVERY_S = 0.05
 
 
@@ -43,26 +43,40 @@ class Glance:
 
 
 def measure(
-    impl, work: Work, batches: list, build: str, train: Callable | None, **reference: float
+    impl,
+    work: Work,
+    batches: list,
+    make: str | None,
+    settings: dict | None = None,
+    devices: dict | None = None,
+    **reference: float,
 ) -> dict[str, dict]:
-    """The figures of `train(build, dataset, ...)`, or of one process where there is none.
+    """The figures of a run of `make`, "module:function", or of one process where there is none.
 
-    `build` is "module:function". `reference`: bytes and percentages that theory gives, by name.
+    `devices`: replicas and parts of the run. `reference`: bytes and percentages that theory gives,
+    by name.
 
     Raises RuntimeError where losses or weights are not those of one process.
     """
     dataset = tuple(map(np.concatenate, zip(*batches, strict=True)))
     amount = {"global_batch": work.batch_size, "steps": STEPS, "seed": SEED}
     with watched() as glances:
-        found = (train or partial(alone, impl))(build, dataset, **amount)
+        if make:
+            run = parallel.Run(**devices, **amount)
+            data = impl.kit.data.to_device(*dataset)
+            build = f"{impl.__name__}.{BUILD}"
+            launch = parallel.find(f"{impl.__name__}.kit.replicas:launch")
+            found = launch(make, build, data, run, settings)
+        else:
+            found = alone(impl, dataset, **amount)
     evidence = {"losses": list(map(float, found.losses))}
-    if train:
-        reference_run = alone(impl, build, dataset, **amount)
+    if make:
+        reference_run = alone(impl, dataset, **amount)
         evidence |= {"losses_of_one_process": reference_run.losses}
         evidence |= {"differ_at_most": check(impl, work, found, reference_run)}
     units = {name: "bytes" if name.endswith("bytes") else "%" for name in reference}
     expected = {name: figure(units[name], [value]) for name, value in reference.items()}
-    measured = figures(glances, found.ended, work.batch_size)
+    measured = figures(glances, list(found.ended), work.batch_size)
     return measured | expected | {"evidence": evidence}
 
 
@@ -115,8 +129,9 @@ def watched() -> Iterator[list[Glance]]:
 
 
 def trains(process: psutil.Process) -> bool:
-    """Whether it is a child of multiprocessing's, but not the one that cleans up after them."""
-    return "spawn_main" in " ".join(process.cmdline())
+    """Whether it is a process of a run, but not torchrun, which starts them."""
+    words = process.cmdline()
+    return any(word.endswith(".kit.replicas") for word in words) and "--nnodes=1" not in words
 
 
 def glance(processes: list[psutil.Process]) -> Glance:
@@ -144,10 +159,9 @@ class Alone:
     ended: list[float]
 
 
-def alone(impl, build: str, dataset: tuple, *, global_batch: int, steps: int, seed: int) -> Alone:
+def alone(impl, dataset: tuple, *, global_batch: int, steps: int, seed: int) -> Alone:
     """Train in this process with the baseline's step."""
-    module, _, name = build.partition(":")
-    model, optimizer, loss_fn = getattr(importlib.import_module(module), name)()
+    model, optimizer, loss_fn = parallel.find(f"{impl.__name__}.{BUILD}")()
     step = impl.kit.training.make_train_step(model, optimizer, loss_fn)
     losses, ended = [], []
     for x, y in first_batches(*dataset, global_batch, steps, seed=seed):

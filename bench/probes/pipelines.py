@@ -4,8 +4,9 @@ The limit is what the cores do of the same work with nothing around it: one sing
 a core, which works on its part of the same samples (`work_rate` of the technique's file). They are
 alive as long as the pipeline is measured, and sleep while it runs.
 
-What is short is repeated: an epoch in memory may take milliseconds, and both a rate and a limit are
-taken over `SHORTEST_S` at least.
+How often an epoch is measured follows the run's effort (`Work.repetitions`). What is short is
+repeated: an epoch in memory may take milliseconds, and both a rate and a limit are taken over
+`SHORTEST_S` at least.
 """
 
 from __future__ import annotations
@@ -21,18 +22,19 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil
+from pathlib import Path
 from statistics import harmonic_mean, mean, median
 
 import numpy as np
 import psutil
 
-from bench.harness import memory
+from bench.harness import machine, memory
 from bench.harness.machine import usable_threads
 from bench.harness.plan import Work
 
 SEED = 2026
-REPETITIONS = 7  # of epochs, and as many limits and one
 SHORTEST_S = 0.3  # of a repetition
+THREADS = Path("/proc/self/task")  # its threads, on Linux
 STALL_STEPS = 10  # train steps whose waiting counts, after
 WARM_STEPS = 3  # that many
 
@@ -46,15 +48,16 @@ def measure(
 
     Raises RuntimeError where an epoch is not all of the samples.
     """
-    start = time.perf_counter()
-    loader = make()
-    made = time.perf_counter() - start
     with work_limit(impl.__name__, technique, source, **settings) as limit:
+        start = time.perf_counter()
+        loader = make()
+        made = time.perf_counter() - start
         pipeline = Pipeline(loader, images=work.task.dataset.train_size)
-        first, peak = pipeline.epochs(), pipeline.peak_memory()
-        count = ceil(SHORTEST_S / pipeline.epochs().seconds)
+        first = pipeline.epochs()
+        second, peak = pipeline.peak_memory()
+        count = ceil(SHORTEST_S / second.seconds)
         limits, repetitions = [limit()], []
-        for _ in range(REPETITIONS):
+        for _ in range(work.repetitions):
             repetitions.append(pipeline.epochs(count))
             limits.append(limit())
     rates = [epochs.rate for epochs in repetitions]
@@ -126,25 +129,25 @@ class Pipeline:
         self.read.append(_read(count, labels))
         return Epochs(count * self._images, images / filled_s, first_s / count, seconds, cpu)
 
-    def peak_memory(self) -> int | None:
-        """The largest sum of proportional set sizes that is seen in an epoch, in bytes.
+    def peak_memory(self) -> tuple[Epochs, int | None]:
+        """An epoch, and the most memory in bytes that its processes are seen to have together.
 
-        The epoch is not timed: the kernel walks through all pages for each figure.
+        It is slower than others: the kernel walks through all pages for each figure.
         """
         seen, done = [], threading.Event()
 
         def watch() -> None:
             while not seen or not done.wait(0.05):
-                seen.append(memory.proportional(process.pid for process in self._processes()))
+                seen.append(memory.together(*(process.pid for process in self._processes())))
 
         watcher = threading.Thread(target=watch)
         watcher.start()
         try:
-            self.epochs()
+            epoch = self.epochs()
         finally:
             done.set()
             watcher.join()
-        return None if None in seen else max(seen)
+        return epoch, None if None in seen else max(seen)
 
     def _processes(self) -> list[psutil.Process]:
         children = self._own.children(recursive=True)
@@ -203,10 +206,12 @@ def work_limit(
 
     It is that of the technique in the package of a side, whose `work_rate` gets the settings.
 
-    The processes are fresh, since a framework's threads can't be set twice in one. RuntimeError
+    They are forks of this process as long as it has done nothing in other threads, since those
+    would be missed, and a framework's are set once a process; else they are fresh. RuntimeError
     where one ends early.
     """
-    context = multiprocessing.get_context("spawn")
+    alone = THREADS.exists() and len(list(THREADS.iterdir())) == 1
+    context = multiprocessing.get_context("fork" if alone else "spawn")
     cores = usable_threads()
     pipes, processes = [], []
 
@@ -238,6 +243,7 @@ def work_limit(
 
 def _work(pipe, package: str, technique: str, source: str, settings: dict) -> None:
     """A process of the limit: answers the first request when it is ready, others with its rate."""
+    machine.end_with_parent()
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # pipelines work on the CPU
     importlib.import_module(f"{package}.kit.runtime").configure(threads=1, seed=SEED)
     loaders = importlib.import_module(f"{package}.input.{technique}")

@@ -28,11 +28,14 @@ RATE_S = 0.2  # of calls at each batch size, but at least
 FEWEST_RATE_CALLS = 3
 
 
-def serve(load: str, arguments: dict, rows: str, threads: int, batches: list[int]) -> dict:
+def serve(
+    load: str, arguments: dict, rows: str, threads: int, batches: list[int], only_rates: bool
+) -> dict:
     """What a process finds that starts, loads, predicts one sample, then one after the other.
 
     rows: a .npy file of samples. batches: sizes whose samples/s are measured after that, and then
-    how long loading takes once everything is imported. Times are in seconds, memory in bytes.
+    how long loading takes once everything is imported. only_rates: nothing but the samples/s.
+    Times are in seconds, memory in bytes.
     """
     x = np.load(rows, mmap_mode="r", allow_pickle=False)  # only what is used is read
     module, _, function = load.partition(":")
@@ -42,9 +45,10 @@ def serve(load: str, arguments: dict, rows: str, threads: int, batches: list[int
     one = convert(np.array(x[:1]))
     predict(one)
     found = {"ready": time.monotonic(), "threads": predict.threads}
-    found |= latency(predict, one) | {"memory": memory.peak()}
+    if not only_rates:
+        found |= latency(predict, one) | {"memory": memory.peak()}
     found["rates"] = {size: rate(predict, convert(np.array(x[:size])), size) for size in batches}
-    if not batches:
+    if not only_rates:
         start = time.perf_counter()
         make(**arguments, threads=threads)
         found["load"] = time.perf_counter() - start

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, replace
+from math import ceil
 from pathlib import Path
 from statistics import median
 
@@ -25,10 +26,12 @@ from bench.harness.plan import Prepared, Work
 from bench.harness.processes import ROOT
 from bench.harness.sizes import artifact_bytes
 from shared import datasets
+from shared.own_model import first
 from shared.provenance import provenance
 
 BATCHES = [1, 2, 4, 8, 16, 32, 64]
-STARTS = 3  # processes on all threads, each started anew
+FEW_BATCHES = [1, 8, 64]  # where a run is short
+THOROUGH = 7  # repetitions from which a run is not
 LIMIT_S = 600  # after which a process counts as hung; ResNet-50 on one thread takes minutes
 CHECKED = 256  # samples of the test split on which an export is held against its model
 # How far an output may be from the model's, as a share of the model's largest, and how many classes
@@ -71,6 +74,11 @@ def prepare(impl, work: Work, route: Route) -> Prepared:
 
         predict.loaded = loaded
     return Prepared(_not_timed, predict, model, optimizer, artifact=path)
+
+
+def _has_arrays(work: Work) -> bool:
+    """Whether the task's data is arrays; a user's file may have structures of them."""
+    return work.task.dataset.kind != "file" or (Path(work.data) / "train_x.npy").is_file()
 
 
 def _not_timed(x, y):
@@ -123,6 +131,8 @@ def _example(work: Work) -> tuple[np.ndarray, np.ndarray]:
     if _precision(work) == "int8":
         return tuple(part[:CALIBRATION] for part in datasets.load(Path(work.data), "train"))
     spec = work.task.model
+    if spec.family == "file":
+        return tuple(np.asarray(part[:2]) for part in datasets.load(Path(work.data), "train"))
     if spec.family == "gpt":
         return (np.zeros((2, spec.sequence_length), np.int64),) * 2
     return np.zeros((2, *spec.input_shape), np.float32), np.zeros(2, np.int64)
@@ -140,13 +150,15 @@ def _load(impl, work: Work, route: Route, folder: Path):
 def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
     """On real data the route predicts what the model does; the file says what it holds."""
     work = live(work)
-    x, y = (part[:CHECKED] for part in datasets.load(Path(work.data), "test"))
-    x, _ = impl.kit.data.to_device(x, y)
-    expected = np.asarray(impl.kit.training.make_predict(prepared.model)(x), np.float64)
-    given = np.asarray(prepared.predict(x), np.float64)
+    x = batch[0]
+    if _has_arrays(work):
+        x, y = (part[:CHECKED] for part in datasets.load(Path(work.data), "test"))
+        x, _ = impl.kit.data.to_device(x, y)
+    expected = np.asarray(first(impl.kit.training.make_predict(prepared.model)(x)), np.float64)
+    given = np.asarray(first(prepared.predict(x)), np.float64)
     apart = float(np.abs(given - expected).max() / np.abs(expected).max())
     agreeing = float(np.mean(given.argmax(-1) == expected.argmax(-1)))
-    evidence = {"samples": len(x), "largest_difference": apart, "agreeing_classes": agreeing}
+    evidence = {"samples": len(given), "largest_difference": apart, "agreeing_classes": agreeing}
     loaded = getattr(prepared.predict, "loaded", None)
     precision = _precision(work)
     if loaded is None:
@@ -181,7 +193,8 @@ def _precision(work: Work) -> str:
 def probe(impl, work: Work, route: Route) -> dict[str, dict]:
     """Start, load, memory, latency at batch 1; samples/s by batch size on one and on all threads.
 
-    Every figure is the median over `STARTS` fresh processes. Files are in the page cache.
+    Every figure is the median over fresh processes, half as many as a probe has repetitions: to
+    start a framework takes seconds. Files are in the page cache.
     """
     if work.batch_size != 1:
         return {}  # it stands with batch 1
@@ -200,7 +213,12 @@ def probe(impl, work: Work, route: Route) -> dict[str, dict]:
         arguments |= {"path": str(folder / route.file)}
     np.save(work.folder / "rows.npy", rows)
     request = {"load": load, "arguments": arguments, "rows": str(work.folder / "rows.npy")}
-    found = [_serve(request, usable_threads(), [], work.folder) for _ in range(STARTS)]
+    batches = BATCHES if work.repetitions >= THOROUGH else FEW_BATCHES
+    starts = range(ceil(work.repetitions / 2))
+    found = [_serve(request, usable_threads(), batches, work.folder) for _ in starts]
+    sweeps = {usable_threads(): found}
+    if 1 not in sweeps:
+        sweeps[1] = [_serve(request, 1, batches, work.folder, only_rates=True) for _ in starts]
     figures = {
         "start": _figure("s", [one["start"] for one in found]),
         "load": _figure("ms", [1e3 * one["load"] for one in found]),
@@ -209,19 +227,21 @@ def probe(impl, work: Work, route: Route) -> dict[str, dict]:
     for name in ("latency", "latency_p95", "latency_p99"):
         if None not in (times := [one[name] for one in found]):
             figures[name] = _figure("ms", [1e3 * seconds for seconds in times])
-    for threads in sorted({1, usable_threads()}):
-        swept = [_serve(request, threads, BATCHES, work.folder)["rates"] for _ in range(STARTS)]
-        for size in swept[0]:
-            rates = [one[size] for one in swept]
+    for threads, swept in sorted(sweeps.items()):
+        for size in batches:
+            rates = [one["rates"][str(size)] for one in swept]
             figures[f"rate_{threads}_threads_batch_{size}"] = _figure("samples/s", rates)
     return figures | _sizes(folder)
 
 
-def _serve(request: dict, threads: int, batches: list[int], folder: Path) -> dict:
+def _serve(
+    request: dict, threads: int, batches: list[int], folder: Path, only_rates: bool = False
+) -> dict:
     """Ask a fresh process; `start` is the time from its creation to its first prediction."""
     answer, asked = folder / "answer.json", folder / "request.json"
     answer.unlink(missing_ok=True)
     whole = request | {"threads": threads, "batches": batches, "answer": str(answer)}
+    whole["only_rates"] = only_rates
     asked.write_text(json.dumps(whole), encoding="utf-8")
     environment = os.environ | dict.fromkeys(THREAD_VARIABLES, str(threads))
     start = time.monotonic()  # one clock for all processes of the machine

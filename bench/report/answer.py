@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from bench.analysis.decisions import (
     NOT_MEASURED,
-    PREDICT,
-    TRAIN,
     Accuracy,
     Answer,
     Figure,
@@ -17,13 +16,16 @@ from bench.analysis.decisions import (
     Work,
     title,
 )
+from bench.analysis.pairing import program
 from bench.analysis.reading import framework_title
 from bench.report.blocks import Column, Table
-from bench.report.figures import MISSING, interval, number, plus_minus
-from bench.report.text import hanging, plain, wrap
+from bench.report.figures import MISSING, interval, number, plus_minus, ratio
+from bench.report.text import cells, hanging, plain, wrap
+from shared.specs import TASKS, parameter_count
 
 Record = dict[str, Any]
-UNITS = {"accuracy": " points", "bits_per_character": " bits"}
+PROVISIONAL = "provisional: one block, no interval"
+UNITS = {"accuracy": " points", "bits_per_character": " bits", "mAP": " points"}
 
 
 def name_of(option: Option) -> str:
@@ -38,6 +40,23 @@ def name_of(option: Option) -> str:
     elif words.replace(" ", "_") not in case["variant"]:
         more += f": {words}"
     return f"{framework_title(case)} {case['variant']} ({more})"
+
+
+def parameters(tasks: Iterable[str]) -> list[int]:
+    """How many parameters the models of these tasks have, the smallest first."""
+    return sorted(parameter_count(TASKS[name].model) for name in tasks if name in TASKS)
+
+
+def rounded(count: int) -> str:
+    """24 thousand, 10 million."""
+    size, word = (1e6, "million") if count >= 1e6 else (1e3, "thousand")
+    return f"{float(f'{count / size:.2g}'):g} {word}"
+
+
+def about(work: Work) -> str:
+    """How large its model is, and whether its times are provisional."""
+    said = [f"{rounded(count)} parameters" for count in parameters([work.task])]
+    return "; ".join([*said, PROVISIONAL] if work.provisional else said)
 
 
 def figure_of(found: Figure | None, goal: Goal, limits: Limits | None = None) -> str:
@@ -67,7 +86,9 @@ def measure(goal: Goal, limits: Limits) -> str:
 
 
 def accuracy_of(found: Accuracy) -> str:
-    """What a row does to accuracy, always in words."""
+    """What a row does to accuracy, always in words; nothing where that is no question."""
+    if not found.asked:
+        return ""
     if found.exact:
         return "same work"
     if found.mean is None:
@@ -75,6 +96,11 @@ def accuracy_of(found: Accuracy) -> str:
     change = plus_minus(found.mean, found.ci, signed=True)
     metric = (found.metric or "accuracy").replace("_", " ")
     return f"{metric} {change}{UNITS.get(found.metric, '')}"
+
+
+def beside(goal: Goal, option: Option) -> str:
+    """What a row does to accuracy, where that is not the figure itself."""
+    return "" if goal.figure == "gained" else accuracy_of(option.accuracy)
 
 
 def gain_of(option: Option) -> str:
@@ -98,7 +124,7 @@ def sentence(found: Answer, option: Option) -> str:
     figure = figure_of(found.figure(option), found.goal, found.limits)
     gain = gain_of(option) if found.goal.figure in ("time", "rate") else ""
     takes = price_of(option)
-    parts = [figure, gain, accuracy_of(option.accuracy)]
+    parts = [figure, gain, beside(found.goal, option)]
     parts += [f"takes {takes}"] if takes != MISSING else []
     return f"{name_of(option)}: {'; '.join(filter(None, parts))}"
 
@@ -106,7 +132,17 @@ def sentence(found: Answer, option: Option) -> str:
 def brief(found: Answer, option: Option) -> str:
     """A row with its figure and its accuracy."""
     figure = figure_of(found.figure(option), found.goal, found.limits)
-    return f"{name_of(option)}: {figure}, {accuracy_of(option.accuracy)}"
+    said = [figure, beside_best(found, option), beside(found.goal, option)]
+    return f"{name_of(option)}: {', '.join(filter(None, said))}"
+
+
+def beside_best(found: Answer, option: Option) -> str:
+    """A row's time in that of the best, where both were timed side by side."""
+    names = tuple(program(each.case) for each in (option, found.best))
+    pair = found.work.ratios.get(names)
+    if found.goal.figure != "time" or found.limits.steps or not pair:
+        return ""
+    return f"{ratio(pair.ratio, pair.ci)} times the best"
 
 
 def lines(found: Answer, *, every: bool = False) -> list[tuple[str, str]]:
@@ -114,7 +150,7 @@ def lines(found: Answer, *, every: bool = False) -> list[tuple[str, str]]:
     said = []
     if found.cheapest:
         said.append(("cheapest", sentence(found, found.cheapest)))
-    said.append(("best", sentence(found, found.best)))
+    said.append((_first(found), sentence(found, found.best)))
     if not every:
         other = _other_side(found)
         said += [("other", brief(found, other))] if other else []
@@ -123,6 +159,10 @@ def lines(found: Answer, *, every: bool = False) -> list[tuple[str, str]]:
     said += [("worse", brief(found, o)) for o in found.rest]
     said += [("unknown", f"{brief(found, o)}") for o in found.unknown]
     return said + [("left out", f"{brief(found, o)}: {reason}") for o, reason in found.refused]
+
+
+def _first(found: Answer) -> str:
+    return "first" if found.provisional else "best"
 
 
 def _other_side(found: Answer) -> Option | None:
@@ -140,8 +180,8 @@ def why(found: Answer) -> str:
         option, reason = refused[0]
         figure = figure_of(found.figure(option), found.goal, found.limits)
         more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
-        loss = accuracy_of(option.accuracy) if "accuracy" in reason else reason
-        parts.append(f"{name_of(option)} has {figure} but {reason}: {loss}{more}")
+        loss = f": {accuracy_of(option.accuracy)}" if "accuracy" in reason else ""
+        parts.append(f"{name_of(option)} has {figure} but {reason}{loss}{more}")
     unknown = list(filter(found.better, found.unknown))
     if unknown:
         option = unknown[0]
@@ -153,6 +193,7 @@ def why(found: Answer) -> str:
     if found.rest:
         once = found.figure(found.best).kind == "once"
         what = "in order of values measured once" if once else "shown to be worse"
+        what = "in order of one block's times" if found.provisional else what
         parts.append(f"{len(found.rest)} {what}")
     return "; ".join(parts) or "it is the only row with this figure"
 
@@ -161,6 +202,8 @@ def why(found: Answer) -> str:
 
 # figure -> its head and its unit's size
 COLUMNS = {
+    "gained": ("gained [points]", 1.0),
+    "steps": ("steps to target", 1.0),
     "time": ("time [ms]", 1e-3),
     "rate": ("samples/s", 1.0),
     "efficiency": ("efficiency [%]", 1.0),
@@ -179,23 +222,21 @@ def decision_table(work: Work) -> Table:
     columns = [Column("", "row", right=False), Column("", "÷ own baseline")]
     columns += [Column("", COLUMNS[name][0]) for name in names]
     columns += [Column("", "accuracy", right=False), Column("", "takes", right=False)]
-    kept = {"to choose from": [o for o in work.options if _stands(o, work) and not o.beaten]}
+    kept = {"to choose from": [o for o in work.options if o.accuracy.kept and not o.beaten]}
     kept["beaten in everything by one above"] = [
-        o for o in work.options if _stands(o, work) and o.beaten
+        o for o in work.options if o.accuracy.kept and o.beaten
     ]
     kept["less accurate, or accuracy not measured"] = [
-        o for o in work.options if not _stands(o, work)
+        o for o in work.options if not o.accuracy.kept
     ]
     rows = []
     for heading, options in kept.items():
         if options:
             rows.append([heading, *[""] * (len(columns) - 1)])
         rows += [_row(o, names) for o in options]
-    return Table(work.title, columns, rows, name="decisions")
-
-
-def _stands(option: Option, work: Work) -> bool:
-    return bool(option.accuracy.kept) or work.kind not in (TRAIN, PREDICT)
+    return Table(
+        ": ".join(filter(None, (work.title, about(work)))), columns, rows, name="decisions"
+    )
 
 
 def _row(option: Option, names: list[str]) -> list[str]:
@@ -207,7 +248,7 @@ def _row(option: Option, names: list[str]) -> list[str]:
         name_of(option),
         f"{gain}\n{verdict}".strip(),
         *cells,
-        accuracy_of(option.accuracy),
+        accuracy_of(option.accuracy) or MISSING,
         takes,
     ]
 
@@ -220,14 +261,16 @@ def summary_table(found: list[Answer]) -> Table:
     for each in found:
         for option in _both(each):
             better = list(filter(each.better, each.unknown))
-            said = [gain_of(option), accuracy_of(option.accuracy)]
+            said = [gain_of(option), beside(each.goal, option)]
             said += [f"takes {option.price}"] if option.price else []
             said += [f"better, but accuracy not measured: {len(better)}"] if better else []
             figure = figure_of(each.figure(option), each.goal)
-            cell = f"{figure}\n{'; '.join(filter(None, said))}"
-            which = "best" if option is each.best else "cheapest"
+            cell = "\n".join(filter(None, [figure, "; ".join(filter(None, said))]))
+            which = _first(each) if option is each.best else "cheapest"
+            which = f"{which}, {about(each.work)}".strip(" ,")
             name = f"{framework_title(option.case)} {option.case['variant']}"
-            use = f"{plain(name)}\n{plain(name_of(option).removeprefix(name).strip(' ()'))}"
+            more = name_of(option).removeprefix(f"{name} (").removesuffix(")")
+            use = f"{plain(name)}\n{plain(more)}"
             rows.append([f"{plain(each.work.title)}\n{which}", use, cell])
     return Table("What to use", columns, rows, name="summary")
 
@@ -241,7 +284,45 @@ def _both(found: Answer) -> list[Option]:
 
 # The terminal ------------------------------------------------------------------------------------
 
-LABEL = 11  # cells
+LABEL, FIGURE = 11, 22  # cells: of an answer's label, of its figure with its interval
+
+
+def fitting(found: list[Answer], width: int, room: int) -> list[str]:
+    """Answers in `room` lines: whole if they fit, else short, else the first of them."""
+    whole = text(found, width)
+    if len(whole) <= room:
+        return whole
+    for others in (True, False):
+        each = [_short(one, width, others=others) for one in found]
+        if sum(map(len, each)) <= room:
+            break
+    said: list[str] = []
+    for place, lines_of_one in enumerate(each):
+        last = place + 1 == len(each)
+        if len(said) + len(lines_of_one) + (not last) > room:
+            left = len(each) - place
+            return [*said, f"… and {left} more: see report.html, or twinbench choose"]
+        said += lines_of_one
+    return said
+
+
+def _short(found: Answer, width: int, *, others: bool) -> list[str]:
+    """An answer as a line for its work, and one each for what to use, cut to the width."""
+    options = [(o, _first(found) if o is found.best else "cheapest") for o in _both(found)]
+    other = _other_side(found) if others else None
+    options += [(other, "other")] if other else []
+    mark = PROVISIONAL if found.provisional else about(found.work)  # which is not to be cut
+    said = [plain(": ".join(filter(None, (found.work.title, mark))))]
+    for option, label in options:
+        figure = figure_of(found.figure(option), found.goal, found.limits)
+        said.append(f"  {label:{LABEL - 2}}{figure:{FIGURE}}  {plain(name_of(option))}")
+    return [line if cells(line) <= width else f"{_cut(line, width - 1)}…" for line in said]
+
+
+def _cut(line: str, width: int) -> str:
+    while cells(line) > width:
+        line = line[:-1]
+    return line
 
 
 def text(found: list[Answer], width: int, *, every: bool = False) -> list[str]:
@@ -249,6 +330,7 @@ def text(found: list[Answer], width: int, *, every: bool = False) -> list[str]:
     said: list[str] = []
     for each in found:
         heading = f"{each.work.title}: {measure(each.goal, each.limits)}"
+        heading += f" ({PROVISIONAL})" if each.provisional else ""
         said += ["", *wrap(plain(heading), width)]
         for label, words in lines(each, every=every):
             said += hanging(f"  {label}", plain(words), width, LABEL)

@@ -12,7 +12,11 @@ from bench.analysis.values import at, is_pair
 from bench.report.figures import MISSING, compact, interval, number, plus_minus, ratio, scaled
 from bench.report.text import plain
 
-UNITS = {"accuracy": "Accuracy in %", "bits_per_character": "Bits per character"}
+UNITS = {
+    "accuracy": "Accuracy in %",
+    "bits_per_character": "Bits per character",
+    "mAP": "mAP@[.5:.95] in %",
+}
 MEMORY_PARTS = ("parameters", "gradients", "optimizer", "rest")
 
 Rows = dict[int, list[Row]]  # by batch size
@@ -50,7 +54,7 @@ def tables(found: View, task: dict) -> list[Table]:
     """Every table that has a figure."""
     rows = found.rows
     every = [speed(rows), ratios(found), cost(rows), lifetimes(rows), memory_parts(rows)]
-    every += [accuracy(rows, task), probed(rows), rates(rows), repetitions(rows)]
+    every += [energy(rows), accuracy(rows, task), probed(rows), rates(rows), repetitions(rows)]
     return [table for table in every if table]
 
 
@@ -92,6 +96,21 @@ def cost(rows: Rows) -> Table | None:
     heads += ["GPU\n[MB]"] if device else []
     title = "First call, share of the machine's peak, memory above import"
     return _side_by_side(title, heads, rows, figures)
+
+
+def energy(rows: Rows) -> Table | None:
+    """Joules by the machine's counters, where it has any."""
+
+    def figures(case: dict) -> list[str]:
+        step, sample = (at(case, "metrics", f"energy_per_{name}") for name in ("step", "sample"))
+        bounds = [scaled(bound, 1e3) for bound in at(sample, "ci") or []]
+        return [
+            _with_bounds(at(step, "value"), at(step, "ci")),
+            _with_bounds(scaled(at(sample, "value"), 1e3), bounds),
+        ]
+
+    heads = ["step [J]\n(95% interval)", "sample [mJ]\n(95% interval)"]
+    return _side_by_side("Energy of processors and GPUs", heads, rows, figures, name="energy")
 
 
 def lifetimes(rows: Rows) -> Table | None:
@@ -144,6 +163,7 @@ def _with_bounds(value: Any, bounds: Any) -> str:
 
 MOST_SIDE_BY_SIDE = 4  # figures of a probe
 DERIVED = ("samples_per_s", "share_of_peak", "cold_first_calls_s", "break_even_steps", "total_")
+DERIVED += ("energy_",)
 RATE = re.compile(r"rate_(\d+)_threads_batch_(\d+)")  # the figures of a table of their own
 
 

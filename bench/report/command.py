@@ -6,7 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from bench.analysis.reading import load
+from bench.analysis.analyse import analyse, raw
+from bench.analysis.reading import as_lines, load, results_file
 from bench.report import readme
 from bench.report.files import FORMATS, write_reports
 from bench.report.replace import write_atomically
@@ -30,6 +31,12 @@ def main(arguments: list[str] | None = None) -> int:
         help=f"all (the default) writes {', '.join(FORMATS.values())} beside the record, "
         "terminal prints",
     )
+    parser.add_argument(
+        "--derive",
+        action="store_true",
+        help="first make every figure of the record again from what was measured: after a change "
+        "of the analysis",
+    )
     parser.add_argument("--readme", type=Path, help="put chart, conclusions and tables there")
     parser.add_argument(
         "--other", type=Path, metavar="PATH", help="with --readme: a run of another machine"
@@ -51,6 +58,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _make(chosen: argparse.Namespace) -> int:
+    if chosen.derive:
+        for path in map(results_file, chosen.paths):
+            write_atomically({path: as_lines(analyse(raw(load(path))))})
     if chosen.readme:
         return _readme(chosen)
     if chosen.format == "terminal":

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
-from bench.analysis.decisions import Answer, Work, answers, works
+from bench.analysis.decisions import Answer, Work, answers, title, works
 from bench.analysis.reading import (
     DIFFERENT,
     FRAMEWORKS,
@@ -25,10 +24,10 @@ from bench.analysis.reading import (
 )
 from bench.analysis.values import at, is_number
 from bench.report import graphs
+from bench.report.answer import parameters, rounded
 from bench.report.blocks import Column, Table, tables
 from bench.report.figures import MISSING, compact, number, ratio, scaled
 from bench.report.text import plain
-from shared.specs import TASKS, parameter_shapes
 
 Facts = list[tuple[str, str]]
 
@@ -51,6 +50,7 @@ class TechniquePart:
     """All that is said of one technique."""
 
     title: str
+    variants: Facts
     tasks: list[TaskPart]
     differs: list[str]
     notes: list[str]
@@ -108,6 +108,7 @@ def _listed(value: Any) -> list:
     return value if isinstance(value, list) else []
 
 
+SMALL, LARGE = 1e6, 1e7  # parameters: a step is mostly overhead, mostly arithmetic
 WIDEST = ("amx_bf16", "avx512_bf16", "avx512f", "avx2", "sve", "neon")
 
 
@@ -115,11 +116,13 @@ def measured(runs: list[dict[str, Any]]) -> str:
     """What was measured, in a sentence: the machines, their devices, how large the models are."""
     machines = dict.fromkeys(machine_words(run["environment"]) for run in runs)
     tasks_run = {case["task"] for run in runs for case in run["cases"] if case["status"] == "OK"}
-    sizes = [parameters_of(TASKS[name].model) for name in tasks_run if name in TASKS]
+    sizes = parameters(tasks_run)
     models = ""
     if sizes:
-        low, high = (_rounded(size) for size in (min(sizes), max(sizes)))
+        low, high = rounded(sizes[0]), rounded(sizes[-1])
         models = f", models of {low} to {high} parameters" if low != high else f", {low} parameters"
+        if sizes[0] < SMALL and sizes[-1] >= LARGE:
+            models += "; small models show overhead, large ones arithmetic: the tables show both"
     return f"Measured on {' and '.join(machines)}{models}."
 
 
@@ -132,32 +135,27 @@ def machine_words(found: dict[str, Any]) -> str:
     return f"{device} {compact(found.get('cpu'))}, {', '.join(filter(None, (widest, cores)))}"
 
 
-def parameters_of(model: Any) -> int:
-    """How many parameters a model of `shared.specs` has."""
-    return sum(map(prod, parameter_shapes(model).values()))
-
-
-def _rounded(count: int) -> str:
-    """24 thousand, 10 million."""
-    size, word = (1e6, "million") if count >= 1e6 else (1e3, "thousand")
-    return f"{float(f'{count / size:.2g}'):g} {word}"
+# Why a run is not finished, in words.
+ENDED = {
+    "minutes": "ENDED IN TIME (--minutes): intervals hold for the blocks that were played, and "
+    "--resume narrows them.",
+    "interrupted": "INTERRUPTED: intervals hold for the blocks that were played, and --resume "
+    "goes on.",
+    None: "NOT FINISHED: the run goes on, or was cut short. What it had measured stands here.",
+}
 
 
 def warnings(results: dict[str, Any]) -> list[str]:
     """What a reader must know before any figure."""
     found = []
-    if results["effort"] == "quick":
+    played = [c["n"] for c in results["comparisons"] if c["kind"] == "baseline" and c.get("n")]
+    if results["effort"] == "quick" or (played and max(played) == 1):
         found.append(
-            "SMOKE RUN: one block, no intervals, no verdicts. "
-            "It shows that everything runs, not how fast it is."
+            "PROVISIONAL: one block, no intervals, no verdicts. "
+            "It shows that everything runs, and about how fast it is."
         )
     if not results["finished"]:
-        found.append("NOT FINISHED: the run was cut short. What it had measured stands here.")
-    if results["schema_version"] < 2:
-        found.append(
-            "MEMORY: this run counted some 150 MB of modules that PyTorch imports late (with its "
-            "first optimizer) into PyTorch's memory. Newer runs count them as imports."
-        )
+        found.append(ENDED.get(results.get("ended"), ENDED[None]))
     load, cores = (results["environment"].get(name) for name in ("load", "logical_cores"))
     if is_number(load) and is_number(cores) and load > cores:
         found.append(f"BUSY MACHINE: load {load:.1f} on {cores} cores before the run.")
@@ -188,7 +186,13 @@ def _environment(found: dict[str, Any]) -> Facts:
         ("Seeds", compact(found.get("seeds"))),
         ("Order", compact(found.get("order"))),
     ]
+    facts += [("Energy", _counters(found["energy"]))] if "energy" in found else []
     return facts if found.get("gpu") else [fact for fact in facts if fact[0] != "GPU"]
+
+
+def _counters(names: Any) -> str:
+    """What counts the machine's energy."""
+    return f"counted by {', '.join(map(compact, names))}" if _listed(names) else MISSING
 
 
 def _gflops(peaks: Any) -> str:
@@ -250,7 +254,7 @@ def _controls(controls: list[dict]) -> Table | None:
 def _legend(effort: str) -> Facts:
     facts = [
         ("step", "one training step (forward, loss, gradients, update); its input is in place"),
-        ("cold, warm", "first call in a freshly executed process; in a forked one"),
+        ("cold, warm", "first call in a process that has only imported; in one of a match"),
         ("of peak", "the step's arithmetic over the best matrix product of its dtype in this run"),
         ("memory", "peak of the process above what its imports took; MB = 10⁶ bytes"),
         ("ratio", "of step times within the same rounds; below 1 the first named is faster"),
@@ -266,7 +270,6 @@ def _legend(effort: str) -> Facts:
         ("slower, more accurate", "the other side is faster, but less accurate by more than that"),
         ("slightly faster, slightly slower", "the 95% interval excludes 1, but not 3%"),
         ("inconclusive", "none of these"),
-        ("noisy", "older runs: no verdict, since blocks differ by more than 6%"),
         (DIFFERENT, "the two sides were not shown to do the same work"),
     ]
 
@@ -280,13 +283,35 @@ def _technique(results: dict[str, Any], name: str) -> TechniquePart:
     parts = [_task(results, name, task) for task in tasks(results, name)]
     return TechniquePart(
         title=about.get("title") or name,
+        variants=_variants(cases),
         tasks=parts,
         differs=about.get("differs_by_design") or [],
-        notes=about.get("notes") or [],
+        notes=[*(about.get("notes") or []), *_shared(cases, results["cases"])],
         problems=_problems(cases),
         same_work=_same_work(results, name),
         took_effect=_took_effect(cases),
     )
+
+
+def _variants(cases: list[dict]) -> Facts:
+    """What each variant is called in plain words, where that says more than its name."""
+    found = {case["variant"]: title(case) for case in cases if case["role"] != "control"}
+    return [(name, words) for name, words in found.items() if words not in name.replace("_", " ")]
+
+
+def _shared(cases: list[dict], every: list[dict]) -> list[str]:
+    """Which rows show the figures of another technique's, whose program is the same."""
+    by_id = {case["id"]: case for case in every}
+    found = {
+        (case["variant"], other["technique"], other["variant"])
+        for case in cases
+        if (other := by_id.get(case.get("program"))) and other is not case
+    }
+    return [
+        f"{own} is the same program as {variant} of {technique}, and was measured once: times, "
+        "first call and memory are that row's."
+        for own, technique, variant in sorted(found)
+    ]
 
 
 def _task(results: dict[str, Any], technique: str, task: str) -> TaskPart:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from bench.analysis.decisions import NAMES, PREDICT, TRAIN, Option, Work
+from bench.analysis.decisions import NAMES, Option, Work
 from bench.analysis.reading import FRAMEWORKS
 from bench.analysis.values import at, is_pair
 from bench.analysis.verdicts import DELTA
@@ -19,7 +19,7 @@ from bench.report.figures import number
 from bench.report.shapes import Box, Chart, Label, Line, Mark, Scale, across, scale
 
 LEFT, RIGHT = 47.0, 76.0  # percents between which the axis runs: names left of it, figures right
-LINE = 18  # pixels a line
+LINE, LEAST_LINE, TALL = 18, 12, 440  # pixels: a line, at least, and all of them if they can
 LONGEST = 44  # characters of a label
 PLACES = {"pt": 89.0, "tf": 99.5}  # where each framework's figures end
 
@@ -53,7 +53,7 @@ def gains(works: list[Work]) -> list[Gain]:
             technique,
             _label(technique, works[place], [works[n] for name, n in found if name == technique]),
             works[place],
-            {side: _shown(options, works[place]) for side, options in sides.items()},
+            {side: _shown(options) for side, options in sides.items()},
         )
         for (technique, place), sides in found.items()
         if technique != "baseline"
@@ -67,17 +67,13 @@ def _label(technique: str, work: Work, works: list[Work]) -> str:
     for told in (lambda w: w.task, lambda w: NAMES[w.kind], lambda w: f"batch {w.batch_size}"):
         if len({told(each) for each in works}) > 1:
             words += f", {told(work)}"
+            works = [each for each in works if told(each) == told(work)]
     return words
 
 
-def _shown(options: list[Option], work: Work) -> Option:
+def _shown(options: list[Option]) -> Option:
     """The least time within the margin, else the least of all."""
-    return min(options, key=lambda o: (not keeps(o, work), o.gain))
-
-
-def keeps(option: Option, work: Work) -> bool:
-    """Whether accuracy was kept, or is no matter here."""
-    return bool(option.accuracy.kept) or work.kind not in (TRAIN, PREDICT)
+    return min(options, key=lambda o: (not o.accuracy.kept, o.gain))
 
 
 def chart(works: list[Work]) -> Chart | None:
@@ -92,12 +88,12 @@ def chart(works: list[Work]) -> Chart | None:
         Label(PLACES[side], 11, short, "heading", "end")
         for side, short in (("pt", "PT"), ("tf", "TF"))
     ]
-    y = 16.0
+    y, line = 16.0, max(LEAST_LINE, min(LINE, TALL / len(listed)))
     for gain in listed:
-        y += LINE
+        y += line
         shapes.append(Label(0, y, _fitting(gain.label), "label-line"))
         for side, option in gain.sides.items():
-            shapes += _mark(axis, y, side, option, gain.work)
+            shapes += _mark(axis, y, line / 4, side, option)
     bottom = y + 7
     band = Box(axis(1 / (1 + DELTA)), 16, axis(1 + DELTA) - axis(1 / (1 + DELTA)), bottom - 16,
                "band")  # fmt: skip
@@ -131,16 +127,17 @@ def _interval(option: Option) -> list[float] | None:
     return list(ci) if compared else None
 
 
-def _mark(axis: Scale, y: float, side: str, option: Option, work: Work) -> list[Any]:
+def _mark(axis: Scale, y: float, aside: float, side: str, option: Option) -> list[Any]:
+    """A row's mark with its interval, PyTorch's above TensorFlow's, and its figure."""
     verdict = at(option.own, "verdict") or ""
-    kept = keeps(option, work)
+    kept = option.accuracy.kept
     told = kept and ("faster" in verdict or "slower" in verdict)
-    middle = y - 8.5 if side == "pt" else y + 0.5
+    middle = y - 4 - aside if side == "pt" else y - 4 + aside
     shapes: list[Any] = []
     if ci := _interval(option):
         low, high = map(axis, ci)
         shapes.append(Line(low, middle, high, middle, f"interval {side}"))
-    tip = f"{name_of(option)}: {gain_of(option)}, {accuracy_of(option.accuracy)}"
+    tip = f"{name_of(option)}: {_said(option)}"
     shapes.append(Mark(axis(option.gain), middle, side, not told, tip))
     style = "good" if told and "faster" in verdict else "bad" if told else "even"
     text = number(option.gain, places=2 if option.gain < 10 else 1) + ("" if kept else "*")
@@ -148,14 +145,15 @@ def _mark(axis: Scale, y: float, side: str, option: Option, work: Work) -> list[
     return shapes
 
 
+def _said(option: Option) -> str:
+    return ", ".join(filter(None, (gain_of(option), accuracy_of(option.accuracy))))
+
+
 def _in_words(listed: list[Gain]) -> str:
     """Every line of the chart as a sentence."""
     return " ".join(
         f"{gain.label}: "
-        + ", ".join(
-            f"{name_of(option)} {gain_of(option)}, {accuracy_of(option.accuracy)}"
-            for option in gain.sides.values()
-        )
+        + ", ".join(f"{name_of(option)} {_said(option)}" for option in gain.sides.values())
         + "."
         for gain in listed
     )

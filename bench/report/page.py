@@ -108,8 +108,11 @@ FAMILY_TITLES = {
     "train_step": "Train step",
     "input": "Input pipelines",
     "parallel": "Several devices",
+    "recipes": "Recipes",
+    "adaptation": "Domain adaptation",
     "compression": "Smaller models",
     "deployment": "Deployment",
+    "diagnosis": "Diagnosis",
 }
 
 # verdict or status -> the style of its word
@@ -127,7 +130,6 @@ VERDICTS = {
     "UNSUPPORTED": "even",
     "NOT_APPLIED": "mixed",
     "inconclusive": "even",
-    "noisy": "even",
     "not comparable": "mixed",
 }
 

@@ -129,7 +129,7 @@ def _shares(every: list[Work]) -> str | None:
     parts = []
     for side, name in (("pt", "PyTorch"), ("tf", "TensorFlow")):
         rows = [(w, o) for w, o in _compared(every) if o.case["framework"] == side]
-        faster = [o for w, o in rows if gains.keeps(o, w) and "faster" in at(o.own, "verdict")]
+        faster = [o for w, o in rows if o.accuracy.kept and "faster" in at(o.own, "verdict")]
         if rows:
             parts.append(f"{len(faster)} of {len(rows)} rows in {name}")
     if not parts:
@@ -144,7 +144,7 @@ def _largest(every: list[Work]) -> str | None:
         kept = [
             (o.gain, o, w)
             for w, o in _compared(every)
-            if o.case["framework"] == side and gains.keeps(o, w) and o.gain
+            if o.case["framework"] == side and o.accuracy.kept and o.gain
         ]
         if kept:
             gain, option, work = min(kept, key=lambda each: each[0])

@@ -40,15 +40,7 @@ def answered(results: dict[str, Any], width: int = 80) -> str:
     report, width = build(results), max(width, SMALLEST_WIDTH)
     lines = [*_heading("What to use", "=", width), *wrap(plain(report.measured), width)]
     lines += [line for warning in report.warnings for line in _loud(warning, width)]
-    room = MOST_LINES - len(lines)
-    for place, each in enumerate(report.answers):
-        said = ["", *answer.text([each], width)]
-        if len(said) + (place + 1 < len(report.answers)) > room:
-            left = len(report.answers) - place
-            lines.append(f"… and {left} more: see report.html, or twinbench choose")
-            break
-        lines += said
-        room -= len(said)
+    lines += ["", *answer.fitting(report.answers, width, MOST_LINES - len(lines) - 1)]
     return "\n".join(lines) + "\n"
 
 
@@ -96,6 +88,7 @@ def _facts(facts: Facts, width: int) -> list[str]:
 
 def _technique(part: TechniquePart, width: int) -> list[str]:
     lines = _heading(part.title, "=", width)
+    lines += ["", *_facts(part.variants, width)] if part.variants else []
     for task in part.tasks:
         for table in task.tables:
             if not table.detail:
@@ -213,7 +206,7 @@ def markdown(results: dict[str, Any]) -> str:
             same_work=SAME_WORK,
             graphs=GRAPHS,
             lines=answer.lines,
-            decision_table=answer.decision_table,
+            provisional=answer.PROVISIONAL,
         )
     )
 
@@ -235,6 +228,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         undefined=StrictUndefined,
     )
+    made.filters["decided"] = answer.decision_table
     made.filters["head"] = lambda text: Markup(re.sub(_UNIT, r"[\1]", escape(text)))
     return made
 

@@ -10,8 +10,8 @@ from bench.analysis.reading import DIFFERENT, block_count
 from bench.analysis.values import at, is_number, is_pair
 from bench.report.text import plain
 
-WORDS = ("id", "technique", "framework", "flavour", "variant", "role", "task", "batch_size", "mode")
-WORDS += ("status", "reason")
+WORDS = ("id", "technique", "framework", "flavour", "variant", "title", "program", "role", "task")
+WORDS += ("batch_size", "mode", "status", "reason")
 MEMORY = ("import", "build", "first_step_peak", "steady_peak")
 MEMORY += ("parameters", "gradients", "optimizer", "rest")
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # with which a spreadsheet begins to calculate
@@ -50,7 +50,8 @@ def _row(case: dict, results: dict[str, Any]) -> Row:
     good = case if case.get("status") == "OK" else {}
     timing, memory, trained = (good.get(name) for name in ("timing", "memory", "accuracy"))
     found |= _figure("step_s", at(timing, "median_s"), at(timing, "ci_s"))
-    found["blocks"] = block_count(case) or None
+    shown = [c for c in results["cases"] if c["id"] == case.get("program")] or [case]
+    found["blocks"] = block_count(shown[0]) or None
     for kind, name in (("baseline", "to_baseline"), ("framework", "pytorch_to_tensorflow")):
         found |= _comparison(name, _of(case, kind, results))
     found |= {

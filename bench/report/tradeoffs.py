@@ -20,6 +20,7 @@ from bench.report.shapes import (
     spread_letters,
     up_and_across,
 )
+from shared.specs import more_is_better
 
 # what accuracy is set against -> where it stands in a case, and its unit's factor
 COSTS = {
@@ -106,15 +107,12 @@ def tradeoffs(found: View, task: dict) -> list[tuple[Table, list[Chart]]]:
             if len(points := _points(trained, cost, lettered, task)) > 1
         }
         if pictures:
-            more = {"metric": unit_of(task.get("metric")), "more_is_better": _more_is_better(task)}
+            metric = task.get("metric")
+            more = {"metric": unit_of(metric), "more_is_better": more_is_better(metric)}
             drawn = [scatter(points, cost=cost, **more) for cost, points in pictures.items()]
             drawn = [replace(c, title=f"{c.title}, batch {batch}") for c in drawn]
             tables.append((_table(batch, trained, lettered, pictures, task), drawn))
     return tables
-
-
-def _more_is_better(task: dict) -> bool:
-    return task.get("metric") == "accuracy"
 
 
 def _cost(case: dict, cost: str) -> float | None:
@@ -133,7 +131,7 @@ def _points(trained: list, cost: str, lettered: dict[str, str], task: dict) -> l
             bounds = list(ci) if is_pair(ci) else None
             points.append(Point(lettered[case["id"]], name, case, value, mean, bounds))
     places = [(point.cost, point.accuracy) for point in points]
-    front = on_front(places, more_is_better=_more_is_better(task))
+    front = on_front(places, more_is_better=more_is_better(task.get("metric")))
     return [replace(point, front=on) for point, on in zip(points, front, strict=True)]
 
 
@@ -154,4 +152,5 @@ def _table(
     columns += [Column("", "on the\nPareto front", right=False)]
     heading = [f"batch {batch}", *[""] * (len(columns) - 1)]
     title = f"{compact(task.get('metric'))} against what it costs".replace("_", " ")
-    return Table(title[0].upper() + title[1:], columns, [heading, *rows])
+    title = title if title.startswith("mAP") else title[0].upper() + title[1:]
+    return Table(title, columns, [heading, *rows])

@@ -23,10 +23,15 @@ TECHNIQUE = Technique(
     name="batch_size_finder",
     title="Largest batch within a memory budget",
     variants=(
-        Variant("fp32", role="baseline", effort="quick", measured=WARM),
-        Variant("bf16", effort="quick", measured=WARM),
-        Variant("checkpointed", measured=WARM),
-        Variant("accumulated", measured=WARM),
+        Variant("fp32", role="baseline", measured=WARM, title="float32"),
+        Variant("bf16", measured=WARM, title="bfloat16"),
+        Variant("checkpointed", effort="ordinary", measured=WARM, title="activation checkpointing"),
+        Variant(
+            "accumulated",
+            effort="ordinary",
+            measured=WARM,
+            title=f"{MICRO_BATCHES} micro-batches",
+        ),
     ),
     workloads=(Workload(TASK, "compute", timed=False),),
     differs_by_design=(

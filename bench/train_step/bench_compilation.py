@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import numpy as np
 
 from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
@@ -26,25 +28,65 @@ BASELINE = {"pt_impl": EAGER, "tf_impl": CAPTURED}
 # What autograd does between compiled graphs: the loss's own gradient, and putting gradients away.
 BOOKKEEPING = {"clone", "copy_", "detach", "new_empty_strided", "ones_like"}
 
+UNSUPPORTED = {
+    "pt": {"fit_loop": "PyTorch has no fit: its users write the loop"},
+    "tf": {
+        "compile_function(mode)": "XLA has no modes: these are torch.compile's",
+        "apply_compile(mode)": "XLA has no modes: these are torch.compile's",
+        "compiled_train_step(mode)": "XLA has no modes: these are torch.compile's",
+        "compiled_model_train_step(mode)": "XLA has no modes: these are torch.compile's",
+        "compiled_predict(mode)": "XLA has no modes: these are torch.compile's",
+        "compile_optimizer": "XLA compiles the update with the step",
+        "fullgraph_train_step": "XLA always compiles everything or raises: see compiled",
+        "traced_model": "TensorFlow has no TorchScript: tf.function traces (graph)",
+        "scripted_model": "TensorFlow has no TorchScript: tf.function traces (graph)",
+    },
+}
+
 TECHNIQUE = Technique(
     family="train_step",
     name="compilation",
     title="Compilation",
     variants=(
-        Variant("baseline", role="baseline", effort="quick"),
+        Variant(
+            "baseline",
+            role="baseline",
+            title="default: eager, or one graph",
+            program="plain",
+        ),
         # Only PyTorch's compiler needs a C++ compiler.
-        Variant("compiled", frameworks=("pt",), effort="quick", requires="compiler"),
-        Variant("compiled", frameworks=("tf",), effort="quick"),
-        Variant("eager", frameworks=("tf",)),
-        Variant("model_alone", frameworks=("pt",), effort="full", requires="compiler"),
-        Variant("model_alone", frameworks=("tf",), effort="full"),
-        Variant("fullgraph", frameworks=("pt",), effort="full", requires="compiler"),
+        Variant(
+            "compiled",
+            frameworks=("pt",),
+            requires="compiler",
+            title="torch.compile",
+        ),
+        Variant("compiled", frameworks=("tf",), title="XLA"),
+        Variant("eager", frameworks=("tf",), effort="ordinary", title="eager, no tf.function"),
+        Variant(
+            "model_alone",
+            frameworks=("pt",),
+            effort="ordinary",
+            requires="compiler",
+            title="torch.compile of the model alone",
+        ),
+        Variant(
+            "model_alone", frameworks=("tf",), effort="ordinary", title="XLA for the model alone"
+        ),
+        Variant(
+            "fullgraph",
+            frameworks=("pt",),
+            effort="full",
+            requires="compiler",
+            title="torch.compile, one graph or none",
+        ),
         Variant(
             "reduce_overhead",
             {"mode": "reduce-overhead"},
             frameworks=("pt",),
             effort="full",
             requires="compiler",
+            title="torch.compile, reduce-overhead",
         ),
         Variant(
             "max_autotune",
@@ -52,22 +94,30 @@ TECHNIQUE = Technique(
             frameworks=("pt",),
             effort="full",
             requires="compiler",
+            title="torch.compile, max-autotune",
         ),
-        Variant("graph_only", frameworks=("pt",), effort="full"),
-        Variant("torchscript_trace", frameworks=("pt",), effort="full"),
-        Variant("torchscript_script", frameworks=("pt",), effort="full"),
-        Variant("fit", frameworks=("tf",), effort="full"),
+        Variant("graph_only", frameworks=("pt",), effort="full", title="graph, eager's kernels"),
+        Variant(
+            "torchscript_trace", frameworks=("pt",), effort="full", title="TorchScript, traced"
+        ),
+        Variant(
+            "torchscript_script", frameworks=("pt",), effort="full", title="TorchScript, scripted"
+        ),
+        Variant("fit", frameworks=("tf",), effort="ordinary", title="Keras's fit"),
         Variant(
             "fit_steps_per_execution",
             {"steps_per_execution": STEPS_PER_EXECUTION},
             frameworks=("tf",),
-            effort="full",
+            effort="ordinary",
+            title=f"Keras's fit, {STEPS_PER_EXECUTION} batches a call",
         ),
     ),
     workloads=(
         Workload("digits-cnn", "compute"),
-        Workload("digits-cnn", "compute", effort="full", mode="predict"),
-        Workload("digits-cnn", "small", effort="full"),
+        Workload("photos-resnet18", "compute"),
+        Workload("text-gpt-10m", "compute"),
+        Workload("digits-cnn", "compute", effort="ordinary", mode="predict"),
+        Workload("digits-cnn", "small", effort="ordinary"),
         Workload("text-gpt", "compute", effort="full"),
         Workload("digits-resnet20", "compute", effort="full"),
     ),
@@ -172,7 +222,8 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
         return _fit_took_effect(work, prepared, batch)
     predicts = work.mode == "predict"
     function, inputs = (prepared.predict, batch[:1]) if predicts else (prepared.step, batch)
-    found = impl.train_step.compilation.executed_graphs(function, *inputs)
+    operators = importlib.import_module(f"{impl.__name__}.kit.operators")
+    found = operators.executed_graphs(function, *inputs)
     if work.variant in ("reduce_overhead", "max_autotune"):
         found["cuda_graphs"] = "cuda" in impl.kit.runtime.device()  # nobody else has them
     if hasattr(function, "torchscript"):

@@ -17,23 +17,37 @@ TECHNIQUE = Technique(
     name="gradient_clipping",
     title="Gradient clipping and the non-finite guard",
     variants=(
-        Variant("plain", role="baseline", effort="quick"),
-        Variant("clip", {"max_norm": BOUND}, effort="quick", changes="math"),
-        Variant("guard", {"check_finite": True}),
+        Variant("plain", role="baseline", title="no clipping", program="plain"),
+        Variant(
+            "clip",
+            {"max_norm": BOUND},
+            changes="math",
+            title="clip by the norm of all gradients",
+        ),
+        Variant("guard", {"check_finite": True}, title="guard against NaN and infinity"),
         Variant(
             "clip_and_guard",
             {"max_norm": BOUND, "check_finite": True},
-            effort="full",
+            effort="ordinary",
             changes="math",
+            title="clip and guard",
         ),
-        Variant("clip_per_variable", {"max_norm": BOUND}, effort="full", changes="math"),
-        Variant("neutral", {"check_finite": False}, effort="full"),
+        Variant(
+            "clip_per_variable",
+            {"max_norm": BOUND},
+            effort="ordinary",
+            changes="math",
+            title="clip each variable by its norm",
+        ),
+        Variant(
+            "neutral", {"check_finite": False}, effort="full", title="clipping with nothing to clip"
+        ),
     ),
     workloads=(
         Workload("digits-cnn", "compute"),
         Workload("digits-cnn", "small", effort="full"),
         # Ten million parameters: the price is per parameter.
-        Workload("text-gpt-wide", "compute", effort="full"),
+        Workload("text-gpt-10m", "compute", effort="ordinary"),
     ),
     differs_by_design=(
         "PyTorch divides by norm + 1e-6, TensorFlow by norm.",
@@ -42,7 +56,8 @@ TECHNIQUE = Technique(
     ),
     notes=(
         f"max_norm is {BOUND}, half of what digits-cnn starts with; a step costs the same whether "
-        "it binds or not. Rows without clipping have none; neutral takes the norm and leaves it.",
+        "it binds or not. Rows without clipping have none.",
+        "neutral is the price where there is nothing to do: it runs the plain step's operators.",
     ),
 )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
 
 DEFAULTS = {"pt_impl": "channels_first", "tf_impl": "channels_last"}
@@ -11,21 +13,29 @@ TECHNIQUE = Technique(
     name="memory_format",
     title="Memory format of images",
     variants=(
-        Variant("default", role="baseline", effort="quick"),
+        Variant(
+            "default",
+            role="baseline",
+            title="the framework's own format",
+            program="plain",
+        ),
         Variant(
             "channels_last",
             {"memory_format": "channels_last"},
-            effort="quick",
+            title="channels_last (NHWC)",
         ),
         Variant(
             "channels_first",
             {"memory_format": "channels_first"},
-            effort="full",
+            effort="ordinary",
+            title="channels_first (NCHW)",
         ),
     ),
     workloads=(
         Workload("digits-cnn", "compute"),
-        Workload("digits-cnn", "compute", effort="full", mode="predict"),
+        Workload("photos-resnet18", "compute"),
+        Workload("digits-cnn", "compute", effort="ordinary", mode="predict"),
+        Workload("photos-resnet18", "compute", effort="ordinary", mode="predict"),
         Workload("digits-resnet20", "compute", effort="full"),
         Workload("digits-resnet20", "compute", effort="full", mode="predict"),
     ),
@@ -54,6 +64,8 @@ def prepare(impl, work: Work) -> Prepared:
     optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
     step = impl.kit.training.make_train_step(model, optimizer, impl.kit.training.cross_entropy)
     predict = impl.kit.training.make_predict(model)
+    if work.mode == "predict" and hasattr(model, "eval"):
+        model.eval()  # once, as for serving; Keras says it in each call
     if not work.settings:
         return Prepared(step, predict, model, optimizer)
     convert = impl.train_step.memory_format.convert_batch
@@ -73,7 +85,8 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
     def call():
         return prepared.predict(batch[0]) if work.mode == "predict" else prepared.step(*batch)
 
-    formats = impl.train_step.memory_format.convolution_formats(prepared.model, call)
+    operators = importlib.import_module(f"{impl.__name__}.kit.operators")
+    formats = operators.convolution_formats(prepared.model, call)
     wanted = work.settings.get("memory_format", DEFAULTS[impl.__name__])
     # On a GPU grappler decides; what it decided stands in the evidence.
     free = impl.__name__ == "tf_impl" and not impl.kit.runtime.device().startswith("CPU")

@@ -14,13 +14,19 @@ TECHNIQUE = Technique(
     name="mixed_precision",
     title="Mixed precision training",
     variants=(
-        Variant("fp32", role="baseline", effort="quick"),
-        Variant("bf16", {"dtype": "bfloat16"}, effort="quick", loss_tolerance=BF16_LOSSES),
+        Variant("fp32", role="baseline", title="float32", program="plain"),
+        Variant(
+            "bf16",
+            {"dtype": "bfloat16"},
+            loss_tolerance=BF16_LOSSES,
+            title="bfloat16",
+        ),
         Variant(
             "bf16_fp32_head",
             {"dtype": "bfloat16", "keep_fp32": "head"},
-            effort="full",
+            effort="ordinary",
             loss_tolerance=BF16_LOSSES,
+            title="bfloat16, head in float32",
         ),
         Variant(
             "fp16",
@@ -28,12 +34,17 @@ TECHNIQUE = Technique(
             effort="full",
             requires="cuda",
             loss_tolerance=FP16_LOSSES,
+            title="float16 with loss scaling",
         ),
+        Variant("neutral", {"dtype": "float32"}, effort="full", title="mixed precision in float32"),
     ),
     workloads=(
         Workload("digits-cnn", "compute", accuracy=True),
-        Workload("text-gpt", "compute"),
-        Workload("digits-cnn", "small", effort="full"),
+        Workload("photos-resnet18", "compute"),
+        Workload("text-gpt-10m", "compute"),
+        Workload("text-gpt", "compute", effort="ordinary"),
+        Workload("digits-detection", "compute", effort="ordinary", accuracy=True),
+        Workload("digits-cnn", "small", effort="ordinary"),
         Workload("text-gpt", "small", effort="full"),
         Workload("digits-resnet20", "small", effort="full"),
         Workload("digits-resnet20", "compute", effort="full", accuracy=True),
@@ -44,7 +55,10 @@ TECHNIQUE = Technique(
         "The head runs in bfloat16 on both sides and its logits enter the loss as float32; Keras "
         "advises a float32 head, which is the row bf16_fp32_head on both sides.",
     ),
-    notes=("float16 needs loss scaling and a GPU; on a CPU its rows are UNSUPPORTED.",),
+    notes=(
+        "float16 needs loss scaling and a GPU; on a CPU its rows are UNSUPPORTED.",
+        "neutral is the price where there is nothing to do: it runs the plain step's operators.",
+    ),
 )
 
 
@@ -52,7 +66,7 @@ def prepare(impl, work: Work) -> Prepared:
     """The baseline step for fp32, the technique's for all others."""
     model = impl.kit.models.build(work.task.model, work.weights)
     optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
-    loss = impl.kit.training.cross_entropy
+    loss = impl.kit.training.loss_of(work.task)
     technique = impl.train_step.mixed_precision if work.settings else impl.kit.training
     step = technique.make_train_step(model, optimizer, loss, **work.settings)
     return Prepared(step, technique.make_predict(model, **work.settings), model, optimizer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from itertools import count
 
 import numpy as np
@@ -19,17 +20,25 @@ MARKS = {
     ("tf_impl", "compiled"): ("compiled", ("AssignSubVariableOp", "ResourceApplyAdam")),
 }
 
+UNSUPPORTED = {
+    "tf": {
+        "foreach_optimizer": "TensorFlow has no operations over lists of tensors: Keras updates "
+        "variable by variable",
+        "fused_sgd": "Keras has no fused SGD: in a compiled step XLA fuses the update already",
+    }
+}
+
 TECHNIQUE = Technique(
     family="train_step",
     name="optimizer_implementations",
     title="Implementations of AdamW",
     variants=(
-        Variant("for_loop", role="baseline", effort="quick"),
-        Variant("compiled", frameworks=("tf",), effort="quick"),
-        Variant("fused", effort="quick"),
+        Variant("for_loop", role="baseline", title="a loop over tensors"),
+        Variant("compiled", frameworks=("tf",), title="XLA"),
+        Variant("fused", title="fused kernels"),
         # Only PyTorch's compiler needs a C++ compiler.
-        Variant("compiled", frameworks=("pt",), requires="compiler"),
-        Variant("foreach"),
+        Variant("compiled", frameworks=("pt",), requires="compiler", title="torch.compile"),
+        Variant("foreach", effort="ordinary", title="foreach: lists of tensors"),
     ),
     workloads=(
         Workload("text-gpt-wide", "small"),
@@ -50,7 +59,6 @@ TECHNIQUE = Technique(
         "TensorFlow has no foreach: its row is UNSUPPORTED.",
         "AdamW runs with learning rate 0.001 and weight decay 0.01, whatever the task's recipe is.",
     ),
-    # Eight contenders are one match; other techniques play controls.
 )
 
 
@@ -69,18 +77,21 @@ class Weight:
 
 def prepare(impl, work: Work) -> Prepared:
     """One update a step; the step's "loss" is a weight, each time of another parameter."""
-    recipe = work.task.recipe
+    recipe, name = work.task.recipe, f"{work.variant}_optimizer"
+    lacking = UNSUPPORTED.get(impl.__name__.removesuffix("_impl"), {})
+    if name in lacking:
+        raise NotImplementedError(lacking[name])
     model = impl.kit.models.build(work.task.model, work.weights)
-    make = getattr(impl.train_step.optimizer_implementations, f"{work.variant}_update")
-    optimizer, update = make(
+    make_optimizer = getattr(impl.train_step.optimizer_implementations, name)
+    optimizer = make_optimizer(
         model,
-        given_gradients(impl, work),
         learning_rate=1e-3,
         weight_decay=0.01,
         beta1=recipe.beta1,
         beta2=recipe.beta2,
         eps=recipe.eps,
     )
+    update = impl.kit.training.make_update(model, optimizer, given_gradients(impl, work))
     named = impl.kit.models.named_parameters(model)
     weights, steps = [Weight(named[name]) for name in sorted(named)], count()
 
@@ -110,7 +121,8 @@ def given_gradients(impl, work: Work) -> list:
 
 def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
     """The update ran the operators of its implementation, and none of another's."""
-    ran = impl.train_step.optimizer_implementations.update_operators(prepared.step.update)
+    operators = importlib.import_module(f"{impl.__name__}.kit.operators")
+    ran = operators.update_operators(prepared.step.update)
     wanted, others = MARKS[impl.__name__, work.variant]
     seen = [name for name in others if name in ran]
     reason = None

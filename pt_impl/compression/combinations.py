@@ -30,8 +30,7 @@ Run it alone: `python -m pt_impl.compression.combinations` prints the files of e
 accuracy, size and zeros.
 
 Copy with it: `pt_impl/compression/distillation.py`, `pt_impl/compression/pruning.py`,
-`pt_impl/compression/quantization_aware_training.py`, `pt_impl/kit/programs.py`,
-`shared/archives.py`, `shared/atomic.py`.
+`pt_impl/compression/quantization_aware_training.py`, `pt_impl/kit/programs.py`.
 """
 
 from collections.abc import Callable
@@ -66,7 +65,8 @@ def make_sparse_train_step(
 
     def step(x, y):
         optimizer.zero_grad(set_to_none=True)
-        loss = loss_fn(_call(model, x), y)
+        arguments, named = programs.call_arguments(model, x)
+        loss = loss_fn(model(*arguments, **named), y)
         loss.backward()
         for kernel, mask in masks:
             if kernel.grad is not None:
@@ -75,12 +75,6 @@ def make_sparse_train_step(
         return loss.detach()
 
     return step
-
-
-def _call(model: nn.Module, x):
-    if isinstance(x, dict):
-        return model(**x)
-    return model(*x) if isinstance(x, tuple) else model(x)
 
 
 def kernel_zeros(path) -> dict[str, float]:
@@ -130,8 +124,13 @@ def main() -> None:
     numbers = itertools.count(1)
 
     def make_pruning_step(*given):
-        step = training.make_train_step(*given)
-        return lambda x, y: (update(next(numbers)), step(x, y))[1]
+        plain_step = training.make_train_step(*given)
+
+        def step(x, y):
+            update(next(numbers))
+            return plain_step(x, y)
+
+        return step
 
     train(make_pruning_step, pruned, epochs=4)
     pruned = pruning.finalize_pruning(pruned)

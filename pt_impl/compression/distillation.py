@@ -43,15 +43,19 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map, tree_structure  # torch has no public one
 
 
-def soft_loss(student_logits: Tensor, teacher_logits: Tensor, *, temperature: float) -> Tensor:
+def soft_loss(
+    student_logits: Tensor, teacher_logits: Tensor, *, temperature: float, class_axis: int = -1
+) -> Tensor:
     """Return T^2 KL(teacher || student) at temperature T, the mean over all positions: a scalar.
 
-    Logits (..., classes) of one shape and any float dtype; half-width ones are cast to float32.
+    Logits of one shape, classes along `class_axis`, and any float dtype; half-width ones are cast
+    to float32.
     """
-    log_q, log_p = (
-        F.log_softmax(_at_least_float32(logits.reshape(-1, logits.shape[-1])) / temperature, dim=-1)
+    rows = (
+        logits.movedim(class_axis, -1).reshape(-1, logits.shape[class_axis])
         for logits in (student_logits, teacher_logits)
     )
+    log_q, log_p = (F.log_softmax(_at_least_float32(x) / temperature, dim=-1) for x in rows)
     # Logarithms on both sides: a probability that underflows must not become an infinity.
     return F.kl_div(log_q, log_p, reduction="batchmean", log_target=True) * temperature**2
 
@@ -64,26 +68,29 @@ def make_train_step(
     *,
     temperature: float = 4.0,
     alpha: float = 0.9,
+    class_axis: int = -1,
 ) -> Callable:
     """Return `step(x, y) -> loss`: one update of the student, with the teacher's logits for x.
 
     x: a tensor, a tuple of the positional arguments of both models or a dict of the named ones;
-    anything else is handed over as it is. Both give logits (..., classes) of one shape, or an
-    output that has them as `.logits`, or several of them in a tuple, list or dict: their soft
-    losses are added up. `loss_fn(logits, y)` returns the mean over the batch. loss: scalar on the
+    anything else is handed over as it is. Both give logits of one shape, or an output that has them
+    as `.logits` or under "logits", or several of them in a tuple, list or dict: their soft losses
+    are added up. `loss_fn(logits, y)` returns the mean over the batch. loss: scalar on the
     device, the weighted sum. temperature: above 0. alpha: the share of the teacher, 0 (the plain
-    step, no teacher runs) to 1 (`loss_fn` is not called, y may be anything).
+    step, no teacher runs) to 1 (`loss_fn` is not called, y may be anything). class_axis: where
+    logits have their classes; 1 for what convolutions give for each pixel.
 
     Raises ValueError for settings out of range and for a student without trainable parameters; the
     first step does, before anything is changed, where the teacher's logits have another shape (it
-    knows other classes) and where one of both gives probabilities: rows that sum to one.
+    knows other classes), where labels y say that classes are along another axis, and where one of
+    both gives probabilities: rows that sum to one.
     """
     learn = make_stored_train_step(
-        student, optimizer, loss_fn, temperature=temperature, alpha=alpha
+        student, optimizer, loss_fn, temperature=temperature, alpha=alpha, class_axis=class_axis
     )
 
     def step(x, y):
-        return learn(x, (y, _infer(teacher, x) if alpha else None))
+        return learn(x, (y, _logits(_infer(teacher, x)) if alpha else None))
 
     return step
 
@@ -95,6 +102,7 @@ def make_stored_train_step(
     *,
     temperature: float = 4.0,
     alpha: float = 0.9,
+    class_axis: int = -1,
 ) -> Callable:
     """Return `step(x, (y, teacher_logits)) -> loss`: `make_train_step` without the teacher.
 
@@ -108,15 +116,17 @@ def make_stored_train_step(
         nonlocal fits
         labels, target = y
         if not fits:  # in evaluation mode, so that BatchNorm has not moved if this raises
-            _check_logits(_infer(student, x), target)
+            _check_logits(_logits(_infer(student, x)), target, class_axis)
+            _check_labels(target, labels, class_axis)
             fits = True
         optimizer.zero_grad(set_to_none=True)
         output = _call(student, x)
         if alpha == 0:
             loss = loss_fn(output, labels)
         else:
-            pairs = zip(tree_leaves(output), tree_leaves(target), strict=True)
-            loss = alpha * sum(soft_loss(*pair, temperature=temperature) for pair in pairs)
+            pairs = zip(tree_leaves(_logits(output)), tree_leaves(target), strict=True)
+            settings = {"temperature": temperature, "class_axis": class_axis}
+            loss = alpha * sum(soft_loss(*pair, **settings) for pair in pairs)
             if alpha < 1:
                 loss = loss + (1 - alpha) * loss_fn(output, labels)
         loss.backward()
@@ -135,7 +145,7 @@ def store_logits(teacher: nn.Module, x, *, batch_size: int = 256) -> Tensor:
     parts = []
     for start in range(0, len(tree_leaves(x)[0]), batch_size):
         rows = slice(start, start + batch_size)
-        parts.append(_infer(teacher, tree_map(lambda v, rows=rows: v[rows], x)))
+        parts.append(_logits(_infer(teacher, tree_map(lambda v, rows=rows: v[rows], x))))
     return tree_map(lambda *rows: torch.cat(rows), *parts)
 
 
@@ -144,6 +154,11 @@ def _call(model: nn.Module, x):
     named = x if isinstance(x, dict) else {}
     output = model(*(() if named else x if isinstance(x, tuple) else (x,)), **named)
     return getattr(output, "logits", output)
+
+
+def _logits(output):
+    """What says classes: all of an output, or of a dict what it has under that name."""
+    return output["logits"] if isinstance(output, dict) and "logits" in output else output
 
 
 def _infer(model: nn.Module, x):
@@ -172,7 +187,20 @@ def _check(student: nn.Module, temperature: float, alpha: float) -> None:
         raise ValueError("the student has no trainable parameters: there is nothing to teach")
 
 
-def _check_logits(student, teacher) -> None:
+def _check_labels(target, labels, class_axis: int) -> None:
+    """Raise where labels, which lack the axis of the classes, say that it is another one."""
+    if not isinstance(target, Tensor) or not isinstance(labels, Tensor):
+        return
+    shape = list(target.shape)
+    axes = [a for a in range(1, len(shape)) if shape[:a] + shape[a + 1 :] == list(labels.shape)]
+    if axes and class_axis % len(shape) not in axes:
+        raise ValueError(
+            f"labels of {list(labels.shape)} and logits of {shape} have the classes along axis "
+            f"{axes[0]}, not {class_axis}: say so by class_axis"
+        )
+
+
+def _check_logits(student, teacher, class_axis: int) -> None:
     """Raise unless both are logits of one shape, or as many of them in one structure."""
     pairs = tree_leaves(student), tree_leaves(teacher)
     same = tree_structure(student) == tree_structure(teacher)
@@ -182,11 +210,11 @@ def _check_logits(student, teacher) -> None:
             for logits in (student, teacher)
         )
         raise ValueError(
-            "student and teacher must give logits of one shape, with the same classes last: "
+            "student and teacher must give logits of one shape, with the same classes: "
             f"the student gives {ours}, the teacher {theirs}"
         )
     for who, leaves in zip(("student", "teacher"), pairs, strict=True):
-        if any(map(_are_probabilities, leaves)):
+        if any(_are_probabilities(leaf.movedim(class_axis, -1)) for leaf in leaves):
             raise ValueError(
                 f"the {who} gives probabilities (rows that sum to one), not logits: leave out its "
                 "softmax, or take the logarithm"

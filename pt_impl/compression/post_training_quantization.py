@@ -7,9 +7,10 @@ Networks for Efficient Integer-Arithmetic-Only Inference", section 2).
 - static: weights and activations; the ranges of activations come from calibration data
 - dynamic: weights; each activation is quantized when it is there, by its own range
 
-Each function writes one file, which `load_quantized` or, for ONNX, `load_onnxruntime` reads; none
-of them executes code from it. `keep_float32` and `keep_onnxruntime_float32` write the model as it
-is for the same runtimes: what the others are to be compared with.
+The `apply_` functions return the quantized model, the others write it to a file, which
+`load_quantized` or, for ONNX, `load_onnxruntime` reads; neither executes code from it.
+`keep_float32` and `keep_onnxruntime_float32` write the model as it is for the same runtimes: what
+the others are to be compared with.
 
 Its twin: `tf_impl/compression/post_training_quantization.py`.
 
@@ -31,16 +32,13 @@ calibration data is not like what comes later: compare accuracy before it is dep
 Run it alone: `python -m pt_impl.compression.post_training_quantization` prints time, size and
 agreement.
 
-Copy with it: `pt_impl/kit/programs.py`, `shared/archives.py`, `shared/atomic.py`,
-`shared/onnx_quantization.py`.
+Copy with it: `pt_impl/kit/programs.py`, `shared/onnx_quantization.py`.
 """
 
 import copy
 import operator
-import re
 import tempfile
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -53,7 +51,6 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
 
 from pt_impl.kit import programs
-from shared import onnx_quantization
 
 OPSET = 18  # of ONNX: the newest that tf2onnx writes, too
 _ATEN, _CALLS = torch.ops.aten, nn.functional
@@ -71,8 +68,6 @@ _SOURCES = {
     _ATEN.add.Tensor: operator.add,
     _ATEN.add_.Tensor: operator.add,
 }
-# Operators of TorchInductor over integers, by their names in the profiler.
-_INTEGER = re.compile(r"^onednn::q(conv|linear)\w*$")
 
 
 def keep_float32(model: nn.Module, calibration, path) -> Path:
@@ -84,26 +79,44 @@ def keep_float32(model: nn.Module, calibration, path) -> Path:
     return _write(graph, graph, calibration, path, SAME)
 
 
+def apply_static_int8(model: nn.Module, calibration, *, activation_bits: int = 8) -> nn.Module:
+    """Return a copy of the model over int8 weights and uint8 activations, a graph of operators.
+
+    It predicts what the file of `quantize_static_int8` does, which raises the same: fast once it is
+    compiled as `load_quantized` does.
+    """
+    _, quantized = _quantize(model, calibration, activation_bits=activation_bits, dynamic=False)
+    return quantized
+
+
+def apply_dynamic_int8(model: nn.Module, calibration) -> nn.Module:
+    """Return a copy of the model with the weights of `quantize_dynamic_int8`, a graph."""
+    _, quantized = _quantize(model, calibration, activation_bits=8, dynamic=True)
+    return quantized
+
+
 def quantize_static_int8(model: nn.Module, calibration, path, *, activation_bits: int = 8) -> Path:
     """Write `path`: convolutions and linear layers over int8 weights and uint8 activations.
 
-    calibration: a tensor, a tuple of the model's positional arguments or a dict of those by name,
-    tensors all; samples along the first axis, such as a few hundred of the training split. The
-    model takes any number of them; it returns tensors, also in tuples, lists and dicts, and is left
-    as it is. Of an output with `.logits` the file predicts these. It is for the CPU; before it is
-    there, it is read again and compared with the model. Returns the path.
+    The model is left as it is. Of an output with `.logits` the file predicts these. It is for the
+    CPU; before it is there, it is read again and compared with the model.
 
-    Raises ValueError for calibration data that is empty, not finite, or that the model does not
-    take; NotImplementedError for a model that torch.export cannot capture or that has no layer to
-    quantize, and for 16 bits; RuntimeError where outputs are more than a relative `MOST_APART` off
-    the model's. In all cases nothing is written.
+    Args:
+        model: takes any number of samples; returns tensors, also in tuples, lists and dicts.
+        calibration: a tensor, a tuple of the model's positional arguments or a dict of those by
+            name, tensors all; samples along the first axis, such as a few hundred of the training
+            split.
+        activation_bits: 8; oneDNN has no integer kernels for 16.
+
+    Returns the path.
+    Raises, and writes nothing, ValueError for calibration data that is empty, not finite, or that
+    the model does not take; NotImplementedError for a model that torch.export cannot capture or
+    that has no layer to quantize, and for 16 bits; RuntimeError where outputs are more than a
+    relative `MOST_APART` off the model's.
     Source: torchao's `X86InductorQuantizer`.
     """
-    if activation_bits == 16:
-        raise NotImplementedError("oneDNN's integer kernels take activations of 8 bits, not of 16")
-    if activation_bits != 8:
-        raise ValueError(f"activation_bits must be 8 or 16, not {activation_bits!r}")
-    return _quantize(model, calibration, path, dynamic=False)
+    graph, quantized = _quantize(model, calibration, activation_bits=activation_bits, dynamic=False)
+    return _write(quantized, graph, calibration, path, MOST_APART)
 
 
 def quantize_dynamic_int8(model: nn.Module, calibration, path) -> Path:
@@ -113,7 +126,8 @@ def quantize_dynamic_int8(model: nn.Module, calibration, path) -> Path:
     Convolutions stay in float32: upstream has no dynamic ones. Else as `quantize_static_int8`; one
     sample of calibration data is enough: only its shape and dtype are read.
     """
-    return _quantize(model, calibration, path, dynamic=True)
+    graph, quantized = _quantize(model, calibration, activation_bits=8, dynamic=True)
+    return _write(quantized, graph, calibration, path, MOST_APART)
 
 
 def keep_onnxruntime_float32(model: nn.Module, calibration, path) -> Path:
@@ -149,6 +163,8 @@ def quantize_onnxruntime_int8(model: nn.Module, calibration, path) -> Path:
 
     Else as `quantize_static_int8`. Source: `onnxruntime.quantization.quantize_static` (QDQ).
     """
+    from shared import onnx_quantization
+
     with tempfile.TemporaryDirectory() as folder:
         whole = keep_onnxruntime_float32(model, calibration, Path(folder) / "whole.onnx")
         batches = (_arrays(batch) for batch in _batches(calibration))
@@ -161,10 +177,11 @@ def quantize_onnxruntime_int8(model: nn.Module, calibration, path) -> Path:
 def load_quantized(path, *, threads: int = 0) -> Callable:
     """Return `predict(x) -> output` over a file of this module, compiled, on the CPU.
 
-    x: a tensor, or a tuple of tensors. threads: 0 leaves PyTorch's number; another one is set for
-    the whole process, which has one pool. `predict.threads` is what it is then.
-    `predict.operators(x)` counts the operators over integers that a call runs, by name. The first
-    call for a shape compiles; there can be eight.
+    The first call for a shape compiles; there can be eight. `predict.threads` is their number.
+
+    Args:
+        threads: 0 leaves PyTorch's number; another one is set for the whole process, which has one
+            pool.
 
     Raises FileNotFoundError, and ValueError for a file that is damaged or something else.
     """
@@ -184,13 +201,7 @@ def load_quantized(path, *, threads: int = 0) -> Callable:
         known.add(shapes)
         return output
 
-    def operators(x):
-        predict(x)
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-            predict(x)
-        return dict(Counter(e.name for e in profile.events() if _INTEGER.match(e.name)))
-
-    predict.threads, predict.operators = torch.get_num_threads(), operators
+    predict.threads = torch.get_num_threads()
     return predict
 
 
@@ -199,6 +210,8 @@ def load_onnxruntime(path, *, threads: int = 0) -> Callable:
 
     Else as `load_quantized`, but the threads are the session's own; 0: as many as PyTorch has.
     """
+    from shared import onnx_quantization
+
     session = onnx_quantization.open_session(path, threads=threads or torch.get_num_threads())
 
     def predict(x):
@@ -206,7 +219,6 @@ def load_onnxruntime(path, *, threads: int = 0) -> Callable:
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     predict.threads = session.get_session_options().intra_op_num_threads
-    predict.operators = lambda x: onnx_quantization.integer_operators(path, _arrays(x))
     return predict
 
 
@@ -231,38 +243,71 @@ def _keep(part: Path, path, load: Callable, graph: fx.GraphModule, x, most: floa
         raise NotImplementedError(f"the runtime cannot run the file: {_line(error)}") from error
     if not apart <= most:
         part.unlink()
-        raise RuntimeError(f"outputs of the file are {apart:.2%} off the model's")
+        raise RuntimeError(
+            f"outputs of the file are {apart:.2%} off the model's, which move by "
+            f"{_moved(graph, batch):.2%} where its inputs alone have 8 bits"
+        )
     return part.replace(path)
 
 
-def _quantize(model: nn.Module, calibration, path, *, dynamic: bool) -> Path:
+def _moved(graph: fx.GraphModule, x) -> float:
+    """How far 8 bits for the inputs move what the model gives: some models amplify all rounding."""
+    rounded = tree_map(_to_8_bits, x)
+    with torch.no_grad():
+        return programs.apart(programs.call(graph, rounded), programs.call(graph, x))
+
+
+def _to_8_bits(x: torch.Tensor) -> torch.Tensor:
+    if not x.is_floating_point():
+        return x
+    scale = (x.max().clamp(min=0) - x.min().clamp(max=0)).clamp(min=1e-12) / 255
+    return (x / scale).round() * scale
+
+
+def _quantize(
+    model: nn.Module, calibration, *, activation_bits: int, dynamic: bool
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """The model as a graph of operators, and that graph over integers."""
+    if activation_bits == 16:
+        raise NotImplementedError("oneDNN's integer kernels take activations of 8 bits, not of 16")
+    if activation_bits != 8:
+        raise ValueError(f"activation_bits must be 8 or 16, not {activation_bits!r}")
     graph = programs.trace(model, calibration)
+    _name_sources(graph)
     quantizer = x86.X86InductorQuantizer()
     config = x86.get_default_x86_inductor_quantization_config(is_dynamic=dynamic)
     if dynamic:  # as a global one it would round the activations of convolutions, for no kernel
         quantizer.set_function_type_qconfig(_CALLS.linear, config)
     else:
         quantizer.set_global(config)
-    weights = set()
-    for node in graph.graph.nodes:
-        layer = node.target in (_ATEN.conv2d.default, _ATEN.linear.default)
-        if layer and node.args[1].op == "get_attr":
-            if (weight := node.args[1].target) in weights:
-                raise NotImplementedError(f"a layer is called twice, the one of {weight}")
-            weights.add(weight)
-        if node.target in _SOURCES:
-            node.meta["source_fn_stack"] = [(node.name, _SOURCES[node.target])]
     try:
         observed = prepare_pt2e(copy.deepcopy(graph), quantizer)
         with torch.no_grad():
             for batch in _batches(calibration):
                 programs.call(observed, batch)
-        quantized = convert_pt2e(observed)
+        quantized = convert_pt2e(observed).requires_grad_(False)  # it is for predictions
     except Exception as error:
         raise NotImplementedError(f"torchao cannot quantize it: {_line(error)}") from error
     if not any(node.target in _ROUNDED for node in quantized.graph.nodes):
         raise NotImplementedError("the model has no layer that torchao quantizes")
-    return _write(quantized, graph, calibration, path, MOST_APART)
+    return graph, quantized
+
+
+def _name_sources(graph: fx.GraphModule) -> None:
+    """Tell torchao's quantizer which function each operator is, whichever way a model calls it.
+
+    Raises NotImplementedError where two operators read one weight.
+    """
+    weights = set()
+    for node in graph.graph.nodes:
+        layer = node.target in (_ATEN.conv2d.default, _ATEN.linear.default)
+        if layer and node.args[1].op == "get_attr":
+            weight = node.args[1].target
+            if weight in weights:
+                raise NotImplementedError(f"a layer is called twice, the one of {weight}")
+            weights.add(weight)
+        if node.target in _SOURCES:
+            node.meta["source_fn_stack"] = [(node.name, _SOURCES[node.target])]
 
 
 def _write(program: fx.GraphModule, graph: fx.GraphModule, x, path, most: float) -> Path:
@@ -299,15 +344,15 @@ def main() -> None:
             ("ONNX Runtime float32", keep_onnxruntime_float32, load_onnxruntime),
             ("ONNX Runtime int8", quantize_onnxruntime_int8, load_onnxruntime),
         ):
-            path, taken = write(model, x[:256], Path(name) / "model"), []
+            path, times = write(model, x[:256], Path(name) / "model"), []
             predict = load(path)
             for _ in range(30):
                 start = time.perf_counter()
                 predict(test[0][:32])
-                taken.append((time.perf_counter() - start) * 1e3)
+                times.append((time.perf_counter() - start) * 1e3)
             accuracy = training.evaluate(predict, *test, metric="accuracy", batch_size=32)
             size = path.stat().st_size / 1e3
-            print(f"{title:20}{median(taken):8.2f}{size:7.0f}{accuracy:10.1f}")
+            print(f"{title:20}{median(times):8.2f}{size:7.0f}{accuracy:10.1f}")
 
 
 if __name__ == "__main__":

@@ -229,7 +229,7 @@ def main() -> None:
             model, update = apply_pruning(model, final_sparsity=sparsity, **settings)
         optimizer = training.make_optimizer(model, recipe)
         step = training.make_train_step(model, optimizer, training.cross_entropy)
-        taken, numbers, size = [], itertools.count(1), recipe.accuracy_batch_size
+        times, numbers, size = [], itertools.count(1), recipe.accuracy_batch_size
         for epoch in range(recipe.epochs):
             for pair in data.epoch_batches(*train, batch_size=size, seed=0, epoch=epoch):
                 start = time.perf_counter()
@@ -237,14 +237,14 @@ def main() -> None:
                     update(next(numbers))
                 step(*pair)
                 runtime.synchronize()
-                taken.append(time.perf_counter() - start)
+                times.append(time.perf_counter() - start)
         if update:
             model = finalize_pruning(model)
         predict = training.make_predict(model)
         accuracy = training.evaluate(predict, *test, metric="accuracy", batch_size=size)
         kernels = [v for k, v in models.export_weights(model).items() if k.endswith("kernel")]
         zeros = sum((k == 0).sum() for k in kernels) / sum(k.size for k in kernels)
-        ms = statistics.fmean(taken) * 1e3
+        ms = statistics.fmean(times) * 1e3
         print(f"{name:14}{ms:11.2f}{accuracy:10.1f}{zeros:22.3f}")
         if name == "trained":
             weights = models.export_weights(model)

@@ -17,7 +17,8 @@ Where the frameworks differ and why:
   convolution's output is divided again before BatchNorm; there it is the kernel itself, which the
   converter folds later. With a scale for each channel both round alike.
 - A range moves by 1% of the way a batch here, by 0.1% there. A linear kernel has a scale for each
-  output here, one in all there. The last layer's output is float32 here, of 8 bits there.
+  output here, one in all there. Concatenations, averages and the last layer's output are float32
+  here, of 8 bits there.
 - Files: here a graph and integers, compiled when loaded; weights of any width are int8 that leaves
   values unused, so fewer bits compress better and run no faster. There at most 4 bits are int4.
 
@@ -28,22 +29,20 @@ long. It needs a trained model, data with labels, and a learning rate that is no
 Run it alone: `python -m pt_impl.compression.quantization_aware_training` prints the accuracy of
 files of 8, 4 and 2 bits, trained on and not.
 
-Copy with it: `pt_impl/kit/programs.py`, `shared/archives.py`, `shared/atomic.py`.
+Copy with it: `pt_impl/kit/programs.py`.
 """
 
 import copy
 import operator
-import re
 import tempfile
-import types
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 from torch._inductor import config as inductor
+from torch.utils._pytree import tree_map
 from torchao.quantization import pt2e
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_qat_pt2e
 from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
@@ -56,10 +55,15 @@ _MODES = {  # the argument of whether the operator trains, or of its probability
     _ATEN.batch_norm.default: 5,
     _ATEN.instance_norm.default: 5,
     _ATEN.dropout.default: 2,
+    _ATEN.dropout_.default: 2,
     _ATEN.feature_dropout.default: 2,
+    _ATEN.feature_dropout_.default: 2,
     _ATEN.alpha_dropout.default: 2,
+    _ATEN.alpha_dropout_.default: 2,
     _ATEN.feature_alpha_dropout.default: 2,
+    _ATEN.feature_alpha_dropout_.default: 2,
     _ATEN.rrelu.default: 3,
+    _ATEN.rrelu_.default: 3,
     _ATEN.scaled_dot_product_attention.default: 4,
     _ATEN.lstm.input: 6,
     _ATEN.gru.input: 6,
@@ -67,7 +71,6 @@ _MODES = {  # the argument of whether the operator trains, or of its probability
     _ATEN.rnn_relu.input: 6,
 }
 _NORMS = _ATEN.batch_norm.default, _ATEN.instance_norm.default
-_INTEGER = re.compile(r"^onednn::q(conv|linear)\w*$")  # in the profiler
 
 
 def prepare_qat(model: nn.Module, example_inputs, *, weight_bits: int) -> nn.Module:
@@ -82,10 +85,11 @@ def prepare_qat(model: nn.Module, example_inputs, *, weight_bits: int) -> nn.Mod
     weight_bits: 2 to 8; at 2 bits weights are -s, 0 and s.
 
     Quantized are Conv1d, Conv2d and Linear with what can be fused to them; the rest stays float32.
+    The copy is exported on trial: what cannot be exported is not trained, either.
     Raises ValueError for other bits, one sample, values that are not finite, inputs that the model
     does not take, and a model without such a layer;
     NotImplementedError, with the reason, where `torch.export` can't capture the model or torchao
-    can't follow it.
+    can't follow it; RuntimeError as `export_qat`.
     Source: torchao's `prepare_qat_pt2e` with `X86InductorQuantizer`.
     """
     if weight_bits not in range(2, 9):
@@ -94,11 +98,10 @@ def prepare_qat(model: nn.Module, example_inputs, *, weight_bits: int) -> nn.Mod
     if len(programs.parts(example_inputs)[0]) < 2:
         raise ValueError("example_inputs must be tensors of at least two samples")
     captured = programs.trace(model, example_inputs, training=True)
-    with tempfile.TemporaryDirectory() as folder:  # what cannot be written is not trained, either
-        programs.save(captured, Path(folder) / "model")
     for node in captured.graph.find_nodes(op="call_function", target=_ATEN.linear.default):
         # Whoever called it, such as multi-head attention: the quantizer looks for this function.
         node.meta["source_fn_stack"] = [(node.name, nn.functional.linear)]
+    literals = _norm_literals(captured.graph)
     try:
         prepared = prepare_qat_pt2e(captured, _quantizer(weight_bits))
     except Exception as error:
@@ -106,17 +109,19 @@ def prepare_qat(model: nn.Module, example_inputs, *, weight_bits: int) -> nn.Mod
         raise NotImplementedError(f"torchao can't quantize the model: {reason}") from error
     if not _is_prepared(prepared):
         raise ValueError("the model has no Conv1d, Conv2d or Linear to quantize")
-    prepared.train = types.MethodType(lambda self, mode=True: _switch(self, mode), prepared)
-    prepared.eval = types.MethodType(lambda self: _switch(self, False), prepared)
+    _restore_norms(prepared.graph, literals)
+    meta, prepared = prepared.meta, _Prepared(prepared, prepared.graph)
+    prepared.meta = meta  # by which convert_pt2e knows it
     prepared.eval()
     with torch.no_grad():
         programs.call(prepared, example_inputs)  # ranges begin with the first values that are seen
-    prepared.train()
-    return prepared
+    with tempfile.TemporaryDirectory() as folder:  # what cannot be exported is not trained, either
+        export_qat(prepared, example_inputs, Path(folder) / "model")
+    return prepared.train()
 
 
 def export_qat(model: nn.Module, example_inputs, path) -> Path:
-    """Write a model from `prepare_qat` as integers and the names of operators: no code.
+    """Write a model from `prepare_qat` for the CPU: integers and names of operators, no code.
 
     `model` stays as it is. Outputs of what is written are compared with its own first.
 
@@ -125,19 +130,27 @@ def export_qat(model: nn.Module, example_inputs, path) -> Path:
     """
     if not _is_prepared(model):
         raise ValueError("the model has no fake quantization: it comes from prepare_qat")
-    model = copy.deepcopy(model)
-    _switch(model, training=False)
+    model, inputs = copy.deepcopy(model).cpu().eval(), tree_map(Tensor.cpu, example_inputs)
     model.apply(pt2e.disable_observer)
     with torch.no_grad():
-        wanted = programs.call(model, example_inputs)
+        wanted = programs.call(model, inputs)
+        # Where a model amplifies what rounds the other way, no other program is near it.
+        moved = programs.apart(programs.call(model, tree_map(_a_millionth_more, inputs)), wanted)
         _fold_norms(model)
         path, part = Path(path), Path(f"{path}.part")
         programs.save(convert_pt2e(model), part)
-        apart = programs.apart(programs.call(programs.load(part), example_inputs), wanted)
+        apart = programs.apart(programs.call(programs.load(part), inputs), wanted)
     if not apart <= MOST_APART:
         part.unlink()
-        raise RuntimeError(f"outputs of the converted model are {apart:.0%} off the trained one's")
+        raise RuntimeError(
+            f"outputs of the converted model are {apart:.0%} off the trained one's, which move by "
+            f"{moved:.0%} where its inputs change by a millionth"
+        )
     return part.replace(path)
+
+
+def _a_millionth_more(x: Tensor) -> Tensor:
+    return x * (1 + 1e-6) if x.is_floating_point() else x
 
 
 def export_float(model: nn.Module, example_inputs, path) -> Path:
@@ -154,7 +167,7 @@ def load_quantized(path) -> Callable:
 
     x: a tensor, or a tuple of positional arguments. The first call with each shape compiles, which
     needs a C++ compiler; weights are frozen into the graph, or int8 would be no faster than
-    float32. `predict.operators(x)` counts the integer kernels (oneDNN's) of a call by name.
+    float32.
 
     Raises FileNotFoundError, and ValueError for a file that is damaged or something else, before
     anything of it runs.
@@ -174,14 +187,16 @@ def load_quantized(path) -> Callable:
         known.add(shapes)
         return output
 
-    def operators(x):
-        predict(x)
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-            predict(x)
-        return dict(Counter(e.name for e in profile.events() if _INTEGER.search(e.name)))
-
-    predict.operators = operators
     return predict
+
+
+class _Prepared(fx.GraphModule):
+    """A captured model whose modes switch by `train()` and `eval()`, those of its copies too."""
+
+    def train(self, mode: bool = True) -> nn.Module:
+        """Set the mode of what the graph calls."""
+        super().train(mode)
+        return _switch(self, mode)
 
 
 def _is_prepared(model: nn.Module) -> bool:
@@ -204,6 +219,26 @@ def _switch(model: fx.GraphModule, training: bool) -> fx.GraphModule:
     return model
 
 
+def _norm_literals(graph: fx.Graph) -> dict[str, tuple[float, float]]:
+    """Momentum and epsilon of each BatchNorm, by the name of its running variance."""
+    norms = graph.find_nodes(op="call_function", target=_ATEN.batch_norm.default)
+    return {norm.args[4].target: norm.args[6:8] for norm in norms if norm.args[4] is not None}
+
+
+def _restore_norms(graph: fx.Graph, literals: dict[str, tuple[float, float]]) -> None:
+    """Undo that torchao gives each BatchNorm behind a convolution PyTorch's default literals."""
+    for norm in graph.find_nodes(op="call_function", target=_ATEN.batch_norm.default):
+        if norm.args[4] is not None:
+            for place, literal in zip((6, 7), literals[norm.args[4].target], strict=True):
+                norm.update_arg(place, literal)
+    for total in graph.find_nodes(op="call_function", target=_ATEN.add.Tensor):
+        of = getattr(total.args[0], "target", None)
+        if of in literals and isinstance(
+            total.args[1], float
+        ):  # under the root that scales a kernel
+            total.update_arg(1, literals[of][1])
+
+
 def _quantizer(weight_bits: int) -> x86.X86InductorQuantizer:
     usual = x86.get_default_x86_inductor_quantization_config(is_qat=True)
     most = 2 ** (weight_bits - 1) - 1
@@ -213,37 +248,55 @@ def _quantizer(weight_bits: int) -> x86.X86InductorQuantizer:
         observer=pt2e.MovingAveragePerChannelMinMaxObserver, averaging_constant=1.0
     )
     weight = replace(usual.weight, quant_min=-most, quant_max=most, observer_or_fake_quant_ctr=fake)
-    return x86.X86InductorQuantizer().set_global(replace(usual, weight=weight))
+    quantizer = x86.X86InductorQuantizer().set_global(replace(usual, weight=weight))
+    for function in (torch.cat, nn.functional.avg_pool2d, nn.functional.adaptive_avg_pool2d):
+        # What is joined, and both sides of an average, would share one moving range, which comes to
+        # lie between theirs and clips the wider one. They are float32.
+        quantizer.set_function_type_qconfig(function, None)
+    return quantizer
 
 
 def _fold_norms(module: fx.GraphModule) -> None:
     """Turn each BatchNorm after a convolution into its bias: the kernel holds the scale already.
 
-    `convert_pt2e` would, but captures a hundred patterns to look for, which takes far longer than
-    all the rest.
+    Others get the operator below their own. `convert_pt2e` would do both, but where it sees one
+    BatchNorm it captures a hundred patterns to look for, which takes far longer than all the rest.
     """
-    aten, value = _ATEN, lambda node: operator.attrgetter(node.target)(module)
-    convolutions = aten.conv1d.default, aten.conv2d.default
-    for norm in module.graph.find_nodes(op="call_function", target=aten.batch_norm.default):
-        scaled, gamma, beta, mean, variance, _, _, eps, _ = norm.args
-        bias = 0.0
-        if scaled.target is aten.add.Tensor:
-            scaled, shaped = scaled.args
-            source = shaped.args[0] if isinstance(shaped, fx.Node) and shaped.args else None
-            if getattr(source, "op", None) != "get_attr":
-                continue  # of a sum that the model makes: it stays
-            bias = value(source)
-        if scaled.target is not aten.div.Tensor or not isinstance(scaled.args[1], fx.Node):
-            continue
-        if scaled.args[0].target not in convolutions:
-            continue  # of something else: it stays
-        factor = value(gamma) / (value(variance) + eps).sqrt()
-        module.register_buffer(f"{norm.name}_bias", value(beta) + (bias - value(mean)) * factor)
-        with module.graph.inserting_before(scaled.args[0]):
-            scaled.args[0].update_arg(2, module.graph.get_attr(f"{norm.name}_bias"))
-        norm.replace_all_uses_with(scaled.args[0])
-    module.graph.eliminate_dead_code()
+    aten, graph = _ATEN, module.graph
+
+    def value(node):
+        return operator.attrgetter(node.target)(module)  # the name may have dots
+
+    for norm in graph.find_nodes(op="call_function", target=aten.batch_norm.default):
+        x, gamma, beta, mean, variance, training, momentum, eps, _ = norm.args
+        convolution, bias = _normalised(x, value)
+        with graph.inserting_before(convolution or norm):
+            if convolution is None:
+                given = x, gamma, beta, mean, variance, training, momentum, eps
+                three = graph.call_function(aten.native_batch_norm.default, given)
+                norm.replace_all_uses_with(graph.call_function(operator.getitem, (three, 0)))
+                continue
+            factor = value(gamma) / (value(variance) + eps).sqrt()
+            folded = value(beta) + (bias - value(mean)) * factor
+            module.register_buffer(f"{norm.name}_bias", folded)
+            convolution.update_arg(2, graph.get_attr(f"{norm.name}_bias"))
+        norm.replace_all_uses_with(convolution)
+    graph.eliminate_dead_code()
     module.recompile()
+
+
+def _normalised(x: fx.Node, value: Callable) -> tuple[fx.Node | None, Tensor | float]:
+    """The scaled convolution that torchao put before a BatchNorm, with its bias; None without."""
+    bias = 0.0
+    if x.target is _ATEN.add.Tensor:
+        x, shaped = x.args
+        source = shaped.args[0] if isinstance(shaped, fx.Node) and shaped.args else None
+        if getattr(source, "op", None) != "get_attr":
+            return None, bias  # a sum that the model makes
+        bias = value(source)
+    scaled = getattr(x, "target", None) is _ATEN.div.Tensor and isinstance(x.args[1], fx.Node)
+    convolutions = _ATEN.conv1d.default, _ATEN.conv2d.default
+    return (x.args[0] if scaled and x.args[0].target in convolutions else None), bias
 
 
 def main() -> None:
@@ -266,7 +319,7 @@ def main() -> None:
         predict = load_quantized(path)
         accuracy = training.evaluate(predict, *test, metric="accuracy", batch_size=599)
         size = path.stat().st_size
-        print(f"{what}: {accuracy:.1f}%, {size} bytes, {predict.operators(test[0][:599])}")
+        print(f"{what}: {accuracy:.1f}%, {size} bytes")
 
     model = models.build(task.model, init_weights(task.model, seed=0))
     train(model, task.recipe.epochs)

@@ -11,9 +11,9 @@ Its twin: `tf_impl/compression/semi_structured_pruning.py`.
 Where the frameworks differ and why:
 - `torch.nn.utils.prune` masks weights and gradients. TensorFlow Model Optimization (tfmot) masks
   variables in the forward pass, of functional and Sequential models of tf_keras.
-- A GPU multiplies the pattern at up to twice the speed: here through
-  `torch.sparse.to_sparse_semi_structured` over the final kernels of linear layers, in half
-  precision, on CUDA alone. TensorFlow has no kernels for it; its converters keep the zeros.
+- A GPU multiplies the pattern at up to twice the speed: `compress_two_to_four` leaves the zeros out
+  of linear layers, in half precision, on CUDA alone (it has met no GPU yet). TensorFlow has no
+  kernels for it; its converters keep the zeros.
 
 When it helps and when it hurts: half of the weights by a rule that hardware can use, which costs
 less accuracy than channels do and more than free choice of the same number. On a CPU it buys
@@ -65,6 +65,44 @@ def finalize_two_to_four(model: nn.Module) -> nn.Module:
     for module in masked:
         prune.remove(module, "weight")
     return model
+
+
+def compress_two_to_four(model: nn.Module) -> nn.Module:
+    """Return a copy of a finalized model that leaves the zeros of linear layers out, to predict.
+
+    For an Nvidia GPU from Ampere on and a model in float16 or bfloat16. Compressed are `nn.Linear`
+    of this type exactly with two zeros in each four weights, of multiples of 64 inputs and 32
+    outputs, which the kernels take; the rest stays dense. Compile the copy.
+
+    Raises ValueError for a model with masks and one without such a layer; NotImplementedError for
+    another device or dtype.
+    Source: `torch.sparse.to_sparse_semi_structured` (a prototype in PyTorch).
+    """
+    if prune.is_pruned(model):
+        raise ValueError("the model has pruning masks: finalize it first")
+    layers = {name: layer for name, layer in model.named_modules() if _is_compressible(layer)}
+    if not layers:
+        raise ValueError("the model has no nn.Linear with the pattern and multiples of 64 and 32")
+    for name, layer in layers.items():
+        weight = layer.weight
+        if not weight.is_cuda or torch.cuda.get_device_capability(weight.device) < (8, 0):
+            raise NotImplementedError(
+                f"{name} is on {weight.device}: only Nvidia GPUs from Ampere on multiply 2:4"
+            )
+        if weight.dtype not in (torch.float16, torch.bfloat16):
+            raise NotImplementedError(f"{name} is {weight.dtype}: 2:4 takes float16 and bfloat16")
+    model = copy.deepcopy(model).eval()
+    for name in layers:
+        layer = model.get_submodule(name)
+        packed = torch.sparse.to_sparse_semi_structured(layer.weight.detach())
+        layer.weight = nn.Parameter(packed, requires_grad=False)
+    return model
+
+
+def _is_compressible(module: nn.Module) -> bool:
+    if type(module) is not nn.Linear or module.in_features % 64 or module.out_features % 32:
+        return False
+    return bool(((module.weight.unflatten(1, (-1, 4)) != 0).sum(-1) <= 2).all())
 
 
 def _is_prunable(module: nn.Module) -> bool:

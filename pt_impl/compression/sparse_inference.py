@@ -4,7 +4,6 @@ What it changes: the kernel of each `nn.Linear` with enough zeros is stored as a
 row (CSR) matrix: the values that are not zero, their columns, and where each row begins. The
 product visits these values alone. Predictions are those of the dense model, up to rounding. A value
 costs 8 bytes with its index, 4 when dense: below 50% of zeros the sparse kernel is the larger one.
-`export_file` would do the same to a file, for which PyTorch has no format.
 
 Its twin: `tf_impl/compression/sparse_inference.py`.
 
@@ -15,7 +14,8 @@ Where the frameworks differ and why:
 - `to_sparse_csr` makes 64-bit indices, which MKL would convert to 32 bits in each call: they are
   made 32-bit here, once. TensorFlow's are.
 - For convolutions neither framework has sparse kernels: they stay dense on both sides.
-- Files with sparse tensors are LiteRT's. PyTorch's exporters refuse them.
+- Files with sparse tensors are LiteRT's: `export_file` is there alone. PyTorch's exporters refuse
+  them.
 
 When it helps and when it hurts: on a CPU, from about 80% of zeros on, where layers are large; a
 dense product uses wide vector units on data in order, a sparse one gathers, so at 50% of zeros it
@@ -28,7 +28,6 @@ sparsities.
 
 import copy
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -91,19 +90,6 @@ def make_predict(model: nn.Module, *, min_sparsity: float = 0.7) -> Callable:
     return predict
 
 
-def export_file(model: nn.Module, example_inputs, path, *, sparse: bool = True) -> Path:
-    """Refuse: no format of PyTorch's has sparse kernels. Raises NotImplementedError."""
-    raise NotImplementedError(
-        "PyTorch has no file with sparse kernels for a runtime: AOTInductor and the ONNX exporter "
-        "refuse CSR tensors"
-    )
-
-
-def load_file(path) -> Callable:
-    """Refuse, as `export_file` does. Raises NotImplementedError."""
-    raise NotImplementedError("PyTorch has no file with sparse kernels: see export_file")
-
-
 def _leave_fast_path(model: nn.Module) -> None:
     """Let PyTorch's encoders call the sparse layers in them, whose weights they would read."""
     kinds = nn.TransformerEncoder, nn.TransformerEncoderLayer
@@ -163,14 +149,14 @@ def main() -> None:
                 layer.weight.mul_(size > size.quantile(sparsity, interpolation="lower"))
         sparse = make_predict(model, min_sparsity=sparsity - 0.01)
         with torch.inference_mode():
-            taken = {model: [], sparse: []}
+            times = {model: [], sparse: []}
             for _ in range(100):
-                for predict, times in taken.items():
+                for predict, own in times.items():
                     start = time.perf_counter()
                     predict(x)
                     runtime.synchronize()
-                    times.append((time.perf_counter() - start) * 1e3)
-        dense_ms, sparse_ms = (statistics.median(times[10:]) for times in taken.values())
+                    own.append((time.perf_counter() - start) * 1e3)
+        dense_ms, sparse_ms = (statistics.median(own[10:]) for own in times.values())
         dense_mb, sparse_mb = (sum(b) / 1e6 for b in zip(*sparse.layers.values(), strict=True))
         print(f"{sparsity:5}{dense_ms:12.3f}{sparse_ms:10.3f}{dense_mb:12.2f}{sparse_mb:10.2f}")
 

@@ -473,14 +473,14 @@ def main() -> None:
         optimizer = training.make_optimizer(model, recipe)
         step = training.make_train_step(model, optimizer, training.cross_entropy)
         training.fit(step, *train, batch_size=size, epochs=recipe.epochs, seed=0)
-        predict, taken = training.make_predict(model), []
+        predict, times = training.make_predict(model), []
         for _ in range(50):
             start = time.perf_counter()
             predict(x)
             runtime.synchronize()
-            taken.append((time.perf_counter() - start) * 1e3)
+            times.append((time.perf_counter() - start) * 1e3)
         accuracy = training.evaluate(predict, *test, metric="accuracy", batch_size=size)
-        count, ms = models.parameter_count(model), statistics.median(taken[10:])
+        count, ms = models.parameter_count(model), statistics.median(times[10:])
         print(f"{name:10}{count:12}{ms:19.2f}{accuracy:10.1f}")
         if name == "trained":
             weights = models.export_weights(model)

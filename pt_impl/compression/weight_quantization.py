@@ -24,21 +24,17 @@ on a CPU, quantize activations too (`post_training_quantization.py`).
 Run it alone: `python -m pt_impl.compression.weight_quantization` prints time and size at each
 width.
 
-Copy with it: `pt_impl/kit/programs.py`, `shared/archives.py`, `shared/atomic.py`.
+Copy with it: `pt_impl/kit/programs.py`.
 """
 
 import copy
-import re
 import tempfile
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch import fx, nn
-from torch._functorch import config as functorch
+from torch import nn
 from torch._inductor import config as inductor
-from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
 from torchao.quantization import Int8WeightOnlyConfig, quantize_
 from torchao.utils import unwrap_tensor_subclass
@@ -48,8 +44,6 @@ from pt_impl.kit import programs
 GROUP = 32  # inputs that share a scale in int4
 # Relative L2: a file's outputs to the model's that was written, rounded weights to the model's.
 SAME, MOST_APART = 1e-4, 0.5
-_CHECK = torch.ops.aten._assert_tensor_metadata.default  # reads no values
-_INTEGER = re.compile(r"^aten::_weight_int[48]pack_mm")
 
 
 def keep_float32(model: nn.Module, inputs, path) -> Path:
@@ -78,16 +72,20 @@ def apply_int4(model: nn.Module, inputs) -> nn.Module:
 def quantize_int8(model: nn.Module, inputs, path) -> Path:
     """Write `path`: linear layers with int8 weights, symmetric, a scale for each output.
 
-    inputs: one sample or more, for shapes, dtypes and a comparison of what was written: a tensor, a
-    tuple of the model's positional arguments or a dict of those by name, tensors all; samples along
-    the first axis. Only layers that are called have their weights rounded: not the one within
+    Only layers that are called have their weights rounded: not the one within
     `nn.MultiheadAttention`, which reads it itself. An embedding that is tied to a layer keeps its
-    weight in float32. The model is left as it is. Returns the path.
+    weight in float32. The model is left as it is.
 
-    Raises ValueError for inputs that the model does not take; NotImplementedError for a model that
-    torch.export cannot capture or that calls no linear layer; RuntimeError where outputs are more
-    than a relative `MOST_APART` off the model's, or the file's are not those of the quantized
-    model. In all cases nothing is written.
+    Args:
+        inputs: one sample or more, for shapes, dtypes and a comparison of what was written: a
+            tensor, a tuple of the model's positional arguments or a dict of those by name, tensors
+            all; samples along the first axis.
+
+    Returns the path.
+    Raises, and writes nothing, ValueError for inputs that the model does not take;
+    NotImplementedError for a model that torch.export cannot capture or that calls no linear layer;
+    RuntimeError where outputs are more than a relative `MOST_APART` off the model's, or the file's
+    are not those of the quantized model.
     Source: torchao's `Int8WeightOnlyConfig`.
     """
     return _write(apply_int8(model, inputs), inputs, path)
@@ -106,14 +104,13 @@ def quantize_int4(model: nn.Module, inputs, path) -> Path:
 def load_quantized(path) -> Callable:
     """Return `predict(x) -> output` over a file of this module, compiled, on the CPU.
 
-    x: a tensor, or a tuple of tensors. `predict.held` is the bytes of the file's tensors by dtype,
-    `predict.integers(x)` those of the integer weights that a call reads once it is compiled.
-    `predict.operators(x)` counts the operators over integers that a call runs, by name.
+    The first call for a shape compiles.
 
     Raises FileNotFoundError, and ValueError for a file that is damaged or something else.
     """
-    program, read, known = programs.load(path), Counter(), set()
-    compiled = _compile(program, read)
+    program, known = programs.load(path), set()
+    compiled = torch.compile(program)
+    # Frozen int8 weights would be made floats once, and kept so.
     freezing = all(tensor.dtype is not torch.int8 for tensor in program.buffers())
 
     def predict(x):
@@ -126,53 +123,11 @@ def load_quantized(path) -> Callable:
         known.add(shapes)
         return output
 
-    def operators(x):
-        predict(x)
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-            predict(x)
-        return dict(Counter(e.name for e in profile.events() if _INTEGER.match(e.name)))
-
-    def integers(x):
-        predict(x)
-        return dict(read)
-
-    predict.held, predict.operators, predict.integers = Counter(), operators, integers
-    for tensor in program.buffers():
-        predict.held[_name(tensor.dtype)] += tensor.nbytes
     return predict
 
 
-def _compile(program: fx.GraphModule, read: Counter) -> Callable:
-    """TorchInductor's; `read` becomes the bytes by dtype of integer weights that are computed with.
-
-    Of the last graph that it compiled, after constants were folded.
-    """
-
-    def inner(graph, inputs, **options):
-        read.clear()
-        weights = options.get("static_input_idxs", ())  # where they are not constants
-        for place, node in enumerate(graph.graph.nodes):
-            used = any(user.target is not _CHECK for user in node.users)
-            if used and (node.op == "get_attr" or place in weights):
-                tensor = getattr(graph, node.target, None)
-                tensor = node.meta["val"] if tensor is None else tensor
-                if tensor.dtype in (torch.int8, torch.uint8):
-                    read[_name(tensor.dtype)] += tensor.nbytes
-        return compile_fx_inner(graph, inputs, **options)
-
-    def backend(graph, inputs):
-        with functorch.patch(enable_autograd_cache=False):  # one that is warm skips `inner`
-            return compile_fx(graph, inputs, inner_compile=inner)
-
-    return torch.compile(program, backend=backend)
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def _quantize(model: nn.Module, inputs, config, groups: tuple[int, int] = (1, 1)) -> nn.Module:
-    """`groups`: what the inputs and the outputs of a layer have to be multiples of."""
+    """A copy with the weights of `config`, of layers whose inputs and outputs `groups` divide."""
     whole = programs.trace(model, inputs)  # whatever is wrong with it, before a copy is changed
     model = copy.deepcopy(model).cpu().eval()
     called = _called(model, inputs)
@@ -250,13 +205,13 @@ def main() -> None:
             ("int8", quantize_int8),
             ("int4", quantize_int4),
         ):
-            path, taken = write(model, x, Path(folder) / title), []
+            path, times = write(model, x, Path(folder) / title), []
             predict = load_quantized(path)
             for _ in range(50):
                 start = time.perf_counter()
                 predict(x)
-                taken.append((time.perf_counter() - start) * 1e3)
-            print(f"{title:8}{median(taken):9.3f}{path.stat().st_size / 1e6:7.1f}")
+                times.append((time.perf_counter() - start) * 1e3)
+            print(f"{title:8}{median(times):9.3f}{path.stat().st_size / 1e6:7.1f}")
 
 
 if __name__ == "__main__":

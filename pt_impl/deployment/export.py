@@ -29,14 +29,12 @@ operators that it lacks. Check an export against its model on real data before i
 Run it alone: `python -m pt_impl.deployment.export` prints how far the files' predictions are from
 the model's, and how long they take.
 
-Copy with it: `shared/calibration.py`, `shared/runtimes.py`.
+Copy with it: `pt_impl/kit/programs.py`, `shared/runtimes.py`.
 """
 
-import inspect
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -44,7 +42,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten  # torch has no public one
 
-from shared import calibration, runtimes
+from pt_impl.kit import programs
+from shared import runtimes
 
 # The most that a file's outputs may be from the model's, in relative L2: kernels round otherwise,
 # and what int8 loses is the user's to judge, unless little is left.
@@ -156,23 +155,6 @@ def _for_openvino(flat: "_Flat"):
     return converted
 
 
-def export_litert(
-    model: nn.Module,
-    example_inputs,
-    path,
-    metadata: dict | None = None,
-    *,
-    dynamic_batch: bool = True,
-    dynamic_sequence: bool = False,
-    precision: str = "float32",
-) -> Path:
-    """Refuse, whatever the precision: raises NotImplementedError."""
-    raise NotImplementedError(
-        "PyTorch has no LiteRT exporter of its own: the package litert-torch is one, and is not "
-        "installed with this project; export_onnx is"
-    )
-
-
 class _Flat(nn.Module):
     """A model as a function of tensors one by one, whose outputs are a tuple of tensors.
 
@@ -182,7 +164,8 @@ class _Flat(nn.Module):
 
     def __init__(self, model: nn.Module, example_inputs, batch: bool, sequence: bool):
         super().__init__()
-        self.model, self.axes = model, [0] * batch + [1] * sequence
+        self.model = model
+        self.axes = [axis for axis, is_open in enumerate((batch, sequence)) if is_open]
         parts, self.structure = tree_flatten(example_inputs)
         self.fixed = [None if isinstance(part, Tensor) else part for part in parts]
         self.places = [place for place, part in enumerate(parts) if isinstance(part, Tensor)]
@@ -192,7 +175,7 @@ class _Flat(nn.Module):
         self.example = tuple(map(self._at_least_two, tensors))
         open_sizes = [dict.fromkeys(self.open_axes(t), torch.export.Dim.DYNAMIC) for t in tensors]
         self.shapes = (tuple(open_sizes),)  # of all that `*tensors` holds
-        names = _argument_names(model, example_inputs, len(parts))
+        names = programs.input_names(model, example_inputs, len(parts))
         self.inputs = [names[place] for place in self.places]
         others = tuple(torch.cat([tensor, tensor[:1]]) for tensor in self.example)
         self.outputs: list[str] = []
@@ -207,9 +190,8 @@ class _Flat(nn.Module):
         for place, tensor in zip(self.places, tensors, strict=True):
             parts[place] = tensor
         x = tree_unflatten(parts, self.structure)
-        if isinstance(x, dict):
-            return _named(self.model(**x))
-        return _named(self.model(*x) if isinstance(x, tuple) else self.model(x))
+        arguments, named = programs.call_arguments(self.model, x)
+        return programs.named_tensors(self.model(*arguments, **named))
 
     def open_axes(self, tensor: Tensor) -> list[int]:
         """The axes of a tensor whose size is open."""
@@ -227,34 +209,6 @@ class _Flat(nn.Module):
         return [part.cpu().numpy() for part in inputs], [part.cpu().numpy() for _, part in named]
 
 
-def _named(output, name: str = "") -> list[tuple[str, Tensor]]:
-    """The tensors of an output, each with the name of its place in a dict, dataclass or tuple."""
-    if isinstance(output, Tensor):
-        return [(name or "output", output)]
-    if is_dataclass(output) and not isinstance(output, dict):
-        output = {field.name: getattr(output, field.name) for field in fields(output)}
-    if isinstance(output, dict):
-        inside = {f"{name}.{key}" if name else str(key): part for key, part in output.items()}
-    elif isinstance(output, tuple | list):
-        inside = {f"{name or 'output'}_{place}": part for place, part in enumerate(output)}
-    else:
-        raise NotImplementedError(f"a file's outputs are tensors, not {type(output).__name__}")
-    return [pair for key, part in inside.items() if part is not None for pair in _named(part, key)]
-
-
-def _argument_names(model: nn.Module, example_inputs, count: int) -> list[str]:
-    """What the model calls its inputs, as many as there are tensors and other things in them."""
-    if isinstance(example_inputs, dict) and len(example_inputs) == count:
-        return list(map(str, example_inputs))
-    kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
-    known = inspect.signature(model.forward).parameters.values()
-    names = [argument.name for argument in known if argument.kind in kinds][:count]
-    given = len(example_inputs) if isinstance(example_inputs, tuple) else 1
-    if len(names) == count == given:
-        return names
-    return [f"input_{place}" for place in range(count)]
-
-
 def _check_precision(precision: str) -> None:
     if precision not in MOST_APART:
         raise ValueError(f"unknown precision {precision!r}: float32 or int8")
@@ -266,7 +220,7 @@ def _calibration(example_inputs, precision: str, dynamic_batch: bool) -> Iterato
         return None
     tensors = [part for part in tree_flatten(example_inputs)[0] if isinstance(part, Tensor)]
     arrays = [tensor.cpu().numpy() for tensor in tensors]
-    return calibration.batches(
+    return runtimes.calibration_batches(
         arrays, size=32 if dynamic_batch or not arrays else max(len(arrays[0]), 1)
     )
 
@@ -292,8 +246,10 @@ def _check(load: Callable, path: Path, flat: _Flat, precision: str) -> None:
         samples = flat.samples[:1] if precision == "int8" else flat.samples
         runtimes.check_same(predict, samples, bound=MOST_APART[precision])
     except Exception as error:
-        told = runtimes.one_line(error).replace(str(path), "it")
-        raise NotImplementedError(f"the file does not give what the model gives: {told}") from error
+        reason = runtimes.one_line(error).replace(str(path), "it")
+        raise NotImplementedError(
+            f"the file does not give what the model gives: {reason}"
+        ) from error
 
 
 @contextmanager
@@ -348,12 +304,12 @@ def main() -> None:
         expected = predicts["PyTorch"](many).numpy()
         for name, predict in predicts.items():
             apart = abs(expected - predict(many)).max()
-            taken = []
+            times = []
             for _ in range(200):
                 start = time.perf_counter()
                 predict(one)
-                taken.append(time.perf_counter() - start)
-            print(f"{name:13} differs by {apart:.0e}, {1e6 * statistics.median(taken):5.0f} µs")
+                times.append(time.perf_counter() - start)
+            print(f"{name:13} differs by {apart:.0e}, {1e6 * statistics.median(times):5.0f} µs")
 
 
 if __name__ == "__main__":

@@ -23,17 +23,15 @@ Run it alone: `python -m pt_impl.deployment.native_export` prints eager against 
 predictions.
 Loading a package runs the native code in it: load only files that you made or trust.
 
-Copy with it: `pt_impl/kit/runtime.py`, `shared/archives.py`, `shared/atomic.py`,
-`shared/runtimes.py`.
+Copy with it: `pt_impl/kit/programs.py`, `shared/runtimes.py`.
 """
 
 import copy
-import inspect
 import json
 import shutil
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import fields, is_dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -42,8 +40,8 @@ from torch import nn
 from torch._inductor import config
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten  # there is no public one
 
-from pt_impl.kit import runtime
-from shared import archives, runtimes
+from pt_impl.kit import programs
+from shared import runtimes
 
 # The most that a file's outputs may be from the model's, in relative L2.
 MOST_APART = {"float32": 1e-3, "bfloat16": 0.1}
@@ -68,7 +66,8 @@ def compiled_predict(model: nn.Module) -> Callable:
         freezing = nullcontext() if shapes in seen else config.patch(freezing=True)
         seen.add(shapes)
         with torch.no_grad(), freezing:
-            return _call(compiled, x)
+            arguments, named = programs.call_arguments(compiled, x)
+            return compiled(*arguments, **named)
 
     return predict
 
@@ -177,7 +176,8 @@ def tensorrt_predict(model: nn.Module) -> Callable:
 
     def predict(x):
         with torch.no_grad():
-            return _call(compiled, x)
+            arguments, named = programs.call_arguments(compiled, x)
+            return compiled(*arguments, **named)
 
     return predict
 
@@ -187,12 +187,14 @@ def _loaded(path, read: Callable, threads: int) -> Callable:
     runtimes.check_exists(path)
     torch.set_num_threads(threads)
     try:
-        archives.check_zip(path)  # both kinds are one; PyTorch checks no sums
+        with zipfile.ZipFile(path) as archive:  # both kinds are one; PyTorch checks no sums
+            if damaged := archive.testzip():
+                raise ValueError(f"{damaged} in it is damaged")
         program, text = read()
         kept = json.loads(text)
-    except (RuntimeError, KeyError, ValueError) as error:
+    except Exception as error:  # damage may raise anything in zipfile
         raise ValueError(f"can't load {path}: {runtimes.one_line(error)}") from error
-    device = runtime.device()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
 
     def run(arrays):
         tensors = (torch.from_numpy(part).to(device) for part in arrays)
@@ -205,12 +207,6 @@ def _loaded(path, read: Callable, threads: int) -> Callable:
     return predict
 
 
-def _call(model: Callable, x):
-    if isinstance(x, dict):
-        return model(**x)
-    return model(*x) if isinstance(x, tuple) else model(x)
-
-
 class _Flat(nn.Module):
     """A model as a function of tensors one by one, whose outputs are a tuple of tensors.
 
@@ -220,14 +216,15 @@ class _Flat(nn.Module):
 
     def __init__(self, model: nn.Module, example_inputs, batch: bool, sequence: bool):
         super().__init__()
-        self.model, axes = model, [0] * batch + [1] * sequence
+        self.model = model
+        axes = [axis for axis, is_open in enumerate((batch, sequence)) if is_open]
         parts, self.structure = tree_flatten(example_inputs)
         self.fixed = [None if isinstance(part, torch.Tensor) else part for part in parts]
         self.places = [n for n, part in enumerate(parts) if isinstance(part, torch.Tensor)]
         tensors = [parts[place] for place in self.places]
         if not tensors or not all(tensor.ndim for tensor in tensors):
             raise ValueError("the model's inputs are tensors with the samples along the first axis")
-        names = _argument_names(model, example_inputs, len(parts))
+        names = programs.input_names(model, example_inputs, len(parts))
         self.inputs, self.shapes, example = [], (), []
         for place, tensor in zip(self.places, tensors, strict=True):
             own = [axis for axis in axes if axis < tensor.ndim]
@@ -257,7 +254,10 @@ class _Flat(nn.Module):
         parts = list(self.fixed)
         for place, tensor in zip(self.places, tensors, strict=True):
             parts[place] = tensor
-        return _named(_call(self.model, tree_unflatten(parts, self.structure)))
+        arguments, named = programs.call_arguments(
+            self.model, tree_unflatten(parts, self.structure)
+        )
+        return programs.named_tensors(self.model(*arguments, **named))
 
 
 class _InBfloat16(nn.Module):
@@ -274,34 +274,6 @@ class _InBfloat16(nn.Module):
         return tuple(part.float() if part.is_floating_point() else part for part in found)
 
 
-def _argument_names(model: nn.Module, example_inputs, count: int) -> list[str]:
-    """What the model calls its inputs, as many as there are tensors and other things in them."""
-    if isinstance(example_inputs, dict) and len(example_inputs) == count:
-        return list(map(str, example_inputs))
-    kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
-    known = inspect.signature(model.forward).parameters.values()
-    names = [argument.name for argument in known if argument.kind in kinds][:count]
-    given = len(example_inputs) if isinstance(example_inputs, tuple) else 1
-    if len(names) == count == given:
-        return names
-    return [f"input_{place}" for place in range(count)]
-
-
-def _named(output, name: str = "") -> list[tuple[str, torch.Tensor]]:
-    """The tensors of an output, each with the name of its place in a dict, dataclass or tuple."""
-    if isinstance(output, torch.Tensor):
-        return [(name or "output", output)]
-    if is_dataclass(output) and not isinstance(output, dict):
-        output = {field.name: getattr(output, field.name) for field in fields(output)}
-    if isinstance(output, dict):
-        inside = {f"{name}.{key}" if name else str(key): part for key, part in output.items()}
-    elif isinstance(output, tuple | list):
-        inside = {f"{name or 'output'}_{place}": part for place, part in enumerate(output)}
-    else:
-        raise NotImplementedError(f"a file's outputs are tensors, not {type(output).__name__}")
-    return [pair for key, part in inside.items() if part is not None for pair in _named(part, key)]
-
-
 def _written(path, target: str, flat: _Flat, write: Callable, load: Callable, bound: float) -> Path:
     """Write a draft, load it, compare it with the model, and only then have it at `path`."""
     path = Path(path)
@@ -316,9 +288,9 @@ def _written(path, target: str, flat: _Flat, write: Callable, load: Callable, bo
             samples = [([part.cpu().numpy() for part in flat.example], flat.wanted)]
             runtimes.check_same(predict, samples, bound=bound)
         except Exception as error:
-            told = runtimes.one_line(error).replace(str(draft), "it")
+            reason = runtimes.one_line(error).replace(str(draft), "it")
             raise NotImplementedError(
-                f"the file does not give what the model gives: {told}"
+                f"the file does not give what the model gives: {reason}"
             ) from error
         shutil.move(draft, path)
     return path
@@ -348,7 +320,7 @@ def main() -> None:
     from functools import partial
     from timeit import repeat
 
-    from pt_impl.kit import models, training
+    from pt_impl.kit import models, runtime, training
     from shared.specs import TASKS
 
     model, threads = models.build(TASKS["digits-cnn"].model).eval(), torch.get_num_threads()

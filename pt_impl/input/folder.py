@@ -27,7 +27,7 @@ torch in it. Where the cores are busy training, a pipeline takes its share of th
 
 Run it alone: `python -m pt_impl.input.folder` prints samples/s of each loader beside the limit.
 
-Copy with it: `pt_impl/kit/runtime.py`, `shared/epochs.py`, `shared/images.py`.
+Copy with it: `shared/epochs.py`, `shared/images.py`.
 """
 
 import os
@@ -42,14 +42,9 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from torchvision.io import decode_jpeg
 from torchvision.transforms.v2 import functional as F
 
-from pt_impl.kit import runtime
-from shared.epochs import crop_box, open_folder
+from shared.epochs import MEAN, STD, ImageForm, crop_box
+from shared.images import open_folder
 
-SIZE = 224
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, of pixels in [0, 1]
-# A row at a time: over a last axis of 3 channels the same arithmetic takes ten times as long.
-SCALE = np.tile(1 / (255 * np.float32(STD)), SIZE)
-OFFSET = np.tile(-np.float32(MEAN) / np.float32(STD), SIZE)
 UNREADABLE = (OSError, RuntimeError, SyntaxError, ValueError, Image.DecompressionBombError)
 
 
@@ -61,21 +56,27 @@ def naive_loader(
     decoder: str = "standard",
     on_error: str = "raise",
     start_batch: int = 0,
+    image_size: int = 224,
+    mean: tuple = MEAN,
+    std: tuple = STD,
 ) -> Iterable:
     """The tutorial's form: a DataLoader with its defaults, which does all work in this process.
 
     source: a folder with a sub-folder of JPEG files for each class. decoder: "standard" or "fast".
     on_error: "raise" ends at a file that can't be read; "skip" makes its batch smaller and adds a
     line to the loader's list `skipped`. start_batch: batches seen before, over all epochs; the
-    first iteration yields exactly what is left of its epoch. Yields (x, y) on `runtime.device()`;
-    the last batch may be smaller.
+    first iteration yields exactly what is left of its epoch. image_size, mean, std: of the images,
+    as `ImageForm` has them. Yields (x, y), on the GPU where there is one; the last may be smaller.
 
     Raises ValueError for settings that don't exist and for a folder without images; while it
     iterates, for a file that can't be read, with its name and the reason. What libjpeg mends in
     silence, such as flipped bits within an image, goes unnoticed.
     """
-    loader = _Loader(source, batch_size, seed, decoder, on_error, start_batch, _to_tensor)
-    return loader.over({})
+    form = ImageForm(image_size, mean, std)
+    paths, labels, epochs = open_folder(source, batch_size, seed, decoder, on_error, start_batch)
+    samples = _Samples(paths, decoder, form, _to_tensor)
+    batches = DataLoader(samples, batch_sampler=epochs, collate_fn=_collate)
+    return _Loader(batches, labels, on_error)
 
 
 def parallel_loader(
@@ -87,14 +88,20 @@ def parallel_loader(
     decoder: str = "standard",
     on_error: str = "raise",
     start_batch: int = 0,
+    image_size: int = 224,
+    mean: tuple = MEAN,
+    std: tuple = STD,
 ) -> Iterable:
     """The same work in `workers` processes, 0 for one a core, which stay for all epochs.
 
     They end when the loader is deleted. Batches come back through shared memory, a new piece for
     each. Settings and errors are those of `naive_loader`.
     """
-    loader = _Loader(source, batch_size, seed, decoder, on_error, start_batch, _to_tensor)
-    return loader.over(_processes(workers))
+    form = ImageForm(image_size, mean, std)
+    paths, labels, epochs = open_folder(source, batch_size, seed, decoder, on_error, start_batch)
+    samples = _Samples(paths, decoder, form, _to_tensor)
+    batches = _in_processes(samples, epochs, workers)
+    return _Loader(batches, labels, on_error)
 
 
 def uint8_loader(
@@ -106,24 +113,38 @@ def uint8_loader(
     decoder: str = "standard",
     on_error: str = "raise",
     start_batch: int = 0,
+    image_size: int = 224,
+    mean: tuple = MEAN,
+    std: tuple = STD,
 ) -> Iterable:
     """`parallel_loader` whose workers hand over a byte a value; the batch is normalised here.
 
     A quarter of the bytes goes from process to process, and to a GPU, which then normalises. Images
     are channels last in memory.
     """
-    loader = _Loader(source, batch_size, seed, decoder, on_error, start_batch, _to_bytes)
-    scale, offset = (torch.from_numpy(row).to(runtime.device()) for row in (SCALE, OFFSET))
+    form = ImageForm(image_size, mean, std)
+    paths, labels, epochs = open_folder(source, batch_size, seed, decoder, on_error, start_batch)
+    samples = _Samples(paths, decoder, form, _to_bytes)
+    batches = _in_processes(samples, epochs, workers)
+    scale, offset = (torch.from_numpy(row).to(_device()) for row in (form.scale, form.offset))
 
     def normalise(x: Tensor) -> Tensor:
-        rows = x.view(-1, 3 * SIZE).float()
+        rows = x.view(-1, 3 * image_size).float()
         return torch.addcmul(offset, rows, scale).view(x.shape).permute(0, 3, 1, 2)
 
-    return loader.over(_processes(workers), normalise)
+    return _Loader(batches, labels, on_error, normalise)
 
 
 def work_rate(
-    source, *, seed: int, part: int = 0, parts: int = 1, decoder: str = "standard"
+    source,
+    *,
+    seed: int,
+    part: int = 0,
+    parts: int = 1,
+    decoder: str = "standard",
+    image_size: int = 224,
+    mean: tuple = MEAN,
+    std: tuple = STD,
 ) -> Callable[[], float]:
     """Return `measure() -> samples/s`: the work on samples in this process, with nothing around it.
 
@@ -131,65 +152,67 @@ def work_rate(
     same memory. As the limit of a pipeline call it in one single-threaded process a core, at the
     same time, each with a `part` of its own, and add up what they return.
     """
+    form = ImageForm(image_size, mean, std)
     paths, _, epochs = open_folder(source, 1, seed, decoder)
     samples = [(paths[row.item()], numbers[0].tolist()) for row, numbers in epochs][part::parts]
-    out = np.zeros((SIZE, 3 * SIZE), np.float32)
+    out = np.zeros((image_size, 3 * image_size), np.float32)
 
     def measure() -> float:
         start = time.perf_counter()
         for path, numbers in samples:
-            pixels = _to_bytes(_image(path, numbers, decoder))
-            np.multiply(pixels.reshape(out.shape), SCALE, out=out)
-            np.add(out, OFFSET, out=out)
+            pixels = _to_bytes(_image(path, numbers, decoder, image_size), form)
+            np.multiply(pixels.reshape(out.shape), form.scale, out=out)
+            np.add(out, form.offset, out=out)
         return len(samples) / (time.perf_counter() - start)
 
     return measure
 
 
-def _processes(workers: int) -> dict:
-    """The settings of a DataLoader that works in processes."""
+def _in_processes(samples: "_Samples", epochs, workers: int) -> DataLoader:
+    """A DataLoader whose work is done in processes."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {
-        "num_workers": workers or cores,
-        "persistent_workers": True,  # to start them takes longer than a short epoch
-        "prefetch_factor": 2,
-        "pin_memory": torch.cuda.is_available(),
-    }
+    return DataLoader(
+        samples,
+        batch_sampler=epochs,
+        collate_fn=_collate,
+        num_workers=workers or cores,
+        persistent_workers=True,  # to start them takes longer than a short epoch
+        prefetch_factor=2,
+        pin_memory=torch.cuda.is_available(),
+    )
 
 
 class _Loader:
     """An iteration is an epoch; `skipped` says which files could not be read, and why."""
 
-    def __init__(self, source, batch_size, seed, decoder, on_error, start_batch, finish) -> None:
-        found = open_folder(source, batch_size, seed, decoder, on_error, start_batch)
-        paths, labels, self._epochs = found
+    def __init__(
+        self,
+        batches: DataLoader,
+        labels: np.ndarray,
+        on_error: str,
+        normalise: Callable | None = None,
+    ) -> None:
         self.skipped: list[str] = []
-        self._raises, self._labels = on_error == "raise", torch.from_numpy(labels)
-        self._samples = _Samples(paths, decoder, finish)
-
-    def over(self, settings: dict, finish: Callable = lambda x: x) -> "_Loader":
-        """Iterate over a DataLoader with `settings`, and `finish` its batches on the device."""
-        self._finish = finish
-        samples, order = self._samples, self._epochs
-        self._batches = DataLoader(samples, batch_sampler=order, collate_fn=_collate, **settings)
-        return self
+        self._batches, self._labels = batches, torch.from_numpy(labels)
+        self._raises, self._normalise = on_error == "raise", normalise
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        device = runtime.device()
+        device = _device()
         for x, rows, failures in self._batches:
             if failures and self._raises:
                 raise ValueError(failures[0])
             self.skipped += failures
             if rows:
+                x = x.to(device, non_blocking=True)
                 y = self._labels[rows].to(device, non_blocking=True)
-                yield self._finish(x.to(device, non_blocking=True)), y
+                yield self._normalise(x) if self._normalise else x, y
 
 
 class _Samples(Dataset):
     """The files, and the work on each. Every worker has a copy."""
 
-    def __init__(self, paths: list[str], decoder: str, finish: Callable) -> None:
-        self.paths, self.decoder, self.finish = paths, decoder, finish
+    def __init__(self, paths: list[str], decoder: str, form: ImageForm, finish: Callable) -> None:
+        self.paths, self.decoder, self.form, self.finish = paths, decoder, form, finish
 
     def __getitems__(self, batch: tuple[np.ndarray, np.ndarray]) -> list[tuple]:
         """The samples of a batch: the row, and its image or why there is none."""
@@ -198,7 +221,8 @@ class _Samples(Dataset):
 
     def _sample(self, row: int, numbers: list[float]) -> tuple:
         try:
-            return row, self.finish(_image(self.paths[row], numbers, self.decoder))
+            image = _image(self.paths[row], numbers, self.decoder, self.form.size)
+            return row, self.finish(image, self.form)
         except UNREADABLE as error:
             reason = str(error).partition("\n")[0]
             return row, f"{self.paths[row]}: {type(error).__name__}: {reason}"
@@ -212,8 +236,8 @@ def _collate(samples: list[tuple]) -> tuple[Tensor, list[int], list[str]]:
     return x, [row for row, _ in good], failures
 
 
-def _image(path: str, numbers: list[float], decoder: str) -> Image.Image | Tensor:
-    """Decode, crop, resize and flip: an image of Pillow, or a uint8 tensor (3, SIZE, SIZE)."""
+def _image(path: str, numbers: list[float], decoder: str, size: int) -> Image.Image | Tensor:
+    """Decode, crop, resize and flip: an image of Pillow, or a uint8 tensor (3, size, size)."""
     if decoder == "fast":
         image = decode_jpeg(torch.from_numpy(np.fromfile(path, np.uint8)), mode="RGB")
         height, width = image.shape[1:]
@@ -222,20 +246,24 @@ def _image(path: str, numbers: list[float], decoder: str) -> Image.Image | Tenso
             image = file if file.mode == "RGB" else file.convert("RGB")
             image.load()
         width, height = image.size
-    image = F.resized_crop(image, *crop_box(height, width, numbers), [SIZE, SIZE])
+    image = F.resized_crop(image, *crop_box(height, width, numbers), [size, size])
     return F.horizontal_flip(image) if numbers[-1] < 0.5 else image
 
 
-def _to_tensor(image: Image.Image | Tensor) -> Tensor:
-    """As tutorials do: to float32 in [0, 1], (3, SIZE, SIZE), then mean and deviation."""
+def _to_tensor(image: Image.Image | Tensor, form: ImageForm) -> Tensor:
+    """As tutorials do: to float32 in [0, 1], (3, size, size), then mean and deviation."""
     pixels = image if isinstance(image, Tensor) else F.pil_to_tensor(image)
     pixels = F.to_dtype(pixels.contiguous(), torch.float32, scale=True)
-    return F.normalize(pixels, MEAN, STD)
+    return F.normalize(pixels, form.mean, form.std)
 
 
-def _to_bytes(image: Image.Image | Tensor) -> np.ndarray:
-    """uint8 (SIZE, SIZE, 3)."""
+def _to_bytes(image: Image.Image | Tensor, form: ImageForm) -> np.ndarray:
+    """uint8 (size, size, 3), which are normalised later."""
     return image.permute(1, 2, 0).numpy() if isinstance(image, Tensor) else np.array(image)
+
+
+def _device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def main() -> None:

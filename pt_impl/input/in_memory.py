@@ -23,7 +23,7 @@ epoch, here a standardisation that hardly takes longer than to read what is stor
 
 Run it alone: `python -m pt_impl.input.in_memory` prints samples/s of each loader.
 
-Copy with it: `pt_impl/kit/runtime.py`, `shared/epochs.py`, `shared/images.py`.
+Copy with it: `shared/epochs.py`.
 """
 
 import os
@@ -36,7 +36,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from pt_impl.kit import runtime
 from shared.epochs import SHIFT, Epochs, fingerprint, open_arrays
 
 
@@ -45,7 +44,7 @@ def naive_loader(source, *, batch_size: int, seed: int, start_batch: int = 0) ->
 
     source: a folder with train_x.npy, float32 (n, height, width, channels), and train_y.npy, int64.
     start_batch: batches seen before, over all epochs; the first iteration yields exactly what is
-    left of its epoch. Yields (x, y) on `runtime.device()`; the last batch may be smaller.
+    left of its epoch. Yields (x, y) on the GPU if there is one; the last batch may be smaller.
 
     Raises FileNotFoundError for a folder without these files, and ValueError for arrays of other
     forms, batch_size below 1 and a negative start_batch.
@@ -142,7 +141,7 @@ class _Loader:
         self._batches = batches
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        device = runtime.device()
+        device = _device()
         for x, y in self._batches:
             yield x.to(device, non_blocking=True), y.to(device, non_blocking=True)
 
@@ -203,6 +202,10 @@ def _shift(x: Tensor, places: Tensor) -> Tensor:
     padded = torch.nn.functional.pad(x, [SHIFT] * 4)
     windows = padded.unfold(2, x.shape[2], 1).unfold(3, x.shape[3], 1)
     return windows[torch.arange(len(x)), :, places[:, 0], places[:, 1]]
+
+
+def _device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def main() -> None:

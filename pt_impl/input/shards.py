@@ -3,7 +3,7 @@
 What it changes: where samples lie. A folder of small files costs an open, and on a disk or over a
 network a seek, for each; a shard is read in one go. The price is the order: that of the shards is
 drawn for each epoch, and the next sample from a buffer of `shuffle_buffer` that were read. Batches
-are those of `folder.py`: float32 images (n, 3, 224, 224) and int64 labels, with crops that
+are those of `folder.py`: float32 images and int64 labels, with crops that
 follow from the seed, the epoch and the sample's row in the folder that
 `twinbench shards FOLDER TARGET --format tar` made the shards of.
 
@@ -22,8 +22,7 @@ what lies together stays near.
 
 Run it alone: `python -m pt_impl.input.shards` prints samples/s of each loader.
 
-Copy with it: `pt_impl/kit/runtime.py`, `shared/epochs.py`, `shared/images.py`, `shared/records.py`,
-`shared/shards.py`.
+Copy with it: `shared/epochs.py`, `shared/shards.py`.
 """
 
 import io
@@ -40,17 +39,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from torchvision.transforms.v2 import functional as F
 
-from pt_impl.kit import runtime
-from shared.epochs import crop_box, draw
-from shared.records import read_tar
-from shared.shards import Shard, open_shards
+from shared.epochs import MEAN, STD, ImageForm, crop_box, draw
+from shared.shards import Shard, Shards, open_shards, read_tar
 
 FORM = "tar"
-SIZE = 224
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, of pixels in [0, 1]
-# A row at a time: over a last axis of 3 channels the same arithmetic takes ten times as long.
-SCALE = np.tile(1 / (255 * np.float32(STD)), SIZE)
-OFFSET = np.tile(-np.float32(MEAN) / np.float32(STD), SIZE)
 
 
 def sequential_loader(
@@ -61,6 +53,9 @@ def sequential_loader(
     shuffle_buffer: int = 256,
     on_error: str = "raise",
     start_batch: int = 0,
+    image_size: int = 224,
+    mean: tuple = MEAN,
+    std: tuple = STD,
 ) -> Iterable:
     """One shard after the other, in this process.
 
@@ -68,13 +63,18 @@ def sequential_loader(
     "skip" leaves its samples out, which makes their batches smaller, and adds a line for each to
     the loader's list `skipped`. Every shard's checksum is compared when its turn comes.
     start_batch: batches seen before, over all epochs; the first iteration yields exactly what is
-    left of its epoch (what comes before is read, not decoded). Yields (x, y) on `runtime.device()`.
+    left of its epoch (what comes before is read, not decoded). image_size, mean, std: of the
+    images, as `ImageForm` has them. Yields (x, y) on the GPU if there is one.
 
     Raises ValueError for settings that don't exist, and what `open_shards` raises; while it
     iterates, ValueError with the shard and the reason.
     """
-    batches = _Batches(source, batch_size, seed, shuffle_buffer, on_error, start_batch, 1)
-    return _Loader(batches, on_error, {})
+    form = ImageForm(image_size, mean, std)
+    settings = {"batch_size": batch_size, "shuffle_buffer": shuffle_buffer}
+    shards = open_shards(source, FORM, on_error, **settings, start_batch=start_batch)
+    batches = _Batches(shards, form, **settings, seed=seed, start_batch=start_batch, shares=1)
+    processes = DataLoader(batches, batch_size=None, collate_fn=tuple)
+    return _Loader(batches, processes, form, on_error)
 
 
 def interleaved_loader(
@@ -87,6 +87,9 @@ def interleaved_loader(
     deterministic: bool = True,
     on_error: str = "raise",
     start_batch: int = 0,
+    image_size: int = 224,
+    mean: tuple = MEAN,
+    std: tuple = STD,
 ) -> Iterable:
     """`workers` processes, 0 for one a core, each with its share of the shards.
 
@@ -98,28 +101,49 @@ def interleaved_loader(
         raise ValueError("start_batch needs deterministic: what is left depends on the order")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     workers = workers or cores
-    batches = _Batches(source, batch_size, seed, shuffle_buffer, on_error, start_batch, workers)
-    settings = {"num_workers": workers, "prefetch_factor": 2, "in_order": deterministic}
-    settings["persistent_workers"] = True  # to start them takes longer than a short epoch
-    return _Loader(batches, on_error, settings | {"pin_memory": torch.cuda.is_available()})
+    form = ImageForm(image_size, mean, std)
+    settings = {"batch_size": batch_size, "shuffle_buffer": shuffle_buffer}
+    shards = open_shards(source, FORM, on_error, **settings, start_batch=start_batch)
+    batches = _Batches(shards, form, **settings, seed=seed, start_batch=start_batch, shares=workers)
+    processes = DataLoader(
+        batches,
+        batch_size=None,  # they are batches already
+        collate_fn=tuple,
+        num_workers=workers,
+        persistent_workers=True,  # to start them takes longer than a short epoch
+        prefetch_factor=2,
+        in_order=deterministic,
+        pin_memory=torch.cuda.is_available(),
+    )
+    return _Loader(batches, processes, form, on_error)
 
 
-def work_rate(source, *, seed: int, part: int = 0, parts: int = 1) -> Callable[[], float]:
+def work_rate(
+    source,
+    *,
+    seed: int,
+    part: int = 0,
+    parts: int = 1,
+    image_size: int = 224,
+    mean: tuple = MEAN,
+    std: tuple = STD,
+) -> Callable[[], float]:
     """Return `measure() -> samples/s`: the work on samples in this process, with nothing around it.
 
     Each call works on every `parts`-th shard, into the same memory. As the limit of a pipeline call
     it in one single-threaded process a core, at once, each with its `part`, and add up.
     """
-    found = open_shards(source, FORM)
-    numbers = draw(found.size, seed=seed, epoch=0)
-    out = np.zeros((SIZE, 3 * SIZE), np.float32)
+    form, opened = ImageForm(image_size, mean, std), open_shards(source, FORM)
+    numbers = draw(opened.size, seed=seed, epoch=0)
+    out = np.zeros((image_size, 3 * image_size), np.float32)
 
     def measure() -> float:
         start, seen = time.perf_counter(), 0
-        for shard in found.shards[part::parts]:
+        for shard in opened.shards[part::parts]:
             for row, _, data in read_tar(shard.files[0]):
-                np.multiply(_pixels(data, numbers[row]).reshape(out.shape), SCALE, out=out)
-                np.add(out, OFFSET, out=out)
+                pixels = _pixels(data, numbers[row], image_size)
+                np.multiply(pixels.reshape(out.shape), form.scale, out=out)
+                np.add(out, form.offset, out=out)
             seen += len(shard.rows)
         return seen / (time.perf_counter() - start)
 
@@ -129,39 +153,48 @@ def work_rate(source, *, seed: int, part: int = 0, parts: int = 1) -> Callable[[
 class _Loader:
     """An iteration is an epoch; `skipped` says which samples were left out, and why."""
 
-    def __init__(self, batches: "_Batches", on_error: str, settings: dict) -> None:
+    def __init__(
+        self, batches: "_Batches", processes: DataLoader, form: ImageForm, on_error: str
+    ) -> None:
         self.skipped: list[str] = []
-        self._batches, self._raises = batches, on_error == "raise"
-        self._loader = DataLoader(batches, batch_size=None, collate_fn=tuple, **settings)
+        self._batches, self._processes = batches, processes
+        self._form, self._raises = form, on_error == "raise"
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         self._batches.next_epoch()
-        device = runtime.device()
-        scale, offset = (torch.from_numpy(row).to(device) for row in (SCALE, OFFSET))
-        for x, y, failures in self._loader:
+        device, form = _device(), self._form
+        scale, offset = (torch.from_numpy(row).to(device) for row in (form.scale, form.offset))
+        for x, y, failures in self._processes:
             if failures and self._raises:
                 raise ValueError(failures[0])
             self.skipped += failures
             if len(y):
                 x = x.to(device, non_blocking=True)  # a byte a value, normalised here
-                rows = torch.addcmul(offset, x.view(-1, 3 * SIZE).float(), scale)
+                rows = torch.addcmul(offset, x.view(-1, 3 * form.size).float(), scale)
                 yield rows.view(x.shape).permute(0, 3, 1, 2), y.to(device, non_blocking=True)
 
 
 class _Batches(IterableDataset):
     """The batches of an epoch, in as many shares as there are processes."""
 
-    def __init__(self, source, batch_size, seed, shuffle_buffer, on_error, start_batch, shares):
-        self._found = open_shards(
-            *(source, FORM, on_error),
-            batch_size=batch_size,
-            shuffle_buffer=shuffle_buffer,
-            start_batch=start_batch,
-        )
-        self._batch_size, self._buffer = batch_size, shuffle_buffer
-        self._seed, self._shares, self._epoch, self._start = seed, shares, 0, start_batch
-        while self._start >= (batches := sum(self._lengths(self._epoch))):
-            self._epoch, self._start = self._epoch + 1, self._start - batches
+    def __init__(
+        self,
+        shards: Shards,
+        form: ImageForm,
+        *,
+        batch_size: int,
+        shuffle_buffer: int,
+        seed: int,
+        start_batch: int,
+        shares: int,
+    ) -> None:
+        self._shards, self._size, self._seed = shards, form.size, seed
+        self._batch_size, self._buffer, self._shares = batch_size, shuffle_buffer, shares
+        self._epoch, self._start = 0, start_batch
+        # Epochs differ in length: which shards a process has decides how many batches they make.
+        while self._start >= sum(self._lengths(self._epoch)):
+            self._start -= sum(self._lengths(self._epoch))
+            self._epoch += 1
         self._position = torch.zeros(2, dtype=torch.int64).share_memory_()
 
     def next_epoch(self) -> None:
@@ -170,7 +203,7 @@ class _Batches(IterableDataset):
         self._epoch, self._start = self._epoch + 1, 0
 
     def _share(self, epoch: int, share: int) -> list[Shard]:
-        return self._found.order(seed=self._seed, epoch=epoch)[share :: self._shares]
+        return self._shards.order(seed=self._seed, epoch=epoch)[share :: self._shares]
 
     def _lengths(self, epoch: int) -> list[int]:
         """Batches of each share."""
@@ -178,31 +211,41 @@ class _Batches(IterableDataset):
         return [ceil(sum(len(s.rows) for s in share) / self._batch_size) for share in shares]
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor, list[str]]]:
+        """The batches of one process's share of the epoch."""
         epoch, start = self._position.tolist()
-        lengths, seen, turn = self._lengths(epoch), [0] * self._shares, 0
-        # Batches come from the shares in turn, but from none that is at its end.
-        while sum(seen) < start or seen[turn] == lengths[turn]:
-            if seen[turn] < lengths[turn]:
-                seen[turn] += 1
-            turn = (turn + 1) % self._shares
+        seen, turn = self._seen(epoch, start)
         worker = get_worker_info()
         share = (turn + (worker.id if worker else 0)) % self._shares
         samples = (each for shard in self._share(epoch, share) for each in _samples(shard))
         random = np.random.default_rng([self._seed, epoch, 3, share])
-        samples = _shuffled(samples, self._buffer, random)
-        samples = islice(samples, seen[share] * self._batch_size, None)
-        numbers = draw(self._found.size, seed=self._seed, epoch=epoch)
-        while batch := list(islice(samples, self._batch_size)):
+        shuffled = _shuffled(samples, self._buffer, random)
+        rest = islice(shuffled, seen[share] * self._batch_size, None)  # not decoded before
+        numbers = draw(self._shards.size, seed=self._seed, epoch=epoch)
+        while batch := list(islice(rest, self._batch_size)):
             yield self._decoded(batch, numbers)
 
+    def _seen(self, epoch: int, start: int) -> tuple[list[int], int]:
+        """Batches of each share among the first `start` of an epoch, and whose turn comes then.
+
+        They come from the shares in turn, but from none that is at its end.
+        """
+        lengths, turn = self._lengths(epoch), 0
+        seen = [0 for _ in lengths]
+        while sum(seen) < start or seen[turn] == lengths[turn]:
+            if seen[turn] < lengths[turn]:
+                seen[turn] += 1
+            turn = (turn + 1) % self._shares
+        return seen, turn
+
     def _decoded(self, batch: list, numbers: np.ndarray) -> tuple[Tensor, Tensor, list[str]]:
-        """Images, uint8 (n, SIZE, SIZE, 3), labels, and what was left out."""
-        x, labels, failures = np.empty((len(batch), SIZE, SIZE, 3), np.uint8), [], []
+        """Images, uint8 (n, size, size, 3), labels, and what was left out."""
+        x = np.empty((len(batch), self._size, self._size, 3), np.uint8)
+        labels, failures = [], []
         for row, label, data in batch:
             if isinstance(data, str):
                 failures.append(f"{data}: sample {row:09}")
             else:
-                x[len(labels)] = _pixels(data, numbers[row])
+                x[len(labels)] = _pixels(data, numbers[row], self._size)
                 labels.append(label)
         labels = torch.tensor(labels, dtype=torch.int64)
         return torch.from_numpy(x[: len(labels)]), labels, failures
@@ -228,22 +271,26 @@ def _shuffled(samples: Iterable, size: int, random: np.random.Generator) -> Iter
     yield from (waiting[place] for place in random.permutation(len(waiting)))
 
 
-def _pixels(data: bytes, numbers: np.ndarray) -> np.ndarray:
-    """Decoded, cropped, resized and flipped: uint8 (SIZE, SIZE, 3)."""
+def _pixels(data: bytes, numbers: np.ndarray, size: int) -> np.ndarray:
+    """Decoded, cropped, resized and flipped: uint8 (size, size, 3)."""
     numbers = numbers.tolist()
     with Image.open(io.BytesIO(data), formats=["JPEG"]) as file:
         image = file if file.mode == "RGB" else file.convert("RGB")
         image.load()
-    image = F.resized_crop(image, *crop_box(image.height, image.width, numbers), [SIZE, SIZE])
+    image = F.resized_crop(image, *crop_box(image.height, image.width, numbers), [size, size])
     return np.asarray(F.horizontal_flip(image) if numbers[-1] < 0.5 else image)
+
+
+def _device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def main() -> None:
     """Print each loader's rate in its second epoch, on 512 photos of 256 pixels."""
     import tempfile
 
+    from shared.conversion import convert
     from shared.photos import make_photos
-    from shared.shards import convert
 
     with tempfile.TemporaryDirectory() as name:
         folder = make_photos(f"{name}/photos", images=512, size=256, seed=0)

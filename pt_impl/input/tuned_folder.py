@@ -20,14 +20,14 @@ photos. The ring takes memory for workers * 2 + 2 batches. Threads take less and
 
 Run it alone: `python -m pt_impl.input.tuned_folder` prints samples/s of both.
 
-Copy with it: `pt_impl/kit/runtime.py`, `shared/epochs.py`, `shared/images.py`.
+Copy with it: `shared/epochs.py`, `shared/images.py`.
 """
 
 import os
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -38,14 +38,9 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.io import decode_jpeg
 from torchvision.transforms.v2 import functional as F
 
-from pt_impl.kit import runtime
-from shared.epochs import Epochs, crop_box, open_folder
+from shared.epochs import MEAN, STD, Epochs, ImageForm, crop_box
+from shared.images import open_folder
 
-SIZE = 224
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, of pixels in [0, 1]
-# A row at a time: over a last axis of 3 channels the same arithmetic takes ten times as long.
-SCALE = np.tile(1 / (255 * np.float32(STD)), SIZE)
-OFFSET = np.tile(-np.float32(MEAN) / np.float32(STD), SIZE)
 UNREADABLE = (OSError, RuntimeError, SyntaxError, ValueError, Image.DecompressionBombError)
 PREFETCH = 2  # batches ahead; for each worker, where there are processes
 
@@ -59,32 +54,40 @@ def tuned_loader(
     decoder: str = "standard",
     on_error: str = "raise",
     start_batch: int = 0,
+    image_size: int = 224,
+    mean: tuple = MEAN,
+    std: tuple = STD,
 ) -> Iterable:
     """Decode in `workers` processes, 0 for one a core, into a ring of shared batches.
 
     source: a folder with a sub-folder of JPEG files for each class. decoder: "standard" (Pillow) or
     "fast" (torchvision). on_error: "raise" ends at a file that can't be read; "skip" makes its
     batch smaller and adds a line to the loader's list `skipped`. start_batch: batches seen before,
-    over all epochs; the first iteration yields exactly what is left of its epoch. Yields (x, y) on
-    `runtime.device()`: float32 (n, 3, 224, 224), channels last in memory, and int64.
+    over all epochs; the first iteration yields exactly what is left of its epoch. image_size, mean,
+    std: of the images, as `ImageForm` has them. Yields (x, y) on the GPU if there is one: float32
+    (n, 3, image_size, image_size), channels last in memory, and int64.
 
     **A batch is valid until the next but one is asked for**, when its slot is written again. Copy
     what you keep: `x.clone()`. Workers and ring stay until the loader is deleted. The ring takes
-    (workers * 2 + 2) * batch_size * 602 kB of /dev/shm, which containers often make small.
+    (workers * 2 + 2) * batch_size images of /dev/shm, 602 kB each at 224 pixels; containers often
+    make it small.
 
     Raises ValueError for settings that don't exist and a folder without images; while it iterates,
     ValueError for a file that can't be read, with its name and the reason, and RuntimeError where
     something still refers to a batch whose slot is due, or a worker has died.
     """
-    loader = _Loader(source, batch_size, seed, decoder, on_error, start_batch)
+    form = ImageForm(image_size, mean, std)
+    paths, labels, epochs = open_folder(source, batch_size, seed, decoder, on_error, start_batch)
     workers = workers or _cores()
     # PREFETCH batches a worker are on their way. One is the consumer's, and one its last, to which
     # its loop still refers while it asks for the next.
-    ring = _Ring(loader.paths, decoder, workers * PREFETCH + 2, batch_size)
-    slots = _Slots(loader.epochs, len(ring.batches))
+    slots = workers * PREFETCH + 2
+    # The copy into shared memory touches every page of it, once.
+    ring = torch.zeros(slots, batch_size, image_size, 3 * image_size).share_memory_()
+    turns = _Turns(epochs, slots)
     processes = DataLoader(
-        ring,
-        batch_sampler=slots,
+        _Writer(ring, paths, decoder, form),
+        batch_sampler=turns,
         collate_fn=tuple,  # as it is
         num_workers=workers,
         prefetch_factor=PREFETCH,
@@ -93,10 +96,9 @@ def tuned_loader(
 
     def batches() -> Iterator:
         for slot, rows, failures in processes:
-            yield slots.lend(slot, ring.batches[slot, : len(rows)].numpy()), rows, failures
+            yield turns.lend(slot, ring[slot, : len(rows)].numpy()), rows, failures
 
-    loader.batches = batches
-    return loader
+    return _Loader(batches, labels, on_error)
 
 
 def threads_loader(
@@ -108,21 +110,25 @@ def threads_loader(
     decoder: str = "standard",
     on_error: str = "raise",
     start_batch: int = 0,
+    image_size: int = 224,
+    mean: tuple = MEAN,
+    std: tuple = STD,
 ) -> Iterable:
     """Decode in `workers` threads, 0 for one a core, into new batches: nothing leaves the process.
 
     Pillow and torchvision let go of the interpreter's lock while they decode and resize. All else
     is as for `tuned_loader`, but the batches are the caller's to keep.
     """
-    loader = _Loader(source, batch_size, seed, decoder, on_error, start_batch)
+    form = ImageForm(image_size, mean, std)
+    paths, labels, epochs = open_folder(source, batch_size, seed, decoder, on_error, start_batch)
 
     def batches() -> Iterator:
         pool, coming = ThreadPoolExecutor(workers or _cores()), deque()
         try:
-            for rows, numbers in loader.epochs:
-                x = np.empty((len(rows), SIZE, 3 * SIZE), np.float32)
+            for rows, numbers in epochs:
+                x = np.empty((len(rows), image_size, 3 * image_size), np.float32)
                 futures = [
-                    pool.submit(_write, out, loader.paths[row], drawn, decoder)
+                    pool.submit(_write, out, paths[row], drawn, decoder, form)
                     for out, row, drawn in zip(x, rows, numbers.tolist(), strict=True)
                 ]
                 coming.append((x, rows, futures))
@@ -133,8 +139,7 @@ def threads_loader(
         finally:
             pool.shutdown(cancel_futures=True)
 
-    loader.batches = batches
-    return loader
+    return _Loader(batches, labels, on_error)
 
 
 def _finished(x: np.ndarray, rows: np.ndarray, futures: list) -> tuple:
@@ -147,39 +152,43 @@ def _finished(x: np.ndarray, rows: np.ndarray, futures: list) -> tuple:
 
 
 def _images(x: np.ndarray) -> Tensor:
-    """Rows of pixels (n, SIZE, 3 * SIZE) as images (n, 3, SIZE, SIZE), without a copy."""
-    return torch.from_numpy(x).view(-1, SIZE, SIZE, 3).permute(0, 3, 1, 2)
+    """Rows of pixels (n, size, 3 * size) as images (n, 3, size, size), without a copy."""
+    images = torch.from_numpy(x)
+    return images.view(len(x), x.shape[1], x.shape[1], 3).permute(0, 3, 1, 2)
 
 
-class _Ring(Dataset):
-    """Shared batches and the work that fills one. Workers have the same memory."""
+class _Writer(Dataset):
+    """The work that fills a slot of the ring. Workers have the same memory."""
 
-    def __init__(self, paths: list[str], decoder: str, slots: int, batch_size: int) -> None:
-        self.paths, self.decoder = paths, decoder
-        # The copy into shared memory touches every page of it.
-        self.batches = torch.zeros(slots, batch_size, SIZE, 3 * SIZE).share_memory_()
+    def __init__(self, ring: Tensor, paths: list[str], decoder: str, form: ImageForm) -> None:
+        self.ring, self.paths, self.decoder, self.form = ring, paths, decoder, form
 
     def __getitems__(self, ticket: tuple) -> tuple[int, list[int], list[str]]:
         """Fill a slot in a worker; return it, the rows that it holds, and what failed."""
         slot, rows, numbers = ticket
-        out, good, failures = self.batches[slot].numpy(), [], []
+        out, good, failures = self.ring[slot].numpy(), [], []
         for row, drawn in zip(rows.tolist(), numbers.tolist(), strict=True):
-            failure = _write(out[len(good)], self.paths[row], drawn, self.decoder)
-            (failures if failure else good).append(failure or row)
+            failure = _write(out[len(good)], self.paths[row], drawn, self.decoder, self.form)
+            if failure:
+                failures.append(failure)
+            else:
+                good.append(row)
         return slot, good, failures
 
 
-class _Slots:
+class _Turns:
     """Gives batches their slots in turn, epoch after epoch, but none that is still referred to."""
 
-    def __init__(self, epochs: Epochs, count: int) -> None:
-        self._epochs, self._lent, self._last = epochs, [lambda: None] * count, -1
+    def __init__(self, epochs: Epochs, slots: int) -> None:
+        self._epochs, self._slots = epochs, slots
+        self._lent: dict[int, weakref.ref] = {}  # by slot: the batch that is, or was, in it
+        self._last = -1
 
     def __iter__(self) -> Iterator[tuple]:
         # After the last slot that was given out, whatever was under way when an epoch was left.
         for step, (rows, numbers) in enumerate(self._epochs, self._last + 1):
-            slot = step % len(self._lent)
-            if self._lent[slot]() is not None:
+            slot = step % self._slots
+            if slot in self._lent and self._lent[slot]() is not None:
                 raise RuntimeError(
                     "a batch of tuned_loader is still in use two batches later, when its memory is "
                     "due: copy what you keep (x.clone())"
@@ -195,15 +204,14 @@ class _Slots:
 class _Loader:
     """An iteration is an epoch; `skipped` says which files could not be read, and why."""
 
-    def __init__(self, source, batch_size, seed, decoder, on_error, start_batch) -> None:
-        found = open_folder(source, batch_size, seed, decoder, on_error, start_batch)
-        self.paths, labels, self.epochs = found
+    def __init__(self, batches: Callable, labels: np.ndarray, on_error: str) -> None:
         self.skipped: list[str] = []
-        self._raises, self._labels = on_error == "raise", torch.from_numpy(labels)
+        self._batches, self._labels = batches, torch.from_numpy(labels)
+        self._raises = on_error == "raise"
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        device = runtime.device()
-        for x, rows, failures in self.batches():
+        device = _device()
+        for x, rows, failures in self._batches():
             if failures and self._raises:
                 raise ValueError(failures[0])
             self.skipped += failures
@@ -211,20 +219,22 @@ class _Loader:
                 yield x.to(device), self._labels[rows].to(device)
 
 
-def _write(out: np.ndarray, path: str, numbers: list[float], decoder: str) -> str | None:
-    """Write an image's rows, float32 (SIZE, 3 * SIZE), or return why it can't be read."""
+def _write(
+    out: np.ndarray, path: str, numbers: list[float], decoder: str, form: ImageForm
+) -> str | None:
+    """Write an image's rows, float32 (size, 3 * size), or return why it can't be read."""
     try:
-        pixels = _pixels(path, numbers, decoder)
+        pixels = _pixels(path, numbers, decoder, form.size)
     except UNREADABLE as error:
         reason = str(error).partition("\n")[0]
         return f"{path}: {type(error).__name__}: {reason}"
-    np.multiply(pixels.reshape(out.shape), SCALE, out=out)
-    np.add(out, OFFSET, out=out)
+    np.multiply(pixels.reshape(out.shape), form.scale, out=out)
+    np.add(out, form.offset, out=out)
     return None
 
 
-def _pixels(path: str, numbers: list[float], decoder: str) -> np.ndarray:
-    """Decoded, cropped, resized and flipped: uint8 (SIZE, SIZE, 3)."""
+def _pixels(path: str, numbers: list[float], decoder: str, size: int) -> np.ndarray:
+    """Decoded, cropped, resized and flipped: uint8 (size, size, 3)."""
     if decoder == "fast":
         image = decode_jpeg(torch.from_numpy(np.fromfile(path, np.uint8)), mode="RGB")
         height, width = image.shape[1:]
@@ -233,13 +243,17 @@ def _pixels(path: str, numbers: list[float], decoder: str) -> np.ndarray:
             image = file if file.mode == "RGB" else file.convert("RGB")
             image.load()
         width, height = image.size
-    image = F.resized_crop(image, *crop_box(height, width, numbers), [SIZE, SIZE])
+    image = F.resized_crop(image, *crop_box(height, width, numbers), [size, size])
     image = F.horizontal_flip(image) if numbers[-1] < 0.5 else image
     return image.permute(1, 2, 0).numpy() if decoder == "fast" else np.asarray(image)
 
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+def _device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def main() -> None:

@@ -1,6 +1,7 @@
-"""Collectives: how long an all-reduce between processes takes, without any training around it.
+"""Collectives: BatchNorm over all replicas, and how long an all-reduce takes, alone.
 
-What it holds: one all-reduce after another over the default process group, each timed on its own.
+What it holds: normalisation with the statistics of the global batch, and one all-reduce after
+another over the default process group, each timed on its own.
 Twin: `tf_impl/kit/collectives.py`.
 Where the frameworks differ: little. In both rings a part is sent once its receiver has asked for
 it, so a step waits twice for the network's latency; gloo asks for the next part while one is on its
@@ -11,12 +12,15 @@ Run it alone, a process for each rank: `python -m pt_impl.kit.collectives --floa
 
 import argparse
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
+from functools import partial
 from time import perf_counter
 
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm  # the common base; torch's own tools use it too
 
 WARM_UP = 2  # untimed all-reduces of each size: connections, buffers, TCP's window
 
@@ -50,6 +54,54 @@ def _repeat(count: int, repeats: int) -> list[float]:
     if not bool((values == dist.get_world_size()).all()):
         raise RuntimeError(f"the sum of {count} float32 is wrong")
     return seconds[WARM_UP:]
+
+
+def synchronise_norms(model: nn.Module) -> None:
+    """Let BatchNorm layers normalise with the statistics of the global batch, in place."""
+    if torch.cuda.is_available():
+        nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        return
+    for module in model.modules():
+        if isinstance(module, _BatchNorm):
+            module.forward = partial(_normalise, module, module.forward)  # the type stays
+
+
+class _Sum(torch.autograd.Function):
+    """The sum over all replicas; a gradient is the sum of what all of them hand back."""
+
+    @staticmethod
+    def forward(ctx, tensor: Tensor) -> Tensor:
+        tensor = tensor.clone()
+        dist.all_reduce(tensor)
+        return tensor
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> Tensor:
+        return _Sum.apply(gradient)
+
+
+def _normalise(norm: _BatchNorm, local: Callable, x: Tensor) -> Tensor:
+    """Do what nn.SyncBatchNorm does, which upstream has for GPUs alone.
+
+    The mean first and then the variance around it: two exchanges, but no difference of two large
+    numbers.
+    """
+    if not (norm.training and norm.track_running_stats):
+        return local(x)
+    axes, shape = [0, *range(2, x.ndim)], [1, -1] + [1] * (x.ndim - 2)
+    sums = _Sum.apply(torch.cat([x.sum(axes), x.new_tensor([x.numel() / x.shape[1]])]))
+    count = sums[-1].detach()
+    mean = sums[:-1] / count
+    centred = x - mean.view(shape)
+    variance = _Sum.apply(centred.square().sum(axes)) / count
+    with torch.no_grad():
+        norm.num_batches_tracked.add_(1)
+        # None is PyTorch's cumulative average.
+        share = 1.0 / float(norm.num_batches_tracked) if norm.momentum is None else norm.momentum
+        norm.running_mean.lerp_(mean, share)
+        norm.running_var.lerp_(variance * (count / (count - 1)), share)
+    y = centred * (variance + norm.eps).rsqrt().view(shape)
+    return y * norm.weight.view(shape) + norm.bias.view(shape) if norm.affine else y
 
 
 def main(arguments: list[str] | None = None) -> None:

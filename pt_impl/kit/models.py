@@ -8,9 +8,6 @@ Where the frameworks differ: images are NCHW here and NHWC there, convolution ke
 (in, out) there. Keras calls the complement of `bn_momentum` "momentum".
 """
 
-import copy
-import dataclasses
-
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -21,6 +18,7 @@ from shared.specs import (
     EXPANSION,
     BottleneckSpec,
     CNNSpec,
+    DetectorSpec,
     GPTSpec,
     ModelSpec,
     ResNetSpec,
@@ -36,7 +34,7 @@ class ConvBN(nn.Module):
         inputs: int,
         outputs: int,
         stride: int,
-        spec: CNNSpec | ResNetSpec | BottleneckSpec,
+        spec: CNNSpec | ResNetSpec | BottleneckSpec | DetectorSpec,
         kernel: int = 3,
     ):
         super().__init__()
@@ -65,11 +63,42 @@ class CNN(nn.Module):
             channels = filters
         self.head = nn.Linear(channels, spec.num_classes)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits of a batch of images."""
+    def features(self, x: Tensor) -> Tensor:
+        """What the head is given of a batch of images."""
         for name in self.convolutions:
             x = F.relu(getattr(self, name)(x))
-        return self.head(x.mean((2, 3)))
+        return x.mean((2, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of a batch of images."""
+        return self.head(self.features(x))
+
+
+class Detector(nn.Module):
+    """A one-stage detector without anchors, see `DetectorSpec`.
+
+    (n, c, h, w) float -> (n, places, classes + 4): all places of the first level row by row, then
+    those of the next; logits of the classes, then the four numbers of a box.
+    """
+
+    def __init__(self, spec: DetectorSpec):
+        super().__init__()
+        self.levels, channels = spec.levels, spec.input_shape[2]
+        self.convolutions = []
+        for index, (filters, stride) in enumerate(spec.convolutions):
+            self.add_module(f"conv{index}", ConvBN(channels, filters, stride, spec))
+            self.convolutions.append(f"conv{index}")
+            channels = filters
+        self.head = nn.Conv2d(channels, spec.num_classes + 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What the head says at each place of each level."""
+        found = []
+        for index, name in enumerate(self.convolutions):
+            x = F.relu(getattr(self, name)(x))
+            if index in self.levels:
+                found.append(self.head(x).permute(0, 2, 3, 1).flatten(1, 2))
+        return torch.cat(found, 1)
 
 
 class ResidualBlock(nn.Module):
@@ -90,11 +119,13 @@ class ResidualBlock(nn.Module):
 
 
 class ResNet(nn.Module):
-    """The CIFAR ResNet of He et al. (2015), section 4.2. (n, c, h, w) float -> (n, classes)."""
+    """The ResNet of He et al. (2015), section 4.2 or table 1. (n, c, h, w) -> (n, classes)."""
 
     def __init__(self, spec: ResNetSpec):
         super().__init__()
-        self.stem = ConvBN(spec.input_shape[2], spec.widths[0], 1, spec)
+        self.large_stem = spec.large_stem
+        stride, kernel = (2, 7) if spec.large_stem else (1, 3)
+        self.stem = ConvBN(spec.input_shape[2], spec.widths[0], stride, spec, kernel)
         self.stages = [f"stage{index}" for index in range(len(spec.widths))]
         channels = spec.widths[0]
         for index, width in enumerate(spec.widths):
@@ -106,12 +137,18 @@ class ResNet(nn.Module):
             self.add_module(f"stage{index}", stage)
         self.head = nn.Linear(channels, spec.num_classes)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits of a batch of images."""
+    def features(self, x: Tensor) -> Tensor:
+        """What the head is given of a batch of images."""
         x = F.relu(self.stem(x))
+        if self.large_stem:
+            x = F.max_pool2d(x, 3, stride=2, padding=1)
         for name in self.stages:
             x = getattr(self, name)(x)
-        return self.head(x.mean((2, 3)))
+        return x.mean((2, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of a batch of images."""
+        return self.head(self.features(x))
 
 
 class Bottleneck(nn.Module):
@@ -147,12 +184,16 @@ class BottleneckResNet(nn.Module):
         self.stages = [f"stage{index}" for index in range(len(spec.blocks))]
         self.head = nn.Linear(EXPANSION * spec.widths[-1], spec.num_classes)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits of a batch of images."""
+    def features(self, x: Tensor) -> Tensor:
+        """What the head is given of a batch of images."""
         x = F.max_pool2d(F.relu(self.stem(x)), 3, stride=2, padding=1)
         for name in self.stages:
             x = getattr(self, name)(x)
-        return self.head(x.mean((2, 3)))
+        return x.mean((2, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of a batch of images."""
+        return self.head(self.features(x))
 
 
 class TransformerBlock(nn.Module):
@@ -200,13 +241,29 @@ class GPT(nn.Module):
         self.ln = nn.LayerNorm(spec.width, eps=spec.ln_eps)
         self.head = nn.Linear(spec.width, spec.vocabulary, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits of the next character at every position."""
+    def features(self, x: Tensor) -> Tensor:
+        """What the head is given at every position."""
         x = self.tokens(x) + self.positions(torch.arange(x.shape[1], device=x.device))
         x = F.dropout(x, self.dropout, self.training)
         for name in self.blocks:
             x = getattr(self, name)(x)
-        return self.head(self.ln(x))
+        return self.ln(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of the next character at every position."""
+        return self.head(self.features(x))
+
+
+class Features(nn.Module):
+    """A model of the kit without its head: the same modules, and the same mode."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What the head is given."""
+        return self.model.features(x)
 
 
 def build(spec: ModelSpec, weights: dict[str, np.ndarray] | None = None) -> nn.Module:
@@ -216,16 +273,21 @@ def build(spec: ModelSpec, weights: dict[str, np.ndarray] | None = None) -> nn.M
     not fit.
     """
     families = {"cnn": CNN, "resnet": ResNet, "bottleneck": BottleneckResNet, "gpt": GPT}
-    model = families[spec.family](spec)
+    model = (families | {"detector": Detector})[spec.family](spec)
     if weights is not None:
         import_weights(model, weights)
     return model.to(runtime.device())
 
 
+def split_head(model: nn.Module) -> tuple[nn.Module, nn.Module]:
+    """The model's features and its head, x -> features -> logits; both share its weights."""
+    return Features(model), model.head
+
+
 # Weights: PyTorch's names and layouts against the canonical ones ------------------------------
 
 _CANONICAL = {
-    nn.Conv2d: {"weight": "kernel"},
+    nn.Conv2d: {"weight": "kernel", "bias": "bias"},
     nn.Linear: {"weight": "kernel", "bias": "bias"},
     nn.Embedding: {"weight": "embedding"},
     nn.LayerNorm: {"weight": "gamma", "bias": "beta"},
@@ -308,74 +370,3 @@ def export_weights(model: nn.Module) -> dict[str, np.ndarray]:
 def parameter_count(model: nn.Module) -> int:
     """Number of trainable parameters."""
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
-
-
-def copy_model(model: nn.Module, x=None) -> nn.Module:
-    """Return a copy of any module that shares nothing with it, in the same mode.
-
-    Parameters and buffers of both are compared and, on the example input `x` (a tuple of positional
-    arguments, a dict of named ones, or one tensor), their outputs in evaluation mode. Without `x`
-    there is none to compare: a module does not say what it takes.
-
-    Raises ValueError where `x` does not fit the model, and NotImplementedError where Python cannot
-    copy the model or the copy computes something else. `model` stays as it is.
-    """
-    wanted = None
-    if x is not None:
-        try:
-            wanted = _infer(model, x)
-        except Exception as error:
-            raise ValueError(f"the model does not take the example input: {error}") from error
-    try:
-        other = copy.deepcopy(model)
-    except Exception as error:  # such as a tensor that is not a leaf of the graph
-        raise NotImplementedError(f"Python cannot copy the model: {error}") from error
-    if apart := _apart(model.state_dict(), other.state_dict()):
-        raise NotImplementedError(f"the copy has another state: {apart}")
-    if x is not None and (apart := _apart(wanted, _infer(other, x))):
-        raise NotImplementedError(f"the copy computes something else: {apart}")
-    return other
-
-
-def _infer(model: nn.Module, x):
-    """Call the model in evaluation mode, then put the mode of each module back."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        with torch.no_grad():
-            if isinstance(x, dict):
-                return model(**x)
-            return model(*x) if isinstance(x, tuple) else model(x)
-    finally:
-        for module, training in modes.items():
-            module.training = training
-
-
-def _apart(wanted, found) -> str | None:
-    """Say where the tensors of two trees differ, or None; floats may by their last digits."""
-    wanted, found = (dict(_tensors(tree, "")) for tree in (wanted, found))
-    if wanted.keys() != found.keys():
-        return f"{', '.join(sorted(wanted.keys() ^ found.keys()))} is in one of them alone"
-    for name, ours in wanted.items():
-        theirs = found[name]
-        if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
-            return f"{name} is {tuple(theirs.shape)}, not {tuple(ours.shape)}"
-        if ours.is_floating_point() and ours.numel():
-            ours, theirs = ours.double(), theirs.double()
-            bound = 1e-5 * float(ours.abs().max())
-            if not torch.allclose(ours, theirs, rtol=0.0, atol=bound, equal_nan=True):
-                return f"{name} differs by {float((ours - theirs).abs().max()):.1e}"
-        elif not torch.equal(ours, theirs):
-            return f"{name} differs"
-    return None
-
-
-def _tensors(tree, name: str):
-    """(name, tensor) of each tensor in a tensor, tuple, list, dict or dataclass."""
-    if isinstance(tree, Tensor):
-        yield name or "the output", tree
-    elif isinstance(tree, (dict, list, tuple)):
-        for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
-            yield from _tensors(value, f"{name}.{key}".lstrip("."))
-    elif dataclasses.is_dataclass(tree):
-        yield from _tensors(vars(tree), name)

@@ -1,6 +1,7 @@
-"""Graphs as data: a traced model in one file, which is read without executing code from it.
+"""Any model: called as its users do, copied, compared, traced, and its graph as a file of data.
 
-What it holds: the way from a model to a graph of operators with its tensors, to a file, and back.
+What it holds: what techniques do with a model whatever it is, and the way from it to a graph of
+operators with its tensors, to a file that is read without executing code from it, and back.
 Twin: `tf_impl/kit/programs.py`.
 Where the frameworks differ: TensorFlow's graphs are data by nature (GraphDef). PyTorch's are Python
 objects: `torch.export.load` unpickles what a file holds and looks functions up by their names. Here
@@ -10,10 +11,13 @@ but operators of ATen and of quantization, and arithmetic on sizes.
 
 import copy
 import functools
+import inspect
 import math
 import operator
 import pickle
+import zipfile
 from collections.abc import Callable
+from dataclasses import fields, is_dataclass
 from keyword import iskeyword
 from pathlib import Path
 
@@ -21,25 +25,62 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_map, tree_unflatten
 
-from shared import archives
-
 _NAMESPACES = ("aten", "quantized_decomposed", "torchao")
 _FILES = ("from_file", "save")  # operators of ATen that read and write files
 _ARITHMETIC = ("getitem", "add", "sub", "mul", "floordiv", "mod", "neg", "eq", "ge", "le")
 
 
-def call(model: nn.Module, inputs):
-    """Return the model's output: a tuple of inputs is `*x`, a dict `**x`, else they are `x`.
+def call_arguments(model: nn.Module, inputs) -> tuple[tuple, dict]:
+    """Return the positional and the named arguments with which a model is called for its inputs.
 
-    Of an output with `.logits`, a dataclass of more, these alone.
+    A tuple is `*x` and a dict `**x`, as PyTorch's users have it; all else is the one argument.
     """
-    if isinstance(inputs, tuple):
-        output = model(*inputs)
-    elif isinstance(inputs, dict):
-        output = model(**inputs)
-    else:
-        output = model(inputs)
+    if isinstance(inputs, dict):
+        return (), inputs
+    return (inputs if isinstance(inputs, tuple) else (inputs,)), {}
+
+
+def call(model: nn.Module, inputs):
+    """Return the model's output; of one with `.logits`, a dataclass of more, these alone."""
+    arguments, named = call_arguments(model, inputs)
+    output = model(*arguments, **named)
     return getattr(output, "logits", output)
+
+
+def copy_model(model: nn.Module, x=None) -> nn.Module:
+    """Return a copy of any module that shares nothing with it, in the same mode.
+
+    x: an example input, on which the outputs of both are compared in evaluation mode; without it
+    only their parameters and buffers are. `model` stays as it is.
+
+    Raises ValueError where `x` does not fit the model, and NotImplementedError where Python cannot
+    copy the model or the copy computes something else.
+    """
+    try:
+        wanted = None if x is None else _evaluated(model, x)
+    except Exception as error:
+        raise ValueError(f"the model does not take the example input: {_line(error)}") from error
+    try:
+        twin = copy.deepcopy(model)
+    except Exception as error:  # such as a tensor that is not a leaf of the graph
+        raise NotImplementedError(f"Python cannot copy the model: {_line(error)}") from error
+    if apart(twin.state_dict(), model.state_dict()) > 0:
+        raise NotImplementedError("the copy has another state")
+    if x is not None and apart(_evaluated(twin, x), wanted) > 1e-5:
+        raise NotImplementedError("the copy computes something else")
+    return twin
+
+
+def _evaluated(model: nn.Module, x):
+    """The output in evaluation mode; every module's mode as it was."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        with torch.no_grad():
+            return call(model, x)
+    finally:
+        for module in training:
+            module.training = True
 
 
 def parts(inputs) -> tuple[Tensor, ...]:
@@ -47,6 +88,46 @@ def parts(inputs) -> tuple[Tensor, ...]:
     if isinstance(inputs, dict):
         return tuple(inputs.values())
     return inputs if isinstance(inputs, tuple) else (inputs,)
+
+
+def input_names(model: nn.Module, inputs, count: int) -> list[str]:
+    """Return what the model calls its inputs: the keys of a dict, or `forward`'s arguments.
+
+    count: of the tensors and other things in `inputs`.
+    """
+    if isinstance(inputs, dict) and len(inputs) == count:
+        return list(map(str, inputs))
+    kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+    known = inspect.signature(model.forward).parameters.values()
+    names = [argument.name for argument in known if argument.kind in kinds][:count]
+    given = len(inputs) if isinstance(inputs, tuple) else 1
+    if len(names) == count == given:
+        return names
+    return [f"input_{place}" for place in range(count)]
+
+
+def named_tensors(output, name: str = "") -> list[tuple[str, Tensor]]:
+    """Return the tensors of an output, each with the name of its place.
+
+    Those of a dict or dataclass have their keys, others numbers. Raises NotImplementedError where
+    something in it is no tensor.
+    """
+    if isinstance(output, Tensor):
+        return [(name or "output", output)]
+    if is_dataclass(output) and not isinstance(output, dict):
+        output = {field.name: getattr(output, field.name) for field in fields(output)}
+    if isinstance(output, dict):
+        inside = {f"{name}.{key}" if name else str(key): part for key, part in output.items()}
+    elif isinstance(output, tuple | list):
+        inside = {f"{name or 'output'}_{place}": part for place, part in enumerate(output)}
+    else:
+        raise NotImplementedError(f"a file's outputs are tensors, not {type(output).__name__}")
+    return [
+        pair
+        for key, part in inside.items()
+        if part is not None
+        for pair in named_tensors(part, key)
+    ]
 
 
 def trace(model: nn.Module, inputs, *, training: bool = False) -> fx.GraphModule:
@@ -76,13 +157,16 @@ def _capture(model: nn.Module, inputs, *, strict: bool) -> fx.GraphModule:
         arguments = parts(inputs)
     varies = tree_map(lambda _: {0: torch.export.Dim.DYNAMIC}, keywords or arguments)
     model.__class__ = _returning_logits(type(model))
-    try:
-        program = torch.export.export(
-            model, arguments, keywords, dynamic_shapes=varies, strict=strict
-        )
-    except Exception as error:
-        raise NotImplementedError(f"torch.export cannot capture it: {_line(error)}") from error
-    return program.module(check_guards=False)
+    # The plain tracer takes `len(x)` for a constant; Dynamo, which is slower, does not.
+    for way in dict.fromkeys((strict, True)):
+        try:
+            program = torch.export.export(
+                model, arguments, keywords, dynamic_shapes=varies, strict=way
+            )
+            return program.module(check_guards=False)
+        except Exception as error:
+            refused = error
+    raise NotImplementedError(f"torch.export cannot capture it: {_line(refused)}") from refused
 
 
 def _returning_logits(kind: type) -> type:
@@ -90,6 +174,8 @@ def _returning_logits(kind: type) -> type:
 
     def forward(self, *arguments, **keywords):
         output = kind.forward(self, *arguments, **keywords)
+        if isinstance(output, dict) and "logits" not in output:
+            return output  # Dynamo cannot ask an OrderedDict for an attribute
         return getattr(output, "logits", output)
 
     functools.update_wrapper(forward, kind.forward)
@@ -146,12 +232,18 @@ def apart(ours, theirs) -> float:
     ours, theirs = _leaves(ours), _leaves(theirs)
     if [part.shape for part in ours] != [part.shape for part in theirs]:
         return math.inf
-    found = [0.0]
-    for left, right in zip(ours, theirs, strict=True):
-        left, right = left.double(), right.double()
-        norm = right.norm().item()
-        found.append((left - right).norm().item() / (norm or 1.0))
-    return math.inf if any(math.isnan(value) for value in found) else max(found)
+    return max((_distance(*pair) for pair in zip(ours, theirs, strict=True)), default=0.0)
+
+
+def _distance(ours: Tensor, theirs: Tensor) -> float:
+    """Relative L2; what is not a finite number has to be the same in both."""
+    ours, theirs = ours.double(), theirs.double()
+    finite = theirs.isfinite()
+    same = torch.equal(ours.isfinite(), finite)
+    if not same or not torch.allclose(ours[~finite], theirs[~finite], equal_nan=True):
+        return math.inf
+    difference = (ours[finite] - theirs[finite]).norm().item()
+    return difference / (theirs[finite].norm().item() or 1.0)
 
 
 def _leaves(output) -> list[Tensor]:
@@ -242,7 +334,9 @@ def load(path) -> fx.GraphModule:
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no file {path}")
     try:
-        archives.check_zip(path)  # torch.load looks at no checksum
+        with zipfile.ZipFile(path) as archive:
+            if damaged := archive.testzip():  # torch.load looks at no checksum
+                raise ValueError(f"{damaged} in it is damaged")
         found = torch.load(path, map_location="cpu", weights_only=True)
         return _graph(found["nodes"], found["tensors"], found["names"])
     except pickle.UnpicklingError:  # whose words advise to load it all the same

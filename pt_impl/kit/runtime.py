@@ -79,6 +79,11 @@ def synchronize() -> None:
         torch.cuda.synchronize()
 
 
+def make_generator(*, seed: int) -> torch.Generator:
+    """A generator of random numbers on the device."""
+    return torch.Generator(device()).manual_seed(seed)
+
+
 def to_float(loss: Tensor) -> float:
     """Read a scalar on the host, which waits for the device."""
     return loss.item()
@@ -187,8 +192,8 @@ def _input_dtype(event) -> str:
 def trace_count(step: Callable) -> int | None:
     """Count the graphs that `torch.compile` made in this process; None where `step` is eager.
 
-    A step counts as compiled where it, or something that it closes over, came from `torch.compile`
-    or is a module on which `compile()` was called.
+    A step counts as compiled where it, or something that it or its functions close over, came from
+    `torch.compile` or is a module on which `compile()` was called.
     """
     if not any(_is_compiled(part) for part in (step, *_closed_over(step))):
         return None
@@ -196,7 +201,14 @@ def trace_count(step: Callable) -> int | None:
 
 
 def _closed_over(step: Callable) -> list:
-    return list(inspect.getclosurevars(step).nonlocals.values()) if inspect.isfunction(step) else []
+    found, waiting = [], [step]
+    while waiting:
+        function = waiting.pop()
+        if inspect.isfunction(function):
+            inside = list(inspect.getclosurevars(function).nonlocals.values())
+            waiting += [part for part in inside if not any(part is other for other in found)]
+            found += inside
+    return found
 
 
 def _is_compiled(part) -> bool:

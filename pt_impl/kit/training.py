@@ -1,6 +1,6 @@
 """The baseline: an eager float32 train step, prediction, and the loops around them.
 
-What it holds: optimizers from a `shared.specs.Recipe`, the loss, the train step that every
+What it holds: optimizers from a `shared.specs.Recipe`, a task's loss, the train step that every
 technique is compared with, training for some epochs, evaluation.
 Twin: `tf_impl/kit/training.py`.
 Where the frameworks differ: this step is eager, as PyTorch is used by default; its twin is one
@@ -11,13 +11,15 @@ the suite.
 import math
 from collections.abc import Callable, Mapping
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map  # torch has no public one
 
-from pt_impl.kit import data
-from shared.specs import Recipe
+from pt_impl.kit import data, detection
+from shared import boxes
+from shared.specs import DetectorSpec, Recipe, Task
 
 Step = Callable[..., Tensor]
 Predict = Callable[..., Tensor]
@@ -76,6 +78,18 @@ def cross_entropy(logits, labels: Tensor) -> Tensor:
     return F.cross_entropy(_logits(logits).float().flatten(0, -2), labels.flatten())
 
 
+def sample_cross_entropy(logits, labels: Tensor) -> Tensor:
+    """Cross-entropy of each sample, float32 (n,), of logits (n, classes) and labels (n,)."""
+    return F.cross_entropy(_logits(logits).float(), labels, reduction="none")
+
+
+def loss_of(task: Task) -> Callable:
+    """The loss that a task is trained with: `loss(output, y)`."""
+    if isinstance(task.model, DetectorSpec):
+        return detection.make_detection_loss(task.model)
+    return cross_entropy
+
+
 def _logits(output) -> Tensor:
     """The logits of an output, which pretrained models wrap in a dataclass."""
     return getattr(output, "logits", output)
@@ -97,6 +111,17 @@ def make_train_step(model: nn.Module, optimizer: torch.optim.Optimizer, loss_fn:
         return loss.detach()
 
     return step
+
+
+def make_update(model: nn.Module, optimizer: torch.optim.Optimizer, gradients: list) -> Callable:
+    """Make `update()`: the optimizer's part of a step alone, on what `gradients` hold then.
+
+    gradients: one tensor a trainable parameter, in the model's order; they become its `.grad`.
+    """
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
+    return optimizer.step
 
 
 def make_predict(model: nn.Module) -> Predict:
@@ -156,6 +181,22 @@ def evaluate(predict: Predict, x, y: Tensor, *, metric: str, batch_size: int) ->
     return float(total) / y.numel()
 
 
+def evaluate_task(
+    predict: Predict, x, y: Tensor, task: Task, *, batch_size: int, metric: str = ""
+) -> float:
+    """Evaluate by the task's metric over all of x and y, or by another `metric` of its kind."""
+    metric = metric or task.metric
+    if metric not in boxes.OVERLAPS:
+        return evaluate(predict, x, y, metric=metric, batch_size=batch_size)
+    outputs = [
+        predict(x[start : start + batch_size]).float().cpu().numpy()
+        for start in range(0, len(x), batch_size)
+    ]
+    found = boxes.decode(task.model, np.concatenate(outputs))
+    objects = boxes.objects(y.cpu().numpy())
+    return boxes.mean_average_precision(found, objects, metric=metric)
+
+
 def _correct(logits: Tensor, labels: Tensor) -> Tensor:
     return 100.0 * (logits.argmax(-1) == labels).sum(dtype=torch.float64)
 
@@ -163,3 +204,17 @@ def _correct(logits: Tensor, labels: Tensor) -> Tensor:
 def _bits(logits: Tensor, labels: Tensor) -> Tensor:
     nats = F.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="none")
     return nats.sum(dtype=torch.float64) / math.log(2.0)
+
+
+def digits_cnn(batch_size: int) -> Callable:
+    """The baseline step of the digits CNN on `batch_size` random images: a trial of that size."""
+    from pt_impl.kit import models
+    from shared.specs import TASKS
+
+    task, random = TASKS["digits-cnn"], np.random.default_rng(0)
+    model = models.build(task.model)
+    optimizer = make_optimizer(model, task.recipe)
+    step = make_train_step(model, optimizer, cross_entropy)
+    images = random.normal(size=(batch_size, *task.model.input_shape)).astype(np.float32)
+    batch = data.to_device(images, random.integers(0, 10, batch_size))
+    return lambda: step(*batch)

@@ -23,24 +23,21 @@ Where the frameworks differ and why:
   GPUs in every step, is a legacy. There one process for all devices of a machine is usual.
 - tf.distribute keeps each variable whole on each replica: FSDP has no twin there. FSDP2 shards
   block by block; what several blocks share, such as tied embeddings, stays with the whole model.
-- nn.SyncBatchNorm runs on GPUs only; on a CPU a function of `kit/replicas.py` does the same.
-- DistributedSampler repeats or drops samples until shards are equal. Here none is repeated.
+- nn.SyncBatchNorm runs on GPUs only; on a CPU a function of `kit/collectives.py` does the same.
+- DistributedSampler repeats or drops samples until shards are equal. `distribute` repeats none.
 
 When it helps and when it hurts: it helps where a step is long beside the exchange of gradients,
 2 (n - 1) / n times their size through each replica's link. Replicas on the cores of one CPU share
 what one process has alone, and gain nothing. `sharded` is for models that do not fit. Dropout draws
 other masks than one process does.
 
-Run it alone: `python -m pt_impl.parallel.data_parallel` trains on one and two replicas. On many
-machines: `torchrun … -m pt_impl.parallel.data_parallel BUILD DATA --global-batch N --steps N --out
-FILE`.
+Run it alone: `python -m pt_impl.parallel.data_parallel` trains on one and two replicas. Its
+functions are called in each of several processes, after `torch.distributed.init_process_group`:
+`pt_impl/kit/replicas.py` starts them here, and says how torchrun does on many machines.
 
-Copy with it: `pt_impl/kit/data.py`, `pt_impl/kit/models.py`, `pt_impl/kit/replicas.py`,
-`pt_impl/kit/runtime.py`, `pt_impl/kit/training.py`, `shared/atomic.py`, `shared/datasets.py`,
-`shared/parallel.py`, `shared/photos.py`, `shared/specs.py`, `shared/weights.py`.
+Copy with it: `pt_impl/kit/collectives.py`.
 """
 
-import sys
 from collections import Counter
 from contextlib import contextmanager, nullcontext
 from fnmatch import fnmatchcase
@@ -51,12 +48,9 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten  # there is no public one
 
-from pt_impl.kit import models, runtime, training
-from pt_impl.kit.replicas import Replica, launch, outputs, synchronise_norms, train
-from shared import parallel
-from shared.specs import TASKS
-from shared.weights import init_weights
+from pt_impl.kit.collectives import synchronise_norms
 
 
 def apply_data_parallel(
@@ -66,18 +60,18 @@ def apply_data_parallel(
     communication: str = "auto",
     synchronised_norm: bool = False,
 ):
-    """Return DistributedDataParallel around the model, which all processes have with equal weights.
+    """Return DistributedDataParallel around a model that all processes have with equal weights.
 
-    Its backward pass exchanges gradients, a bucket of `bucket_mb` after another, and leaves their
-    mean over the replicas. communication: "auto", or the backend, "gloo" or "nccl".
+    Args:
+        bucket_mb: of gradients in one exchange; the backward pass sends one bucket after another,
+            and leaves the mean over the replicas.
+        communication: "auto", or the backend, "gloo" or "nccl".
+        synchronised_norm: let BatchNorm see the global batch.
     """
     if synchronised_norm:
         synchronise_norms(model)
     group = None if communication == "auto" else dist.new_group(backend=communication)
-    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else None
-    return DistributedDataParallel(
-        model, device_ids=devices, bucket_cap_mb=bucket_mb, process_group=group
-    )
+    return DistributedDataParallel(model, bucket_cap_mb=bucket_mb, process_group=group)
 
 
 def apply_fsdp(
@@ -92,17 +86,20 @@ def apply_fsdp(
 
     A block's parameters are whole only while it runs, those outside of blocks while the model does.
 
-    blocks: names of modules, or patterns with *, ? and [], separated by commas; "" for the modules
-    of one kind that the model repeats, and layers outside of them that are as large. precision:
-    "float32", or "bfloat16" for what is computed with, while shards and sums stay float32.
-    reshard_after_forward: whether a block is freed until its backward pass, for one more exchange.
-    synchronised_norm: see `apply_data_parallel`.
+    Args:
+        blocks: names of modules, or patterns with *, ? and [], separated by commas; "" for the
+            modules of one kind that the model repeats, and layers outside of them as large.
+        precision: "float32", or "bfloat16" for what is computed with, while shards and sums stay
+            float32.
+        reshard_after_forward: free a block until its backward pass, for one more exchange.
+        synchronised_norm: as in `apply_data_parallel`.
 
     Raises, before anything is changed, ValueError for blocks that are not there, and
     NotImplementedError for parameters without an axis to shard.
     """
     groups = _find_blocks(model, blocks)
-    if scalars := [name for name, own in model.named_parameters() if own.ndim == 0]:
+    scalars = [name for name, parameter in model.named_parameters() if parameter.ndim == 0]
+    if scalars:
         raise NotImplementedError(f"{scalars[0]} is a scalar: FSDP2 shards the first axis")
     if precision not in ("float32", "bfloat16"):
         raise ValueError(f"precision must be float32 or bfloat16, not {precision!r}")
@@ -111,7 +108,8 @@ def apply_fsdp(
     half = {}
     if precision == "bfloat16":
         half = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32}
-    mesh = init_device_mesh(runtime.device(), (dist.get_world_size(),))
+    device = next(model.parameters()).device.type
+    mesh = init_device_mesh(device, (dist.get_world_size(),))
     for block in groups:
         policy = MixedPrecisionPolicy(**half)
         fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_after_forward)
@@ -121,27 +119,42 @@ def apply_fsdp(
     return model
 
 
+def distribute(model, batches):
+    """Yield this process's shard of each global batch, and the samples of the whole.
+
+    A batch is any structure of arrays or tensors with samples along their first axis. Shards are
+    contiguous, and have one sample more or less than any other.
+    """
+    replicas, replica = dist.get_world_size(), dist.get_rank()
+    for batch in batches:
+        samples = _samples(batch)
+        rows = slice(replica * samples // replicas, (replica + 1) * samples // replicas)
+        yield tree_map(lambda whole, rows=rows: whole[rows], batch), samples
+
+
 def make_train_step(
     model, optimizer, loss_fn, *, micro_batches: int = 1, synchronise_each: bool = False
 ):
     """Make `step(x, y, samples) -> loss` for a model of `apply_data_parallel` or `apply_fsdp`.
 
-    x and y are this replica's shard of a global batch of `samples`, and count by their share of it;
-    the losses of all replicas add up to the mean over the global batch. Gradients are exchanged
-    with the last of the micro-batches, or with each if `synchronise_each`: the same for more
-    traffic.
+    x and y are this replica's shard of a global batch of `samples`, as `distribute` gives it, and
+    count by their share of it; the losses of all replicas add up to the mean over the global batch.
+
+    Args:
+        loss_fn: `loss_fn(output, y)`, the mean over samples.
+        micro_batches: parts of the shard, one after another; gradients are exchanged with the last.
+        synchronise_each: exchange them with each part: the same for more traffic.
     """
     replicas = dist.get_world_size()
 
     def step(x, y, samples):
         optimizer.zero_grad(set_to_none=True)
-        size, total = parallel.size(x), 0.0
-        for part in range(micro_batches):
-            rows = slice(part * size // micro_batches, (part + 1) * size // micro_batches)
-            own_x, own_y = (parallel.take(whole, rows) for whole in (x, y))
-            exchange = synchronise_each or part == micro_batches - 1
+        total = 0.0
+        parts = zip(_split(x, micro_batches), _split(y, micro_batches), strict=True)
+        for number, (own_x, own_y) in enumerate(parts, 1):
+            exchange = synchronise_each or number == micro_batches
             with nullcontext() if exchange else _no_exchange(model):
-                loss = loss_fn(outputs(model, own_x), own_y) * (parallel.size(own_x) / samples)
+                loss = loss_fn(_call(model, own_x), own_y) * (_samples(own_y) / samples)
                 (loss * replicas).backward()  # DDP and FSDP divide the sum by the replicas
             total = total + loss.detach()
         optimizer.step()
@@ -150,12 +163,12 @@ def make_train_step(
     return step
 
 
-# Variants: each is called in every process, and makes what trains there ---------------------------
+# Variants: each is called in every process, and returns model, optimizer and step ----------------
 
 
 def processes(
     build, *, bucket_mb: float = 25.0, communication: str = "auto", synchronised_norm: bool = False
-) -> Replica:
+) -> tuple:
     """DistributedDataParallel: gradients are exchanged in buckets during the backward pass."""
     model, optimizer, loss_fn = build()
     replicated = apply_data_parallel(
@@ -164,7 +177,7 @@ def processes(
         communication=communication,
         synchronised_norm=synchronised_norm,
     )
-    return Replica(model, optimizer, make_train_step(replicated, optimizer, loss_fn))
+    return model, optimizer, make_train_step(replicated, optimizer, loss_fn)
 
 
 def accumulated(
@@ -172,18 +185,11 @@ def accumulated(
     *,
     micro_batches: int = 4,
     synchronise_each: bool = False,
-    bucket_mb: float = 25.0,
-    communication: str = "auto",
     synchronised_norm: bool = False,
-) -> Replica:
+) -> tuple:
     """DDP that exchanges gradients once a step, after the last of its micro-batches."""
     model, optimizer, loss_fn = build()
-    replicated = apply_data_parallel(
-        model,
-        bucket_mb=bucket_mb,
-        communication=communication,
-        synchronised_norm=synchronised_norm,
-    )
+    replicated = apply_data_parallel(model, synchronised_norm=synchronised_norm)
     step = make_train_step(
         replicated,
         optimizer,
@@ -191,21 +197,14 @@ def accumulated(
         micro_batches=micro_batches,
         synchronise_each=synchronise_each,
     )
-    return Replica(model, optimizer, step)
+    return model, optimizer, step
 
 
-def compiled(
-    build, *, bucket_mb: float = 25.0, communication: str = "auto", synchronised_norm: bool = False
-) -> Replica:
+def compiled(build) -> tuple:
     """`torch.compile` of DDP: the graph is cut where a bucket is full, so that it can be sent."""
     model, optimizer, loss_fn = build()
-    replicated = apply_data_parallel(
-        model,
-        bucket_mb=bucket_mb,
-        communication=communication,
-        synchronised_norm=synchronised_norm,
-    )
-    return Replica(model, optimizer, make_train_step(torch.compile(replicated), optimizer, loss_fn))
+    replicated = torch.compile(apply_data_parallel(model))
+    return model, optimizer, make_train_step(replicated, optimizer, loss_fn)
 
 
 def sharded(
@@ -215,7 +214,7 @@ def sharded(
     precision: str = "float32",
     reshard_after_forward: bool = True,
     synchronised_norm: bool = False,
-) -> Replica:
+) -> tuple:
     """FSDP2: each replica keeps a part of parameters, gradients and optimizer state.
 
     `build` gives all processes equal weights.
@@ -233,45 +232,66 @@ def sharded(
     shards = dict(model.named_parameters())  # other objects, which the optimizer does not know yet
     for group, own in zip(optimizer.param_groups, groups, strict=True):
         group["params"] = [shards[name] for name in own]
-    return Replica(model, optimizer, make_train_step(model, optimizer, loss_fn))
+    return model, optimizer, make_train_step(model, optimizer, loss_fn)
 
 
-def one_process(
-    build, *, replicas: int = 2, communication: str = "auto", synchronised_norm: bool = False
-) -> Replica:
-    """nn.DataParallel (legacy): one process copies the model to its GPUs in every step."""
+def one_process(build, *, replicas: int = 2, communication: str = "auto") -> tuple:
+    """nn.DataParallel (legacy): one process copies the model to its GPUs in every step.
+
+    Raises NotImplementedError where there are no GPUs, and for a communication of one's own.
+    """
+    if not torch.cuda.is_available():
+        raise NotImplementedError("nn.DataParallel copies a model to GPUs, and there is none")
+    if communication != "auto":
+        raise NotImplementedError("nn.DataParallel has one way to communicate: auto")
     model, optimizer, loss_fn = build()
-    parallel_model = nn.DataParallel(model, device_ids=list(range(replicas)))
+    replicated = nn.DataParallel(model, device_ids=list(range(replicas)))
 
     def step(x, y, samples):
         optimizer.zero_grad(set_to_none=True)
-        loss = loss_fn(outputs(parallel_model, x), y)  # of all samples
+        loss = loss_fn(_call(replicated, x), y)  # of all samples
         loss.backward()
         optimizer.step()
         return loss.detach()
 
-    return Replica(model, optimizer, step)
+    return model, optimizer, step
 
 
-def tpu(build, *, replicas: int = 8, synchronised_norm: bool = False) -> Replica:
-    """Nothing here: PyTorch reaches TPUs through another package."""
-    raise NotImplementedError("PyTorch needs torch_xla for TPUs, which this project does not use")
+# Parts ------------------------------------------------------------------------------------------
 
-
-_VARIANTS = {f.__name__: f for f in (processes, accumulated, compiled, sharded, one_process, tpu)}
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+
+
+def _call(model: nn.Module, x):
+    """A tuple as positional arguments, a dict as named ones."""
+    if isinstance(x, dict):
+        return model(**x)
+    return model(*x) if isinstance(x, tuple) else model(x)
+
+
+def _samples(batch) -> int:
+    return len(tree_flatten(batch)[0][0])
+
+
+def _split(batch, parts: int) -> list:
+    """The parts of a structure of tensors; ValueError where it has too few samples."""
+    if _samples(batch) < parts:
+        raise ValueError(f"{_samples(batch)} samples of a replica make no {parts} micro-batches")
+    tensors, structure = tree_flatten(batch)
+    split = [tensor.tensor_split(parts) for tensor in tensors]
+    return [tree_unflatten(list(part), structure) for part in zip(*split, strict=True)]
 
 
 @contextmanager
 def _no_exchange(model):
     """Within it the backward pass adds to this replica's gradients alone."""
-    if not isinstance(model, FSDPModule):
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(False)
+        yield
+        model.set_requires_gradient_sync(True)
+    else:
         with model.no_sync():
             yield
-        return
-    model.set_requires_gradient_sync(False)
-    yield
-    model.set_requires_gradient_sync(True)
 
 
 def _find_blocks(model: nn.Module, blocks: str) -> list[nn.Module]:
@@ -325,86 +345,28 @@ def _shares(model: nn.Module, block: nn.Module) -> bool:
     return any(id(own) in elsewhere for own in block.parameters())
 
 
-# Programs -----------------------------------------------------------------------------------------
-
-
-def train_data_parallel(
-    build,
-    dataset,
-    run,
-    *,
-    variant: str = "processes",
-    micro_batches: int = 1,
-    synchronise_each: bool = False,
-    synchronised_norm: bool = False,
-    bucket_mb: float = 25.0,
-    communication: str = "auto",
-    blocks: str = "",
-    precision: str = "float32",
-    reshard_after_forward: bool = True,
-) -> parallel.Result:
-    """Train on replicas of this machine, each on its shard of every global batch.
-
-    build: "module:function", importable from here; each process calls it, and gets model, optimizer
-    and `loss_fn(output, y)`, the mean over samples. dataset: a folder with train_x and train_y, as
-    `shared.parallel.save_samples` writes arrays, tuples and dicts. run: a `shared.parallel.Run`.
-    variant: the name of a function of this file, whose settings are among the others.
-
-    Nothing listens but on the loopback.
-    Raises, before anything is started, ValueError for settings that don't fit, and
-    NotImplementedError for a variant that this framework or machine lacks; RuntimeError with what a
-    replica said where the run fails (NotImplementedError where it refused): no process is left
-    then.
-    """
-    chosen = {
-        "variant": variant,
-        "micro_batches": micro_batches,
-        "synchronise_each": synchronise_each,
-        "synchronised_norm": synchronised_norm,
-        "bucket_mb": bucket_mb,
-        "communication": communication,
-        "blocks": blocks,
-        "precision": precision,
-        "reshard_after_forward": reshard_after_forward,
-    }
-    parallel.find(build)
-    parallel.check_chosen(chosen, _VARIANTS)
-    parallel.check(dataset, run.replicas, vars(run) | chosen)
-    _check_machine(run.replicas, chosen)
-    processes = 1 if variant == "one_process" else run.replicas
-    return launch(__spec__.name, build, dataset, vars(run) | chosen, processes=processes)
-
-
-def _check_machine(replicas: int, settings: dict) -> None:
-    """Raise what no replica has to be started for."""
-    variant, gpus = settings["variant"], torch.cuda.device_count()
-    if variant == "tpu":
-        tpu(None)
-    if variant == "one_process" and not gpus:
-        raise NotImplementedError("nn.DataParallel copies a model to GPUs, and there is none")
-    if variant in ("one_process", "compiled") and settings["synchronised_norm"]:
-        raise NotImplementedError(f"{variant}: BatchNorm can't be synchronised there")
-    given, known = settings["communication"], ("auto", "gloo", "nccl")
-    known = known[:1] if variant == "one_process" else known
-    parallel.check_devices(replicas, given, known=known, gpus=gpus, variant=variant)
-
-
-def digits_cnn() -> tuple:
-    """Return model, optimizer and loss of the digits CNN, from the weights of seed 0."""
-    task = TASKS["digits-cnn"]
-    model = models.build(task.model, init_weights(task.model, seed=0))
-    return model, training.make_optimizer(model, task.recipe), training.cross_entropy
-
-
 def main() -> None:
-    """Be one process of a run, or without options train the digits CNN on one and two replicas."""
-    if not sys.argv[1:]:
-        return parallel.demonstrate(train_data_parallel, f"{__spec__.name}:digits_cnn")
-    options = parallel.options(__spec__.name).parse_args()
-    with parallel.one_line_errors():
-        parallel.check_chosen({"variant": options.variant}, _VARIANTS)
-        _check_machine(1, vars(options))
-        train(_VARIANTS, options)
+    """Train the digits CNN on one and two replicas; print rates, losses and their distance."""
+    import tempfile
+    from pathlib import Path
+    from statistics import median
+
+    from pt_impl.kit import data, replicas
+    from shared import datasets, parallel
+    from shared.specs import TASKS
+
+    with tempfile.TemporaryDirectory() as folder:
+        folder = datasets.materialise(TASKS["digits-cnn"].dataset, Path(folder))
+        digits = data.to_device(*datasets.load(folder, "train"))
+    make, build = f"{__spec__.name}:processes", "pt_impl.kit.examples:digits_cnn"
+    results = []
+    print("replicas  samples/s  last loss")
+    for count in (1, 2):
+        run = parallel.Run(replicas=count, global_batch=64, steps=50)
+        results.append(replicas.launch(make, build, digits, run, {"synchronised_norm": True}))
+        rate = 64 / median(results[-1].step_s)
+        print(f"{count:8}{rate:11.0f}{results[-1].losses[-1]:11.4f}")
+    print(f"largest relative distance of a weight tensor: {parallel.distance(*results):.1e}")
 
 
 if __name__ == "__main__":

@@ -26,13 +26,15 @@ Where the frameworks differ and why:
 When it helps and when it hurts: it helps where activations outweigh parameters, gradients and the
 optimizer's state, that is deep models, long sequences and large batches; the freed memory buys a
 larger batch. It costs up to a third of a step's arithmetic; `save_products` gives back less memory
-and repeats only what is cheap. Small blocks save nothing, since each
-keeps its input; one block around everything saves nothing either, since its inside is all alive
-when it runs again. On a CPU, glibc may hold on to much of what is freed, because recomputed tensors
-and gradients alternate in its heap; MALLOC_MMAP_THRESHOLD_=65536 gives it back.
+and repeats only what is cheap. Small blocks save nothing, since each keeps its input; one block
+around everything saves nothing either, since its inside is all alive when it runs again. On a CPU,
+glibc may hold on to much of what is freed, because recomputed tensors and gradients alternate in
+its heap; MALLOC_MMAP_THRESHOLD_=65536 gives it back.
 
 Run it alone: `python -m pt_impl.train_step.activation_checkpointing` prints baseline against
 technique.
+
+Copy with it: nothing.
 """
 
 from collections.abc import Callable, Iterator
@@ -50,26 +52,33 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 def apply_checkpointing(
     model: nn.Module, *, blocks: str, save_products: bool = False, offload: bool = False
 ) -> nn.Module:
-    """Have the blocks of `model` recomputed in the backward pass; return the model, changed.
+    """Have the blocks of `model` recomputed in the backward pass.
 
-    blocks: comma-separated names of submodules as in `model.named_modules()`, or patterns with *,
-    ? and [] ("block*", "stage*.block?"). What lies within another chosen block is recomputed with
-    it. "" chooses none. A block takes any arguments and returns any structure of tensors. It must
-    do the same both times: what it changes other than buffers (a counter, a list) it changes twice.
-    save_products: keep the outputs of matrix products, convolutions and attention, and repeat only
-    the rest, such as activations and normalisation. offload: move a block's inputs from the device
-    to the host until the second run.
+    Calls without gradients run as before. A block takes any arguments and returns any structure of
+    tensors. It must do the same both times: what it changes other than buffers (a counter, a list)
+    it changes twice. Buffers that it changes (BatchNorm's statistics) are kept as they were before
+    each forward pass, so that the second run finds what the first one found. Source:
+    `torch.utils.checkpoint`, use_reentrant=False.
 
-    Buffers that a block changes (BatchNorm's statistics) are kept as they were before each forward
-    pass, so that the second run finds what the first one found; others, such as masks, are not.
-    Calls without gradients run as before.
+    Args:
+        model: changed in place.
+        blocks: comma-separated names of submodules as in `model.named_modules()`, or patterns with
+            *, ? and [] ("block*", "stage*.block?"). What lies within another chosen block is
+            recomputed with it. "" chooses none.
+        save_products: keep the outputs of matrix products, convolutions and attention, and repeat
+            only the rest, such as activations and normalisation.
+        offload: move a block's inputs from the device to the host until the second run.
 
-    Raises, before anything is changed, ValueError for a name or pattern that no submodule has and
-    for a block that is recomputed already; NotImplementedError for a block that its owner never
-    calls. The forward pass raises NotImplementedError for a block that changes its own input, which
-    the second run would find changed, and for offload where the inputs are on the host; with
-    save_products the backward pass raises torch's RuntimeError where a product is changed in place.
-    Source: `torch.utils.checkpoint`, use_reentrant=False.
+    Returns:
+        The model.
+
+    Raises:
+        ValueError: before anything is changed, a name or pattern that no submodule has, or a block
+            that is recomputed already.
+        NotImplementedError: before that, a block that its owner never calls; in the forward pass, a
+            block that changes its own input, which the second run would find changed, and offload
+            where the inputs are on the host. With save_products the backward pass raises torch's
+            RuntimeError where a product is changed in place.
     """
     for name, module in _find_blocks(model, blocks).items():
         # A partial object, since copy.deepcopy follows it to the copy's own module; a closure
@@ -99,14 +108,14 @@ def _find_blocks(model: nn.Module, blocks: str) -> dict[str, nn.Module]:
     }
     chosen: dict[str, None] = {}
     for pattern in filter(None, map(str.strip, blocks.split(","))):
-        found = [name for name in modules if fnmatchcase(name, pattern)]
-        if not found:
+        names = [name for name in modules if fnmatchcase(name, pattern)]
+        if not names:
             known = ", ".join(modules)
             raise ValueError(f"blocks: the model has no block {pattern!r}; it has {known}")
-        chosen |= dict.fromkeys(found)
+        chosen |= dict.fromkeys(names)
     inside = {n for n in chosen for other in chosen if n.startswith(f"{other}.")}
-    found = {name: modules[name] for name in chosen if name not in inside}
-    for name, module in found.items():
+    blocks_found = {name: modules[name] for name in chosen if name not in inside}
+    for name, module in blocks_found.items():
         if _is_recomputed(module):
             raise ValueError(f"blocks: {name!r} is recomputed already")
         owner = modules.get(name.rpartition(".")[0], model)
@@ -114,7 +123,7 @@ def _find_blocks(model: nn.Module, blocks: str) -> dict[str, nn.Module]:
             raise NotImplementedError(
                 f"blocks: MultiheadAttention reads the weights of {name!r} and never calls it"
             )
-    return found
+    return blocks_found
 
 
 def _is_recomputed(module: nn.Module) -> bool:

@@ -6,13 +6,15 @@ it.
 
 Its twin: `tf_impl/train_step/baseline.py`.
 
-Where the frameworks differ and why: PyTorch leaves the loop to its user and has no `fit`, so
-`make_fit_loop` refuses; Keras brings one.
+Where the frameworks differ and why: PyTorch leaves the loop to its user and has no `fit`; Keras
+brings one, which its twin times (`make_fit_loop`).
 
 When it helps and when it hurts: it is the yardstick, and does neither.
 
 Run it alone: `python -m pt_impl.train_step.baseline` prints the kit's step against the hand-written
 one.
+
+Copy with it: nothing.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,13 +27,19 @@ def make_hand_written_step(model: nn.Module, optimizer: torch.optim.Optimizer) -
     """Make step(x, y) -> loss as PyTorch's tutorials write it: eager, float32.
 
     x: a tuple of the model's positional arguments, a mapping of its keywords, or its one argument;
-    y: int64 (n,). The output is the logits, (n, classes), or has them as `.logits`.
+    y: int64 (n,). The output is the logits, (n, classes), or has them as `.logits`. For a model
+    that gives anything else the first step raises ValueError, before anything is changed.
     Source: "Training with PyTorch", pytorch.org/tutorials.
     """
     loss_fn = nn.CrossEntropyLoss()
     model.train()
+    fits = False
 
     def step(x, y):
+        nonlocal fits
+        if not fits:
+            _check_output(model, loss_fn, x, y)
+            fits = True
         optimizer.zero_grad()
         output = _call(model, x)
         loss = loss_fn(getattr(output, "logits", output), y)
@@ -49,9 +57,19 @@ def _call(model: nn.Module, x):
     return model(*x) if isinstance(x, tuple) else model(x)
 
 
-def make_fit_loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable:
-    """Refuse: PyTorch has no loop of its own. Raises NotImplementedError."""
-    raise NotImplementedError("PyTorch has no fit: its users write the loop (hand_written)")
+def _check_output(model: nn.Module, loss_fn: nn.Module, x, y) -> None:
+    """Raise unless the loss takes what the model gives: in evaluation mode, so nothing moves."""
+    model.eval()
+    with torch.no_grad():
+        output = _call(model, x)
+    model.train()
+    try:
+        loss_fn(getattr(output, "logits", output), y)
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(
+            "the tutorials' step has one loss, cross-entropy of logits (n, classes): "
+            f"it can't take what the model gives ({error})"
+        ) from error
 
 
 def main() -> None:
@@ -80,15 +98,15 @@ def main() -> None:
             steps[name] = training.make_train_step(model, optimizer, training.cross_entropy)
         else:
             steps[name] = make_hand_written_step(model, optimizer)
-    taken = {name: [] for name in steps}
+    samples = {name: [] for name in steps}
     for _ in range(50):
         for name, step in steps.items():
             start = time.perf_counter()
             for batch in batches:
                 step(*batch)
             runtime.synchronize()
-            taken[name].append((time.perf_counter() - start) / len(batches))
-    for name, times in taken.items():
+            samples[name].append((time.perf_counter() - start) / len(batches))
+    for name, times in samples.items():
         print(f"{name:14} {statistics.median(times[10:]) * 1e3:.3f} ms a step")
 
 

@@ -18,6 +18,8 @@ When it helps and when it hurts: it helps where samples per second still rise wi
 Each trial costs an import of the framework. It does not say whether so large a batch trains well.
 
 Run it alone: `python -m pt_impl.train_step.batch_size_finder` tries the digits CNN with 256 MiB.
+
+Copy with it: nothing.
 """
 
 import contextlib
@@ -212,17 +214,17 @@ def _measure(make_trial: str, size: int, budget: int, folder: Path) -> dict:
         before = _status("VmRSS")
         (folder / "imported").write_text(str(before))
         Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts anew, see proc(5)
-    step, taken = make(size), []
-    while len(taken) < 2 or (len(taken) <= _STEPS and sum(taken) < _SECONDS):
+    step, seconds = make(size), []
+    while len(seconds) < 2 or (len(seconds) <= _STEPS and sum(seconds) < _SECONDS):
         start = time.perf_counter()
         step()
         if gpu:
             torch.cuda.synchronize()
-        taken.append(time.perf_counter() - start)
+        seconds.append(time.perf_counter() - start)
     peak = torch.cuda.max_memory_allocated() if gpu else _status("VmHWM") - before
     if gpu and not peak:
         raise ValueError("the trial took no memory of the GPU: hide it, or put the model there")
-    return {"peak_bytes": peak, "samples_per_s": size * (len(taken) - 1) / sum(taken[1:])}
+    return {"peak_bytes": peak, "samples_per_s": size * (len(seconds) - 1) / sum(seconds[1:])}
 
 
 def _status(key: str) -> int:
@@ -232,29 +234,16 @@ def _status(key: str) -> int:
     return int(status.read_text().split(f"{key}:")[1].split()[0]) * 1024
 
 
-def digits_cnn(batch_size):
-    """Return the baseline step of the digits CNN on `batch_size` random images."""
-    import numpy as np
-
-    from pt_impl.kit import data, models, training
-    from shared.specs import TASKS
-
-    task, random = TASKS["digits-cnn"], np.random.default_rng(0)
-    model = models.build(task.model)
-    optimizer = training.make_optimizer(model, task.recipe)
-    step = training.make_train_step(model, optimizer, training.cross_entropy)
-    images = random.normal(size=(batch_size, *task.model.input_shape)).astype(np.float32)
-    batch = data.to_device(images, random.integers(0, 10, batch_size))
-    return lambda: step(*batch)
-
-
 def main() -> None:
     """Print the trials for the digits CNN in 256 MiB."""
-    found = find_batch_size(f"{__spec__.name}:digits_cnn", budget_bytes=256 << 20)
+    found = find_batch_size("pt_impl.kit.training:digits_cnn", budget_bytes=256 << 20)
     for trial in found.trials:
         print(f"{trial.batch_size:6}  {trial.outcome:12}  peak {trial.peak_bytes} bytes")
     print(f"largest: {found.batch_size}, limited by the {found.limit}")
 
 
 if __name__ == "__main__":
-    _run_trial(*sys.argv[1:]) if sys.argv[1:] else main()
+    if sys.argv[1:]:
+        _run_trial(*sys.argv[1:])
+    else:
+        main()

@@ -17,10 +17,10 @@ What is not the same as in one large batch:
 Its twin: `tf_impl/train_step/gradient_accumulation.py`.
 
 Where the frameworks differ and why:
-- Here `.grad` is the accumulator: `backward` adds to it. There gradients are values, and a loop in
-  the graph carries a dense copy of all of them from part to part.
-- Here Python runs the parts in order. A graph may run whatever is ready, so there the loop has to
-  say that one part comes after the other (`parallel_iterations=1`), or activations pile up.
+- Here `.grad` is the accumulator: `backward` adds to it. There gradients are values, and the graph
+  carries a copy of all of them from part to part.
+- Here Python runs the parts in order. A graph may run whatever is ready, so there each part has to
+  wait for the sums before it, or activations pile up.
 - Keras has it built in (`gradient_accumulation_steps` of its optimizers), with another meaning: see
   the twin. PyTorch has nothing of the kind.
 - The replicas of DistributedDataParallel exchange gradients in each backward pass, and so do the
@@ -37,6 +37,8 @@ that stays as large as it was changes no learning rate.
 
 Run it alone: `python -m pt_impl.train_step.gradient_accumulation` prints 32 samples a step against
 128 and against 4 x 32, each with its learning rate.
+
+Copy with it: nothing.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -49,6 +51,101 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils.rnn import PackedSequence
 
 
+class GradientAccumulator:
+    """Runs the forward and backward pass of a batch part by part, adding up in `.grad`.
+
+    What it does to a plain loop: what stood between `zero_grad` and `step` becomes a function of
+    one part, which the accumulator calls for each:
+
+        def backward(x, y, share):
+            loss = loss_fn(model(x), y) * share
+            loss.backward()
+            return loss.detach()
+
+        optimizer.zero_grad()
+        loss = accumulator.run(backward, x, y)
+        optimizer.step()
+
+    Args:
+        model: a plain one, or one under DDP or FSDP2, whose gradients are then exchanged once, in
+            the last part.
+        micro_batches: how many parts; their sizes differ by one at most, so a batch need not be
+            divisible. 1 is the whole batch.
+        statistics_once: BatchNorm's running statistics are updated once, with the mean and variance
+            of all values that the layer saw in all parts (Chan et al., 1979). Equal to one large
+            batch: the number of updates, hence the layer's momentum means the same; and the
+            statistics of a first layer, whose input no BatchNorm has changed. Not equal: what
+            training normalises with, which stays that of the part, and so the input of every later
+            layer. Layers in evaluation mode stay as they are. A layer that runs twice in a forward
+            pass gets one update of both.
+
+    Raises:
+        ValueError: micro_batches is below 1 or no integer, or the model has no trainable
+            parameters. NotImplementedError: statistics_once with SyncBatchNorm.
+    """
+
+    def __init__(
+        self, model: nn.Module, *, micro_batches: int = 4, statistics_once: bool = False
+    ) -> None:
+        if not isinstance(micro_batches, int) or micro_batches < 1:
+            raise ValueError(
+                f"micro_batches must be an integer of at least 1, not {micro_batches!r}"
+            )
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            raise ValueError("the model has no trainable parameters: there is no gradient to add")
+        self.micro_batches = micro_batches
+        self.norms = _norms(model) if statistics_once else []
+        self.exchanging = [module for module in model.modules() if _exchanges(module)]
+
+    def check(self, x, y) -> int | None:
+        """Return the number of samples; None where the batch stays whole.
+
+        Raises:
+            ValueError: tensors that disagree on that number, objects that cannot be cut, and fewer
+                samples than parts (drop such a batch, or make fewer parts).
+        """
+        if self.micro_batches == 1 and not self.norms:
+            return None
+        return _samples(x, y, self.micro_batches)
+
+    def run(self, backward: Callable, x, y):
+        """Call `backward` for each part; return the sum of what it returns.
+
+        Args:
+            backward: `backward(x, y, share)` runs forward and backward pass of a part. It
+                multiplies the part's mean loss by `share`, its fraction of the samples, and returns
+                that, detached.
+            x, y: tensors, or nested tuples, lists and mappings. Every tensor in them has the
+                samples along its first axis; None, numbers and strings go to every part.
+
+        Raises:
+            As `check`, before anything is changed.
+        """
+        samples, total = self.check(x, y), 0.0
+        if samples is None:
+            return backward(x, y, 1.0)
+        with _one_update(self.norms):
+            for index in range(self.micro_batches):
+                start = index * samples // self.micro_batches
+                stop = (index + 1) * samples // self.micro_batches
+                part_x, part_y = _rows((x, y), start, stop)
+                with nullcontext() if stop == samples else self._no_exchange():
+                    total = total + backward(part_x, part_y, (stop - start) / samples)
+        return total
+
+    @contextmanager
+    def _no_exchange(self) -> Iterator[None]:
+        """Let replicas (DDP) and shards (FSDP2) keep their gradients to themselves inside."""
+        with ExitStack() as stack:
+            for module in self.exchanging:
+                if isinstance(module, DistributedDataParallel):
+                    stack.enter_context(module.no_sync())
+                else:
+                    module.set_requires_gradient_sync(False, recurse=False)
+                    stack.callback(module.set_requires_gradient_sync, True, recurse=False)
+            yield
+
+
 def make_train_step(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -57,61 +154,47 @@ def make_train_step(
     micro_batches: int = 4,
     statistics_once: bool = False,
 ) -> Callable:
-    """Return `step(x, y) -> loss`: one update from the whole batch, computed part by part.
+    """Make the train step that updates once from the whole batch, computed part by part.
 
-    x: a tuple of the model's positional arguments, a mapping of its keywords, or its one argument.
-    x and y may nest tuples, lists and mappings. Every tensor in them has the samples along its
-    first axis; None, numbers and strings go to every part. `loss_fn(output, y)` returns the mean
-    over the samples it is given. loss: scalar on the device, the mean over the whole batch.
-    micro_batches: how many parts; their sizes differ by one at most, so a batch need not be
-    divisible. 1 is the plain step. A model under DDP or FSDP2 exchanges gradients once, with the
-    last part; the loss is that of this process.
+    Args:
+        model, optimizer: as ever; the model is put into training mode.
+        loss_fn: `loss_fn(output, y)` returns the mean over the samples that it is given.
+        micro_batches, statistics_once: as in `GradientAccumulator`.
 
-    statistics_once: BatchNorm's running statistics are updated once a step, with the mean and
-    variance of all values that the layer saw in all parts (Chan et al., 1979). Equal to one large
-    batch: the number of updates, hence the layer's momentum means the same; and the statistics of
-    a first layer, whose input no BatchNorm has changed. Not equal: what training normalises with,
-    which stays that of the part, and so the input of every later layer. Layers in evaluation mode
-    stay as they are; without BatchNorm it changes nothing. A layer that runs twice in a forward
-    pass gets one update of both.
+    Returns:
+        `step(x, y) -> loss`: a scalar on the device, the mean over the whole batch of this process.
+        x: a tuple of the model's positional arguments, a mapping of its keywords, or its one
+        argument.
 
-    Raises ValueError for micro_batches below 1 or not an integer and for a model without trainable
-    parameters; `step` does, before anything is changed, for tensors that disagree on the number of
-    samples, for objects that cannot be cut and for fewer samples than parts (drop such a batch, or
-    make a step with fewer parts). NotImplementedError for statistics_once with SyncBatchNorm.
+    Raises:
+        As `GradientAccumulator`; the step as its `run`.
     """
-    if not isinstance(micro_batches, int) or micro_batches < 1:
-        raise ValueError(f"micro_batches must be an integer of at least 1, not {micro_batches!r}")
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise ValueError("the model has no trainable parameters: there is no gradient to add up")
-    norms = _norms(model) if statistics_once else []
+    accumulator = GradientAccumulator(
+        model, micro_batches=micro_batches, statistics_once=statistics_once
+    )
     model.train()
 
+    def backward(x, y, share):
+        # A function of its own, so that a part's output is gone before the next part runs.
+        loss = loss_fn(_call(model, x), y)
+        if share != 1.0:
+            loss = loss * share
+        loss.backward()  # adds to .grad, and frees the activations
+        return loss.detach()
+
     def step(x, y):
-        samples = _samples(x, y, micro_batches)
+        accumulator.check(x, y)  # while there are gradients that an error would have dropped
         optimizer.zero_grad(set_to_none=True)
-        total = 0.0
-        with _one_update(norms):
-            for index in range(micro_batches):
-                start = index * samples // micro_batches
-                stop = (index + 1) * samples // micro_batches
-                share = (stop - start) / samples
-                with nullcontext() if stop == samples else _no_exchange(model):
-                    total = total + _backward(model, loss_fn, *_rows((x, y), start, stop), share)
+        loss = accumulator.run(backward, x, y)
         optimizer.step()
-        return total
+        return loss
 
     return step
 
 
-def _backward(model: nn.Module, loss_fn: Callable, x, y, share: float) -> Tensor:
-    """Add the gradients of one part; return its share of the loss.
-
-    A function of its own, so that the part's output is gone before the next part runs.
-    """
-    loss = loss_fn(_call(model, x), y) * share
-    loss.backward()  # adds to .grad, and frees the activations
-    return loss.detach()
+def _exchanges(module: nn.Module) -> bool:
+    is_replica = isinstance(module, DistributedDataParallel)
+    return is_replica or hasattr(module, "set_requires_gradient_sync")  # of `fully_shard`
 
 
 def _call(model: nn.Module, x):
@@ -121,25 +204,12 @@ def _call(model: nn.Module, x):
     return model(*x) if isinstance(x, tuple) else model(x)
 
 
-@contextmanager
-def _no_exchange(model: nn.Module) -> Iterator[None]:
-    """Let replicas (DDP) and shards (FSDP2) keep their gradients to themselves inside."""
-    with ExitStack() as stack:
-        for module in model.modules():
-            if isinstance(module, DistributedDataParallel):
-                stack.enter_context(module.no_sync())
-            elif hasattr(module, "set_requires_gradient_sync"):  # what `fully_shard` adds
-                module.set_requires_gradient_sync(False, recurse=False)
-                stack.callback(module.set_requires_gradient_sync, True, recurse=False)
-        yield
-
-
 def _samples(x, y, micro_batches: int) -> int:
     """Return the number of samples, which all tensors must have along their first axis."""
     sizes = {tuple(leaf.shape[:1]) for leaf in _tensors((x, y))}
     if len(sizes) != 1 or () in sizes:
-        found = ", ".join(str(size[0]) if size else "a scalar" for size in sorted(sizes))
-        raise ValueError(f"the tensors of x and y need one first axis, the samples: got {found}")
+        got = ", ".join(str(size[0]) if size else "a scalar" for size in sorted(sizes))
+        raise ValueError(f"the tensors of x and y need one first axis, the samples: got {got}")
     ((samples,),) = sizes
     if samples < micro_batches:
         raise ValueError(
@@ -188,7 +258,7 @@ def _one_update(norms: list[_BatchNorm]) -> Iterator[None]:
 
     With a momentum of 1 a layer's running statistics are those of what it has just seen. They are
     pooled as they come, by the number of values: means by their shares, variances with what the
-    means differ by (Chan et al., 1979). PyTorch's are unbiased, so the bias is put in and taken
+    means differ by (Chan et al., 1979). PyTorch's are unbiased, so the bias is put in and times
     out again.
     """
     norms = [norm for norm in norms if norm.training]
@@ -253,13 +323,13 @@ def main() -> None:
         optimizer = training.make_optimizer(model, replace(task.recipe, learning_rate=rate))
         loss_fn = training.cross_entropy
         step = make_train_step(model, optimizer, loss_fn, micro_batches=parts)
-        taken = []
+        times = []
         for pair in data.epoch_batches(*train, batch_size=batch, seed=0, epoch=0):
             start = time.perf_counter()
             step(*pair)
             runtime.synchronize()
-            taken.append((time.perf_counter() - start) * 1e3 * 128 / batch)
-        ms, predict = statistics.median(taken), training.make_predict(model)
+            times.append((time.perf_counter() - start) * 1e3 * 128 / batch)
+        ms, predict = statistics.median(times), training.make_predict(model)
         accuracy = training.evaluate(predict, *test, metric="accuracy", batch_size=256)
         print(f"{batch:5}{parts:7}{rate:15}{ms:20.2f}{accuracy:25.1f}")
 

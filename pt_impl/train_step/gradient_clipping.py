@@ -3,10 +3,10 @@
 What it changes: between backward pass and update, all gradients are multiplied by
 min(1, max_norm / norm), where norm is the L2 norm of all of them as one vector (Pascanu et al.,
 2013, "On the difficulty of training recurrent neural networks"). The step keeps its direction.
-`make_per_variable_step` clips each tensor by its own norm, which bends it; `make_scaled_step` clips
-under loss scaling. With `check_finite` a step stops where an input, the loss or a gradient holds
-NaN or infinity, and says which, before any weight changes. BatchNorm's running statistics change
-in the forward pass: take them from a checkpoint then.
+`VariableClipper` clips each tensor by its own norm, which bends it. `FiniteGuard` stops a step
+where an input, the loss or a gradient holds NaN or infinity, and says which, before any weight
+changes. BatchNorm's running statistics change in the forward pass: take them from a checkpoint
+then.
 
 Its twin: `tf_impl/train_step/gradient_clipping.py`.
 
@@ -18,16 +18,19 @@ Where the frameworks differ and why:
   other gradient 0 here (max_norm / inf) and NaN there. So the guard looks before.
 - The guard reads one flag from the device in each step, which waits for it: on a GPU, Python can
   no longer run ahead. There the graph decides whether to update, and Python reads the same flag.
-- `GradScaler` has `unscale_`, for what stands between backward pass and update. Keras unscales
-  within `apply`, so there scaled gradients are clipped at max_norm times the scale.
+- Under loss scaling gradients are `scale` times too large: `GradScaler.unscale_` comes before
+  `clip`. Keras unscales within `apply`, so there scaled gradients are clipped at max_norm * scale.
 
 When it helps and when it hurts: it helps where single batches give gradients far above the usual
 (recurrent networks, transformers early on). Log `step.gradient_norm()` and set max_norm where few
 steps are above: a bound that always binds fixes the length of every step and takes the learning
 rate's part (less so for Adam). It costs two passes over the gradients, whatever the batch; the
-guard costs one, one over the inputs, and the flag.
+guard costs one, one over the inputs, and the flag. Where nothing is clipped, guarded or measured,
+no norm is taken.
 
 Run it alone: `python -m pt_impl.train_step.gradient_clipping` prints the plain step against both.
+
+Copy with it: nothing.
 """
 
 import math
@@ -42,6 +45,101 @@ _LOSS = "look at the learning rate, the weights, and at log, exp and divisions b
 _GRADIENT = "look for sqrt, norm, log or a division at 0 (torch.autograd.detect_anomaly names it)"
 
 
+class GradientClipper:
+    """Clips all gradients of a model by their global L2 norm: between `backward` and `step`.
+
+    Args:
+        model: whose parameters' `.grad` are scaled, in place.
+        max_norm: the most that the norm may be after clipping; `math.inf` clips nothing.
+
+    Raises:
+        ValueError: max_norm is not above 0, or the model has no trainable parameters.
+    """
+
+    def __init__(self, model: nn.Module, *, max_norm: float = 1.0) -> None:
+        self.parameters, self.max_norm = _trainable(model, max_norm), max_norm
+
+    def norm(self) -> Tensor:
+        """The L2 norm of all gradients as one vector, a scalar on the device."""
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        norm = nn.utils.get_total_norm(gradients)
+        return norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # of a sharded model
+
+    def clip(self, norm: Tensor | None = None) -> None:
+        """Scale the gradients to `max_norm` at most. norm: what `norm()` returned, if known."""
+        if self.max_norm == math.inf:
+            return
+        if norm is None:
+            norm = self.norm()
+        nn.utils.clip_grads_with_norm_(self.parameters, self.max_norm, norm)
+
+
+class VariableClipper:
+    """Clips each parameter's gradient by its own L2 norm, which Keras calls `clipnorm`.
+
+    Args, Raises: as in `GradientClipper`.
+    """
+
+    def __init__(self, model: nn.Module, *, max_norm: float = 1.0) -> None:
+        self.parameters, self.max_norm = _trainable(model, max_norm), max_norm
+
+    def clip(self) -> None:
+        """Scale each gradient to `max_norm` at most."""
+        if self.max_norm == math.inf:
+            return
+        for parameter in self.parameters:
+            nn.utils.clip_grad_norm_(parameter, self.max_norm)
+
+
+class FiniteGuard:
+    """Stops a step before values that are not finite reach the weights, and says where they are.
+
+    Args:
+        model: whose gradients are looked at.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.steps = model, 0
+
+    def check(self, x, y, loss: Tensor, norm: Tensor) -> None:
+        """Look at a step after its backward pass. The one place that waits for the device.
+
+        Args:
+            x, y: the batch: a tensor, or tuples, lists and mappings of tensors.
+            loss: a scalar.
+            norm: of all gradients, before clipping (`GradientClipper.norm`); finite where they are.
+
+        Raises:
+            FloatingPointError: the number of the step, the first tensor that is not finite (an
+                input, the loss, or the gradient nearest to the output), how many of its values, and
+                where to look.
+        """
+        self.steps += 1
+        # An input's largest absolute value is NaN where one value is.
+        inputs = [torch.linalg.vector_norm(t, math.inf) for _, t in _inputs(x, y)]
+        finite = [torch.isfinite(value) for value in (norm, loss, *inputs)]
+        if not torch.stack(finite).all():
+            raise FloatingPointError(f"step {self.steps}: {self._culprit(x, y, loss)}")
+
+    def _culprit(self, x, y, loss: Tensor) -> str:
+        """Name the first tensor with values that are not finite, and say where to look."""
+        suspects = [(name, tensor, _DATA) for name, tensor in _inputs(x, y)]
+        suspects.append(("the loss", loss, _LOSS))
+        # The backward pass comes from the output, where a model's last parameters usually are.
+        for name, parameter in reversed(list(self.model.named_parameters())):
+            gradient = parameter.grad
+            if gradient is None:
+                continue
+            if gradient.is_sparse:  # torch has no isfinite for it
+                gradient = gradient.coalesce().values()
+            suspects.append((f"the gradient of {name}", gradient, _GRADIENT))
+        for name, tensor, advice in suspects:
+            bad = int((~torch.isfinite(tensor)).sum())
+            if bad:
+                return f"{bad} of {tensor.numel()} values of {name} are not finite: {advice}"
+        return "each gradient is finite but their norm overflows: look at the scale of the loss"
+
+
 def make_train_step(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -49,38 +147,51 @@ def make_train_step(
     *,
     max_norm: float = 1.0,
     check_finite: bool = False,
+    measure_norm: bool = False,
 ) -> Callable:
-    """Return `step(x, y) -> loss` that clips the gradients by their global L2 norm.
+    """Make the plain train step with clipping by the global norm and the guard.
 
-    x: a tuple of the model's positional arguments, a mapping of its keywords, or its one argument.
-    loss: scalar on the device. max_norm: the most that the norm may be after clipping; `math.inf`
-    only measures. `step.gradient_norm()` reads what it was before (NaN before the first step),
-    which waits for the device. check_finite: the guard, clipping or not.
+    Args:
+        model, optimizer: as ever; the model is put into training mode.
+        loss_fn: `loss_fn(output, y)` returns a scalar.
+        max_norm: the most that the norm may be after clipping; `math.inf` does not clip.
+        check_finite: whether a `FiniteGuard` looks at each step.
+        measure_norm: take the norm also where neither needs it, for `step.gradient_norm()`.
 
-    Raises ValueError for a max_norm that is not above 0 and for a model without trainable
-    parameters. With check_finite `step` raises FloatingPointError: the number of its call, the
-    first tensor that is not finite (an input, the loss, or the gradient nearest to the output), how
-    many values, and where to look. Weights and optimizer are as before then.
+    Returns:
+        `step(x, y) -> loss`, a scalar on the device. x: a tuple of the model's positional
+        arguments, a mapping of its keywords, or its one argument. `step.gradient_norm()` reads what
+        the last step's norm was before clipping (NaN before the first), which waits for the device;
+        it raises ValueError where no norm is taken.
+
+    Raises:
+        ValueError: as `GradientClipper`. The step: FloatingPointError, as `FiniteGuard.check`;
+            weights and optimizer are as before then.
     """
-    parameters = _parameters(model, max_norm)
+    clipper, guard = GradientClipper(model, max_norm=max_norm), FiniteGuard(model)
+    needs_norm = max_norm < math.inf or check_finite or measure_norm
+    norm = torch.tensor(math.nan) if needs_norm else None
     model.train()
-    calls, norm = 0, torch.tensor(math.nan)
 
     def step(x, y):
-        nonlocal calls, norm
-        calls += 1
+        nonlocal norm
         optimizer.zero_grad(set_to_none=True)
         loss = loss_fn(_call(model, x), y)
         loss.backward()
-        norm = _norm(parameters)
-        if check_finite and not _all_finite(x, y, loss, norm):
-            raise FloatingPointError(f"step {calls}: {_culprit(model, x, y, loss)}")
-        if max_norm < math.inf:
-            nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+        if needs_norm:
+            norm = clipper.norm()
+        if check_finite:
+            guard.check(x, y, loss, norm)
+        clipper.clip(norm)
         optimizer.step()
         return loss.detach()
 
-    step.gradient_norm = lambda: norm.item()
+    def gradient_norm() -> float:
+        if norm is None:
+            raise ValueError("no norm is taken: ask for it with measure_norm=True")
+        return norm.item()
+
+    step.gradient_norm = gradient_norm
     return step
 
 
@@ -91,66 +202,21 @@ def make_per_variable_step(
     *,
     max_norm: float = 1.0,
 ) -> Callable:
-    """Return `step(x, y) -> loss` that clips each parameter's gradient by its own L2 norm.
+    """Make the plain train step with each parameter's gradient clipped by its own L2 norm.
 
-    What Keras calls `clipnorm`. Arguments and errors as in `make_train_step`; no `gradient_norm`.
+    Args, Returns, Raises: as in `make_train_step`; no guard and no `gradient_norm`.
     """
-    parameters = _parameters(model, max_norm)
+    clipper = VariableClipper(model, max_norm=max_norm)
     model.train()
 
     def step(x, y):
         optimizer.zero_grad(set_to_none=True)
         loss = loss_fn(_call(model, x), y)
         loss.backward()
-        if max_norm < math.inf:
-            for parameter in parameters:
-                nn.utils.clip_grad_norm_(parameter, max_norm)
+        clipper.clip()
         optimizer.step()
         return loss.detach()
 
-    return step
-
-
-def make_scaled_step(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    loss_fn: Callable,
-    *,
-    max_norm: float = 1.0,
-    initial_scale: float = 65536.0,
-) -> Callable:
-    """Return `step(x, y) -> loss` that clips by the global norm under loss scaling.
-
-    The order is the point: the gradients of the scaled loss are `scale` times too large, so they
-    are unscaled before they are clipped. The arithmetic is the model's own: for float16 put
-    `torch.autocast` around its forward pass (mixed_precision has it, and clips there too). A step
-    whose gradients are not finite changes no weight and halves the scale (2,000 good ones double
-    it), which is part of the method: there is no guard here. `step.loss_scale()` reads the scale,
-    `step.state_dict()` and `step.load_state_dict(state)` save and resume it. All else as in
-    `make_train_step`. Raises ValueError for what that refuses, for a scale that is not above 0 and
-    for float16 parameters, whose gradients cannot be unscaled within their range.
-    """
-    parameters = _parameters(model, max_norm)
-    if not initial_scale > 0:
-        raise ValueError(f"initial_scale must be above 0, not {initial_scale!r}")
-    if any(parameter.dtype == torch.float16 for parameter in parameters):
-        raise ValueError("master weights are float32, but the model has float16 parameters")
-    scaler = torch.amp.GradScaler(parameters[0].device.type, init_scale=initial_scale)
-    model.train()
-
-    def step(x, y):
-        optimizer.zero_grad(set_to_none=True)
-        loss = loss_fn(_call(model, x), y)
-        scaler.scale(loss).backward()
-        scaler.unscale_(optimizer)  # also notes whether all are finite, for step()
-        if max_norm < math.inf:
-            nn.utils.clip_grad_norm_(parameters, max_norm)
-        scaler.step(optimizer)
-        scaler.update()
-        return loss.detach()
-
-    step.loss_scale = scaler.get_scale
-    step.state_dict, step.load_state_dict = scaler.state_dict, scaler.load_state_dict
     return step
 
 
@@ -161,7 +227,7 @@ def _call(model: nn.Module, x):
     return model(*x) if isinstance(x, tuple) else model(x)
 
 
-def _parameters(model: nn.Module, max_norm: float) -> list[nn.Parameter]:
+def _trainable(model: nn.Module, max_norm: float) -> list[nn.Parameter]:
     """Check the settings; return the trainable parameters."""
     if not isinstance(max_norm, Real) or not max_norm > 0:
         raise ValueError(f"max_norm must be above 0 (inf does not clip), not {max_norm!r}")
@@ -169,38 +235,6 @@ def _parameters(model: nn.Module, max_norm: float) -> list[nn.Parameter]:
     if not parameters:
         raise ValueError("the model has no trainable parameters: there is no gradient to clip")
     return parameters
-
-
-def _norm(parameters: list[nn.Parameter]) -> Tensor:
-    norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # of a model in shards
-
-
-def _all_finite(x, y, loss: Tensor, norm: Tensor) -> bool:
-    """Whether inputs, loss and gradients are finite. The one place that waits for the device.
-
-    The norm stands for all gradients. An input's largest absolute value stands for the input: it
-    is NaN where one value is.
-    """
-    largest = [torch.linalg.vector_norm(t, math.inf) for _, t in _inputs(x, y)]
-    return bool(torch.stack([torch.isfinite(v) for v in (norm, loss, *largest)]).all())
-
-
-def _culprit(model: nn.Module, x, y, loss: Tensor) -> str:
-    """Name the first tensor with values that are not finite, and say where to look."""
-    tensors = [(name, tensor, _DATA) for name, tensor in _inputs(x, y)]
-    tensors += [("the loss", loss, _LOSS)]
-    # The backward pass comes from the output, where a model's last parameters usually are.
-    for name, parameter in reversed(list(model.named_parameters())):
-        if parameter.grad is not None:
-            gradient = parameter.grad
-            if gradient.is_sparse:  # torch has no isfinite for it
-                gradient = gradient.coalesce().values()
-            tensors.append((f"the gradient of {name}", gradient, _GRADIENT))
-    for name, tensor, advice in tensors:
-        if bad := int((~torch.isfinite(tensor)).sum()):
-            return f"{bad} of {tensor.numel()} values of {name} are not finite: {advice}"
-    return "each gradient is finite but their norm overflows: look at the scale of the loss"
 
 
 def _inputs(x, y) -> list[tuple[str, Tensor]]:
@@ -229,7 +263,7 @@ def main() -> None:
     batch = torch.randn(128, 1, 32, 32), torch.zeros(128, dtype=torch.int64)
     batch = [part.to(runtime.device()) for part in batch]
     rows = {"plain": {}, "clip": {}, "clip and guard": {"check_finite": True}}
-    steps, taken = {}, {name: [] for name in rows}
+    steps, times = {}, {name: [] for name in rows}
     for name, settings in rows.items():
         model = models.build(task.model, init_weights(task.model, seed=0))
         optimizer = training.make_optimizer(model, task.recipe)
@@ -240,9 +274,9 @@ def main() -> None:
             start = time.perf_counter()
             step(*batch)
             runtime.synchronize()
-            taken[name].append((time.perf_counter() - start) * 1e3)
-    for name, times in taken.items():
-        print(f"{name:14}{statistics.median(times):8.2f} ms a step")
+            times[name].append((time.perf_counter() - start) * 1e3)
+    for name, samples in times.items():
+        print(f"{name:14}{statistics.median(samples):8.2f} ms a step")
 
 
 if __name__ == "__main__":

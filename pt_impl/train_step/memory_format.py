@@ -24,10 +24,11 @@ between convolutions decide. Channels that are no multiple of 8 or 16 gain less.
 
 Run it alone: `python -m pt_impl.train_step.memory_format` prints channels_first against
 channels_last.
+
+Copy with it: nothing.
 """
 
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import nn
@@ -87,38 +88,6 @@ def _convert(tree, chosen: torch.memory_format):
     return tree
 
 
-def convolution_formats(model: nn.Module, call: Callable) -> dict[str, int]:
-    """Count the activations that convolution layers read and wrote in `call()`, by memory format.
-
-    Returns for example {"channels_last": 7}. An activation that is both, with one channel or one
-    pixel, is not counted; one that is neither counts as "other". Hooks on the layers look at the
-    tensors themselves: that the weights are channels_last proves nothing.
-    """
-    counts = Counter()
-
-    def look(module, args, kwargs, output):
-        counts.update(map(_format_of, (*args[:1], *kwargs.values(), output)))
-
-    layers = [m for m in model.modules() if isinstance(m, (nn.Conv2d, nn.ConvTranspose2d))]
-    hooks = [layer.register_forward_hook(look, with_kwargs=True) for layer in layers]
-    try:
-        call()
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return {name: number for name, number in counts.items() if name != "both"}
-
-
-def _format_of(tensor: torch.Tensor) -> str:
-    if tensor.dim() != 4:  # one image without a batch
-        return "both"
-    last = tensor.is_contiguous(memory_format=torch.channels_last)
-    first = tensor.is_contiguous()
-    if last and first:
-        return "both"
-    return "channels_last" if last else "channels_first" if first else "other"
-
-
 def _chosen(memory_format: str) -> torch.memory_format:
     if memory_format not in _FORMATS:
         raise ValueError(
@@ -135,7 +104,7 @@ def main() -> None:
     import time
     from pathlib import Path
 
-    from pt_impl.kit import data, models, runtime, training
+    from pt_impl.kit import data, models, operators, runtime, training
     from shared import datasets
     from shared.specs import TASKS
     from shared.weights import init_weights
@@ -146,8 +115,8 @@ def main() -> None:
         x, y = datasets.load(datasets.materialise(task.dataset, Path(folder)), "train")
         batches = datasets.first_batches(x, y, task.compute_batch, 10, seed=0)
     batches = data.resident_batches(batches)
-    steps, kept, losses, taken = {}, {}, {}, {name: [] for name in ("channels_first", *_FORMATS)}
-    for name in taken:
+    steps, kept, losses, times = {}, {}, {}, {name: [] for name in ("channels_first", *_FORMATS)}
+    for name in times:
         model = models.build(task.model, init_weights(task.model, seed=0))
         kept[name] = apply_memory_format(model, memory_format=name)
         optimizer = training.make_optimizer(model, task.recipe)
@@ -158,14 +127,14 @@ def main() -> None:
             for x, y in batches:
                 losses[name] = step(convert_batch(x, memory_format=name), y)
             runtime.synchronize()
-            taken[name].append((time.perf_counter() - start) / len(batches))
+            times[name].append((time.perf_counter() - start) / len(batches))
     print(f"digits-cnn, batch {task.compute_batch}: ms a step, ratio, last loss, formats")
-    baseline = statistics.median(taken["channels_first"])
+    baseline = statistics.median(times["channels_first"])
     for name, step in steps.items():
-        seconds, loss = statistics.median(taken[name]), runtime.to_float(losses[name])
+        seconds, loss = statistics.median(times[name]), runtime.to_float(losses[name])
         x, y = batches[0]
         x = convert_batch(x, memory_format=name)
-        seen = convolution_formats(kept[name], lambda step=step, x=x, y=y: step(x, y))
+        seen = operators.convolution_formats(kept[name], lambda step=step, x=x, y=y: step(x, y))
         print(f"{name:15}{seconds * 1e3:8.2f}{seconds / baseline:7.2f}{loss:9.4f}  {seen}")
 
 

@@ -1,8 +1,18 @@
-"""Stacking: the optimizations of a train step on top of one another, in the order that works.
+"""Stacking: the techniques of a train step on top of one another, in the order that works.
 
-What it changes: one step takes them all, each behind its own setting, and every setting at its
+What it changes: one step takes any of them, each behind its own setting, and every setting at its
 default gives the plain eager float32 step. The usual ladder: channels_last, then `torch.compile`,
 then bfloat16 under autocast, then a fused optimizer, then accumulation over micro-batches.
+
+The order, and its reasons:
+1. memory format: a compiled graph is specialised on the strides that it sees.
+2. recomputed blocks: they take the place of a block's `forward`, which all that follows calls.
+3. the optimizer: after the model is what it will be. Its implementation is its maker's choice.
+4. autocast, around the forward pass alone: the backward pass repeats the dtypes of the forward one.
+5. compilation, around autocast and loss: the compiler fuses the casts.
+6. accumulation, around what is compiled: one graph of the small shape serves every part.
+7. unscaling, then clipping: scaled gradients are above any bound. Once, after the last part.
+8. the update, which the scaler may skip.
 
 Its twin: `tf_impl/train_step/stacking.py`.
 
@@ -13,55 +23,58 @@ Where the frameworks differ and why:
   whole step, micro-batches and all, to one program.
 - bfloat16: autocast decides per operator, and for compiled code while it is traced; Keras decides
   per layer.
-- fused: an argument of PyTorch's optimizers. Keras has none, since XLA fuses the update with the
-  rest of a compiled step.
+- A model is changed in place here; there memory format and recomputed groups of layers make a new
+  one.
 - BatchNorm normalises each micro-batch by itself in both, so accumulation is another computation
   for a model that has it, and the same one for a model without.
 
 When it helps and when it hurts: gains do not multiply. What is bound by memory (BatchNorm, ReLU)
 gains from compilation or bfloat16, not from both in full; fused only counts where the update is a
-visible share of what is left; accumulation costs time and saves memory. A CPU without bfloat16
-units emulates it, and convolutions then take several times as long, compiled or not. Add one rung
-at a time, measure, and leave out what does not pay.
+visible share of what is left; accumulation and recomputation cost time and save memory. A CPU
+without bfloat16 units emulates it, and convolutions then take several times as long, compiled or
+not. Add one rung at a time, measure, and leave out what does not pay.
 
 Run it alone: `python -m pt_impl.train_step.stacking` prints the ladder on the digits CNN.
+
+Copy with it: `pt_impl/train_step/activation_checkpointing.py`,
+`pt_impl/train_step/compilation.py`, `pt_impl/train_step/gradient_accumulation.py`,
+`pt_impl/train_step/gradient_clipping.py`, `pt_impl/train_step/memory_format.py`,
+`pt_impl/train_step/mixed_precision.py`.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
-from copy import copy
-from dataclasses import fields, is_dataclass
-from inspect import signature
+import math
+from collections.abc import Callable, Mapping
 
 import torch
-from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence
-from torch.utils._pytree import tree_map  # torch has no public one
+from torch import nn
 
-_DTYPES = ("float32", "bfloat16")
+from pt_impl.train_step.activation_checkpointing import apply_checkpointing
+from pt_impl.train_step.compilation import compile_function, compile_optimizer
+from pt_impl.train_step.gradient_accumulation import GradientAccumulator
+from pt_impl.train_step.gradient_clipping import GradientClipper
+from pt_impl.train_step.memory_format import apply_memory_format, convert_batch
+from pt_impl.train_step.mixed_precision import MixedPrecision, to_float32
 
 
-def make_optimizer(
-    model: nn.Module, *, learning_rate: float, momentum: float = 0.9, fused: bool = False
-) -> torch.optim.Optimizer:
-    """Make SGD with momentum over the parameters of `model`: v = momentum v + g; w -= lr v.
+def prepare_model(model: nn.Module, *, memory_format: str = "", recomputed: str = "") -> nn.Module:
+    """Apply what changes the model itself (1, 2). Make the optimizer of what this returns (3).
 
-    fused: one kernel for all parameters, on CPU and CUDA; otherwise PyTorch's default, a loop on a
-    CPU and multi-tensor kernels on CUDA. Adam, AdamW and Adagrad take `fused` as well. Make it
-    before or after `make_train_step`, which converts parameters in place: its state takes over
-    their format at the first step. Raises ValueError for settings out of range.
+    Args:
+        model: changed in place.
+        memory_format: as in `apply_memory_format`; "" leaves it as it is.
+        recomputed: the blocks of `apply_checkpointing`; "" are none.
+
+    Returns:
+        The model to train.
+
+    Raises:
+        As the two, before anything is changed by the one that raises.
     """
-    if learning_rate < 0 or not 0 <= momentum < 1:
-        raise ValueError("learning_rate must be at least 0 and momentum in [0, 1)")
-    return torch.optim.SGD(
-        model.parameters(),
-        lr=learning_rate,
-        momentum=momentum,
-        dampening=0.0,
-        weight_decay=0.0,
-        nesterov=False,
-        fused=fused or None,  # False would also switch the multi-tensor kernels off
-    )
+    if memory_format:
+        model = apply_memory_format(model, memory_format=memory_format)
+    if recomputed:
+        model = apply_checkpointing(model, blocks=recomputed)
+    return model
 
 
 def make_train_step(
@@ -69,172 +82,86 @@ def make_train_step(
     optimizer: torch.optim.Optimizer,
     loss_fn: Callable,
     *,
-    channels_last: bool = False,
-    compiled: bool = False,
+    memory_format: str = "",
     dtype: str = "float32",
+    keep_fp32: str = "",
     micro_batches: int = 1,
+    max_norm: float = math.inf,
+    compiled: bool = False,
 ) -> Callable:
-    """Return `step(x, y) -> loss` with all that is asked for; the defaults are the plain step.
+    """Make the step with all that is asked for (4 to 8); the defaults are the plain step.
 
-    x: a tuple of the model's positional arguments, a mapping of its keywords, or its one argument;
-    y: a tensor or a structure of tensors. loss: float32 scalar, the mean over the batch if
-    `loss_fn` is a mean. channels_last: convert the model's 4-D parameters, in place, and each
-    batch. compiled: with `torch.compile`; the first step compiles, and the second does again for an
-    optimizer that has no state before the first. dtype: "float32" or "bfloat16" under autocast,
-    over float32 parameters; `loss_fn` gets float32. micro_batches: parts of equal size that a batch
-    is cut into, along axis 0 of all tensors in x and y (None, numbers and strings go to every
-    part); their gradients add up to that of the mean.
+    Args:
+        model: what `prepare_model` returned; it is put into training mode.
+        optimizer: over its parameters. compiled compiles its update too, unless it is fused.
+        loss_fn: `loss_fn(output, y)` is given float32 and returns a mean over samples.
+        memory_format: what batches are converted to, as the model was.
+        dtype, keep_fp32, micro_batches, max_norm: as in the pieces of these techniques.
+        compiled: whether `torch.compile` compiles forward pass, loss and update, in the first step;
+            an optimizer that has no state before it compiles in the second once more.
 
-    Raises ValueError for an unknown dtype, parameters that are bfloat16 already, channels_last
-    without a 4-D parameter and fewer than one micro-batch; the step does, before anything is
-    changed, for a batch that cannot be cut into equal parts. NotImplementedError where the device
-    has no autocast.
+    Returns:
+        `step(x, y) -> loss`, a float32 scalar on the device, the mean over the batch; x as in the
+        pieces. `step.state_dict()` and `step.load_state_dict(state)` save and resume the scaler.
+
+    Raises:
+        As the techniques, before anything is changed.
     """
-    device = _check(model, channels_last, dtype, micro_batches)
-    if channels_last:  # first of all: a compiled graph is specialised on the strides that it sees
-        _parameters_to_channels_last(model)
-    model.train()
-    half = dtype == "bfloat16"
-
-    def mean_loss(args, kwargs, y):
-        # Inside the compiled region, which fuses casts; the backward pass repeats their dtypes.
-        with torch.autocast(device, torch.bfloat16) if half else nullcontext():
-            output = model(*args, **kwargs)
-        return loss_fn(_to_float32(output), y)
-
-    update = optimizer.step
+    accumulator = GradientAccumulator(model, micro_batches=micro_batches)
+    clipper = GradientClipper(model, max_norm=max_norm)
+    precision = MixedPrecision(model, dtype=dtype, keep_fp32=keep_fp32)  # last: changes the model
+    mean_loss = _mean_loss(model, loss_fn, precision)
     if compiled:
-        mean_loss = _compile(mean_loss)
+        mean_loss = compile_function(mean_loss)
         if not optimizer.defaults.get("fused"):  # which is one kernel already
-            update = _compile(update)
+            compile_optimizer(optimizer)
+    model.train()
+
+    def backward(x, y, share):
+        loss = mean_loss(x, y)
+        if micro_batches > 1:
+            loss = loss * share
+        precision.backward(loss)
+        return loss.detach()
 
     def step(x, y):
-        args, kwargs = _arguments(x)
-        if channels_last:
-            args, kwargs = _channels_last((args, kwargs))
-        parts = _parts((args, kwargs, y), micro_batches)
+        accumulator.check(x, y)
+        if memory_format:
+            x = convert_batch(x, memory_format=memory_format)
         optimizer.zero_grad(set_to_none=True)
-        # Outermost: one compiled graph of the small shape serves every part, one after the other.
-        total = 0.0
-        for part in parts:
-            loss = mean_loss(*part) / micro_batches
-            loss.backward()
-            total = total + loss.detach()
-        update()
-        return total
+        loss = accumulator.run(backward, x, y)
+        if max_norm < math.inf:
+            precision.unscale(optimizer)
+            clipper.clip()
+        precision.step(optimizer)
+        return loss
 
+    return _with_scale(step, precision)
+
+
+def _with_scale(step: Callable, precision: MixedPrecision) -> Callable:
+    """The step with the scaler's state at hand."""
+    step.loss_scale = precision.loss_scale
+    step.state_dict, step.load_state_dict = precision.state_dict, precision.load_state_dict
     return step
 
 
-def _check(model: nn.Module, channels_last: bool, dtype: str, micro_batches: int) -> str:
-    """Check the settings against the model, before it is changed; return its device's type."""
-    if dtype not in _DTYPES:
-        raise ValueError(f"unknown dtype {dtype!r}: choose one of {', '.join(_DTYPES)}")
-    if micro_batches < 1:
-        raise ValueError(f"micro_batches must be at least 1, not {micro_batches}")
-    # Buffers are no weights: a causal mask is 4-D too.
-    ranks = {parameter.dim() for parameter in model.parameters()}
-    if channels_last and (4 not in ranks or 5 in ranks):
-        raise ValueError("channels_last converts 4-D parameters: the model has none, or 5-D ones")
-    if not ranks:
-        raise ValueError("the model has no parameters: there is nothing to train")
-    device = next(model.parameters()).device.type
-    if dtype == "bfloat16":
-        for name, parameter in model.named_parameters():
-            if parameter.dtype in (torch.bfloat16, torch.float16):
-                raise ValueError(f"master weights are float32, but {name} is {parameter.dtype}")
-        if not torch.amp.is_autocast_available(device):
-            raise NotImplementedError(f"torch has no autocast for the device {device!r}")
-    return device
+def _mean_loss(model: nn.Module, loss_fn: Callable, precision: MixedPrecision) -> Callable:
+    """The forward pass under autocast, and the loss of its output in float32."""
+
+    def mean_loss(x, y):
+        with precision.autocast():
+            output = _call(model, x)
+        return loss_fn(to_float32(output), y)
+
+    return mean_loss
 
 
-def _arguments(x) -> tuple[tuple, dict]:
-    """What the model is called with: a tuple is its arguments, a mapping its keywords."""
+def _call(model: nn.Module, x):
+    """Call the model as PyTorch's users do: a tuple is its arguments, a mapping its keywords."""
     if isinstance(x, Mapping):
-        return (), dict(x)
-    return (x if isinstance(x, tuple) else (x,)), {}
-
-
-def _parts(batch, count: int) -> list:
-    """A batch cut along axis 0 into `count` parts of equal size; views, not copies."""
-    if count == 1:
-        return [batch]
-    sizes = {leaf.shape[0] if leaf.dim() else "a scalar" for leaf in _tensors(batch)}
-    if len(sizes) != 1 or "a scalar" in sizes:
-        found = ", ".join(sorted(map(str, sizes)))
-        raise ValueError(f"the tensors of x and y need one first axis, the samples: got {found}")
-    (size,) = sizes
-    if size % count or not size:
-        raise ValueError(f"a batch of {size} cannot be cut into {count} parts of equal size")
-    size //= count
-    return [
-        _map(lambda leaf, start=start: leaf[start : start + size], batch)
-        for start in range(0, count * size, size)
-    ]
-
-
-def _tensors(tree) -> Iterator[Tensor]:
-    """The tensors of nested tuples, lists and mappings; ValueError for what cannot be cut."""
-    if isinstance(tree, Tensor):
-        yield tree
-    elif isinstance(tree, Mapping | tuple | list) and not isinstance(tree, PackedSequence):
-        for part in tree.values() if isinstance(tree, Mapping) else tree:
-            yield from _tensors(part)
-    elif not isinstance(tree, int | float | str | None):
-        raise ValueError(f"x and y hold a {type(tree).__name__}, which cannot be cut into parts")
-
-
-def _map(function: Callable, tree):
-    """`function` of each tensor of nested tuples, lists and mappings."""
-    if isinstance(tree, Tensor):
-        return function(tree)
-    if isinstance(tree, Mapping):
-        return {key: _map(function, part) for key, part in tree.items()}
-    if isinstance(tree, tuple | list):
-        parts = [_map(function, part) for part in tree]
-        return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
-    return tree
-
-
-def _channels_last(x):
-    # `to`, since one channel is "contiguous" in either format and would keep its strides.
-    return _map(lambda v: v.to(memory_format=torch.channels_last) if v.dim() == 4 else v, x)
-
-
-def _parameters_to_channels_last(model: nn.Module) -> None:
-    # Not `model.to`, which would convert 4-D buffers and stop at 5-D ones.
-    for parameter in model.parameters():
-        if parameter.dim() == 4:
-            parameter.data = parameter.data.to(memory_format=torch.channels_last)
-
-
-def _compile(function: Callable) -> Callable:
-    """`torch.compile`, such that it never runs eagerly because others were compiled before.
-
-    torch keeps 8 compilations of one piece of code (`torch._dynamo.config.recompile_limit`), of all
-    models of a process together, and runs what comes after them eagerly.
-    """
-    if "isolate_recompiles" in signature(torch.compile).parameters:  # torch 2.15 has it
-        return torch.compile(function, isolate_recompiles=True)
-    torch._dynamo.config.fail_on_recompile_limit_hit = True  # then the ninth raises
-    return torch.compile(function)
-
-
-def _to_float32(tree):
-    """Cast every bfloat16 or float16 tensor of an output to float32, in whatever holds it."""
-    return tree_map(_leaf_to_float32, tree)
-
-
-def _leaf_to_float32(leaf):
-    if getattr(leaf, "dtype", None) in (torch.bfloat16, torch.float16):
-        return leaf.float()
-    if is_dataclass(leaf):  # those that torch does not know as containers
-        leaf = copy(leaf)
-        for field in fields(leaf):
-            object.__setattr__(leaf, field.name, _to_float32(getattr(leaf, field.name)))
-    elif isinstance(leaf, Mapping):
-        return {key: _to_float32(value) for key, value in leaf.items()}
-    return leaf
+        return model(**x)
+    return model(*x) if isinstance(x, tuple) else model(x)
 
 
 def main() -> None:
@@ -256,21 +183,21 @@ def main() -> None:
         x, y = datasets.load(datasets.materialise(task.dataset, Path(folder)), "train")
         batches = datasets.first_batches(x, y, task.compute_batch, 10, seed=0)
     batches = data.resident_batches(batches)
-    rungs, settings, fused = {"baseline": ({}, False)}, {}, False
-    for name, value in (
-        ("channels_last", True),
+    ladder = (
+        ("memory_format", "channels_last"),
         ("compiled", True),
         ("dtype", "bfloat16"),
-        ("fused", True),
         ("micro_batches", 2),
-    ):
-        fused = fused or name == "fused"
-        settings = settings if name == "fused" else settings | {name: value}
-        rungs[f"+ {name}"] = (settings, fused)
-    steps, losses, taken = {}, {}, {name: [] for name in rungs}
-    for name, (settings, fused) in rungs.items():
+    )
+    settings, rungs = {}, {"baseline": {}}
+    for name, value in ladder:
+        settings = settings | {name: value}
+        rungs[f"+ {name}"] = settings
+    steps, losses, times = {}, {}, {name: [] for name in rungs}
+    for name, settings in rungs.items():
         model = models.build(task.model, init_weights(task.model, seed=0))
-        optimizer = make_optimizer(model, learning_rate=task.recipe.learning_rate, fused=fused)
+        model = prepare_model(model, memory_format=settings.get("memory_format", ""))
+        optimizer = training.make_optimizer(model, task.recipe)
         steps[name] = make_train_step(model, optimizer, training.cross_entropy, **settings)
     for _ in range(20):
         for name, step in steps.items():
@@ -278,12 +205,12 @@ def main() -> None:
             for batch in batches:
                 losses[name] = step(*batch)
             runtime.synchronize()
-            taken[name].append((time.perf_counter() - start) / len(batches))
+            times[name].append((time.perf_counter() - start) / len(batches))
     print(f"digits-cnn, batch {task.compute_batch}: ms a step, ratio, loss after 200 steps")
-    for name, times in taken.items():
-        seconds, first = statistics.median(times), statistics.median(taken["baseline"])
-        loss = runtime.to_float(losses[name])
-        print(f"{name:16}{seconds * 1e3:8.2f}{seconds / first:7.2f}{loss:9.4f}")
+    baseline = statistics.median(times["baseline"])
+    for name, samples in times.items():
+        seconds, loss = statistics.median(samples), runtime.to_float(losses[name])
+        print(f"{name:16}{seconds * 1e3:8.2f}{seconds / baseline:7.2f}{loss:9.4f}")
 
 
 if __name__ == "__main__":

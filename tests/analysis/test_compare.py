@@ -145,10 +145,30 @@ def test_accuracy_is_paired_by_seed(old, new):
     assert apart.startswith("-2.00")
 
 
-def test_other_numbers_of_seeds_are_not_paired(old, new):
+def test_a_run_that_trained_fewer_seeds_is_compared_by_those(old, new):
+    """It ended at a look: its seeds are the first of the other's."""
     trained = case(new)["accuracy"]
-    trained["per_seed"] = [value - 2.0 for value in trained["per_seed"]][:-1]
-    assert not [t for t in compare.tables(old, new) if t.title.startswith("Accuracy")]
+    trained["per_seed"] = [value - 2.0 for value in trained["per_seed"]][:4]
+    case(old)["accuracy"]["per_seed"][4:] = [0.0] * 4
+    ((*_, apart, verdict),) = titled(compare.tables(old, new), "Accuracy").rows
+    assert apart.startswith("-2.00")
+    assert verdict == "worse"
+
+
+def test_a_ratio_of_one_block_is_left_out_and_the_rest_compared(old, new):
+    own_ratio(new)["ratio"] *= 1.2
+    last = next(c for c in new["comparisons"] if c["numerator"].endswith("pt/bf16_fp32_head"))
+    last.update(sd=None, ci=None, n=1, verdict=None)
+    (row,) = titled(compare.tables(old, new), "Ratios").rows
+    assert row[4] == "slower"
+
+
+def test_a_variance_that_is_shared_counts_with_its_degrees_of_freedom(old, new):
+    """Three blocks tell more with the noise that others show."""
+    own_ratio(new).update(ratio=own_ratio(old)["ratio"] * 1.07, n=3, sd=0.024)
+    assert titled(compare.tables(old, new), "Ratios").rows[0][4] == "slightly slower"
+    own_ratio(new)["freedom"] = 20.0
+    assert titled(compare.tables(old, new), "Ratios").rows[0][4] == "slower"
 
 
 @pytest.mark.parametrize(("share", "shown"), [(1.3, True), (1.05, False)])
@@ -164,32 +184,34 @@ def test_large_changes_of_memory_are_shown(old, new, share, shown):
 
 # Many runs ---------------------------------------------------------------------------------------
 
-MACHINES = ("", "avx2", "all_techniques")  # folders of docs: three CPUs
+CPUS = ("one CPU", "another CPU", "a third CPU")
 
 
-def published(name):
-    return json.loads((DOCS / name / "results.json").read_text("utf-8"))
+@pytest.fixture
+def machines():
+    """Runs of three CPUs, each with a choice of framework of its own; the last lacks a row."""
+    runs = [record() for _ in CPUS]
+    for cpu, factor, run in zip(CPUS, (1.0, 2.0, 0.5), runs, strict=True):
+        run["environment"]["cpu"] = cpu
+        for comparison in run["comparisons"]:
+            comparison["ratio"] *= factor
+    runs[-1]["comparisons"] = [c for c in runs[-1]["comparisons"] if c["variant"] != "as_installed"]
+    return runs
 
 
-def test_three_machines_stand_in_one_table_at_their_own_ratios():
+def test_three_machines_stand_in_one_table_at_their_own_ratios(machines):
     """Against the records' JSON: each cell is that run's ratio of the pair that its line names."""
-    runs = [published(name) for name in MACHINES]
-    *_, ratios = compare.many(runs, every=True)
+    *_, ratios = compare.many(machines, every=True)
     assert [column.head for column in ratios.columns] == ["ratio of", "A", "B", "C"]
-    (line,) = [r for r in ratios.rows if r[0].startswith("baseline, digits-cnn 4: baseline, PyT")]
-    for run, cell in zip(runs, line[1:], strict=True):
-        (found,) = [
-            c["ratio"]
-            for c in run["comparisons"]
-            if (c["kind"], c["technique"], c["variant"]) == ("framework", "baseline", "baseline")
-        ]
-        assert cell.startswith(f"{found:.3f} (")
-    assert line[2].endswith("\nslower")  # the CPU that turned the choice round
+    own = [own_ratio(run, "mixed_precision/digits-cnn-4/pt/bf16") for run in machines]
+    what = "mixed_precision, digits-cnn 4: PyTorch bf16 ÷ fp32"
+    (line,) = [row for row in ratios.rows if row[0] == what]
+    for found, cell in zip(own, line[1:], strict=True):
+        assert cell.startswith(f"{found['ratio']:.3f} (")
 
 
-def test_a_ratio_that_a_run_does_not_have_is_a_dash():
-    runs = [published(name) for name in MACHINES]
-    *_, ratios = compare.many(runs, every=True)
+def test_a_ratio_that_a_run_does_not_have_is_a_dash(machines):
+    *_, ratios = compare.many(machines, every=True)
     alone = [row for row in ratios.rows if "—" in row[1:]]
     assert alone
     assert all(sum(cell != "—" for cell in row[1:]) > 1 for row in ratios.rows)
@@ -204,21 +226,14 @@ def test_of_many_runs_those_ratios_are_shown_that_changed(old, new):
     assert ["slower" in cell for cell in cells] == [False, False, True]
 
 
-def test_memory_that_was_counted_by_other_rules_is_not_compared(old, new):
-    memory = case(new)["memory"]
-    memory["steady_peak_bytes"] *= 3
-    assert [t for t in compare.tables(old, new) if t.title.startswith("Peak memory")]
-    new["schema_version"] = 1
-    assert not [t for t in compare.tables(old, new) if t.title.startswith("Peak memory")]
-    assert any("MEMORY IS NOT COMPARED" in said for said in compare.sentences(old, new))
-
-
-def test_the_table_of_many_runs_holds_80_columns(capsys):
-    paths = [str(DOCS / name) for name in MACHINES]
-    assert compare.main([*paths, "--all"]) == 0
+def test_the_table_of_many_runs_holds_80_columns(machines, tmp_path, capsys):
+    paths = [tmp_path / f"{number}.json" for number in range(len(machines))]
+    for path, run in zip(paths, machines, strict=True):
+        path.write_text(json.dumps(run), "utf-8")
+    assert compare.main([*map(str, paths), "--all"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
-    assert lines[0].startswith("A: a CPU, no GPU: AMD EPYC")
+    assert lines[0].startswith("A: a CPU, no GPU: one CPU")
 
 
 @pytest.mark.parametrize("options", [[], ["--fail-if", "slower:5%"]])

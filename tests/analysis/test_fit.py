@@ -171,9 +171,29 @@ def test_in_one_match_the_interval_is_student_s_over_blocks():
 def test_what_was_found_first_stands_when_others_play_later():
     first = fit(played(FACTORS, [PARTS[0]]))
     both = fit(played(FACTORS, PARTS))
-    for name in PARTS[0]:
-        assert both.time(name) == first.time(name)
-    assert both.ratio("pt_a", "tf") == first.ratio("pt_a", "tf")
+    for top, bottom in combinations(PARTS[0], 2):
+        ours, theirs = both.ratio(top, bottom), first.ratio(top, bottom)
+        assert (ours.ratio, *ours.ci) == pytest.approx((theirs.ratio, *theirs.ci), rel=1e-12)
+
+
+def test_a_match_that_was_disturbed_as_a_whole_moves_no_time():
+    parts = [*PARTS, ("pt", "tf", "pt_c")]
+    factors = FACTORS | {"pt_c": 1.2}
+    samples = played(factors, parts, process_sd=0.0)
+    for own in samples.values():  # the same speed in all, but twice as slow in one block of one
+        for match, blocks in own.items():
+            for block, each in blocks.items():
+                slow = 2.0 if (match, block) == (0, 1) else 1.0
+                blocks[block] = list(slow * np.exp(np.log(each) - np.mean(np.log(each))))
+    for name, own in samples.items():
+        for blocks in own.values():
+            for block in blocks:
+                blocks[block] = [factors[name] * each for each in blocks[block]]
+    found = fit(samples)
+    for name, factor in factors.items():
+        seconds, (low, high) = found.time(name)
+        assert seconds == pytest.approx(factor, rel=0.02)
+        assert high / low < 1.05
 
 
 def test_those_who_never_met_are_not_compared():

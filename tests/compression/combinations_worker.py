@@ -18,6 +18,7 @@ import numpy as np
 from bench.compression import bench_combinations as bench
 from bench.compression.bench_sparse_inference import pruned
 from bench.harness.plan import Work
+from bench.harness.stages import Stages
 from shared.specs import TASKS, CNNSpec
 from shared.weights import init_weights
 from tests import workers
@@ -191,7 +192,7 @@ def unknown_operator():
 
 
 def benchmark():
-    """Of the highest rows: epochs of the stages, zeros and size of the file, and the proof."""
+    """Epochs of the stages; of the highest rows zeros and size of the file, and the proof."""
     data = FOLDER / "data"
     data.mkdir()
     random = np.random.default_rng(3)
@@ -201,10 +202,8 @@ def benchmark():
         np.save(data / f"train_{name}.npy", array)
     x, y = kit.data.to_device(x, y)
     bench.SCHEDULE = {"begin_step": 0, "end_step": 4, "frequency": 1}
-    found, proofs = {}, {}
+    found, proofs, trained = {}, {}, {}
     for variant in bench.TECHNIQUE.variants:
-        if variant.name.startswith("1_"):  # the beginning of another row
-            continue
         work = Work(
             task=TASK,
             variant=variant.name,
@@ -219,15 +218,16 @@ def benchmark():
         labels = prepared.targets(x, y) if prepared.targets else y
         shapes = [list(part.shape) for part in labels] if prepared.targets else None
 
-        def fit(step, more=None, labels=labels, epochs=epochs):
+        def fit(step, more, labels=labels, epochs=epochs):
             epochs.append(more)
             kit.training.fit(step, x, labels, batch_size=50, epochs=1, seed=0)
 
-        prepared.train(fit)
+        prepared.train(Stages(impl, TASK, work.weights, 0, FOLDER / "stages", fit))
+        trained[variant.name] = {"epochs": epochs, "targets": shapes}
+        if variant.name.startswith("1_"):  # the beginning of another row
+            continue
         _, artifact = prepared.deploy()
         found[variant.name] = {
-            "epochs": epochs,
-            "targets": shapes,
             "zeros": list(technique.kernel_zeros(artifact).values()),
             "bytes": artifact.stat().st_size,
         }
@@ -240,7 +240,7 @@ def benchmark():
             for name, feigned in (("pruned", bench.PRUNED), ("rounded", bench.ROUNDED)):
                 other = replace(work, settings=feigned)
                 proofs[name] = bench.took_effect(impl, other, fresh, (x[:32], y[:32]))
-    return {"rows": found, "proofs": proofs}
+    return {"rows": found, "proofs": proofs, "trained": trained}
 
 
 def main() -> None:

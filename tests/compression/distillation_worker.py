@@ -461,7 +461,31 @@ def structures():
     step = logits.make_stored_train_step(plain, own.descent(plain, 0.1), cross_entropy)
     found["stored probabilities"] = raised(step, x, (y, stored))
     found["unchanged"] = before == weights_of(plain)
-    return found | own.by_name()
+    return found | own.by_name() | classes_second(x) | named_logits(x, y)
+
+
+def classes_second(x):
+    """Models that give (n, classes, h, w), and labels that show it."""
+    student, over = own.pixels(0), own.pixels(1)
+    _, y = kit.data.to_device(LEFT, np.zeros((len(LEFT), 2, 2), np.int64))
+    step = logits.make_train_step(student, over, own.descent(student, 0.1), never, alpha=1.0)
+    found = {"classes elsewhere": raised(step, x, y)}
+    last = [np.moveaxis(array(own.predicted(model, x)), 1, -1) for model in (student, over)]
+    found["soft of the last axis"], _ = own.soft(*last, 4.0)
+    step = logits.make_train_step(
+        student, over, own.descent(student, 0.1), never, alpha=1.0, class_axis=1
+    )
+    return found | {"soft of the second axis": kit.runtime.to_float(step(x, y))}
+
+
+def named_logits(x, y):
+    """A dict with "logits" beside what is none."""
+    student, over = own.forked(3, "logits"), own.forked(3, "logits")
+    wanted = own.predicted(over, x)["logits"]
+    stored = logits.store_logits(over, x, batch_size=4)
+    step = logits.make_train_step(student, over, own.descent(student, 0.1), never, alpha=1.0)
+    found = {"named logits": float(abs(array(stored) - array(wanted)).max())}
+    return found | {"same named logits": kit.runtime.to_float(step(x, y))}
 
 
 def weights_of(model):
@@ -582,11 +606,14 @@ def harness():
                 worker = Operations()
                 worker.impl, worker.kit = impl, kit
                 seeds = (0, 1) if name == "stored" else (0,)
-                trained = [worker._op_train(case.message(), data, seed) for seed in seeds]
+                stages = f"{folder}/stages {name}"
+                asking = {"stages": stages, "prove": False}
+                trained = [worker._op_train(case.message(), data, s, **asking) for s in seeds]
                 found[name] = {"trained": [answer["value"] for answer in trained]}
                 found[name]["asked"] = len(asked)
                 worker._op_build(case.message(), data, 0)
-                found[name]["losses"] = worker._op_first_steps()["losses"]
+                first = worker._op_first_call()["loss"]
+                found[name]["losses"] = [first, *worker._op_next_steps()["losses"]]
     finally:
         TASKS["digits-student"], logits.store_logits = task, store
     return found
@@ -650,11 +677,11 @@ class PyTorch:
         wide = logits.soft_loss(*(v.double() for v in pair), temperature=1.0)
         return {"dtype": str(loss.dtype), "loss": loss.item(), "wide": wide.item()}
 
-    def mistaken(self, ours, theirs, *, temperature):
+    def mistaken(self, ours, theirs, *, temperature, class_axis):
         """Keras's KLDivergence()(log_softmax, log_softmax), in PyTorch's words."""
         return self.clipped(*(self.torch.log_softmax(v / temperature, -1) for v in (theirs, ours)))
 
-    def half_mistaken(self, ours, theirs, *, temperature):
+    def half_mistaken(self, ours, theirs, *, temperature, class_axis):
         """The same with the teacher's probabilities."""
         p = self.torch.softmax(theirs / temperature, -1)
         return self.clipped(p, self.torch.log_softmax(ours / temperature, -1))
@@ -665,7 +692,7 @@ class PyTorch:
 
     def labels_again(self, labels):
         labels = self.torch.from_numpy(labels)
-        return lambda ours, theirs, *, temperature: cross_entropy(ours, labels)
+        return lambda ours, theirs, *, temperature, class_axis: cross_entropy(ours, labels)
 
     def nothing(self, output, labels):
         return 0.0 * output.sum()
@@ -710,7 +737,7 @@ class PyTorch:
     def dict(self):
         class Dictionary(self.torch.nn.Module):
             def forward(self, x):
-                return {"logits": x}
+                return {"all": x}
 
         return Dictionary()
 
@@ -791,7 +818,12 @@ class PyTorch:
             ],
         }
 
-    def forked(self, width):
+    def pixels(self, seed):
+        nn = self.torch.nn
+        self.torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(4, 12), nn.Unflatten(1, (3, 2, 2)))
+
+    def forked(self, width, classes="classes"):
         nn = self.torch.nn
 
         class Forked(nn.Module):
@@ -803,7 +835,7 @@ class PyTorch:
 
             def forward(self, x):
                 x = self.hidden(x)
-                return {"classes": self.classes(x), "size": self.size(x)}
+                return {classes: self.classes(x), "size": self.size(x)}
 
         torch = self.torch
         return Forked()
@@ -953,7 +985,7 @@ class TensorFlow:
         wide = logits.soft_loss(*(tf.cast(v, tf.float64) for v in pair), temperature=1.0)
         return {"dtype": loss.dtype.name, "loss": float(loss), "wide": float(wide)}
 
-    def mistaken(self, ours, theirs, *, temperature):
+    def mistaken(self, ours, theirs, *, temperature, class_axis):
         """As some tutorials write it."""
         tf = self.tf
         divergence = tf.keras.losses.KLDivergence()
@@ -961,7 +993,7 @@ class TensorFlow:
             tf.nn.log_softmax(theirs / temperature), tf.nn.log_softmax(ours / temperature)
         )
 
-    def half_mistaken(self, ours, theirs, *, temperature):
+    def half_mistaken(self, ours, theirs, *, temperature, class_axis):
         """The same with the teacher's probabilities."""
         tf = self.tf
         divergence = tf.keras.losses.KLDivergence()
@@ -970,7 +1002,7 @@ class TensorFlow:
         )
 
     def labels_again(self, labels):
-        return lambda ours, theirs, *, temperature: cross_entropy(ours, labels)
+        return lambda ours, theirs, *, temperature, class_axis: cross_entropy(ours, labels)
 
     def nothing(self, output, labels):
         return 0.0 * self.tf.reduce_sum(output)
@@ -1014,7 +1046,7 @@ class TensorFlow:
 
         class Dictionary(tf.keras.Model):
             def call(self, x, training=False):
-                return {"logits": x}
+                return {"all": x}
 
         model = Dictionary()
         model(tf.zeros((1, 8, 8, 2)))
@@ -1056,12 +1088,18 @@ class TensorFlow:
     def moved(self, model, name):
         return weights(model)[name] != weights(build(CNN))[name]
 
-    def forked(self, width):
+    def pixels(self, seed):
+        keras, layers = self.tf.keras, self.tf.keras.layers
+        keras.utils.set_random_seed(seed)
+        given = [keras.Input((4,)), layers.Dense(12), layers.Reshape((3, 2, 2))]
+        return keras.Sequential(given)
+
+    def forked(self, width, classes="classes"):
         keras, layers = self.tf.keras, self.tf.keras.layers
         keras.utils.set_random_seed(0)
         x = keras.Input((4,))
         hidden = layers.Dense(width, name="hidden")(x)
-        return keras.Model(x, {"classes": layers.Dense(3)(hidden), "size": layers.Dense(1)(hidden)})
+        return keras.Model(x, {classes: layers.Dense(3)(hidden), "size": layers.Dense(1)(hidden)})
 
     def predicted(self, model, x):
         return model(x, training=False)
@@ -1105,6 +1143,47 @@ class TensorFlow:
         both = layers.Add()([layers.Dense(width)(a), layers.Dense(width)(b)])
         inside = layers.BatchNormalization(name="norm")(both)
         return keras.Model([a, b], layers.Dense(3)(layers.Activation("tanh")(inside)))
+
+    def in_fit(self):
+        """A student with a loss of its own in Keras's `fit`, against the step: two batches."""
+        keras, layers = self.tf.keras, self.tf.keras.layers
+        x, y = kit.data.to_device(LEFT, TARGET)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+        class Taught(logits.DistilledTraining, keras.Model):
+            pass
+
+        def student(kind):
+            keras.utils.set_random_seed(0)
+            inputs = keras.Input((4,))
+            hidden = layers.Dense(6, "tanh", kernel_regularizer=keras.regularizers.L2(0.1))
+            return kind(inputs, layers.Dense(3)(hidden(inputs)))
+
+        found, over = {}, student(keras.Model)
+        over.set_weights([-3 * weight for weight in over.get_weights()])
+        for alpha in (0.0, 0.75, 1.0):
+            settings = {"temperature": 3.0, "alpha": alpha}
+            plain, taught = student(keras.Model), student(Taught)
+            step = logits.make_train_step(
+                plain, over, self.descent(plain, 0.1), cross_entropy, **settings
+            )
+            losses = run(step, [(x, y)] * 2)
+            taught.learn_from(over, **settings)
+            taught.compile(self.descent(taught, 0.1), loss)
+            history = taught.fit(x, y, batch_size=len(x), epochs=2, shuffle=False, verbose=0)
+            found[str(alpha)] = {
+                "losses": [losses, history.history["loss"]],
+                "weights": [
+                    [array(weight).tolist() for weight in model.get_weights()]
+                    for model in (plain, taught)
+                ],
+            }
+        evaluated = taught.evaluate(x, y, batch_size=len(x), verbose=0)
+        wanted = float(cross_entropy(taught(x), y) + sum(taught.losses))
+        alone = student(Taught)
+        alone.compile("sgd", loss)
+        refused = raised(alone.fit, x, y, verbose=0)
+        return found | {"evaluated": [evaluated, wanted], "alone": refused}
 
     def foreign(self):
         """Functional models with a list of inputs; subclassed ones with two arguments."""
@@ -1197,6 +1276,8 @@ def main() -> None:
         scenarios += [benchmarks, harness, recorded]
     if sys.argv[1] == "pt":
         scenarios += [own.teach]
+    if sys.argv[1] == "tf":
+        scenarios += [own.in_fit]
     found = {}
     for scenario in scenarios:
         try:

@@ -18,6 +18,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from shared import onnx_quantization, operators
 from shared.specs import CNNSpec
 from shared.weights import init_weights
 from tests import workers
@@ -26,6 +27,7 @@ FRAMEWORK = sys.argv[1]
 impl = workers.implementation(FRAMEWORK, "compression.post_training_quantization")
 kit = impl.kit
 technique = impl.compression.post_training_quantization
+integers = import_module(f"{impl.__name__}.kit.integers")
 SPEC = CNNSpec((16, 16, 1), ((16, 2), (64, 1), (128, 2)), num_classes=10)
 WAYS = {
     "float32": ("keep_float32", "load_quantized"),
@@ -40,6 +42,7 @@ random = np.random.default_rng(5)
 IMAGES = random.normal(size=(120, 16, 16, 1)).astype(np.float32)
 LABELS = np.zeros(120, np.int64)
 LEFT, RIGHT = (random.normal(size=(40, 24)).astype(np.float32) for _ in range(2))
+COLUMNS = [100.0, -3.0, 0.5], [20.0, 3.0, 0.1]  # of a table: means and standard deviations
 KERNELS = [random.normal(size=shape).astype(np.float32) / 5 for shape in ((24, 48), (48, 5))]
 
 
@@ -75,6 +78,13 @@ def raised(function, *args, **kwargs):
 # Scenarios for both frameworks ----------------------------------------------------------------
 
 
+def ran(predict, read, path, x):
+    """Operators over integers of one prediction."""
+    if read == "load_onnxruntime":
+        return onnx_quantization.integer_operators(path, (np.asarray(x),))
+    return integers.integer_operators(predict, path, x)
+
+
 def variants(folder):
     """Each file of the CNN: what it predicts, its bytes, and what ran over integers."""
     model, x = built()
@@ -88,11 +98,16 @@ def variants(folder):
             "logits": np.array(predict(x[:64])).tolist(),
             "bytes": returned.stat().st_size,
             "same path": Path(returned) == path,
-            "operators": predict.operators(x[:64]),
+            "operators": ran(predict, read, path, x[:64]),
             "threads": predict.threads,
         }
-        if hasattr(predict, "delegated"):
-            found[name]["delegated"] = predict.delegated(x[:64])
+        if FRAMEWORK != "pt" and read == "load_quantized":
+            found[name]["delegated"] = operators.litert_delegated(path)
+    for name, apply in (
+        ("static", technique.apply_static_int8),
+        ("dynamic", technique.apply_dynamic_int8),
+    ):
+        found[name]["in memory"] = np.array(apply(model, x[64:])(x[:64])).tolist()
     for name in ("static", "onnxruntime"):  # another number of samples than in calibration
         predict = getattr(technique, WAYS[name][1])(folder / name)
         found[name]["others"] = [np.array(predict(x[:size])).tolist() for size in (7, 1, 64)]
@@ -143,7 +158,7 @@ def written_otherwise(folder):
     with torch.no_grad():
         wanted = model(x)
     apart = (predict(x) - wanted).norm() / wanted.norm()
-    return {"operators": predict.operators(x), "apart": apart.item()}
+    return {"operators": integers.integer_operators(predict, path, x), "apart": apart.item()}
 
 
 def refusals(folder):
@@ -165,6 +180,14 @@ def refusals(folder):
         name: {write: raised(getattr(technique, write), *given, folder / "x") for write in WRITERS}
         for name, given in cases.items()
     }
+    most, technique.MOST_APART = technique.MOST_APART, -1.0  # no file is as near as this
+    found["far"] = raised(technique.quantize_static_int8, model, x, folder / "x")
+    technique.MOST_APART = most
+    step = (max(IMAGES[:32].max(), 0) - min(IMAGES[:32].min(), 0)) / 255
+    rounded, _ = kit.data.to_device(np.float32(np.round(IMAGES[:32] / step) * step), LABELS[:32])
+    predict = kit.training.make_predict(model)
+    moved, plain = (np.array(predict(images)) for images in (rounded, x[:32]))
+    found["moved"] = float(np.linalg.norm(moved - plain) / np.linalg.norm(plain))
     return found | {"files": [path.name for path in folder.iterdir()]}
 
 
@@ -358,7 +381,8 @@ class PyTorch:
                 self.head = nn.Linear(32, 16)
 
             def forward(self, codes):
-                return self.head(self.lstm(self.table(codes))[0][:, -1])
+                x = torch.cat([torch.ones(len(codes), 1, 16), self.table(codes)], 1)
+                return self.head(self.lstm(x)[0][:, -1])
 
         class Tied(nn.Module):
             def __init__(self):
@@ -371,13 +395,25 @@ class PyTorch:
                 y = self.head(self.middle(self.table(a)))
                 return SimpleNamespace(logits=y * b[:, None, None], more="words")
 
+        class Table(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.register_buffer("mean", torch.tensor(COLUMNS[0]))
+                self.register_buffer("deviation", torch.tensor(COLUMNS[1]))
+                self.hidden, self.head = nn.Linear(3, 64), nn.Linear(64, 32)
+
+            def forward(self, x):
+                return self.head(torch.relu(self.hidden((x - self.mean) / self.deviation)))
+
         codes = torch.randint(0, 20, (12, 5))
+        table = torch.randn(12, 3) * torch.tensor(COLUMNS[1]) + torch.tensor(COLUMNS[0])
         encoder = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
         return {
             "residual": (Residual(), torch.randn(12, 3, 8, 8), ALL),
             "recurrent": (Recurrent(), codes, ALL),
             "tied": (Tied(), {"b": torch.rand(12) + 1, "a": codes}, ALL),
             "attention": (encoder, torch.randn(12, 5, 32), ALL[:3]),
+            "table": (Table(), table, ALL),
         }
 
     def refused(self, x):
@@ -480,11 +516,16 @@ class TensorFlow:
         outputs = {"z": layers.Dense(16)(layers.GlobalAveragePooling2D()(x)), "a": (first, [x])}
 
         codes = keras.Input((5,), dtype="int32")
-        recurrent = layers.Dense(64)(layers.LSTM(64)(layers.Embedding(20, 16)(codes)))
+        recurrent = layers.LSTM(64, dropout=0.1)(layers.Embedding(20, 16)(codes))
+        recurrent = layers.Dense(64)(recurrent)
 
         sequence = keras.Input((5, 32))
         attended = layers.MultiHeadAttention(4, 8)(sequence, sequence)
         attended = layers.Dense(32)(layers.LayerNormalization()(sequence + attended))
+
+        padded, mask = keras.Input((5, 32)), keras.Input((1, 5))
+        heads = layers.MultiHeadAttention(4, 8)(padded, padded, attention_mask=mask)
+        masked = keras.Model([padded, mask], layers.Dense(32)(heads))
 
         class Tied(layers.Layer):
             def __init__(self):
@@ -501,6 +542,11 @@ class TensorFlow:
 
         row = keras.Input((6,))
         many = keras.Model(row, [layers.Dense(size + 2)(row) for size in range(12)])
+
+        columns, variance = keras.Input((3,)), np.square(COLUMNS[1])
+        standardise = layers.Normalization(mean=COLUMNS[0], variance=variance)
+        table = layers.Dense(64, "relu")(standardise(columns))
+        table = keras.Model(columns, layers.Dense(32)(table))
         random = np.random.default_rng(1)
         given = tf.constant(random.integers(0, 20, (12, 5)), tf.int32)
 
@@ -512,8 +558,14 @@ class TensorFlow:
             "residual": (keras.Model(image, outputs), 5 + 9 * normal(12, 8, 8, 3), without_small),
             "recurrent": (keras.Model(codes, recurrent), given, ALL),
             "attention": (keras.Model(sequence, attended), normal(12, 5, 32), ALL),
+            "masked": (
+                masked,
+                [9 * normal(12, 5, 32), tf.constant(12 * [[[1.0] * 3 + [0.0] * 2]])],
+                ALL,
+            ),
             "tied": (tied, {"b": 1 + normal(12) ** 2, "a": given}, ALL),
             "many": (many, normal(12, 6), without_small),
+            "table": (table, normal(12, 3) * COLUMNS[1] + COLUMNS[0], ALL),
         }
 
     def refused(self, x):

@@ -9,14 +9,17 @@ from __future__ import annotations
 import copy
 import json
 import sys
+import tempfile
 import traceback
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 
 from bench.compression import bench_pruning
 from bench.harness.plan import Work
+from bench.harness.stages import Stages
 from shared.specs import TASKS, CNNSpec, GPTSpec
 from shared.weights import init_weights
 from tests import workers
@@ -264,7 +267,10 @@ def small_layers():
 
 
 def stages():
-    """What the benchmark trains: kernels after each of its stages, and what the last predicts."""
+    """What the benchmark trains: kernels after each of its stages, and what the last predicts.
+
+    A row without settings comes after it, and once more.
+    """
     settings = {"final_sparsity": 0.8, "begin_step": 0, "end_step": 1, "frequency": 1}
     task = replace(TASKS["digits-cnn"], model=CNN)
     work = Work(task, "sparsity_80", settings, batch_size=16, weights=start(CNN))
@@ -274,19 +280,31 @@ def stages():
         rows.append(make(*given))
         return rows[-1]
 
-    def fit(step, more=None):
-        epochs.append(more)
+    def fit(step, count):
+        epochs.append(count)
         for batch in stream:
             step(*batch)
 
-    bench_pruning._row = row
-    predict = bench_pruning.prepare(impl, work).train(fit)
-    bench_pruning._row = make
-    x, _ = stream[0]
-    predicted = np.array(predict(x)).tolist()
-    _, dense, pruned = (kit.models.export_weights(row.model) for row in rows)
+    with tempfile.TemporaryDirectory() as folder:
+        shared = Stages(impl, task, work.weights, 0, Path(folder), fit)
+        bench_pruning._row = row
+        predict = bench_pruning.prepare(impl, work).train(shared)
+        bench_pruning._row = make
+        x, _ = stream[0]
+        predicted = np.array(predict(x)).tolist()
+        dense, pruned = shared.plain(), kit.models.export_weights(rows[-1].model)
+        for seed in (0, 0, 1):
+            other = Stages(impl, task, start(CNN), seed, Path(folder), fit)
+            bench_pruning.prepare(impl, replace(work, settings={})).train(other)
+        names = sorted(path.name.rpartition("-")[0] for path in Path(folder).iterdir())
+    # The plain step of the kit, from the same weights, without anything kept.
+    straight = bench_pruning._row(impl, replace(work, settings={}))
+    for batch in stream:
+        straight.step(*batch)
     return {
         "epochs": epochs,
+        "kept": names,
+        "straight": plain(kit.models.export_weights(straight.model)),
         "start": plain(start(CNN)),
         "dense": plain(dense),
         "pruned": plain(pruned),

@@ -12,6 +12,7 @@ import json
 import sys
 import tempfile
 import traceback
+from collections import OrderedDict
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -168,6 +169,13 @@ def left_alone():
     }
 
 
+def products(predict, path, x):
+    """Products over integers of one prediction."""
+    integers = import_module(f"{FRAMEWORK}_impl.kit.integers")
+    ran = integers.integer_operators(predict, path, x)
+    return {name: count for name, count in ran.items() if bench.PRODUCTS.search(name)}
+
+
 def files():
     """A file of each width after some training: what it predicts, holds and runs."""
     x, _ = images(64)
@@ -181,7 +189,7 @@ def files():
             "same class": accuracy(outputs(predict, x), np.argmax(theirs, -1)),
             "other batches": [apart(predict(x[:rows]), theirs[:rows]) for rows in own.sizes(bits)],
             "levels": own.levels(path),
-            "operators": predict.operators(x),
+            "operators": products(predict, path, x),
             "bytes": path.stat().st_size,
         }
     model = kit.models.build(CNN, start())
@@ -190,7 +198,7 @@ def files():
     return found | {
         "float": {
             "apart": apart(predict(x), outputs(kit.training.make_predict(model), x)),
-            "operators": predict.operators(x),
+            "operators": products(predict, path, x),
             "bytes": path.stat().st_size,
         }
     }
@@ -225,6 +233,9 @@ def refusals():
     found["nothing"] = raised(technique.prepare_qat, own.without_kernels(), x, weight_bits=8)
     found["unprepared"] = raised(technique.export_qat, model, x, FOLDER / "unprepared")
     found["written"] = (FOLDER / "unprepared").exists()
+    most, technique.MOST_APART = technique.MOST_APART, -1.0  # no file is as near as this
+    found["file"] = raised(technique.prepare_qat, model, x, weight_bits=8)
+    technique.MOST_APART = most
     for name, given in own.bad_inputs(x).items():
         found[name] = raised(technique.prepare_qat, model, given, weight_bits=8)
     after = kit.models.export_weights(model)
@@ -247,7 +258,7 @@ def constructions():
             "rounded": programs.apart(rounded, expected),
             "same again": programs.apart(own.called(programs, prepared, x), rounded),
             "file": programs.apart(predict(x), rounded),
-            "products": sum(predict.operators(x).values()),
+            "products": sum(products(predict, path, x).values()),
             "losses": own.fitted(programs, prepared, x),
         }
     return found
@@ -318,7 +329,8 @@ class PyTorch:
             def forward(self, image, scale):
                 x = torch.relu(self.norm(self.conv(image)))
                 x = torch.relu(x + self.grouped(x)) * scale[:, None, None, None]
-                return {"y": self.head(x.mean((2, 3))), "pair": (x.mean(1), [x.sum(2)])}
+                outputs = {"y": self.head(x.mean((2, 3))), "pair": (x.mean(1), [x.sum(2)])}
+                return OrderedDict(outputs)
 
         class Recurrent(nn.Module):
             def __init__(self):
@@ -484,6 +496,56 @@ class PyTorch:
                 found[name] = str(error)
         return found
 
+    def joined(self):
+        """Tensors of unequal ranges side by side, and averaged: float32, the start, much later."""
+        torch, nn = self.torch, self.torch.nn
+
+        class Joined(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.first, self.second = nn.Conv2d(3, 8, 3), nn.Conv2d(3, 8, 3)
+                self.both = nn.Sequential(nn.Conv2d(16, 8, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1))
+                self.head = nn.Linear(8, 4)
+                with torch.no_grad():
+                    self.second.weight.mul_(8)
+
+            def forward(self, x):
+                x = self.both(torch.cat([self.first(x), self.second(x)], 1))
+                return self.head(x.flatten(1))
+
+        torch.manual_seed(0)
+        source, x = Joined(), torch.randn(32, 3, 6, 6)
+        prepared = technique.prepare_qat(source, x, weight_bits=8)
+        found = [self.evaluate(prepared, x)]
+        with torch.no_grad():
+            prepared.eval()
+            for _ in range(200):  # ranges follow every pass
+                prepared(x)
+        found.append(self.evaluate(prepared, x))
+        return [apart(outputs, source(x).detach()) for outputs in found]
+
+    def literals(self):
+        """A BatchNorm whose variances lie below its epsilon, and whose statistics move fast."""
+        torch, nn = self.torch, self.torch.nn
+        torch.manual_seed(0)
+        found = {}
+        for bias in (False, True):
+            norm = nn.BatchNorm2d(8, eps=1e-3, momentum=0.5)
+            norm.running_var.fill_(1e-6)
+            source = nn.Sequential(nn.Conv2d(3, 8, 3, bias=bias), norm, nn.Hardswish())
+            x = torch.randn(8, 3, 6, 6)
+            prepared = technique.prepare_qat(source, x, weight_bits=8)
+            path = technique.export_qat(prepared, x, FOLDER / "literals")
+            wanted = source.eval()(x).detach()
+            outputs = self.evaluate(prepared, x), technique.load_quantized(path)(x)
+            source.train()(x)
+            prepared.train()(x)
+            moved = [
+                self.state(m)[n] for m in (prepared, source) for n in self.state(m) if "_var" in n
+            ]
+            found[str(bias)] = [*(apart(each, wanted) for each in outputs), apart(*moved)]
+        return found
+
     def foreign(self):
         """Two inputs, a custom forward, dropout, layers that stay in float32, two outputs."""
         torch, nn = self.torch, self.torch.nn
@@ -524,13 +586,16 @@ class PyTorch:
         twice += [model(*x).detach() for _ in range(2)]
         moved = {n for n, v in self.state(model).items() if not np.array_equal(v, statistics[n])}
         model.train()
+        copied = copy.deepcopy(model).eval()
+        twice += [copied(*x).detach() for _ in range(2)]
         path = technique.export_qat(model, x, FOLDER / "foreign")
         return {
             "losses": losses,
             "names": sorted(names) == sorted(name for name, _ in source.named_parameters()),
             "source kept": all(torch.equal(kept[n], v) for n, v in source.state_dict().items()),
             "modes kept": modes == [m.training for m in source.modules()],
-            "dropout": [apart(*twice[:2]), apart(*twice[2:])],
+            "dropout": [apart(*twice[:2]), apart(*twice[2:4])],
+            "dropout of a copy": apart(*twice[4:]),
             "statistics moved in evaluation": sorted(n for n in moved if "running" in n),
             "apart": apart(technique.load_quantized(path)(x), self.evaluate(model, x)),
         }
@@ -583,8 +648,11 @@ class TensorFlow:
         x = layers.LayerNormalization()(
             sequence + layers.MultiHeadAttention(2, 8)(sequence, sequence)
         )
-        attended = layers.Dense(4)(layers.Conv1D(8, 3, activation="gelu")(x))
+        attended = layers.Dense(4, "tanh")(layers.Conv1D(8, 3, activation="gelu")(x))
         recurrent = layers.Dense(4)(layers.LSTM(8)(layers.Dropout(0.5)(sequence)))
+        vector, small = keras.Input((16,)), keras.initializers.RandomNormal(stddev=0.02)
+        narrow = layers.Dense(8, kernel_initializer=small)(vector)  # beside what has no grid
+        joined = layers.Concatenate()([narrow, layers.LayerNormalization()(vector)])
         random, row = tf.random.normal, tf.random.normal((8, 5, 16))
         subclassed = Subclassed()
         subclassed(row[:, 0], row[:, 1])
@@ -595,6 +663,7 @@ class TensorFlow:
             ),
             "attention": (keras.Model(sequence, attended), row),
             "recurrent": (keras.Model(sequence, recurrent), row),
+            "concatenated": (keras.Model(vector, layers.Dense(4)(joined)), row[:, 0]),
             "subclassed": (subclassed, (row[:, 0], row[:, 1])),
         }
 
@@ -607,7 +676,8 @@ class TensorFlow:
         @self.tf.function
         def step():
             with self.tf.GradientTape() as tape:
-                output = programs._call(model, x, training=True)
+                arguments, named = programs.call_arguments(model, x)
+                output = model(*arguments, **named, training=True)
                 first = output["y"] if isinstance(output, dict) else output
                 loss = self.tf.reduce_mean((first - 1) ** 2)
             gradients = tape.gradient(loss, model.trainable_variables)
@@ -771,7 +841,7 @@ def main():
     scenarios += [drifted, evidence, own.foreign]
     if sys.argv[1] != "tf_keras":
         scenarios += [constructions]
-    scenarios += [own.sums if FRAMEWORK == "pt" else own.many]
+    scenarios += [own.sums, own.joined, own.literals] if FRAMEWORK == "pt" else [own.many]
     found = {}
     for scenario in scenarios:
         try:

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 import traceback
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
 from bench.compression import bench_semi_structured_pruning
 from bench.harness.plan import Work
+from bench.harness.stages import Stages
 from shared.specs import TASKS, CNNSpec
 from shared.weights import init_weights
 from tests import workers
@@ -101,20 +104,23 @@ def training():
 
 
 def stages():
-    """What the benchmark predicts where its second stage takes no step."""
+    """What the benchmark predicts where no stage but the first, which rows share, takes a step."""
     task, stream = replace(TASKS["digits-cnn"], model=CNN), batches(4)
     x, epochs = stream[0][0], []
     found = {}
-    for name, settings in (("dense", {}), ("masked", {"masked": True})):
-        work = Work(task, name, settings, batch_size=16, weights=start())
 
-        def fit(step, more=None):
-            epochs.append(more)
-            for batch in stream if more is None else []:
+    def fit(step, count):
+        if not epochs:
+            for batch in stream:
                 step(*batch)
+        epochs.append(count)
 
-        predict = bench_semi_structured_pruning.prepare(impl, work).train(fit)
-        found[name] = np.array(predict(x)).tolist()
+    with tempfile.TemporaryDirectory() as folder:
+        shared = Stages(impl, task, start(), 0, Path(folder), fit)
+        for name, settings in (("dense", {}), ("masked", {"masked": True})):
+            work = Work(task, name, settings, batch_size=16, weights=start())
+            predict = bench_semi_structured_pruning.prepare(impl, work).train(shared)
+            found[name] = np.array(predict(x)).tolist()
     trained = kit.models.build(CNN, start())
     optimizer = kit.training.make_optimizer(trained, task.recipe)
     step = kit.training.make_train_step(trained, optimizer, kit.training.cross_entropy)
@@ -157,6 +163,26 @@ class PyTorch:
         models = {"nothing": nn.ReLU(), "tied": tied}
         found = {name: raised(technique.apply_two_to_four, m) for name, m in models.items()}
         return found | {"kept": bool(tied[1].weight.all()) and tied[1].weight is tied[0].weight}
+
+    def compressed(self):
+        """What the GPU's format makes of a pruned kernel, and what a CPU is refused."""
+        from torch.sparse import _semi_structured_conversions as conversions
+
+        torch, nn = self.torch, self.torch.nn
+        torch.manual_seed(0)
+        dense = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 8))
+        masked = technique.apply_two_to_four(dense)
+        found = {
+            name: raised(technique.compress_two_to_four, model)
+            for name, model in (("dense", dense), ("masked", masked))
+        }
+        final = technique.finalize_two_to_four(masked).half()
+        kernel = final[0].weight.detach().clone()
+        found["CPU"] = raised(technique.compress_two_to_four, final)
+        packed, places = conversions.sparse_semi_structured_from_dense_cutlass(kernel)
+        again = conversions.sparse_semi_structured_to_dense_cutlass(packed, places)
+        found["packed"] = [list(packed.shape), bool((again == kernel).all())]
+        return found | {"kept": bool((final[0].weight == kernel).all())}
 
     def repeated(self):
         """One layer in two places of a model has one mask: which places have it."""
@@ -227,7 +253,7 @@ class TensorFlow:
 def main() -> None:
     kit.runtime.configure(threads=1, seed=0)
     scenarios = [at_once, training, stages, own.foreign, own.refusals]
-    scenarios += [own.repeated] if FRAMEWORK == "pt" else []
+    scenarios += [own.repeated, own.compressed] if FRAMEWORK == "pt" else []
     found = {}
     for scenario in scenarios:
         try:

@@ -107,14 +107,11 @@ def refusals():
 
 
 def files():
-    """What files hold and predict, and what is refused."""
+    """What files hold and predict, and what is refused; PyTorch has none."""
+    if FRAMEWORK == "pt":
+        return {}
     codes, _ = kit.data.to_device(CODES, CODES)
     model, folder = kit.models.build(GPT, weights(0.9)), Path(tempfile.mkdtemp())
-    if FRAMEWORK == "pt":
-        return {
-            "export": raised(technique.export_file, model, codes, folder / "file"),
-            "load": raised(technique.load_file, folder / "file"),
-        }
     before, found = kit.models.export_weights(model), {}
     dense = np.array(kit.training.make_predict(model)(codes))
     for name, sparse in (("sparse", True), ("dense", False)):
@@ -133,9 +130,13 @@ def files():
     found["no zeros"] = raised(technique.export_file, full, codes, folder / "full")
     found["written"] = (folder / "full").exists()
     (folder / "cut").write_bytes(path.read_bytes()[:1000])
-    own.write_two_outputs(folder / "two")
-    for name in ("cut", "missing", "two"):
+    for name in ("cut", "missing"):
         found[name] = raised(technique.load_file, folder / name)
+    found["two outputs"] = own.two_outputs(folder / "two")
+    load, technique.load_file = technique.load_file, lambda path: lambda x: 2 * load(path)(x)
+    found["another"] = raised(technique.export_file, model, codes, folder / "another")
+    technique.load_file = load
+    found["left"] = [path.name for path in folder.glob("another*")]
     return found
 
 
@@ -257,11 +258,14 @@ class TensorFlow:
 
         self.tf = tf
 
-    def write_two_outputs(self, path):
-        tf = self.tf
-        both = tf.function(lambda x: (tf.nn.relu(x), tf.tanh(x)))
-        program = both.get_concrete_function(tf.TensorSpec([2, 4]))
-        path.write_bytes(tf.lite.TFLiteConverter.from_concrete_functions([program]).convert())
+    def two_outputs(self, path):
+        """Of a file and of its model, one after the other."""
+        layers, x = self.tf.keras.layers, self.tf.random.normal((4, 16))
+        row = self.tf.keras.Input((16,))
+        model = self.tf.keras.Model(row, [layers.Dense(8)(row), layers.Dense(5)(row)])
+        model.set_weights([np.where(abs(w) > 0.4, w, 0.0) for w in model.get_weights()])
+        found = technique.load_file(technique.export_file(model, x, path))(x)
+        return [np.array(part).tolist() for part in (*found, *model(x))]
 
     def same_names(self):
         """Blocks that each hold a layer "up": which are sparse, and how many bytes each has."""

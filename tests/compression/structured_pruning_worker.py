@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 import traceback
 import warnings
 from collections import OrderedDict
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
 from bench.compression import bench_structured_pruning
 from bench.harness.plan import Work
+from bench.harness.stages import Stages
 from shared.specs import TASKS, CNNSpec, ResNetSpec
 from shared.weights import init_weights
 from tests import workers
@@ -246,13 +249,16 @@ def stages():
     """What the benchmark predicts where its second stage takes no step."""
     task, stream, epochs = replace(TASKS["digits-cnn"], model=CNN), batches(4), []
 
-    def fit(step, more=None):
-        epochs.append(more)
-        for batch in stream if more is None else []:
-            step(*batch)
+    def fit(step, count):
+        if not epochs:
+            for batch in stream:
+                step(*batch)
+        epochs.append(count)
 
     work = Work(task, "channels_50", {"share": 0.5}, batch_size=16, weights=start(CNN))
-    predict = bench_structured_pruning.prepare(impl, work).train(fit)
+    with tempfile.TemporaryDirectory() as folder:
+        stages = Stages(impl, task, start(CNN), 0, Path(folder), fit)
+        predict = bench_structured_pruning.prepare(impl, work).train(stages)
     trained, x = kit.models.build(CNN, start(CNN)), stream[0][0]
     losses(trained, 4)
     return {

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from bench.compression.bench_distillation import TECHNIQUE
-from bench.harness.plan import cases_of
-from bench.harness.schedule import trained
+from bench.harness.plan import EFFORT
+from bench.harness.schedule import Plan
+from bench.harness.selection import cases_of
 from shared import teacher
 from shared.specs import TASKS, parameter_count
 from tests.compression.distillation_evidence import WORKERS, apart, side
@@ -199,7 +200,7 @@ def test_a_student_that_cannot_learn_is_refused(every):
 
 def test_a_teacher_of_other_classes_is_refused_before_anything_is_changed(every):
     found = every["refusals"]
-    words = "student and teacher must give logits of one shape, with the same classes last: "
+    words = "student and teacher must give logits of one shape, with the same classes: "
     for name in ("classes", "stored classes"):
         assert found[name].startswith("ValueError: ")
         assert f"{words}the student gives [8, 5], the teacher [8, 4]" in found[name]
@@ -226,6 +227,23 @@ def test_models_of_two_inputs(every):
     for name in ("logits",) if every.framework == "pt" else ("logits", "subclassed"):
         assert found[name][-1] < 0.7 * found[name][0], name
     assert apart({"x": found["stored"]}, {"x": found["predicted"]}) < 1e-5
+
+
+def test_tf_in_fit_a_student_learns_as_in_the_step():
+    """Whatever its teacher's share, with its own losses; evaluation has no teacher."""
+    found = dict(side("tf")["in_fit"])
+    evaluated, wanted = found.pop("evaluated")
+    assert evaluated == pytest.approx(wanted, rel=1e-5)
+    assert "the student has no teacher yet: say learn_from(teacher)" in found.pop("alone")
+    assert len(found) == 3
+    for alpha, case in found.items():
+        (ours, wanted), (plain, taught) = case["losses"], case["weights"]
+        assert ours == pytest.approx(wanted, rel=1e-5), alpha
+        assert len(plain) == len(taught) == 4  # none of the teacher's
+        for one, other in zip(taught, plain, strict=True):
+            assert np.allclose(one, other, rtol=1e-5, atol=1e-6), alpha
+    first = [case["losses"][0][0] for case in found.values()]
+    assert len({round(loss, 3) for loss in first}) == 3
 
 
 # The teacher's file and the benchmark ---------------------------------------------------------
@@ -349,8 +367,9 @@ def test_a_worker_asks_the_teacher_once_for_all_seeds(found):
 
 def test_what_a_cheaper_row_computes_is_not_trained_again():
     cases = cases_of(TECHNIQUE, "module", "default")
-    names = {case.variant.name for case in cases}
-    assert names - {case.variant.name for case in trained(cases)} == {"taught", "control"}
+    plan = Plan({TECHNIQUE.name: cases}, {TECHNIQUE.name: TECHNIQUE}, EFFORT["default"])
+    untrained = {case.variant.name for case in cases if not plan.trained(case)}
+    assert untrained == {"taught", "control"}
 
 
 # Any inputs and outputs -----------------------------------------------------------------------
@@ -364,6 +383,19 @@ def test_several_outputs_are_stored_and_their_soft_losses_added(every):
     step, stored = found["losses"]
     assert step == pytest.approx(found["soft"], rel=1e-5)
     assert stored == pytest.approx(step, rel=1e-5)
+
+
+def test_classes_are_along_the_axis_that_is_said_and_labels_show_another_one(every):
+    found = every["structures"]
+    assert "have the classes along axis 1, not -1" in found["classes elsewhere"]
+    wanted = found["soft of the last axis"]
+    assert found["soft of the second axis"] == pytest.approx(wanted, rel=1e-5)
+
+
+def test_of_a_dict_with_logits_these_alone_are_taught(every):
+    found = every["structures"]
+    assert found["named logits"] < 1e-6
+    assert abs(found["same named logits"]) < 1e-6  # whatever else the two models give
 
 
 def test_inputs_by_name_and_logits_in_an_output(every):

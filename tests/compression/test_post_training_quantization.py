@@ -5,6 +5,8 @@ Each framework runs in a process of its own (`post_training_quantization_worker.
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -57,6 +59,12 @@ def test_int8_files_predict_nearly_what_the_model_does(found, way):
     case = found["variants"]
     assert 1e-5 < apart(case[way]["logits"], case["model"]) < 0.05
     assert agreement(case[way]["logits"], case["model"]) > 0.9
+
+
+@pytest.mark.parametrize("way", ["static", "dynamic"])
+def test_a_quantized_model_in_memory_predicts_what_its_file_does(found, way):
+    case = found["variants"][way]
+    assert apart(case["in memory"], case["logits"]) < 1e-2  # a value on an edge may round elsewhere
 
 
 def test_every_layer_of_a_static_file_runs_over_integers(found):
@@ -137,10 +145,12 @@ def test_twins_agree_on_a_model_that_is_not_ours(evidence):
 
 
 def test_models_of_other_construction(found):
-    """Residual, depthwise, grouped, GELU, LSTM, attention, tied; dicts in, structures out."""
+    """Residual, depthwise, grouped, GELU, LSTM, attention, tied; dicts in, structures out; a table
+    of columns of other sizes."""
     cases = dict(found["constructions"])
     if found.framework == "tf":
         assert "cannot calibrate inside of a loop" in cases.pop("recurrent, static")
+        assert "on a grid of" in cases.pop("masked, static")
     assert len(cases) >= 14
     for name, apart in cases.items():
         assert isinstance(apart, float), (name, apart)
@@ -215,6 +225,18 @@ def test_what_upstream_cannot_convert_is_refused(found):
             w.startswith("ValueError: the model has no variables yet")
             for w in found["refusals"]["unbuilt"].values()
         )
+
+
+def test_a_file_that_is_far_off_is_refused_with_what_8_bits_do_to_the_inputs(found):
+    """Which says whether it is the model that amplifies rounding."""
+    refusals = found["refusals"]
+    said = re.fullmatch(
+        r"RuntimeError: outputs of the file are [\d.]+% off the model's, which move by ([\d.]+)% "
+        "where its inputs alone have 8 bits",
+        refusals["far"],
+    )
+    assert float(said[1]) == pytest.approx(100 * refusals["moved"], rel=0.05, abs=0.01)
+    assert refusals["moved"] > 1e-4
 
 
 def test_refusals_leave_no_file(found):

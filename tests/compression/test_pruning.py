@@ -200,7 +200,10 @@ def test_pruned_weights_return_under_tfmot_alone(evidence):
 def test_the_benchmark_prunes_a_trained_model_while_it_trains_on(evidence, side):
     stages = evidence[side]["stages"]
     first, dense, pruned = (arrays(stages[name]) for name in ("start", "dense", "pruned"))
-    assert stages["epochs"] == [None, 4]  # the recipe's, then more
+    assert stages["epochs"][:2] == [4, 4]  # the recipe's, then more
+    straight = arrays(stages["straight"])
+    for name in straight:
+        assert np.allclose(dense[name], straight[name], rtol=1e-5, atol=1e-6), name
     for name in ("conv0.kernel", "conv1.kernel", "head.kernel"):
         stays = (
             np.abs(dense[name])
@@ -210,6 +213,14 @@ def test_the_benchmark_prunes_a_trained_model_while_it_trains_on(evidence, side)
         assert np.array_equal(pruned[name] != 0, stays), name  # the smallest of that are gone,
         assert not np.allclose(pruned[name][stays], dense[name][stays]), name  # the rest goes on
     assert np.allclose(stages["predicted"], stages["rebuilt"], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("side", ["pt", "tf_keras"])
+def test_a_stage_is_trained_by_the_first_row_that_needs_it(evidence, side):
+    """Two rows without settings have the first stage of a pruned one; another seed has its own."""
+    stages = evidence[side]["stages"]
+    assert stages["epochs"][2:] == [4, 4, 4]
+    assert stages["kept"] == [f"digits-cnn-seed{seed}-plain-4" for seed in (0, 0, 1, 1)]
 
 
 # Models that are not ours ---------------------------------------------------------------------

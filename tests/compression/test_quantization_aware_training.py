@@ -165,8 +165,20 @@ def test_pt_a_model_of_two_inputs(evidence):
     training, evaluation = foreign["dropout"]
     assert training > 0.2
     assert evaluation < 0.02  # not 0: ranges move a little with every pass
+    assert foreign["dropout of a copy"] < 0.02
     assert foreign["statistics moved in evaluation"] == []
     assert foreign["apart"] < 0.05
+
+
+def test_pt_unequal_ranges_side_by_side_stay_their_own(evidence):
+    start, later = evidence["pt"]["joined"]
+    assert start < 0.03
+    assert later < 0.03
+
+
+@pytest.mark.parametrize("bias", ["False", "True"])
+def test_pt_norms_keep_their_epsilon_and_momentum(evidence, bias):
+    assert all(apart < 0.02 for apart in evidence["pt"]["literals"][bias])
 
 
 def test_pt_normalised_sums_are_exported(evidence):
@@ -186,7 +198,7 @@ def test_tf_more_than_ten_inputs_keep_their_order(evidence, keras):
 
 PRODUCTS = {  # that run over integers in the file
     "pt": {"attention": 4, "structured": 3, "recurrent": 1},
-    "tf": {"structured": 5, "attention": 6, "recurrent": 1, "subclassed": 2},
+    "tf": {"structured": 5, "attention": 6, "recurrent": 1, "concatenated": 2, "subclassed": 2},
 }
 
 
@@ -225,6 +237,12 @@ def test_bad_input_gets_one_clear_line_and_changes_nothing(found):
     assert refusals["unprepared"].startswith("ValueError: the model has no fake quantization")
     assert not refusals["written"]
     assert refusals["unchanged"]
+
+
+@pytest.mark.parametrize("name", ["pt", "tf"])
+def test_what_cannot_be_exported_is_not_trained(evidence, name):
+    said = evidence[name]["refusals"]["file"]
+    assert said.startswith("RuntimeError: outputs of the converted model are ")
 
 
 BAD = {

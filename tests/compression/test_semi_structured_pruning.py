@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from bench.compression.bench_semi_structured_pruning import most_of_four
+from shared.specs import TASKS
 from tests import workers
 
 WORKERS = ("pt", "tf_keras", "tf")
@@ -83,7 +84,7 @@ def test_twins_agree(evidence, flavour):
 
 def test_the_benchmark_masks_a_trained_model(found):
     stages = found["stages"]
-    assert stages["epochs"] == [None, 4, None, 4]
+    assert stages["epochs"] == [TASKS["digits-cnn"].recipe.epochs, 4, 4]
     assert np.allclose(stages["found"]["dense"], stages["trained"], rtol=1e-5, atol=1e-5)
     assert np.allclose(stages["found"]["masked"], stages["after"], rtol=1e-5, atol=1e-5)
     assert not np.allclose(stages["after"], stages["trained"], atol=0.01)
@@ -109,6 +110,16 @@ def test_pt_a_kernel_of_two_modules_is_refused(evidence):
     assert refusals["tied"] == f"NotImplementedError: torch.nn.utils.prune {said}"
     assert refusals["kept"]
     assert evidence["pt"]["repeated"] == [True, False, True]
+
+
+def test_pt_kernels_have_the_pattern_that_gpus_leave_zeros_out_of(evidence):
+    """PyTorch's own conversion, which drops what is not in the pattern, keeps all of it."""
+    found = evidence["pt"]["compressed"]
+    assert found["packed"] == [[32, 32], True]
+    assert found["CPU"].startswith("NotImplementedError: 0 is on cpu: only Nvidia GPUs from Ampere")
+    assert found["dense"].startswith("ValueError: the model has no nn.Linear with the pattern")
+    assert found["masked"].startswith("ValueError: the model has pruning masks")
+    assert found["kept"]
 
 
 def test_tf_what_tfmot_cannot_follow_is_refused_with_the_reason(evidence):

@@ -5,10 +5,12 @@ Each framework runs in a process of its own (`sparse_inference_worker.py`), tf_k
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
-from bench.compression.bench_sparse_inference import narrower, pruned
+from bench.compression.bench_sparse_inference import narrower, prepare, pruned
 from shared.specs import TASKS, parameter_shapes
 from tests import workers
 
@@ -81,15 +83,24 @@ def test_tf_what_is_no_sparse_file_is_refused(evidence, worker):
     assert files["cut"].startswith("ValueError: ")
     assert "cut is no whole LiteRT file" in files["cut"]
     assert files["missing"].startswith("FileNotFoundError: ")
-    assert files["two"].endswith("two has 2 outputs: a file of export_file has one")
 
 
-def test_pt_sparse_files_are_refused(evidence):
-    files = evidence["pt"]["files"]
-    assert files["export"].startswith(
-        "NotImplementedError: PyTorch has no file with sparse kernels"
-    )
-    assert files["load"].startswith("NotImplementedError: PyTorch has no file with sparse kernels")
+@pytest.mark.parametrize("worker", ["tf", "tf_keras"])
+def test_tf_a_sparse_file_gives_all_outputs_of_its_model_or_is_not_there(evidence, worker):
+    files = evidence[worker]["files"]
+    *found, first, second = files["two outputs"]
+    assert [relative(*pair) < 1e-5 for pair in zip(found, (first, second), strict=True)] == [
+        True
+    ] * 2
+    assert files["another"].startswith("RuntimeError: LiteRT computes something else with it: 100.")
+    assert files["left"] == []
+
+
+def test_pt_sparse_files_are_refused_before_anything_is_made():
+    framework = SimpleNamespace(__name__="pt_impl")
+    work = SimpleNamespace(settings={"sparsity": 0.9, "file": "sparse"})
+    with pytest.raises(NotImplementedError, match="PyTorch has no file with sparse kernels"):
+        prepare(framework, work)
 
 
 def test_sparse_kernels_are_copies(found):

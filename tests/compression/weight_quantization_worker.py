@@ -15,7 +15,7 @@ import traceback
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 
@@ -27,7 +27,8 @@ from tests import workers
 from tests.flipped import flipped
 
 FRAMEWORK = sys.argv[1]
-impl = workers.implementation(FRAMEWORK, "compression.weight_quantization")
+impl = workers.implementation(FRAMEWORK, "compression.weight_quantization", "kit.integers")
+integers = impl.kit.integers
 kit = impl.kit
 technique = impl.compression.weight_quantization
 WRITERS = ("keep_float32", "quantize_int8", "quantize_int4")
@@ -62,8 +63,8 @@ def transformer(folder):
         found[write] = {
             "logits": np.array(predict(codes)).tolist(),
             "bytes": path.stat().st_size,
-            "held": predict.held,
-            "operators": predict.operators(codes),
+            "held": integers.tensor_bytes(path),
+            "operators": integers.integer_operators(predict, path, codes),
         }
     after = kit.models.export_weights(model)
     found["kept"] = all(np.array_equal(before[name], after[name]) for name in before)
@@ -87,8 +88,10 @@ def read(folder):
         model = own.dense(random.normal(size=(size, size)).astype(np.float32))
         for write in WRITERS if size == 256 else WRITERS[1:2]:
             x = own.tensor(np.ones((3, size), np.float32))
-            predict = technique.load_quantized(getattr(technique, write)(model, x, folder / write))
-            found[f"{write} {size}"] = [predict.integers(x[:rows]) for rows in (3, 1)]
+            path = getattr(technique, write)(model, x, folder / write)
+            found[f"{write} {size}"] = [
+                integers.integer_bytes_read(path, x[:rows]) for rows in (3, 1)
+            ]
     return found
 
 
@@ -99,13 +102,14 @@ def constructions(folder):
     for name, (model, x) in own.constructions().items():
         expected = own.call(programs, model, x)
         for write in WRITERS:
-            predict = technique.load_quantized(getattr(technique, write)(model, x, folder / write))
+            path = getattr(technique, write)(model, x, folder / write)
+            predict = technique.load_quantized(path)
             predicted, case = predict(x), found.setdefault(name, {})
             case[write] = programs.apart(predicted, expected)
             if write == WRITERS[1]:
                 held = technique.apply_int8(model, x)
                 case["in memory"] = programs.apart(predicted, own.call(programs, held, x))
-                case["bytes of int8"] = predict.held["int8"]
+                case["bytes of int8"] = integers.tensor_bytes(path)["int8"]
     return found
 
 
@@ -128,11 +132,12 @@ def proof(folder):
         folder=folder,
     )
     prepared = bench.prepare(impl, work)
-    predict, _ = prepared.deploy()
-    batch = kit.data.to_device(codes, codes)
-    found = {"as it is": bench.took_effect(impl, work, replace(prepared, predict=predict), batch)}
-    folded = SimpleNamespace(held=predict.held, integers=lambda x: {}, operators=lambda x: {})
-    found["folded"] = bench.took_effect(impl, work, replace(prepared, predict=folded), batch)
+    predict, path = prepared.deploy()
+    batch, deployed = kit.data.to_device(codes, codes), replace(prepared, predict=predict)
+    deployed = replace(deployed, artifact=path)
+    found = {"as it is": bench.took_effect(impl, work, deployed, batch)}
+    with mock.patch.object(integers, "integer_bytes_read", return_value={}):
+        found["folded"] = bench.took_effect(impl, work, deployed, batch)
     return found
 
 

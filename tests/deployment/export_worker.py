@@ -201,11 +201,11 @@ def text():
 
 
 def litert():
-    """The CNN in LiteRT; with float16 weights; what PyTorch says instead."""
+    """The CNN in LiteRT, with float16 weights; PyTorch has none. What is unknown to runtimes."""
     model, weights = built("digits-cnn")
     x = on_device(inputs("digits-cnn", 64))
     if FRAMEWORK == "pt":
-        found = {"refusal": raised(technique.export_litert, model, x, FOLDER / "cnn.tflite")}
+        found = {}
         for runtime in ("onnx", "openvino"):
             export = getattr(technique, f"export_{runtime}")
             given = (model, x, FOLDER / "refused")

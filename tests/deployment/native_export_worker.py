@@ -131,7 +131,7 @@ def foreign():
 def refusals():
     """What a framework lacks, and what its machine does."""
     model, _ = cnn()
-    return {"tensorrt": raised(technique.tensorrt_predict, model)} | own.refusals(model)
+    return own.refusals(model)
 
 
 class PyTorch:
@@ -270,6 +270,7 @@ class PyTorch:
             "torchscript flipped": raised(
                 technique.load_torchscript, FOLDER / "flipped.pt", threads=1
             ),
+            "tensorrt": raised(technique.tensorrt_predict, model),
             "torch-tensorrt": own.without_tensorrt(model),
             "compiler": own.without_compiler(),
             "branch": raised(
@@ -398,10 +399,7 @@ class TensorFlow:
         }
 
     def refusals(self, model):
-        x = on_device(IMAGES)
         return {
-            "torchscript": raised(technique.export_torchscript, model, x, FOLDER / "no"),
-            "torchscript loads": raised(technique.load_torchscript, FOLDER / "no", threads=1),
             "threads": raised(technique.load_package, FOLDER / "cnn", threads=7),
         }
 

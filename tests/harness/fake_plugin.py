@@ -13,8 +13,9 @@ FAKES = {
     for name, framework in plan.FRAMEWORKS.items()
 }
 EFFORT = {
-    "quick": Effort(blocks=1, rounds=5, seeds=1),
+    "quick": Effort(blocks=1, rounds=5, repetitions=1, first_pass_alone=True),
     "default": Effort(blocks=2, rounds=5, seeds=2),
+    "ordinary": Effort(blocks=2, rounds=5, seeds=2),
     "full": Effort(blocks=3, rounds=5, seeds=2),
 }
 

@@ -9,11 +9,13 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
 from bench.harness.machine import TUNED_ALLOCATOR
 from bench.harness.plan import Prepared, Technique, Variant, Workload
+from bench.harness.stages import train_on, train_plain
 
 LEAK = 50_000_000
 ARTIFACT = 100_000
@@ -50,8 +52,8 @@ TECHNIQUE = Technique(
     name="faulty",
     title="Faults",
     variants=(
-        Variant("good", role="baseline", effort="quick"),
-        Variant("same", effort="quick"),
+        Variant("good", role="baseline"),
+        Variant("same"),
         Variant("hangs"),
         *(Variant(name) for name in FAULTS),
         Variant("as_installed", allocator="as installed"),
@@ -120,6 +122,9 @@ def prepare(impl, work):
         step = make(step, impl)
     elif work.variant in DEVICE_SHARES:
         step = _on_device(step, impl, DEVICE_SHARES[work.variant] * DEVICE_STEP_S)
+    train = STAGES.get(work.variant)
+    if train:
+        train = train(impl, work, model)
     if work.variant == "faster_less_accurate":
         model.points_lost = 5.0
     predict = impl.kit.training.make_predict(model)
@@ -130,7 +135,7 @@ def prepare(impl, work):
         (artifact / "version").write_bytes(b"1")
         return Prepared(_raise, _logits_of(model), model, OPTIMIZER, artifact=artifact)
     predict = _raise if work.variant == "fails_in_training" else predict
-    return Prepared(step, predict, model, OPTIMIZER)
+    return Prepared(step, predict, model, OPTIMIZER, train=train)
 
 
 def took_effect(impl, work, prepared, batch):
@@ -195,7 +200,29 @@ def _import_late():
         importlib.import_module("library")
 
 
+def _fill_cache():
+    folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+    if list(folder.iterdir()):
+        raise RuntimeError("compiled code is there already")
+    (folder / "compiled").touch()
+
+
+def _plainly(impl, work):
+    model = impl.kit.models.build(work.task.model, work.weights)
+    step = impl.kit.training.make_train_step(model, None, None)
+    return Prepared(step, impl.kit.training.make_predict(model), model, OPTIMIZER)
+
+
+STAGES = {
+    "plain": lambda impl, work, model: train_plain(impl, model),
+    "plain_too": lambda impl, work, model: train_plain(impl, model),
+    "goes_on": lambda impl, work, model: train_on(
+        impl, replace(work, settings={"more": True}), _plainly, epochs=2
+    ),
+}
+
 BEFORE = {
+    "fills_cache": _fill_cache,
     "imports_late": _import_late,
     "raises": _raise,
     "exits": lambda: os._exit(3),

@@ -36,8 +36,9 @@ from bench.harness import (
     worker,
 )
 from bench.harness.matches import Match, configure, parent_key
-from bench.harness.plan import Effort, Prepared, cases_of
+from bench.harness.plan import Effort, Prepared
 from bench.harness.processes import Failed, ParentKey, Processes, TimeLimits
+from bench.harness.selection import cases_of
 from shared import datasets
 from shared.specs import TASKS, forward_flops, layers, parameter_count, parameter_shapes
 from tests.conftest import LIMITS
@@ -149,7 +150,6 @@ def test_the_others_are_measured_whole(faults, variant):
     assert (case["status"], case["reason"]) == ("OK", None)
     assert set(rounds_of(case)) == {6}
     assert case["timing"]["median_s"] > 0
-    assert case["timing"]["warm_first_call_s"] > 0
     assert len(case["certificate"]["losses"]) == 10
     assert case["evidence"]["operator_dtypes"] == {"matmul": {"float32": 1}}
     if variant != "control":
@@ -239,10 +239,10 @@ def test_the_harness_costs_at_most_one_percent(faults):
 def test_the_record_tells_how_long_each_part_took(faults):
     seconds = dict(faults.results["seconds"])
     total, first = seconds.pop("total"), seconds.pop("first_table")
-    parts = {"describe", "parents", "start", "build", "first_call", "warm", "rounds"}
-    assert seconds.keys() == parts | {"cold", "training"}
+    parts = {"describe", "parents", "start", "build", "first_call", "first_steps", "warm", "rounds"}
+    assert seconds.keys() == parts | {"data", "cold", "training", "writing"}
     assert min(seconds.values()) > 0
-    assert 0.5 * total < sum(seconds.values()) <= total
+    assert 0.9 * total < sum(seconds.values()) <= total
     assert 0 < first < total
     own = faults.cases["pt", "good"]["seconds"]
     assert own.keys() == parts - {"describe", "parents"} | {"cold", "training"}
@@ -350,6 +350,29 @@ def test_a_module_that_only_the_parent_needs_is_missing(monkeypatch, measure):
     assert "pip install torch" in case["reason"]
 
 
+@linux
+def test_a_parent_whose_imports_start_a_thread_is_not_forked(monkeypatch, measure):
+    """A fork has the caller's thread alone, and whatever lock another one held for ever."""
+    preload = ("tests.harness.fake_impl.threaded",)
+    threaded = replace(plan.FRAMEWORKS["pt"], preload=preload)
+    monkeypatch.setitem(plan.FRAMEWORKS, "pt", threaded)
+    case = measure("good", amount=Effort(1, 3, 1)).cases["pt", "good"]
+    assert case["status"] == "UNSUPPORTED"
+    assert "started a thread: no fork is safe" in case["reason"]
+
+
+def test_twins_start_from_the_same_weights_in_every_block_and_training(measure):
+    """The fake's accuracy follows from a seed's weights alone."""
+    found = measure("good", frameworks=("pt", "tf"), amount=Effort(2, 3, 3))
+    ours, theirs = (found.cases[name, "good"] for name in ("pt", "tf"))
+    for name in ("weights_sha256", "losses"):
+        each = [[block[name] for block in case["blocks"]] for case in (ours, theirs)]
+        assert each[0] == each[1]
+        assert each[0][0] != each[0][1]  # each block has its own
+    assert ours["accuracy"]["per_seed"] == theirs["accuracy"]["per_seed"]
+    assert len(set(ours["accuracy"]["per_seed"])) == 3
+
+
 def test_an_interpreter_without_the_framework(measure, tmp_path):
     """It starts, so that the usage check passes, but NumPy is not there."""
     bare = tmp_path / "python"
@@ -419,7 +442,7 @@ def test_a_parent_that_dies_is_started_once_more(mortal, measure, at):
         case = found.cases["pt", variant]
         assert (case["status"], case["reason"]) == ("OK", None)
         assert rounds_of(case) == [3]
-    assert starts() == 3  # dead, again, and the parent for training
+    assert starts() == 4  # dead, again, and the parents for cold starts and training
     assert marked(found.mark) == []
 
 
@@ -488,7 +511,8 @@ def prepare(peer, data, variant="good"):
     )
     configure(peer, LIMITS, seed=0)
     peer.ask(30, "build", case=case.message(), data=data, weights_seed=0)
-    peer.ask(30, "first_steps")
+    peer.ask(30, "first_call")
+    peer.ask(30, "next_steps")
     return peer.ask(30, "warm")
 
 
@@ -569,9 +593,10 @@ def test_workers_end_with_what_they_started(started, digits):
 class Sampled:
     """A worker that notes when it is asked."""
 
-    def __init__(self, case_id, asked, busy=0.0, waited=1.0, late=0.0):
+    def __init__(self, case_id, asked, busy=0.0, waited=1.0, late=0.0, seconds=1e-3):
         self.case_id, self.asked = case_id, asked
-        self.answer = {"seconds": 1e-3, "late_s": late, "waiting_cpu_s": busy, "waited_s": waited}
+        self.answer = {"seconds": seconds, "late_s": late, "waiting_cpu_s": busy}
+        self.answer["waited_s"] = waited
         self.answer["steps"] = 10
 
     def ask(self, timeout, op):
@@ -617,6 +642,17 @@ def test_every_round_asks_everyone_once_in_an_order_of_its_own(play):
     assert play(number=1)[0] != asked  # another match of the same block
 
 
+@pytest.mark.parametrize(("step_s", "rounds"), [(1e-3, 10), (3.6e-3, 7), (6e-3, 5), (1.0, 5)])
+def test_longer_steps_are_sampled_in_fewer_rounds(play, monkeypatch, step_s, rounds):
+    """As many as make a quarter of a second of whoever is sampled the least, but not below five."""
+    usual = Sampled.__init__
+    monkeypatch.setattr(
+        Sampled, "__init__", lambda *given, **others: usual(*given, **{"seconds": step_s} | others)
+    )
+    assert [len(block.samples) for block in play()[1]] == [rounds] * 4
+    assert [len(block.samples) for block in play(seconds=1e-3)[1]] == [10] * 4
+
+
 QUIET = {"stolen": 0.01, "others": 0.04}
 STOLEN, BUSY = {"stolen": 0.03, "others": 0.0}, {"stolen": None, "others": 0.2}
 
@@ -643,12 +679,12 @@ def test_what_disturbed_a_try_less_counts(play, monkeypatch):
     """Also where that was the first."""
     taken = iter(range(1, 81))
     monkeypatch.setattr(
-        Sampled, "ask", lambda self, *_: self.answer | {"seconds": next(taken) * 1e-3}
+        Sampled, "ask", lambda self, *_: self.answer | {"seconds": next(taken) * 1e-5}
     )
     for disturbed, kept in (((STOLEN, BUSY), range(1, 41)), ((BUSY, STOLEN), range(41, 81))):
         taken = iter(range(1, 81))
         _, blocks, _ = play(disturbed=disturbed)
-        found = sorted(round(1e3 * each) for block in blocks for each in block.samples)
+        found = sorted(round(1e5 * each) for block in blocks for each in block.samples)
         assert found == list(kept)
 
 
@@ -831,12 +867,13 @@ def test_the_size_of_a_model_follows_its_kernels(name):
     assert whole["parameters"]["value"] == whole["parameters_not_zero"]["value"]
     assert whole["parameters"]["value"] == parameter_count(spec)
     assert whole["macs"] == {"value": forward_flops(spec, 1) / 2e6, "unit": "M"}
-    weights["head.kernel"][:, 1:] = 0
-    zeros = weights["head.kernel"].size - len(weights["head.kernel"])
+    kernel = weights["head.kernel"]
+    kernel[..., 1:] = 0
+    zeros = kernel.size - kernel[..., 0].size
     pruned = sizes.model_size(spec, weights)
     assert pruned["parameters_not_zero"]["value"] == parameter_count(spec) - zeros
     assert pruned["macs"] == whole["macs"]
-    weights["head.kernel"] = weights["head.kernel"][: len(weights["head.kernel"]) // 2]
+    weights["head.kernel"] = kernel[..., : kernel.shape[-2] // 2, :]
     head = next(layer.macs for layer in layers(spec) if layer.name == "head")
     smaller = sizes.model_size(spec, weights)
     assert smaller["macs"]["value"] == pytest.approx(whole["macs"]["value"] - head / 2e6)
@@ -850,13 +887,13 @@ def test_an_artifact_s_size_is_kept_and_the_artifact_is_not(predicted):
 
 def test_nothing_starts_while_something_is_measured_apart(measure, fakes, monkeypatch):
     starting, seen, lock = [], [], threading.Lock()
-    begin, cold_start = apart.begin, apart.cold_start
+    begin, cold_start = apart.begin, apart._cold_start
 
-    def beginning(processes, case, what, **given):
+    def beginning(processes, case, **given):
         with lock:
             starting.append(case)
         try:
-            return begin(processes, case, what, **given)
+            return begin(processes, case, **given)
         finally:
             with lock:
                 starting.remove(case)
@@ -868,7 +905,7 @@ def test_nothing_starts_while_something_is_measured_apart(measure, fakes, monkey
         return found
 
     monkeypatch.setattr(apart, "begin", beginning)
-    monkeypatch.setattr(apart, "cold_start", measuring)
+    monkeypatch.setattr(apart, "_cold_start", measuring)
     found = measure("good", "same", technique=faulty.UNTIMED, amount=Effort(1, 3, 1))
     assert {case["status"] for case in found.cases.values()} == {"OK"}
     assert seen == [([], [])] * len(found.cases)  # nothing is imported late: no rehearsals
@@ -903,6 +940,37 @@ def test_slow_contenders_end_a_block_early_but_not_before_the_fewest_rounds(
         assert rounds_of(case) == [matches.FEWEST_ROUNDS]
 
 
+def train(started, cases, data, seeds, trained=()):
+    """What training gave each case, by variant."""
+    found = {}
+    apart.train(
+        *(started, cases),
+        trained={case.id: each for case, each in zip(cases, trained, strict=False)},
+        seeds=seeds,
+        data={"digits-cnn": data},
+        threads=1,
+        budget=None,
+        done=lambda case, result: found.update({case.variant.name: result}),
+    )
+    return found
+
+
+def test_rows_share_stages_of_their_training(started, digits):
+    """Seeds are added to those that are there; a row that failed or had its time gets no more."""
+    cases = [one_case(name=name) for name in ("plain", "plain_too", "goes_on", "raises")]
+    first = train(started, cases, digits, seeds=2)
+    assert [first[name].epochs for name in ("plain", "plain_too", "goes_on")] == [8, 0, 4]
+    assert first["plain"].per_seed == first["plain_too"].per_seed
+    assert len(set(first["plain"].per_seed)) == len(first["goes_on"].per_seed) == 2
+    assert first["raises"].status == "FAILED"
+    first["plain_too"].reason = "its time was over"
+    again = train(started, cases, digits, seeds=3, trained=first.values())
+    assert again["plain"].per_seed[:2] == first["plain"].per_seed
+    assert [len(again[name].per_seed) for name in ("plain", "plain_too", "goes_on")] == [3, 2, 3]
+    assert [again[name].epochs for name in ("plain", "plain_too", "goes_on")] == [12, 0, 6]
+    assert again["raises"] == first["raises"]
+
+
 def test_training_ends_with_its_budget_and_says_so(measure, fakes, monkeypatch):
     monkeypatch.setenv("FAKE_FIT_S", "1.5")
     found = measure("good", amount=Effort(1, 3, 8, train_s=4.0))
@@ -925,13 +993,34 @@ def test_a_workload_that_trains_longer_has_a_larger_budget(measure, fakes, monke
     assert case["reason"] is None
 
 
+def test_accuracy_is_that_of_samples_that_were_not_trained_on(digits):
+    splits = {name: datasets.load(Path(digits), name) for name in ("train", "test")}
+    trained, evaluated = [], []
+    training = SimpleNamespace(
+        fit=lambda step, x, y, **_: trained.append((x, y)),
+        evaluate_task=lambda predict, x, y, task, **_: evaluated.append((x, y)) or 0.0,
+    )
+    data = SimpleNamespace(to_device=lambda x, y: (x, y))
+    bench = worker.Operations()
+    bench.impl = bench.kit = SimpleNamespace(training=training, data=data)
+    bench.work = SimpleNamespace(task=TASKS["digits-cnn"])
+    bench.prepared = Prepared(None, None, None, None)
+    bench._fit(Path(digits), 0, None, 1)
+    bench._evaluate(Path(digits), None)
+    for (found,), name in ((trained, "train"), (evaluated, "test")):
+        assert all(map(np.array_equal, found, splits[name]))
+
+
 @pytest.mark.parametrize(("samples", "batch"), [(1_797, 599), (512, 512), (600, 600), (601, 301)])
 def test_evaluation_cuts_few_and_even_batches(samples, batch):
     assert accuracy.even_batch(samples) == batch
 
 
-def test_first_calls_are_timed_one_by_one_after_the_first_block(measure, fakes, monkeypatch):
-    """Side by side they would disturb each other."""
+@pytest.mark.parametrize("threads", [1, 2])
+def test_first_calls_are_timed_one_by_one_after_the_first_block(
+    measure, fakes, monkeypatch, threads
+):
+    """Side by side they would disturb each other, and the first block may fill a cache."""
     seen = []
     play = matches.Match.play
 
@@ -941,10 +1030,16 @@ def test_first_calls_are_timed_one_by_one_after_the_first_block(measure, fakes, 
         return played
 
     monkeypatch.setattr(matches.Match, "play", watched)
-    monkeypatch.setattr(machine, "usable_threads", lambda: 2)
+    monkeypatch.setattr(machine, "usable_threads", lambda: threads)
     found = measure("good", "same", amount=Effort(3, 3, 1))
-    assert seen == [(2, {True}), (1, {False}), (2, {True})]
+    assert seen == [(threads, {True}), (1, {False}), (threads, {threads > 1})]
     assert found.cases["pt", "good"]["timing"]["warm_first_call_s"] > 0
+
+
+def test_a_single_block_has_no_warm_first_call(faults):
+    timing = faults.cases["pt", "good"]["timing"]
+    assert timing["warm_first_call_s"] is None
+    assert timing["cold_first_call_s"] > 0
 
 
 # The harness itself is killed -------------------------------------------------------------------
@@ -953,7 +1048,8 @@ DOOMED = """
 import json, sys
 from pathlib import Path
 from bench.harness import processes, run
-from bench.harness.plan import Effort, cases_of, choose, with_baselines
+from bench.harness.plan import Effort
+from bench.harness.selection import cases_of, choose, with_baselines
 from tests.harness import fake_plugin, faulty
 fake_plugin.install()
 processes.FORKS = json.loads(sys.argv[2])
@@ -1011,37 +1107,52 @@ def test_describe_says_what_is_there(started):
     assert found["python"] == sys.version.split()[0]
 
 
-def cold_start(started, case, data, imports=()):
-    worker = apart.begin(started, case, "cold start", threads=1, seed=0)
-    try:
-        return apart.cold_start(
-            worker, started.limits, case, data=data, seed=0, imports=list(imports)
-        )
-    finally:
-        worker.stop(kill=True)
+def cold_starts(started, cases, data):
+    """What each start found, in order."""
+    found = []
+    apart.cold_starts(
+        *(started, cases),
+        imports={case.id: [] for case in cases},
+        data={"digits-cnn": data},
+        threads=1,
+        seed=0,
+        done=lambda case, result: found.append(result),
+    )
+    assert [result.status for result in found] == ["OK"] * len(cases), found
+    return [result.found for result in found]
+
+
+def one_case(**fields):
+    """The first case, with some of its variant's fields changed."""
+    case = cases_of(faulty.TECHNIQUE, "tests.harness.faulty", "default")[0]
+    return replace(case, variant=replace(case.variant, **fields))
 
 
 def test_a_cold_start_has_an_empty_cache_and_the_plain_allocator(started, digits, monkeypatch):
-    environments = []
-    execute = started.execute
-
-    def spy(key, label, **extra):
-        environments.append((key.allocator, extra, os.listdir(extra["TORCHINDUCTOR_CACHE_DIR"])))
-        return execute(key, label, **extra)
-
-    monkeypatch.setattr(started, "execute", spy)
-    case = cases_of(faulty.TECHNIQUE, "tests.harness.faulty", "default")[0]
-    for _ in range(2):
-        assert cold_start(started, case, digits)["first_call_s"] > 0
-    (first, second) = environments
-    assert first[0] == second[0] == "as installed"
-    assert first[2] == second[2] == []
-    assert first[1] != second[1]
-    kept = replace(case, variant=replace(case.variant, allocator="tuned"))
-    cold_start(started, kept, digits)
-    assert environments[-1][0] == "tuned"  # as the row asks for
+    """Whether its worker is forked or, as a compiler's is, executed."""
+    begun, folders = [], []
+    fork, execute, new_folder = started.fork, started.execute, started.new_folder
+    monkeypatch.setattr(
+        *(started, "fork"), lambda key, label: begun.append(key.allocator) or fork(key, label)
+    )
+    monkeypatch.setattr(
+        *(started, "execute"),
+        lambda key, label: begun.append(f"{key.allocator} executed") or execute(key, label),
+    )
+    monkeypatch.setattr(
+        *(started, "new_folder"), lambda: folders.append(new_folder()) or folders[-1]
+    )
+    cases = [
+        one_case(name="fills_cache"),  # which fails where something is there already
+        one_case(name="fills_cache", allocator="tuned"),
+        one_case(name="fills_cache", requires="compiler"),
+    ]
+    assert all(found["first_call_s"] > 0 for found in cold_starts(started, cases, digits))
+    if started.forks and memory.adopts_pages():
+        assert begun == ["as installed", "tuned", "as installed executed"]
+    assert [os.listdir(folder) for folder in folders] == [["compiled"]] * 3
     started.__exit__()
-    assert not os.path.exists(first[1]["TORCHINDUCTOR_CACHE_DIR"])  # gone with the run
+    assert not any(map(os.path.exists, folders))  # gone with the run
 
 
 @linux
@@ -1050,12 +1161,12 @@ def test_what_a_framework_imports_late_is_no_memory_of_a_case(
 ):
     (tmp_path / "late.py").write_text("held = b'x' * 40_000_000")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    case = cases_of(faulty.TECHNIQUE, "tests.harness.faulty", "default")[0]
+    case = one_case()
     imported, above = [], []
     for preload in ((), ("late",)):
         framework = replace(plan.FRAMEWORKS["pt"], preload=preload)
         monkeypatch.setitem(plan.FRAMEWORKS, "pt", framework)
-        found = cold_start(started, case, digits)["memory"]
+        (found,) = (found["memory"] for found in cold_starts(started, [case], digits))
         imported.append(found["import_bytes"])
         above.append(found["steady_peak_bytes"] - found["import_bytes"])
     assert imported[1] - imported[0] > 35_000_000

@@ -56,6 +56,38 @@ print(json.dumps(dict(
 """
 
 
+FORKED = f"""
+import json, mmap, os, tempfile
+import numpy as np
+from bench.harness import memory
+with tempfile.TemporaryFile() as file:
+    file.write(bytes({SIZE}))
+    file.flush()
+    mapped = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+mapped[::4096].sum()
+before, (end, other) = memory.resident(), os.pipe()
+if not os.fork():
+    inherited = memory.resident()
+    done = memory.adopt_pages(os.getppid())
+    adopted = memory.resident()
+    mapped[::4096].sum()
+    found = dict(done=done, before=before, inherited=inherited, adopted=adopted)
+    os.write(other, json.dumps(found | dict(used=memory.resident())).encode())
+    os._exit(0)
+print(os.read(end, 4096).decode())
+"""
+
+
+@linux
+def test_a_fork_that_adopts_its_parent_s_pages_is_as_large_and_stays_so():
+    """Without it the pages of files, such as libraries, would count when they are touched."""
+    found = answer(FORKED)
+    assert found["done"]
+    assert found["inherited"] < found["before"] - SIZE / 2
+    assert abs(found["adopted"] - found["before"]) < SIZE / 20
+    assert found["used"] - found["adopted"] < SIZE / 50
+
+
 @linux
 def test_each_phase_has_a_peak_of_its_own():
     found = answer(PHASES)

@@ -2,30 +2,37 @@
 
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.analysis import looks
 from bench.harness.command import without_folders
+from bench.harness.durations import Durations
 from bench.harness.plan import (
     EFFORT,
     EFFORTS,
-    FRAMEWORKS,
-    MOST_CONTENDERS,
+    LOOKS,
     WARM,
     Effort,
     Technique,
     Variant,
     Workload,
-    cases_of,
-    choose,
-    matches,
-    repeated_controls,
-    with_baselines,
 )
 from bench.harness.progress import clock
-from bench.harness.schedule import Plan, techniques, trained
+from bench.harness.record import Record
+from bench.harness.schedule import Plan, techniques
+from bench.harness.selection import (
+    MOST_ALIVE,
+    cases_of,
+    choose,
+    programs,
+    spare_controls,
+    with_baselines,
+)
+from bench.harness.selection import matches as matches_of
 from shared.specs import TASKS
 
 TECHNIQUE = Technique(
@@ -33,10 +40,11 @@ TECHNIQUE = Technique(
     name="made_up",
     title="Made up",
     variants=(
-        Variant("plain", role="baseline", effort="quick", flavours=(None, "keras3", "tf_keras")),
-        Variant("first", effort="quick"),
-        Variant("second", effort="quick", flavours=(None, "tf_keras")),
+        Variant("plain", role="baseline", flavours=(None, "keras3", "tf_keras")),
+        Variant("first"),
+        Variant("second", flavours=(None, "tf_keras")),
         Variant("only_pt", frameworks=("pt",)),
+        Variant("common", effort="ordinary"),
         Variant("rare", effort="full"),
     ),
     workloads=(
@@ -46,6 +54,7 @@ TECHNIQUE = Technique(
     ),
 )
 DEFAULT = cases_of(TECHNIQUE, "module", "default")
+PREDICTED = Workload("digits-cnn", "small", mode="predict")
 NOTHING = {"tasks": set(), "variants": set(), "frameworks": set()}
 
 
@@ -55,6 +64,30 @@ def many_variants(count, *, flavours=(None, "keras3")):
         *(Variant(f"variant{i}", flavours=flavours) for i in range(count)),
     )
     return replace(TECHNIQUE, variants=variants, workloads=TECHNIQUE.workloads[:2])
+
+
+def own_programs(cases):
+    return {case.id: case.id for case in cases}
+
+
+def matches(cases, **how):
+    return matches_of(cases, own_programs(cases), **how)
+
+
+def plan_of(cases, amount=EFFORT["default"], technique=TECHNIQUE, **known):
+    return Plan({technique.name: cases}, {technique.name: technique}, amount, **known)
+
+
+def record_of(plan, folder):
+    record = Record(folder, command="", effort="", amount=plan.amount, environment={})
+    for name, cases in plan.cases.items():
+        record.add(plan.techniques[name], cases)
+    record.passes.append([record.add_match(match) for match in plan.matches()])
+    return record
+
+
+def seconds_of(plan, folder):
+    return plan.left(record_of(plan, folder))
 
 
 def names(cases):
@@ -82,31 +115,18 @@ def test_default_has_all_variants_of_its_level_and_a_control_per_side():
     assert {case.workload.task for case in DEFAULT} == {"digits-cnn", "text-gpt"}
 
 
-def test_full_adds_variants_and_workloads():
-    full = cases_of(TECHNIQUE, "module", "full")
-    assert set(names(DEFAULT)) < set(names(full))
-    assert {case.variant.name for case in full} >= {"rare"}
-    assert {case.workload.task for case in full} >= {"digits-resnet20"}
+def test_each_effort_adds_rows():
+    found = [set(names(cases_of(TECHNIQUE, "module", effort))) for effort in EFFORTS[1:]]
+    assert found[0] < found[1] < found[2]
+    new = [{name.rpartition("/")[2] for name in more - less} for less, more in pairwise(found)]
+    assert new[0] == {"common"}
+    assert "rare" in new[1]
+    assert any(name.startswith("digits-resnet20") for name in found[2])
 
 
-def test_quick_is_one_variant_a_side_on_one_workload_without_controls():
-    assert names(cases_of(TECHNIQUE, "module", "quick")) == [
-        "digits-cnn-4/pt/plain",
-        "digits-cnn-4/tf/plain",
-        "digits-cnn-4/tf-tf_keras/plain",
-        "digits-cnn-4/pt/first",
-        "digits-cnn-4/tf/first",
-        "digits-cnn-4/tf-tf_keras/second",
-    ]
-
-
-@pytest.mark.parametrize("technique", techniques().values(), ids=lambda t: t.name)
-def test_every_technique_of_this_project_measures_something_when_quick(technique):
-    quick = cases_of(technique, "module", "quick")
-    assert {case.framework for case in quick} == set(FRAMEWORKS)
-    per_side = Counter((c.framework, c.flavour) for c in quick if not c.is_baseline)
-    assert set(per_side.values()) == {1}
-    assert any(case.is_baseline for case in quick)
+def test_quick_has_the_rows_of_a_default_run_without_controls():
+    rows = [case for case in DEFAULT if case.variant.role != "control"]
+    assert cases_of(TECHNIQUE, "module", "quick") == rows
 
 
 @pytest.mark.parametrize("effort", EFFORTS)
@@ -116,11 +136,14 @@ def test_ids_are_unique(technique, effort):
     assert len(ids) == len(set(ids))
 
 
-def test_efforts_grow_and_keep_thirty_rounds():
-    quick, default, full = (EFFORT[name] for name in EFFORTS)
-    assert (quick.blocks, default.blocks, full.blocks) == (1, 8, 20)
-    assert min(effort.rounds for effort in EFFORT.values()) >= 30
-    assert default.seeds == 8
+def test_efforts_grow():
+    quick, default, ordinary, full = (EFFORT[name] for name in EFFORTS)
+    assert (quick.blocks, default.blocks, ordinary.blocks, full.blocks) == (1, 5, 8, 8)
+    assert quick.looks == ()
+    assert default.looks == LOOKS[:2]
+    assert ordinary.looks == full.looks == LOOKS == looks.LOOKS
+    assert quick.repetitions < default.repetitions < full.repetitions
+    assert full.train_s is None
 
 
 def test_a_case_travels_as_json():
@@ -182,14 +205,64 @@ def test_baselines_of_another_technique_stay_away():
     assert {case.technique for case in found} == {"made_up"}
 
 
+# Programs -----------------------------------------------------------------------------------------
+
+
+def sharing():
+    """Two techniques with one work each in common; the second counts its models' parameters."""
+    plain = replace(TECHNIQUE.variants[0], program="plain")
+    one = replace(TECHNIQUE, variants=(plain, *TECHNIQUE.variants[1:]))
+    other = replace(one, name="other", counts=True, workloads=TECHNIQUE.workloads[:1])
+    techniques = {each.name: each for each in (one, other)}
+    cases = [case for each in (one, other) for case in cases_of(each, "module", "quick")]
+    return cases, programs(cases, techniques)
+
+
+def test_rows_of_one_work_that_run_the_same_program_show_one_of_them():
+    cases, shown = sharing()
+    assert shown["made_up/digits-cnn-4/pt/plain"] == "other/digits-cnn-4/pt/plain"
+    assert shown["other/digits-cnn-4/pt/plain"] == "other/digits-cnn-4/pt/plain"
+    assert shown["made_up/text-gpt-8/pt/plain"] == "made_up/text-gpt-8/pt/plain"
+    assert shown["made_up/digits-cnn-4/tf-tf_keras/plain"].startswith("other/digits-cnn-4/tf-tf_k")
+    assert all(shown[c.id] == c.id for c in cases if not c.is_baseline)
+
+
+def test_another_allocator_and_a_control_are_programs_of_their_own():
+    plain = Variant("plain", role="baseline", program="plain")
+    tuned = Variant("tuned", allocator="tuned", program="plain")
+    one = replace(TECHNIQUE, variants=(plain, tuned), workloads=TECHNIQUE.workloads[:1])
+    cases = cases_of(one, "module", "default")
+    assert programs(cases, {"made_up": one}) == own_programs(cases)
+
+
+def test_a_program_is_measured_once():
+    cases, shown = sharing()
+    played = Counter(case.id for match in matches_of(cases, shown) for case in match)
+    assert "made_up/digits-cnn-4/pt/plain" not in played
+    assert "other/digits-cnn-4/pt/plain" in played
+    assert set(played) == {shown[case.id] for case in cases}
+    both = {case.technique: replace(TECHNIQUE, name=case.technique) for case in cases}
+    plan = Plan({"all": cases}, both, EFFORT["default"])
+    plan.__dict__["shown"] = shown
+    started = {case.id for case in cases if plan.cold_starts(case)}
+    assert started == set(shown.values())
+
+
 # Matches ----------------------------------------------------------------------------------------
 
 
-def test_a_small_technique_is_one_match_a_workload():
+def test_a_technique_alone_is_one_match_a_workload():
     cases = cases_of(many_variants(1), "module", "default")
     assert [len(match) for match in matches(cases)] == [8, 5]  # three controls at the first
-    for match in matches(cases):
-        assert len({case.workload for case in match}) == 1
+
+
+def test_techniques_meet_where_their_work_is_the_same():
+    other = replace(TECHNIQUE, name="other", variants=TECHNIQUE.variants[:2])
+    cases = [c for t in (many_variants(1), other) for c in cases_of(t, "module", "quick")]
+    first, second = matches(cases)
+    for match in (first, second):
+        assert {case.technique for case in match} == {"made_up", "other"}
+        assert len({case.work for case in match}) == 1
 
 
 @given(
@@ -203,32 +276,88 @@ def test_matches_deal_out_every_case_once_with_baselines_in_each_part(count, fla
     assert set(played) == {case.id for case in cases}
     assert all(played[case.id] == 1 for case in cases if not case.is_baseline)
     for match in found:
-        assert len(match) <= MOST_CONTENDERS
-        assert len({case.workload for case in match}) == 1
-        own = [case for case in cases if case.workload == match[0].workload]
-        assert {c.id for c in own if c.is_baseline} <= {c.id for c in match}
+        assert len(match) <= MOST_ALIVE
+        assert len({case.work for case in match}) == 1
+        bases = {case.side for case in match if case.is_baseline}
+        assert {case.side for case in match} <= bases
+        assert {"pt", "tf"} == {framework for framework, _ in bases}
 
 
 @given(count=st.integers(0, 12))
-def test_twins_meet_and_controls_play_in_the_first_part(count):
-    found = matches(cases_of(many_variants(count), "module", "default"))
-    for match in found:
-        sides = Counter(case.variant.name for case in match if not case.is_baseline)
-        controls = sides.pop("control", 0)  # one for each framework and flavour
+def test_twins_meet(count):
+    for match in matches(cases_of(many_variants(count), "module", "default")):
+        sides = Counter(case.variant.name for case in match if case.variant.role == "variant")
         assert set(sides.values()) <= {2}  # both frameworks of a variant in the same match
-        assert (controls == 3) == (match is found[0])
 
 
-def test_a_match_of_eight_is_not_split_and_one_of_nine_is():
+def test_twelve_play_one_match_and_thirteen_two():
     def parts(count):
         variants = tuple(Variant(f"variant{i}", frameworks=("pt",)) for i in range(count))
         baseline = Variant("plain", role="baseline", frameworks=("pt",))
         one = replace(TECHNIQUE, variants=(baseline, *variants), workloads=TECHNIQUE.workloads[:1])
-        cases = [c for c in cases_of(one, "module", "default") if c.variant.role != "control"]
-        return [len(match) for match in matches(cases)]
+        return [len(match) for match in matches(cases_of(one, "module", "quick"))]
 
-    assert parts(7) == [8]
-    assert parts(8) == [8, 2]
+    assert parts(MOST_ALIVE - 1) == [MOST_ALIVE]
+    assert parts(MOST_ALIVE) == [MOST_ALIVE, 2]
+
+
+def test_matches_hold_as_many_as_fit_into_memory():
+    cases = cases_of(many_variants(3), "module", "quick")
+    known = Durations(bytes={case.id: 1 << 30 for case in cases})
+    small, large = (plan_of(cases, durations=known, room=n << 30) for n in (5, 100))
+    assert max(map(len, small.matches())) == 5
+    assert len(small.matches()) > len(large.matches()) == 2
+    assert {c.id for m in small.matches() for c in m} == {case.id for case in cases}
+
+
+def test_who_does_not_fit_at_all_plays_with_its_baselines():
+    cases = cases_of(many_variants(1), "module", "quick")
+    for match in plan_of(cases, room=1).matches():
+        assert "plain" in {case.variant.name for case in match}
+
+
+def test_who_has_left_plays_no_more_and_whom_others_need_does():
+    cases = cases_of(many_variants(2), "module", "default")
+    gone = {c.id for c in cases if c.variant.name == "variant0"}
+    found = matches(cases, without=gone)
+    assert {c.variant.name for match in found for c in match} == {"plain", "variant1", "control"}
+    everybody = {c.id for c in cases if c.variant.role == "variant"}
+    assert matches(cases, without=everybody) == []
+
+
+def test_what_takes_long_is_played_in_few_blocks():
+    technique = techniques()["compilation"]
+    plan = plan_of(cases_of(technique, "module", "default"), technique=technique)
+    long = {case.id for case in plan.every if case.task.blocks == 3}
+    assert {id_.split("/")[1] for id_ in long} == {"photos-resnet18-16", "text-gpt-10m-2"}
+    assert plan.played_out(2) == set()
+    assert plan.played_out(3) == plan.played_out(5) == long
+    tasks = {case.task.name for match in plan.matches(plan.played_out(3)) for case in match}
+    assert tasks == {"digits-cnn"}
+
+
+def test_a_program_plays_on_while_one_that_shows_it_is_open():
+    variants = (
+        Variant("plain", role="baseline", program="plain"),
+        Variant("measured", program="a"),
+        Variant("shows", program="a"),
+    )
+    one = replace(TECHNIQUE, variants=variants, workloads=TECHNIQUE.workloads[:1])
+    cases = cases_of(one, "module", "quick")
+    shown = programs(cases, {"made_up": one})
+    measured, shows = ({c.id for c in cases if c.variant.name == n} for n in ("measured", "shows"))
+    played = {c.id for match in matches_of(cases, shown, without=measured) for c in match}
+    assert measured < played
+    assert matches_of(cases, shown, without=measured | shows) == []
+
+
+def test_a_baseline_without_company_plays_beside_other_techniques():
+    other = replace(TECHNIQUE, name="other", variants=TECHNIQUE.variants[:1])
+    alone = cases_of(other, "module", "quick")
+    cases = cases_of(many_variants(1), "module", "quick") + alone
+    assert {c.id for match in matches(cases) for c in match} >= {case.id for case in alone}
+    gone = {c.id for c in cases if not c.is_baseline}
+    assert matches(cases, without=gone) == []
 
 
 def test_no_cases_are_no_matches():
@@ -238,74 +367,112 @@ def test_no_cases_are_no_matches():
 # The plan ---------------------------------------------------------------------------------------
 
 
-def test_the_plan_names_its_parts_and_fits_80_columns():
-    plan = Plan({"made_up": DEFAULT}, {"made_up": TECHNIQUE}, Effort(8, 30, 8))
-    text = plan.describe()
+def test_the_plan_names_its_parts_and_fits_80_columns(tmp_path):
+    plan = plan_of(DEFAULT)
+    expected, most = seconds_of(plan, tmp_path)
+    text = plan.describe((expected, most))
     assert all(len(line) <= 80 for line in text.splitlines()), text
-    for word in ("made_up", "plain", "first", "digits-cnn (4)", "text-gpt (8)", "8 blocks"):
+    for word in ("made_up", "plain", "first", "digits-cnn (4)", "text-gpt (8)", "3 to 5 blocks"):
         assert word in text
-    assert clock(plan.parts.seconds) in text
-    labels = [label for label, _ in plan.parts.steps]
-    assert sum("block" in label for label in labels) == 8
-    assert sum("cold start" in label for label in labels) == len(DEFAULT) - 3  # the controls
-    assert sum("accuracy" in label for label in labels) == len(trained(DEFAULT))
+    words = " ".join(text.split())
+    assert f"first table after about {clock(plan.durations.of_pass(plan.matches()) + 10)}" in words
+    assert f"all after about {clock(expected + 10)}, {clock(most + 10)} at most" in words
 
 
 def test_a_long_plan_fits_80_columns():
-    cases = cases_of(many_variants(20), "module", "default")
-    text = Plan({"made_up": cases}, {"made_up": TECHNIQUE}, Effort(8, 30, 8)).describe()
+    text = plan_of(cases_of(many_variants(20), "module", "default")).describe((1, 2))
     assert all(len(line) <= 80 for line in text.splitlines()), text
 
 
-def test_more_work_takes_longer():
+def test_more_work_takes_longer(tmp_path):
     def seconds(amount, cases):
-        return Plan({"made_up": cases}, {"made_up": TECHNIQUE}, amount).parts.seconds
+        return seconds_of(plan_of(cases, amount), tmp_path)[0]
 
     less = seconds(Effort(1, 30, 1), DEFAULT)
     assert less < seconds(Effort(8, 30, 1), DEFAULT) < seconds(Effort(8, 30, 8), DEFAULT)
     assert less > seconds(Effort(1, 30, 1), DEFAULT[:3])
+    assert seconds(EFFORT["default"], DEFAULT) < seconds(Effort(8, 30, 8), DEFAULT)
 
 
-def test_training_that_takes_longer_is_planned_so():
+def test_training_that_takes_longer_is_planned_so(tmp_path):
     longer = replace(DEFAULT[-1].workload, training=3.0)
     cases = [replace(c, workload=longer) if c.workload.accuracy else c for c in DEFAULT]
     amount = Effort(8, 30, 8, train_s=60)
-    plans = [Plan({"made_up": some}, {"made_up": TECHNIQUE}, amount) for some in (DEFAULT, cases)]
-    steps = [[s for label, s in p.parts.steps if "accuracy" in label] for p in plans]
-    assert len(steps[0]) == len(trained(DEFAULT))
-    assert steps[1] == [3 * seconds for seconds in steps[0]]
+    none = replace(amount, seeds=0)
+    without, usual, more = (
+        seconds_of(plan_of(*each, durations=Durations(parents_s=0)), tmp_path)[0]
+        for each in ((DEFAULT, none), (DEFAULT, amount), (cases, amount))
+    )
+    assert usual > without
+    assert more - without == pytest.approx(3 * (usual - without))
+
+
+def test_the_table_of_a_plan_adds_up(tmp_path):
+    plan = plan_of(DEFAULT)
+    record = record_of(plan, tmp_path)
+    lines = plan.table(record).splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    expected, most = (seconds + plan.durations.describe_s for seconds in plan.left(record))
+    assert lines[-1].split("  ")[0] == "together"
+    assert lines[-1].endswith(clock(most))
+    assert clock(expected) in lines[-1]
+    parts = [line[:26].strip() for line in lines[1:]]
+    passes = [f"pass {number}" for number in range(1, 6)]
+    training = [f"training, {seeds} seeds" for seeds in (4, 6, 8)]
+    assert parts == ["start", passes[0], "first calls and memory", training[0], *passes[1:],
+                     *training[1:], "together"]  # fmt: skip
 
 
 def test_controls_are_neither_started_cold_nor_trained():
     controls = [case for case in DEFAULT if case.variant.role == "control"]
-    plan = Plan({"made_up": DEFAULT}, {"made_up": TECHNIQUE}, Effort(8, 30, 8))
+    plan = plan_of(DEFAULT)
     assert len(controls) == 3
-    assert not any(map(plan.apart, controls))
-    assert all(case.variant.role != "control" for case in trained(DEFAULT))
-    assert {case.workload.task for case in trained(DEFAULT)} == {"text-gpt"}
+    assert not any(map(plan.cold_starts, controls))
+    trained = list(filter(plan.trained, DEFAULT))
+    assert all(case.variant.role != "control" for case in trained)
+    assert {case.workload.task for case in trained} == {"text-gpt"}
 
 
-def test_a_workload_is_controlled_once_a_run():
+def test_one_control_a_mode_and_side_plays_where_most_do():
     other = replace(TECHNIQUE, name="other")
-    elsewhere = replace(other, workloads=(Workload("text-gpt", "small"),), name="elsewhere")
+    few = {"workloads": (Workload("text-gpt", "small"),), "variants": TECHNIQUE.variants[:2]}
+    elsewhere = replace(other, name="elsewhere", **few)
     later = [case for one in (other, elsewhere) for case in cases_of(one, "module", "default")]
     every = DEFAULT + later
     controls = [case for case in every if case.variant.role == "control"]
     assert [case.technique for case in controls[::3]] == ["made_up", "other", "elsewhere"]
-    assert repeated_controls(every) == controls[3:6]
-    assert repeated_controls(later) == []
+    assert spare_controls(every) == controls[3:]
+    alone = [case for case in later if case.technique == "elsewhere"]
+    assert {case.technique for case in spare_controls(alone + DEFAULT)} == {"elsewhere"}
 
 
-def test_cold_starts_are_repeated_and_probes_follow_but_a_quick_run_starts_once():
+def test_predictions_have_a_control_of_their_own():
+    predicted = replace(TECHNIQUE, name="other", workloads=(PREDICTED,))
+    assert spare_controls(DEFAULT + cases_of(predicted, "module", "default")) == []
+
+
+def test_cold_starts_are_repeated_at_the_first_workload_and_probes_follow():
     technique = replace(TECHNIQUE, cold_starts=3, probes=True)
-    case = DEFAULT[0]
-    for blocks, starts in ((8, 3), (1, 1)):
-        plan = Plan({"made_up": [case]}, {"made_up": technique}, Effort(blocks, 30, 1))
-        assert plan.apart(case) == ["cold start"] * starts + ["probe"]
-    plan = Plan({"made_up": [case]}, {"made_up": TECHNIQUE}, Effort(8, 30, 1))
-    assert plan.apart(case) == ["cold start"]
-    warm_only = replace(case, variant=replace(case.variant, measured=WARM))
-    assert plan.apart(warm_only) == []
+    first, other = DEFAULT[0], next(c for c in DEFAULT if c.workload.task == "text-gpt")
+    plan = plan_of([first, other], technique=technique)
+    assert (plan.cold_starts(first), plan.cold_starts(other)) == (3, 1)
+    assert plan.probed(first)
+    warm_only = replace(first, variant=replace(first.variant, measured=WARM))
+    assert plan_of([warm_only]).cold_starts(warm_only) == 0
+
+
+def test_a_quick_run_measures_apart_what_is_not_timed():
+    untimed = replace(TECHNIQUE, workloads=(Workload("text-gpt", "small", timed=False),))
+    for technique, starts, probed in (
+        (TECHNIQUE, 0, False),
+        (replace(TECHNIQUE, probes=True), 0, False),
+        (untimed, 1, False),
+        (replace(untimed, probes=True), 0, True),
+    ):
+        case = cases_of(technique, "module", "quick")[0]
+        plan = plan_of([case], EFFORT["quick"], technique)
+        assert (plan.cold_starts(case), plan.probed(case)) == (starts, probed)
+        assert not plan.trained(case)
 
 
 def test_predictions_are_cases_of_their_own():
@@ -313,7 +480,7 @@ def test_predictions_are_cases_of_their_own():
     cases = cases_of(replace(TECHNIQUE, workloads=both), "module", "default")
     found = names(cases)
     assert {"digits-cnn-4/pt/plain", "digits-cnn-4-predict/pt/plain"} < set(found)
-    assert [len({c.workload.mode for c in match}) for match in matches(cases)] == [1] * 3
+    assert [len({c.workload.mode for c in match}) for match in matches(cases)] == [1] * 2
 
 
 def test_what_is_not_timed_plays_no_match_and_has_no_control():

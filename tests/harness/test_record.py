@@ -18,8 +18,9 @@ from bench.harness import folders as module
 from bench.harness.apart import Trained
 from bench.harness.folders import new_folder
 from bench.harness.matches import Played
-from bench.harness.plan import Technique, Variant, Workload, cases_of, matches
+from bench.harness.plan import EFFORT, Technique, Variant, Workload
 from bench.harness.record import Record
+from bench.harness.selection import cases_of, matches
 from shared.specs import TASKS, train_step_flops
 
 TECHNIQUE = Technique(
@@ -60,7 +61,10 @@ def block(seconds=STEP_S, number=0, **values):
 
 
 def make_record(folder, technique=TECHNIQUE, **environment):
-    record = Record(folder, command="pytest bench/", effort="default", environment=environment)
+    amount = EFFORT["default"]
+    record = Record(
+        folder, command="pytest bench/", effort="default", amount=amount, environment=environment
+    )
     record.add(technique, cases_of(technique, "module", "default"))
     return record
 
@@ -491,6 +495,16 @@ def test_bits_per_character_are_lost_upwards(tmp_path):
         assert comparison(found, changed, plain)["verdict"] == verdict
 
 
+def test_mean_average_precision_is_lost_downwards_beyond_its_own_margin(tmp_path):
+    workload = Workload("digits-detection", "small", accuracy=True)
+    plain, changed = (f"made_up/digits-detection-4/pt/{name}" for name in ("plain", "changed"))
+    for difference, verdict in ((-2.5, "faster, less accurate"), (-1.5, "faster"), (9, "faster")):
+        technique = replace(TECHNIQUE, workloads=(workload,))
+        record = fill(make_record(tmp_path, technique), {changed: taking(0.5)})
+        found = with_accuracy(record, **{plain: 0, changed: difference}).as_dict()
+        assert comparison(found, changed, plain)["verdict"] == verdict
+
+
 @pytest.mark.parametrize(
     ("difference", "verdict"),
     [(-5, "slower"), (0, "slower"), (0.5, "slower"), (5, "slower, more accurate")],
@@ -563,10 +577,15 @@ def test_a_record_without_any_block_can_be_written(tmp_path):
 # Split matches ----------------------------------------------------------------------------------
 
 
+def parts_of(record):
+    cases = [entry.case for entry in record.entries.values()]
+    return matches(cases, {case.id: case.id for case in cases})
+
+
 def test_baselines_that_play_in_several_parts_are_compared_once(tmp_path):
     variants = (TECHNIQUE.variants[0], *(Variant(f"variant{i}") for i in range(6)))
     record = make_record(tmp_path, replace(TECHNIQUE, variants=variants))
-    parts = matches([entry.case for entry in record.entries.values()])
+    parts = parts_of(record)
     assert len(parts) > 1
     for part in parts:
         number = record.add_match(part)
@@ -583,8 +602,9 @@ def test_baselines_that_play_in_several_parts_are_compared_once(tmp_path):
     assert compared == {c.id for p in parts for c in p if c.variant.name.startswith("variant")}
     for one in found["comparisons"]:  # a part's speed cancels
         assert one["ratio"] == pytest.approx(1, rel=0.02)
-    for one in found["cases"]:  # the speed of the first part, with what each part has to say
-        assert one["timing"]["median_s"] == pytest.approx(STEP_S, rel=0.02)
+    middle = float(np.exp(np.median(np.log(range(1, len(parts) + 1)))))
+    for one in found["cases"]:  # the speed of the middle part, with what each part has to say
+        assert one["timing"]["median_s"] == pytest.approx(middle * STEP_S, rel=0.02)
         played = {str(n) for n, part in enumerate(parts) if one["id"] in {c.id for c in part}}
         assert one["timing"]["step_s"].keys() == played
         assert {len(blocks) for blocks in one["timing"]["step_s"].values()} == {3}
@@ -605,7 +625,7 @@ def test_times_and_ratios_agree_over_all_parts_and_blocks(tmp_path, lost):
     random = np.random.default_rng(7)
     variants = (TECHNIQUE.variants[0], *(Variant(f"variant{i}") for i in range(6)))
     record = make_record(tmp_path, replace(TECHNIQUE, variants=variants))
-    for part in matches([entry.case for entry in record.entries.values()]):
+    for part in parts_of(record):
         number = record.add_match(part)
         for index in range(4):
             if number == 1 and index in lost:

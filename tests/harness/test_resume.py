@@ -14,12 +14,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from bench.analysis import reading
 from bench.harness import apart, run, state
 from bench.harness.matches import Match, Played, start_order
-from bench.harness.plan import Effort, Technique, Variant, Workload, cases_of
+from bench.harness.plan import LOOKS, Effort, Technique, Variant, Workload
 from bench.harness.processes import Failed, Processes
 from bench.harness.run import OtherConditions, Run, Settings
 from bench.harness.schedule import Plan
+from bench.harness.selection import cases_of
 from tests.harness import command_line
 from tests.harness.command_line import ROOT, blocks, finish, interrupt
 
@@ -48,6 +50,9 @@ TECHNIQUES = {
     ),
 }
 AMOUNT = Effort(blocks=3, rounds=5, seeds=2)
+BY_LOOKS = Effort(blocks=LOOKS[-1], rounds=5, looks=LOOKS)
+TIMES = {"faster": 0.5, "variant0": 2.0}
+NOISY = ("variant1", "variant2")
 CASES = {name: cases_of(t, "nowhere", "default") for name, t in TECHNIQUES.items()}
 FAILING = "first/digits-cnn-4/pt/variant1"
 
@@ -80,8 +85,10 @@ class MadeUp:
         made = Random(f"{case.id} {seed}")
         losses = [made.random() if case.variant.name == "nan_loss" else 2.0] * 10
         losses[4] = math.nan if case.variant.name == "nan_loss" else losses[4]
+        noise = 0.3 if case.variant.name in NOISY else 0.001
+        usual = TIMES.get(case.variant.name, 1.0)
         return Played(
-            samples=[made.uniform(0.9, 1.1) for _ in range(rounds)],
+            samples=[usual * made.uniform(1 - noise, 1 + noise) for _ in range(rounds)],
             first_call_s=made.random() if seed % 2 else None,
             losses=losses,
             weights_sha256="a" * 64,
@@ -92,7 +99,7 @@ class MadeUp:
             evidence={"seed": seed} if seed == run.SEED else None,
         )
 
-    def cold_start(self, worker, limits, case, **given):
+    def cold_start(self, processes, case, *given):
         self.note("cold start", case.id)
         if case.id in self.cold_fails:
             raise Failed("it fell over")
@@ -106,17 +113,20 @@ class MadeUp:
             "modules": [],
         }
 
-    def probe(self, worker, limits, case, **given):
-        self.note("probe", case.id)
-        value = Random(f"probe {case.id}").random()
-        figure = {"value": value, "unit": "1", "samples": [value]}
-        return {"metrics": {"figure": figure}, "evidence": {"read": case.id}}
-
-    def train_all(self, processes, cases, *, done, **given):
+    def probes(self, processes, cases, *, done, **given):
         for case in cases:
-            self.note("training", case.id)
-            made = Random(f"train {case.id}")
-            done(case, apart.Trained([90 + made.random(), 90 + made.random()]))
+            self.note("probe", case.id)
+            value = Random(f"probe {case.id}").random()
+            figure = {"value": value, "unit": "1", "samples": [value]}
+            found = {"metrics": {"figure": figure}, "evidence": {"read": case.id}}
+            done(case, apart.Apart(found))
+
+    def train(self, processes, cases, *, trained, seeds, done, **given):
+        for case in cases:
+            self.note("training", case.id, seeds)
+            noise = 4.0 if case.variant.name in NOISY else 0.01
+            made = [Random(f"train {case.id} {seed}") for seed in range(seeds)]
+            done(case, apart.Trained([90 + each.uniform(-noise, noise) for each in made]))
 
 
 DESCRIBED = {
@@ -134,8 +144,9 @@ def install(patch, found):
     patch.setattr(run.Match, "play", lambda match, rounds: found.play(match, rounds))
     patch.setattr(apart, "describe", lambda *_: DESCRIBED)
     patch.setattr(apart, "begin", lambda *_, **__: SimpleNamespace(stop=lambda **_: 0))
-    for name in ("cold_start", "probe", "train_all"):
-        patch.setattr(apart, name, getattr(found, name))
+    patch.setattr(apart, "_cold_start", found.cold_start)
+    patch.setattr(apart, "probes", found.probes)
+    patch.setattr(apart, "train", found.train)
     patch.setattr(Processes, "start_parents", lambda self, keys: {})
     patch.setattr(run.datasets, "materialise", lambda *_: Path("nowhere"))
     return found
@@ -146,21 +157,21 @@ def made_up(monkeypatch):
     return lambda **settings: install(monkeypatch, MadeUp(**settings))
 
 
-def begin(folder):
+def begin(folder, amount=AMOUNT):
     """A run of all cases into `folder`."""
     folder.mkdir(exist_ok=True)
-    plan = Plan(CASES, TECHNIQUES, AMOUNT)
+    plan = Plan(CASES, TECHNIQUES, amount)
     return Run(plan, Settings(results=folder.parent, asked=ASKED), folder, lambda line: None)
 
 
 ASKED = {"options": {}, "selected": []}
 
 
-def take_up(folder, monkeypatch):
+def take_up(folder, monkeypatch, amount=AMOUNT):
     """The run of `folder` again, as another process would find it."""
     monkeypatch.setattr(state, "_is_alive", lambda process: False)
     record = json.loads((folder / "results.json").read_text("utf-8"))
-    plan = Plan(CASES, TECHNIQUES, AMOUNT)
+    plan = Plan(CASES, TECHNIQUES, amount)
     settings = Settings(results=folder.parent, asked=ASKED)
     return Run(plan, settings, folder, lambda line: None, state.load(folder, record["started"]))
 
@@ -178,14 +189,22 @@ def measured(record):
     return found
 
 
+OF_SPEED = ("samples_per_s", "share_of_peak")
+
+
 def figures(record, *, but=()):
-    """By case what was measured first and what was concluded of it, as text."""
+    """By case what was measured first and what was concluded of it, as text.
+
+    But for times: how fast the machine was in a block is told by all matches of it.
+    """
     found = {}
     for case in record["cases"]:
         if case["id"] not in but:
             first = next(iter(case["timing"]["step_s"].values()), {})
             timing = case["timing"] | {"step_s": first, "warm_first_call_s": None}
-            one = case | {"timing": timing, "seconds": None, "blocks": None}
+            timing |= {"median_s": None, "ci_s": None}
+            metrics = {n: m for n, m in (case["metrics"] or {}).items() if n not in OF_SPEED}
+            one = case | {"timing": timing, "metrics": metrics, "seconds": None, "blocks": None}
             found[case["id"]] = json.dumps(one)
     return found
 
@@ -212,6 +231,54 @@ def whole(tmp_path_factory):
         found = install(patch, MadeUp())
         record = begin(tmp_path_factory.mktemp("whole")).measure()
     return SimpleNamespace(record=record, done=found.done)
+
+
+@pytest.fixture(scope="module")
+def by_looks(tmp_path_factory):
+    """The same where contenders leave once they are decided."""
+    with pytest.MonkeyPatch.context() as patch:
+        found = install(patch, MadeUp())
+        record = begin(tmp_path_factory.mktemp("by looks"), BY_LOOKS).measure()
+    return SimpleNamespace(record=record, done=found.done)
+
+
+def test_contenders_leave_when_they_are_decided_and_what_they_are_compared_with_stays(by_looks):
+    blocks = {case["id"]: len(case["blocks"]) for case in by_looks.record["cases"]}
+    played = {name.partition("/")[2].partition("/")[2]: n for name, n in blocks.items() if n}
+    assert played["pt/faster"] == played["tf/faster"] == LOOKS[0]
+    assert max(played[f"{side}/{name}"] for side in ("pt", "tf") for name in NOISY) == LOOKS[-1]
+    assert blocks["first/digits-cnn-4/pt/plain"] >= LOOKS[-1]
+    seeds = {
+        case["variant"]: len(case["accuracy"]["per_seed"])
+        for case in by_looks.record["cases"]
+        if case["accuracy"]
+    }
+    assert seeds["variant0"] == 4
+    assert max(seeds[name] for name in NOISY) == seeds["plain"] == 8
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["ctrl-c", "kill -9"])
+def test_a_run_by_looks_that_ends_at_any_moment_ends_with_the_same_plan(
+    by_looks, made_up, tmp_path, monkeypatch, killed
+):
+    """Ten random moments: what was measured stands, the record is valid, the rest the same."""
+    for stop_at in Random(17).sample(range(len(by_looks.done)), 10):
+        folder = tmp_path / f"after {stop_at}"
+        before = made_up(stop_at=stop_at)
+        interrupted = begin(folder, BY_LOOKS)
+        with pytest.raises(KeyboardInterrupt):
+            interrupted.measure()
+        if not killed:
+            interrupted.show_record()
+        kept = reading.load(folder)
+        assert kept["finished"] is False
+        after = made_up()
+        record = take_up(folder, monkeypatch, BY_LOOKS).measure()
+        assert measured(record) == measured(by_looks.record)
+        cold = [what for what in before.done if what[0] == "cold start"]
+        again = [what for what in before.done if what in after.done and what not in cold]
+        assert again == []
+        assert sorted(before.done + after.done) == sorted(by_looks.done)
 
 
 def test_a_run_is_what_the_tests_below_need(whole):
@@ -486,17 +553,19 @@ def test_a_run_that_had_not_begun_to_measure_takes_the_conditions_of_today(
 def test_what_is_left_is_announced_and_counted(interrupted, made_up, monkeypatch):
     made_up()
     resumed = take_up(interrupted, monkeypatch)
-    whole_plan, left = resumed.describe().rsplit("\n", 1)
-    assert whole_plan == resumed.plan.describe()
-    assert left.startswith("taken up where it ended: about ")
-    assert 0 < resumed.parts.seconds < resumed.plan.parts.seconds
+    words = " ".join(resumed.describe().split())
+    assert "taken up where it ended: about " in words
+    new = begin(interrupted.parent / "new")
+    assert 0 < resumed.plan.left(resumed.record)[0] < new.plan.left(new.record)[0]
     said = []
     resumed.progress._say = said.append
     resumed.measure()
-    steps = [line.split(" ·")[0] for line in said]
-    assert steps[0] == f"[1/{len(steps)}] machine"
-    assert steps[1] == f"[2/{len(steps)}] block 2 of 3: first"
-    assert steps[-1].startswith(f"[{len(steps)}/{len(steps)}] ")
+    parts = dict.fromkeys(
+        line.partition("[")[2].partition("]")[0].partition(" ·")[0] for line in said
+    )
+    assert next(iter(parts)) == "start"
+    assert list(parts)[-1] == "pass 3"
+    assert resumed.plan.left(resumed.record) == (0, 0)
 
 
 # The command --------------------------------------------------------------------------------------
@@ -559,9 +628,9 @@ def test_an_interrupted_run_is_taken_up(stopped, resumed, how):
     (comparison,) = after["comparisons"]
     assert comparison["n"] == 5
     assert "1 passed" in resumed[how].out  # what was selected, and not its baseline
-    assert "block 1 of 5" not in resumed[how].err
-    assert "block 5 of 5" in resumed[how].err
-    assert "taken up where it ended" in resumed[how].err
+    assert "[pass 1" not in resumed[how].err
+    assert "[pass 5" in resumed[how].err
+    assert "taken up where it ended" in " ".join(resumed[how].err.split())
 
 
 def folder_of(out):
@@ -593,7 +662,7 @@ def test_what_failed_fails_again_for_the_same_reason_and_the_rest_stands(start, 
         assert "FAILED: ValueError: step 41 is too much" in found.out
     failed = "faulty/digits-cnn-4/pt/raises_late"
     assert figures(again.record, but={failed}) == figures(first.record, but={failed})
-    assert "block 2 of 2: faulty" in again.err
+    assert "[pass 2" in again.err
     logs = [path.name for path in (tmp_path / "latest" / "logs-2").iterdir()]
     assert not [name for name in logs if name.endswith("-same.log")]
 

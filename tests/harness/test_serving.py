@@ -55,6 +55,11 @@ def test_a_process_is_measured_from_its_creation(request_of, tmp_path):
     assert found["rates"] == {}
 
 
+def test_a_process_for_rates_alone_measures_nothing_else(request_of, tmp_path):
+    found = serving._serve(request_of(wait_s=0.01), 1, [1], tmp_path, only_rates=True)
+    assert set(found) == {"ready", "threads", "rates", "start"}
+
+
 def test_memory_is_the_process_s_own_peak(request_of, tmp_path):
     small = serving._serve(request_of(), 1, [], tmp_path)["memory"]
     large = serving._serve(request_of(grows=25_000_000), 1, [], tmp_path)["memory"]

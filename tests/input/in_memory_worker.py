@@ -131,11 +131,8 @@ def measured(side, folder, images):
     impl = workers.implementation(side)
     task = TASKS["digits-cnn"]
     task = replace(task, dataset=replace(task.dataset, train_size=30))
-    work = Work(task, "vectorised", {}, 2, init_weights(task.model, 0))
-    with (
-        mock.patch.object(pipelines, "usable_threads", return_value=1),
-        mock.patch.object(pipelines, "REPETITIONS", 2),
-    ):
+    work = Work(task, "vectorised", {}, 2, init_weights(task.model, 0), repetitions=2)
+    with mock.patch.object(pipelines, "usable_threads", return_value=1):
         return pipelines.measure(
             *(impl, work, lambda: loader(side, "vectorised", folder, batch_size=2)),
             technique="in_memory",

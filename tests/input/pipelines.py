@@ -18,6 +18,8 @@ from tests import workers
 
 MEAN, STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
 SIZE, BATCH, SEED = 224, 4, 5
+# Images of another form than ImageNet's.
+FORM = {"image_size": 48, "mean": (0.1, 0.2, 0.3), "std": (0.5, 0.4, 0.6)}
 RESUMED = 6  # batches: the third of the second epoch
 BAD = (
     "16 bits.png",
@@ -50,9 +52,7 @@ def evidence() -> SimpleNamespace:
 def run_workers(worker: str, top: Path, *arguments) -> dict[str, dict]:
     """What a worker of each framework found: both at once, images in files in `top`."""
     files = {name: top / f"{name}.npz" for name in ("pt", "tf")}
-    found = workers.run(
-        worker, files, lambda name: [*arguments, files[name]], TF_USE_LEGACY_KERAS="0"
-    )
+    found = workers.run(worker, files, lambda name: [*arguments, files[name]])
     return {name: found[name] | {"images": dict(np.load(file))} for name, file in files.items()}
 
 
@@ -108,31 +108,31 @@ def ordinary_user():
 
 
 @functools.cache
-def expected(folder: Path, epoch: int) -> SimpleNamespace:
+def expected(folder: Path, epoch: int, size: int = SIZE) -> SimpleNamespace:
     """What every loader has to give in an epoch, from Pillow: grey levels, labels, paths."""
     paths, labels, _ = list_images(folder)
     images, kept = [], []
     for rows, numbers in Epochs(len(paths), batch_size=1, seed=SEED).batches(epoch):
         path = paths[rows[0]]
         if path.name not in BAD:
-            images.append(reference(path, numbers[0].tolist()))
+            images.append(reference(path, numbers[0].tolist(), size))
             kept.append(rows[0])
     return SimpleNamespace(
         images=np.stack(images), labels=labels[kept].tolist(), paths=[paths[row] for row in kept]
     )
 
 
-def reference(path: Path, numbers: list[float]) -> np.ndarray:
-    """The crop of a file in grey levels, float64 (SIZE, SIZE, 3)."""
+def reference(path: Path, numbers: list[float], size: int = SIZE) -> np.ndarray:
+    """The crop of a file in grey levels, float64 (size, size, 3)."""
     pixels = decode_rgb(path)
     top, left, height, width = crop_box(*pixels.shape[:2], numbers)
     crop = Image.fromarray(pixels[top : top + height, left : left + width])
-    image = crop.resize((SIZE, SIZE), Image.Resampling.BILINEAR)
+    image = crop.resize((size, size), Image.Resampling.BILINEAR)
     if numbers[-1] < 0.5:
         image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     return np.asarray(image, dtype=np.float64)
 
 
-def levels(x: np.ndarray) -> np.ndarray:
-    """Normalised images (n, SIZE, SIZE, 3) in grey levels."""
-    return (x * STD + MEAN) * 255
+def levels(x: np.ndarray, mean: tuple = MEAN, std: tuple = STD) -> np.ndarray:
+    """Normalised images (n, size, size, 3) in grey levels."""
+    return (x * np.array(std) + np.array(mean)) * 255

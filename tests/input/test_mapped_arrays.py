@@ -10,9 +10,10 @@ import pickle
 import numpy as np
 import pytest
 
+from shared.conversion import convert
 from shared.images import decode_rgb, list_images
 from shared.photos import make_photos
-from shared.shards import MappedImages, convert, open_shards
+from shared.shards import MappedImages, open_shards
 
 
 @pytest.fixture(scope="module")

@@ -17,10 +17,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from shared.conversion import convert
 from shared.epochs import draw
 from shared.images import list_images
 from shared.photos import make_photos
-from shared.shards import convert, open_shards
+from shared.shards import open_shards
 from tests.input import pipelines
 from tests.input.pipelines import BATCH, SEED
 from tests.input.shards_worker import DAMAGES, LOADERS, STARTS
@@ -108,6 +109,22 @@ def test_an_epoch_has_every_image_once_with_its_label_and_its_crop(side, name, e
     rows = rows_of(images(side, f"{name} {epoch}"), found["labels"], epoch)
     assert sorted(rows) == list(range(IMAGES))
     assert found["dtypes"] == ["float32", "int64"]
+
+
+@pytest.mark.parametrize(("side", "name"), EACH)
+def test_images_have_the_size_the_mean_and_the_deviation_that_are_asked_for(side, name):
+    form = pipelines.FORM
+    paths, _, _ = list_images(evidence().folder)
+    numbers = draw(IMAGES, seed=SEED, epoch=0).tolist()
+    crops = np.stack(
+        [
+            pipelines.reference(path, drawn, form["image_size"])
+            for path, drawn in zip(paths, numbers, strict=True)
+        ]
+    )
+    found = pipelines.levels(images(side, f"{name} form"), form["mean"], form["std"])
+    assert len(found) == IMAGES
+    assert all(np.abs(crops - image).max(axis=(1, 2, 3)).min() <= GREY_LEVEL for image in found)
 
 
 @pytest.mark.parametrize(("side", "name"), EACH)

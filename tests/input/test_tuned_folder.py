@@ -10,10 +10,12 @@ import os
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
+from bench.input.bench_tuned_folder import probe
 from tests.input import pipelines
 from tests.input.test_folder import scenario
 from tests.workers import ROOT
@@ -53,10 +55,11 @@ def test_an_epoch_after_one_that_was_left_is_whole_and_right(evidence):
     assert found["held"]
 
 
-def test_threads_are_refused_where_there_is_nothing_else(evidence):
-    refused = scenario(evidence, "tf", "settings")["threads"]
-    assert refused.startswith("NotImplementedError: tf.data has no other workers than threads")
-    assert scenario(evidence, "pt", "settings")["threads"] is None
+def test_threads_alone_are_refused_where_every_loader_has_them():
+    framework = SimpleNamespace(__name__="tf_impl")
+    work = SimpleNamespace(settings={"loader": "threads"})
+    with pytest.raises(NotImplementedError, match=r"tf\.data has no other workers than threads"):
+        probe(framework, work, ())
 
 
 # What is left -----------------------------------------------------------------------------------

@@ -14,10 +14,11 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from shared import datasets
+from shared import boxes, datasets
 from shared.specs import (
     TASKS,
     CNNSpec,
+    DetectorSpec,
     GPTSpec,
     ModelSpec,
     Recipe,
@@ -27,21 +28,28 @@ from shared.specs import (
 )
 from shared.weights import init_weights
 
-_RESNET50 = TASKS["photos-resnet50"]
+
+def _smaller(name: str, size: int, **model) -> Task:
+    """A task on crops of `size` pixels, with other fields of its spec."""
+    task = TASKS[name]
+    data = replace(task.dataset, name=f"crops-{size}", image_size=size)
+    return replace(
+        task, dataset=data, model=replace(task.model, input_shape=(size, size, 3), **model)
+    )
 
 
-def _smaller(size: int, **model) -> Task:
-    """ResNet-50's task on crops of `size` pixels, with other fields of its spec."""
-    data = replace(_RESNET50.dataset, name=f"crops-{size}", image_size=size)
-    spec = replace(_RESNET50.model, input_shape=(size, size, 3), **model)
-    return replace(_RESNET50, dataset=data, model=spec)
-
-
-# One task of each model family, ResNet-50's with fewer blocks and channels. The deeper and the
-# wider transformer are the same code, and every timed row certifies its ten first losses.
+# One task of each model family, the large ResNets with fewer blocks and channels. The deeper and
+# the wider transformers are the same code, and every timed row certifies its ten first losses.
 PROVEN = {name: TASKS[name] for name in ("digits-cnn", "digits-resnet20", "text-gpt")}
-PROVEN["photos-resnet50"] = _smaller(48, blocks=(1, 2), widths=(8, 12))
-RESNET50 = _smaller(64)  # all blocks and channels
+PROVEN["photos-resnet18"] = _smaller("photos-resnet18", 48, blocks_per_stage=1, widths=(8, 12))
+_DETECTION = TASKS["digits-detection"]
+PROVEN["digits-detection"] = replace(
+    _DETECTION,
+    dataset=replace(_DETECTION.dataset, name="few-scenes", train_size=80, test_size=8),
+    model=replace(_DETECTION.model, convolutions=((8, 2), (12, 2), (12, 1), (12, 2), (12, 1))),
+)
+PROVEN["photos-resnet50"] = _smaller("photos-resnet50", 48, blocks=(1, 2), widths=(8, 12))
+RESNET50 = _smaller("photos-resnet50", 64)  # all blocks and channels
 BATCH_SIZE = 8
 STEPS = 10
 SEED = 5
@@ -67,7 +75,7 @@ def main(side: str, folder: str, output: str) -> None:
         framework=framework,
         **{
             name: importlib.import_module(f"{framework}_impl.kit.{name}")
-            for name in ("models", "data", "training", "runtime")
+            for name in ("models", "data", "training", "runtime", "detection")
         },
     )
     kit.runtime.configure(threads=1, seed=SEED)
@@ -109,6 +117,8 @@ def _parity(kit, task, batches):
             wide = [(x.astype(np.float64), y) for x, y in batches]
             found["float64"] = _gradients(kit, spec, start, wide)
             found["float64"] |= _train(kit, spec, start, wide, RECIPE)
+    if isinstance(spec, DetectorSpec):
+        found["mean_average_precision"] = _mean_average_precision(kit, task, start, batches[0][0])
     if kit.framework == "tf":
         import tensorflow as tf
 
@@ -117,6 +127,24 @@ def _parity(kit, task, batches):
         found["eager"] |= _train(kit, spec, start, batches, recipe)
         tf.config.run_functions_eagerly(False)
     return found
+
+
+def _mean_average_precision(kit, task, start, images):
+    """Of objects that the weights find in part: their own best boxes, moved to whole pixels.
+
+    Every second one is called by the next class's name.
+    """
+    predict = kit.training.make_predict(kit.models.build(task.model, start))
+    x, _ = kit.data.to_device(images, images)
+    labels = np.full((len(images), 4, 5), -1.0, np.float32)
+    for rows, found in zip(labels, boxes.decode(task.model, _numpy(predict(x))), strict=True):
+        rows[:, :4] = found.corners[:4].round()
+        rows[:, 4] = (found.labels[:4] + np.array([0, 1, 0, 1])) % task.model.num_classes
+    x, y = kit.data.to_device(images, labels)
+    return {"labels": labels} | {
+        metric: kit.training.evaluate_task(predict, x, y, task, metric=metric, batch_size=3)
+        for metric in boxes.OVERLAPS
+    }
 
 
 def trained_looking(spec: ModelSpec) -> dict[str, np.ndarray]:
@@ -157,7 +185,7 @@ def _forward(kit, spec, start, batches):
 
 def _train(kit, spec, start, batches, recipe):
     model = kit.models.build(spec, start)
-    losses = _steps(kit, model, batches, recipe)
+    losses = _steps(kit, spec, model, batches, recipe)
     as_it_is = _evaluation(kit, model, batches)
     if _keeps_biased_variance(kit, batches):
         kit.models.import_weights(model, unbiased(spec, start, kit.models.export_weights(model)))
@@ -207,12 +235,12 @@ def normalised_values(spec) -> dict[str, int]:
 
 
 def _losses(kit, spec, start, batches, recipe):
-    return {"losses": _steps(kit, kit.models.build(spec, start), batches, recipe)}
+    return {"losses": _steps(kit, spec, kit.models.build(spec, start), batches, recipe)}
 
 
-def _steps(kit, model, batches, recipe):
+def _steps(kit, spec, model, batches, recipe):
     step = kit.training.make_train_step(
-        model, kit.training.make_optimizer(model, recipe), _loss_of(kit, batches)
+        model, kit.training.make_optimizer(model, recipe), _loss_of(kit, spec, batches)
     )
     return [kit.runtime.to_float(step(*batch)) for batch in kit.data.resident_batches(batches)]
 
@@ -221,7 +249,7 @@ def _gradients(kit, spec, start, batches):
     model = kit.models.build(spec, start)
     named = kit.models.named_parameters(model)
     ((x, y),) = kit.data.resident_batches(batches[:1])
-    loss_fn = _loss_of(kit, batches)
+    loss_fn = _loss_of(kit, spec, batches)
     if kit.framework == "pt":
         loss = loss_fn(model.train()(x), y)
         loss.backward()
@@ -270,8 +298,10 @@ class _Float64:
             tf.keras.mixed_precision.set_global_policy(dtype)
 
 
-def _loss_of(kit, batches):
+def _loss_of(kit, spec, batches):
     """The kit's loss, which is float32 whatever it gets, or its like in float64."""
+    if isinstance(spec, DetectorSpec):
+        return kit.detection.make_detection_loss(spec)
     if batches[0][0].dtype != np.float64:
         return kit.training.cross_entropy
     if kit.framework == "pt":

@@ -16,11 +16,12 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from pt_impl.kit import models, runtime, training
+from pt_impl.kit import detection, models, runtime, training
 from shared.specs import (
     TASKS,
     BottleneckSpec,
     CNNSpec,
+    DetectorSpec,
     GPTSpec,
     ResNetSpec,
     forward_flops,
@@ -36,6 +37,7 @@ SPECS = {name: task.model for name, task in TASKS.items()} | {
     "odd-cnn": CNNSpec((9, 13, 3), ((4, 1), (5, 2), (6, 2)), num_classes=7),
     "odd-resnet": ResNetSpec((9, 13, 3), 2, (4, 6, 10), num_classes=7),
     "odd-bottleneck": BottleneckSpec((9, 13, 3), (1, 2), (4, 6), num_classes=7),
+    "odd-detector": DetectorSpec((9, 13, 3), ((4, 1), (5, 2), (5, 2)), (1, 2), (4.0,), 7),
     "odd-gpt": GPTSpec(vocabulary=11, sequence_length=7, width=12, heads=3, layers=3),
 }
 EACH_SPEC = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
@@ -43,7 +45,7 @@ EACH_SPEC = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 TENSORFLOW_COUNTS = """
 import json, sys
 import tensorflow as tf
-from shared.specs import BottleneckSpec, CNNSpec, GPTSpec, ResNetSpec
+from shared.specs import BottleneckSpec, CNNSpec, DetectorSpec, GPTSpec, ResNetSpec
 from tf_impl.kit import models
 
 profiler = tf.compat.v1.profiler
@@ -75,15 +77,17 @@ def cpu(monkeypatch):
 
 def pytorch_flops(spec, backend=SDPBackend.MATH):
     """What PyTorch counts in a prediction and in a train step."""
-    model = models.build(spec)
+    model, loss = models.build(spec), training.cross_entropy
     if isinstance(spec, GPTSpec):
         x = y = torch.zeros(BATCH_SIZE, spec.sequence_length, dtype=torch.int64)
     else:
         height, width, channels = spec.input_shape
         x = torch.randn(BATCH_SIZE, channels, height, width)
         y = torch.zeros(BATCH_SIZE, dtype=torch.int64)
+    if isinstance(spec, DetectorSpec):
+        loss, y = detection.make_detection_loss(spec), torch.ones(BATCH_SIZE, 1, 5)
     optimizer = training.make_optimizer(model, TASKS["digits-cnn"].recipe)
-    step = training.make_train_step(model, optimizer, training.cross_entropy)
+    step = training.make_train_step(model, optimizer, loss)
     counted = []
     for call in (lambda: model(x), lambda: step(x, y)):
         with sdpa_kernel(backend), FlopCounterMode(display=False) as counter:

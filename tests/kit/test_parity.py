@@ -120,6 +120,14 @@ def test_stream_is_the_shared_one(side, task, tmp_path_factory):
     check(work(side, f"{task}/stream"), expected, 0.0)
 
 
+@pytest.mark.parametrize("side", KERAS)
+def test_the_same_weights_have_the_same_mean_average_precision(side):
+    name = "digits-detection/mean_average_precision"
+    ours, theirs = part(side, name), part("pt", name)
+    check(ours, theirs, 1e-6)
+    assert 1 < float(theirs["mAP"]) < float(theirs["mAP50"]) < 99
+
+
 # Keras 3's running variance ----------------------------------------------------------------------
 
 

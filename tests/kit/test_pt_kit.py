@@ -18,7 +18,7 @@ import torchvision
 from torch import nn
 from torch.nn.utils import prune
 
-from pt_impl.kit import data, models, runtime, training
+from pt_impl.kit import data, models, programs, runtime, training
 from shared.datasets import batch_order
 from shared.specs import TASKS, CNNSpec, GPTSpec, Recipe, ResNetSpec, parameter_count
 from shared.weights import checksum, init_weights
@@ -144,7 +144,7 @@ def test_a_copy_has_all_state_and_shares_none(given):
     model.norm.eval()
     x = {"nothing": None, "tuple": (codes, shift), "dict": {"codes": codes, "shift": shift}}
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    twin = models.copy_model(model, x[given])
+    twin = programs.copy_model(model, x[given])
     assert [m.training for m in twin.modules()] == [m.training for m in model.modules()]
     assert twin.head.weight is twin.table.weight is not model.table.weight
     assert not twin.norm.weight.requires_grad
@@ -170,11 +170,11 @@ def test_what_cannot_be_copied_is_refused():
 
     masked = prune.random_unstructured(nn.Linear(3, 3), "weight", 0.5)
     with pytest.raises(NotImplementedError, match="Python cannot copy the model: Only Tensors"):
-        models.copy_model(masked)
-    with pytest.raises(NotImplementedError, match="computes something else: the output differs"):
-        models.copy_model(Hides(), torch.ones(2, 2))
+        programs.copy_model(masked)
+    with pytest.raises(NotImplementedError, match="the copy computes something else"):
+        programs.copy_model(Hides(), torch.ones(2, 2))
     with pytest.raises(ValueError, match="does not take the example input"):
-        models.copy_model(nn.Linear(3, 3), torch.ones(2, 4))
+        programs.copy_model(nn.Linear(3, 3), torch.ones(2, 4))
 
 
 @EACH
@@ -274,11 +274,12 @@ def test_resnet20_has_twenty_layers():
     assert len(shortcuts) == 2
 
 
-def test_resnet50_is_the_standard_one():
-    """With its weights, torchvision's ResNet-50 (v1.5) gives the same logits."""
-    spec = replace(TASKS["photos-resnet50"].model, num_classes=1000)
+@pytest.mark.parametrize("depth", [18, 50])
+def test_the_large_resnets_are_the_standard_ones(depth):
+    """With its weights, torchvision's (ResNet-50: v1.5) gives the same logits."""
+    spec = replace(TASKS[f"photos-resnet{depth}"].model, num_classes=1000)
     torch.manual_seed(0)
-    theirs = torchvision.models.resnet50(weights=None).eval()
+    theirs = getattr(torchvision.models, f"resnet{depth}")(weights=None).eval()
     for module in theirs.modules():
         if isinstance(module, nn.BatchNorm2d):  # no scale is 1 and no shift is 0
             for tensor in (module.weight, module.bias, module.running_mean, module.running_var):

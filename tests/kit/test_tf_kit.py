@@ -193,6 +193,7 @@ def test_a_copy_has_all_state_and_shares_none(answer):
         "dicts",
         "nested",
         "recurrent",
+        "silenced",
         "late",
         "subclassed",
     ):

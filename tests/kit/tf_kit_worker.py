@@ -17,7 +17,7 @@ from shared.specs import TASKS, CNNSpec, GPTSpec, Recipe, ResNetSpec
 from shared.weights import checksum, init_weights
 from tf_impl.compression import combinations as compression
 from tf_impl.compression import distillation, feature_distillation
-from tf_impl.kit import data, models, runtime, training
+from tf_impl.kit import data, models, programs, runtime, training
 from tf_impl.train_step import (
     compilation,
     gradient_accumulation,
@@ -387,6 +387,11 @@ def copies():
     def recurrent():
         return keras.Sequential([keras.Input((None, 3)), layers.Bidirectional(layers.LSTM(4))])
 
+    def silenced():
+        model = keras.Sequential([keras.Input((4,)), layers.Dropout(0.5), layers.Dense(3)])
+        model.layers[0].rate = 0.0  # a copy begins with it, and draws nothing
+        return model
+
     def late():
         model = keras.Sequential([layers.Dense(3), layers.Dense(2)])
         model(drawn)
@@ -397,11 +402,12 @@ def copies():
         model(drawn)
         return model
 
-    for make in (normalization, vocabulary, buckets, dicts, nested, recurrent, late, subclassed):
+    makes = (normalization, vocabulary, buckets, dicts, nested, recurrent, silenced, late)
+    for make in (*makes, subclassed):
         model = make()
-        x = drawn if make is subclassed else models._example(model)
+        x = drawn if make is subclassed else programs._example(model)
         before = [np.array(value) for value in model.weights]
-        copy = models.copy_model(model, x if make is subclassed else None)
+        copy = programs.copy_model(model, x if make is subclassed else None)
         outputs = [
             [np.asarray(value) for value in tf.nest.flatten(either(x))] for either in (model, copy)
         ]
@@ -417,15 +423,15 @@ def copies():
     bare = keras.models.clone_model(model)
     bare.set_weights(model.get_weights())
     found["bare"] = float(np.abs(model(drawn) - bare(drawn)).max() / np.abs(model(drawn)).max())
-    copy = models.copy_model(model)
+    copy = programs.copy_model(model)
     found["masks"] = np.allclose(model(drawn, training=True), copy(drawn, training=True))
     found["refused"] = {
-        "unbuilt": error_of(lambda: models.copy_model(Scaled(3))),
-        "no example": error_of(lambda: models.copy_model(subclassed())),
-        "wrong example": error_of(lambda: models.copy_model(subclassed(), tf.zeros((2, 7)))),
-        "forgets": error_of(lambda: models.copy_model(subclassed(Forgets), drawn)),
+        "unbuilt": error_of(lambda: programs.copy_model(Scaled(3))),
+        "no example": error_of(lambda: programs.copy_model(subclassed())),
+        "wrong example": error_of(lambda: programs.copy_model(subclassed(), tf.zeros((2, 7)))),
+        "forgets": error_of(lambda: programs.copy_model(subclassed(Forgets), drawn)),
         "moves": error_of(
-            lambda: models.copy_model(subclassed(Moves, function=tf.tanh), drawn),
+            lambda: programs.copy_model(subclassed(Moves, function=tf.tanh), drawn),
         ),
     }
     return found

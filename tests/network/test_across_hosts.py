@@ -37,28 +37,36 @@ QUIET |= {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
-    """The first digits, as the program takes them."""
+def data(tmp_path_factory) -> dict[str, Path]:
+    """The first digits by side, as its model takes them."""
     whole = datasets.materialise(TASKS["digits-cnn"].dataset, tmp_path_factory.mktemp("whole"))
-    folder = tmp_path_factory.mktemp("data")
-    for name in ("train_x.npy", "train_y.npy"):
-        np.save(folder / name, np.load(whole / name)[:SAMPLES])
-    return folder
+    x, y = (each[:SAMPLES] for each in datasets.load(whole, "train"))
+    found = {}
+    for side, images in (("pt", x.transpose(0, 3, 1, 2)), ("tf", x)):
+        found[side] = tmp_path_factory.mktemp(f"data-{side}")
+        parallel.save_samples(np.ascontiguousarray(images), found[side] / "train_x")
+        parallel.save_samples(y, found[side] / "train_y")
+    return found
 
 
 class Training:
     """A run of one side's program: its options, where it writes, and its processes by host."""
 
-    def __init__(self, side: str, data: Path, folder: Path):
+    def __init__(self, side: str, data: dict[str, Path], folder: Path):
         self.side, self.folder = side, folder
         self.checkpoint, self.out = folder / "checkpoint", folder / "result.npz"
         self.program = [
             "-m",
-            f"{side}_impl.parallel.data_parallel",
-            f"{side}_impl.parallel.data_parallel:digits_cnn",
+            f"{side}_impl.kit.replicas",
+            f"{side}_impl.parallel.data_parallel:processes",
+            f"{side}_impl.kit.examples:digits_cnn",
         ]
-        self.program += [str(data), f"--global-batch={BATCH}", f"--steps={STEPS}", "--seed=3"]
-        self.program += ["--synchronised-norm", "--threads=1", f"--timeout-s={PATIENCE}"]
+        self.program += [str(data[side]), f"--global-batch={BATCH}", f"--steps={STEPS}", "--seed=3"]
+        self.program += [
+            '--settings={"synchronised_norm": true}',
+            "--threads=1",
+            f"--timeout-s={PATIENCE}",
+        ]
         self.program += [f"--save-every={SAVE_EVERY}", f"--out={self.out}"]
 
     def start(self, hosts: Hosts, *, only=(0, 1), launcher=(), before="") -> dict:
@@ -230,5 +238,5 @@ def worker_below(launcher: subprocess.Popen) -> psutil.Process:
     """The process that trains, which is not its launcher."""
     every = psutil.Process(launcher.pid).children(recursive=True)
     trains = [p for p in every if "torch.distributed.run" not in p.cmdline()]
-    (worker,) = [p for p in trains if "pt_impl.parallel.data_parallel" in p.cmdline()]
+    (worker,) = [p for p in trains if "pt_impl.kit.replicas" in p.cmdline()]
     return worker

@@ -50,7 +50,8 @@ def record(framework="pt", off=1.0) -> dict:
 
 
 @pytest.fixture
-def written(tmp_path):
+def written(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")  # a narrower terminal would break names into lines
     path = tmp_path / "pt.json"
     path.write_text(json.dumps(record()))
     return path

@@ -13,10 +13,10 @@ import os
 import socket
 import subprocess
 import sys
-from dataclasses import dataclass, fields
+import warnings
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 
@@ -124,6 +124,38 @@ def tf_mixed(sparse: bool = True) -> tuple:
     return model, optimizer, training.cross_entropy
 
 
+def own_layout(side: str, digits: Path, folder: Path) -> Path:
+    """The digits as the side's model takes them."""
+    if side == "tf":
+        return digits
+    folder.mkdir()
+    x, y = datasets.load(digits, "train")
+    parallel.save_samples(np.ascontiguousarray(x.transpose(0, 3, 1, 2)), folder / "train_x")
+    parallel.save_samples(y, folder / "train_y")
+    return folder
+
+
+def canonical(side: str, result: parallel.Result) -> parallel.Result:
+    """The result of a digits CNN with weights by the names that both frameworks share."""
+    build = importlib.import_module(f"{side}_impl.kit.examples").digits_cnn
+    models = importlib.import_module(f"{side}_impl.kit.models")
+    model, _, _ = build()
+    if side == "pt":
+        import torch
+
+        state = {name: torch.from_numpy(value) for name, value in result.weights.items()}
+        model.load_state_dict(state)
+    else:
+        for name, weight in tf_weights(model).items():
+            weight.assign(result.weights[name])
+    return replace(result, weights=models.export_weights(model))
+
+
+def tf_weights(model) -> dict:
+    """Variables by their paths in the model."""
+    return {weight.path.removeprefix(f"{model.name}/"): weight for weight in model.weights}
+
+
 def plain(side: str, build, data: Path) -> parallel.Result:
     """The mixed model in one process, in plain code of the framework."""
     x, y = parallel.load_training(data)
@@ -131,7 +163,7 @@ def plain(side: str, build, data: Path) -> parallel.Result:
     batches = [next(stream) for _ in range(JOB["steps"])]
     losses, weights = {"pt": _pt_plain, "tf": _tf_plain}[side](build, x, y, batches)
     none = np.zeros(0)
-    return parallel.Result(weights, np.array(losses), none, none, none, none, 0.0)
+    return parallel.Result(weights, np.array(losses), *[none] * 5, 0.0)
 
 
 def _pt_plain(build, x, y, batches) -> tuple:
@@ -152,8 +184,6 @@ def _pt_plain(build, x, y, batches) -> tuple:
 def _tf_plain(build, x, y, batches) -> tuple:
     import tensorflow as tf
 
-    from tf_impl.kit import models
-
     model, optimizer, _ = build()
     losses = []
     for rows in batches:
@@ -164,7 +194,7 @@ def _tf_plain(build, x, y, batches) -> tuple:
         gradients = tape.gradient(loss, model.trainable_variables)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
         losses.append(float(loss))
-    return losses, models.export_weights(model)
+    return losses, {name: weight.numpy() for name, weight in tf_weights(model).items()}
 
 
 def pt_masks() -> tuple:
@@ -203,10 +233,10 @@ def fails() -> tuple:
     raise ValueError("no such thing as a model")
 
 
-def alone(side: str, build, data: Path) -> parallel.Result:
+def alone(side: str, data: Path) -> parallel.Result:
     """One process, the kit's own baseline step, no engine for replicas."""
     kit = {name: importlib.import_module(f"{side}_impl.kit.{name}") for name in KIT}
-    model, optimizer, loss_fn = build()
+    model, optimizer, loss_fn = kit["examples"].digits_cnn()
     step = kit["training"].make_train_step(model, optimizer, loss_fn)
     x, y = datasets.load(data, "train")
     losses, stream = [], parallel.batches(len(x), global_batch=JOB["global_batch"], seed=0)
@@ -214,22 +244,22 @@ def alone(side: str, build, data: Path) -> parallel.Result:
         losses.append(kit["runtime"].to_float(step(*kit["data"].to_device(x[rows], y[rows]))))
     none = np.zeros(0)
     weights = kit["models"].export_weights(model)
-    return parallel.Result(weights, np.array(losses), none, none, none, none, 0.0)
+    return parallel.Result(weights, np.array(losses), *[none] * 5, 0.0)
 
 
-KIT = ("models", "training", "runtime", "data")
+KIT = ("models", "training", "runtime", "data", "examples")
 
 
 def runs(side: str, digits: Path, mixed: Path) -> dict[str, dict]:
     """Name -> settings of what is trained on two replicas."""
-    module, here = f"{side}_impl.parallel.data_parallel", "tests.parallel.data_parallel_worker"
-    cnn = {"build": f"{module}:digits_cnn", "dataset": digits}
+    here = "tests.parallel.data_parallel_worker"
+    cnn = {"build": f"{side}_impl.kit.examples:digits_cnn", "dataset": digits}
     other_model = {"build": f"{here}:{side}_mixed", "dataset": mixed}
     micro = other_model | {"variant": "accumulated", "micro_batches": 2}
     other = {"pt": "sharded", "tf": "one_process"}[side]
     return {
         "processes": cnn | {"synchronised_norm": True},
-        other: other_model | {"variant": other},
+        other: other_model | {"variant": other} | OTHER[side],
         "local_norm": cnn,
         "accumulated": micro,
         "synchronised_each": micro
@@ -237,6 +267,7 @@ def runs(side: str, digits: Path, mixed: Path) -> dict[str, dict]:
     }
 
 
+OTHER = {"pt": {}, "tf": {"processes": 1}}
 BAD = {
     "a batch that does not divide": {"global_batch": 33},
     "more replicas than threads": {"replicas": 4, "threads": 2},
@@ -250,13 +281,8 @@ BAD = {
     "no such module": {"build": "no_such_module:build"},
     "no such function": {"build": "tests.parallel.data_parallel_worker:nothing"},
     "no such data": {"dataset": "nowhere"},
-    "an unknown communication": {"communication": "pigeon"},
-    "nccl without a GPU": {"communication": "nccl"},
 }
-LACKING = {
-    "pt": {"one_process": {"variant": "one_process"}, "tpu": {"variant": "tpu"}},
-    "tf": {"sharded": {"variant": "sharded"}, "tpu": {"variant": "tpu"}},
-}
+LACKING = {"pt": "one_process", "tf": "tpu"}  # what this machine lacks something for
 CONFIGS = {
     "not JSON": "{",
     "no task": '{"cluster": {"worker": ["127.0.0.1:1"]}}',
@@ -273,28 +299,37 @@ CONFIGS = {
 
 
 def forked(
-    side: str, folder: Path, module: str, build: str, dataset, settings: dict, *, processes: int
+    side: str,
+    folder: Path,
+    make: str,
+    build: str,
+    dataset,
+    run: parallel.Run,
+    settings: dict | None = None,
 ) -> parallel.Result:
     """What `launch` of the kit does, by forks of a process that has imported the framework.
 
     Importing it in each process of each run would take most of the time.
     """
-    threads = parallel.threads_each(settings["threads"], processes)
-    each = {"threads": threads, "replicas": settings["replicas"] // processes}
-    out = folder / "result.npz"
-    given = parallel.arguments(build, dataset, settings | each | {"out": out})
-    ports = parallel.free_ports(processes)
+    module = f"{side}_impl.kit.replicas"
+    count = run.processes or run.replicas * (run.parts if side == "pt" else 1)
+    threads = parallel.threads_each(run.threads, count)
     common = parallel.environment(threads)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([module])
-    started = [
-        context.Process(target=replica, args=(module, given, common | place))
-        for place in PLACES[side](ports)
-    ]
-    for process in started:
-        process.start()
-    for process in started:
-        process.join(120)
+    context.set_forkserver_preload([module, *PRELOADED[side]])
+    with parallel.training_folder(dataset) as data:
+        out = folder / "result.npz"
+        given = parallel.arguments(make, build, data, run, settings or {})
+        given += [f"--threads={threads}", f"--out={out}"]
+        places = PLACES[side](parallel.free_ports(count))
+        started = [
+            context.Process(target=replica, args=(module, given, common | place))
+            for place in places
+        ]
+        for process in started:
+            process.start()
+        for process in started:
+            process.join(120)
     codes = [process.exitcode for process in started]
     for process in started:
         process.kill()
@@ -303,6 +338,9 @@ def forked(
     result = parallel.Result.load(out)
     out.unlink()
     return result
+
+
+PRELOADED = {"pt": ("torch._dynamo", "pt_impl.parallel.data_parallel"), "tf": ()}
 
 
 def replica(module: str, given: list[str], environment: dict[str, str]) -> None:
@@ -323,6 +361,8 @@ def pt_places(ports: list[int]) -> list[dict[str, str]]:
 def tf_places(ports: list[int]) -> list[dict[str, str]]:
     """The cluster of all processes, and which of them each is."""
     cluster = {"worker": [f"{parallel.LOOPBACK}:{port}" for port in ports]}
+    if len(ports) == 1:
+        return [{}]
     tasks = [{"type": "worker", "index": index} for index in range(len(ports))]
     return [{"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})} for task in tasks]
 
@@ -359,6 +399,28 @@ def taken_port(side: str) -> list[str]:
         return [*said(join), str(port)]
 
 
+def warned(side: str) -> list[str]:
+    """What is said where others than the run's hosts can reach what listens on every interface."""
+    replicas = importlib.import_module(f"{side}_impl.kit.replicas")
+    reach, parallel.others_reach = parallel.others_reach, lambda host: ["eth7"]
+    with warnings.catch_warnings(record=True) as found, socket.create_server(("", 0)) as server:
+        warnings.simplefilter("always")
+        if side == "pt":
+            port = server.getsockname()[1]
+            for rank in (0, 1):  # the first host's torchrun has opened it
+                replicas._warn_of_torchrun(rank, parallel.LOOPBACK, port)
+            replicas._warn_of_torchrun(0, parallel.LOOPBACK, parallel.free_ports(1)[0])
+        else:
+            port, other = parallel.free_ports(2)
+            hosts = [f"{parallel.LOOPBACK}:{each}" for each in (port, other)]
+            task = {"cluster": {"worker": hosts}, "task": {"type": "worker", "index": 0}}
+            os.environ["TF_CONFIG"] = json.dumps(task)
+            said(replicas.join, timeout_s=0.2)
+    parallel.others_reach = reach
+    own = [str(each.message) for each in found if "eth7" in str(each.message)]
+    return [*own, str(port)]
+
+
 def configs() -> dict[str, list[str]]:
     """What each malformed TF_CONFIG gives."""
     join = importlib.import_module("tf_impl.kit.replicas").join
@@ -378,7 +440,7 @@ def whole() -> dict[str, list]:
     from torch.distributed.tensor import DTensor
 
     from pt_impl.kit import replicas
-    from pt_impl.parallel.data_parallel import apply_fsdp
+    from pt_impl.parallel.data_parallel import _call, apply_fsdp
 
     def share(model):
         every = [*model.parameters()]
@@ -399,7 +461,7 @@ def whole() -> dict[str, list]:
                     )
                 )
         apply_fsdp(model, **settings)
-        loss_fn(replicas.outputs(model, x), torch.zeros(2, dtype=torch.int64)).backward()
+        loss_fn(_call(model, x), torch.zeros(2, dtype=torch.int64)).backward()
         kinds = {str(own.dtype) for own in model.parameters()}
         found[name] = {"seen": seen, "kept": sorted(kinds)}
     model = pt_mixed()[0]
@@ -439,45 +501,54 @@ def refused() -> dict[str, list[str]]:
 
 
 def main() -> None:
-    side, folder, digits = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+    side, folder = sys.argv[1], Path(sys.argv[2])
     module = importlib.import_module(f"{side}_impl.parallel.data_parallel")
+    launch = importlib.import_module(f"{side}_impl.kit.replicas").launch
     mixed, here = mixed_data(folder / "mixed"), "tests.parallel.data_parallel_worker"
+    digits = own_layout(side, Path(sys.argv[3]), folder / "digits")
 
-    def train(build, dataset, **settings):
-        names = [field.name for field in fields(parallel.Run)]
+    fork = partial(forked, side, folder)
+
+    def train(build, dataset, variant="processes", start=fork, **settings):
         own = {"replicas": 2} | JOB | settings
-        run = parallel.Run(**{name: own.pop(name) for name in names if name in own})
-        return module.train_data_parallel(build, dataset, run, **own)
+        run = parallel.Run(**{name: own.pop(name) for name in RUN if name in own})
+        return start(f"{module.__name__}:{variant}", build, dataset, run, own)
 
     own_runs = runs(side, digits, mixed)
-    train(**own_runs.pop("processes")).save(folder / "processes.npz")
+    started = train(**own_runs.pop("processes"), start=launch)
+    canonical(side, started).save(folder / "processes.npz")
     other = {"build": f"{here}:{side}_mixed", "dataset": mixed}
-    with mock.patch.object(module, "launch", partial(forked, side, folder)):
-        for name, settings in own_runs.items():
-            train(**settings).save(folder / f"{name}.npz")
-        half = {"checkpoint": str(folder / "saved"), "save_every": 3}
-        train(**other, steps=4, **half)
-        train(**other, **half).save(folder / "resumed.npz")
-        two = masks_data(folder / "two")
-        masks = train(f"{here}:{side}_masks", two, global_batch=2, steps=1)
+    for name, settings in own_runs.items():
+        result = train(**settings)
+        (canonical(side, result) if name == "local_norm" else result).save(folder / f"{name}.npz")
+    half = {"checkpoint": str(folder / "saved"), "save_every": 3}
+    train(**other, steps=4, **half)
+    train(**other, **half).save(folder / "resumed.npz")
+    two = masks_data(folder / "two")
+    masks = train(f"{here}:{side}_masks", two, global_batch=2, steps=1)
     words = {
-        name: said(train, **other | {"dataset": digits} | settings)
-        for name, settings in (BAD | LACKING[side]).items()
+        name: said(train, **other | {"dataset": digits, "start": launch} | settings)
+        for name, settings in BAD.items()
     }
+    words["lacking"] = said(getattr(module, LACKING[side]), build=None)
     (kernel,) = masks.weights.values()
     words["masks"] = [(part < 1).tolist() for part in kernel.reshape(2, 64)]
     try:
-        train(f"{here}:fails", digits)
+        train(f"{here}:fails", digits, start=launch)
     except Exception as error:
         words["a replica that fails"] = [type(error).__name__, str(error)]
-    alone(side, module.digits_cnn, digits).save(folder / "alone.npz")
+    alone(side, Path(sys.argv[3])).save(folder / "alone.npz")
     for name in ("mixed", "all_dense"):
         plain(side, globals()[f"{side}_{name}"], mixed).save(folder / f"plain_{name}.npz")
     words |= whole() if side == "pt" else refused()
     words["a port in use"] = taken_port(side)
     if side == "tf":
         words |= configs()
+    words["a server that others reach"] = warned(side)
     print(json.dumps(words))
+
+
+RUN = [field.name for field in fields(parallel.Run)]
 
 
 if __name__ == "__main__":

@@ -7,9 +7,7 @@ TensorFlow, where all devices are in one process, in `BUILT`.
 
 import importlib
 import json
-import multiprocessing
 import os
-import signal
 from collections import OrderedDict
 from pathlib import Path
 from typing import NamedTuple
@@ -148,20 +146,6 @@ def pt_untraceable():
     return _pt(nn.Sequential(OrderedDict(branch=Branching(), conv0=model)))
 
 
-def pt_dying():
-    """The process of the last stage is killed in its third loss."""
-    model, optimizer, loss_fn = pt_cnn()
-    calls = []
-
-    def dying(logits, labels):
-        calls.append(None)
-        if len(calls) == 3 and multiprocessing.parent_process() is not None:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return loss_fn(logits, labels)
-
-    return model, optimizer, dying
-
-
 # TensorFlow ---------------------------------------------------------------------------------------
 
 
@@ -257,6 +241,14 @@ def tf_clipping():
 
     model, _, loss_fn = tf_cnn()
     return model, tf.keras.optimizers.SGD(RATE, global_clipnorm=1.0), loss_fn
+
+
+def tf_adam():
+    """A row of an embedding gets a gradient for each time that it is read."""
+    import tensorflow as tf
+
+    model, _, loss_fn = tf_mixed()
+    return model, tf.keras.optimizers.Adam(RATE), loss_fn
 
 
 def tf_skipping():

@@ -1,45 +1,45 @@
-"""Trains the tests' models in stages or in parts in one framework; prints what it found as JSON.
+"""Trains the tests' models in stages and in parts in one framework; prints what it found as JSON.
 
-python -m tests.parallel.model_parallel_worker model|tensor pt|tf FOLDER ARRAYS.npz
+python -m tests.parallel.model_parallel_worker pt|tf FOLDER ARRAYS.npz
 """
 
 import importlib
+import itertools
 import json
 import os
 import sys
 import time
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 
 from shared import parallel
 from shared.datasets import first_batches
-from tests.input.folder_worker import children, message, run
+from tests.input.folder_worker import message, run
 from tests.parallel import model_parallel_models
+from tests.parallel.data_parallel_worker import forked
 
 STEPS, SEED, BATCH = 10, 3, 8
 CUT = {"pt": "block1", "tf": "block1.ln0"}
 RUNS = {
-    # Name -> model, variant, settings. A setting may be a dict of what each framework calls it.
+    # Name -> model, devices, variant, settings. A setting may be a dict of each framework's own.
     "model": {
-        "split": ("cnn", "layer_split", {"cut": "conv1"}),
+        "split": ("cnn", (1, 2), "layer_split", {"cut": "conv1"}),
         # The stage in the middle has no parameters.
-        "three stages": ("mixed", "pipeline", {"cut": "act, down", "micro_batches": 4}),
-        "1f1b": ("gpt", "pipeline", {"cut": CUT, "micro_batches": 4, "schedule": "1f1b"}),
-        "norm": ("norm", "pipeline", {"cut": "conv1", "micro_batches": 2}),
+        "three stages": ("mixed", (1, 3), "pipeline", {"cut": "act, down", "micro_batches": 4}),
+        "1f1b": ("gpt", (1, 2), "pipeline", {"cut": CUT, "micro_batches": 4, "schedule": "1f1b"}),
+        "norm": ("norm", (1, 2), "pipeline", {"cut": "conv1", "micro_batches": 2}),
     },
     "tensor": {
-        "cnn": ("cnn", "tensor_parallel", {"pairs": "up > down"}),
-        "mixed hybrid": ("mixed", "hybrid", {"pairs": "up > down"}),
-        "gpt hybrid": ("gpt", "hybrid", {"pairs": "block*.up > block*.down"}),
+        "cnn": ("cnn", (1, 2), "tensor_parallel", {"pairs": "up > down"}),
+        "mixed hybrid": ("mixed", (2, 2), "hybrid", {"pairs": "up > down"}),
+        "gpt hybrid": ("gpt", (2, 2), "hybrid", {"pairs": "block*.up > block*.down"}),
     },
 }
-ALONE = {"model": ("cnn", "gpt", "norm"), "tensor": ("cnn", "gpt")}
 
 
 def dataset(name):
-    """More than one epoch of it is taken."""
+    """More than one epoch of it is taken. Images are NHWC."""
     random = np.random.default_rng(0)
     if name == "mixed":
         numbers = random.normal(size=(44, 6)).astype(np.float32)
@@ -52,12 +52,28 @@ def dataset(name):
     return images, random.integers(0, 10, 44)
 
 
-def train(side, kind, model, variant, **settings):
-    module = importlib.import_module(f"{side}_impl.parallel.{kind}_parallel")
-    given = {"global_batch": BATCH, "steps": STEPS, "seed": SEED} | settings
-    build = given.pop("build", f"{model_parallel_models.__name__}:{side}_{model}")
-    data = given.pop("dataset", dataset(model))
-    return getattr(module, f"train_{variant}")(build, data, **given)
+def own_layout(side, name):
+    """The dataset as the side's model takes it."""
+    x, y = dataset(name)
+    channels_first = side == "pt" and not isinstance(x, dict) and x.ndim == 4
+    return np.ascontiguousarray(x.transpose(0, 3, 1, 2)) if channels_first else x, y
+
+
+def train(side, folder, kind, model, devices, variant, settings, steps=STEPS):
+    """Forks are the processes of PyTorch; TensorFlow's devices are those of this one."""
+    replicas, parts = devices
+    make = f"{side}_impl.parallel.{kind}_parallel:{variant}"
+    build = f"{model_parallel_models.__name__}:{side}_{model}"
+    run = parallel.Run(replicas, BATCH, steps, parts=parts, seed=SEED, threads=replicas * parts)
+    data = own_layout(side, model)
+    if side == "pt":
+        return forked(side, Path(folder), make, build, data, run, settings)
+    replicas_kit = importlib.import_module("tf_impl.kit.replicas")
+    with parallel.training_folder(data) as samples:
+        given = parallel.arguments(make, build, samples, run, settings)
+        given += ["--threads=1", f"--out={folder}/result.npz"]
+        replicas_kit.train(parallel.options(make).parse_args(given))
+    return parallel.Result.load(Path(folder, "result.npz"))
 
 
 def canonical(side, model, weights):
@@ -78,16 +94,18 @@ def canonical(side, model, weights):
     return models.export_weights(built)
 
 
-def alone(side, kind, folder, arrays):
+def alone(side, folder, arrays):
     """One process, one device, the whole batch; and in two parts, as BatchNorm sees a pipeline."""
     data, models, training, accumulation = (
         importlib.import_module(f"{side}_impl.{name}")
         for name in ("kit.data", "kit.models", "kit.training", "train_step.gradient_accumulation")
     )
-    ways = [(name, name, training.make_train_step) for name in ALONE[kind]]
-    if kind == "model":
-        parts = accumulation.make_train_step
-        ways += [("norm in parts", "norm", lambda *own: parts(*own, micro_batches=2))]
+
+    def make_in_parts(*own):
+        return accumulation.make_train_step(*own, micro_batches=2)
+
+    ways = [(name, name, training.make_train_step) for name in ("cnn", "gpt", "norm")]
+    ways += [("norm in parts", "norm", make_in_parts)]
     os.environ["MARKS"] = folder
     for name, model, make in ways:
         built, optimizer, loss_fn = getattr(model_parallel_models, f"{side}_{model}")()
@@ -104,8 +122,8 @@ def alone(side, kind, folder, arrays):
 def mixed_batches():
     """Inputs by name and targets of each step."""
     x, y = dataset("mixed")
-    order = {"global_batch": BATCH, "steps": STEPS, "seed": SEED}
-    for rows in parallel.full_batches(len(y), **order):
+    stream = parallel.batches(len(y), global_batch=BATCH, seed=SEED, whole=True)
+    for rows in itertools.islice(stream, STEPS):
         yield parallel.take(x, rows), y[rows]
 
 
@@ -145,123 +163,93 @@ def keep(arrays, name, losses, weights):
         arrays[f"{name}/{key}"] = value
 
 
-def together(side, kind, folder, arrays):
+def together(side, folder, arrays):
     """Every variant, and what its optimizers were given."""
     found = {}
-    for name, (model, variant, settings) in RUNS[kind].items():
+    for kind, name in [(kind, name) for kind, runs in RUNS.items() for name in runs]:
+        model, devices, variant, settings = RUNS[kind][name]
         settings = {k: v[side] if isinstance(v, dict) else v for k, v in settings.items()}
-        marks = Path(folder, f"{side} {kind} {name}")
+        marks = Path(folder, f"{kind} {name}")
         marks.mkdir()
         os.environ["MARKS"] = str(marks)
         model_parallel_models.BUILT.clear()
         start = time.monotonic()
-        result = train(side, kind, model, variant, **settings)
-        keep(arrays, name, result.losses, canonical(side, model, result.weights))
-        found[name] = {
+        result = train(side, folder, kind, model, devices, variant, settings)
+        keep(arrays, f"{kind} {name}", result.losses, canonical(side, model, result.weights))
+        found[f"{kind} {name}"] = {
             "marks": [json.loads(path.read_text()) for path in sorted(marks.iterdir())],
             "built": list(model_parallel_models.BUILT),
-            "ended": result.ended,
+            "ended": list(result.ended),
             "around": [start, time.monotonic()],
-            "left": [
-                child.pid for child in children() if "spawn_main" in " ".join(child.cmdline())
-            ],
         }
     return found
 
 
-def refused(side, kind, folder, arrays):
-    """Settings and models that do not fit: what is said, and whether anything was started."""
-    variant, good = {
-        "model": ("pipeline", {"cut": "conv1", "micro_batches": 4}),
-        "tensor": ("hybrid", {"pairs": "up > down"}),
-    }[kind]
-    x, y = dataset("cnn")
-    here = model_parallel_models.__name__
-    changes = {
-        "steps": {"steps": 0},
-        "batch": {"global_batch": 45},
-        "labels": {"dataset": (x, y[:-1])},
-        "no function": {"build": f"{here}:nothing"},
-        "no module": {"build": "nowhere:cnn"},
-        "no colon": {"build": here},
+def refused(side, folder, arrays):
+    """What settings and models that do not fit give."""
+    found = {}
+    for kind, (variant, good, changes) in refusals(side).items():
+        technique = importlib.import_module(f"{side}_impl.parallel.{kind}_parallel")
+        for name, change in changes.items():
+            settings = good | change
+            model = settings.pop("model", "cnn")
+            x, _ = own_layout(side, "gpt" if model == "tied" and side == "pt" else "cnn")
+            if kind == "model":
+                settings["x"] = as_tensor(side, x[: settings.pop("batch", BATCH)])
+            build = getattr(model_parallel_models, f"{side}_{model}")
+            found[f"{kind} {name}"] = message(
+                lambda build=build, settings=settings, technique=technique, variant=variant: (
+                    getattr(technique, variant)(build, **settings)
+                )
+            )
+    return found
+
+
+def as_tensor(side, array):
+    data = importlib.import_module("torch" if side == "pt" else "tensorflow")
+    return data.as_tensor(array) if side == "pt" else data.constant(array)
+
+
+def refusals(side):
+    """Technique -> variant, settings that fit, and changes that don't."""
+    stages = {
+        "batch": {"batch": 6},
+        "no micro_batches": {"micro_batches": 0},
+        "schedule": {"schedule": "zigzag"},
+        "too few": {"schedule": "1f1b", "micro_batches": 2, "cut": "conv1, up"},
+        "cut": {"cut": "conv9"},
+        "no cut": {"cut": ""},
+        "first": {"cut": "conv0"},
+        "twice": {"cut": "conv1, conv1"},
     }
-    if kind == "model":
-        changes |= {
-            "micro_batches": {"micro_batches": 3},
-            "no micro_batches": {"micro_batches": 0},
-            "schedule": {"schedule": "zigzag"},
-            "too few": {"schedule": "1f1b", "micro_batches": 2, "cut": "conv1, up"},
-            "cut": {"cut": "conv9"},
-            "no cut": {"cut": ""},
-            "first": {"cut": "conv0"},
-            "twice": {"cut": "conv1, conv1"},
-        }
-        models = {
-            "pt": {"tied": "block1", "untraceable": "conv0"},
-            "tf": {"subclassed": "conv1", "clipping": "conv1", "skipping": "up", "tied": "up"},
-        }[side]
-        changes |= {
-            name: {"build": f"{here}:{side}_{name}", "cut": cut} for name, cut in models.items()
-        }
-        if side == "pt":
-            changes["tied"]["dataset"] = dataset("gpt")
+    shards = {
+        "shards": {"shards": 3},
+        "one shard": {"shards": 1},
+        "pairs": {"pairs": "nothing > down"},
+        "no pair": {"pairs": "up"},
+        "uneven": {"pairs": "up, down > down"},
+        "order": {"pairs": "down > up"},
+        "convolution": {"pairs": "conv0 > conv1"},
+    }
+    if side == "pt":
+        stages |= {"tied": {"model": "tied", "cut": "block1"}}
+        stages |= {"untraceable": {"model": "untraceable", "cut": "conv0"}}
+        shards["tied"] = {"model": "tied", "pairs": "block*.up > block*.down"}
     else:
-        changes |= {
-            "replicas": {"replicas": 3},
-            "shards": {"shards": 3, "replicas": 1},
-            "one shard": {"shards": 1},
-            "pairs": {"pairs": "nothing > down"},
-            "no pair": {"pairs": "up"},
-            "uneven": {"pairs": "up, down > down"},
-            "order": {"pairs": "down > up"},
-            "convolution": {"pairs": "conv0 > conv1"},
-        }
-        if side == "pt":
-            changes["tied"] = {"build": f"{here}:pt_tied", "pairs": "block*.up > block*.down"}
-    started = []
-    target = "torch.multiprocessing.spawn" if side == "pt" else "tensorflow.function"
-    with mock.patch(target, side_effect=lambda *given, **more: started.append(given)):
-        found = {
-            name: message(lambda change=change: train(side, kind, "cnn", variant, **good | change))
-            for name, change in changes.items()
-        }
-        found["devices"] = message(lambda: _without_devices(side, kind, variant, good))
-    return {"said": found, "started": len(started)}
-
-
-def _without_devices(side, kind, variant, good):
-    """More parts than there are devices: one GPU, or the four logical ones of this process."""
-    many = {"cut": "conv0, conv1, pool, up, down", "micro_batches": 4}
-    settings = good | (many if kind == "model" else {"shards": 8, "replicas": 1})
-    if side == "tf":
-        return train(side, kind, "cnn", variant, **settings)
-    with (
-        mock.patch("pt_impl.kit.runtime.device", return_value="cuda"),
-        mock.patch("torch.cuda.device_count", return_value=1),
-    ):
-        return train(side, kind, "cnn", variant, **settings)
+        models = {"subclassed": "conv1", "clipping": "conv1", "skipping": "up", "tied": "up"}
+        stages |= {name: {"model": name, "cut": cut} for name, cut in models.items()}
+        stages["devices"] = {"cut": "conv0, conv1, pool, up, down"}
+        shards["sparse"] = {"model": "adam"}
+    return {
+        "model": ("pipeline", {"cut": "conv1", "micro_batches": 4}, stages),
+        "tensor": ("tensor_parallel", {"pairs": "up > down"}, shards),
+    }
 
 
 # PyTorch ------------------------------------------------------------------------------------------
 
 
-def failing(side, kind, folder, arrays):
-    """A process that is killed in its third step: what is said, how soon, and what is left."""
-    settings = {"cut": "conv1", "micro_batches": 1} if kind == "model" else {"pairs": "up > down"}
-    variant = {"model": "pipeline", "tensor": "tensor_parallel"}[kind]
-    start = time.monotonic()
-    build = f"{model_parallel_models.__name__}:pt_dying"
-    os.environ["MARKS"] = folder
-    said = message(lambda: train(side, kind, "cnn", variant, build=build, **settings))
-    return {"said": said, "seconds": time.monotonic() - start, "left": trainers()}
-
-
-def trainers():
-    """Processes that train and are still there."""
-    return [child.pid for child in children() if "spawn_main" in " ".join(child.cmdline())]
-
-
-def drawn(side, kind, folder, arrays):
+def drawn(side, folder, arrays):
     """A model whose weights are drawn in each process: they are those of the seed."""
     import torch
 
@@ -269,21 +257,19 @@ def drawn(side, kind, folder, arrays):
     built, optimizer, loss_fn = model_parallel_models.pt_random()
     (x, y), *_ = first_batches(*dataset("cnn"), BATCH, 1, seed=SEED)
     data = importlib.import_module("pt_impl.kit.data")
-    loss = importlib.import_module("pt_impl.kit.training").make_train_step(
+    step = importlib.import_module("pt_impl.kit.training").make_train_step(
         built, optimizer, loss_fn
     )
-    wanted = float(loss(*data.to_device(x, y)))
     os.environ["MARKS"] = folder
-    before = torch.get_rng_state()
-    result = train(side, kind, "random", "layer_split", cut="up", steps=1)
+    wanted = float(step(*data.to_device(x, y)))
+    result = train(side, folder, "model", "random", (1, 2), "layer_split", {"cut": "up"}, steps=1)
     return {
         "losses": [wanted, *result.losses],
         "names": [sorted(result.weights), sorted(built.state_dict())],
-        "undisturbed": torch.equal(before, torch.get_rng_state()),
     }
 
 
-def groups(side, kind, folder, arrays):
+def groups(side, folder, arrays):
     """The modules that are sharded over replicas each by itself."""
     from pt_impl.parallel import tensor_parallel
 
@@ -300,31 +286,31 @@ def groups(side, kind, folder, arrays):
 # TensorFlow ---------------------------------------------------------------------------------------
 
 
-def schedules(side, kind, folder, arrays):
+def schedules(side, folder, arrays):
     """The order in which micro-batches went by the mark in each stage, in one step."""
     found = {}
     for schedule in ("gpipe", "1f1b"):
         model_parallel_models.PASSED.clear()
-        settings = {"cut": "conv1", "micro_batches": 8, "schedule": schedule, "steps": 1}
-        train(side, kind, "marked", "pipeline", **settings)
+        settings = {"cut": "conv1", "micro_batches": 8, "schedule": schedule}
+        train(side, folder, "model", "marked", (1, 2), "pipeline", settings, steps=1)
         found[schedule] = list(model_parallel_models.PASSED)
     return found
 
 
 SCENARIOS = {
-    ("model", "pt"): (alone, together, refused, failing, drawn),
-    ("tensor", "pt"): (alone, together, refused, failing, groups),
-    ("model", "tf"): (alone, together, refused, schedules),
-    ("tensor", "tf"): (alone, together, refused),
+    "pt": (alone, together, refused, drawn, groups),
+    "tf": (alone, together, refused, schedules),
 }
 
 
 if __name__ == "__main__":
-    side, kind, folder, path = sys.argv[1:]
+    side, folder, path = sys.argv[1:]
     if side == "tf":
         import tensorflow as tf
 
         cpu = tf.config.list_physical_devices("CPU")[0]
         four = [tf.config.LogicalDeviceConfiguration()] * 4
         tf.config.set_logical_device_configuration(cpu, four)
-    run(side, SCENARIOS[kind, side], path, kind, folder)
+    own = Path(folder, side)  # both sides write results of the same name at the same time
+    own.mkdir()
+    run(side, SCENARIOS[side], path, str(own))

@@ -222,10 +222,13 @@ def test_compressed_sizes_have_one_too():
 def test_fewer_bits_stand_higher():
     results = small()
     up = {}
-    for metric in ("accuracy", "bits_per_character"):
+    for metric in ("accuracy", "bits_per_character", "mAP"):
         found = view(results, "mixed_precision", "digits-cnn")
-        ((_, (chart,)),) = tradeoffs(found, {"metric": metric})
+        ((table, (chart,)),) = tradeoffs(found, {"metric": metric})
         up[metric] = {m.tip[3:]: m.y for m in of(chart, "mark")}
+    assert table.title.startswith("mAP against what it costs")
+    assert chart.title.startswith("mAP@[.5:.95] in % over step time [ms]")
+    assert up["mAP"] == up["accuracy"]
     best = ("fp32, PyTorch", "bf16, PyTorch")  # 97.3 and 97.2
     assert up["accuracy"][best[0]] < up["accuracy"][best[1]]
     assert up["bits_per_character"][best[0]] > up["bits_per_character"][best[1]]

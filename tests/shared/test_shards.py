@@ -22,11 +22,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from shared import records, shards
+from shared import conversion, shards
+from shared.conversion import convert, crc32c, main
 from shared.images import decode_rgb, list_images
 from shared.photos import make_photos
-from shared.records import crc32c, map_arrays, read_tar
-from shared.shards import MANIFEST, convert, main, open_shards
+from shared.shards import MANIFEST, map_arrays, open_shards, read_tar
 
 ROOT = Path(__file__).resolve().parents[2]
 FORMS = ("tar", "tfrecord", "arrays")
@@ -187,7 +187,7 @@ def test_the_checksum_is_that_of_the_slow_way(data):
 
 @given(value=st.integers(0, 2**63 - 1))
 def test_numbers_are_varints(value):
-    assert varint(records._varint(value)) == value
+    assert varint(conversion._varint(value)) == value
 
 
 # A tar from elsewhere ---------------------------------------------------------------------------
@@ -376,7 +376,10 @@ def test_what_is_finished_is_verified_and_damage_mended(made, folder, tmp_path):
 
 def test_two_at_once_are_refused(made, folder, tmp_path):
     form, _, _ = made
-    with shards._alone(tmp_path / "x"), pytest.raises(RuntimeError, match="another process writes"):
+    with (
+        conversion._alone(tmp_path / "x"),
+        pytest.raises(RuntimeError, match="another process writes"),
+    ):
         convert(folder, tmp_path / "x", form=form)
 
 
@@ -385,7 +388,7 @@ def test_a_full_disk_leaves_no_shard_that_is_not_whole(folder, tmp_path, monkeyp
         files[0].write(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(shards, "write", full)
+    monkeypatch.setattr(conversion, "write", full)
     with pytest.raises(OSError, match="No space left"):
         convert(folder, tmp_path / "x", form="tar", samples=SAMPLES, workers=1)
     assert list(contents(tmp_path / "x")) == [MANIFEST]

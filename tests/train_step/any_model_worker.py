@@ -25,8 +25,8 @@ STEPS = (
     "stacking",
     "baseline",
 )
-impl = workers.implementation("tf", *(f"train_step.{name}" for name in STEPS))
-kit, family = impl.kit, impl.train_step
+impl = workers.implementation("tf", "kit.operators", *(f"train_step.{name}" for name in STEPS))
+kit, family, operators = impl.kit, impl.train_step, impl.kit.operators
 keras, layers = tf.keras, tf.keras.layers
 
 
@@ -145,7 +145,8 @@ def clipped():
     names = ["normalized", "recurrent"]
     return {
         "only measured": against_plain(
-            lambda *given: technique.make_train_step(*given, max_norm=math.inf), names
+            lambda *given: technique.make_train_step(*given, max_norm=math.inf, measure_norm=True),
+            names,
         ),
         "guarded": against_plain(
             lambda *given: technique.make_train_step(*given, max_norm=1e9, check_finite=True), KEY
@@ -154,14 +155,6 @@ def clipped():
             lambda *given: technique.make_per_variable_step(*given, max_norm=1e9), names
         ),
     }
-
-
-def scaled():
-    technique = family.gradient_clipping
-    return against_plain(
-        lambda *given: technique.make_scaled_step(*given, max_norm=1e9, initial_scale=1024.0),
-        ["normalized", "recurrent", "several_by_name"],
-    )
 
 
 def stacked():
@@ -221,6 +214,31 @@ def half_width():
     return found
 
 
+def raw_data():
+    """Years and incomes, standardised in the model: predictions in half width against float32."""
+    random, found = np.random.default_rng(0), {}
+    x = random.normal(size=(ROWS, 2)) * [10, 9e4] + [2000, 2e5]
+    x = tf.constant(np.round(x), tf.float32)
+
+    def make(kind):
+        keras.utils.set_random_seed(0)
+        inputs, norm, head = keras.Input((2,)), layers.Normalization(), layers.Dense(3)
+        norm.adapt(x)
+        if kind == "sequential":
+            return keras.Sequential([inputs, norm, head])
+        return keras.Model(inputs, head(norm(inputs)))
+
+    for kind in ("functional", "sequential"):
+        wanted = make(kind)(x).numpy()
+        for dtype in ("bfloat16", "float16"):
+            predict = family.mixed_precision.make_predict(make(kind), dtype=dtype)
+            found[f"{kind} {dtype}"] = apart([predict(x).numpy()], [wanted])
+    keras.mixed_precision.set_global_policy("mixed_bfloat16")
+    found["Keras's own"] = apart([np.float32(make("sequential")(x))], [wanted])
+    keras.mixed_precision.set_global_policy("float32")
+    return found
+
+
 def policies():
     """A model whose own policy is half-width, in each step that takes it as it is."""
     makers = {
@@ -232,8 +250,6 @@ def policies():
         "stacked": family.stacking.make_train_step,
         "kit": kit.training.make_train_step,
     }
-    if KERAS_3:
-        makers["scaled"] = family.gradient_clipping.make_scaled_step
     cells = [("mixed_bfloat16", kind) for kind in makers] + [("mixed_float16", "kit")]
     found = {}
     for policy, kind in cells:
@@ -353,6 +369,7 @@ def in_fit():
     if KERAS_3:
         make = family.gradient_accumulation.make_train_step
         parts = of_step("subclassed", make, micro_batches=2)
+        found["a mixin"] = apart(of_fit("subclassed", with_accumulation), parts)
         steps = {"batch_size": ROWS // 2, "gradient_accumulation_steps": 2}
         found["accumulated"] = apart(of_fit("subclassed", **steps), parts)
         apply = family.activation_checkpointing.apply_checkpointing
@@ -363,7 +380,31 @@ def in_fit():
         # Keras casts the outputs for its losses; here the loss is a function and does not.
         found["bfloat16"] = apart(of_fit("sequence"), half)
         keras.mixed_precision.set_global_policy("float32")
+        found["policies"] = apart(in_policies("sequence", rate), half)
     return found
+
+
+def with_accumulation(model):
+    """The model in the class of Keras's `fit` that computes each batch in two parts."""
+
+    class Accumulated(family.gradient_accumulation.AccumulatedTraining, type(model)):
+        micro_batches = 2
+
+    model.__class__ = Accumulated
+    return model
+
+
+def in_policies(name, rate):
+    """Weights that `fit` trains within the technique's policies."""
+    model, _, x, y, loss_fn = made(name)
+    precision = family.mixed_precision.MixedPrecision(model)
+    to_float32 = family.mixed_precision.to_float32
+    optimizer = precision.wrap(keras.optimizers.SGD(**rate))
+    model.compile(optimizer, lambda y, output: loss_fn(to_float32(output), y))
+    for _ in range(2):
+        with precision.policies():
+            model.fit(x, y, batch_size=ROWS, shuffle=False, verbose=0)
+    return [np.array(w, np.float64) for w in model.get_weights()]
 
 
 def raised(function, *args, **kwargs):
@@ -390,7 +431,7 @@ def settings():
         model, _, x, y, loss_fn = made("recurrent")  # one row is looked up by several samples
         before = [np.array(w) for w in model.get_weights()]
         optimizer = keras.optimizers.SGD(1.0)
-        make = family.mixed_precision.make_train_step
+        make = family.stacking.make_train_step
         step = make(model, optimizer, loss_fn, dtype=dtype, max_norm=0.01)
         step(x, y)
         change = [a - b for a, b in zip(model.get_weights(), before, strict=True)]
@@ -403,18 +444,12 @@ def settings():
     calls = [name for layer in model._flatten_layers() for name in vars(layer) if name == "call"]
     _, *given = made("recurrent")
     found |= {
-        "compiled": compilation.executed_graphs(step, x, y)["compiled"],
-        "left": calls,
+        "compiled": operators.executed_graphs(step, x, y)["compiled"],
+        "replaced": len(calls),
         "block": raised(make, model, optimizer, loss_fn, blocks="blok"),
         "predict": raised(compilation.compiled_predict, model, blocks="blok"),
         "loop": [refused_loop(blocks) for blocks in ("", "block")],
-        "clip": raised(
-            family.mixed_precision.make_train_step, model, optimizer, loss_fn, max_norm=0
-        ),
     }
-    apply = family.activation_checkpointing.apply_checkpointing
-    for name in ("save_products", "offload"):
-        found[name] = raised(apply, model, blocks="block", **{name: True})
     inside = keras.Input((6,), dtype="int64")
     inner = keras.Model(inside, layers.Embedding(9, 4, mask_zero=True)(inside), name="inner")
     inputs = keras.Input((6,), dtype="int64")
@@ -426,7 +461,7 @@ def settings():
 
 def main() -> None:
     kit.runtime.configure(threads=1, seed=0)
-    lacking = () if KERAS_3 else (masks, float32, half_width, recomputed, scaled)
+    lacking = () if KERAS_3 else (masks, float32, half_width, recomputed, raw_data)
     scenarios = [
         masks,
         kit_step,
@@ -437,11 +472,11 @@ def main() -> None:
         xla_blocks,
         accumulated,
         clipped,
-        scaled,
         stacked,
         recomputed,
         fitted,
         half_width,
+        raw_data,
         policies,
         from_a_pipeline,
         sparse,

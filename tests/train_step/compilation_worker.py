@@ -24,9 +24,10 @@ from shared.weights import init_weights
 from tests import workers
 
 FRAMEWORK = "pt" if sys.argv[1] == "pt" else "tf"
-impl = workers.implementation(FRAMEWORK, "train_step.compilation")
+impl = workers.implementation(FRAMEWORK, "kit.operators", "train_step.compilation")
 kit = impl.kit
 technique = impl.train_step.compilation
+operators = impl.kit.operators
 TINY = CNNSpec((8, 8, 1), ((4, 1), (8, 2)), num_classes=3)
 TASK = replace(
     TASKS["digits-cnn"], model=TINY, recipe=replace(TASKS["digits-cnn"].recipe, learning_rate=0.01)
@@ -92,7 +93,7 @@ def steps():
         model, step = make(name)
         found[name] = trained(model, step, stream)
         found[name]["traces"] = [kit.runtime.trace_count(step)]
-        found[name]["ran"] = technique.executed_graphs(step, *stream[0])
+        found[name]["ran"] = operators.executed_graphs(step, *stream[0])
         found[name]["traces"].append(kit.runtime.trace_count(step))
         if name == "graph":
             run(step, batches(1, size=5))
@@ -118,31 +119,9 @@ def predictions():
             x = batches(1, size)[0][0]
             errors.append(float(np.abs(np.asarray(predict(x)) - np.asarray(exact(x))).max()))
         x = batches(1)[0][0]
-        found[name] = {"errors": errors, "ran": technique.executed_graphs(predict, x)}
+        found[name] = {"errors": errors, "ran": operators.executed_graphs(predict, x)}
     after = kit.models.export_weights(model)
     found["kept"] = all(np.array_equal(before[name], after[name]) for name in before)
-    return found
-
-
-def refusals():
-    """What bad input raises, and that the model trains on as before."""
-    model, optimizer = build()
-    arguments = model, optimizer, kit.training.cross_entropy
-    found = {}
-    for name in ("compiled_train_step", "compiled_model_train_step"):
-        found[name] = raised(getattr(technique, name), *arguments, mode="fastest")
-    found["compiled_predict"] = raised(technique.compiled_predict, model, mode="fastest")
-    found["modes"] = [
-        raised(technique.compiled_train_step, *arguments, mode=mode) for mode in MODES
-    ]
-    x = batches(1)[0][0]
-    found["fit"] = raised(technique.fit_loop, *arguments)
-    found["traced"] = raised(technique.traced_model, model, x)
-    found["scripted"] = raised(technique.scripted_model, model)
-    step = kit.training.make_train_step(*arguments)
-    other_model, other_optimizer = build()
-    other = kit.training.make_train_step(other_model, other_optimizer, kit.training.cross_entropy)
-    found["unchanged"] = run(step, batches(3)) == run(other, batches(3))
     return found
 
 
@@ -236,7 +215,7 @@ class PyTorch:
         self.reset()
         model, optimizer, loss_fn, x, y = self.two(broken=True)
         step = technique.graph_train_step(model, optimizer, loss_fn)
-        found = {"graph": technique.executed_graphs(step, x, y)}
+        found = {"graph": operators.executed_graphs(step, x, y)}
         self.reset()
         model, optimizer, loss_fn, x, y = self.two(broken=True)
         step = technique.fullgraph_train_step(model, optimizer, loss_fn)
@@ -271,6 +250,27 @@ class PyTorch:
                 "mean": model[1].running_mean.tolist(),
                 "weight": model[0].weight.flatten().tolist(),
             }
+        return found
+
+    def refusals(self):
+        """What bad input raises, and that the model trains on as before."""
+        model, optimizer = build()
+        arguments = model, optimizer, kit.training.cross_entropy
+        found = {}
+        for name in ("compiled_train_step", "compiled_model_train_step"):
+            found[name] = raised(getattr(technique, name), *arguments, mode="fastest")
+        found["compiled_predict"] = raised(technique.compiled_predict, model, mode="fastest")
+        found["modes"] = [
+            raised(technique.compiled_train_step, *arguments, mode=mode) for mode in MODES
+        ]
+        found["traced"] = raised(technique.traced_model, model, batches(1)[0][0])
+        found["scripted"] = raised(technique.scripted_model, model)
+        step = kit.training.make_train_step(*arguments)
+        other_model, other_optimizer = build()
+        other = kit.training.make_train_step(
+            other_model, other_optimizer, kit.training.cross_entropy
+        )
+        found["unchanged"] = run(step, batches(3)) == run(other, batches(3))
         return found
 
     def modes(self):
@@ -378,6 +378,19 @@ class TensorFlow:
             found[name] = {"error": error and error[:300], "moved": moved}
         return found
 
+    def applied(self):
+        """Programs and losses of the kit's step, of a model that was compiled as a whole."""
+        found = {}
+        for name in ("plain", "compiled"):
+            model, optimizer = build()
+            if name == "compiled":
+                model = technique.apply_compile(model)
+            step = kit.training.make_train_step(model, optimizer, kit.training.cross_entropy)
+            losses = run(step, batches(3))
+            programs = operators.executed_graphs(step, *batches(1)[0])["compiled"]
+            found[name] = {"losses": losses, "programs": programs}
+        return found
+
     def unbuilt(self):
         """A model without variables is refused by every step."""
 
@@ -388,7 +401,7 @@ class TensorFlow:
         arguments = Unbuilt(), self.tf.keras.optimizers.SGD(0.1), kit.training.cross_entropy
         return {
             name: raised(getattr(technique, f"{name}_train_step"), *arguments)
-            for name in (*self.STEPS, "fullgraph")
+            for name in self.STEPS
         }
 
     def fit(self):
@@ -428,7 +441,7 @@ def tf_keras():
     stream, found = batches(), {"flavour": tf.keras.Model.__module__.split(".")[0]}
     _, step = make("compiled")
     found["compiled"] = run(step, stream)
-    found["ran"] = technique.executed_graphs(step, *stream[0])
+    found["ran"] = operators.executed_graphs(step, *stream[0])
     model, optimizer = build()
     technique.fit_loop(model, optimizer, kit.training.cross_entropy)
     found["jit_compile"] = bool(model.jit_compile)
@@ -441,12 +454,13 @@ def main() -> None:
         scenarios = [tf_keras]
     else:
         helpers = ("reset", "two", "inputs", "functional", "subclassed")
-        scenarios = [steps, predictions, refusals, evidence]
+        scenarios = [steps, predictions]
         scenarios += [
             getattr(own, name)
             for name, value in vars(type(own)).items()
             if callable(value) and not name.startswith("_") and name not in helpers
         ]
+        scenarios.append(evidence)
     found = {}
     for scenario in scenarios:
         try:

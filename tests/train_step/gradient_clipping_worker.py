@@ -84,13 +84,10 @@ def applied():
         "loose": ("make_train_step", {"max_norm": 1e4}),
         "guard": ("make_train_step", {"max_norm": 2.0, "check_finite": True}),
         "off": ("make_train_step", {"max_norm": math.inf}),
+        "measured": ("make_train_step", {"max_norm": math.inf, "measure_norm": True}),
         "per variable": ("make_per_variable_step", {"max_norm": 2.0}),
         "per variable off": ("make_per_variable_step", {"max_norm": math.inf}),
     }
-    if sys.argv[1] != "tf_keras":
-        settings = {"max_norm": 2.0, "initial_scale": SCALE}
-        cases["scaled"] = "make_scaled_step", settings
-        cases["scaled off"] = "make_scaled_step", settings | {"max_norm": math.inf}
     if sys.argv[1] == "tf":
         for setting in ("global_clipnorm", "clipnorm"):
             cases[setting] = None, {}
@@ -100,9 +97,21 @@ def applied():
         loss = kit.runtime.to_float(prepared.step(*batches(GPT)[0]))
         arrays = parameters(prepared, GPT)
         found[name] = {"loss": loss, "gradients": {n: v.tolist() for n, v in arrays.items()}}
-        if maker == "make_train_step":
+        if name == "off":
+            found[name]["norm"] = raised(prepared.step.gradient_norm)
+        elif maker == "make_train_step":
             found[name]["norm"] = prepared.step.gradient_norm()
-    found["wrong order"] = own.wrong_order()
+    return found
+
+
+def scaled():
+    """The gradients that reach the optimizer of a loop under loss scaling."""
+    cases = {"clip": (2.0, True), "off": (math.inf, True), "wrong order": (2.0, False)}
+    found = {}
+    for name, (most, in_order) in cases.items():
+        model = own.scaled(most, in_order)
+        weights = kit.models.export_weights(model)
+        found[name] = {n: weights[n].tolist() for n in parameter_shapes(GPT)}
     return found
 
 
@@ -157,28 +166,16 @@ def guard():
     return found
 
 
-def scaled_overflow():
-    """An infinite input under loss scaling: a step that is skipped, at half the scale."""
-    prepared = prepare(CNN, "make_scaled_step", initial_scale=8.0)
-    x, y = batches(CNN)[0]
-    before = parameters(prepared, CNN)
-    prepared.step(x * math.inf, y)
-    found = {"kept": same(before, parameters(prepared, CNN)), "scale": prepared.step.loss_scale()}
-    prepared.step(x, y)  # its statistics are not finite any more, its weights are
-    return found | {"moved": not same(before, parameters(prepared, CNN))}
-
-
 def refusals():
     """What bad input raises, and that the model and its optimizer work as before."""
     prepared = prepare(CNN)
     arguments = prepared.model, prepared.optimizer, kit.training.cross_entropy
     found = {}
-    for maker in ("make_train_step", "make_per_variable_step", "make_scaled_step"):
+    for maker in ("make_train_step", "make_per_variable_step"):
         make = getattr(technique, maker)
         for bad in (0, -1.0, math.nan, "1", None):
             found[f"{maker} {bad}"] = raised(make, *arguments, max_norm=bad)
         found[f"{maker} frozen"] = raised(make, own.frozen(), *arguments[1:])
-    found["scale"] = raised(technique.make_scaled_step, *arguments, initial_scale=0.0)
     stream = batches(CNN, 2)
     found["unchanged"] = run(prepared, stream) == run(prepare(CNN), stream)
     return found
@@ -245,18 +242,19 @@ class PyTorch:
         size = (logits * factor).square().sum()
         return kit.training.cross_entropy(logits, labels) + 1e-3 * size.sqrt()
 
-    def wrong_order(self):
-        """Clipping before unscaling: what a step applies that forgets `unscale_`."""
+    def scaled(self, max_norm, in_order):
+        """A loop of GradScaler's with the clipper; out of order it clips before `unscale_`."""
         torch = self.torch
         model = kit.models.build(GPT, init_weights(GPT, seed=1))
         optimizer = self.recorder(model)
         scaler = torch.amp.GradScaler("cpu", init_scale=SCALE)
         x, y = batches(GPT)[0]
         scaler.scale(large(model(x), y)).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 2.0)
+        if in_order:
+            scaler.unscale_(optimizer)
+        technique.GradientClipper(model, max_norm=max_norm).clip()
         scaler.step(optimizer)
-        weights = kit.models.export_weights(model)
-        return {n: weights[n].tolist() for n in parameter_shapes(GPT)}
+        return model
 
     def reads(self):
         """How often a step reads a value from the device on the host, which waits for it."""
@@ -388,22 +386,21 @@ class TensorFlow:
         size = tf.reduce_sum(tf.square(logits * factor))
         return kit.training.cross_entropy(logits, labels) + 1e-3 * tf.sqrt(size)
 
-    def wrong_order(self):
-        """Clipping before unscaling: what a step applies that clips scaled gradients."""
+    def scaled(self, max_norm, in_order):
+        """A loop of LossScaleOptimizer's with the clipper; out of order that knows no scale."""
         tf = self.tf
         model = kit.models.build(GPT, init_weights(GPT, seed=1))
         variables = model.trainable_variables
-        if not hasattr(tf.keras.optimizers, "LossScaleOptimizer"):
-            return None
         optimizer = tf.keras.optimizers.LossScaleOptimizer(self.recorder(model), SCALE)
         optimizer.build(variables)
         x, y = batches(GPT)[0]
         with tf.GradientTape() as tape:
             loss = optimizer.scale_loss(large(model(x, training=True), y))
-        gradients, _ = tf.clip_by_global_norm(tape.gradient(loss, variables), 2.0)
+        clipper = technique.GradientClipper(model, max_norm=max_norm)
+        scale = {"scale": SCALE} if in_order else {}
+        gradients = clipper.clip(tape.gradient(loss, variables), **scale)
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
-        weights = kit.models.export_weights(model)
-        return {n: weights[n].tolist() for n in parameter_shapes(GPT)}
+        return model
 
     def two(self):
         """A subclassed model of two inputs, with a root behind one of its two layers."""
@@ -494,20 +491,11 @@ class TensorFlow:
         return found
 
 
-def tf_keras_refusal():
-    """Loss scaling goes by other methods there."""
-    prepared = prepare(CNN)
-    arguments = prepared.model, prepared.optimizer, kit.training.cross_entropy
-    return {"scaled": raised(technique.make_scaled_step, *arguments)}
-
-
 def main() -> None:
     kit.runtime.configure(threads=1, seed=0)
     scenarios = [applied, losses, guard]
-    if sys.argv[1] == "tf_keras":
-        scenarios += [tf_keras_refusal]
-    else:
-        scenarios += [scaled_overflow, refusals]
+    if sys.argv[1] != "tf_keras":
+        scenarios += [scaled, refusals]
         names = ("reads", "foreign", "functional", "embedding")
         scenarios += [getattr(own, name) for name in names if hasattr(own, name)]
     found = {}

@@ -18,9 +18,10 @@ from shared.weights import init_weights
 from tests import workers
 
 FRAMEWORK = "pt" if sys.argv[1:] == ["pt"] else "tf"
-impl = workers.implementation(FRAMEWORK, "train_step.memory_format")
+impl = workers.implementation(FRAMEWORK, "kit.operators", "train_step.memory_format")
 kit = impl.kit
 technique = impl.train_step.memory_format
+operators = impl.kit.operators
 CNN, RESNET = TASKS["digits-cnn"], TASKS["digits-resnet20"]
 DEFAULT = "channels_first" if FRAMEWORK == "pt" else "channels_last"
 
@@ -87,8 +88,8 @@ def formats():
     for task, memory_format in [*wanted, (RESNET, "channels_last")]:
         prepared = prepare(task, memory_format)
         found[f"{task.name} {memory_format}"] = [
-            technique.convolution_formats(prepared.model, lambda p=prepared: p.step(x, y)),
-            technique.convolution_formats(prepared.model, lambda p=prepared: p.predict(x)),
+            operators.convolution_formats(prepared.model, lambda p=prepared: p.step(x, y)),
+            operators.convolution_formats(prepared.model, lambda p=prepared: p.predict(x)),
         ]
     return found
 
@@ -178,7 +179,7 @@ class PyTorch:
         after = model(*x)["logits"].detach()
         return {
             "difference": float((after - before).abs().max() / before.abs().max()),
-            "formats": technique.convolution_formats(model, lambda: model(*x)),
+            "formats": operators.convolution_formats(model, lambda: model(*x)),
             "names": names == list(model.state_dict()),
             "hooks": sum(len(m._forward_hooks) for m in model.modules()),
         }
@@ -197,7 +198,7 @@ class PyTorch:
 
         model = technique.apply_memory_format(Reshaping())
         x = technique.convert_batch(torch.randn(2, 4, 8, 8))
-        return technique.convolution_formats(model, lambda: model(x))
+        return operators.convolution_formats(model, lambda: model(x))
 
     def three_dimensional(self):
         model = self.torch.nn.Sequential(

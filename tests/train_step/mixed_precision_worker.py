@@ -208,7 +208,8 @@ def reuse():
     stream = batches(CNN, 3)
     once = run(prepare(CNN, dtype="bfloat16", keep_fp32="head"), stream)
     again = prepare(CNN, dtype="bfloat16", keep_fp32="head")
-    for keep in ("conv0", "head"):
+    # PyTorch wraps a kept layer for good, and once; Keras gives it a policy for each trace.
+    for keep in ("head", "head") if FRAMEWORK == "pt" else ("conv0", "head"):
         step = technique.make_train_step(
             again.model, again.optimizer, kit.training.cross_entropy, keep_fp32=keep
         )
@@ -346,11 +347,11 @@ class PyTorch:
             found[keep] = dict(seen, first=values[0], last=values[-1])
             predict = technique.make_predict(model, keep_fp32=keep)
             found[keep]["predict"] = str(predict(x)["logits"].dtype)
-            found[keep]["left_alone"] = (
-                model.left.forward is own_forward
-                and "forward" not in vars(model.right)
-                and "forward" not in vars(model.blocks[0])
-            )
+            layers = {"left": model.left, "right": model.right, "blocks": model.blocks[0]}
+            wrapped = [name for name, layer in layers.items() if "forward" in vars(layer)]
+            found[keep]["wrapped"] = wrapped
+            inner = getattr(model.left.forward, "args", [model.left.forward])[0]
+            found[keep]["own_forward"] = inner is own_forward
         return found
 
     def checkpointed(self):
@@ -394,9 +395,25 @@ class PyTorch:
     def refused(self):
         """A model in bfloat16 has no master weights; a device without autocast is refused."""
         torch = self.torch
+
+        class Pair(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.first, self.pair = torch.nn.Linear(4, 4), torch.nn.Bilinear(4, 4, 2)
+
+            def forward(self, x):
+                return self.pair(self.first(x), x)
+
+        model, x = Pair(), torch.ones(3, 4)
+        with torch.autocast("cpu", torch.bfloat16):
+            upstream = raised(model, x)
+        kept = technique.make_predict(model, keep_fp32="pair")(x)
         half = torch.nn.Linear(2, 2).bfloat16()
         meta = torch.nn.Linear(2, 2, device="meta")
         return {
+            "bilinear": raised(technique.make_predict, model),
+            "bilinear upstream": upstream,
+            "bilinear kept": [str(kept.dtype), list(kept.shape)],
             "half": raised(technique.make_predict, half),
             "device": raised(technique.make_predict, meta, dtype="float16"),
             "float32": raised(technique.make_predict, meta, dtype="float32"),

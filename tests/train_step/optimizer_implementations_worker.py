@@ -21,7 +21,6 @@ SPEC = CNNSpec((8, 8, 2), ((4, 2), (6, 1)), num_classes=3)
 STEPS = 5
 SETTINGS = {"learning_rate": 0.01, "weight_decay": 0.1, "beta1": 0.8, "beta2": 0.95}
 PLANTED = SETTINGS | {"weight_decay": 0.11}
-NAMES = ("for_loop", "foreach", "fused", "compiled")
 # The twins take their epsilon at different places: what is large here decides the first update.
 LARGE_EPS = {"learning_rate": 0.1, "beta2": 0.95, "eps": 1.0}
 
@@ -40,9 +39,15 @@ def given_gradients() -> list[dict[str, np.ndarray]]:
 
 if __name__ == "__main__":
     FRAMEWORK = "pt" if sys.argv[1:] == ["pt"] else "tf"
-    impl = workers.implementation(FRAMEWORK, "train_step.optimizer_implementations")
+    impl = workers.implementation(
+        FRAMEWORK, "kit.operators", "train_step.optimizer_implementations"
+    )
     kit = impl.kit
     technique = impl.train_step.optimizer_implementations
+    operators = impl.kit.operators
+    NAMES = ("for_loop", "foreach", "fused", "compiled")
+    if FRAMEWORK == "tf":
+        NAMES = ("for_loop", "fused", "compiled")
     if FRAMEWORK == "pt":
         import torch
     else:
@@ -77,7 +82,8 @@ def weights(model):
 
 def run(name, steps=STEPS, **settings):
     model, buffers, put = build()
-    _, update = getattr(technique, f"{name}_update")(model, buffers, **settings)
+    optimizer = getattr(technique, f"{name}_optimizer")(model, **settings)
+    update = kit.training.make_update(model, optimizer, buffers)
     for gradients in given_gradients()[:steps]:
         put(gradients)
         update()
@@ -98,12 +104,8 @@ def updates():
     for name in NAMES:
         if name == "compiled" and FRAMEWORK == "pt" and "no-compiler" in sys.argv:
             continue
-        try:
-            after, update = run(name, **SETTINGS)
-        except NotImplementedError as error:
-            found[name] = {"refused": str(error)}
-            continue
-        found[name] = {"weights": after, "operators": technique.update_operators(update)}
+        after, update = run(name, **SETTINGS)
+        found[name] = {"weights": after, "operators": operators.update_operators(update)}
         if name == "compiled":
             found[name]["traces"] = kit.runtime.trace_count(update)
             update()
@@ -117,33 +119,23 @@ def large_eps():
 
 
 def refusals():
-    """What bad input raises, and that neither weights nor gradients were touched."""
-    model, buffers, _ = build()
+    """What bad settings raise, and that no weight was touched."""
+    model, _, _ = build()
     before = weights(model)
-    rate = {"learning_rate": 0.1}
-    wider = [*buffers[:-1], (torch if FRAMEWORK == "pt" else tf).zeros((4,))]
     bad = {
-        "count": (buffers[1:], rate),
-        "shape": (wider, rate),
-        "rate": (buffers, {"learning_rate": -0.1}),
-        "beta": (buffers, rate | {"beta2": 1.0}),
+        "rate": {"learning_rate": -0.1},
+        "beta": {"learning_rate": 0.1, "beta2": 1.0},
+        "momentum": {"learning_rate": 0.1, "momentum": 1.0},
     }
-    if FRAMEWORK == "pt":
-        bad["dtype"] = ([*buffers[:-1], buffers[-1].double()], rate)
-        bad["sparse"] = ([buffers[0].to_sparse(), *buffers[1:]], rate)
-    else:
-        bad["dtype"] = ([*buffers[:-1], tf.cast(buffers[-1], "float64")], rate)
-        slices = tf.IndexedSlices(buffers[0] + 0.0, tf.range(3), tf.constant(buffers[0].shape))
-        bad["sparse"] = ([slices, *buffers[1:]], rate)
     found = {}
-    for name in ("for_loop", "fused", "compiled", *(("foreach",) if FRAMEWORK == "pt" else ())):
-        make = getattr(technique, f"{name}_update")
-        for reason, (gradients, settings) in bad.items():
-            found[f"{name} {reason}"] = raised(make, model, gradients, **settings)
-    untouched = weights(model) == before
+    for name in NAMES:
+        for reason in ("rate", "beta"):
+            make = getattr(technique, f"{name}_optimizer")
+            found[f"{name} {reason}"] = raised(make, model, **bad[reason])
     if FRAMEWORK == "pt":
-        untouched = untouched and all(p.grad is None for p in model.parameters())
-    return {"errors": found, "untouched": untouched}
+        for reason in ("rate", "momentum"):
+            found[f"fused_sgd {reason}"] = raised(technique.fused_sgd, model, **bad[reason])
+    return {"errors": found, "untouched": weights(model) == before}
 
 
 def foreign():
@@ -151,7 +143,7 @@ def foreign():
     return {
         name: (_train_module if FRAMEWORK == "pt" else _train_keras)(name)
         for name in NAMES
-        if name != ("compiled" if FRAMEWORK == "pt" else "foreach")
+        if (FRAMEWORK, name) != ("pt", "compiled")
     }
 
 
@@ -170,15 +162,13 @@ def _train_module(name):
     model = Two()
     frozen = model.right.weight.clone()
     a, b, y = torch.randn(16, 4), torch.randn(16, 4), torch.randn(16)
-    buffers = [torch.zeros_like(p) for p in model.parameters() if p.requires_grad]
-    _, update = getattr(technique, f"{name}_update")(model, buffers, learning_rate=0.05)
+    optimizer = getattr(technique, f"{name}_optimizer")(model, learning_rate=0.05)
     losses = []
     for _ in range(20):
-        for buffer in buffers:
-            buffer.zero_()
+        optimizer.zero_grad()
         loss = (model(a, b) - y).square().mean()
-        loss.backward()  # into the buffers, which are the parameters' .grad
-        update()
+        loss.backward()
+        optimizer.step()
         losses.append(loss.item())
     return {"losses": losses, "frozen": torch.equal(frozen, model.right.weight)}
 
@@ -201,29 +191,36 @@ def _train_keras(name):
     model = Two()
     model((a, b))
     frozen = model.right.kernel + 0.0
-    buffers = [tf.Variable(tf.zeros(v.shape)) for v in model.trainable_variables]
-    _, update = getattr(technique, f"{name}_update")(model, buffers, learning_rate=0.05)
-    losses = []
+    optimizer = getattr(technique, f"{name}_optimizer")(model, learning_rate=0.05)
+    variables, losses = model.trainable_variables, []
     for _ in range(20):
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(tf.square(model((a, b)) - y))
-        for buffer, gradient in zip(
-            buffers, tape.gradient(loss, model.trainable_variables), strict=True
-        ):
-            buffer.assign(gradient)
-        update()
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
         losses.append(float(loss))
     return {"losses": losses, "frozen": bool(tf.reduce_all(frozen == model.right.kernel))}
 
 
 def fused_limits():
-    """Parameters that PyTorch's fused kernel does not take."""
+    """Parameters that PyTorch's fused kernels do not take."""
     model = torch.nn.Linear(2, 2, dtype=torch.complex64)
-    gradients = [torch.zeros_like(p) for p in model.parameters()]
-    return {
-        name: raised(getattr(technique, f"{name}_update"), model, gradients, learning_rate=0.1)
-        for name in ("for_loop", "fused")
-    }
+    names = ("for_loop_optimizer", "fused_optimizer", "fused_sgd")
+    return {name: raised(getattr(technique, name), model, learning_rate=0.1) for name in names}
+
+
+def fused_sgd():
+    """Weights of plain SGD and of the fused one, by the same gradients, and what that one ran."""
+    found = []
+    for make in (torch.optim.SGD, technique.fused_sgd):
+        model, buffers, put = build()
+        rate = {"lr": 0.1} if make is torch.optim.SGD else {"learning_rate": 0.1}
+        optimizer = make(*([model.parameters()] if "lr" in rate else [model]), momentum=0.9, **rate)
+        update = kit.training.make_update(model, optimizer, buffers)
+        for gradients in given_gradients():
+            put(gradients)
+            update()
+        found.append(weights(model))
+    return {"weights": found, "operators": operators.update_operators(update)}
 
 
 def fit():
@@ -257,10 +254,25 @@ def fit():
     }
 
 
+def fit_compiled():
+    """Losses of `fit` with the compiled optimizer, and with Keras's own: the first is the same."""
+    keras = tf.keras
+    random = np.random.default_rng(0)
+    x, y = random.normal(size=(32, 4)), random.normal(size=(32, 2))
+    found = []
+    for make in (technique.for_loop_optimizer, technique.compiled_optimizer):
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+        model.compile(make(model, learning_rate=0.05, eps=1e-3), "mse")
+        history = model.fit(x, y, batch_size=8, epochs=3, shuffle=False, verbose=0)
+        found.append(history.history["loss"])
+    return found
+
+
 def main() -> None:
     kit.runtime.configure(threads=1, seed=0)
     scenarios = [updates, large_eps, refusals, foreign]
-    scenarios.append(fused_limits if FRAMEWORK == "pt" else fit)
+    scenarios += [fused_limits, fused_sgd] if FRAMEWORK == "pt" else [fit, fit_compiled]
     found = {}
     for scenario in scenarios:
         try:

@@ -156,7 +156,10 @@ def techniques():
         "kit": (eager, plain()),
         "float32": (set_up(mixed, dtype="float32"), plain()),
         "bfloat16": (mixed, plain(autocast)),
-        "bfloat16 clipped": (set_up(mixed, max_norm=NORM), plain(autocast, clip)),
+        "bfloat16 clipped": (
+            set_up(stacked, dtype="bfloat16", max_norm=NORM),
+            plain(autocast, clip),
+        ),
         "eager": (train.compilation.eager_train_step, plain()),
         "graph": (train.compilation.graph_train_step, plain()),
         "1 part": (set_up(accumulate, micro_batches=1), plain()),
@@ -169,10 +172,6 @@ def techniques():
         "clip each": (
             set_up(clipping.make_per_variable_step, max_norm=NORM),
             plain(change=clip_each),
-        ),
-        "clip scaled": (
-            set_up(clipping.make_scaled_step, max_norm=NORM, initial_scale=SCALE),
-            plain(change=clip),
         ),
         "checkpointing": (on(lambda model: checkpointing(model, blocks="*")), plain()),
         "products": (
@@ -212,7 +211,7 @@ def half_width():
     """Steps over bfloat16 parameters against plain code; float16 ones refused."""
     found = {}
     for name, (ours, theirs) in techniques().items():
-        if name in ("eager", "graph", "clip", "clip scaled", "parts", "checkpointing"):
+        if name in ("eager", "graph", "clip", "parts", "checkpointing"):
             torch.compiler.reset()
             rows = [
                 trained("two_inputs", make_half(step), torch.bfloat16) for step in (ours, theirs)
@@ -220,9 +219,8 @@ def half_width():
             found[name] = apart(*rows)
     model = foreign.make("two_inputs")[0].half()
     arguments = model, optimizer_of(model), nn.MSELoss()
-    for name in ("mixed_precision.make_train_step", "gradient_clipping.make_scaled_step"):
-        module, _, function = name.partition(".")
-        found[name] = raised(getattr(getattr(train, module), function), *arguments)
+    for name in ("mixed_precision", "stacking"):
+        found[name] = raised(getattr(train, name).make_train_step, *arguments, dtype="float16")
     return found
 
 
@@ -340,22 +338,40 @@ def float16():
 
         return step
 
-    make = train.mixed_precision.make_train_step
+    def composed(model, optimizer, loss_fn, max_norm=NORM):
+        make = train.mixed_precision.MixedPrecision
+        precision = make(model, dtype="float16", initial_scale=SCALE)
+        clipper = train.gradient_clipping.GradientClipper(model, max_norm=max_norm)
+        model.train()
 
-    def ours(*arguments, **settings):
-        settings = {"dtype": "float16", "initial_scale": SCALE} | settings
-        return make(*arguments, **settings)
+        def step(x, y):
+            optimizer.zero_grad()
+            with precision.autocast():
+                output = model(*x)
+            loss = loss_fn(train.mixed_precision.to_float32(output), y)
+            precision.backward(loss)
+            precision.unscale(optimizer)
+            clipper.clip()
+            precision.step(optimizer)
+            return loss
+
+        return step
+
+    def ours(*arguments):
+        make = train.mixed_precision.make_train_step
+        return make(*arguments, dtype="float16", initial_scale=SCALE, growth_interval=2)
 
     expected = trained("two_inputs", by_hand)
+    free = trained("two_inputs", lambda *a: composed(*a, max_norm=math.inf))
     found = {
-        "clipped": apart(trained("two_inputs", lambda *a: ours(*a, max_norm=NORM)), expected),
-        "not clipped": apart(trained("two_inputs", ours), expected),
+        "clipped": apart(trained("two_inputs", composed), expected),
+        "not clipped": apart(free, expected),
+        "free": apart(trained("two_inputs", ours), free),
     }
+    stacked = train.stacking.make_train_step
     makers = {
-        "mixed_precision": lambda *a: ours(*a, growth_interval=2),
-        "gradient_clipping": lambda *a: train.gradient_clipping.make_scaled_step(
-            *a, initial_scale=SCALE
-        ),
+        "mixed_precision": ours,
+        "stacking": lambda *a: stacked(*a, dtype="float16", max_norm=NORM),
     }
     for name, maker in makers.items():
         model, x, y, loss_fn = foreign.make("two_inputs")
@@ -374,7 +390,7 @@ def float16():
             each(x, y)
             scales.append(each.loss_scale())
         found[name] = scales
-    found["not scaled"] = make(*arguments).state_dict()
+    found["not scaled"] = train.mixed_precision.make_train_step(*arguments).state_dict()
     return found
 
 
@@ -388,7 +404,13 @@ def refusals():
         "blocks": raised(
             train.activation_checkpointing.apply_checkpointing, attention, blocks=f"head, {out}"
         ),
-        "max_norm": raised(train.mixed_precision.make_train_step, *arguments, max_norm=0.0),
+        "max_norm": raised(
+            train.stacking.make_train_step,
+            *arguments,
+            dtype="bfloat16",
+            keep_fp32="head",
+            max_norm=0.0,
+        ),
         "norms": raised(
             train.gradient_accumulation.make_train_step,
             nn.SyncBatchNorm(2),
@@ -417,10 +439,8 @@ def refusals():
         found[f"memory format {name}"] = [made, format_kept]
         model = foreign.make(name)[0]
         model.register_buffer("grid", torch.zeros(1, 1, 1, 2, 3))
-        stacked = train.stacking.make_train_step
-        found[f"stacking {name}"] = raised(
-            stacked, model, optimizer_of(model), loss_fn, channels_last=True
-        )
+        prepare = train.stacking.prepare_model
+        found[f"stacking {name}"] = raised(prepare, model, memory_format="channels_last")
     return found
 
 
@@ -436,8 +456,9 @@ def optimizers():
         torch.optim.AdamW(trainable, lr=0.01).step()
         for kind in ("for_loop", "foreach", "fused"):
             model, *_ = foreign.make(name)
-            make = getattr(train.optimizer_implementations, f"{kind}_update")
-            make(model, [g.clone() for g in gradients], learning_rate=0.01)[1]()
+            make = getattr(train.optimizer_implementations, f"{kind}_optimizer")
+            optimizer = make(model, learning_rate=0.01)
+            kit.training.make_update(model, optimizer, [g.clone() for g in gradients])()
             found[f"{name} {kind}"] = max(
                 ((a - b).norm() / b.norm()).item()
                 for a, b in zip(model.parameters(), expected.parameters(), strict=True)
@@ -558,8 +579,8 @@ def one_argument(function):
 
 def compiled_update(model):
     gradients = [torch.ones_like(parameter) for parameter in model.parameters()]
-    make = train.optimizer_implementations.compiled_update
-    update = make(model, gradients, learning_rate=0.1)[1]
+    optimizer = train.optimizer_implementations.compiled_optimizer(model, learning_rate=0.1)
+    update = kit.training.make_update(model, optimizer, gradients)
     return lambda x: update()
 
 

@@ -6,15 +6,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import inspect
 import json
+import math
 import re
 import sys
 import traceback
 from types import SimpleNamespace
 
 import numpy as np
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 
 from bench.harness.plan import Work
 from bench.train_step import bench_stacking
@@ -23,19 +27,26 @@ from shared.weights import init_weights
 from tests import workers
 
 FRAMEWORK = "pt" if sys.argv[1:2] == ["pt"] else "tf"
-impl = workers.implementation(FRAMEWORK, "train_step.stacking")
+impl = workers.implementation(
+    FRAMEWORK, "train_step.stacking", "train_step.optimizer_implementations"
+)
 kit = impl.kit
+KERAS_3 = sys.argv[1:2] != ["tf_keras"]  # or PyTorch
 technique = impl.train_step.stacking
 SPEC = CNNSpec((16, 16, 1), ((8, 2), (16, 2)), num_classes=4)
 RATE = 0.02
+CHANNELS_LAST = {"memory_format": "channels_last"}
 RUNGS = {
     "neutral": {},
-    "channels_last": {"channels_last": True},
-    "compiled": {"channels_last": True, "compiled": True},
-    "bfloat16": {"channels_last": True, "dtype": "bfloat16"},
+    "channels_last": CHANNELS_LAST,
+    "compiled": CHANNELS_LAST | {"compiled": True},
+    "bfloat16": CHANNELS_LAST | {"dtype": "bfloat16"},
     "micro_batches": {"micro_batches": 2},
 }
-ALL = {"channels_last": True, "compiled": True, "dtype": "bfloat16", "micro_batches": 2}
+ALL = CHANNELS_LAST | {"compiled": True, "dtype": "bfloat16", "micro_batches": 2, "max_norm": 1.0}
+SETS = 25  # of techniques, drawn at random
+# A loss so small that no gradient overflows in float16 at the scale that the scaler starts with.
+SMALL = 2.0**-6
 
 
 def batches(count=6, size=16):
@@ -51,7 +62,8 @@ def batches(count=6, size=16):
 
 def prepare(*, rate=RATE, fused=False, **settings):
     model = kit.models.build(SPEC, init_weights(SPEC, seed=1))
-    optimizer = technique.make_optimizer(model, learning_rate=rate, fused=fused)
+    model = technique.prepare_model(model, memory_format=settings.get("memory_format", ""))
+    optimizer = own.sgd(model, rate, fused=fused)
     step = technique.make_train_step(model, optimizer, kit.training.cross_entropy, **settings)
     return SimpleNamespace(model=model, optimizer=optimizer, step=step)
 
@@ -79,7 +91,7 @@ def raised(function, *args, **kwargs):
 def rungs():
     """Losses and weights of each rung alone, of the baseline, and of another learning rate."""
     model = kit.models.build(SPEC, init_weights(SPEC, seed=1))
-    optimizer = technique.make_optimizer(model, learning_rate=RATE)
+    optimizer = own.sgd(model, RATE)
     step = kit.training.make_train_step(model, optimizer, kit.training.cross_entropy)
     found = {"baseline": run(SimpleNamespace(model=model, step=step), batches())}
     for name, settings in RUNGS.items():
@@ -120,34 +132,78 @@ def everything():
     }
 
 
-def parts_of_one_size():
-    """A model without BatchNorm: its micro-batches add up to the whole, in losses and weights."""
+def random_sets():
+    """How far random sets of techniques are from plain code, and that another rate is seen."""
+    drawn = []
+
+    # The same sets in each run, all of them new: none is shrunk, as the set itself says enough.
+    @hypothesis_settings(
+        max_examples=SETS,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(
+        memory_format=st.sampled_from(["", "channels_last"]),
+        recomputed=st.sampled_from(["", "body"] if KERAS_3 else [""]),
+        dtype=st.sampled_from(["float32", "bfloat16", "float16"] if KERAS_3 else ["float32"]),
+        micro_batches=st.integers(1, 4),
+        max_norm=st.sampled_from([math.inf, 0.2 * SMALL]),
+        compiled=st.booleans(),
+        fused=st.booleans() if FRAMEWORK == "pt" else st.just(False),
+    )
+    def compare(**chosen):
+        if chosen not in [one["set"] for one in drawn]:
+            drawn.append({"set": chosen, "apart": apart_from_plain(**chosen)})
+
+    compare()
+    for one in drawn:
+        one["set"] = {name: str(value) for name, value in one["set"].items()}
+    planted = apart_from_plain(recomputed="body" if KERAS_3 else "", micro_batches=3, rate=1.01)
+    return {"sets": drawn, "planted": planted}
+
+
+def apart_from_plain(*, fused=False, rate=1.0, memory_format="", recomputed="", **settings):
+    """The larger relative difference, of losses and of updates, of three steps."""
+    dtype, max_norm = settings.get("dtype", "float32"), settings.get("max_norm", math.inf)
+    plain = own.plain_model(dtype)
+    wanted = own.trained(plain, own.plain_step(plain, 4.0, dtype=dtype, max_norm=max_norm))
+    model = own.plain_model("float32")
+    used = technique.prepare_model(model, memory_format=memory_format, recomputed=recomputed)
+    optimizer = own.sgd(used, 4.0 * rate, fused=fused)
+    with own.without_inductor():
+        settings["memory_format"] = memory_format
+        step = technique.make_train_step(used, optimizer, own.small_loss, **settings)
+        found = own.trained(model, step)
+    norm = np.linalg.norm
+    return [float(norm(f - w) / norm(w)) for f, w in zip(found, wanted, strict=True)]
+
+
+def ragged():
+    """Seven samples in four parts, and three, which are too few."""
     found = {}
-    for parts in (1, 2, 4):
-        model, weights = own.plain_model()
-        optimizer = technique.make_optimizer(model, learning_rate=0.1)
+    for parts in (1, 4):
+        model = own.plain_model("float32")
         step = technique.make_train_step(
-            model, optimizer, kit.training.cross_entropy, micro_batches=parts
+            model, own.sgd(model, 4.0), own.small_loss, micro_batches=parts
         )
-        x, y = own.plain_batch()
-        losses = [kit.runtime.to_float(step(x, y)) for _ in range(4)]
-        found[str(parts)] = {"losses": losses, "weights": weights()}
-    x, y = own.plain_batch()
-    found["ragged"] = raised(step, tuple(v[:7] for v in x), y[:7])
+        found[str(parts)] = [array.tolist() for array in own.trained(model, step)]
+    x, y = own.plain_batch(3)
+    found["few"] = raised(step, x, y)
     return found
 
 
 def refusals():
     prepared = prepare()
     arguments = prepared.model, prepared.optimizer, kit.training.cross_entropy
-    make = technique.make_train_step
+    make, change = technique.make_train_step, technique.prepare_model
     found = {
-        "dtype": raised(make, *arguments, channels_last=True, dtype="float16"),
-        "parts": raised(make, *arguments, channels_last=True, micro_batches=0),
-        "rate": raised(technique.make_optimizer, prepared.model, learning_rate=-1.0),
-        "momentum": raised(
-            technique.make_optimizer, prepared.model, learning_rate=0.1, momentum=1.0
-        ),
+        "dtype": raised(make, *arguments, dtype="half"),
+        "parts": raised(make, *arguments, keep_fp32="head", micro_batches=0),
+        "norm": raised(make, *arguments, keep_fp32="head", max_norm=0.0),
+        "format": raised(change, prepared.model, memory_format="NHWC"),
+        "blocks": raised(change, prepared.model, recomputed="blok"),
     }
     stream = batches(2)
     found["unchanged"] = run(prepared, stream) == run(prepare(), stream)
@@ -181,66 +237,80 @@ class PyTorch:
     def traced_dtypes(self, step, batch):
         return None  # the profiler tells what ran
 
-    def _two(self):
+    def sgd(self, model, rate, *, fused=False):
+        if fused:
+            return impl.train_step.optimizer_implementations.fused_sgd(model, learning_rate=rate)
+        return self.torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
+
+    def small_loss(self, output, y):
+        return SMALL * self.torch.nn.functional.cross_entropy(output, y)
+
+    def plain_model(self, dtype):
+        """No layer of it mixes samples, so that parts add up to the batch."""
         nn = self.torch.nn
-
-        class Two(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.image, self.code = nn.Conv2d(3, 4, 3), nn.Linear(5, 4)
-                self.head = nn.Linear(4, 3)
-
-            def forward(self, image, code):
-                mixed = self.image(image).relu().mean((2, 3)) + self.code(code)
-                return self.head(mixed)
-
         self.torch.manual_seed(0)
-        return Two()
+        body = nn.Sequential(nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Tanh())
+        layers = {"stem": nn.Conv2d(3, 4, 3), "body": body, "flat": nn.Flatten()}
+        model = nn.Sequential()
+        for name, layer in (layers | {"head": nn.Linear(16, 3)}).items():
+            model.add_module(name, layer)
+        return model
 
-    def plain_model(self):
-        model = self._two()
-        return model, lambda: {k: v.tolist() for k, v in model.state_dict().items()}
+    def plain_batch(self, samples=7):
+        random = np.random.default_rng(1)
+        x = self.torch.from_numpy(random.normal(size=(samples, 3, 6, 6)).astype(np.float32))
+        return x, self.torch.arange(samples) % 3
 
-    def plain_batch(self):
-        self.torch.manual_seed(1)
-        x = self.torch.randn(8, 3, 6, 6), self.torch.randn(8, 5)
-        return x, self.torch.arange(8) % 3
+    def plain_step(self, model, rate, *, dtype, max_norm):
+        """As a user of PyTorch writes it."""
+        torch, optimizer = self.torch, self.sgd(model, rate)
+        scaler = torch.amp.GradScaler("cpu", enabled=dtype == "float16")
+
+        def step(x, y):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", getattr(torch, dtype), enabled=dtype != "float32"):
+                output = model(x)
+            loss = self.small_loss(output.float(), y)
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            if max_norm < math.inf:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+            scaler.step(optimizer)
+            scaler.update()
+            return loss
+
+        return step
+
+    def trained(self, model, step):
+        """Losses of three steps, and what they added to the weights."""
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+        losses = [step(*self.plain_batch()).item() for _ in range(3)]
+        moved = [p.detach() - b for p, b in zip(model.parameters(), before, strict=True)]
+        return np.array(losses), np.concatenate([part.numpy().ravel() for part in moved])
 
     def formats(self):
         """Strides of kernels, of activations, and of the optimizer's state under channels_last."""
-        model = self._two()
+        model = self.plain_model("float32")
         seen = []
-        model.image.register_forward_hook(lambda m, x, y: seen.extend([x[0], y]))
-        optimizer = technique.make_optimizer(model, learning_rate=0.1, fused=True)
+        model.stem.register_forward_hook(lambda m, x, y: seen.extend([x[0], y]))
+        model = technique.prepare_model(model, **CHANNELS_LAST)
+        optimizer = self.sgd(model, 0.1, fused=True)
         step = technique.make_train_step(
-            model, optimizer, kit.training.cross_entropy, channels_last=True, micro_batches=2
+            model, optimizer, kit.training.cross_entropy, micro_batches=2, **CHANNELS_LAST
         )
         step(*self.plain_batch())
-        kernel = model.image.weight
+        kernel = model.stem.weight
         tensors = [kernel, optimizer.state[kernel]["momentum_buffer"], *seen]
         last = self.torch.channels_last
         return [v.is_contiguous(memory_format=last) and not v.is_contiguous() for v in tensors]
-
-    def fused(self):
-        """A fused optimizer gives the weights of the loop, and ran as one kernel."""
-        found = {}
-        for fused in (False, True):
-            prepared = prepare(fused=fused)
-            found[str(fused)] = run(prepared, batches(3))
-            activities = [self.torch.profiler.ProfilerActivity.CPU]
-            with self.torch.profiler.profile(activities=activities) as profile:
-                prepared.step(*batches(1)[0])
-            names = [event.key for event in profile.key_averages()]
-            found[f"{fused} kernel"] = "aten::_fused_sgd_" in names
-        return found
 
     def what_is_compiled(self):
         """A fused update is left alone, a loop is compiled."""
         with self.without_inductor():
             found = {}
             for fused in (False, True):
-                prepared = prepare(fused=fused, compiled=True)
-                update = inspect.getclosurevars(prepared.step).nonlocals["update"]
+                optimizer = prepare(fused=fused, compiled=True).optimizer
+                update = getattr(optimizer.step, "__func__", optimizer.step)
                 found[str(fused)] = hasattr(update, "_torchdynamo_orig_callable")
         return found
 
@@ -250,14 +320,10 @@ class PyTorch:
         deep = torch.nn.Sequential(torch.nn.Conv2d(1, 1, 1), torch.nn.Conv3d(1, 1, 1))
         half = torch.nn.Linear(2, 2).bfloat16()
         found = {}
-        for name, model, settings in (
-            ("flat", flat, {"channels_last": True}),
-            ("deep", deep, {"channels_last": True}),
-            ("half", half, {"dtype": "bfloat16"}),
-        ):
-            optimizer = technique.make_optimizer(model, learning_rate=0.1)
-            arguments = model, optimizer, kit.training.cross_entropy
-            found[name] = raised(technique.make_train_step, *arguments, **settings)
+        for name, model in (("flat", flat), ("deep", deep)):
+            found[name] = raised(technique.prepare_model, model, **CHANNELS_LAST)
+        arguments = half, self.sgd(half, 0.1), kit.training.cross_entropy
+        found["half"] = raised(technique.make_train_step, *arguments, dtype="bfloat16")
         return found
 
 
@@ -280,41 +346,66 @@ class TensorFlow:
         program = step.experimental_get_compiler_ir(*batch)(stage="hlo")
         return sorted(set(re.findall(r"= (\w+)\[.* convolution\(", program)))
 
-    def plain_model(self):
-        tf = self.tf
+    def sgd(self, model, rate, *, fused=False):
+        optimizer = self.tf.keras.optimizers.SGD(rate, momentum=0.9)
+        optimizer.build(model.trainable_variables)
+        return optimizer
 
-        class Two(tf.keras.Model):
-            def __init__(self):
-                super().__init__()
-                self.image = tf.keras.layers.Conv2D(4, 3, activation="relu")
-                self.code, self.head = tf.keras.layers.Dense(4), tf.keras.layers.Dense(3)
-                self.unused = tf.keras.layers.Dense(2)
+    def without_inductor(self):
+        return contextlib.nullcontext()
 
-            def call(self, image, code, training=False):
-                mixed = tf.reduce_mean(self.image(image), (1, 2)) + self.code(code)
-                self.unused(code)
-                return self.head(mixed)
+    def small_loss(self, output, y):
+        losses = self.tf.nn.sparse_softmax_cross_entropy_with_logits(y, output)
+        return SMALL * self.tf.reduce_mean(losses)
 
-        tf.keras.utils.set_random_seed(0)
-        model = Two()
-        model(*self.plain_batch()[0])
-        return model, lambda: {
-            str(i): np.asarray(tf.convert_to_tensor(v)).tolist()
-            for i, v in enumerate(model.weights)
-        }
+    def plain_model(self, dtype):
+        """No layer of it mixes samples, so that parts add up to the batch."""
+        keras, layers = self.tf.keras, self.tf.keras.layers
+        keras.utils.set_random_seed(0)
+        policy = dtype if dtype == "float32" else f"mixed_{dtype}"
+        inputs = keras.Input((6, 6, 3))
+        x = layers.Conv2D(4, 3, name="stem", dtype=policy)(inputs)
+        x = layers.ReLU(name="body.first", dtype=policy)(x)
+        x = layers.Conv2D(4, 3, activation="tanh", name="body.second", dtype=policy)(x)
+        x = layers.Flatten(dtype=policy)(x)
+        return keras.Model(inputs, layers.Dense(3, name="head", dtype=policy)(x))
 
-    def plain_batch(self):
+    def plain_batch(self, samples=7):
         random = np.random.default_rng(1)
-        images = self.tf.constant(random.normal(size=(8, 6, 6, 3)), self.tf.float32)
-        codes = self.tf.constant(random.normal(size=(8, 5)), self.tf.float32)
-        return (images, codes), self.tf.constant(np.arange(8) % 3)
+        x = self.tf.constant(random.normal(size=(samples, 6, 6, 3)), self.tf.float32)
+        return x, self.tf.constant(np.arange(samples) % 3)
+
+    def plain_step(self, model, rate, *, dtype, max_norm):
+        """As a user of TensorFlow writes it."""
+        tf, optimizer, variables = self.tf, self.sgd(model, rate), model.trainable_variables
+        scale = 2.0**16 if dtype == "float16" else 1.0
+
+        @tf.function
+        def step(x, y):
+            with tf.GradientTape() as tape:
+                loss = self.small_loss(tf.cast(model(x, training=True), tf.float32), y)
+                scaled = loss * scale
+            gradients = [gradient / scale for gradient in tape.gradient(scaled, variables)]
+            if max_norm < math.inf:
+                gradients, _ = tf.clip_by_global_norm(gradients, max_norm)
+            optimizer.apply_gradients(zip(gradients, variables, strict=True))
+            return loss
+
+        return step
+
+    def trained(self, model, step):
+        """Losses of three steps, and what they added to the weights."""
+        before = model.get_weights()
+        losses = [float(step(*self.plain_batch())) for _ in range(3)]
+        moved = [after - b for after, b in zip(model.get_weights(), before, strict=True)]
+        return np.array(losses), np.concatenate([part.ravel() for part in moved])
 
     def proof(self):
         """What the benchmark says of bfloat16 layers, traced alone and compiled by XLA."""
         task = TASKS["digits-cnn"]
         found = {}
         for name, settings in (
-            ("traced", {"channels_last": True, "dtype": "bfloat16"}),
+            ("traced", CHANNELS_LAST | {"dtype": "bfloat16"}),
             ("compiled", bench_stacking.BF16),
         ):
             work = Work(task, name, settings, 8, init_weights(task.model, 0))
@@ -327,72 +418,31 @@ class TensorFlow:
                 found[name] = f"NotImplementedError: {error}"
         return found
 
-    def parts_in_order(self):
-        """Whether the first and the last convolution wait for a gradient of a convolution."""
-        step = prepare(micro_batches=2).step
-        graph = step.get_concrete_function(*batches(1)[0]).graph
-        forward = [operation for operation in graph.get_operations() if operation.type == "Conv2D"]
-        return {"convolutions": len(forward), "waits": [_waits(forward[0]), _waits(forward[-1])]}
-
-    def embedding(self):
-        """Sparse gradients of a functional model add up as dense ones do."""
-        tf = self.tf
-        found = []
-        for parts in (1, 2):
-            tf.keras.utils.set_random_seed(0)
-            codes = tf.keras.Input((3,), dtype="int64")
-            x = tf.keras.layers.Embedding(6, 4)(codes)
-            x = tf.keras.layers.Dense(2)(tf.keras.layers.Flatten()(x))
-            model = tf.keras.Model(codes, x)
-            optimizer = technique.make_optimizer(model, learning_rate=0.1, momentum=0.0)
-            step = technique.make_train_step(
-                model, optimizer, kit.training.cross_entropy, micro_batches=parts
-            )
-            batch = tf.constant(np.arange(24).reshape(8, 3) % 6), tf.constant(np.arange(8) % 2)
-            found.append([float(step(*batch)) for _ in range(4)])
-        return found
-
     def own_refusals(self):
-        tf = self.tf
-        layers = tf.keras.layers
-        first = tf.keras.Sequential(
-            [tf.keras.Input((2, 8, 8)), layers.Conv2D(2, 3, data_format="channels_first")]
-        )
-        optimizer = technique.make_optimizer(first, learning_rate=0.1)
-        make, loss_fn = technique.make_train_step, kit.training.cross_entropy
+        keras = self.tf.keras
+        sgd, loss_fn = keras.optimizers.SGD(0.1), kit.training.cross_entropy
+        make = technique.make_train_step
+        unbuilt = keras.Sequential([keras.layers.Dense(2)])
+        small = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
         found = {
-            "format": raised(make, first, optimizer, loss_fn, channels_last=True),
-            "fused": raised(technique.make_optimizer, first, learning_rate=0.1, fused=True),
-            "unbuilt": raised(make, tf.keras.Sequential([layers.Dense(2)]), optimizer, loss_fn),
-            "bfloat16": raised(make, first, optimizer, loss_fn, dtype="bfloat16"),
+            "unbuilt": raised(make, unbuilt, sgd, loss_fn),
+            "bfloat16": raised(make, small, sgd, loss_fn, dtype="bfloat16"),
+            "recomputed": raised(technique.prepare_model, small, recomputed="dense*"),
         }
-        if tf.keras.Model.__module__.startswith("keras"):
-            half = tf.keras.Sequential([tf.keras.Input((2,)), layers.Dense(2, dtype="bfloat16")])
-            found["half"] = raised(make, half, optimizer, loss_fn, dtype="bfloat16")
+        if KERAS_3:
+            half = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2, dtype="bfloat16")])
+            found["half"] = raised(make, half, sgd, loss_fn, dtype="bfloat16")
         return found
-
-
-def _waits(operation) -> bool:
-    """Whether `operation` of a graph comes after a gradient of a convolution."""
-    waiting, seen = [operation], set()
-    while waiting:
-        one = waiting.pop()
-        if one.type == "Conv2DBackpropFilter":
-            return True
-        if one.name not in seen:
-            seen.add(one.name)
-            waiting += [tensor.op for tensor in one.inputs] + list(one.control_inputs)
-    return False
 
 
 def main() -> None:
     kit.runtime.configure(threads=1, seed=0)
     if sys.argv[1] == "tf_keras":
         RUNGS.pop("bfloat16")
-        scenarios = [rungs, parts_of_one_size, own.own_refusals]
+        scenarios = [rungs, random_sets, ragged, own.own_refusals]
     else:
-        scenarios = [rungs, dtypes, everything, parts_of_one_size, refusals, own.own_refusals]
-        mine = ("formats", "fused", "what_is_compiled", "embedding", "parts_in_order", "proof")
+        scenarios = [rungs, dtypes, everything, random_sets, ragged, refusals, own.own_refusals]
+        mine = ("formats", "what_is_compiled", "proof")
         scenarios += [getattr(own, name) for name in mine if hasattr(own, name)]
     found = {}
     for scenario in scenarios:

@@ -21,7 +21,9 @@ BLOCKS = 2
 @pytest.fixture(scope="module")
 def evidence():
     """What each worker found. Resident memory is what is alive: freed blocks go back at once."""
-    return workers.run("train_step.activation_checkpointing_worker", MALLOC_MMAP_THRESHOLD_="65536")
+    return workers.run(
+        "train_step.activation_checkpointing_worker", fresh=True, MALLOC_MMAP_THRESHOLD_="65536"
+    )
 
 
 @pytest.fixture(params=["pt", "tf"])

@@ -232,7 +232,7 @@ def test_a_real_model(side):
     """In a process of its own, as a script would: the largest of at most 16 digits."""
     program = (
         f"import json; from {side}_impl.train_step.batch_size_finder import find_batch_size\n"
-        f"found = find_batch_size('{side}_impl.train_step.batch_size_finder:digits_cnn',"
+        f"found = find_batch_size('{side}_impl.kit.training:digits_cnn',"
         f" budget_bytes=500 << 20, maximum=16)\n"
         "print(json.dumps([found.batch_size, found.limit, found.peak_bytes, found.samples_per_s]))"
     )

@@ -270,31 +270,27 @@ def test_tf_fit_trains_on_each_batch_once(tf):
 # Bad input ------------------------------------------------------------------------------------
 
 
-def test_bad_modes_get_one_clear_line_and_change_nothing(found):
-    refusals = found["refusals"]
+def test_pt_bad_modes_get_one_clear_line_and_change_nothing(pt):
+    refusals = pt["refusals"]
     for name in ("compiled_train_step", "compiled_model_train_step", "compiled_predict"):
         assert refusals[name].startswith("ValueError: unknown mode 'fastest': choose one of def")
         assert "\n" not in refusals[name]
+    assert refusals["modes"] == [None] * 4
     assert refusals["unchanged"]
 
 
-def test_what_a_framework_lacks_is_refused_with_the_reason(found):
-    refusals = found["refusals"]
-    if found.framework == "pt":
-        assert refusals["modes"] == [None] * 4
-        assert refusals["fit"].startswith("NotImplementedError: PyTorch has no fit")
-        # Our own CNN looks its layers up by name.
-        refusal = (
-            "TorchScript refuses the model: getattr's second argument must be a string literal"
-        )
-        assert refusals["scripted"] == f"NotImplementedError: {refusal}"
-        assert refusals["traced"] is None
-    else:
-        assert refusals["modes"][0] is None
-        for refusal in refusals["modes"][1:]:
-            assert refusal.startswith("NotImplementedError: XLA has no modes")
-        for name in ("traced", "scripted"):
-            assert refusals[name].startswith("NotImplementedError: TensorFlow has no TorchScript")
+def test_pt_torchscript_refuses_what_it_cannot_read(pt):
+    refusals = pt["refusals"]
+    # Our own CNN looks its layers up by name.
+    refusal = "TorchScript refuses the model: getattr's second argument must be a string literal"
+    assert refusals["scripted"] == f"NotImplementedError: {refusal}"
+    assert refusals["traced"] is None
+
+
+def test_tf_a_model_that_was_compiled_is_so_in_any_step(tf):
+    plain, compiled = (tf["applied"][name] for name in ("plain", "compiled"))
+    assert (plain["programs"], compiled["programs"]) == (0, 2)  # forward and backward
+    assert compiled["losses"] == pytest.approx(plain["losses"], rel=BAR)
 
 
 def test_tf_a_model_without_variables_is_refused(tf):

@@ -164,7 +164,13 @@ def test_pt_containers_and_foreign_wrappers(evidence):
     foreign = evidence["pt"]["foreign"]
     assert foreign[""]["block"] == "torch.bfloat16"
     assert foreign["blocks"]["block"] == "torch.float32"  # a ModuleList, which never runs itself
-    assert all(case["left_alone"] for case in foreign.values())
+    # "left" has a wrapper of somebody else's, which is called by ours.
+    assert {keep: case["wrapped"] for keep, case in foreign.items()} == {
+        "": ["left"],
+        "left": ["left"],
+        "blocks": ["left", "blocks"],
+    }
+    assert all(case["own_forward"] for case in foreign.values())
 
 
 def test_pt_checkpointed_layers_stay_in_float32(evidence):
@@ -220,6 +226,10 @@ def test_a_model_without_master_weights_is_refused(found):
     refused = found["refused"]
     assert refused["half"].startswith("ValueError: master weights are float32, but ")
     if found.framework == "pt":
+        assert refused["bilinear upstream"].startswith("RuntimeError")
+        assert refused["bilinear"].startswith("NotImplementedError: a CPU's autocast does not cast")
+        assert refused["bilinear"].endswith("keep_fp32='pair'")
+        assert refused["bilinear kept"] == ["torch.float32", [3, 2]]
         assert refused["device"].startswith("NotImplementedError: torch has no autocast")
         assert refused["float32"] is None
     else:

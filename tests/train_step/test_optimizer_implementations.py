@@ -125,12 +125,6 @@ def test_the_compiled_update_is_traced_once_and_for_all(evidence, side, name):
 
 
 @pytest.mark.parametrize("side", ["tf", "tf_keras"])
-def test_what_keras_lacks_is_refused_with_the_reason(evidence, side):
-    found = evidence[side]["updates"]
-    assert "no operations over lists of tensors" in found["foreach"]["refused"]
-
-
-@pytest.mark.parametrize("side", ["tf", "tf_keras"])
 def test_tf_fused_is_one_kernel_a_tensor_and_trains_in_fit(evidence, side):
     """An optimizer that `fit` takes, with slices, clipping and a schedule: as Keras's own."""
     ran = evidence[side]["updates"]["fused"]["operators"]
@@ -143,20 +137,32 @@ def test_tf_fused_is_one_kernel_a_tensor_and_trains_in_fit(evidence, side):
 
 def test_fused_refuses_what_its_kernel_refuses(evidence):
     found = evidence["pt"]["fused_limits"]
-    assert found["for_loop"] is None
-    assert found["fused"].startswith("NotImplementedError: torch's fused AdamW updates no")
+    assert found["for_loop_optimizer"] is None
+    for name in ("fused_optimizer", "fused_sgd"):
+        assert found[name].startswith("NotImplementedError: torch's fused kernels update no")
+
+
+def test_pt_fused_sgd_is_sgd_in_one_kernel(evidence):
+    found = evidence["pt"]["fused_sgd"]
+    plain, fused = map(arrays, found["weights"])
+    check(fused, plain, BAR)
+    assert found["operators"]["_fused_sgd_"] == 1
+
+
+@pytest.mark.parametrize("side", ["tf", "tf_keras"])
+def test_tf_the_compiled_optimizer_trains_in_fit(evidence, side):
+    own, compiled = evidence[side]["fit_compiled"]
+    assert compiled == pytest.approx(own, rel=1e-5)
+    assert compiled[-1] < 0.9 * compiled[0]
 
 
 @pytest.mark.parametrize("side", SIDES)
 def test_bad_input_gets_one_clear_line_and_changes_nothing(evidence, side):
     found = evidence[side]["refusals"]
     said = {
-        "count": "gradients for",
-        "shape": "its parameter takes",
-        "dtype": "its parameter takes",
-        "sparse": "its parameter takes",
         "rate": "must be at least 0",
         "beta": "in [0, 1)",
+        "momentum": "momentum in [0, 1)",
     }
     for case, message in found["errors"].items():
         assert message.startswith("ValueError: "), (case, message)

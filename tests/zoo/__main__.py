@@ -21,12 +21,18 @@ def main() -> int:
     parser.add_argument("--technique", choices=TECHNIQUES, action="append", help="only this one")
     parser.add_argument("--model", action="append", help="only this one")
     parser.add_argument("--again", action="store_true", help="cells too that the record has")
+    parser.add_argument("--bad", action="store_true", help="only what is missing or went wrong")
     parser.add_argument("--dry", action="store_true", help="print, and leave record and page")
+    parser.add_argument(
+        "--check", action="store_true", help="only say which cells the record lacks as they are now"
+    )
     parser.add_argument("--page", action="store_true", help="only write the page anew")
     options = parser.parse_args()
     clock, chosen = matrix.started(), {}
     for framework in [options.framework] if options.framework else matrix.FRAMEWORKS:
-        cells = matrix.every_cell if options.again or options.dry else matrix.missing
+        cells = matrix.every_cell if options.again or options.dry else matrix.stale
+        if options.bad:
+            cells = matrix.bad
         chosen[framework] = [
             (technique, model)
             for technique, model in cells(framework)
@@ -41,6 +47,10 @@ def main() -> int:
         if found["status"] not in (WORKS, REFUSED):
             bad.append((framework, technique, model))
 
+    if options.check:
+        stale = [(f, *cell) for f in chosen for cell in chosen[f]]
+        print("\n".join(map(" ".join, stale)) or "The record is of the files as they are.")
+        return int(bool(stale))
     if options.page:
         chosen = {}
     if options.dry:

@@ -1,9 +1,21 @@
-"""What parallel techniques build in each process: a function for each model, by its name."""
+"""What parallel techniques build in each process: a function for each model, by its name.
 
+`first_losses` is a step of two processes with a technique's functions alone, without the kit.
+"""
+
+import importlib
+import multiprocessing
+import tempfile
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 
-from tests.zoo.cells_pt import sgd, without_dropout
+import torch.distributed as dist
+
+from tests.zoo.cells_pt import BATCH, sgd, without_dropout
 from tests.zoo.pt import ZOO, loss_of
+
+MODEL = "encoder"
 
 
 def __getattr__(name: str) -> Callable:
@@ -15,3 +27,35 @@ def __getattr__(name: str) -> Callable:
         return model, sgd(model), loss_of(ZOO[name])
 
     return build
+
+
+def first_losses(technique: str, module: str) -> tuple[float, float]:
+    """The loss of a first step of two processes with a technique, and of a plain one.
+
+    The processes are forked: of several threads that ran before they would wait for all but one.
+    """
+    context = multiprocessing.get_context("fork")
+    with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(2, context) as pool:
+        meeting = Path(folder, "meeting").as_uri()
+        ranks = [pool.submit(_rank, technique, module, meeting, rank) for rank in (0, 1)]
+        together = sum(rank.result() for rank in ranks)
+    model, _, loss_fn = __getattr__(MODEL)()
+    x, y = ZOO[MODEL].inputs(BATCH), ZOO[MODEL].labels(BATCH)
+    return together, float(loss_fn(model(x), y).detach())
+
+
+def _rank(technique: str, module: str, meeting: str, rank: int) -> float:
+    """Be one of two processes; return its part of the loss."""
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
+    technique_file, build = importlib.import_module(module), __getattr__(MODEL)
+    x, y, samples = ZOO[MODEL].inputs(BATCH), ZOO[MODEL].labels(BATCH), BATCH
+    if technique == "data_parallel":
+        _, _, step = technique_file.processes(build)
+        (((x, y), samples),) = technique_file.distribute(None, [(x, y)])
+    elif technique == "model_parallel":
+        _, _, step = technique_file.layer_split(build, x, cut=ZOO[MODEL].cut)
+    else:
+        _, _, step = technique_file.tensor_parallel(build, pairs=ZOO[MODEL].pairs)
+    loss = float(step(x, y, samples))
+    dist.barrier()
+    return loss

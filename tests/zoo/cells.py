@@ -1,7 +1,7 @@
 """A cell of the matrix: one technique applied to one model, and what came of it.
 
 A cell tries the variants of a technique one after another. Each of them works, is refused (by a
-`NotImplementedError` or `ValueError` that the project itself raises, before the model has changed),
+error with its reason that the project itself raises, before the model has changed),
 is wrong, or ends in somebody's traceback. The first variant speaks for the cell, unless another one
 is wrong or ends in a traceback.
 """
@@ -12,6 +12,7 @@ import importlib
 import re
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -77,6 +78,48 @@ def _listed(arrays) -> list:
     return list(arrays) if isinstance(arrays, list | tuple) else [arrays]
 
 
+@dataclass(frozen=True)
+class Rounding:
+    """How far plain code in float32 is from the same in float64, and what that allows a technique.
+
+    Other kernels add in another order, each about as far from float64 as the plain ones: ten times
+    the distance, or ten units in the last place (1e-6) where that is more. Updates are differences
+    of weights, which have lost the digits that the weights share: ten times more.
+    """
+
+    outputs: float
+    losses: float
+    updates: float
+
+    @property
+    def of_outputs(self) -> float:
+        """The bound of outputs, relative."""
+        return max(1e-6, 10 * self.outputs)
+
+    @property
+    def of_files(self) -> float:
+        """The bound of outputs in another runtime, whose exp, tanh and erf are its own.
+
+        1e-5 is what the two frameworks are held to with each other.
+        """
+        return max(1e-5, 10 * self.outputs)
+
+    @property
+    def of_losses(self) -> float:
+        """The bound of losses, relative."""
+        return max(1e-6, 10 * self.losses)
+
+    @property
+    def of_updates(self) -> float:
+        """The bound of updates, relative: a twentieth, for weights that amplify rounding more."""
+        return min(0.05, max(1e-5, 10 * self.updates))
+
+
+# A quantizer rounds in more places than plain rounding of what layers give (sums, products), and a
+# grid that a histogram chose, or an even power, may be coarser than one from end to end.
+COARSER = 3
+
+
 class Cell:
     """The variants of one cell, as they are tried."""
 
@@ -106,7 +149,7 @@ class Cell:
                 found["apart"] = float(f"{max(self.worst.values()):.2g}")
         except Wrong as error:
             found = {"status": WRONG, "reason": str(error)}
-        except (NotImplementedError, ValueError) as error:
+        except (ValueError, RuntimeError) as error:
             kind = REFUSED if _is_ours(error) else TRACEBACK
             found = {"status": kind, "reason": _line(error, kind)}
             if kind == REFUSED and not unchanged():
@@ -140,6 +183,8 @@ def _is_ours(error: Exception) -> bool:
 def _line(error: Exception, kind: str) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = lines[-1] if str(error).startswith("in user code") else " ".join(lines)
+    # Without colours, lines of code, and folders of this machine.
+    text = re.sub(r"\x1b\[\d*m|\S*/\S+\.py:[\d:]*|(?<!\S)/\S+/", " ", text)
     text = " ".join(text.split())[:400]
     if kind == REFUSED:
         return text

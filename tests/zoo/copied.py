@@ -6,6 +6,7 @@ on. The project's own packages are found in that folder and nowhere else.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -21,6 +22,22 @@ LOADERS = {
     "shards": "sequential_loader",
     "mapped_arrays": "memory_mapped_loader",
     "in_memory": "naive_loader",
+}
+# Recipe or way to adapt -> a use of its file, with the file, and an ordinary model, its optimizer
+# and its loss.
+RECIPES = {
+    "adversarial": lambda file, *_: file.make_domain_head(width=8),
+    "discrepancy": lambda file, *rest: file.discrepancy_loss(rest[-1]),
+    "augmentation": lambda file, *_: file.Policy(flip_horizontal=0.5, rotation=10.0),
+    "averaging": lambda file, model, *_: file.make_equal_average(model),
+    "checkpoints": lambda file, model, *_: file.save_checkpoint("saved", model, None, {"epoch": 1}),
+    "checks": lambda file, *_: file.check_splits([[[1.0]]], [[[2.0]]]),
+    "initialization": lambda file, model, *_: file.apply_initialization(model, seed=1),
+    "learning_rate_finder": lambda file, model, optimizer, _: file.find_learning_rate(
+        model, optimizer, lambda loss: loss, [(2.0 - number / 60,) for number in range(100)]
+    ),
+    "regularization": lambda file, model, *_: file.l2_penalty(model, weight_decay=0.1),
+    "schedules": lambda file, _, optimizer, __: file.apply_cosine(optimizer, steps=10),
 }
 
 
@@ -53,6 +70,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the frameworks print is no answer
     cells = importlib.import_module(f"tests.zoo.cells_{framework}")
+    builds = importlib.import_module(f"tests.zoo.builds_{framework}")
     shared_by_cells = importlib.import_module("tests.zoo.cells")  # whose refusals count
     finder = Only()
     sys.meta_path.insert(0, finder)
@@ -61,12 +79,18 @@ def main() -> None:
         try:
             module = load(finder, asked["folder"], asked["module"])
             shared_by_cells._OURS = tuple(f"{asked['folder']}/{name}/" for name in OURS)
-            found = {"status": "imported", "file": module.__file__}
-            if "source" in asked:
+            if "parallel" in asked:
+                losses = builds.first_losses(asked["technique"], asked["module"])
+                found = {"status": "works", "losses": losses, "file": module.__file__}
+            elif asked["technique"] in RECIPES:
+                with contextlib.chdir(asked["folder"]):
+                    RECIPES[asked["technique"]](module, *getattr(builds, builds.MODEL)())
+                found = {"status": "works"}
+            elif "source" in asked:
                 loader = getattr(module, LOADERS[asked["technique"]])
                 batches = islice(loader(asked["source"], batch_size=2, seed=0), 2)
                 found = {"status": "works", "labels": [len(y) for _, y in batches]}
-            elif "model" in asked:
+            else:
                 found = cells.run(asked["technique"], asked["model"])
         except Exception:
             found = {"status": "TRACEBACK", "reason": traceback.format_exc()}

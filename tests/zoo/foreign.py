@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 TRAITS = {
+    "images": "images as inputs",
     "normalization": "a layer with adapted statistics (Keras's Normalization)",
     "gelu": "exact GELU",
     "conv1d": "1-D convolutions",

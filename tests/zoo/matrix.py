@@ -17,19 +17,21 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
-from tests.zoo.cells import FAMILIES, REFUSED, ROOT, TECHNIQUES, TRACEBACK, WORKS, WRONG
+from tests.zoo.cells import FAMILIES, REFUSED, ROOT, TECHNIQUES, TRACEBACK, WORKS
 from tests.zoo.foreign import TRAITS
 
 RECORD, PAGE = ROOT / "docs" / "any_model.json", ROOT / "docs" / "any_model.md"
 FRAMEWORKS = {"pt": "PyTorch", "tf": "TensorFlow (Keras 3)"}
-LIMIT_S = 180  # for a cell
+LIMIT_S = 300  # for a cell: one that compiles takes a minute, on a busy machine more
 
 
 # Which cells there are --------------------------------------------------------------------------
 
 
+@cache
 def models(framework: str) -> dict[str, list[str]]:
     """The models of a framework's zoo with their traits, read without importing a framework."""
     tree = ast.parse((ROOT / "tests" / "zoo" / f"{framework}.py").read_text())
@@ -45,15 +47,21 @@ def models(framework: str) -> dict[str, list[str]]:
     return found
 
 
+@cache
 def applied(framework: str, technique: str) -> list[str]:
-    """The models that a technique is applied to: all, but for those that take several processes."""
-    if TECHNIQUES[technique] != "parallel":
-        return list(models(framework))
+    """The models that a technique is applied to: all, or a few where it starts processes.
+
+    Memory format is of images, and applied where there are some.
+    """
+    if technique == "memory_format":
+        return [name for name, traits in models(framework).items() if "images" in traits]
     tree = ast.parse((ROOT / "tests" / "zoo" / f"cells_{framework}.py").read_text())
-    for node in tree.body:
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "PARALLEL":
-            return list(ast.literal_eval(node.value)[technique])
-    return []
+    few = next(
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "FEW"
+    )
+    return list(few.get(technique, models(framework)))
 
 
 def every_cell(framework: str) -> list[tuple[str, str]]:
@@ -68,18 +76,43 @@ def every_cell(framework: str) -> list[tuple[str, str]]:
 
 
 def source(framework: str, technique: str) -> str:
-    """A digest of the files that decide a cell: the technique's, the kit's and the zoo's."""
-    folder = ROOT / f"{framework}_impl"
-    files = [
-        folder / TECHNIQUES[technique] / f"{technique}.py",
-        *sorted((folder / "kit").glob("*")),
-    ]
-    files += sorted((ROOT / "shared").glob("*.py"))
-    files += [ROOT / "tests" / "zoo" / f"{stem}{framework}.py" for stem in ("", "cells_")]
+    """A digest of what decides a cell: the technique's file, what it imports, and the zoo."""
+    file = ROOT / f"{framework}_impl" / TECHNIQUES[technique] / f"{technique}.py"
     digest = hashlib.sha256()
-    for file in filter(Path.is_file, files):
-        digest.update(file.read_bytes())
+    for needed in sorted(_imported(file, set())):
+        digest.update(needed.read_bytes())
+    digest.update((ROOT / "tests" / "zoo" / f"{framework}.py").read_bytes())
+    digest.update(_cells_of(framework, technique).encode())
     return digest.hexdigest()[:16]
+
+
+def _imported(file: Path, found: set[Path]) -> set[Path]:
+    """A file of the project and those that it imports, wherever in it, and theirs in turn."""
+    if file not in found:
+        found.add(file)
+        for needed in _imports(file):
+            _imported(needed, found)
+    return found
+
+
+@cache
+def _imports(file: Path) -> list[Path]:
+    names = []
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    files = [(ROOT / name.replace(".", "/")).with_suffix(".py") for name in names]
+    return list(filter(Path.is_file, files))
+
+
+def _cells_of(framework: str, technique: str) -> str:
+    """The zoo's cells, but for what is done with other techniques."""
+    tree = ast.parse((ROOT / "tests" / "zoo" / f"cells_{framework}.py").read_text())
+    others = TECHNIQUES.keys() - {technique}
+    kept = [node for node in tree.body if getattr(node, "name", None) not in others]
+    return ast.dump(ast.Module(kept, []))
 
 
 # Running them -----------------------------------------------------------------------------------
@@ -172,31 +205,41 @@ def write(cells: dict) -> None:
             in_order = {m: found[m] for m in applied(framework, technique) if m in found}
             if in_order:
                 kept[framework][technique] = in_order
-    text = json.dumps({"cells": kept}, indent=1, ensure_ascii=False)
+    lines = [  # one a technique
+        f'"{framework}": {{\n'
+        + ",\n".join(f'"{t}": {json.dumps(c, ensure_ascii=False)}' for t, c in cells.items())
+        + "\n}"
+        for framework, cells in kept.items()
+    ]
+    text = '{"cells": {\n' + ",\n".join(lines) + "\n}}"
     draft = RECORD.with_suffix(".draft")
     draft.write_text(text + "\n")
     draft.replace(RECORD)
 
 
 def update(chosen: dict[str, list[tuple[str, str]]], report: Callable) -> None:
-    """Run the chosen cells of each framework, side by side, into the record."""
-    cells, lock = read(), threading.Lock()
-
-    def one(framework: str) -> None:
-        for technique, model, found in run(chosen[framework], framework, report):
-            found["source"] = source(framework, technique)
-            with lock:
-                cells.setdefault(framework, {}).setdefault(technique, {})[model] = found
-                write(cells)
-
-    threads = [threading.Thread(target=one, args=(f,)) for f in chosen if chosen[f]]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    """Run the chosen cells, one after another, into the record."""
+    cells = read()
+    for framework, those in chosen.items():
+        # Of the files as they are before: those that change meanwhile are run anew.
+        sources = {technique: source(framework, technique) for technique in TECHNIQUES}
+        for technique, model, found in run(those, framework, report):
+            found["source"] = sources[technique]
+            cells.setdefault(framework, {}).setdefault(technique, {})[model] = found
+            write(cells)
 
 
-def missing(framework: str) -> list[tuple[str, str]]:
+def bad(framework: str) -> list[tuple[str, str]]:
+    """The cells that the record lacks, or that are wrong or a traceback in it."""
+    found = read().get(framework, {})
+    return [
+        (technique, model)
+        for technique, model in every_cell(framework)
+        if found.get(technique, {}).get(model, {}).get("status") not in (WORKS, REFUSED)
+    ]
+
+
+def stale(framework: str) -> list[tuple[str, str]]:
     """The cells that the record lacks, or that were run with other files than there are now."""
     found = read().get(framework, {})
     now = {technique: source(framework, technique) for technique in TECHNIQUES}
@@ -220,68 +263,106 @@ def share(counted: Counter) -> float:
     return counted[WORKS] / max(counted.total(), 1)
 
 
-_HEAD = """# Any model
+_HEAD = """# Does a technique work with a model like mine?
 
-Every technique that takes a model, applied unchanged to models that it was not written for, and
-compared with plain framework code. Made by `python -m tests.zoo` from
-[any_model.json](any_model.json); a test holds page, record and code together.
+Every technique that takes a model was applied, unchanged, to {models} that it was not written for,
+and compared with plain framework code. Find your technique; what has a number less than all is
+explained [below](#what-is-refused-and-why), before anything of the model has changed.
 
-- **works**: at its neutral setting a technique equals plain code (the same losses, and the same
-  changes of all weights and statistics, to the rounding of float32); where it changes the
-  mathematics, its outputs stay within its bound of the model's.
-- **refused**: `NotImplementedError` or `ValueError` with the reason, before the model has changed.
-- Input pipelines take no model and are not here. Parallel techniques start two processes or
-  devices, and are applied to a few small models.
 """
+_MEANING = """
+*Works*: at its neutral setting a technique equals plain code (the same losses, and the same changes
+of all weights and statistics, to the rounding of float32, which is measured for each model); where
+it changes the mathematics, it is as near to the model as plain rounding is, or does what its
+definition says. Input pipelines take no model and are not here. What starts processes (the parallel
+techniques, the batch-size finder) is applied to a few small models, memory format to models of
+images: others have nothing to convert, and it says so. Made by `python -m tests.zoo`
+from [any_model.json](any_model.json); a test holds both together.
+"""
+
+
+def partly(framework: str, cells: dict) -> list[str]:
+    """The models that the record lacks cells of."""
+    wanted = every_cell(framework)
+    return sorted({model for technique, model in wanted if model not in cells.get(technique, {})})
 
 
 def page(cells: dict) -> str:
     """The page, from the record alone."""
-    lines = [_HEAD]
-    lines.append("| | cells | work | refused | wrong | traceback |")
-    lines.append("|:---|---:|---:|---:|---:|---:|")
+    counts = {framework: count(cells[framework]) for framework in FRAMEWORKS}
+    told = " and ".join(f"{len(models(f))} models of {title}" for f, title in FRAMEWORKS.items())
+    lines = [_HEAD.format(models=told).rstrip(), ""]
+    titles = [
+        f"{title}: {share(counts[framework]):.0%} work" for framework, title in FRAMEWORKS.items()
+    ]
+    lines += [f"| technique | {' | '.join(titles)} |", "|:---|:---|:---|"]
+    for technique in TECHNIQUES:
+        told = [_told(cells[framework].get(technique, {})) for framework in FRAMEWORKS]
+        lines.append(f"| {technique.replace('_', ' ')} | {' | '.join(told)} |")
     for framework, title in FRAMEWORKS.items():
-        found = count(cells[framework])
-        numbers = " | ".join(str(found[status]) for status in (REFUSED, WRONG, TRACEBACK))
-        works = f"{found[WORKS]} ({share(found):.1%})"
-        lines.append(f"| {title} | {found.total()} | {works} | {numbers} |")
+        if lacking := partly(framework, cells[framework]):
+            lines += ["", f"Not tried with every technique yet in {title}: {', '.join(lacking)}."]
+    lines += [_MEANING, "## The models", "", *_traits()]
+    lines += ["", "## What is refused, and why", ""]
+    for technique in TECHNIQUES:
+        lines += _reasons(technique, cells)
     for framework, title in FRAMEWORKS.items():
-        lines += ["", f"## {title}", "", *_models(framework)]
+        lines += ["", f"## Every cell: {title}", ""]
         for family, techniques in FAMILIES.items():
-            lines += ["", f"### {family}", "", *_table(cells[framework], techniques)]
-    return "\n".join(lines) + "\n"
+            lines += [f"### {family}", "", *_table(cells[framework], techniques), ""]
+    return "\n".join(lines).rstrip() + "\n"
 
 
-def _models(framework: str) -> Iterator[str]:
-    yield "| model | what it has |"
-    yield "|:---|:---|"
-    for name, traits in models(framework).items():
-        yield f"| {name} | {', '.join(TRAITS[trait] for trait in traits)} |"
+def _told(found: dict[str, dict]) -> str:
+    """How many models a technique works with, and the few others."""
+    others = [model for model, cell in found.items() if cell["status"] != WORKS]
+    if not others:
+        return f"all {len(found)}"
+    named = f": not {', '.join(others)}" if len(others) <= 3 else ""
+    return f"{len(found) - len(others)} of {len(found)}{named}"
+
+
+def _traits() -> Iterator[str]:
+    yield f"| a model with | {' | '.join(FRAMEWORKS.values())} |"
+    yield "|:---|:---|:---|"
+    for trait, words in TRAITS.items():
+        having = [
+            ", ".join(name for name, traits in models(framework).items() if trait in traits)
+            for framework in FRAMEWORKS
+        ]
+        yield f"| {words} | {' | '.join(having)} |"
+
+
+def _reasons(technique: str, cells: dict) -> Iterator[str]:
+    """A line for each reason: the framework, the variant where others work, and the models."""
+    for framework, title in FRAMEWORKS.items():
+        found: dict[tuple[str, str], list[str]] = {}
+        for model, cell in cells[framework].get(technique, {}).items():
+            if cell["status"] != WORKS:
+                found.setdefault(("", cell["reason"]), []).append(model)
+                continue
+            for name, variant in cell["variants"].items():
+                if variant["status"] == REFUSED:
+                    found.setdefault((f", {name} alone", variant["reason"]), []).append(model)
+        for (variant, reason), names in found.items():
+            name = technique.replace("_", " ")
+            yield f"- **{name}**, {title}{variant}: {_escaped(reason)} ({', '.join(names)})"
 
 
 def _table(cells: dict, techniques: tuple[str, ...]) -> Iterator[str]:
     techniques = tuple(t for t in techniques if t in cells)
     in_order = dict.fromkeys(model for t in techniques for model in cells[t])
-    reasons: dict[str, int] = {}
     yield "| model | " + " | ".join(name.replace("_", " ") for name in techniques) + " |"
     yield "|:---|" + ":---:|" * len(techniques)
     for model in in_order:
-        marks = [_mark(cells[t].get(model), t, reasons) for t in techniques]
-        yield f"| {model} | {' | '.join(marks)} |"
-    for reason, number in reasons.items():
-        yield f"\n<sup>{number}</sup> {reason}"
+        yield f"| {model} | {' | '.join(_mark(cells[t].get(model)) for t in techniques)} |"
 
 
-def _mark(cell: dict | None, technique: str, reasons: dict[str, int]) -> str:
+def _mark(cell: dict | None) -> str:
     if cell is None:
         return ""
-    told = [] if cell["status"] == WORKS else [f"{technique}: {_escaped(cell['reason'])}"]
-    if cell["status"] == WORKS:
-        for name, variant in cell["variants"].items():
-            if variant["status"] == REFUSED:
-                told.append(f"{technique}, {name} alone: {_escaped(variant['reason'])}")
-    numbers = ", ".join(str(reasons.setdefault(reason, len(reasons) + 1)) for reason in told)
-    return cell["status"] + (f" <sup>{numbers}</sup>" if numbers else "")
+    part = any(variant["status"] == REFUSED for variant in cell.get("variants", {}).values())
+    return "in part" if cell["status"] == WORKS and part else cell["status"]
 
 
 def _escaped(text: str) -> str:

@@ -474,13 +474,43 @@ def _torchvision(name: str) -> nn.Module:
     return torchvision.models.get_model(name, weights=None, num_classes=CLASSES)
 
 
-def _seeded(make: Callable) -> Callable:
+def _seeded(make: Callable, inputs: Callable) -> Callable:
+    kept = {}
+
     def build() -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            return make()
+            model = make()
+        if not kept:
+            kept.update(_statistics(model, inputs(64)))
+        model.load_state_dict(kept, strict=False)
+        return model.train()
 
     return build
+
+
+def _statistics(model: nn.Module, x) -> dict[str, Tensor]:
+    """The state of the normalisations of a model that has seen x, as a trained model's has.
+
+    With the statistics that they begin with, what a random model predicts would all but vanish.
+    """
+    norms = {
+        name: module
+        for name, module in model.eval().named_modules()
+        if isinstance(module, nn.modules.batchnorm._BatchNorm)
+    }
+    momenta = [module.momentum for module in norms.values()]
+    for module in norms.values():
+        module.train().momentum = 1.0
+    with torch.no_grad():
+        model(**x) if isinstance(x, dict) else model(*x) if isinstance(x, tuple) else model(x)
+    for module, momentum in zip(norms.values(), momenta, strict=True):
+        module.momentum = momentum
+    return {
+        f"{name}.{key}": value.clone()
+        for name, module in norms.items()
+        for key, value in module.named_buffers()
+    }
 
 
 PAIRS = {
@@ -492,14 +522,18 @@ PAIRS = {
 def _zoo() -> dict[str, Foreign]:
     images, label, text = _images, _classes(), _classes(LENGTH, classes=VOCABULARY)
     rows = [
-        ("groups_net", GroupsNet, images, label, "gelu grouped depthwise residual concatenated"
+        ("groups_net", GroupsNet, images, label,
+         "images gelu grouped depthwise residual concatenated"
          " dropout batchnorm", "mix", "mix", "left"),
-        ("unet", UNet, images, _classes(SIZE, SIZE), "transposed concatenated", "first,second",
+        ("unet", UNet, images, _classes(SIZE, SIZE), "images transposed concatenated",
+         "first,second",
          "second", ""),
-        ("video", Video, _vectors(3, 4, 8, 8), label, "conv3d batchnorm", "body", "head",
+        ("video", Video, _vectors(3, 8, 16, 16), label, "conv3d batchnorm", "body", "head",
          "body.4"),
-        ("two_heads", TwoHeads, images, label, "tuple_outputs", "features", "hidden", "hidden"),
-        ("dict_heads", DictHeads, images, label, "dict_outputs batchnorm", "neck", "neck", "neck"),
+        ("two_heads", TwoHeads, images, label, "images tuple_outputs", "features", "hidden",
+         "hidden"),
+        ("dict_heads", DictHeads, images, label, "images dict_outputs batchnorm", "neck", "neck",
+         "neck"),
         ("conv1d_text", Conv1dText, _codes, label, "conv1d gelu residual", "layers.*", "norm",
          "norm"),
         ("lstm_language", LSTMLanguage, _codes, text, "lstm tied dropout", "lstm", "embedding",
@@ -511,28 +545,30 @@ def _zoo() -> dict[str, Foreign]:
          " dataclass_outputs", "layer.*", "pooler", "layer.1"),
         ("gpt2", GPT2, _gpt2_inputs, text, "attention tied dropout residual dict_inputs"
          " dataclass_outputs top-level_list", "h.*", "ln_f", "h.1"),
-        ("two_towers", TwoTowers, _pair, label, "tuple_inputs", "image", "vector", "head"),
+        ("two_towers", TwoTowers, _pair, label, "images tuple_inputs", "image", "vector", "head"),
         ("wide_and_deep", WideAndDeep, _table, label, "gelu dict_inputs concatenated"
          " normalization", "deep", "deep", "head"),
         ("eleven_heads", ElevenHeads, _vectors(8), label, "gelu tuple_outputs eleven_outputs",
          "body", "body", ""),
-        ("resnet18", partial(_torchvision, "resnet18"), images, label, "residual batchnorm",
+        ("resnet18", partial(_torchvision, "resnet18"), images, label, "images residual batchnorm",
          "layer?", "layer4", "layer3"),
         ("mobilenet_v3_small", partial(_torchvision, "mobilenet_v3_small"), images, label,
-         "depthwise residual dropout batchnorm", "features.*", "avgpool", "features.6"),
+         "images depthwise residual dropout batchnorm", "features.*", "avgpool", "features.6"),
         ("efficientnet_b0", partial(_torchvision, "efficientnet_b0"), images, label,
-         "depthwise residual dropout batchnorm", "features.*", "avgpool", "features.4"),
-        ("vit", _vit, images, label, "attention gelu dropout residual",
+         "images depthwise residual dropout batchnorm", "features.*", "avgpool", "features.4"),
+        ("vit", _vit, images, label, "images attention gelu dropout residual",
          "encoder.layers.encoder_layer_*", "encoder", "encoder.layers.encoder_layer_1"),
-        ("convnext", _convnext, images, label, "depthwise gelu residual", "features.*", "avgpool",
+        ("convnext", _convnext, images, label, "images depthwise gelu residual", "features.*",
+         "avgpool",
          "features.2"),
-        ("densenet", _densenet, images, label, "concatenated batchnorm", "features.denseblock*",
+        ("densenet", _densenet, images, label, "images concatenated batchnorm",
+         "features.denseblock*",
          "features.norm5", "features.transition1"),
     ]  # fmt: skip
     found = {}
     for name, make, inputs, labels, traits, blocks, layer, cut in rows:
         kinds = tuple(trait.replace("_", " ") for trait in traits.split())
-        given = (name, _seeded(make), inputs, labels, kinds, blocks, layer, cut)
+        given = (name, _seeded(make, inputs), inputs, labels, kinds, blocks, layer, cut)
         found[name] = Foreign(*given, PAIRS.get(name, ""))
     return found
 

@@ -29,13 +29,10 @@ the zeros out, or remove whole channels (`structured_pruning`).
 Run it alone: `TF_USE_LEGACY_KERAS=1 python -m tf_impl.compression.combinations` prints the files of
 each stage, their accuracy, size and zeros.
 
-Copy with it: `shared/archives.py`, `shared/atomic.py`, `shared/specs.py`,
-`tf_impl/compression/distillation.py`, `tf_impl/compression/pruning.py`,
-`tf_impl/compression/quantization_aware_training.py`, `tf_impl/kit/models.py`,
-`tf_impl/kit/programs.py`, `tf_impl/kit/runtime.py`.
+Copy with it: `tf_impl/compression/distillation.py`, `tf_impl/compression/pruning.py`,
+`tf_impl/compression/quantization_aware_training.py`, `tf_impl/kit/programs.py`.
 """
 
-import inspect
 from collections.abc import Callable
 from pathlib import Path
 
@@ -44,6 +41,7 @@ import tensorflow as tf
 
 # A stack is about several techniques, so it imports them; they do not know each other.
 from tf_impl.compression import distillation, pruning, quantization_aware_training
+from tf_impl.kit import programs
 
 _PRODUCTS = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED")
 
@@ -73,8 +71,9 @@ def make_sparse_train_step(
 
     @tf.function(jit_compile=False)
     def step(x, y):
+        arguments, named = programs.call_arguments(model, x)
         with tf.GradientTape() as tape:
-            loss = loss_fn(_call(model, x, training=True), y)
+            loss = loss_fn(model(*arguments, **named, training=True), y)
             loss = sum((tf.cast(term, loss.dtype) for term in model.losses), loss)
         gradients = tape.gradient(loss, variables)
         masked = [  # what the loss does not read has no gradient
@@ -85,22 +84,6 @@ def make_sparse_train_step(
         return loss
 
     return step
-
-
-def _call(model: tf.keras.Model, x, training: bool):
-    """Call the model as `fit` does: x is one argument, but where `call` takes several."""
-    names = [
-        parameter
-        for parameter in inspect.signature(model.call).parameters.values()
-        if parameter.name not in ("training", "mask") and parameter.kind != parameter.VAR_KEYWORD
-    ]
-    needed = sum(parameter.default is parameter.empty for parameter in names)
-    several = needed > 1 or (names and names[0].kind == names[0].VAR_POSITIONAL)
-    if isinstance(x, tuple | list) and several:
-        return model(*x, training=training)
-    if isinstance(x, dict) and len(names) > 1 and x.keys() <= {name.name for name in names}:
-        return model(**x, training=training)
-    return model(x, training=training)
 
 
 def kernel_zeros(path) -> dict[str, float]:
@@ -163,8 +146,13 @@ def main() -> None:
     numbers = itertools.count(1)
 
     def make_pruning_step(*given):
-        step = training.make_train_step(*given)
-        return lambda x, y: (update(next(numbers)), step(x, y))[1]
+        plain_step = training.make_train_step(*given)
+
+        def step(x, y):
+            update(next(numbers))
+            return plain_step(x, y)
+
+        return step
 
     train(make_pruning_step, pruned, epochs=4)
     pruned = pruning.finalize_pruning(pruned)

@@ -22,8 +22,9 @@ Where the frameworks differ and why:
   There it is under `no_grad`.
 - The graph knows shapes while it is traced, before it has changed anything; there the first step
   tries the student once in evaluation mode.
-- Keras 3 has `keras.distillation.Distiller` for `fit`. It makes the teacher untrainable for good,
-  and its KL clips at 1e-7, below which a student's class gets no gradient.
+- For `fit`, `DistilledTraining` is a mixin of a model class with the meaning of this file. Keras
+  3's own `keras.distillation.Distiller` makes the teacher untrainable for good, and its KL clips at
+  1e-7, below which a student's class gets no gradient.
 
 When it helps and when it hurts: it helps a student that must be small, most with few labels or none
 (alpha 1). Each step costs a forward pass of the teacher, often many times the student's own step.
@@ -46,18 +47,23 @@ import tensorflow as tf
 
 
 def soft_loss(
-    student_logits: tf.Tensor, teacher_logits: tf.Tensor, *, temperature: float
+    student_logits: tf.Tensor,
+    teacher_logits: tf.Tensor,
+    *,
+    temperature: float,
+    class_axis: int = -1,
 ) -> tf.Tensor:
     """Return T^2 KL(teacher || student) at temperature T, the mean over all positions: a scalar.
 
-    Logits (..., classes) of one shape and any float dtype; half-width ones are cast to float32.
+    Logits of one shape, classes along `class_axis`, and any float dtype; half-width ones are cast
+    to float32.
     """
     log_q, log_p = (
-        tf.nn.log_softmax(_at_least_float32(logits) / temperature, axis=-1)
+        tf.nn.log_softmax(_at_least_float32(logits) / temperature, axis=class_axis)
         for logits in (student_logits, teacher_logits)
     )
     # Logarithms on both sides: a probability that underflows must not become an infinity.
-    divergence = tf.reduce_sum(tf.exp(log_p) * (log_p - log_q), axis=-1)
+    divergence = tf.reduce_sum(tf.exp(log_p) * (log_p - log_q), axis=class_axis)
     return tf.reduce_mean(divergence) * temperature**2
 
 
@@ -69,20 +75,22 @@ def make_train_step(
     *,
     temperature: float = 4.0,
     alpha: float = 0.9,
+    class_axis: int = -1,
 ) -> Callable:
     """Return `step(x, y) -> loss`: one update of the student, with the teacher's logits for x.
 
     x: a tensor, or a structure of them as `fit` hands it over: unpacked only where `call` takes
-    several arguments. Both give logits (..., classes) of one shape, or several of them in a tuple,
-    list or dict: their soft losses are added up. `loss_fn(logits, y)` returns the mean over the
-    batch. loss: scalar on the device, the weighted sum and the student's own losses (of
-    regularisers, of `add_loss`). temperature: above 0. alpha: the share of the teacher, 0 (the
-    plain step, no teacher runs) to 1 (`loss_fn` is not called, y may be anything).
+    several arguments. Both give logits of one shape, or several of them in a tuple, list or dict,
+    whose soft losses are added up; of a dict with "logits" these alone. `loss_fn(output, y)`
+    returns the mean over the batch. loss: scalar on the device, the weighted sum and the student's
+    own losses (of regularisers, of `add_loss`). temperature: above 0. alpha: the share of the
+    teacher, 0 (the plain step, no teacher runs) to 1 (`loss_fn` is not called, y may be anything).
+    class_axis: where logits have their classes.
 
     Raises ValueError for settings out of range and for a student without trainable variables; the
     first step does, before anything is changed, where the teacher's logits have another shape (it
-    knows other classes) and, unless it is traced into another graph, where one of both gives
-    probabilities: rows that sum to one.
+    knows other classes), where labels y say that classes are along another axis, and, unless it is
+    traced into another graph, where one of both gives probabilities: rows that sum to one.
     """
     _check(student, temperature, alpha)
     _check_built(teacher, "teacher")
@@ -90,10 +98,10 @@ def make_train_step(
 
     @tf.function(jit_compile=False)
     def update(x, y):
-        target = _call(teacher, x, training=False) if alpha else None
+        target = _logits(_call(teacher, x, training=False)) if alpha else None
         with tf.GradientTape() as tape:
             output = _call(student, x, training=True)
-            loss = _loss(loss_fn, output, y, target, temperature, alpha)
+            loss = _loss(loss_fn, output, y, target, temperature, alpha, class_axis)
             loss = sum((tf.cast(term, loss.dtype) for term in student.losses), loss)
         gradients = tape.gradient(loss, variables)
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
@@ -104,7 +112,8 @@ def make_train_step(
     def step(x, y):
         nonlocal looked
         if not looked and tf.executing_eagerly():  # a graph would look again in every step
-            _refuse_probabilities(student, x, _call(teacher, x, training=False))
+            target = _logits(_call(teacher, x, training=False))
+            _refuse_probabilities(student, x, target, class_axis)
             looked = True
         return update(x, y)
 
@@ -118,6 +127,7 @@ def make_stored_train_step(
     *,
     temperature: float = 4.0,
     alpha: float = 0.9,
+    class_axis: int = -1,
 ) -> Callable:
     """Return `step(x, (y, teacher_logits)) -> loss`: `make_train_step` without the teacher.
 
@@ -131,7 +141,7 @@ def make_stored_train_step(
         labels, target = y
         with tf.GradientTape() as tape:
             output = _call(student, x, training=True)
-            loss = _loss(loss_fn, output, labels, target, temperature, alpha)
+            loss = _loss(loss_fn, output, labels, target, temperature, alpha, class_axis)
             loss = sum((tf.cast(term, loss.dtype) for term in student.losses), loss)
         gradients = tape.gradient(loss, variables)
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
@@ -142,11 +152,54 @@ def make_stored_train_step(
     def step(x, y):
         nonlocal looked
         if not looked and tf.executing_eagerly():
-            _refuse_probabilities(student, x, y[1])
+            _refuse_probabilities(student, x, y[1], class_axis)
             looked = True
         return update(x, y)
 
     return step
+
+
+class DistilledTraining:
+    """A mixin for `fit`: `class Student(DistilledTraining, keras.Model)`; Keras 3.
+
+    After `learn_from` it trains with the loss of this file, the compiled loss being `loss_fn`;
+    evaluation has the compiled loss alone.
+    """
+
+    def learn_from(
+        self,
+        teacher: tf.keras.Model,
+        *,
+        temperature: float = 4.0,
+        alpha: float = 0.9,
+        class_axis: int = -1,
+    ) -> None:
+        """Follow the teacher from now on: before `fit`. Settings, Raises: as `make_train_step`.
+
+        But for probabilities: `fit` sees logits in a graph alone, where it can't tell.
+        """
+        _check(self, temperature, alpha)
+        _check_built(teacher, "teacher")
+
+        def weighted(x, y, output, hard):
+            if alpha == 0:
+                return hard
+            target = _logits(_call(teacher, x, training=False))
+            target = tf.nest.map_structure(tf.stop_gradient, target)  # `fit` has a tape around it
+            return _loss(lambda *_: hard, output, y, target, temperature, alpha, class_axis)
+
+        # Functions: of an attribute that is a model Keras would train the variables, too.
+        self._weighted, self._share = weighted, alpha
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        """The loss of a batch, as Keras asks for it."""
+        hard = super().compute_loss(x, y, y_pred, sample_weight, training)
+        if not training:
+            return hard
+        if not hasattr(self, "_weighted"):
+            raise ValueError("the student has no teacher yet: say learn_from(teacher)")
+        # Its own losses are in `hard` already, and the teacher takes no share of them.
+        return self._weighted(x, y, y_pred, hard) + self._share * sum(self.losses)
 
 
 def store_logits(teacher: tf.keras.Model, x, *, batch_size: int = 256) -> tf.Tensor:
@@ -159,7 +212,7 @@ def store_logits(teacher: tf.keras.Model, x, *, batch_size: int = 256) -> tf.Ten
     # A smaller last batch makes a graph for any batch size, not one for each.
     @tf.function(jit_compile=False, reduce_retracing=True)
     def infer(rows):
-        return _call(teacher, rows, training=False)
+        return _logits(_call(teacher, rows, training=False))
 
     samples = tf.nest.flatten(x)[0].shape[0]
     starts = range(0, samples, batch_size)
@@ -183,13 +236,21 @@ def _call(model: tf.keras.Model, x, training: bool):
     return model(x, training=training)
 
 
-def _loss(loss_fn: Callable, output, labels, target, temperature: float, alpha: float):
+def _logits(output):
+    """What says classes: all of an output, or of a dict what it has under that name."""
+    return output["logits"] if isinstance(output, dict) and "logits" in output else output
+
+
+def _loss(loss_fn, output, labels, target, temperature: float, alpha: float, class_axis: int):
     """The weighted sum; what has no weight is not computed."""
     if alpha == 0:
         return loss_fn(output, labels)
-    _check_logits(output, target)
-    pairs = zip(tf.nest.flatten(output), tf.nest.flatten(target), strict=True)
-    soft = alpha * sum(soft_loss(*pair, temperature=temperature) for pair in pairs)
+    student = _logits(output)
+    _check_logits(student, target)
+    _check_labels(target, labels, class_axis)
+    pairs = zip(tf.nest.flatten(student), tf.nest.flatten(target), strict=True)
+    settings = {"temperature": temperature, "class_axis": class_axis}
+    soft = alpha * sum(soft_loss(*pair, **settings) for pair in pairs)
     if alpha == 1:
         return soft
     hard = (1 - alpha) * loss_fn(output, labels)
@@ -215,6 +276,19 @@ def _check_built(model: tf.keras.Model, who: str) -> None:
         raise ValueError(f"the {who} has no variables yet: call it once on an example input")
 
 
+def _check_labels(target, labels, class_axis: int) -> None:
+    """Raise where labels, which lack the axis of the classes, say that it is another one."""
+    if not tf.is_tensor(target) or not tf.is_tensor(labels):
+        return
+    shape, found = target.shape.as_list(), labels.shape.as_list()
+    axes = [axis for axis in range(1, len(shape)) if shape[:axis] + shape[axis + 1 :] == found]
+    if axes and class_axis % len(shape) not in axes:
+        raise ValueError(
+            f"labels of {found} and logits of {shape} have the classes along axis {axes[0]}, "
+            f"not {class_axis}: say so by class_axis"
+        )
+
+
 def _check_logits(student, teacher) -> None:
     """Raise unless both are logits of one shape, or as many of them in one structure."""
     pairs = zip(tf.nest.flatten(student), tf.nest.flatten(teacher), strict=False)
@@ -224,7 +298,7 @@ def _check_logits(student, teacher) -> None:
             for logits in (student, teacher)
         )
         raise ValueError(
-            "student and teacher must give logits of one shape, with the same classes last: "
+            "student and teacher must give logits of one shape, with the same classes: "
             f"the student gives {ours}, the teacher {theirs}"
         )
 
@@ -242,23 +316,23 @@ def _are_alike(ours, theirs) -> bool:
     return tensors and ours.shape.rank != 0 and ours.shape.is_compatible_with(theirs.shape)
 
 
-def _refuse_probabilities(student, x, target) -> None:
+def _refuse_probabilities(student, x, target, class_axis: int) -> None:
     """Raise where the teacher's rows, or the student's in evaluation mode, sum to one."""
-    outputs = {"student": _call(student, x, training=False), "teacher": target}
+    outputs = {"student": _logits(_call(student, x, training=False)), "teacher": target}
     for who, output in outputs.items():
-        if any(map(_are_probabilities, tf.nest.flatten(output))):
+        if any(_are_probabilities(part, class_axis) for part in tf.nest.flatten(output)):
             raise ValueError(
                 f"the {who} gives probabilities (rows that sum to one), not logits: leave out its "
                 "softmax, or take the logarithm"
             )
 
 
-def _are_probabilities(output) -> bool:
-    """Whether no value is below zero and each row sums to one."""
+def _are_probabilities(output, class_axis: int) -> bool:
+    """Whether no value is below zero and the classes sum to one everywhere."""
     rows = np.asarray(tf.cast(output, tf.float64))
-    if rows.ndim == 0 or rows.shape[-1] < 2 or not len(rows) or (rows < 0).any():
+    if rows.ndim == 0 or rows.shape[class_axis] < 2 or not len(rows) or (rows < 0).any():
         return False
-    return bool((np.abs(rows.sum(-1) - 1) < 1e-2).all())
+    return bool((np.abs(rows.sum(class_axis) - 1) < 1e-2).all())
 
 
 def main() -> None:

@@ -26,6 +26,8 @@ Where the frameworks differ and why:
 - tfmot makes the masks within the forward passes of training, in the graph, and counts these as
   steps; here `update` states the step, which may have several. In Keras 3 and in PyTorch `update`
   makes the masks. Predictions mask as well, which costs time until the model is finalized.
+- tfmot's `pruning_policy` is left out: the one that it has (`PruneForLatencyOnXNNPack`) takes
+  pointwise convolutions alone, for kernels of XNNPACK that are off on CPUs with AVX.
 - tfmot has no global magnitude. Its wrapped layers have other names ("prune_low_magnitude_" before
   their own) until the end.
 - Both round alike (float32, half to even, one weight at least stays) and keep all that tie.
@@ -38,7 +40,7 @@ what a model can spare, and where training ends with the schedule: leave steps f
 Run it alone: `python -m tf_impl.compression.pruning` prints the dense model against 80% and 95% of
 zeros.
 
-Copy with it: `shared/specs.py`, `tf_impl/kit/models.py`, `tf_impl/kit/runtime.py`.
+Copy with it: `tf_impl/kit/programs.py`.
 """
 
 from collections import Counter
@@ -48,7 +50,7 @@ from inspect import isfunction, signature
 import numpy as np
 import tensorflow as tf
 
-from tf_impl.kit import models
+from tf_impl.kit import programs
 
 _KINDS = (
     *("Dense", "Conv1D", "Conv2D", "Conv3D"),
@@ -187,7 +189,7 @@ class _MaskedCall:
 def _mask(model, together, final_sparsity, begin_step, end_step, frequency, min_weights) -> tuple:
     """Copy the model, whose kernels get masks of ones; `together`: one threshold for all."""
     count = len(_prunable(model, min_weights))
-    model = models.copy_model(model)
+    model = programs.copy_model(model)
     layers = _prunable(model, min_weights)
     if len(layers) != count:
         raise NotImplementedError("Keras's copy of the model has other layers")
@@ -346,7 +348,7 @@ def main() -> None:
             model, update = apply_pruning(model, final_sparsity=sparsity, **settings)
         optimizer = training.make_optimizer(model, recipe)
         step = training.make_train_step(model, optimizer, training.cross_entropy)
-        taken, numbers, size = [], itertools.count(1), recipe.accuracy_batch_size
+        times, numbers, size = [], itertools.count(1), recipe.accuracy_batch_size
         for epoch in range(recipe.epochs):
             for pair in data.epoch_batches(*train, batch_size=size, seed=0, epoch=epoch):
                 start = time.perf_counter()
@@ -354,14 +356,14 @@ def main() -> None:
                     update(next(numbers))
                 step(*pair)
                 runtime.synchronize()
-                taken.append(time.perf_counter() - start)
+                times.append(time.perf_counter() - start)
         if update:
             model = finalize_pruning(model)
         predict = training.make_predict(model)
         accuracy = training.evaluate(predict, *test, metric="accuracy", batch_size=size)
         kernels = [v for k, v in models.export_weights(model).items() if k.endswith("kernel")]
         zeros = sum((k == 0).sum() for k in kernels) / sum(k.size for k in kernels)
-        ms = statistics.fmean(taken[10:]) * 1e3  # not the trace of the first step
+        ms = statistics.fmean(times[10:]) * 1e3  # not the trace of the first step
         print(f"{name:14}{ms:11.2f}{accuracy:10.1f}{zeros:22.3f}")
         if name == "trained":
             weights = models.export_weights(model)

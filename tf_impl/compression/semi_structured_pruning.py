@@ -25,7 +25,7 @@ nothing: kernels stay dense tensors.
 Run it alone: `python -m tf_impl.compression.semi_structured_pruning` prints the dense model against
 the masked.
 
-Copy with it: `shared/specs.py`, `tf_impl/kit/models.py`, `tf_impl/kit/runtime.py`.
+Copy with it: `tf_impl/kit/programs.py`.
 """
 
 from collections import Counter
@@ -35,7 +35,7 @@ from inspect import isfunction, signature
 import numpy as np
 import tensorflow as tf
 
-from tf_impl.kit import models
+from tf_impl.kit import programs
 
 
 def apply_two_to_four(model: tf.keras.Model) -> tf.keras.Model:
@@ -53,7 +53,7 @@ def apply_two_to_four(model: tf.keras.Model) -> tf.keras.Model:
     """
     layers = _prunable(model)
     if not _is_tf_keras():
-        masked = models.copy_model(model)
+        masked = programs.copy_model(model)
         for layer in _prunable(masked):
             layer.call = _MaskedCall(layer)
         return masked

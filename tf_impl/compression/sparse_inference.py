@@ -26,10 +26,9 @@ is the slower one. It is the price of zeros anywhere: whole channels gone (struc
 Run it alone: `python -m tf_impl.compression.sparse_inference` prints dense against CSR at several
 sparsities.
 
-Copy with it: `shared/archives.py`, `shared/atomic.py`, `tf_impl/kit/programs.py`.
+Copy with it: `tf_impl/kit/programs.py`.
 """
 
-import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -39,11 +38,12 @@ from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
-from ai_edge_litert.interpreter import Interpreter
 from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 from tensorflow.python.ops.linalg.sparse.sparse_csr_matrix_ops import CSRSparseMatrix
 
 from tf_impl.kit import programs
+
+SAME = 1e-4  # relative L2 of a file's outputs
 
 
 def make_predict(model: tf.keras.Model, *, min_sparsity: float = 0.7) -> Callable:
@@ -85,7 +85,7 @@ def make_predict(model: tf.keras.Model, *, min_sparsity: float = 0.7) -> Callabl
     @tf.function(jit_compile=False, reduce_retracing=True)
     def predict(x):
         with _multiplied_sparsely(sparse):
-            return _call(model, x, training=False)
+            return programs.call(model, x)
 
     predict.layers = {
         name: (kernels[layer].nbytes, _bytes(sparse[layer]))
@@ -101,7 +101,8 @@ def export_file(model: tf.keras.Model, example_inputs, path, *, sparse: bool = T
     model is left as it is.
 
     Raises ValueError for a model with pruning masks and where no kernel has zeros enough for it to
-    pay, NotImplementedError where LiteRT's converter can't take the model.
+    pay, NotImplementedError where LiteRT's converter can't take the model, RuntimeError where the
+    file predicts something else than the model.
     Source: `tf.lite.Optimize.EXPERIMENTAL_SPARSITY`.
     """
     _refuse_masks(model)
@@ -114,33 +115,37 @@ def export_file(model: tf.keras.Model, example_inputs, path, *, sparse: bool = T
     except Exception as error:
         reason = " ".join(str(error).split())[:300]
         raise NotImplementedError(f"LiteRT's converter refuses it: {reason}") from error
-    if sparse and not _sparse_tensors(Interpreter(model_content=content)):
+    if sparse and not _sparse_tensors(_interpreter(content)):
         raise ValueError("no kernel of the model has zeros enough to be stored sparsely: prune it")
-    Path(path).write_bytes(content)
-    return Path(path)
+    part = Path(f"{path}.part")
+    part.write_bytes(content)
+    few = tf.nest.map_structure(lambda tensor: tensor[:32], example_inputs)
+    apart = programs.apart(load_file(part)(few), programs.call(model, few))
+    if not apart <= SAME:
+        part.unlink()
+        raise RuntimeError(f"LiteRT computes something else with it: {apart:.2%} off the model")
+    return part.replace(path)
 
 
 def load_file(path) -> Callable:
     """Return `predict(x) -> output` of a file of `export_file`, run by LiteRT with XNNPACK.
 
-    x: a tensor, or a tuple of the model's positional arguments. Threads are those of TensorFlow.
+    x: as `example_inputs`. Several outputs are a tuple, those of a dict in the order of its sorted
+    keys. Threads are those of TensorFlow.
     `predict.sparse` is the number of tensors that are sparse in the file. Executes no code of it.
 
     Raises FileNotFoundError, and ValueError for a file that is cut or something else. A changed
     weight goes unnoticed: the format has no checksum.
     """
     content = Path(path).read_bytes()
-    threads = tf.config.threading.get_intra_op_parallelism_threads() or os.cpu_count()
     try:
-        interpreter = Interpreter(model_content=content, num_threads=threads)
+        interpreter = _interpreter(content)
         interpreter.allocate_tensors()
     except (ValueError, RuntimeError) as error:
         what = " ".join(str(error).split())
         raise ValueError(f"{path} is no whole LiteRT file: {what}") from error
     inputs = sorted(interpreter.get_input_details(), key=lambda one: one["name"])
-    output, *more = interpreter.get_output_details()
-    if more:
-        raise ValueError(f"{path} has {1 + len(more)} outputs: a file of export_file has one")
+    outputs = [one["index"] for one in interpreter.get_output_details()]
     shapes = []
 
     def predict(x):
@@ -153,26 +158,11 @@ def load_file(path) -> Callable:
         for given, array in zip(inputs, arrays, strict=True):
             interpreter.set_tensor(given["index"], array)
         interpreter.invoke()
-        return tf.constant(interpreter.get_tensor(output["index"]))
+        found = tuple(tf.constant(interpreter.get_tensor(place)) for place in outputs)
+        return found[0] if len(found) == 1 else found
 
     predict.sparse = _sparse_tensors(interpreter)
     return predict
-
-
-def _call(model: tf.keras.Model, x, training: bool):
-    """Call the model as `fit` does: x is one argument, but where `call` takes several."""
-    names = [
-        parameter
-        for parameter in inspect.signature(model.call).parameters.values()
-        if parameter.name not in ("training", "mask") and parameter.kind != parameter.VAR_KEYWORD
-    ]
-    needed = sum(parameter.default is parameter.empty for parameter in names)
-    several = needed > 1 or (names and names[0].kind == names[0].VAR_POSITIONAL)
-    if isinstance(x, tuple | list) and several:
-        return model(*x, training=training)
-    if isinstance(x, dict) and len(names) > 1 and x.keys() <= {name.name for name in names}:
-        return model(**x, training=training)
-    return model(x, training=training)
 
 
 def _refuse_masks(model: tf.keras.Model) -> None:
@@ -190,7 +180,15 @@ def _by_name(layers: Iterable) -> dict:
     return found
 
 
-def _sparse_tensors(interpreter: Interpreter) -> int:
+def _interpreter(content: bytes):
+    """LiteRT with a file's content, and as many threads as TensorFlow has."""
+    from ai_edge_litert.interpreter import Interpreter  # for files alone
+
+    threads = tf.config.threading.get_intra_op_parallelism_threads() or os.cpu_count()
+    return Interpreter(model_content=content, num_threads=threads)
+
+
+def _sparse_tensors(interpreter) -> int:
     return sum(bool(one["sparsity_parameters"]) for one in interpreter.get_tensor_details())
 
 
@@ -252,14 +250,14 @@ def main() -> None:
             smallest = np.quantile(size, sparsity, method="lower")
             layer.set_weights([kernel * (size > smallest), bias])
         sparse = make_predict(model, min_sparsity=sparsity - 0.01)
-        taken = {training.make_predict(model): [], sparse: []}
+        times = {training.make_predict(model): [], sparse: []}
         for _ in range(100):
-            for predict, times in taken.items():
+            for predict, own in times.items():
                 start = time.perf_counter()
                 predict(x)
                 runtime.synchronize()
-                times.append((time.perf_counter() - start) * 1e3)
-        dense_ms, sparse_ms = (statistics.median(times[10:]) for times in taken.values())
+                own.append((time.perf_counter() - start) * 1e3)
+        dense_ms, sparse_ms = (statistics.median(own[10:]) for own in times.values())
         dense_mb, sparse_mb = (sum(b) / 1e6 for b in zip(*sparse.layers.values(), strict=True))
         print(f"{sparsity:5}{dense_ms:12.3f}{sparse_ms:10.3f}{dense_mb:12.2f}{sparse_mb:10.2f}")
 

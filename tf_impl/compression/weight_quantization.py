@@ -23,21 +23,17 @@ on a CPU, quantize activations too (`post_training_quantization.py`).
 Run it alone: `python -m tf_impl.compression.weight_quantization` prints time and size at each
 width.
 
-Copy with it: `shared/archives.py`, `shared/atomic.py`, `shared/specs.py`, `tf_impl/kit/models.py`,
-`tf_impl/kit/programs.py`, `tf_impl/kit/runtime.py`.
+Copy with it: `tf_impl/kit/programs.py`.
 """
 
 import tempfile
 import warnings
-from collections import Counter
 from collections.abc import Callable
-from operator import attrgetter
 from pathlib import Path
 
 import tensorflow as tf
-from tensorflow.python.eager import context
 
-from tf_impl.kit import models, programs
+from tf_impl.kit import programs
 
 GROUP = 32  # inputs that share a scale in int4
 # Relative L2: a file's outputs to the model's that was written, rounded weights to the model's.
@@ -62,14 +58,18 @@ def apply_int4(model: tf.keras.Model, inputs) -> tf.keras.Model:
 def quantize_int8(model: tf.keras.Model, inputs, path) -> Path:
     """Write `path`: dense layers with int8 weights, symmetric, a scale for each output.
 
-    inputs: one sample or more, for shapes, dtypes and a comparison of what was written: a tensor,
-    or a tuple, list or dict of tensors as `fit` takes them; samples along the first axis. The model
-    is left as it is. Returns the path.
+    The model is left as it is.
 
-    Raises ValueError for inputs that the model does not take; NotImplementedError for a model that
-    Keras cannot copy or compute so, for tf_keras, and for a model that has no dense layer;
-    RuntimeError where outputs are more than a relative `MOST_APART` off the model's, or the file's
-    are not those of the quantized model. In all cases nothing is written.
+    Args:
+        inputs: one sample or more, for shapes, dtypes and a comparison of what was written: a
+            tensor, or a tuple, list or dict of tensors as `fit` takes them; samples along the first
+            axis.
+
+    Returns the path.
+    Raises, and writes nothing, ValueError for inputs that the model does not take;
+    NotImplementedError for a model that Keras cannot copy or compute so, for tf_keras, and for a
+    model that has no dense layer; RuntimeError where outputs are more than a relative `MOST_APART`
+    off the model's, or the file's are not those of the quantized model.
     Source: Keras's `Int8QuantizationConfig` without a quantizer of activations.
     """
     return _write(apply_int8(model, inputs), inputs, path)
@@ -87,11 +87,6 @@ def quantize_int4(model: tf.keras.Model, inputs, path) -> Path:
 def load_quantized(path) -> Callable:
     """Return `predict(x) -> output` over a file of this module, as a graph.
 
-    x: as it was for the model. `predict.held` is the bytes of the file's tensors by dtype; int4
-    weights lie in pairs in int8. `predict.integers(x)` is those of the integer weights that a call
-    reads once the graph is optimized, which is done anew to see it.
-    `predict.operators(x)` counts operators over integers: there are none.
-
     Raises FileNotFoundError, and ValueError for a file that is damaged or something else.
     """
     program = programs.load(path)
@@ -99,26 +94,7 @@ def load_quantized(path) -> Callable:
     def predict(x):
         return program(*tf.nest.flatten(x))
 
-    def integers(x):
-        with context.collect_graphs(optimized=True) as graphs:
-            programs.load(path)(*tf.nest.flatten(x))
-        found = sum((_constants(graph) for graph in graphs), Counter())
-        return {dtype: size for dtype, size in found.items() if dtype in ("int8", "uint8")}
-
-    predict.held, predict.integers = _constants(program.graph.as_graph_def()), integers
-    predict.operators = lambda x: {}
     return predict
-
-
-def _constants(graph) -> Counter:
-    """The bytes of a graph's constants by dtype."""
-    found = Counter()
-    nodes, functions = attrgetter("node", "library.function")(graph)
-    for node in [*nodes, *(node for inside in functions for node in inside.node_def)]:
-        if node.op == "Const":
-            value = tf.make_ndarray(node.attr["value"].tensor)
-            found[value.dtype.name] += value.nbytes
-    return found
 
 
 def _quantize(model: tf.keras.Model, inputs, *, bits: int) -> tf.keras.Model:
@@ -127,7 +103,7 @@ def _quantize(model: tf.keras.Model, inputs, *, bits: int) -> tf.keras.Model:
     programs.trace(model, inputs)  # whatever is wrong with it, before it is copied
     if not any(_is_dense(layer) for layer in model._flatten_layers()):
         raise NotImplementedError("the model has no dense layer")
-    copy = models.copy_model(model, inputs)
+    copy = programs.copy_model(model, inputs)
     kinds = tf.keras.quantizers
     config = (
         kinds.Int8QuantizationConfig(activation_quantizer=None)
@@ -178,13 +154,13 @@ def main() -> None:
             ("int8", quantize_int8),
             ("int4", quantize_int4),
         ):
-            path, taken = write(model, x, Path(folder) / title), []
+            path, times = write(model, x, Path(folder) / title), []
             predict = load_quantized(path)
             for _ in range(50):
                 start = time.perf_counter()
                 predict(x)
-                taken.append((time.perf_counter() - start) * 1e3)
-            print(f"{title:8}{median(taken):9.3f}{path.stat().st_size / 1e6:7.1f}")
+                times.append((time.perf_counter() - start) * 1e3)
+            print(f"{title:8}{median(times):9.3f}{path.stat().st_size / 1e6:7.1f}")
 
 
 if __name__ == "__main__":

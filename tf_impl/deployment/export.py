@@ -31,10 +31,9 @@ Check an export against its model on real data before it is used.
 Run it alone: `python -m tf_impl.deployment.export` prints how far the files' predictions are from
 the model's, and how long they take.
 
-Copy with it: `shared/calibration.py`, `shared/runtimes.py`.
+Copy with it: `shared/runtimes.py`, `tf_impl/kit/programs.py`.
 """
 
-import inspect
 import json
 import re
 import shutil
@@ -49,7 +48,8 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
-from shared import calibration, runtimes
+from shared import runtimes
+from tf_impl.kit.programs import call, input_names, named_tensors
 
 # The most that a file's outputs may be from the model's, in relative L2: kernels round otherwise,
 # and what int8 loses is the user's to judge, unless little is left.
@@ -257,7 +257,8 @@ def _freeze(model, example_inputs, dynamic_batch: bool, dynamic_sequence: bool) 
             f"{len(strings)} of the model's inputs are texts, which the runtimes' vectorization "
             "lacks: export the model behind it, and give it codes"
         )
-    open_axes = [0] * dynamic_batch + [1] * dynamic_sequence
+    dynamic = (dynamic_batch, dynamic_sequence)
+    open_axes = [axis for axis, is_open in enumerate(dynamic) if is_open]
     signature = []
     for place, tensor in enumerate(tensors):
         sizes = [None if axis in open_axes else size for axis, size in enumerate(tensor.shape)]
@@ -268,7 +269,7 @@ def _freeze(model, example_inputs, dynamic_batch: bool, dynamic_sequence: bool) 
     def predict(*parts):
         # Nothing is assigned: a layer that will not drop draws a seed for its dropout all the same.
         with getattr(tf.keras, "StatelessScope", nullcontext)(), _inlined():
-            named = _named(_call(model, tf.nest.pack_sequence_as(example_inputs, parts)))
+            named = named_tensors(call(model, tf.nest.pack_sequence_as(example_inputs, parts)))
         names[:] = [name for name, _ in named]
         return {_numbered("output", place): tensor for place, (_, tensor) in enumerate(named)}
 
@@ -278,9 +279,9 @@ def _freeze(model, example_inputs, dynamic_batch: bool, dynamic_sequence: bool) 
     more = [tf.concat([tensor, tensor[:1]], 0) for tensor in tensors]
     samples = []
     for given in (tensors, more)[: 1 + dynamic_batch]:
-        own = _named(_call(model, tf.nest.pack_sequence_as(example_inputs, given)))
+        own = named_tensors(call(model, tf.nest.pack_sequence_as(example_inputs, given)))
         samples.append(([part.numpy() for part in given], [np.asarray(part) for _, part in own]))
-    inputs = _input_names(model, example_inputs, len(tensors))
+    inputs = input_names(model, example_inputs, len(tensors))
     return _Graph(traced, function, inputs, names, samples)
 
 
@@ -300,56 +301,6 @@ def _inlined() -> Iterator[None]:
         tf.config.run_functions_eagerly(before)
 
 
-def _arguments(model) -> list[inspect.Parameter]:
-    """The arguments of `call` that are inputs."""
-    known = inspect.signature(model.call).parameters.values()
-    return [
-        argument
-        for argument in known
-        if argument.name not in ("training", "mask") and argument.kind is not argument.VAR_KEYWORD
-    ]
-
-
-def _call(model, x):
-    """The model on x as `fit` hands it over; unpacked where `call` takes several arguments."""
-    arguments = _arguments(model)
-    needed = [argument for argument in arguments if argument.default is argument.empty]
-    several = len(needed) > 1 or any(a.kind is a.VAR_POSITIONAL for a in arguments)
-    if isinstance(x, tuple | list) and several:
-        return model(*x, training=False)
-    if isinstance(x, dict) and len(arguments) > 1 and x.keys() <= {a.name for a in arguments}:
-        return model(**x, training=False)
-    return model(x, training=False)
-
-
-def _input_names(model, example_inputs, count: int) -> list[str]:
-    """What the inputs are called: by a dict, by the model, by its `call`."""
-    if isinstance(example_inputs, dict) and len(example_inputs) == count:
-        return sorted(example_inputs)  # the order of `tf.nest`
-    own = [tensor.name.split(":")[0] for tensor in getattr(model, "inputs", None) or []]
-    arguments = [argument.name for argument in _arguments(model)]
-    numbered = any(name.startswith("keras_tensor") for name in own)  # by Keras, anew in a process
-    for names in ([] if numbered else own, arguments if not own else []):
-        if len(names) == count:
-            return names
-    return [f"input_{place}" for place in range(count)]
-
-
-def _named(output, name: str = "") -> list[tuple[str, tf.Tensor]]:
-    """The tensors of an output, each with the name of its place in a dict or tuple."""
-    if isinstance(output, dict):
-        inside = {f"{name}.{key}" if name else str(key): part for key, part in output.items()}
-    elif isinstance(output, tuple | list):
-        inside = {f"{name or 'output'}_{place}": part for place, part in enumerate(output)}
-    elif output is None:
-        return []
-    elif tf.is_tensor(output):
-        return [(name or "output", output)]
-    else:
-        raise NotImplementedError(f"a file's outputs are tensors, not {type(output).__name__}")
-    return [pair for key, part in inside.items() for pair in _named(part, key)]
-
-
 def _check_precision(precision: str, *known: str) -> None:
     if precision not in known:
         *others, last = known
@@ -364,7 +315,7 @@ def _calibration(
         return None
     parts = [np.asarray(part) for part in tf.nest.flatten(example_inputs)]
     fixed = not dynamic_batch and size > 1 and len(parts) and parts[0].ndim
-    return calibration.batches(parts, size=max(len(parts[0]), 1) if fixed else size)
+    return runtimes.calibration_batches(parts, size=max(len(parts[0]), 1) if fixed else size)
 
 
 @contextmanager
@@ -388,8 +339,10 @@ def _check(load: Callable, path: Path, graph: _Graph, precision: str) -> None:
         samples = graph.samples[:1] if precision == "int8" else graph.samples
         runtimes.check_same(predict, samples, bound=MOST_APART[precision])
     except Exception as error:
-        told = runtimes.one_line(error).replace(str(path), "it")
-        raise NotImplementedError(f"the file does not give what the model gives: {told}") from error
+        reason = runtimes.one_line(error).replace(str(path), "it")
+        raise NotImplementedError(
+            f"the file does not give what the model gives: {reason}"
+        ) from error
 
 
 @contextmanager
@@ -399,8 +352,8 @@ def _refusing(target: str) -> Iterator[None]:
         yield
     except Exception as error:  # of many classes; it quotes code before it comes to the point
         text = str(error).rpartition("Summary:")[2]  # of OpenVINO
-        told = re.search(r"^\s*\w*Error: (.+)$", text, re.MULTILINE)
-        reason = told[1] if told else runtimes.one_line(RuntimeError(text))
+        line = re.search(r"^\s*\w*Error: (.+)$", text, re.MULTILINE)
+        reason = line[1] if line else runtimes.one_line(RuntimeError(text))
         raise NotImplementedError(f"{target} can't take this: {reason}") from error
 
 
@@ -432,12 +385,12 @@ def main() -> None:
         expected = predicts["TensorFlow"](many).numpy()
         for name, predict in predicts.items():
             apart = abs(expected - predict(many)).max()
-            taken = []
+            times = []
             for _ in range(200):
                 start = time.perf_counter()
                 predict(one)
-                taken.append(time.perf_counter() - start)
-            print(f"{name:13} differs by {apart:.0e}, {1e6 * statistics.median(taken):5.0f} µs")
+                times.append(time.perf_counter() - start)
+            print(f"{name:13} differs by {apart:.0e}, {1e6 * statistics.median(times):5.0f} µs")
 
 
 if __name__ == "__main__":

@@ -27,10 +27,9 @@ Run it alone: `python -m tf_impl.deployment.native_export` prints `tf.function` 
 
 A SavedModel's operators can read and write files: load only what you made or trust.
 
-Copy with it: `shared/runtimes.py`.
+Copy with it: `shared/runtimes.py`, `tf_impl/kit/programs.py`.
 """
 
-import inspect
 import json
 import shutil
 from collections.abc import Callable
@@ -42,6 +41,7 @@ import numpy as np
 import tensorflow as tf
 
 from shared import runtimes
+from tf_impl.kit.programs import call, input_names, named_tensors
 
 MOST_APART = 1e-3  # the most that a folder's outputs may be from the model's, in relative L2
 _KEPT = Path("assets.extra", "twinbench.json")  # where TF Serving looks for files that go along
@@ -57,7 +57,7 @@ def compiled_predict(model: tf.keras.Model) -> Callable:
 
     @tf.function(jit_compile=True)
     def predict(x):
-        return _call(model, x)
+        return call(model, x)
 
     return predict
 
@@ -94,9 +94,11 @@ def export_package(
     if not Path(path).parent.is_dir():
         raise FileNotFoundError(f"no folder {Path(path).parent}")
     example_inputs = tf.nest.map_structure(tf.convert_to_tensor, example_inputs)
-    open_axes = [0] * dynamic_batch + [1] * dynamic_sequence
+    dynamic = (dynamic_batch, dynamic_sequence)
+    open_axes = [axis for axis, is_open in enumerate(dynamic) if is_open]
     predict, outputs = _traced(model, example_inputs, open_axes)
-    names = {"inputs": _input_names(model, example_inputs), "outputs": outputs}
+    inputs = input_names(model, example_inputs, len(tf.nest.flatten(example_inputs)))
+    names = {"inputs": inputs, "outputs": outputs}
     with TemporaryDirectory(dir=Path(path).parent) as folder:
         draft = Path(folder, "draft")
         _save(predict, draft)
@@ -122,7 +124,7 @@ def _traced(model, example_inputs, open_axes: list[int]) -> tuple[Callable, list
     def predict(*parts):
         # Nothing is assigned: a layer that will not drop draws a seed for its dropout all the same.
         with getattr(tf.keras, "StatelessScope", nullcontext)():
-            named = _named(_call(model, tf.nest.pack_sequence_as(example_inputs, parts)))
+            named = named_tensors(call(model, tf.nest.pack_sequence_as(example_inputs, parts)))
         outputs[:] = [name for name, _ in named]
         return {f"output_{place}": part for place, (_, part) in enumerate(named)}
 
@@ -149,13 +151,15 @@ def _check(draft: Path, model, example_inputs) -> None:
     """Refuse a folder in which the model is another one."""
     try:
         predict, names = _read(draft)
-        wanted = [np.asarray(part) for _, part in _named(_call(model, example_inputs))]
+        wanted = [np.asarray(part) for _, part in named_tensors(call(model, example_inputs))]
         arrays = [part.numpy() for part in tf.nest.flatten(example_inputs)]
         predict = runtimes.predictor(*names, predict)
         runtimes.check_same(predict, [(arrays, wanted)], bound=MOST_APART)
     except Exception as error:
-        told = runtimes.one_line(error)
-        raise NotImplementedError(f"the file does not give what the model gives: {told}") from error
+        reason = runtimes.one_line(error)
+        raise NotImplementedError(
+            f"the file does not give what the model gives: {reason}"
+        ) from error
 
 
 def _read(path: Path) -> tuple[Callable, tuple]:
@@ -175,57 +179,6 @@ def _read(path: Path) -> tuple[Callable, tuple]:
 
     run.metadata, run.package = kept["metadata"], loaded  # whose variables live as long as it does
     return run, (wanted, kept["outputs"])
-
-
-def _call(model, x):
-    """The model on x as `fit` hands it over; unpacked where `call` takes several arguments."""
-    arguments = _arguments(model)
-    needed = [argument for argument in arguments if argument.default is argument.empty]
-    several = len(needed) > 1 or any(a.kind is a.VAR_POSITIONAL for a in arguments)
-    if isinstance(x, tuple | list) and several:
-        return model(*x, training=False)
-    if isinstance(x, dict) and len(arguments) > 1 and x.keys() <= {a.name for a in arguments}:
-        return model(**x, training=False)
-    return model(x, training=False)
-
-
-def _arguments(model) -> list[inspect.Parameter]:
-    """The arguments of `call` that are inputs."""
-    known = inspect.signature(model.call).parameters.values()
-    return [
-        argument
-        for argument in known
-        if argument.name not in ("training", "mask") and argument.kind is not argument.VAR_KEYWORD
-    ]
-
-
-def _input_names(model, example_inputs) -> list[str]:
-    """What the inputs are called: by a dict, by the model, by its `call`."""
-    count = len(tf.nest.flatten(example_inputs))
-    if isinstance(example_inputs, dict) and len(example_inputs) == count:
-        return sorted(example_inputs)  # the order of `tf.nest`
-    own = [tensor.name.split(":")[0] for tensor in getattr(model, "inputs", None) or []]
-    arguments = [argument.name for argument in _arguments(model)]
-    numbered = any(name.startswith("keras_tensor") for name in own)  # by Keras, anew in a process
-    for names in ([] if numbered else own, arguments if not own else []):
-        if len(names) == count:
-            return names
-    return [f"input_{place}" for place in range(count)]
-
-
-def _named(output, name: str = "") -> list[tuple[str, tf.Tensor]]:
-    """The tensors of an output, each with the name of its place in a dict or tuple."""
-    if isinstance(output, dict):
-        inside = {f"{name}.{key}" if name else str(key): part for key, part in output.items()}
-    elif isinstance(output, tuple | list):
-        inside = {f"{name or 'output'}_{place}": part for place, part in enumerate(output)}
-    elif output is None:
-        return []
-    elif tf.is_tensor(output):
-        return [(name or "output", output)]
-    else:
-        raise NotImplementedError(f"a file's outputs are tensors, not {type(output).__name__}")
-    return [pair for key, part in inside.items() for pair in _named(part, key)]
 
 
 def load_package(path, *, threads: int) -> Callable:
@@ -261,32 +214,6 @@ def _set_threads(threads: int) -> int:
     return threading.get_intra_op_parallelism_threads()
 
 
-def export_torchscript(
-    model: tf.keras.Model,
-    example_inputs,
-    path,
-    metadata: dict | None = None,
-    *,
-    dynamic_batch: bool = True,
-    dynamic_sequence: bool = False,
-) -> Path:
-    """Refuse: raises NotImplementedError."""
-    raise NotImplementedError("TorchScript is PyTorch's: TensorFlow writes SavedModels")
-
-
-def load_torchscript(path, *, threads: int) -> Callable:
-    """Refuse: raises NotImplementedError."""
-    raise NotImplementedError("TorchScript is PyTorch's: TensorFlow loads SavedModels")
-
-
-def tensorrt_predict(model: tf.keras.Model) -> Callable:
-    """Refuse: raises NotImplementedError."""
-    raise NotImplementedError(
-        "TF-TRT is gone: TensorFlow is built without TensorRT since 2.18. Use export_onnx and "
-        "load_tensorrt of shared/runtimes.py"
-    )
-
-
 def main() -> None:
     """Print the graph in place, XLA and the SavedModel at batch 1."""
     import os
@@ -305,12 +232,12 @@ def main() -> None:
         package = export_package(model, x, f"{folder}/model")
         predicts["SavedModel"] = load_package(package, threads=threads)
         for place, (name, predict) in enumerate(predicts.items()):
-            given, taken = (x if place < 2 else x.numpy()), []
+            given, times = (x if place < 2 else x.numpy()), []
             for _ in range(200):
                 start = time.perf_counter()
                 predict(given)
-                taken.append(time.perf_counter() - start)
-            print(f"{name:12} {1e6 * statistics.median(taken):5.0f} µs")
+                times.append(time.perf_counter() - start)
+            print(f"{name:12} {1e6 * statistics.median(times):5.0f} µs")
 
 
 if __name__ == "__main__":

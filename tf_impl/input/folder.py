@@ -34,13 +34,8 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 import tensorflow as tf
 
-from shared.epochs import DRAWS, RATIOS, TRIES, open_folder
-
-SIZE = 224
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, of pixels in [0, 1]
-# A row at a time: over a last axis of 3 channels the same arithmetic takes ten times as long.
-SCALE = np.tile(1 / (255 * np.float32(STD)), SIZE)
-OFFSET = np.tile(-np.float32(MEAN) / np.float32(STD), SIZE)
+from shared.epochs import DRAWS, MEAN, RATIOS, STD, TRIES, Epochs, ImageForm
+from shared.images import open_folder
 
 
 def naive_loader(
@@ -51,21 +46,26 @@ def naive_loader(
     decoder: str = "standard",
     on_error: str = "raise",
     start_batch: int = 0,
+    image_size: int = 224,
+    mean: tuple = MEAN,
+    std: tuple = STD,
 ) -> Iterable:
     """The tutorial's form: map and batch, and what tf.data makes of that by itself.
 
     source: a folder with a sub-folder of JPEG files for each class. decoder: "standard" or "fast".
     on_error: "raise" ends at a file that can't be read; "skip" makes its batch smaller and adds a
     line to the loader's list `skipped`. start_batch: batches seen before, over all epochs; the
-    first iteration yields exactly what is left of one. Yields (x, y); the last may be smaller.
+    first iteration yields exactly what is left of one. image_size, mean, std: of the images, as
+    `ImageForm` has them. Yields (x, y); the last may be smaller.
 
     Raises ValueError for settings that don't exist and for a folder without images; while it
     iterates, for a file that can't be read, with its name and the reason. What libjpeg mends in
     silence, such as flipped bits within an image, goes unnoticed.
     """
-    loader = _Loader(source, batch_size, seed, decoder, on_error, start_batch, _normalise)
-    loader.dataset = loader.samples(None)
-    return loader
+    form = ImageForm(image_size, mean, std)
+    paths, labels, epochs = open_folder(source, batch_size, seed, decoder, on_error, start_batch)
+    load = _make_load(paths, labels, decoder, form)
+    return _Loader(_batches(epochs, load, None, on_error), epochs, load, paths, on_error)
 
 
 def parallel_loader(
@@ -77,14 +77,19 @@ def parallel_loader(
     decoder: str = "standard",
     on_error: str = "raise",
     start_batch: int = 0,
+    image_size: int = 224,
+    mean: tuple = MEAN,
+    std: tuple = STD,
 ) -> Iterable:
     """As the guide to performance has it: `workers` calls of the map at a time, and a prefetch.
 
     0 workers: as many as tf.data finds best (AUTOTUNE). All else is as for `naive_loader`.
     """
-    loader = _Loader(source, batch_size, seed, decoder, on_error, start_batch, _normalise)
-    loader.dataset = loader.samples(workers or tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
-    return loader
+    form = ImageForm(image_size, mean, std)
+    paths, labels, epochs = open_folder(source, batch_size, seed, decoder, on_error, start_batch)
+    load = _make_load(paths, labels, decoder, form)
+    batches = _batches(epochs, load, workers or tf.data.AUTOTUNE, on_error)
+    return _Loader(batches.prefetch(tf.data.AUTOTUNE), epochs, load, paths, on_error)
 
 
 def uint8_loader(
@@ -96,32 +101,41 @@ def uint8_loader(
     decoder: str = "standard",
     on_error: str = "raise",
     start_batch: int = 0,
+    image_size: int = 224,
+    mean: tuple = MEAN,
+    std: tuple = STD,
 ) -> Iterable:
     """`parallel_loader` that batches a byte a value, and normalises the batch as a whole."""
-
-    def to_bytes(image):
-        return tf.cast(tf.round(image), tf.uint8)
-
-    loader = _Loader(source, batch_size, seed, decoder, on_error, start_batch, to_bytes)
-    dataset = loader.samples(workers or tf.data.AUTOTUNE)
-    dataset = dataset.map(lambda x, y, rows: (_normalise(x), y, rows))
-    loader.dataset = dataset.prefetch(tf.data.AUTOTUNE)
-    return loader
+    form = ImageForm(image_size, mean, std)
+    paths, labels, epochs = open_folder(source, batch_size, seed, decoder, on_error, start_batch)
+    load = _make_load(paths, labels, decoder, form, as_bytes=True)
+    batches = _batches(epochs, load, workers or tf.data.AUTOTUNE, on_error)
+    batches = batches.map(lambda x, y, rows: (_normalise(x, form), y, rows))
+    return _Loader(batches.prefetch(tf.data.AUTOTUNE), epochs, load, paths, on_error)
 
 
 def work_rate(
-    source, *, seed: int, part: int = 0, parts: int = 1, decoder: str = "standard"
+    source,
+    *,
+    seed: int,
+    part: int = 0,
+    parts: int = 1,
+    decoder: str = "standard",
+    image_size: int = 224,
+    mean: tuple = MEAN,
+    std: tuple = STD,
 ) -> Callable[[], float]:
     """Return `measure() -> samples/s`: the work on samples in this process, with nothing around it.
 
     A call works on every `parts`-th file of epoch 0, in a loop within one graph. For the limit of a
     pipeline call it in a single-threaded process a core, at once, each with its `part`, and add up.
     """
-    loader = _Loader(source, 1, seed, decoder, "raise", 0, _normalise)
-    rows, numbers = (np.concatenate(each)[part::parts] for each in zip(*loader.epochs, strict=True))
+    paths, labels, epochs = open_folder(source, 1, seed, decoder)
+    load = _make_load(paths, labels, decoder, ImageForm(image_size, mean, std))
+    rows, numbers = (np.concatenate(each)[part::parts] for each in zip(*epochs, strict=True))
 
     def sample(index, seen):
-        image, _, _ = loader.load(tf.gather(rows, index), tf.gather(numbers, index))
+        image, _, _ = load(tf.gather(rows, index), tf.gather(numbers, index))
         return index + 1, seen + image[0, 0, 0]  # so that nothing of it is left out
 
     loop = (lambda index, _: index < len(rows), sample, (0, 0.0))
@@ -139,33 +153,14 @@ def work_rate(
 class _Loader:
     """An iteration is an epoch; `skipped` says which files could not be read, and why."""
 
-    def __init__(self, source, batch_size, seed, decoder, on_error, start_batch, finish) -> None:
-        found = open_folder(source, batch_size, seed, decoder, on_error, start_batch)
-        self._paths, labels, self.epochs = found
+    def __init__(self, batches, epochs: Epochs, load: Callable, paths, on_error: str) -> None:
         self.skipped: list[str] = []
-        self._raises = on_error == "raise"
-        self.load = _make_load(self._paths, labels, decoder, finish)
-
-    def samples(self, calls: int | None) -> tf.data.Dataset:
-        """Batches of (x, y, rows), with so many calls of the map at a time."""
-        # Python gives the order, a batch at a time, and anew in each epoch.
-        specs = (tf.TensorSpec([None], tf.int64), tf.TensorSpec([None, DRAWS], tf.float32))
-        batches = tf.data.Dataset.from_generator(lambda: self.epochs, output_signature=specs)
-        if self._raises:
-            return batches.unbatch().map(self.load, calls).batch(self.epochs.batch_size)
-
-        def batch(*each):
-            samples = tf.data.Dataset.from_tensor_slices(each).map(self.load, calls)
-            empty = [tf.zeros([0, *spec.shape], spec.dtype) for spec in samples.element_spec]
-            samples = samples.ignore_errors().batch(self.epochs.batch_size)
-            return samples.concatenate(tf.data.Dataset.from_tensors(tuple(empty))).take(1)
-
-        # A batch is a data set, so that what is left out makes it smaller and moves no other.
-        return batches.flat_map(batch)
+        self._batches, self._epochs, self._load = batches, epochs, load
+        self._paths, self._raises = paths, on_error == "raise"
 
     def __iter__(self) -> Iterator[tuple[tf.Tensor, tf.Tensor]]:
-        batches = iter(self.dataset)
-        for wanted, numbers in self.epochs.batches(self.epochs.epoch, self.epochs.start):
+        batches = iter(self._batches)
+        for wanted, numbers in self._epochs.batches(self._epochs.epoch, self._epochs.start):
             try:
                 x, y, rows = next(batches)
             except tf.errors.OpError:
@@ -181,14 +176,37 @@ class _Loader:
         """Try each file: those that can't be read, and why."""
         for row, drawn in zip(rows, numbers, strict=True):
             try:
-                self.load(row, drawn)
+                self._load(row, drawn)
             except tf.errors.OpError as error:
                 reason = error.message.partition("[[")[0].strip().splitlines()[-1]
                 yield f"{self._paths[row]}: {reason}"
 
 
-def _make_load(paths: list[str], labels: np.ndarray, decoder: str, finish: Callable) -> Callable:
-    """Return the work on a sample as a graph: load(row, numbers) -> (image, label, row)."""
+def _batches(epochs: Epochs, load: Callable, calls: int | None, on_error: str) -> tf.data.Dataset:
+    """Batches of (x, y, rows), with so many calls of the map at a time."""
+    # Python gives the order, a batch at a time, and anew in each epoch.
+    specs = (tf.TensorSpec([None], tf.int64), tf.TensorSpec([None, DRAWS], tf.float32))
+    batches = tf.data.Dataset.from_generator(lambda: epochs, output_signature=specs)
+    if on_error == "raise":
+        return batches.unbatch().map(load, calls).batch(epochs.batch_size)
+
+    def batch(*each):
+        samples = tf.data.Dataset.from_tensor_slices(each).map(load, calls)
+        empty = [tf.zeros([0, *spec.shape], spec.dtype) for spec in samples.element_spec]
+        samples = samples.ignore_errors().batch(epochs.batch_size)
+        return samples.concatenate(tf.data.Dataset.from_tensors(tuple(empty))).take(1)
+
+    # A batch is a data set, so that what is left out makes it smaller and moves no other.
+    return batches.flat_map(batch)
+
+
+def _make_load(
+    paths: list[str], labels: np.ndarray, decoder: str, form: ImageForm, as_bytes: bool = False
+) -> Callable:
+    """Return the work on a sample as a graph: load(row, numbers) -> (image, label, row).
+
+    as_bytes: the image is uint8, and normalised later.
+    """
     paths, labels = tf.constant([*map(os.fsencode, paths)]), tf.constant(labels)
 
     @tf.function(input_signature=[tf.TensorSpec([], tf.int64), tf.TensorSpec([DRAWS], tf.float32)])
@@ -203,8 +221,10 @@ def _make_load(paths: list[str], labels: np.ndarray, decoder: str, finish: Calla
             top, left, high, wide = tf.unstack(box)
             image = tf.io.decode_jpeg(data, **settings)[top : top + high, left : left + wide]
         image = tf.cond(numbers[-1] < 0.5, lambda: tf.reverse(image, [1]), lambda: image)
-        image = tf.image.resize(image, (SIZE, SIZE), antialias=True)
-        return finish(image), labels[row], row
+        image = tf.image.resize(image, (form.size, form.size), antialias=True)
+        if as_bytes:
+            return tf.cast(tf.round(image), tf.uint8), labels[row], row
+        return _normalise(image, form), labels[row], row
 
     return load
 
@@ -226,10 +246,10 @@ def _crop_box(height: tf.Tensor, width: tf.Tensor, numbers: tf.Tensor) -> tf.Ten
     return tf.cast(tf.concat([begin, crop], 0), tf.int32)
 
 
-def _normalise(images: tf.Tensor) -> tf.Tensor:
-    """Pixels in [0, 255], (..., SIZE, SIZE, 3), less the mean and over the deviation, float32."""
-    rows = tf.reshape(tf.cast(images, tf.float32), [-1, 3 * SIZE])
-    return tf.reshape(rows * SCALE + OFFSET, [-1, *images.shape[1:]])
+def _normalise(images: tf.Tensor, form: ImageForm) -> tf.Tensor:
+    """Pixels in [0, 255], (..., size, size, 3), less the mean and over the deviation, float32."""
+    rows = tf.reshape(tf.cast(images, tf.float32), [-1, 3 * form.size])
+    return tf.reshape(rows * form.scale + form.offset, [-1, *images.shape[1:]])
 
 
 def main() -> None:

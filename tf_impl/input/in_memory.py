@@ -23,7 +23,7 @@ hardly takes longer than to read what is stored; that on disk is read anew in ev
 
 Run it alone: `python -m tf_impl.input.in_memory` prints samples/s of each loader.
 
-Copy with it: `shared/epochs.py`, `shared/images.py`.
+Copy with it: `shared/epochs.py`.
 """
 
 import time

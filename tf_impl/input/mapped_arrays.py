@@ -19,7 +19,7 @@ cache the disk decides. Any sample can be had at once, so that no shuffle buffer
 
 Run it alone: `python -m tf_impl.input.mapped_arrays` prints samples/s.
 
-Copy with it: `shared/epochs.py`, `shared/images.py`, `shared/records.py`, `shared/shards.py`.
+Copy with it: `shared/epochs.py`, `shared/shards.py`.
 """
 
 import time
@@ -28,14 +28,8 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 import tensorflow as tf
 
-from shared.epochs import DRAWS, Epochs, crop_box
+from shared.epochs import DRAWS, MEAN, STD, Epochs, ImageForm, crop_box
 from shared.shards import MappedImages, open_shards
-
-SIZE = 224
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, of pixels in [0, 1]
-# A row at a time: over a last axis of 3 channels the same arithmetic takes ten times as long.
-SCALE = np.tile(1 / (255 * np.float32(STD)), SIZE)
-OFFSET = np.tile(-np.float32(MEAN) / np.float32(STD), SIZE)
 
 
 def memory_mapped_loader(
@@ -46,6 +40,9 @@ def memory_mapped_loader(
     workers: int = 0,
     on_error: str = "raise",
     start_batch: int = 0,
+    image_size: int = 224,
+    mean: tuple = MEAN,
+    std: tuple = STD,
 ) -> Iterable:
     """`workers` calls of the map at a time, 0 for as many as tf.data finds best, cut crops.
 
@@ -53,19 +50,30 @@ def memory_mapped_loader(
     checksums. on_error: "raise" raises at once where a shard is not what was written; "skip" leaves
     its samples out, which makes their batches smaller, and adds a line for each to the loader's
     list `skipped`. start_batch: batches seen before, over all epochs; the first iteration yields
-    exactly what is left of its epoch. Yields (x, y); the last batch may be smaller.
+    exactly what is left of its epoch. image_size, mean, std: of the images, as `ImageForm` has
+    them. Yields (x, y); the last batch may be smaller.
 
     Raises ValueError for settings that don't exist and for a damaged shard, with its file and the
     reason, and what `open_shards` raises.
     """
+    form = ImageForm(image_size, mean, std)
     images = MappedImages(open_shards(source, "arrays", on_error))
     if images.damaged and on_error == "raise":
         raise ValueError(next(iter(images.damaged.values())))
     epochs = Epochs(images.size, batch_size=batch_size, seed=seed, start_batch=start_batch)
-    return _Loader(images, epochs, workers or tf.data.AUTOTUNE)
+    return _Loader(images, epochs, form, workers or tf.data.AUTOTUNE)
 
 
-def work_rate(source, *, seed: int, part: int = 0, parts: int = 1) -> Callable[[], float]:
+def work_rate(
+    source,
+    *,
+    seed: int,
+    part: int = 0,
+    parts: int = 1,
+    image_size: int = 224,
+    mean: tuple = MEAN,
+    std: tuple = STD,
+) -> Callable[[], float]:
     """Return `measure() -> samples/s`: the work on samples in this process, with nothing around it.
 
     A call works on every `parts`-th sample of epoch 0, in a loop within one graph. For the limit of
@@ -73,7 +81,8 @@ def work_rate(source, *, seed: int, part: int = 0, parts: int = 1) -> Callable[[
     up.
     """
     images = MappedImages(open_shards(source, "arrays"))
-    load, epochs = _make_load(images), Epochs(images.size, batch_size=1, seed=seed)
+    load = _make_load(images, ImageForm(image_size, mean, std))
+    epochs = Epochs(images.size, batch_size=1, seed=seed)
     batches = [batch for batch in epochs.batches(0) if images.has(batch[0])[0]][part::parts]
     rows, numbers = (np.concatenate(each) for each in zip(*batches, strict=True))
 
@@ -96,10 +105,10 @@ def work_rate(source, *, seed: int, part: int = 0, parts: int = 1) -> Callable[[
 class _Loader:
     """An iteration is an epoch; `skipped` says which samples were left out, and why."""
 
-    def __init__(self, images: MappedImages, epochs: Epochs, calls: int) -> None:
+    def __init__(self, images: MappedImages, epochs: Epochs, form: ImageForm, calls: int) -> None:
         self.skipped: list[str] = []
         self._images, self._epochs = images, epochs
-        load, size = _make_load(images), epochs.batch_size
+        load, size = _make_load(images, form), epochs.batch_size
         # Python gives the order, a batch at a time, and anew in each epoch.
         specs = (tf.TensorSpec([None], tf.int64), tf.TensorSpec([None, DRAWS], tf.float32))
         batches = tf.data.Dataset.from_generator(self._readable, output_signature=specs)
@@ -130,7 +139,7 @@ class _Loader:
                 yield next(batches)
 
 
-def _make_load(images: MappedImages) -> Callable:
+def _make_load(images: MappedImages, form: ImageForm) -> Callable:
     """Return the work on a sample as a graph: load(row, numbers) -> (image, label)."""
 
     def cut(row, numbers):
@@ -143,9 +152,9 @@ def _make_load(images: MappedImages) -> Callable:
         image, label = tf.numpy_function(cut, [row, numbers], (tf.uint8, tf.int64))
         image = tf.ensure_shape(image, [None, None, 3])
         image = tf.cond(numbers[-1] < 0.5, lambda: tf.reverse(image, [1]), lambda: image)
-        image = tf.image.resize(image, (SIZE, SIZE), antialias=True)
-        rows = tf.reshape(image, [SIZE, 3 * SIZE]) * SCALE + OFFSET
-        return tf.reshape(rows, [SIZE, SIZE, 3]), tf.ensure_shape(label, [])
+        image = tf.image.resize(image, (form.size, form.size), antialias=True)
+        rows = tf.reshape(image, [form.size, 3 * form.size]) * form.scale + form.offset
+        return tf.reshape(rows, [form.size, form.size, 3]), tf.ensure_shape(label, [])
 
     return load
 
@@ -154,8 +163,8 @@ def main() -> None:
     """Print its rate in its second epoch, on 512 photos of 256 pixels."""
     import tempfile
 
+    from shared.conversion import convert
     from shared.photos import make_photos
-    from shared.shards import convert
 
     with tempfile.TemporaryDirectory() as name:
         folder = make_photos(f"{name}/photos", images=512, size=256, seed=0)

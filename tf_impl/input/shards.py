@@ -22,7 +22,7 @@ as fast. With a buffer smaller than a shard what lies together stays near.
 
 Run it alone: `python -m tf_impl.input.shards` prints samples/s of each loader.
 
-Copy with it: `shared/epochs.py`, `shared/images.py`, `shared/records.py`, `shared/shards.py`.
+Copy with it: `shared/epochs.py`, `shared/shards.py`.
 """
 
 import os
@@ -32,15 +32,10 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 import tensorflow as tf
 
-from shared.epochs import RATIOS, TRIES, draw
+from shared.epochs import MEAN, RATIOS, STD, TRIES, ImageForm, draw
 from shared.shards import open_shards
 
 FORM = "tfrecord"
-SIZE = 224
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, of pixels in [0, 1]
-# A row at a time: over a last axis of 3 channels the same arithmetic takes ten times as long.
-SCALE = np.tile(1 / (255 * np.float32(STD)), SIZE)
-OFFSET = np.tile(-np.float32(MEAN) / np.float32(STD), SIZE)
 FEATURES = {
     "image/encoded": tf.io.FixedLenFeature([], tf.string),
     "image/class/label": tf.io.FixedLenFeature([], tf.int64),
@@ -56,6 +51,9 @@ def sequential_loader(
     shuffle_buffer: int = 256,
     on_error: str = "raise",
     start_batch: int = 0,
+    image_size: int = 224,
+    mean: tuple = MEAN,
+    std: tuple = STD,
 ) -> Iterable:
     """One shard after the other, and what tf.data makes of the map by itself.
 
@@ -63,14 +61,27 @@ def sequential_loader(
     written; "skip" leaves its samples out, which makes their batches smaller, and adds a line for
     each to the loader's list `skipped`. Every shard's checksum is compared when its turn comes.
     start_batch: batches seen before, over all epochs; the first iteration yields exactly what is
-    left of its epoch (what comes before is read, not decoded). Yields (x, y).
+    left of its epoch (what comes before is read, not decoded). image_size, mean, std: of the
+    images, as `ImageForm` has them. Yields (x, y).
 
     Raises ValueError for settings that don't exist, and what `open_shards` raises; while it
     iterates, ValueError with the shard and the reason.
     """
-    loader = _Loader(source, batch_size, seed, shuffle_buffer, on_error, start_batch)
-    loader.read = lambda shards, records: shards.flat_map(records)
-    return loader
+
+    def read(shards, records):
+        return shards.flat_map(records)
+
+    return _Loader(
+        source,
+        ImageForm(image_size, mean, std),
+        read,
+        {},
+        batch_size=batch_size,
+        seed=seed,
+        shuffle_buffer=shuffle_buffer,
+        on_error=on_error,
+        start_batch=start_batch,
+    )
 
 
 def interleaved_loader(
@@ -83,6 +94,9 @@ def interleaved_loader(
     deterministic: bool = True,
     on_error: str = "raise",
     start_batch: int = 0,
+    image_size: int = 224,
+    mean: tuple = MEAN,
+    std: tuple = STD,
 ) -> Iterable:
     """`workers` shards at a time, 0 for one a core, a sample of each in turn; as many maps at once.
 
@@ -93,26 +107,46 @@ def interleaved_loader(
     if start_batch and not deterministic:
         raise ValueError("start_batch needs deterministic: what is left depends on the order")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    loader = _Loader(source, batch_size, seed, shuffle_buffer, on_error, start_batch)
-    loader.settings = {"num_parallel_calls": workers or cores, "deterministic": deterministic}
-    settings = loader.settings | {"cycle_length": workers or cores}
-    loader.read = lambda shards, records: shards.interleave(records, **settings)
-    return loader
+    settings = {"num_parallel_calls": workers or cores, "deterministic": deterministic}
+
+    def read(shards, records):
+        return shards.interleave(records, cycle_length=workers or cores, **settings)
+
+    return _Loader(
+        source,
+        ImageForm(image_size, mean, std),
+        read,
+        settings,
+        batch_size=batch_size,
+        seed=seed,
+        shuffle_buffer=shuffle_buffer,
+        on_error=on_error,
+        start_batch=start_batch,
+    )
 
 
-def work_rate(source, *, seed: int, part: int = 0, parts: int = 1) -> Callable[[], float]:
+def work_rate(
+    source,
+    *,
+    seed: int,
+    part: int = 0,
+    parts: int = 1,
+    image_size: int = 224,
+    mean: tuple = MEAN,
+    std: tuple = STD,
+) -> Callable[[], float]:
     """Return `measure() -> samples/s`: the work on samples in this process, with nothing around it.
 
     A call works on every `parts`-th shard, in a loop within one graph. For the limit of a pipeline
     call it in a single-threaded process a core, at once, each with its `part`, and add up.
     """
-    found = open_shards(source, FORM)
-    shards, numbers = found.shards[part::parts], draw(found.size, seed=seed, epoch=0)
+    form, opened = ImageForm(image_size, mean, std), open_shards(source, FORM)
+    shards, numbers = opened.shards[part::parts], draw(opened.size, seed=seed, epoch=0)
     count = sum(len(shard.rows) for shard in shards)
     records = tf.data.TFRecordDataset([str(shard.files[0]) for shard in shards])
 
     def sample(seen, record):
-        image, _, _ = _decode(record, numbers)
+        image, _, _ = _decode(record, numbers, form)
         return seen + image[0, 0, 0]  # so that nothing of it is left out
 
     work = tf.function(lambda: records.reduce(0.0, sample))
@@ -127,20 +161,37 @@ def work_rate(source, *, seed: int, part: int = 0, parts: int = 1) -> Callable[[
 
 
 class _Loader:
-    """An iteration is an epoch; `skipped` says which samples were left out, and why."""
+    """An iteration is an epoch; `skipped` says which samples were left out, and why.
 
-    def __init__(self, source, batch_size, seed, shuffle_buffer, on_error, start_batch) -> None:
-        self._found = open_shards(
-            *(source, FORM, on_error),
+    read: makes the samples of a data set of shards. settings: of the map that decodes them.
+    """
+
+    def __init__(
+        self,
+        source,
+        form: ImageForm,
+        read: Callable,
+        settings: dict,
+        *,
+        batch_size: int,
+        seed: int,
+        shuffle_buffer: int,
+        on_error: str,
+        start_batch: int,
+    ) -> None:
+        self._shards = open_shards(
+            source,
+            FORM,
+            on_error,
             batch_size=batch_size,
             shuffle_buffer=shuffle_buffer,
             start_batch=start_batch,
         )
         self._source, self._seed, self._raises = source, seed, on_error == "raise"
         self._batch_size, self._buffer = batch_size, shuffle_buffer
+        self._form, self._read, self._settings = form, read, settings
         self.skipped: list[str] = []
-        self.settings = {}  # of the map
-        self._epoch, self._start = divmod(start_batch, -(-self._found.samples // batch_size))
+        self._epoch, self._start = divmod(start_batch, -(-self._shards.samples // batch_size))
 
     def __iter__(self) -> Iterator[tuple[tf.Tensor, tf.Tensor]]:
         damage = {}  # row: reason
@@ -159,7 +210,7 @@ class _Loader:
 
     def _dataset(self, epoch: int, start: int, damage: dict[int, str]) -> tf.data.Dataset:
         """Batches of (x, y, rows, rows that were to be there)."""
-        order = self._found.order(seed=self._seed, epoch=epoch)
+        order = self._shards.order(seed=self._seed, epoch=epoch)
         all_rows = tf.constant(np.concatenate([shard.rows for shard in order]))
         ends = np.cumsum([len(shard.rows) for shard in order])
         begins = np.concatenate([[0], ends[:-1]])
@@ -181,45 +232,47 @@ class _Loader:
 
         shards = tf.data.Dataset.from_tensor_slices((np.arange(len(order)), begins, ends))
         drawn = int(np.random.default_rng([self._seed, epoch, 3]).integers(2**31))
-        samples = self.read(shards, records).shuffle(self._buffer, seed=drawn)
+        samples = self._read(shards, records).shuffle(self._buffer, seed=drawn)
         samples = samples.skip(start * self._batch_size)  # not decoded yet
-        numbers = tf.constant(draw(self._found.size, seed=self._seed, epoch=epoch))
+        numbers = tf.constant(draw(self._shards.size, seed=self._seed, epoch=epoch))
         return self._decoded(samples, numbers).prefetch(tf.data.AUTOTUNE)
 
     def _decoded(self, samples: tf.data.Dataset, numbers: tf.Tensor) -> tf.data.Dataset:
         def decode(record, row):
-            return _decode(record, numbers)
+            return _decode(record, numbers, self._form)
 
         if self._raises:
-            batches = samples.map(decode, **self.settings).batch(self._batch_size)
+            batches = samples.map(decode, **self._settings).batch(self._batch_size)
             return batches.map(lambda x, y, rows: (x, y, rows, rows))
 
         def batch(records, rows):
-            found = tf.data.Dataset.from_tensor_slices((records, rows))
-            found = found.filter(lambda record, row: tf.strings.length(record) > 0)
-            found = found.map(decode, **self.settings)
-            empty = [tf.zeros([0, *spec.shape], spec.dtype) for spec in found.element_spec]
-            found = found.ignore_errors().batch(self._batch_size)
-            found = found.concatenate(tf.data.Dataset.from_tensors(tuple(empty))).take(1)
-            return found.map(lambda x, y, kept: (x, y, kept, rows))
+            samples = tf.data.Dataset.from_tensor_slices((records, rows))
+            samples = samples.filter(lambda record, row: tf.strings.length(record) > 0)
+            samples = samples.map(decode, **self._settings)
+            empty = [tf.zeros([0, *spec.shape], spec.dtype) for spec in samples.element_spec]
+            one = samples.ignore_errors().batch(self._batch_size)
+            one = one.concatenate(tf.data.Dataset.from_tensors(tuple(empty))).take(1)
+            return one.map(lambda x, y, kept: (x, y, kept, rows))
 
         # A batch is a data set, so that what is left out makes it smaller and moves no other.
         return samples.batch(self._batch_size).flat_map(batch)
 
 
-def _decode(record: tf.Tensor, numbers: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+def _decode(
+    record: tf.Tensor, numbers: tf.Tensor, form: ImageForm
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Image, label and row of a record, with the crop that `numbers` have for its row."""
-    found = tf.io.parse_single_example(record, FEATURES)
-    data, row = found["image/encoded"], found["image/row"]
+    example = tf.io.parse_single_example(record, FEATURES)
+    data, row = example["image/encoded"], example["image/row"]
     drawn = tf.gather(numbers, row)
     height, width, _ = tf.unstack(tf.io.extract_jpeg_shape(data))
     top, left, high, wide = tf.unstack(_crop_box(height, width, tf.cast(drawn, tf.float64)))
     image = tf.io.decode_jpeg(data, channels=3, dct_method="INTEGER_ACCURATE")
     image = image[top : top + high, left : left + wide]
     image = tf.cond(drawn[-1] < 0.5, lambda: tf.reverse(image, [1]), lambda: image)
-    image = tf.image.resize(image, (SIZE, SIZE), antialias=True)
-    rows = tf.reshape(image, [SIZE, 3 * SIZE]) * SCALE + OFFSET
-    return tf.reshape(rows, [SIZE, SIZE, 3]), found["image/class/label"], row
+    image = tf.image.resize(image, (form.size, form.size), antialias=True)
+    rows = tf.reshape(image, [form.size, 3 * form.size]) * form.scale + form.offset
+    return tf.reshape(rows, [form.size, form.size, 3]), example["image/class/label"], row
 
 
 def _crop_box(height: tf.Tensor, width: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
@@ -243,8 +296,8 @@ def main() -> None:
     """Print each loader's rate in its second epoch, on 512 photos of 256 pixels."""
     import tempfile
 
+    from shared.conversion import convert
     from shared.photos import make_photos
-    from shared.shards import convert
 
     with tempfile.TemporaryDirectory() as name:
         folder = make_photos(f"{name}/photos", images=512, size=256, seed=0)

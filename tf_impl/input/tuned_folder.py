@@ -22,6 +22,10 @@ Where the frameworks differ and why:
   pages the kernel clears: glibc keeps them where MALLOC_MMAP_THRESHOLD_ and MALLOC_TRIM_THRESHOLD_
   are set above the size of a batch.
 - A batch is the caller's to keep here. There it is lent.
+- `tf.data.Dataset.snapshot` is left out: it stores what came before it, decoded photos of ten times
+  the bytes, and crops that are drawn anew have to come after it. For what is decoded once there is
+  `mapped_arrays.py`. So is tf.data's service, which makes batches on other machines: on one it is
+  the same cores, and a copy of each batch.
 - `threads_loader` has no twin here: every loader of tf.data works in threads.
 
 When it helps and when it hurts: it helps where a batch takes long to make, such as one of photos.
@@ -40,13 +44,8 @@ from contextlib import suppress
 import numpy as np
 import tensorflow as tf
 
-from shared.epochs import DRAWS, RATIOS, TRIES, open_folder
-
-SIZE = 224
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, of pixels in [0, 1]
-# A row at a time: over a last axis of 3 channels the same arithmetic takes ten times as long.
-SCALE = np.tile(1 / (255 * np.float32(STD)), SIZE)
-OFFSET = np.tile(-np.float32(MEAN) / np.float32(STD), SIZE)
+from shared.epochs import DRAWS, MEAN, RATIOS, STD, TRIES, Epochs, ImageForm
+from shared.images import open_folder
 
 
 def tuned_loader(
@@ -58,6 +57,9 @@ def tuned_loader(
     decoder: str = "standard",
     on_error: str = "raise",
     start_batch: int = 0,
+    image_size: int = 224,
+    mean: tuple = MEAN,
+    std: tuple = STD,
 ) -> Iterable:
     """Decode in `workers` threads, 0 for two a core, with two batches of calls waiting for them.
 
@@ -65,67 +67,36 @@ def tuned_loader(
     image) or "fast" (what the crop needs of it). on_error: "raise" ends at a file that can't be
     read; "skip" makes its batch smaller and adds a line to the loader's list `skipped`, and makes
     one batch after the other. start_batch: batches seen before, over all epochs; the first
-    iteration yields exactly what is left of its epoch. Yields (x, y): float32 (n, 224, 224, 3) and
-    int64.
+    iteration yields exactly what is left of its epoch. image_size, mean, std: of the images, as
+    `ImageForm` has them. Yields (x, y): float32 (n, image_size, image_size, 3) and int64.
 
     Raises ValueError for settings that don't exist and for a folder without images; while it
     iterates, for a file that can't be read, with its name and the reason.
     """
-    loader = _Loader(source, batch_size, seed, decoder, on_error, start_batch)
+    form = ImageForm(image_size, mean, std)
+    paths, labels, epochs = open_folder(source, batch_size, seed, decoder, on_error, start_batch)
+    load = _make_load(paths, labels, decoder, form)
+    batches = _batches(epochs, load, 2 * batch_size, on_error)
     options = tf.data.Options()
     # Threads of its own, so that no step of training takes their turn; each works on one sample.
     options.threading.private_threadpool_size = workers or 2 * _cores()
     options.threading.max_intra_op_parallelism = 1
     options.autotune.enabled = False
-    loader.dataset = loader.samples(2 * batch_size).prefetch(1).with_options(options)
-    return loader
-
-
-def threads_loader(
-    source,
-    *,
-    batch_size: int,
-    seed: int,
-    workers: int = 0,
-    decoder: str = "standard",
-    on_error: str = "raise",
-    start_batch: int = 0,
-) -> Iterable:
-    """Raises NotImplementedError: it would be `tuned_loader`."""
-    raise NotImplementedError("tf.data has no other workers than threads: see tuned_loader")
+    return _Loader(batches.prefetch(1).with_options(options), epochs, load, paths, on_error)
 
 
 class _Loader:
     """An iteration is an epoch; `skipped` says which files could not be read, and why."""
 
-    def __init__(self, source, batch_size, seed, decoder, on_error, start_batch) -> None:
-        found = open_folder(source, batch_size, seed, decoder, on_error, start_batch)
-        self._paths, labels, self.epochs = found
+    def __init__(self, batches, epochs: Epochs, load: Callable, paths, on_error: str) -> None:
         self.skipped: list[str] = []
-        self._raises = on_error == "raise"
-        self.load = _make_load(self._paths, labels, decoder)
-
-    def samples(self, calls: int | None) -> tf.data.Dataset:
-        """Batches of (x, y, rows), with so many calls of the map at a time."""
-        # Python gives the order, a batch at a time, and anew in each epoch.
-        specs = (tf.TensorSpec([None], tf.int64), tf.TensorSpec([None, DRAWS], tf.float32))
-        batches = tf.data.Dataset.from_generator(lambda: self.epochs, output_signature=specs)
-        if self._raises:
-            return batches.unbatch().map(self.load, calls).batch(self.epochs.batch_size)
-
-        def batch(*each):
-            samples = tf.data.Dataset.from_tensor_slices(each).map(self.load, calls)
-            empty = [tf.zeros([0, *spec.shape], spec.dtype) for spec in samples.element_spec]
-            samples = samples.ignore_errors().batch(self.epochs.batch_size)
-            return samples.concatenate(tf.data.Dataset.from_tensors(tuple(empty))).take(1)
-
-        # A batch is a data set, so that what is left out makes it smaller and moves no other.
-        return batches.flat_map(batch)
+        self._batches, self._epochs, self._load = batches, epochs, load
+        self._paths, self._raises = paths, on_error == "raise"
 
     def __iter__(self) -> Iterator[tuple[tf.Tensor, tf.Tensor]]:
         before = _threads()
-        batches = iter(self.dataset)
-        for wanted, numbers in self.epochs.batches(self.epochs.epoch, self.epochs.start):
+        batches = iter(self._batches)
+        for wanted, numbers in self._epochs.batches(self._epochs.epoch, self._epochs.start):
             try:
                 x, y, rows = next(batches)
             except tf.errors.OpError:
@@ -144,13 +115,33 @@ class _Loader:
         """Try each file: those that can't be read, and why."""
         for row, drawn in zip(rows, numbers, strict=True):
             try:
-                self.load(row, drawn)
+                self._load(row, drawn)
             except tf.errors.OpError as error:
                 reason = error.message.partition("[[")[0].strip().splitlines()[-1]
                 yield f"{self._paths[row]}: {reason}"
 
 
-def _make_load(paths: list[str], labels: np.ndarray, decoder: str) -> Callable:
+def _batches(epochs: Epochs, load: Callable, calls: int, on_error: str) -> tf.data.Dataset:
+    """Batches of (x, y, rows), with so many calls of the map at a time."""
+    # Python gives the order, a batch at a time, and anew in each epoch.
+    specs = (tf.TensorSpec([None], tf.int64), tf.TensorSpec([None, DRAWS], tf.float32))
+    batches = tf.data.Dataset.from_generator(lambda: epochs, output_signature=specs)
+    if on_error == "raise":
+        # The map copies each image into its batch. There are calls for the batch after this one,
+        # too, so that no core waits at its end.
+        return batches.unbatch().map(load, calls).batch(epochs.batch_size)
+
+    def batch(*each):
+        samples = tf.data.Dataset.from_tensor_slices(each).map(load, calls)
+        empty = [tf.zeros([0, *spec.shape], spec.dtype) for spec in samples.element_spec]
+        samples = samples.ignore_errors().batch(epochs.batch_size)
+        return samples.concatenate(tf.data.Dataset.from_tensors(tuple(empty))).take(1)
+
+    # A batch is a data set, so that what is left out makes it smaller and moves no other.
+    return batches.flat_map(batch)
+
+
+def _make_load(paths: list[str], labels: np.ndarray, decoder: str, form: ImageForm) -> Callable:
     """Return the work on a sample as a graph: load(row, numbers) -> (image, label, row)."""
     paths, labels = tf.constant([*map(os.fsencode, paths)]), tf.constant(labels)
 
@@ -166,8 +157,8 @@ def _make_load(paths: list[str], labels: np.ndarray, decoder: str) -> Callable:
             top, left, high, wide = tf.unstack(box)
             image = tf.io.decode_jpeg(data, **settings)[top : top + high, left : left + wide]
         image = tf.cond(numbers[-1] < 0.5, lambda: tf.reverse(image, [1]), lambda: image)
-        image = tf.image.resize(image, (SIZE, SIZE), antialias=True)
-        return _normalise(image), labels[row], row
+        image = tf.image.resize(image, (form.size, form.size), antialias=True)
+        return _normalise(image, form), labels[row], row
 
     return load
 
@@ -189,9 +180,10 @@ def _crop_box(height: tf.Tensor, width: tf.Tensor, numbers: tf.Tensor) -> tf.Ten
     return tf.cast(tf.concat([begin, crop], 0), tf.int32)
 
 
-def _normalise(image: tf.Tensor) -> tf.Tensor:
-    """Pixels in [0, 255], (SIZE, SIZE, 3), less the mean and over the deviation, float32."""
-    return tf.reshape(tf.reshape(image, [SIZE, 3 * SIZE]) * SCALE + OFFSET, image.shape)
+def _normalise(image: tf.Tensor, form: ImageForm) -> tf.Tensor:
+    """Pixels in [0, 255], (size, size, 3), less the mean and over the deviation, float32."""
+    rows = tf.reshape(image, [form.size, 3 * form.size])
+    return tf.reshape(rows * form.scale + form.offset, image.shape)
 
 
 def _threads() -> set[int]:

@@ -1,6 +1,7 @@
-"""Collectives: how long an all-reduce between processes takes, without any training around it.
+"""Collectives: BatchNorm over all replicas, and how long an all-reduce takes, alone.
 
-What it holds: one all-reduce after another under MultiWorkerMirroredStrategy, each timed alone.
+What it holds: normalisation with the statistics of the global batch, and one all-reduce after
+another under MultiWorkerMirroredStrategy, each timed on its own.
 Twin: `pt_impl/kit/collectives.py`.
 Where the frameworks differ: little. In both rings a part is sent once its receiver has asked for
 it, so a step waits twice for the network's latency; gloo asks for the next part while one is on its
@@ -62,6 +63,13 @@ def _repeat(total: Callable, workers: int, count: int, repeats: int) -> list[flo
     if not bool(tf.reduce_all(summed == workers)):
         raise RuntimeError(f"the sum of {count} float32 is wrong")
     return seconds[WARM_UP:]
+
+
+def synchronise_norms(model: tf.keras.Model) -> None:
+    """Let BatchNorm layers normalise with the statistics of the global batch, in place."""
+    for layer in model._flatten_layers():  # those within custom layers, too
+        if isinstance(layer, tf.keras.layers.BatchNormalization):
+            layer.synchronized = True
 
 
 def main(arguments: list[str] | None = None) -> None:

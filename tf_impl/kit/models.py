@@ -2,8 +2,7 @@
 
 What it holds: a model from a `shared.specs` spec, NHWC, in either Keras flavour: `tf.keras` is
 Keras 3, or tf_keras where TF_USE_LEGACY_KERAS=1 was set before the import. Layers carry the
-canonical names, and Keras stores weights in the canonical layout, so nothing has to be mapped. And
-`copy_model`, for any Keras model.
+canonical names, and Keras stores weights in the canonical layout, so nothing has to be mapped.
 Twin: `pt_impl/kit/models.py`.
 Where the frameworks differ: Keras calls the complement of `bn_momentum` "momentum". Keras 3 feeds
 BatchNorm's running variance with the biased variance of a batch (the sum over n values divided by
@@ -12,9 +11,6 @@ the same; in evaluation mode Keras 3's variance is smaller by a relative 1/n at 
 where a small batch meets a small map.
 """
 
-import inspect
-import tempfile
-
 import numpy as np
 import tensorflow as tf
 
@@ -22,6 +18,7 @@ from shared.specs import (
     EXPANSION,
     BottleneckSpec,
     CNNSpec,
+    DetectorSpec,
     GPTSpec,
     ModelSpec,
     ResNetSpec,
@@ -119,14 +116,22 @@ def build(spec: ModelSpec, weights: dict[str, np.ndarray] | None = None) -> tf.k
     """Build the model of `spec` on `runtime.device()`, with canonical `weights` if given.
 
     Images go in as float32 (n, height, width, channels), codes as int64 (n, t). Logits come out
-    as (n, classes) or (n, t, vocabulary). Raises ValueError where `weights` do not fit.
+    as (n, classes) or (n, t, vocabulary); of a detector comes (n, places, classes + 4): all places
+    of the first level row by row, then those of the next; logits of the classes, then the
+    four numbers of a box. Raises ValueError where `weights` do not fit.
     """
     makers = {CNNSpec: _cnn, ResNetSpec: _resnet, BottleneckSpec: _bottleneck_resnet, GPTSpec: _gpt}
     with tf.device(runtime.device()):
-        model = makers[type(spec)](spec)
+        model = (makers | {DetectorSpec: _detector})[type(spec)](spec)
     if weights is not None:
         import_weights(model, weights)
     return model
+
+
+def split_head(model: tf.keras.Model) -> tuple[tf.keras.Model, tf.keras.layers.Layer]:
+    """The model's features and its head, x -> features -> logits; both share its weights."""
+    head = model.get_layer("head")
+    return tf.keras.Model(model.input, head.input), head
 
 
 def _convolution(x, spec, name, filters, *, stride=1, kernel=3, relu=True):
@@ -164,14 +169,41 @@ def _cnn(spec):
     return _classifier(inputs, x, spec)
 
 
+def _detector(spec):
+    """Each level through the shared head, then side by side."""
+    layers, answers = tf.keras.layers, spec.num_classes + 4
+    head = layers.Conv2D(answers, 3, padding="same", name="head")
+    x = inputs = tf.keras.Input(spec.input_shape, name="images")
+    found = []
+    for index, (filters, stride) in enumerate(spec.convolutions):
+        x = _convolution(x, spec, f"conv{index}", filters, stride=stride)
+        if index in spec.levels:
+            places = layers.Reshape((x.shape[1] * x.shape[2], answers), name=f"level{len(found)}")
+            found.append(places(head(x)))
+    return tf.keras.Model(inputs, layers.Concatenate(axis=1, name="levels")(found))
+
+
 def _resnet(spec):
     inputs = tf.keras.Input(spec.input_shape, name="images")
-    x = _convolution(inputs, spec, "stem", spec.widths[0])
+    x = (
+        _large_stem(inputs, spec)
+        if spec.large_stem
+        else _convolution(inputs, spec, "stem", spec.widths[0])
+    )
     for stage, width in enumerate(spec.widths):
         for block in range(spec.blocks_per_stage):
             stride = 2 if stage > 0 and block == 0 else 1
             x = _residual(x, spec, f"stage{stage}.block{block}", width, stride)
     return _classifier(inputs, x, spec)
+
+
+def _large_stem(inputs, spec):
+    """A 7x7 convolution and a 3x3 maximum, each of stride 2."""
+    layers = tf.keras.layers
+    x = _convolution(inputs, spec, "stem", spec.widths[0], stride=2, kernel=7)
+    # After a ReLU zeros are no more than any value, as PyTorch's padding of minus infinity.
+    x = layers.ZeroPadding2D([(1, size % 2) for size in x.shape[1:3]], name="maximum.pad")(x)
+    return layers.MaxPooling2D(3, strides=2, name="maximum")(x)
 
 
 def _residual(x, spec, name, width, stride):
@@ -188,12 +220,8 @@ def _residual(x, spec, name, width, stride):
 
 
 def _bottleneck_resnet(spec):
-    layers = tf.keras.layers
     inputs = tf.keras.Input(spec.input_shape, name="images")
-    x = _convolution(inputs, spec, "stem", spec.widths[0], stride=2, kernel=7)
-    # After a ReLU zeros are no more than any value, as PyTorch's padding of minus infinity.
-    x = layers.ZeroPadding2D([(1, size % 2) for size in x.shape[1:3]], name="maximum.pad")(x)
-    x = layers.MaxPooling2D(3, strides=2, name="maximum")(x)
+    x = _large_stem(inputs, spec)
     for name, _, width, stride in bottlenecks(spec):
         x = _bottleneck(x, spec, name, width, stride)
     return _classifier(inputs, x, spec)
@@ -309,135 +337,3 @@ def export_weights(model: tf.keras.Model) -> dict[str, np.ndarray]:
 def parameter_count(model: tf.keras.Model) -> int:
     """Number of trainable parameters."""
     return sum(int(np.prod(variable.shape)) for variable in model.trainable_variables)
-
-
-def copy_model(model: tf.keras.Model, x=None) -> tf.keras.Model:
-    """Return a copy of any built Keras model that shares nothing with it, not compiled.
-
-    Functional, Sequential and subclassed models, in Keras 3 and tf_keras. All state goes with it:
-    weights, what preprocessing layers adapted (`Normalization`, vocabularies), Keras 3's seeds,
-    `trainable`. Not what was put on an instance, such as another `call`. The outputs of both are
-    compared on `x`, an example input as the model takes it (a tuple where `call` takes several
-    arguments); without it, on one made from the model's input shapes, where it has them.
-
-    Raises ValueError for a model that is not built or that `x` does not fit; NotImplementedError
-    where Keras cannot rebuild the model or the copy computes something else. `model` stays as it
-    is.
-    """
-    if not model.built:
-        raise ValueError("the model has no variables yet: call it once on an example input")
-    x = _example(model) if x is None else x
-    try:
-        wanted = _infer(model, x)
-    except Exception as error:
-        raise ValueError(f"the model does not take the example input: {_line(error)}") from error
-    try:
-        copy = _rebuilt(model)
-        if not copy.built:
-            _infer(copy, x)
-        _copy_state(model, copy)
-        found = _infer(copy, x)
-    except Exception as error:
-        raise NotImplementedError(f"Keras cannot rebuild the model: {_line(error)}") from error
-    if apart := _apart(wanted, found):
-        raise NotImplementedError(f"Keras rebuilds another model than this one: {apart}")
-    return copy
-
-
-def _line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-
-
-def _example(model):
-    """An input of two samples in the structure, shapes and dtypes of a model's inputs."""
-    inputs = getattr(model, "inputs", None)
-    if not inputs:
-        raise ValueError("a subclassed model does not say what it takes: pass an example input x")
-    layers = model._flatten_layers(include_self=False)
-    words = [w for layer in layers for w in getattr(layer, "get_vocabulary", list)()][-8:]
-    random = np.random.default_rng(0)
-
-    def made(tensor):
-        shape = [2 if axis == 0 else size or 32 for axis, size in enumerate(tensor.shape)]
-        dtype = tf.as_dtype(tensor.dtype)
-        if dtype == tf.string:
-            return tf.constant(random.choice([str(word) for word in words] or ["a"], shape))
-        if dtype.is_floating:
-            return tf.cast(random.normal(size=shape), dtype)
-        return tf.cast(random.integers(0, 2, shape), dtype)
-
-    if isinstance(model, tf.keras.Sequential):  # where it was built by a call, it has no `input`
-        return made(inputs[0])
-    return tf.nest.map_structure(made, model.input)
-
-
-def _infer(model, x):
-    """Call the model as `fit` does: `x` is one argument, but where `call` takes several."""
-    names = inspect.signature(model.call).parameters.values()
-    names = [p for p in names if p.name not in ("training", "mask") and p.kind != p.VAR_KEYWORD]
-    needed = sum(p.default is p.empty for p in names)
-    if isinstance(x, tuple | list) and (needed > 1 or names[0].kind == names[0].VAR_POSITIONAL):
-        return model(*x, training=False)
-    if isinstance(x, dict) and len(names) > 1 and x.keys() <= {p.name for p in names}:
-        return model(**x, training=False)
-    return model(x, training=False)
-
-
-def _rebuilt(model):
-    """A new model of the same configuration; classes that nobody registered are found, too."""
-    kinds = {type(layer).__name__: type(layer) for layer in model._flatten_layers()}
-    with tf.keras.utils.custom_object_scope(kinds):
-        if getattr(model, "inputs", None):
-            return tf.keras.models.clone_model(model, clone_function=_clone_layer)
-        return type(model).from_config(model.get_config())
-
-
-def _clone_layer(layer):
-    settings = {}
-    if isinstance(layer, tf.keras.layers.Lambda) and hasattr(tf.keras, "StatelessScope"):
-        settings["safe_mode"] = False  # its code is here already: it is not read from a file
-    config = layer.get_config()
-    if "activation" in config and inspect.isfunction(getattr(layer, "activation", None)):
-        config["activation"] = layer.activation  # not by its name, which others may have
-    return type(layer).from_config(config, **settings)
-
-
-def _copy_state(model, copy) -> None:
-    """Hand over what each layer would save, in the order in which both hold their layers."""
-    pairs = list(zip(model._flatten_layers(), copy._flatten_layers(), strict=True))
-    for layer, twin in pairs:
-        twin.trainable = layer.trainable  # and of all inside, whose turn comes later
-    for layer, twin in pairs:
-        store = {}
-        layer.save_own_variables(store)
-        if store:
-            twin.load_own_variables(store)
-            getattr(twin, "finalize_state", int)()  # what preprocessing layers compute from them
-        if hasattr(layer, "load_assets") and hasattr(layer, "get_vocabulary"):
-            with tempfile.TemporaryDirectory() as folder:
-                layer.save_assets(folder)
-                twin.load_assets(folder)
-        seeds = (getattr(part, "_seed_generators", ()) for part in (layer, twin))  # of Keras 3
-        for ours, theirs in zip(*seeds, strict=True):
-            theirs.state.assign(ours.state)
-
-
-def _apart(wanted, found) -> str | None:
-    """Say how outputs differ, or None; floating-point numbers may by their last digits."""
-    wanted, found = (
-        [np.asarray(tf.convert_to_tensor(v)) for v in tf.nest.flatten(tree)]
-        for tree in (wanted, found)
-    )
-    if [v.shape for v in wanted] != [v.shape for v in found]:
-        return f"outputs of {[v.shape for v in found]}, not {[v.shape for v in wanted]}"
-    for index, (ours, theirs) in enumerate(zip(wanted, found, strict=True)):
-        if ours.dtype.kind in "OSUbiu":
-            if not np.array_equal(ours, theirs):
-                return f"output {index} differs"
-            continue
-        ours, theirs = ours.astype(np.float64), theirs.astype(np.float64)
-        size = np.max(np.abs(ours), initial=0.0)
-        if not np.allclose(ours, theirs, rtol=0.0, atol=1e-5 * size, equal_nan=True):
-            worst = np.max(np.abs(ours - theirs)) / size
-            return f"output {index} differs by {worst:.1e} of its largest value"
-    return None

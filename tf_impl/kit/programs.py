@@ -1,6 +1,7 @@
-"""Graphs as data: a traced model in one file, which is read without executing code from it.
+"""Any model: called as `fit` does, copied, compared, traced, and its graph as a file of data.
 
-What it holds: the way from a model to a graph of operators, to a file, and back.
+What it holds: what techniques do with a Keras model whatever it is, and the way from it to a graph
+of operators, to a file that is read without executing code from it, and back.
 Twin: `pt_impl/kit/programs.py`.
 Where the frameworks differ: TensorFlow's graphs are data by nature: the file holds a MetaGraphDef,
 one protocol buffer with the graph and a signature that names its inputs and its outputs, in a zip
@@ -9,59 +10,101 @@ graph may hold operators that read and write files or call back into Python; bot
 these.
 """
 
+import contextlib
 import inspect
 import json
 import math
 import re
+import tempfile
 import zipfile
 from collections.abc import Callable
-from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
-from google.protobuf.message import DecodeError
 from tensorflow.core.protobuf import meta_graph_pb2
 from tensorflow.python.framework import op_def_registry
 from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
-from shared import archives
-
 _SIGNATURE, _MEMBER, _STRUCTURE = "predict", "program.pb", "outputs.json"
 # Calls and loops have what state their functions have, and these are looked at, too.
 _HARMLESS = {"Placeholder", "StatefulPartitionedCall", "While", "If"}
+_ROUNDING = 1e-5  # relative: the same operators in another order
 _FILES = re.compile("File|Save|Restore|PyFunc|Directory")
 
 
-def call(model: tf.keras.Model, inputs):
-    """Return the model's output for inputs as `fit` hands them over: a structure is one argument.
+def call_arguments(model: tf.keras.Model, inputs) -> tuple[tuple, dict]:
+    """Return the positional and the named arguments with which a model is called for its inputs.
 
-    A tuple is `*x` and a dict `**x` where `call` takes several arguments. Of an output with
-    `.logits` these alone.
+    As `fit` hands them over, a structure of tensors is one argument. Where `call` takes several, a
+    tuple or list is `*x` and a dict, whose keys are names of arguments, `**x`.
     """
-    return _call(model, inputs, training=False)
+    taken = _input_arguments(model)
+    several = sum(one.default is one.empty for one in taken) > 1
+    several = several or any(one.kind is one.VAR_POSITIONAL for one in taken)
+    if isinstance(inputs, tuple | list) and several:
+        return tuple(inputs), {}
+    names = {one.name for one in taken}
+    if isinstance(inputs, dict) and len(taken) > 1 and inputs.keys() <= names:
+        return (), inputs
+    return (inputs,), {}
 
 
-def _call(model: tf.keras.Model, inputs, *, training: bool):
-    names = [
-        p
-        for p in inspect.signature(model.call).parameters.values()
-        if p.name not in ("training", "mask") and p.kind != p.VAR_KEYWORD
+def _input_arguments(model: tf.keras.Model) -> list[inspect.Parameter]:
+    """Return the arguments of the model's `call` that are inputs."""
+    return [
+        argument
+        for argument in inspect.signature(model.call).parameters.values()
+        if argument.name not in ("training", "mask") and argument.kind is not argument.VAR_KEYWORD
     ]
-    needed = sum(p.default is p.empty and p.kind != p.VAR_POSITIONAL for p in names)
-    several = needed > 1 or any(p.kind == p.VAR_POSITIONAL for p in names)
-    if isinstance(inputs, tuple) and several:
-        output = model(*inputs, training=training)
-    elif isinstance(inputs, dict) and len(names) > 1 and inputs.keys() <= {p.name for p in names}:
-        output = model(**inputs, training=training)
-    else:
-        output = model(inputs, training=training)
+
+
+def call(model: tf.keras.Model, inputs):
+    """Return the model's output in evaluation mode; of one with `.logits` these alone."""
+    return _output(model, inputs, training=False)
+
+
+def _output(model: tf.keras.Model, inputs, training: bool):
+    arguments, named = call_arguments(model, inputs)
+    output = model(*arguments, **named, training=training)
     return getattr(output, "logits", output)
 
 
 def parts(inputs) -> tuple[tf.Tensor, ...]:
     """Return the tensors of inputs: those of a dict in the order of its sorted keys."""
     return tuple(tf.nest.flatten(inputs))
+
+
+def input_names(model: tf.keras.Model, inputs, count: int) -> list[str]:
+    """Return what the `count` inputs are called: by a dict, by the model or by its `call`."""
+    if isinstance(inputs, dict) and len(inputs) == count:
+        return sorted(inputs)  # the order of `tf.nest`
+    own = [tensor.name.split(":")[0] for tensor in getattr(model, "inputs", None) or []]
+    numbered = any(name.startswith("keras_tensor") for name in own)  # by Keras, anew in a process
+    if len(own) == count and not numbered:
+        return own
+    named = [argument.name for argument in _input_arguments(model)]
+    if len(named) == count and not own:
+        return named
+    return [f"input_{place}" for place in range(count)]
+
+
+def named_tensors(output, name: str = "") -> list[tuple[str, tf.Tensor]]:
+    """Return the tensors of an output, each with the name of its place in a dict or tuple.
+
+    Raises NotImplementedError where something in it is no tensor.
+    """
+    if isinstance(output, dict):
+        inside = {f"{name}.{key}" if name else str(key): part for key, part in output.items()}
+    elif isinstance(output, tuple | list):
+        inside = {f"{name or 'output'}_{place}": part for place, part in enumerate(output)}
+    elif output is None:
+        return []
+    elif tf.is_tensor(output):
+        return [(name or "output", output)]
+    else:
+        raise NotImplementedError(f"a file's outputs are tensors, not {type(output).__name__}")
+    return [pair for key, part in inside.items() for pair in named_tensors(part, key)]
 
 
 def trace(model: tf.keras.Model, inputs, *, training: bool = False):
@@ -81,13 +124,21 @@ def trace(model: tf.keras.Model, inputs, *, training: bool = False):
 
     @tf.function(input_signature=signature, jit_compile=False)
     def program(*tensors):
-        return _call(model, tf.nest.pack_sequence_as(inputs, tensors), training=training)
+        given = tf.nest.pack_sequence_as(inputs, tensors)
+        with contextlib.nullcontext() if training else _state_kept():
+            return _output(model, given, training)
 
     try:
         program.get_concrete_function()
     except Exception as error:
         raise NotImplementedError(f"tf.function cannot trace it: {_line(error)}") from error
     return program
+
+
+def _state_kept():
+    """A context that drops changes of state: Keras 3 draws the dropout masks of an LSTM outside of
+    training, too, and a graph that moves on the seed has a variable."""
+    return getattr(tf.keras, "StatelessScope", contextlib.nullcontext)()
 
 
 def check(model: tf.keras.Model, inputs):
@@ -131,14 +182,121 @@ def apart(ours, theirs) -> float:
     Outputs are tensors, or tuples, lists and dicts of them, which some runtimes return as a tuple.
     inf where their number, a shape or what is finite differs.
     """
-    ours, theirs = ([np.asarray(part) for part in tf.nest.flatten(one)] for one in (ours, theirs))
+    ours = [np.asarray(part) for part in tf.nest.flatten(ours)]
+    theirs = [np.asarray(part) for part in tf.nest.flatten(theirs)]
     if [part.shape for part in ours] != [part.shape for part in theirs]:
         return math.inf
-    found = [0.0]
-    for left, right in zip(ours, theirs, strict=True):
-        left, right = left.astype("float64"), right.astype("float64")
-        found.append(float(np.linalg.norm(left - right) / (np.linalg.norm(right) or 1.0)))
-    return math.inf if any(math.isnan(value) for value in found) else max(found)
+    return max((_distance(*pair) for pair in zip(ours, theirs, strict=True)), default=0.0)
+
+
+def _distance(ours: np.ndarray, theirs: np.ndarray) -> float:
+    """Relative L2; what is not a finite number has to be the same in both."""
+    if theirs.dtype.kind in "OSU":  # texts
+        return 0.0 if np.array_equal(ours, theirs) else math.inf
+    ours, theirs = ours.astype(np.float64), theirs.astype(np.float64)
+    finite = np.isfinite(theirs)
+    same = np.array_equal(np.isfinite(ours), finite)
+    if not same or not np.array_equal(ours[~finite], theirs[~finite], equal_nan=True):
+        return math.inf
+    difference = np.linalg.norm(ours[finite] - theirs[finite])
+    return float(difference / (np.linalg.norm(theirs[finite]) or 1.0))
+
+
+def copy_model(model: tf.keras.Model, x=None) -> tf.keras.Model:
+    """Return a copy of any built Keras model that shares nothing with it, not compiled.
+
+    Functional, Sequential and subclassed models, in Keras 3 and tf_keras. All state goes with it:
+    weights, what preprocessing layers adapted (`Normalization`, vocabularies), Keras 3's seeds,
+    `trainable`. Not what was put on an instance, such as another `call`. The outputs of both are
+    compared on `x`, an example input as the model takes it (a tuple where `call` takes several
+    arguments); without it, on one made from the model's input shapes, where it has them.
+
+    Raises ValueError for a model that is not built or that `x` does not fit; NotImplementedError
+    where Keras cannot rebuild the model or the copy computes something else. `model` stays as it
+    is.
+    """
+    if not model.built:
+        raise ValueError("the model has no variables yet: call it once on an example input")
+    x = _example(model) if x is None else x
+    try:
+        wanted = call(model, x)
+    except Exception as error:
+        raise ValueError(f"the model does not take the example input: {_line(error)}") from error
+    try:
+        copy = _rebuilt(model)
+        if not copy.built:
+            call(copy, x)
+        _copy_state(model, copy)
+        difference = apart(call(copy, x), wanted)
+    except Exception as error:
+        raise NotImplementedError(f"Keras cannot rebuild the model: {_line(error)}") from error
+    if difference > _ROUNDING:
+        raise NotImplementedError(
+            f"Keras rebuilds another model than this one: outputs are {difference:.1e} off"
+        )
+    return copy
+
+
+def _example(model):
+    """An input of two samples in the structure, shapes and dtypes of a model's inputs."""
+    inputs = getattr(model, "inputs", None)
+    if not inputs:
+        raise ValueError("a subclassed model does not say what it takes: pass an example input x")
+    layers = model._flatten_layers(include_self=False)
+    words = [w for layer in layers for w in getattr(layer, "get_vocabulary", list)()][-8:]
+    random = np.random.default_rng(0)
+
+    def made(tensor):
+        shape = [2 if axis == 0 else size or 32 for axis, size in enumerate(tensor.shape)]
+        dtype = tf.as_dtype(tensor.dtype)
+        if dtype == tf.string:
+            return tf.constant(random.choice([str(word) for word in words] or ["a"], shape))
+        if dtype.is_floating:
+            return tf.cast(random.normal(size=shape), dtype)
+        return tf.cast(random.integers(0, 2, shape), dtype)
+
+    if isinstance(model, tf.keras.Sequential):  # where it was built by a call, it has no `input`
+        return made(inputs[0])
+    return tf.nest.map_structure(made, model.input)
+
+
+def _rebuilt(model):
+    """A new model of the same configuration; classes that nobody registered are found, too."""
+    kinds = {type(layer).__name__: type(layer) for layer in model._flatten_layers()}
+    with tf.keras.utils.custom_object_scope(kinds):
+        if getattr(model, "inputs", None):
+            return tf.keras.models.clone_model(model, clone_function=_clone_layer)
+        return type(model).from_config(model.get_config())
+
+
+def _clone_layer(layer):
+    settings = {}
+    if isinstance(layer, tf.keras.layers.Lambda) and hasattr(tf.keras, "StatelessScope"):
+        settings["safe_mode"] = False  # its code is here already: it is not read from a file
+    config = layer.get_config()
+    if "activation" in config and inspect.isfunction(getattr(layer, "activation", None)):
+        config["activation"] = layer.activation  # not by its name, which others may have
+    return type(layer).from_config(config, **settings)
+
+
+def _copy_state(model, copy) -> None:
+    """Hand over what each layer would save, in the order in which both hold their layers."""
+    pairs = list(zip(model._flatten_layers(), copy._flatten_layers(), strict=True))
+    for layer, twin in pairs:
+        twin.trainable = layer.trainable  # and of all inside, whose turn comes later
+    for layer, twin in pairs:
+        store = {}
+        layer.save_own_variables(store)
+        if store:
+            twin.load_own_variables(store)
+            getattr(twin, "finalize_state", int)()  # what preprocessing layers compute from them
+        if hasattr(layer, "load_assets") and hasattr(layer, "get_vocabulary"):
+            with tempfile.TemporaryDirectory() as folder:
+                layer.save_assets(folder)
+                twin.load_assets(folder)
+        seeds = (getattr(part, "_seed_generators", ()) for part in (layer, twin))  # of Keras 3
+        for ours, theirs in zip(*seeds, strict=False):  # none of a dropout that was set to 0
+            theirs.state.assign(ours.state)
 
 
 def _check_dtypes(model, parts) -> None:
@@ -151,8 +309,8 @@ def _check_dtypes(model, parts) -> None:
 def save(program, path) -> Path:
     """Write a function, as `trace` returns it, with its variables as constants to `path`.
 
-    Raises NotImplementedError, and
-    writes nothing, for a graph with operators that have a state. Returns the path.
+    Returns the path. Raises NotImplementedError, and writes nothing, for a graph with operators
+    that have a state.
     """
     concrete = program.get_concrete_function()
     frozen = convert_variables_to_constants_v2(concrete)
@@ -184,8 +342,9 @@ def load(path) -> Callable:
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no file {path}")
     try:
-        archives.check_zip(path)
         with zipfile.ZipFile(path) as archive:
+            if damaged := archive.testzip():
+                raise ValueError(f"{damaged} in it is damaged")
             meta = meta_graph_pb2.MetaGraphDef.FromString(archive.read(_MEMBER))
             structure = _read(json.loads(archive.read(_STRUCTURE)))
         signature = meta.signature_def[_SIGNATURE]
@@ -197,7 +356,7 @@ def load(path) -> Callable:
         )
         outputs = [signature.outputs[name].name for name in sorted(signature.outputs)]
         return whole.prune(inputs, tf.nest.pack_sequence_as(structure, outputs))
-    except (DecodeError, ValueError, KeyError, tf.errors.OpError) as error:
+    except Exception as error:  # damage may raise anything in zipfile
         raise ValueError(f"{path} is no whole file of a program: {_line(error)}") from None
 
 
@@ -222,7 +381,7 @@ def _read(written):
 
 def _refused(graph) -> str | None:
     """The first operator that has a state, touches files or calls Python, or None."""
-    nodes, functions = attrgetter("node", "library.function")(graph)
+    nodes, functions = graph.node, graph.library.function
     names = {function.signature.name for function in functions}
     for node in [*nodes, *(node for function in functions for node in function.node_def)]:
         known = op_def_registry.get(node.op)

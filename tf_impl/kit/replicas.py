@@ -1,13 +1,16 @@
-"""The processes of one run: how they meet, the loop that each goes through, and checkpoints.
+"""The processes of one run: how they start and meet, the loop of each, and its checkpoints.
 
 What it holds: everything that replicas, stages and shards do together beside the step itself, for
-techniques whose model trains on several devices, with any inputs (arrays, tuples, dicts).
+any model with any inputs (arrays, tuples, dicts). `launch` starts processes on this machine; on
+many, start one on each: `TF_CONFIG=… python -m tf_impl.kit.replicas MAKE BUILD DATA --global-batch
+N --steps N`.
 Twin: `pt_impl/kit/replicas.py`.
 Where the frameworks differ: the processes are the cluster of `TF_CONFIG` and each opens its own
 address there, on every interface of its host (TensorFlow's servers have no option for one), where
-torchrun tells processes a store to meet in. A process may have several replicas here, one a device,
-and stages and shards are devices of one process. All processes read checkpoints here, so the folder
-has to be one that all of them see; there rank 0 tells the others.
+torchrun tells processes a store to meet in. Exchanges have no end here where a peer hangs, so each
+process ends itself when it had nothing to do for too long. A process may have several replicas
+here, one a device, and stages and shards are devices of one process. All processes read checkpoints
+here, so the folder has to be one that all of them see; there rank 0 tells the others.
 """
 
 from __future__ import annotations
@@ -18,10 +21,11 @@ import socket
 import sys
 import tempfile
 import time
+import warnings
 from argparse import Namespace
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from importlib import import_module
 from inspect import signature
 from pathlib import Path
 from time import perf_counter
@@ -31,92 +35,62 @@ import tensorflow as tf
 from tensorflow.compiler.xla.tsl.protobuf.coordination_config_pb2 import CoordinatedJob
 from tensorflow.python.eager import context
 
-from shared import parallel
-from tf_impl.kit import data, models, runtime
+from shared import parallel, scratch
+from tf_impl.kit import runtime
 
 _KEPT = 2  # checkpoints
 
 
-@dataclass(frozen=True)
-class Replica:
-    """What trains in a process.
+def launch(
+    make: str, build: str, dataset, run: parallel.Run, settings: dict | None = None
+) -> parallel.Result:
+    """Train on the devices of this machine, and return what the processes found.
 
-    `distribute(dataset)` gives each replica its part of each global batch of a dataset.
-    `step(x, y, samples) -> loss` takes these parts, and beside each sample the size of the global
-    batch. The losses of all processes add up to the mean over the global batch.
+    make: "module:function" of a technique, such as "tf_impl.parallel.data_parallel:processes". Each
+    process calls `make(build, **settings)`, or `make(build, x, **settings)` with the inputs of a
+    batch where it takes them, and gets a model, its optimizer and `step(x, y, samples) -> loss`:
+    the losses of all processes add up to the mean over the global batch. What `step` takes are
+    elements of `distribute(model, dataset)` of the same module; without one whole batches, and the
+    number of their samples. build: "module:function" that gives a model, its optimizer and
+    `loss_fn(output, y)`, the mean over samples; importable here, called with the same seeds.
+    dataset: (x, y), arrays or tensors, tuples or dicts of them, as `fit` takes them; or a folder
+    with train_x and train_y, as `shared.parallel.save_samples` writes them.
+
+    TensorFlow's servers listen on every interface, so several processes are in a network of their
+    own, which has the loopback alone: what `build` needs of another has to be here before. Where
+    the system permits none, a warning says so. Stages and shards, and replicas of a run with one
+    process, are GPUs or logical devices of the CPU.
+
+    Raises, before anything is started, ValueError for numbers and names that don't fit;
+    NotImplementedError where a process refused and RuntimeError where one failed, with what it
+    said: no process is left then.
     """
-
-    model: tf.keras.Model
-    optimizer: tf.keras.optimizers.Optimizer
-    step: Callable
-    distribute: Callable
-
-    @property
-    def strategy(self) -> tf.distribute.Strategy:
-        """Where the model's variables are mirrored."""
-        return self.model.distribute_strategy
-
-
-@dataclass(frozen=True)
-class Part:
-    """What trains a model in parts.
-
-    `step(x, y) -> loss` takes the whole batch. `weights()` returns all weights by Keras's paths.
-    """
-
-    step: Callable
-    weights: Callable
-
-
-def outputs(model: tf.keras.Model, x):
-    """What the model gives for x in training.
-
-    x is handed over as `fit` does, and unpacked only where `call` takes several arguments.
-    """
-    arguments, named = call_arguments(model, x)
-    return model(*arguments, training=True, **named)
-
-
-def call_arguments(model: tf.keras.Model, x) -> tuple[tuple, dict]:
-    """The arguments by place and by name with which the model is called for x."""
-    given = [
-        argument
-        for name, argument in signature(model.call).parameters.items()
-        if name not in ("training", "mask") and argument.kind is not argument.VAR_KEYWORD
-    ]
-    needed = [argument for argument in given if argument.default is argument.empty]
-    if isinstance(x, (tuple, list)) and len(needed) > 1:
-        return tuple(x), {}
-    if isinstance(x, dict) and len(given) > 1 and set(x) <= {argument.name for argument in given}:
-        return (), x
-    return (x,), {}
-
-
-def launch(module: str, build: str, dataset, settings: dict, *, processes: int) -> parallel.Result:
-    """Run `python -m module` in processes of this machine, a cluster, and return its result.
-
-    settings: what `shared.parallel.options` gives, of all processes together.
-    """
-    each = {
-        "threads": parallel.threads_each(settings["threads"], processes),
-        "replicas": settings["replicas"] // processes,
-    }
-    with tempfile.TemporaryDirectory(prefix="replicas-") as folder:
-        out = Path(folder, "result.npz")
-        command = [sys.executable, "-m", module]
-        command += parallel.arguments(build, dataset, settings | each | {"out": out})
-        environment = parallel.environment(each["threads"])
-        workers = [f"{parallel.LOOPBACK}:{port}" for port in parallel.free_ports(processes)]
-        commands = [(command, environment)]
-        if processes > 1:
-            tasks = [{"type": "worker", "index": index} for index in range(processes)]
-            configs = [json.dumps({"cluster": {"worker": workers}, "task": t}) for t in tasks]
-            commands = [
-                (command, environment | _own_gpu(index) | {"TF_CONFIG": config})
-                for index, config in enumerate(configs)
-            ]
-        parallel.run(commands)
+    settings, count = settings or {}, run.processes or (run.replicas if run.parts == 1 else 1)
+    parallel.find(build)
+    parallel.check_settings(make, settings)
+    with (
+        scratch.folder() as folder,
+        parallel.training_folder(dataset) as data,
+    ):
+        parallel.check(data, run, settings)
+        threads = parallel.threads_each(run.threads, count)
+        out = folder / "result.npz"
+        command = [sys.executable, "-m", __spec__.name, f"--out={out}"]
+        command += [*parallel.arguments(make, build, data, run, settings), f"--threads={threads}"]
+        environment = parallel.environment(threads)
+        commands = [(command, environment | own) for own in _places(count)]
+        parallel.run(commands, out_of_reach=count > 1)
         return parallel.Result.load(out)
+
+
+def _places(count: int) -> list[dict[str, str]]:
+    """The variables that tell each of so many processes of this machine which one it is."""
+    if count == 1:
+        return [{}]
+    workers = [f"{parallel.LOOPBACK}:{port}" for port in parallel.free_ports(count)]
+    tasks = [{"type": "worker", "index": index} for index in range(count)]
+    configs = [json.dumps({"cluster": {"worker": workers}, "task": task}) for task in tasks]
+    return [{"TF_CONFIG": config} | _own_gpu(index) for index, config in enumerate(configs)]
 
 
 def _own_gpu(index: int) -> dict[str, str]:
@@ -127,47 +101,61 @@ def _own_gpu(index: int) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": seen.split(",")[index] if seen else str(index)}
 
 
-def train(variants: dict, options: Namespace) -> None:
+def train(options: Namespace) -> None:
     """Be one process of a run: `options` are those of `shared.parallel.options`.
 
     The first process writes the result to `options.out`. Raises what `parallel.check` does, OSError
     where a checkpoint can't be written, and TensorFlow's errors where another process has ended.
     """
     parallel.end_with_launcher()
-    settings = vars(options)
-    build = parallel.find(options.build)
-    hosts, _ = _cluster()
-    parallel.check(options.data, len(hosts) * options.replicas, settings)
+    make, build = parallel.find(options.make), parallel.find(options.build)
+    hosts, rank = _cluster()
+    options.replicas = options.replicas or len(hosts)
+    parallel.check(options.data, options, options.settings)
+    if options.parts > 1 and options.checkpoint:
+        raise NotImplementedError("a checkpoint is of whole models: parts write none")
     imported = parallel.resident("VmRSS")
-    cpus = tf.config.list_physical_devices("CPU")
-    if options.replicas > 1 and not tf.config.list_physical_devices("GPU"):
-        logical = [tf.config.LogicalDeviceConfiguration()] * options.replicas
-        tf.config.set_logical_device_configuration(cpus[0], logical)
     local = sum(host.partition(":")[0] == parallel.LOOPBACK for host in hosts)
     threads = options.threads or parallel.threads_each(0, max(1, local))
     runtime.configure(threads=threads, seed=options.seed)
+    devices = options.replicas * options.parts // len(hosts)
+    if devices > 1:
+        _make_devices(devices)
     join(timeout_s=options.timeout_s)
-    function = variants[options.variant]
-    replica = function(build, **parallel.of(function, settings))
-    done = _loop(replica, options)
-    memory = [_each(replica.strategy, v) for v in (parallel.resident("VmHWM"), imported)]
-    weights = _weights(replica.model)
-    if _rank() == 0 and options.out:
-        parallel.Result(weights, *done[:3], *memory, done[3]).save(options.out)
-    _total(replica.strategy, np.zeros(1))  # nobody leaves while another still talks to it
+    if len(hosts) > 1:
+        parallel.end_when_idle(options.timeout_s)
+    x, y = parallel.load_training(options.data)
+    example = {}
+    if "x" in signature(make).parameters:
+        example["x"] = _placed(parallel.take(x, slice(options.global_batch)))
+    model, optimizer, step = make(build, **example, **options.settings)
+    losses, seen, seconds, ended, crossed = _loop(model, optimizer, step, (x, y), options)
+    strategy = getattr(model, "distribute_strategy", tf.distribute.get_strategy())
+    memory = [_each(strategy, value) for value in (parallel.resident("VmHWM"), imported)]
+    if rank == 0 and options.out:
+        result = parallel.Result(_weights(model), losses, seen, seconds, ended, *memory, crossed)
+        result.save(options.out)
+    _total(strategy, np.zeros(1))  # nobody leaves while another still talks to it
 
 
 def join(*, timeout_s: float = 300.0) -> None:
     """Wait for the other processes of `TF_CONFIG`, before a strategy is made.
 
     Without that variable the run has one process. Raises ValueError where it is malformed or the
-    port of this process is taken, TimeoutError where a process does not come.
+    port of this process is taken, TimeoutError where a process does not come. Warns where others
+    than the hosts of the run can reach TensorFlow's server.
     """
     hosts, rank = _cluster()
     if len(hosts) == 1:
         return
     name, _, port = hosts[rank].rpartition(":")
     parallel.checked_port(name, int(port))
+    if others := parallel.others_reach(name):
+        warnings.warn(
+            f"TensorFlow's server listens on port {port} of every interface, {', '.join(others)}"
+            " among them: keep others off with a firewall",
+            stacklevel=2,
+        )
     jobs = json.loads(os.environ["TF_CONFIG"])["cluster"]
     context.context().configure_coordination_service(
         service_type="standalone",
@@ -268,31 +256,33 @@ def _rank() -> int:
     return _cluster()[1]
 
 
-def _loop(replica: Replica, options: Namespace) -> tuple:
-    """Train; return losses, how often each sample was seen, seconds a step, loopback bytes."""
-    x, y = parallel.load_training(options.data)
-    strategy = replica.strategy
-    begin, losses, save = _resume(replica, options)
-    if len(set(begun := _each(strategy, begin).tolist())) > 1:
+def _loop(model, optimizer, step, dataset: tuple, options: Namespace) -> tuple:
+    """Train; return losses, how often each sample was seen, seconds a step, ends, and traffic."""
+    x, y = dataset
+    strategy = getattr(model, "distribute_strategy", tf.distribute.get_strategy())
+    begin, losses, save = _resume(model, optimizer, strategy, options)
+    begins = _each(strategy, begin).tolist()
+    if len(set(begins)) > 1:
         raise ValueError(
-            f"processes found checkpoints of other steps in {options.checkpoint} ({begun}): all of "
-            "them have to see one folder"
+            f"processes found checkpoints of other steps in {options.checkpoint} ({begins}): all "
+            "of them have to see one folder"
         )
-    fresh, seconds, sent = [], [], 0
+    fresh, seconds, ended, sent = [], [], [], 0
     seen = np.zeros(parallel.size(x), np.int64)
-    stream = parallel.batches(
-        len(seen), global_batch=options.global_batch, seed=options.seed, begin=begin
-    )
-    batches = iter(replica.distribute(_dataset(x, y, stream)))
+    order = {"global_batch": options.global_batch, "seed": options.seed, "begin": begin}
+    stream = parallel.batches(len(seen), **order, whole=options.parts > 1)
+    distribute = getattr(import_module(options.make.partition(":")[0]), "distribute", _all)
+    batches = iter(distribute(model, _dataset(x, y, stream)))
     for number in range(begin + 1, options.steps + 1):
         if len(seconds) == parallel.WARM_STEPS:
             _total(strategy, np.zeros(1))
             sent = parallel.loopback_sent()
         start = perf_counter()
-        rows, samples, own_x, own_y = next(batches)
-        fresh.append(replica.step(own_x, own_y, samples))
+        (rows, own_x, own_y), samples = next(batches)
+        fresh.append(step(own_x, own_y, samples))
         runtime.synchronize()
         seconds.append(perf_counter() - start)
+        ended.append(time.monotonic())
         for own in strategy.experimental_local_results(rows):
             seen[own.numpy()] += 1
         every = options.save_every or options.steps
@@ -302,29 +292,35 @@ def _loop(replica: Replica, options: Namespace) -> tuple:
     _total(strategy, np.zeros(1))
     crossed = parallel.a_step(sent, len(seconds))
     losses = np.concatenate([losses, _total(strategy, fresh)])
-    return losses, _total(strategy, seen), np.array(seconds), crossed
+    return losses, _total(strategy, seen), np.array(seconds), np.array(ended), crossed
 
 
 def _dataset(x, y, stream) -> tf.data.Dataset:
-    """Global batches without end: rows, beside each the size of its batch, inputs and targets."""
+    """Global batches without end: the rows, the inputs and the targets of each."""
 
     def batches():
         for rows in stream:
-            yield (
-                rows,
-                np.full(len(rows), len(rows)),
-                parallel.take(x, rows),
-                parallel.take(y, rows),
-            )
+            yield rows, parallel.take(x, rows), parallel.take(y, rows)
 
-    numbers = tf.TensorSpec([None], tf.int64)
     kinds = [
         parallel.mapped(lambda part: tf.TensorSpec([None, *part.shape[1:]], part.dtype), samples)
         for samples in (x, y)
     ]
-    found = tf.data.Dataset.from_generator(batches, output_signature=(numbers, numbers, *kinds))
+    rows = tf.TensorSpec([None], tf.int64)
+    found = tf.data.Dataset.from_generator(batches, output_signature=(rows, *kinds))
     # Else all processes would have to agree in every step on whether there is another batch.
     return found.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+
+
+def _all(model, dataset):
+    """The whole of each batch, and its size."""
+    return dataset.map(lambda *batch: (batch, tf.shape(batch[0])[0]))
+
+
+def _placed(samples):
+    """Arrays as tensors on the device."""
+    with tf.device(runtime.device()):
+        return parallel.mapped(tf.constant, samples)
 
 
 def _total(strategy, values) -> np.ndarray:
@@ -350,102 +346,16 @@ def _each(strategy, value: int) -> np.ndarray:
     return _total(strategy, values)
 
 
-def _weights(model: tf.keras.Model) -> dict[str, np.ndarray]:
-    """Canonical weights; Keras's paths where two layers share a canonical name."""
-    weights = models.export_weights(model)
-    if len(weights) == len(model.weights):
-        return weights
-    return {variable.path: np.array(variable) for variable in model.weights}
+def _weights(model) -> dict[str, np.ndarray]:
+    """All weights by their paths in the model; parts of one say them by `arrays()`."""
+    if isinstance(model, tf.keras.Model):
+        return {_path(model, weight): np.array(weight) for weight in model.weights}
+    parts = model if isinstance(model, list) else [model]
+    return {name: array for part in parts for name, array in part.arrays().items()}
 
 
-# Checkpoints ----------------------------------------------------------------------------------
-
-
-def _resume(replica: Replica, options: Namespace) -> tuple[int, np.ndarray, Callable]:
-    """Put the last checkpoint in place; return its step, its losses, and `save(step, losses)`.
-
-    Variables are read by all processes together, so all of them save, but the others to a folder
-    that is thrown away. Losses lie beside the checkpoint and are written before it; what counts as
-    the last one is the file `checkpoint`, which TensorFlow replaces when the rest is complete.
-    """
-    folder = options.checkpoint
-    if not folder:
-        return 0, np.zeros(0), lambda step, losses: None
-    checkpoint = tf.train.Checkpoint(model=replica.model, optimizer=replica.optimizer)
-    latest, begin, losses = tf.train.latest_checkpoint(folder), 0, np.zeros(0)
-    if latest:
-        begin = int(latest.rpartition("-")[2])
-        beside = folder / f"losses-{begin}.json"
-        try:
-            told = json.loads(beside.read_text())
-            checkpoint.read(latest).assert_existing_objects_matched()
-        except (OSError, ValueError, AssertionError, tf.errors.OpError) as error:
-            reason = str(error).splitlines()[0]
-            raise ValueError(f"{latest} is no whole checkpoint: {reason}") from None
-        parallel.check_identity(latest, told["run"], options)
-        losses = np.array(told["losses"])
-    scratch = tempfile.TemporaryDirectory(prefix="replica-")
-    place = folder if _rank() == 0 else Path(scratch.name)
-    manager = tf.train.CheckpointManager(
-        checkpoint, str(place), max_to_keep=_KEPT, checkpoint_name="step"
-    )
-
-    # Holds `scratch`, which else would be removed now, and made again for good.
-    def save(step: int, losses: np.ndarray, _kept=scratch) -> None:
-        place.mkdir(parents=True, exist_ok=True)
-        told = {"run": parallel.identity(options), "losses": losses.tolist()}
-        (place / f"losses-{step}.json").write_text(json.dumps(told))
-        manager.save(checkpoint_number=step)
-        kept = {path.rpartition("-")[2] for path in manager.checkpoints}
-        for path in place.glob("losses-*.json"):
-            if path.stem.rpartition("-")[2] not in kept:
-                path.unlink()
-        _total(replica.strategy, np.zeros(1))  # nobody goes on before it is there
-
-    return begin, losses, save
-
-
-# Parts of a model -----------------------------------------------------------------------------
-
-
-def train_parts(
-    build: str,
-    dataset: tuple,
-    make: Callable,
-    *,
-    parts: int,
-    global_batch: int,
-    steps: int,
-    seed: int,
-) -> parallel.Trained:
-    """Train parts of one model, a device each, on `steps` batches in the shared order of `seed`.
-
-    build: "module:function", importable from here, which gives a model, its optimizer (without
-    state yet), and a loss that is a mean over samples. dataset: inputs and targets, arrays or
-    tuples or dicts of them, images NHWC. `make(model, optimizer, loss_fn, x)`, x inputs of one
-    batch, gives the `Part` of all devices. These are GPUs, or logical CPUs, which are made here if
-    TensorFlow has not begun; else there must be enough.
-
-    Raises, before anything is trained, ValueError for numbers that don't fit, and what `make` does.
-    """
-    parallel.check_training(dataset, steps=steps, global_batch=global_batch)
-    _make_devices(parts)
-    tf.keras.utils.set_random_seed(seed)
-    model, optimizer, loss_fn = parallel.find(build)()
-    x, y = dataset
-    part = make(model, optimizer, loss_fn, _placed(x, slice(global_batch)))
-    losses, ended = [], []
-    order = {"global_batch": global_batch, "steps": steps, "seed": seed}
-    for rows in parallel.full_batches(parallel.size(x), **order):
-        losses.append(float(part.step(_placed(x, rows), _placed(y, rows))))
-        ended.append(time.monotonic())
-    return parallel.Trained(part.weights(), losses, ended)
-
-
-def _placed(samples, rows):
-    """Rows of samples on the device."""
-    own = parallel.take(samples, rows)
-    return parallel.mapped(lambda part: data.to_device(part, part[:0])[0], own)
+def _path(model, weight) -> str:
+    return getattr(weight, "path", weight.name).removeprefix(f"{model.name}/")
 
 
 def _make_devices(count: int) -> None:
@@ -461,11 +371,58 @@ def _make_devices(count: int) -> None:
         raise ValueError(f"{count} parts need {count} devices, TensorFlow began with {found}")
 
 
-# BatchNorm ------------------------------------------------------------------------------------
+# Checkpoints ----------------------------------------------------------------------------------
 
 
-def synchronise_norms(model: tf.keras.Model) -> None:
-    """Let BatchNorm layers normalise with the statistics of the global batch, in place."""
-    for layer in model._flatten_layers():  # those within custom layers, too
-        if isinstance(layer, tf.keras.layers.BatchNormalization):
-            layer.synchronized = True
+def _resume(model, optimizer, strategy, options: Namespace) -> tuple[int, np.ndarray, Callable]:
+    """Put the last checkpoint in place; return its step, its losses, and `save(step, losses)`.
+
+    Variables are read by all processes together, so all of them save, but the others to a folder
+    that is thrown away. Losses lie beside the checkpoint and are written before it; what counts as
+    the last one is the file `checkpoint`, which TensorFlow replaces when the rest is complete.
+    """
+    folder = options.checkpoint
+    if not folder:
+        return 0, np.zeros(0), lambda step, losses: None
+    checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer)
+    latest, begin, losses = tf.train.latest_checkpoint(folder), 0, np.zeros(0)
+    if latest:
+        begin = int(latest.rpartition("-")[2])
+        beside = folder / f"losses-{begin}.json"
+        try:
+            written = json.loads(beside.read_text())
+            checkpoint.read(latest).assert_existing_objects_matched()
+        except (OSError, ValueError, AssertionError, tf.errors.OpError) as error:
+            reason = str(error).splitlines()[0]
+            raise ValueError(f"{latest} is no whole checkpoint: {reason}") from None
+        parallel.check_identity(latest, written["run"], options)
+        losses = np.array(written["losses"])
+    scratch = tempfile.TemporaryDirectory(prefix="replica-")
+    place = folder if _rank() == 0 else Path(scratch.name)
+    manager = tf.train.CheckpointManager(
+        checkpoint, str(place), max_to_keep=_KEPT, checkpoint_name="step"
+    )
+
+    # Holds `scratch`, which else would be removed now, and made again for good.
+    def save(step: int, losses: np.ndarray, _kept=scratch) -> None:
+        place.mkdir(parents=True, exist_ok=True)
+        state = {"run": parallel.identity(options), "losses": losses.tolist()}
+        (place / f"losses-{step}.json").write_text(json.dumps(state))
+        manager.save(checkpoint_number=step)
+        kept = {path.rpartition("-")[2] for path in manager.checkpoints}
+        for path in place.glob("losses-*.json"):
+            if path.stem.rpartition("-")[2] not in kept:
+                path.unlink()
+        _total(strategy, np.zeros(1))  # nobody goes on before it is there
+
+    return begin, losses, save
+
+
+def main() -> None:
+    """Be one process of a run."""
+    with parallel.one_line_errors():
+        train(parallel.options(__spec__.name).parse_args())
+
+
+if __name__ == "__main__":
+    main()

@@ -80,6 +80,11 @@ def synchronize() -> None:
         tf.test.experimental.sync_devices()
 
 
+def make_generator(*, seed: int) -> tf.random.Generator:
+    """A generator of random numbers, which is a variable."""
+    return tf.random.Generator.from_seed(seed)
+
+
 def to_float(loss: tf.Tensor) -> float:
     """Read a scalar on the host, which waits for the device."""
     return float(loss)

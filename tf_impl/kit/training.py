@@ -1,20 +1,22 @@
 """The baseline: one float32 graph that trains, prediction, and the loops around them.
 
-What it holds: optimizers from a `shared.specs.Recipe`, the loss, the train step that every
+What it holds: optimizers from a `shared.specs.Recipe`, a task's loss, the train step that every
 technique is compared with, training for some epochs, evaluation.
 Twin: `pt_impl/kit/training.py`.
 Where the frameworks differ: this step is one `tf.function`, without XLA, as TensorFlow is used by
 default; its twin is eager. Keras places the epsilon of Adam and RMSprop elsewhere.
 """
 
-import inspect
 import math
 from collections.abc import Callable
 
+import numpy as np
 import tensorflow as tf
 
-from shared.specs import Recipe
-from tf_impl.kit import data
+from shared import boxes
+from shared.specs import DetectorSpec, Recipe, Task
+from tf_impl.kit import data, detection
+from tf_impl.kit.programs import call_arguments
 
 Step = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 Predict = Callable[[tf.Tensor], tf.Tensor]
@@ -74,6 +76,18 @@ def cross_entropy(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
     return tf.reduce_mean(losses)
 
 
+def sample_cross_entropy(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+    """Cross-entropy of each sample, float32 (n,), of logits (n, classes) and labels (n,)."""
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, tf.cast(logits, tf.float32))
+
+
+def loss_of(task: Task) -> Callable:
+    """The loss that a task is trained with: `loss(output, y)`."""
+    if isinstance(task.model, DetectorSpec):
+        return detection.make_detection_loss(task.model)
+    return cross_entropy
+
+
 def make_train_step(
     model: tf.keras.Model, optimizer: tf.keras.optimizers.Optimizer, loss_fn: Callable
 ) -> Step:
@@ -96,6 +110,23 @@ def make_train_step(
     return step
 
 
+def make_update(
+    model: tf.keras.Model, optimizer: tf.keras.optimizers.Optimizer, gradients: list
+) -> Callable:
+    """Make `update()`: the optimizer's part of a step alone, on what `gradients` hold then.
+
+    gradients: a tensor, or a `tf.Variable` that is read anew, a trainable variable of the model.
+    """
+    variables = model.trainable_variables
+
+    @tf.function(jit_compile=False)
+    def update():
+        now = [tf.convert_to_tensor(gradient) for gradient in gradients]
+        optimizer.apply_gradients(zip(now, variables, strict=True))
+
+    return update
+
+
 def make_predict(model: tf.keras.Model) -> Predict:
     """Make `predict(x) -> logits` in evaluation mode, which Keras has per call, not per model."""
 
@@ -108,15 +139,8 @@ def make_predict(model: tf.keras.Model) -> Predict:
 
 
 def _call(model, x, training: bool):
-    """Call `model` as `fit` does: x is one argument, but where `call` needs several."""
-    inputs = inspect.signature(model.call).parameters.values()
-    inputs = [p for p in inputs if p.name not in ("training", "mask") and p.kind != p.VAR_KEYWORD]
-    if isinstance(x, dict) and len(inputs) > 1 and x.keys() <= {p.name for p in inputs}:
-        return model(**x, training=training)
-    needed = sum(2 if p.kind == p.VAR_POSITIONAL else p.default is p.empty for p in inputs)
-    if isinstance(x, tuple | list) and needed > 1:
-        return model(*x, training=training)
-    return model(x, training=training)
+    arguments, named = call_arguments(model, x)
+    return model(*arguments, **named, training=training)
 
 
 def _with_own_losses(loss, model):
@@ -158,6 +182,22 @@ def evaluate(
     return float(total) / int(tf.size(y))
 
 
+def evaluate_task(
+    predict: Predict, x: tf.Tensor, y: tf.Tensor, task: Task, *, batch_size: int, metric: str = ""
+) -> float:
+    """Evaluate by the task's metric over all of x and y, or by another `metric` of its kind."""
+    metric = metric or task.metric
+    if metric not in boxes.OVERLAPS:
+        return evaluate(predict, x, y, metric=metric, batch_size=batch_size)
+    outputs = [
+        np.asarray(predict(x[start : start + batch_size]), np.float32)
+        for start in range(0, len(x), batch_size)
+    ]
+    found = boxes.decode(task.model, np.concatenate(outputs))
+    objects = boxes.objects(np.array(y))
+    return boxes.mean_average_precision(found, objects, metric=metric)
+
+
 def _correct(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
     right = tf.cast(tf.argmax(logits, axis=-1) == labels, tf.float64)
     return 100.0 * tf.reduce_sum(right)
@@ -166,3 +206,17 @@ def _correct(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
 def _bits(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
     nats = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, tf.cast(logits, tf.float32))
     return tf.reduce_sum(tf.cast(nats, tf.float64)) / math.log(2.0)
+
+
+def digits_cnn(batch_size: int) -> Callable:
+    """The baseline step of the digits CNN on `batch_size` random images: a trial of that size."""
+    from shared.specs import TASKS
+    from tf_impl.kit import models
+
+    task, random = TASKS["digits-cnn"], np.random.default_rng(0)
+    model = models.build(task.model)
+    optimizer = make_optimizer(model, task.recipe)
+    step = make_train_step(model, optimizer, cross_entropy)
+    images = random.normal(size=(batch_size, *task.model.input_shape)).astype(np.float32)
+    batch = data.to_device(images, random.integers(0, 10, batch_size))
+    return lambda: step(*batch)

@@ -6,7 +6,7 @@ a shard counts by its samples, so n replicas train to the weights of one process
 batch, also where the last batch of an epoch is smaller. `processes` is MultiWorkerMirroredStrategy,
 `accumulated` exchanges gradients once in several micro-batches, `compiled` compiles forward and
 backward with XLA, `one_process` is MirroredStrategy, over GPUs or logical devices of a CPU, `tpu`
-TPUStrategy. `sharded` (ZeRO, FSDP) does not exist here.
+TPUStrategy.
 
 BatchNorm sees each replica's shard, and the moving statistics kept are those of the first; with
 `synchronised_norm` it sees the global batch, for three small exchanges a layer.
@@ -21,7 +21,8 @@ Where the frameworks differ and why:
 - `experimental_distribute_dataset` hands out the shards here, a sampler in each process there.
 - Variables are whole on each replica: FSDP has no twin. `tpu` has never met one.
 - `BatchNormalization(synchronized=True)` runs everywhere; nn.SyncBatchNorm runs on GPUs only.
-- Each process opens its port of TF_CONFIG on every interface. Gloo binds to one.
+- Each process opens its port of TF_CONFIG on every interface, gloo binds to one. On one machine
+  `launch` gives the processes a network of their own.
 - `fit` works under MirroredStrategy, and equals one device; under MultiWorkerMirroredStrategy that
   of Keras 3 fails (keras#20585), as its gradient accumulation does under both (#20582). One loop
   serves all of them here.
@@ -31,26 +32,19 @@ When it helps and when it hurts: it helps where a step is long beside the exchan
 2 (n - 1) / n times their size through each link. Replicas on the cores of one CPU gain nothing.
 Dropout draws other masks than one process does, in Keras 3 the same on each replica.
 
-Run it alone: `python -m tf_impl.parallel.data_parallel` trains on one and two replicas. On many
-machines: `TF_CONFIG=… python -m tf_impl.parallel.data_parallel BUILD DATA --global-batch N --steps
-N --out FILE`.
+Run it alone: `python -m tf_impl.parallel.data_parallel` trains on one and two replicas. Its
+functions are called in each process of `TF_CONFIG`: `tf_impl/kit/replicas.py` starts them here, and
+says how on many machines.
 
-Copy with it: `shared/atomic.py`, `shared/datasets.py`, `shared/parallel.py`, `shared/photos.py`,
-`shared/specs.py`, `shared/weights.py`, `tf_impl/kit/data.py`, `tf_impl/kit/models.py`,
-`tf_impl/kit/replicas.py`, `tf_impl/kit/runtime.py`, `tf_impl/kit/training.py`.
+Copy with it: `tf_impl/kit/collectives.py`, `tf_impl/kit/programs.py`.
 """
 
-import sys
-from functools import partial
 from glob import glob
 
 import tensorflow as tf
 
-from shared import parallel
-from shared.specs import TASKS
-from shared.weights import init_weights
-from tf_impl.kit import models, training
-from tf_impl.kit.replicas import Replica, launch, outputs, synchronise_norms, train
+from tf_impl.kit.collectives import synchronise_norms
+from tf_impl.kit.programs import call_arguments
 
 
 def apply_data_parallel(
@@ -62,10 +56,14 @@ def apply_data_parallel(
 ):
     """Make a model that the processes of TF_CONFIG have in common, each on all of its GPUs.
 
-    model: a function that makes the model, its optimizer and its loss, called within the scope of
-    MultiWorkerMirroredStrategy; what it returns is returned. Other techniques are applied in it.
-    bucket_mb: of gradients in one exchange. communication: "auto", "ring" or "nccl".
+    Args:
+        model: a function that makes the model, its optimizer and its loss; it is called within the
+            scope of MultiWorkerMirroredStrategy, in which other techniques are applied, too.
+        bucket_mb: of gradients in one exchange.
+        communication: "auto", "ring" or "nccl".
+        synchronised_norm: let BatchNormalization see the global batch.
 
+    Returns what the function does.
     Raises NotImplementedError for a model that is made already, and an optimizer that clips.
     """
     if isinstance(model, tf.keras.Model):
@@ -78,18 +76,24 @@ def apply_data_parallel(
         return _made(model, synchronised_norm)
 
 
-def apply_fsdp(
-    model,
-    *,
-    blocks: str = "",
-    precision: str = "float32",
-    reshard_after_forward: bool = True,
-    synchronised_norm: bool = False,
-):
-    """Nothing here: tf.distribute has no ZeRO."""
-    raise NotImplementedError(
-        "tf.distribute keeps each variable whole on each replica: it has no ZeRO or FSDP"
-    )
+def distribute(model, batches):
+    """Give each replica its shard of each global batch, and the samples of the whole.
+
+    batches: a tf.data.Dataset of structures of tensors with samples along their first axis. Its
+    elements become (element, samples): beside each sample the size of its global batch.
+
+    AutoShardPolicy.DATA: all processes read the whole dataset, in the same order, and keep their
+    parts of each batch. FILE, which AUTO tries first, would give them other files, of other sizes.
+    """
+
+    def with_size(*batch):
+        samples = tf.shape(tf.nest.flatten(batch)[0])[:1]
+        return batch, tf.repeat(samples, samples[0])
+
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
+    batches = batches.map(with_size).with_options(options)
+    return model.distribute_strategy.experimental_distribute_dataset(batches)
 
 
 def make_train_step(
@@ -97,31 +101,28 @@ def make_train_step(
 ):
     """Make `step(x, y, samples) -> loss` for what was made within a strategy's scope.
 
-    x and y are what the strategy's `experimental_distribute_dataset` gives the replicas of this
-    process of a global batch, and count by their share of it; `samples` is the size of the global
-    batch, once for each sample. The losses of all processes add up to the mean over the global
-    batch, with the model's own losses. Gradients are exchanged after the last of the micro-batches,
-    or after each if `synchronise_each`: the same for more traffic. An activity regulariser, which
-    sums over samples in Keras 3, counts by the share, too, as under `fit`.
+    x, y and samples are the shards that `distribute` gives the replicas of this process, which
+    count by their share of the global batch; the losses of all processes add up to the mean over
+    it, with the model's own losses. An activity regulariser, which sums over samples in Keras 3,
+    counts by the share, too, as under `fit`.
+
+    Args:
+        loss_fn: `loss_fn(output, y)`, the mean over samples.
+        micro_batches: parts of a shard, one after another; gradients are exchanged with the last.
+        synchronise_each: exchange them with each part: the same for more traffic.
     """
     variables = model.trainable_variables
-
-    def backward(x, y, share):
-        with tf.GradientTape() as tape:
-            loss = loss_fn(outputs(model, x), y)
-            loss = sum((tf.cast(term, loss.dtype) for term in model.losses), loss)
-            loss *= tf.cast(share, loss.dtype)
-        return loss, tape.gradient(loss, variables)
 
     def replica_step(x, y, samples):
         size, whole = tf.shape(samples)[0], samples[0]
         total, gradients = 0.0, [None for _ in variables]
         for part in range(micro_batches):
-            begin, end = part * size // micro_batches, (part + 1) * size // micro_batches
-            own_x, own_y = (parallel.take(shard, slice(begin, end)) for shard in (x, y))
+            rows = slice(part * size // micro_batches, (part + 1) * size // micro_batches)
+            own_x, own_y = tf.nest.map_structure(lambda shard, rows=rows: shard[rows], (x, y))
+            share = tf.cast(rows.stop - rows.start, tf.float32) / tf.cast(whole, tf.float32)
             before = [gradient for gradient in gradients if gradient is not None]
             with tf.control_dependencies(before):  # one micro-batch after another
-                loss, own = backward(own_x, own_y, tf.cast(end - begin, whole.dtype) / whole)
+                loss, own = _backward(model, loss_fn, own_x, own_y, share)
             if synchronise_each and part < micro_batches - 1:
                 own = _mean_over_replicas(own)
             gradients = [_sum(old, new) for old, new in zip(gradients, own, strict=True)]
@@ -132,12 +133,12 @@ def make_train_step(
     return _on_replicas(model, replica_step)
 
 
-# Variants: each is called in every process, and makes what trains there ---------------------------
+# Variants: each is called in every process, and returns model, optimizer and step ----------------
 
 
 def processes(
     build, *, bucket_mb: float = 25.0, communication: str = "auto", synchronised_norm: bool = False
-) -> Replica:
+) -> tuple:
     """MultiWorkerMirroredStrategy: the processes of TF_CONFIG."""
     model, optimizer, loss_fn = apply_data_parallel(
         build,
@@ -145,7 +146,7 @@ def processes(
         communication=communication,
         synchronised_norm=synchronised_norm,
     )
-    return _replica(model, optimizer, make_train_step(model, optimizer, loss_fn))
+    return model, optimizer, make_train_step(model, optimizer, loss_fn)
 
 
 def accumulated(
@@ -153,75 +154,65 @@ def accumulated(
     *,
     micro_batches: int = 4,
     synchronise_each: bool = False,
-    bucket_mb: float = 25.0,
-    communication: str = "auto",
     synchronised_norm: bool = False,
-) -> Replica:
+) -> tuple:
     """Exchange gradients once a step, after the last of its micro-batches."""
-    model, optimizer, loss_fn = apply_data_parallel(
-        build,
-        bucket_mb=bucket_mb,
-        communication=communication,
-        synchronised_norm=synchronised_norm,
+    model, optimizer, loss_fn = apply_data_parallel(build, synchronised_norm=synchronised_norm)
+    step = make_train_step(
+        model,
+        optimizer,
+        loss_fn,
+        micro_batches=micro_batches,
+        synchronise_each=synchronise_each,
     )
-    settings = {"micro_batches": micro_batches, "synchronise_each": synchronise_each}
-    return _replica(model, optimizer, make_train_step(model, optimizer, loss_fn, **settings))
+    return model, optimizer, step
 
 
-def compiled(
-    build, *, bucket_mb: float = 25.0, communication: str = "auto", synchronised_norm: bool = False
-) -> Replica:
+def compiled(build) -> tuple:
     """Forward and backward as one XLA program on each replica; the exchange stays outside."""
-    model, optimizer, loss_fn = apply_data_parallel(
-        build, bucket_mb=bucket_mb, communication=communication
-    )
-    variables = model.trainable_variables
+    model, optimizer, loss_fn = apply_data_parallel(build)
 
     @tf.function(jit_compile=True)
-    def backward(x, y, whole):
-        with tf.GradientTape() as tape:
-            loss = loss_fn(outputs(model, x), y)
-            share = tf.cast(tf.shape(parallel.leaves(x)[0])[0], loss.dtype) / whole
-            loss = share * sum((tf.cast(term, loss.dtype) for term in model.losses), loss)
-        return loss, tape.gradient(loss, variables)
+    def backward(x, y, share):
+        return _backward(model, loss_fn, x, y, share)
 
     def replica_step(x, y, samples):
-        loss, gradients = backward(x, y, tf.cast(samples[0], tf.float32))
-        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        share = tf.cast(tf.shape(samples)[0], tf.float32) / tf.cast(samples[0], tf.float32)
+        loss, gradients = backward(x, y, share)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
         return loss
 
-    return _replica(model, optimizer, _on_replicas(model, replica_step))
+    return model, optimizer, _on_replicas(model, replica_step)
 
 
-def sharded(
-    build,
-    *,
-    blocks: str = "",
-    precision: str = "float32",
-    reshard_after_forward: bool = True,
-    synchronised_norm: bool = False,
-) -> Replica:
-    """Nothing here: see `apply_fsdp`."""
-    return apply_fsdp(build)
-
-
-def one_process(
-    build, *, replicas: int = 2, communication: str = "auto", synchronised_norm: bool = False
-) -> Replica:
+def one_process(build, *, replicas: int = 2, communication: str = "auto") -> tuple:
     """MirroredStrategy: the GPUs of one machine, or logical devices of its CPU.
 
     communication: "auto", "nccl", "hierarchical_copy" or "reduce_to_one_device".
     """
+    ways = {
+        "auto": None,
+        "nccl": tf.distribute.NcclAllReduce(),
+        "hierarchical_copy": tf.distribute.HierarchicalCopyAllReduce(),
+        "reduce_to_one_device": tf.distribute.ReductionToOneDevice(),
+    }
+    if communication not in ways:
+        raise ValueError(f"unknown communication {communication!r}: {', '.join(ways)}")
     kind = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
     devices = [f"{kind}:{index}" for index in range(replicas)]
-    strategy = tf.distribute.MirroredStrategy(devices, _COPIES[communication]())
+    strategy = tf.distribute.MirroredStrategy(devices, ways[communication])
     with strategy.scope():
-        model, optimizer, loss_fn = _made(build, synchronised_norm)
-    return _replica(model, optimizer, make_train_step(model, optimizer, loss_fn))
+        model, optimizer, loss_fn = _made(build)
+    return model, optimizer, make_train_step(model, optimizer, loss_fn)
 
 
-def tpu(build, *, replicas: int = 8, synchronised_norm: bool = False) -> Replica:
-    """TPUStrategy: the cores of this machine's TPU, which have to be as many as the replicas."""
+def tpu(build, *, replicas: int = 8) -> tuple:
+    """TPUStrategy: the cores of this machine's TPU, which have to be as many as the replicas.
+
+    Raises NotImplementedError where there is no TPU.
+    """
+    if not glob("/dev/accel*") + glob("/dev/vfio/[0-9]*"):
+        raise NotImplementedError("TPUStrategy needs a TPU, and this machine has none")
     resolver = tf.distribute.cluster_resolver.TPUClusterResolver("local")
     tf.config.experimental_connect_to_cluster(resolver)
     tf.tpu.experimental.initialize_tpu_system(resolver)  # before anything else runs
@@ -229,20 +220,14 @@ def tpu(build, *, replicas: int = 8, synchronised_norm: bool = False) -> Replica
     if strategy.num_replicas_in_sync != replicas:
         raise ValueError(f"a TPU of {strategy.num_replicas_in_sync} cores, not {replicas}")
     with strategy.scope():
-        model, optimizer, loss_fn = _made(build, synchronised_norm)
-    return _replica(model, optimizer, make_train_step(model, optimizer, loss_fn))
+        model, optimizer, loss_fn = _made(build)
+    return model, optimizer, make_train_step(model, optimizer, loss_fn)
 
 
-_COPIES = {
-    "auto": lambda: None,
-    "nccl": tf.distribute.NcclAllReduce,
-    "hierarchical_copy": tf.distribute.HierarchicalCopyAllReduce,
-    "reduce_to_one_device": tf.distribute.ReductionToOneDevice,
-}
-_VARIANTS = {f.__name__: f for f in (processes, accumulated, compiled, sharded, one_process, tpu)}
+# Parts ------------------------------------------------------------------------------------------
 
 
-def _made(build, synchronised_norm: bool) -> tuple:
+def _made(build, synchronised_norm: bool = False) -> tuple:
     """Model, optimizer and loss function, made within the scope of a strategy."""
     model, optimizer, loss_fn = build()
     if hasattr(tf.keras, "StatelessScope"):  # Keras 3
@@ -253,22 +238,19 @@ def _made(build, synchronised_norm: bool) -> tuple:
                 )
     if synchronised_norm:
         synchronise_norms(model)
+    # Its state is made here: what a step's graph makes can't be copied from replica to replica.
+    optimizer.build(model.trainable_variables)
     return model, optimizer, loss_fn
 
 
-def _distribute(strategy, dataset):
-    """Give each replica its part of each global batch, and each process what its replicas need.
-
-    AutoShardPolicy.DATA: all processes read the whole dataset, in the same order, and keep their
-    parts of each batch. FILE, which AUTO tries first, would give them other files, of other sizes.
-    """
-    options = tf.data.Options()
-    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
-    return strategy.experimental_distribute_dataset(dataset.with_options(options))
-
-
-def _replica(model, optimizer, step) -> Replica:
-    return Replica(model, optimizer, step, partial(_distribute, model.distribute_strategy))
+def _backward(model, loss_fn, x, y, share) -> tuple:
+    """Loss and gradients of a part of the global batch, which count by its share."""
+    arguments, named = call_arguments(model, x)
+    with tf.GradientTape() as tape:
+        loss = loss_fn(model(*arguments, **named, training=True), y)
+        loss = sum((tf.cast(term, loss.dtype) for term in model.losses), loss)
+        loss *= tf.cast(share, loss.dtype)
+    return loss, tape.gradient(loss, model.trainable_variables)
 
 
 def _on_replicas(model, replica_step):
@@ -304,86 +286,28 @@ def _sum(old, new):
     return tf.convert_to_tensor(old) + tf.convert_to_tensor(new)
 
 
-# Programs -----------------------------------------------------------------------------------------
-
-
-def train_data_parallel(
-    build,
-    dataset,
-    run,
-    *,
-    variant: str = "processes",
-    micro_batches: int = 1,
-    synchronise_each: bool = False,
-    synchronised_norm: bool = False,
-    bucket_mb: float = 25.0,
-    communication: str = "auto",
-    blocks: str = "",
-    precision: str = "float32",
-    reshard_after_forward: bool = True,
-) -> parallel.Result:
-    """Train on replicas of this machine, each on its shard of every global batch.
-
-    build: "module:function", importable from here; each process calls it, and gets model, optimizer
-    and `loss_fn(output, y)`, the mean over samples. dataset: a folder with train_x and train_y, as
-    `shared.parallel.save_samples` writes arrays, tuples and dicts. run: a `shared.parallel.Run`.
-    variant: the name of a function of this file, whose settings are among the others.
-
-    Processes meet on the loopback, but TensorFlow's servers listen on every interface.
-    Raises, before anything is started, ValueError for settings that don't fit, and
-    NotImplementedError for a variant that this framework or machine lacks; RuntimeError with what a
-    replica said where the run fails (NotImplementedError where it refused): no process is left
-    then.
-    """
-    chosen = {
-        "variant": variant,
-        "micro_batches": micro_batches,
-        "synchronise_each": synchronise_each,
-        "synchronised_norm": synchronised_norm,
-        "bucket_mb": bucket_mb,
-        "communication": communication,
-        "blocks": blocks,
-        "precision": precision,
-        "reshard_after_forward": reshard_after_forward,
-    }
-    parallel.find(build)
-    parallel.check_chosen(chosen, _VARIANTS)
-    parallel.check(dataset, run.replicas, vars(run) | chosen)
-    _check_machine(run.replicas, chosen)
-    processes = 1 if variant in ("one_process", "tpu") else run.replicas
-    return launch(__spec__.name, build, dataset, vars(run) | chosen, processes=processes)
-
-
-def _check_machine(replicas: int, settings: dict) -> None:
-    """Raise what no replica has to be started for."""
-    variant, gpus = settings["variant"], len(tf.config.list_physical_devices("GPU"))
-    if variant == "sharded":
-        apply_fsdp(None)
-    if variant == "tpu" and not glob("/dev/accel*") + glob("/dev/vfio/[0-9]*"):
-        raise NotImplementedError("TPUStrategy needs a TPU, and this machine has none")
-    if variant == "compiled" and settings["synchronised_norm"]:
-        raise NotImplementedError(f"{variant}: BatchNorm can't be synchronised there")
-    given, known = settings["communication"], ("auto", "ring", "nccl")
-    known = {"one_process": tuple(_COPIES), "tpu": known[:1]}.get(variant, known)
-    parallel.check_devices(replicas, given, known=known, gpus=gpus, variant=variant)
-
-
-def digits_cnn() -> tuple:
-    """Return model, optimizer and loss of the digits CNN, its weights from seed 0."""
-    task = TASKS["digits-cnn"]
-    model = models.build(task.model, init_weights(task.model, seed=0))
-    return model, training.make_optimizer(model, task.recipe), training.cross_entropy
-
-
 def main() -> None:
-    """Be one process of a run, or without options train the digits CNN on one and two replicas."""
-    if not sys.argv[1:]:
-        return parallel.demonstrate(train_data_parallel, f"{__spec__.name}:digits_cnn")
-    options = parallel.options(__spec__.name).parse_args()
-    with parallel.one_line_errors():
-        parallel.check_chosen({"variant": options.variant}, _VARIANTS)
-        _check_machine(1, vars(options))
-        train(_VARIANTS, options)
+    """Train the digits CNN on one and two replicas; print rates, losses and their distance."""
+    import tempfile
+    from pathlib import Path
+    from statistics import median
+
+    from shared import datasets, parallel
+    from shared.specs import TASKS
+    from tf_impl.kit import replicas
+
+    with tempfile.TemporaryDirectory() as folder:
+        folder = datasets.materialise(TASKS["digits-cnn"].dataset, Path(folder))
+        digits = tuple(map(tf.constant, datasets.load(folder, "train")))
+    make, build = f"{__spec__.name}:processes", "tf_impl.kit.examples:digits_cnn"
+    results = []
+    print("replicas  samples/s  last loss")
+    for count in (1, 2):
+        run = parallel.Run(replicas=count, global_batch=64, steps=50)
+        results.append(replicas.launch(make, build, digits, run, {"synchronised_norm": True}))
+        rate = 64 / median(results[-1].step_s)
+        print(f"{count:8}{rate:11.0f}{results[-1].losses[-1]:11.4f}")
+    print(f"largest relative distance of a weight tensor: {parallel.distance(*results):.1e}")
 
 
 if __name__ == "__main__":

@@ -21,12 +21,9 @@ time. BatchNorm sees a micro-batch at a time in a pipeline; dropout draws other 
 
 Run it alone: `python -m tf_impl.parallel.model_parallel` prints one device against two.
 
-Copy with it: `shared/atomic.py`, `shared/datasets.py`, `shared/parallel.py`, `shared/photos.py`,
-`shared/specs.py`, `shared/weights.py`, `tf_impl/kit/data.py`, `tf_impl/kit/models.py`,
-`tf_impl/kit/replicas.py`, `tf_impl/kit/runtime.py`, `tf_impl/kit/training.py`.
+Copy with it: `tf_impl/kit/programs.py`.
 """
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -34,12 +31,7 @@ from functools import partial
 import numpy as np
 import tensorflow as tf
 
-from shared import parallel
-from shared.datasets import batch_order
-from shared.specs import TASKS
-from shared.weights import init_weights
-from tf_impl.kit import data, models, training
-from tf_impl.kit.replicas import Part, train_parts
+from tf_impl.kit.programs import copy_model
 
 
 @dataclass(frozen=True)
@@ -50,6 +42,13 @@ class Stage:
     model: tf.keras.Model
     names: list[str]
 
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The weights by their paths in the whole model."""
+        return {
+            name: weight.numpy()
+            for name, weight in zip(self.names, self.model.weights, strict=True)
+        }
+
     def forward(self, x, wait: list, loss: Callable) -> tuple:
         """Inputs, output, the stage's own losses and tape of a micro-batch, once `wait` is there.
 
@@ -58,8 +57,7 @@ class Stage:
         with tf.device(self.device), tf.control_dependencies(wait):
             x = tf.nest.map_structure(tf.identity, x)
             with tf.GradientTape() as tape:
-                for part in tf.nest.flatten(x):
-                    tape.watch(part if part.dtype.is_floating else [])
+                tape.watch([part for part in tf.nest.flatten(x) if part.dtype.is_floating])
                 output = loss(self.model(x, training=True))
                 own = [tf.cast(term, tf.float32) for term in self.model.losses]
                 return x, output, tf.add_n(own) if own else tf.zeros([]), tape
@@ -71,17 +69,19 @@ class Stage:
             if upstream is None:
                 upstream = tf.nest.map_structure(tf.ones_like, output)
             targets = [*tf.nest.flatten(output), own]
-            found = tape.gradient(
+            gradients = tape.gradient(
                 targets, [*given, *variables], [*tf.nest.flatten(upstream), tf.ones([])]
             )
-            return found[: len(given)], found[len(given) :]
+            return gradients[: len(given)], gradients[len(given) :]
 
 
 def apply_model_parallel(model, x, *, cut: str):
     """Copy the model in stages to devices, GPUs or logical CPUs; return the list of stages.
 
-    x: inputs of one micro-batch. cut: names of the layers that begin a stage, separated by commas;
-    what lies on both sides of a cut has one tensor in common.
+    Args:
+        x: inputs of one micro-batch.
+        cut: names of the layers that begin a stage, separated by commas; what lies on both sides of
+            a cut has one tensor in common.
 
     Raises ValueError for names that are not there, NotImplementedError for a model that can't be
     cut.
@@ -94,12 +94,12 @@ def apply_model_parallel(model, x, *, cut: str):
         raise ValueError(f"cut: there is no layer {unknown[0]!r}; there are {', '.join(known)}")
     kind = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
     devices = [device.name for device in tf.config.list_logical_devices(kind)]
+    if len(names) + 1 > len(devices):
+        raise ValueError(f"{len(names) + 1} stages need as many devices, not {len(devices)}")
     parts, stages = _cut(model, names, known), []
-    if len(parts) > len(devices):
-        raise ValueError(f"{len(parts)} stages need as many devices, not {len(devices)}")
     for part, device in zip(parts, devices[: len(parts)], strict=True):
         with tf.device(device):
-            copy = models.copy_model(part, x)
+            copy = copy_model(part, x)
         paths = [getattr(w, "path", w.name).removeprefix(f"{model.name}/") for w in part.weights]
         stages.append(Stage(device, copy, paths))
         x = part(x, training=False)
@@ -129,10 +129,13 @@ def _cut(model, names: list[str], known: list[str]) -> list[tf.keras.Model]:
 
 
 def make_train_step(model, optimizer, loss_fn, *, micro_batches: int = 1, schedule: str = "gpipe"):
-    """Make `step(x, y) -> loss`: one graph of all stages and micro-batches.
+    """Make `step(x, y, samples) -> loss`: one graph of all stages and micro-batches.
 
-    model: the stages of `apply_model_parallel`. optimizer: without state yet; each stage gets one
-    like it.
+    Args:
+        model: the stages of `apply_model_parallel`.
+        optimizer: without state yet; each stage gets one like it.
+        schedule: "gpipe", or "1f1b", in which a stage keeps the activations of no more
+            micro-batches than there are stages.
 
     Raises NotImplementedError for an optimizer that clips by the norm of all gradients.
     """
@@ -140,7 +143,7 @@ def make_train_step(model, optimizer, loss_fn, *, micro_batches: int = 1, schedu
     optimizers = [_like(optimizer, stage) for stage in model]
 
     @tf.function(jit_compile=False)
-    def step(x, y):
+    def step(x, y, samples):
         parts = zip(*(_split(whole, micro_batches) for whole in (x, y)), strict=True)
         losses, gradients = _passes(model, loss_fn, list(parts), schedule)
         for stage, own, every in zip(model, optimizers, gradients, strict=True):
@@ -153,6 +156,42 @@ def make_train_step(model, optimizer, loss_fn, *, micro_batches: int = 1, schedu
         return tf.add_n(losses) / micro_batches
 
     return step
+
+
+# Variants: each returns stages, an optimizer that is not used, and the step ----------------------
+
+
+def layer_split(build, x, *, cut: str) -> tuple:
+    """A whole batch goes through the stages, one after another: a pipeline of one micro-batch."""
+    return pipeline(build, x, cut=cut, micro_batches=1)
+
+
+def pipeline(build, x, *, cut: str, micro_batches: int, schedule: str = "gpipe") -> tuple:
+    """Stages that work on micro-batches side by side, a device each.
+
+    x: inputs of one batch. cut, schedule: as in `apply_model_parallel` and `make_train_step`.
+
+    Raises ValueError for names that are not there and numbers that don't fit, NotImplementedError
+    for models and optimizers that can't be split.
+    """
+    stages, samples = len(cut.split(",")) + 1, len(tf.nest.flatten(x)[0])
+    if schedule not in ("gpipe", "1f1b"):
+        raise ValueError(f"schedule must be gpipe or 1f1b, not {schedule!r}")
+    if micro_batches < 1 or samples % micro_batches:
+        raise ValueError(f"{micro_batches} micro_batches do not divide a batch of {samples}")
+    if schedule == "1f1b" and micro_batches < stages:
+        raise ValueError(f"1f1b with {stages} stages needs {stages} micro_batches or more")
+    model, optimizer, loss_fn = build()
+    _refuse_clipping(optimizer)
+    micro_batch = tf.nest.map_structure(lambda whole: whole[: samples // micro_batches], x)
+    stages = apply_model_parallel(model, micro_batch, cut=cut)
+    step = make_train_step(
+        stages, optimizer, loss_fn, micro_batches=micro_batches, schedule=schedule
+    )
+    return stages, optimizer, step
+
+
+# Parts ------------------------------------------------------------------------------------------
 
 
 def _passes(stages: list[Stage], loss_fn: Callable, parts: list, schedule: str) -> tuple:
@@ -224,82 +263,24 @@ def _like(optimizer, stage: Stage):
     return own
 
 
-def train_layer_split(
-    build, dataset, *, cut: str, global_batch: int, steps: int, seed: int
-) -> parallel.Trained:
-    """Train with the whole batch as one micro-batch, stage after stage: see `train_pipeline`."""
-    given = {"global_batch": global_batch, "steps": steps, "seed": seed}
-    return train_pipeline(build, dataset, cut=cut, micro_batches=1, **given)
-
-
-def train_pipeline(
-    build,
-    dataset,
-    *,
-    cut: str,
-    micro_batches: int,
-    schedule: str = "gpipe",
-    global_batch: int,
-    steps: int,
-    seed: int,
-) -> parallel.Trained:
-    """Train in stages, a device each, that work on micro-batches side by side.
-
-    build, dataset and what they must be: see `train_parts` of `tf_impl/kit/replicas.py`; the model
-    is functional or Sequential. cut: as in `apply_model_parallel`. schedule: "gpipe", or "1f1b", in
-    which a stage keeps the activations of no more micro-batches than there are stages.
-
-    Raises, before anything is trained, ValueError for names that are not there and numbers that do
-    not fit, NotImplementedError for models and optimizers that can't be split.
-    """
-    stages = len(cut.split(",")) + 1
-    parallel.check_pipeline(stages, micro_batches, schedule, global_batch)
-    return train_parts(
-        build,
-        dataset,
-        partial(_make_stages, cut=cut, micro_batches=micro_batches, schedule=schedule),
-        parts=stages,
-        global_batch=global_batch,
-        steps=steps,
-        seed=seed,
-    )
-
-
-def _make_stages(model, optimizer, loss_fn, x, *, cut, micro_batches, schedule) -> Part:
-    """What trains in all stages."""
-    _refuse_clipping(optimizer)
-    example = parallel.take(x, slice(parallel.size(x) // micro_batches))
-    stages = apply_model_parallel(model, example, cut=cut)
-    settings = {"micro_batches": micro_batches, "schedule": schedule}
-    step = make_train_step(stages, optimizer, loss_fn, **settings)
-
-    def weights():
-        pairs = [zip(stage.names, stage.model.weights, strict=True) for stage in stages]
-        return {name: copy.numpy() for pair in pairs for name, copy in pair}
-
-    return Part(step, weights)
-
-
-def text_gpt_wide() -> tuple:
-    """A transformer of ten million parameters, its optimizer and its loss: something to build."""
-    task = TASKS["text-gpt-wide"]
-    model = models.build(task.model, init_weights(task.model, seed=0))
-    return model, training.make_optimizer(model, task.recipe), training.cross_entropy
-
-
 def main() -> None:
     """Print steps of two devices, a layer split and a pipeline, then of one."""
-    x, build = np.random.default_rng(0).integers(0, 98, (80, 64)), f"{__spec__.name}:text_gpt_wide"
-    given = {"cut": "block1.ln0", "global_batch": 8, "steps": 10, "seed": 0}
-    split = train_layer_split(build, (x, x), **given)
-    piped = train_pipeline(build, (x, x), micro_batches=4, schedule="1f1b", **given)
-    step, alone = training.make_train_step(*text_gpt_wide()), parallel.Trained({}, [], [])
-    for rows in batch_order(len(x), 8, seed=0, epoch=0):
-        alone.losses.append(float(step(*data.to_device(x[rows], x[rows]))))
-        alone.ended.append(time.monotonic())
+    from statistics import median
+
+    from shared.parallel import Run
+    from tf_impl.kit import replicas
+
+    codes, here = np.random.default_rng(0).integers(0, 98, (80, 64)), __spec__.name
+    build, piped = "tf_impl.kit.examples:text_gpt_wide", {"micro_batches": 4, "schedule": "1f1b"}
     print("text-gpt-wide, batch 8: ms a step, last loss")
-    for name, found in (("layer split", split), ("pipeline", piped), ("one device", alone)):
-        print(f"{name:12}{1e3 * np.median(np.diff(found.ended)):8.1f}{found.losses[-1]:9.4f}")
+    for name, make, parts, settings in (
+        ("one device", "tf_impl.parallel.data_parallel:one_process", 1, {"replicas": 1}),
+        ("layer split", f"{here}:layer_split", 2, {"cut": "block1.ln0"}),
+        ("pipeline", f"{here}:pipeline", 2, {"cut": "block1.ln0"} | piped),
+    ):
+        run = Run(replicas=1, parts=parts, global_batch=8, steps=10)
+        result = replicas.launch(make, build, (codes, codes), run, settings)
+        print(f"{name:12}{1e3 * median(result.step_s):8.1f}{result.losses[-1]:9.4f}")
 
 
 if __name__ == "__main__":

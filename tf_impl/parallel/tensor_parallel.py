@@ -18,7 +18,8 @@ Where the frameworks differ and why:
 - DTensor's graphs let a read of a variable overtake the assignment before it, so the optimizer runs
   eagerly, an operation at a time, which costs most of a small model's step.
 - Gradients of embeddings are dense here. On one device they are sparse, and optimizers of Keras 3
-  that square gradients square the parts of a row before they add them, and so end elsewhere.
+  that square gradients square the parts of a row before they add them, and so end elsewhere: an
+  `Embedding` is refused with all optimizers but SGD.
 - Each replica holds all of its part here. There the hybrid shards parameters, gradients and the
   optimizer's state over the replicas (FSDP2: ZeRO, Rajbhandari et al., 2020).
 
@@ -29,26 +30,18 @@ dropout draws other masks.
 
 Run it alone: `python -m tf_impl.parallel.tensor_parallel` prints two and four devices against one.
 
-Copy with it: `shared/atomic.py`, `shared/datasets.py`, `shared/parallel.py`, `shared/photos.py`,
-`shared/specs.py`, `shared/weights.py`, `tf_impl/kit/data.py`, `tf_impl/kit/models.py`,
-`tf_impl/kit/replicas.py`, `tf_impl/kit/runtime.py`, `tf_impl/kit/training.py`.
+Copy with it: `shared/pairs.py`, `tf_impl/kit/programs.py`.
 """
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import tensorflow as tf
 from tensorflow.experimental import dtensor
 
-from shared import parallel
-from shared.datasets import batch_order
-from shared.specs import TASKS
-from shared.weights import init_weights
-from tf_impl.kit import data, models, training
-from tf_impl.kit.replicas import Part, call_arguments, train_parts
+from shared.pairs import check_pair, match_pairs
+from tf_impl.kit.programs import call_arguments
 
 
 @dataclass(frozen=True)
@@ -65,6 +58,14 @@ class Split:
         return self.model.stateless_call(
             self.trained, self.state, *arguments, training=True, return_losses=True, **named
         )
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """All weights, whole, by their paths in the model."""
+        own = [*self.model.trainable_variables, *self.model.non_trainable_variables]
+        laid_out = [*self.trained, *self.state]
+        values = {id(v): value for v, value in zip(own, laid_out, strict=True)}
+        names = {id(v): v.path.removeprefix(f"{self.model.name}/") for v in self.model.variables}
+        return {name: _whole(values[key]) for key, name in names.items()}
 
 
 def apply_tensor_parallel(model, mesh, plan):
@@ -103,23 +104,27 @@ def plan_pairs(model, *, pairs: str, shards: int = 2):
     for layers that can't be split.
     """
     known, plan = {layer.name: layer for layer in model.layers}, {}
-    for names in parallel.match_pairs(pairs, list(known)):
+    for names in match_pairs(pairs, list(known)):
         first, second = (known[name] for name in names)
         for layer in (first, second):
             if not isinstance(layer, tf.keras.layers.Dense):
                 kind = type(layer).__name__
                 raise NotImplementedError(f"pairs: {layer.name} is a {kind}, only Dense is split")
-        parallel.check_pair(*names, (first.units, second.kernel.shape[0]), shards)
+        check_pair(*names, (first.units, second.kernel.shape[0]), shards)
         plan |= {first.name: "outputs", second.name: "inputs"}
     return plan
 
 
 def make_train_step(model, optimizer, loss_fn, mesh):
-    """Make `step(x, y) -> loss`, which takes the batch of all replicas.
+    """Make `step(x, y, samples) -> loss`, which takes the batch of all replicas.
 
-    model: of `apply_tensor_parallel`. optimizer: without state yet; one like it gets its state in
-    the layout of the variables.
+    Args:
+        model: of `apply_tensor_parallel`.
+        optimizer: without state yet; one like it gets its state in the layout of the variables.
+
+    Raises NotImplementedError for an optimizer that Keras applies to a sparse gradient otherwise.
     """
+    _refuse_sparse(model.model, optimizer)
     with dtensor.default_mesh(mesh), tf.variable_creator_scope(_like(model.trained)):
         optimizer = type(optimizer).from_config(optimizer.get_config())
         optimizer.build(model.trained)
@@ -127,14 +132,16 @@ def make_train_step(model, optimizer, loss_fn, mesh):
     @tf.function(jit_compile=False)
     def gradients(x, y):
         with tf.GradientTape() as tape:
-            found, changed, own = model.outputs(x)
-            loss = loss_fn(found, y)
-            loss = sum((tf.cast(term, loss.dtype) for term in own), loss)
-        found = tape.gradient(loss, model.trained)
-        return loss, [None if g is None else tf.convert_to_tensor(g) for g in found], changed
+            output, changed, own_losses = model.outputs(x)
+            loss = loss_fn(output, y)
+            loss = sum((tf.cast(term, loss.dtype) for term in own_losses), loss)
+        each = tape.gradient(loss, model.trained)
+        return loss, [None if g is None else tf.convert_to_tensor(g) for g in each], changed
 
-    def step(x, y):
-        x, y = (parallel.mapped(lambda part: _placed(part, mesh, "data"), own) for own in (x, y))
+    def step(x, y, samples):
+        x, y = (
+            tf.nest.map_structure(lambda part: _placed(part, mesh, "data"), own) for own in (x, y)
+        )
         graph = gradients.get_concrete_function(x, y)  # traced once for each shape
         # Constants, such as those of Normalization, are on one device until they are placed.
         constants = [_on_mesh(captured, mesh) for captured in graph.captured_inputs]
@@ -143,7 +150,7 @@ def make_train_step(model, optimizer, loss_fn, mesh):
         with dtensor.default_mesh(mesh):  # eagerly: see above
             pairs = zip(found, model.trained, strict=True)
             reached = [pair for pair in pairs if pair[0] is not None]
-            optimizer.apply(*map(list, zip(*reached, strict=True)))
+            optimizer.apply_gradients(reached)
             for variable, value in zip(model.state, changed, strict=True):
                 variable.assign(value)
         return loss
@@ -151,66 +158,52 @@ def make_train_step(model, optimizer, loss_fn, mesh):
     return step
 
 
-def train_tensor_parallel(
-    build, dataset, *, pairs: str, shards: int = 2, global_batch: int, steps: int, seed: int
-) -> parallel.Trained:
-    """Train with pairs of dense layers split over `shards` devices.
+# Variants: each returns the split model, an optimizer that is not used, and the step -------------
 
-    It is a hybrid of one replica: see `train_hybrid`.
+
+def tensor_parallel(build, *, pairs: str, shards: int = 2) -> tuple:
+    """Pairs of dense layers split over `shards` devices. pairs: as in `plan_pairs`."""
+    return _train_on(_devices()[:shards], build, pairs, shards)
+
+
+def hybrid(build, *, pairs: str, shards: int = 2) -> tuple:
+    """Replicas of the model on their parts of each batch, each split over `shards` devices.
+
+    There are as many replicas as `shards` go into all devices. pairs: as in `plan_pairs`.
     """
-    given = {"global_batch": global_batch, "steps": steps, "seed": seed}
-    return train_hybrid(build, dataset, pairs=pairs, shards=shards, replicas=1, **given)
+    return _train_on(_devices(), build, pairs, shards)
 
 
-def train_hybrid(
-    build,
-    dataset,
-    *,
-    pairs: str,
-    shards: int = 2,
-    replicas: int = 2,
-    global_batch: int,
-    steps: int,
-    seed: int,
-) -> parallel.Trained:
-    """Train replicas of the model on their parts of each batch, each split over `shards` devices.
-
-    build, dataset and what they must be: see `train_parts` of `tf_impl/kit/replicas.py`; the model
-    is one of Keras 3. pairs: as in `plan_pairs`.
-
-    Raises, before anything is trained, ValueError for names that are not there and numbers that do
-    not fit, NotImplementedError for layers that can't be split, and in tf_keras.
-    """
-    parallel.check_replicas(replicas, global_batch)
-    return train_parts(
-        build,
-        dataset,
-        partial(_make_parts, pairs=pairs, shards=shards, replicas=replicas),
-        parts=replicas * shards,
-        global_batch=global_batch,
-        steps=steps,
-        seed=seed,
-    )
+# Parts ------------------------------------------------------------------------------------------
 
 
-def _make_parts(model, optimizer, loss_fn, x, *, pairs, shards, replicas) -> Part:
-    """What trains on all devices."""
-    plan = plan_pairs(model, pairs=pairs, shards=shards)
+def _devices() -> list[str]:
+    """The names of all GPUs, or of all logical CPUs."""
     kind = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
-    devices = [device.name for device in tf.config.list_logical_devices(kind)]
+    return [device.name for device in tf.config.list_logical_devices(kind)]
+
+
+def _train_on(devices: list[str], build, pairs: str, shards: int) -> tuple:
+    """What trains on these devices: a row of `shards` for each replica."""
+    model, optimizer, loss_fn = build()
+    plan = plan_pairs(model, pairs=pairs, shards=shards)
+    replicas = len(devices) // shards
     mesh = dtensor.create_mesh(
         [("data", replicas), ("model", shards)], devices=devices[: replicas * shards]
     )
     split = apply_tensor_parallel(model, mesh, plan)
+    return split, optimizer, make_train_step(split, optimizer, loss_fn, mesh)
 
-    def weights():
-        own = [*model.trainable_variables, *model.non_trainable_variables]
-        laid_out = [*split.trained, *split.state]
-        values = {id(v): value for v, value in zip(own, laid_out, strict=True)}
-        names = {id(v): v.path.removeprefix(f"{model.name}/") for v in model.variables}
-        return {name: _whole(values[key]) for key, name in names.items()}
 
-    return Part(make_train_step(split, optimizer, loss_fn, mesh), weights)
+def _refuse_sparse(model, optimizer) -> None:
+    for layer in model._flatten_layers():
+        # A subclass with a `call` of its own may give a dense gradient, as here.
+        sparse = getattr(type(layer), "call", None) is tf.keras.layers.Embedding.call
+        if sparse and not isinstance(optimizer, tf.keras.optimizers.SGD):
+            raise NotImplementedError(
+                f"on one device {type(optimizer).__name__} squares the sparse gradient of "
+                f"{layer.name!r} otherwise: SGD alone trains an Embedding in parts as there"
+            )
 
 
 def _like(trained: list) -> Callable:
@@ -247,26 +240,24 @@ def _whole(variable) -> np.ndarray:
     return dtensor.unpack(dtensor.relayout(variable.read_value(), layout))[0].numpy()
 
 
-def text_gpt_wide() -> tuple:
-    """A transformer of ten million parameters, its optimizer and its loss: something to build."""
-    task = TASKS["text-gpt-wide"]
-    model = models.build(task.model, init_weights(task.model, seed=0))
-    return model, training.make_optimizer(model, task.recipe), training.cross_entropy
-
-
 def main() -> None:
     """Print steps of four devices, of two with parts of each block, and of one."""
-    x, build = np.random.default_rng(0).integers(0, 98, (80, 64)), f"{__spec__.name}:text_gpt_wide"
-    given = {"pairs": "block*.up > block*.down", "global_batch": 8, "steps": 10, "seed": 0}
-    both = train_hybrid(build, (x, x), **given)
-    split = train_tensor_parallel(build, (x, x), **given)
-    step, alone = training.make_train_step(*text_gpt_wide()), parallel.Trained({}, [], [])
-    for rows in batch_order(len(x), 8, seed=0, epoch=0):
-        alone.losses.append(float(step(*data.to_device(x[rows], x[rows]))))
-        alone.ended.append(time.monotonic())
+    from statistics import median
+
+    from shared.parallel import Run
+    from tf_impl.kit import replicas
+
+    codes, here = np.random.default_rng(0).integers(0, 98, (80, 64)), __spec__.name
+    build, pairs = "tf_impl.kit.examples:text_gpt_wide", {"pairs": "block*.up > block*.down"}
     print("text-gpt-wide, batch 8: ms a step, last loss")
-    for name, found in (("hybrid", both), ("tensor parallel", split), ("one device", alone)):
-        print(f"{name:16}{1e3 * np.median(np.diff(found.ended)):8.1f}{found.losses[-1]:9.4f}")
+    for name, make, count, parts, settings in (
+        ("one device", "tf_impl.parallel.data_parallel:one_process", 1, 1, {"replicas": 1}),
+        ("tensor parallel", f"{here}:tensor_parallel", 1, 2, pairs),
+        ("hybrid", f"{here}:hybrid", 2, 2, pairs),
+    ):
+        run = Run(replicas=count, parts=parts, global_batch=8, steps=10)
+        result = replicas.launch(make, build, (codes, codes), run, settings)
+        print(f"{name:16}{1e3 * median(result.step_s):8.1f}{result.losses[-1]:9.4f}")
 
 
 if __name__ == "__main__":

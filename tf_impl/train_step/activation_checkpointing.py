@@ -19,6 +19,8 @@ Where the frameworks differ and why:
   and puts it back.
 - `keras.RematScope` recomputes each layer by itself, so a flat block keeps every layer's input; it
   draws masks anew, and fails in graphs for layers that take `training` (keras#21207).
+- PyTorch can keep some operators' outputs (`save_products`) and hand what is kept to the host and
+  back (`offload`). `tf.recompute_grad` repeats all of a block, and keeps its input on the device.
 - TensorFlow's graph optimizer prunes a block's last product from the second run, since no gradient
   needs it; PyTorch stops the second run there.
 
@@ -30,6 +32,8 @@ ready in an order of its own, so the peak differs between processes: measure you
 
 Run it alone: `python -m tf_impl.train_step.activation_checkpointing` prints baseline against
 technique.
+
+Copy with it: nothing.
 """
 
 import re
@@ -41,49 +45,176 @@ import tensorflow as tf
 _ADVICE = "anew in the second run: use keras.random with a SeedGenerator of its layer"
 
 
-def apply_checkpointing(
-    model: tf.keras.Model, *, blocks: str, save_products: bool = False, offload: bool = False
-) -> tf.keras.Model:
-    """Have the blocks of `model` recomputed in the backward pass; return the model to train.
+def apply_checkpointing(model: tf.keras.Model, *, blocks: str) -> tf.keras.Model:
+    """Have the blocks of `model` recomputed in the backward pass.
 
-    blocks: comma-separated names, or patterns with *, ? and [] ("block*", "stage*.block?"). A name
-    is that of a layer at any depth or, in a functional or Sequential model, of a group: the layers
-    whose names go on with a dot or underscore (not those that Keras numbers, as in dense_1), with
-    what lies between them. What lies within another chosen block is recomputed with it. "" chooses
-    none. A block takes any arguments, one of them floating-point, and returns any tensors. With
-    groups the result is a new functional model, not compiled, that shares its layers with `model`;
-    without, it is `model`, changed. Either trains in `fit`, too. Saving keeps no recomputation.
+    A block takes any arguments, one of them floating-point, and returns any tensors. Source:
+    `tf.recompute_grad`.
 
-    Raises ValueError, before anything is changed, for unknown names, blocks that overlap or are
-    recomputed already and a model without variables; NotImplementedError in tf_keras, for
-    save_products and offload, which TensorFlow has no means for, and, when the model is traced, for
-    a block that adds a loss, draws random numbers without a Keras seed generator of its own or
-    changes variables of others. Source: `tf.recompute_grad`.
+    Args:
+        model: with its variables.
+        blocks: comma-separated names, or patterns with *, ? and [] ("block*", "stage*.block?"). A
+            name is that of a layer at any depth or, in a functional or Sequential model, of a
+            group: the layers whose names go on with a dot or underscore (not those that Keras
+            numbers, as in dense_1), with what lies between them. What lies within another chosen
+            block is recomputed with it. "" chooses none.
+
+    Returns:
+        The model to train: with groups a new functional model, not compiled, that shares its layers
+        with `model`; without, `model`, changed. Either trains in `fit`, too. Saving keeps no
+        recomputation.
+
+    Raises:
+        ValueError: before anything is changed, unknown names, blocks that overlap or are recomputed
+            already and a model without variables.
+        NotImplementedError: tf_keras; and, when the model is traced, a block that adds a loss,
+            draws random numbers without a Keras seed generator of its own or changes variables of
+            others.
     """
-    if save_products:
-        raise NotImplementedError(
-            "tf.recompute_grad recomputes all of a block: it can't keep the products of its inside"
-        )
-    if offload:
-        raise NotImplementedError("TensorFlow keeps what a block needs on the device alone")
     if not model.built:
         raise ValueError("the model has no variables yet: call it once on an example input")
     if blocks.strip(", ") and not hasattr(tf.keras, "StatelessScope"):
         raise NotImplementedError("tf_keras would draw other dropout masks again: use Keras 3")
     layers, groups = _find_blocks(model, blocks)
     for layer in layers:
-        if getattr(layer.call, "func", None) is _run_twice:
+        if getattr(layer.call, "func", None) is _recomputed:
             raise ValueError(f"blocks: {layer.name!r} is recomputed already")
-    model, submodels = _with_submodels(model, groups) if groups else (model, [])
-    for layer in layers + submodels:
-        layer.call = partial(_run_twice, layer, layer.call)
+    if groups:
+        model, submodels = _with_submodels(model, groups)
+        layers = layers + submodels
+    for layer in layers:
+        layer.call = partial(_recomputed, layer, layer.call)
     return model
+
+
+# A block that runs twice ----------------------------------------------------------------------
+
+
+def _recomputed(layer, forward, /, *args, **kwargs):
+    """Run `forward`, and have the backward pass run it again, from the state that it found."""
+    inputs = tf.nest.flatten((args, kwargs))
+    floating = [index for index, value in enumerate(inputs) if _is_float(value)]
+    if not floating:
+        raise ValueError(f"{layer.name!r} has no floating-point input: it can't be recomputed")
+    context = layer._get_call_context()
+    modes = {name: context.get_value(name) for name in layer._call_context_args}
+    state = layer.non_trainable_variables  # statistics and seeds
+    state_before = [tf.identity(variable.value) for variable in state]
+    outputs_of_first_run = []
+
+    def arguments(tensors):
+        """The block's arguments with these tensors in the places of its floating-point ones."""
+        values = list(inputs)
+        for index, tensor in zip(floating, tensors, strict=True):
+            values[index] = _masked_like(inputs[index], tensor)
+        return tf.nest.pack_sequence_as((args, kwargs), values)
+
+    def run_first(tensors):
+        args, kwargs = arguments(tensors)
+        # Seeds wait for the inputs, or the masks of all blocks would be drawn, and kept, ahead.
+        with tf.control_dependencies(tensors):
+            outputs = _run_checked(layer, forward, args, kwargs)
+        outputs_of_first_run.append(outputs)
+        return outputs
+
+    def run_again(tensors):
+        args, kwargs = arguments(tensors)
+        with tf.control_dependencies(tensors):  # which in the second run wait for the gradient
+            values = [tf.identity(value) for value in state_before]
+        with tf.keras.StatelessScope(list(zip(state, values, strict=True))) as scope:
+            # The whole layer, since autocast and `training` reach what is inside from there.
+            outputs = _call_plainly(layer, forward, args, modes | kwargs)
+        if scope.state_mapping.keys() - {id(variable) for variable in state}:
+            raise NotImplementedError(f"{layer.name!r} changes state of others, {_ADVICE}")
+        return outputs
+
+    @tf.recompute_grad
+    def run(*tensors):
+        outputs = run_again(tensors) if outputs_of_first_run else run_first(tensors)
+        return [value for value in tf.nest.flatten(outputs) if _is_float(value)]
+
+    results = iter(run(*[inputs[index] for index in floating]))
+    outputs = outputs_of_first_run[0]
+    flat = [
+        _masked_like(value, next(results)) if _is_float(value) else value
+        for value in tf.nest.flatten(outputs)
+    ]
+    return tf.nest.pack_sequence_as(outputs, flat)
+
+
+def _call_plainly(layer, forward, args, kwargs):
+    """Call the layer with its own `call` in place of the one that recomputes."""
+    recomputing, layer.call = layer.call, forward
+    try:
+        return layer(*args, **kwargs)
+    finally:
+        layer.call = recomputing
+
+
+def _run_checked(layer, forward, args, kwargs):
+    """Run, and refuse what the second run would get wrong."""
+    graph = tf.compat.v1.get_default_graph()
+    operations_before = len(graph.get_operations())
+    losses_before = _count_losses(layer)
+    outputs = forward(*args, **kwargs)
+    if _count_losses(layer) > losses_before:
+        raise NotImplementedError(f"{layer.name!r} adds a loss, which no gradient would get out of")
+    for operation in graph.get_operations()[operations_before:]:
+        if operation.op_def.is_stateful and re.search("Random|Rng|Multinomial", operation.type):
+            raise NotImplementedError(f"{layer.name!r} draws with {operation.type}, {_ADVICE}")
+    return outputs
+
+
+def _count_losses(layer) -> int:
+    return sum(len(part._losses) for part in layer._flatten_layers())
+
+
+def _is_float(value) -> bool:
+    return tf.is_tensor(value) and tf.as_dtype(value.dtype).is_floating
+
+
+def _masked_like(source, tensor):
+    """Give `tensor` the Keras mask of what it stands for."""
+    if getattr(source, "_keras_mask", None) is not None:
+        tensor._keras_mask = source._keras_mask
+    return tensor
+
+
+# The blocks of a model ------------------------------------------------------------------------
 
 
 def _find_blocks(model: tf.keras.Model, blocks: str) -> tuple[list, dict[str, list]]:
     """The single layers and the groups of `blocks`, but for those inside another of them."""
+    groups, nested = _named_layers(model)
+    known = nested | groups
+    inside = {}  # block -> ids of all layers in it
+    for pattern in filter(None, map(str.strip, blocks.split(","))):
+        names = [name for name in known if fnmatchcase(name, pattern)]
+        if not names:
+            raise ValueError(
+                f"blocks: the model has no block {pattern!r}; it has {', '.join(known)}"
+            )
+        for name in names:
+            inside[name] = {id(part) for layer in known[name] for part in layer._flatten_layers()}
+    chosen_layers, chosen_groups, covered = [], {}, set()
+    for name in sorted(inside, key=lambda name: len(inside[name]), reverse=True):
+        if inside[name] <= covered:
+            continue
+        covered |= inside[name]
+        if len(groups.get(name, ())) > 1:
+            chosen_groups[name] = groups[name]
+        else:
+            chosen_layers += known[name]
+    return chosen_layers, chosen_groups
+
+
+def _named_layers(model: tf.keras.Model) -> tuple[dict[str, list], dict[str, list]]:
+    """Layers by the names of groups that a flat model has, and by their own where they are nested.
+
+    A layer "block1.attention.qkv" is in the groups "block1", "block1.attention" and its own.
+    """
     flat = hasattr(getattr(model, "_functional", model), "operations")
-    top, nested = {}, {}
+    groups, nested = {}, {}
     for layer in dict.fromkeys(model._flatten_layers(include_self=False)):
         if isinstance(layer, tf.keras.layers.InputLayer):
             continue
@@ -92,63 +223,65 @@ def _find_blocks(model: tf.keras.Model, blocks: str) -> tuple[list, dict[str, li
             continue
         for end in re.finditer("[._]|$", layer.name):
             if not re.fullmatch(r"_\d+", layer.name[end.start() :]):  # Keras's numbers: dense_1
-                top.setdefault(layer.name[: end.start()], []).append(layer)
-    known, inside = nested | top, {}
-    for pattern in filter(None, map(str.strip, blocks.split(","))):
-        names = [name for name in known if fnmatchcase(name, pattern)]
-        if not names:
-            listed = ", ".join(known)
-            raise ValueError(f"blocks: the model has no block {pattern!r}; it has {listed}")
-        for name in names:
-            inside[name] = {id(p) for layer in known[name] for p in layer._flatten_layers()}
-    layers, groups, covered = [], {}, set()
-    for name in sorted(inside, key=lambda name: -len(inside[name])):
-        if not inside[name] <= covered:
-            covered |= inside[name]
-            if name in top and len(top[name]) > 1:
-                groups[name] = top[name]
-            else:
-                layers += known[name]
-    return layers, groups
+                groups.setdefault(layer.name[: end.start()], []).append(layer)
+    return groups, nested
+
+
+# Groups as sub-models -------------------------------------------------------------------------
 
 
 def _with_submodels(model: tf.keras.Model, groups: dict[str, list]) -> tuple:
-    """Rebuild a functional model with a sub-model for each group; return it and the sub-models."""
+    """Rebuild a functional model with a sub-model for each group; return it and the sub-models.
+
+    A node is one call of a layer. Nodes of a group become one call of its sub-model, and all calls
+    are made again, in an order in which each finds its inputs.
+    """
     function = getattr(model, "_functional", model)
     levels = function._nodes_by_depth
     nodes = [n for depth in sorted(levels, reverse=True) for n in levels[depth] if not n.is_input]
-    owner: dict = {}
+    owner = _owners(nodes, groups)
+    calls = [
+        (node.input_tensors, node.outputs, partial(_call_node, node))
+        for node in nodes
+        if node not in owner
+    ]
+    submodels = []
+    for name in groups:
+        entering, leaving = _borders(nodes, owner, name, function.outputs)
+        submodel = tf.keras.Model(entering, leaving, name=name)
+        submodels.append(submodel)
+        calls.append((entering, leaving, partial(_call_submodel, submodel, entering)))
+    tensors = {id(tensor): tensor for tensor in function.inputs}  # the old model's -> the new one's
+    while calls:
+        ready = [call for call in calls if all(id(tensor) in tensors for tensor in call[0])]
+        if not ready:
+            raise ValueError(f"blocks: {', '.join(groups)} feed one another in a circle")
+        for _, leaving, call in ready:
+            results = tf.nest.flatten(call(tensors))
+            tensors |= {id(old): new for old, new in zip(leaving, results, strict=True)}
+        calls = [call for call in calls if call not in ready]
+    outputs = tf.nest.map_structure(lambda tensor: tensors[id(tensor)], function.output)
+    return tf.keras.Model(function.input, outputs, name=model.name), submodels
+
+
+def _call_node(node, tensors: dict):
+    """Make a call of the old model again, on the new model's tensors."""
+    args, kwargs = node.arguments.fill_in(tensors)
+    return node.operation(*args, **kwargs)
+
+
+def _call_submodel(submodel, entering: list, tensors: dict):
+    return submodel([tensors[id(tensor)] for tensor in entering])
+
+
+def _owners(nodes: list, groups: dict[str, list]) -> dict:
+    """Each node of a group -> the group's name."""
+    owner = {}
     for name, layers in groups.items():
         for node in _between(nodes, layers):
             if owner.setdefault(node, name) != name:
                 raise ValueError(f"blocks: {name!r} and {owner[node]!r} overlap")
-    waiting = [(n.input_tensors, n.outputs, n) for n in nodes if n not in owner]
-    submodels = []
-    for name in groups:
-        inner = [node for node in nodes if owner.get(node) == name]
-        outer = [node for node in nodes if owner.get(node) != name]
-        made = {id(tensor): tensor for node in inner for tensor in node.outputs}
-        used = {id(tensor): tensor for node in inner for tensor in node.input_tensors}
-        wanted = {id(t) for n in outer for t in n.input_tensors} | set(map(id, function.outputs))
-        entering = [tensor for key, tensor in used.items() if key not in made]
-        leaving = [tensor for key, tensor in made.items() if key in wanted]
-        submodels.append(tf.keras.Model(entering, leaving, name=name))
-        waiting.append((entering, leaving, submodels[-1]))
-    tensors = {id(tensor): tensor for tensor in function.inputs}  # the old model's -> the new one's
-    while waiting:
-        ready = [unit for unit in waiting if all(id(tensor) in tensors for tensor in unit[0])]
-        if not ready:
-            raise ValueError(f"blocks: {', '.join(groups)} feed one another in a circle")
-        for entering, leaving, unit in ready:
-            if unit in submodels:
-                result = unit([tensors[id(tensor)] for tensor in entering])
-            else:
-                args, kwargs = unit.arguments.fill_in(tensors)
-                result = unit.operation(*args, **kwargs)
-            tensors |= dict(zip(map(id, leaving), tf.nest.flatten(result), strict=True))
-        waiting = [unit for unit in waiting if unit not in ready]
-    outputs = tf.nest.map_structure(lambda tensor: tensors[id(tensor)], function.output)
-    return tf.keras.Model(function.input, outputs, name=model.name), submodels
+    return owner
 
 
 def _between(nodes: list, layers: list) -> list:
@@ -164,74 +297,17 @@ def _between(nodes: list, layers: list) -> list:
     return [node for node in nodes if node in after & before]
 
 
-def _run_twice(layer, forward, /, *args, **kwargs):
-    """Run `forward` now and, when the gradient gets here, Layer.__call__ around it.
-
-    Around it, because autocast and `training` reach what is inside from there.
-    """
-    inputs = tf.nest.flatten((args, kwargs))
-    where = [index for index, value in enumerate(inputs) if _is_float(value)]
-    if not where:
-        raise ValueError(f"{layer.name!r} has no floating-point input: it can't be recomputed")
-    context = layer._get_call_context()
-    modes = {name: context.get_value(name) for name in layer._call_context_args}
-    state = layer.non_trainable_variables  # with the seeds
-    found = [tf.identity(variable.value) for variable in state]
-    first = []
-
-    def run(*tensors):
-        now = list(inputs)
-        for index, tensor in zip(where, tensors, strict=True):
-            now[index] = _masked_like(inputs[index], tensor)
-        args_now, kwargs_now = tf.nest.pack_sequence_as((args, kwargs), now)
-        # Seeds wait for the inputs, which in the second run wait for the gradient: otherwise the
-        # masks of all blocks would be drawn, and kept, ahead of time.
-        if not first:
-            with tf.control_dependencies(tensors):
-                first.append(_checked(layer, lambda: forward(*args_now, **kwargs_now)))
-            return list(filter(_is_float, tf.nest.flatten(first[0])))
-        with tf.control_dependencies(tensors):
-            values = [tf.identity(value) for value in found]
-        twice, layer.call = layer.call, forward
-        try:
-            with tf.keras.StatelessScope(list(zip(state, values, strict=True))) as scope:
-                outputs = layer(*args_now, **(modes | kwargs_now))
-        finally:
-            layer.call = twice
-        if scope.state_mapping.keys() - set(map(id, state)):
-            raise NotImplementedError(f"{layer.name!r} changes state of others, {_ADVICE}")
-        return list(filter(_is_float, tf.nest.flatten(outputs)))
-
-    results = iter(tf.recompute_grad(run)(*(inputs[index] for index in where)))
-    flat = tf.nest.flatten(first[0])
-    flat = [_masked_like(value, next(results)) if _is_float(value) else value for value in flat]
-    return tf.nest.pack_sequence_as(first[0], flat)
-
-
-def _checked(layer, run):
-    """Run, and refuse what the second run would get wrong."""
-    graph = tf.compat.v1.get_default_graph()
-    before = len(graph.get_operations())
-    losses = [part._losses for part in layer._flatten_layers()]
-    known = sum(map(len, losses))
-    outputs = run()
-    if sum(map(len, losses)) > known:
-        raise NotImplementedError(f"{layer.name!r} adds a loss, which no gradient would get out of")
-    for operation in graph.get_operations()[before:]:
-        if operation.op_def.is_stateful and re.search("Random|Rng|Multinomial", operation.type):
-            raise NotImplementedError(f"{layer.name!r} draws with {operation.type}, {_ADVICE}")
-    return outputs
-
-
-def _is_float(value) -> bool:
-    return tf.is_tensor(value) and tf.as_dtype(value.dtype).is_floating
-
-
-def _masked_like(source, tensor):
-    """Give `tensor` the Keras mask of what it stands for."""
-    if getattr(source, "_keras_mask", None) is not None:
-        tensor._keras_mask = source._keras_mask
-    return tensor
+def _borders(nodes: list, owner: dict, name: str, outputs: list) -> tuple[list, list]:
+    """The tensors that enter a group, and those that leave it."""
+    inner = [node for node in nodes if owner.get(node) == name]
+    outer = [node for node in nodes if owner.get(node) != name]
+    made = {id(tensor): tensor for node in inner for tensor in node.outputs}
+    used = {id(tensor): tensor for node in inner for tensor in node.input_tensors}
+    wanted = {id(tensor) for node in outer for tensor in node.input_tensors}
+    wanted |= {id(tensor) for tensor in outputs}
+    entering = [tensor for key, tensor in used.items() if key not in made]
+    leaving = [tensor for key, tensor in made.items() if key in wanted]
+    return entering, leaving
 
 
 def main() -> None:

@@ -12,13 +12,14 @@ Where the frameworks differ and why:
 - XLA makes one program of forward, loss, gradients and update. `torch.compile` makes at least three
   graphs of the same step, because it breaks at `loss.backward()` and around the update.
 - What XLA cannot compile raises an error; what `torch.compile` cannot trace runs in Python, unless
-  `fullgraph` forbids it. So `fullgraph_train_step` is `compiled_train_step` here.
+  its `fullgraph_train_step` forbids it. `compile_optimizer` there is part of the step here.
 - Another shape: XLA compiles for each shape; torch compiles again, then for any size of that axis.
-- XLA has no modes, by default no cache on disk, and needs no C++ compiler; torch has all three.
+- XLA has no modes (`mode`), by default no cache on disk, and needs no C++ compiler; torch has all
+  three, and TorchScript, an old compiler (`traced_model`, `scripted_model`).
 - Keras brings `fit`. With its default jit_compile="auto", Keras 3 does not use XLA on a machine
   that has only CPUs; on one with a GPU it does, where every layer supports it and no distribution
   strategy is used. tf_keras never does by itself. `steps_per_execution` runs that many batches in
-  one graph, so that Python is asked once for all of them. PyTorch has no `fit`.
+  one graph, so that Python is asked once for all of them (`fit_loop`). PyTorch has no `fit`.
 
 When it helps and when it hurts: it helps elementwise work between products (normalisation, GELU,
 losses, updates) and, on a GPU, many small kernels. On a CPU XLA has convolutions of its own, not
@@ -26,31 +27,68 @@ oneDNN's, which can make a CNN slower. The first call compiles: that time over t
 a step is the break-even.
 
 Run it alone: `python -m tf_impl.train_step.compilation` prints eager against compiled steps.
+
+Copy with it: nothing.
 """
 
 import inspect
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from fnmatch import fnmatchcase
 from functools import partial
-from operator import attrgetter
 
 import tensorflow as tf
-
-_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
 Model, Optimizer = tf.keras.Model, tf.keras.optimizers.Optimizer
 
 
-def eager_train_step(model: Model, optimizer: Optimizer, loss_fn: Callable) -> Callable:
-    """Return `step(x, y) -> loss` as Python runs it: operator by operator, without `tf.function`.
+def compile_function(function: Callable) -> Callable:
+    """The function as one program of XLA; its first call compiles, and that of each new shape.
 
-    x: a tensor or a structure of tensors, handed over as `fit` does: as one argument, but where the
-    model's `call` needs several. loss: the scalar `loss_fn(output, y)`, on the device. The step
-    updates the model's trainable variables. Raises ValueError for a model that has no variables
-    yet.
+    What XLA cannot compile raises TensorFlow's own error then. Source: "Use XLA with tf.function",
+    tensorflow.org/xla.
+    """
+    return tf.function(function, jit_compile=True)
+
+
+def apply_compile(model: Model, *, blocks: str = "") -> Model:
+    """Have the model, or layers of it, run as programs of XLA, forward and backward.
+
+    Whoever calls them runs the program; what lies between them stays as it is.
+
+    Args:
+        model: changed in place.
+        blocks: comma-separated names of layers at any depth, or patterns ("block*"): each is a
+            program by itself. "" makes one of the model as a whole.
+
+    Returns:
+        The model.
+
+    Raises:
+        ValueError: before anything is changed, a name that no layer has. NotImplementedError: when
+            the model is traced, a layer that gives a Keras mask or adds a loss, which would not get
+            out of its program.
+    """
+    layers = _find_layers(model, blocks) if blocks.strip(" ,") else [model]
+    for layer in layers:
+        compiled = tf.function(partial(_checked, layer, layer.call), jit_compile=True)
+        layer.call = partial(compiled)  # Keras would track the function itself
+    return model
+
+
+def eager_train_step(model: Model, optimizer: Optimizer, loss_fn: Callable) -> Callable:
+    """Make the step as Python runs it: operator by operator, without `tf.function`.
+
+    Args:
+        model, optimizer: as ever; the model has its variables.
+        loss_fn: `loss_fn(output, y)` returns a scalar.
+
+    Returns:
+        `step(x, y) -> loss`, on the device. x: a tensor or a structure of tensors, handed over as
+        `fit` does: as one argument, but where the model's `call` needs several.
+
+    Raises:
+        ValueError: the model has no variables yet.
     """
     _check_built(model)
     variables = model.trainable_variables
@@ -66,62 +104,48 @@ def eager_train_step(model: Model, optimizer: Optimizer, loss_fn: Callable) -> C
 
 
 def graph_train_step(model: Model, optimizer: Optimizer, loss_fn: Callable) -> Callable:
-    """The step as one `tf.function`, which is how TensorFlow is used: grappler's graph, no XLA.
+    """Make the step as one `tf.function`, as TensorFlow is used: grappler's graph, no XLA.
 
-    Arguments, result and errors as in `eager_train_step`. Source: "Better performance with
-    tf.function", tensorflow.org/guide.
+    Source: "Better performance with tf.function", tensorflow.org/guide.
+
+    Args, Returns, Raises: as in `eager_train_step`.
     """
     return tf.function(eager_train_step(model, optimizer, loss_fn), jit_compile=False)
 
 
-def compiled_train_step(
-    model: Model, optimizer: Optimizer, loss_fn: Callable, *, mode: str = "default"
-) -> Callable:
-    """The whole step as one program of XLA; the first call compiles.
+def compiled_train_step(model: Model, optimizer: Optimizer, loss_fn: Callable) -> Callable:
+    """Make the whole step as one program of XLA; the first call compiles.
 
-    Arguments, result and errors as in `eager_train_step`. mode: "default". Raises ValueError for an
-    unknown mode and NotImplementedError for the modes of `torch.compile`, which XLA has not. What
-    XLA cannot compile raises TensorFlow's own error in the first call. Source: "Use XLA with
-    tf.function", tensorflow.org/xla.
+    Args, Returns, Raises: as in `eager_train_step`, and what `compile_function` says.
     """
-    _check_mode(mode)
     step = eager_train_step(model, optimizer, loss_fn)
     optimizer.build(model.trainable_variables)  # XLA makes no variables
-    return tf.function(step, jit_compile=True)
-
-
-def fullgraph_train_step(model: Model, optimizer: Optimizer, loss_fn: Callable) -> Callable:
-    """`compiled_train_step`: XLA compiles all of the step or raises."""
-    return compiled_train_step(model, optimizer, loss_fn)
+    return compile_function(step)
 
 
 def compiled_model_train_step(
-    model: Model,
-    optimizer: Optimizer,
-    loss_fn: Callable,
-    *,
-    mode: str = "default",
-    blocks: str = "",
+    model: Model, optimizer: Optimizer, loss_fn: Callable, *, blocks: str = ""
 ) -> Callable:
-    """The model alone as programs of XLA, forward and backward; loss and update stay in the graph.
+    """Make the step with the model alone as programs of XLA; loss and update stay in the graph.
 
-    Arguments and result as in `eager_train_step`, mode and errors as in `compiled_train_step`.
-    blocks: names of layers at any depth, comma-separated, or patterns ("block*"); each becomes a
-    program of its own, and what lies between them stays in the graph. "" compiles the model whole.
-    Raises ValueError for a block that the model has not and NotImplementedError, when the model is
-    traced, for one that gives a Keras mask or adds a loss, which would not get out of its program,
-    and for a loop, as in an LSTM that is not unrolled, whose steps the gradient cannot reach.
+    Args, Returns: as in `eager_train_step`; blocks as in `apply_compile`, "" compiles the model as
+    a whole.
+
+    Raises:
+        As `apply_compile`; NotImplementedError, when the model is traced, for a loop, as in an LSTM
+        that is not unrolled, whose steps the gradient cannot reach.
     """
-    _check_mode(mode)
     _check_built(model)
-    variables, layers = model.trainable_variables, _find_layers(model, blocks)
+    variables = model.trainable_variables
+    whole = not blocks.strip(" ,")
+    if not whole:
+        apply_compile(model, blocks=blocks)
 
-    @tf.function(jit_compile=not layers)  # and with it its gradient
+    @tf.function(jit_compile=whole)  # and with it its gradient
     def forward(x):
         # The gradient would be that of the inputs too, which a train step does not need.
         x = tf.nest.map_structure(tf.stop_gradient, x)
-        with _compiled(layers):
-            return _call(model, x, training=True), model.losses
+        return _call(model, x, training=True), model.losses
 
     @tf.function(jit_compile=False)
     def step(x, y):
@@ -139,15 +163,22 @@ def compiled_model_train_step(
 def fit_loop(
     model: Model, optimizer: Optimizer, loss_fn: Callable, *, steps_per_execution: int = 1
 ) -> Callable:
-    """Return `loop(batches) -> (seconds, loss)`, which trains through `model.fit`.
+    """Make a loop that trains through `model.fit`, and times it.
 
-    batches: (x, y) of equal shapes, x as the model takes it in `fit`. steps_per_execution: batches
-    that one call of Keras's graph trains on; else Keras's defaults. The first call is left out of
-    `seconds`, and with it what `fit` does once an epoch. So that only whole calls are timed, the
-    batches are repeated to fill them, and `seconds` is scaled to len(batches) - 1 steps; a single
-    batch is trained on once. loss: the mean over all batches, a float. `loop.calls()`: how many
-    calls the last loop made. tf_keras hands labels (n,) to the loss as (n, 1). Raises ValueError
-    for fewer than one step a call.
+    Args:
+        model, optimizer, loss_fn: as in `eager_train_step`. tf_keras hands labels (n,) to the loss
+            as (n, 1).
+        steps_per_execution: batches that one call of Keras's graph trains on; else its defaults.
+
+    Returns:
+        `loop(batches) -> (seconds, loss)`. batches: (x, y) of equal shapes, x as the model takes it
+        in `fit`. The first call is left out of `seconds`, and with it what `fit` does once an
+        epoch. So that only whole calls are timed, the batches are repeated to fill them, and
+        `seconds` is scaled to len(batches) - 1 steps; a single batch is trained on once. loss: the
+        mean over all batches, a float. `loop.calls()`: how many calls the last loop made.
+
+    Raises:
+        ValueError: fewer than one step a call.
     """
     if steps_per_execution < 1:
         raise ValueError(f"steps_per_execution must be at least 1, not {steps_per_execution}")
@@ -182,7 +213,7 @@ def fit_loop(
 
 
 def eager_predict(model: Model) -> Callable:
-    """Return `predict(x) -> output` in evaluation mode, eager; x as in `eager_train_step`."""
+    """Make `predict(x) -> output` in evaluation mode, eager; x as in `eager_train_step`."""
 
     def predict(x):
         return _call(model, x, training=False)
@@ -195,47 +226,26 @@ def graph_predict(model: Model) -> Callable:
     return tf.function(eager_predict(model), jit_compile=False, reduce_retracing=True)
 
 
-def compiled_predict(model: Model, *, mode: str = "default", blocks: str = "") -> Callable:
-    """Predict with a program of XLA for each shape; as in `compiled_model_train_step`."""
-    _check_mode(mode)
-    layers = _find_layers(model, blocks)
-
-    @tf.function(jit_compile=not layers, reduce_retracing=True)
-    def predict(x):
-        with _compiled(layers):
-            return _call(model, x, training=False)
-
-    return predict
+def compiled_predict(model: Model, *, blocks: str = "") -> Callable:
+    """Predict with a program of XLA for each shape; blocks as in `compiled_model_train_step`."""
+    whole = not blocks.strip(" ,")
+    if not whole:
+        apply_compile(model, blocks=blocks)
+    return tf.function(eager_predict(model), jit_compile=whole, reduce_retracing=True)
 
 
 def _find_layers(model: Model, blocks: str) -> list:
     """The layers that `blocks` names, but for those inside another of them."""
     layers = list(dict.fromkeys(model._flatten_layers(include_self=False)))
-    found = []
+    chosen = []
     for pattern in filter(None, map(str.strip, blocks.split(","))):
         own = [layer for layer in layers if fnmatchcase(layer.name, pattern)]
         if not own:
             known = ", ".join(layer.name for layer in layers)
             raise ValueError(f"blocks: the model has no layer {pattern!r}; it has {known}")
-        found += own
-    inside = {id(part) for one in found for part in one._flatten_layers(include_self=False)}
-    return [layer for layer in dict.fromkeys(found) if id(layer) not in inside]
-
-
-@contextmanager
-def _compiled(layers: list) -> Iterator[None]:
-    """Let XLA compile each layer by itself, until the context ends: for one trace."""
-    before = [vars(layer).get("call") for layer in layers]
-    try:
-        for layer in layers:
-            compiled = tf.function(partial(_checked, layer, layer.call), jit_compile=True)
-            layer.call = partial(compiled)  # Keras would track the function itself
-        yield
-    finally:
-        for layer, call in zip(layers, before, strict=True):
-            del layer.call
-            if call is not None:
-                layer.call = call
+        chosen += own
+    inside = {id(part) for one in chosen for part in one._flatten_layers(include_self=False)}
+    return [layer for layer in dict.fromkeys(chosen) if id(layer) not in inside]
 
 
 def _checked(layer, call, /, *args, **kwargs):
@@ -266,54 +276,9 @@ def _refuse_lists_at_borders(graph: tf.Graph) -> None:
             raise error
 
 
-def traced_model(model: Model, x) -> Model:
-    """Refuse: raises NotImplementedError."""
-    raise NotImplementedError("TensorFlow has no TorchScript: tf.function traces (graph)")
-
-
-def scripted_model(model: Model) -> Model:
-    """Refuse: raises NotImplementedError."""
-    raise NotImplementedError("TensorFlow has no TorchScript: tf.function traces (graph)")
-
-
-def _check_mode(mode: str) -> None:
-    if mode not in _MODES:
-        raise ValueError(f"unknown mode {mode!r}: choose one of {', '.join(_MODES)}")
-    if mode != "default":
-        raise NotImplementedError(f"XLA has no modes: {mode!r} is one of torch.compile")
-
-
 def _check_built(model: Model) -> None:
     if not model.built:
         raise ValueError("the model has no variables yet: call it once on an example input")
-
-
-def executed_graphs(function: Callable, *inputs) -> dict:
-    """Say what a call of `function` runs in traced graphs, and what not in programs of XLA.
-
-    Returns for example {"graphs": 1, "compiled": 1, "outside": {}, "breaks": []}: the graph and the
-    functions that it calls, those that XLA must compile (or TensorFlow raises), and the operators
-    in the others. An eager function has no graphs, and its operators are not seen.
-    """
-    found, outside = Counter(), Counter()
-    if hasattr(function, "get_concrete_function"):
-        traced = function.get_concrete_function(*inputs)
-        functions = attrgetter("library.function")(traced.graph.as_graph_def())
-        _count(traced.function_def, {f.signature.name: f for f in functions}, found, outside, False)
-    return {k: found[k] for k in ("graphs", "compiled")} | {"outside": dict(outside), "breaks": []}
-
-
-def _count(function, library: dict, found: Counter, outside: Counter, inside_xla: bool) -> None:
-    """Count `function` and what it calls, operators where XLA does not compile them."""
-    marked = "_XlaMustCompile" in function.attr and function.attr["_XlaMustCompile"].b
-    if not inside_xla:  # what a compiled function calls becomes part of its program
-        found.update(graphs=1, compiled=int(marked))
-    for node in function.node_def:
-        called = [library[v.func.name] for v in node.attr.values() if v.func.name in library]
-        if not (called or inside_xla or marked):
-            outside[node.op] += 1
-        for callee in called:
-            _count(callee, library, found, outside, inside_xla or marked)
 
 
 def _call(model, x, training: bool):
@@ -343,7 +308,7 @@ def main() -> None:
     from tf_impl.kit import models, runtime, training
 
     runtime.configure(threads=os.cpu_count() or 1, seed=0)
-    task, steps, taken = TASKS["digits-cnn"], {}, {}
+    task, steps, times = TASKS["digits-cnn"], {}, {}
     x, y = tf.random.normal((128, 32, 32, 1)), tf.range(128, dtype=tf.int64) % 10
     for make in (eager_train_step, graph_train_step, compiled_train_step):
         model = models.build(task.model, init_weights(task.model, seed=0))
@@ -353,9 +318,9 @@ def main() -> None:
         start = time.perf_counter()
         step(x, y)
         runtime.synchronize()
-        taken.setdefault(name, []).append(time.perf_counter() - start)
-    for name, times in taken.items():
-        print(f"{name:26} first {times[0]:5.2f} s, then {1e3 * sorted(times)[50]:6.2f} ms")
+        times.setdefault(name, []).append(time.perf_counter() - start)
+    for name, samples in times.items():
+        print(f"{name:26} first {samples[0]:5.2f} s, then {1e3 * sorted(samples)[50]:6.2f} ms")
 
 
 if __name__ == "__main__":

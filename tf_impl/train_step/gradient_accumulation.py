@@ -17,18 +17,19 @@ What is not the same as in one large batch:
 Its twin: `pt_impl/train_step/gradient_accumulation.py`.
 
 Where the frameworks differ and why:
-- Gradients are values here, and a loop in the graph carries a copy of all of them from part to
-  part. There `.grad` is the accumulator: `backward` adds to it. An embedding's gradient is slices,
-  one a lookup: those of all parts are kept side by side, as in the plain step, since optimizers
-  treat slices otherwise than their sum (Keras 3's Adam squares each apart).
+- Gradients are values here, and the graph carries a copy of all of them from part to part. There
+  `.grad` is the accumulator: `backward` adds to it. An embedding's gradient is slices, one a
+  lookup: those of all parts are kept side by side, as in the plain step, since optimizers treat
+  slices otherwise than their sum (Keras 3's Adam squares each apart).
 - A graph may run whatever is ready, and no forward pass needs the part before: TensorFlow could run
-  several at once and hold the activations of all. `parallel_iterations=1` forbids it (a loop in
-  Python would need control dependencies, and make the graph as many times larger). The tape is
-  inside the loop, so the loop keeps nothing for a backward pass. PyTorch's parts run in order.
+  several at once and hold the activations of all. So each part waits for the sums before it. A part
+  is a function of the graph, traced once for all parts of its size, and called for each; the tape
+  is inside, so that a call keeps nothing when it has returned. PyTorch's parts run in order.
 - Keras 3 has `gradient_accumulation_steps=k` in its optimizers. There each call is given one part
   and every k-th call updates, with the plain mean of k gradients, so parts that differ in size are
   not weighted; the sum is kept in variables between calls, a permanent copy of all parameters; a
-  learning-rate schedule counts calls. It fails under MirroredStrategy (keras#20582).
+  learning-rate schedule counts calls. It fails under MirroredStrategy (keras#20582). For `fit`,
+  `AccumulatedTraining` is a mixin of a model class with the meaning of this file.
 - Keras 3's moving variance is biased (divided by n), PyTorch's is not; each keeps its own rule.
 
 When it helps and when it hurts: it helps where a batch does not fit into memory. Where it fits,
@@ -40,6 +41,8 @@ that stays as large as it was changes no learning rate.
 
 Run it alone: `python -m tf_impl.train_step.gradient_accumulation` prints 32 samples a step against
 128 and against 4 x 32, each with its learning rate.
+
+Copy with it: nothing.
 """
 
 import inspect
@@ -47,6 +50,96 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import tensorflow as tf
+
+
+class GradientAccumulator:
+    """Computes the gradients of a batch part by part and adds them up, within one graph.
+
+    What it does to a step of your own: what took gradients becomes a function of one part, which
+    the accumulator calls for each:
+
+        def gradients_of(x, y, share):
+            with tf.GradientTape() as tape:
+                loss = loss_fn(model(x, training=True), y) * share
+            return loss, tape.gradient(loss, variables)
+
+        @tf.function
+        def step(x, y):
+            loss, gradients = accumulator.run(gradients_of, x, y)
+            optimizer.apply_gradients(zip(gradients, variables))
+
+    Args:
+        model: with its variables.
+        micro_batches: how many parts; their sizes differ by one at most, so a batch need not be
+            divisible. 1 is the whole batch.
+        statistics_once: BatchNorm's moving statistics are updated once, with the mean and variance
+            of all values that the layer saw in all parts (Chan et al., 1979). Equal to one large
+            batch: the number of updates, hence the layer's momentum means the same; and the
+            statistics of a first layer, whose input no BatchNorm has changed. Not equal: what
+            training normalises with, which stays that of the part, and so the input of every later
+            layer. Layers that are not trainable stay as they are. Of a layer that runs twice in a
+            forward pass the second run counts. tf_keras's fused kernel gives unbiased variances,
+            pooled as they are: too large by a relative 1/n for the n values of a part.
+
+    Raises:
+        ValueError: micro_batches is below 1 or no integer, or the model has no trainable variables.
+        NotImplementedError: statistics_once with batch renormalisation, which trains on its moving
+            statistics.
+    """
+
+    def __init__(
+        self, model: tf.keras.Model, *, micro_batches: int = 4, statistics_once: bool = False
+    ) -> None:
+        if not isinstance(micro_batches, int) or micro_batches < 1:
+            raise ValueError(
+                f"micro_batches must be an integer of at least 1, not {micro_batches!r}"
+            )
+        if not model.built:
+            raise ValueError("the model has no variables yet: call it once on an example input")
+        if not model.trainable_variables:
+            raise ValueError("the model has no trainable variables: there is no gradient to add")
+        self.micro_batches = micro_batches
+        self.norms = _batch_norms(model) if statistics_once else []
+
+    def run(self, gradients_of: Callable, x, y) -> tuple:
+        """Call `gradients_of` for each part; return the sums of losses and of gradients.
+
+        Args:
+            gradients_of: `gradients_of(x, y, share)` returns loss and gradients of a part. It
+                multiplies the part's mean loss by `share`, its fraction of the samples.
+            x, y: tensors, or structures of tensors. Every tensor in them has the samples along its
+                first axis; what is no tensor goes to every part.
+
+        Raises:
+            ValueError: before anything is changed, tensors that disagree on the number of samples
+                and fewer samples than parts (drop such a batch, or make fewer parts):
+                InvalidArgumentError where only the graph knows how many there are.
+        """
+        if self.micro_batches == 1 and not self.norms:
+            return gradients_of(x, y, 1.0)
+
+        # One function for all parts, not one graph a part. Not inlined, so that what a part keeps
+        # for its gradients is gone when it returns.
+        @tf.function(experimental_attributes={"_noinline": True})
+        def one_part(tensors, share):
+            with _own_statistics(self.norms):
+                return gradients_of(*_with_tensors((x, y), tensors), share)
+
+        samples, statistics = _samples(x, y, self.micro_batches), _Statistics(self.norms)
+        loss, gradients = 0.0, None
+        for index in range(self.micro_batches):
+            start = index * samples // self.micro_batches
+            stop = (index + 1) * samples // self.micro_batches
+            share = tf.cast(stop - start, tf.float32) / tf.cast(samples, tf.float32)
+            # Parts side by side would hold the activations of all.
+            with tf.control_dependencies(_sums(gradients)):
+                rows = [tensor[start:stop] for tensor in _tensors((x, y))]
+            part_loss, part_gradients = one_part(rows, share)
+            loss += part_loss
+            gradients = _add(gradients, part_gradients)
+            statistics.pool(start, stop)
+        statistics.update_once()
+        return loss, gradients
 
 
 def make_train_step(
@@ -57,127 +150,93 @@ def make_train_step(
     micro_batches: int = 4,
     statistics_once: bool = False,
 ) -> Callable:
-    """Return `step(x, y) -> loss`: one update from the whole batch, computed part by part.
+    """Make the train step that updates once from the whole batch, computed part by part.
 
-    x: a tensor or a structure of tensors, handed over as `fit` does: as one argument, but where the
-    model's `call` needs several. Every tensor in x and y has the samples along its first axis; what
-    is no tensor goes to every part. `loss_fn(output, y)` returns the mean over the samples it is
-    given. loss: float32 scalar on the device, the mean over the whole batch. micro_batches: how
-    many parts; their sizes differ by one at most, so a batch need not be divisible. 1 is the plain
-    step.
+    Args:
+        model, optimizer: as ever; the model has its variables.
+        loss_fn: `loss_fn(output, y)` returns the mean over the samples that it is given.
+        micro_batches, statistics_once: as in `GradientAccumulator`.
 
-    statistics_once: BatchNorm's moving statistics are updated once a step, with the mean and
-    variance of all values that the layer saw in all parts (Chan et al., 1979). Equal to one large
-    batch: the number of updates, hence the layer's momentum means the same; and the statistics of
-    a first layer, whose input no BatchNorm has changed. Not equal: what training normalises with,
-    which stays that of the part, and so the input of every later layer. Layers that are not
-    trainable stay as they are; without BatchNorm it changes nothing. Of a layer that runs twice in
-    a forward pass the second run counts. tf_keras's fused kernel gives unbiased variances, pooled
-    as they are: too large by a relative 1/n for the n values of a part.
+    Returns:
+        `step(x, y) -> loss`: a float32 scalar on the device, the mean over the whole batch. x: a
+        tensor or a structure of tensors, handed over as `fit` does: as one argument, but where the
+        model's `call` needs several.
 
-    Raises ValueError for micro_batches below 1 or not an integer and for a model without trainable
-    variables; `step` does, before anything is changed, for tensors that disagree on the number of
-    samples and for fewer samples than parts (drop such a batch, or make a step with fewer parts):
-    InvalidArgumentError where only the graph knows how many there are. NotImplementedError:
-    statistics_once with batch renormalisation, which trains on its moving statistics.
+    Raises:
+        As `GradientAccumulator`; the step as its `run`.
     """
-    _check(model, micro_batches)
+    accumulator = GradientAccumulator(
+        model, micro_batches=micro_batches, statistics_once=statistics_once
+    )
     variables = model.trainable_variables
-    norms = _batch_norms(model) if statistics_once else []
+
+    def gradients_of(x, y, share):
+        with tf.GradientTape() as tape:
+            loss = _with_own_losses(loss_fn(_call(model, x, training=True), y), model)
+            if micro_batches > 1:
+                loss *= tf.cast(share, loss.dtype)
+        return loss, tape.gradient(loss, variables)
 
     @tf.function(jit_compile=False)
     def step(x, y):
-        before = [tuple(map(tf.identity, _statistics(norm))) for norm in norms]
-        parts = model, loss_fn, variables, norms, x, y, micro_batches
-        loss, gradients, pooled = _accumulate(*parts)
+        loss, gradients = accumulator.run(gradients_of, x, y)
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
-        for norm, old, new in zip(norms, before, pooled, strict=True):
-            for statistic, was, seen in zip(_statistics(norm), old, new, strict=True):
-                statistic.assign(was + (seen - was) * (1.0 - norm.momentum))
         return loss
 
     return step
 
 
-def _accumulate(*given) -> tuple:
-    """Run the parts one by one; return loss, gradients and what each BatchNorm has seen."""
-    try:
-        return _loop(*given, lookups=set())
-    except _LookupsError as found:  # only the trace of a part knows: trace it anew
-        return _loop(*given, lookups=found.args[0])
+class AccumulatedTraining:
+    """A mixin for `fit`: `class Net(AccumulatedTraining, keras.Model)`; Keras 3.
+
+    Each batch that `fit` draws is one update, computed in `micro_batches` parts, with the compiled
+    loss (`compute_loss`), sample weights and metrics.
+    """
+
+    micro_batches = 4
+
+    def train_step(self, data):
+        """One update from one batch, as Keras calls it."""
+        x, y, sample_weight = tf.keras.utils.unpack_x_y_sample_weight(data)
+        accumulator = GradientAccumulator(self, micro_batches=self.micro_batches)
+
+        def gradients_of(x, targets, share):
+            y, sample_weight = targets
+            with tf.GradientTape() as tape:
+                output = self(x, training=True)
+                loss = self.compute_loss(x, y, output, sample_weight, training=True) * share
+                scaled = self.optimizer.scale_loss(loss)
+            self.compute_metrics(x, y, output, sample_weight)
+            return loss, tape.gradient(scaled, self.trainable_variables)
+
+        loss, gradients = accumulator.run(gradients_of, x, (y, sample_weight))
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        self._loss_tracker.update_state(loss)
+        return self.get_metrics_result()
 
 
-class _LookupsError(Exception):
-    """The places of gradients that are slices, one a lookup (of embeddings)."""
+def _sums(gradients: list | None) -> list[tf.Tensor]:
+    """The tensors of all gradients so far, those of slices too."""
+    known = [gradient for gradient in gradients or () if gradient is not None]
+    return tf.nest.flatten(known, expand_composites=True)
 
 
-def _loop(model, loss_fn, variables, norms, x, y, micro_batches: int, *, lookups: set) -> tuple:
-    samples = _samples(x, y, micro_batches)
-    unreached = set()
-
-    def part(index, loss, gradients, pooled):
-        start = index * samples // micro_batches
-        stop = (index + 1) * samples // micro_batches
-        inputs, labels = _rows((x, y), start, stop, samples, micro_batches)
-        share = tf.cast(stop - start, tf.float32) / tf.cast(samples, tf.float32)
-        with _own_statistics(norms):
-            part_loss, added = _backward(model, loss_fn, variables, inputs, labels, share)
-        unreached.update(place for place, gradient in enumerate(added) if gradient is None)
-        found = {place for place, g in enumerate(added) if isinstance(g, tf.IndexedSlices)}
-        if found != lookups:
-            raise _LookupsError(found)
-        gradients = [_add(index, *pair) for pair in zip(gradients, added, strict=True)]
-        both = zip(pooled, norms, strict=True)
-        pooled = [_pool(*seen, *_statistics(norm), start, stop) for seen, norm in both]
-        return index + 1, loss + tf.cast(part_loss, loss.dtype), gradients, pooled
-
-    empty = [
-        _no_slices(variable, micro_batches)
-        if place in lookups
-        else tf.zeros(variable.shape, variable.dtype)
-        for place, variable in enumerate(variables)
-    ]
-    unseen = [tuple(map(tf.zeros_like, _statistics(norm))) for norm in norms]
-    _, loss, gradients, pooled = tf.while_loop(
-        lambda index, *_: index < micro_batches,
-        part,
-        [tf.constant(0), tf.constant(0.0), empty, unseen],
-        parallel_iterations=1,  # one part's activations at a time
-    )
-    for place in lookups:
-        values, rows = gradients[place]
-        shape = tf.constant(list(variables[place].shape), tf.int64)
-        gradients[place] = tf.IndexedSlices(values.concat(), rows.concat(), shape)
-    # What the loss does not reach has no gradient, which is not a gradient of zero.
-    reached = [None if i in unreached else gradient for i, gradient in enumerate(gradients)]
-    return loss, reached, pooled
-
-
-def _no_slices(variable, parts: int) -> tuple:
-    """Where the slices of each part are kept, as values and rows."""
-    kept = {"size": parts, "infer_shape": False}  # the last part may have fewer
-    shape = [None, *variable.shape[1:]]
-    values = tf.TensorArray(variable.dtype, element_shape=shape, **kept)
-    return values, tf.TensorArray(tf.int64, element_shape=[None], **kept)
-
-
-def _add(index, old, new):
+def _add(sums: list | None, gradients: list) -> list:
     """The gradients of the parts so far with those of one more."""
-    if new is None:
-        return old
+    if sums is None:
+        return gradients
+    return [_sum(old, new) for old, new in zip(sums, gradients, strict=True)]
+
+
+def _sum(old, new):
+    """Add two gradients: None is none, and slices stay slices."""
+    if old is None or new is None:
+        return new if old is None else old
     if isinstance(new, tf.IndexedSlices):
-        values, rows = old
-        indices = tf.cast(new.indices, tf.int64)
-        return values.write(index, new.values), rows.write(index, indices)
+        values = tf.concat([old.values, new.values], axis=0)
+        indices = tf.concat([old.indices, new.indices], axis=0)
+        return tf.IndexedSlices(values, indices, new.dense_shape)
     return old + new
-
-
-def _backward(model, loss_fn, variables, x, y, share) -> tuple:
-    """Loss and gradients of one part, times its share of the samples."""
-    with tf.GradientTape() as tape:
-        loss = _with_own_losses(loss_fn(_call(model, x, training=True), y), model)
-        loss *= tf.cast(share, loss.dtype)
-    return loss, tape.gradient(loss, variables)
 
 
 def _call(model, x, training: bool):
@@ -198,23 +257,14 @@ def _with_own_losses(loss, model):
     return sum((tf.cast(term, loss.dtype) for term in model.losses), loss)
 
 
-def _check(model: tf.keras.Model, micro_batches: int) -> None:
-    if not isinstance(micro_batches, int) or micro_batches < 1:
-        raise ValueError(f"micro_batches must be an integer of at least 1, not {micro_batches!r}")
-    if not model.built:
-        raise ValueError("the model has no variables yet: call it once on an example input")
-    if not model.trainable_variables:
-        raise ValueError("the model has no trainable variables: there is no gradient to add up")
-
-
 def _samples(x, y, micro_batches: int):
     """The number of samples: an int where it is known while tracing, else a scalar tensor."""
-    tensors = [leaf for leaf in tf.nest.flatten((x, y)) if tf.is_tensor(leaf)]
+    tensors = _tensors((x, y))
     sizes = {leaf.shape[0] if leaf.shape.rank else "a scalar" for leaf in tensors}
     known = sizes - {None}
     if not sizes or len(known) > 1 or "a scalar" in known:
-        found = ", ".join(sorted(map(str, sizes)))
-        raise ValueError(f"the tensors of x and y need one first axis, the samples: got {found}")
+        got = ", ".join(sorted(map(str, sizes)))
+        raise ValueError(f"the tensors of x and y need one first axis, the samples: got {got}")
     few = f"samples do not fill {micro_batches} micro-batches: drop this batch, or make fewer parts"
     if known:
         if min(known) < micro_batches:
@@ -227,29 +277,24 @@ def _samples(x, y, micro_batches: int):
         return tf.identity(samples)
 
 
-def _rows(tree, start, stop, samples, micro_batches: int):
-    """Cut rows out of each tensor of a tensor, tuple, list or dict."""
-    # Where all parts are equally large, and that is known, they get a static shape.
-    known = isinstance(samples, int) and samples % micro_batches == 0
+def _tensors(tree) -> list:
+    """The tensors of a tensor, tuple, list or dict."""
+    return [leaf for leaf in tf.nest.flatten(tree) if tf.is_tensor(leaf)]
 
-    def cut(leaf):
-        if not tf.is_tensor(leaf):
-            return leaf
-        rows = leaf[start:stop]
-        if known:
-            rows.set_shape([samples // micro_batches, *leaf.shape[1:]])
-        return rows
 
-    return tf.nest.map_structure(cut, tree)
+def _with_tensors(tree, tensors: list):
+    """The structure again, with other tensors in the places of its own."""
+    new = iter(tensors)
+    return tf.nest.map_structure(lambda leaf: next(new) if tf.is_tensor(leaf) else leaf, tree)
 
 
 def _batch_norms(model: tf.keras.Model) -> list:
     """The BatchNorm layers, those within custom layers too, which `model.layers` does not list."""
     kind = tf.keras.layers.BatchNormalization
-    found = [layer for layer in model._flatten_layers() if isinstance(layer, kind)]
-    if any(layer.renorm for layer in found):
+    layers = [layer for layer in model._flatten_layers() if isinstance(layer, kind)]
+    if any(layer.renorm for layer in layers):
         raise NotImplementedError("statistics_once: batch renormalisation trains on its statistics")
-    return found
+    return layers
 
 
 def _statistics(norm) -> tuple:
@@ -269,12 +314,30 @@ def _own_statistics(norms: list) -> Iterator[None]:
             norm.momentum = momentum
 
 
-def _pool(mean, variance, part_mean, part_variance, start, stop) -> tuple:
-    """Mean and variance of `stop` samples, from those of `start` and of the rest (Chan et al.)."""
-    share = tf.cast(stop - start, mean.dtype) / tf.cast(stop, mean.dtype)
-    difference = part_mean - mean
-    between = tf.square(difference) * share * (1.0 - share)
-    return mean + difference * share, variance + (part_variance - variance) * share + between
+class _Statistics:
+    """The moving statistics of layers as they were, and what the layers have seen since."""
+
+    def __init__(self, norms: list) -> None:
+        self.norms = norms
+        self.before = [[tf.identity(value) for value in _statistics(norm)] for norm in norms]
+        self.seen = [[tf.zeros_like(value) for value in _statistics(norm)] for norm in norms]
+
+    def pool(self, start, stop) -> None:
+        """Pool those of `start` samples with those of the part up to `stop` (Chan et al.)."""
+        for norm, seen in zip(self.norms, self.seen, strict=True):
+            mean, variance = seen
+            part_mean, part_variance = (tf.identity(value) for value in _statistics(norm))
+            share = tf.cast(stop - start, mean.dtype) / tf.cast(stop, mean.dtype)
+            difference = part_mean - mean
+            between = tf.square(difference) * share * (1.0 - share)
+            seen[0] = mean + difference * share
+            seen[1] = variance + (part_variance - variance) * share + between
+
+    def update_once(self) -> None:
+        """Move the statistics by the layer's momentum, once for all parts."""
+        for norm, before, seen in zip(self.norms, self.before, self.seen, strict=True):
+            for statistic, old, new in zip(_statistics(norm), before, seen, strict=True):
+                statistic.assign(old + (new - old) * (1.0 - norm.momentum))
 
 
 def main() -> None:
@@ -302,13 +365,13 @@ def main() -> None:
         optimizer = training.make_optimizer(model, replace(task.recipe, learning_rate=rate))
         loss_fn = training.cross_entropy
         step = make_train_step(model, optimizer, loss_fn, micro_batches=parts)
-        taken = []
+        times = []
         for pair in data.epoch_batches(*train, batch_size=batch, seed=0, epoch=0):
             start = time.perf_counter()
             step(*pair)
             runtime.synchronize()
-            taken.append((time.perf_counter() - start) * 1e3 * 128 / batch)
-        ms, predict = statistics.median(taken), training.make_predict(model)
+            times.append((time.perf_counter() - start) * 1e3 * 128 / batch)
+        ms, predict = statistics.median(times), training.make_predict(model)
         accuracy = training.evaluate(predict, *test, metric="accuracy", batch_size=256)
         print(f"{batch:5}{parts:7}{rate:15}{ms:20.2f}{accuracy:25.1f}")
 

@@ -3,10 +3,9 @@
 What it changes: between gradients and update, all gradients are multiplied by
 min(1, max_norm / norm), where norm is the L2 norm of all of them as one vector (Pascanu et al.,
 2013, "On the difficulty of training recurrent neural networks"). The step keeps its direction.
-`make_per_variable_step` clips each tensor by its own norm, which bends it; `make_scaled_step` clips
-under loss scaling. With `check_finite` a step stops where an input, the loss or a gradient holds
-NaN or infinity, and says which, before any weight changes. BatchNorm's moving statistics change in
-the forward pass: take them from a checkpoint then.
+`VariableClipper` clips each tensor by its own norm, which bends it. `FiniteGuard` stops a step
+where an input, the loss or a gradient holds NaN or infinity, and says which, before any weight
+changes. BatchNorm's moving statistics change in the forward pass: take them from a checkpoint then.
 
 Its twin: `pt_impl/train_step/gradient_clipping.py`.
 
@@ -20,7 +19,7 @@ Where the frameworks differ and why:
 - The guard is a branch of the graph: update, or count what is not finite. Python reads one flag a
   step, as the twin does, which waits for a GPU; so Python calls the step, not a tf.function.
 - Keras's LossScaleOptimizer unscales within `apply` (where its inner optimizer's own clipping comes
-  after), so scaled gradients are clipped at max_norm times the scale. `GradScaler` has `unscale_`.
+  after), so scaled gradients are clipped at max_norm * `scale`. `GradScaler` has `unscale_`.
 - An embedding's gradient is slices here, one a lookup. Their norm is not the gradient's where a
   row was looked up twice (`global_norm` and Keras's clipping take it), so the norm is that of their
   sums. The slices themselves are scaled and stay slices, as the optimizer gets them unclipped.
@@ -29,9 +28,12 @@ When it helps and when it hurts: it helps where single batches give gradients fa
 (recurrent networks, transformers early on). Log `step.gradient_norm()` and set max_norm where few
 steps are above: a bound that always binds fixes the length of every step and takes the learning
 rate's part (less so for Adam). It costs two passes over the gradients, whatever the batch; the
-guard costs one, one over the inputs, and the flag.
+guard costs one, one over the inputs, and the flag. Where nothing is clipped, guarded or measured,
+no norm is taken.
 
 Run it alone: `python -m tf_impl.train_step.gradient_clipping` prints the plain step against both.
+
+Copy with it: nothing.
 """
 
 import inspect
@@ -47,6 +49,124 @@ _GRADIENT = "look for sqrt, norm, log or a division at 0 (tf.debugging.enable_ch
 _OVERFLOW = "each gradient is finite but their norm overflows: look at the scale of the loss"
 
 
+class GradientClipper:
+    """Clips all gradients by their global L2 norm: between `tape.gradient` and `apply_gradients`.
+
+    Args:
+        model: whose gradients are clipped.
+        max_norm: the most that the norm may be after clipping; `math.inf` clips nothing.
+
+    Raises:
+        ValueError: max_norm is not above 0, or the model has no trainable variables.
+    """
+
+    def __init__(self, model: tf.keras.Model, *, max_norm: float = 1.0) -> None:
+        _check(model, max_norm)
+        self.max_norm = max_norm
+
+    def norm(self, gradients: list) -> tf.Tensor:
+        """The L2 norm of all gradients as one vector; None counts nothing."""
+        return tf.linalg.global_norm([_dense(gradient) for gradient in gradients])
+
+    def clip(self, gradients: list, norm=None, scale=1.0) -> list:
+        """Return the gradients scaled to `max_norm` at most.
+
+        norm: what `norm(gradients)` returned, if known. scale: of gradients of a scaled loss, whose
+        optimizer unscales them after this.
+        """
+        if self.max_norm == math.inf:
+            return gradients
+        if norm is None:
+            norm = self.norm(gradients)
+        clipped, _ = tf.clip_by_global_norm(gradients, self.max_norm * scale, use_norm=norm)
+        return clipped
+
+
+class VariableClipper:
+    """Clips each variable's gradient by its own L2 norm, which Keras calls `clipnorm`.
+
+    Args, Raises: as in `GradientClipper`.
+    """
+
+    def __init__(self, model: tf.keras.Model, *, max_norm: float = 1.0) -> None:
+        _check(model, max_norm)
+        self.max_norm = max_norm
+
+    def clip(self, gradients: list) -> list:
+        """Return each gradient scaled to `max_norm` at most."""
+        if self.max_norm == math.inf:
+            return gradients
+        return [gradient if gradient is None else self._clip(gradient) for gradient in gradients]
+
+    def _clip(self, gradient):
+        norm = tf.norm(_dense(gradient))
+        (clipped,), _ = tf.clip_by_global_norm([gradient], self.max_norm, use_norm=norm)
+        return clipped
+
+
+class FiniteGuard:
+    """Stops a step before values that are not finite reach the weights, and says where they are.
+
+    `apply` stands in the graph, where `optimizer.apply_gradients` stood; `check` looks, outside of
+    it, at what `apply` returned.
+
+    Args:
+        model: whose gradients are looked at.
+    """
+
+    def __init__(self, model: tf.keras.Model) -> None:
+        self.variables, self.steps = model.trainable_variables, 0
+
+    def apply(self, optimizer, clipped: list, x, y, loss, gradients: list, norm) -> tuple:
+        """Update the variables if all is finite, else count what is not.
+
+        Args:
+            optimizer: built already, which a branch of a graph could not do.
+            clipped: the gradients to apply.
+            x, y, loss: the batch and its loss.
+            gradients, norm: before clipping; the norm is finite where all gradients are.
+
+        Returns:
+            Whether all is finite, and the number of values that are not, by suspect.
+        """
+        inputs = [tensor for _, tensor in _inputs(x, y)]
+        suspects = [*inputs, loss, *reversed(gradients)]
+
+        def update():
+            optimizer.apply_gradients(zip(clipped, self.variables, strict=True))
+            return tf.zeros(len(suspects), tf.int64)
+
+        def count():
+            return tf.stack([_count_not_finite(tensor) for tensor in suspects])
+
+        flags = [tf.reduce_all(tf.math.is_finite(tensor)) for tensor in [*inputs, loss, norm]]
+        finite = tf.reduce_all(flags)
+        return finite, tf.cond(finite, update, count)
+
+    def check(self, x, y, finite, counts) -> None:
+        """Raise where `apply` did not update. The one place that waits for the device.
+
+        Raises:
+            FloatingPointError: the number of the step, the first tensor that is not finite (an
+                input, the loss, or the gradient nearest to the output), how many of its values, and
+                where to look.
+        """
+        self.steps += 1
+        if finite:
+            return
+        suspects = [(name, int(tf.size(tensor)), _DATA) for name, tensor in _inputs(x, y)]
+        suspects.append(("the loss", 1, _LOSS))
+        for variable in reversed(self.variables):  # gradients come from the output, the last ones
+            name = getattr(variable, "path", variable.name)  # tf_keras has no path
+            suspects.append((f"the gradient of {name}", math.prod(variable.shape), _GRADIENT))
+        culprit = _OVERFLOW
+        for (name, size, advice), bad in zip(suspects, counts.numpy(), strict=True):
+            if bad:
+                culprit = f"{bad} of {size} values of {name} are not finite: {advice}"
+                break
+        raise FloatingPointError(f"step {self.steps}: {culprit}")
+
+
 def make_train_step(
     model: tf.keras.Model,
     optimizer: tf.keras.optimizers.Optimizer,
@@ -54,38 +174,58 @@ def make_train_step(
     *,
     max_norm: float = 1.0,
     check_finite: bool = False,
+    measure_norm: bool = False,
 ) -> Callable:
-    """Return `step(x, y) -> loss` that clips the gradients by their global L2 norm.
+    """Make the plain train step with clipping by the global norm and the guard.
 
-    x: a tensor or a structure of tensors, handed over as `fit` does: as one argument, but where the
-    model's `call` needs several. loss: scalar on the device. max_norm: the most that the norm may
-    be after clipping; `math.inf` only measures. `step.gradient_norm()` reads what it was before
-    (NaN before the first step), which waits for the device. check_finite: the guard, clipping or
-    not.
+    Args:
+        model, optimizer: as ever; the model has its variables.
+        loss_fn: `loss_fn(output, y)` returns a scalar.
+        max_norm: the most that the norm may be after clipping; `math.inf` does not clip.
+        check_finite: whether a `FiniteGuard` looks at each step.
+        measure_norm: take the norm also where neither needs it, for `step.gradient_norm()`.
 
-    Raises ValueError for a max_norm that is not above 0, a model without trainable variables and an
-    optimizer that scales the loss. With check_finite `step` raises FloatingPointError: the number
-    of its call, the first tensor that is not finite (an input, the loss, or the gradient nearest to
-    the output), how many values, and where to look. Weights and optimizer are as before then.
+    Returns:
+        `step(x, y) -> loss`, a scalar on the device. x: a tensor or a structure of tensors, handed
+        over as `fit` does: as one argument, but where the model's `call` needs several.
+        `step.gradient_norm()` reads what the last step's norm was before clipping (NaN before the
+        first), which waits for the device; it raises ValueError where no norm is taken.
+
+    Raises:
+        ValueError: as `GradientClipper`, or the optimizer scales the loss. The step:
+            FloatingPointError, as `FiniteGuard.check`; weights and optimizer are as before then.
     """
-    variables = _variables(model, optimizer, max_norm)
+    clipper, guard = GradientClipper(model, max_norm=max_norm), FiniteGuard(model)
+    variables = model.trainable_variables
+    _prepare(optimizer, variables)
+    needs_norm = max_norm < math.inf or check_finite or measure_norm
     last_norm = tf.Variable(math.nan, trainable=False)
 
     @tf.function(jit_compile=False)
     def train(x, y):
         loss, gradients = _gradients(model, loss_fn, variables, x, y)
-        norm = tf.linalg.global_norm(list(map(_dense, gradients)))
-        last_norm.assign(tf.cast(norm, tf.float32))
-        clipped = gradients
-        if max_norm < math.inf:
-            clipped, _ = tf.clip_by_global_norm(gradients, max_norm, use_norm=norm)
+        norm = None
+        if needs_norm:
+            norm = clipper.norm(gradients)
+            last_norm.assign(tf.cast(norm, tf.float32))
+        clipped = clipper.clip(gradients, norm)
         if check_finite:
-            return _apply_if_finite(optimizer, variables, clipped, x, y, loss, gradients, norm)
+            return loss, *guard.apply(optimizer, clipped, x, y, loss, gradients, norm)
         optimizer.apply_gradients(zip(clipped, variables, strict=True))
         return loss
 
-    step = _stopping(train, variables) if check_finite else train
-    step.gradient_norm = lambda: float(last_norm)
+    def guarded_step(x, y):
+        loss, finite, counts = train(x, y)
+        guard.check(x, y, finite, counts)
+        return loss
+
+    def gradient_norm() -> float:
+        if not needs_norm:
+            raise ValueError("no norm is taken: ask for it with measure_norm=True")
+        return float(last_norm)
+
+    step = guarded_step if check_finite else train
+    step.gradient_norm = gradient_norm
     return step
 
 
@@ -96,84 +236,43 @@ def make_per_variable_step(
     *,
     max_norm: float = 1.0,
 ) -> Callable:
-    """Return `step(x, y) -> loss` that clips each variable's gradient by its own L2 norm.
+    """Make the plain train step with each variable's gradient clipped by its own L2 norm.
 
-    What Keras calls `clipnorm`. Arguments and errors as in `make_train_step`; no `gradient_norm`.
+    Args, Returns, Raises: as in `make_train_step`; no guard and no `gradient_norm`.
     """
-    variables = _variables(model, optimizer, max_norm)
+    clipper = VariableClipper(model, max_norm=max_norm)
+    variables = model.trainable_variables
+    _prepare(optimizer, variables)
 
     @tf.function(jit_compile=False)
     def step(x, y):
         loss, gradients = _gradients(model, loss_fn, variables, x, y)
-        if max_norm < math.inf:
-            gradients = [_clipped(gradient, max_norm) for gradient in gradients]
-        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        optimizer.apply_gradients(zip(clipper.clip(gradients), variables, strict=True))
         return loss
 
     return step
 
 
-def make_scaled_step(
-    model: tf.keras.Model,
-    optimizer: tf.keras.optimizers.Optimizer,
-    loss_fn: Callable,
-    *,
-    max_norm: float = 1.0,
-    initial_scale: float = 65536.0,
-) -> Callable:
-    """Return `step(x, y) -> loss` that clips by the global norm under loss scaling.
-
-    The gradients of the scaled loss are `scale` times too large; max_norm bounds the unscaled ones.
-    The arithmetic is the model's own: for float16 build it under the policy "mixed_float16". A step
-    whose gradients are not finite changes no weight and halves the scale (2,000 good ones double
-    it), which is part of the method: there is no guard here. `step.loss_scale()` reads the scale;
-    `step.optimizer` holds it in its variables: save it to resume.
-    All else as in `make_train_step`. Raises ValueError for what that refuses and for a scale that
-    is not above 0; NotImplementedError with tf_keras.
-    """
-    variables = _variables(model, optimizer, max_norm)
-    if not initial_scale > 0:
-        raise ValueError(f"initial_scale must be above 0, not {initial_scale!r}")
-    if not hasattr(tf.keras.optimizers, "LossScaleOptimizer"):
-        raise NotImplementedError("tf_keras scales a loss by other methods: use Keras 3")
-    scaling = tf.keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=initial_scale)
-    scaling.build(variables)  # or the trace would take the first scale for a constant
-
-    @tf.function(jit_compile=False)
-    def step(x, y):
-        loss, gradients = _gradients(model, loss_fn, variables, x, y, scaling.scale_loss)
-        if max_norm < math.inf:
-            # The same as clipping at max_norm after unscaling, which only apply_gradients does.
-            bound = max_norm * tf.convert_to_tensor(scaling.dynamic_scale)
-            norm = tf.linalg.global_norm(list(map(_dense, gradients)))
-            gradients, _ = tf.clip_by_global_norm(gradients, bound, use_norm=norm)
-        scaling.apply_gradients(zip(gradients, variables, strict=True))
-        return loss
-
-    step.loss_scale = lambda: float(scaling.dynamic_scale)
-    step.optimizer = scaling
-    return step
-
-
-def _variables(model, optimizer, max_norm: float) -> list:
-    """Check model, optimizer and setting; return the trainable variables."""
+def _check(model, max_norm: float) -> None:
     if not isinstance(max_norm, Real) or not max_norm > 0:
         raise ValueError(f"max_norm must be above 0 (inf does not clip), not {max_norm!r}")
     if not (model.built and model.trainable_variables):
         raise ValueError("the model has no trainable variables (a new one: call it on an example)")
+
+
+def _prepare(optimizer, variables: list) -> None:
+    """Build the optimizer, which a branch of the graph could not; refuse one that unscales."""
     if hasattr(optimizer, "inner_optimizer"):
-        raise ValueError("pass the optimizer itself: make_scaled_step wraps it to scale the loss")
+        raise ValueError("pass the optimizer itself: this step does not scale the loss")
     if not getattr(optimizer, "built", False):
-        optimizer.build(model.trainable_variables)  # a branch of the graph could not
-    return model.trainable_variables
+        optimizer.build(variables)
 
 
-def _gradients(model, loss_fn, variables, x, y, scale=tf.identity) -> tuple:
-    """Loss, and the gradients of the scaled loss (None where it does not depend on one)."""
+def _gradients(model, loss_fn, variables: list, x, y) -> tuple:
+    """Loss and gradients of a batch (None where the loss does not depend on a variable)."""
     with tf.GradientTape() as tape:
         loss = _with_own_losses(loss_fn(_call(model, x, training=True), y), model)
-        objective = scale(loss)
-    return loss, tape.gradient(objective, variables)
+    return loss, tape.gradient(loss, variables)
 
 
 def _dense(gradient):
@@ -182,58 +281,10 @@ def _dense(gradient):
     return tf.convert_to_tensor(gradient) if is_slices else gradient
 
 
-def _clipped(gradient, max_norm: float):
-    """One gradient, scaled to an L2 norm of `max_norm` at most."""
-    if gradient is None:
-        return None
-    (clipped,), _ = tf.clip_by_global_norm([gradient], max_norm, tf.norm(_dense(gradient)))
-    return clipped
-
-
-def _apply_if_finite(optimizer, variables, clipped, x, y, loss, gradients, norm) -> tuple:
-    """Update, or count what is not finite; return loss, whether all is finite, and the counts."""
-    inputs = [tensor for _, tensor in _inputs(x, y)]
-    suspects = [*inputs, loss, *reversed(gradients)]
-
-    def apply():
-        optimizer.apply_gradients(zip(clipped, variables, strict=True))
-        return tf.zeros(len(suspects), tf.int64)
-
-    def count():
-        known = [0.0 if tensor is None else _dense(tensor) for tensor in suspects]
-        bad = [~tf.math.is_finite(tensor) for tensor in known]
-        return tf.stack([tf.math.count_nonzero(values) for values in bad])
-
-    # The norm stands for all gradients: it is finite only where they are.
-    flags = [tf.reduce_all(tf.math.is_finite(tensor)) for tensor in [*inputs, loss, norm]]
-    finite = tf.reduce_all(flags)
-    return loss, finite, tf.cond(finite, apply, count)
-
-
-def _stopping(train: Callable, variables: list) -> Callable:
-    """The step that raises where `train` did not update, for the first tensor that is to blame."""
-    calls = 0
-    gradients = [
-        (f"the gradient of {getattr(v, 'path', v.name)}", math.prod(v.shape), _GRADIENT)
-        for v in reversed(variables)  # gradients come from the output, where the last ones are
-    ]
-
-    def step(x, y):
-        nonlocal calls
-        calls += 1
-        loss, finite, counts = train(x, y)
-        if finite:  # the one place that waits for the device
-            return loss
-        tensors = [(name, int(tf.size(tensor)), _DATA) for name, tensor in _inputs(x, y)]
-        tensors += [("the loss", 1, _LOSS), *gradients]
-        blamed = (
-            f"{bad} of {size} values of {name} are not finite: {advice}"
-            for (name, size, advice), bad in zip(tensors, counts.numpy(), strict=True)
-            if bad
-        )
-        raise FloatingPointError(f"step {calls}: {next(blamed, _OVERFLOW)}")
-
-    return step
+def _count_not_finite(tensor) -> tf.Tensor:
+    if tensor is None:
+        return tf.constant(0, tf.int64)
+    return tf.math.count_nonzero(~tf.math.is_finite(_dense(tensor)))
 
 
 def _inputs(x, y) -> list[tuple]:
@@ -279,7 +330,7 @@ def main() -> None:
     task = TASKS["digits-cnn"]
     batch = tf.random.normal((128, 32, 32, 1)), tf.zeros(128, tf.int64)
     rows = {"plain": {}, "clip": {}, "clip and guard": {"check_finite": True}}
-    steps, taken = {}, {name: [] for name in rows}
+    steps, times = {}, {name: [] for name in rows}
     for name, settings in rows.items():
         model = models.build(task.model, init_weights(task.model, seed=0))
         optimizer = training.make_optimizer(model, task.recipe)
@@ -290,9 +341,9 @@ def main() -> None:
             start = time.perf_counter()
             step(*batch)
             runtime.synchronize()
-            taken[name].append((time.perf_counter() - start) * 1e3)
-    for name, times in taken.items():
-        print(f"{name:14}{statistics.median(times):8.2f} ms a step")
+            times[name].append((time.perf_counter() - start) * 1e3)
+    for name, samples in times.items():
+        print(f"{name:14}{statistics.median(samples):8.2f} ms a step")
 
 
 if __name__ == "__main__":

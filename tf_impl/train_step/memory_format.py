@@ -27,14 +27,13 @@ GPUs without tensor cores, where grappler chooses it anyway. On a CPU there is n
 
 Run it alone: `python -m tf_impl.train_step.memory_format` prints channels_last against
 channels_first.
+
+Copy with it: nothing.
 """
 
 import re
-from collections import Counter
-from collections.abc import Callable
 
 import tensorflow as tf
-from tensorflow.python.eager import context
 
 _AXES = {"channels_last": (0, 3, 1, 2), "channels_first": (0, 2, 3, 1)}  # to the other format
 _NAMES = {"channels_last": "NHWC", "channels_first": "NCHW"}
@@ -57,15 +56,15 @@ def apply_memory_format(
     """
     _check(memory_format)
     layers = model._flatten_layers(include_self=False)  # those inside layers too
-    found = {layer.data_format for layer in layers if _is_of_images(layer)}
-    if not found:
+    formats = {layer.data_format for layer in layers if _is_of_images(layer)}
+    if not formats:
         raise ValueError("the model has no 2-D layer with a data_format: nothing to convert")
-    if found == {memory_format}:
+    if formats == {memory_format}:
         return model
-    if len(found) > 1:
+    if len(formats) > 1:
         raise ValueError("the model has layers of both formats: build it in one")
     _try_convolution(memory_format)
-    functional, axes = _functional(model), _AXES[found.pop()]
+    functional, axes = _functional(model), _AXES[formats.pop()]
     copy = tf.keras.models.clone_model(
         functional,
         input_tensors=tf.nest.map_structure(lambda t: _input(t, axes), functional.input),
@@ -87,29 +86,6 @@ def convert_batch(x, *, memory_format: str = "channels_last"):
         return x
     axes = _AXES["channels_last"]
     return tf.nest.map_structure(lambda v: tf.transpose(v, axes) if len(v.shape) == 4 else v, x)
-
-
-def convolution_formats(model: tf.keras.Model, call: Callable) -> dict[str, int]:
-    """Count the 2-D convolutions of `call()`, forward and backward, by memory format.
-
-    Returns for example {"channels_last": 11}. `call` runs a `tf.function` that is not XLA; what
-    counts is the graph that was executed, after grappler rewrote it. The program of XLA has no such
-    formats: there nothing is counted.
-    """
-    call()  # may trace
-    runtime = context.context()
-    # The runtime hands out a graph when it instantiates it, so the call has to do that again.
-    runtime.clear_kernel_cache()
-    runtime.enable_graph_collection()
-    try:
-        call()
-        graphs = runtime.export_run_metadata().function_graphs
-    finally:
-        runtime.disable_graph_collection()
-    names = {name: ours for ours, name in _NAMES.items()}
-    nodes = (n for graph in graphs for part in graph.partition_graphs for n in part.node)
-    formats = (n.attr["data_format"].s.decode() for n in nodes if "Conv2" in n.op)
-    return dict(Counter(names.get(name, "other") for name in formats))
 
 
 def _check(memory_format: str) -> None:
@@ -261,12 +237,12 @@ def _compare(model, copy, to_new: tuple, to_old: tuple) -> None:
 
     try:
         x = tf.nest.map_structure(example, model.input)
-        wanted = _outputs(model, x)
-        found = turned(_outputs(copy, turned(x, to_new)), to_old)
+        of_model = _outputs(model, x)
+        of_copy = turned(_outputs(copy, turned(x, to_new)), to_old)
     except Exception as error:
         said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise NotImplementedError(f"the copy can't be compared with the model: {said}") from error
-    for ours, theirs in zip(tf.nest.flatten(wanted), tf.nest.flatten(found), strict=True):
+    for ours, theirs in zip(tf.nest.flatten(of_model), tf.nest.flatten(of_copy), strict=True):
         ours, theirs = tf.cast(ours, tf.float64), tf.cast(theirs, tf.float64)
         apart = tf.reduce_max(tf.abs(ours - theirs)) / tf.reduce_max(tf.abs(ours))
         if not apart < 1e-4 and tf.reduce_any(ours != theirs):
@@ -288,7 +264,7 @@ def main() -> None:
     from shared import datasets
     from shared.specs import TASKS
     from shared.weights import init_weights
-    from tf_impl.kit import data, models, runtime, training
+    from tf_impl.kit import data, models, operators, runtime, training
 
     runtime.configure(threads=os.cpu_count() or 1, seed=0)
     task = TASKS["digits-cnn"]
@@ -296,7 +272,7 @@ def main() -> None:
         x, y = datasets.load(datasets.materialise(task.dataset, Path(folder)), "train")
         batches = datasets.first_batches(x, y, task.compute_batch, 10, seed=0)
     batches = data.resident_batches(batches)
-    steps, kept, losses, taken = {}, {}, {}, {}
+    steps, kept, losses, times = {}, {}, {}, {}
     for name in _AXES:
         model = models.build(task.model, init_weights(task.model, seed=0))
         try:
@@ -306,21 +282,21 @@ def main() -> None:
             continue
         optimizer = training.make_optimizer(kept[name], task.recipe)
         steps[name] = training.make_train_step(kept[name], optimizer, training.cross_entropy)
-        taken[name] = []
+        times[name] = []
     for _ in range(20):
         for name, step in steps.items():
             start = time.perf_counter()
             for x, y in batches:
                 losses[name] = step(convert_batch(x, memory_format=name), y)
             runtime.synchronize()
-            taken[name].append((time.perf_counter() - start) / len(batches))
+            times[name].append((time.perf_counter() - start) / len(batches))
     print(f"digits-cnn, batch {task.compute_batch}: ms a step, ratio, last loss, formats")
-    baseline = statistics.median(taken["channels_last"])
+    baseline = statistics.median(times["channels_last"])
     for name, step in steps.items():
-        seconds, loss = statistics.median(taken[name]), runtime.to_float(losses[name])
+        seconds, loss = statistics.median(times[name]), runtime.to_float(losses[name])
         x, y = batches[0]
         x = convert_batch(x, memory_format=name)
-        seen = convolution_formats(kept[name], lambda step=step, x=x, y=y: step(x, y))
+        seen = operators.convolution_formats(kept[name], lambda step=step, x=x, y=y: step(x, y))
         print(f"{name:15}{seconds * 1e3:8.2f}{seconds / baseline:7.2f}{loss:9.4f}  {seen}")
 
 

@@ -18,10 +18,15 @@ Where the frameworks differ and why:
 - BatchNorm and LayerNorm keep float32 variables and statistics on both sides. Keras casts what
   they get to float32 and back, and so gains nothing in them (Keras 3 builds them of many small
   operators); PyTorch's CPU kernels read bfloat16 and add up in float32.
+- `Normalization` stays float32 here, as under autocast. It gets raw data, of which bfloat16 keeps 8
+  bits (the year 2026 would be 2024) and float16 nothing beyond 65,504. Keras's own policy rounds
+  them, and the means; a subclassed model does so still, before its layers see them.
 - `LossScaleOptimizer` decides inside the graph whether to skip; `GradScaler` asks the device.
 - The usual way is `keras.config.set_dtype_policy` before the model is built. Here the policies
-  last for one trace: any model will do, it is left as it was, and it computes the same. tf_keras
-  settles when a variable is made whether it can be cast, so there a built model is refused.
+  last for one trace: any model will do, it is left as it was, and but for `Normalization` it
+  computes the same. (`fit` traces too: call it within `policies()`, with the optimizer that `wrap`
+  returns.) tf_keras settles when a variable is made whether it can be cast, so there a built model
+  is refused.
 - TensorFlow's graph optimizer can do it instead, for the whole process and by its own choice of
   operators: `tf.config.optimizer.set_experimental_options` with
   {"auto_mixed_precision_onednn_bfloat16": True} (CPU) or {"auto_mixed_precision": True} (float16
@@ -34,16 +39,113 @@ dtype (most do for float16: for tests only). bfloat16 has 8 significant bits: ke
 up small differences in float32 (`keep_fp32`).
 
 Run it alone: `python -m tf_impl.train_step.mixed_precision` prints float32 against bfloat16.
+
+Copy with it: nothing.
 """
 
 import inspect
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import tensorflow as tf
 
 _POLICIES = {"bfloat16": "mixed_bfloat16", "float16": "mixed_float16", "float32": "float32"}
+
+
+class MixedPrecision:
+    """Dtype policies for a model's layers and, in float16, an optimizer that scales the loss.
+
+    One object trains one model; what it does to a step of your own:
+
+        optimizer = precision.wrap(optimizer)
+
+        @tf.function
+        def step(x, y):
+            with precision.policies():
+                with tf.GradientTape() as tape:
+                    loss = loss_fn(to_float32(model(x, training=True)), y)
+                    scaled = precision.scale(loss)
+                gradients = tape.gradient(scaled, variables)
+            optimizer.apply_gradients(zip(gradients, variables))  # unscales
+
+    Args:
+        model: of float32 variables. It is left as it is.
+        dtype: "bfloat16", "float16" or "float32", which changes nothing.
+        keep_fp32: names of layers, comma-separated, that compute in float32 with all they contain.
+        initial_scale: float16 only: the loss is multiplied by a scale that starts here.
+        growth_interval: the scale halves when a gradient is not finite (and no weight changes) and
+            doubles after so many good steps in a row.
+
+    Raises:
+        ValueError: an unknown dtype or layer, half-width variables, a model without variables or a
+            scaling that cannot work.
+        NotImplementedError: Keras cannot switch the model, or the device cannot compute in `dtype`.
+    """
+
+    def __init__(
+        self,
+        model: tf.keras.Model,
+        *,
+        dtype: str = "bfloat16",
+        keep_fp32: str = "",
+        initial_scale: float = 65536.0,
+        growth_interval: int = 2000,
+    ) -> None:
+        if initial_scale <= 0 or growth_interval < 1:
+            raise ValueError("initial_scale must be positive and growth_interval at least 1")
+        self.layer_policies = _layer_policies(model, dtype, keep_fp32)
+        self.variables, self.dtype = model.trainable_variables, dtype
+        self.initial_scale, self.growth_interval = initial_scale, growth_interval
+        self.optimizer = None
+
+    @contextmanager
+    def policies(self) -> Iterator[None]:
+        """Give each layer its policy until the context ends: for one trace, at no cost to the step.
+
+        The layers look at their policy in every call, and a trace is the only call that a step
+        makes. Gradients are taken inside, for recomputed layers, which run forward again.
+        """
+        before = [layer.dtype_policy for layer, _ in self.layer_policies]
+        try:
+            for layer, policy in self.layer_policies:
+                layer.dtype_policy = policy
+            yield
+        finally:
+            for (layer, _), policy in zip(self.layer_policies, before, strict=True):
+                layer.dtype_policy = policy
+
+    def wrap(self, optimizer: tf.keras.optimizers.Optimizer) -> tf.keras.optimizers.Optimizer:
+        """Return the optimizer to use: in float16 one that unscales, and skips what overflows.
+
+        It has the scale and its count of good steps in its variables: save it to resume. Raises
+        ValueError for an optimizer that scales the loss already.
+        """
+        if hasattr(optimizer, "inner_optimizer"):
+            raise ValueError("pass the optimizer itself: float16 wraps it in a LossScaleOptimizer")
+        if self.dtype == "float16":
+            optimizer = tf.keras.optimizers.LossScaleOptimizer(
+                optimizer,
+                initial_scale=self.initial_scale,
+                dynamic_growth_steps=self.growth_interval,
+            )
+            # Before the trace, which would take the scale of an unbuilt optimizer for a constant.
+            optimizer.build(self.variables)
+        self.optimizer = optimizer
+        return optimizer
+
+    def scale(self, loss):
+        """The loss to take gradients of."""
+        return self.optimizer.scale_loss(loss) if self.dtype == "float16" else loss
+
+    def gradient_scale(self):
+        """How many times too large gradients are, for clipping: a scalar of the graph, or 1."""
+        if self.dtype != "float16":
+            return 1.0
+        return tf.convert_to_tensor(self.optimizer.dynamic_scale)
+
+    def loss_scale(self) -> float:
+        """Read the scale; 1.0 without scaling."""
+        return float(self.gradient_scale())
 
 
 def make_train_step(
@@ -55,52 +157,45 @@ def make_train_step(
     keep_fp32: str = "",
     initial_scale: float = 65536.0,
     growth_interval: int = 2000,
-    max_norm: float = math.inf,
 ) -> Callable:
-    """Return `step(x, y) -> loss` that computes in `dtype` over the model's float32 variables.
+    """Make the plain train step, computed in `dtype` over the model's float32 variables.
 
-    x: a tensor or a structure of tensors, handed over as `fit` does: as one argument, but where the
-    model's `call` needs several. loss: float32 scalar on the device, not scaled. `loss_fn(output,
-    y)` gets float32 output. dtype: "bfloat16", "float16" or "float32" (the plain step). keep_fp32:
-    names of layers, comma-separated, that compute in float32 with all they contain. The model
-    itself is left as it is. float16 only: the loss is multiplied by a scale that starts at
-    `initial_scale`, halves when a gradient is not finite (and no weight changes) and doubles after
-    `growth_interval` good steps in a row; `step.loss_scale()` reads it (1.0 without scaling).
-    `step.optimizer` is what updates the weights, with the scale in its variables: save it to
-    resume. max_norm: gradients are clipped by their global L2 norm, which is that of the unscaled
-    ones; infinity does not clip.
+    Args:
+        model, optimizer: as ever; the model has its variables.
+        loss_fn: `loss_fn(output, y)` is given float32 output.
+        dtype, keep_fp32, initial_scale, growth_interval: as in `MixedPrecision`.
 
-    Raises ValueError for an unknown dtype or layer, half-width variables, a model without
-    variables or a scaling that cannot work; NotImplementedError where Keras cannot switch the model
-    or the device cannot compute in `dtype`.
+    Returns:
+        `step(x, y) -> loss`, a float32 scalar on the device, not scaled. x: a tensor or a structure
+        of tensors, handed over as `fit` does: as one argument, but where the model's `call` needs
+        several. `step.loss_scale()` reads the scale; `step.optimizer` is what updates the
+        variables, with the scale among its own: save it to resume.
+
+    Raises:
+        As `MixedPrecision` and `MixedPrecision.wrap`.
     """
-    policies = _policies(model, dtype, keep_fp32)
-    _check_scaling(optimizer, initial_scale, growth_interval, max_norm)
+    precision = MixedPrecision(
+        model,
+        dtype=dtype,
+        keep_fp32=keep_fp32,
+        initial_scale=initial_scale,
+        growth_interval=growth_interval,
+    )
+    optimizer = precision.wrap(optimizer)
     variables = model.trainable_variables
-    if dtype == "float16":
-        optimizer = tf.keras.optimizers.LossScaleOptimizer(
-            optimizer, initial_scale=initial_scale, dynamic_growth_steps=growth_interval
-        )
-        # Before the trace, which would take the scale of an unbuilt optimizer for a constant.
-        optimizer.build(variables)
 
     @tf.function(jit_compile=False)
     def step(x, y):
-        # The gradients are inside, for recomputed layers, which run forward again.
-        with _applied(policies):
+        with precision.policies():
             with tf.GradientTape() as tape:
-                output = _to_float32(_call(model, x, training=True))
+                output = to_float32(_call(model, x, training=True))
                 loss = _with_own_losses(loss_fn(output, y), model)
-                objective = optimizer.scale_loss(loss) if dtype == "float16" else loss
-            gradients = tape.gradient(objective, variables)
-        if max_norm < math.inf:
-            scale = tf.convert_to_tensor(optimizer.dynamic_scale) if dtype == "float16" else 1.0
-            gradients = _clip(gradients, max_norm * scale)
-        # A LossScaleOptimizer unscales first, and skips the update if a gradient is not finite.
+                scaled = precision.scale(loss)
+            gradients = tape.gradient(scaled, variables)
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
         return loss
 
-    step.loss_scale = lambda: float(optimizer.dynamic_scale) if dtype == "float16" else 1.0
+    step.loss_scale = precision.loss_scale
     step.optimizer = optimizer
     return step
 
@@ -108,40 +203,28 @@ def make_train_step(
 def make_predict(
     model: tf.keras.Model, *, dtype: str = "bfloat16", keep_fp32: str = ""
 ) -> Callable:
-    """Return `predict(x) -> output` in evaluation mode: computed in `dtype`, given as float32.
+    """Make `predict(x) -> output` in evaluation mode: computed in `dtype`, given as float32.
 
-    x, dtype, keep_fp32 and errors as in `make_train_step`.
+    Args, Raises: as in `make_train_step`.
     """
-    policies = _policies(model, dtype, keep_fp32)
+    precision = MixedPrecision(model, dtype=dtype, keep_fp32=keep_fp32)
 
     @tf.function(jit_compile=False, reduce_retracing=True)
     def predict(x):
-        with _applied(policies):
+        with precision.policies():
             output = _call(model, x, training=False)
-        return _to_float32(output)
+        return to_float32(output)
 
     return predict
 
 
-def _check_scaling(optimizer, initial_scale: float, growth_interval: int, max_norm: float) -> None:
-    if initial_scale <= 0 or growth_interval < 1:
-        raise ValueError("initial_scale must be positive and growth_interval at least 1")
-    if not max_norm > 0:
-        raise ValueError(f"max_norm must be above 0 (inf does not clip), not {max_norm!r}")
-    if hasattr(optimizer, "inner_optimizer"):
-        raise ValueError("pass the optimizer itself: float16 wraps it in a LossScaleOptimizer")
+def to_float32(tree):
+    """Cast the bfloat16 and float16 tensors of a tensor, tuple, list or dict to float32."""
+    half = (tf.bfloat16, tf.float16)
+    return tf.nest.map_structure(lambda v: tf.cast(v, tf.float32) if v.dtype in half else v, tree)
 
 
-def _clip(gradients: list, max_norm) -> list:
-    """Scale all gradients to a global L2 norm of `max_norm` at most."""
-    # An embedding's slices have the norm of their sum.
-    slices = tf.IndexedSlices
-    dense = [tf.convert_to_tensor(g) if isinstance(g, slices) else g for g in gradients]
-    norm = tf.linalg.global_norm(dense)
-    return tf.clip_by_global_norm(gradients, max_norm, use_norm=norm)[0]
-
-
-def _policies(model: tf.keras.Model, dtype: str, keep_fp32: str) -> list[tuple]:
+def _layer_policies(model: tf.keras.Model, dtype: str, keep_fp32: str) -> list[tuple]:
     """Check the settings against model and device; return (layer, policy to trace it with)."""
     if dtype not in _POLICIES:
         raise ValueError(f"unknown dtype {dtype!r}: choose one of {', '.join(_POLICIES)}")
@@ -158,16 +241,23 @@ def _policies(model: tf.keras.Model, dtype: str, keep_fp32: str) -> list[tuple]:
     for variable in model.trainable_variables:
         if variable.dtype in ("bfloat16", "float16"):
             raise ValueError(f"master weights are float32, but {variable.path} is {variable.dtype}")
-    for gpu in tf.config.list_physical_devices("GPU") if dtype == "bfloat16" else ():
+    for gpu in tf.config.list_physical_devices("GPU"):
         details = tf.config.experimental.get_device_details(gpu)
-        if details.get("compute_capability", (8, 0)) < (8, 0):
+        if dtype == "bfloat16" and details.get("compute_capability", (8, 0)) < (8, 0):
             raise NotImplementedError("this GPU has no bfloat16 arithmetic: choose float16")
     # Layers with an integer, float64 or quantized policy keep it, as autocast does.
     return [
-        (layer, "float32" if id(layer) in kept else _POLICIES[dtype])
+        (layer, "float32" if id(layer) in kept or _gets_raw_data(layer) else _POLICIES[dtype])
         for layer in model._flatten_layers()
         if layer.dtype_policy.name in _POLICIES.values()
     ]
+
+
+def _gets_raw_data(layer) -> bool:
+    """Whether it is `Normalization`, or a Sequential model with one, which casts what it gets."""
+    kind = tf.keras.layers.Normalization
+    inside = layer._flatten_layers() if isinstance(layer, tf.keras.Sequential) else [layer]
+    return any(isinstance(one, kind) for one in inside)
 
 
 def _find_layers(model: tf.keras.Model, names: str) -> list:
@@ -182,28 +272,6 @@ def _find_layers(model: tf.keras.Model, names: str) -> list:
             raise ValueError(f"keep_fp32: the model has no layer {name!r}; it has {known}")
         found += [inside for layer in own for inside in layer._flatten_layers()]
     return found
-
-
-@contextmanager
-def _applied(policies: list[tuple]) -> Iterator[None]:
-    """Give each layer its policy until the context ends: for one trace, at no cost to the step.
-
-    The layers look at their policy in every call, and a trace is the only call that a step makes.
-    """
-    before = [layer.dtype_policy for layer, _ in policies]
-    try:
-        for layer, policy in policies:
-            layer.dtype_policy = policy
-        yield
-    finally:
-        for (layer, _), policy in zip(policies, before, strict=True):
-            layer.dtype_policy = policy
-
-
-def _to_float32(tree):
-    """Cast the bfloat16 and float16 tensors of a tensor, tuple, list or dict to float32."""
-    half = (tf.bfloat16, tf.float16)
-    return tf.nest.map_structure(lambda v: tf.cast(v, tf.float32) if v.dtype in half else v, tree)
 
 
 def _call(model, x, training: bool):
@@ -243,8 +311,8 @@ def main() -> None:
         x, y = datasets.load(datasets.materialise(task.dataset, Path(folder)), "train")
         batches = datasets.first_batches(x, y, task.compute_batch, 10, seed=0)
     batches = data.resident_batches(batches)
-    steps, losses, taken = {}, {}, {"float32": [], "bfloat16": []}
-    for dtype in taken:
+    steps, losses, times = {}, {}, {"float32": [], "bfloat16": []}
+    for dtype in times:
         model = models.build(task.model, init_weights(task.model, seed=0))
         make = training.make_train_step if dtype == "float32" else make_train_step
         optimizer = training.make_optimizer(model, task.recipe)
@@ -255,11 +323,11 @@ def main() -> None:
             for batch in batches:
                 losses[dtype] = step(*batch)
             runtime.synchronize()
-            taken[dtype].append((time.perf_counter() - start) / len(batches))
+            times[dtype].append((time.perf_counter() - start) / len(batches))
     print(f"digits-cnn, batch {task.compute_batch}: ms a step, ratio, loss after 200 steps, ran in")
-    baseline = statistics.median(taken["float32"])
+    baseline = statistics.median(times["float32"])
     for dtype, step in steps.items():
-        seconds, loss = statistics.median(taken[dtype]), runtime.to_float(losses[dtype])
+        seconds, loss = statistics.median(times[dtype]), runtime.to_float(losses[dtype])
         ran = runtime.operator_dtypes(step, *batches[0])
         print(f"{dtype:9}{seconds * 1e3:8.2f}{seconds / baseline:7.2f}{loss:9.4f}  {ran}")
 

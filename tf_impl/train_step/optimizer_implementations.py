@@ -1,19 +1,20 @@
 """Implementations of one optimizer rule: AdamW, the ways that TensorFlow has to run an update.
 
 What it changes: how many kernels an update takes and how often it reads and writes memory; not the
-result. Keras writes AdamW as some twenty operations a tensor, most of them a pass over memory of
+result. Keras writes AdamW as some twenty operations a variable, most of them a pass over memory of
 their own (for_loop); a kernel of TensorFlow's does all but the decay in one (fused); XLA fuses
-those of a tensor to a few loops (compiled).
+those of a variable to a few loops (compiled). Each function returns an optimizer to use as any
+other: in `fit`, or with `apply_gradients` in a step of your own.
 
 Its twin: `pt_impl/train_step/optimizer_implementations.py`.
 
 Where the frameworks differ and why:
 - Keras has one implementation, a loop over the variables inside a `tf.function`, and leaves fusion
   to the compiler; PyTorch brings three, as arguments of one optimizer, and can compile them too.
-  foreach has no counterpart. fused is `ResourceApplyAdam`, which TensorFlow kept from the
-  optimizers before Keras 3: one tensor at a time, where PyTorch's kernel takes them all, and after
-  a decay of its own. A small optimizer over Keras's brings it back, for `fit` too.
-- TensorFlow's executor runs the graph of the loop, and may run the updates of several tensors at
+  Its `foreach_optimizer` has no counterpart. fused is `ResourceApplyAdam`, which TensorFlow kept
+  from the optimizers before Keras 3: one variable at a time, where PyTorch's kernel takes them all,
+  and after a decay of its own. For SGD (`fused_sgd` there) Keras does not use such a kernel.
+- TensorFlow's executor runs the graph of the loop, and may run the updates of several variables at
   the same time; PyTorch runs the loop from Python.
 - Keras adds its epsilon before the second moment is corrected for bias, PyTorch after: with
   epsilon = eps sqrt(1 - beta2) the first update is the same, and later ones differ by a relative
@@ -22,117 +23,87 @@ Where the frameworks differ and why:
   in float32 too, so that this cancels.
 
 When it helps and when it hurts: compiled helps where the update is a visible share of a step: many
-parameters and little arithmetic for each. It needs its compile time back, and nothing is left to
+variables and little arithmetic for each. It needs its compile time back, and nothing is left to
 gain where the whole step is compiled already. fused helps there too, and compiles nothing. None
 helps a step that the forward and backward pass dominate.
 
 Run it alone: `python -m tf_impl.train_step.optimizer_implementations` prints all on 10 million
 weights.
+
+Copy with it: nothing.
 """
 
 import math
-import re
-from collections import Counter
-from collections.abc import Callable, Sequence
 
 import tensorflow as tf
-from tensorflow.python.eager import context
-
-Update = tuple[tf.keras.optimizers.Optimizer, Callable[[], None]]
 
 
-def for_loop_update(
+def for_loop_optimizer(
     model: tf.keras.Model,
-    gradients: Sequence,
     *,
     learning_rate: float,
     weight_decay: float = 0.01,
     beta1: float = 0.9,
     beta2: float = 0.999,
     eps: float = 1e-8,
-) -> Update:
-    """Update one variable after the other, operation by operation, in one graph: Keras's own.
-
-    Returns (optimizer, update); `update()` applies to the trainable variables of `model` what
-    `gradients` hold then. gradients: one dense tensor, or `tf.Variable` that is read anew at every
-    update, for each of `model.trainable_variables`, of its shape and dtype. In training they come
-    from a tape in the same graph, and `optimizer.apply_gradients` alone is all there is to copy.
+) -> tf.keras.optimizers.AdamW:
+    """AdamW that updates variable by variable, operation by operation: Keras's own.
 
     The rule: w -= lr weight_decay w, then w -= lr m̂ / (sqrt(v̂) + eps), with m̂ and v̂ the moments
-    of `beta1` and `beta2` corrected for bias (Loshchilov and Hutter, 2019).
+    corrected for bias (Loshchilov and Hutter, 2019).
 
-    Raises ValueError for gradients that do not fit and for settings out of range, before anything
-    is changed.
+    Args:
+        model: its trainable variables are updated.
+        learning_rate, weight_decay: both at least 0.
+        beta1, beta2: how much of the first and the second moment a step keeps, below 1.
+        eps: added to the root of the second moment.
+
+    Returns:
+        The optimizer, with its variables.
+
+    Raises:
+        ValueError: a setting is out of range, or the model has no variables yet.
     """
-    variables = _fitting(model, gradients, learning_rate, weight_decay, beta1, beta2, eps)
+    _check(model, learning_rate, weight_decay, beta1, beta2, eps)
     optimizer = tf.keras.optimizers.AdamW(
         learning_rate=float(learning_rate),
         weight_decay=weight_decay,
         beta_1=beta1,
         beta_2=beta2,
         epsilon=eps * math.sqrt(1.0 - beta2),
-        amsgrad=False,
     )
     optimizer.jit_compile = False  # tf_keras would compile each variable's update on a GPU
-    optimizer.build(variables)
-
-    @tf.function(jit_compile=False)
-    def update():
-        now = [tf.convert_to_tensor(gradient) for gradient in gradients]
-        optimizer.apply_gradients(zip(now, variables, strict=True))
-
-    return optimizer, update
+    optimizer.build(model.trainable_variables)
+    return optimizer
 
 
-def foreach_update(
+def fused_optimizer(
     model: tf.keras.Model,
-    gradients: Sequence,
     *,
     learning_rate: float,
     weight_decay: float = 0.01,
     beta1: float = 0.9,
     beta2: float = 0.999,
     eps: float = 1e-8,
-) -> Update:
-    """Refuse: TensorFlow has no operations over lists of tensors. Raises NotImplementedError."""
-    raise NotImplementedError(
-        "TensorFlow has no operations over lists of tensors: Keras updates variable by variable"
-    )
+) -> tf.keras.optimizers.AdamW:
+    """AdamW that updates each variable with one kernel of TensorFlow's, after its decay.
 
+    `FusedAdamW` alone is all there is to copy.
 
-def fused_update(
-    model: tf.keras.Model,
-    gradients: Sequence,
-    *,
-    learning_rate: float,
-    weight_decay: float = 0.01,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    eps: float = 1e-8,
-) -> Update:
-    """Update each variable with one kernel of TensorFlow's, `ResourceApplyAdam`, after its decay.
-
-    Arguments, rule, result and errors as in `for_loop_update`; `FusedAdamW` alone is all there is
-    to copy. Raises NotImplementedError for variables that the kernel does not take.
+    Args, Returns, Raises: as in `for_loop_optimizer`; NotImplementedError for variables that are
+    not floating-point numbers, which the kernel refuses.
     """
-    variables = _fitting(model, gradients, learning_rate, weight_decay, beta1, beta2, eps)
+    _check(model, learning_rate, weight_decay, beta1, beta2, eps)
     optimizer = FusedAdamW(
         learning_rate=float(learning_rate),
         weight_decay=weight_decay,
         beta_1=beta1,
         beta_2=beta2,
         epsilon=eps * math.sqrt(1.0 - beta2),
-        amsgrad=False,
     )
-    optimizer.jit_compile = False  # tf_keras would compile each variable's update on a GPU
-    optimizer.build(variables)
-
-    @tf.function(jit_compile=False)
-    def update():
-        now = [tf.convert_to_tensor(gradient) for gradient in gradients]
-        optimizer.apply_gradients(zip(now, variables, strict=True))
-
-    return optimizer, update
+    optimizer.jit_compile = False
+    optimizer.build(model.trainable_variables)
+    return optimizer
 
 
 class FusedAdamW(tf.keras.optimizers.AdamW):
@@ -146,22 +117,25 @@ class FusedAdamW(tf.keras.optimizers.AdamW):
         """Make the moments; refuse what the kernel can't do before that."""
         if self.amsgrad:
             raise NotImplementedError("ResourceApplyAdam has no amsgrad: use Keras's AdamW")
+        for variable in variables:
+            if not tf.as_dtype(variable.dtype).is_floating:
+                raise NotImplementedError(f"ResourceApplyAdam updates no {variable.dtype}")
         super().build(variables)
 
     def update_step(self, gradient, variable, learning_rate=None):
         """Read and write the variable and both moments once."""
-        rate = self.learning_rate if learning_rate is None else learning_rate  # tf_keras, Keras 3
+        if learning_rate is None:  # tf_keras hands none over, Keras 3 does
+            learning_rate = self.learning_rate
         dtype = variable.dtype
         step = tf.cast(tf.convert_to_tensor(self.iterations) + 1, dtype)
-        places = [self._momentums, self._velocities]
-        first, second = (kept[self._place(variable)] for kept in places)
+        place = self._place(variable)
         tf.raw_ops.ResourceApplyAdam(
             var=_handle(variable),
-            m=_handle(first),
-            v=_handle(second),
+            m=_handle(self._momentums[place]),
+            v=_handle(self._velocities[place]),
             beta1_power=tf.pow(tf.cast(self.beta_1, dtype), step),
             beta2_power=tf.pow(tf.cast(self.beta_2, dtype), step),
-            lr=tf.cast(rate, dtype),
+            lr=tf.cast(learning_rate, dtype),
             beta1=tf.cast(self.beta_1, dtype),
             beta2=tf.cast(self.beta_2, dtype),
             epsilon=tf.cast(self.epsilon, dtype),
@@ -177,88 +151,73 @@ class FusedAdamW(tf.keras.optimizers.AdamW):
 
 def _handle(variable):
     """What a kernel gets for a variable, of TensorFlow or of Keras 3."""
-    return (variable if isinstance(variable, tf.Variable) else variable.value).handle
+    if isinstance(variable, tf.Variable):
+        return variable.handle
+    return variable.value.handle
 
 
-def compiled_update(
+def compiled_optimizer(
     model: tf.keras.Model,
-    gradients: Sequence,
     *,
     learning_rate: float,
     weight_decay: float = 0.01,
     beta1: float = 0.9,
     beta2: float = 0.999,
     eps: float = 1e-8,
-) -> Update:
-    """Let XLA fuse the operations of Keras's update; the first update compiles.
+) -> tf.keras.optimizers.AdamW:
+    """AdamW whose update of all variables is one program of XLA; the first update compiles.
 
-    Arguments, rule, result and errors as in `for_loop_update`. The learning rate is a variable:
-    another one needs no new program.
+    The learning rate is a variable: another one needs no new program.
+
+    Args, Returns, Raises: as in `for_loop_optimizer`.
     """
-    variables = _fitting(model, gradients, learning_rate, weight_decay, beta1, beta2, eps)
+    _check(model, learning_rate, weight_decay, beta1, beta2, eps)
     optimizer = tf.keras.optimizers.AdamW(
         learning_rate=float(learning_rate),
         weight_decay=weight_decay,
         beta_1=beta1,
         beta_2=beta2,
         epsilon=eps * math.sqrt(1.0 - beta2),
-        amsgrad=False,
     )
     optimizer.jit_compile = False  # the function around it is compiled as a whole
-    optimizer.build(variables)
-
-    @tf.function(jit_compile=True)
-    def update():
-        now = [tf.convert_to_tensor(gradient) for gradient in gradients]
-        optimizer.apply_gradients(zip(now, variables, strict=True))
-
-    return optimizer, update
+    optimizer.build(model.trainable_variables)
+    _compile_update(optimizer, model.trainable_variables)
+    return optimizer
 
 
-def update_operators(update: Callable) -> dict[str, int]:
-    """Count the operators of one update, by name; the loops that XLA fused count as "compiled".
+def _compile_update(optimizer, variables: list) -> None:
+    """Have the optimizer's method that updates all variables run as a program of XLA."""
+    if hasattr(optimizer, "apply"):  # Keras 3: its apply_gradients and LossScaleOptimizer call it
+        keras_apply = optimizer.apply
 
-    Returns for example {"AssignSubVariableOp": 70, "Mul": 140}: what stands in the graph that was
-    executed, after grappler rewrote it, or {"compiled": 40} for the optimized program of XLA. Calls
-    the update twice, since the first call may trace.
-    """
-    update()
-    if update.get_concrete_function().function_def.attr["_XlaMustCompile"].b:
-        program = update.experimental_get_compiler_ir()(stage="optimized_hlo")
-        return {"compiled": len(re.findall(r" fusion\(", program))}
-    runtime = context.context()
-    # The runtime hands out a graph when it instantiates it, so the call has to do that again.
-    runtime.clear_kernel_cache()
-    runtime.enable_graph_collection()
-    try:
-        update()
-        graphs = runtime.export_run_metadata().function_graphs
-    finally:
-        runtime.disable_graph_collection()
-    nodes = [node for graph in graphs for part in graph.partition_graphs for node in part.node]
-    plumbing = ("Const", "NoOp", "_Arg", "_Retval", "Identity", "ReadVariableOp")
-    return dict(Counter(node.op for node in nodes if node.op not in plumbing))
+        @tf.function(jit_compile=True)
+        def program(gradients):
+            keras_apply(gradients, variables)
+
+        def apply(grads, trainable_variables=None):
+            program(list(grads))
+
+        optimizer.apply = apply
+    else:
+        keras_apply_gradients = optimizer.apply_gradients
+
+        @tf.function(jit_compile=True)
+        def program(gradients):
+            keras_apply_gradients(zip(gradients, variables, strict=True))
+
+        def apply_gradients(grads_and_vars, **kwargs):
+            program([gradient for gradient, _ in grads_and_vars])
+
+        optimizer.apply_gradients = apply_gradients
 
 
-def _fitting(model, gradients, learning_rate, weight_decay, beta1, beta2, eps) -> list:
-    """The trainable variables; raises ValueError where gradients or settings do not fit."""
-    variables = model.trainable_variables
-    if len(variables) != len(gradients):
-        raise ValueError(f"{len(gradients)} gradients for {len(variables)} trainable parameters")
-    for index, (v, g) in enumerate(zip(variables, gradients, strict=True)):
-        sparse = isinstance(g, tf.IndexedSlices)
-        fits = tuple(v.shape) == tuple(g.shape) and tf.as_dtype(v.dtype) == tf.as_dtype(g.dtype)
-        if sparse or not fits:
-            raise ValueError(
-                f"gradient {index} is {tuple(g.shape)}, {tf.as_dtype(g.dtype).name},"
-                f" {'sparse' if sparse else 'dense'}: its parameter takes {tuple(v.shape)},"
-                f" {tf.as_dtype(v.dtype).name}, dense"
-            )
+def _check(model, learning_rate, weight_decay, beta1, beta2, eps) -> None:
+    if not model.built:
+        raise ValueError("the model has no variables yet: call it once on an example input")
     if min(learning_rate, weight_decay, eps) < 0 or not (0 <= beta1 < 1 and 0 <= beta2 < 1):
         raise ValueError(
             "learning_rate, weight_decay and eps must be at least 0, beta1 and beta2 in [0, 1)"
         )
-    return variables
 
 
 def main() -> None:
@@ -269,30 +228,30 @@ def main() -> None:
 
     from shared.specs import TASKS
     from shared.weights import init_weights
-    from tf_impl.kit import models, runtime
+    from tf_impl.kit import models, runtime, training
 
     runtime.configure(threads=os.cpu_count() or 1, seed=0)
     spec = TASKS["text-gpt-wide"].model
-    updates, kept = {}, {}
-    for make in (for_loop_update, fused_update, compiled_update):
+    updates, times = {}, {}
+    for make in (for_loop_optimizer, fused_optimizer, compiled_optimizer):
         model = models.build(spec, init_weights(spec, seed=0))
         gradients = [tf.fill(v.shape, 0.01) for v in model.trainable_variables]
-        name = make.__name__.removesuffix("_update")
-        kept[name], updates[name] = make(model, gradients, learning_rate=1e-3)
+        name = make.__name__.removesuffix("_optimizer")
+        optimizer = make(model, learning_rate=1e-3)
+        updates[name], times[name] = training.make_update(model, optimizer, gradients), []
         updates[name]()
-    taken = {name: [] for name in updates}
     for _ in range(20):
         for name, update in updates.items():
             start = time.perf_counter()
             for _ in range(5):
                 update()
             runtime.synchronize()
-            taken[name].append((time.perf_counter() - start) / 5)
-    print(f"AdamW, {models.parameter_count(model):,} weights: ms an update, ratio, operators")
-    for name, times in taken.items():
-        seconds, first = statistics.median(times), statistics.median(taken["for_loop"])
-        operators = sum(update_operators(updates[name]).values())
-        print(f"{name:9}{seconds * 1e3:8.2f}{seconds / first:7.2f}  {operators}")
+            times[name].append((time.perf_counter() - start) / 5)
+    print(f"AdamW, {models.parameter_count(model):,} weights: ms an update, ratio")
+    baseline = statistics.median(times["for_loop"])
+    for name, samples in times.items():
+        seconds = statistics.median(samples)
+        print(f"{name:9}{seconds * 1e3:8.2f}{seconds / baseline:7.2f}")
 
 
 if __name__ == "__main__":

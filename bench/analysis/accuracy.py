@@ -1,0 +1,119 @@
+"""What a row does to its task's metric, against its own baseline.
+
+Exact work keeps it, and so does a difference that is no worse than the task's margin by the bound
+of its interval. Accuracy that was not measured is no accuracy that was kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from bench.analysis import verdicts
+from bench.analysis.bounds import SEED_LOOKS
+from bench.analysis.pairing import baseline
+from bench.analysis.values import at, is_number, is_pair
+from shared.specs import more_is_better
+
+ROUNDING = 1e-5  # relative; the first losses of bfloat16 are up to 1e-4 apart
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """What a row does to its baseline's accuracy. `kept` is None where it was not measured.
+
+    `asked`: not where nothing is trained or predicted in another way.
+    """
+
+    kept: bool | None
+    asked: bool = True
+    exact: bool = False
+    mean: float | None = None
+    ci: list[float] | None = None
+    metric: str | None = None
+
+
+def of(case: dict, cases: list[dict], tasks: dict, allowed: float | None = None) -> Accuracy:
+    """What a case does to accuracy; `allowed`: points that it may lose, else the task's margin.
+
+    A variant's training may stand at another batch size, and its proof of equal losses at another
+    task of the same technique, where it has none of its own.
+    """
+    if case["role"] == "baseline":
+        return Accuracy(True, exact=True)
+    metric = at(tasks, case["task"], "metric")
+    margin = allowed if allowed is not None else at(tasks, case["task"], "margin")
+    for other in (case, *_siblings(case, cases, ("task",))):
+        found = at(other, "accuracy", "difference")
+        if is_number(at(found, "mean")):
+            mean, ci = found["mean"], at(found, "ci")
+            worst = None
+            if is_pair(ci):
+                worst = ci[0] if more_is_better(metric) else -ci[1]
+            kept = None if worst is None or not is_number(margin) else worst >= -margin
+            return Accuracy(kept, mean=mean, ci=ci if is_pair(ci) else None, metric=metric)
+    if _exact(case, cases, tasks):
+        return Accuracy(True, exact=True)
+    if not at(case, "certificate", "losses"):
+        proven = [s for s in _siblings(case, cases) if at(s, "certificate", "losses")]
+        if proven and all(_exact(s, cases, tasks) for s in proven):
+            return Accuracy(True, exact=True)
+    return Accuracy(None)
+
+
+def _siblings(case: dict, cases: list[dict], also: Iterable[str] = ()) -> list[dict]:
+    """The same variant of the same technique and framework at other workloads."""
+    same = ("technique", "variant", "role", "framework", "flavour", *also)
+    return [
+        other
+        for other in cases
+        if other is not case
+        and other["status"] == "OK"
+        and all(other.get(k) == case.get(k) for k in same)
+    ]
+
+
+def _exact(case: dict, cases: list[dict], tasks: dict) -> bool:
+    """Whether a case's losses are its baseline's, but for float32's rounding.
+
+    A row that is known to change the mathematics is not exact, however close its losses are.
+    """
+    if case.get("changes_math") or case.get("changes_weights"):
+        return False
+    base = baseline(case, cases)
+    both = (at(c, "certificate", "losses") or [] for c in (case, base))
+    bar = at(tasks, case["task"], "rounding") or ROUNDING
+    return agree(tasks, case["task"], *both, bar=bar)
+
+
+def agree(tasks: dict, task: str, ours: list, theirs: list, bar: float = 1.0) -> bool:
+    """Whether there are losses on both sides, and all agree within the task's parity bar.
+
+    And within `bar`, where that is less.
+    """
+    parity = at(tasks, task, "parity")
+    bar = min(bar, parity) if is_number(parity) else None
+    if not ours or len(ours) != len(theirs) or not all(map(is_number, [bar, *ours, *theirs])):
+        return False
+    return all(abs(a - b) <= bar * abs(b) for a, b in zip(ours, theirs, strict=True))
+
+
+def difference(
+    case: dict, other: dict | None, tasks: dict, looks: list | None = None
+) -> dict | None:
+    """The metric of a case less that of another, by the seeds that both were trained with.
+
+    `looks`: of a run in which who is decided is trained no further.
+    """
+    ours, theirs = ((each or {}).get("accuracy") or {} for each in (case, other))
+    ours, theirs = ours.get("per_seed") or [], theirs.get("per_seed") or []
+    seeds, task = min(len(ours), len(theirs)), tasks[case["task"]]
+    if not seeds:
+        return None
+    return verdicts.compare_accuracy(
+        ours[:seeds],
+        theirs[:seeds],
+        margin=task["margin"],
+        more_is_better=more_is_better(task["metric"]),
+        looks=SEED_LOOKS if looks else (),
+    )

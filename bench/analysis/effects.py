@@ -1,0 +1,215 @@
+"""What a row does to a figure of its own baseline: a ratio, or a difference in points.
+
+An effect has an interval where processes were repeated. Peaks of memory and first calls are mostly
+measured in one process a row: these have the scatter of what the same run measured in several. The
+sizes of files are exact. What a single process measured repeatedly (a probe) has its range, and
+what was measured once, in a run that repeated nothing of the kind, has no bounds at all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import exp, inf, log
+from typing import Any
+
+from bench.analysis import decisions, pairing
+from bench.analysis.accuracy import difference
+from bench.analysis.reading import DIFFERENT, above_import
+from bench.analysis.values import at, is_number, is_pair
+from bench.analysis.verdicts import quantile
+
+# Why there is no effect, or none that decides.
+NOT_MEASURED = "not measured in this record"
+NO_ACCURACY = "accuracy not measured"
+ONCE = "measured once, without an interval"
+NOT_COMPARABLE = "not the same work as its baseline"
+
+
+@dataclass(frozen=True)
+class Effect:
+    """A figure or an effect on one, with its bounds. `kind`: interval, range, once or exact.
+
+    `count`: of how many processes it is.
+    """
+
+    value: float
+    low: float
+    high: float
+    kind: str
+    count: int = 1
+
+    @property
+    def bounded(self) -> bool:
+        """Whether it has bounds to judge by."""
+        return self.kind != "once"
+
+    def turned(self) -> Effect:
+        """The ratio the other way round."""
+        return Effect(1 / self.value, _over(1, self.high), _over(1, self.low), self.kind)
+
+
+@dataclass(frozen=True)
+class Effects:
+    """The effects of a record's rows."""
+
+    record: dict[str, Any]
+
+    def of(
+        self, case: dict, figure: str, against: str | None = None
+    ) -> tuple[Effect | None, str | None]:
+        """The effect on `figure`, or the reason why there is none.
+
+        The figure is "time", "memory", "size", "compressed_size", "first_call", "accuracy" (a
+        difference) or the name of a metric. It is compared with the own baseline, or with the
+        variant `against` of the same technique.
+        """
+        other = self._other(case, against)
+        if other is None:
+            return None, NOT_MEASURED
+        if figure == "time":
+            return self._time(case, other)
+        if figure == "accuracy":
+            return _accuracy(self.record, case, other)
+        pair = [_figure(each, figure) for each in (case, other)]
+        if None in pair or not all(each.value for each in pair):
+            return None, NOT_MEASURED
+        return self._ratio(figure, *pair), None
+
+    def value(self, case: dict, figure: str) -> tuple[Effect | None, str | None]:
+        """A row's own figure."""
+        found = _figure(case, figure)
+        return (found, None) if found else (None, NOT_MEASURED)
+
+    def _other(self, case: dict, against: str | None) -> dict | None:
+        if against is None:
+            return pairing.baseline(case, self.record["cases"])
+        same = ("technique", "task", "batch_size", "mode", "framework", "flavour")
+        for other in self.record["cases"]:
+            alike = all(other.get(key) == case.get(key) for key in same)
+            if alike and other["variant"] == against and other["status"] == "OK":
+                return other
+        return None
+
+    def _time(self, case: dict, other: dict) -> tuple[Effect | None, str | None]:
+        """The ratio that the run made of both, block by block."""
+        for each in self.record["comparisons"]:
+            if (each["numerator"], each["denominator"]) == (case["id"], other["id"]):
+                if each.get("verdict") == DIFFERENT:
+                    return None, NOT_COMPARABLE
+                if is_number(each.get("ratio")):
+                    return _bounded(each["ratio"], each.get("ci")), None
+        found = self._side_by_side.get((pairing.program(case), pairing.program(other)))
+        return (_bounded(found.ratio, found.ci), None) if found else (None, NOT_MEASURED)
+
+    @cached_property
+    def _side_by_side(self) -> decisions.Ratios:
+        every = [work.ratios for work in decisions.works(self.record)]
+        return {pair: ratio for ratios in every for pair, ratio in ratios.items()}
+
+    def _ratio(self, figure: str, ours: Effect, theirs: Effect) -> Effect:
+        value = ours.value / theirs.value
+        if figure in SCATTERED and "exact" not in (ours.kind, theirs.kind):
+            sd, freedom = self._scatter[figure]
+            if not freedom:
+                return Effect(value, value, value, "once")
+            share = 1 / ours.count + 1 / theirs.count
+            wide = exp(quantile(0.95, freedom) * sd * share**0.5)
+            return Effect(value, value / wide, value * wide, "interval")
+        kinds = {ours.kind, theirs.kind}
+        kind = next(k for k in ("once", "range", "interval", "exact") if k in kinds)
+        if kind == "once":
+            return Effect(value, value, value, kind)
+        low, high = max(0.0, ours.low) / theirs.high, _over(ours.high, theirs.low)
+        return Effect(value, low, high, kind)
+
+    @cached_property
+    def _scatter(self) -> dict[str, tuple[float, int]]:
+        """For each scattered figure the sd of its logarithm over processes, with its freedom."""
+        return {figure: self._pooled(path) for figure, path in SCATTERED.items()}
+
+    def _pooled(self, path: tuple[str, ...]) -> tuple[float, int]:
+        squares, freedom = 0.0, 0
+        for case in self.record["cases"]:
+            own = [log(v) for v in at(case, *path) or () if is_number(v) and v > 0]
+            if len(own) > 1 and pairing.program(case) == case["id"]:
+                mean = sum(own) / len(own)
+                squares += sum((each - mean) ** 2 for each in own)
+                freedom += len(own) - 1
+        return ((squares / freedom) ** 0.5 if freedom else 0.0), freedom
+
+
+# Figures of which a row has one process or a few, and where those that were repeated stand.
+SCATTERED = {
+    "memory": ("memory", "samples", "above_import_bytes"),
+    "first_call": ("metrics", "cold_first_calls_s", "samples"),
+}
+
+
+def _over(top: float, bottom: float) -> float:
+    """A bound divided by a bound, which may touch 0."""
+    return top / bottom if bottom > 0 else inf
+
+
+def _figure(case: dict, figure: str) -> Effect | None:
+    if figure == "memory":
+        return _memory(case)
+    if figure == "size":
+        return _exact(case.get("artifact_bytes"))
+    if figure == "compressed_size":
+        return _exact(at(case, "metrics", "compressed_artifact", "value"))
+    if figure == "first_call":
+        value = at(case, "timing", "cold_first_call_s")
+        return _once(value, len(at(case, *SCATTERED[figure]) or ()) or 1)
+    metric = at(case, "metrics", figure)
+    value, samples = at(metric, "value"), at(metric, "samples")
+    if not is_number(value):
+        return None
+    if is_pair(at(metric, "ci")):
+        return Effect(value, *metric["ci"], "interval")
+    repeated = [v for v in samples if is_number(v)] if isinstance(samples, list) else []
+    if len(repeated) > 1 and min(repeated) <= value <= max(repeated):
+        return Effect(value, min(repeated), max(repeated), "range")
+    if figure == "largest_batch":  # it fits, and 5% more does not
+        return Effect(value, value, 1.05 * value, "range")
+    return _exact(value) if figure in COUNTED else _once(value)
+
+
+COUNTED = ("checkpoint", "parameters", "parameters_not_zero", "macs", "found", "plain_unhealthy")
+
+
+def _memory(case: dict) -> Effect | None:
+    """The device's peak, which its allocator counts, else that above the imports."""
+    device = at(case, "memory", "device_peak", "allocated")
+    if is_number(device):
+        return _exact(device)
+    memory = case.get("memory")
+    count = len(at(memory, "samples", "above_import_bytes") or ()) or 1
+    mean = at(memory, "above_import_bytes")
+    return _once(mean if is_number(mean) else above_import(memory), count)
+
+
+def _once(value: Any, count: int = 1) -> Effect | None:
+    return Effect(value, value, value, "once", count) if is_number(value) and value > 0 else None
+
+
+def _exact(value: Any) -> Effect | None:
+    return Effect(value, value, value, "exact") if is_number(value) else None
+
+
+def _bounded(value: float, ci: Any) -> Effect:
+    if is_pair(ci):
+        return Effect(value, ci[0], ci[1], "interval")
+    return Effect(value, value, value, "once")
+
+
+def _accuracy(record: dict, case: dict, other: dict) -> tuple[Effect | None, str | None]:
+    """Points of accuracy more than the other's, by the seeds that both trained with."""
+    if at(record["tasks"], case["task"], "metric") != "accuracy":
+        return None, NO_ACCURACY
+    found = at(case, "accuracy", "difference")
+    if other["role"] != "baseline" and at(record["tasks"], case["task"], "margin") is not None:
+        found = difference(case, other, record["tasks"], record.get("looks"))
+    if not is_number(at(found, "mean")):
+        return None, NO_ACCURACY
+    return _bounded(found["mean"], at(found, "ci")), None

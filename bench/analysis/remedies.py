@@ -1,0 +1,113 @@
+"""From what holds a step back to the techniques whose measured rows address it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from bench.analysis.decisions import DEVICES, INPUT, TRAIN, Option, works
+from bench.analysis.values import is_pair
+
+# Bottleneck -> the kinds of work whose rows count, the figure that has to be less than the
+# baseline's, and the techniques, by what they do about it.
+REMEDIES = {
+    "input": ((INPUT,), "gain", ("folder", "tuned_folder", "shards", "mapped_arrays", "in_memory")),
+    "overhead": (
+        (TRAIN,),
+        "gain",
+        ("compilation", "optimizer_implementations", "baseline", "stacking"),
+    ),
+    "arithmetic": (
+        (TRAIN,),
+        "gain",
+        ("mixed_precision", "memory_format", "compilation", "stacking", "structured_pruning"),
+    ),
+    "memory bandwidth": (
+        (TRAIN,),
+        "gain",
+        ("optimizer_implementations", "mixed_precision", "compilation", "memory_format"),
+    ),
+    "memory size": (
+        (TRAIN,),
+        "memory",
+        ("activation_checkpointing", "gradient_accumulation", "mixed_precision", "stacking"),
+    ),
+    "communication": ((DEVICES,), "gain", ("data_parallel", "model_parallel", "tensor_parallel")),
+}
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """A measured row that was better than its baseline: what of its figure was left."""
+
+    technique: str
+    row: str
+    work: str
+    figure: str
+    left: float
+    ci: tuple[float, float] | None
+
+    def __str__(self) -> str:
+        """One line."""
+        interval = f" ({self.ci[0]:.3f}–{self.ci[1]:.3f})" if self.ci else ""
+        return (
+            f"{self.technique}, {self.row}: {self.left:.3f}{interval} of its baseline's "
+            f"{self.figure}, {self.work}"
+        )
+
+
+def remedies(record: dict[str, Any], framework: str, bottleneck: str) -> list[Remedy]:
+    """Rows of a framework that address a bottleneck and keep accuracy, the best gain first.
+
+    A row of a technique is the best one for each piece of work. Of a time that was compared over
+    blocks its interval has to be below 1.
+    """
+    kinds, figure, techniques = REMEDIES[bottleneck]
+    found: dict[tuple[str, str], Remedy] = {}
+    for work in works(record):
+        for option in work.options if work.kind in kinds else ():
+            for each in (option, *option.repeats):
+                case = each.case
+                if case["technique"] not in techniques or case["framework"] != framework:
+                    continue
+                remedy = _remedy(each, work.title, figure, work.options)
+                if remedy is None:
+                    continue
+                key = case["technique"], work.title
+                if key not in found or remedy.left < found[key].left:
+                    found[key] = remedy
+    return sorted(found.values(), key=lambda one: one.left)
+
+
+def _remedy(option: Option, work: str, figure: str, others: list[Option]) -> Remedy | None:
+    """What of the baseline's figure a row leaves; None where it is no gain."""
+    if option.is_baseline or not option.accuracy.kept:
+        return None
+    if figure == "memory":
+        return _less_memory(option, work, others)
+    ci = option.own.get("ci") if option.own else None
+    if option.gain is None or option.gain >= 1 or (is_pair(ci) and ci[1] >= 1):
+        return None
+    pair = tuple(ci) if is_pair(ci) else None
+    measure = "time" if option.own else "time a sample"
+    return Remedy(option.case["technique"], option.name, work, measure, option.gain, pair)
+
+
+def _less_memory(option: Option, work: str, others: list[Option]) -> Remedy | None:
+    """By the baselines of the same framework and flavour that do the same work."""
+    ours = option.figures.get("memory")
+    keys = ("framework", "flavour")
+    bases = [
+        other.figures["memory"]
+        for other in others
+        if other.is_baseline
+        and "memory" in other.figures
+        and all(other.case.get(key) == option.case.get(key) for key in keys)
+    ]
+    if ours is None or not bases:
+        return None
+    base = min(bases, key=lambda one: one.value)
+    if ours.high >= base.low:
+        return None
+    left = ours.value / base.value
+    return Remedy(option.case["technique"], option.name, work, "memory above import", left, None)

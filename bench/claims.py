@@ -1,0 +1,70 @@
+"""Which published claims hold in a run, which do not, and which it can't test.
+
+    twinbench claims results/latest [--json] [--technique T] [--write]
+
+Claims stand in bench/claims.json, with their sources and the rule by which rows of a record answer
+them; nothing is judged by hand. --write makes docs/claims.md from the record.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from bench.analysis.claims import LEDGER, judge, load_ledger
+from bench.analysis.decisions import families
+from bench.analysis.reading import load
+from bench.report.claims import data, page, text
+from bench.report.replace import write_atomically
+
+PAGE = Path(__file__).parents[1] / "docs" / "claims.md"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; return the exit status (1: --check found an old page, 2: an error)."""
+    parser = argparse.ArgumentParser(
+        prog="twinbench claims",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("path", type=Path, help="a results.json, or the folder that holds one")
+    parser.add_argument("--technique", help="only the claims of this technique")
+    parser.add_argument("--ledger", type=Path, default=LEDGER, help="other claims than our own")
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--json", action="store_true", help="for other programs: every row as well")
+    kinds.add_argument("--write", action="store_true", help="make docs/claims.md")
+    kinds.add_argument("--check", action="store_true", help="exit 1 if docs/claims.md is another")
+    given = parser.parse_args(arguments)
+    if given.technique and (given.write or given.check):
+        parser.error("the page has every technique: leave out --technique")
+    sys.stdout.reconfigure(errors="backslashreplace")  # a console without UTF-8 loses no line
+    try:
+        return _run(given)
+    except ValueError as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 2
+
+
+def _run(given: argparse.Namespace) -> int:
+    if given.technique and given.technique not in families():
+        known = ", ".join(families())
+        raise ValueError(f"--technique: {given.technique!r} is none of {known}")
+    claims = load_ledger(given.ledger)
+    chosen = [c for c in claims if given.technique in (None, c["technique"])]
+    record = load(given.path)
+    found = judge(record, chosen)
+    if given.json:
+        print(json.dumps(data(record, found), indent=1, ensure_ascii=False))
+    elif given.write or given.check:
+        made = page(record, found, given.path.as_posix())
+        if given.check:
+            same = PAGE.exists() and PAGE.read_text("utf-8") == made
+            print(f"{PAGE}: {'as' if same else 'not what'} {given.path} gives", file=sys.stderr)
+            return 0 if same else 1
+        write_atomically({PAGE: made})
+        print(PAGE)
+    else:
+        print("\n".join(text(record, found)))
+    return 0

@@ -1,0 +1,240 @@
+"""Bad company: live pairs of known ratio beside a neighbour that disturbs them.
+
+    twinbench validate company [--kinds cores,disk] [--framework pt,tf] [--runs 1] [--minutes N]
+
+Two workers do the same, a third works 10% longer. Meanwhile somebody burns one core or all, reads
+memory as fast as it can, writes to the disk, in bursts or all the time, stops all workers now and
+then (as a laptop that sleeps does), or takes all cores but one from them in the middle. A run may
+be unable to tell. A verdict that is wrong is a fault, and the exit status is 1.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from bench.analysis.bounds import LOOKS
+from bench.analysis.fit import block_times, fit_of
+from bench.analysis.sequential import Pair, judge
+from bench.harness import machine
+from bench.harness.matches import Match, parent_key, start_order
+from bench.harness.plan import EFFORT, Case
+from bench.harness.processes import ROOT, Processes
+from bench.harness.run import SEED
+from shared import datasets
+
+BLOCKS = LOOKS[0]
+EVERY_S, STOPPED_S = 3.0, 1.0  # how often workers are stopped, and for how long
+PAIRS = {"equal work": Pair("same1", "same0"), "10% more": Pair("slow10_0", "same0")}
+# Of each pair the verdicts that are not true.
+WRONG = {
+    "equal work": ("faster", "slower"),
+    "10% more": ("faster", "slightly faster", "equivalent"),
+}
+FAILED = "could not be measured"
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a run said of a pair while it was disturbed. `others`: the cores' share that others had.
+
+    `said`: a verdict, nothing where none was reached, or why there is no figure.
+    """
+
+    kind: str
+    framework: str
+    pair: str
+    ratio: float | None
+    ci: tuple[float, float] | None
+    said: str | None
+    others: float | None
+
+    @property
+    def wrong(self) -> bool:
+        """Whether it said something that is not true."""
+        return self.said in WRONG[self.pair]
+
+    def __str__(self) -> str:
+        figure = "-" if self.ratio is None else f"{self.ratio:.3f}"
+        figure += f" [{self.ci[0]:.3f}, {self.ci[1]:.3f}]" if self.ci else ""
+        taken = "" if self.others is None else f", others had {self.others:.0%} of the cores"
+        end = "WRONG" if self.wrong else "right, or it can't tell"
+        said = self.said or "no verdict"
+        return f"{self.kind:12} {self.framework} {self.pair:10} {figure}: {said}{taken}: {end}"
+
+
+# Neighbours --------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def neighbours(program: str, count: int) -> Iterator[None]:
+    """So many processes that run a program, ended by their numbers."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(count):
+            command = [sys.executable, "-m", "bench.neighbours", program]
+            process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL)
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+        yield
+
+
+# What is done to the workers ----------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def again_and_again(strike: Callable[[threading.Event], None]) -> Iterator[None]:
+    """Call `strike` every few seconds, in a thread."""
+    ended = threading.Event()
+
+    def loop() -> None:
+        while not ended.wait(EVERY_S):
+            strike(ended)
+
+    thread = threading.Thread(target=loop, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def workers() -> list[psutil.Process]:
+    """All processes that this one and its children have started."""
+    return psutil.Process().children(recursive=True)
+
+
+def stop_and_go_on(ended: threading.Event) -> None:
+    """Stop all workers for a while."""
+    stopped = workers()
+    for process in stopped:
+        with contextlib.suppress(psutil.Error):
+            process.send_signal(signal.SIGSTOP)
+    ended.wait(STOPPED_S)
+    for process in stopped:
+        with contextlib.suppress(psutil.Error):
+            process.send_signal(signal.SIGCONT)
+
+
+def take_cores(ended: threading.Event) -> None:
+    """Leave all threads of all workers one core, for a while."""
+    cores = os.sched_getaffinity(0)
+    for wanted in ({min(cores)}, cores):
+        for process in workers():
+            for task in Path(f"/proc/{process.pid}/task").glob("[0-9]*"):
+                with contextlib.suppress(OSError):  # a thread that has ended
+                    os.sched_setaffinity(int(task.name), wanted)
+        ended.wait(STOPPED_S)
+
+
+def kinds() -> dict[str, Callable]:
+    """Every disturbance that this system permits, by name: a context manager."""
+    cores = machine.usable_threads()
+    found = {
+        "nobody": contextlib.nullcontext,
+        "one core": lambda: neighbours("burn", 1),
+        "cores": lambda: neighbours("burn", cores),
+        "bursts": lambda: neighbours("bursts", cores),
+        "bandwidth": lambda: neighbours("bandwidth", 1),
+        "disk": lambda: neighbours("disk", 1),
+    }
+    if hasattr(signal, "SIGSTOP"):
+        found["stopped"] = lambda: again_and_again(stop_and_go_on)
+    if hasattr(os, "sched_setaffinity") and cores > 1:
+        found["cores taken"] = lambda: again_and_again(take_cores)
+    return found
+
+
+# Runs ---------------------------------------------------------------------------------------------
+
+
+def disturbed(
+    processes: Processes, cases: list[Case], kind: str, results: Path, seed: int
+) -> list[Found]:
+    """Play blocks of these contenders while they are disturbed; what is said of each pair."""
+    framework, threads = cases[0].framework, machine.usable_threads()
+    data = {"digits-cnn": str(datasets.materialise(cases[0].task.dataset, results / "data"))}
+    blocks, others, why = [], [], None
+    with kinds()[kind]():
+        for block in range(BLOCKS):
+            keys = {parent_key(case, threads): None for case in cases}
+            failures = processes.start_parents(list(keys))
+            if failures:
+                why = str(next(iter(failures.values())))
+                break
+            match = Match(
+                processes,
+                start_order(cases, seed, block),
+                data=data,
+                threads=threads,
+                seed=SEED + block,
+                evidence=False,
+                number=seed,
+            )
+            played = match.play(EFFORT["default"].rounds)
+            others.append(match.conditions()["others"])
+            failed = [p for p in played.values() if p.status != "OK"]
+            if failed or len(played) < len(cases):
+                why = failed[0].reason if failed else "there was no room for all"
+                break
+            blocks.append(block_times({c.variant.name: played[c.id].samples for c in cases}))
+    known = [each for each in others if each is not None]
+    return said_of(kind, framework, blocks, why, max(known, default=None))
+
+
+def said_of(
+    kind: str,
+    framework: str,
+    blocks: list[dict[str, float]],
+    why: str | None = None,
+    others: float | None = None,
+) -> list[Found]:
+    """What the analysis says of each pair; nothing but `why` where a block is missing."""
+    if why:
+        said = f"{FAILED}: {why}"
+        return [Found(kind, framework, name, None, None, said, others) for name in PAIRS]
+    judged = judge(fit_of(blocks), list(PAIRS.values()), LOOKS)
+    return [
+        Found(kind, framework, name, one.ratio, one.ci, one.verdict, others)
+        for name, one in zip(PAIRS, judged, strict=True)
+    ]
+
+
+def report(
+    contenders: Callable[[str], list[Case]],
+    frameworks: list[str],
+    chosen: list[str],
+    runs: int,
+    results: Path,
+    minutes: float | None,
+) -> int:
+    """Print what was said in each disturbed run; the exit status: 1 where anything was wrong."""
+    begun, longest, found, whole = time.monotonic(), 0.0, [], True
+    names = {name for pair in PAIRS.values() for name in (pair.top, pair.bottom)}
+    todo = [(r, k, f) for r in range(runs) for k in chosen for f in frameworks]
+    with tempfile.TemporaryDirectory() as logs, Processes(Path(logs)) as processes:
+        for number, kind, framework in todo:
+            start = time.monotonic()
+            if minutes and start - begun + longest > 60 * minutes:
+                whole = False
+                break
+            cases = [case for case in contenders(framework) if case.variant.name in names]
+            for one in disturbed(processes, cases, kind, results, number):
+                found.append(one)
+                print(one, flush=True)
+            longest = max(longest, time.monotonic() - start)
+    wrong = sum(one.wrong for one in found)
+    decided = sum(one.said is not None and not one.said.startswith(FAILED) for one in found)
+    print(f"{len(found)} pairs in bad company: {decided} with a verdict, {wrong} of them wrong")
+    return 1 if wrong else 0 if whole else 2

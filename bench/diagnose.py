@@ -1,0 +1,140 @@
+"""What holds a train step back, and which measured techniques address it.
+
+    twinbench diagnose TASK|model.py [--framework pt|tf] [--record PATH] [--batch-size N]
+        [--steps N] [--folder FOLDER] [--json]
+
+A task of this suite is diagnosed in both frameworks. A file has a function `make()` that returns
+`(step, batches)`: `step(*batch)` trains, `batches` is any iterable of tuples; which framework it is
+for is seen by its imports. The step is profiled in a process of its own. Gains are those of a
+record: `--record`, or the newest one in results/, or the published ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from bench.analysis.reading import FRAMEWORKS, load
+from bench.analysis.remedies import REMEDIES, Remedy, remedies
+
+MODULES = {"torch": "pt", "torchvision": "pt", "tensorflow": "tf", "keras": "tf", "tf_keras": "tf"}
+MOST = 5  # remedies
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+
+
+def framework_of(path: Path) -> str:
+    """The framework that a file imports. Raises ValueError where it is none, or both."""
+    try:
+        tree = ast.parse(path.read_text("utf-8"))
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
+    except SyntaxError as error:
+        raise ValueError(f"{path}:{error.lineno}: {error.msg}") from None
+    except (ValueError, RecursionError, MemoryError) as error:  # no UTF-8, or nested too deep
+        raise ValueError(f"{path}: is no Python: {error or type(error).__name__}") from None
+    names = {
+        (alias.name if isinstance(node, ast.Import) else node.module or "").partition(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        for alias in node.names
+    }
+    found = {MODULES[name] for name in names if name in MODULES}
+    if len(found) != 1:
+        said = "both torch and tensorflow" if found else "neither torch nor tensorflow"
+        raise ValueError(f"{path} imports {said}: say which with --framework")
+    return found.pop()
+
+
+def newest() -> list[Path]:
+    """The newest record: of the last run here, or the published one."""
+    places = (Path("results/latest"), DOCS)
+    return [place for place in places if (place / "results.json").is_file()][:1]
+
+
+def known(records: dict[str, dict], framework: str, bottleneck: str) -> list[Remedy]:
+    """The remedies of all records, the best gain first."""
+    found = [one for record in records.values() for one in remedies(record, framework, bottleneck)]
+    return sorted(found, key=lambda one: one.left)
+
+
+def _shown(place: Path) -> str:
+    """A record's place as its folder and name; the published one's as its folder."""
+    return DOCS.name if place.resolve() == DOCS else "/".join(place.parts[-2:])
+
+
+def diagnosed(framework: str, given: argparse.Namespace) -> dict:
+    """What the framework's own process says. Raises ValueError with its last line of error."""
+    command = [sys.executable, "-m", f"{framework}_impl.diagnosis.bottleneck", given.what]
+    command += ["--json", "--steps", str(given.steps)]
+    if given.batch_size:
+        command += ["--batch-size", str(given.batch_size)]
+    if given.folder:
+        command += ["--folder", str(Path(given.folder) / framework)]
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "3"} | dict(os.environ)
+    done = subprocess.run(command, capture_output=True, text=True, env=quiet, check=False)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or ["it said nothing"]
+        raise ValueError(f"{given.what} in {FRAMEWORKS[framework]}: {lines[-1]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def text(framework: str, found: dict, records: dict[str, dict]) -> list[str]:
+    """The verdict, its evidence and the remedies, as lines."""
+    name = found["bottleneck"]
+    verdict = "healthy, bound by its arithmetic" if found["healthy"] else f"held back by {name}"
+    lines = [f"{FRAMEWORKS[framework]}: {verdict}", *(f"  {line}" for line in found["evidence"])]
+    cost = found["breakdown"]["cost"]
+    lines.append(f"  the profiler cost {cost:.1%} of the step, taken away from these shares")
+    place, help_ = ", ".join(records) or "no record", known(records, framework, name)
+    if help_:
+        lines.append(f"  measured to help against {name} ({place}):")
+        lines += [f"    {remedy}" for remedy in help_[:MOST]]
+    else:
+        techniques = ", ".join(REMEDIES[name][2])
+        lines.append(f"  no row of {place} shows a gain; what addresses {name}: {techniques}")
+    return lines
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; return the exit status (2: an error)."""
+    parser = argparse.ArgumentParser(
+        prog="twinbench diagnose",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("what", metavar="TASK|model.py")
+    parser.add_argument("--framework", choices=FRAMEWORKS)
+    parser.add_argument(
+        "--record", type=Path, action="append", help="a results.json or its folder; several: again"
+    )
+    parser.add_argument("--batch-size", type=int, metavar="N", help="of a task")
+    parser.add_argument("--steps", type=int, default=20, metavar="N", help="with the profiler")
+    parser.add_argument("--folder", help="where the profiler's files go")
+    parser.add_argument("--json", action="store_true", help="for other programs")
+    given = parser.parse_args(arguments)
+    sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        of_file = given.what.endswith(".py")
+        sides = [given.framework] if given.framework else list(FRAMEWORKS)
+        if of_file and not given.framework:
+            sides = [framework_of(Path(given.what))]
+        records = {_shown(place): load(place) for place in given.record or newest()}
+        found = {side: diagnosed(side, given) for side in sides}
+    except ValueError as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 2
+    if given.json:
+        told = {
+            side: one | {"remedies": [vars(r) for r in known(records, side, one["bottleneck"])]}
+            for side, one in found.items()
+        }
+        print(json.dumps(told))
+        return 0
+    for side, one in found.items():
+        print("\n".join(text(side, one, records)))
+    return 0

@@ -1,0 +1,62 @@
+"""Bottleneck: what holds the plain step of a task back, and what telling it takes."""
+
+from __future__ import annotations
+
+import time
+
+from bench.harness.plan import WARM, Prepared, Technique, Variant, Work, Workload
+
+PARTS = ("waiting", "transfer", "forward", "backward", "optimizer", "overhead", "idle")
+
+TECHNIQUE = Technique(
+    family="diagnosis",
+    name="bottleneck",
+    title="Bottleneck",
+    variants=(Variant("plain", role="baseline", measured=WARM, title="the plain step"),),
+    workloads=(
+        Workload("digits-cnn", "compute", timed=False),
+        Workload("digits-cnn", "small", timed=False),
+    ),
+    notes=("Shares of the step, of its size the share of the machine's memory that is in use.",),
+    probes=True,
+)
+
+
+def prepare(impl, work: Work) -> Prepared:
+    """The plain step."""
+    model = impl.kit.models.build(work.task.model, work.weights)
+    optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
+    step = impl.kit.training.make_train_step(model, optimizer, impl.kit.training.cross_entropy)
+    return Prepared(step, impl.kit.training.make_predict(model), model, optimizer)
+
+
+def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
+    """Nothing is timed: the probe proves what it measures."""
+    return {}, None
+
+
+def probe(impl, work: Work, batches) -> dict[str, dict]:
+    """Shares of the step, and the seconds that it takes to tell them."""
+    step = prepare(impl, work).step
+    # A user's file may bring the batches of its own loop.
+    batches = getattr(impl, "stream", None) or impl.kit.data.resident_batches(batches)
+    start = time.perf_counter()
+    found = impl.diagnosis.bottleneck.find_bottleneck(step, batches)
+    seconds = time.perf_counter() - start
+    told = {"diagnosing": {"value": seconds, "unit": "s", "samples": None}}
+    for name, share in found.shares.items():
+        told[name.replace(" ", "_")] = {"value": share, "unit": "share", "samples": None}
+    parts = {part: found.breakdown.share(part) for part in PARTS}
+    return told | {
+        "evidence": {
+            "bottleneck": found.bottleneck,
+            "said": list(found.evidence),
+            "step_s": found.breakdown.step,
+            "parts": parts,
+        }
+    }
+
+
+def bench_bottleneck(case, replay):
+    """Replay one measured case."""
+    replay(case)

@@ -1,0 +1,75 @@
+"""Memory growth: whether a planted leak is found, and what watching takes."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from bench.harness.plan import WARM, Prepared, Technique, Variant, Work, Workload
+
+ROUNDS = 50
+
+TECHNIQUE = Technique(
+    family="diagnosis",
+    name="memory_growth",
+    title="Memory growth",
+    variants=(
+        Variant("plain", role="baseline", measured=WARM, title="a plain step"),
+        Variant("leak", {"leak": 1.0}, measured=WARM, title="1 MB kept a round"),
+        Variant(
+            "cache",
+            {"cache": 2.0},
+            measured=WARM,
+            effort="ordinary",
+            title="2 MB kept in 15 rounds",
+        ),
+    ),
+    workloads=(Workload("digits-cnn", "small", timed=False),),
+    notes=(f"{ROUNDS} rounds of a step. Growth: of a round, over the second half of them.",),
+    probes=True,
+)
+
+
+def prepare(impl, work: Work) -> Prepared:
+    """The plain step, with what keeps memory around it."""
+    model = impl.kit.models.build(work.task.model, work.weights)
+    optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
+    plain = impl.kit.training.make_train_step(model, optimizer, impl.kit.training.cross_entropy)
+    kept: list[np.ndarray] = []
+
+    def step(x, y):
+        if "leak" in work.settings or ("cache" in work.settings and len(kept) < 15):
+            kept.append(np.ones(int(sum(work.settings.values()) * 1e6), np.uint8))
+        return plain(x, y)
+
+    return Prepared(step, impl.kit.training.make_predict(model), model, optimizer)
+
+
+def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
+    """Nothing is timed: the probe proves what it measures."""
+    return {}, None
+
+
+def probe(impl, work: Work, batches) -> dict[str, dict]:
+    """Growth a round, and the seconds that finding it takes.
+
+    Raises ValueError where the verdict is not that of what was planted.
+    """
+    step, batches = prepare(impl, work).step, impl.kit.data.resident_batches(batches)
+    start = time.perf_counter()
+    found = impl.diagnosis.memory_growth.watch_memory(step, batches, rounds=ROUNDS)
+    seconds = time.perf_counter() - start
+    wanted = next(iter(work.settings), "steady")
+    if found.verdict != wanted:
+        raise ValueError(f"not called {wanted}: {found}")
+    return {
+        "growth": {"value": found.per_round, "unit": "bytes", "samples": None},
+        "watching": {"value": seconds, "unit": "s", "samples": None},
+        "evidence": {"verdict": found.verdict, "sizes": found.sizes},
+    }
+
+
+def bench_memory_growth(case, replay):
+    """Replay one measured case."""
+    replay(case)

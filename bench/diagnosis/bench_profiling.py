@@ -1,0 +1,77 @@
+"""Profiling: what the profiler costs a step, and where the step's time goes."""
+
+from __future__ import annotations
+
+from bench.harness.plan import WARM, Prepared, Technique, Variant, Work, Workload
+
+STEPS = 20  # of either kind, a repetition
+PARTS = ("waiting", "transfer", "forward", "backward", "optimizer", "communication")
+PARTS += ("overhead", "idle")
+
+TECHNIQUE = Technique(
+    family="diagnosis",
+    name="profiling",
+    title="Profiling",
+    variants=(
+        Variant("plain", role="baseline", measured=WARM, title="without the profiler"),
+        Variant("profiled", {"profiled": True}, measured=WARM, title="under the profiler"),
+    ),
+    workloads=(
+        Workload("digits-cnn", "compute", timed=False),
+        Workload("digits-cnn", "small", timed=False),
+    ),
+    notes=(
+        f"Steps without and with the profiler take turns, {STEPS} of either kind. Cost: what the "
+        "profiler adds to a step. Parts: of the step as it is without; they add up to it.",
+    ),
+    probes=True,
+)
+
+
+def prepare(impl, work: Work) -> Prepared:
+    """The plain step."""
+    model = impl.kit.models.build(work.task.model, work.weights)
+    optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
+    step = impl.kit.training.make_train_step(model, optimizer, impl.kit.training.cross_entropy)
+    return Prepared(step, impl.kit.training.make_predict(model), model, optimizer)
+
+
+def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
+    """Nothing is timed: the probe proves what it measures."""
+    return {}, None
+
+
+def probe(impl, work: Work, batches) -> dict[str, dict]:
+    """Seconds a step, and where they go.
+
+    Raises ValueError where the profiler saw no forward pass, backward pass or update.
+    """
+    step, batches = prepare(impl, work).step, impl.kit.data.resident_batches(batches)
+    found = [
+        impl.diagnosis.profiling.profile_steps(step, batches, steps=STEPS)
+        for _ in range(work.repetitions)
+    ]
+    if not work.settings:
+        return {"step": _metric([one.step for one in found], "s")}
+    missing = [
+        p for p in ("forward", "backward", "optimizer") if min(o.share(p) for o in found) <= 0
+    ]
+    if missing:
+        raise ValueError(f"the profiler saw no {', '.join(missing)}")
+    parts = {part: _metric([one.share(part) for one in found], "share") for part in PARTS}
+    cost = [one.profiler_cost for one in found]
+    return {
+        "step": _metric([one.profiled for one in found], "s"),
+        "cost": _metric(cost, "share"),
+        "evidence": {"operators": {one.name: one.calls for one in found[0].operators[:10]}},
+    } | parts
+
+
+def _metric(samples: list[float], unit: str) -> dict:
+    middle = sorted(samples)[len(samples) // 2]
+    return {"value": middle, "unit": unit, "samples": samples}
+
+
+def bench_profiling(case, replay):
+    """Replay one measured case."""
+    replay(case)

@@ -1,0 +1,141 @@
+"""How long parts of a run take, and how much memory: as earlier runs found it.
+
+A plan asks by case. What no earlier record of this machine in the results folder knows, the
+published record tells, or else what others of its technique took, or what was usual on two cores.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+from bench.harness.plan import ROUNDS, Case
+
+NEWEST = 5  # records that are read
+PUBLISHED = Path(__file__).resolve().parents[2] / "docs" / "results.json"
+# Seconds on two cores. Of a block, each contender's start and its rounds; of training, a seed's.
+USUAL_S = {"block": 1.9, "cold": 2.5, "probe": 8.0, "training": 0.8}
+USUAL_BYTES = 700 << 20
+BEGINNING = ("start", "build", "first_call", "first_steps", "warm")
+SAME_MACHINE = ("cpu", "logical_cores", "threads", "gpu")
+
+
+@dataclass
+class Durations:
+    """Seconds by part and case, and bytes by case; `rounds` are those of the run to be planned.
+
+    `describe_s` is what asking the frameworks takes, `parents_s` the parents of a pass.
+    """
+
+    rounds: int = ROUNDS
+    seconds: dict[str, dict[str, float]] = field(default_factory=dict)
+    bytes: dict[str, int] = field(default_factory=dict)
+    describe_s: float = 10.0
+    parents_s: float = 8.0
+
+    def of(self, part: str, case: Case) -> float:
+        """What a part takes for a case: "block", "cold", "probe", or "training" of a seed."""
+        known = self.seconds.get(part, {})
+        if case.id in known:
+            return known[case.id]
+        near = [value for name, value in known.items() if name.startswith(f"{case.technique}/")]
+        usual = median(near) if near else USUAL_S[part]
+        return usual * case.workload.training if part == "training" and not near else usual
+
+    def of_match(self, cases: list[Case]) -> float:
+        """What a block of a match takes."""
+        return sum(self.of("block", case) for case in cases)
+
+    def of_pass(self, matches: list[list[Case]]) -> float:
+        """What a block of each of these matches takes, and the parents that they share."""
+        return self.parents_s * bool(matches) + sum(map(self.of_match, matches))
+
+    def memory(self, case: Case) -> int:
+        """What a contender holds at most."""
+        return self.bytes.get(case.id, max([USUAL_BYTES, *self._near(case)]))
+
+    def note_bytes(self, case_id: str, size: int | None) -> None:
+        """What a contender held in a block; the most counts."""
+        if size:
+            self.bytes[case_id] = max(size, self.bytes.get(case_id, 0))
+
+    def _near(self, case: Case) -> list[int]:
+        task = case.id.split("/")[1]
+        return [size for name, size in self.bytes.items() if name.split("/")[1] == task]
+
+
+def learned(results: Path, environment: dict, rounds: int) -> Durations:
+    """What the newest records in `results` of the machine of `environment` tell.
+
+    Of what they do not tell, what the published record does, whatever its machine.
+    """
+    found, own = Durations(rounds), list(_records(results, environment))
+    for record in own + list(filter(None, [_read(PUBLISHED)])):
+        for part, seconds in _seconds(record, rounds).items():
+            found.seconds[part] = seconds | found.seconds.get(part, {})
+        for case in record["cases"]:
+            sizes = [block.get("peak_bytes") or 0 for block in case["blocks"]]
+            if case["id"] not in found.bytes:
+                found.note_bytes(case["id"], max(sizes, default=0))
+    for record in own[:1]:
+        passes = len({block["block"] for block in record["blocks"]})
+        found.describe_s = record["seconds"].get("describe", found.describe_s)
+        found.parents_s = record["seconds"].get("parents", 0) / max(passes, 1) or found.parents_s
+    return found
+
+
+def _records(results: Path, environment: dict) -> Iterator[dict]:
+    """The newest records first; what can't be read, or is of another machine, tells nothing."""
+    folders = sorted((path.parent for path in results.glob("*Z*/results.json")), reverse=True)
+    read = 0
+    for folder in folders:
+        record = _read(folder / "results.json")
+        its = record and record["environment"]
+        if its and all(its.get(name) == environment.get(name) for name in SAME_MACHINE):
+            read += 1
+            yield record
+        if read == NEWEST:
+            return
+
+
+def _read(path: Path) -> dict | None:
+    """A record that holds what is asked of it."""
+    try:
+        record = json.loads(path.read_text("utf-8"))
+        if record["schema_version"] == 3 and record["environment"]:
+            _seconds(record, ROUNDS)
+            return record
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError):
+        pass
+    return None
+
+
+def _seconds(record: dict, rounds: int) -> dict[str, dict[str, float]]:
+    """By part and case, in seconds of the run: what overlapped is shared out."""
+    parts = (*BEGINNING, "rounds", "cold", "probe", "training")
+    scale = {part: _scale(record, part) for part in parts}
+    scale["rounds"] *= rounds / record.get("rounds", ROUNDS)
+    found: dict[str, dict[str, float]] = {part: {} for part in USUAL_S}
+    for case in record["cases"]:
+        own, name = case["seconds"], case["id"]
+        counts = {
+            "cold": len(case["cold_starts"]),
+            "probe": int(bool(case["probed"])),
+            "training": len((case["accuracy"] or {}).get("per_seed", ())),
+        }
+        for part, count in counts.items():
+            if count and part in own:
+                found[part][name] = scale[part] * own[part] / count
+        if blocks := len(case["blocks"]):
+            parts = (*BEGINNING, "rounds")
+            found["block"][name] = sum(scale[p] * own.get(p, 0.0) for p in parts) / blocks
+    return found
+
+
+def _scale(record: dict, part: str) -> float:
+    """What a part took in all, in what it took for each case: less than 1 where they overlapped."""
+    own = sum(case["seconds"].get(part, 0.0) for case in record["cases"])
+    return record["seconds"].get(part, own) / own if own else 1.0

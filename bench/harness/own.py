@@ -1,0 +1,310 @@
+"""A user's own model in a worker: checked once, and then in the place of the suite's models.
+
+`Side` is a framework's package whose kit builds the file's model and has its loss and optimizer, so
+that every technique's bench file works on it as it does on a task of the suite.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import count, islice
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from bench.harness import memory
+from shared import own_model
+from shared.own_model import BATCHES, MAKERS, SEED, BadFile
+from shared.profiles import endless
+from shared.weights import checksum
+
+DRAWN = 1e-6  # relative: what rounding does to weights, of which float32 has seven digits
+RUNS = 3  # of ten steps, to see how far rounding and dropout carry the losses
+SCATTER = 5.0  # times what these differ, losses of the same work may
+LEAST_PARITY = 1e-5
+STEPS_TIMED = 5
+MARGIN = 1.0  # of the file's figure that count as no loss: a point, where it is in percent
+TRAIN_STEPS = 100  # before the file evaluates
+FAR = 1e-3  # relative, of the outputs of twins whose weights were copied
+
+
+class Side:
+    """A framework's package; its kit's model, loss, optimizer and batches are those of a file."""
+
+    def __init__(self, impl: Any, folder: Path) -> None:
+        self._impl, self.__name__ = impl, impl.__name__
+        self.name = impl.__name__.removesuffix("_impl")
+        self.about = own_model.about(folder)
+        self.task = own_model.task(self.about, self.name)
+        self.folder = folder / self.name
+        self.weights = own_model.load_weights(self.folder)
+        kit = importlib.import_module(f"{impl.__name__}.kit.own_model")
+        module = own_model.load(self.about["path"])
+        own = kit.OwnModel(
+            _maker(module, self.name),
+            has_logits=self.about["sides"][self.name]["has_logits"],
+        )
+        own.example, _ = kit.to_device(*own_model.load_batches(self.folder, 2)[0])
+        self.module, self._own_kit = module, kit
+        self.fused_optimizer = own.fused_optimizer
+        blocks = getattr(module, "blocks", "")
+        self.blocks = blocks.get(MAKERS[self.name], "") if isinstance(blocks, dict) else blocks
+        if hasattr(module, "batches"):
+            self.stream = _Stream(module, kit)
+        self.kit = _kit(impl.kit, kit, own, self.task)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._impl, name)  # the technique's families
+
+    def batches(self, size: int) -> list[tuple]:
+        """The prepared batches, whole or the first sample of each."""
+        whole = size == self.about["batch_size"]
+        return own_model.load_batches(self.folder, None if whole else size)
+
+    def drawn(self, seed: int) -> Iterator[tuple]:
+        """Batches to train on until the file evaluates: those of a seed, or the file's own."""
+        if hasattr(self.module, "batches"):
+            stream = endless(self.stream)
+        else:
+            size, first = self.about["batch_size"], (1 + seed) * 1_000_000
+            numbers = count(first)
+
+            def draw(number: int) -> tuple:
+                return own_model.draw(self.module, size, number, self.name)
+
+            stream = (self._own_kit.to_device(*draw(number)) for number in numbers)
+        return islice(stream, self.about["train_steps"])
+
+    def evaluate(self, predict: Callable) -> float:
+        """The file's own figure of what predicts, with NumPy arrays in and out."""
+        return _evaluated(self.module, self._own_kit, predict)
+
+    def checksum(self, weights: dict[str, np.ndarray]) -> str:
+        """Of weights; of those that were copied from one framework to the other it is the same."""
+        found = checksum(weights)
+        return self.about["pairs"].get(found, found)
+
+
+def _evaluated(module: Any, kit: Any, predict: Callable) -> float:
+    def ask(x: Any) -> Any:
+        x, _ = kit.to_device(own_model.arrays(x), np.zeros(0))
+        found = predict(x)
+        return own_model.arrays(getattr(found, "logits", found))
+
+    value = float(own_model.call("evaluate", module.__file__, module.evaluate, ask))
+    if not np.isfinite(value):
+        raise BadFile(f"evaluate gives {value}: return a figure of which more is better")
+    return value
+
+
+class _Stream:
+    """The file's own batches as they come, on the device: what its input takes is in them."""
+
+    def __init__(self, module: Any, kit: Any) -> None:
+        self.module, self.kit = module, kit
+
+    def __iter__(self) -> Any:
+        for each in self.module.batches():
+            yield self.kit.to_device(*own_model.pair(each, "batches"))
+
+
+def _kit(usual: Any, kit: Any, own: Any, task: Any) -> SimpleNamespace:
+    """The kit's parts, with those of a file where these take their place."""
+
+    def build(spec: Any, weights: dict | None = None) -> Any:
+        return own.build(weights)
+
+    def make_optimizer(model: Any, recipe: Any) -> Any:
+        if recipe == task.recipe:
+            return own.optimizer(model, recipe)
+        return usual.training.make_optimizer(model, recipe)  # of a proof, which has its own
+
+    loss = {"cross_entropy": own.loss, "loss_of": lambda task: own.loss}
+    training = _with(usual.training, make_optimizer=make_optimizer, **loss)
+    names = ("export_weights", "import_weights", "named_parameters", "parameter_count")
+    models = SimpleNamespace(build=build, **{name: getattr(kit, name) for name in names})
+    data = SimpleNamespace(to_device=kit.to_device, resident_batches=kit.resident_batches)
+    return SimpleNamespace(models=models, training=training, data=data, runtime=usual.runtime)
+
+
+def _with(module: Any, **others: Any) -> SimpleNamespace:
+    return SimpleNamespace(**vars(module) | others)
+
+
+def _maker(module: Any, side: str) -> Any:
+    name = MAKERS[side]
+    return partial(own_model.call, name, module.__file__, getattr(module, name))
+
+
+class Checking:
+    """Operations on a user's file: see `worker.Operations`."""
+
+    def _op_check(self, path: str, folder: str) -> dict:
+        """Hold a side of a file to what a run needs, and write its batches and initial weights.
+
+        The answer is what `about.json` says of the side. Weights that are there already, which
+        another framework's were copied to, are used.
+        """
+        start = time.perf_counter()
+        module, side = own_model.load(path), self.impl.__name__.removesuffix("_impl")
+        kit = importlib.import_module(f"{self.impl.__name__}.kit.own_model")
+        place, own = Path(folder) / side, kit.OwnModel(_maker(module, side))
+        size, batches = _batches(module, side)
+        resident = kit.resident_batches(batches)
+        own.example = resident[0][0]
+        before = memory.resident()
+        try:
+            model = own.build(None)
+            if (place / "weights.npz").is_file():
+                kit.import_weights(model, own_model.load_weights(place))
+            weights = kit.export_weights(model)
+            found = kit.check(own, model, resident[0])
+            apart = kit.repeatable(own.build(weights), resident[0][0])
+            if apart > 1e-5:
+                raise BadFile(
+                    f"two predictions of one batch differ by {apart:.0e}: the model draws random "
+                    "numbers in evaluation mode, too; switch them off there"
+                )
+            if hasattr(module, "evaluate"):
+                predict = self.impl.kit.training.make_predict(own.build(weights))
+                _evaluated(module, kit, predict)
+            memory.reset_peak()
+            scatter, step_s = self._scatter(kit, own, weights, resident)
+        except MemoryError as error:
+            raise BadFile(
+                f"a step at batch {size} does not fit into memory ({own_model.one_line(error)}): "
+                "give batch a smaller default size"
+            ) from error
+        own_model.save_batches(place, batches)
+        own_model.save_weights(place, weights)
+        named = kit.named_parameters(model)
+        parameters = [(name, list(value.shape)) for name, value in named.items()]
+        state = [(n, list(v.shape)) for n, v in weights.items() if n not in named]
+        return found | {
+            "batch_size": size,
+            "parameters": parameters,
+            "state": state,
+            "weights_sha256": checksum(weights),
+            "labels_sha256": checksum(_numbered(batches[0][1])),
+            "scatter": scatter,
+            "step_s": step_s,
+            "peak_bytes": memory.own_peak(),
+            "step_bytes": max(0, (memory.peak() or 0) - (before or 0)),
+            "evaluates": hasattr(module, "evaluate"),
+            "margin": float(getattr(module, "margin", MARGIN)),
+            "train_steps": int(getattr(module, "train_steps", TRAIN_STEPS)),
+            "named": hasattr(module, "batch") and own_model.takes_framework(module),
+            "seconds": time.perf_counter() - start,
+        }
+
+    def _scatter(self, kit: Any, own: Any, weights: dict, batches: list) -> tuple[float, float]:
+        """How far losses of the same work may be apart here, and seconds a step.
+
+        Ten steps are run again from weights that differ by rounding, and with other seeds: what
+        carries a difference on shows in the losses, and so does dropout.
+        """
+        runs, recipe, usual = [], own_model.RECIPE, self.impl.kit
+        for run in range(RUNS):
+            random = np.random.default_rng(run)
+            model = own.build(_rounded(weights, random) if run else weights)
+            step = usual.training.make_train_step(model, own.optimizer(model, recipe), own.loss)
+            runs.append([usual.runtime.to_float(step(*batch)) for batch in batches])
+        usual.runtime.synchronize()
+        start = time.perf_counter()
+        for batch in batches[:STEPS_TIMED]:
+            usual.runtime.to_float(step(*batch))
+        step_s = (time.perf_counter() - start) / STEPS_TIMED
+        if not np.isfinite(runs).all():
+            last = 1 + int(np.isfinite(runs).all(0).argmin())
+            raise BadFile(f"the loss of step {last} is not finite: choose a smaller learning rate")
+        first = np.array(runs[0])
+        scale = np.maximum(np.abs(first), np.finfo(np.float32).tiny)  # a loss may come to 0
+        return float(max(np.abs(np.array(runs[1:]) - first).max(0) / scale)), step_s
+
+    def _op_check_pair(self, path: str, folder: str) -> dict:
+        """Copy weights from PyTorch to TensorFlow with the file's function, and compare outputs.
+
+        Runs in PyTorch's worker, which imports TensorFlow too: the other way round the process
+        aborts. PyTorch's side has been checked.
+        """
+        module, place = own_model.load(path), Path(folder)
+        kits, models = {}, {}
+        for side in ("pt", "tf"):
+            importlib.import_module(f"{side}_impl.kit.training")
+            kits[side] = kit = importlib.import_module(f"{side}_impl.kit.own_model")
+            own = kit.OwnModel(_maker(module, side))
+            _, batches = _batches(module, side)
+            x, _ = kit.to_device(*batches[0])
+            own.example = x
+            weights = own_model.load_weights(place / "pt") if side == "pt" else None
+            models[side] = own.build(weights), x
+        own_model.call("copy_weights", path, module.copy_weights, models["pt"][0], models["tf"][0])
+        outputs = []
+        for side, (model, x) in models.items():
+            predict = importlib.import_module(f"{side}_impl.kit.training").make_predict(model)
+            first = own_model.first(predict(x))
+            outputs.append(np.asarray(first.cpu() if hasattr(first, "cpu") else first, np.float64))
+        _check_outputs(*outputs)
+        weights = kits["tf"].export_weights(models["tf"][0])
+        own_model.save_weights(place / "tf", weights)
+        return {"weights_sha256": checksum(weights)}
+
+
+def _check_outputs(ours: np.ndarray, theirs: np.ndarray) -> None:
+    """Twins predict the same once weights were copied."""
+    if ours.shape != theirs.shape:
+        raise BadFile(
+            f"the models are no twins: PyTorch's gives {ours.shape}, TensorFlow's {theirs.shape}"
+        )
+    apart = np.linalg.norm(ours - theirs) / max(np.linalg.norm(ours), 1e-12)
+    if not apart < FAR:
+        raise BadFile(
+            f"after copy_weights the outputs differ by {apart:.0%} of their size: it leaves out a "
+            "weight or transposes one wrongly, or the models are no twins (padding, epsilon)"
+        )
+
+
+def _batches(module: Any, side: str) -> tuple[int, list[tuple]]:
+    """The size that the file means, and its first batches."""
+    if hasattr(module, "batch"):
+        size = own_model.usual_size(module)
+        found = [own_model.draw(module, size, SEED + place, side) for place in range(BATCHES)]
+        again = own_model.draw(module, size, SEED, side)
+        ours, theirs = (_numbered(batch) for batch in (again, found[0]))
+        if any(not np.array_equal(ours[name], theirs[name], equal_nan=True) for name in theirs):
+            raise BadFile(
+                f"batch({size}, {SEED}) gives other numbers each time: draw them from "
+                "np.random.default_rng(seed)"
+            )
+    else:
+        made = own_model.call("batches", module.__file__, module.batches)
+        stream = iter(made)
+        found = []
+        while len(found) < BATCHES:
+            each = own_model.call("batches", module.__file__, next, stream, None)
+            if each is None:
+                raise BadFile(f"batches() ends after {len(found)}: {BATCHES} are needed at least")
+            found.append(own_model.pair(each, "batches"))
+        size = len(own_model.leaves(found[0][0])[0])
+    for x, _ in found:
+        own_model.check_size(x, size, "batch" if hasattr(module, "batch") else "batches")
+    return size, found
+
+
+def _numbered(tree: Any) -> dict[str, np.ndarray]:
+    return {str(place): leaf for place, leaf in enumerate(own_model.leaves(tree))}
+
+
+def _rounded(weights: dict[str, np.ndarray], random: np.random.Generator) -> dict:
+    """Weights of which each differs by a little, as rounding would have it."""
+    return {
+        name: (value * (1 + DRAWN * random.standard_normal(value.shape))).astype(value.dtype)
+        if value.dtype.kind == "f"
+        else value
+        for name, value in weights.items()
+    }

@@ -1,0 +1,216 @@
+"""Which cases a run measures, which of them are one program, and who plays in which match."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from bench.harness.plan import EFFORTS, FRAMEWORKS, Case, Technique, Variant
+
+MOST_ALIVE = 12  # contenders of a match, where their memory allows that many
+
+Fits = Callable[[list[Case]], bool]
+
+
+# Cases --------------------------------------------------------------------------------------------
+
+
+def cases_of(technique: Technique, module: str, effort: str) -> list[Case]:
+    """Every case of `technique` at `effort`: frameworks side by side.
+
+    A quick run has the cases of a default one, but for those that are only trained. The others have
+    a control for each framework at the first timed workload, see `spare_controls`.
+    """
+    level = max(EFFORTS.index(effort), EFFORTS.index("default"))
+    workloads = [w for w in technique.workloads if EFFORTS.index(w.effort) <= level]
+    variants = [v for v in technique.variants if EFFORTS.index(v.effort) <= level]
+    controls = [control_of(v) for v in variants if v.role == "baseline" and effort != "quick"]
+    controlled = [workload for workload in workloads if workload.timed][:1]
+    found = [
+        Case(technique.family, technique.name, module, name, flavour, variant, workload)
+        for workload in workloads
+        for variant in variants + (controls if workload in controlled else [])
+        if workload.mode in variant.measured.modes
+        for name in variant.frameworks
+        for flavour in FRAMEWORKS[name].flavours
+        if flavour in variant.flavours
+    ]
+    if effort == "quick" and not technique.probes:
+        found = [case for case in found if not case.proved_in_training]
+    return found
+
+
+def control_of(baseline: Variant) -> Variant:
+    """The same work as `baseline` once more, for the noise floor."""
+    return replace(
+        baseline,
+        name="control",
+        role="control",
+        stands_for=baseline.name,
+        program=None,
+        measured=replace(baseline.measured, cold=False, accuracy=False),
+    )
+
+
+def choose(
+    cases: Iterable[Case], *, tasks: set[str], variants: set[str], frameworks: set[str]
+) -> list[Case]:
+    """The cases with one of the given names; an empty set leaves that choice open."""
+    return [
+        case
+        for case in cases
+        if (not tasks or case.workload.task in tasks)
+        and (not variants or case.variant.name in variants)
+        and (not frameworks or case.framework in frameworks)
+    ]
+
+
+def with_baselines(selected: list[Case], every: list[Case]) -> list[Case]:
+    """`selected` and the baselines that their ratios need, in the order of `every`."""
+    wanted, kept = {(c.technique, c.work, c.side) for c in selected}, {c.id for c in selected}
+    return [
+        case
+        for case in every
+        if case.id in kept
+        or (case.is_baseline and (case.technique, case.work, case.side) in wanted)
+    ]
+
+
+def spare_controls(cases: Iterable[Case]) -> list[Case]:
+    """The controls that a run does without: one a mode and side is enough, where most play."""
+    cases = list(cases)
+    playing = Counter(case.work for case in cases if case.timed)
+    controls = [case for case in cases if case.variant.role == "control"]
+    kept: dict[tuple, Case] = {}
+    for case in controls:
+        place = case.workload.mode, case.side
+        if place not in kept or playing[case.work] > playing[kept[place].work]:
+            kept[place] = case
+    return [case for case in controls if case not in kept.values()]
+
+
+def programs(cases: Iterable[Case], techniques: dict[str, Technique]) -> dict[str, str]:
+    """Case -> the case whose measurements it shows: itself, or one that runs the same program.
+
+    Measured is one that is timed rather than one that is not, a baseline rather than another row,
+    one whose technique counts its model's parameters, and then the first.
+    """
+    found: dict[tuple, list[Case]] = {}
+    for case in cases:
+        found.setdefault(_program(case), []).append(case)
+    shown = {}
+    for same in found.values():
+        best = max(same, key=lambda c: (c.timed, c.is_baseline, techniques[c.technique].counts))
+        shown |= {case.id: best.id for case in same}
+    return shown
+
+
+def _program(case: Case) -> tuple:
+    variant = case.variant
+    if variant.program is None:
+        return (case.id,)
+    return (case.work, case.side, variant.allocator, variant.program)
+
+
+# Matches ------------------------------------------------------------------------------------------
+
+
+def matches(
+    cases: list[Case], shown: dict[str, str], fits: Fits = lambda _: True, without: Iterable = ()
+) -> list[list[Case]]:
+    """Who plays with whom: those of one piece of work, whatever their technique.
+
+    Where they are too many, or do not fit (`fits`: into memory), they are dealt out by technique,
+    and within one by variant, so that twins stay together. With them plays what each of them is
+    compared with, and one baseline of each framework, which joins the parts. `without`: the ids of
+    those about whom nothing is left to decide; what is left without a challenger is no match.
+    """
+    timed = [case for case in cases if case.timed and case.settled]
+    found = []
+    for work in dict.fromkeys(case.work for case in timed):
+        here = [case for case in timed if case.work == work]
+        found += _Division(here, shown, fits).parts(set(without))
+    return found
+
+
+class _Division:
+    """The timed cases of one piece of work, to be divided into matches."""
+
+    def __init__(self, cases: list[Case], shown: dict[str, str], fits: Fits) -> None:
+        self.fits = fits
+        by_id = {case.id: case for case in cases}
+        self.measured = [case for case in cases if shown[case.id] == case.id]
+        self.sharing = {
+            case.id: [c for c in cases if shown[c.id] == case.id] for case in self.measured
+        }
+        self.bases = {
+            (case.technique, case.side): by_id[shown[case.id]] for case in cases if case.is_baseline
+        }
+        base = {case.id for case in self.bases.values()}
+        self.challengers = [case for case in self.measured if case.id not in base]
+        sides = {(c.technique, c.side) for own in self.challengers for c in self.sharing[own.id]}
+        alone = {base.id for side, base in self.bases.items() if side not in sides}
+        joined = {base.id for side, base in self.bases.items() if side in sides}
+        self.alone = [case for case in self.measured if case.id in alone - joined]
+        self.anchors = self._anchors()
+
+    def _anchors(self) -> list[Case]:
+        """A baseline of each framework: of its usual flavour, that of the most techniques."""
+        found = []
+        for name, framework in FRAMEWORKS.items():
+            own = [c for c in self.bases.values() if c.framework == name]
+            own.sort(key=lambda case: framework.flavours.index(case.flavour))
+            own = [case for case in own if case.flavour == own[0].flavour]
+            found += [max(own, key=lambda case: len(self.sharing[case.id]))] if own else []
+        return found
+
+    def parts(self, without: set[str]) -> list[list[Case]]:
+        """The matches; those of baselines alone where there was never anybody else."""
+        left = [
+            case
+            for case in self.challengers
+            if not all(each.id in without for each in self.sharing[case.id])
+        ]
+        if all(case.variant.role == "control" for case in left) and self.challengers and without:
+            return []
+        parts: list[list[Case]] = []
+        for group in self._groups(left + self.alone):
+            for part in parts:
+                if self._fit(part + group):
+                    part += group
+                    break
+            else:
+                parts.append(group)
+        return [self._with_company(part) for part in parts]
+
+    def _groups(self, cases: list[Case]) -> list[list[Case]]:
+        """Cases that stay together: of a technique, or if these are too many, of its variants."""
+        found: list[list[Case]] = []
+        for technique in dict.fromkeys(case.technique for case in cases):
+            own = [case for case in cases if case.technique == technique]
+            if self._fit(own):
+                found.append(own)
+                continue
+            groups: list[list[Case]] = []
+            for name in dict.fromkeys(case.variant.name for case in own):
+                twins = [case for case in own if case.variant.name == name]
+                if groups and self._fit(groups[-1] + twins):
+                    groups[-1] += twins
+                else:
+                    groups.append(twins)
+            found += groups
+        return found
+
+    def _with_company(self, part: list[Case]) -> list[Case]:
+        """A part with the baselines that play in it, in the order of the plan."""
+        company = {case.id for case in [*part, *self.anchors]}
+        for case in part:
+            for each in self.sharing[case.id]:
+                base = self.bases.get((each.technique, each.side))
+                company |= {base.id} if base else set()
+        return [case for case in self.measured if case.id in company]
+
+    def _fit(self, part: list[Case]) -> bool:
+        whole = self._with_company(part)
+        return len(whole) <= MOST_ALIVE and self.fits(whole)

@@ -1,0 +1,232 @@
+"""Climbing a ladder: its runs one after another, into a record that is whole after each of them.
+
+`ladder.json` holds every run as it was measured and is rewritten after each; what is kept and what
+it says follows from it by `rule.py`. A climb that was interrupted, at any moment, goes on with the
+run that it had begun.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from bench.analysis.reading import as_lines
+from bench.analysis.values import at
+from bench.harness import apart, machine, state
+from bench.harness.folders import replace_file
+from bench.harness.plan import FRAMEWORKS
+from bench.harness.processes import Processes, TimeLimits
+from bench.harness.progress import clock
+from bench.harness.worker import on_cpu
+from bench.ladders import rule
+from bench.ladders.ladder import Ladder
+from bench.ladders.rule import PARTS, Rungs
+
+SCHEMA = 1
+FILE = "ladder.json"
+SEED = 2026
+REQUIRED = ("schema_version", "ladder", "started", "frameworks", "blocks", "environment", "runs")
+
+Record = dict[str, Any]
+Wanted = tuple[str, int, list[tuple[str, Rungs]]]  # stage, block, (framework, rungs) in order
+
+
+def new_record(ladder: Ladder, *, frameworks: list[str], blocks: int, command: str) -> Record:
+    """The record of a climb that has not begun."""
+    return {
+        "schema_version": SCHEMA,
+        "ladder": ladder.name,
+        "command": command,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "resumed": [],
+        "finished": False,
+        "frameworks": frameworks,
+        "blocks": blocks,
+        "task": ladder.task,
+        "environment": {},
+        "runs": [],
+    }
+
+
+def load(path: Path) -> Record:
+    """The record at `path`, or in the folder `path`. ValueError with one clear line if it is none.
+
+    It is checked as far as the rule and the report read it.
+    """
+    file = path / FILE if path.is_dir() else path
+    try:
+        record = json.loads(file.read_text("utf-8"))
+    except OSError as error:
+        raise ValueError(f"{file}: {error.strerror or error}") from None
+    except ValueError:
+        raise ValueError(f"{file} is no JSON") from None
+    if not isinstance(record, dict) or record.get("schema_version") != SCHEMA:
+        raise ValueError(f"{file} is no record of a ladder of version {SCHEMA}")
+    if missing := [name for name in REQUIRED if name not in record]:
+        raise ValueError(f"{file} has no {missing[0]!r}")
+    known = {"stage", "block", "framework", "rungs", "status", "reason", "metrics", "evidence"}
+    if not all(isinstance(run, dict) and known <= run.keys() for run in record["runs"]):
+        raise ValueError(f"{file}: a run is damaged")
+    return record
+
+
+class Climb:
+    """Measures what a record lacks. `folder`: of the record; `data`: where data sets are made."""
+
+    def __init__(
+        self,
+        ladder: Ladder,
+        record: Record,
+        folder: Path,
+        data: Path,
+        *,
+        say: Callable[[str], None],
+        minutes: float | None = None,
+        interpreters: dict[str, str] | None = None,
+        limits: TimeLimits | None = None,
+    ) -> None:
+        self.ladder, self.record, self.folder, self.data = ladder, record, folder, data
+        self.say, self.interpreters, self.limits = say, interpreters, limits
+        self.threads = machine.usable_threads()
+        self.end = None if minutes is None else time.monotonic() + 60 * minutes
+        self.begun = time.monotonic()
+
+    def measure(self) -> bool:
+        """Measure until the top, or until time is over: whether everything is measured.
+
+        Raises ValueError where what was measured before was under other conditions, and Failed
+        where a framework can't be imported.
+        """
+        settings = {"interpreters": self.interpreters, "limits": self.limits}
+        with Processes(self.folder / "logs", **settings) as processes:
+            self._conditions(processes)
+            arrays, settings = self.ladder.materialise(self.data, self.ladder.task)
+            self._drop_halves()
+            while wanted := self._next():
+                if self.end is not None and time.monotonic() >= self.end:
+                    return False
+                self._run(processes, wanted, str(arrays), settings)
+        self.record["finished"] = True
+        self.save()
+        return True
+
+    def save(self) -> None:
+        """Rewrite the record."""
+        replace_file(self.folder / FILE, as_lines(self.record))
+
+    def _conditions(self, processes: Processes) -> None:
+        """Note the environment, or compare it with that of the runs before."""
+        now = machine.describe(self.threads) | {"devices": {}}
+        for framework in self.record["frameworks"]:
+            found = apart.describe(processes, framework, self.threads)
+            now["packages"][framework] = found["versions"] | {"python": found["python"]}
+            now["devices"][framework] = found["device"]
+        on_gpus = not any(map(on_cpu, now["devices"].values()))
+        now["task"] = (on_gpus and self.ladder.gpu_task) or self.ladder.task
+        self.ladder = at_task(self.ladder, now["task"])
+        before = self.record["environment"]
+        if before and (found := state.differences(before, json.loads(json.dumps(now)))):
+            raise ValueError(f"begun under other conditions: {'; '.join(found)}")
+        self.record |= {"environment": now, "task": now["task"]}
+        self.save()
+
+    def _next(self) -> Wanted | None:
+        """The runs that are next to each other next: a pair of each framework; None at the end."""
+        climbs = {
+            framework: rule.climb(
+                self.ladder, self.record["runs"], framework, self.record["blocks"]
+            )
+            for framework in self.record["frameworks"]
+        }
+        for rung in self.ladder.rungs:
+            open_steps = {
+                framework: step
+                for framework, steps in climbs.items()
+                for step in steps
+                if step.rung is rung and step.state == "open"
+            }
+            pairs = {f: [step.below, step.rungs] for f, step in open_steps.items()}
+            if wanted := self._missing(rung.name, pairs):
+                return wanted
+        return self._missing(PARTS, {f: rule.parts_of(steps) for f, steps in climbs.items()})
+
+    def _drop_halves(self) -> None:
+        """Forget the runs whose neighbours an interruption has cut off: they are made together."""
+        if wanted := self._next():
+            stage, block, programs = wanted
+            cut = {(stage, block, framework) for framework, _ in programs}
+            self.record["runs"] = [
+                run
+                for run in self.record["runs"]
+                if (run["stage"], run["block"], run["framework"]) not in cut
+            ]
+
+    def _missing(self, stage: str, programs: dict[str, list[Rungs]]) -> Wanted | None:
+        """The runs of the first block of a stage that lacks some, in the order of that block."""
+        done = {
+            (run["stage"], run["block"], run["framework"], tuple(run["rungs"]))
+            for run in self.record["runs"]
+        }
+        for block in range(self.record["blocks"]):
+            turned = slice(None, None, -1 if block % 2 else 1)
+            wanted = [
+                (framework, rungs)
+                for framework in [*programs][turned]
+                for rungs in programs[framework][turned]
+                if (stage, block, framework, rungs) not in done
+            ]
+            if wanted:
+                return stage, block, wanted
+        return None
+
+    def _run(self, processes: Processes, wanted: Wanted, arrays: str, settings: dict) -> None:
+        """Train each of these programs in a process of its own, and keep what each gives."""
+        stage, block, programs = wanted
+        cases = {
+            case.id: (framework, rungs, case)
+            for framework, rungs in programs
+            for case in [self.ladder.case(rungs, framework, settings | {"seed": block})]
+        }
+        spent = clock(time.monotonic() - self.begun)
+        self.say(f"[{stage}] pair {block + 1} of {self.record['blocks']} · {spent} elapsed")
+
+        def done(case, found: apart.Apart) -> None:
+            framework, rungs, _ = cases[case.id]
+            self.record["runs"].append(
+                {
+                    "stage": stage,
+                    "block": block,
+                    "framework": framework,
+                    "rungs": list(rungs),
+                    "status": found.status,
+                    "reason": found.reason,
+                    "metrics": found.found.get("metrics", {}),
+                    "evidence": found.found.get("evidence"),
+                    "seconds": found.seconds,
+                }
+            )
+            self.save()
+            each = at(found.found, "metrics", "iteration", "value")
+            said = found.reason or (f"{1000 * each:.1f} ms an iteration" if each else "measured")
+            self.say(f"  {FRAMEWORKS[framework].title} {'+'.join(rungs) or 'plain'}: {said}")
+
+        apart.probes(
+            processes,
+            [case for _, _, case in cases.values()],
+            data={self.ladder.task: arrays},
+            threads=self.threads,
+            seed=SEED + block,
+            memory_budget=None,
+            repetitions=1,
+            done=done,
+        )
+
+
+def at_task(ladder: Ladder, task: str) -> Ladder:
+    """The ladder on another task, such as the one of a GPU."""
+    return replace(ladder, task=task)

@@ -1,0 +1,162 @@
+"""Climb a whole training rung by rung, in both frameworks: `twinbench ladder NAME`.
+
+    twinbench ladder image_classification [--minutes N] [--blocks N] [--framework pt|tf]
+    twinbench ladder --resume results/ladders/latest
+    twinbench ladder --show results/ladders/latest
+
+Each rung adds one technique to the program below it, and is left out of what follows where it hurts
+by a rule that is fixed beforehand (`bench/ladders/rule.py`). --minutes and Ctrl-C end a climb with
+what is measured then; --resume goes on with it. Everything measured is in ladder.json, the tables
+in ladder.md and the picture in ladder.svg beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from datetime import UTC, datetime
+from importlib import import_module
+from pathlib import Path
+
+from bench.harness.command import find_interpreter, this_command
+from bench.harness.folders import new_folder
+from bench.harness.plan import FRAMEWORKS
+from bench.harness.processes import Failed
+from bench.harness.progress import clock
+from bench.ladders import climbing, report
+from bench.ladders.ladder import Ladder
+from bench.report.replace import write_atomically
+from bench.report.svg import standalone
+
+LADDERS = {
+    "image_classification": "bench.ladders.image_classification",
+    "language_model": "bench.ladders.language_model",
+}
+BLOCKS = 3  # pairs of runs a rung
+
+
+def find(name: str) -> Ladder:
+    """The ladder called `name`; ValueError where there is none."""
+    if name not in LADDERS:
+        raise ValueError(f"there is no ladder {name!r}; choose of {', '.join(LADDERS)}")
+    return import_module(LADDERS[name]).LADDER
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; return the exit status (2: an error, 130: interrupted)."""
+    given = options().parse_args(arguments)
+    sys.stdout.reconfigure(errors="backslashreplace")  # a console without UTF-8 loses no table
+    try:
+        if given.show:
+            record = climbing.load(given.show)
+            return _show(climbing.at_task(find(record["ladder"]), record["task"]), record)
+        return _climb(given)
+    except (ValueError, Failed) as error:
+        print(f"twinbench ladder: {error}", file=sys.stderr)
+        return 2
+
+
+def options() -> argparse.ArgumentParser:
+    """What the command line takes."""
+    parser = argparse.ArgumentParser(
+        prog="twinbench ladder",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("name", nargs="?", metavar="NAME", help=", ".join(LADDERS))
+    parser.add_argument("--minutes", type=float, metavar="N", help="end after so many")
+    parser.add_argument("--blocks", type=int, metavar="N", help=f"pairs a rung (usual: {BLOCKS})")
+    parser.add_argument("--framework", choices=FRAMEWORKS, help="only this one")
+    parser.add_argument("--results", type=Path, default=Path("results"), metavar="DIR")
+    parser.add_argument("--resume", type=Path, metavar="FOLDER", help="take up a climb")
+    parser.add_argument("--show", type=Path, metavar="FOLDER", help="print a climb's tables again")
+    for name, framework in FRAMEWORKS.items():
+        parser.add_argument(
+            f"--{name}-python", metavar="PATH", help=f"the interpreter that has {framework.title}"
+        )
+    return parser
+
+
+def _climb(given: argparse.Namespace) -> int:
+    if given.minutes is not None and given.minutes <= 0:
+        raise ValueError(f"--minutes: {given.minutes:g} is not above 0")
+    interpreters = {}
+    for name in FRAMEWORKS:
+        if path := getattr(given, f"{name}_python"):
+            interpreters[name] = find_interpreter(path)
+            if interpreters[name] is None:
+                raise ValueError(f"--{name}-python: {path} is no Python interpreter")
+    ladder, record, folder = _begun(given) if given.resume else _new(given)
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    climb = climbing.Climb(
+        ladder,
+        record,
+        folder,
+        given.results / "data",
+        say=say,
+        minutes=given.minutes,
+        interpreters=interpreters,
+    )
+    runs = len(record["frameworks"]) * record["blocks"] * 2 * len(ladder.rungs)
+    about = clock(runs * ladder.seconds)
+    say(f"{ladder.title}: about {about} if every rung is measured · {folder}")
+    status = 0
+    # Whoever ends the command ends it as Ctrl-C does, with its processes.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        if not climb.measure():
+            say(f"time is over: --resume {folder} goes on")
+    except KeyboardInterrupt:
+        say(f"interrupted: --resume {folder} goes on")
+        status = 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    _write(climb.ladder, record, folder)
+    _show(climb.ladder, record)
+    return status
+
+
+def _new(given: argparse.Namespace) -> tuple[Ladder, climbing.Record, Path]:
+    if not given.name:
+        raise ValueError(f"which ladder? choose of {', '.join(LADDERS)}")
+    ladder = find(given.name)
+    blocks = BLOCKS if given.blocks is None else given.blocks
+    if blocks < 1:
+        raise ValueError(f"--blocks: {blocks} is not a number of pairs; give 1 or more")
+    frameworks = [given.framework] if given.framework else [*FRAMEWORKS]
+    record = climbing.new_record(
+        ladder, frameworks=frameworks, blocks=blocks, command=this_command()
+    )
+    return ladder, record, new_folder(given.results / "ladders")
+
+
+def _begun(given: argparse.Namespace) -> tuple[Ladder, climbing.Record, Path]:
+    record = climbing.load(given.resume)
+    for option, value in (
+        ("NAME", given.name),
+        ("--blocks", given.blocks),
+        ("--framework", given.framework),
+    ):
+        if value is not None:
+            raise ValueError(f"a climb goes on as it was begun: leave {option} out")
+    record["resumed"].append(datetime.now(UTC).isoformat(timespec="seconds"))
+    folder = given.resume if given.resume.is_dir() else given.resume.parent
+    return find(record["ladder"]), record, folder.resolve()
+
+
+def _write(ladder: Ladder, record: climbing.Record, folder: Path) -> None:
+    """Tables and picture beside the record."""
+    texts = {folder / "ladder.md": report.as_markdown(ladder, record)}
+    if chart := report.picture(ladder, record):
+        texts[folder / "ladder.svg"] = standalone(chart)
+    write_atomically(texts)
+
+
+def _show(ladder: Ladder, record: climbing.Record) -> int:
+    print(report.as_text(ladder, record, int(os.environ.get("COLUMNS", "100"))), end="")
+    return 0

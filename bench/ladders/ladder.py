@@ -1,0 +1,88 @@
+"""What a ladder is: its rungs, each with what it is judged by, and a run of it as a case.
+
+A run is a whole training in a process of its own, with the rungs that it is given. It is a probe of
+the harness (`bench.harness.apart.probes`): `probe(impl, work, batches)` of the ladder's module,
+whose settings are `rungs` and what `materialise` returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench.harness.plan import FRAMEWORKS, Case, Variant, Workload
+from shared.specs import TASKS, Task
+
+# figure by which a rung is judged -> its name in tables; less is better in all of them
+JUDGED = {
+    "iteration": "time of an iteration",
+    "memory": "peak memory",
+    "latency": "latency of a prediction",
+    "quality": "quality",
+}
+BF16_LOSSES = 0.05  # relative, over ten steps: as in the benchmark of stacking
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One technique more.
+
+    `judged`: what it is for, of `JUDGED`. `changes`: its losses are another computation's, by
+    design, from the first step on. `loss_tolerance`: the relative difference that twins' losses may
+    show from this rung on. `compiles`: the frameworks in which it needs a C++ compiler. `nothing`:
+    framework -> why the rung changes nothing there, so that it is not run.
+    """
+
+    name: str
+    title: str
+    judged: str
+    changes: bool = False
+    loss_tolerance: float | None = None
+    compiles: tuple[str, ...] = ()
+    nothing: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """A program and its rungs, in order.
+
+    `module`: where its `probe` is. `task`: of the model, its recipe, metric and margin; `gpu_task`
+    takes its place on a GPU. `materialise(folder, task) -> (folder of the task's arrays, settings
+    of every run)`, called once. `seconds`: about how long a run takes on two cores. `batch_size`:
+    where it is not the task's.
+    """
+
+    name: str
+    title: str
+    module: str
+    task: str
+    rungs: tuple[Rung, ...]
+    materialise: Callable[[Path, str], tuple[Path, dict]]
+    gpu_task: str | None = None
+    batch_size: int | None = None
+    seconds: float = 30.0
+
+    @property
+    def spec(self) -> Task:
+        """The task's spec."""
+        return TASKS[self.task]
+
+    @property
+    def more_is_better(self) -> bool:
+        """Whether a higher quality is the better one."""
+        return self.spec.metric == "accuracy"
+
+    def case(self, rungs: Sequence[str], framework: str, settings: dict) -> Case:
+        """A run with these rungs; memory that is freed is kept, as in timed rows."""
+        compiles = any(framework in r.compiles for r in self.rungs if r.name in rungs)
+        variant = Variant(
+            "+".join(rungs) or "plain",
+            settings | {"rungs": list(rungs)},
+            frameworks=(framework,),
+            requires="compiler" if compiles else None,
+            allocator="tuned",
+        )
+        workload = Workload(self.task, "compute", timed=False)
+        flavour = FRAMEWORKS[framework].flavours[0]
+        return Case("ladders", self.name, self.module, framework, flavour, variant, workload)

@@ -1,0 +1,85 @@
+"""The ladder of language model pre-training: a GPT of about 10 million parameters, on characters.
+
+Judged, fixed before anything was measured: mixed precision, the fused optimizer and replicas by the
+time of an iteration, checkpointing and accumulation by peak memory, that of all replicas together.
+`rule.py` says when a rung hurts.
+
+An epoch is of few sequences, so that a run takes half a minute: the training ends far from what the
+model could learn, and bits per character say whether a rung kept what it had learned by then.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bench.harness.plan import Work
+from bench.harness.worker import RESIDENT_BATCHES
+from bench.ladders import training
+from bench.ladders.ladder import BF16_LOSSES, Ladder, Rung
+from shared import datasets
+from shared.specs import TASKS
+
+BATCH = 4  # sequences: two replicas with two micro-batches each
+SEQUENCES, EPOCHS = 64, 2
+
+
+def materialise(folder: Path, task: str) -> tuple[Path, dict]:
+    """Write the task's texts."""
+    settings = {"sequences": SEQUENCES, "epochs": EPOCHS}
+    return datasets.materialise(TASKS[task].dataset, folder), settings
+
+
+LADDER = Ladder(
+    name="language_model",
+    title="Language model: a GPT trained on characters",
+    module=__name__,
+    task="text-gpt-10m",
+    materialise=materialise,
+    seconds=45.0,
+    batch_size=BATCH,
+    rungs=(
+        Rung(
+            "mixed_precision",
+            "mixed precision (bfloat16)",
+            judged="iteration",
+            loss_tolerance=BF16_LOSSES,
+        ),
+        Rung("fused_optimizer", "fused optimizer", judged="iteration"),
+        Rung("checkpointing", "checkpointing (every block)", judged="memory"),
+        Rung("accumulation", "accumulation (2 micro-batches)", judged="memory"),
+        Rung("data_parallel", "data parallel (2 replicas)", judged="iteration"),
+    ),
+)
+
+
+def probe(impl, work: Work, batches: list) -> dict[str, dict]:
+    """One training with `work.settings["rungs"]`."""
+    settings, recipe, folder = work.settings, work.task.recipe, Path(work.data)
+    batches = datasets.first_batches(
+        *datasets.load(folder, "train"), BATCH, RESIDENT_BATCHES, seed=settings["seed"]
+    )
+    x, y = datasets.load(folder, "test")
+
+    def make(build):
+        return impl.ladders.language_model.Training(
+            build,
+            work.data,
+            rungs=tuple(settings["rungs"]),
+            sequences=settings["sequences"],
+            batch_size=BATCH,
+            learning_rate=recipe.learning_rate,
+            weight_decay=recipe.weight_decay,
+            beta2=recipe.beta2,
+            seed=settings["seed"],
+        )
+
+    return training.measure(
+        impl,
+        work,
+        batches,
+        make,
+        batch_size=BATCH,
+        epochs=settings["epochs"],
+        calibration=x[:1],
+        test=(x, y),
+    )

@@ -1,0 +1,298 @@
+"""What a climb says: a table of its rungs, the rule's verdicts, what the parts promised, a picture.
+
+Everything follows from the record of `climbing.py`, so that it can be made again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bench.analysis.reading import FRAMEWORKS
+from bench.analysis.verdicts import Interval, Ratio
+from bench.ladders import rule
+from bench.ladders.climbing import Record
+from bench.ladders.ladder import JUDGED, Ladder
+from bench.ladders.rule import Step
+from bench.report.blocks import Column, Table
+from bench.report.figures import MISSING, number, ratio, scaled
+from bench.report.shapes import Box, Chart, Label, Line, Mark, Scale, across, scale
+from bench.report.tables import escape, grid, markdown_table
+from bench.report.text import wrap
+
+# figure -> head of its column, factor to its unit
+SHOWN = {
+    "iteration": ("iteration\n[ms]", 1e3),
+    "epoch": ("epoch\n[s]", 1.0),
+    "samples_per_s": ("samples/s", 1.0),
+    "utilisation": ("cores in\nuse [%]", 1.0),
+    "fluctuation": ("its sd\n[%]", 1.0),
+    "memory": ("peak\n[MB]", 1e-6),
+    "device_memory": ("device\npeak [MB]", 1e-6),
+    "first_step": ("first\nstep [s]", 1.0),
+    "whole": ("whole\n[s]", 1.0),
+    "latency": ("latency\n[ms]", 1e3),
+    "size": ("size\n[MB]", 1e-6),
+}
+STATES = {"kept": "kept", "left out": "hurts: left out", "failed": "failed", "open": "not yet"}
+STATES["nothing"] = "changes nothing"
+
+Climbs = dict[str, list[Step]]
+
+
+def climbs_of(ladder: Ladder, record: Record) -> Climbs:
+    """Framework -> the rungs of a record."""
+    return {
+        framework: rule.climb(ladder, record["runs"], framework, record["blocks"])
+        for framework in record["frameworks"]
+    }
+
+
+def content(ladder: Ladder, record: Record) -> list[str | Table]:
+    """All that is said, in order: sentences and tables."""
+    climbs = climbs_of(ladder, record)
+    state = "" if record["finished"] else " Not finished."
+    said: list[str | Table] = [
+        f"{ladder.title}, {ladder.task}, batch {ladder.batch_size or ladder.spec.compute_batch}, "
+        f"{record['blocks']} pairs a rung on {record['environment'].get('cpu', MISSING)}.{state}",
+    ]
+    for framework, steps in climbs.items():
+        table = _figures(ladder, record, framework, steps)
+        said += [table] if table.rows else []
+    said.append(_ratios(ladder, record, climbs))
+    for framework, steps in climbs.items():
+        said += _promised(ladder, record, framework, steps)
+    return said
+
+
+def as_text(ladder: Ladder, record: Record, width: int = 100) -> str:
+    """For the terminal."""
+    parts = content(ladder, record)
+    blocks = [wrap(p, width) if isinstance(p, str) else grid(p, width) for p in parts]
+    return "\n\n".join("\n".join(block) for block in blocks) + "\n"
+
+
+def as_markdown(ladder: Ladder, record: Record) -> str:
+    """For a page, with the picture that stands beside it."""
+    blocks = [
+        escape(part)
+        if isinstance(part, str)
+        else f"**{escape(part.title)}**\n\n{markdown_table(part).strip()}"
+        for part in content(ladder, record)
+    ]
+    drawn = [f"![{escape(ladder.title)}](ladder.svg)"] if picture(ladder, record) else []
+    return "\n\n".join([f"# {escape(ladder.title)}", *drawn, *blocks]) + "\n"
+
+
+def _figures(ladder: Ladder, record: Record, framework: str, steps: list[Step]) -> Table:
+    """The figures of every program of a framework, from plain to the top."""
+    runs = [run for run in record["runs"] if run["framework"] == framework]
+    first = next((step.rung.name for step in steps if step.state != "nothing"), None)
+    plain = rule.means([run for run in runs if run["stage"] == first], ())
+    rows = [("plain", plain), *((step.rung.title, step.figures) for step in steps)]
+    shown = [name for name in SHOWN if any(name in figures for _, figures in rows)]
+    better = "more is better" if ladder.more_is_better else "less is better"
+    heads = [*(SHOWN[name][0] for name in shown), ladder.spec.metric.replace("_", " ")]
+    return Table(
+        f"{FRAMEWORKS[framework]}: each rung on those below that were kept ({heads[-1]}: {better})",
+        [Column("", "program", right=False), *(Column("", head) for head in heads)],
+        [
+            [
+                title,
+                *(number(scaled(figures.get(name), SHOWN[name][1])) for name in shown),
+                number(figures.get("quality")),
+            ]
+            for title, figures in rows
+            if figures
+        ],
+    )
+
+
+def _ratios(ladder: Ladder, record: Record, climbs: Climbs) -> Table:
+    """Every rung against the one below and against plain, and what the rule says of it."""
+    columns = [Column("", "rung", right=False), Column("", "judged by", right=False)]
+    for framework in climbs:
+        group = FRAMEWORKS[framework]
+        columns += [
+            Column(group, "÷ below"),
+            Column(group, "quality\nto below"),
+            Column(group, "iteration\n÷ plain"),
+            Column(group, "rule", right=False),
+        ]
+    columns.append(Column("", "first losses\nof twins", right=False))
+    rows = []
+    for rung in ladder.rungs:
+        row = [rung.title, JUDGED[rung.judged]]
+        for steps in climbs.values():
+            step = next((each for each in steps if each.rung is rung), None)
+            row += _said(step)
+        alike = rule.apart(ladder, record["runs"], rung.name, climbs)
+        row.append("agree" if alike is None else alike)
+        rows.append(row)
+    return Table("Ratios with 95% intervals, and the rule", columns, rows)
+
+
+def _said(step: Step | None) -> list[str]:
+    if step is None:
+        return [MISSING, MISSING, MISSING, STATES["open"]]
+    rule_ = STATES[step.state] + (f" ({step.reason})" if step.reason else "")
+    return [
+        _ratio(step.below_by.get(step.rung.judged)),
+        _difference(step.quality),
+        _ratio(step.plain_by.get("iteration")),
+        rule_,
+    ]
+
+
+def _ratio(found: Ratio | None) -> str:
+    return ratio(found.ratio, found.ci) if found else MISSING
+
+
+def _difference(found: Interval | None) -> str:
+    if found is None:
+        return MISSING
+    if found.low is None:
+        return f"{found.mean:+.2f}"
+    return f"{found.mean:+.2f} ({found.low:+.2f} to {found.high:+.2f})"
+
+
+def _promised(
+    ladder: Ladder, record: Record, framework: str, steps: list[Step]
+) -> list[str | Table]:
+    """What the parts promised, beside what their stack and the whole ladder gave."""
+    found = rule.promises(record["runs"], framework, steps)
+    said: list[str | Table] = []
+    if found:
+        titles = {rung.name: rung.title for rung in ladder.rungs}
+        heads = {"iteration": "iteration", "memory": "peak memory"}
+        alone = {name for promise in found.values() for name in promise.alone}
+        names = [rung.name for rung in ladder.rungs if rung.name in alone]
+        rows = [
+            [f"{titles[name]}, alone", *(_ratio(p.alone.get(name)) for p in found.values())]
+            for name in names
+        ]
+        rows += [
+            ["product: what the parts promise", *(_ratio(p.promised) for p in found.values())],
+            ["their stack gave", *(_ratio(p.gave) for p in found.values())],
+            ["the whole ladder gave", *(_ratio(p.top) for p in found.values())],
+        ]
+        columns = [Column("", "program", right=False)]
+        columns += [Column("", f"{heads[figure]}\n÷ plain") for figure in found]
+        title = f"{FRAMEWORKS[framework]}: what the parts promised, and what the stack gave"
+        said.append(Table(title, columns, rows))
+    if top := rule.top_quality(ladder, record["runs"], framework, steps):
+        said.append(_top(ladder, framework, top))
+    return said
+
+
+def _top(ladder: Ladder, framework: str, top: Interval) -> str:
+    """Whether the quality at the top is within the margin of the bottom."""
+    margin, metric = ladder.spec.margin, ladder.spec.metric.replace("_", " ")
+    if top.low is None:
+        verdict = "one pair, no interval"
+    elif top.low > -margin:
+        verdict = f"within the margin of {margin:g}, or better"
+    elif top.high < -margin:
+        verdict = f"worse by more than the margin of {margin:g}"
+    else:
+        verdict = f"not decided at the margin of {margin:g}"
+    said = f"{FRAMEWORKS[framework]}: {metric} at the top against the plain program, better by"
+    return f"{said} {_difference(top)}: {verdict}."
+
+
+# The picture --------------------------------------------------------------------------------------
+
+PANELS = {  # figure -> title, and percents between which its axis runs
+    "iteration": ("iteration ÷ plain", 29.0, 51.0),
+    "memory": ("peak memory ÷ plain", 54.0, 76.0),
+    "quality": ("", 79.0, 99.0),
+}
+LINE, TOP = 32, 36  # pixels
+
+
+def picture(ladder: Ladder, record: Record) -> Chart | None:
+    """Both frameworks' climbs side by side: time and memory to plain, and quality, rung by rung."""
+    climbs = climbs_of(ladder, record)
+    rows = _rows(ladder, record, climbs)
+    if not rows:
+        return None
+    bottom = TOP + LINE * len(rows) + 6
+    shapes: list[Any] = []
+    for figure, (title, left, right) in PANELS.items():
+        values = [v for row in rows for _, f in row[1] for v in _values(f.get(figure))]
+        if not values:
+            continue
+        axis = scale(values, left, right, log=figure != "quality")
+        shapes.append(
+            Label(left, TOP - 22, title or ladder.spec.metric.replace("_", " "), "heading")
+        )
+        shapes += across(axis, TOP - 14, bottom)
+        if figure != "quality" and axis.low < 1 < axis.high:
+            shapes.append(Line(axis(1), TOP - 14, axis(1), bottom, "one"))
+        for place, (_, found) in enumerate(rows):
+            for framework, figures in found:
+                if figure in figures:
+                    y = TOP + LINE * place + (8 if framework == "pt" else 18)
+                    shapes += _mark(axis, y, framework, figures[figure], figures["kept"])
+    for place, (title, _) in enumerate(rows):
+        y = TOP + LINE * place
+        if place % 2:
+            shapes.insert(0, Box(0, y, 100, LINE, "band"))
+        shapes.append(Label(0, y + 17, title, "label-line"))
+    return Chart(
+        title=f"{ladder.title}, rung by rung",
+        description=_in_words(rows),
+        height=bottom + 20,
+        shapes=shapes,
+        key=[*FRAMEWORKS.items(), ("told", "stays"), ("open", "hurts or is not decided")],
+    )
+
+
+def _rows(ladder: Ladder, record: Record, climbs: Climbs) -> list[tuple[str, list]]:
+    """Title -> (framework, figure -> (value, interval)) of each program; "kept": whether it is."""
+    rows: dict[str, list] = {}
+    for framework, steps in climbs.items():
+        runs = [run for run in record["runs"] if run["framework"] == framework]
+        first = next((step.rung.name for step in steps if step.state != "nothing"), None)
+        plain = rule.means([run for run in runs if run["stage"] == first], ())
+        if plain:
+            figures: dict[str, Any] = {"iteration": (1.0, None), "memory": (1.0, None)}
+            figures |= {"quality": (plain.get("quality"), None), "kept": True}
+            rows.setdefault("plain", []).append((framework, figures))
+        for step in steps:
+            if step.figures and step.plain_by:
+                by = {name: (r.ratio, r.ci) for name, r in step.plain_by.items()}
+                by |= {"quality": (step.figures.get("quality"), None), "kept": step.state == "kept"}
+                rows.setdefault(step.rung.title, []).append((framework, by))
+    order = ["plain", *(rung.title for rung in ladder.rungs)]
+    return [(title, rows[title]) for title in order if title in rows]
+
+
+def _values(found: tuple | None) -> list[float]:
+    """A value and the bounds of its interval."""
+    if not found or found[0] is None:
+        return []
+    return [found[0], *(found[1] or ())]
+
+
+def _mark(axis: Scale, y: float, side: str, found: tuple, kept: bool) -> list[Any]:
+    value, ci = found
+    if value is None:
+        return []
+    shapes: list[Any] = []
+    if ci:
+        shapes.append(Line(axis(ci[0]), y, axis(ci[1]), y, f"interval {side}"))
+    return [*shapes, Mark(axis(value), y, side, not kept, f"{FRAMEWORKS[side]}: {number(value)}")]
+
+
+def _in_words(rows: list[tuple[str, list]]) -> str:
+    """Every row of the picture as a sentence."""
+    said = []
+    for title, found in rows:
+        each = [
+            f"{FRAMEWORKS[side]} iteration {number(figures['iteration'][0])} of plain, quality "
+            f"{number(figures['quality'][0])}{'' if figures['kept'] else ' (does not stay)'}"
+            for side, figures in found
+            if "iteration" in figures
+        ]
+        said.append(f"{title}: {'; '.join(each)}.")
+    return " ".join(said)

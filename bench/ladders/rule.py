@@ -1,0 +1,327 @@
+"""The rule of a ladder, and what its runs say: which rung stays, and what each brought.
+
+Fixed beforehand: a rung is measured against the program below it in `blocks` pairs of runs, next to
+each other in time and with the same seed; which of the two runs first turns from pair to pair. The
+rung hurts
+
+- where the 95% interval of the figure that it is judged by lies wholly on the wrong side of the
+  program below, or
+- where the 95% interval of its quality lies wholly more than the task's margin on the wrong side.
+
+A rung that hurts, or fails, is shown and left out of what follows, in that framework. Intervals are
+Student's t over pairs, of log ratios, and of differences for the quality. A single pair has none,
+so that nothing is left out then.
+
+Against the plain program a rung stands at the product of the ratios up to it, each taken next to
+its own program below, since a machine's speed may drift between the first rung and the last. In the
+end the plain program, the whole stack, and each rung alone on the plain program run next to one
+another: what the parts promise is the product of their ratios.
+
+A run is {"stage", "block", "framework", "rungs", "status", "reason", "metrics", "evidence"}.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import exp, log
+from statistics import fmean
+
+from bench.analysis.certificates import difference
+from bench.analysis.values import at, is_number
+from bench.analysis.verdicts import Interval, Ratio, compare, quantile, summed, t_interval
+from bench.ladders.ladder import JUDGED, Ladder, Rung
+
+PARTS = "parts"  # the stage in which each rung stands alone beside the stack
+MULTIPLIED = ("iteration", "memory")  # figures of which the parts promise a product
+COMPARED = ("iteration", "memory", "whole", "latency", "size")  # ratios to the program below
+FIGURES = (*COMPARED, "epoch", "samples_per_s", "utilisation", "fluctuation", "device_memory")
+FIGURES += ("quality", "first_step")
+
+Rungs = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Step:
+    """A rung in one framework.
+
+    `below`, `rungs`: the program below it and its own. `state`: "open" (pairs are missing), "kept",
+    "left out", "failed" or "nothing" (it changes nothing here). `figures`: means over its runs, as
+    far as they are there. `below_by`: figure -> ratio to the program below, `plain_by`: to the
+    plain one. `quality`: how much better than below, with its interval.
+    """
+
+    rung: Rung
+    below: Rungs
+    rungs: Rungs
+    state: str
+    reason: str | None = None
+    figures: dict[str, float] = field(default_factory=dict)
+    below_by: dict[str, Ratio] = field(default_factory=dict)
+    plain_by: dict[str, Ratio] = field(default_factory=dict)
+    quality: Interval | None = None
+
+    @property
+    def stands(self) -> Rungs:
+        """The program that the next rung is put on."""
+        return self.rungs if self.state == "kept" else self.below
+
+
+def climb(ladder: Ladder, runs: Sequence[dict], framework: str, blocks: int) -> list[Step]:
+    """The rungs in order, up to the first that is still open."""
+    own = [run for run in runs if run["framework"] == framework]
+    steps: list[Step] = []
+    for rung in ladder.rungs:
+        below = steps[-1].stands if steps else ()
+        if framework in rung.nothing:
+            steps.append(Step(rung, below, below, "nothing", rung.nothing[framework]))
+            continue
+        steps.append(_step(ladder, rung, below, own, blocks, steps))
+        if steps[-1].state == "open":
+            break
+    return steps
+
+
+def _step(
+    ladder: Ladder, rung: Rung, below: Rungs, runs: list[dict], blocks: int, before: list[Step]
+) -> Step:
+    here = [run for run in runs if run["stage"] == rung.name]
+    rungs = (*below, rung.name)
+    pairs = _pairs(here, rungs, below)
+    ratios = {name: found for name in COMPARED if (found := _ratio(pairs, name))}
+    quality = _better(ladder, pairs)
+    state, reason = _judged(ladder, rung, here, rungs, ratios, quality, len(pairs) >= blocks)
+    return Step(
+        rung,
+        below,
+        rungs,
+        state,
+        reason,
+        means(here, rungs),
+        ratios,
+        _chained(ratios, before),
+        quality,
+    )
+
+
+def _pairs(runs: list[dict], ours: Rungs, theirs: Rungs) -> list[tuple[dict, dict]]:
+    """The metrics of both programs, block by block, where both ended well."""
+    found = {
+        (run["block"], tuple(run["rungs"])): run["metrics"] for run in runs if run["status"] == "OK"
+    }
+    blocks = sorted({block for block, _ in found})
+    return [
+        (found[block, ours], found[block, theirs])
+        for block in blocks
+        if (block, ours) in found and (block, theirs) in found
+    ]
+
+
+def _value(metrics: dict, figure: str) -> float | None:
+    value = at(metrics, figure, "value")
+    return value if is_number(value) else None
+
+
+def _ratio(pairs: list[tuple[dict, dict]], figure: str) -> Ratio | None:
+    """The ratio of a figure over the pairs; None where one has none."""
+    values = [(_value(ours, figure), _value(theirs, figure)) for ours, theirs in pairs]
+    if not values or any(not value or value < 0 for pair in values for value in pair):
+        return None
+    return compare([log(ours / theirs) for ours, theirs in values])
+
+
+def _better(ladder: Ladder, pairs: list[tuple[dict, dict]]) -> Interval | None:
+    """How much better the quality is, over the pairs; below zero it is worse."""
+    values = [(_value(ours, "quality"), _value(theirs, "quality")) for ours, theirs in pairs]
+    if not values or any(value is None for pair in values for value in pair):
+        return None
+    sign = 1 if ladder.more_is_better else -1
+    return t_interval([sign * (ours - theirs) for ours, theirs in values])
+
+
+def _judged(
+    ladder: Ladder,
+    rung: Rung,
+    runs: list[dict],
+    rungs: Rungs,
+    ratios: dict[str, Ratio],
+    quality: Interval | None,
+    complete: bool,
+) -> tuple[str, str | None]:
+    """The state of a rung, and why it is not kept."""
+    for run in runs:
+        if run["status"] != "OK":
+            whose = "" if tuple(run["rungs"]) == rungs else "the program below: "
+            return "failed", f"{whose}{run['reason']}"
+    if not complete:
+        return "open", None
+    said = hurts(rung, ratios, quality, ladder.spec.margin)
+    return ("left out", said) if said else ("kept", None)
+
+
+def hurts(
+    rung: Rung, ratios: dict[str, Ratio], quality: Interval | None, margin: float
+) -> str | None:
+    """Why a rung hurts by the rule; None where it does not."""
+    judged, ci = JUDGED[rung.judged], getattr(ratios.get(rung.judged), "ci", None)
+    if ci and ci[0] > 1:
+        return f"{judged}: {ci[0]:.2f} to {ci[1]:.2f} times that of the program below"
+    worst = -margin if rung.judged != "quality" else 0.0
+    if quality and quality.high is not None and quality.high < worst:
+        return f"quality: {-quality.high:.2f} to {-quality.low:.2f} worse than the program below"
+    return None
+
+
+def means(runs: Sequence[dict], rungs: Rungs) -> dict[str, float]:
+    """The mean of each figure over the runs of a program; its first step is that of the first run.
+
+    Later ones find what a compiler has left on the disk.
+    """
+    good = [r for r in runs if r["status"] == "OK" and tuple(r["rungs"]) == tuple(rungs)]
+    good.sort(key=lambda run: run["block"])
+    found = {}
+    for name in FIGURES:
+        values = [v for run in good if (v := _value(run["metrics"], name)) is not None]
+        if values:
+            found[name] = values[0] if name == "first_step" else fmean(values)
+    return found
+
+
+def _chained(ratios: dict[str, Ratio], before: list[Step]) -> dict[str, Ratio]:
+    """The ratios to the plain program: products with those of all rungs below that were kept."""
+    found = {}
+    for name, ratio in ratios.items():
+        kept = [step.below_by for step in before if step.state == "kept"]
+        chain = [each[name] for each in kept if name in each]
+        found[name] = product([*chain, ratio])
+    return found
+
+
+def product(ratios: list[Ratio]) -> Ratio:
+    """The product of independent ratios, with an interval where all have one."""
+    mean, count = sum(log(each.ratio) for each in ratios), min(each.n for each in ratios)
+    if any(each.sd is None for each in ratios):
+        return Ratio(exp(mean), None, None, count, None)
+    sd, freedom = summed([(each.sd**2 / each.n, each.n - 1) for each in ratios])
+    half = quantile(0.95, freedom) * sd
+    return Ratio(exp(mean), (exp(mean - half), exp(mean + half)), sd, count, None, None, freedom)
+
+
+# What the parts promise ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Promise:
+    """Of a figure: the ratio that the rungs promise one by one, and what their stack gave.
+
+    `alone`: rung -> its ratio alone on the plain program. `top`: that of the whole ladder.
+    """
+
+    promised: Ratio
+    gave: Ratio
+    top: Ratio | None
+    alone: dict[str, Ratio]
+
+
+def parts_of(steps: list[Step]) -> list[Rungs]:
+    """The programs of the last stage: plain, each part alone, their stack, and the whole ladder.
+
+    Parts are the kept rungs that are judged by a figure of which there is a product.
+    """
+    if not steps or steps[-1].state == "open":
+        return []
+    parts = [s.rung.name for s in steps if s.state == "kept" and s.rung.judged in MULTIPLIED]
+    alone = [(name,) for name in parts]
+    return list(dict.fromkeys([(), *alone, tuple(parts), steps[-1].stands]))
+
+
+def promises(runs: Sequence[dict], framework: str, steps: list[Step]) -> dict[str, Promise]:
+    """Figure -> what the parts promised and the stack gave, from the blocks that have all."""
+    programs = parts_of(steps)
+    here = [r for r in runs if r["stage"] == PARTS and r["framework"] == framework]
+    names = [s.rung.name for s in steps if s.state == "kept" and s.rung.judged in MULTIPLIED]
+    if not programs or not names:
+        return {}
+    found = {}
+    for figure in MULTIPLIED:
+        by = {rungs: _logs(here, rungs, figure) for rungs in programs[1:]}
+        blocks = sorted(set.intersection(*(set(logs) for logs in by.values()))) if by else []
+        if not blocks:
+            continue
+        alone = {name: compare([by[(name,)][block] for block in blocks]) for name in names}
+        top = steps[-1].stands
+        found[figure] = Promise(
+            compare([sum(by[(name,)][block] for name in names) for block in blocks]),
+            compare([by[tuple(names)][block] for block in blocks]),
+            compare([by[top][block] for block in blocks]) if top else None,
+            alone,
+        )
+    return found
+
+
+def top_quality(
+    ladder: Ladder, runs: Sequence[dict], framework: str, steps: list[Step]
+) -> Interval | None:
+    """How much better the top of the ladder is than the plain program, run next to each other."""
+    here = [r for r in runs if r["stage"] == PARTS and r["framework"] == framework]
+    if not steps or steps[-1].state == "open" or not steps[-1].stands:
+        return None
+    return _better(ladder, _pairs(here, steps[-1].stands, ()))
+
+
+def _logs(runs: list[dict], rungs: Rungs, figure: str) -> dict[int, float]:
+    """Block -> the log of the ratio of a figure to the plain program's."""
+    found = {}
+    for block in sorted({run["block"] for run in runs}):
+        pair = _pairs([run for run in runs if run["block"] == block], rungs, ())
+        ratio = _ratio(pair, figure)
+        if ratio:
+            found[block] = log(ratio.ratio)
+    return found
+
+
+# Certificates -------------------------------------------------------------------------------------
+
+
+def apart(ladder: Ladder, runs: Sequence[dict], stage: str, climbs: dict) -> str | None:
+    """Why the twins of a rung did not do the same work by their first losses; None if they did.
+
+    "another computation" where one of them has a rung that changes the losses by design and the
+    other has it not; "not measured" where one of them did not run.
+    """
+    cases = []
+    for framework, steps in climbs.items():
+        step = next((step for step in steps if step.rung.name == stage), None)
+        if step is None or not step.figures:
+            return "not measured"
+        cases.append(_case(ladder, runs, stage, framework, step.rungs))
+    changed = [{r.name for r in ladder.rungs if r.changes and r.name in c["rungs"]} for c in cases]
+    if len(cases) < 2:
+        return "not measured"
+    if changed[0] != changed[1]:
+        return "another computation"
+    blocks = [{run["block"] for run in case["blocks"]} for case in cases]
+    if not blocks[0] & blocks[1]:
+        return "not measured"
+    return difference(*cases)
+
+
+def _case(ladder: Ladder, runs, stage: str, framework: str, rungs: Rungs) -> dict:
+    """A rung's runs in the form in which certificates are compared."""
+    good = [
+        {"block": run["block"], **run["evidence"]}
+        for run in runs
+        if (run["stage"], run["framework"], tuple(run["rungs"])) == (stage, framework, rungs)
+        and run["status"] == "OK"
+    ]
+    tolerances = [r.loss_tolerance for r in ladder.rungs if r.name in rungs and r.loss_tolerance]
+    return {
+        "framework": framework,
+        "flavour": None,
+        "variant": stage,
+        "rungs": rungs,
+        "changes_math": False,
+        "changes_weights": False,
+        "loss_tolerance": max([ladder.spec.parity, *tolerances]),
+        "blocks": good,
+    }

@@ -1,0 +1,169 @@
+"""What is measured of a run: a whole training, from the model that is built to the one in use.
+
+The first ten steps are on batches that both frameworks have alike: their losses are the run's
+certificate, and the first of them is the first step. Then come the epochs on the program's own
+input, what the program does after them, and the deployed model. All of it in one process, with
+whatever that starts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from statistics import median, pstdev
+
+import psutil
+
+from bench.harness import machine, memory
+from bench.harness.accuracy import even_batch
+from bench.harness.plan import Work
+from shared.weights import checksum
+
+WINDOW_S = 0.5  # over which the processor's utilisation is taken, at least
+CALLS, WARM_CALLS = 30, 5  # predictions of one sample
+CALIBRATION = 64  # samples
+
+
+@dataclass
+class Watched:
+    """What was seen of epochs: seconds and steps of each, and shares of the cores in windows."""
+
+    seconds: list[float] = field(default_factory=list)
+    steps: list[int] = field(default_factory=list)
+    shares: list[float] = field(default_factory=list)
+    losses: list = field(default_factory=list)
+    beside: int = 0  # bytes of the processes that the training has started
+
+    def watch(self, losses: Iterable, synchronize: Callable[[], None]) -> None:
+        """Take all steps of an epoch."""
+        cores, count = machine.usable_threads(), 0
+        start = since = time.perf_counter()
+        used = machine.own_cpu_s()
+        for loss in losses:
+            count += 1
+            self.losses.append(loss)
+            now = time.perf_counter()
+            if now - since >= WINDOW_S:
+                then, used = used, machine.own_cpu_s()
+                self.shares.append((used - then) / ((now - since) * cores))
+                since = now
+        synchronize()
+        self.seconds.append(time.perf_counter() - start)
+        self.steps.append(count)
+        self.beside = max(self.beside, _beside())
+
+
+def _beside() -> int:
+    """Bytes that the processes started by this one hold beside it; 0 where that is unknown."""
+    own = psutil.Process()
+    started = [process.pid for process in own.children(recursive=True)]
+    both, alone = memory.together(own.pid, *started), memory.resident()
+    return 0 if None in (both, alone) else max(0, both - alone)
+
+
+def measure(
+    impl,
+    work: Work,
+    batches: list,
+    make: Callable[[Callable], object],
+    *,
+    batch_size: int,
+    epochs: int,
+    calibration,
+    test: tuple,
+) -> dict[str, dict]:
+    """Train once and give all figures of the run.
+
+    make: `make(build) -> program`, where `build()` gives the model with the initial weights.
+    batch_size: of the program; that of the `batches`, too.
+    calibration: inputs of the training, and test: inputs and labels, arrays.
+    """
+    kit = impl.kit
+    kit.runtime.reset_device_peak()
+    imported, resets = memory.resident(), memory.reset_peak()
+    start = time.perf_counter()
+    # No closure: a program may send it to processes of its own.
+    program = make(partial(kit.models.build, work.task.model, work.weights))
+    try:
+        certificate, first = _first_steps(kit, program, batches)
+        watched = Watched()
+        for _ in range(epochs):
+            watched.watch(program.epoch(), kit.runtime.synchronize)
+        calibration, _ = kit.data.to_device(calibration, test[1])
+        after = Watched()
+        after.watch(program.finish(calibration), kit.runtime.synchronize)
+        path = work.folder / "deployed"
+        predict = program.deploy(path, calibration)
+        whole = time.perf_counter() - start
+        peak = memory.peak()
+    finally:
+        program.close()
+    x, y = kit.data.to_device(*test)
+    quality = kit.training.evaluate(
+        predict, x, y, metric=work.task.metric, batch_size=even_batch(len(y))
+    )
+    found = {
+        **_pace(watched, batch_size),
+        "first_step": _figure("s", first),
+        "whole": _figure("s", whole),
+        "quality": _figure(work.task.metric, quality),
+        "latency": _figure("s", _latency(kit, predict, x[:1])),
+        "size": _figure("bytes", path.stat().st_size),
+        "evidence": {"losses": certificate, "weights_sha256": _weights(impl, work)},
+    }
+    if resets:
+        most = peak - imported + max(watched.beside, after.beside)
+        found["memory"] = _figure("bytes", most)
+    if device := kit.runtime.device_peak():
+        found["device_memory"] = _figure("bytes", device["allocated"])
+    return found
+
+
+def _first_steps(kit, program, batches: list) -> tuple[list[float], float]:
+    """The losses of the first steps, on batches of both frameworks, and the time of the first."""
+    resident = kit.data.resident_batches(batches)
+    start = time.perf_counter()
+    losses = [program.step(*resident[0])]
+    kit.runtime.synchronize()
+    first = time.perf_counter() - start
+    losses += [program.step(*batch) for batch in resident[1:]]
+    return [kit.runtime.to_float(loss) for loss in losses], first
+
+
+def _pace(watched: Watched, batch_size: int) -> dict[str, dict]:
+    """Time and utilisation; the first epoch starts the pipeline and counts only where alone."""
+    steady = slice(1, None) if len(watched.seconds) > 1 else slice(None)
+    seconds, steps = watched.seconds[steady], watched.steps[steady]
+    each = sum(seconds) / sum(steps)
+    found = {
+        "iteration": _figure("s", each),
+        "epoch": _figure("s", median(seconds)),
+        "samples_per_s": _figure("samples/s", batch_size / each),
+    }
+    if watched.shares:
+        found["utilisation"] = _figure("%", 100 * sum(watched.shares) / len(watched.shares))
+        found["fluctuation"] = _figure("%", 100 * pstdev(watched.shares))
+    return found
+
+
+def _latency(kit, predict: Callable, x) -> float:
+    """Median seconds of a prediction for one sample."""
+    taken = []
+    for _ in range(WARM_CALLS + CALLS):
+        start = time.perf_counter()
+        predict(x)
+        kit.runtime.synchronize()
+        taken.append(time.perf_counter() - start)
+    return median(taken[WARM_CALLS:])
+
+
+def _weights(impl, work: Work) -> str:
+    """The checksum of the initial weights, as the framework has them."""
+    model = impl.kit.models.build(work.task.model, work.weights)
+    return checksum(impl.kit.models.export_weights(model))
+
+
+def _figure(unit: str, value: float) -> dict:
+    return {"value": value, "unit": unit, "samples": None}

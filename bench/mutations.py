@@ -1,0 +1,203 @@
+"""Faults planted in the harness, one at a time: do its tests notice?
+
+They stand in tests/mutations/faults.py, each with the tests that must turn red. Beside them others
+are drawn: an operator or a number of the source is another one (DeMillo, Lipton and Sayward, 1978).
+Some of these do the same as the source, and can't be noticed. The tree is copied, and never changed
+itself.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from shared import scratch
+
+ROOT = Path(__file__).resolve().parents[1]
+LIMIT_S = 240.0  # for the tests of one fault
+KILLED, SURVIVED, BROKEN = "killed", "survived", "broken"
+PASSED, FAILED = 0, 1  # pytest's exit statuses
+LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "results", "build")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a fault, how that is known, and how long it took."""
+
+    status: str
+    how: str
+    seconds: float
+
+
+def known() -> tuple:
+    """All faults. Raises ValueError where there is no checkout."""
+    try:
+        from tests.mutations.faults import FAULTS
+    except ImportError:
+        raise ValueError("the faults stand in tests/mutations, in a checkout alone") from None
+    return FAULTS
+
+
+# What is drawn: in which files, and the tests that should notice, the fastest first.
+DRAWN = {
+    "bench/analysis": ("tests/analysis", "tests/harness/test_record.py", "tests/report"),
+    "bench/report": ("tests/report", "tests/analysis"),
+}
+OTHERS = {
+    **{ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt},
+    **{ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is},
+    **{ast.In: ast.NotIn, ast.NotIn: ast.In, ast.And: ast.Or, ast.Or: ast.And},
+    **{ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult},
+}
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A fault that nobody thought of: a whole file in place of another."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+def drawn(folder: str, count: int, seed: int) -> list[Drawn]:
+    """So many faults of the files of a folder. Raises ValueError for one without tests."""
+    if folder not in DRAWN:
+        raise ValueError(f"there are no tests of {folder!r}; choose from {', '.join(DRAWN)}")
+    places = [
+        (path, number)
+        for path in sorted((ROOT / folder).glob("*.py"))
+        for number, _ in enumerate(_places(ast.parse(path.read_text("utf-8"))))
+    ]
+    chosen = random.Random(seed).sample(places, min(count, len(places)))
+    return [_drawn(path, number, DRAWN[folder]) for path, number in chosen]
+
+
+def _places(tree: ast.AST) -> list[tuple[ast.AST, int]]:
+    """Every node that has something to exchange, and which of its operators that is."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            found += [(node, n) for n, op in enumerate(node.ops) if type(op) in OTHERS]
+        elif (
+            isinstance(node, ast.BoolOp)
+            or (isinstance(node, ast.BinOp) and type(node.op) in OTHERS)
+            or (isinstance(node, ast.Constant) and isinstance(node.value, int | float))
+        ):
+            found.append((node, 0))
+    return found
+
+
+def _drawn(path: Path, number: int, tests: tuple[str, ...]) -> Drawn:
+    text = path.read_text("utf-8")
+    tree = ast.parse(text)
+    node, place = _places(tree)[number]
+    before = ast.unparse(node)
+    if isinstance(node, ast.Compare):
+        node.ops[place] = OTHERS[type(node.ops[place])]()
+    elif isinstance(node, ast.Constant):
+        node.value = not node.value if isinstance(node.value, bool) else node.value + 1
+    else:
+        node.op = OTHERS[type(node.op)]()
+    file = path.relative_to(ROOT).as_posix()
+    name = f"line {node.lineno}: {before} -> {ast.unparse(node)}"
+    return Drawn(name, file, text, ast.unparse(tree), tests)
+
+
+def misplaced(faults: Sequence) -> list[str]:
+    """The names of the faults whose text does not stand in its file, just once."""
+    found = []
+    for fault in faults:
+        path = ROOT / fault.file
+        if not path.is_file() or path.read_text("utf-8").count(fault.old) != 1:
+            found.append(fault.name)
+    return found
+
+
+def plant(faults: Sequence, minutes: float | None = None) -> Iterator[tuple[object, Outcome]]:
+    """Plant each fault in a copy of the tree, and run its tests, until the time is over.
+
+    Raises ValueError where a fault has no place, and where tests fail without any.
+    """
+    if names := misplaced(faults):
+        raise ValueError(f"{names[0]}: its text does not stand in its file just once")
+    end = time.monotonic() + (60 * minutes if minutes else float("inf"))
+    with scratch.folder() as folder:
+        tree = folder / "tree"
+        shutil.copytree(ROOT, tree, ignore=LEFT_OUT)
+        sound = set()
+        for fault in faults:
+            before = None if fault.tests in sound else _run(tree, fault.tests, end)
+            if time.monotonic() >= end:
+                return
+            if before and before.status != SURVIVED:
+                raise ValueError(f"{' '.join(fault.tests)}: fails without a fault ({before.how})")
+            sound.add(fault.tests)
+            with _planted(tree / fault.file, fault.old, fault.new):
+                yield fault, _run(tree, fault.tests, end)
+
+
+@contextmanager
+def _planted(path: Path, old: str, new: str) -> Iterator[None]:
+    text = path.read_text("utf-8")
+    path.write_text(text.replace(old, new), "utf-8")
+    try:
+        yield
+    finally:
+        path.write_text(text, "utf-8")
+
+
+def _run(tree: Path, tests: Sequence[str], end: float) -> Outcome:
+    """Run tests in a tree: killed where one fails, or they take too long."""
+    start = time.monotonic()
+    # Compiled code is found by the time and size of its source, which a fault may leave.
+    own = {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "--tb=no"]
+    process = subprocess.Popen(
+        [*command, "-p", "no:cacheprovider", *tests],
+        cwd=tree,
+        env=os.environ | own,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        said, _ = process.communicate(timeout=max(1.0, min(LIMIT_S, end - start)))
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        process.communicate()
+        return Outcome(KILLED, "its tests do not end", time.monotonic() - start)
+    lines = said.strip().splitlines() or ["nothing was said"]
+    failed = [line.removeprefix("FAILED ") for line in lines if line.startswith("FAILED ")]
+    errors = [line.removeprefix("ERROR ") for line in lines if line.startswith("ERROR ")]
+    how = (failed + errors + lines[-1:])[0].partition(" - ")[0]
+    status = {PASSED: SURVIVED, FAILED: KILLED}.get(process.returncode, BROKEN)
+    return Outcome(status, how, time.monotonic() - start)
+
+
+def report(faults: Sequence, minutes: float | None) -> int:
+    """Print a line for each fault; the exit status: 1 where one survives, 2 where time ended."""
+    counts, survived = {KILLED: 0, SURVIVED: 0, BROKEN: 0}, []
+    for fault, outcome in plant(faults, minutes):
+        counts[outcome.status] += 1
+        survived += [fault.name] if outcome.status != KILLED else []
+        line = f"{outcome.status:8} {outcome.seconds:5.1f} s  {fault.file}: {fault.name}"
+        print(f"{line} · {outcome.how}", flush=True)
+    tried = sum(counts.values())
+    print(f"{counts[KILLED]} of {tried} faults were noticed, of {len(faults)} that there are")
+    if survived:
+        print(f"not noticed: {'; '.join(survived)}")
+        return 1
+    return 0 if tried == len(faults) else 2

@@ -1,0 +1,267 @@
+"""The answer of a run on a user's model: where a step's time goes, what to use, and its code.
+
+Everything is from the record, but for the code, which is run as it is printed before it is shown.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from bench.analysis.decisions import GOALS, TRAIN, Answer, Limits, answer, works
+from bench.analysis.reading import FRAMEWORKS, framework_title
+from bench.analysis.remedies import REMEDIES
+from bench.analysis.stacks import FASTER, SETTINGS
+from bench.harness.folders import replace_file
+from bench.harness.processes import ROOT
+from bench.own_model import MEASURED, Own
+from bench.report.answer import text
+from bench.report.text import hanging, plain, wrap
+from shared.own_model import MAKERS, RECIPE
+
+WIDTH = 80
+FILE = "answer.txt"
+AIMS = ("train-speed", "latency", "memory")
+PARTS = {
+    "input": ("waiting", "transfer"),
+    "forward": ("forward",),
+    "backward": ("backward",),
+    "optimizer": ("optimizer",),
+    "framework's overhead": ("overhead", "idle"),
+}
+CODE_S = 300  # after which printed code counts as hung
+
+
+def write(folder: Path, record: dict, own: Own) -> None:
+    """Write the answer into the folder of a run, with the code that was run."""
+    said = [_head(own)]
+    for side in own.sides:
+        said += ["", *_breakdown(record, side)]
+    for side, reason in own.about["missing"].items():
+        said += wrap(f"{FRAMEWORKS[side]} could not be started: {reason}", WIDTH)
+    found = _answers(record)
+    for each in found:
+        said += ["", *text([each], WIDTH)]
+    said += ["", *_not_measured(record), *_code(folder, found, own)]
+    replace_file(folder / FILE, "\n".join(said) + "\n")
+
+
+def read(folder: Path) -> str:
+    """The answer that was written."""
+    return (folder / FILE).read_text("utf-8").rstrip()
+
+
+def _head(own: Own) -> str:
+    side = own.about["sides"][own.sides[0]]
+    count = sum(_size(shape) for _, shape in side["parameters"])
+    said = f"{own.file.path.name}: {count:,} parameters, batch {own.about['batch_size']}"
+    if len(own.sides) < 2:
+        return said
+    if own.about["paired"]:
+        return f"{said}; the frameworks start from equal weights"
+    return (
+        f"{said}\nNo copy_weights: each framework is compared with its own baseline alone, and "
+        "not with\nthe other."
+    )
+
+
+def _size(shape: list[int]) -> int:
+    count = 1
+    for length in shape:
+        count *= length
+    return count
+
+
+def _breakdown(record: dict, side: str) -> list[str]:
+    """Where the time of a step goes, and what that says is worth trying."""
+    name = FRAMEWORKS[side]
+    of = [c for c in record["cases"] if c["technique"] == "bottleneck" and c["framework"] == side]
+    seen = of[0]["evidence"] if of else None
+    if not seen or "parts" not in seen:
+        reason = of[0]["reason"] if of else None
+        return [
+            f"{name}: where a step's time goes was not measured" + (f": {reason}" * bool(reason))
+        ]
+    shares = {part: sum(seen["parts"][n] for n in names) for part, names in PARTS.items()}
+    ordered = sorted(shares.items(), key=lambda each: -each[1])
+    lines = [f"{name}, a step of {seen['step_s'] * 1e3:.3g} ms:"]
+    lines += hanging("", ", ".join(f"{part} {share:.0%}" for part, share in ordered), WIDTH, 2)
+    lines += hanging("", f"held back by {seen['bottleneck']}: {seen['said'][0]}", WIDTH, 2)
+    measured = [t for t in REMEDIES[seen["bottleneck"]][2] if t in MEASURED]
+    if measured:
+        lines += hanging("", f"worth trying against that: {', '.join(measured)}", WIDTH, 2)
+    return lines
+
+
+def _answers(record: dict) -> list[Answer]:
+    """What to use for each aim, in each piece of work."""
+    found = []
+    for work in works(record):
+        for aim in AIMS:
+            if GOALS[aim] in work.goals:
+                found.append(answer(record, work, GOALS[aim], Limits()))
+    return [each for each in found if each]
+
+
+def _not_measured(record: dict) -> list[str]:
+    """What was refused or failed, by its reason, and what of the suite was left out."""
+    reasons: dict[str, list[str]] = {}
+    for case in record["cases"]:
+        if case["status"] != "OK":
+            row = f"{framework_title(case)} {case['variant']} ({case['technique']})"
+            reasons.setdefault(f"{case['status']}: {case['reason']}", []).append(row)
+    said = ["Not measured:"] if reasons else []
+    for reason, rows in reasons.items():
+        said += hanging("", plain(f"{', '.join(rows)}: {reason}"), WIDTH, 2)
+    return said
+
+
+# The code ----------------------------------------------------------------------------------------
+
+
+def _code(folder: Path, found: list[Answer], own: Own) -> list[str]:
+    """For each framework the code of its best train step, where that is not the plain one."""
+    said = []
+    for side in own.sides:
+        best = _best(found, side)
+        if best is None:
+            continue
+        path = folder / f"use_{MAKERS[side]}.py"
+        path.write_text(_script(own, side, best), encoding="utf-8")
+        error = run(path, own)
+        said += ["", f"{FRAMEWORKS[side]}: the code of it ({path.name})"]
+        if error:
+            path.unlink()
+            said[-1:] = hanging("", f"{FRAMEWORKS[side]}: its code did not run: {error}", WIDTH, 2)
+        else:
+            said += ["", *path.read_text("utf-8").splitlines()]
+    return said
+
+
+def _best(found: list[Answer], side: str) -> dict | None:
+    """The settings of the fastest train step of a framework, of those shown to gain and to keep
+    accuracy."""
+    for each in found:
+        if each.work.kind != TRAIN or each.goal.figure != "time":
+            continue
+        ranked = [each.best, *each.equal, *each.rest]
+        faster = [
+            option
+            for option in ranked
+            if option.case["framework"] == side and (option.own or {}).get("verdict") in FASTER
+        ]
+        if not faster:
+            continue
+        case = min(faster, key=lambda option: each.figure(option).value).case
+        if case["technique"] == "stacking":
+            return case["settings"]
+        return SETTINGS.get((case["technique"], case["variant"]))
+    return None
+
+
+def run(path: Path, own: Own) -> str | None:
+    """Run printed code; the last line of its error, where it has one."""
+    places = [str(ROOT), str(own.file.path.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(places), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    try:
+        done = subprocess.run(
+            [sys.executable, str(path)],
+            capture_output=True,
+            text=True,
+            env=environment,
+            timeout=CODE_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"it took longer than {CODE_S} s"
+    if done.returncode == 0:
+        return None
+    return (done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"])[-1]
+
+
+def _script(own: Own, side: str, settings: dict) -> str:
+    """Imports, calls and settings of a stack of techniques for the user's model."""
+    settings = dict(settings)
+    fused = settings.pop("fused", False)
+    made = {name: settings[name] for name in ("memory_format", "recomputed") if name in settings}
+    settings.pop("recomputed", None)
+    of = own.about["sides"][side]
+    lines = _imports(own, side, bool(made))
+    given = ["model, loss_fn", ", optimizer" if of["has_optimizer"] else ""]
+    lines += ["", f"{''.join(given)} = {MAKERS[side]}()"]
+    if of["targets_first"]:
+        lines += ["keras_loss = loss_fn", "loss_fn = lambda output, y: keras_loss(y, output)"]
+    lines += _first_call(own, side)
+    if made:
+        lines.append(f"model = prepare_model(model, {_arguments(made)})")
+    lines += _optimizer(side, of["has_optimizer"], fused)
+    given = ", ".join(filter(None, ["model, optimizer, loss_fn", _arguments(settings)]))
+    lines.append(f"step = make_train_step({given})")
+    return "\n".join([*lines, *_loop(own, side)]) + "\n"
+
+
+def _arguments(settings: dict) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in settings.items())
+
+
+def _imports(own: Own, side: str, prepares: bool) -> list[str]:
+    drawn = "batch" if "batch" in own.file.functions else "batches"
+    names = "make_train_step, prepare_model" if prepares else "make_train_step"
+    module = {"pt": "import torch", "tf": "import tensorflow as tf"}[side]
+    tree = ["from torch.utils._pytree import tree_map"] if side == "pt" else []
+    return [
+        module,
+        *tree,
+        "",
+        f"from {own.file.path.stem} import {drawn}, {MAKERS[side]}",
+        *(["from tf_impl.kit.programs import call"] if side == "tf" else []),
+        f"from {side}_impl.train_step.stacking import {names}",
+    ]
+
+
+def _first_call(own: Own, side: str) -> list[str]:
+    """A Keras model has its variables from its first call."""
+    if side == "pt":
+        return []
+    lines = [f"x, _ = {_draw(own, side, '0')}", "x = tf.nest.map_structure(tf.constant, x)"]
+    return [*lines, "model.built or call(model, x)  # a subclassed model has no variables before"]
+
+
+def _draw(own: Own, side: str, seed: str) -> str:
+    if "batch" not in own.file.functions:
+        return "next(iter(batches()))"
+    more = f', "{MAKERS[side]}"' if own.about["sides"][side]["named"] else ""
+    return f"batch({own.about['batch_size']}, {seed}{more})"
+
+
+def _optimizer(side: str, given: bool, fused: bool) -> list[str]:
+    rate, decay = RECIPE.learning_rate, RECIPE.weight_decay
+    if side == "tf":
+        usual = f"tf.keras.optimizers.AdamW({rate}, weight_decay={decay})"
+        lines = [] if given else [f"optimizer = {usual}"]
+        return [*lines, "optimizer.build(model.trainable_variables)"]
+    if not given:
+        settings = f"lr={rate}, weight_decay={decay}" + ", fused=True" * fused
+        return [f"optimizer = torch.optim.AdamW(model.parameters(), {settings})"]
+    if not fused:
+        return []
+    return [
+        "for group in (optimizer.defaults, *optimizer.param_groups):",
+        '    group["fused"] = True  # or say fused=True where you make it',
+    ]
+
+
+def _loop(own: Own, side: str) -> list[str]:
+    place = {
+        "pt": "tree_map(torch.as_tensor, (x, y))",
+        "tf": "tf.nest.map_structure(tf.constant, (x, y))",
+    }[side]
+    return [
+        "for seed in range(3):",
+        f"    x, y = {_draw(own, side, 'seed')}",
+        f"    x, y = {place}",
+        "    loss = step(x, y)",
+        'print(f"loss {float(loss):.4f}")',
+    ]

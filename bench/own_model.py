@@ -1,0 +1,297 @@
+"""A user's own model as a task of the suite: checked, prepared, and with the techniques that apply.
+
+`prepare` checks the file in processes of its own, a framework each, and writes what every row
+starts from. `technique` says what of a technique is measured of it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import threading
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psutil
+
+from bench.harness import machine
+from bench.harness.durations import Durations
+from bench.harness.matches import configure
+from bench.harness.own import LEAST_PARITY, SCATTER
+from bench.harness.plan import FRAMEWORKS, Case, Technique, Variant, Workload
+from bench.harness.processes import Failed, ParentKey, Processes, TimeLimits, Unsupported
+from shared import own_model
+from shared.own_model import BadFile, File
+from shared.specs import TASKS, Task
+
+SHARE_OF_FREE = 0.9  # of the memory that is free, which a check may take
+WATCHED_S = 0.05
+CHECK_S = 300  # after which a check counts as hung
+# Seconds that a row's worker takes beside its steps, and about how many steps its block has.
+AROUND_S, STEPS_A_BLOCK = 3.0, 60
+
+TRAINED, PREDICTED = (("compute", "train"),), (("single", "predict"), ("compute", "predict"))
+# Technique -> the work that is measured of it, and the variants where that is not all of them.
+MEASURED = {
+    "baseline": (TRAINED, ("baseline", "as_installed")),
+    "mixed_precision": (TRAINED, ("fp32", "bf16")),
+    "compilation": (TRAINED + PREDICTED, ("baseline", "compiled")),
+    "gradient_accumulation": (TRAINED, ("one_batch", "micro_4")),
+    "gradient_clipping": (TRAINED, ("plain", "clip", "guard")),
+    "memory_format": (TRAINED, ("default", "channels_last")),
+    "activation_checkpointing": (TRAINED, ("baseline", "checkpointed")),
+    "stacking": (TRAINED, ("baseline",)),
+    "bottleneck": (TRAINED, ("plain",)),
+    "export": (PREDICTED, ("baseline", "onnx", "openvino", "litert")),
+    "post_training_quantization": (PREDICTED[1:], ("fp32", "static_int8", "onnxruntime_int8")),
+    "weight_quantization": (PREDICTED[1:], ("fp32", "int8_weights", "int4_weights")),
+    "native_export": (PREDICTED, ("baseline", "aotinductor", "saved_model")),
+}
+# What else the suite has, and why it is not measured of a user's file.
+LEFT_OUT = {
+    "batch_size_finder": "its trials are functions of their own: see docs/your_model.md",
+    "optimizer_implementations": "its unit of work is an update; stacking has `fused`",
+    "memory_growth": "it watches a loop for hours, not a step: see docs/diagnosis.md",
+    "profiling": "`bottleneck` shows where the time goes",
+}
+OF_A_FAMILY = {
+    "input": "a file brings its own batches",
+    "parallel": "it is about several devices: see docs/many_devices.md",
+    "recipes": "they change what is learned, which needs a whole training",
+    "adaptation": "it needs two domains, of which a file brings one",
+    "compression": "it needs a whole training: apply its file, see docs/your_model.md",
+    "diagnosis": "it diagnoses, and changes nothing",
+}
+# Whose rows change what is learned: trained and evaluated, where the file has `evaluate`.
+LEARNING = ("mixed_precision", "gradient_accumulation", "gradient_clipping", "stacking")
+LEARNING += ("post_training_quantization", "weight_quantization")
+STACKED = "winners"  # the row of what was faster, all of it on one model
+FUSED = "fused"
+
+
+@dataclass(frozen=True)
+class Own:
+    """A user's file that was found sound: its task, and what is known of it."""
+
+    file: File
+    task: Task
+    about: dict
+
+    @property
+    def sides(self) -> list[str]:
+        """The frameworks that it is measured in."""
+        return list(self.about["sides"])
+
+    def note(self, durations: Durations, cases: list[Case]) -> None:
+        """What a row of it is expected to take, where no earlier run knows: by its check."""
+        for case in cases:
+            side = self.about["sides"][case.framework]
+            durations.note_bytes(case.id, side["peak_bytes"])
+            predicts = 0.3 if case.workload.mode == "predict" else 1.0
+            share = case.workload.batch_size / self.task.compute_batch
+            training = self.about["train_steps"] * side["step_s"] * machine.usable_threads()
+            durations.seconds.setdefault("training", {}).setdefault(case.id, training)
+            block = AROUND_S + STEPS_A_BLOCK * predicts * share * side["step_s"]
+            durations.seconds.setdefault("block", {}).setdefault(case.id, block)
+
+
+# Checking ----------------------------------------------------------------------------------------
+
+
+def prepare(path: str, results: Path, interpreters: dict[str, str], wanted: set[str]) -> Own:
+    """Check a file in each of its frameworks that are `wanted` (all where none is said) and here.
+
+    Raises BadFile with one line. What is written lies in `results`/data, whole or not at all.
+    """
+    file = own_model.look(path)
+    sides = [side for side in file.sides if not wanted or side in wanted]
+    if not sides:
+        has = " and ".join(FRAMEWORKS[side].title for side in file.sides)
+        raise BadFile(f"{file.path.name} has a model for {has} alone: leave --framework out")
+    place = results.resolve() / "data"
+    place.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=place, prefix=".partial-") as partial:
+        folder = Path(partial) / "data"
+        folder.mkdir()
+        with Processes(
+            Path(partial) / "logs",
+            interpreters=interpreters,
+            limits=TimeLimits(request=CHECK_S),
+        ) as processes:
+            about = _check(processes, file, sides, folder)
+        about["folder"] = f"{file.name}-{file.sha256()[:12]}"
+        own_model.write_about(folder, about)
+        target = place / about["folder"]
+        shutil.rmtree(target, ignore_errors=True)
+        folder.rename(target)
+    task = own_model.task(about)
+    TASKS[task.name] = task
+    return Own(file, task, about)
+
+
+def _check(processes: Processes, file: File, sides: list[str], folder: Path) -> dict:
+    """What `about.json` says: of each side, and of both."""
+    found, missing = {}, {}
+    paired = len(sides) > 1 and "copy_weights" in file.functions
+    pairs: dict[str, str] = {}
+    for side in sides:
+        try:
+            if paired and side == "tf" and "pt" in found:
+                copied = _ask(processes, file, "pt", "check_pair", folder)
+                pairs[copied["weights_sha256"]] = found["pt"]["weights_sha256"]
+            found[side] = _ask(processes, file, side, "check", folder)
+        except _Missing as error:
+            missing[side] = str(error)
+    if not found:
+        side, reason = next(iter(missing.items()))
+        raise BadFile(
+            f"{FRAMEWORKS[side].title} could not be started ({reason}); install it with: "
+            f"{FRAMEWORKS[side].install}"
+        )
+    sizes = {side: one["batch_size"] for side, one in found.items()}
+    if len(set(sizes.values())) > 1:
+        raise BadFile(
+            f"batches are of {' and '.join(map(str, sizes.values()))} samples: make them equal"
+        )
+    labels = {one["labels_sha256"] for one in found.values()}
+    paired = paired and len(found) > 1
+    if paired and len(labels) > 1:
+        raise BadFile("batch gives the frameworks other targets: twins need the same")
+    return {
+        "path": str(file.path),
+        "name": file.name,
+        "batch_size": next(iter(sizes.values())),
+        "paired": paired,
+        "pairs": pairs,
+        "missing": missing,
+        "evaluates": "evaluate" in file.functions,
+        "margin": next(iter(found.values()))["margin"],
+        "train_steps": next(iter(found.values()))["train_steps"],
+        "parity": max(LEAST_PARITY, *(SCATTER * one["scatter"] for one in found.values())),
+        "sides": found,
+    }
+
+
+class _Missing(Exception):
+    """A framework is not installed."""
+
+
+def _ask(processes: Processes, file: File, side: str, op: str, folder: Path) -> dict:
+    """Ask a freshly executed worker, and end it where it takes more memory than is free."""
+    flavour = FRAMEWORKS[side].flavours[0]
+    key = ParentKey(side, flavour, "as installed", "main", machine.usable_threads())
+    try:
+        worker = processes.execute(key, f"{op}-{side}")
+    except Failed as error:
+        raise BadFile(f"{file.path.name}: {error}") from None
+    guard = None
+    try:
+        try:
+            configure(worker, processes.limits, seed=own_model.SEED)
+        except Failed as error:
+            if "ModuleNotFoundError" in str(error):
+                raise _Missing(str(error).removeprefix("ModuleNotFoundError: ")) from None
+            raise
+        with _Guard(worker.peer.pid) as guard:
+            return worker.ask(processes.limits.request, op, path=str(file.path), folder=str(folder))
+    except Unsupported as error:
+        raise BadFile(f"{file.path.name}: {error}") from None
+    except Failed as error:
+        said = str(error).removeprefix("BadFile: ")
+        if guard and guard.ended:
+            said = (
+                f"a step needs more memory than the {guard.most / 1e9:.1f} GB that are free: give "
+                "batch a smaller default size"
+            )
+        name = f"{file.path.name}:"
+        raise BadFile(said if said.startswith(name) else f"{name} {said}") from None
+    finally:
+        worker.stop(kill=True)
+
+
+class _Guard:
+    """Ends a process that takes more memory than is free, before the machine has none left."""
+
+    def __init__(self, pid: int) -> None:
+        self.process, self.ended = psutil.Process(pid), False
+        self.most = SHARE_OF_FREE * machine.free_memory()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> _Guard:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._over.wait(WATCHED_S):
+            try:
+                if self.process.memory_info().rss > self.most:
+                    self.ended = True
+                    self.process.kill()
+                    return
+            except psutil.Error:
+                return
+
+
+# What is measured --------------------------------------------------------------------------------
+
+
+def technique(usual: Technique, own: Own) -> Technique | None:
+    """What of a technique is measured of a user's file; None where nothing is."""
+    if usual.name not in MEASURED:
+        return None
+    works, names = MEASURED[usual.name]
+    variants = [_variant(v) for v in usual.variants if v.name in names]
+    if usual.name == "stacking":
+        variants.append(
+            Variant(FUSED, {"fused": True}, frameworks=("pt",), title="fused optimizer")
+        )
+        variants += [_stack(side, changes) for side in FRAMEWORKS for changes in (None, "math")]
+    effort = "ordinary" if usual.family == "compression" else "default"  # it takes its time
+    timed, trained = usual.name != "bottleneck", own.about["evaluates"] and usual.name in LEARNING
+    return replace(
+        usual,
+        variants=tuple(variants),
+        workloads=tuple(
+            Workload(own.task.name, batch, effort, mode=mode, timed=timed, accuracy=trained)
+            for batch, mode in works
+        ),
+        probes=not timed,
+        cold_starts=1,
+        counts=False,
+    )
+
+
+def _variant(usual: Variant) -> Variant:
+    """A variant, which is measured whenever its technique is.
+
+    What rounds in another dtype is no rounding of the model's: it changes the mathematics.
+    """
+    changes = usual.changes or ("math" if usual.loss_tolerance else None)
+    return replace(usual, effort="default", changes=changes)
+
+
+def _stack(side: str, changes: str | None) -> Variant:
+    """The row of all that was faster in a framework: with what rounds otherwise, or without."""
+    rounds = changes is not None
+    return Variant(
+        f"{STACKED}_rounded" if rounds else STACKED,
+        {},
+        frameworks=(side,),
+        changes=changes,
+        later=True,
+        title="all that was faster, stacked" + ", bfloat16 too" * rounds,
+    )
+
+
+def left_out(every: dict[str, Technique]) -> dict[str, str]:
+    """Technique -> why it is not measured of a user's file."""
+    return {
+        name: LEFT_OUT.get(name) or OF_A_FAMILY[one.family]
+        for name, one in every.items()
+        if name not in MEASURED
+    }

@@ -1,0 +1,152 @@
+"""Which technique pays in a run, what it costs, and a path of questions that ends at its rows.
+
+    twinbench priorities results/latest [--write]
+
+Too slow, out of memory, too large to ship, does not converge: each question ends at the rows that
+were shown to help, with their figures and their price. --write makes docs/priorities.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import io
+import json
+import sys
+import tokenize
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from bench.analysis.decisions import families
+from bench.analysis.priorities import Cost, priorities
+from bench.analysis.reading import load
+from bench.docs import needed
+from bench.report.priorities import page, text
+from bench.report.replace import write_atomically
+
+ROOT = Path(__file__).parents[1]
+PAGE, MODELS = ROOT / "docs" / "priorities.md", ROOT / "docs" / "any_model.json"
+OWN = {"torch", "tensorflow", "keras", "numpy", "bench", "shared", "pt_impl", "tf_impl"}
+NO_CODE = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENCODING,
+    tokenize.ENDMARKER,
+}
+
+
+# What a technique costs --------------------------------------------------------------------------
+
+
+def code_lines(source: str) -> int:
+    """How many lines hold code: no blank ones, no comments, no docstrings."""
+    held = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in NO_CODE:
+            held.update(range(token.start[0], token.end[0] + 1))
+    return len(held - _docstrings(ast.parse(source)))
+
+
+def _docstrings(tree: ast.Module) -> set[int]:
+    kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    found: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, kinds) and ast.get_docstring(node) is not None:
+            found.update(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+    return found
+
+
+def packages(source: str) -> set[str]:
+    """What a file imports, wherever in it, beside Python's own modules, the framework and ours."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+    return {name.split(".")[0] for name in found} - OWN - sys.stdlib_module_names
+
+
+def costs(models: dict[str, Any] | None) -> dict[tuple[str, str], Cost]:
+    """Of every technique in each framework; `models`: the record of the zoo, where there is one."""
+    found = {}
+    for technique, family in families().items():
+        for framework in ("pt", "tf"):
+            own = f"{framework}_impl/{family}/{technique}.py"
+            if not (ROOT / own).is_file():  # a name of older records
+                continue
+            files = [_file(each) for each in (own, *needed(own))]
+            cells = (models or {}).get("cells", {}).get(framework, {}).get(technique, {})
+            found[technique, framework] = Cost(
+                sum(lines for lines, _ in files),
+                tuple(sorted(set().union(*(imported for _, imported in files)))),
+                sum(_refuses(cell) for cell in cells.values()) if cells else None,
+                len(cells) or None,
+            )
+    return found
+
+
+@cache
+def _file(path: str) -> tuple[int, frozenset[str]]:
+    """Its lines of code, and the packages that it imports; techniques share files."""
+    source = (ROOT / path).read_text("utf-8")
+    return code_lines(source), frozenset(packages(source))
+
+
+def _refuses(cell: dict) -> bool:
+    variants = cell.get("variants", {}).values()
+    return "refused" in (cell.get("status"), *(variant.get("status") for variant in variants))
+
+
+def read_models(path: Path) -> dict[str, Any] | None:
+    """The record of the zoo, or None where there is none."""
+    if not path.exists():
+        return None
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except ValueError:
+        raise ValueError(f"{path}: not JSON, or cut off before its end") from None
+    if not isinstance(found, dict) or not isinstance(found.get("cells"), dict):
+        raise ValueError(f"{path}: no record of models (no cells)")
+    return found
+
+
+# The command -------------------------------------------------------------------------------------
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; return the exit status (1: --check found an old page, 2: an error)."""
+    parser = argparse.ArgumentParser(
+        prog="twinbench priorities",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("path", type=Path, help="a results.json, or the folder that holds one")
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--write", action="store_true", help="make docs/priorities.md")
+    kinds.add_argument("--check", action="store_true", help="exit 1 if that page is another")
+    given = parser.parse_args(arguments)
+    sys.stdout.reconfigure(errors="backslashreplace")  # a console without UTF-8 loses no line
+    try:
+        record = load(given.path)
+        found = priorities(record, costs(read_models(MODELS)))
+        if not found:
+            raise ValueError(f"{given.path}: no row ran that is no baseline")
+        if given.check or given.write:
+            made = page(record, found, given.path.as_posix())
+            if given.check:
+                same = PAGE.exists() and PAGE.read_text("utf-8") == made
+                print(f"{PAGE}: {'as' if same else 'not what'} {given.path} gives", file=sys.stderr)
+                return 0 if same else 1
+            write_atomically({PAGE: made})
+            print(PAGE)
+        else:
+            print("\n".join(text(record, found)))
+    except ValueError as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 2
+    return 0

@@ -1,0 +1,145 @@
+"""Averaged weights and early stopping: what is kept of a training, and what that is worth."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import numpy as np
+
+from bench.harness.plan import Measure, Prepared, Technique, Variant, Work, Workload
+from bench.harness.stages import Stages
+from shared.specs import more_is_better
+
+TRAINED = Measure(time=False, cold=False)
+MEMORY = 0.1  # of the exponential average: share of the training's steps
+HELD_OUT = 100  # samples of the training split by which early stopping decides
+PATIENCE = 5
+
+TECHNIQUE = Technique(
+    family="recipes",
+    name="averaging",
+    title="Averaged weights and early stopping",
+    variants=(
+        Variant("last", role="baseline", measured=TRAINED, title="last weights"),
+        *(
+            Variant(
+                name,
+                {"kept": kept},
+                measured=TRAINED,
+                effort=effort,
+                changes="math",
+                title=title,
+            )
+            for name, kept, effort, title in (
+                ("ema", ["ema"], "default", "exponential average (EMA)"),
+                ("swa", ["swa"], "default", "equal average of the second half (SWA)"),
+                ("early_stopping", ["stop"], "default", "early stopping"),
+                ("ema_early_stopping", ["ema", "stop"], "ordinary", "EMA and early stopping"),
+            )
+        ),
+    ),
+    workloads=(
+        Workload("digits-few", "compute", accuracy=True, timed=False),
+        Workload("digits-cnn", "compute", effort="ordinary", accuracy=True, timed=False),
+        Workload("digits-detection", "compute", effort="ordinary", accuracy=True, timed=False),
+    ),
+    notes=(
+        f"The exponential average remembers {MEMORY:.0%} of the steps; SWA takes the mean of the "
+        "weights after each epoch of the second half. The statistics of BatchNorm are made anew.",
+        f"Early stopping looks at {HELD_OUT} samples that it holds out of the training split, on "
+        f"which the others train, too, and ends after {PATIENCE} epochs that are no better.",
+    ),
+)
+
+
+def prepare(impl, work: Work) -> Prepared:
+    """The plain step, which updates an exponential average where that is kept."""
+    model, optimizer, step, average = _build(impl, work)
+    predict = impl.kit.training.make_predict(model)
+
+    def train(stages: Stages) -> None:
+        if work.settings:
+            _train(impl, work, stages, model, step, predict, average)
+        else:
+            stages.watch_plain(model)
+
+    return Prepared(step, predict, model, optimizer, train=train)
+
+
+def _build(impl, work: Work) -> tuple:
+    """Model, optimizer, step, and the average that is kept, or None."""
+    model = impl.kit.models.build(work.task.model, work.weights)
+    optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
+    loss = impl.kit.training.loss_of(work.task)
+    step = impl.kit.training.make_train_step(model, optimizer, loss)
+    kept, averaging = work.settings.get("kept", []), impl.recipes.averaging
+    average = averaging.make_equal_average(model) if "swa" in kept else None
+    if "ema" in kept:
+        steps = work.task.recipe.epochs * (work.task.dataset.train_size // _batch_size(work))
+        average = averaging.make_exponential_average(model, decay=1 - 1 / (MEMORY * steps))
+        step = averaging.make_averaging_step(step, model, average)
+    return model, optimizer, step, average
+
+
+def _train(impl, work: Work, stages: Stages, model, step, predict, average) -> None:
+    """Train epoch by epoch, after each of which averages and early stopping look at the weights."""
+    averaging, kit, kept = impl.recipes.averaging, impl.kit, work.settings["kept"]
+    x, y = stages.split("train")
+    held_x, held_y = x[:HELD_OUT], y[:HELD_OUT]
+    if "stop" in kept:
+        x, y = x[HELD_OUT:], y[HELD_OUT:]
+    rising = more_is_better(work.task.metric)
+    stopping = averaging.EarlyStopping(model, patience=PATIENCE, higher_is_better=rising)
+    size, epochs = _batch_size(work), work.task.recipe.epochs
+    for epoch in range(epochs):
+        seed = stages.seed * epochs + epoch  # another order in each epoch
+        kit.training.fit(step, x, y, batch_size=size, epochs=1, seed=seed)
+        stages.epochs += 1
+        if "swa" in kept and epoch >= epochs // 2:
+            average.update_parameters(model)
+        if "stop" in kept:
+            with averaging.averaged(model, average) if average else nullcontext():
+                value = kit.training.evaluate_task(
+                    predict, held_x, held_y, work.task, batch_size=HELD_OUT
+                )
+                if stopping.step(value):
+                    break
+    stages.metrics["epochs"] = {"value": epoch + 1, "unit": "epochs"}
+    if "stop" in kept:
+        stopping.restore()
+    else:
+        averaging.apply_average(model, average)
+    if average:
+        batches = [x[start : start + size] for start in range(0, len(x), size)]
+        averaging.update_statistics(model, batches)
+
+
+def _batch_size(work: Work) -> int:
+    return work.task.recipe.accuracy_batch_size
+
+
+def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
+    """After two steps, what is kept is not the last weights."""
+    averaging, kept = impl.recipes.averaging, work.settings.get("kept", [])
+    if not kept:
+        return {}, None
+    model, _, step, average = _build(impl, work)
+    stopping = averaging.EarlyStopping(model)
+    for value in (1.0, 2.0):  # a loss, so that the first one is the best
+        step(*batch)
+        stopping.step(value)
+        if "swa" in kept:
+            average.update_parameters(model)
+    last = impl.kit.models.export_weights(model)
+    if "stop" in kept:
+        stopping.restore()
+    else:
+        averaging.apply_average(model, average)
+    found = impl.kit.models.export_weights(model)
+    apart = max(float(np.abs(found[name] - value).max()) for name, value in last.items())
+    return {"largest_difference": apart}, None if apart else "the last weights were kept"
+
+
+def bench_averaging(case, replay):
+    """Replay one measured case."""
+    replay(case)

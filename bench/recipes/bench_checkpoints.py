@@ -1,0 +1,82 @@
+"""Checkpoints: bytes, seconds to save and to resume, whole, of weights alone, in half precision."""
+
+from __future__ import annotations
+
+import time
+from statistics import median
+
+from bench.harness.plan import WARM, Prepared, Technique, Variant, Work, Workload
+
+TECHNIQUE = Technique(
+    family="recipes",
+    name="checkpoints",
+    title="Checkpoints",
+    variants=(
+        Variant("whole", role="baseline", measured=WARM, title="to resume from"),
+        Variant("weights", {"optimizer": False}, measured=WARM, title="weights alone"),
+        Variant(
+            "half_precision",
+            {"optimizer": False, "half_precision": True},
+            measured=WARM,
+            title="weights in float16",
+        ),
+    ),
+    workloads=(
+        Workload("text-gpt-wide", "single", timed=False),
+        Workload("photos-resnet18", "small", effort="ordinary", timed=False),
+    ),
+    differs_by_design=(
+        "PyTorch's file is torch.save's; TensorFlow's is NumPy's archive: its own checkpoints are "
+        "several files, which can't be replaced at once.",
+    ),
+    notes=(
+        "After one step, so that the optimizer has its state. Each file is flushed to the disk. "
+        "Load time is that of a model that stands already. Training waits while it saves.",
+        "Half precision is for deployment, or to start another training from: what is read is "
+        "rounded to 11 bits.",
+    ),
+    probes=True,
+)
+
+
+def prepare(impl, work: Work) -> Prepared:
+    """The plain step: what is measured here is the probe."""
+    model = impl.kit.models.build(work.task.model, work.weights)
+    optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
+    step = impl.kit.training.make_train_step(model, optimizer, impl.kit.training.cross_entropy)
+    return Prepared(step, impl.kit.training.make_predict(model), model, optimizer)
+
+
+def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
+    """Nothing is timed: what the probe reads back is the proof."""
+    return {}, None
+
+
+def probe(impl, work: Work, batches) -> dict[str, dict]:
+    """Bytes of a checkpoint, seconds to write and to read it, and how far the weights are off."""
+    checkpoints, prepared = impl.recipes.checkpoints, prepare(impl, work)
+    prepared.step(*impl.kit.data.resident_batches(batches[:1])[0])
+    optimizer = prepared.optimizer if work.settings.get("optimizer", True) else None
+    half = work.settings.get("half_precision", False)
+    path, saves, loads = work.folder / "checkpoint", [], []
+    before = impl.kit.models.export_weights(prepared.model)
+    for _ in range(work.repetitions):
+        start = time.perf_counter()
+        size = checkpoints.save_checkpoint(path, prepared.model, optimizer, {}, half_precision=half)
+        saved = time.perf_counter()
+        checkpoints.load_checkpoint(path, prepared.model, optimizer)
+        saves.append(saved - start)
+        loads.append(time.perf_counter() - saved)
+    after = impl.kit.models.export_weights(prepared.model)
+    off = max(float(abs(after[name] - value).max()) for name, value in before.items())
+    return {
+        "checkpoint": {"value": size, "unit": "bytes", "samples": None},
+        "save": {"value": median(saves), "unit": "s", "samples": saves},
+        "load": {"value": median(loads), "unit": "s", "samples": loads},
+        "evidence": {"largest_rounding": off},
+    }
+
+
+def bench_checkpoints(case, replay):
+    """Replay one measured case."""
+    replay(case)

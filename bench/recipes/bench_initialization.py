@@ -1,0 +1,122 @@
+"""Initialization: what training reaches from each scheme, and gradients through 30 layers."""
+
+from __future__ import annotations
+
+import numpy as np
+from sklearn.datasets import load_digits
+
+from bench.harness.plan import Measure, Prepared, Technique, Variant, Work, Workload
+from bench.harness.stages import Stages
+from shared.specs import Recipe
+
+TRAINED = Measure(time=False, cold=False)
+LAYERS, WIDTH = 30, 64  # of the deep network, which sees digits of 8 x 8
+RECIPE = Recipe("sgd", learning_rate=0.02, epochs=10, accuracy_batch_size=64)
+TRAIN_SIZE = 1_200
+
+TECHNIQUE = Technique(
+    family="recipes",
+    name="initialization",
+    title="Initialization",
+    variants=tuple(
+        Variant(
+            name,
+            {"scheme": scheme, "gain": gain},
+            role="baseline" if scheme == "default" else "variant",
+            measured=TRAINED,
+            effort=effort,
+            changes="weights",
+            title=title,
+        )
+        for name, scheme, gain, effort, title in (
+            ("default", "default", 1.0, "default", "the framework's default"),
+            ("he_normal", "he_normal", 1.0, "default", "He, normal"),
+            ("glorot_uniform", "glorot_uniform", 1.0, "ordinary", "Glorot, uniform"),
+            ("orthogonal", "orthogonal", 2**0.5, "default", "orthogonal, gain of rectifiers"),
+            ("he_uniform", "he_uniform", 1.0, "ordinary", "He, uniform"),
+            ("glorot_normal", "glorot_normal", 1.0, "ordinary", "Glorot, normal"),
+            ("he_residual", "he_normal", LAYERS**-0.5, "default", "He, gain for 30 residuals"),
+        )
+    ),
+    workloads=(Workload("digits-cnn", "compute", accuracy=True, timed=False),),
+    differs_by_design=(
+        "The defaults differ: PyTorch draws from a uniform distribution of variance 1/(3 fan-in), "
+        "biases too; Keras takes Glorot's, and zeros. Twins start from other numbers.",
+    ),
+    notes=(
+        f"Beside digits-cnn, which has BatchNorm: {LAYERS} dense layers of width {WIDTH} with "
+        "rectifiers, plain and with a shortcut around each, on scikit-learn's digits of 8 x 8: the "
+        "first layer's gradient over that of the output, the layers below a thousandth or above a "
+        f"thousand times of it, and the test accuracy after {RECIPE.epochs} epochs.",
+    ),
+    probes=True,
+)
+
+
+def prepare(impl, work: Work) -> Prepared:
+    """The plain step on weights that are drawn anew."""
+    model = impl.kit.models.build(work.task.model, work.weights)
+    predict = impl.kit.training.make_predict(model)
+    optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
+    step = impl.kit.training.make_train_step(model, optimizer, impl.kit.training.cross_entropy)
+
+    def train(stages: Stages) -> None:
+        impl.recipes.initialization.apply_initialization(model, **work.settings, seed=stages.seed)
+        stages.watch(step, predict)
+
+    return Prepared(step, predict, model, optimizer, train=train)
+
+
+def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
+    """The weights are others."""
+    impl.recipes.initialization.apply_initialization(prepared.model, **work.settings)
+    weights = impl.kit.models.export_weights(prepared.model)
+    apart = max(float(np.abs(weights[name] - v).max()) for name, v in work.weights.items())
+    return {"largest_difference": apart}, None if apart else "the weights are as they were"
+
+
+def probe(impl, work: Work, batches) -> dict[str, dict]:
+    """What the gradient is in a deep network, plain and residual, and what it learns."""
+    found = {}
+    for name, residual in (("plain", False), ("residual", True)):
+        ratio, unhealthy, accuracy = _deep(impl, work, residual)
+        found[f"{name}_gradient"] = {"value": ratio, "unit": "", "samples": None}
+        found[f"{name}_unhealthy"] = {"value": unhealthy, "unit": "layers", "samples": None}
+        found[f"{name}_accuracy"] = {"value": accuracy, "unit": "%", "samples": None}
+    return found
+
+
+def _deep(impl, work: Work, residual: bool) -> tuple[float, int, float]:
+    """First layer's gradient over the output's, unhealthy layers, accuracy after training."""
+    technique, training = impl.recipes.initialization, impl.kit.training
+    network = technique.deep_network(layers=LAYERS, width=WIDTH, residual=residual)
+    technique.apply_initialization(network, **work.settings)
+    x, y = impl.kit.data.to_device(*_digits())
+    size = RECIPE.accuracy_batch_size
+    norms = technique.gradient_norms(network, training.cross_entropy, x[:size], y[:size])
+    ratio = next(iter(norms.values())) / norms["output"]
+    optimizer = training.make_optimizer(network, RECIPE)
+    step = training.make_train_step(network, optimizer, training.cross_entropy)
+    train = {"batch_size": size, "epochs": RECIPE.epochs, "seed": 0}
+    training.fit(step, x[:TRAIN_SIZE], y[:TRAIN_SIZE], **train)
+    accuracy = training.evaluate(
+        training.make_predict(network),
+        x[TRAIN_SIZE:],
+        y[TRAIN_SIZE:],
+        metric="accuracy",
+        batch_size=len(x) - TRAIN_SIZE,
+    )
+    return ratio, len(technique.find_unhealthy(norms)), accuracy
+
+
+def _digits() -> tuple[np.ndarray, np.ndarray]:
+    """1,797 digits of 64 pixels, standardised, in an order of their own."""
+    x, y = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(x))
+    x = (x - x.mean()) / x.std()
+    return x[order].astype(np.float32), y[order].astype(np.int64)
+
+
+def bench_initialization(case, replay):
+    """Replay one measured case."""
+    replay(case)

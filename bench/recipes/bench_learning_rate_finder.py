@@ -1,0 +1,83 @@
+"""Learning-rate finder: what training reaches with its suggestion, half and twice of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from bench.harness.plan import Measure, Prepared, Technique, Variant, Work, Workload
+from bench.harness.stages import Stages
+
+TRAINED = Measure(time=False, cold=False)
+
+TECHNIQUE = Technique(
+    family="recipes",
+    name="learning_rate_finder",
+    title="Learning-rate finder",
+    variants=(
+        Variant("task", role="baseline", measured=TRAINED, title="the task's own rate"),
+        *(
+            Variant(name, {"factor": f}, measured=TRAINED, effort=e, changes="math", title=title)
+            for name, f, e, title in (
+                ("suggested", 1.0, "default", "suggested rate"),
+                ("half", 0.5, "default", "half of the suggested rate"),
+                ("twice", 2.0, "default", "twice the suggested rate"),
+                ("tenth", 0.1, "ordinary", "a tenth of the suggested rate"),
+            )
+        ),
+    ),
+    workloads=(Workload("digits-cnn", "compute", accuracy=True, timed=False),),
+    notes=(
+        "The suggestion is made anew for each seed, from the weights and the data that a training "
+        "starts with; the test's own steps are not counted.",
+    ),
+)
+
+
+def prepare(impl, work: Work) -> Prepared:
+    """The plain step; training asks the finder for its rate."""
+    model = impl.kit.models.build(work.task.model, work.weights)
+    predict = impl.kit.training.make_predict(model)
+    optimizer, step = _step(impl, work, model, work.task.recipe.learning_rate)
+
+    def train(stages: Stages) -> None:
+        if not work.settings:
+            stages.watch_plain(model)
+            return
+        found = _find(impl, work, model, *stages.split("train"), seed=stages.seed)
+        rate = work.settings["factor"] * found.suggestion
+        stages.watch(_step(impl, work, model, rate)[1], predict)
+        stages.metrics["learning_rate"] = {"value": rate, "unit": ""}
+
+    return Prepared(step, predict, model, optimizer, train=train)
+
+
+def _step(impl, work: Work, model, rate: float):
+    """A new optimizer of that rate, and its step."""
+    recipe = replace(work.task.recipe, learning_rate=rate)
+    optimizer = impl.kit.training.make_optimizer(model, recipe)
+    return optimizer, impl.kit.training.make_train_step(
+        model, optimizer, impl.kit.training.cross_entropy
+    )
+
+
+def _find(impl, work: Work, model, x, y, *, seed: int):
+    optimizer, step = _step(impl, work, model, work.task.recipe.learning_rate)
+    size = work.task.recipe.accuracy_batch_size
+    batches = list(impl.kit.data.epoch_batches(x, y, batch_size=size, seed=seed, epoch=0))
+    return impl.recipes.learning_rate_finder.find_learning_rate(model, optimizer, step, batches)
+
+
+def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
+    """The suggestion follows from one batch, again and again; the rate is not the task's."""
+    if not work.settings:
+        return {}, None
+    optimizer, step = _step(impl, work, prepared.model, work.task.recipe.learning_rate)
+    find = impl.recipes.learning_rate_finder.find_learning_rate
+    rate = work.settings["factor"] * find(prepared.model, optimizer, step, [batch]).suggestion
+    same = rate == work.task.recipe.learning_rate
+    return {"rate_from_one_batch": rate}, "the rate is the task's own" if same else None
+
+
+def bench_learning_rate_finder(case, replay):
+    """Replay one measured case."""
+    replay(case)

@@ -1,0 +1,200 @@
+"""The priority matrix and the path of questions, for the terminal and as a page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bench.analysis.effects import Effect
+from bench.analysis.priorities import (
+    ACCURACY,
+    FIGURES,
+    MORE_IS_BETTER,
+    Answered,
+    Leaf,
+    Priority,
+    Row,
+    path,
+)
+from bench.analysis.reading import FRAMEWORKS, framework_title
+from bench.report.answer import accuracy_of
+from bench.report.blocks import Column, Table
+from bench.report.content import measured, run_line, warnings
+from bench.report.figures import MISSING, number, plus_minus, ratio
+from bench.report.tables import escape, grid, markdown_table
+from bench.report.text import hanging, plain, wrap
+
+Record = dict[str, Any]
+SHOWN = 3  # rows at the end of a path
+HEADS = {
+    "time": "time",
+    "samples_per_s": "samples/s",
+    "memory": "memory",
+    "largest_batch": "largest batch",
+    "size": "size",
+    "steps_to_target": "steps to the target",
+    "accuracy": "accuracy",
+}
+
+
+# Words -------------------------------------------------------------------------------------------
+
+
+def gain(effect: Effect, figure: str) -> str:
+    """0.56 (0.54–0.58) of its baseline's time."""
+    bounds = [effect.low, effect.high]
+    if figure == ACCURACY:
+        return f"accuracy {plus_minus(effect.value, bounds, signed=True)} points"
+    of = "times" if figure in MORE_IS_BETTER else "of"
+    return f"{share(effect, figure)} {of} its baseline's {HEADS[figure]}"
+
+
+def share(effect: Effect, figure: str) -> str:
+    """A ratio to the baseline: brackets hold an interval, and nothing else does."""
+    effect = effect.turned() if figure in MORE_IS_BETTER else effect
+    if effect.kind == "interval":
+        return ratio(effect.value, [effect.low, effect.high])
+    text = ratio(effect.value, None)
+    if effect.kind == "range":
+        return f"{text}, measured {number(effect.low)} to {number(effect.high)},"
+    return f"{text}, exact," if effect.kind == "exact" else text
+
+
+def where(row: Row) -> str:
+    """Framework, variant and technique, and the work."""
+    case = row.case
+    name = f"{framework_title(case)} {case['variant']} ({row.technique.replace('_', ' ')})"
+    return f"{name}, {case['task']}, batch {case['batch_size']}"
+
+
+def leaf_title(leaf: Leaf) -> str:
+    """PyTorch, a large model: time."""
+    size = {True: ", a large model", False: ", a small model", None: ""}[leaf.large]
+    return f"{FRAMEWORKS[leaf.framework]}{size}: {HEADS[leaf.figure]}"
+
+
+def ends(leaf: Leaf) -> list[str]:
+    """The rows at which a path ends, and how many others there were."""
+    said = [_sentence(row, leaf.figure) for row in leaf.rows[:SHOWN]]
+    rest = {
+        "more that gain": len(leaf.rows) - len(said),
+        "not shown to gain": leaf.unproven,
+        "measured once, without an interval": leaf.once,
+        "left out: accuracy lost, or not measured": leaf.refused,
+    }
+    counted = "; ".join(f"{count} {words}" for words, count in rest.items() if count)
+    return said + ([f"{'others' if said else 'none gains'}: {counted}"] if counted else [])
+
+
+def _sentence(row: Row, figure: str) -> str:
+    takes = f"takes {row.takes}" if row.takes else ""
+    kept = "" if figure == ACCURACY else accuracy_of(row.accuracy)
+    return "; ".join(
+        filter(None, (f"{where(row)}: {gain(row.effects[figure], figure)}", kept, takes))
+    )
+
+
+# The matrix --------------------------------------------------------------------------------------
+
+
+def matrix(found: list[Priority]) -> Table:
+    """A line for each technique and framework; a gain is that of its best row."""
+    figures = [f for f in FIGURES if any(p.best(f) for p in found)]
+    columns = [Column("", "technique", right=False), Column("", "framework", right=False)]
+    columns += [Column("", f"{HEADS[f]}\n(best row)") for f in figures]
+    columns += [Column("", "paid, small\nmodels"), Column("", "paid, large\nmodels")]
+    columns += [Column("", "first call\n[s]"), Column("", "rows less\naccurate")]
+    columns += [Column("", "lines to\ncopy"), Column("", "refused\nmodels")]
+    columns += [Column("", "needs", right=False)]
+    return Table("Priorities", columns, [_line(each, figures) for each in found])
+
+
+def _line(each: Priority, figures: list[str]) -> list[str]:
+    cost = each.cost
+    refused = MISSING if cost is None or not cost.models else f"{cost.refused} of {cost.models}"
+    return [
+        each.technique.replace("_", " "),
+        FRAMEWORKS[each.framework],
+        *(_best(each, figure) for figure in figures),
+        *(_of(each.paid(large)) for large in (False, True)),
+        _span(each.first_calls),
+        _of((each.lossy, len(each.rows))),
+        f"{cost.lines:,}" if cost else MISSING,
+        refused,
+        ", ".join(cost.packages) if cost and cost.packages else MISSING,
+    ]
+
+
+def _best(each: Priority, figure: str) -> str:
+    row = each.best(figure)
+    if row is None:
+        return MISSING
+    effect = row.effects[figure]
+    if figure == ACCURACY:
+        return plus_minus(effect.value, [effect.low, effect.high], signed=True)
+    return share(effect, figure).rstrip(",")
+
+
+def _of(counts: tuple[int, int]) -> str:
+    return f"{counts[0]} of {counts[1]}" if counts[1] else MISSING
+
+
+def _span(seconds: list[float]) -> str:
+    if not seconds:
+        return MISSING
+    low, high = number(min(seconds)), number(max(seconds))
+    return low if low == high else f"{low} to {high}"
+
+
+# The terminal and the page -----------------------------------------------------------------------
+
+TITLE = "Which technique pays, and what it costs"
+HOW = (
+    "A gain is a row's share of its own baseline's figure, below 1 the better (samples/s and "
+    "largest batch: above 1); it counts only where its whole interval is better by more than 3% "
+    "(accuracy: by any of it) and accuracy is kept. "
+    "Rows are in the order of the bound that is nearest to no gain, so that noise is not rewarded. "
+    "A technique paid in a row that gains in any figure.",
+    "Small models have less than a million parameters. The device is the run's own: another one, "
+    "a GPU for a CPU, needs a record of its own.",
+    "Lines are lines of code without comments and docstrings: of the technique's file and of those "
+    "that go with it where it is copied. Refused models are those of the zoo of docs/any_model.md "
+    "that the technique refuses, whole or in part. Packages are imported beside the framework.",
+)
+
+
+def text(record: Record, found: list[Priority], width: int = 80) -> list[str]:
+    """The path of questions, then the matrix."""
+    lines = [*wrap(plain(measured([record])), width)]
+    lines += [line for warning in warnings(record) for line in wrap(f"!! {warning}", width)]
+    for each in path(record):
+        lines += ["", each.question.words, "-" * len(each.question.words)]
+        lines += _answered(each, width)
+    return [*lines, "", *grid(matrix(found), width)]
+
+
+def _answered(each: Answered, width: int) -> list[str]:
+    lines = [] if each.leaves else ["no row of this record answers it"]
+    for leaf in each.leaves:
+        lines += [leaf_title(leaf)]
+        for words in ends(leaf):
+            lines += hanging("  -", plain(words), width, 4)
+    return lines
+
+
+HEAD = "<!-- Made by `twinbench priorities {} --write`. Make a new record, then make it again. -->"
+
+
+def page(record: Record, found: list[Priority], given: str) -> str:
+    """The page as Markdown; `given`: the path of the record."""
+    parts = [HEAD.format(given), f"# {TITLE}"]
+    parts.append(f"{escape(measured([record]))} Run: {escape(run_line(record))}.")
+    parts += [f"**{escape(warning)}**" for warning in warnings(record)]
+    parts.append("## A path of questions")
+    for each in path(record):
+        parts.append(f"### {each.question.words}")
+        parts += [] if each.leaves else ["No row of this record answers it."]
+        for leaf in each.leaves:
+            items = "\n".join(f"- {escape(words)}" for words in ends(leaf))
+            parts.append(f"{escape(leaf_title(leaf))}:\n\n{items}")
+    parts += ["## Priorities", markdown_table(matrix(found)), "## How it is made", *HOW]
+    return "\n\n".join(part.strip("\n") for part in parts) + "\n"

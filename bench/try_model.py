@@ -1,0 +1,68 @@
+"""What makes your own model faster or leaner: every technique that applies to it, measured.
+
+    twinbench try my_model.py [--minutes N] [--framework pt|tf] [--plan] [--effort quick]
+    twinbench try --example [my_model.py]
+
+The file has a function pytorch() or tensorflow(), or both, that returns (model, loss_fn), and one
+batch(size, seed) that returns (x, y); --example writes one to start from. It is checked first: what
+is wrong with it is said in one line, and nothing is measured. The run is that of
+
+    pytest bench/ --benchmark-only --model my_model.py
+
+whose record, page, `choose` and `compare` work on it as on any other. After it stand the answer and
+the code to copy, which was run as it is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+from bench.harness.processes import ROOT
+from shared.own_model import BadFile, look
+
+EXAMPLE = Path(__file__).with_name("example_model.txt")
+MINUTES = "12"
+
+
+def write_example(path: Path) -> int:
+    """Write the file to start from; never over another."""
+    if path.exists():
+        print(f"twinbench try: {path} is there already: give another name", file=sys.stderr)
+        return 2
+    path.write_text(EXAMPLE.read_text("utf-8"), encoding="utf-8")
+    print(f"{path} is written. Put your model into it, then: twinbench try {path}")
+    return 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; return the exit status (2: an error)."""
+    parser = argparse.ArgumentParser(
+        prog="twinbench try",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("file", nargs="?", default="my_model.py", metavar="my_model.py")
+    parser.add_argument("--example", action="store_true", help="write a file to start from")
+    parser.add_argument(
+        "--minutes", default=MINUTES, metavar="N", help=f"end after so many (default: {MINUTES})"
+    )
+    given, others = parser.parse_known_args(arguments)
+    if given.example:
+        return write_example(Path(given.file))
+    try:
+        look(given.file)
+    except BadFile as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 2
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(ROOT / "bench")]
+    command += ["--benchmark-only", "--model", given.file, "--minutes", given.minutes, *others]
+    # Rows that failed stand in the answer with their reason: pytest's 1 is no error of the run.
+    status = subprocess.run(command, check=False).returncode
+    return 0 if status == 1 else 2 if status else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""Bottleneck: which resource holds a train step back, with its evidence.
+
+What it changes: nothing. It profiles the step and names one of input, overhead, arithmetic, memory
+bandwidth, memory size and communication, from the shares of the step's time and what operators do
+in it. A step whose time goes to products and convolutions is healthy: a cheaper computation is all
+that is left. `twinbench diagnose` runs it, and adds the techniques that were measured to help.
+
+Its twin: `tf_impl/diagnosis/bottleneck.py`.
+
+Where the frameworks differ and why:
+- A value that a step reads (`.item()`) is an operator, `aten::_local_scalar_dense`. In TensorFlow
+  Python in a graph is one (`EagerPyFunc`), and what reads a result after the graph is a gap.
+- Small operators are dispatched from Python, a few microseconds each, where a graph's cost about
+  one: a tiny model has more overhead here.
+
+When it helps and when it hurts: it says what to try first. The shares and limits stand in
+`shared/bottlenecks.py`; a step near a limit has two bottlenecks, so look at all shares. It says
+what holds this machine back, with this batch: another batch size has another bottleneck. It is as
+wrong as its names where one operator does everything, such as a fused kernel of the user's own.
+
+Run it alone: `python -m pt_impl.diagnosis.bottleneck digits-cnn` diagnoses a task of this suite, or
+a file that has a function `make() -> (step, batches)`.
+
+Copy with it: `pt_impl/diagnosis/profiling.py`, `shared/bottlenecks.py`, `shared/profiles.py`.
+"""
+
+from collections.abc import Callable, Iterable
+
+import psutil
+
+from pt_impl.diagnosis.profiling import profile_steps
+from shared.bottlenecks import Diagnosis, diagnose, memory_in_use
+
+
+def find_bottleneck(
+    step: Callable,
+    batches: Iterable,
+    *,
+    steps: int = 20,
+    warmup: int = 5,
+    folder: str = "",
+) -> Diagnosis:
+    """Profile the step and name what holds it back. Arguments are those of `profile_steps`."""
+    before = _pages_from_disk()
+    breakdown = profile_steps(step, batches, steps=steps, warmup=warmup, folder=folder)
+    faults = (_pages_from_disk() - before) / (2 * steps)
+    return diagnose(breakdown, full=memory_in_use(), faults=faults)
+
+
+def _pages_from_disk() -> int:
+    """Pages that were swapped out and had to be read again, of the whole machine."""
+    return psutil.swap_memory().sin // 4096
+
+
+def main() -> None:
+    """Diagnose a task's train step, or that of a file; print it, or JSON for programs."""
+    import argparse
+    import json
+    import runpy
+    import sys
+
+    from pt_impl.kit import examples
+
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("what", nargs="?", default="digits-cnn", help="a task, or a file.py")
+    parser.add_argument("--batch-size", type=int, help="of a task; default: its compute batch")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--folder", default="", help="where the profiler's files go")
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    sys.path.insert(0, ".")  # of a file's own imports
+    if given.what.endswith(".py"):
+        step, batches = runpy.run_path(given.what)["make"]()
+    else:
+        step, batches = examples.train_step(given.what, given.batch_size)
+    found = find_bottleneck(step, batches, steps=given.steps, folder=given.folder)
+    print(json.dumps(found.as_json()) if given.json else f"{found}\n\n{found.breakdown}")
+
+
+if __name__ == "__main__":
+    main()

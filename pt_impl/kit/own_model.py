@@ -1,0 +1,210 @@
+"""A user's own model, as the suite's other models are had: built, weights in and out, its loss.
+
+What it holds: what a function `pytorch()` of a user's file returns, held to what a train step
+needs, with an optimizer that can be made again for each copy of the model.
+Twin: `tf_impl/kit/own_model.py`.
+Where the frameworks differ: weights are called as in `state_dict`; there they are numbered, since
+Keras counts up the names of layers in a process. An optimizer belongs to its parameters, and a
+model's own is used; there a new one is made of its configuration. A loss takes (output, y) in both;
+one of Keras's own classes, which take (y, output), is turned round there.
+"""
+
+import inspect
+import math
+from collections.abc import Callable
+from types import SimpleNamespace
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pt_impl.kit import programs, runtime, training
+from shared.own_model import BadFile, leaves, mapped, one_line
+from shared.specs import Recipe
+
+
+class OwnModel:
+    """What `make()` gives, anew for each row. `example`: inputs on the device.
+
+    `has_logits`: whether the model's output is an object that has them; a file that was exported
+    gives these alone.
+    """
+
+    def __init__(self, make: Callable, *, has_logits: bool = False):
+        self.make, self.has_logits = make, has_logits
+        self.example = None
+        self._loss = None
+        self._optimizers: WeakKeyDictionary = WeakKeyDictionary()
+        self._remade: Callable | None = None  # holds no parameters, so that a model can go
+
+    def build(self, weights: dict[str, np.ndarray] | None = None) -> nn.Module:
+        """A model with these weights. Raises BadFile where `make` returns something else."""
+        model, loss, optimizer = _parts(self.make())
+        model.to(runtime.device())
+        lazy = any(isinstance(p, nn.parameter.UninitializedParameter) for p in model.parameters())
+        if lazy and self.example is not None:
+            with torch.no_grad():
+                _run(model, self.example)
+        if weights is not None:
+            import_weights(model, weights)
+        self._loss = loss
+        if optimizer is not None:
+            self._optimizers[model], self._remade = optimizer, _remake(optimizer)
+        return model
+
+    def loss(self, output, y) -> Tensor:
+        """The file's loss of an output."""
+        if self.has_logits and not hasattr(output, "logits"):
+            output = SimpleNamespace(logits=output)
+        return self._loss(output, y)
+
+    def optimizer(self, model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
+        """The file's optimizer of a model, or, where it has none, that of `recipe`."""
+        if self._remade is None:
+            return training.make_optimizer(model, recipe)
+        found = self._optimizers.get(model)
+        return self._remade(model) if found is None else found
+
+    def fused_optimizer(self, model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
+        """The same optimizer as one kernel for all parameters, where torch has one for it."""
+        usual = self.optimizer(model, recipe)
+        if "fused" not in usual.defaults:
+            raise NotImplementedError(f"torch has no fused {type(usual).__name__}")
+        return _remake(usual)(model, fused=True, foreach=None)
+
+
+def _parts(found) -> tuple:
+    """(model, loss_fn, optimizer or None), as a file has to return them."""
+    if not isinstance(found, tuple) or len(found) not in (2, 3):
+        raise BadFile(
+            "pytorch() has to return (model, loss_fn) or (model, loss_fn, optimizer), not "
+            f"{type(found).__name__}"
+        )
+    model, loss, optimizer = (*found, None)[:3]
+    if not isinstance(model, nn.Module):
+        raise BadFile(f"pytorch() returns a {type(model).__name__} as its model, not an nn.Module")
+    if not callable(loss):
+        raise BadFile(f"pytorch() returns a {type(loss).__name__} as loss_fn: give a function")
+    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+        raise BadFile(f"pytorch() returns a {type(optimizer).__name__} as its optimizer")
+    return model, loss, optimizer
+
+
+def _remake(optimizer: torch.optim.Optimizer) -> Callable:
+    """How to make an optimizer of the same kind for a model, with some settings changed."""
+    kind, defaults, groups = type(optimizer), dict(optimizer.defaults), len(optimizer.param_groups)
+
+    def make(model: nn.Module, **other) -> torch.optim.Optimizer:
+        if groups > 1:
+            raise NotImplementedError("its optimizer has several groups of parameters")
+        taken = inspect.signature(kind.__init__).parameters
+        settings = {name: v for name, v in (defaults | other).items() if name in taken}
+        return kind(model.parameters(), **settings)
+
+    return make
+
+
+# Weights and batches -----------------------------------------------------------------------------
+
+
+def export_weights(model: nn.Module) -> dict[str, np.ndarray]:
+    """Copies of all that `state_dict` holds."""
+    return {name: _array(tensor) for name, tensor in model.state_dict().items()}
+
+
+def _array(tensor: Tensor) -> np.ndarray:
+    tensor = tensor.detach().cpu()
+    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy().copy()
+
+
+def import_weights(model: nn.Module, weights: dict[str, np.ndarray]) -> None:
+    """Copy `weights` into a model. Raises ValueError where they do not fit."""
+    given = {name: torch.from_numpy(np.array(value)) for name, value in weights.items()}
+    try:
+        model.load_state_dict(given)
+    except RuntimeError as error:
+        lines = str(error).splitlines()
+        raise ValueError(f"the weights do not fit the model: {lines[-1].strip()}") from None
+
+
+def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Name -> trainable parameter."""
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def parameter_count(model: nn.Module) -> int:
+    """Number of trainable parameters."""
+    return sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+def to_device(x, y) -> tuple:
+    """Copy arrays, and structures of them, to the device as they are."""
+    return mapped(_tensor, x), mapped(_tensor, y)
+
+
+def _tensor(array: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.array(array, order="C")).to(runtime.device())
+
+
+def resident_batches(batches: list[tuple]) -> list[tuple]:
+    """Copy batches to the device, so that a timed step waits for no input."""
+    return [to_device(x, y) for x, y in batches]
+
+
+# What a train step needs -------------------------------------------------------------------------
+
+
+def check(own: OwnModel, model: nn.Module, batch: tuple) -> dict:
+    """Call model and loss on a batch. Raises BadFile with what to do where no step can be made.
+
+    Returns {"has_logits": whether the output is an object that has them, "targets_first": whether
+    the loss takes (y, output), "has_optimizer": whether the file has one}.
+    """
+    x, y = batch
+    model.train()
+    output = _fits("model", lambda: _run(model, x), x)
+    loss = _fits("loss_fn", lambda: own.loss(output, y), x)
+    if not isinstance(loss, Tensor) or loss.numel() != 1 or loss.dim():
+        said = f"of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise BadFile(f"loss_fn gives no scalar but {said}: return the mean over the batch")
+    if not math.isfinite(loss.item()):
+        raise BadFile(
+            f"the loss of the first batch is {loss.item()}: look at the data and the model"
+        )
+    if not loss.requires_grad:
+        raise BadFile("the loss depends on no parameter: don't detach the output, nor use no_grad")
+    if not named_parameters(model):
+        raise BadFile("the model has no parameter that is trained")
+    return {
+        "has_logits": not isinstance(output, Tensor) and hasattr(output, "logits"),
+        "targets_first": False,
+        "has_optimizer": own._remade is not None,
+    }
+
+
+def _run(model: nn.Module, x):
+    arguments, named = programs.call_arguments(model, x)
+    return model(*arguments, **named)
+
+
+def _fits(what: str, function: Callable, x):
+    """What a call gives, or why the batch is none for it."""
+    try:
+        return function()
+    except Exception as error:
+        if "allocate" in str(error) or isinstance(error, MemoryError):
+            raise MemoryError(str(error)) from error
+        doubles = any(getattr(leaf, "dtype", None) == torch.float64 for leaf in leaves(x))
+        hint = "; x is float64: give float32" if doubles else ""
+        raise BadFile(f"the batch does not fit {what}: {one_line(error)}{hint}") from error
+
+
+def repeatable(model: nn.Module, x) -> float:
+    """How far two predictions of the same inputs are apart; 0 for a model that draws no numbers."""
+    predict = training.make_predict(model)
+    return programs.apart(_tensors(predict(x)), _tensors(predict(x)))
+
+
+def _tensors(output):
+    return dict(programs.named_tensors(getattr(output, "logits", output)))

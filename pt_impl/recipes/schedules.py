@@ -1,0 +1,190 @@
+"""Learning-rate schedules: linear decay, cosine, one cycle, and reduction on a plateau.
+
+What it changes: the learning rate, from step to step. Each schedule starts from the optimizer's own
+rate, which it takes for the highest one:
+
+- linear decay and cosine (Loshchilov and Hutter, 2017, "SGDR", without restarts) may warm up: step
+  t of the first `warmup` ones has (t + 1) / (warmup + 1) of the rate (Goyal et al., 2017,
+  "Accurate, Large Minibatch SGD", section 2.2), so that no step is lost on a rate of zero;
+- one cycle (Smith and Topin, 2018, "Super-Convergence") rises and falls, both by half a cosine;
+- reduction on a plateau looks at a loss, not at the step.
+
+`scale_rate` is the linear rule of Goyal et al.: k times the batch, k times the rate. Gradient
+accumulation over k batches is a batch k times as large.
+
+Its twin: `tf_impl/recipes/schedules.py`.
+
+Where the frameworks differ and why:
+- A scheduler stands beside the optimizer and writes its rate: call `scheduler.step()` after
+  `optimizer.step()`. Keras hands the schedule to the optimizer, which asks it for the rate of its
+  own step count; there is nothing to call, and nothing that could be called in the wrong order.
+- To resume, save `scheduler.state_dict()` beside the optimizer's. Keras saves the step count with
+  the optimizer.
+- Rates are Python floats, in float64. Keras casts them to the variables' float32.
+- Momentum is a sum of gradients here, which the rate of the step multiplies; Keras sums up updates,
+  each with the rate of its own step. The two are equal while the rate stays (Goyal et al., remark
+  3), and drift apart by a fraction of the update where it changes: with momentum, twins do not
+  train to the same weights under a schedule.
+- `OneCycleLR` raises after its last step and can move the momentum, too; here it doesn't. Keras has
+  no such schedule: the twin writes its formula out.
+
+When it helps and when it hurts: a rate that falls to zero nearly always ends better than a constant
+one, and lets the highest one be larger. Warm-up helps where the first steps would diverge: large
+rates, large batches, Adam's first moments. It needs to know how many steps there will be: a run
+that is stopped early has not yet had its best steps. A plateau needs a validation loss that is less
+noisy than the improvement it waits for.
+
+Run it alone: `python -m pt_impl.recipes.schedules` prints the rates.
+
+Copy with it: nothing.
+"""
+
+import math
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, ReduceLROnPlateau
+
+
+def apply_linear_decay(
+    optimizer: Optimizer, *, steps: int, warmup: int = 0, final: float = 0.0
+) -> LambdaLR:
+    """Let the rate fall in a straight line, to `final` times the optimizer's own at step `steps`.
+
+    Returns the scheduler: call its `step()` after each of the optimizer's. The rate then stays.
+    Raises ValueError unless 0 <= warmup < steps and 0 <= final <= 1.
+    """
+    _check(steps, warmup, final)
+
+    def factor(step: int) -> float:
+        return _warmed_up(step, warmup) * (1 - (1 - final) * _progress(step, warmup, steps))
+
+    return LambdaLR(optimizer, factor)
+
+
+def apply_cosine(
+    optimizer: Optimizer, *, steps: int, warmup: int = 0, final: float = 0.0
+) -> LambdaLR:
+    """Let the rate fall along half a cosine; all else is as in `apply_linear_decay`."""
+    _check(steps, warmup, final)
+
+    def factor(step: int) -> float:
+        wave = (1 + math.cos(math.pi * _progress(step, warmup, steps))) / 2
+        return _warmed_up(step, warmup) * (final + (1 - final) * wave)
+
+    return LambdaLR(optimizer, factor)
+
+
+def apply_one_cycle(
+    optimizer: Optimizer,
+    *,
+    steps: int,
+    rising: float = 0.3,
+    initial: float = 0.04,
+    final: float = 4e-6,
+) -> OneCycleLR:
+    """Let the rate rise from `initial` times the optimizer's own to it, and fall to `final` times.
+
+    rising: the share of the steps in which it rises. The last of `steps` steps has the lowest rate;
+    the scheduler raises ValueError beyond it. The momentum stays. Returns the scheduler, whose
+    `step()` follows each of the optimizer's. Raises ValueError for settings out of range.
+    """
+    if steps < 2 or not 0 < rising < 1 or not 0 < final <= initial <= 1:
+        raise ValueError(
+            "one cycle needs steps of 2 or more, rising between 0 and 1 and 0 < final <= initial "
+            f"<= 1, not steps={steps}, rising={rising}, initial={initial}, final={final}"
+        )
+    return OneCycleLR(
+        optimizer,
+        max_lr=[group["lr"] for group in optimizer.param_groups],
+        total_steps=steps,
+        pct_start=rising,
+        anneal_strategy="cos",
+        cycle_momentum=False,
+        div_factor=1 / initial,
+        final_div_factor=initial / final,
+    )
+
+
+def apply_reduction_on_plateau(
+    optimizer: Optimizer,
+    *,
+    factor: float = 0.1,
+    patience: int = 10,
+    threshold: float = 1e-4,
+    cooldown: int = 0,
+    lowest: float = 0.0,
+) -> ReduceLROnPlateau:
+    """Multiply the rate by `factor` when a loss has stopped falling.
+
+    Returns the scheduler: call `step(loss)` when there is a new loss, usually once an epoch. More
+    than `patience` losses in a row that are not below the best by a relative `threshold` are a
+    plateau; `cooldown` losses after a reduction are not counted; the rate stays above `lowest`.
+    """
+    return ReduceLROnPlateau(
+        optimizer,
+        mode="min",
+        factor=factor,
+        patience=patience,
+        threshold=threshold,
+        threshold_mode="rel",
+        cooldown=cooldown,
+        min_lr=lowest,
+    )
+
+
+def current_rate(optimizer: Optimizer) -> float:
+    """Return the rate of the optimizer's next step: that of its first parameters."""
+    return float(optimizer.param_groups[0]["lr"])
+
+
+def scale_rate(*, rate: float, batch_size: int, reference_batch_size: int) -> float:
+    """Return the rate for `batch_size` where `rate` is right for `reference_batch_size`.
+
+    batch_size: of a whole update, so times the accumulated batches and the replicas. The rule holds
+    up to some size that only a trial finds, and needs a warm-up (Goyal et al., 2017).
+    """
+    if batch_size < 1 or reference_batch_size < 1:
+        raise ValueError(f"batch sizes are 1 or more, not {batch_size}, {reference_batch_size}")
+    return rate * batch_size / reference_batch_size
+
+
+def _warmed_up(step: int, warmup: int) -> float:
+    return min(1.0, (step + 1) / (warmup + 1))
+
+
+def _progress(step: int, warmup: int, steps: int) -> float:
+    """From 0 at the end of the warm-up to 1 at the last step."""
+    return min(1.0, max(0.0, (step - warmup) / (steps - warmup)))
+
+
+def _check(steps: int, warmup: int, final: float) -> None:
+    if not 0 <= warmup < steps or not 0 <= final <= 1:
+        raise ValueError(
+            "a schedule needs 0 <= warmup < steps and 0 <= final <= 1, "
+            f"not warmup={warmup}, steps={steps}, final={final}"
+        )
+
+
+def main() -> None:
+    """Print the rates of ten steps by each schedule."""
+    import torch
+
+    schedules = {
+        "linear decay": (apply_linear_decay, {"warmup": 2}),
+        "cosine": (apply_cosine, {"warmup": 2}),
+        "one cycle": (apply_one_cycle, {}),
+    }
+    for name, (apply, settings) in schedules.items():
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+        scheduler = apply(optimizer, steps=10, **settings)
+        rates = []
+        for _ in range(10):
+            rates.append(scheduler.get_last_lr()[0])
+            optimizer.step()
+            if len(rates) < 10:
+                scheduler.step()
+        print(f"{name:13}", " ".join(f"{rate:.4f}" for rate in rates))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,328 @@
+"""A user's own model: the file that holds it, and what is prepared of it for a run.
+
+The file is executed in workers alone, and there a framework at a time. What a framework's check
+has prepared lies in a folder a framework ("pt", "tf"): the batches, the initial weights, and what
+`about.json` says of them. From these every row starts. Neither framework is imported here.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import inspect
+import json
+import re
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from shared.specs import TASKS, DatasetSpec, FileSpec, Recipe, Task
+
+MAKERS = {"pt": "pytorch", "tf": "tensorflow"}
+FUNCTIONS = ("pytorch", "tensorflow", "batch", "batches", "copy_weights", "evaluate")
+USUAL_BATCH = 32  # where the file's `batch` has no default size
+BATCHES = 10  # that are prepared: their losses are the certificate
+SEED = 2026
+# Where the file brings no optimizer.
+RECIPE = Recipe(
+    "adamw", learning_rate=1e-3, epochs=1, accuracy_batch_size=USUAL_BATCH, weight_decay=0.01
+)
+
+
+class BadFile(ValueError):
+    """What is wrong with a user's file, in one line that says what to do."""
+
+
+@dataclass(frozen=True)
+class File:
+    """A user's file as far as it can be known without executing it."""
+
+    path: Path
+    functions: frozenset[str]
+
+    @property
+    def name(self) -> str:
+        """What its task is called."""
+        found = re.sub(r"[^A-Za-z0-9_.]+", "_", self.path.stem)
+        return f"own_{found}" if found in TASKS else found
+
+    @property
+    def sides(self) -> list[str]:
+        """The frameworks that it has a model for."""
+        return [side for side, maker in MAKERS.items() if maker in self.functions]
+
+    def sha256(self) -> str:
+        """Of its text."""
+        return hashlib.sha256(self.path.read_bytes()).hexdigest()
+
+
+def look(path: str | Path) -> File:
+    """Read a file without executing it. Raises BadFile where it cannot be what is asked for."""
+    path = Path(path).resolve()
+    try:
+        tree = ast.parse(path.read_text("utf-8"), str(path))
+    except OSError as error:
+        raise BadFile(f"{path} can't be read ({error.strerror}): give a file of Python") from None
+    except SyntaxError as error:
+        raise BadFile(f"{path.name}:{error.lineno}: {error.msg}: mend it first") from None
+    except ValueError as error:  # such as bytes that are no text
+        raise BadFile(f"{path.name} is no Python ({error}): give a file of Python") from None
+    functions = frozenset(_names(tree)) & set(FUNCTIONS)
+    if not functions & {"pytorch", "tensorflow"}:
+        raise BadFile(
+            f"{path.name} has neither pytorch() nor tensorflow(): write one that returns "
+            "(model, loss_fn); `twinbench try --example` writes a file to start from"
+        )
+    if not functions & {"batch", "batches"}:
+        raise BadFile(
+            f"{path.name} has neither batch(size, seed) nor batches(): write one, so that there is "
+            "something to train on"
+        )
+    return File(path, functions)
+
+
+def _names(tree: ast.Module) -> set[str]:
+    """What a module defines at its top."""
+    found = set()
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef):
+            found.add(node.name)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            found |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.Assign):
+            found |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    return found
+
+
+def load(path: str | Path) -> ModuleType:
+    """Execute a user's file. Raises BadFile with the line at which it fails."""
+    path = Path(path)
+    name = path.stem if path.stem.isidentifier() and path.stem not in sys.modules else "own_file"
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))  # what lies beside it, it may import
+    found = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(found)
+    sys.modules[name] = module
+    call("", path, found.loader.exec_module, module)
+    return module
+
+
+def call(what: str, path: str | Path, function: Callable, *arguments: Any) -> Any:
+    """Call what stands in a user's file. Raises BadFile with the line of the file that failed.
+
+    What the framework itself lacks for the model (NotImplementedError) is no fault of the file.
+    """
+    try:
+        return function(*arguments)
+    except BadFile:
+        raise
+    except (Exception, SystemExit) as error:
+        lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if _same(f, path)]
+        place = f"{Path(path).name}:{lines[-1]}" if lines else Path(path).name
+        inside = f" in {what}" if what else ""
+        raise BadFile(f"{place}:{inside} {one_line(error)}") from error
+
+
+def _same(frame: traceback.FrameSummary, path: str | Path) -> bool:
+    return Path(frame.filename) == Path(path)
+
+
+def one_line(error: BaseException) -> str:
+    """An exception's type and the first line of its message."""
+    words = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {words[0]}" if words else type(error).__name__
+
+
+# Batches -----------------------------------------------------------------------------------------
+
+
+def usual_size(module: ModuleType) -> int:
+    """The size of a batch that the file means: the default of `batch`'s first argument."""
+    made = getattr(module, "batch", None)
+    if made is None:
+        return USUAL_BATCH
+    first = next(iter(inspect.signature(made).parameters.values()), None)
+    if first is None:
+        raise BadFile("batch takes no size: write it as batch(size, seed)")
+    return USUAL_BATCH if first.default is first.empty else int(first.default)
+
+
+def takes_framework(module: ModuleType) -> bool:
+    """Whether `batch` has a third argument, the framework that it is for."""
+    return len(inspect.signature(module.batch).parameters) > 2
+
+
+def draw(module: ModuleType, size: int, seed: int, side: str) -> tuple:
+    """A batch as NumPy arrays. `batch` may take a third argument: the framework's name."""
+    path, make = module.__file__, module.batch
+    given = (size, seed, MAKERS[side]) if takes_framework(module) else (size, seed)
+    return pair(call("batch", path, make, *given), "batch")
+
+
+def pair(found: Any, what: str) -> tuple:
+    """(x, y) as NumPy arrays in tuples, lists and dicts. Raises BadFile for anything else."""
+    if not isinstance(found, (tuple, list)) or len(found) != 2:
+        raise BadFile(f"{what} gives {_kind(found)}, not (x, y): return the inputs and the targets")
+    return arrays(found[0]), arrays(found[1])
+
+
+def _kind(found: Any) -> str:
+    if isinstance(found, (tuple, list)):
+        return f"a {type(found).__name__} of {len(found)}"
+    return f"a {type(found).__name__}"
+
+
+def arrays(tree: Any) -> Any:
+    """A structure with NumPy arrays in the place of tensors, of whatever framework, and numbers."""
+    if isinstance(tree, Mapping):
+        return {str(key): arrays(value) for key, value in tree.items()}
+    if isinstance(tree, (tuple, list)) and not all(map(np.isscalar, tree)):
+        return tuple(map(arrays, tree))
+    if hasattr(tree, "detach"):
+        tree = tree.detach().cpu()
+    found = np.asarray(tree)
+    if found.dtype == object or found.dtype.kind in "OSU":
+        raise BadFile(f"a batch holds {_kind(tree)}: give arrays of numbers")
+    return found
+
+
+def leaves(tree: Any) -> list:
+    """The arrays or tensors of a structure, in order."""
+    if isinstance(tree, Mapping):
+        return [leaf for value in tree.values() for leaf in leaves(value)]
+    if isinstance(tree, (tuple, list)):
+        return [leaf for value in tree for leaf in leaves(value)]
+    return [tree]
+
+
+def mapped(function: Callable, tree: Any) -> Any:
+    """A structure with what `function` makes of each of its leaves."""
+    if isinstance(tree, Mapping):
+        return {key: mapped(function, value) for key, value in tree.items()}
+    if isinstance(tree, (tuple, list)):
+        return tuple(mapped(function, value) for value in tree)
+    return function(tree)
+
+
+def first(tree: Any) -> Any:
+    """The first array or tensor of what a model gives: of one with `.logits` these."""
+    return leaves(getattr(tree, "logits", tree))[0]
+
+
+def check_size(x: Any, size: int, what: str) -> None:
+    """The first axis of every input is the batch."""
+    for array in leaves(x):
+        if array.ndim and len(array) != size:
+            raise BadFile(
+                f"{what} gives an x of shape {array.shape}: its first axis has to be the {size} "
+                "samples of the batch"
+            )
+
+
+# What is prepared --------------------------------------------------------------------------------
+
+
+def save_batches(folder: Path, batches: list[tuple]) -> None:
+    """Write a side's batches, and where x and y are arrays, what `datasets.load` reads."""
+    folder.mkdir(parents=True, exist_ok=True)
+    shape = _skeleton(batches[0])
+    held = {
+        f"{place}_{number}": leaf
+        for place, batch in enumerate(batches)
+        for number, leaf in enumerate(leaves(batch))
+    }
+    np.savez(folder / "batches.npz", **held)
+    (folder / "batches.json").write_text(json.dumps(shape), encoding="utf-8")
+    if all(isinstance(part, np.ndarray) for part in batches[0]):
+        for split in ("train", "test"):
+            for name, place in (("x", 0), ("y", 1)):
+                whole = np.concatenate([np.atleast_1d(batch[place]) for batch in batches])
+                np.save(folder / f"{split}_{name}.npy", whole)
+
+
+def _skeleton(tree: Any) -> Any:
+    if isinstance(tree, Mapping):
+        return {"dict": [[key, _skeleton(value)] for key, value in tree.items()]}
+    if isinstance(tree, (tuple, list)):
+        return {"tuple": [_skeleton(value) for value in tree]}
+    return None
+
+
+def load_batches(folder: Path, size: int | None = None) -> list[tuple]:
+    """A side's batches; the first `size` samples of each, where that is given."""
+    shape = json.loads((folder / "batches.json").read_text("utf-8"))
+    found = []
+    with np.load(folder / "batches.npz", allow_pickle=False) as held:
+        for place in range(BATCHES):
+            stream = iter(range(len(held.files)))
+            batch = _filled(shape, lambda p=place, s=stream: held[f"{p}_{next(s)}"])
+            found.append(mapped(lambda a: a[:size] if a.ndim else a, batch) if size else batch)
+    return found
+
+
+def _filled(shape: Any, take: Callable) -> Any:
+    if shape is None:
+        return take()
+    if "dict" in shape:
+        return {key: _filled(value, take) for key, value in shape["dict"]}
+    return tuple(_filled(value, take) for value in shape["tuple"])
+
+
+def save_weights(folder: Path, weights: dict[str, np.ndarray]) -> None:
+    """Write a side's initial weights."""
+    folder.mkdir(parents=True, exist_ok=True)
+    np.savez(folder / "weights.npz", **weights)
+
+
+def load_weights(folder: Path) -> dict[str, np.ndarray]:
+    """A side's initial weights. Never executes code (no pickle)."""
+    with np.load(folder / "weights.npz", allow_pickle=False) as kept:
+        return dict(kept)
+
+
+def write_about(folder: Path, about: dict) -> None:
+    """Write what is known of the file, last of all: with it the folder is whole."""
+    (folder / "about.json").write_text(json.dumps(about), encoding="utf-8")
+
+
+def about(folder: Path) -> dict:
+    """What is known of the file: see `bench.own_model.prepare`, which writes it."""
+    return json.loads((folder / "about.json").read_text("utf-8"))
+
+
+def is_prepared(folder: str | Path | None) -> bool:
+    """Whether a task's data is that of a user's file."""
+    return folder is not None and (Path(folder) / "about.json").is_file()
+
+
+def task(found: dict, side: str | None = None) -> Task:
+    """The task of a file of which `found` is known; with the shapes of a side, where one is asked.
+
+    In the place of shapes its main process has those of the first framework, which are counted.
+    """
+    own = found["sides"][side or next(iter(found["sides"]))]
+    spec = FileSpec(
+        found["path"],
+        tuple((name, tuple(shape)) for name, shape in own["parameters"]),
+        tuple((name, tuple(shape)) for name, shape in own["state"]),
+    )
+    return Task(
+        name=found["name"],
+        dataset=DatasetSpec(found["folder"], "file", BATCHES * found["batch_size"], 0),
+        model=spec,
+        recipe=replace(RECIPE, accuracy_batch_size=found["batch_size"]),
+        small_batch=1,
+        compute_batch=found["batch_size"],
+        metric="accuracy",
+        margin=found["margin"],
+        parity=found["parity"],
+        rounding=found["parity"],
+        paired=found["paired"],
+    )

@@ -1,0 +1,336 @@
+"""Claims: what a record says of each, by its intervals alone, and a ledger that has to be sound."""
+
+from __future__ import annotations
+
+import copy
+import json
+import tomllib
+
+import pytest
+
+from bench import claims as command
+from bench.analysis.analyse import analyse
+from bench.analysis.claims import (
+    FAILS,
+    HOLDS,
+    LEDGER,
+    OPEN,
+    TOO_WIDE,
+    check,
+    judge,
+    load_ledger,
+)
+from bench.analysis.effects import NO_ACCURACY, NOT_COMPARABLE, NOT_MEASURED, ONCE
+from bench.analysis.reading import load
+from bench.harness.schedule import techniques
+from bench.report.claims import counts, data, page, text
+from bench.report.text import cells
+from tests.analysis.planted import planted
+from tests.analysis.test_choose import DOCS
+from tests.analysis.test_looks import measured
+from tests.report.test_report import record as a_record
+
+BF16 = {"technique": "mixed_precision", "variant": "bf16"}
+FASTER = {"variants": ["bf16"], "figure": "time", "read": "gain", "at_least": 1.5}
+
+
+def claim(rule: dict, technique: str = "mixed_precision") -> dict:
+    return {
+        "id": "planted",
+        "technique": technique,
+        "frameworks": ["pt", "tf"],
+        "source": {"title": "A page", "kind": "blog", "where": "nowhere", "year": 2020},
+        "wording": "It is faster.",
+        "quoted": True,
+        "figure": "faster",
+        "conditions": "none given",
+        "rule": rule,
+    }
+
+
+def verdict(record: dict, rule: dict, technique: str = "mixed_precision") -> tuple[str, str]:
+    found = judge(record, [claim(rule, technique)])[0]
+    return found.verdict, found.why
+
+
+# Verdicts ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("time", "expected"),
+    [
+        ((0.5, 0.48, 0.52), (HOLDS, "")),
+        ((0.9, 0.88, 0.92), (FAILS, "")),
+        ((0.66, 0.6, 0.7), (OPEN, TOO_WIDE)),
+        ((0.5,), (OPEN, ONCE)),
+    ],
+)
+def test_a_row_is_judged_by_its_whole_interval(time, expected):
+    assert verdict(planted(BF16 | {"time": time}), FASTER) == expected
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"), [("all", (FAILS, "")), ("any", (HOLDS, ""))], ids=["every", "some"]
+)
+def test_a_claim_of_every_row_falls_with_one_and_of_some_stands_with_one(rows, expected):
+    record = planted(
+        BF16 | {"time": (0.5, 0.48, 0.52)},
+        BF16 | {"time": (0.9, 0.88, 0.92), "framework": "tf"},
+    )
+    assert verdict(record, FASTER | {"rows": rows}) == expected
+
+
+def test_one_row_that_is_too_wide_leaves_a_claim_of_every_row_open():
+    record = planted(
+        BF16 | {"time": (0.5, 0.48, 0.52)}, BF16 | {"time": (0.66, 0.6, 0.7), "framework": "tf"}
+    )
+    assert verdict(record, FASTER) == (OPEN, TOO_WIDE)
+
+
+def test_a_row_that_did_not_run_speaks_against_nobody_and_its_reason_stands_alone():
+    stopped = BF16 | {"framework": "tf", "status": "UNSUPPORTED", "reason": "no kernel"}
+    record = planted(BF16 | {"time": (0.5, 0.48, 0.52)}, stopped)
+    assert verdict(record, FASTER) == (HOLDS, "")
+    assert verdict(planted(stopped), FASTER) == (OPEN, "unsupported: no kernel")
+
+
+def test_what_needs_a_gpu_is_open_on_a_cpu_and_judged_on_one_with_its_figure_shown_in_both():
+    rule = FASTER | {"needs": "cuda"}
+    row = BF16 | {"time": (0.5, 0.48, 0.52)}
+    assert verdict(planted(row), rule) == (OPEN, "needs a GPU")
+    assert judge(planted(row), [claim(rule)])[0].shown.effect.value == 2.0
+    assert verdict(planted(row, gpu="H200"), rule) == (HOLDS, "")
+
+
+def test_what_needs_amx_is_judged_where_the_cpu_has_it():
+    rule = FASTER | {"needs": "amx"}
+    row = BF16 | {"time": (0.5, 0.48, 0.52)}
+    assert verdict(planted(row), rule) == (OPEN, "needs a CPU with AMX")
+    assert verdict(planted(row, isa=("amx_bf16",)), rule) == (HOLDS, "")
+
+
+def test_other_techniques_variants_tasks_and_modes_do_not_answer():
+    record = planted(BF16 | {"time": (0.5, 0.48, 0.52)})
+    others = ({"variants": ["fp16"]}, {"tasks": ["text-gpt"]}, {"mode": "predict"})
+    for other in others:
+        assert verdict(record, FASTER | other) == (OPEN, NOT_MEASURED)
+    assert verdict(record, FASTER, "compilation") == (OPEN, NOT_MEASURED)
+    one_sided = claim(FASTER) | {"frameworks": ["tf"]}
+    assert judge(record, [one_sided])[0].verdict == OPEN
+
+
+def test_accuracy_is_judged_by_points_and_open_where_it_was_not_measured():
+    rule = {"variants": ["bf16"], "figure": "accuracy", "read": "difference", "at_least": -1}
+    assert verdict(planted(BF16 | {"accuracy": (-0.2, -0.5, 0.1)}), rule) == (HOLDS, "")
+    assert verdict(planted(BF16 | {"accuracy": (-3.0, -4.0, -2.0)}), rule) == (FAILS, "")
+    assert verdict(planted(BF16), rule) == (OPEN, NO_ACCURACY)
+
+
+def test_the_size_of_a_file_is_exact_and_needs_no_interval():
+    rule = {"variants": ["bf16"], "figure": "size", "read": "gain", "at_least": 3.5}
+    assert verdict(planted(BF16 | {"size": 0.25}), rule) == (HOLDS, "")
+    assert verdict(planted(BF16 | {"size": 0.3}), rule) == (FAILS, "")
+
+
+def test_unlike_work_is_no_answer():
+    record = planted(BF16 | {"time": (0.5, 0.48, 0.52)})
+    record["comparisons"][0]["verdict"] = "not comparable"
+    assert verdict(record, FASTER) == (OPEN, NOT_COMPARABLE)
+
+
+def test_a_peak_of_one_process_has_the_scatter_of_those_that_the_run_repeated():
+    rule = {"variants": ["bf16"], "figure": "memory", "read": "ratio", "at_most": 0.7}
+    row = BF16 | {"memory": 0.5}
+    assert verdict(planted(row), rule) == (OPEN, ONCE)
+    repeated = {"technique": "compilation", "variant": "compiled"}
+    assert verdict(planted(row, repeated | {"peaks": [1.0, 1.01, 0.99]}), rule) == (HOLDS, "")
+    noisy = planted(row, repeated | {"peaks": [1.0, 1.8, 0.6]})
+    assert verdict(noisy, rule) == (OPEN, TOO_WIDE)
+
+
+def test_a_metric_is_read_against_the_baseline_or_as_it_is():
+    row = BF16 | {"metrics": {"steps_to_target": ([50, 45, 55], [100, 90, 110])}}
+    rule = {"variants": ["bf16"], "figure": "steps_to_target", "read": "ratio"}
+    assert verdict(planted(row), rule | {"at_most": 0.62}) == (HOLDS, "")  # 55 / 90 = 0.611
+    assert verdict(planted(row), rule | {"at_most": 0.6}) == (OPEN, TOO_WIDE)
+    assert verdict(planted(row), rule | {"read": "value", "at_least": 60}) == (FAILS, "")
+
+
+def test_against_another_variant_of_the_technique():
+    rows = (
+        BF16 | {"metrics": {"samples_per_s": ([30, 29, 31], [10, 9, 11])}},
+        BF16
+        | {"variant": "bf16_fp32_head", "metrics": {"samples_per_s": ([20, 19, 21], [10, 9, 11])}},
+    )
+    rule = {"variants": ["bf16"], "figure": "samples_per_s", "read": "ratio", "at_least": 1.3}
+    against = rule | {"against": "bf16_fp32_head", "at_most": 2}
+    assert verdict(planted(*rows), against) == (HOLDS, "")  # 1.38 to 1.63
+    assert verdict(planted(*rows), against | {"against": "fp16"}) == (OPEN, NOT_MEASURED)
+
+
+def test_times_of_two_variants_are_compared_as_they_were_played_side_by_side():
+    """Of a run that was played: neither variant is the other's baseline."""
+    times = {("pt", "quick"): 0.5, ("pt", "same"): 0.8, ("tf", "quick"): 0.5, ("tf", "same"): 0.8}
+    run = analyse(measured(times, blocks=5))
+    technique = run["cases"][0]["technique"]
+    rule = {"variants": ["same"], "figure": "time", "read": "ratio", "against": "quick"}
+    asked = claim(rule | {"at_least": 1.55, "at_most": 1.65}, technique)  # 0.8 / 0.5
+    found = judge(run, [asked])[0]
+    assert found.verdict == HOLDS
+    assert {row.effect.kind for row in found.rows} == {"interval"}
+
+
+def test_accuracy_of_two_variants_is_paired_by_seed():
+    seeds = {"bf16": [91.0, 93.1, 95.0, 97.1], "bf16_fp32_head": [90.0, 92.0, 94.0, 96.0]}
+    rows = [
+        BF16 | {"variant": name, "accuracy": (0.0, -9.0, 9.0), "seeds": own}
+        for name, own in seeds.items()
+    ]
+    rule = {"variants": ["bf16"], "figure": "accuracy", "read": "difference", "at_least": 0.9}
+    assert verdict(planted(*rows), rule) == (OPEN, TOO_WIDE)
+    assert verdict(planted(*rows), rule | {"against": "bf16_fp32_head"}) == (HOLDS, "")
+
+
+def test_an_installed_twinbench_has_the_ledger():
+    data_of = tomllib.loads((DOCS.parent / "pyproject.toml").read_text("utf-8"))
+    assert LEDGER.name in data_of["tool"]["setuptools"]["package-data"][LEDGER.parent.name]
+
+
+# The published ledger ----------------------------------------------------------------------------
+
+
+def test_every_technique_has_a_claim_and_every_rule_names_rows_that_are_measured():
+    suite, ledger = techniques(), load_ledger()
+    assert len(ledger) >= 60
+    promising = {name for name, each in suite.items() if each.family != "diagnosis"}
+    assert {c["technique"] for c in ledger} == promising  # to diagnose promises no gain
+    for each in ledger:
+        technique, rule = suite[each["technique"]], each["rule"]
+        sides = {v.name: set(v.frameworks) for v in technique.variants}
+        for variant in technique.variants:
+            sides[variant.name] |= set(variant.frameworks)
+        names = [*rule["variants"], *([rule["against"]] if "against" in rule else [])]
+        for name in names:
+            assert name in sides, (each["id"], name)
+            assert sides[name] & set(each["frameworks"]), (each["id"], name)
+        for task in rule.get("tasks", []):
+            assert task in {"photos-resnet50", *(w.task for w in technique.workloads)}, each["id"]
+
+
+def test_every_source_can_be_found_and_no_claim_is_told_twice():
+    ledger = load_ledger()
+    for each in ledger:
+        assert 1990 < each["source"]["year"] < 2100
+        assert len(each["wording"].split()) <= 40, each["id"]
+    rules = [json.dumps([c["technique"], c["frameworks"], c["rule"]]) for c in ledger]
+    twice = {rule for rule in rules if rules.count(rule) > 1}
+    assert not twice
+
+
+def test_the_published_record_is_judged():
+    found = judge(load(DOCS), load_ledger())
+    assert {each.verdict for each in found} == {HOLDS, FAILS, OPEN}
+
+
+# A bad ledger ------------------------------------------------------------------------------------
+
+
+def bad(change) -> str:
+    ledger = {"claims": [claim(copy.deepcopy(FASTER))]}
+    change(ledger["claims"])
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        check(ledger)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda c: c[0].pop("source"), "claim 1 (planted): source is missing"),
+        (lambda c: c[0].update(techique="x"), "field: 'techique' is none of id, technique"),
+        (lambda c: c[0].update(technique="magic"), "technique: 'magic' is none of"),
+        (lambda c: c[0].update(frameworks=["jax"]), "frameworks: 'jax' is none of pt, tf"),
+        (lambda c: c[0]["source"].update(year="1999"), "source: year is not a whole number"),
+        (lambda c: c[0]["rule"].update(atleast=2), "rule: field: 'atleast' is none of"),
+        (lambda c: c[0]["rule"].pop("at_least"), "rule: no bound: give at_least, at_most or both"),
+        (lambda c: c[0]["rule"].update(at_most=1), "rule: at_least is above at_most"),
+        (lambda c: c[0]["rule"].update(figure="speed"), "rule: figure: 'speed' is none of time"),
+        (lambda c: c[0]["rule"].update(read="difference"), "difference is read of accuracy"),
+        (lambda c: c[0]["rule"].update(read="value"), "time is read against a baseline"),
+        (lambda c: c[0]["rule"].update(variants=[]), "variants is not a list, or is empty"),
+        (lambda c: c[0]["rule"].update(needs="tpu"), "needs: 'tpu' is none of cuda, amx"),
+        (lambda c: c.append(copy.deepcopy(c[0])), "claim 2 (planted): another claim has this id"),
+        (lambda c: c.append("text"), "claim 2: not an object"),
+    ],
+)
+def test_a_bad_ledger_has_one_clear_line(change, words):
+    assert words in bad(change)
+
+
+def test_the_command_says_in_one_line_what_is_wrong(tmp_path, capsys):
+    for text_of, words in (("[1", "not JSON"), ("[]", "no ledger of claims")):
+        path = tmp_path / "claims.json"
+        path.write_text(text_of)
+        assert command.main([str(DOCS / "avx2"), "--ledger", str(path)]) == 2
+        assert words in capsys.readouterr().err
+    assert command.main([str(tmp_path)]) == 2
+    assert command.main([str(DOCS / "avx2"), "--technique", "magic"]) == 2
+    assert "'magic' is none of" in capsys.readouterr().err
+
+
+# What is shown -----------------------------------------------------------------------------------
+
+
+def shown() -> tuple[dict, list]:
+    record = planted(
+        BF16 | {"time": (0.5, 0.48, 0.52)}, BF16 | {"time": (0.9, 0.88, 0.92), "framework": "tf"}
+    )
+    claims = [
+        claim(FASTER | {"rows": "any"}) | {"id": "a"},
+        claim(FASTER) | {"id": "b"},
+        claim(FASTER | {"needs": "cuda"}) | {"id": "c"},
+    ]
+    return record, judge(record, claims)
+
+
+def test_the_terminal_has_counts_first_and_no_wide_line():
+    record, found = shown()
+    lines = text(record, found)
+    assert lines[0].startswith("3 published claims: 1 hold here, 1 do not hold here, 1 can't be")
+    assert all(cells(line) <= 80 for line in lines)
+    body = " ".join(" ".join(lines).split())
+    assert "2.000 (1.923–2.083) (PyTorch bf16, digits-cnn, batch 64); 1 of 2 rows hold" in body
+    assert "1.111 (1.087–1.136) (TensorFlow bf16, digits-cnn, batch 64)" in body
+    assert "needs a GPU; here" in body
+
+
+def test_json_has_every_row_with_its_bounds():
+    record, found = shown()
+    made = json.loads(json.dumps(data(record, found), allow_nan=False))
+    assert made["counts"] == {FAILS: 1, HOLDS: 1, OPEN: 1}
+    rows = made["claims"][1]["rows"]
+    assert [row["verdict"] for row in rows] == [FAILS, HOLDS]
+    assert rows[1]["bounds"] == pytest.approx([1 / 0.52, 1 / 0.48])
+
+
+def test_the_page_shows_each_claim_with_figure_source_and_machine():
+    record, found = shown()
+    made = page(record, found, "docs")
+    assert counts(found) in made
+    assert "Xeon(R) Platinum 8488C" in made
+    assert "## Does not hold here (1)" in made
+    assert "1.111 (1.087–1.136)" in made
+    assert "A page, 2020: nowhere" in made
+    assert made == page(*shown(), "docs")
+
+
+def test_a_new_record_changes_the_page(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(command, "PAGE", tmp_path / "claims.md")
+    first, second = str(DOCS), tmp_path / "results.json"
+    second.write_text(json.dumps(a_record()), "utf-8")
+    assert command.main([first, "--check"]) == 1
+    assert command.main([first, "--write"]) == 0
+    assert command.main([first, "--check"]) == 0
+    assert command.main([str(second), "--check"]) == 1
+    capsys.readouterr()

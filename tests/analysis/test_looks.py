@@ -1,0 +1,298 @@
+"""A run that ends early where it is decided: bounds, intervals, verdicts, and who leaves."""
+
+from dataclasses import replace
+from math import exp, sqrt
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bench.analysis import sequential
+from bench.analysis.analyse import analyse, raw
+from bench.analysis.bounds import LOOKS, SEED_LOOKS, bound, confidence, crossing, taken
+from bench.analysis.fit import fit_of
+from bench.analysis.looks import accuracy_decided, leaving
+from bench.analysis.sequential import DECIDED, Pair, judge
+from bench.analysis.simulate import BASE, simulate, summary
+from bench.analysis.verdicts import DELTA, Interval
+from bench.harness.matches import Played
+from bench.harness.plan import EFFORT, Technique, Variant, Workload
+from bench.harness.record import Record
+from bench.harness.selection import cases_of
+
+# Bounds -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("looks", "error", "published"),
+    [
+        # Jennison and Turnbull, Group Sequential Methods (2000), table 2.1.
+        (1, 0.05, 1.960),
+        (2, 0.05, 2.178),
+        (3, 0.05, 2.289),
+        (5, 0.05, 2.413),
+        (10, 0.05, 2.555),
+        (3, 0.10, 1.992),
+        (3, 0.01, 2.873),
+    ],
+)
+def test_the_bound_is_pocock_s(looks, error, published):
+    assert bound(tuple(range(1, looks + 1)), error) == pytest.approx(published, abs=6e-4)
+
+
+@pytest.mark.parametrize("looks", [LOOKS, SEED_LOOKS, (2, 9), (3, 4, 5, 20)])
+def test_sums_of_noise_cross_the_bound_as_often_as_it_says(looks):
+    drawn = np.random.default_rng(0).normal(size=(100_000, looks[-1])).cumsum(axis=1)
+    at = np.array(looks)
+    crossed = (np.abs(drawn[:, at - 1] / np.sqrt(at)) > bound(looks)).any(axis=1)
+    assert crossed.mean() == pytest.approx(0.05, abs=0.003)
+    assert crossing(bound(looks), looks) == pytest.approx(0.05, abs=1e-8)
+
+
+def test_plain_intervals_at_each_look_would_be_wrong_in_one_of_ten():
+    assert crossing(1.96, LOOKS) > 0.10
+
+
+@given(st.lists(st.integers(2, 40), min_size=1, max_size=5, unique=True).map(sorted))
+def test_more_looks_need_a_wider_bound(looks):
+    more = (*looks, looks[-1] + 3)
+    assert 1.959 < bound(tuple(looks)) < bound(more)
+    assert confidence(more, 0.90) < confidence(more, 0.95)
+
+
+def test_an_end_takes_the_place_of_the_next_look():
+    assert [taken(LOOKS, blocks) for blocks in (2, 3, 4, 5, 6, 8)] == [
+        *([2], [3], [3, 4], [3, 5], [3, 5, 6], [3, 5, 8])
+    ]
+
+
+# Intervals over looks ----------------------------------------------------------------------------
+
+
+def test_errors_and_coverage_are_what_they_should_be_where_contenders_leave():
+    noise = np.random.default_rng(0).normal(0, 0.028, 400)  # of a log ratio, as on two cores
+    found = simulate(noise, seed=1, works=300)
+    count = sum(len(each.verdicts) for each in found.values())
+    assert 0.93 <= sum(each.covered for each in found.values()) / count <= 0.985
+    assert found[1.0].share("faster", "slower") <= 0.01
+    assert found[1.0].share("slightly faster", "slightly slower") <= 0.05
+    margin = found[1 + DELTA]
+    assert margin.share("faster", "slower") <= 0.05
+    assert margin.share("equivalent") <= 0.05 + 3 * (0.05 * 0.95 / 300) ** 0.5
+    assert found[1.05].share("slower", "slightly slower") >= 0.8
+    assert found[1.10].share("slower") >= 0.98
+    assert found[1 / 1.10].share("faster") >= 0.95
+    assert found[1.5].share("slower") == 1
+    assert found[1.5].blocks / 300 < 3.5
+    assert sum(each.blocks for each in found.values()) / count < 6.5
+    assert "intervals cover the truth in" in summary(noise, found)
+
+
+log_times = st.lists(
+    st.fixed_dictionaries({n: st.floats(-0.2, 0.2) for n in (BASE, "x", "y", "z")}),
+    min_size=8,
+    max_size=8,
+)
+ASKED = [Pair(name, BASE) for name in "xyz"]
+
+
+@given(log_times)
+@settings(max_examples=60)
+def test_no_later_look_undoes_a_verdict_or_widens_an_interval(blocks):
+    before = {}
+    for count in LOOKS:
+        for pair, one in zip(ASKED, judge(fit_of(blocks[:count]), ASKED, LOOKS), strict=True):
+            if pair in before and before[pair].verdict in DECIDED:
+                assert (one.verdict, one.look) == (before[pair].verdict, before[pair].look)
+            assert one.ci[0] <= one.ratio <= one.ci[1]
+            before[pair] = one
+
+
+@given(log_times, st.sets(st.sampled_from("xyz")))
+@settings(max_examples=60)
+def test_a_verdict_is_of_the_blocks_that_a_contender_played(blocks, gone):
+    """Who left after three blocks is judged by three, whatever is found of others later."""
+    at_three = judge(fit_of(blocks[:3]), ASKED, LOOKS)
+    rest = [{n: v for n, v in times.items() if n not in gone} for times in blocks[3:]]
+    for pair, early, late in zip(
+        ASKED, at_three, judge(fit_of(blocks[:3] + rest), ASKED, LOOKS), strict=True
+    ):
+        if pair.top in gone:
+            assert (late.verdict, late.look, late.n) == (early.verdict, early.look, 3)
+            assert late.sd == pytest.approx(early.sd)
+            assert late.ci[0] <= early.ci[0] + 1e-9 or late.ci[0] == pytest.approx(early.ci[0])
+
+
+def test_one_block_has_no_interval_and_two_have():
+    blocks = [{BASE: 0.0, "x": 0.5}, {BASE: 0.1, "x": 0.61}]
+    (one,) = judge(fit_of(blocks[:1]), [Pair("x", BASE)], LOOKS)
+    assert (one.ci, one.verdict, one.look, one.n) == (None, None, None, 1)
+    assert one.ratio == pytest.approx(exp(0.5))
+    (two,) = judge(fit_of(blocks), [Pair("x", BASE)], LOOKS)
+    assert two.ci[0] < two.ratio < two.ci[1]
+    assert judge(fit_of(blocks), [Pair("z", BASE)], LOOKS) == [None]
+
+
+def test_kin_share_their_variance_and_strangers_do_not():
+    random = np.random.default_rng(3)
+    blocks = [
+        {BASE: 0.0, "x": 0.1 + 0.001 * random.normal(), "y": 0.3 * random.normal()}
+        for _ in range(3)
+    ]
+    alone = judge(fit_of(blocks), [Pair("x", BASE, 1), Pair("y", BASE, 2)], LOOKS)[0]
+    among = judge(fit_of(blocks), [Pair("x", BASE, 1), Pair("y", BASE, 1)], LOOKS)[0]
+    own = np.std([times["x"] - times[BASE] for times in blocks], ddof=1)
+    other = np.std([times["y"] - times[BASE] for times in blocks], ddof=1)
+    assert (alone.sd, alone.freedom) == (pytest.approx(own), 2)
+    assert (among.sd, among.freedom) == (pytest.approx(sqrt((own**2 + other**2) / 2)), 4)
+
+
+# Who leaves --------------------------------------------------------------------------------------
+
+BOTH = Technique(
+    family="faults",
+    name="made_up",
+    title="Made up",
+    variants=(Variant("plain", role="baseline"), Variant("quick"), Variant("same")),
+    workloads=(Workload("digits-cnn", "small"),),
+)
+LOSSES = [2.3 - 0.01 * i for i in range(10)]
+
+
+def measured(times, blocks=3, techniques=(BOTH,), sd=0.0005, **values):
+    """What a run measured: `times` by technique, framework and variant; others take one."""
+    record = Record(
+        Path("nowhere"), command="", effort="default", amount=EFFORT["default"], environment={}
+    )
+    for technique in techniques:
+        record.add(technique, cases_of(technique, "module", "default"))
+    cases = [entry.case for entry in record.entries.values()]
+    number, random = record.add_match(cases), np.random.default_rng(1)
+    for block in range(blocks):
+        found = {}
+        for case in cases:
+            usual = times.get((case.framework, case.variant.name), 1.0)
+            factor = times.get((case.technique, case.framework, case.variant.name), usual)
+            if factor is None:
+                continue
+            own = 0.01 * factor * exp(random.normal(0, sd))
+            samples = list(own * np.exp(random.normal(0, 0.001, 15)))
+            found[case.id] = Played(
+                samples, losses=LOSSES, weights_sha256="a", empty_s=1e-9, shortest_s=0.01
+            )
+        record.add_block(number, block, found)
+    return record.measured() | {"looks": list(LOOKS)} | values
+
+
+def named(ids):
+    return {"/".join(each.split("/")[2:]) for each in ids}
+
+
+def test_who_is_decided_leaves_baselines_and_controls_stay():
+    found = leaving(measured({("pt", "quick"): 0.5, ("tf", "quick"): 0.6}))
+    assert named(found) == {"pt/quick", "tf/quick", "pt/same", "tf/same"}
+
+
+def test_nobody_leaves_without_looks_nor_after_one_block():
+    times = {("pt", "quick"): 0.5, ("tf", "quick"): 0.6}
+    assert leaving(measured(times, looks=None)) == set()
+    assert leaving(measured(times, blocks=1)) == set()
+
+
+def test_an_undecided_twin_keeps_both():
+    """0.5 against 0.485: the ratio to each baseline is clear, that of the twins at the margin."""
+    times = {("pt", "quick"): 0.5, ("tf", "quick"): 0.4855}
+    assert named(leaving(measured(times))) == {"pt/same", "tf/same"}
+
+
+def test_who_is_told_apart_but_hardly_measured_plays_on():
+    """0.5 within a tenth is faster, and no figure to print."""
+    times = {("pt", "quick"): 0.5, ("tf", "quick"): 0.2}
+    assert named(leaving(measured(times))) >= {"pt/quick", "tf/quick"}
+    given = measured(times, sd=0.03)
+    ratios = {c["numerator"]: c for c in analyse(given)["comparisons"] if c["kind"] == "baseline"}
+    assert ratios["made_up/digits-cnn-4/pt/quick"]["verdict"] == "faster"
+    assert leaving(given) == set()
+
+
+def test_who_has_nothing_to_be_compared_with_stays():
+    alone = replace(BOTH, variants=(Variant("same", frameworks=("pt",)),))
+    assert leaving(measured({}, techniques=(alone,))) == set()
+
+
+def test_a_program_stays_as_long_as_a_case_that_shows_it():
+    other = replace(BOTH, name="other", variants=(Variant("base", role="baseline"), Variant("x")))
+    given = measured({("pt", "quick"): 0.5, ("tf", "quick"): 0.6}, techniques=(BOTH, other))
+    for case in given["cases"]:
+        if case["technique"] == "other" and case["variant"] == "x":
+            case["program"] = f"made_up/digits-cnn-4/{case['framework']}/quick"
+            case["timing"] = {"step_s": {}}
+            case["blocks"] = []
+    assert {"made_up/digits-cnn-4/pt/quick", "other/digits-cnn-4/pt/x"} <= leaving(given)
+    margin = [
+        case | {"timing": {"step_s": _slower(case["timing"]["step_s"], 0.5 / (1 + DELTA))}}
+        if case["technique"] == "other" and case["variant"] in ("base", "control")
+        else case
+        for case in given["cases"]
+    ]
+    stay = leaving(given | {"cases": margin})
+    assert not {"made_up/digits-cnn-4/pt/quick", "other/digits-cnn-4/pt/x"} & stay
+    assert "made_up/digits-cnn-4/pt/same" in stay
+
+
+def _slower(step_s, factor):
+    return {
+        match: {block: [factor * each for each in own] for block, own in blocks.items()}
+        for match, blocks in step_s.items()
+    }
+
+
+def test_the_record_says_at_which_look_a_verdict_was_reached():
+    given = measured({("pt", "quick"): 0.5}, blocks=5)
+    record = analyse(given)
+    ratios = {c["numerator"]: c for c in record["comparisons"] if c["kind"] == "baseline"}
+    one = ratios["made_up/digits-cnn-4/pt/quick"]
+    assert (one["verdict"], one["look"], one["n"]) == ("faster", 3, 5)
+    assert one["ci"][0] < one["ratio"] < one["ci"][1] < 1 / (1 + DELTA)
+    plain = analyse(given | {"looks": None})
+    ratios = {c["numerator"]: c for c in plain["comparisons"] if c["kind"] == "baseline"}
+    assert ratios["made_up/digits-cnn-4/pt/quick"]["look"] is None
+    assert analyse(raw(record)) == record
+
+
+# Accuracy ----------------------------------------------------------------------------------------
+
+
+def test_seeds_end_where_the_verdict_on_accuracy_stands():
+    base = [90.0, 91.0, 92.0, 93.0]
+    rules = {"margin": 1.0, "more_is_better": True}
+    assert accuracy_decided(
+        [b + d for b, d in zip(base, [0.1, 0, -0.1, 0], strict=True)], base, **rules
+    )
+    assert accuracy_decided(
+        [b - 5 + d for b, d in zip(base, [0.1, 0, -0.1, 0], strict=True)], base, **rules
+    )
+    assert not accuracy_decided([89.0, 93.0, 90.0, 93.5], base, **rules)
+    assert not accuracy_decided([90.0], [90.0], **rules)
+
+
+def test_seeds_are_judged_by_the_bound_of_their_looks():
+    """What a plain interval of four seeds would call worse is not decided yet."""
+    base = [90.0] * 4
+    half = 3.182 * 1.0 / 2  # of the plain 95% interval, where the deviation is 1
+    unit = np.array([1, 1, -1, -1]) / np.std([1, 1, -1, -1], ddof=1)
+    values = list(90.0 - half - 0.1 + unit)
+    assert not accuracy_decided(values, base, margin=0.1, more_is_better=True)
+    assert accuracy_decided(list(90.0 - 1.4 * half + unit), base, margin=0.1, more_is_better=True)
+
+
+@pytest.mark.parametrize(
+    ("now", "kept"),
+    [((-0.5, 0.5), (-0.1, 0.1)), ((0.0, 0.5), (0.0, 0.1)), ((0.3, 0.5), (0.1, 0.1))],
+)
+def test_a_later_look_takes_nothing_back_that_an_earlier_one_excluded(now, kept):
+    before, later = (Interval(0.0, *edges, 0.1, 3) for edges in ((-0.1, 0.1), now))
+    both = sequential._both(before, later)
+    assert (both.low, both.high) == kept

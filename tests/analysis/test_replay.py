@@ -1,0 +1,237 @@
+"""Records judged as if their runs had ended early; what was measured live; the commands."""
+
+import json
+from math import log
+
+import numpy as np
+import pytest
+
+from bench import validate
+from bench.analysis.analyse import analyse
+from bench.analysis.replay import FEWER, fewer, noise_of, replay, table
+from tests.analysis.test_looks import measured
+
+TIMES = {("pt", "quick"): 0.5, ("tf", "quick"): 0.6}
+
+
+def changed(record, technique, change):
+    """The record with other samples: `change` is given a case's variant and a block's samples."""
+    for case in record["cases"]:
+        for blocks in case["timing"]["step_s"].values():
+            for number, own in blocks.items():
+                blocks[number] = change(case["variant"], int(number), own)
+    return record
+
+
+def test_a_clear_record_ends_at_the_first_look_and_agrees():
+    found = replay(analyse(measured(TIMES, blocks=8, looks=None)))
+    assert found.early.count == found.early.agree == found.early.decided[3] > 6
+    assert found.early.blocks == 3 * found.early.count
+    assert found.fewer.agree == found.fewer.count
+
+
+def test_what_only_later_blocks_tell_is_contradicted():
+    """Three blocks say that it is equal, eight that it is far slower."""
+
+    def slower(variant, block, own):
+        return [each * 9 if variant == "same" and block > 2 else each for each in own]
+
+    given = measured(TIMES, blocks=8, looks=None, sd=0.0001)
+    found = replay(analyse(changed(given, "made_up", slower)))
+    own = [name for name in found.early.contradicted if "pt/same ÷" in name]
+    assert len(own) == 1
+    assert own[0].endswith("equivalent, slower by all")
+    assert found.early.agree < found.early.count
+
+
+def test_fewer_rounds_are_the_first_of_each_block():
+    samples = {"a": {0: {0: list(range(30)), 4: list(range(9))}}}
+    assert fewer(samples) == {"a": {0: {0: list(range(FEWER)), 4: list(range(9))}}}
+
+    def disturbed(variant, block, own):  # the last rounds of all blocks say something else
+        return own[:15] + [each * 3 for each in own] if variant == "same" else own * 2
+
+    found = replay(analyse(changed(measured(TIMES, blocks=8, looks=None), "made_up", disturbed)))
+    assert found.fewer.agree < found.fewer.count
+
+
+def test_a_record_of_one_block_has_nothing_to_replay():
+    assert replay(analyse(measured(TIMES, blocks=1, looks=None))).early.count == 0
+
+
+def test_the_table_adds_up_and_names_what_is_lost():
+    found = replay(analyse(measured(TIMES, blocks=8, looks=None)))
+    found.early.lost.append("a ÷ b: inconclusive, faster by all")
+    lines = table({"one": found, "two": found}).splitlines()
+    whole = next(line for line in lines if line.startswith("together")).split()
+    one = next(line for line in lines if line.startswith("one")).split()
+    assert int(whole[1]) == 2 * int(one[1]) == 2 * found.early.count
+    assert sum("lost: a ÷ b" in line for line in lines) == 2
+
+
+# What `measure` finds ----------------------------------------------------------------------------
+
+
+def live(blocks=8, sd=0.02, shift=0.0, left=0.0, seed=0):
+    """A validation.json of two matches a framework; `left`: what leaving does to the planted."""
+    random, matches = np.random.default_rng(seed), []
+    for framework in ("pt", "pt", "tf", "tf"):
+        played = []
+        for _ in range(blocks):
+            names = validate.staying(played)
+            alone = left if played and len(names) < len(played[0]) else 0.0
+            planted = {n: log(1 + validate.PLANTED.get(n.partition("_")[0], 0)) for n in names}
+            played.append(
+                {
+                    n: planted[n] * (1 + shift)
+                    + (alone if planted[n] else 0.0)
+                    + random.normal(0, sd / 2**0.5)
+                    for n in sorted(names)
+                }
+            )
+        matches.append({"framework": framework, "blocks": played})
+    return {"matches": matches}
+
+
+def test_the_planted_leave_when_decided_and_equal_work_stays():
+    blocks = live()["matches"][0]["blocks"]
+    assert set(blocks[2]) == set(blocks[0])
+    assert "quick_0" in blocks[2]
+    assert "quick_0" not in blocks[3]
+    assert {f"same{n}" for n in range(validate.CONTROLS + 1)} <= set(blocks[-1])
+
+
+def test_the_summary_counts_verdicts_and_tells_what_leaving_moved():
+    said = validate.summary(live())
+    assert "pt quick: 2 slower; 3.0 blocks on average" in said
+    assert "pt slow10: 4 slower" in said
+    moved = [line for line in said.splitlines() if "moved by" in line]
+    assert moved[0].startswith("equal work: ratios of 16 pairs moved by")
+    assert validate.summary({"matches": [{"framework": "pt", "blocks": []}]}) == ""
+
+
+def test_a_change_when_others_leave_is_seen():
+    def moved(found):
+        line = next(x for x in validate.summary(found).splitlines() if x.startswith("5% planted"))
+        low, high = line.partition("(")[2].partition(")")[0].split("–")
+        return float(low), float(high)
+
+    low, high = moved(live(sd=0.03, left=0.0))
+    assert low < 0 < high
+    low, high = moved(live(sd=0.03, left=0.10))
+    assert low > 3
+
+
+def test_an_interrupted_measurement_knows_what_is_left():
+    found = live(blocks=2)
+    found["matches"][3]["blocks"].pop()
+    left = validate._left(found)
+    assert left[0] == (1, "tf", [3])
+    assert left[1] == (2, "pt", [0, 1])
+    assert len(left) == 1 + 2 * 6
+
+
+@pytest.fixture
+def file(tmp_path):
+    def write(found):
+        path = tmp_path / "validation.json"
+        path.write_text(json.dumps(found), "utf-8")
+        return str(path)
+
+    return write
+
+
+def test_simulate_prints_coverage_for_each_framework(file, capsys, monkeypatch):
+    monkeypatch.setattr(validate.simulate.simulate, "__defaults__", (40,))
+    assert validate.main(["simulate", file(live())]) == 0
+    said = capsys.readouterr().out
+    assert said.count("intervals cover the truth in") == 2
+    assert "true ratio 1.050:" in said
+
+
+def test_simulate_takes_the_noise_of_a_record(file, capsys, monkeypatch):
+    """Its deviation is that between blocks, whatever the ratios are."""
+    monkeypatch.setattr(validate.simulate.simulate, "__defaults__", (40,))
+    given = analyse(measured(TIMES, blocks=8, looks=None, sd=0.02)) | RUN
+    noise = noise_of(given)
+    assert set(noise) == {"pt", "tf", "pt ÷ tf"}
+    assert all(abs(np.mean(own)) < 1e-12 for own in noise.values())
+    assert np.std(noise["pt ÷ tf"]) == pytest.approx(0.02 * 2**0.5, rel=0.3)
+    assert validate.main(["simulate", file(given)]) == 0
+    said = capsys.readouterr().out
+    assert "pt ÷ tf: noise sd" in said
+    assert 'wrong: at 1 "faster" or "slower" 0.0%; at the margin "slower"' in said
+
+
+@pytest.mark.parametrize("found", [[], {}, {"matches": [{}]}, {"matches": []}, live(blocks=0)])
+def test_simulate_refuses_what_is_no_validation(file, found, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        validate.main(["simulate", file(found)])
+    assert stopped.value.code == 2
+    assert "validation.json" in capsys.readouterr().err
+
+
+def test_replay_is_a_command(tmp_path, capsys):
+    (tmp_path / "results.json").write_text(
+        json.dumps(analyse(measured(TIMES, blocks=8, looks=None)) | RUN), "utf-8"
+    )
+    assert validate.main(["replay", str(tmp_path)]) == 0
+    assert "together" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as stopped:
+        validate.main(["replay", str(tmp_path / "nothing")])
+    assert stopped.value.code == 2
+
+
+RUN = {"effort": "default", "environment": {"packages": {}}}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["--framework", "jax"], ["--pairs", "0"], ["--resume", "nowhere"], ["--minutes", "0"]],
+)
+def test_measure_refuses_bad_options(options):
+    with pytest.raises(SystemExit) as stopped:
+        validate.main(["measure", *options])
+    assert stopped.value.code == 2
+
+
+def played_without_workers(monkeypatch, seconds=0.0, fails=None):
+    """`measure` plays at once; `fails` is raised by the third block of a match."""
+    now, count = [0.0], [0]
+
+    def play(processes, framework, number, blocks, threads, results):
+        count[0] += 1
+        now[0] += seconds
+        if fails and count[0] == 3:
+            raise fails
+        return dict.fromkeys(validate.staying(blocks), 0.0)
+
+    monkeypatch.setattr(validate.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(validate, "_play", play)
+    monkeypatch.setattr(validate, "_start_parents", lambda *_: None)
+    monkeypatch.setattr(validate.machine, "describe", lambda threads: {})
+
+
+def counts(folder):
+    found = json.loads((folder / "latest" / "validation.json").read_text("utf-8"))
+    return [len(match["blocks"]) for match in found["matches"]]
+
+
+def test_measure_ends_in_time_and_goes_on(tmp_path, monkeypatch, capsys):
+    played_without_workers(monkeypatch, seconds=60)
+    options = ["--pairs", "4", "--results", str(tmp_path)]
+    assert validate.main(["measure", *options, "--minutes", "5"]) == 2
+    assert counts(tmp_path) == [3, 2]  # a minute each, and none is begun that would end later
+    said = capsys.readouterr()
+    assert "goes on where it ended" in said.err
+    again = ["--resume", str(tmp_path / "latest"), "--results", str(tmp_path)]
+    assert validate.main(["measure", *again]) == 0
+    assert counts(tmp_path) == [8, 8]
+    assert "pt control: 4 equivalent; 8.0 blocks on average" in capsys.readouterr().out
+
+
+def test_an_interrupted_measurement_keeps_what_it_has(tmp_path, monkeypatch, capsys):
+    played_without_workers(monkeypatch, fails=KeyboardInterrupt())
+    assert validate.main(["measure", "--pairs", "4", "--results", str(tmp_path)]) == 2
+    assert counts(tmp_path) == [1, 1]
+    assert "goes on where it ended" in capsys.readouterr().err

@@ -1,0 +1,78 @@
+"""Which rows are stacked: those that were shown to be faster, and nothing that rounds unasked."""
+
+import pytest
+
+from bench.analysis.decisions import works
+from bench.analysis.stacks import stacked, winners
+from tests.analysis.planted import planted
+
+FASTER, SLOWER = (0.6, 0.58, 0.62), (1.4, 1.35, 1.45)
+
+
+def row(technique, variant, time=FASTER, **more):
+    return {"technique": technique, "variant": variant, "time": time} | more
+
+
+COMPILED = row("compilation", "compiled")
+BF16 = row("mixed_precision", "bf16", changes_math=True)
+FORMAT = row("memory_format", "channels_last")
+
+
+def record(*rows):
+    made = planted(*rows)
+    for each in made["comparisons"]:  # the planted ones call every interval a gain
+        each["verdict"] = "faster" if each["ratio"] < 1 else "slower"
+    return made
+
+
+def stack(made, framework="pt", changes_math=False):
+    case = {"framework": framework, "task": "digits-cnn", "changes_math": changes_math}
+    return stacked(made, case)
+
+
+def test_what_was_faster_is_stacked():
+    made = record(COMPILED, BF16, FORMAT)
+    exact = {"compiled": True, "memory_format": "channels_last"}
+    assert stack(made) == (exact, None)
+    assert stack(made, changes_math=True) == (exact | {"dtype": "bfloat16"}, None)
+
+
+def test_what_was_slower_is_not():
+    made = record(COMPILED, FORMAT, row("stacking", "fused", SLOWER))
+    assert winners(made, "pt", "digits-cnn") == {
+        "compiled": True,
+        "memory_format": "channels_last",
+    }
+
+
+def test_each_framework_has_its_own():
+    made = record(COMPILED, FORMAT, row("compilation", "compiled", SLOWER, framework="tf"))
+    assert winners(made, "tf", "digits-cnn") == {}
+    assert winners(made, "pt", "another") == {}
+
+
+@pytest.mark.parametrize(
+    ("rows", "changes", "said"),
+    [
+        ((row("compilation", "compiled", SLOWER),), False, "nothing was faster"),
+        ((COMPILED,), False, "only compiled was shown to be faster"),
+        ((COMPILED, FORMAT), True, "nothing that rounds is faster"),
+        ((COMPILED, BF16), False, "only compiled"),
+    ],
+)
+def test_where_there_is_nothing_to_stack_it_says_why(rows, changes, said):
+    settings, reason = stack(record(*rows), changes_math=changes)
+    assert settings == {}
+    assert said in reason
+
+
+def test_models_that_are_no_twins_are_chosen_from_apart():
+    made = planted(COMPILED, COMPILED | {"framework": "tf"})
+    (one,) = works(made)
+    task = made["tasks"]["digits-cnn"] | {"paired": False}
+    made["tasks"] = made["tasks"] | {"digits-cnn": task}
+    ours, theirs = works(made)
+    assert one.title == "digits-cnn, batch 64, train step"
+    assert ours.title == "digits-cnn, batch 64, train step (PyTorch)"
+    assert theirs.title == "digits-cnn, batch 64, train step (TensorFlow)"
+    assert {o.case["framework"] for o in theirs.options} == {"tf"}

@@ -1,0 +1,154 @@
+"""One framework's share of the profiler's tests; `worker.py` runs it."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+from statistics import fmean
+
+from shared.profiles import STEP, WAITING
+from tests.diagnosis import steps
+from tests.diagnosis.steps import NAME, impl
+
+profiling = impl.diagnosis.profiling
+LATE = 0.015
+
+
+def told(breakdown) -> dict:
+    """A breakdown without its long lists."""
+    return asdict(breakdown) | {"operators": [asdict(o) for o in breakdown.operators]}
+
+
+def sleeping():
+    """Known seconds of waiting, forward and backward; timed by a clock of our own, too."""
+    batch = steps.data(8, 16)
+    inner = steps.sleeping_step(steps.dense(8, 8, 2))
+    begins, ends = [], []
+
+    def batches():
+        while True:
+            begins.append(time.perf_counter())
+            steps.nap(LATE, "waiting")
+            yield batch
+
+    def step(x, y):
+        inner(x, y)
+        ends.append(time.perf_counter())
+
+    found = profiling.profile_steps(step, batches(), steps=20, warmup=5)
+    taken = [end - begin for begin, end in zip(begins, ends, strict=True)]
+    # After the warm-up and the profiler's first use four turns of 1 + 5 plain and 1 + 5 profiled.
+    turns = [taken[6 + 12 * turn : 18 + 12 * turn] for turn in range(4)]
+    own = {
+        "plain": fmean(seconds for turn in turns for seconds in turn[1:6]),
+        "profiled": fmean(seconds for turn in turns for seconds in turn[7:12]),
+    }
+    slept = {part: fmean(naps[6:]) for part, naps in steps.SLEPT.items()}
+    return told(found) | {"own": own, "slept": slept, "steps": len(taken)}
+
+
+def between_operators():
+    """A step that sleeps, and one that works in Python, between operators."""
+    batch, plain = steps.data(8, 16), steps.plain_step(steps.dense(8, 8, 2))
+
+    def asleep(x, y):
+        steps.nap(0.01, "asleep")
+        return plain(x, y)
+
+    robbed = []  # seconds in which others had the core
+
+    def busy(x, y):
+        begin, start = time.perf_counter(), time.thread_time()
+        while time.thread_time() < start + 0.01:
+            pass
+        robbed.append(time.perf_counter() - begin - 0.01)
+        return plain(x, y)
+
+    found = {
+        name: told(profiling.profile_steps(step, [batch], steps=8))
+        for name, step in (("asleep", asleep), ("busy", busy))
+    }
+    return found | {"slept": fmean(steps.SLEPT["asleep"]), "robbed": fmean(robbed)}
+
+
+def operators():
+    """Three dense layers: three products forward, five backward."""
+    batch = steps.data(64, 32)
+    found = profiling.profile_steps(steps.plain_step(steps.dense(64, 64, 64, 2)), [batch], steps=8)
+    return told(found)
+
+
+def beside_the_step():
+    """What prepares the next batches in the background is not the step's."""
+    batch = steps.data(8, 16)
+    step = steps.plain_step(steps.dense(8, 8, 2))
+    if NAME == "pt":
+        return told(profiling.profile_steps(step, [batch], steps=8))
+    import tensorflow as tf
+
+    def prepare(number):
+        x = tf.ones((300, 300)) * tf.cast(number, tf.float32)
+        return tf.reduce_sum(tf.linalg.cholesky(x @ x + 1e6 * tf.eye(300)))
+
+    numbers = tf.data.Dataset.range(1_000).map(prepare, num_parallel_calls=1).prefetch(4)
+    found = profiling.profile_steps(
+        lambda number: step(*batch), ((number,) for number in numbers), steps=8
+    )
+    return told(found)
+
+
+def files():
+    """The three files, as their readers find them."""
+    batch = steps.data(8, 16)
+    step = steps.plain_step(steps.dense(8, 8, 2))
+    with tempfile.TemporaryDirectory() as folder:
+        found = profiling.profile_steps(step, [batch], steps=4, folder=folder)
+        trace = json.loads((Path(folder) / "trace.json").read_text())["traceEvents"]
+        stacks = (Path(folder) / "stacks.txt").read_text().splitlines()
+        (log,) = [p for p in (Path(folder) / "tensorboard").rglob("*") if p.is_file()]
+        if NAME == "pt":
+            names = {event.get("name") for event in json.loads(log.read_text())["traceEvents"]}
+        else:
+            from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+            planes = xplane_pb2.XSpace.FromString(log.read_bytes()).planes
+            names = {entry.name for plane in planes for entry in plane.event_metadata.values()}
+        marks = [e for e in trace if e.get("name") == STEP and e.get("ph") == "X"]
+        return {
+            "log": log.name,
+            "log marks": sorted(names & {STEP, WAITING}),
+            "trace marks": len(marks),
+            "trace whole": all({"ts", "dur", "pid", "tid"} <= event.keys() for event in marks),
+            "stacks": stacks,
+            "memory": len(found.memory),
+        }
+
+
+def refused():
+    """What is said."""
+    batch, step = steps.data(8, 16), steps.plain_step(steps.dense(8, 2))
+
+    def said(*arguments, **settings):
+        try:
+            profiling.profile_steps(*arguments, **settings)
+        except (ValueError, NotImplementedError) as error:
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+    found = {
+        "no batches": said(step, []),
+        "few steps": said(step, [batch], steps=2),
+    }
+    if NAME == "tf":
+        import tensorflow as tf
+
+        found["xla"] = said(
+            tf.function(lambda x, y: x @ tf.transpose(x), jit_compile=True), [batch]
+        )
+    return found
+
+
+SCENARIOS = (sleeping, between_operators, operators, beside_the_step, files, refused)

@@ -1,0 +1,251 @@
+"""Steps of either framework with a part that is known: built once for all scenarios."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from itertools import pairwise
+
+import numpy as np
+
+from tests import workers
+from tests.diagnosis import BACKWARD, FORWARD
+
+NAME = sys.argv[1]
+MODULES = ("profiling", "memory_growth", "bottleneck")
+SLEPT: dict[str, list[float]] = {"forward": [], "backward": []}
+impl = workers.implementation(NAME, *(f"diagnosis.{name}" for name in MODULES))
+
+
+def nap(seconds: float, part: str) -> None:
+    """Sleep, and note how long it really was: a busy machine wakes late."""
+    start = time.perf_counter()
+    time.sleep(seconds)
+    SLEPT.setdefault(part, []).append(time.perf_counter() - start)
+
+
+def data(inputs: int, size: int):
+    """A batch with two classes."""
+    random = np.random.default_rng(0)
+    x = random.normal(size=(size, inputs)).astype(np.float32)
+    return impl.kit.data.to_device(x, random.integers(0, 2, size))
+
+
+if NAME == "pt":
+    import torch
+    from torch import distributed as dist
+    from torch import nn
+
+    class _Sleep(torch.autograd.Function):
+        @staticmethod
+        def forward(context, x):
+            nap(FORWARD, "forward")
+            return x.clone()
+
+        @staticmethod
+        def backward(context, gradient):
+            nap(BACKWARD, "backward")
+            return gradient.clone()
+
+    def sleep(x):
+        return _Sleep.apply(x)
+
+    def dense(*widths):
+        """Dense layers with ReLU between them."""
+        torch.manual_seed(0)
+        layers = []
+        for before, after in pairwise(widths):
+            layers += [nn.Linear(before, after), nn.ReLU()]
+        return nn.Sequential(*layers[:-1])
+
+    def table(rows, width):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.EmbeddingBag(rows, width, mode="mean"), nn.Linear(width, 2))
+
+    def codes(rows, size, length):
+        return torch.randint(0, rows, (size, length))
+
+    def optimizer_of(model, rule="sgd"):
+        rules = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
+        return rules[rule](model.parameters(), lr=1e-3)
+
+    def sleeping_step(model):
+        optimizer = optimizer_of(model)
+
+        def step(x, y):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(sleep(model(x)), y)
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return step
+
+    def with_metric(step, model):
+        """A step that compares each prediction with its label in Python."""
+
+        def measured(x, y):
+            step(x, y)
+            logits = model(x)
+            return sum(
+                int(row.argmax()) == int(label) for row, label in zip(logits, y, strict=True)
+            )
+
+        return measured
+
+    class Exchange:
+        """Sums with a peer that comes late: another rank in a thread of this process."""
+
+        def __init__(self, late):
+            store, self.late, self.groups = dist.HashStore(), late, [None, None]
+            self.open = True
+            peer = threading.Thread(target=self._join, args=(store, 1), daemon=True)
+            peer.start()
+            self._join(store, 0)
+            peer.join()
+            threading.Thread(target=self._peer, daemon=True).start()
+
+        def _join(self, store, rank):
+            self.groups[rank] = dist.ProcessGroupGloo(store, rank, 2)
+
+        def _peer(self):
+            value = torch.ones(4)
+            while self.open:
+                time.sleep(self.late)
+                self.groups[1].allreduce([value]).wait()
+
+        def sum(self, value):
+            self.groups[0].allreduce([value]).wait()
+
+    def exchanging(step, late):
+        exchange, value = Exchange(late), torch.ones(4)
+
+        def exchanged(x, y):
+            loss = step(x, y)
+            exchange.sum(value)
+            return loss
+
+        return exchanged
+
+else:
+    import tensorflow as tf
+
+    tf.config.set_logical_device_configuration(
+        tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
+    )
+    layers = tf.keras.layers
+
+    def _pause(x, seconds, part):
+        def wait(value):
+            nap(seconds, part)
+            return value
+
+        value = tf.numpy_function(wait, [x], x.dtype)
+        value.set_shape(x.shape)
+        return value
+
+    @tf.custom_gradient
+    def sleep(x):
+        def backward(gradient):
+            with tf.name_scope("gradient_tape"):
+                return _pause(gradient, BACKWARD, "backward")
+
+        return _pause(x, FORWARD, "forward"), backward
+
+    def dense(*widths):
+        """Dense layers with ReLU between them."""
+        tf.keras.utils.set_random_seed(0)
+        inner = [layers.Dense(width, activation="relu") for width in widths[1:-1]]
+        model = tf.keras.Sequential([*inner, layers.Dense(widths[-1])])
+        model(np.zeros((1, widths[0]), np.float32))
+        return model
+
+    def table(rows, width):
+        tf.keras.utils.set_random_seed(0)
+        pooled = layers.GlobalAveragePooling1D()
+        model = tf.keras.Sequential([layers.Embedding(rows, width), pooled, layers.Dense(2)])
+        model(np.zeros((1, 4), np.int32))
+        return model
+
+    def codes(rows, size, length):
+        return tf.random.uniform((size, length), 0, rows, tf.int32)
+
+    def optimizer_of(model, rule="sgd"):
+        rules = {"sgd": tf.keras.optimizers.SGD, "adam": tf.keras.optimizers.Adam}
+        optimizer = rules[rule](1e-3)
+        optimizer.build(model.trainable_variables)
+        return optimizer
+
+    def sleeping_step(model):
+        optimizer = optimizer_of(model)
+
+        @tf.function
+        def step(x, y):
+            with tf.GradientTape() as tape:
+                loss = impl.kit.training.cross_entropy(sleep(model(x, training=True)), y)
+            gradients = tape.gradient(loss, model.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+            return loss
+
+        return step
+
+    def with_metric(step, model):
+        """A step that compares each prediction with its label in Python."""
+
+        def measured(x, y):
+            step(x, y)
+            logits = model(x)
+            return sum(
+                int(tf.argmax(row)) == int(label) for row, label in zip(logits, y, strict=True)
+            )
+
+        return measured
+
+    def exchanging(step, late):
+        """Sums with a peer that comes late: another device, fed by a thread of this process."""
+
+        def sum_on(device, value):
+            with tf.device(f"CPU:{device}"):
+                return tf.raw_ops.CollectiveReduceV2(
+                    input=value,
+                    group_size=2,
+                    group_key=7,
+                    instance_key=11,
+                    ordering_token=[],
+                    merge_op="Add",
+                    final_op="Id",
+                )
+
+        def peer():
+            while True:
+                time.sleep(late)
+                sum_on(1, tf.ones(4))
+
+        threading.Thread(target=peer, daemon=True).start()
+
+        def exchanged(x, y):
+            loss = step(x, y)
+            sum_on(0, tf.ones(4))
+            return loss
+
+        return exchanged
+
+
+def plain_step(model, rule="sgd"):
+    """The kit's step."""
+    return impl.kit.training.make_train_step(
+        model, optimizer_of(model, rule), impl.kit.training.cross_entropy
+    )
+
+
+def late_batches(batch, seconds):
+    """A loader that takes `seconds` for each batch."""
+
+    class Loader:
+        def __iter__(self):
+            while True:
+                time.sleep(seconds)
+                yield batch
+
+    return Loader()

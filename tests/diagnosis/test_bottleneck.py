@@ -1,0 +1,153 @@
+"""Planted bottlenecks are each named, and a healthy step is called healthy."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from bench import diagnose as command
+from bench.analysis.reading import load
+from bench.analysis.remedies import REMEDIES, remedies
+from shared.bottlenecks import BOTTLENECKS, diagnose
+from shared.profiles import Breakdown, Operator
+from tests.workers import ROOT
+
+RECORD = ROOT / "docs"
+
+
+def made_up(operators=(), **parts) -> Breakdown:
+    """A breakdown of a step of one second."""
+    seconds = dict.fromkeys(("waiting", "transfer", "forward", "backward", "optimizer"), 0.0)
+    seconds |= dict.fromkeys(("communication", "overhead", "idle"), 0.0) | parts
+    return Breakdown(1.0, 1.05, 1.05, **seconds, operators=tuple(operators), gaps=(), memory=())
+
+
+PRODUCT = Operator("aten::addmm", 10, 0.7, 0.7)
+UPDATE = Operator("aten::add_", 10, 0.7, 0.7)
+SMALL = Operator("aten::mul", 1e5, 0.3, 0.3)
+
+
+@pytest.mark.parametrize(
+    ("breakdown", "named"),
+    [
+        (made_up([PRODUCT, SMALL], forward=1.0), "arithmetic"),
+        (made_up([UPDATE, SMALL], forward=1.0), "memory bandwidth"),
+        (made_up([PRODUCT], waiting=0.4, forward=0.6), "input"),
+        (made_up([PRODUCT], transfer=0.4, forward=0.6), "input"),
+        (made_up([PRODUCT], communication=0.4, forward=0.6), "communication"),
+        (made_up([PRODUCT], overhead=0.5, forward=0.5), "overhead"),
+        (made_up([PRODUCT, SMALL], overhead=0.2, forward=0.8), "overhead"),
+        (made_up([PRODUCT], waiting=0.2, overhead=0.1, forward=0.7), "arithmetic"),
+    ],
+)
+def test_shares_name_the_bottleneck(breakdown, named):
+    found = diagnose(breakdown, full=0.5, faults=0)
+    assert found.bottleneck == named
+    assert found.healthy == (named == "arithmetic")
+    total = sum(share for name, share in found.shares.items() if name != "memory size")
+    assert total == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("full", "faults"), [(0.95, 0), (0.5, 100)])
+def test_a_full_memory_comes_first(full, faults):
+    found = diagnose(made_up([PRODUCT], waiting=0.9, forward=0.1), full=full, faults=faults)
+    assert found.bottleneck == "memory size"
+    assert f"{full:.0%} of the memory" in found.evidence[0]
+
+
+PLANTED = {
+    "slow loader": "input",
+    "tiny model": "overhead",
+    "huge embedding": "memory bandwidth",
+    "blocked exchange": "communication",
+    "synchronising metric": "overhead",
+    "healthy": "arithmetic",
+}
+
+
+@pytest.mark.parametrize("planted", PLANTED)
+def test_what_was_planted_is_named(every, planted):
+    found = every["bottleneck planted"][planted]
+    assert found["bottleneck"] == PLANTED[planted], found["said"]
+    assert found["healthy"] == (planted == "healthy")
+    assert len(found["evidence"]) >= 2
+
+
+def test_a_tasks_step_trains_on_its_data_and_files_are_refused(every, evidence):
+    found = every["bottleneck tasks"]
+    assert found["sizes"] == [4, 4, 4, 4]
+    assert found["losses"] == pytest.approx(evidence["pt"]["bottleneck tasks"]["losses"], rel=1e-4)
+    assert found["said"].startswith(
+        "'photos' is no task with data in memory; these are: digits-cnn"
+    )
+
+
+# The command --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("framework", ["pt", "tf"])
+def test_remedies_are_rows_that_gained(framework):
+    record = load(RECORD)
+    comparisons = {
+        (c["ratio"], *c["ci"]) for c in record["comparisons"] if c["kind"] == "baseline" and c["ci"]
+    }
+    found = remedies(record, framework, "overhead")
+    assert found
+    for one in found:
+        assert one.technique in REMEDIES["overhead"][2]
+        assert one.left < 1
+        assert one.ci is None or one.ci[1] < 1
+        assert one.ci is None or (one.left, *one.ci) in comparisons
+    assert [one.left for one in found] == sorted(one.left for one in found)
+
+
+def test_every_bottleneck_has_techniques_that_exist():
+    assert REMEDIES.keys() == set(BOTTLENECKS)
+    techniques = {path.stem.removeprefix("bench_") for path in ROOT.glob("bench/*/bench_*.py")}
+    assert {name for *_, names in REMEDIES.values() for name in names} <= techniques
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("import torch", "pt"),
+        ("from keras import layers", "tf"),
+        ("import torch, tensorflow", "imports both torch and tensorflow"),
+        ("import numpy", "imports neither torch nor tensorflow"),
+        ("import (", "model.py:1"),
+    ],
+)
+def test_a_file_is_run_by_the_framework_that_it_imports(tmp_path, source, said):
+    path = tmp_path / "model.py"
+    path.write_text(source)
+    if said in ("pt", "tf"):
+        assert command.framework_of(path) == said
+    else:
+        with pytest.raises(ValueError, match=said):
+            command.framework_of(path)
+
+
+MODEL = """
+import torch
+
+def make():
+    linear = torch.nn.Linear(4, 4)
+    return lambda x: linear(x).sum().backward(), [(torch.ones(2, 4),)]
+"""
+
+
+def test_a_users_file_is_diagnosed_from_the_command_line(tmp_path, capsys):
+    path = tmp_path / "model.py"
+    path.write_text(MODEL)
+    arguments = [str(path), "--record", str(RECORD), "--steps", "8"]
+    assert command.main([*arguments, "--folder", str(tmp_path / "files")]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("PyTorch: held back by overhead\n")
+    assert "measured to help against overhead (docs):" in said
+    assert "of its baseline's time" in said
+    assert (tmp_path / "files" / "pt" / "trace.json").is_file()
+    path.write_text("import torch\n\ndef make():\n    raise KeyError('no such thing')\n")
+    assert command.main(arguments) == 2
+    assert "in PyTorch: KeyError: 'no such thing'" in capsys.readouterr().err
+    assert json.loads((tmp_path / "files" / "pt" / "trace.json").read_text())["traceEvents"]

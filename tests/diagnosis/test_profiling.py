@@ -1,0 +1,215 @@
+"""The breakdown adds up to the step, and its parts are those that are known."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from shared.profiles import (
+    PARTS,
+    STEP,
+    WAITING,
+    Span,
+    Taken,
+    break_down,
+    endless,
+    run_steps,
+    write_chrome_trace,
+    write_stacks,
+)
+from tests.diagnosis import BACKWARD, FORWARD
+
+PRODUCTS = re.compile(r"matmul|addmm$|::mm$", re.IGNORECASE)
+
+
+def parts(found) -> dict:
+    return {part: found[part] for part in PARTS}
+
+
+# Of spans that are made up: no framework ----------------------------------------------------------
+
+
+def span(name, start, end, part=None, thread="main", operator=True, device=False):
+    return Span(name, start, end, thread, part, operator, device)
+
+
+def marked(*spans, waiting=1.0, step=10.0):
+    """The spans in one step that begins at 0 and waits before."""
+    marks = [
+        span(WAITING, -waiting, 0.0, operator=False),
+        span(STEP, 0.0, step, operator=False),
+    ]
+    return [*marks, *spans]
+
+
+def broken_down(spans, step=10.0, profiled=10.0, waiting=1.0, cpu=10.0, memory=()):
+    plain, with_profiler = Taken(waiting, step, cpu), Taken(waiting, profiled, cpu)
+    return break_down(spans, [plain], [with_profiler], list(memory))
+
+
+def test_the_parts_are_times_that_passed():
+    found = broken_down(
+        marked(
+            span("a", 0.0, 4.0, "forward"),
+            span("inner", 1.0, 2.0),
+            span("b", 4.0, 7.0, "backward"),
+            span("all_reduce", 6.0, 8.5, "communication", thread="other"),
+            span("copy", 8.0, 9.0, "transfer", thread="third"),
+        )
+    )
+    assert found.forward == pytest.approx(4.0)
+    assert found.backward == pytest.approx(3.0)
+    assert found.communication == pytest.approx(1.5)  # as far as nothing is computed beside it
+    assert found.transfer == pytest.approx(0.5)
+    assert found.overhead == pytest.approx(1.0)
+    assert found.waiting == pytest.approx(1.0)
+    assert found.step == pytest.approx(11.0)
+    assert found.gaps[0] == (pytest.approx(1.0), "copy", "end of the step")
+    seconds = {one.name: one.seconds for one in found.operators}
+    assert seconds["a"] == pytest.approx(3.0)  # without what it called
+
+
+def test_operators_at_the_same_time_share_it():
+    found = broken_down(
+        marked(
+            span("a", 0.0, 10.0, "backward"),
+            span("b", 0.0, 10.0, "optimizer", thread="other"),
+        )
+    )
+    assert (found.backward, found.optimizer) == (pytest.approx(5.0), pytest.approx(5.0))
+
+
+def test_sleep_is_idle_and_work_in_python_is_not():
+    spans = marked(span("a", 0.0, 4.0, "forward"))
+    assert broken_down(spans, cpu=4.0).idle == pytest.approx(6.0)
+    assert broken_down(spans, cpu=10.0).idle == pytest.approx(0.0)
+    assert broken_down(spans, cpu=10.0).overhead == pytest.approx(6.0)
+
+
+def test_what_the_profiler_added_is_taken_where_it_recorded():
+    us = 1e-6
+    many = [span(f"op{n}", (5 + n / 2) * us, (5.4 + n / 2) * us, "forward") for n in range(10)]
+    spans = marked(span("large", 0.0, 5 * us, "backward"), *many, waiting=us, step=10 * us)
+    found = broken_down(spans, step=8 * us, profiled=10 * us, waiting=us, cpu=10 * us)
+    assert found.profiler_cost == pytest.approx(2 / 9)
+    assert found.traced == pytest.approx(11 * us)
+    assert sum(getattr(found, part) for part in PARTS) == pytest.approx(found.step)
+    # Of 13 events the ten small ones are forward, the marks between operators.
+    assert found.backward == pytest.approx((5 - 2 / 13) * us, rel=0.02)
+    assert found.forward == pytest.approx((4 - 20 / 13) * us, rel=0.02)
+
+
+def test_on_a_device_only_what_it_does_counts():
+    spans = marked(
+        span("launch", 0.0, 9.0, "forward"),
+        span("kernel", 2.0, 5.0, "forward", thread="stream", device=True),
+    )
+    found = broken_down(spans)
+    assert found.forward == pytest.approx(3.0)
+    assert found.overhead + found.idle == pytest.approx(7.0)
+    assert [one.name for one in found.operators] == ["kernel"]
+
+
+def test_what_runs_between_steps_is_not_counted():
+    spans = marked(span("a", 0.0, 4.0, "forward"), span("later", 20.0, 30.0, "forward"))
+    assert [one.name for one in broken_down(spans).operators] == ["a"]
+
+
+def test_a_trace_without_marks_is_refused():
+    with pytest.raises(ValueError, match="lacks the marks"):
+        broken_down([span("a", 0.0, 1.0)])
+
+
+def test_files_of_spans(tmp_path):
+    spans = marked(span("a", 0.0, 4.0, "forward"), span("b;c", 1.0, 2.0))
+    write_chrome_trace(spans, tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert {"a", "b;c", STEP} <= {event["name"] for event in events}
+    write_stacks(spans, tmp_path / "stacks.txt")
+    assert (tmp_path / "stacks.txt").read_text().splitlines() == [
+        f"{STEP} 6000000",
+        f"{STEP};a 3000000",
+        f"{STEP};a;b,c 1000000",
+        f"{WAITING} 1000000",
+    ]
+
+
+def test_batches_begin_again_and_an_empty_loader_is_named():
+    batches = endless([(1,), (2,)])
+    seen = []
+    run_steps(seen.append, batches, count=5)
+    assert seen == [1, 2, 1, 2, 1]
+    with pytest.raises(ValueError, match="no batches"):
+        next(endless([]))
+
+
+# Of either framework ------------------------------------------------------------------------------
+
+
+def test_the_parts_add_up_to_the_step_that_another_clock_saw(every):
+    found = every["profiling sleeping"]
+    total = sum(parts(found).values())
+    assert total == pytest.approx(found["step"], rel=1e-6)
+    assert found["steps"] == 5 + 1 + 4 * 12
+    assert total == pytest.approx(found["own"]["plain"], rel=0.05)
+    assert found["profiled"] == pytest.approx(found["own"]["profiled"], rel=0.05)
+    assert found["traced"] == pytest.approx(found["own"]["profiled"], rel=0.05)
+
+
+def test_known_times_are_found_where_they_were_planted(every):
+    found = every["profiling sleeping"]
+    slept = found["slept"]  # as a busy machine wakes late: of all steps, not of the plain alone
+    assert slept["forward"] >= FORWARD
+    assert slept["backward"] >= BACKWARD
+    assert found["waiting"] == pytest.approx(slept["waiting"], rel=0.15)
+    assert found["forward"] == pytest.approx(slept["forward"], rel=0.15)
+    assert found["backward"] == pytest.approx(slept["backward"], rel=0.15)
+    assert 0 < found["optimizer"] < FORWARD / 2
+    assert found["transfer"] == found["communication"] == 0
+
+
+def test_sleep_and_python_between_operators_are_told_apart(every):
+    found = every["profiling between_operators"]
+    asleep, busy = found["asleep"], found["busy"]
+    assert asleep["idle"] == pytest.approx(found["slept"], rel=0.25)
+    assert busy["overhead"] > 0.009
+    assert busy["idle"] < 0.003 + 1.5 * found["robbed"]  # while others have the core it is idle
+
+
+def test_products_are_counted_forward_and_backward(every):
+    found = every["profiling operators"]
+    products = [one for one in found["operators"] if PRODUCTS.search(one["name"])]
+    assert sum(one["calls"] for one in products) == 3 + 5
+    assert sum(one["share"] for one in found["operators"]) == pytest.approx(1.0)
+    costs = [one["seconds"] for one in found["operators"]]
+    assert costs == sorted(costs, reverse=True)
+    assert found["forward"] > 0
+    assert found["backward"] > 0
+    assert found["optimizer"] > 0
+
+
+def test_what_prepares_batches_in_the_background_is_not_the_steps(evidence):
+    names = {one["name"] for one in evidence["tf"]["profiling beside_the_step"]["operators"]}
+    assert "Cholesky" not in names
+    assert any(PRODUCTS.search(name) for name in names)
+
+
+def test_the_files_are_opened_by_their_readers(every):
+    found = every["profiling files"]
+    assert found["log"].endswith(".pt.trace.json" if every.name == "pt" else ".xplane.pb")
+    assert found["log marks"] == sorted([STEP, WAITING])
+    assert found["trace marks"] >= 1
+    assert found["trace whole"]
+    assert all(re.fullmatch(r"\S.* \d+", line) for line in found["stacks"])
+    assert any(line.startswith(f"{STEP};") for line in found["stacks"])
+    assert bool(found["memory"]) == (every.name == "pt")  # TensorFlow's has those of a GPU alone
+
+
+def test_what_can_not_be_profiled_is_said(every):
+    found = every["profiling refused"]
+    assert found["no batches"].startswith("ValueError: there are no batches")
+    assert found["few steps"].startswith("ValueError: profiling needs 4 steps")
+    if every.name == "tf":
+        assert found["xla"].startswith("NotImplementedError: XLA runs the whole step")

@@ -1,0 +1,210 @@
+"""Files of users, good and bad, and what a check in a worker says of them: for one framework.
+
+python -m tests.harness.own_files pt|tf
+"""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+from bench.harness.worker import KIT, Operations
+from shared import own_model
+from shared.own_model import BadFile
+
+HEAD = """
+import numpy as np
+def batch(size=8, seed=0):
+    random = np.random.default_rng(seed)
+    return random.standard_normal((size, 6), dtype=np.float32), random.integers(0, 3, size)
+"""
+PLAIN = {
+    "pt": """
+def pytorch():
+    import torch.nn.functional as F
+    from torch import nn
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), F.cross_entropy
+""",
+    "tf": """
+def tensorflow():
+    import tensorflow as tf
+    from tensorflow.keras import layers
+    model = tf.keras.Sequential([layers.Dense(8, activation="relu"), layers.Dense(3)])
+    return model, tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+""",
+}
+NAME = {"pt": "pytorch", "tf": "tensorflow"}
+# A change of the plain file: (old, new), by framework where it differs.
+BAD = {
+    "raises": ("return nn", "raise RuntimeError('no weights')\n    return nn"),
+    "one_thing": (", F.cross_entropy", ""),
+    "no_model": ("return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))", "return 7"),
+    "loss_not_scalar": ("F.cross_entropy", "lambda o, y: F.cross_entropy(o, y, reduction='none')"),
+    "loss_nan": ("F.cross_entropy", "lambda o, y: F.cross_entropy(o, y) * float('nan')"),
+    "loss_detached": ("F.cross_entropy", "lambda o, y: F.cross_entropy(o.detach(), y)"),
+    "wrong_width": ("size, 6", "size, 5"),
+    "float64": (", dtype=np.float32", ""),
+    "wrong_size": ("standard_normal((size,", "standard_normal((size + 1,"),
+    "other_numbers": ("default_rng(seed)", "default_rng()"),
+    "random": ("nn.ReLU()", "Noise()"),
+}
+BAD_TF = {
+    "raises": ("model = tf", "raise RuntimeError('no weights')\n    model = tf"),
+    "one_thing": ("return model, tf.keras.losses", "return model  # "),
+    "no_model": ("return model,", "return 7,"),
+    "loss_not_scalar": ("(from_logits=True)", "(from_logits=True, reduction=None)"),
+    "loss_nan": (
+        "tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)",
+        "lambda o, y: tf.reduce_mean(o) * float('nan')",
+    ),
+    "loss_detached": (
+        "tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)",
+        "lambda o, y: tf.reduce_mean(tf.stop_gradient(o))",
+    ),
+    "random": ('layers.Dense(8, activation="relu")', "layers.Dense(8), Noise()"),
+    "wrong_size": BAD["wrong_size"],
+    "other_numbers": BAD["other_numbers"],
+}
+NOISE = {
+    "pt": "import torch\nclass Noise(torch.nn.Module):\n"
+    "    def forward(self, x):\n        return x + torch.randn_like(x)\n",
+    "tf": "import tensorflow as tf\nclass Noise(tf.keras.layers.Layer):\n"
+    "    def call(self, x):\n        return x + tf.random.normal(tf.shape(x))\n",
+}
+INPUTS = """
+import numpy as np
+def batch(size=8, seed=0):
+    random = np.random.default_rng(seed)
+    draw = lambda *shape: random.standard_normal((size, *shape), dtype=np.float32)
+    return {"left": draw(6), "right": draw(4)}, draw()
+"""
+MORE = {
+    "pt": {
+        "dict_inputs": f"""{INPUTS}
+from torch import nn
+class Two(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 5), nn.Linear(4, 5)
+    def forward(self, left, right):
+        return (self.a(left) * self.b(right)).sum(-1)
+def pytorch():
+    import torch
+    model = Two()
+    return model, nn.functional.mse_loss, torch.optim.Adam(model.parameters(), lr=0.01)
+""",
+        "logits": f"""{HEAD}
+from types import SimpleNamespace
+from torch import nn
+class Wrapped(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inside = nn.Linear(6, 3)
+    def forward(self, x):
+        return SimpleNamespace(logits=self.inside(x))
+def pytorch():
+    return Wrapped(), lambda output, y: nn.functional.cross_entropy(output.logits, y)
+""",
+        "two_outputs": f"""{HEAD}
+from torch import nn
+class Heads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 3), nn.Linear(6, 1)
+    def forward(self, x):
+        return self.a(x), self.b(x)
+def pytorch():
+    return Heads(), lambda o, y: nn.functional.cross_entropy(o[0], y) + o[1].square().mean()
+""",
+        "diverges": f"""{HEAD}
+def pytorch():
+    import torch
+    model = torch.nn.Linear(6, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e6)
+    return model, lambda o, y: o.square().square().mean(), optimizer
+""",
+        "evaluate_fails": f"""{HEAD}{PLAIN["pt"]}
+def evaluate(predict):
+    return predict(np.zeros((4, 6), np.float32)).argmax(-1)[9]
+""",
+        "evaluates": f"""{HEAD}{PLAIN["pt"]}
+margin = 0.5
+def evaluate(predict):
+    x, y = batch(100, 7)
+    return 100 * float((predict(x).argmax(-1) == y).mean())
+""",
+        "batches": """
+def batches():
+    import torch
+    data = torch.utils.data.TensorDataset(torch.randn(160, 6), torch.randint(0, 3, (160,)))
+    return torch.utils.data.DataLoader(data, batch_size=16)
+"""
+        + PLAIN["pt"],
+    },
+    "tf": {
+        "dict_inputs": f"""{INPUTS}
+def tensorflow():
+    import tensorflow as tf
+    from tensorflow.keras import layers
+    inputs = {{"left": tf.keras.Input((6,)), "right": tf.keras.Input((4,))}}
+    both = layers.Dense(5)(inputs["left"]) * layers.Dense(5)(inputs["right"])
+    model = tf.keras.Model(inputs, layers.Reshape(())(layers.Dense(1)(both)))
+    return model, tf.keras.losses.MeanSquaredError(), tf.keras.optimizers.Adam(0.01)
+""",
+        "two_outputs": f"""{HEAD}
+def tensorflow():
+    import tensorflow as tf
+    from tensorflow.keras import layers
+    x = tf.keras.Input((6,))
+    model = tf.keras.Model(x, [layers.Dense(3)(x), layers.Dense(1)(x)])
+    own = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    return model, lambda o, y: own(y, o[0]) + tf.reduce_mean(o[1] ** 2)
+""",
+        "batches": """
+def batches():
+    import tensorflow as tf
+    x, y = tf.random.normal((160, 6)), tf.random.uniform((160,), 0, 3, tf.int64)
+    return tf.data.Dataset.from_tensor_slices((x, y)).batch(16)
+"""
+        + PLAIN["tf"],
+    },
+}
+
+
+def texts(side: str) -> dict[str, str]:
+    """Every file of a framework by its name."""
+    plain, found = HEAD + PLAIN[side], {}
+    for name, (old, new) in (BAD if side == "pt" else BAD_TF).items():
+        assert old in plain, name
+        found[name] = NOISE[side] * (name == "random") + plain.replace(old, new)
+    layer = {"pt": ("nn.ReLU()", "nn.Dropout(0.5)"), "tf": ('activation="relu"), ', ")")}[side]
+    dropout = plain.replace(*layer)
+    if side == "tf":
+        dropout = plain.replace("layers.Dense(3)]", "layers.Dropout(0.5), layers.Dense(3)]")
+    return found | {"plain": plain, "dropout": dropout} | MORE[side]
+
+
+def main() -> None:
+    """Check every file; print what was said of each as JSON."""
+    side = sys.argv[1]
+    bench, found = Operations(), {}
+    bench._op_configure(f"{side}_impl", threads=1, seed=0, imports=[])
+    assert KIT
+    with tempfile.TemporaryDirectory() as folder:
+        for name, text in texts(side).items():
+            path, place = Path(folder, f"file_{name}.py"), Path(folder, name)
+            path.write_text(text)
+            place.mkdir()
+            try:
+                about = bench._op_check(str(path), str(place))
+                batches = own_model.load_batches(place / side)
+                shapes = [list(leaf.shape) for leaf in own_model.leaves(batches[0])]
+                found[name] = about | {"shapes": shapes}
+            except BadFile as error:
+                written = sorted(each.name for each in place.rglob("*"))
+                found[name] = {"bad": str(error), "written": written}
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""Bad company: neighbours that really disturb and really end, and verdicts that are held to."""
+
+import contextlib
+import os
+import threading
+import time
+from math import log
+
+import psutil
+import pytest
+
+from bench import company, validate
+from bench.company import Found, said_of
+from bench.neighbours import PROGRAMS
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.alone]
+
+
+def blocks(*ratios: tuple[float, float]) -> list[dict[str, float]]:
+    """Blocks of which the pair of equal work, and that of 10% more, have these ratios."""
+    return [{"same0": 0.0, "same1": log(equal), "slow10_0": log(more)} for equal, more in ratios]
+
+
+def test_true_verdicts_are_none_that_is_wrong():
+    found = said_of("nobody", "pt", blocks((1.0, 1.1), (1.001, 1.101), (0.999, 1.099)))
+    assert [one.said for one in found] == ["equivalent", "slower"]
+    assert not any(one.wrong for one in found)
+
+
+@pytest.mark.parametrize(
+    ("ratios", "wrong"),
+    [
+        (((1.1, 1.1), (1.101, 1.101), (1.099, 1.099)), [True, False]),
+        (((0.9, 1.1), (0.901, 1.101), (0.899, 1.099)), [True, False]),
+        (((1.0, 1.0), (1.001, 1.001), (0.999, 0.999)), [False, True]),
+        (((1.0, 0.9), (1.001, 0.901), (0.999, 0.899)), [False, True]),
+        (((0.7, 0.8), (1.3, 1.4), (1.0, 1.1)), [False, False]),  # it can't tell
+    ],
+)
+def test_a_verdict_that_is_not_true_is_wrong(ratios, wrong):
+    found = said_of("cores", "pt", blocks(*ratios))
+    assert [one.wrong for one in found] == wrong
+    assert ["WRONG" in str(one) for one in found] == wrong
+
+
+def test_what_could_not_be_measured_says_why_and_is_not_wrong():
+    for one in said_of("disk", "tf", [], "time-out: no answer", 0.4):
+        assert one.said == "could not be measured: time-out: no answer"
+        assert not one.wrong
+        assert "others had 40% of the cores" in str(one)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_neighbour_works_until_it_is_ended(program):
+    before = {child.pid for child in psutil.Process().children()}
+    with company.neighbours(program, 2):
+        started = [c for c in psutil.Process().children() if c.pid not in before]
+        assert len(started) == 2
+        deadline = time.monotonic() + 30
+        while min(sum(c.cpu_times()[:2]) + io_of(c) for c in started) < 0.5:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+    assert not any(c.is_running() for c in started)
+
+
+def io_of(process: psutil.Process) -> float:
+    """Half a gigabyte is worth half a second."""
+    return process.io_counters().write_bytes / 1e9
+
+
+@contextlib.contextmanager
+def sleeper():
+    """A worker that does nothing."""
+    process = psutil.Popen(["sleep", "600"])
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize(
+    ("kind", "struck"),
+    [
+        ("stopped", lambda p: p.status() == psutil.STATUS_STOPPED),
+        pytest.param(
+            "cores taken",
+            lambda p: len(os.sched_getaffinity(p.pid)) == 1,
+            marks=pytest.mark.skipif(os.cpu_count() < 2, reason="one core"),
+        ),
+    ],
+)
+def test_workers_are_struck_and_let_go(kind, struck, monkeypatch):
+    monkeypatch.setattr(company, "EVERY_S", 0.1)
+    monkeypatch.setattr(company, "STOPPED_S", 0.3)
+    with sleeper() as process:
+        mine = len(os.sched_getaffinity(0))
+        with company.kinds()[kind]():
+            deadline = time.monotonic() + 20
+            while not struck(process):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+        assert process.status() != psutil.STATUS_STOPPED
+        assert len(os.sched_getaffinity(process.pid)) == mine
+    assert threading.active_count() < 10
+
+
+def test_a_run_in_company_judges_its_pairs(results_folder, fakes, capsys):
+    """With the NumPy kit: whole from the command to its lines, and nobody left."""
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    status = validate.main(
+        ["company", "--framework", "pt", "--kinds", "one core", "--results", str(results_folder)]
+    )
+    said = capsys.readouterr().out.splitlines()
+    assert status in (0, 1)
+    assert [line.split(" pt ")[1].split(":")[0][:10] for line in said[:-1]] == [
+        f"{name:10}" for name in company.PAIRS
+    ]
+    assert said[-1].startswith("2 pairs in bad company: ")
+    assert status == any("WRONG" in line for line in said)
+    after = {child.pid for child in psutil.Process().children(recursive=True)}
+    assert after <= before
+
+
+def test_a_wrong_verdict_is_the_exit_status(monkeypatch, tmp_path, capsys):
+    one = Found("cores", "pt", "equal work", 1.2, (1.1, 1.3), "slower", None)
+    monkeypatch.setattr(company, "disturbed", lambda *_: [one])
+    given = ["company", "--kinds", "cores", "--framework", "pt", "--results", str(tmp_path)]
+    assert validate.main(given) == 1
+    assert "1 with a verdict, 1 of them wrong" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--kinds", "noise"], "no kind 'noise'"),
+        (["--framework", "jax"], "no framework 'jax'"),
+        (["--runs", "0"], "1 or more"),
+        (["--minutes", "nan"], "a time above 0"),
+    ],
+)
+def test_bad_options_are_one_line(options, said, capsys):
+    with pytest.raises(SystemExit) as ended:
+        validate.main(["company", *options])
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err

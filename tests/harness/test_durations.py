@@ -1,0 +1,111 @@
+"""What earlier records tell of how long a run takes."""
+
+import json
+
+import pytest
+
+from bench.harness import durations
+from bench.harness.durations import BEGINNING, learned
+from bench.harness.plan import EFFORT
+from bench.harness.schedule import Plan
+from tests.harness.faulty import SMALL
+from tests.harness.test_plan import cases_of, record_of
+
+HERE = {"cpu": "a cpu", "logical_cores": 2, "threads": 2, "gpu": None}
+CASES = [case for case in cases_of(SMALL, "module", "quick") if case.timed]
+FIRST, *OTHERS = CASES
+BLOCKS = 3
+IN_A_BLOCK = (*BEGINNING, "rounds")
+
+
+def record(usual=1.0, **others):
+    """A record in which each part took each case `usual` seconds; training two at a time."""
+    parts = (*IN_A_BLOCK, "cold", "training")
+    cases = [
+        {
+            "id": case.id,
+            "seconds": {p: usual * (BLOCKS if p in IN_A_BLOCK else 4) for p in parts},
+            "blocks": [{"peak_bytes": 1000 * usual}, {"peak_bytes": None}, {"peak_bytes": 500}],
+            "cold_starts": [{}] * 4,
+            "probed": {},
+            "accuracy": {"per_seed": [90.0] * 4},
+        }
+        for case in CASES
+    ]
+    whole = {part: sum(case["seconds"][part] for case in cases) for part in parts}
+    whole |= {"training": whole["training"] / 2, "describe": 7.0, "parents": 4.0 * BLOCKS}
+    blocks = [{"match": 0, "block": block} for block in range(BLOCKS)]
+    found = {"schema_version": 3, "environment": HERE, "rounds": 20, "seconds": whole}
+    return found | {"cases": cases, "blocks": blocks} | others
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    """Write records, the oldest first, and learn from them."""
+    monkeypatch.setattr(durations, "PUBLISHED", tmp_path / "published.json")
+
+    def learn(*records, published=None, rounds=20):
+        for number, each in enumerate(records):
+            folder = tmp_path / f"2026-01-0{number + 1}T00-00-00Z"
+            folder.mkdir(exist_ok=True)
+            (folder / "results.json").write_text(json.dumps(each))
+        if published:
+            durations.PUBLISHED.write_text(json.dumps(published))
+        return learned(tmp_path, HERE, rounds)
+
+    return learn
+
+
+def test_the_plan_of_the_same_run_takes_what_the_run_took(results, tmp_path):
+    """All parts together, whatever overlapped."""
+    found = record()
+    plan = Plan({SMALL.name: CASES}, {SMALL.name: SMALL}, EFFORT["default"], results(found))
+    parts = {part.name: part.most for part in plan.parts(record_of(plan, tmp_path))}
+    took = found["seconds"]
+    a_pass = sum(took[part] for part in (*IN_A_BLOCK, "parents")) / BLOCKS
+    assert parts["pass 1"] == parts["pass 5"] == pytest.approx(a_pass)
+    trained = parts["training, 4 seeds"] - plan.durations.parents_s
+    assert trained == pytest.approx(took["training"])
+    cold = parts["first calls and memory"] - plan.durations.parents_s
+    assert cold == pytest.approx(took["cold"] / 4)
+    assert plan.durations.describe_s == 7.0
+
+
+def test_the_newest_record_of_this_machine_counts(results):
+    found = results(
+        record(usual=5.0), record(usual=2.0), record(9.0, environment=HERE | {"cpu": "x"})
+    )
+    assert found.of("block", FIRST) == pytest.approx(2.0 * len(IN_A_BLOCK))
+    assert found.memory(FIRST) == 2000
+
+
+def test_what_this_machine_has_not_measured_the_published_record_tells(results):
+    own = record(usual=2.0)
+    own["cases"] = own["cases"][:1]
+    found = results(own, published=record(usual=3.0, environment=HERE | {"cpu": "x"}))
+    assert found.of("cold", FIRST) == pytest.approx(
+        2.0 * len(CASES)
+    )  # a part's whole is shared out
+    assert found.of("cold", OTHERS[0]) == pytest.approx(3.0)
+
+
+def test_fewer_rounds_take_less(results):
+    assert results(record(), rounds=10).of("block", FIRST) == pytest.approx(len(IN_A_BLOCK) - 0.5)
+
+
+@pytest.mark.parametrize(
+    "damage", ["", "{", "[]", '{"schema_version": 3}', '{"schema_version": 2}']
+)
+def test_what_can_not_be_read_tells_nothing(results, tmp_path, damage):
+    results(record())
+    (tmp_path / "2026-02-01T00-00-00Z").mkdir()
+    (tmp_path / "2026-02-01T00-00-00Z" / "results.json").write_text(damage)
+    assert results().of("block", FIRST) == pytest.approx(float(len(IN_A_BLOCK)))
+
+
+def test_what_nobody_knows_is_that_of_the_technique_s_others_or_usual(results):
+    own = record(usual=2.0)
+    own["cases"] = own["cases"][1:]
+    own["seconds"]["cold"] = 8.0 * len(own["cases"])
+    assert results(own).of("cold", FIRST) == pytest.approx(2.0)
+    assert results(own).of("probe", FIRST) == durations.USUAL_S["probe"]

@@ -1,0 +1,80 @@
+"""A user's file in a worker: what is wrong is one line that says what to do."""
+
+import pytest
+
+from tests import workers
+from tests.harness.own_files import BAD, BAD_TF
+
+SAID = {
+    "raises": "in {maker} RuntimeError: no weights",
+    "one_thing": "{maker}() has to return (model, loss_fn)",
+    "no_model": "{maker}() returns a int as its model",
+    "loss_not_scalar": "loss_fn gives no scalar but of shape (8,): return the mean over the batch",
+    "loss_nan": "the loss of the first batch is nan: look at the data and the model",
+    "loss_detached": "the loss depends on no parameter",
+    "wrong_width": "the batch does not fit model: RuntimeError",
+    "float64": "x is float64: give float32",
+    "wrong_size": "its first axis has to be the 8 samples of the batch",
+    "other_numbers": "gives other numbers each time: draw them from np.random.default_rng(seed)",
+    "random": "the model draws random numbers in evaluation mode, too",
+    "diverges": "choose a smaller learning rate",
+    "evaluate_fails": "in evaluate IndexError",
+}
+OTHERS = ("diverges", "evaluate_fails")
+MAKERS = {"pt": "pytorch", "tf": "tensorflow"}
+
+
+@pytest.fixture(scope="module")
+def checked():
+    return workers.run("harness.own_files", ("pt", "tf"))
+
+
+@pytest.mark.parametrize(
+    ("side", "name"), [*(("pt", n) for n in (*BAD, *OTHERS)), *(("tf", n) for n in BAD_TF)]
+)
+def test_a_bad_file_is_one_line_and_leaves_nothing(checked, side, name):
+    found = checked[side][name]
+    assert SAID[name].format(maker=MAKERS[side]) in found["bad"]
+    assert "\n" not in found["bad"]
+    assert found["written"] == []
+
+
+@pytest.mark.parametrize("side", ["pt", "tf"])
+def test_a_sound_file_is_known(checked, side):
+    found = checked[side]["plain"]
+    assert found["batch_size"] == 8
+    count = sum(a * (b[0] if b else 1) for _, (a, *b) in found["parameters"])
+    assert count == 6 * 8 + 8 + 8 * 3 + 3
+    assert found["scatter"] < 1e-5
+    assert found["step_s"] > 0
+    assert not found["has_optimizer"]
+    assert found["shapes"] == [[8, 6], [8]]
+
+
+@pytest.mark.parametrize("side", ["pt", "tf"])
+def test_dropout_scatters_the_losses_and_is_no_fault(checked, side):
+    assert checked[side]["dropout"]["scatter"] > 0.01
+
+
+@pytest.mark.parametrize("side", ["pt", "tf"])
+def test_inputs_and_outputs_may_be_structures(checked, side):
+    assert checked[side]["dict_inputs"]["shapes"] == [[8, 6], [8, 4], [8]]
+    assert checked[side]["dict_inputs"]["has_optimizer"]
+    assert checked[side]["two_outputs"]["batch_size"] == 8
+
+
+def test_outputs_with_logits_are_known(checked):
+    assert checked["pt"]["logits"]["has_logits"]
+    assert not checked["pt"]["plain"]["has_logits"]
+
+
+@pytest.mark.parametrize("side", ["pt", "tf"])
+def test_the_file_s_own_batches_are_taken(checked, side):
+    assert checked[side]["batches"]["batch_size"] == 16
+    assert checked[side]["batches"]["shapes"] == [[16, 6], [16]]
+
+
+def test_a_figure_of_the_file_s_own_is_taken(checked):
+    assert checked["pt"]["evaluates"]["evaluates"]
+    assert checked["pt"]["evaluates"]["margin"] == 0.5
+    assert not checked["pt"]["plain"]["evaluates"]

@@ -1,0 +1,139 @@
+"""`twinbench try` as its users call it: the example that it writes, with both frameworks."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.harness.schedule import techniques
+from bench.own_model import LEFT_OUT, MEASURED, OF_A_FAMILY, left_out
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.timeout(600)
+
+
+def try_(folder, *arguments):
+    environment = {k: v for k, v in os.environ.items() if k not in ("CI", "PYTEST_ADDOPTS")}
+    return subprocess.run(
+        [sys.executable, "-m", "bench", "try", *arguments],
+        cwd=folder,
+        env=environment | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    place = tmp_path_factory.mktemp("own")
+    done = try_(place, "--example", "my_model.py")
+    assert done.returncode == 0, done.stderr
+    return place
+
+
+@pytest.fixture(scope="module")
+def tried(folder):
+    """A short run on the example: two blocks of what needs no compiler."""
+    done = try_(
+        folder,
+        "my_model.py",
+        "--blocks=2",
+        "--technique=mixed_precision,memory_format,stacking,bottleneck,gradient_clipping",
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done
+
+
+@pytest.fixture(scope="module")
+def record(folder, tried):
+    return json.loads((folder / "results" / "latest" / "results.json").read_text("utf-8"))
+
+
+def test_the_example_is_written_over_nothing(folder):
+    done = try_(folder, "--example", "my_model.py")
+    assert done.returncode == 2
+    assert "is there already" in done.stderr
+
+
+def test_a_bad_file_is_one_line_and_nothing_is_measured(tmp_path):
+    (tmp_path / "bad.py").write_text("def pytorch(): return None\n")
+    done = try_(tmp_path, "bad.py")
+    assert done.returncode == 2
+    assert done.stderr.strip().startswith("twinbench try: bad.py has neither batch(size, seed)")
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert list(tmp_path.iterdir()) == [tmp_path / "bad.py"]
+
+
+def test_the_twins_do_the_same_work(record):
+    assert record["tasks"]["my_model"]["paired"]
+    baselines = [
+        case
+        for case in record["cases"]
+        if case["technique"] == "mixed_precision" and case["role"] == "baseline"
+    ]
+    ours, theirs = (case["certificate"] for case in baselines)
+    assert ours["weights_sha256"] == theirs["weights_sha256"]
+    between = [c for c in record["comparisons"] if c["kind"] == "framework"]
+    assert between
+    plain = next(c for c in between if c["variant"] == "fp32")
+    assert plain["reason"] is None
+    assert plain["ratio"] > 0
+
+
+def test_every_row_has_figures_or_a_reason(record):
+    assert {case["framework"] for case in record["cases"]} == {"pt", "tf"}
+    for case in record["cases"]:
+        if case["status"] != "OK":
+            assert case["reason"], case["id"]
+        elif case["timed"]:
+            assert case["timing"]["median_s"] > 0, case["id"]
+    bf16 = [c for c in record["cases"] if c["variant"] == "bf16"]
+    assert all(case["changes_math"] for case in bf16)
+
+
+def test_where_the_time_goes_is_said(record, tried):
+    seen = [c for c in record["cases"] if c["technique"] == "bottleneck" and c["status"] == "OK"]
+    assert len(seen) == 2
+    for case in seen:
+        parts = case["evidence"]["parts"]
+        assert sum(parts.values()) == pytest.approx(1, abs=0.05)
+        assert parts["forward"] > 0
+        assert parts["backward"] > 0
+    assert re.search(r"PyTorch, a step of [\d.]+ ms:", tried.stdout)
+    assert "the frameworks start from equal weights" in tried.stdout
+
+
+def test_what_is_printed_as_code_ran(folder, tried):
+    latest = folder / "results" / "latest"
+    answer = (latest / "answer.txt").read_text("utf-8")
+    assert answer.rstrip() in tried.stdout
+    assert "did not run" not in answer
+    for path in latest.glob("use_*.py"):
+        assert path.read_text("utf-8").rstrip() in answer
+
+
+def test_other_commands_read_its_record(folder, tried):
+    done = subprocess.run(
+        [sys.executable, "-m", "bench", "choose", "results/latest", "--goal", "train-speed"],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "my_model, batch 64, train step" in done.stdout
+    assert (folder / "results" / "latest" / "report.html").is_file()
+
+
+def test_what_is_not_measured_of_a_file_has_a_reason():
+    every = techniques()
+    assert MEASURED.keys() <= every.keys()
+    assert LEFT_OUT.keys() <= every.keys() - MEASURED.keys()
+    assert left_out(every).keys() == every.keys() - MEASURED.keys()
+    assert OF_A_FAMILY.keys() <= {one.family for one in every.values()}

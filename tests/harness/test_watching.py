@@ -1,0 +1,86 @@
+"""What is seen of a training: when its target is reached, its time, how restless its loss is."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from bench.analysis import cases
+from bench.harness.watching import EVERY, Watch
+
+STEPS = 10 * EVERY
+
+
+def watched(values, losses, target, rising, cost=0.0):
+    """A training with the metric `values` at its evaluations and `losses` at its steps."""
+    left, costs = iter(values), iter(losses)
+
+    def evaluate():
+        end = time.process_time() + cost  # which is not the training's
+        while time.process_time() < end:
+            pass
+        return next(left)
+
+    def step(x, y):
+        end = time.process_time() + cost
+        while time.process_time() < end:
+            pass
+        return next(costs)
+
+    watch = Watch(step, evaluate, target=target, rising=rising)
+    for _ in losses:
+        watch(None, None)
+    return {name: each["value"] for name, each in watch.metrics().items()}
+
+
+@pytest.mark.parametrize(
+    ("values", "target", "rising", "steps"),
+    [
+        ([50, 80, 91, 60], 90, True, 3 * EVERY),
+        ([50, 90, 91, 60], 90, True, 2 * EVERY),
+        ([50] * 10, 90, True, None),
+        ([4.0, 3.0, 1.9, 5.0], 2.0, False, 3 * EVERY),
+    ],
+)
+def test_the_target_is_reached_at_the_first_evaluation_that_shows_it(values, target, rising, steps):
+    found = watched(values, [1.0] * STEPS, target, rising)
+    assert found["steps_to_target"] == steps
+    assert (found["cpu_time_to_target"] is None) == (steps is None)
+
+
+def test_without_a_target_nothing_is_evaluated_and_no_row_has_missed_it():
+    found = watched([], [1.0, 2.0] * STEPS, None, True)  # the first look would find no figure
+    assert list(found) == ["loss_fluctuation"]
+
+
+def test_the_time_is_that_of_the_steps_alone():
+    found = watched([0, 0, 99], [1.0] * STEPS, 90, True, cost=0.001)
+    assert found["cpu_time_to_target"] == pytest.approx(0.001 * 3 * EVERY, rel=0.5)
+    assert found["cpu_time_to_target"] >= 0.001 * 3 * EVERY
+
+
+def test_the_fluctuation_is_that_about_a_trend():
+    noise = np.random.default_rng(0).normal(0, 0.1, 4000)
+    trend = np.linspace(5, 1, 4000)
+    found = watched([0] * 4000, list(trend + noise), 90, True)
+    assert found["loss_fluctuation"] == pytest.approx(0.1, rel=0.05)
+    calm = watched([0] * 4000, list(trend), 90, True)
+    assert calm["loss_fluctuation"] < 0.001
+
+
+def test_a_figure_is_the_mean_over_seeds_with_its_interval_or_none_where_one_missed():
+    def seed(steps):
+        return {"steps_to_target": {"value": steps, "unit": "steps"}}
+
+    def seen(*steps):
+        case = {"trained_metrics": [seed(each) for each in steps]}
+        return cases._seen_in_training(case, None)["steps_to_target"]
+
+    found = seen(100, 120, 140)
+    assert found["value"] == 120
+    assert found["samples"] == [100, 120, 140]
+    half = 4.302653 * 20 / 3**0.5  # Student's t of two degrees of freedom
+    assert found["ci"] == pytest.approx([120 - half, 120 + half], rel=1e-5)
+    assert seen(100, None, 140) == {"value": None, "unit": "steps", "ci": None, "samples": None}

@@ -1,0 +1,70 @@
+"""A ladder whose rungs have planted effects, measured in the NumPy kit."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+
+from bench.ladders.ladder import Ladder, Rung
+from shared import datasets
+from shared.specs import TASKS
+
+# rung -> what it multiplies the time of an iteration and the memory with, and adds to the accuracy
+EFFECTS = {
+    "quick": (0.5, 1.0, 0.0),
+    "slow": (1.3, 1.0, 0.0),
+    "lean": (1.2, 0.6, 0.0),
+    "careless": (0.8, 1.0, -8.0),
+    "wise": (1.0, 1.0, 3.0),
+    "broken": (0.5, 1.0, 0.0),
+    "last": (0.9, 1.0, 0.0),
+}
+TASK = "digits-cnn"
+
+
+def materialise(folder: Path, task: str) -> tuple[Path, dict]:
+    return datasets.materialise(TASKS[task].dataset, folder), {"planted": True}
+
+
+LADDER = Ladder(
+    name="planted",
+    title="Planted",
+    module=__name__,
+    task=TASK,
+    materialise=materialise,
+    rungs=(
+        Rung("quick", "quick", judged="iteration"),
+        Rung("slow", "slow", judged="iteration"),
+        Rung("lean", "lean", judged="memory", changes=True),
+        Rung("careless", "careless", judged="iteration", nothing={"tf": "it takes care"}),
+        Rung("wise", "wise", judged="quality"),
+        Rung("broken", "broken", judged="iteration"),
+        Rung("last", "last", judged="iteration"),
+    ),
+)
+
+
+def figures(rungs, seed: int) -> dict[str, dict]:
+    """The planted figures with some noise, the same for the same rungs and seed."""
+    noise = random.Random(f"{seed} {list(rungs)}")
+    drift = random.Random(f"{seed}").uniform(0.5, 2.0)  # of the machine, between pairs
+    each, memory, quality = 0.1 * drift, 1e9, 90.0 + random.Random(seed).gauss(0, 2)
+    for rung in rungs:
+        times, share, more = EFFECTS[rung]
+        each, memory, quality = each * times, memory * share, quality + more
+    each *= 1 + noise.gauss(0, 0.01)
+    found = {"iteration": each, "memory": memory, "quality": quality + noise.gauss(0, 0.1)}
+    found |= {"first_step": 1.0 / (1 + seed), "whole": 10 * each, "latency": each, "size": 1e6}
+    return {name: {"value": value, "unit": "", "samples": None} for name, value in found.items()}
+
+
+def probe(impl, work, batches) -> dict:
+    """A run that takes no time."""
+    rungs = work.settings["rungs"]
+    if "broken" in rungs:
+        raise RuntimeError("it broke")
+    if delay := work.settings.get("delay"):
+        time.sleep(delay)
+    evidence = {"losses": [2.0, 1.0], "weights_sha256": "same"}
+    return figures(rungs, work.settings["seed"]) | {"evidence": evidence}

@@ -1,0 +1,209 @@
+"""A climb with planted rungs: all of it, interrupted at any run, resumed, and what it says."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from bench.ladders import climbing, command, report, rule
+from bench.report.svg import standalone
+from tests.conftest import LIMITS
+from tests.ladders.planted import LADDER
+
+pytestmark = pytest.mark.timeout(300)
+BLOCKS = 2
+
+
+def begin(folder, frameworks=("pt", "tf"), blocks=BLOCKS):
+    record = climbing.new_record(LADDER, frameworks=[*frameworks], blocks=blocks, command="test")
+    folder.mkdir(exist_ok=True)
+    return record
+
+
+def climb(record, folder, results, **settings):
+    said = []
+    given = {"say": said.append, "limits": LIMITS} | settings
+    ended = climbing.Climb(LADDER, record, folder, results / "data", **given).measure()
+    return ended, said
+
+
+@pytest.fixture(scope="module")
+def whole(fakes_in_module, results_folder, tmp_path_factory):
+    """A climb from the bottom to the top, and where it is."""
+    folder = tmp_path_factory.mktemp("climb")
+    record = begin(folder)
+    ended, _ = climb(record, folder, results_folder)
+    assert ended
+    return record, folder
+
+
+def by_place(record):
+    return {
+        (r["stage"], r["block"], r["framework"], *r["rungs"]): (r["status"], r["metrics"])
+        for r in record["runs"]
+    }
+
+
+def test_a_climb_leaves_out_what_hurts_and_writes_it_down(whole):
+    record, folder = whole
+    assert json.loads((folder / climbing.FILE).read_text()) == json.loads(json.dumps(record))
+    assert record["finished"]
+    steps = rule.climb(LADDER, record["runs"], "pt", BLOCKS)
+    states = {step.rung.name: step.state for step in steps}
+    assert (states["quick"], states["slow"], states["broken"]) == ("kept", "left out", "failed")
+    (reason,) = {s.reason for s in steps if s.state == "failed"}
+    assert "it broke" in reason
+    stages = list(dict.fromkeys(r["stage"] for r in record["runs"]))
+    assert stages == [*(rung.name for rung in LADDER.rungs), rule.PARTS]
+
+
+def test_pairs_stand_next_to_each_other_and_turn(whole):
+    record, _ = whole
+    order = [(r["block"], r["framework"], len(r["rungs"])) for r in record["runs"]][:8]
+    assert order == [
+        (0, "pt", 0), (0, "pt", 1), (0, "tf", 0), (0, "tf", 1),
+        (1, "tf", 1), (1, "tf", 0), (1, "pt", 1), (1, "pt", 0),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", [1, 7])
+def test_a_climb_that_was_interrupted_goes_on_to_the_same_end(
+    whole, fakes_in_module, results_folder, tmp_path, number
+):
+    record = begin(tmp_path)
+    lines = []
+
+    def say(line):
+        lines.append(line)
+        if sum(line.startswith("  ") for line in lines) == number:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        climb(record, tmp_path, results_folder, say=say)
+    left = climbing.load(tmp_path)
+    assert len(left["runs"]) == number
+    assert not left["finished"]
+    ended, _ = climb(left, tmp_path, results_folder)
+    assert ended
+    assert by_place(left) == by_place(whole[0])
+    # A pair of which one run was cut off is made together again.
+    assert [r["rungs"] for r in left["runs"][:2]] == [[], ["quick"]]
+
+
+def test_a_climb_ends_in_time(fakes_in_module, results_folder, tmp_path):
+    record = begin(tmp_path, blocks=1)
+    ended, _ = climb(record, tmp_path, results_folder, minutes=1e-6)
+    assert not ended
+    assert not climbing.load(tmp_path)["finished"]
+
+
+def test_a_climb_does_not_go_on_under_other_conditions(
+    whole, fakes_in_module, results_folder, tmp_path
+):
+    shutil.copy(whole[1] / climbing.FILE, tmp_path)
+    record = climbing.load(tmp_path)
+    record["environment"]["cpu"] = "another"
+    with pytest.raises(ValueError, match="other conditions: cpu was another"):
+        climb(record, tmp_path, results_folder)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "no JSON"),
+        ("{}", "no record of a ladder"),
+        ('{"schema_version": 1, "ladder": "planted"}', "has no 'started'"),
+        (None, "No such file"),
+    ],
+)
+def test_a_damaged_record_is_refused_in_one_line(tmp_path, text, said):
+    if text is not None:
+        (tmp_path / climbing.FILE).write_text(text)
+    with pytest.raises(ValueError, match=said) as caught:
+        climbing.load(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+# What it says -------------------------------------------------------------------------------------
+
+
+def test_tables_show_every_rung_with_the_rule_and_the_promise(whole):
+    page = report.as_markdown(LADDER, whole[0]).replace("\\", "")
+    assert page.startswith("# Planted\n\n![Planted](ladder.svg)")
+    for words in ("hurts: left out (time of an iteration", "changes nothing (it takes care)"):
+        assert words in page
+    for words in ("it broke", "agree", "product: what the parts promise", "their stack gave"):
+        assert words in page
+    assert "PyTorch: accuracy at the top against the plain program" in page
+    said = report.as_text(LADDER, whole[0], width=100)
+    assert max(map(len, said.splitlines())) <= 100
+    assert all(rung.title in said for rung in LADDER.rungs)
+
+
+def test_the_picture_has_both_frameworks_side_by_side(whole):
+    chart = report.picture(LADDER, whole[0])
+    marks = [shape for shape in chart.shapes if shape.kind == "mark"]
+    assert {mark.symbol for mark in marks} == {"pt", "tf"}
+    left_out = [mark for mark in marks if mark.open]
+    assert left_out  # slow is shown, and told from what stays
+    assert len(left_out) < len(marks)
+    quick = [m for m in marks if m.tip == f"PyTorch: {report.number(ratio_of(whole, 'quick'))}"]
+    slow = [m for m in marks if m.tip == f"PyTorch: {report.number(ratio_of(whole, 'slow'))}"]
+    assert quick[0].x < slow[0].x  # faster stands left
+    assert not quick[0].open
+    assert slow[0].open
+    assert standalone(chart).startswith("<svg")
+    labels = [shape.text for shape in chart.shapes if shape.kind == "label"]
+    assert all(rung.title in labels for rung in LADDER.rungs if rung.name != "broken")
+
+
+def ratio_of(whole, name):
+    steps = {s.rung.name: s for s in rule.climb(LADDER, whole[0]["runs"], "pt", BLOCKS)}
+    return steps[name].plain_by["iteration"].ratio
+
+
+def test_a_record_without_runs_has_no_picture_and_says_so(tmp_path):
+    record = begin(tmp_path)
+    assert report.picture(LADDER, record) is None
+    assert "Not finished" in report.as_text(LADDER, record)
+
+
+# Command line -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nothing"], "there is no ladder 'nothing'; choose of image_classification"),
+        ([], "which ladder?"),
+        (["image_classification", "--blocks", "0"], "--blocks"),
+        (["image_classification", "--minutes", "0"], "--minutes"),
+        (["--resume", "nowhere"], "nowhere"),
+    ],
+)
+def test_what_cannot_be_climbed_is_one_clear_line(capsys, monkeypatch, tmp_path, arguments, said):
+    monkeypatch.chdir(tmp_path)
+    assert command.main(arguments) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_the_command_climbs_shows_and_goes_on(fakes_in_module, monkeypatch, results_folder, capsys):
+    monkeypatch.setitem(command.LADDERS, "planted", "tests.ladders.planted")
+    given = ["planted", "--blocks", "1", "--framework", "pt", "--results", str(results_folder)]
+    assert command.main([*given, "--minutes", "0.00001"]) == 0
+    folder = results_folder / "ladders" / "latest"
+    assert not climbing.load(folder)["runs"]
+    assert "goes on" in capsys.readouterr().err
+    assert command.main(["--resume", str(folder), "--results", str(results_folder)]) == 0
+    record = climbing.load(folder)
+    assert record["finished"]
+    assert len(record["resumed"]) == 1
+    assert (folder / "ladder.svg").read_text().startswith("<svg")
+    assert (folder / "ladder.md").exists()
+    shown = capsys.readouterr().out
+    assert command.main(["--show", str(folder)]) == 0
+    assert capsys.readouterr().out == shown

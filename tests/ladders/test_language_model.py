@@ -1,0 +1,69 @@
+"""Plain is what plain framework code does, and each rung has its effect on top of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.ladders.test_image_classification import apart
+
+
+def of(found, scenario):
+    return found[f"language_model {scenario}"]
+
+
+def test_the_plain_program_is_plain_framework_code(every):
+    found = of(every, "plain")
+    assert apart(found["epoch"], found["by hand"]) < 1e-4  # the bar of transformers
+    assert found["few"] == 2  # nine sequences in batches of four
+
+
+def test_twins_agree_in_their_first_losses(evidence):
+    ours, theirs = (of(evidence[side], "plain")["shared"] for side in ("pt", "tf"))
+    assert apart(ours, theirs) < 1e-4
+
+
+def test_mixed_precision_computes_in_bfloat16(every):
+    found = of(every, "mixed_precision")
+    assert set(found["step"]) == {"bfloat16"}
+
+
+@pytest.mark.parametrize(
+    "rung", ["fused_optimizer", "checkpointing", "accumulation", "data_parallel"]
+)
+def test_other_rungs_change_no_loss(every, rung):
+    assert apart(of(every, rung)["shared"], of(every, "plain")["shared"]) < 1e-4
+
+
+def test_the_fused_kernel_runs(every):
+    assert of(every, "fused_optimizer")["fused"]
+
+
+def test_blocks_are_computed_again(every):
+    found = of(every, "checkpointing")
+    assert sum(found["again"].values()) > sum(found["plain"].values())
+
+
+def test_accumulation_takes_the_batch_in_halves(every):
+    assert set(of(every, "accumulation")["sizes"]) == {2}
+
+
+def test_replicas_share_each_batch_and_end(every):
+    found = of(every, "data_parallel")
+    assert found["replicas"] == [2, True]
+    assert found["epoch"] == 4
+    assert "equal shares" in found["refused"]
+    assert "no multiple of 3" in found["odd"]
+    assert found["left"] == 0
+
+
+def test_replicas_that_end_at_once_are_not_waited_for(evidence):
+    assert "ended before it began" in of(evidence["pt"], "dead_replicas")
+
+
+def test_all_rungs_at_once_train_and_predict(every):
+    found = of(every, "everything")
+    assert apart(found["shared"], of(every, "plain")["shared"]) < 0.02  # bfloat16
+    assert found["predicts"] == [4, 12, 20]
+    assert found["bytes"] > 4 * 20 * 32
+    assert np.isfinite(found["shared"]).all()

@@ -1,0 +1,706 @@
+"""Faults that make figures lie, and the tests that have to notice: `twinbench validate mutations`.
+
+Each is a small change of one file. What is listed under `tests` must turn red when it is made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Put `new` where `old` stands, once, in `file`; `tests` are pytest's arguments."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+VERDICTS = ("tests/analysis/test_verdicts.py",)
+LOOKS = ("tests/analysis/test_looks.py",)
+FIT = ("tests/analysis/test_fit.py",)
+CHOOSE = ("tests/analysis/test_choose.py",)
+COMPARE = ("tests/analysis/test_compare.py",)
+CLAIMS = ("tests/analysis/test_claims.py",)
+RECORD = ("tests/harness/test_record.py", "-k", "not killed")
+MEMORY = ("tests/harness/test_memory.py",)
+PLAN = ("tests/harness/test_plan.py",)
+REPORT = ("tests/report/test_report.py", "-k", "not readme and not command_line")
+DATA = ("tests/shared/test_shared.py",)
+
+
+def harness(words: str) -> tuple[str, ...]:
+    """The tests of the harness whose names hold these words: all of them take minutes."""
+    return ("tests/harness/test_harness.py", "-k", words)
+
+
+STATISTICS = (
+    Fault(
+        "an interval at 80%",
+        "bench/analysis/verdicts.py",
+        "def t_interval(values: list[float], level: float = 0.95)",
+        "def t_interval(values: list[float], level: float = 0.80)",
+        VERDICTS,
+    ),
+    Fault(
+        "the deviation of a population",
+        "bench/analysis/verdicts.py",
+        "sd = float(np.std(values, ddof=1))",
+        "sd = float(np.std(values))",
+        VERDICTS,
+    ),
+    Fault(
+        "an interval with one side alone",
+        "bench/analysis/verdicts.py",
+        "stats.t.ppf(0.5 + level / 2, freedom)",
+        "stats.t.ppf(level, freedom)",
+        VERDICTS,
+    ),
+    Fault(
+        "the deviation in place of the error of the mean",
+        "bench/analysis/verdicts.py",
+        "half = quantile(level, len(values) - 1) * sd / len(values) ** 0.5",
+        "half = quantile(level, len(values) - 1) * sd",
+        VERDICTS,
+    ),
+    Fault(
+        "a margin ten times as wide",
+        "bench/analysis/verdicts.py",
+        "DELTA = 0.03",
+        "DELTA = 0.3",
+        VERDICTS,
+    ),
+    Fault(
+        "equivalence by the interval of a difference",
+        "bench/analysis/verdicts.py",
+        "said = verdict(wide, t_interval(log_ratios, 0.90))",
+        "said = verdict(wide, wide)",
+        VERDICTS,
+    ),
+    Fault(
+        "faster and slower exchanged",
+        "bench/analysis/verdicts.py",
+        'if wide.high < -bound:\n        return "faster"',
+        'if wide.high < -bound:\n        return "slower"',
+        VERDICTS,
+    ),
+    Fault(
+        "a verdict by the estimate alone",
+        "bench/analysis/verdicts.py",
+        'if wide.low > bound:\n        return "slower"',
+        'if wide.mean > bound:\n        return "slower"',
+        VERDICTS,
+    ),
+    Fault(
+        "more is better, whatever the metric",
+        "bench/analysis/verdicts.py",
+        '"better" if (wide.mean > 0) == more_is_better else "worse"',
+        '"better" if wide.mean > 0 else "worse"',
+        VERDICTS,
+    ),
+    Fault(
+        "seeds that are not paired",
+        "bench/analysis/verdicts.py",
+        "for value, base in zip(values, baseline, strict=True)]",
+        "for value, base in zip(values, sorted(baseline), strict=True)]",
+        VERDICTS,
+    ),
+    Fault(
+        "runs compared upside down",
+        "bench/analysis/verdicts.py",
+        "mean, (sd, freedom) = log(new.ratio / old.ratio), summed(runs)",
+        "mean, (sd, freedom) = log(old.ratio / new.ratio), summed(runs)",
+        COMPARE,
+    ),
+    Fault(
+        "the noise of one run taken for that of both",
+        "bench/analysis/verdicts.py",
+        "for run in (new, old)]",
+        "for run in (new,)]",
+        COMPARE,
+    ),
+    Fault(
+        "the first rounds count",
+        "bench/analysis/fit.py",
+        "LEFT_OUT = 2 ",
+        "LEFT_OUT = 0 ",
+        FIT,
+    ),
+    Fault(
+        "means of rounds in place of medians",
+        "bench/analysis/fit.py",
+        "effects = np.median(rounds[:, :, None] - rounds[:, None, :], axis=0).mean(axis=1)",
+        "effects = np.mean(rounds[:, :, None] - rounds[:, None, :], axis=0).mean(axis=1)",
+        FIT,
+    ),
+    Fault(
+        "a ratio upside down",
+        "bench/analysis/fit.py",
+        "shift = self.pooled[top] - self.pooled[bottom] - float(np.mean(each))",
+        "shift = self.pooled[bottom] - self.pooled[top] - float(np.mean(each))",
+        FIT,
+    ),
+    Fault(
+        "matches joined the wrong way",
+        "bench/analysis/fit.py",
+        "np.mean([times[name] - new[name] for name in anchors])",
+        "np.mean([new[name] - times[name] for name in anchors])",
+        FIT,
+    ),
+    Fault(
+        "matches that share nobody are joined",
+        "bench/analysis/fit.py",
+        "group = groups[known[0]] if known else len(groups)",
+        "group = groups[known[0]] if known else 0",
+        FIT,
+    ),
+    Fault(
+        "looks without correction",
+        "bench/analysis/bounds.py",
+        "return float(1 - 2 * stats.norm.sf(bound(looks, 1 - overall)))",
+        "return overall",
+        LOOKS,
+    ),
+    Fault(
+        "the end before a look is none",
+        "bench/analysis/bounds.py",
+        "[look for look in looks if look < blocks] + [blocks]",
+        "[look for look in looks if look <= blocks]",
+        LOOKS,
+    ),
+    Fault(
+        "variances that others overrule",
+        "bench/analysis/sequential.py",
+        "PRIOR = 2.0",
+        "PRIOR = 50.0",
+        LOOKS,
+    ),
+    Fault(
+        "a later look that undoes an earlier one",
+        "bench/analysis/sequential.py",
+        "    if before is None:\n        return now",
+        "    if True:\n        return now",
+        LOOKS,
+    ),
+    Fault(
+        "what is open counts as decided",
+        "bench/analysis/sequential.py",
+        'DECIDED = ("faster", "slower", "equivalent")',
+        'DECIDED = ("faster", "slower", "equivalent", "inconclusive")',
+        LOOKS,
+    ),
+    Fault(
+        "who has a wide interval leaves",
+        "bench/analysis/looks.py",
+        "WIDEST = 0.06",
+        "WIDEST = 6.0",
+        LOOKS,
+    ),
+    Fault(
+        "baselines leave",
+        "bench/analysis/looks.py",
+        'if case["role"] != "variant" or case["id"] in open_',
+        'if case["id"] in open_',
+        LOOKS,
+    ),
+    Fault(
+        "who is not decided leaves",
+        "bench/analysis/looks.py",
+        "                open_ |= sides",
+        "                pass",
+        LOOKS,
+    ),
+)
+
+PARITY = (
+    Fault(
+        "initial weights are not compared",
+        "bench/analysis/certificates.py",
+        'if same_weights and ours["weights_sha256"] != theirs["weights_sha256"]:',
+        "if False:",
+        RECORD,
+    ),
+    Fault(
+        "the first loss may differ",
+        "bench/analysis/certificates.py",
+        "if apart[0][0] > tolerance:",
+        "if False:",
+        RECORD,
+    ),
+    Fault(
+        "one block may do any other work",
+        "bench/analysis/certificates.py",
+        "MOST_FLIPPED = 100 ",
+        "MOST_FLIPPED = 1e12 ",
+        RECORD,
+    ),
+    Fault(
+        "a loss that is no number agrees",
+        "bench/analysis/certificates.py",
+        "    if one is None or other is None:\n        return inf",
+        "    if one is None or other is None:\n        return 0.0",
+        RECORD,
+    ),
+    Fault(
+        "other mathematics is not held against its twin",
+        "bench/analysis/certificates.py",
+        'own = one["variant"] != other["variant"]\n    if own and (one["changes_math"]',
+        'own = True\n    if own and (one["changes_math"]',
+        RECORD,
+    ),
+    Fault(
+        "a verdict on other work",
+        "bench/analysis/comparisons.py",
+        '"verdict": "not comparable" if reason else ratio.verdict,',
+        '"verdict": ratio.verdict,',
+        RECORD,
+    ),
+    Fault(
+        "a baseline of another framework",
+        "bench/analysis/pairing.py",
+        "same = work_of(other) == work_of(case) and same_side(other, case)",
+        "same = work_of(other) == work_of(case)",
+        RECORD,
+    ),
+    Fault(
+        "a baseline of another batch size",
+        "bench/analysis/pairing.py",
+        'WORK = ("task", "batch_size", "mode")',
+        'WORK = ("task", "mode")',
+        CHOOSE,
+    ),
+    Fault(
+        "initial weights that do not come from the seed",
+        "shared/weights.py",
+        "stream = np.random.default_rng([seed, *hashlib.sha256(name.encode()).digest()])",
+        "stream = np.random.default_rng([0, *hashlib.sha256(name.encode()).digest()])",
+        DATA,
+    ),
+    Fault(
+        "a checksum that sees no names",
+        "shared/weights.py",
+        'digest.update(f"{name}{array.shape}".encode())',
+        'digest.update(f"{array.shape}".encode())',
+        DATA,
+    ),
+    Fault(
+        "every epoch in the same order",
+        "shared/datasets.py",
+        "order = np.random.default_rng([seed, epoch]).permutation(size)",
+        "order = np.random.default_rng([seed]).permutation(size)",
+        DATA,
+    ),
+    Fault(
+        "originals in both splits",
+        "shared/datasets.py",
+        '"train": order[count // 3 :]}',
+        '"train": order}',
+        DATA,
+    ),
+    Fault(
+        "twins that start from other weights",
+        "bench/harness/matches.py",
+        "weights_seed=self.seed,",
+        'weights_seed=self.seed + (case.framework == "tf"),',
+        harness("twins_start"),
+    ),
+    Fault(
+        "seeds of training swapped between twins",
+        "bench/harness/apart.py",
+        "seed=seed,",
+        'seed=seed + (case.framework == "tf"),',
+        harness("twins_start"),
+    ),
+    Fault(
+        "accuracy on the training split",
+        "bench/harness/accuracy.py",
+        'def _evaluate(self, folder: Path, predict: Callable, split: str = "test")',
+        'def _evaluate(self, folder: Path, predict: Callable, split: str = "train")',
+        harness("not_trained_on"),
+    ),
+)
+
+MEASURING = (
+    Fault(
+        "no synchronisation at the end of a sample",
+        "bench/harness/timing.py",
+        "        synchronize()\n        return (time.perf_counter() - start) / len(batches), loss",
+        "        return (time.perf_counter() - start) / len(batches), loss",
+        harness("a_fault_gets_its_status or others_are_measured_whole"),
+    ),
+    Fault(
+        "no untimed step before a sample",
+        "bench/harness/timing.py",
+        "        self.call(*next(self.stream))\n        return self._loop",
+        "        return self._loop",
+        harness("untimed_step"),
+    ),
+    Fault(
+        "the time of all steps for that of one",
+        "bench/harness/timing.py",
+        "return (time.perf_counter() - start) / len(batches), loss",
+        "return time.perf_counter() - start, loss",
+        harness("untimed_step"),
+    ),
+    Fault(
+        "a warm-up that is too short",
+        "bench/harness/timing.py",
+        "WARM_CHUNKS = 20",
+        "WARM_CHUNKS = 1",
+        harness("warm_up_ends"),
+    ),
+    Fault(
+        "samples that are too short",
+        "bench/harness/timing.py",
+        "SAMPLE_S = 0.010",
+        "SAMPLE_S = 0.001",
+        harness("sample_lasts"),
+    ),
+    Fault(
+        "the garbage collector at work in samples",
+        "bench/harness/timing.py",
+        "        gc.disable()\n",
+        "",
+        harness("untimed_step"),
+    ),
+    Fault(
+        "everybody in the same order in each round",
+        "bench/harness/matches.py",
+        "            order.shuffle(contenders)\n",
+        "",
+        harness("every_round"),
+    ),
+    Fault(
+        "everybody starts in the same order",
+        "bench/harness/matches.py",
+        "row = [letters[(letter + block) % count] for letter in first]",
+        "row = [letters[letter % count] for letter in first]",
+        harness("latin_square"),
+    ),
+    Fault(
+        "disturbed rounds count",
+        "bench/harness/matches.py",
+        "MOST_TRIES = 2",
+        "MOST_TRIES = 1",
+        harness("disturbed"),
+    ),
+    Fault(
+        "the most disturbed rounds count",
+        "bench/harness/matches.py",
+        "if min(self.tries, key=_disturbance) is self.tries[-1]:",
+        "if max(self.tries, key=_disturbance) is self.tries[-1]:",
+        harness("disturbed"),
+    ),
+    Fault(
+        "others may take the cores",
+        "bench/harness/matches.py",
+        "MOST_OTHERS = 0.05",
+        "MOST_OTHERS = 5.0",
+        harness("disturbed"),
+    ),
+    Fault(
+        "results that come after the sample",
+        "bench/harness/matches.py",
+        "MOST_LATE = 0.05",
+        "MOST_LATE = 50",
+        harness("bounds_of_waiting"),
+    ),
+    Fault(
+        "waiting workers that use the cores",
+        "bench/harness/matches.py",
+        "MOST_WAITING_CPU = 0.10",
+        "MOST_WAITING_CPU = 10",
+        harness("bounds_of_waiting"),
+    ),
+    Fault(
+        "threads unequal",
+        "bench/harness/worker.py",
+        "if any(count != threads for count in found.values()):",
+        "if False:",
+        harness("threads_that_did_not"),
+    ),
+    Fault(
+        "a fork that inherits a started thread",
+        "bench/harness/parent.py",
+        "if threading.active_count() > 1:",
+        "if False:",
+        harness("start_a_thread"),
+    ),
+    Fault(
+        "the wrong allocator",
+        "bench/harness/machine.py",
+        'return environment | (TUNED_ALLOCATOR if allocator == "tuned" else {})',
+        "return environment",
+        MEMORY,
+    ),
+    Fault(
+        "the user's allocator in the plain one",
+        "bench/harness/machine.py",
+        "environment = {k: v for k, v in os.environ.items() if k not in TUNED_ALLOCATOR}",
+        "environment = dict(os.environ)",
+        MEMORY,
+    ),
+    Fault(
+        "threads beyond the quota",
+        "bench/harness/machine.py",
+        "return max(1, floor(min(count, _cgroup_quota())))",
+        "return max(1, floor(count))",
+        MEMORY,
+    ),
+    Fault(
+        "threads beyond the affinity",
+        "bench/harness/machine.py",
+        "count = len(os.sched_getaffinity(0))",
+        "count = os.cpu_count()",
+        MEMORY,
+    ),
+    Fault(
+        "peaks of earlier phases",
+        "bench/harness/memory.py",
+        '_CLEAR.write_text("5")',
+        '_CLEAR.write_text("1")',
+        MEMORY,
+    ),
+    Fault(
+        "kibibytes for bytes",
+        "bench/harness/memory.py",
+        "            return int(line.split()[1]) * 1024\n    return None",
+        "            return int(line.split()[1])\n    return None",
+        MEMORY,
+    ),
+    Fault(
+        "shared pages count for each process",
+        "bench/harness/memory.py",
+        'for line in lines if line.startswith("Pss:"))',
+        'for line in lines if line.startswith("Rss:"))',
+        MEMORY,
+    ),
+    Fault(
+        "baselines that a choice needs stay away",
+        "bench/harness/selection.py",
+        "or (case.is_baseline and (case.technique, case.work, case.side) in wanted)",
+        "or (case.is_baseline and not wanted)",
+        PLAN,
+    ),
+    Fault(
+        "matches that are too large",
+        "bench/harness/selection.py",
+        "MOST_ALIVE = 12",
+        "MOST_ALIVE = 24",
+        PLAN,
+    ),
+    Fault(
+        "another allocator is the same program",
+        "bench/harness/selection.py",
+        "return (case.work, case.side, variant.allocator, variant.program)",
+        "return (case.work, case.side, variant.program)",
+        PLAN,
+    ),
+)
+
+FIGURES = (
+    Fault(
+        "samples a second off by 1,000",
+        "bench/analysis/cases.py",
+        'figure(size / step, "samples/s"',
+        'figure(size / step / 1e3, "samples/s"',
+        RECORD,
+    ),
+    Fault(
+        "a rate with the interval of a time",
+        "bench/analysis/cases.py",
+        "edges = ci and ci[::-1]",
+        "edges = ci",
+        RECORD,
+    ),
+    Fault(
+        "memory with what is imported",
+        "bench/analysis/cases.py",
+        "above = None if steady is None or start is None else steady - start",
+        "above = None if steady is None or start is None else steady",
+        RECORD,
+    ),
+    Fault(
+        "a break-even that forgets the baseline's first call",
+        "bench/analysis/cases.py",
+        "extra = [median(first) - usual,",
+        "extra = [median(first),",
+        RECORD,
+    ),
+    Fault(
+        "a win that costs accuracy is a win",
+        "bench/analysis/comparisons.py",
+        'if found and sign * found["mean"] < -task["margin"]:',
+        "if False:",
+        RECORD,
+    ),
+    Fault(
+        "the slowest for the best of each side",
+        "bench/analysis/comparisons.py",
+        "pt, tf = (min(side, key=",
+        "pt, tf = (max(side, key=",
+        RECORD,
+    ),
+    Fault(
+        "accuracy kept by its mean, not by its bound",
+        "bench/analysis/accuracy.py",
+        'worst = ci[0] if metric == "accuracy" else -ci[1]',
+        'worst = mean if metric == "accuracy" else -mean',
+        CHOOSE,
+    ),
+    Fault(
+        "accuracy that nobody measured is kept",
+        "bench/analysis/accuracy.py",
+        "            return Accuracy(True, exact=True)\n    return Accuracy(None)",
+        "            return Accuracy(True, exact=True)\n    return Accuracy(True)",
+        CHOOSE,
+    ),
+    Fault(
+        "losses far apart are exact",
+        "bench/analysis/accuracy.py",
+        "ROUNDING = 1e-5",
+        "ROUNDING = 1.0",
+        CHOOSE,
+    ),
+    Fault(
+        "an advice beyond the memory that there is",
+        "bench/analysis/decisions.py",
+        "if peak.value > limits.memory:",
+        "if False:",
+        CHOOSE,
+    ),
+    Fault(
+        "an advice for other work",
+        "bench/analysis/decisions.py",
+        'if goal.figure == "time" and at(option.own, "verdict") == DIFFERENT:',
+        "if False:",
+        CHOOSE,
+    ),
+    Fault(
+        "an advice that loses accuracy",
+        "bench/analysis/decisions.py",
+        'return NOT_MEASURED if found.mean is None or found.ci is None else "loses accuracy"',
+        "return NOT_MEASURED if found.mean is None or found.ci is None else None",
+        CHOOSE,
+    ),
+    Fault(
+        "slower without an interval that says so",
+        "bench/analysis/decisions.py",
+        "return found.ci is not None and found.ci[0] > 1",
+        "return found.ratio > 1",
+        CHOOSE,
+    ),
+    Fault(
+        "a row beaten by one that loses accuracy",
+        "bench/analysis/decisions.py",
+        "or _accuracy_rank(one) < _accuracy_rank(other):",
+        "or False:",
+        CHOOSE,
+    ),
+    Fault(
+        "a claim held by an estimate",
+        "bench/analysis/claims.py",
+        "if low <= found.low and found.high <= high:",
+        "if low <= found.value <= high:",
+        CLAIMS,
+    ),
+    Fault(
+        "a gain with its bounds exchanged",
+        "bench/analysis/effects.py",
+        "return Effect(1 / self.value, _over(1, self.high), _over(1, self.low), self.kind)",
+        "return Effect(1 / self.value, _over(1, self.low), _over(1, self.high), self.kind)",
+        CLAIMS,
+    ),
+    Fault(
+        "slower by more, whatever its interval",
+        "bench/compare.py",
+        "if change and change.ci[0] > 1 + share:",
+        "if change and change.ratio > 1 + share:",
+        COMPARE,
+    ),
+)
+
+SHOWN = (
+    Fault(
+        "a row dropped from the record",
+        "bench/harness/record.py",
+        '"cases": [self._case(entry) for entry in self.entries.values()],',
+        '"cases": [self._case(entry) for entry in self.entries.values()][:-1],',
+        RECORD,
+    ),
+    Fault(
+        "the last reason stands",
+        "bench/harness/record.py",
+        'if self.status == "OK":\n            self.status, self.reason = status, reason',
+        "if True:\n            self.status, self.reason = status, reason",
+        RECORD,
+    ),
+    Fault(
+        "a record that is half written",
+        "bench/harness/folders.py",
+        '        partial.write_text(text, encoding="utf-8")\n        os.replace(partial, path)',
+        '        path.write_text(text, encoding="utf-8")',
+        ("tests/harness/test_record.py", "-k", "interrupted_write or half_a_record"),
+    ),
+    Fault(
+        "a stale record is the latest",
+        "bench/harness/folders.py",
+        '    os.replace(link, results / "latest")',
+        '    if not (results / "latest").exists():\n        os.replace(link, results / "latest")',
+        RECORD,
+    ),
+    Fault(
+        "a row dropped from a table",
+        "bench/analysis/reading.py",
+        'in zip_longest(sides["pt"], sorted(sides["tf"], key=is_legacy))',
+        'in zip(sides["pt"], sorted(sides["tf"], key=is_legacy), strict=False)',
+        REPORT,
+    ),
+    Fault(
+        "a provisional run that does not say so",
+        "bench/report/content.py",
+        'if results["effort"] == "quick" or (played and max(played) == 1):',
+        "if False:",
+        REPORT,
+    ),
+    Fault(
+        "a run cut short that does not say so",
+        "bench/report/content.py",
+        'if not results["finished"]:',
+        "if False:",
+        REPORT,
+    ),
+    Fault(
+        "seconds shown as milliseconds",
+        "bench/report/blocks.py",
+        'step = scaled(at(timing, "median_s"), 1e3)',
+        'step = scaled(at(timing, "median_s"), 1)',
+        REPORT,
+    ),
+    Fault(
+        "zero for what is missing",
+        "bench/report/figures.py",
+        "    if not is_number(value):\n        return MISSING\n    if value and not",
+        '    if not is_number(value):\n        return "0"\n    if value and not',
+        REPORT,
+    ),
+    Fault(
+        "a record of a newer schema is read as one of ours",
+        "bench/analysis/schema.py",
+        "if version > SCHEMA_VERSION:",
+        "if False:",
+        REPORT,
+    ),
+    Fault(
+        "a time that is none is taken",
+        "bench/analysis/schema.py",
+        "SAMPLE = Number(above=1e-10, most=1e5)",
+        "SAMPLE = Number()",
+        REPORT,
+    ),
+)
+
+FAULTS = (*STATISTICS, *PARITY, *MEASURING, *FIGURES, *SHOWN)

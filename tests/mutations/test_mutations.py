@@ -1,0 +1,147 @@
+"""The planted faults fit the source as it is, and the command that plants them tells the truth.
+
+Whether each is noticed says `twinbench validate mutations`, which takes minutes.
+"""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from bench import mutations, validate
+from bench.mutations import BROKEN, KILLED, SURVIVED
+from tests.mutations.faults import FAULTS, Fault
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_there_are_forty_and_each_has_a_name_of_its_own():
+    assert len({fault.name for fault in FAULTS}) == len(FAULTS) >= 40
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_fault_has_its_place_and_is_sound_python(fault):
+    assert mutations.misplaced([fault]) == []
+    text = (ROOT / fault.file).read_text("utf-8")
+    planted = text.replace(fault.old, fault.new)
+    assert ast.dump(ast.parse(planted)) != ast.dump(ast.parse(text))
+    assert (ROOT / fault.tests[0]).is_file()
+
+
+# The command, on a small tree -------------------------------------------------------------------
+
+SOURCE = "def double(value):\n    return 2 * value\n"
+TEST = """
+from source import double
+
+def test_double():
+    assert double(3) == 6
+
+def test_sign():
+    assert double(-1) < 0
+"""
+
+
+def fault(name: str, new: str, *tests: str) -> Fault:
+    return Fault(name, "source.py", "return 2 * value", new, tests or ("test_source.py",))
+
+
+NOTICED = fault("three times", "return 3 * value")
+NOT_NOTICED = fault("three times, with a test of the sign", "return 3 * value",
+                    "test_source.py", "-k", "sign")  # fmt: skip
+HANGS = fault("no end", "while True: pass")
+NO_PYTHON = fault("no Python", "return 3 *", "test_source.py")
+
+
+@pytest.fixture
+def tree(tmp_path, monkeypatch) -> Path:
+    (tmp_path / "source.py").write_text(SOURCE)
+    (tmp_path / "test_source.py").write_text(TEST)
+    monkeypatch.setattr(mutations, "ROOT", tmp_path)
+    monkeypatch.setattr(mutations, "LIMIT_S", 20.0)
+    return tmp_path
+
+
+def test_what_a_fault_comes_to_is_seen_and_the_tree_stays_as_it_is(tree):
+    faults = [NOTICED, NOT_NOTICED, NO_PYTHON]
+    found = [(one.name, outcome.status) for one, outcome in mutations.plant(faults)]
+    expected = zip((each.name for each in faults), (KILLED, SURVIVED, BROKEN), strict=True)
+    assert found == list(expected)
+    assert (tree / "source.py").read_text() == SOURCE
+
+
+def test_tests_that_do_not_end_have_noticed(tree, monkeypatch):
+    monkeypatch.setattr(mutations, "LIMIT_S", 5.0)
+    ((_, outcome),) = mutations.plant([HANGS])
+    assert (outcome.status, outcome.how) == (KILLED, "its tests do not end")
+
+
+def test_tests_that_fail_without_a_fault_tell_nothing(tree):
+    (tree / "test_source.py").write_text("def test_nothing():\n    assert False\n")
+    with pytest.raises(ValueError, match=r"test_source.py: fails without a fault \(test_source"):
+        list(mutations.plant([NOTICED]))
+
+
+def test_a_fault_without_its_place_is_named(tree):
+    (tree / "source.py").write_text("")
+    with pytest.raises(ValueError, match="three times: its text does not stand"):
+        list(mutations.plant([NOTICED]))
+
+
+@pytest.mark.parametrize(("faults", "status"), [((NOTICED,), 0), ((NOTICED, NOT_NOTICED), 1)])
+def test_the_exit_status_says_whether_all_were_noticed(tree, monkeypatch, capsys, faults, status):
+    monkeypatch.setattr(mutations, "known", lambda: faults)
+    assert validate.main(["mutations"]) == status
+    said = capsys.readouterr().out
+    assert f"1 of {len(faults)} faults were noticed" in said
+    assert ("not noticed: three times, with" in said) == (status == 1)
+
+
+def test_a_run_whose_time_is_over_does_not_pass(tree, monkeypatch, capsys):
+    monkeypatch.setattr(mutations, "known", lambda: (NOTICED,) * 3)
+    assert validate.main(["mutations", "--minutes", "0.01"]) == 2
+
+
+def test_faults_are_drawn_from_operators_and_numbers():
+    found = mutations.drawn("bench/analysis", 200, seed=0)
+    assert len({(fault.file, fault.name, fault.new) for fault in found}) == 200
+    assert found == mutations.drawn("bench/analysis", 200, seed=0)
+    assert found != mutations.drawn("bench/analysis", 200, seed=1)
+    assert mutations.misplaced(found) == []
+    for one in found:
+        was, now = (ast.dump(ast.parse(text)) for text in (one.old, one.new))
+        assert was != now
+        assert all((ROOT / path).exists() for path in one.tests)
+
+
+@pytest.mark.parametrize(
+    ("source", "now"),
+    [
+        ("a < b", "a <= b"),
+        ("a is None", "a is not None"),
+        ("a and b", "a or b"),
+        ("a + b", "a - b"),
+        ("x = 2.5", "x = 3.5"),
+        ("x = True", "x = False"),
+    ],
+)
+def test_what_is_drawn_is_another_program(tmp_path, monkeypatch, source, now):
+    monkeypatch.setattr(mutations, "ROOT", tmp_path)
+    (tmp_path / "source.py").write_text(source)
+    assert mutations._drawn(tmp_path / "source.py", 0, ()).new == now
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--only", "no such"], "no fault has"),
+        (["--minutes", "0"], "a time above 0"),
+        (["--drawn", "0"], "1 or more"),
+        (["--drawn", "3", "--of", "nowhere"], "no tests of 'nowhere'"),
+    ],
+)
+def test_bad_options_are_one_line(options, said, capsys):
+    with pytest.raises(SystemExit) as ended:
+        validate.main(["mutations", *options])
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err

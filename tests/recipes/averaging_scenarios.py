@@ -1,0 +1,242 @@
+"""One framework's share of the tests of averages and early stopping; `worker.py` runs it."""
+
+from __future__ import annotations
+
+import math
+import sys
+
+import numpy as np
+
+from shared.specs import CNNSpec, Recipe, parameter_shapes
+from shared.weights import init_weights
+from tests import workers
+
+FRAMEWORK = "pt" if sys.argv[1:] == ["pt"] else "tf"
+impl = workers.implementation(FRAMEWORK, "recipes.averaging")
+averaging, kit = impl.recipes.averaging, impl.kit
+SPEC = CNNSpec((8, 8, 2), ((4, 1), (6, 2)), num_classes=10)
+RECIPE = Recipe("sgd", learning_rate=0.05, epochs=1, accuracy_batch_size=8)
+DECAY = 0.8
+
+
+def batches(count):
+    """The same in every process."""
+    random = np.random.default_rng(3)
+    found = []
+    for _ in range(count):
+        y = random.integers(0, 10, 16)
+        found.append((random.normal(size=(16, 8, 8, 2)).astype(np.float32) + 0.3, y))
+    return kit.data.resident_batches(found)
+
+
+def model_and_step():
+    model = kit.models.build(SPEC, init_weights(SPEC, seed=1))
+    optimizer = kit.training.make_optimizer(model, RECIPE)
+    return model, kit.training.make_train_step(model, optimizer, kit.training.cross_entropy)
+
+
+def weights(model):
+    exported = kit.models.export_weights(model)
+    return {name: np.array(exported[name]) for name in parameter_shapes(SPEC)}
+
+
+def state(model):
+    return {name: np.array(value) for name, value in kit.models.export_weights(model).items()}
+
+
+def same(one, other):
+    return all(np.array_equal(one[name], other[name]) for name in one)
+
+
+def averages():
+    """Both averages after ten steps, and the weights that they are of."""
+    model, step = model_and_step()
+    ema = averaging.make_exponential_average(model, decay=DECAY)
+    equal = averaging.make_equal_average(model)
+    step = averaging.make_averaging_step(step, model, ema)
+    seen = []
+    for batch in batches(10):
+        step(*batch)
+        equal.update_parameters(model)
+        seen.append(weights(model))
+    last, found = state(model), {"seen": seen}
+    for name, average in (("exponential", ema), ("equal", equal)):
+        with averaging.averaged(model, average) as inside:
+            found[name] = weights(inside)
+        found[f"{name}: as before"] = same(last, state(model))
+        try:
+            with averaging.averaged(model, average):
+                raise RuntimeError("an evaluation that fails")
+        except RuntimeError:
+            found[f"{name}: as before a failure"] = same(last, state(model))
+    averaging.apply_average(model, equal)
+    found["applied"] = same(found["equal"], weights(model))
+    return found
+
+
+def refusals():
+    model, _ = model_and_step()
+    average = averaging.make_equal_average(model)
+    cases = {
+        "decay": lambda: averaging.make_exponential_average(model, decay=1.0),
+        "no update": lambda: averaging.apply_average(model, average),
+        "no batch": lambda: averaging.update_statistics(model, []),
+        "patience": lambda: averaging.EarlyStopping(model, patience=-1),
+        "no figure": lambda: averaging.EarlyStopping(model).restore(),
+    }
+    found = {}
+    for name, call in cases.items():
+        try:
+            call()
+            found[name] = None
+        except ValueError as error:
+            found[name] = str(error)
+    return found
+
+
+def statistics():
+    """The statistics of the first BatchNorm's input, made anew, and by NumPy."""
+    model, step = model_and_step()
+    stream = batches(3)
+    for batch in stream:
+        step(*batch)
+    before = state(model)
+    averaging.update_statistics(model, [x for x, _ in stream])
+    after = state(model)
+    return {
+        "moments": own.moments_of_first_convolution(model, stream),
+        "mean": after["conv0.bn.mean"],
+        "variance": after["conv0.bn.variance"],
+        "changed": not np.array_equal(before["conv0.bn.mean"], after["conv0.bn.mean"]),
+        "parameters as before": all(
+            np.array_equal(before[name], after[name]) for name in parameter_shapes(SPEC)
+        ),
+        "modes as before": own.modes(model),
+    }
+
+
+def dropout():
+    """Statistics of a layer behind dropout: those without it."""
+    return own.statistics_behind_dropout()
+
+
+def noise():
+    """Statistics of a layer behind noise."""
+    return own.statistics_behind_noise()
+
+
+def early_stopping():
+    """When it stops, and which weights come back."""
+    found = {}
+    cases = {
+        "loss": ([3.0, 2.0, 2.5, 1.9, 2.0, 2.1, 2.2, 1.0], {"patience": 2}),
+        "accuracy": ([1.0, 2.0, 1.5, 1.4, 9.0], {"patience": 1, "higher_is_better": True}),
+        "min_delta": ([3.0, 2.95, 2.9, 2.85, 2.8], {"patience": 1, "min_delta": 0.2}),
+        "nan": ([math.nan, 2.0, math.nan, math.nan, 1.0], {"patience": 1}),
+        "never": ([3.0, 2.0, 1.0], {"patience": 0}),
+    }
+    for name, (values, settings) in cases.items():
+        model, step = model_and_step()
+        stopping = averaging.EarlyStopping(model, **settings)
+        states, stopped = [], None
+        for number, (value, batch) in enumerate(zip(values, batches(len(values)), strict=True)):
+            step(*batch)
+            states.append(state(model))
+            if stopping.step(value):
+                stopped = number
+                break
+        best = stopping.restore()
+        back = [number for number, each in enumerate(states) if same(each, state(model))]
+        found[name] = {"stopped": stopped, "best": best, "weights of": back}
+    return found
+
+
+class _PT:
+    def moments_of_first_convolution(self, model, stream):
+        import torch
+
+        module = next(m for m in model.modules() if isinstance(m, torch.nn.Conv2d))
+        with torch.no_grad():
+            values = [module(x).transpose(0, 1).flatten(1).double() for x, _ in stream]
+        # PyTorch keeps the unbiased variance.
+        return [
+            np.mean([v.mean(1).numpy() for v in values], axis=0),
+            np.mean([v.var(1, unbiased=True).numpy() for v in values], axis=0),
+        ]
+
+    def modes(self, model):
+        momenta = [m.momentum for m in model.modules() if hasattr(m, "momentum")]
+        return all(m.training for m in model.modules()) and None not in momenta
+
+    def statistics_behind_dropout(self):
+        import torch
+
+        model = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.BatchNorm1d(3))
+        x = torch.randn(64, 3, generator=torch.Generator().manual_seed(0)) + 2
+        before = torch.get_rng_state()
+        averaging.update_statistics(model, [x])
+        assert torch.equal(before, torch.get_rng_state())
+        return {"mean": model[1].running_mean.numpy(), "expected": x.mean(0).numpy()}
+
+    def statistics_behind_noise(self):
+        """PyTorch has a mode for each module: there is nothing to refuse."""
+        return {}
+
+
+class _TF:
+    def moments_of_first_convolution(self, model, stream):
+        import tensorflow as tf
+
+        layer = next(
+            each
+            for each in model._flatten_layers(include_self=False)
+            if isinstance(each, tf.keras.layers.Conv2D)
+        )
+        values = [np.asarray(layer(x)).reshape(-1, layer.filters).astype(float) for x, _ in stream]
+        ddof = 1 if sys.argv[1] == "tf_keras" else 0  # its fused kernel divides by n - 1
+        return [
+            np.mean([v.mean(0) for v in values], axis=0),
+            np.mean([v.var(0, ddof=ddof) for v in values], axis=0),
+        ]
+
+    def modes(self, model):
+        import tensorflow as tf
+
+        norms = [
+            each
+            for each in model._flatten_layers(include_self=False)
+            if isinstance(each, tf.keras.layers.BatchNormalization)
+        ]
+        return len({layer.momentum for layer in norms}) == 1 and norms[0].momentum == 0.9
+
+    def statistics_behind_dropout(self):
+        import tensorflow as tf
+
+        layers = tf.keras.layers
+        model = tf.keras.Sequential([layers.Dropout(0.5), layers.BatchNormalization()])
+        x = tf.constant(np.random.default_rng(0).normal(2, 1, (64, 3)).astype(np.float32))
+        model(x)
+        averaging.update_statistics(model, [x])
+        assert model.layers[0].rate == 0.5
+        mean = model.layers[1].moving_mean
+        return {"mean": np.asarray(mean), "expected": np.asarray(x).mean(0)}
+
+    def statistics_behind_noise(self):
+        """What is said of noise, which can't be switched off, and whether the statistics stayed."""
+        import tensorflow as tf
+
+        layers = tf.keras.layers
+        model = tf.keras.Sequential([layers.GaussianNoise(0.5), layers.BatchNormalization()])
+        x = tf.ones((8, 3))
+        model(x)
+        before = np.array(model.layers[1].moving_mean)
+        try:
+            averaging.update_statistics(model, [x])
+        except NotImplementedError as error:
+            same = np.array_equal(before, model.layers[1].moving_mean)
+            return {"said": str(error), "stayed": bool(same)}
+        return {"said": None}
+
+
+own = _PT() if FRAMEWORK == "pt" else _TF()
+SCENARIOS = (averages, refusals, statistics, dropout, noise, early_stopping)

@@ -1,0 +1,491 @@
+"""One framework's share of the regularization's tests; `worker.py` runs it."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+
+from tests import workers
+
+NAME = sys.argv[1]
+FRAMEWORK = "pt" if NAME == "pt" else "tf"
+impl = workers.implementation(FRAMEWORK, "recipes.regularization")
+regularization = impl.recipes.regularization
+DECAY = 0.3
+WIDTH = 400
+
+if FRAMEWORK == "pt":
+    import torch
+    from torch import nn
+
+    class Small(nn.Module):
+        """A parameter of each kind: tied head, frozen layer, class token."""
+
+        def __init__(self):
+            super().__init__()
+            self.embedding = nn.Embedding(6, 4)
+            self.frozen = nn.Linear(4, 4).requires_grad_(False)
+            self.dense = nn.Linear(4, 4)
+            self.norm = nn.LayerNorm(4)
+            self.token = nn.Parameter(torch.ones(1, 4))
+            self.head = nn.Linear(4, 6, bias=False)
+            self.head.weight = self.embedding.weight
+
+        def forward(self, codes):
+            return self.head(self.norm(self.dense(self.frozen(self.embedding(codes)))) + self.token)
+
+    def small():
+        torch.manual_seed(0)
+        return Small()
+
+    def parameters(model):
+        return {name: p.detach().numpy().copy() for name, p in model.named_parameters()}
+
+    def write(model, random):
+        """The same numbers in both frameworks, by kind."""
+        values = draws(random)
+        with torch.no_grad():
+            model.dense.weight.copy_(torch.tensor(values["kernel"].T))
+            model.dense.bias.copy_(torch.tensor(values["bias"]))
+            model.norm.weight.copy_(torch.tensor(values["gamma"]))
+            model.embedding.weight.copy_(torch.tensor(values["embedding"]))
+
+    def shift(model):
+        nn.init.ones_(model.norm.bias)  # zero would decay unseen
+
+    def gradients(value, model):
+        """By kind, in the layout of the draws."""
+        wanted = {
+            "kernel": model.dense.weight,
+            "bias": model.dense.bias,
+            "gamma": model.norm.weight,
+            "embedding": model.embedding.weight,
+        }
+        found = torch.autograd.grad(value(), list(wanted.values()), allow_unused=True)
+        found = dict(zip(wanted, found, strict=True))
+        found = {name: None if g is None else g.numpy() for name, g in found.items()}
+        if found["kernel"] is not None:
+            found["kernel"] = found["kernel"].T
+        return found
+
+    def adamw(model):
+        return torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.9)
+
+    def steps_of_no_gradient(model, optimizer, count):
+        for _ in range(count):
+            optimizer.zero_grad()
+            (0.0 * model(torch.arange(6)).sum() + 0.0 * model.token.sum()).backward()
+            optimizer.step()
+
+    def weight():
+        """A kernel of two ones."""
+        model = nn.Linear(2, 1, bias=False)
+        nn.init.ones_(model.weight)
+        return model
+
+    def optimizers(model):
+        return {
+            "sgd": torch.optim.SGD(model.parameters(), lr=1e-3),
+            "adam": torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0),
+        }
+
+    def train(model, optimizer, loss_fn, inputs):
+        step = impl.kit.training.make_train_step(model, optimizer, loss_fn)
+        for x in inputs:
+            step(torch.tensor(x), None)
+        return model.weight.detach().numpy().ravel()
+
+    def total(output, y):
+        return output.sum()
+
+    def smoothed(logits, labels, smoothing):
+        given = torch.tensor(logits, requires_grad=True)
+        value = regularization.smoothed_cross_entropy(
+            given, torch.tensor(labels), smoothing=smoothing
+        )
+        value.backward()
+        return {"value": value.item(), "gradient": given.grad.numpy()}
+
+    def identities():
+        """Models whose output is their input, if nothing is dropped."""
+        found = {
+            "sequential": nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)),
+            "with a tail": nn.Sequential(
+                nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Identity()
+            ),
+        }
+        for model in found.values():
+            for module in model:
+                if isinstance(module, nn.Linear):
+                    nn.init.eye_(module.weight)
+                    nn.init.zeros_(module.bias)
+        return found
+
+    def output(model, training):
+        torch.manual_seed(1)
+        model.train(training)
+        with torch.no_grad():
+            return model(torch.ones(20, WIDTH)).numpy()
+
+    def names(model):
+        return sorted(model.state_dict())
+
+    def dropped():
+        """A dropout, attention with dropout, one that is off."""
+        block = nn.TransformerEncoderLayer(8, 2, 8, dropout=0.1, batch_first=True)
+        return nn.Sequential(block, nn.Dropout(0.0), nn.Dropout2d(0.2))
+
+    def attention_rates(model):
+        return [model[0].self_attn.dropout, model[1].p, model[2].p]
+
+    def foreign():
+        """How many decay of ResNet-18, and how many convolutions and dense layers it has."""
+        from torchvision import models
+
+        model = models.resnet18(weights=None)
+        kinds = (nn.Conv2d, nn.Linear)
+        return {
+            "decayed": len(regularization.decayed_parameters(model)),
+            "layers": sum(isinstance(module, kinds) for module in model.modules()),
+        }
+
+    def framework_s_own():
+        """What only this framework refuses."""
+        model = small()
+        decay = regularization.apply_decoupled_decay
+        scheduled = adamw(model)
+        torch.optim.lr_scheduler.ConstantLR(scheduled)
+        coupled = torch.optim.Adam(model.parameters())
+        momentum = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        return {
+            "Adam": lambda: decay(model, coupled, weight_decay=0.1),
+            "momentum": lambda: decay(model, momentum, weight_decay=0.1),
+            "a scheduler": lambda: decay(model, scheduled, weight_decay=0.1),
+            "no head": lambda: regularization.add_dropout(nn.Sequential(nn.ReLU()), rate=0.5),
+        }
+
+    def moments_stay():
+        """A group that is split in the middle of a training keeps its moments."""
+        model = small()
+        optimizer = adamw(model)
+        (model(torch.arange(6)).square().sum() + model.token.sum()).backward()
+        optimizer.step()
+        kept = {id(p): state["exp_avg"].clone() for p, state in optimizer.state.items()}
+        regularization.apply_decoupled_decay(model, optimizer, weight_decay=0.1)
+        groups = [p for group in optimizer.param_groups for p in group["params"]]
+        trained = [p for p in model.parameters() if p.requires_grad]
+        return {
+            "same": all(torch.equal(optimizer.state[p]["exp_avg"], kept[id(p)]) for p in trained),
+            "once each": sorted(map(id, groups)) == sorted(map(id, model.parameters())),
+        }
+
+else:
+    import tensorflow as tf
+
+    keras = tf.keras
+
+    class Small(keras.Model):
+        """A parameter of each kind: tied head, frozen layer, class token."""
+
+        def __init__(self):
+            super().__init__()
+            self.embedding = keras.layers.Embedding(6, 4, name="embedding")
+            self.frozen = keras.layers.Dense(4, trainable=False, name="frozen")
+            self.dense = keras.layers.Dense(4, name="dense")
+            self.norm = keras.layers.LayerNormalization(name="norm")
+            self.token = self.add_weight(name="token", shape=(1, 4), initializer="ones")
+
+        def call(self, codes):
+            x = self.norm(self.dense(self.frozen(self.embedding(codes)))) + self.token
+            return tf.matmul(x, self.embedding.embeddings, transpose_b=True)
+
+    def small():
+        keras.utils.set_random_seed(0)
+        model = Small()
+        model(tf.range(6))
+        return model
+
+    def parameters(model):
+        name = regularization._name
+        return {name(v): np.array(tf.convert_to_tensor(v)) for v in model.weights}
+
+    def write(model, random):
+        """The same numbers in both frameworks, by kind."""
+        values = draws(random)
+        model.dense.kernel.assign(values["kernel"])
+        model.dense.bias.assign(values["bias"])
+        model.norm.gamma.assign(values["gamma"])
+        model.embedding.embeddings.assign(values["embedding"])
+
+    def shift(model):
+        model.norm.beta.assign(tf.ones(4))  # zero would decay unseen
+
+    def gradients(value, model):
+        """By kind, in the layout of the draws."""
+        wanted = {
+            "kernel": model.dense.kernel,
+            "bias": model.dense.bias,
+            "gamma": model.norm.gamma,
+            "embedding": model.embedding.embeddings,
+        }
+        with tf.GradientTape() as tape:
+            found = value()
+        found = tape.gradient(found, list(wanted.values()))
+        return {
+            name: None if g is None else np.array(tf.convert_to_tensor(g))
+            for name, g in zip(wanted, found, strict=True)
+        }
+
+    def adamw(model):
+        return keras.optimizers.AdamW(0.1, weight_decay=0.9)
+
+    def steps_of_no_gradient(model, optimizer, count):
+        variables = model.trainable_variables
+        for _ in range(count):
+            optimizer.apply_gradients([(tf.zeros(v.shape), v) for v in variables])
+
+    def weight():
+        """A kernel of two ones."""
+        model = keras.Sequential([keras.layers.Dense(1, use_bias=False)])
+        model(tf.zeros((1, 2)))
+        model.set_weights([np.ones((2, 1))])
+        return model
+
+    def optimizers(model):
+        return {"sgd": keras.optimizers.SGD(1e-3), "adam": keras.optimizers.Adam(1e-2)}
+
+    def train(model, optimizer, loss_fn, inputs):
+        step = impl.kit.training.make_train_step(model, optimizer, loss_fn)
+        for x in inputs:
+            step(tf.constant(x), tf.constant(0))
+        return np.ravel(model.get_weights()[0])
+
+    def total(output, y):
+        return tf.reduce_sum(output)
+
+    def smoothed(logits, labels, smoothing):
+        given = tf.constant(logits)
+        with tf.GradientTape() as tape:
+            tape.watch(given)
+            value = regularization.smoothed_cross_entropy(
+                given, tf.constant(labels), smoothing=smoothing
+            )
+        return {"value": float(value), "gradient": tape.gradient(value, given).numpy()}
+
+    def identities():
+        """Models whose output is their input, if nothing is dropped."""
+
+        def dense():
+            return keras.layers.Dense(WIDTH, kernel_initializer="identity")
+
+        inputs = keras.Input((WIDTH,))
+        tail = keras.layers.ReLU()(dense()(dense()(inputs)))
+        return {
+            "sequential": keras.Sequential([keras.Input((WIDTH,)), dense(), dense()]),
+            "with a tail": keras.Model(inputs, keras.layers.Activation("linear")(tail)),
+        }
+
+    def output(model, training):
+        keras.utils.set_random_seed(1)
+        return np.array(model(tf.ones((20, WIDTH)), training=training))
+
+    def names(model):
+        return sorted(regularization._name(v) for v in model.weights)
+
+    def dropped():
+        """A dropout, attention with dropout, one that is off."""
+        inputs = keras.Input((3, 8))
+        x = keras.layers.MultiHeadAttention(2, 4, dropout=0.1)(inputs, inputs)
+        x = keras.layers.Dropout(0.0)(x)
+        return keras.Model(inputs, keras.layers.SpatialDropout1D(0.2)(x))
+
+    def attention_rates(model):
+        attention = model.layers[1]
+        assert attention._dropout == attention._dropout_layer.rate
+        return [attention._dropout, model.layers[2].rate, model.layers[3].rate]
+
+    def foreign():
+        """How many decay of MobileNetV2, and how many convolutions and dense layers it has."""
+        model = keras.applications.MobileNetV2((32, 32, 3), 0.35, weights=None, classes=10)
+        kinds = (keras.layers.Conv2D, keras.layers.DepthwiseConv2D, keras.layers.Dense)
+        return {
+            "decayed": len(regularization.decayed_parameters(model)),
+            "layers": sum(isinstance(layer, kinds) for layer in model.layers),
+        }
+
+    def framework_s_own():
+        """What only this framework refuses."""
+        model = small()
+        built = adamw(model)
+        built.build(model.trainable_variables)
+        decay = regularization.apply_decoupled_decay
+        return {
+            "a built optimizer": lambda: decay(model, built, weight_decay=0.1),
+            "a subclass": lambda: regularization.add_dropout(model, rate=0.5, head="dense"),
+            "no head": lambda: regularization.add_dropout(
+                keras.Sequential([keras.layers.ReLU()]), rate=0.5
+            ),
+            "a branch": lambda: regularization.add_dropout(branched(), rate=0.5),
+        }
+
+    def branched():
+        """A head whose output is added to another branch's."""
+        inputs = keras.Input((4,))
+        return keras.Model(inputs, keras.layers.Add()([keras.layers.Dense(4)(inputs), inputs]))
+
+    def moments_stay():
+        """Keras is told before there are moments."""
+        return {"same": True, "once each": True}
+
+
+def draws(random):
+    return {
+        "kernel": random.normal(size=(4, 4)).astype(np.float32),
+        "bias": random.normal(size=4).astype(np.float32),
+        "gamma": random.normal(size=4).astype(np.float32),
+        "embedding": random.normal(size=(6, 4)).astype(np.float32),
+    }
+
+
+def penalty():
+    """Value and gradients of the penalty, for kernels and for all that can be asked for."""
+    found = {"draws": draws(np.random.default_rng(0))}
+    model = small()
+    write(model, np.random.default_rng(0))
+    everything = {"biases": True, "norms": True, "embeddings": True}
+    for case, settings in {"kernels": {}, "everything": everything}.items():
+
+        def value(settings=settings):
+            return regularization.l2_penalty(model, weight_decay=DECAY, **settings)
+
+        found[case] = {"value": float(value()), "gradients": gradients(value, model)}
+    return found
+
+
+def decayed():
+    """Each parameter over what it was, after steps without a gradient, by what was asked for."""
+    found = {}
+    for case, settings in {
+        "kernels": {},
+        "biases": {"biases": True},
+        "norms": {"norms": True},
+        "embeddings": {"embeddings": True},
+    }.items():
+        model = small()
+        write(model, np.random.default_rng(0))
+        shift(model)
+        before, optimizer = parameters(model), adamw(model)
+        said = regularization.apply_decoupled_decay(
+            model, optimizer, weight_decay=DECAY, **settings
+        )
+        steps_of_no_gradient(model, optimizer, 3)
+        after = parameters(model)
+        ratios = {}
+        for name, value in before.items():
+            large = np.abs(value) > 1e-3
+            ratios[name] = float((after[name][large] / value[large]).mean()) if large.any() else 1.0
+        found[case] = {"said": said, "ratios": ratios}
+    return found
+
+
+def under_adam():
+    """Two weights of one whose gradients are +-1 and +-100, after training with either decay."""
+    inputs = [np.array([[1.0, 100.0]], np.float32) * (-1) ** step for step in range(200)]
+    found = {}
+    for rule in ("sgd", "adam"):
+        for kind in ("nothing", "l2", "decoupled"):
+            model, loss_fn = weight(), total
+            optimizer = optimizers(model)[rule]
+            if kind == "l2":
+                loss_fn = regularization.make_penalized_loss(total, model, weight_decay=0.1)
+            if kind == "decoupled":
+                regularization.apply_decoupled_decay(model, optimizer, weight_decay=0.1)
+            found[f"{rule}, {kind}"] = train(model, optimizer, loss_fn, inputs)
+    return found
+
+
+def smoothing():
+    random = np.random.default_rng(2)
+    logits = random.normal(0, 3, (2, 5, 7)).astype(np.float32)
+    labels = random.integers(0, 7, (2, 5))
+    found = {str(share): smoothed(logits, labels, share) for share in (0.0, 0.1, 0.5)}
+    return found | {"logits": logits, "labels": labels}
+
+
+def dropout():
+    """What dropout before the head makes of ones; what changes besides; another rate."""
+    found = {}
+    for case, model in identities().items():
+        before = names(model)
+        changed = regularization.add_dropout(model, rate=0.75)
+        found[case] = {
+            "training": sorted(set(output(changed, True).ravel().tolist())),
+            "kept": float((output(changed, True) > 0).mean()),
+            "inference": sorted(set(output(changed, False).ravel().tolist())),
+            "names": names(changed) == before,
+        }
+        set_again = regularization.set_dropout_rate(changed, rate=0.25)
+        found[case]["kept at a quarter"] = float((output(changed, True) > 0).mean())
+        found[case]["set"] = len(set_again)
+        try:
+            regularization.add_dropout(changed, rate=0.5)
+        except ValueError as error:
+            found[case]["twice"] = str(error)
+    return found
+
+
+def rates():
+    """Of dropouts that are there."""
+    model = dropped()
+    said = regularization.set_dropout_rate(model, rate=0.6)
+    return {"rates": attention_rates(model), "said": said}
+
+
+def refusals():
+    model = small()
+    cases = {
+        "no dropout": lambda: regularization.set_dropout_rate(model, rate=0.5),
+        "a rate of one": lambda: regularization.set_dropout_rate(dropped(), rate=1.0),
+        "a negative decay": lambda: regularization.l2_penalty(model, weight_decay=-1.0),
+        "all smoothed": lambda: smoothed(np.zeros((1, 2), np.float32), np.zeros(1, int), 1.0),
+        "an unknown head": lambda: regularization.add_dropout(
+            identities()["sequential"], rate=0.5, head="tail"
+        ),
+        "no batch": lambda: regularization.scale_decay(weight_decay=0.1, batch_size=0),
+        **framework_s_own(),
+    }
+    found = {}
+    for case, call in cases.items():
+        try:
+            call()
+            found[case] = None
+        except (ValueError, NotImplementedError) as error:
+            found[case] = str(error)
+    return found
+
+
+def foreign_models():
+    return foreign()
+
+
+def split():
+    return moments_stay()
+
+
+def scaled():
+    return regularization.scale_decay(weight_decay=0.01, batch_size=256)
+
+
+SCENARIOS = (
+    penalty,
+    decayed,
+    under_adam,
+    smoothing,
+    dropout,
+    rates,
+    refusals,
+    foreign_models,
+    split,
+    scaled,
+)

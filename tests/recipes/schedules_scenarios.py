@@ -1,0 +1,199 @@
+"""One framework's share of the schedules' tests; `worker.py` runs it."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from tests import workers
+
+FRAMEWORK = "pt" if sys.argv[1:] == ["pt"] else "tf"
+schedules = workers.implementation(FRAMEWORK, "recipes.schedules").recipes.schedules
+STEPS = 20
+RATE = 0.1
+CASES = {
+    "linear": ("apply_linear_decay", {"steps": STEPS}),
+    "linear, warm": ("apply_linear_decay", {"steps": STEPS, "warmup": 5, "final": 0.1}),
+    "cosine": ("apply_cosine", {"steps": STEPS}),
+    "cosine, warm": ("apply_cosine", {"steps": STEPS, "warmup": 5, "final": 0.01}),
+    "one cycle": ("apply_one_cycle", {"steps": STEPS}),
+    "one cycle, early": (
+        "apply_one_cycle",
+        {"steps": STEPS, "rising": 0.1, "initial": 0.5, "final": 0.01},
+    ),
+}
+PLATEAU = {"factor": 0.5, "patience": 2, "threshold": 0.01, "cooldown": 1, "lowest": 0.02}
+LOSSES = [1.0, 0.8, 0.795, 0.9, 0.9, 0.9, 0.9, 0.9, 0.7, 0.71, 0.72, 0.73, 0.74, 0.75] + [0.76] * 9
+
+
+if FRAMEWORK == "pt":
+    import torch
+
+    def make():
+        """A weight of zero whose gradient is one in every step."""
+        weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
+        return weight, torch.optim.SGD([weight], lr=RATE)
+
+    def train(weight, optimizer, scheduler, steps, last=STEPS):
+        """The rates that were used."""
+        rates = []
+        for _ in range(steps):
+            before = weight.item()
+            weight.grad = torch.ones_like(weight)
+            optimizer.step()
+            rates.append(before - weight.item())
+            if scheduler.last_epoch < last - 1:
+                scheduler.step()
+        return rates
+
+    def rate(optimizer):
+        return optimizer.param_groups[0]["lr"]
+
+    def resume(name, settings, split):
+        """Rates of a run that is saved after `split` steps and taken up by new objects."""
+        apply = getattr(schedules, name)
+        weight, optimizer = make()
+        scheduler = apply(optimizer, **settings)
+        rates = train(weight, optimizer, scheduler, split)
+        saved = json.loads(json.dumps(optimizer.state_dict()["param_groups"][0]["lr"]))
+        state = optimizer.state_dict(), scheduler.state_dict()
+        weight, optimizer = make()
+        scheduler = apply(optimizer, **settings)
+        optimizer.load_state_dict(state[0])
+        scheduler.load_state_dict(state[1])
+        assert rate(optimizer) == saved
+        return rates + train(weight, optimizer, scheduler, STEPS - split)
+
+    def saved_and_loaded(name, settings):
+        return None
+
+else:
+    import tensorflow as tf
+
+    def make():
+        """A weight of zero whose gradient is one in every step."""
+        weight = tf.Variable([0.0], dtype=tf.float64)
+        optimizer = tf.keras.optimizers.SGD(RATE)
+        return weight, optimizer
+
+    def train(weight, optimizer, scheduler, steps):
+        """The rates that were used."""
+
+        @tf.function
+        def step():
+            optimizer.apply_gradients([(tf.ones([1], tf.float64), weight)])
+
+        rates = []
+        for _ in range(steps):
+            before = weight.numpy()[0]
+            step()
+            rates.append(float(before - weight.numpy()[0]))
+        return rates
+
+    def rate(optimizer):
+        return float(optimizer.learning_rate)
+
+    def resume(name, settings, split):
+        """Rates of a run that is saved after `split` steps and taken up by new objects."""
+        apply = getattr(schedules, name)
+        weight, optimizer = make()
+        scheduler = apply(optimizer, **settings)
+        rates = train(weight, optimizer, scheduler, split)
+        count = int(optimizer.iterations.numpy())
+        weight, optimizer = make()
+        scheduler = apply(optimizer, **settings)
+        optimizer.iterations.assign(count)
+        return rates + train(weight, optimizer, scheduler, STEPS - split)
+
+    def saved_and_loaded(name, settings):
+        """The rates of the schedule after its configuration went through JSON."""
+        _, optimizer = make()
+        made = getattr(schedules, name)(optimizer, **settings)
+        config = json.loads(json.dumps(tf.keras.optimizers.serialize(optimizer)))
+        again = tf.keras.optimizers.deserialize(config)
+        held = again._learning_rate
+        assert type(held) is type(made)
+        return [float(held(step)) for step in range(STEPS)]
+
+
+def rates():
+    """What the optimizer moved a weight by whose gradient is one, in float64."""
+    found = {}
+    for case, (name, settings) in CASES.items():
+        weight, optimizer = make()
+        scheduler = getattr(schedules, name)(optimizer, **settings)
+        found[case] = train(weight, optimizer, scheduler, STEPS)
+    return found
+
+
+def told():
+    """What `current_rate` says before each step."""
+    found = {}
+    for case, (name, settings) in CASES.items():
+        weight, optimizer = make()
+        scheduler = getattr(schedules, name)(optimizer, **settings)
+        found[case] = []
+        for _ in range(5):
+            found[case].append(schedules.current_rate(optimizer))
+            train(weight, optimizer, scheduler, 1)
+    return found
+
+
+def resumed():
+    return {case: resume(name, settings, 7) for case, (name, settings) in CASES.items()}
+
+
+def serialized():
+    return {case: saved_and_loaded(name, settings) for case, (name, settings) in CASES.items()}
+
+
+def plateau():
+    """The rate after each loss, at once and resumed in the middle."""
+    found = {}
+    for split in (len(LOSSES), 6):
+        _, optimizer = make()
+        scheduler = schedules.apply_reduction_on_plateau(optimizer, **PLATEAU)
+        seen = []
+        for number, loss in enumerate(LOSSES):
+            if number == split:
+                state, now = json.loads(json.dumps(scheduler.state_dict())), rate(optimizer)
+                _, optimizer = make()
+                scheduler = schedules.apply_reduction_on_plateau(optimizer, **PLATEAU)
+                scheduler.load_state_dict(state)
+                if FRAMEWORK == "pt":
+                    optimizer.param_groups[0]["lr"] = now
+                else:
+                    optimizer.learning_rate = now
+            scheduler.step(loss)
+            seen.append(rate(optimizer))
+        found[str(split)] = seen
+    return found
+
+
+def refusals():
+    """What bad settings raise."""
+    found = {}
+    for case, name, settings in (
+        ("no steps", "apply_cosine", {"steps": 0}),
+        ("long warm-up", "apply_linear_decay", {"steps": 5, "warmup": 5}),
+        ("final above one", "apply_cosine", {"steps": 5, "final": 1.5}),
+        ("one step", "apply_one_cycle", {"steps": 1}),
+        ("never rises", "apply_one_cycle", {"steps": 9, "rising": 0.0}),
+        ("ends above its start", "apply_one_cycle", {"steps": 9, "initial": 0.1, "final": 0.2}),
+        ("factor of one", "apply_reduction_on_plateau", {"factor": 1.0}),
+    ):
+        _, optimizer = make()
+        try:
+            getattr(schedules, name)(optimizer, **settings)
+            found[case] = None
+        except ValueError as error:
+            found[case] = str(error)
+        found[f"{case}: rate"] = rate(optimizer)
+    return found
+
+
+def scaled():
+    return schedules.scale_rate(rate=0.1, batch_size=1024, reference_batch_size=256)
+
+
+SCENARIOS = (rates, told, resumed, serialized, plateau, refusals, scaled)

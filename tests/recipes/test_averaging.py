@@ -1,0 +1,91 @@
+"""Averages are those of NumPy, statistics those of the data, and the best weights come back."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+DECAY = 0.8  # of the worker
+
+
+def exponential(seen):
+    average = {name: np.array(value, float) for name, value in seen[0].items()}
+    for weights in seen[1:]:
+        for name, value in weights.items():
+            average[name] = DECAY * average[name] + (1 - DECAY) * np.array(value, float)
+    return average
+
+
+def equal(seen):
+    return {name: np.mean([np.array(w[name], float) for w in seen], axis=0) for name in seen[0]}
+
+
+def apart(ours, theirs):
+    """The largest relative L2 difference of a tensor."""
+    return max(
+        np.linalg.norm(np.array(ours[name]) - theirs[name]) / np.linalg.norm(theirs[name])
+        for name in theirs
+        if np.linalg.norm(theirs[name])
+    )
+
+
+@pytest.mark.parametrize(("name", "formula"), [("exponential", exponential), ("equal", equal)])
+def test_the_average_is_that_of_numpy_and_leaves_no_trace(every, name, formula):
+    found = every["averaging averages"]
+    assert apart(found[name], formula(found["seen"])) < 1e-6
+    last = {key: np.array(value) for key, value in found["seen"][-1].items()}
+    assert apart(found[name], last) > 1e-3  # or there was nothing to average
+    assert found[f"{name}: as before"]
+    assert found[f"{name}: as before a failure"]
+    assert found["applied"]
+
+
+@pytest.mark.parametrize("name", ["exponential", "equal"])
+def test_twins_have_the_same_averages(evidence, name):
+    ours = {k: np.array(v) for k, v in evidence["pt"]["averaging averages"][name].items()}
+    for other in ("tf", "tf_keras"):
+        theirs = evidence[other]["averaging averages"][name]
+        assert apart(ours, {k: np.array(v) for k, v in theirs.items()}) < 1e-5
+
+
+def test_statistics_are_the_mean_over_batches_and_nothing_else_changes(every):
+    found = every["averaging statistics"]
+    mean, variance = found["moments"]
+    assert found["changed"]
+    assert np.allclose(found["mean"], mean, rtol=1e-4, atol=1e-6)
+    assert np.allclose(found["variance"], variance, rtol=1e-4)
+    assert found["parameters as before"]
+    assert found["modes as before"]
+
+
+def test_dropout_is_not_in_the_statistics(every):
+    found = every["averaging dropout"]
+    assert np.allclose(found["mean"], found["expected"], rtol=1e-4)
+
+
+@pytest.mark.parametrize("framework", ["tf", "tf_keras"])
+def test_noise_is_refused_and_the_statistics_stay(evidence, framework):
+    found = evidence[framework]["averaging noise"]
+    assert "draws at random" in found["said"]
+    assert found["stayed"]
+
+
+@pytest.mark.parametrize(
+    ("case", "stopped", "best", "weights"),
+    [
+        ("loss", 6, 1.9, 3),
+        ("accuracy", 3, 2.0, 1),
+        ("min_delta", 2, 3.0, 0),
+        ("nan", 3, 2.0, 1),
+        ("never", None, 1.0, 2),
+    ],
+)
+def test_early_stopping_stops_and_the_best_weights_come_back(every, case, stopped, best, weights):
+    found = every["averaging early_stopping"][case]
+    assert found["stopped"] == stopped
+    assert found["best"] == best
+    assert found["weights of"] == [weights]
+
+
+def test_bad_settings_are_refused(every):
+    assert all(every["averaging refusals"].values())

@@ -1,0 +1,69 @@
+"""Interrupted training ends with the weights of an undisturbed one; no fault costs a file."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def test_interrupted_after_any_step_it_ends_with_the_same_weights(every):
+    found = every["checkpoints resumed"]
+    assert found["a step is seen"]
+    assert len(found["same"]) == 5
+    assert all(found["same"].values())
+
+
+def test_what_each_kind_holds(every):
+    whole, weights, half = (every["checkpoints kinds"][k] for k in ("whole", "weights", "half"))
+    assert whole["exact"]
+    assert weights["exact"]
+    assert half["rounded"]
+    assert not half["exact"]
+    assert whole["bytes"] > weights["bytes"] > half["bytes"]
+    assert whole["state"] == weights["state"] == half["state"] == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("missing", "there is no"),
+        ("cut", "cut off"),
+        ("empty", "cut off"),
+        ("flipped", "damaged"),
+        ("foreign", "no checkpoint"),
+        ("half", "weights alone"),
+        ("other model", "another model"),
+        ("overflow", "65504"),
+        ("full disk", "can't be written"),
+    ],
+)
+def test_a_fault_is_one_line(every, fault, words):
+    reason = every["checkpoints faults"][fault]
+    assert words in reason
+    assert "\n" not in reason
+
+
+def test_a_fault_changes_nothing(every):
+    found = every["checkpoints faults"]
+    assert found["model stays"]
+    assert found["other model stays"]
+    assert found["good one stays"]
+    assert found["left over"] == []
+
+
+def test_whatever_the_damage_there_is_one_line_and_the_model_stays(every):
+    found = every["checkpoints drawn_damage"]
+    assert found["stays"]  # as it was, or as the whole checkpoint has it, which is the same
+    lines = [line for line in found["said"] if line is not None]
+    assert len(lines) > 40  # some change what nobody reads
+    assert all(line.startswith(found["folder"]) and "\n" not in line for line in lines)
+
+
+def test_the_folder_keeps_the_last_the_best_and_the_periodic(every):
+    found = every["checkpoints folder"]
+    assert found["names"] == ["best", "periodic-00000003", "step-00000004", "step-00000005"]
+    assert found["best"] == 0.9
+    assert found["resumed"] == 4
+    assert found["weight"] == 4.0
+    assert "no checkpoint can be read" in found["none is whole"]
+    assert found["nothing there"] is None
+    assert found["bad keep"]

@@ -1,0 +1,105 @@
+"""What decays is what was asked for, by both kinds of decay, and labels and dropout do theirs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+DECAY = 0.3  # of the scenarios
+OTHERS = ("tf", "tf_keras")
+
+
+@pytest.mark.parametrize("case", ["kernels", "everything"])
+def test_the_penalty_and_its_gradient_are_those_of_the_formula(every, case):
+    found = every["regularization penalty"]
+    drawn = {name: np.array(value) for name, value in found["draws"].items()}
+    wanted = {"kernel"} if case == "kernels" else set(drawn)
+    value = DECAY / 2 * sum(np.square(drawn[name]).sum() for name in wanted)
+    assert found[case]["value"] == pytest.approx(value, rel=1e-6)
+    for name, gradient in found[case]["gradients"].items():
+        if name in wanted:
+            assert np.allclose(gradient, DECAY * drawn[name], rtol=1e-6)
+        else:
+            assert gradient is None
+
+
+@pytest.mark.parametrize("case", ["kernels", "biases", "norms", "embeddings"])
+def test_only_what_was_asked_for_decays(every, case):
+    found = every["regularization decayed"][case]
+    left = (1 - 0.1 * DECAY) ** 3
+    words = {"biases": "dense.bias", "norms": "norm", "embeddings": "embedding"}
+    for name, ratio in found["ratios"].items():
+        dotted = name.replace("/", ".")
+        kernel = "dense.weight" in dotted or "dense.kernel" in dotted
+        decays = kernel or words.get(case, "no such") in dotted
+        assert ratio == pytest.approx(left if decays else 1.0, rel=1e-5), name
+        assert (name in found["said"]) == decays, name
+
+
+def test_under_sgd_both_are_one_and_under_adam_they_are_not(every):
+    found = {case: np.array(value) for case, value in every["regularization under_adam"].items()}
+    assert np.allclose(found["sgd, l2"], found["sgd, decoupled"], atol=2e-4)
+    assert np.all(found["sgd, nothing"] - found["sgd, l2"] > 0.01)
+    share = (1 - 1e-2 * 0.1) ** 200
+    assert np.allclose(found["adam, decoupled"], share, atol=0.02)  # the same for both weights
+    lost = found["adam, nothing"] - found["adam, l2"]
+    # The penalty is divided by the size of the gradient: a hundredth of it moves the other weight.
+    assert lost[0] > 0.05
+    assert lost[0] > 20 * lost[1]
+
+
+def test_twins_train_alike_with_either_decay(evidence):
+    ours = evidence["pt"]["regularization under_adam"]
+    for other in OTHERS:
+        theirs = evidence[other]["regularization under_adam"]
+        for case, weights in ours.items():
+            assert theirs[case] == pytest.approx(weights, rel=1e-4), case
+
+
+@pytest.mark.parametrize("share", ["0.0", "0.1", "0.5"])
+def test_smoothed_labels_are_those_of_the_formula(every, share):
+    found = every["regularization smoothing"]
+    logits, labels = np.array(found["logits"], float), np.array(found["labels"])
+    log = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    target = np.eye(7)[labels] * (1 - float(share)) + float(share) / 7
+    assert found[share]["value"] == pytest.approx(-(target * log).sum(-1).mean(), rel=1e-5)
+    assert np.allclose(found[share]["gradient"], (np.exp(log) - target) / 10, atol=1e-6)
+
+
+@pytest.mark.parametrize("case", ["sequential", "with a tail"])
+def test_dropout_stands_before_the_head(every, case):
+    found = every["regularization dropout"][case]
+    assert found["training"] == [0.0, 4.0]  # what is kept is divided by a quarter
+    assert found["kept"] == pytest.approx(0.25, abs=0.03)
+    assert found["inference"] == [1.0]
+    assert found["names"]
+    assert found["kept at a quarter"] == pytest.approx(0.75, abs=0.03)
+    assert found["set"] == 1
+    assert "set_dropout_rate" in found["twice"]
+
+
+def test_rates_of_dropouts_that_are_on_change(every):
+    found = every["regularization rates"]
+    assert found["rates"] == [0.6, 0.0, 0.6]
+    assert found["said"]
+
+
+def test_what_can_not_be_done_is_said(every):
+    found = every["regularization refusals"]
+    assert len(found) >= 9
+    for case, said in found.items():
+        assert said, f"{case} was not refused"
+
+
+def test_kernels_of_models_of_others_decay(every):
+    found = every["regularization foreign_models"]
+    assert found["decayed"] == found["layers"] > 20
+
+
+def test_groups_are_split_without_a_loss(evidence):
+    assert evidence["pt"]["regularization split"] == {"same": True, "once each": True}
+
+
+def test_an_epoch_takes_the_same_share_away_at_any_batch(every):
+    scaled = every["regularization scaled"]
+    assert (1 - 0.1 * scaled) ** 4 == pytest.approx((1 - 0.1 * 0.01) ** 16, rel=1e-4)

@@ -1,0 +1,33 @@
+"""One framework's share of all recipes' tests, in one process: imports take most of the time.
+
+`python -m tests.recipes.worker pt|tf|tf_keras` runs each scenario of `*_scenarios.py` and prints
+one line of JSON: "technique scenario" -> what was found, or {"error": traceback}.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import traceback
+from pathlib import Path
+
+import numpy as np
+
+
+def main(folder: Path = Path(__file__).parent) -> None:
+    """Run everything of a family: `folder` is that of its tests."""
+    found = {}
+    for path in sorted(folder.glob("*_scenarios.py")):
+        technique = path.stem.removesuffix("_scenarios")
+        module = importlib.import_module(f"tests.{folder.name}.{path.stem}")
+        for scenario in module.SCENARIOS:
+            name = f"{technique} {scenario.__name__}"
+            try:
+                found[name] = scenario()
+            except Exception:
+                found[name] = {"error": traceback.format_exc()}
+    print(json.dumps(found, default=lambda value: np.asarray(value).tolist()))
+
+
+if __name__ == "__main__":
+    main()

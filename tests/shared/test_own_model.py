@@ -1,0 +1,132 @@
+"""A user's file: read without being executed, executed, and its batches in any structure."""
+
+import numpy as np
+import pytest
+
+from shared import own_model
+from shared.own_model import BadFile
+
+MODEL = "def pytorch(): pass\n"
+BATCH = "def batch(size, seed): pass\n"
+
+
+def file(tmp_path, text, name="my_model.py"):
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_it_is_known_by_its_functions(tmp_path):
+    text = f"raise SystemExit('executed')\nfrom nets import tensorflow\n{MODEL}{BATCH}"
+    found = own_model.look(file(tmp_path, text))
+    assert found.sides == ["pt", "tf"]
+    assert found.functions == {"pytorch", "tensorflow", "batch"}
+    assert found.name == "my_model"
+
+
+def test_a_name_of_the_suite_s_is_another_task(tmp_path):
+    assert own_model.look(file(tmp_path, MODEL + BATCH, "photos.py")).name == "own_photos"
+    assert own_model.look(file(tmp_path, MODEL + BATCH, "my net-2.py")).name == "my_net_2"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (BATCH, "has neither pytorch() nor tensorflow()"),
+        (MODEL, "has neither batch(size, seed) nor batches()"),
+        (f"{MODEL}def batch(size, seed:\n", "my_model.py:2: "),
+    ],
+)
+def test_what_is_wrong_is_one_line(tmp_path, text, said):
+    with pytest.raises(BadFile) as found:
+        own_model.look(file(tmp_path, text))
+    assert said in str(found.value)
+    assert "\n" not in str(found.value)
+
+
+def test_a_file_that_is_none_says_so(tmp_path):
+    with pytest.raises(BadFile, match=r"gone\.py can't be read \(No such file"):
+        own_model.look(tmp_path / "gone.py")
+    path = tmp_path / "bytes.py"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(BadFile, match="is no Python"):
+        own_model.look(path)
+
+
+def test_the_line_that_fails_is_named(tmp_path):
+    text = f"{BATCH}def pytorch():\n    return helper()\n\ndef helper():\n    return {{}}['loss']\n"
+    module = own_model.load(file(tmp_path, text))
+    with pytest.raises(BadFile, match=r"^my_model\.py:6: in pytorch KeyError: 'loss'$"):
+        own_model.call("pytorch", module.__file__, module.pytorch)
+    with pytest.raises(BadFile, match=r"^broken\.py:1: ZeroDivisionError: division by zero$"):
+        own_model.load(file(tmp_path, "1 / 0\n", "broken.py"))
+
+
+def test_what_upstream_refuses_is_named_as_well(tmp_path):
+    text = f"{BATCH}def pytorch():\n    raise NotImplementedError('no such layer')\n"
+    module = own_model.load(file(tmp_path, text))
+    with pytest.raises(BadFile, match="no such layer"):
+        own_model.call("pytorch", module.__file__, module.pytorch)
+
+
+def test_it_imports_what_lies_beside_it(tmp_path):
+    file(tmp_path, "WIDTH = 7\n", "own_width_of_a_test.py")
+    path = file(tmp_path, f"from own_width_of_a_test import WIDTH\n{MODEL}{BATCH}")
+    assert own_model.load(path).WIDTH == 7
+
+
+def test_a_batch_has_the_size_that_the_file_means(tmp_path):
+    default = own_model.load(file(tmp_path, f"{MODEL}def batch(size=12, seed=0): pass\n", "a.py"))
+    assert own_model.usual_size(default) == 12
+    assert own_model.usual_size(own_model.load(file(tmp_path, MODEL + BATCH, "b.py"))) == 32
+
+
+def test_a_batch_is_arrays_in_any_structure(tmp_path):
+    text = (
+        "import numpy as np\n"
+        f"{MODEL}"
+        "def batch(size, seed, framework):\n"
+        "    x = {'ids': np.full((size, 3), seed), 'parts': (np.zeros(size), [1.0] * size)}\n"
+        "    return x, np.array(framework == 'tensorflow')\n"
+    )
+    module = own_model.load(file(tmp_path, text))
+    batches = [own_model.draw(module, 4, seed, "tf") for seed in range(own_model.BATCHES)]
+    own_model.save_batches(tmp_path / "tf", batches)
+    whole, few = (own_model.load_batches(tmp_path / "tf", size) for size in (None, 1))
+    assert len(whole) == own_model.BATCHES
+    x, y = whole[3]
+    assert list(x) == ["ids", "parts"]
+    assert (x["ids"] == 3).all()
+    assert x["ids"].shape == (4, 3)
+    assert x["parts"][1].tolist() == [1.0] * 4
+    assert bool(y)
+    assert few[3][0]["ids"].shape == (1, 3)
+    assert not (tmp_path / "tf" / "train_x.npy").exists()  # no route takes a structure
+
+
+def test_plain_arrays_are_there_as_a_data_set(tmp_path):
+    batches = [(np.full((4, 2), place), np.arange(4)) for place in range(own_model.BATCHES)]
+    own_model.save_batches(tmp_path, batches)
+    x = np.load(tmp_path / "train_x.npy")
+    assert x.shape == (40, 2)
+    assert x[4:8].tolist() == [[1, 1]] * 4
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (np.zeros(3), "not (x, y)"),
+        ((1, 2, 3), "a tuple of 3, not (x, y)"),
+        ((np.array(["a"]), 1), "give arrays of numbers"),
+    ],
+)
+def test_what_is_no_batch_is_said(given, said):
+    with pytest.raises(BadFile) as found:
+        own_model.pair(given, "batch")
+    assert said in str(found.value)
+
+
+def test_the_first_axis_is_the_batch():
+    own_model.check_size({"a": np.zeros((8, 2)), "scale": np.array(1.0)}, 8, "batch")
+    with pytest.raises(BadFile, match=r"shape \(3, 8\): its first axis has to be the 8 samples"):
+        own_model.check_size((np.zeros((8, 2)), np.zeros((3, 8))), 8, "batch")

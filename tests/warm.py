@@ -1,0 +1,79 @@
+"""A warm parent: imports one framework once and forks a worker for each request.
+
+    python -m tests.warm pt
+
+Requests and answers are lines of JSON on the standard input and output; one at a time. Nothing here
+runs an operator or starts a thread, so that the fork is safe, and a worker finds all settings as a
+fresh process does. A worker ends as any process does.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import runpy
+import sys
+import time
+
+from tests import workers
+
+# What most workers import, in their first second or at the first step.
+KEPT = {
+    "pt": ("torch._dynamo", "torch._inductor.compile_fx", "torchvision", "torchao.quantization"),
+    "tf": ("keras", "tensorflow_model_optimization"),
+}
+
+
+def main(framework: str) -> None:
+    """Fork for each line of the standard input, until it ends."""
+    requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what an import prints is no answer
+    workers.implementation(framework)
+    for module in KEPT[framework]:
+        importlib.import_module(module)
+    gc.collect()
+    gc.freeze()  # a worker's collections need not go through what was imported
+    for line in requests:
+        request = json.loads(line)
+        child = os.fork()
+        if not child:
+            requests.close()
+            answers.close()
+            return work(**request)
+        print(_ending(child, request["timeout"]), file=answers, flush=True)
+
+
+def work(
+    module: str, arguments: list[str], environment: dict[str, str], out: str, err: str, timeout: int
+) -> None:
+    """Be `python -m MODULE ARGUMENTS` with this environment, and output in these files."""
+    for number, path, flags in (
+        (0, os.devnull, os.O_RDONLY),
+        (1, out, os.O_WRONLY),
+        (2, err, os.O_WRONLY),
+    ):
+        opened = os.open(path, flags)
+        os.dup2(opened, number)
+        os.close(opened)
+    os.environ.update(environment)
+    sys.argv = [module, *arguments]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def _ending(child: int, timeout: int) -> int | None:
+    """The exit status of a child; None if it had to be killed after `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        found, status = os.waitpid(child, os.WNOHANG)
+        if found:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.02)
+    os.kill(child, 9)
+    os.waitpid(child, 0)
+    return None
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,4 @@
+"""Diagnosis: where the time of a step goes, and whether its memory grows.
+
+Read `profiling.py` first.
+"""

@@ -1,0 +1,94 @@
+"""Memory growth: whether a step's memory stays, fills a cache, or leaks.
+
+What it changes: nothing. It takes steps round by round, reads the resident memory after each, and
+judges the line: one that rises to the end is a leak, one that rose and then stays a cache that is
+not given back. It says how much a leak takes with each round, which Python objects are ever more,
+and what the allocators give back when they are asked to.
+
+Its twin: `pt_impl/diagnosis/memory_growth.py`.
+
+Where the frameworks differ and why:
+- A function that is traced anew for every Python number it is called with is the usual leak here:
+  each graph stays. In PyTorch it is a loss that is kept with its graph and all activations.
+- On a GPU TensorFlow's allocator keeps what tensors gave back, and cannot be asked to return it:
+  what counts there is what is in use (`get_memory_info`). PyTorch's cache can be emptied.
+
+When it helps and when it hurts: it finds a leak of a megabyte a round in 50 rounds, long before the
+machine is full. A round has to be long enough for its leak to show above a page or two, so let a
+round have many steps where the leak is small. What fills for more rounds than are watched (a cache
+of shapes, say) looks like a leak: watch more rounds. Counting all objects takes some milliseconds
+a round.
+
+Run it alone: `python -m tf_impl.diagnosis.memory_growth` watches a step that leaks and one that
+does not.
+
+Copy with it: `shared/growth.py`, `shared/profiles.py`.
+"""
+
+from collections.abc import Callable, Iterable
+
+import tensorflow as tf
+
+from shared.growth import Growth, watch
+from shared.profiles import endless
+
+
+def watch_memory(
+    step: Callable,
+    batches: Iterable,
+    *,
+    rounds: int = 50,
+    steps: int = 1,
+    warmup: int = 5,
+    least: float = 0.25,
+) -> Growth:
+    """Take `rounds` rounds of `steps` steps; return what became of the memory.
+
+    step: `step(*batch)`. batches: begun again when they run out. warmup: rounds before, in which
+    pools and optimizers take what they keep. least: megabytes a round that are a leak.
+    Raises ValueError for no batches and settings out of range.
+    """
+    batches = endless(batches)
+    on_gpu = bool(tf.config.list_physical_devices("GPU"))
+
+    def work() -> None:
+        for _ in range(steps):
+            step(*next(batches))
+        if on_gpu:
+            tf.test.experimental.sync_devices()
+
+    def allocated() -> int:
+        return tf.config.experimental.get_memory_info("GPU:0")["current"]
+
+    device = allocated if on_gpu else None
+    return watch(work, rounds=rounds, warmup=warmup, least=least, device=device)
+
+
+def main() -> None:
+    """Watch a step that is traced anew for every number, and one that is not."""
+    import numpy as np
+
+    from shared.specs import TASKS
+    from tf_impl.kit import data, models, training
+
+    task, random = TASKS["digits-cnn"], np.random.default_rng(0)
+    model = models.build(task.model)
+    images = random.normal(size=(32, *task.model.input_shape)).astype(np.float32)
+    batch = data.to_device(images, random.integers(0, 10, 32))
+    optimizer = training.make_optimizer(model, task.recipe)
+    plain = training.make_train_step(model, optimizer, training.cross_entropy)
+    numbers = iter(range(1_000_000))
+
+    @tf.function
+    def traced(x, number):
+        return model(x) * number
+
+    def leaking(x, y):
+        traced(x, next(numbers))  # a Python number is a constant of the graph
+
+    print("plain:  ", watch_memory(plain, [batch]))
+    print("leaking:", watch_memory(leaking, [batch]))
+
+
+if __name__ == "__main__":
+    main()

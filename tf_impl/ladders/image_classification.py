@@ -1,0 +1,201 @@
+"""Image classification: a whole training, from photos on disk to a model in use, rung by rung.
+
+What it changes: the program that a tutorial ends with (photos through the plainest pipeline, one
+float32 graph a step, the last weights, predictions by the model itself) takes one technique more
+with each rung, and everything below stays:
+
+1. input_pipeline: two batches of calls in flight, on two threads a core.
+2. mixed_precision: forward passes and predictions compute in bfloat16, over float32 weights.
+3. memory_format: channels of a pixel side by side, which is TensorFlow's default: nothing changes.
+4. accumulation: a batch in two micro-batches, each normalised by itself.
+5. compiled: the whole step by XLA.
+6. averaged_weights: an exponential average of the weights is used in the end, with statistics of
+   BatchNormalization that are made anew for it.
+7. pruned: whole channels leave the trained network, which trains on, with all of the above.
+8. int8: static int8 in a file of ONNX Runtime, which predicts from then on.
+
+Its twin: `pt_impl/ladders/image_classification.py`.
+
+Where the frameworks differ and why:
+- tf.data decodes beside the training by itself, so the plain program does not wait for every photo;
+  a DataLoader has no workers unless told.
+- channels_last is the default here; PyTorch converts the model.
+- What is compiled: here the whole step by XLA, there two regions and Python between them.
+- Predictions before the last rung are one graph here and eager there.
+- A batch is the caller's to keep here. There the tuned pipeline lends it.
+
+When it helps and when it hurts: each rung for what it is made for, see the files that this one
+imports; accumulation costs time and saves memory, an average costs a pass over the weights a step.
+Not every rung pays on every machine: leave out those that don't. The order is that of
+`stacking.py`; pruning and integers come last, since training has to be over.
+
+Run it alone: `python -m tf_impl.ladders.image_classification` trains ResNet-18 plain and with all
+rungs but the compiler's, on photos that it writes first.
+
+Copy with it: `shared/epochs.py`, `shared/images.py`, `shared/onnx_quantization.py`,
+`tf_impl/compression/post_training_quantization.py`,
+`tf_impl/compression/structured_pruning.py`, `tf_impl/input/folder.py`,
+`tf_impl/input/tuned_folder.py`, `tf_impl/kit/programs.py`, `tf_impl/recipes/averaging.py`,
+`tf_impl/recipes/checkpoints.py`, `tf_impl/train_step/activation_checkpointing.py`,
+`tf_impl/train_step/compilation.py`, `tf_impl/train_step/gradient_accumulation.py`,
+`tf_impl/train_step/gradient_clipping.py`, `tf_impl/train_step/memory_format.py`,
+`tf_impl/train_step/mixed_precision.py`, `tf_impl/train_step/stacking.py`.
+"""
+
+from collections.abc import Callable, Iterator
+
+import tensorflow as tf
+
+from tf_impl.compression.post_training_quantization import (
+    load_onnxruntime,
+    quantize_onnxruntime_int8,
+)
+from tf_impl.compression.structured_pruning import remove_channels
+from tf_impl.input.folder import naive_loader
+from tf_impl.input.tuned_folder import tuned_loader
+from tf_impl.recipes import averaging
+from tf_impl.recipes.checkpoints import save_checkpoint
+from tf_impl.train_step.mixed_precision import make_predict
+from tf_impl.train_step.stacking import make_train_step, prepare_model
+
+RUNGS = (
+    "input_pipeline",
+    "mixed_precision",
+    "memory_format",
+    "accumulation",
+    "compiled",
+    "averaged_weights",
+    "pruned",
+    "int8",
+)
+
+
+class Training:
+    """A training of a model on a folder of photos, with the rungs that are asked for.
+
+    build: gives the model, whose logits are (n, classes). photos: a folder with a sub-folder of
+    JPEG files a class. rungs: of `RUNGS`, in any order; none is the plain program. average_decay:
+    of averaged_weights. pruned_share, pruned_epochs: of the channels that go, and how long the
+    network trains on without them.
+
+    Raises ValueError for another rung, and as the techniques do.
+    """
+
+    def __init__(
+        self,
+        build: Callable,
+        photos,
+        *,
+        rungs: tuple = (),
+        image_size: int = 64,
+        batch_size: int = 16,
+        learning_rate: float = 0.02,
+        momentum: float = 0.9,
+        seed: int = 0,
+        average_decay: float = 0.9,
+        pruned_share: float = 0.3,
+        pruned_epochs: int = 1,
+    ) -> None:
+        if unknown := [rung for rung in rungs if rung not in RUNGS]:
+            raise ValueError(f"rungs has {unknown[0]!r}; choose of {', '.join(RUNGS)}")
+        self.rungs, self.average_decay = rungs, average_decay
+        self.learning_rate, self.momentum = learning_rate, momentum
+        self.pruned_share, self.pruned_epochs = pruned_share, pruned_epochs
+        self.dtype = "bfloat16" if "mixed_precision" in rungs else "float32"
+        self.format = "channels_last" if "memory_format" in rungs else ""
+        make_loader = tuned_loader if "input_pipeline" in rungs else naive_loader
+        self.loader = make_loader(photos, batch_size=batch_size, seed=seed, image_size=image_size)
+        self._train(build())
+
+    def _train(self, model: tf.keras.Model) -> None:
+        """Make optimizer, step and average for a model."""
+        self.model = model = prepare_model(model, memory_format=self.format)
+        optimizer = tf.keras.optimizers.SGD(self.learning_rate, momentum=self.momentum)
+        self.step = make_train_step(
+            model,
+            optimizer,
+            _cross_entropy,
+            memory_format=self.format,
+            dtype=self.dtype,
+            micro_batches=2 if "accumulation" in self.rungs else 1,
+            compiled="compiled" in self.rungs,
+        )
+        self.average = None
+        if "averaged_weights" in self.rungs:
+            self.average = averaging.make_exponential_average(model, decay=self.average_decay)
+            self.step = averaging.make_averaging_step(self.step, model, self.average)
+
+    def epoch(self) -> Iterator[tf.Tensor]:
+        """Train for the next epoch; yields the loss of each step."""
+        for x, y in self.loader:
+            yield self.step(x, y)
+
+    def finish(self, calibration: tf.Tensor) -> Iterator[tf.Tensor]:
+        """Do what follows the last epoch; yields the losses of the epochs that this takes.
+
+        calibration: photos of the training, (n, height, width, channels).
+        """
+        self._use_average()
+        if "pruned" in self.rungs:
+            self._train(remove_channels(self.model, calibration[:2], share=self.pruned_share))
+            for _ in range(self.pruned_epochs):
+                yield from self.epoch()
+            self._use_average()
+
+    def _use_average(self) -> None:
+        if self.average is None:
+            return
+        averaging.apply_average(self.model, self.average)
+        averaging.update_statistics(self.model, [x for x, _ in self.loader])
+
+    def deploy(self, path, calibration: tf.Tensor) -> Callable[[tf.Tensor], tf.Tensor]:
+        """Write what is deployed to `path`; return `predict(x) -> logits` of the deployed model."""
+        if "int8" in self.rungs:
+            quantize_onnxruntime_int8(self.model, calibration, path)
+            return load_onnxruntime(path)
+        save_checkpoint(path, self.model, None, {})
+        return make_predict(self.model, dtype=self.dtype)
+
+    def close(self) -> None:
+        """End the threads that decode photos."""
+        self.loader = None
+
+
+def _cross_entropy(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+    return tf.reduce_mean(losses)
+
+
+def main() -> None:
+    """Print seconds an epoch and accuracy, plain and with the rungs that need no compiler."""
+    import tempfile
+    import time
+    from pathlib import Path
+
+    from shared import datasets, photos
+    from shared.specs import TASKS
+    from shared.weights import init_weights
+    from tf_impl.kit import data, models, training
+
+    task, weights = TASKS["photos-resnet18"], init_weights(TASKS["photos-resnet18"].model, seed=0)
+    with tempfile.TemporaryDirectory() as name:
+        folder = photos.make_photos(Path(name), images=192, size=96, seed=0)
+        arrays = datasets.materialise(task.dataset, Path(name))
+        calibration, _ = data.to_device(*datasets.load(arrays, "train"))
+        test = data.to_device(*datasets.load(arrays, "test"))
+        for rungs in ((), tuple(rung for rung in RUNGS if rung != "compiled")):
+            program = Training(lambda: models.build(task.model, weights), folder, rungs=rungs)
+            start = time.perf_counter()
+            for _ in range(3):
+                last = [float(loss) for loss in program.epoch()]
+            seconds = (time.perf_counter() - start) / 3
+            last += [float(loss) for loss in program.finish(calibration[:64])]
+            predict = program.deploy(Path(name) / "deployed", calibration[:64])
+            accuracy = training.evaluate(predict, *test, metric="accuracy", batch_size=64)
+            said = f"{seconds:.1f} s an epoch, last loss {last[-1]:.3f}, accuracy {accuracy:.1f} %"
+            print(f"{', '.join(rungs) or 'plain'}: {said}")
+            program.close()
+
+
+if __name__ == "__main__":
+    main()
