@@ -118,7 +118,7 @@ def prove(tmp_path):
         )
         settings = {"export": export or {}}
         work = Work(TASK, "onnx", settings, 1, WEIGHTS, "predict", data=str(data))
-        return serving.took_effect(impl, work, Prepared(None, predict, model, None), None)
+        return serving.took_effect(impl, work, Prepared(None, predict, model, None), (None, None))
 
     return call
 

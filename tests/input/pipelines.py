@@ -37,9 +37,8 @@ BAD = (
 @functools.cache
 def evidence() -> SimpleNamespace:
     """What the worker of each framework found, and the folders that it read. Once a session."""
-    keep = tempfile.TemporaryDirectory()
+    keep = folder_for_all()
     top = Path(keep.name)
-    top.chmod(0o755)  # some of it is read as another user
     good = make_photos(top, images=13, size=300, seed=0)
     bad = damaged(good, top / "Bilder 图 ß")
     (top / "empty").mkdir()
@@ -94,17 +93,30 @@ def damaged(good: Path, folder: Path) -> Path:
     return folder
 
 
+def folder_for_all() -> tempfile.TemporaryDirectory:
+    """A folder that `ordinary_user` may read, outside the session's own, which lets nobody in."""
+    folder = tempfile.TemporaryDirectory(dir=os.environ["PYTEST_DEBUG_TEMPROOT"])
+    Path(folder.name).chmod(0o755)
+    return folder
+
+
 @contextlib.contextmanager
 def ordinary_user():
-    """The superuser may read everything; lay that down for a while."""
+    """The superuser may read everything; lay that down for a while.
+
+    Sockets of a loader's processes then go where everybody may write, since the session's own
+    folder lets nobody else in.
+    """
     if os.geteuid() != 0:
         yield
         return
+    scratch, tempfile.tempdir = tempfile.tempdir, os.environ["PYTEST_DEBUG_TEMPROOT"]
     os.seteuid(65534)
     try:
         yield
     finally:
         os.seteuid(0)
+        tempfile.tempdir = scratch
 
 
 @functools.cache

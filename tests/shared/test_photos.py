@@ -21,7 +21,7 @@ from PIL import Image
 from shared import images, photos
 from shared.images import ImageError, check_images, decode_rgb, inspect_image, list_images
 from shared.photos import CLASSES, make_photos
-from tests.input.pipelines import ordinary_user
+from tests.input.pipelines import folder_for_all, ordinary_user
 
 ROOT = Path(photos.__file__).parent.parent
 
@@ -303,11 +303,9 @@ def test_a_pipe_or_a_broken_link_named_as_an_image(tmp_path):
 
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="permissions are others here")
 def test_permissions_are_named():
-    # Not below pytest's folder, which belongs to its user alone.
-    with tempfile.TemporaryDirectory() as root:
+    with folder_for_all() as root:
         folder = tree(Path(root), "a/1.jpg", "b/closed/2.jpg", "c/3.jpg")
         (folder / "c" / "3.jpg").write_bytes(encoded(picture(), "JPEG"))
-        folder.chmod(0o755)
         (folder / "c" / "3.jpg").chmod(0)
         for closed in (folder / "b" / "closed", folder):
             before = closed.stat().st_mode
