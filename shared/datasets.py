@@ -57,12 +57,45 @@ def materialise(spec: DatasetSpec, folder: Path) -> Path:
         for split, (x, y) in make(spec).items():
             np.save(whole / f"{split}_x.npy", x)
             np.save(whole / f"{split}_y.npy", y)
-        try:
-            whole.rename(target)
-        except OSError:
-            if not target.is_dir():  # else another process was faster: its files are the same
-                raise
+        _move(whole, target)
     return target
+
+
+def _move(whole: Path, target: Path) -> None:
+    try:
+        whole.rename(target)
+    except OSError:
+        if not target.is_dir():  # else another process was faster: its files are the same
+            raise
+
+
+def domain_folders(
+    spec: DatasetSpec, folder: Path
+) -> tuple[Path, Path, tuple[np.ndarray, np.ndarray]]:
+    """Source and target of a data set of domains, each a folder to train on, and the test split.
+
+    The folders have train_x.npy and train_y.npy; labels of the target are zeros, so that nobody can
+    look at them. Test images are standardised one by one, as the in-memory loaders do.
+    """
+    arrays = materialise(spec, folder)
+    target = arrays.with_name(f"{arrays.name}-folders")
+    if not target.is_dir():
+        with TemporaryDirectory(dir=folder, prefix=".partial-") as partial:
+            whole = Path(partial) / "data"
+            for name, split in (("source", "train"), ("target", "target")):
+                x, y = load(arrays, split)
+                (whole / name).mkdir(parents=True)
+                np.save(whole / name / "train_x.npy", x)
+                np.save(whole / name / "train_y.npy", y if name == "source" else np.zeros_like(y))
+            _move(whole, target)
+    x, y = load(arrays, "test")
+    pixels = (1, 2, 3)
+    deviation = np.maximum(x.std(pixels, keepdims=True), x[0].size ** -0.5)
+    return (
+        target / "source",
+        target / "target",
+        ((x - x.mean(pixels, keepdims=True)) / deviation, y),
+    )
 
 
 def load(folder: Path, split: str) -> tuple[np.ndarray, np.ndarray]:

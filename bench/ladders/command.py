@@ -33,6 +33,7 @@ from bench.report.svg import standalone
 LADDERS = {
     "image_classification": "bench.ladders.image_classification",
     "language_model": "bench.ladders.language_model",
+    "domain_adaptation": "bench.ladders.domain_adaptation",
 }
 BLOCKS = 3  # pairs of runs a rung
 

@@ -64,6 +64,19 @@ def test_no_original_is_in_training_and_in_test(monkeypatch, tmp_path):
     assert drawn[:120] != drawn[120:240]  # no row of the target tells the label of a source's
 
 
+def test_folders_to_train_on_hold_no_label_of_the_target(splits, tmp_path):
+    source, target, (x, y) = datasets.domain_folders(SPEC, tmp_path)
+    for folder, split in ((source, "train"), (target, "target")):
+        assert np.array_equal(np.load(folder / "train_x.npy"), splits[split][0])
+    assert np.array_equal(np.load(source / "train_y.npy"), splits["train"][1])
+    assert not np.load(target / "train_y.npy").any()
+    assert np.array_equal(y, splits["test"][1])
+    assert x.mean((1, 2, 3)) == pytest.approx(0, abs=1e-5)  # each by itself
+    assert x.std((1, 2, 3)) == pytest.approx(1, abs=1e-4)
+    before = source.stat().st_mtime_ns
+    assert datasets.domain_folders(SPEC, tmp_path)[0].stat().st_mtime_ns == before  # made once
+
+
 def test_flops_are_those_of_two_passes_and_one_head():
     spec = CNNSpec((4, 4, 1), ((2, 2), (3, 2)), num_classes=5)
     convolutions = [2 * 2 * 9 * 1 * 2, 9 * 2 * 3]  # multiply-adds a sample
