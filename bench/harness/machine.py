@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 
+from bench.harness import cgroups
 from bench.harness.energy import Meter
 
 # glibc gives freed memory back and faults it in again, which makes two identical processes differ
@@ -50,27 +51,12 @@ def usable_threads() -> int:
         count = len(os.sched_getaffinity(0))
     else:
         count = os.cpu_count() or 1
-    return max(1, floor(min(count, _cgroup_quota())))
-
-
-def _cgroup_quota() -> float:
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return float(quota) / float(period)
-    except (OSError, ValueError):  # no cgroup v2 here, or "max"
-        return float("inf")
+    return max(1, floor(min(count, cgroups.cpu_quota())))
 
 
 def free_memory() -> int:
     """Bytes that new processes may take: what the system has, cut to the cgroup's limit."""
-    free = psutil.virtual_memory().available
-    try:
-        most, used = (
-            int(Path(f"/sys/fs/cgroup/memory.{name}").read_text()) for name in ("max", "current")
-        )
-    except (OSError, ValueError):  # no cgroup v2 here, or "max"
-        return free
-    return max(0, min(free, most - used))
+    return int(min(psutil.virtual_memory().available, cgroups.free_memory()))
 
 
 def load() -> float | None:

@@ -161,21 +161,6 @@ def test_threads_respect_affinity():
     assert answer(program) == 1
 
 
-@pytest.mark.parametrize(
-    ("quota", "threads"),
-    [("max 100000", 64), ("200000 100000", 2), ("250000 100000", 2), ("50000 100000", 1)],
-)
-def test_threads_respect_the_quota_of_a_container(monkeypatch, tmp_path, quota, threads):
-    (tmp_path / "cpu.max").write_text(quota)
-
-    def path(name):
-        return tmp_path / "cpu.max" if name == "/sys/fs/cgroup/cpu.max" else Path(name)
-
-    monkeypatch.setattr(machine, "Path", path)
-    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda _: set(range(64)), raising=False)
-    assert machine.usable_threads() == threads
-
-
 def test_the_machine_is_described():
     found = machine.describe(threads=2)
     assert found["threads"] == 2

@@ -446,7 +446,7 @@ MEASURING = (
     Fault(
         "threads beyond the quota",
         "bench/harness/machine.py",
-        "return max(1, floor(min(count, _cgroup_quota())))",
+        "return max(1, floor(min(count, cgroups.cpu_quota())))",
         "return max(1, floor(count))",
         MEMORY,
     ),

@@ -1,0 +1,65 @@
+"""What the control groups of this process allow it, of either version of Linux's.
+
+A container's limits, and those of a service or a batch job. A group is held to the limits of those
+around it, too; in a container its own group is what is mounted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from math import inf
+from pathlib import Path
+
+MOUNT, OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+
+
+def cpu_quota() -> float:
+    """Cores that this process may fill, inf where nothing limits them."""
+    return min(map(_quota, _groups("cpu")), default=inf)
+
+
+def free_memory() -> float:
+    """Bytes that are left of the memory that this process and its group may take, or inf."""
+    return min(map(_free, _groups("memory")), default=inf)
+
+
+def _groups(controller: str) -> Iterator[Path]:
+    """The folders of this process's group and of those around it."""
+    lines = []
+    with suppress(OSError):  # no Linux
+        lines = OWN.read_text().splitlines()
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        mount = MOUNT / controller if controllers else MOUNT
+        yield mount
+        inside = mount
+        for name in Path(path).parts[1:]:
+            inside /= name
+            yield inside
+
+
+def _quota(group: Path) -> float:
+    with suppress(OSError, ValueError):  # "max" is no number
+        quota, period = (group / "cpu.max").read_text().split()
+        return float(quota) / float(period)
+    with suppress(OSError):
+        quota, period = (int((group / f"cpu.cfs_{n}_us").read_text()) for n in ("quota", "period"))
+        return quota / period if quota > 0 else inf
+    return inf
+
+
+def _free(group: Path) -> float:
+    for most, used, cached in (
+        ("memory.max", "memory.current", "inactive_file "),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "),
+    ):
+        with suppress(OSError, ValueError):
+            limit, taken = (int((group / name).read_text()) for name in (most, used))
+            # Pages of files that nobody used lately go where memory is wanted.
+            lines = (group / "memory.stat").read_text().splitlines()
+            cache = sum(int(line.removeprefix(cached)) for line in lines if line.startswith(cached))
+            return max(0, limit - taken + cache)
+    return inf
