@@ -4,8 +4,9 @@
 
 Two workers do the same, a third works 10% longer. Meanwhile somebody burns one core or all, reads
 memory as fast as it can, writes to the disk, in bursts or all the time, stops all workers now and
-then (as a laptop that sleeps does), or takes all cores but one from them in the middle. A run may
-be unable to tell. A verdict that is wrong is a fault, and the exit status is 1.
+then (as a laptop that sleeps does), takes all cores but one from them in the middle, or, where it
+may make control groups, gives them a quota of half the cores for a while. A run may be unable to
+tell. A verdict that is wrong is a fault, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import psutil
 from bench.analysis.bounds import LOOKS
 from bench.analysis.fit import block_times, fit_of
 from bench.analysis.sequential import Pair, judge
-from bench.harness import machine
+from bench.harness import cgroups, machine
 from bench.harness.matches import Match, parent_key, start_order
 from bench.harness.plan import EFFORT, Case
 from bench.harness.processes import ROOT, Processes
@@ -138,6 +139,28 @@ def take_cores(ended: threading.Event) -> None:
         ended.wait(STOPPED_S)
 
 
+@contextlib.contextmanager
+def quotas() -> Iterator[None]:
+    """Let all workers have half of the cores now and then, in a control group of their own."""
+    outer = cgroups.divisible()
+    inner = outer / f"twinbench-{os.getpid()}"
+    inner.mkdir()
+
+    def throttle(ended: threading.Event) -> None:
+        for group in (inner, outer):
+            for process in workers():
+                with contextlib.suppress(OSError):  # it has ended
+                    (group / "cgroup.procs").write_text(str(process.pid))
+            ended.wait(STOPPED_S)
+
+    try:
+        cgroups.set_quota(inner, machine.usable_threads() / 2)
+        with again_and_again(throttle):
+            yield
+    finally:
+        inner.rmdir()
+
+
 def kinds() -> dict[str, Callable]:
     """Every disturbance that this system permits, by name: a context manager."""
     cores = machine.usable_threads()
@@ -153,6 +176,8 @@ def kinds() -> dict[str, Callable]:
         found["stopped"] = lambda: again_and_again(stop_and_go_on)
     if hasattr(os, "sched_setaffinity") and cores > 1:
         found["cores taken"] = lambda: again_and_again(take_cores)
+    if cgroups.divisible():
+        found["quota"] = quotas
     return found
 
 

@@ -6,6 +6,7 @@ around it, too; in a container its own group is what is mounted.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from math import inf
@@ -22,6 +23,26 @@ def cpu_quota() -> float:
 def free_memory() -> float:
     """Bytes that are left of the memory that this process and its group may take, or inf."""
     return min(map(_free, _groups("memory")), default=inf)
+
+
+def divisible() -> Path | None:
+    """The group of this process, where it may make others inside that share out its cores."""
+    for group in reversed(list(_groups("cpu"))):
+        with suppress(OSError):
+            controls = group / "cgroup.subtree_control"  # version 2
+            shared = "cpu" in controls.read_text() if controls.exists() else True
+            if shared and (group / "cgroup.procs").exists() and os.access(group, os.W_OK):
+                return group
+    return None
+
+
+def set_quota(group: Path, cores: float) -> None:
+    """Let the processes of a group fill so many cores. Raises OSError where it may not be said."""
+    period = 100_000
+    if (group / "cpu.max").exists():
+        (group / "cpu.max").write_text(f"{cores * period:.0f} {period}")
+    else:
+        (group / "cpu.cfs_quota_us").write_text(f"{cores * period:.0f}")
 
 
 def _groups(controller: str) -> Iterator[Path]:

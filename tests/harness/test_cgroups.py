@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from math import inf
-from pathlib import Path
 
 import psutil
 import pytest
@@ -105,20 +104,14 @@ def test_elsewhere_nothing_is_limited(monkeypatch, tmp_path):
 @pytest.fixture
 def half_a_core():
     """A group of this machine's with a quota of half a core, gone after the test."""
-    old = Path("/sys/fs/cgroup/cpu")
-    group = (old if old.is_dir() else old.parent) / f"twinbench-test-{os.getpid()}"
+    outer = cgroups.divisible()
+    if outer is None:
+        pytest.skip("no control group can be made here")
+    group = outer / f"twinbench-test-{os.getpid()}"
+    group.mkdir()
     try:
-        group.mkdir()
-    except OSError as error:
-        pytest.skip(f"no control group can be made here: {error}")
-    try:
-        if old.is_dir():
-            (group / "cpu.cfs_quota_us").write_text("50000")
-        else:
-            (group / "cpu.max").write_text("50000 100000")
+        cgroups.set_quota(group, 0.5)
         yield group
-    except OSError as error:
-        pytest.skip(f"no quota can be set here: {error}")
     finally:
         group.rmdir()
 

@@ -5,12 +5,14 @@ import os
 import threading
 import time
 from math import log
+from pathlib import Path
 
 import psutil
 import pytest
 
 from bench import company, validate
 from bench.company import Found, said_of
+from bench.harness import cgroups
 from bench.neighbours import PROGRAMS
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.alone]
@@ -79,6 +81,10 @@ def sleeper():
         process.wait()
 
 
+def in_a_group(process: psutil.Process) -> bool:
+    return "/twinbench-" in Path(f"/proc/{process.pid}/cgroup").read_text()
+
+
 @pytest.mark.parametrize(
     ("kind", "struck"),
     [
@@ -87,6 +93,11 @@ def sleeper():
             "cores taken",
             lambda p: len(os.sched_getaffinity(p.pid)) == 1,
             marks=pytest.mark.skipif(os.cpu_count() < 2, reason="one core"),
+        ),
+        pytest.param(
+            "quota",
+            in_a_group,
+            marks=pytest.mark.skipif(not cgroups.divisible(), reason="no group can be made here"),
         ),
     ],
 )
@@ -102,6 +113,7 @@ def test_workers_are_struck_and_let_go(kind, struck, monkeypatch):
                 time.sleep(0.01)
         assert process.status() != psutil.STATUS_STOPPED
         assert len(os.sched_getaffinity(process.pid)) == mine
+        assert not in_a_group(process)
     assert threading.active_count() < 10
 
 
