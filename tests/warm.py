@@ -30,9 +30,13 @@ def main(framework: str) -> None:
     """Fork for each line of the standard input, until it ends."""
     requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what an import prints is no answer
+    variables = dict(os.environ)
     workers.implementation(framework)
     for module in KEPT[framework]:
         importlib.import_module(module)
+    # tfmot sets TF_USE_LEGACY_KERAS, by which what a worker starts would have another Keras.
+    os.environ.clear()
+    os.environ.update(variables)
     gc.collect()
     gc.freeze()  # a worker's collections need not go through what was imported
     for line in requests:

@@ -139,6 +139,12 @@ def differences(one, other) -> dict[str, float]:
     }
 
 
+def test_replicas_of_legacy_keras_normalise_over_the_global_batch(data):
+    found = workers.run("parallel.legacy_keras_worker", ("tf_keras",), lambda name: [data])
+    apart = found["tf_keras"]
+    assert apart["global"] < BAR < 1e-3 < apart["own"]
+
+
 def test_two_replicas_train_to_the_weights_of_one_process(result):
     one, two = result("alone"), result("processes")
     np.testing.assert_allclose(two.losses, one.losses, rtol=BAR)

@@ -66,10 +66,16 @@ def _repeat(total: Callable, workers: int, count: int, repeats: int) -> list[flo
 
 
 def synchronise_norms(model: tf.keras.Model) -> None:
-    """Let BatchNorm layers normalise with the statistics of the global batch, in place."""
+    """Let BatchNorm layers normalise with the statistics of the global batch, in place.
+
+    In tf_keras that leaves the fused kernel, which knows its own batch alone; the variance that is
+    kept is then that of the batch, without the kernel's n / (n - 1).
+    """
     for layer in model._flatten_layers():  # those within custom layers, too
         if isinstance(layer, tf.keras.layers.BatchNormalization):
             layer.synchronized = True
+            if getattr(layer, "fused", False):  # tf_keras
+                layer.fused = False
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -77,10 +77,15 @@ def launch(
         out = folder / "result.npz"
         command = [sys.executable, "-m", __spec__.name, f"--out={out}"]
         command += [*parallel.arguments(make, build, data, run, settings), f"--threads={threads}"]
-        environment = parallel.environment(threads)
+        environment = parallel.environment(threads) | {"TF_USE_LEGACY_KERAS": _legacy_keras()}
         commands = [(command, environment | own) for own in _places(count)]
         parallel.run(commands, out_of_reach=count > 1)
         return parallel.Result.load(out)
+
+
+def _legacy_keras() -> str:
+    """The Keras of this process, whatever the variable says by now: importing tfmot sets it."""
+    return "0" if hasattr(tf.keras, "StatelessScope") else "1"
 
 
 def _places(count: int) -> list[dict[str, str]]:
@@ -132,8 +137,9 @@ def train(options: Namespace) -> None:
     losses, seen, seconds, ended, crossed = _loop(model, optimizer, step, (x, y), options)
     strategy = getattr(model, "distribute_strategy", tf.distribute.get_strategy())
     memory = [_each(strategy, value) for value in (parallel.resident("VmHWM"), imported)]
+    weights = _weights(model)  # statistics that are averaged where they are read need all processes
     if rank == 0 and options.out:
-        result = parallel.Result(_weights(model), losses, seen, seconds, ended, *memory, crossed)
+        result = parallel.Result(weights, losses, seen, seconds, ended, *memory, crossed)
         result.save(options.out)
     _total(strategy, np.zeros(1))  # nobody leaves while another still talks to it
 
