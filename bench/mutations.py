@@ -107,12 +107,19 @@ def _drawn(path: Path, number: int, tests: tuple[str, ...]) -> Drawn:
     if isinstance(node, ast.Compare):
         node.ops[place] = OTHERS[type(node.ops[place])]()
     elif isinstance(node, ast.Constant):
-        node.value = not node.value if isinstance(node.value, bool) else node.value + 1
+        node.value = _other(node.value)
     else:
         node.op = OTHERS[type(node.op)]()
     file = path.relative_to(ROOT).as_posix()
     name = f"line {node.lineno}: {before} -> {ast.unparse(node)}"
     return Drawn(name, file, text, ast.unparse(tree), tests)
+
+
+def _other(value: bool | int | float) -> bool | int | float:
+    """Another value: one more, or twice a float that is too large to differ from one more."""
+    if isinstance(value, bool):
+        return not value
+    return value + 1 if value + 1 != value else 2 * value
 
 
 def misplaced(faults: Sequence) -> list[str]:

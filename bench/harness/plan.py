@@ -194,7 +194,10 @@ class Technique:
 
 @dataclass(frozen=True)
 class Case:
-    """A variant of a technique in one framework at one workload: a row's half."""
+    """A variant of a technique in one framework at one workload: a row's half.
+
+    `composed_of`: of its technique.
+    """
 
     family: str
     technique: str
@@ -203,6 +206,7 @@ class Case:
     flavour: str | None
     variant: Variant
     workload: Workload
+    composed_of: tuple[str, ...] = ()
 
     @property
     def id(self) -> str:
@@ -256,6 +260,7 @@ class Case:
             "module": self.module,
             "family": self.family,
             "technique": self.technique,
+            "composed_of": self.composed_of,
             "framework": self.framework,
             "variant": asdict(self.variant) | {"name": name},
             "task": self.workload.task,

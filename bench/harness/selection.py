@@ -27,8 +27,9 @@ def cases_of(technique: Technique, module: str, effort: str) -> list[Case]:
     variants = [v for v in technique.variants if EFFORTS.index(v.effort) <= level]
     controls = [control_of(v) for v in variants if v.role == "baseline" and effort != "quick"]
     controlled = [workload for workload in workloads if workload.timed][:1]
+    of_technique, composed_of = (technique.family, technique.name, module), technique.composed_of
     found = [
-        Case(technique.family, technique.name, module, name, flavour, variant, workload)
+        Case(*of_technique, name, flavour, variant, workload, composed_of)
         for workload in workloads
         for variant in variants + (controls if workload in controlled else [])
         if workload.mode in variant.measured.modes

@@ -142,13 +142,13 @@ class Operations(Timing, Weighing, Training, Checking):
         ]
 
     def _import(self, case: dict) -> None:
-        """Import the case's bench file and its technique, where it has one."""
+        """Import the case's bench file, its technique, where it has one, and others it uses."""
         self.bench = importlib.import_module(case["module"])
         family = f"{self.impl.__name__}.{case['family']}"
         technique = f"{family}.{case['technique']}"
         if importlib.util.find_spec(family) and importlib.util.find_spec(technique):
             importlib.import_module(technique)
-        for other in self.bench.TECHNIQUE.composed_of:
+        for other in case["composed_of"]:
             importlib.import_module(f"{self.impl.__name__}.{other}")
 
     def _modules(self) -> list[str]:

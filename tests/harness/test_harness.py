@@ -516,6 +516,21 @@ def prepare(peer, data, variant="good"):
     return peer.ask(30, "warm")
 
 
+def test_what_a_case_is_composed_of_is_imported_with_it(monkeypatch, tmp_path):
+    """By what the case says: the module of a ladder, or of a check, has no technique to ask."""
+    package = tmp_path / "composed_impl"
+    package.mkdir()
+    for name in ("__init__", "part"):
+        (package / f"{name}.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    technique = replace(faulty.TECHNIQUE, composed_of=("part",))
+    case = cases_of(technique, "tests.ladders.planted", "default")[0]
+    bench = worker.Operations()
+    bench.impl = importlib.import_module(package.name)
+    bench._import(case.message())
+    assert "composed_impl.part" in sys.modules
+
+
 def test_a_waiting_worker_uses_no_cpu(started, digits):
     peer = started.execute(KEY, "waits")
     prepare(peer, digits)

@@ -151,6 +151,10 @@ def test_a_case_travels_as_json():
     assert message["module"] == "module"
     assert (message["task"], message["batch_size"]) == ("digits-cnn", 4)
     assert message["variant"]["name"] == "plain"
+    assert message["composed_of"] == ()
+    composed = replace(TECHNIQUE, composed_of=("train_step.gradient_clipping",))
+    for case in cases_of(composed, "module", "full"):
+        assert case.message()["composed_of"] == composed.composed_of
 
 
 def test_batch_sizes_are_those_of_the_task():

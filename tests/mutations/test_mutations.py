@@ -122,6 +122,7 @@ def test_faults_are_drawn_from_operators_and_numbers():
         ("a and b", "a or b"),
         ("a + b", "a - b"),
         ("x = 2.5", "x = 3.5"),
+        ("x = 1e+100", "x = 2e+100"),
         ("x = True", "x = False"),
     ],
 )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -29,8 +31,12 @@ def talkative(batch_size):
 
 
 def greedy(batch_size):
-    """Takes memory without end from four samples on: bounded here, in case nobody stops it."""
+    """Takes memory without end from four samples on: bounded here, in case nobody stops it.
+
+    It has a helper, as loaders have.
+    """
     kept = []
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
 
     def step():
         while batch_size >= 4 and len(kept) < 60:

@@ -13,10 +13,14 @@ import os
 import subprocess
 import sys
 import time
+import uuid
 from pathlib import Path
 
 import psutil
 import pytest
+
+from tests.harness.command_line import MARK, marked
+from tests.network.namespaces import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 MB = 1 << 20
@@ -154,13 +158,24 @@ def test_a_trial_that_prints_reports_its_real_peak(pt):
 
 
 @linux
-def test_a_trial_that_takes_too_much_is_killed(pt, others):
-    before = psutil.virtual_memory().available
+def test_a_trial_that_takes_too_much_is_killed(pt, others, monkeypatch):
+    """It and its helper are gone, and with them their memory."""
+    mark, seen = uuid.uuid4().hex, set()
+    monkeypatch.setenv(MARK, mark)  # which its processes inherit
+    watch = pt._watch
+
+    def watching(*arguments):
+        ended = watch(*arguments)
+        seen.update(marked(mark))
+        return ended
+
+    monkeypatch.setattr(pt, "_watch", watching)
     start = time.monotonic()
     tried = pt._try(trial("greedy"), 16, 60 * MB, 60.0)
     assert tried == pt.Trial(16, "killed")
     assert time.monotonic() - start < 30
-    assert psutil.virtual_memory().available > before - 1000 * MB
+    assert len(seen) == 2
+    wait_until(lambda: not marked(mark), seconds=10, what="the end of its processes")
     assert children() <= others
 
 

@@ -1,6 +1,7 @@
 """What parallel techniques build in each process: a function for each model, by its name.
 
-`first_losses` is a step of two processes with a technique's functions alone, without the kit.
+`first_losses` is a step of two processes with a technique's functions alone, without the kit, and
+`plain` a step of one process without any technique.
 """
 
 import importlib
@@ -8,11 +9,12 @@ import multiprocessing
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import torch.distributed as dist
 
-from tests.zoo.cells_pt import BATCH, sgd, without_dropout
+from tests.zoo.cells_pt import BATCH, plain_step, sgd, without_dropout
 from tests.zoo.pt import ZOO, loss_of
 
 MODEL = "encoder"
@@ -27,6 +29,12 @@ def __getattr__(name: str) -> Callable:
         return model, sgd(model), loss_of(ZOO[name])
 
     return build
+
+
+def plain() -> tuple[Callable, tuple]:
+    """A plain train step of the model, and its batch."""
+    step = partial(plain_step, *__getattr__(MODEL)(), None)
+    return step, (ZOO[MODEL].inputs(BATCH), ZOO[MODEL].labels(BATCH))
 
 
 def first_losses(technique: str, module: str) -> tuple[float, float]:

@@ -1,14 +1,16 @@
 """What parallel techniques build in each process: a function for each model, by its name.
 
-`first_losses` is a step of two devices with a technique's functions alone, without the kit.
+`first_losses` is a step of two devices with a technique's functions alone, without the kit, and
+`plain` a step of one device without any technique.
 """
 
 import importlib
 from collections.abc import Callable
+from functools import partial
 
 import tensorflow as tf
 
-from tests.zoo.cells_tf import BATCH, sgd, without_dropout
+from tests.zoo.cells_tf import BATCH, plain_step, sgd, without_dropout
 from tests.zoo.tf import ZOO, loss_of
 
 MODEL = "encoder"
@@ -23,6 +25,12 @@ def __getattr__(name: str) -> Callable:
         return model, sgd(), loss_of(ZOO[name])
 
     return build
+
+
+def plain() -> tuple[Callable, tuple]:
+    """A plain train step of the model, a graph, and its batch."""
+    step = tf.function(partial(plain_step, *__getattr__(MODEL)()))
+    return step, (ZOO[MODEL].inputs(BATCH), ZOO[MODEL].labels(BATCH))
 
 
 def first_losses(technique: str, module: str) -> tuple[float, float]:

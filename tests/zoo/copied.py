@@ -11,7 +11,9 @@ import importlib
 import json
 import os
 import sys
+import time
 import traceback
+from dataclasses import asdict
 from importlib.machinery import PathFinder
 from itertools import islice
 
@@ -39,6 +41,42 @@ RECIPES = {
     "regularization": lambda file, model, *_: file.l2_penalty(model, weight_decay=0.1),
     "schedules": lambda file, _, optimizer, __: file.apply_cosine(optimizer, steps=10),
 }
+LATE = 0.05  # seconds that a loader lets a step wait, far more than the step takes
+KEPT = 2**20  # bytes that a leaking step keeps
+# File of the diagnosis -> what it says of a plain train step with its batch, and of the same with a
+# fault that it has to find.
+DIAGNOSES = {
+    "profiling": lambda file, step, batch: {
+        "plain": asdict(file.profile_steps(step, [batch], steps=8)),
+        "waiting": asdict(file.profile_steps(step, late(batch), steps=8)),
+    },
+    "memory_growth": lambda file, step, batch: {
+        "plain": asdict(file.watch_memory(step, [batch], rounds=30)),
+        "leaking": asdict(file.watch_memory(leaking(step), [batch], rounds=30)),
+    },
+    "bottleneck": lambda file, step, batch: {
+        "plain": file.find_bottleneck(step, [batch], steps=8).as_json(),
+        "waiting": file.find_bottleneck(step, late(batch), steps=8).as_json(),
+    },
+}
+
+
+def late(batch):
+    """A loader that takes `LATE` for each batch."""
+    while True:
+        time.sleep(LATE)
+        yield batch
+
+
+def leaking(step):
+    """The step, and `KEPT` bytes with each, in an object that nobody gives back."""
+    kept = []
+
+    def leak(*batch):
+        kept.append(bytearray(b"\1" * KEPT))
+        return step(*batch)
+
+    return leak
 
 
 class Only:
@@ -86,6 +124,9 @@ def main() -> None:
                 with contextlib.chdir(asked["folder"]):
                     RECIPES[asked["technique"]](module, *getattr(builds, builds.MODEL)())
                 found = {"status": "works"}
+            elif asked["technique"] in DIAGNOSES:
+                said = DIAGNOSES[asked["technique"]](module, *builds.plain())
+                found = {"status": "works", "said": said}
             elif "source" in asked:
                 loader = getattr(module, LOADERS[asked["technique"]])
                 batches = islice(loader(asked["source"], batch_size=2, seed=0), 2)

@@ -2,7 +2,7 @@
 
 The copies lie in folders of their own, and a process finds the project's packages there alone. It
 applies them to a model of the zoo, on two processes or devices where they are parallel; loaders
-read photos.
+read photos, and a diagnosis looks at a plain train step of such a model.
 """
 
 from __future__ import annotations
@@ -18,10 +18,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from shared.bottlenecks import BOTTLENECKS, INPUT, SIZE
 from shared.conversion import convert
+from shared.growth import LEAK
 from shared.photos import make_photos
+from shared.profiles import COMPUTING, PARTS
 from tests.test_layout import SIDES, named_to_copy, technique_files
 from tests.workers import ROOT
+from tests.zoo import copied
 
 MODELS = {"pt": "groups_net", "tf": "groups_net"}
 # One thread: PyTorch's processes are forked, and those of a pool are not.
@@ -118,6 +122,39 @@ def test_a_copy_runs_on_a_model_of_its_own(found, place):
         together, alone = found[place]["losses"]
         assert together == pytest.approx(alone, rel=1e-5)
         assert not Path(found[place]["file"]).is_relative_to(ROOT)
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_a_copy_of_the_profiler_says_where_the_time_of_a_foreign_step_goes(found, side):
+    """All of it, in three parts that compute; a loader that is late is waited for."""
+    said = found[Path(side, "diagnosis", "profiling.py")]["said"]
+    for one in said.values():
+        assert sum(one[part] for part in PARTS) == pytest.approx(one["step"])
+        assert min(one[part] for part in COMPUTING) > 0
+        assert one["operators"]
+    assert said["plain"]["waiting"] < copied.LATE / 2
+    assert said["waiting"]["waiting"] == pytest.approx(copied.LATE, rel=0.5)
+    assert said["waiting"]["waiting"] >= copied.LATE
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_a_copy_of_the_watch_tells_a_leak_from_a_foreign_step(found, side):
+    said = found[Path(side, "diagnosis", "memory_growth.py")]["said"]
+    assert said["plain"]["verdict"] != LEAK, said["plain"]["sizes"]
+    assert said["leaking"]["verdict"] == LEAK, said["leaking"]["sizes"]
+    assert said["leaking"]["per_round"] == pytest.approx(copied.KEPT, rel=0.3)
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_a_copy_of_the_diagnosis_names_what_holds_a_foreign_step_back(found, side):
+    said = found[Path(side, "diagnosis", "bottleneck.py")]["said"]
+    for one in said.values():
+        assert one["bottleneck"] in BOTTLENECKS
+        assert one["evidence"]
+        parts = [share for name, share in one["shares"].items() if name != SIZE]
+        assert sum(parts) == pytest.approx(1.0)
+    assert said["plain"]["bottleneck"] != INPUT
+    assert said["waiting"]["bottleneck"] == INPUT
 
 
 def test_what_was_not_copied_would_be_missed(tmp_path, sources):
