@@ -480,7 +480,7 @@ def _write(model: tf.keras.Model, inputs, path, optimizations: list, most: float
     try:
         content = converter.convert()
     except Exception as error:
-        reason = " ".join(str(error).split())[:300]
+        reason = programs.one_line(error)
         raise NotImplementedError(f"LiteRT's converter refuses it: {reason}") from error
     part = Path(f"{path}.part")
     part.write_bytes(content)
@@ -496,10 +496,16 @@ def _write(model: tf.keras.Model, inputs, path, optimizations: list, most: float
         more = tf.nest.map_structure(_a_millionth_more, inputs)
         moved = programs.apart(programs.call(model, more), programs.call(model, inputs))
         raise RuntimeError(
-            f"outputs of the converted model are {apart:.0%} off the trained's, which move by "
-            f"{moved:.0%} where its inputs change by a millionth"
+            f"outputs of the converted model are {apart:.0%} off those before, which move by "
+            f"{moved:.0%} where inputs change by a millionth: {_why(apart, moved)}"
         )
     return part.replace(path)
+
+
+def _why(apart: float, moved: float) -> str:
+    if moved > apart / 4:
+        return "the model amplifies all rounding, as untrained ones do, so that no file is near it"
+    return "LiteRT's converter makes something else of it"
 
 
 def _a_millionth_more(x: tf.Tensor) -> tf.Tensor:
