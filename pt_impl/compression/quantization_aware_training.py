@@ -78,8 +78,8 @@ def prepare_qat(model: nn.Module, example_inputs, *, weight_bits: int) -> nn.Mod
     """Return a copy of `model` that computes with rounded weights and activations, to be trained.
 
     It is in training mode; its `train()` and `eval()` switch BatchNorm, dropout and stochastic
-    depth, while ranges follow every pass in both. Make the optimizer for the copy, whose parameters keep their names;
-    `model` stays as it is.
+    depth, while ranges follow every pass in both. Make the optimizer for the copy, whose parameters
+    keep their names; `model` stays as it is.
 
     example_inputs: two real samples or more, as a tensor or the tuple of the model's positional
     arguments. It is traced with them, for any batch size, and ranges start with theirs.

@@ -18,6 +18,7 @@ import signal
 import sys
 import time
 import traceback
+from functools import partial
 
 import numpy as np
 import psutil
@@ -168,10 +169,10 @@ def service(side, good, bad, images):
             resumed = service_loader(good, service=dispatcher.target, start_batch=RESUMED, **given)
             found["resumed"] = taken(resumed)[0]
             damaged = service_loader(bad, service=dispatcher.target, **given)
-            found["damaged"] = message(lambda: list(damaged))
+            found["damaged"] = message(partial(list, damaged))
         del loader, made, dispatcher
     for name, address in (("nobody", "grpc://localhost:1"), ("no address", "localhost")):
-        found[name] = message(lambda: service_loader(good, service=address, **given))  # noqa: B023
+        found[name] = message(partial(service_loader, good, service=address, **given))
     return found
 
 

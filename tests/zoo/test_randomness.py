@@ -48,7 +48,7 @@ class InPlace(nn.Module):
 class Deep(nn.Module):
     """Residual branches, each of which a sample goes through or not; `drop` makes what decides."""
 
-    def __init__(self, drop=partial(StochasticDepth, 0.5, "row")):
+    def __init__(self, drop):
         super().__init__()
         self.stem = nn.Conv2d(3, 16, 3, padding=1)
         self.blocks = nn.ModuleList(
@@ -106,7 +106,11 @@ class TwoSided(nn.Module):
         return (self.second(x), x) if self.training else self.second(x)
 
 
-MODELS = {"in place": InPlace, "stochastic depth": Deep, "drop path": partial(Deep, DropPath)}
+MODELS = {
+    "in place": InPlace,
+    "stochastic depth": partial(Deep, partial(StochasticDepth, 0.5, "row")),
+    "drop path": partial(Deep, DropPath),
+}
 BLOCKS = {"in place": "block,head", "stochastic depth": "blocks.*", "drop path": "blocks.*"}
 
 

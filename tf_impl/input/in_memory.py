@@ -109,8 +109,8 @@ def snapshot_loader(
 ) -> Iterable:
     """`disk_cached_loader` by `Dataset.snapshot`, which knows its files by what they were made of.
 
-    Another graph or other data has other files in the folder `cache`, with nothing to name, and what
-    a killed process left is no error: until it has expired, after a day, others do without files.
+    Another graph or other data has other files in the folder `cache`, with nothing to name. What a
+    killed process left is no error: until it has expired, after a day, others do without files.
     Uncompressed, since noise in images does not compress. Source: `tf.data.Dataset.snapshot`.
     """
     x, y, batches = _open(source, batch_size, seed, start_batch)
