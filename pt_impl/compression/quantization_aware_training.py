@@ -207,7 +207,7 @@ def _give_stochastic_depth_modes(graph: fx.Graph) -> None:
     `noise.bernoulli_(q).div_(q)`, in torchvision's StochasticDepth and timm's DropPath.
     """
     for draw in graph.find_nodes(op="call_function", target=_ATEN.bernoulli_.float):
-        noise, survives = draw.args[:2]
+        noise, survives = (*draw.args, 0.5)[:2]  # a default is left out
         users = [user for user in draw.users if user.args[:2] == (draw, survives)]
         if [user.target for user in users] != [_ATEN.div_.Tensor]:
             continue

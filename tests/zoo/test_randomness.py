@@ -213,11 +213,14 @@ def test_a_block_that_begins_with_dropout_in_place_is_refused():
 def test_quantized_training_drops_what_plain_training_drops_and_evaluation_nothing(name, tmp_path):
     model, (x, _) = build(name), images()
     prepared = qat.prepare_qat(model, x, weight_bits=8)
-    assert apart(in_training(prepared, x), in_training(model, x)) < ROUNDED
-    assert apart(in_training(prepared, x, seed=8), in_training(model, x)) > 0.2
     assert apart(evaluated(prepared, x), evaluated(model, x)) < ROUNDED
     path = qat.export_qat(prepared, x, tmp_path / "file")
     assert apart(programs.load(path)(x), evaluated(model, x)) < ROUNDED
+    with torch.no_grad():
+        for _ in range(300):  # ranges come to those of training, where what stays is doubled
+            prepared(x)
+    assert apart(in_training(prepared, x), in_training(model, x)) < ROUNDED
+    assert apart(in_training(prepared, x, seed=8), in_training(model, x)) > 0.2
 
 
 @pytest.mark.parametrize("make", [partial(Deep, Floored), TwoSided])
