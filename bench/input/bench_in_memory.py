@@ -7,7 +7,10 @@ from pathlib import Path
 from bench.harness.plan import WARM, Prepared, Technique, Variant, Work, Workload
 from bench.probes import pipelines
 
-CACHED = ("memory_cached", "disk_cached")
+UNSUPPORTED = {
+    "pt": {"snapshot_loader": "PyTorch stores nothing that a pipeline makes: take disk_cached"}
+}
+CACHED = ("memory_cached", "disk_cached", "snapshot")
 
 TECHNIQUE = Technique(
     family="input",
@@ -54,6 +57,13 @@ TECHNIQUE = Technique(
             measured=WARM,
             title="a batch at a time, cached on disk",
         ),
+        Variant(
+            "snapshot",
+            {"loader": "snapshot"},
+            effort="full",
+            measured=WARM,
+            title="a batch at a time, in a snapshot",
+        ),
     ),
     workloads=(Workload("digits-cnn", "compute", timed=False),),
     differs_by_design=(
@@ -88,9 +98,11 @@ def probe(impl, work: Work, batches) -> dict[str, dict]:
     """Rates, limits, starts, CPU time and memory of a loader."""
     settings = dict(work.settings)
     name = settings.pop("loader")
+    if impl.__name__ == "pt_impl" and name == "snapshot":
+        raise NotImplementedError(UNSUPPORTED["pt"]["snapshot_loader"])
     make = getattr(impl.input.in_memory, f"{name}_loader")
-    if name == "disk_cached":
-        settings["cache"] = str(Path(work.data).with_name(f"cache-{impl.__name__}"))
+    if name in ("disk_cached", "snapshot"):
+        settings["cache"] = str(Path(work.data).with_name(f"{name}-{impl.__name__}"))
     return pipelines.measure(
         *(impl, work),
         lambda: make(work.data, batch_size=work.batch_size, seed=pipelines.SEED, **settings),

@@ -50,6 +50,7 @@ from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
 from pt_impl.kit import programs
 
 MOST_APART = 0.1  # relative L2 of a file's outputs to the model's: some values round the other way
+SAME = 1e-3  # of the captured model to the model, both in float32
 _ATEN = torch.ops.aten
 _MODES = {  # the argument of whether the operator trains, or of its probability
     _ATEN.batch_norm.default: 5,
@@ -76,9 +77,9 @@ _NORMS = _ATEN.batch_norm.default, _ATEN.instance_norm.default
 def prepare_qat(model: nn.Module, example_inputs, *, weight_bits: int) -> nn.Module:
     """Return a copy of `model` that computes with rounded weights and activations, to be trained.
 
-    It is in training mode; its `train()` and `eval()` switch BatchNorm and dropout, while ranges
-    follow every pass in both. Make the optimizer for the copy, whose parameters keep their names;
-    `model` stays as it is.
+    It is in training mode; its `train()` and `eval()` switch BatchNorm, dropout and stochastic
+    depth, while ranges follow every pass in both. Make the optimizer for the copy, whose parameters
+    keep their names; `model` stays as it is.
 
     example_inputs: two real samples or more, as a tensor or the tuple of the model's positional
     arguments. It is traced with them, for any batch size, and ranges start with theirs.
@@ -88,8 +89,9 @@ def prepare_qat(model: nn.Module, example_inputs, *, weight_bits: int) -> nn.Mod
     The copy is exported on trial: what cannot be exported is not trained, either.
     Raises ValueError for other bits, one sample, values that are not finite, inputs that the model
     does not take, and a model without such a layer;
-    NotImplementedError, with the reason, where `torch.export` can't capture the model or torchao
-    can't follow it; RuntimeError as `export_qat`.
+    NotImplementedError, with the reason, where `torch.export` can't capture the model, for one that
+    does other things of its own in training alone, and where torchao can't follow it; RuntimeError
+    as `export_qat`.
     Source: torchao's `prepare_qat_pt2e` with `X86InductorQuantizer`.
     """
     if weight_bits not in range(2, 9):
@@ -98,9 +100,15 @@ def prepare_qat(model: nn.Module, example_inputs, *, weight_bits: int) -> nn.Mod
     if len(programs.parts(example_inputs)[0]) < 2:
         raise ValueError("example_inputs must be tensors of at least two samples")
     captured = programs.trace(model, example_inputs, training=True)
+    _give_stochastic_depth_modes(captured.graph)
+    _check_evaluation(captured, model, example_inputs)
     for node in captured.graph.find_nodes(op="call_function", target=_ATEN.linear.default):
         # Whoever called it, such as multi-head attention: the quantizer looks for this function.
         node.meta["source_fn_stack"] = [(node.name, nn.functional.linear)]
+    for node in captured.graph.nodes:
+        if node.target in (_ATEN.add.Tensor, _ATEN.add_.Tensor) and len(node.all_input_nodes) < 2:
+            # Of a convolution and a number the quantizer would make one with two tensors, and fail.
+            node.meta.pop("source_fn_stack", None), node.meta.pop("torch_fn", None)
     literals = _norm_literals(captured.graph)
     try:
         prepared = prepare_qat_pt2e(captured, _quantizer(weight_bits))
@@ -143,10 +151,16 @@ def export_qat(model: nn.Module, example_inputs, path) -> Path:
     if not apart <= MOST_APART:
         part.unlink()
         raise RuntimeError(
-            f"outputs of the converted model are {apart:.0%} off the trained one's, which move by "
-            f"{moved:.0%} where its inputs change by a millionth"
+            f"outputs of the converted model are {apart:.0%} off those before, which move by "
+            f"{moved:.0%} where inputs change by a millionth: {_why(moved)}"
         )
     return part.replace(path)
+
+
+def _why(moved: float) -> str:
+    if moved > 0.01:  # ten thousand times what was put in
+        return "the model amplifies all rounding, as untrained ones do, so that no file is near it"
+    return "torchao's converter makes something else of it"
 
 
 def _a_millionth_more(x: Tensor) -> Tensor:
@@ -188,6 +202,55 @@ def load_quantized(path) -> Callable:
         return output
 
     return predict
+
+
+def _give_stochastic_depth_modes(graph: fx.Graph) -> None:
+    """Let stochastic depth be dropout of ones, which draws the same and can be switched.
+
+    What is captured in training would draw for ever. Whether a row survives is drawn with
+    `noise.bernoulli_(q).div_(q)`, in torchvision's StochasticDepth and timm's DropPath.
+    """
+    for draw in graph.find_nodes(op="call_function", target=_ATEN.bernoulli_.float):
+        noise, survives = (*draw.args, 0.5)[:2]  # a default is left out
+        users = [user for user in draw.users if user.args[:2] == (draw, survives)]
+        if [user.target for user in users] != [_ATEN.div_.Tensor]:
+            continue
+        with graph.inserting_before(draw):
+            ones = graph.call_function(_ATEN.ones_like.default, (noise,))
+            dropped = graph.call_function(_ATEN.dropout.default, (ones, 1 - survives, True))
+        ones.meta, dropped.meta = dict(noise.meta), dict(draw.meta)
+        for node in (*users, draw):
+            node.replace_all_uses_with(dropped)
+            graph.erase_node(node)
+
+
+def _check_evaluation(captured: fx.GraphModule, model: nn.Module, example_inputs) -> None:
+    """Raise unless the graph, switched to evaluation, is the model in evaluation mode.
+
+    `torch.export` follows one branch of `if self.training`.
+    """
+    model, few = copy.deepcopy(model).eval(), tree_map(lambda part: part[:2], example_inputs)
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # it gives other numbers where inputs are padded
+    try:
+        with torch.no_grad():
+            wanted = programs.call(model, few)
+            found = programs.call(_switch(captured, training=False), few)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+    if programs.apart(found, wanted) > SAME:
+        random = torch.Tag.nondeterministic_seeded
+        draws = {
+            str(node.target)
+            for node in captured.graph.nodes
+            if node.target not in _MODES and random in getattr(node.target, "tags", ())
+        }
+        raise NotImplementedError(
+            "what the model does in training alone (`if self.training`) would stay in its"
+            " evaluation: a graph can switch dropout, BatchNorm and stochastic depth, and nothing"
+            " else" + (f", such as {', '.join(sorted(draws))}" if draws else "")
+        )
+    _switch(captured, training=True)
 
 
 class _Prepared(fx.GraphModule):

@@ -59,11 +59,11 @@ def copy_model(model: nn.Module, x=None) -> nn.Module:
     try:
         wanted = None if x is None else _evaluated(model, x)
     except Exception as error:
-        raise ValueError(f"the model does not take the example input: {_line(error)}") from error
+        raise ValueError(f"the model does not take the example input: {one_line(error)}") from error
     try:
         twin = copy.deepcopy(model)
     except Exception as error:  # such as a tensor that is not a leaf of the graph
-        raise NotImplementedError(f"Python cannot copy the model: {_line(error)}") from error
+        raise NotImplementedError(f"Python cannot copy the model: {one_line(error)}") from error
     if apart(twin.state_dict(), model.state_dict()) > 0:
         raise NotImplementedError("the copy has another state")
     if x is not None and apart(_evaluated(twin, x), wanted) > 1e-5:
@@ -166,7 +166,7 @@ def _capture(model: nn.Module, inputs, *, strict: bool) -> fx.GraphModule:
             return program.module(check_guards=False)
         except Exception as error:
             refused = error
-    raise NotImplementedError(f"torch.export cannot capture it: {_line(refused)}") from refused
+    raise NotImplementedError(f"torch.export cannot capture it: {one_line(refused)}") from refused
 
 
 def _returning_logits(kind: type) -> type:
@@ -204,13 +204,13 @@ def check(model: nn.Module, inputs):
     try:
         copied = copy.deepcopy(model).cpu().eval()
     except Exception as error:  # of tensors that are no leaves, and of whatever a module holds
-        raise NotImplementedError(f"the model cannot be copied: {_line(error)}") from error
+        raise NotImplementedError(f"the model cannot be copied: {one_line(error)}") from error
     try:
         with torch.no_grad():
             output = call(copied, _two(inputs))
     except Exception as error:
         given = ", ".join(f"{str(part.dtype)[6:]} {list(part.shape[1:])}" for part in tensors)
-        raise ValueError(f"the model takes no samples of {given}: {_line(error)}") from error
+        raise ValueError(f"the model takes no samples of {given}: {one_line(error)}") from error
     _check_output(output)
     return output
 
@@ -342,7 +342,7 @@ def load(path) -> fx.GraphModule:
     except pickle.UnpicklingError:  # whose words advise to load it all the same
         raise ValueError(f"{path} is no whole file of a program: it holds other things") from None
     except Exception as error:
-        raise ValueError(f"{path} is no whole file of a program: {_line(error)}") from None
+        raise ValueError(f"{path} is no whole file of a program: {one_line(error)}") from None
 
 
 def _graph(nodes: list, tensors: list, names: list) -> fx.GraphModule:
@@ -410,6 +410,6 @@ def _function(name: str) -> Callable:
     raise ValueError(f"{name} is no operator that a program may have")
 
 
-def _line(error: Exception) -> str:
-    """An error's words as one line."""
+def one_line(error: Exception) -> str:
+    """Return an error's words as one line."""
     return " ".join(str(error).split())[:300] or type(error).__name__

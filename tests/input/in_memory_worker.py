@@ -16,14 +16,16 @@ from tests.input.folder_worker import children, gone, message, run, taken
 
 BATCH, SEED = 8, 3
 LOADERS = ("naive", "vectorised", "parallel", "memory_cached", "disk_cached")
+ONE_SIDED = {"pt": (), "tf": ("snapshot",)}
 STARTS = (2, 5, 8)  # batches, within the first three epochs of four
 
 
 def loader(side, name, folder, data="data", **settings):
     if name == "parallel":
         settings = {"workers": 2} | settings
-    if name == "disk_cached":
-        settings = {"cache": f"{folder}/cache-{side}"} | settings
+    if name in ("disk_cached", "snapshot"):
+        kind = "cache" if name == "disk_cached" else name
+        settings = {"cache": f"{folder}/{kind}-{side}"} | settings
     settings = {"batch_size": BATCH, "seed": SEED} | settings
     module = importlib.import_module(f"{side}_impl.input.in_memory")
     return getattr(module, f"{name}_loader")(f"{folder}/{data}", **settings)
@@ -32,7 +34,7 @@ def loader(side, name, folder, data="data", **settings):
 def epochs(side, folder, images):
     """Two epochs of each loader, and those that are taken up again."""
     found = {}
-    for name in LOADERS:
+    for name in (*LOADERS, *ONE_SIDED[side]):
         made = loader(side, name, folder)
         found[name] = []
         for number in range(2):
@@ -64,15 +66,38 @@ def files(folder, side):
     return {path.name: path.stat().st_mtime_ns for path in found}
 
 
+def snapshots(side, folder, images):
+    """As `caches`, of what TensorFlow names itself; and one that was left while it was written."""
+
+    def found():
+        files = [path for path in Path(folder, f"snapshot-{side}").rglob("*") if path.is_file()]
+        return {str(path): path.stat().st_mtime_ns for path in files if "chunk" in str(path)}
+
+    before = found()
+    epoch = taken(loader(side, "snapshot", folder))[0]
+    again = found()
+    _, images["other snapshot"] = taken(loader(side, "snapshot", folder, "other"))
+    cut = {"cache": f"{folder}/cut"}
+    next(iter(loader(side, "snapshot", folder, **cut)))
+    return {
+        "before": before,
+        "again": again,
+        "after": sorted(found()),
+        "digests": epoch["digests"],
+        "after a cut": taken(loader(side, "snapshot", folder, **cut))[0]["digests"],
+    }
+
+
 def work(side, folder, images):
     """How many times images are standardised in three epochs, by each loader."""
     module = importlib.import_module(f"{side}_impl.input.in_memory")
     real, counts = module._standardise, {}
-    for name in ("vectorised", "memory_cached"):
+    for name in ("vectorised", "memory_cached", *ONE_SIDED[side]):
         counted = []
         module._standardise = counting(side, real, counted)
         try:
-            made = loader(side, name, folder)
+            settings = {"cache": f"{folder}/counted"} if name == "snapshot" else {}
+            made = loader(side, name, folder, **settings)
             for _ in range(3):
                 for _ in made:
                     pass
@@ -155,7 +180,7 @@ def ends(side, folder, images):
 
 SCENARIOS = {
     "pt": (epochs, caches, work, settings, rates, ends, measured),
-    "tf": (epochs, caches, work, settings, rates, measured),
+    "tf": (epochs, caches, snapshots, work, settings, rates, measured),
 }
 
 

@@ -163,6 +163,15 @@ def test_any_model_trains_to_the_weights_of_plain_code(side, result, name):
     assert max(differences(one, two).values()) < BAR
 
 
+def test_tf_fit_under_mirrored_strategy_equals_fit_on_one_device(evidence):
+    one, two = (evidence["tf"]["fitted"][name] for name in ("one", "two"))
+    assert (one[0], two[0]) == (1, 2)
+    np.testing.assert_allclose(two[1], one[1], rtol=BAR)
+    assert two[1][-1] < two[1][0]
+    for ours, theirs in zip(two[2], one[2], strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=BAR, atol=BAR)
+
+
 def test_both_frameworks_train_to_the_same_weights(evidence, folders):
     pt, tf = (parallel.Result.load(folders[side] / "processes.npz") for side in evidence)
     np.testing.assert_allclose(pt.losses, tf.losses, rtol=BAR)

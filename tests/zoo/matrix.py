@@ -281,12 +281,6 @@ from [any_model.json](any_model.json); a test holds both together.
 """
 
 
-def partly(framework: str, cells: dict) -> list[str]:
-    """The models that the record lacks cells of."""
-    wanted = every_cell(framework)
-    return sorted({model for technique, model in wanted if model not in cells.get(technique, {})})
-
-
 def page(cells: dict) -> str:
     """The page, from the record alone."""
     counts = {framework: count(cells[framework]) for framework in FRAMEWORKS}
@@ -299,9 +293,6 @@ def page(cells: dict) -> str:
     for technique in TECHNIQUES:
         told = [_told(cells[framework].get(technique, {})) for framework in FRAMEWORKS]
         lines.append(f"| {technique.replace('_', ' ')} | {' | '.join(told)} |")
-    for framework, title in FRAMEWORKS.items():
-        if lacking := partly(framework, cells[framework]):
-            lines += ["", f"Not tried with every technique yet in {title}: {', '.join(lacking)}."]
     lines += [_MEANING, "## The models", "", *_traits()]
     lines += ["", "## What is refused, and why", ""]
     for technique in TECHNIQUES:

@@ -257,7 +257,8 @@ def _converted(converter) -> bytes:
     try:
         return converter.convert()
     except Exception as error:
-        raise NotImplementedError(f"LiteRT's converter refuses it: {_line(error)}") from error
+        reason = programs.one_line(error)
+        raise NotImplementedError(f"LiteRT's converter refuses it: {reason}") from error
 
 
 def _checked(content: bytes) -> bytes:

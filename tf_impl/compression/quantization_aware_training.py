@@ -303,17 +303,20 @@ def _joints() -> tuple[type, ...]:
     return (
         *(kinds.Add, kinds.Subtract, kinds.Multiply, kinds.Average, kinds.Concatenate),
         *(kinds.Activation, kinds.ReLU, kinds.LeakyReLU),
-        *(kinds.AveragePooling1D, kinds.AveragePooling2D),
         *(kinds.GlobalAveragePooling1D, kinds.GlobalAveragePooling2D),
     )
 
 
 def _movers() -> tuple[type, ...]:
-    """Layers that give values that they got, so that these stay on their grid."""
+    """Layers that give values that they got, so that these stay on their grid.
+
+    LiteRT's averages of windows lie on it, too: it has no others.
+    """
     kinds = tf.keras.layers
     return (
         *(kinds.Flatten, kinds.Reshape, kinds.Permute, kinds.ZeroPadding1D, kinds.ZeroPadding2D),
         *(kinds.MaxPooling1D, kinds.MaxPooling2D),
+        *(kinds.AveragePooling1D, kinds.AveragePooling2D),
         *(kinds.GlobalMaxPooling1D, kinds.GlobalMaxPooling2D),
     )
 
@@ -480,7 +483,7 @@ def _write(model: tf.keras.Model, inputs, path, optimizations: list, most: float
     try:
         content = converter.convert()
     except Exception as error:
-        reason = " ".join(str(error).split())[:300]
+        reason = programs.one_line(error)
         raise NotImplementedError(f"LiteRT's converter refuses it: {reason}") from error
     part = Path(f"{path}.part")
     part.write_bytes(content)
@@ -496,10 +499,16 @@ def _write(model: tf.keras.Model, inputs, path, optimizations: list, most: float
         more = tf.nest.map_structure(_a_millionth_more, inputs)
         moved = programs.apart(programs.call(model, more), programs.call(model, inputs))
         raise RuntimeError(
-            f"outputs of the converted model are {apart:.0%} off the trained's, which move by "
-            f"{moved:.0%} where its inputs change by a millionth"
+            f"outputs of the converted model are {apart:.0%} off those before, which move by "
+            f"{moved:.0%} where inputs change by a millionth: {_why(moved)}"
         )
     return part.replace(path)
+
+
+def _why(moved: float) -> str:
+    if moved > 0.01:  # ten thousand times what was put in
+        return "the model amplifies all rounding, as untrained ones do, so that no file is near it"
+    return "LiteRT's converter makes something else of it"
 
 
 def _a_millionth_more(x: tf.Tensor) -> tf.Tensor:

@@ -113,7 +113,7 @@ def export_file(model: tf.keras.Model, example_inputs, path, *, sparse: bool = T
     try:
         content = converter.convert()
     except Exception as error:
-        reason = " ".join(str(error).split())[:300]
+        reason = programs.one_line(error)
         raise NotImplementedError(f"LiteRT's converter refuses it: {reason}") from error
     if sparse and not _sparse_tensors(_interpreter(content)):
         raise ValueError("no kernel of the model has zeros enough to be stored sparsely: prune it")

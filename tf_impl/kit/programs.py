@@ -30,6 +30,7 @@ _SIGNATURE, _MEMBER, _STRUCTURE = "predict", "program.pb", "outputs.json"
 # Calls and loops have what state their functions have, and these are looked at, too.
 _HARMLESS = {"Placeholder", "StatefulPartitionedCall", "While", "If"}
 _ROUNDING = 1e-5  # relative: the same operators in another order
+_LACKS = re.compile(r"'tf\.(\w+)' op is neither a custom op nor a flex op")
 _FILES = re.compile("File|Save|Restore|PyFunc|Directory")
 
 
@@ -131,7 +132,7 @@ def trace(model: tf.keras.Model, inputs, *, training: bool = False):
     try:
         program.get_concrete_function()
     except Exception as error:
-        raise NotImplementedError(f"tf.function cannot trace it: {_line(error)}") from error
+        raise NotImplementedError(f"tf.function cannot trace it: {one_line(error)}") from error
     return program
 
 
@@ -167,7 +168,7 @@ def check(model: tf.keras.Model, inputs):
         output = call(model, tf.nest.map_structure(lambda part: part[:1], inputs))
     except Exception as error:
         given = ", ".join(f"{part.dtype.name} {list(part.shape[1:])}" for part in tensors)
-        raise ValueError(f"the model takes no samples of {given}: {_line(error)}") from error
+        raise ValueError(f"the model takes no samples of {given}: {one_line(error)}") from error
     for part in tf.nest.flatten(output):
         if not tf.is_tensor(part) or isinstance(part, tf.RaggedTensor | tf.SparseTensor):
             raise NotImplementedError(
@@ -221,7 +222,7 @@ def copy_model(model: tf.keras.Model, x=None) -> tf.keras.Model:
     try:
         wanted = call(model, x)
     except Exception as error:
-        raise ValueError(f"the model does not take the example input: {_line(error)}") from error
+        raise ValueError(f"the model does not take the example input: {one_line(error)}") from error
     try:
         copy = _rebuilt(model)
         if not copy.built:
@@ -229,7 +230,7 @@ def copy_model(model: tf.keras.Model, x=None) -> tf.keras.Model:
         _copy_state(model, copy)
         difference = apart(call(copy, x), wanted)
     except Exception as error:
-        raise NotImplementedError(f"Keras cannot rebuild the model: {_line(error)}") from error
+        raise NotImplementedError(f"Keras cannot rebuild the model: {one_line(error)}") from error
     if difference > _ROUNDING:
         raise NotImplementedError(
             f"Keras rebuilds another model than this one: outputs are {difference:.1e} off"
@@ -357,7 +358,7 @@ def load(path) -> Callable:
         outputs = [signature.outputs[name].name for name in sorted(signature.outputs)]
         return whole.prune(inputs, tf.nest.pack_sequence_as(structure, outputs))
     except Exception as error:  # damage may raise anything in zipfile
-        raise ValueError(f"{path} is no whole file of a program: {_line(error)}") from None
+        raise ValueError(f"{path} is no whole file of a program: {one_line(error)}") from None
 
 
 def _written(output):
@@ -392,6 +393,8 @@ def _refused(graph) -> str | None:
     return None
 
 
-def _line(error: Exception) -> str:
-    """An error's words as one line."""
+def one_line(error: Exception) -> str:
+    """Return an error's words as one line; of LiteRT's converter, which operators are lacking."""
+    if lacking := dict.fromkeys(_LACKS.findall(str(error))):
+        return f"there is no operator for {', '.join(lacking)}"
     return " ".join(str(error).split())[:300] or type(error).__name__
