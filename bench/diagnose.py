@@ -75,7 +75,7 @@ def diagnosed(framework: str, given: argparse.Namespace) -> dict:
         command += ["--batch-size", str(given.batch_size)]
     if given.folder:
         command += ["--folder", str(Path(given.folder) / framework)]
-    quiet = {"TF_CPP_MIN_LOG_LEVEL": "3"} | dict(os.environ)
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "KINETO_LOG_LEVEL": "99"} | dict(os.environ)
     done = subprocess.run(command, capture_output=True, text=True, env=quiet, check=False)
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["it said nothing"]

@@ -309,11 +309,14 @@ def _part(name: str) -> str | None:
 
 def main() -> None:
     """Print where a step of the digits CNN goes."""
+    import os
+
     import numpy as np
 
     from pt_impl.kit import data, models, training
     from shared.specs import TASKS
 
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or the profiler logs to the terminal
     task, random = TASKS["digits-cnn"], np.random.default_rng(0)
     model = models.build(task.model)
     optimizer = training.make_optimizer(model, task.recipe)

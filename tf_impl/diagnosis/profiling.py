@@ -19,7 +19,8 @@ Where the frameworks differ and why:
   TensorFlow) for TensorBoard. The Chrome trace is made from it. PyTorch writes one itself.
 - Allocations are recorded on a GPU only; PyTorch records those of a CPU, too.
 - What XLA compiled (`jit_compile=True`) is one operator, and its parts are not told apart: it is
-  refused. `torch.compile` leaves forward and backward apart.
+  refused, but for an update by an optimizer of its own. `torch.compile` leaves forward and backward
+  apart.
 - Operators run in a pool of threads, and some at the same time: these share the moment. What
   `tf.data` runs in that pool is not the step's. PyTorch's run in the step's own thread.
 - What a product computes is counted in one step before the others, from the shapes that the
@@ -41,6 +42,7 @@ Copy with it: `shared/profiles.py`.
 import inspect
 import math
 import re
+import sys
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -157,7 +159,7 @@ def _synchronize() -> None:
 
 _REFUSED = (
     "XLA runs the whole step as one operator, whose parts the profiler does not tell apart: "
-    "profile it without jit_compile"
+    "profile it without, by jit_compile=False (of a model's compile(), too: its default may be XLA)"
 )
 
 
@@ -235,9 +237,9 @@ def _spans(
         said = (about.get("tf_op") or "") if device else name
         operator, part = _OPERATOR.match(said), None
         if operator:
-            if operator["type"] in _XLA:
-                raise NotImplementedError(_REFUSED)
             part = _part(operator["scope"], operator["type"], scopes)
+            if operator["type"] in _XLA and part != "optimizer":
+                raise NotImplementedError(_REFUSED)
         if "HtoD" in name or "MemcpyH2D" in name:
             part = "transfer"
         ours = main or (running[0] >= end and running[1] in own)
@@ -268,8 +270,10 @@ def _part(scope: str, kind: str, optimizers: set[str]) -> str:
 
 
 def _optimizer_scopes() -> set[str]:
-    """What all classes of optimizers call their scopes."""
-    found, new = set(), [tf.keras.optimizers.Optimizer]
+    """What all classes of optimizers call their scopes, of the flavours of Keras in use."""
+    flavours = [sys.modules[name] for name in ("keras", "tf_keras") if name in sys.modules]
+    found, new = set(), [flavour.optimizers.Optimizer for flavour in flavours]
+    new += [one.optimizers.legacy.Optimizer for one in flavours if one.__name__ == "tf_keras"]
     while new:
         optimizer = new.pop()
         name = optimizer.__name__
