@@ -103,7 +103,8 @@ def text(framework: str, found: dict, records: dict[str, dict]) -> list[str]:
 
 def _wrapped(line: str) -> str:
     indent = line[: len(line) - len(line.lstrip())] + "    "
-    return textwrap.fill(line, 80, subsequent_indent=indent, break_on_hyphens=False)
+    uncut = {"break_on_hyphens": False, "break_long_words": False}
+    return textwrap.fill(line, 80, subsequent_indent=indent, **uncut)
 
 
 def main(arguments: list[str] | None = None) -> int:
