@@ -17,6 +17,7 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 from bench.analysis.reading import FRAMEWORKS, load
@@ -75,7 +76,7 @@ def diagnosed(framework: str, given: argparse.Namespace) -> dict:
         command += ["--batch-size", str(given.batch_size)]
     if given.folder:
         command += ["--folder", str(Path(given.folder) / framework)]
-    quiet = {"TF_CPP_MIN_LOG_LEVEL": "3"} | dict(os.environ)
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "KINETO_LOG_LEVEL": "99"} | dict(os.environ)
     done = subprocess.run(command, capture_output=True, text=True, env=quiet, check=False)
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["it said nothing"]
@@ -84,7 +85,7 @@ def diagnosed(framework: str, given: argparse.Namespace) -> dict:
 
 
 def text(framework: str, found: dict, records: dict[str, dict]) -> list[str]:
-    """The verdict, its evidence and the remedies, as lines."""
+    """The verdict, its evidence and the remedies, as lines of 80 columns."""
     name = found["bottleneck"]
     verdict = "healthy, bound by its arithmetic" if found["healthy"] else f"held back by {name}"
     lines = [f"{FRAMEWORKS[framework]}: {verdict}", *(f"  {line}" for line in found["evidence"])]
@@ -97,7 +98,13 @@ def text(framework: str, found: dict, records: dict[str, dict]) -> list[str]:
     else:
         techniques = ", ".join(REMEDIES[name][2])
         lines.append(f"  no row of {place} shows a gain; what addresses {name}: {techniques}")
-    return lines
+    return [_wrapped(line) for line in lines]
+
+
+def _wrapped(line: str) -> str:
+    indent = line[: len(line) - len(line.lstrip())] + "    "
+    uncut = {"break_on_hyphens": False, "break_long_words": False}
+    return textwrap.fill(line, 80, subsequent_indent=indent, **uncut)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -120,8 +120,9 @@ def _evidence(breakdown: Breakdown, bottleneck: str, shares: dict[str, float]) -
         lines += [f"values read by Python: {calls:.1f} a step ({name})" for calls, name in reads]
     else:
         for one in breakdown.operators[:3]:
+            of_peak = "" if one.of_peak is None else f", at {one.of_peak:.0%} of the peak"
             lines.append(
-                f"{one.name}: {one.seconds * 1e3:.3g} ms a step in {one.calls:.0f} calls, "
-                f"{one.share:.0%} of all operators"
+                f"{one.name}: {one.seconds * 1e3:.3g} ms in {one.calls:.0f} calls, "
+                f"{one.share:.0%} of all operators{of_peak}"
             )
     return lines

@@ -7,6 +7,10 @@ that run at the same time share the moment. So the parts add up to the step.
 
 What the profiler itself costs is measured, as steps with and without it take turns, and is taken
 away from the parts in proportion to the events that it recorded in each.
+
+What a product or a convolution computes follows from its shapes, a multiplication and an addition
+counted as two; its share of the machine's peak is that over its seconds, against a large product in
+the same framework, process and dtype. What computes anything else has no such share.
 """
 
 from __future__ import annotations
@@ -16,9 +20,10 @@ import math
 import time
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from statistics import fmean, median
 
@@ -35,7 +40,8 @@ class Span:
     """What a profiler recorded: something on a thread of the host or a queue of the device.
 
     Times are in seconds. part: of `PARTS`; None is that of the span around it. operator: whether it
-    computes or moves values, and is not only the framework's way to what does.
+    computes or moves values, and is not only the framework's way to what does. flops: floating
+    point operations in `dtype`, of a product or a convolution whose shapes are known; else None.
     """
 
     name: str
@@ -45,6 +51,8 @@ class Span:
     part: str | None = None
     operator: bool = False
     device: bool = False
+    flops: float | None = None
+    dtype: str = ""
 
 
 @dataclass(frozen=True)
@@ -58,12 +66,18 @@ class Taken:
 
 @dataclass(frozen=True)
 class Operator:
-    """An operator: calls a step, seconds a step without those that it called, share of all."""
+    """An operator: calls a step, seconds a step without those that it called, share of all.
+
+    flops: floating point operations a step. of_peak: those a second over the machine's peak. None
+    where it is no product or convolution, or not all of its calls are known.
+    """
 
     name: str
     calls: float
     seconds: float
     share: float
+    flops: float | None = None
+    of_peak: float | None = None
 
 
 @dataclass(frozen=True)
@@ -73,7 +87,8 @@ class Breakdown:
     `profiled`: what it took with the profiler; `traced`: that by the trace's own clock.
     `operators`: the most expensive first. `gaps`: the longest times without an operator inside a
     step: seconds, and the operators before and after. `memory`: seconds since the first step and
-    bytes allocated then; empty where the profiler has none.
+    bytes allocated then; empty where the profiler has none. `peaks`: floating point operations a
+    second by dtype, of those in which products ran.
     """
 
     step: float
@@ -90,6 +105,7 @@ class Breakdown:
     operators: tuple[Operator, ...]
     gaps: tuple[tuple[float, str, str], ...]
     memory: tuple[tuple[float, int], ...]
+    peaks: dict[str, float] = field(default_factory=dict)
 
     @property
     def profiler_cost(self) -> float:
@@ -106,11 +122,12 @@ class Breakdown:
         for part in ("waiting", "transfer", *PARTS[:4], "overhead", "idle"):
             rows.append(f"{part:24}{getattr(self, part) * 1e3:10.3f}{self.share(part):8.1%}")
         rows.append(f"{'step':24}{self.step * 1e3:10.3f}   (profiled {self.profiler_cost:+.1%})")
-        rows.append(f"\n{'operator':44}{'calls':>8}{'ms':>10}{'share':>8}")
+        rows.append(f"\n{'operator':44}{'calls':>8}{'ms':>10}{'share':>8}{'of peak':>9}")
         for one in self.operators[:10]:
-            rows.append(
-                f"{one.name[:43]:44}{one.calls:8.1f}{one.seconds * 1e3:10.3f}{one.share:8.1%}"
-            )
+            row = f"{one.name[:43]:44}{one.calls:8.1f}{one.seconds * 1e3:10.3f}{one.share:8.1%}"
+            rows.append(row if one.of_peak is None else f"{row}{one.of_peak:9.0%}")
+        peaks = [f"{dtype} {peak / 1e9:.4g} GFLOP/s" for dtype, peak in self.peaks.items() if peak]
+        rows += [f"peak, of a large product: {', '.join(peaks)}"] if peaks else []
         return "\n".join(rows)
 
 
@@ -149,6 +166,37 @@ def run_steps(
         cpu = time.thread_time() - cpu
         found.append(Taken(middle - start, time.perf_counter() - middle, cpu))
     return found
+
+
+def fastest(call: Callable, *, seconds: float) -> float:
+    """Seconds of the fastest of as many calls as fit, and of one at least, after one untimed."""
+    call()
+    found, deadline = math.inf, time.perf_counter() + seconds
+    while (start := time.perf_counter()) < deadline or found == math.inf:
+        call()
+        found = min(found, time.perf_counter() - start)
+    return found
+
+
+def product_flops(a: Sequence[int], b: Sequence[int], inner: int) -> float:
+    """Operations of a batch of matrix products of these shapes, of which one may be broadcast.
+
+    inner: the length that is summed over.
+    """
+    if not inner:
+        return 0.0
+    batches = zip_longest(reversed(a[:-2]), reversed(b[:-2]), fillvalue=1)
+    rows, columns = math.prod(a[-2:]) / inner, math.prod(b[-2:]) / inner
+    return 2.0 * inner * rows * columns * math.prod(map(max, batches))
+
+
+def convolution_flops(weights: Sequence[int], positions: int) -> float:
+    """Operations of a convolution, or of the gradient of its input or of its weights.
+
+    Each weight is used once at each position: of the output, batch included; of the input where it
+    is transposed. In groups, `weights` has the shape that is kept. Padding counts as input does.
+    """
+    return 2.0 * math.prod(weights) * positions
 
 
 # From spans to parts -----------------------------------------------------------------------------
@@ -216,8 +264,12 @@ def break_down(
     plain: list[Taken],
     profiled: list[Taken],
     memory: list[tuple[float, int]],
+    peaks: dict[str, float],
 ) -> Breakdown:
-    """The breakdown of the marked steps, by the times of steps that were taken without."""
+    """The breakdown of the marked steps, by the times of steps that were taken without.
+
+    peaks: the machine's floating point operations a second by dtype.
+    """
     steps = _steps(spans)
     nodes = nest(_within(steps, spans))
     main = steps[0][0].thread
@@ -234,9 +286,10 @@ def break_down(
         profiled=fmean(one.waiting + one.step for one in profiled),
         traced=math.fsum(parts.values()),
         **corrected,
-        operators=_operators(nodes, len(steps), on_device),
+        operators=_operators(nodes, len(steps), on_device, peaks),
         gaps=tuple(sorted(gaps, reverse=True)[:3]),
         memory=tuple((at - begin, size) for at, size in sorted(memory) if at >= begin),
+        peaks=peaks,
     )
 
 
@@ -324,19 +377,29 @@ def _corrected(
     return {"waiting": waiting} | {part: seconds * scale for part, seconds in rest.items()}
 
 
-def _operators(nodes: list[Node], steps: int, on_device: bool) -> tuple[Operator, ...]:
+def _operators(
+    nodes: list[Node], steps: int, on_device: bool, peaks: dict[str, float]
+) -> tuple[Operator, ...]:
     """Operators by name with what they take themselves, the most expensive first."""
-    calls, seconds = Counter(), Counter()
+    calls, seconds, flops, ideal = Counter(), Counter(), Counter(), Counter()
     for node in nodes:
         span = node.span
         if span.operator and span.device == on_device:
             calls[span.name] += 1
             seconds[span.name] += max(0.0, span.end - span.start - node.inside)
+            # Of a call that is not known nothing is, and that is all of the name's.
+            flops[span.name] += math.nan if span.flops is None else span.flops
+            ideal[span.name] += (span.flops or 0.0) / (peaks.get(span.dtype) or math.nan)
     every = sum(seconds.values()) or 1.0
-    return tuple(
-        Operator(name, calls[name] / steps, own / steps, own / every)
-        for name, own in seconds.most_common()
-    )
+    found = []
+    for name, own in seconds.most_common():
+        count, of_peak = _known(flops[name] / steps), _known(ideal[name] / own if own else math.nan)
+        found.append(Operator(name, calls[name] / steps, own / steps, own / every, count, of_peak))
+    return tuple(found)
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value
 
 
 # Files -------------------------------------------------------------------------------------------

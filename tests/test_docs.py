@@ -113,6 +113,7 @@ COMMANDS = {
     ".venv/bin/twinbench compare before/results.json results/latest --fail-if slower:5%": "own",
     ".venv/bin/twinbench diagnose digits-cnn --batch-size 4": "run",
     ".venv/bin/python -m cProfile -s cumtime -m pt_impl.diagnosis.profiling": "run",
+    ".venv/bin/python -m shared.utilization -m pt_impl.diagnosis.profiling": "run",
     "python -m pt_impl.train_step.mixed_precision": "alone",
     ".venv/bin/twinbench validate measure --minutes 30": "validate",
     ".venv/bin/twinbench ladder image_classification --minutes 20": "climb",

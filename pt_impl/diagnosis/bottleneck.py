@@ -56,10 +56,9 @@ def main() -> None:
     """Diagnose a task's train step, or that of a file; print it, or JSON for programs."""
     import argparse
     import json
+    import os
     import runpy
     import sys
-
-    from pt_impl.kit import examples
 
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("what", nargs="?", default="digits-cnn", help="a task, or a file.py")
@@ -68,10 +67,13 @@ def main() -> None:
     parser.add_argument("--folder", default="", help="where the profiler's files go")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or the profiler logs to the terminal
     sys.path.insert(0, ".")  # of a file's own imports
     if given.what.endswith(".py"):
         step, batches = runpy.run_path(given.what)["make"]()
     else:
+        from pt_impl.kit import examples
+
         step, batches = examples.train_step(given.what, given.batch_size)
     found = find_bottleneck(step, batches, steps=given.steps, folder=given.folder)
     print(json.dumps(found.as_json()) if given.json else f"{found}\n\n{found.breakdown}")

@@ -18,6 +18,9 @@ Where the frameworks differ and why:
   their own. What TensorFlow compiled with XLA is one operator.
 - Operators run one after the other in the step's own thread; TensorFlow's run in a pool of threads,
   and some at the same time: these share the moment.
+- What a product computes follows from the shapes that the profiler records with each operator, also
+  with those that a compiled step calls; kernels that the compiler wrote itself, fused attention and
+  recurrent layers have none. TensorFlow needs the step's graph for it.
 
 When it helps and when it hurts: it says which part is worth a technique, before one is tried. It
 hurts small operators: each recorded event costs about a microsecond, so that a step of many small
@@ -30,18 +33,34 @@ Run it alone: `python -m pt_impl.diagnosis.profiling` prints the breakdown of th
 Copy with it: `shared/profiles.py`.
 """
 
+import ast
 import json
+import math
 import re
 import shutil
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from shared.profiles import Breakdown, Span, break_down, endless, nest, run_steps, write_stacks
+from shared.profiles import (
+    Breakdown,
+    Node,
+    Span,
+    break_down,
+    convolution_flops,
+    endless,
+    fastest,
+    nest,
+    product_flops,
+    run_steps,
+    write_stacks,
+)
 
 _TURNS = 4  # of steps without and steps with the profiler
 _COMMUNICATION = re.compile(r"^(gloo|nccl|mpi|ucc|c10d|record_param_comms|_?c10d_functional)[:_]?")
@@ -49,6 +68,16 @@ _HOST_TO_DEVICE = re.compile(r"HtoD|Host ?-> ?Device|Pinned ?-> ?Device")
 _ON_THE_WAY = re.compile(r"^(autograd::|TorchDynamo|Pregraph)")  # to operators
 _HOST = ("cpu_op", "user_annotation", "cuda_runtime")
 _DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+# Products, and where their two matrices stand among their inputs.
+_PRODUCTS = {
+    **dict.fromkeys(("aten::mm", "aten::bmm"), (0, 1)),
+    **dict.fromkeys(("aten::addmm", "aten::baddbmm", "aten::_addmm_activation"), (1, 2)),
+}
+_WORKS = re.compile(r"conv(?!ert)|mm(?![a-z])")  # what a product calls to do the work
+_DTYPES = {
+    **{"float": "float32", "double": "float64"},
+    **{"c10::BFloat16": "bfloat16", "c10::Half": "float16"},
+}
 
 
 def profile_steps(
@@ -78,7 +107,7 @@ def profile_steps(
     run_steps(step, count=warmup, **take)
     with _profiler():
         run_steps(step, count=1, **take)  # the first use of the profiler sets it up
-    plain, profiled, spans, memory = [], [], [], []
+    plain, profiled, spans, memory, peaks = [], [], [], [], {}
     with tempfile.TemporaryDirectory() as own:
         place = Path(folder or own)
         place.mkdir(parents=True, exist_ok=True)
@@ -94,13 +123,15 @@ def profile_steps(
             new, sizes = _read(place / "trace.json")
             spans += new
             memory += sizes
+            for dtype in sorted({span.dtype for span in new if span.flops}):
+                peaks[dtype] = max(peaks.get(dtype, 0.0), _peak(dtype))
         if folder:
             write_stacks(new, place / "stacks.txt")
             # What TensorBoard's plug-in looks for; the profiler saves its trace once only.
             (place / "tensorboard").mkdir(exist_ok=True)
             log = place / "tensorboard" / f"step.{time.time_ns()}.pt.trace.json"
             shutil.copy(place / "trace.json", log)
-    return break_down(spans, plain, profiled, memory)
+    return break_down(spans, plain, profiled, memory, peaks)
 
 
 @contextmanager
@@ -117,7 +148,7 @@ def named_range(*, name: str) -> Iterator[None]:
 def _profiler() -> torch.profiler.profile:
     kinds = torch.profiler.ProfilerActivity
     activities = [kinds.CPU] + ([kinds.CUDA] if torch.cuda.is_available() else [])
-    return torch.profiler.profile(activities=activities, profile_memory=True)
+    return torch.profiler.profile(activities=activities, profile_memory=True, record_shapes=True)
 
 
 def _synchronize() -> None:
@@ -130,19 +161,120 @@ def _read(path: Path) -> tuple[list[Span], list[tuple[float, int]]]:
     events = json.loads(path.read_text("utf-8"))["traceEvents"]
     timed = [event for event in events if event.get("ph") == "X" and "dur" in event]
     host = [(event, _span(event)) for event in timed if event.get("cat") in _HOST]
-    spans = [span for _, span in host]
-    # A kernel's part is that of the operator that launched it, which has the same number.
-    parts = {id(node.span): node.part for node in nest(spans)}
-    callers = {_number(e): parts[id(span)] for e, span in host if e["cat"] == "cpu_op"}
-    for event in timed:
-        if event.get("cat") in _DEVICE:
-            spans.append(_span(event, callers.get(_number(event))))
+    nodes, told = nest(span for _, span in host), {id(span): event for event, span in host}
+    # A kernel is the work of the operator that launched it, which has the same number.
+    launched = {_number(e): node for node in nodes if (e := told[id(node.span)])["cat"] == "cpu_op"}
+    kernels = [
+        (span, caller)
+        for event in timed
+        if event.get("cat") in _DEVICE
+        for caller in [launched.get(_number(event))]
+        for span in [_span(event, caller.part if caller else None)]
+    ]
+    counted = _count(nodes, told, kernels)
+    spans = [
+        replace(span, flops=counted[id(span)][0], dtype=counted[id(span)][1])
+        if id(span) in counted
+        else span
+        for span in (*(span for _, span in host), *(span for span, _ in kernels))
+    ]
     memory, totals = [], {}
     for event in sorted((e for e in events if e.get("name") == "[memory]"), key=lambda e: e["ts"]):
         about = event["args"]
         totals[about["Device Type"], about["Device Id"]] = about["Total Allocated"]
         memory.append((event["ts"] / 1e6, sum(totals.values())))
     return spans, memory
+
+
+def _count(
+    nodes: list[Node], told: dict[int, dict], kernels: list[tuple[Span, Node | None]]
+) -> dict[int, tuple[float, str]]:
+    """id(span) -> operations and dtype, of the spans in which products are computed.
+
+    An operator such as `aten::convolution` only calls others. The innermost of them compute, and
+    have a part each by their seconds; on a device it is the longest kernel.
+    """
+    product, known, caller, inner, longest = {}, {}, {}, defaultdict(dict), {}
+    for node in nodes:  # what is around a span comes before it
+        around = product.get(id(node.parent))
+        if around is None and (work := _flops(told[id(node.span)])):
+            around, known[id(node)] = node, work
+        product[id(node)] = around
+        caller[id(node)] = above = caller.get(id(node.parent))
+        if around is not None and _WORKS.search(node.span.name):
+            inner[id(around)].pop(above, None)
+            inner[id(around)][id(node)] = node
+            caller[id(node)] = id(node)
+    for span, launcher in kernels:
+        around = product.get(id(launcher))
+        if around is not None and not span.name.startswith("Mem"):
+            longest[id(around)] = max(longest.get(id(around), span), span, key=_seconds)
+    found = {}
+    for key, (flops, dtype) in known.items():
+        own = {id(n.span): _seconds(n.span) - n.inside for n in inner[key].values()}
+        whole = math.fsum(own.values())
+        if key in longest:
+            found[id(longest[key])] = flops, dtype
+        else:
+            found |= {k: (flops * s / whole if whole else 0.0, dtype) for k, s in own.items()}
+    return found
+
+
+def _seconds(span: Span) -> float:
+    return span.end - span.start
+
+
+def _flops(event: dict) -> tuple[float, str] | None:
+    """Operations and dtype of a product or a convolution, from the shapes that were recorded."""
+    name, about = event["name"], event.get("args", {})
+    shapes, dtypes = about.get("Input Dims"), about.get("Input type")
+    if not shapes or len(dtypes) < 2 or (dtype := _DTYPES.get(dtypes[1])) is None:
+        return None
+    if name in _PRODUCTS:
+        a, b = (shapes[at] for at in _PRODUCTS[name])
+        return product_flops(a, b, a[-1]), dtype
+    if name not in ("aten::convolution", "aten::convolution_backward"):
+        return None
+    settings = [ast.literal_eval(said or "None") for said in about["Concrete Inputs"]]
+    if name == "aten::convolution":
+        (x, weights), transposed, passes = shapes[:2], settings[6], 1
+        y = _convolved(x, weights, *settings[3:6])
+    else:
+        (y, x, weights), transposed, passes = shapes[:3], settings[7], sum(settings[10][:2])
+    used = x if transposed else y
+    return passes * convolution_flops(weights, used[0] * math.prod(used[2:])), dtype
+
+
+def _convolved(x: list, weights: list, *settings: list) -> list:
+    """The shape of a convolution's output. Settings: stride, padding, dilation.
+
+    One number may stand for all dimensions.
+    """
+    each = (values * (len(x) - 2) if len(values) == 1 else values for values in settings)
+    lengths = [
+        (length + 2 * pad - apart * (kernel - 1) - 1) // stride + 1
+        for length, kernel, stride, pad, apart in zip(x[2:], weights[2:], *each, strict=True)
+    ]
+    return [x[0], weights[0], *lengths]
+
+
+def _peak(dtype: str) -> float:
+    """Operations a second of the best large product in `dtype`; 0 where its memory is lacking."""
+    place, size = ("cuda", 8192) if torch.cuda.is_available() else ("cpu", 1024)
+    own = torch.Generator(place).manual_seed(0)  # and not the one that the training draws from
+    try:
+        with torch.no_grad():
+            a, b, out = torch.randn(
+                3, size, size, generator=own, device=place, dtype=torch.float32
+            ).to(getattr(torch, dtype))
+
+            def multiply() -> None:
+                torch.mm(a, b, out=out)
+                _synchronize()
+
+            return product_flops(a.shape, b.shape, size) / fastest(multiply, seconds=0.1)
+    except torch.OutOfMemoryError:
+        return 0.0
 
 
 def _number(event: dict) -> int | None:
@@ -177,11 +309,14 @@ def _part(name: str) -> str | None:
 
 def main() -> None:
     """Print where a step of the digits CNN goes."""
+    import os
+
     import numpy as np
 
     from pt_impl.kit import data, models, training
     from shared.specs import TASKS
 
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or the profiler logs to the terminal
     task, random = TASKS["digits-cnn"], np.random.default_rng(0)
     model = models.build(task.model)
     optimizer = training.make_optimizer(model, task.recipe)

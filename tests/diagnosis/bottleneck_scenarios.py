@@ -43,4 +43,58 @@ def tasks():
     return {"sizes": [len(y) for _, y in batches], "losses": losses, "said": said}
 
 
-SCENARIOS = (planted, tasks)
+def flavours():
+    """Steps of either Keras: a loop of one's own, and what `compile` makes of a model."""
+    if steps.NAME == "pt":
+        return {}
+    import keras
+    import tensorflow as tf
+    import tf_keras
+
+    class Own(tf_keras.optimizers.Adam):
+        """An optimizer of a user's."""
+
+    class Own3(keras.optimizers.Adam):
+        """The same of Keras 3."""
+
+    def model_of(flavour):
+        hidden = [flavour.layers.Dense(width, activation="relu") for width in (128, 128)]
+        model = flavour.Sequential([*hidden, flavour.layers.Dense(10)])
+        model.build((None, 64))
+        return model, flavour.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+    def loop(flavour, optimizer):
+        model, loss_fn = model_of(flavour)
+
+        @tf.function
+        def step(x, y):
+            with tf.GradientTape() as tape:
+                loss = loss_fn(y, model(x, training=True))
+            gradients = tape.gradient(loss, model.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+            return loss
+
+        return step
+
+    def compiled(flavour, **settings):
+        model, loss_fn = model_of(flavour)
+        model.compile("adam", loss_fn, **settings)
+        return model.train_on_batch
+
+    batch = tf.ones((64, 64)), tf.zeros((64,), tf.int32)
+    made = {
+        "Keras 3, a loop": loop(keras, Own3()),
+        "Keras 3, compile": compiled(keras, jit_compile=False),
+        "tf_keras, a loop": loop(tf_keras, Own()),
+        "tf_keras, an old optimizer": loop(tf_keras, tf_keras.optimizers.legacy.SGD()),
+        "tf_keras, compile": compiled(tf_keras),
+    }
+    found = {name: find(step, [batch], steps=8).as_json() for name, step in made.items()}
+    try:
+        find(compiled(keras), [batch])
+    except NotImplementedError as error:
+        found["Keras 3, as it is compiled"] = str(error)
+    return found
+
+
+SCENARIOS = (planted, tasks, flavours)

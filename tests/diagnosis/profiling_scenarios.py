@@ -9,6 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 
+import numpy as np
+
 from shared.profiles import STEP, WAITING
 from tests.diagnosis import steps
 from tests.diagnosis.steps import NAME, impl
@@ -81,6 +83,19 @@ def operators():
     return told(found)
 
 
+def products():
+    """Products of known size, by themselves; and a network's, forward and backward."""
+    found = {
+        name: told(profiling.profile_steps(step, [batch], steps=4))
+        for name, (step, batch) in steps.products().items()
+    }
+    images = np.random.default_rng(0).normal(size=(4, 16, 16, 3)).astype(np.float32)
+    batch = impl.kit.data.to_device(images, np.arange(4) % 2)
+    step = steps.plain_step(steps.convolutional())
+    found["network"] = told(profiling.profile_steps(step, [batch], steps=4))
+    return found
+
+
 def beside_the_step():
     """What prepares the next batches in the background is not the step's."""
     batch = steps.data(8, 16)
@@ -151,4 +166,4 @@ def refused():
     return found
 
 
-SCENARIOS = (sleeping, between_operators, operators, beside_the_step, files, refused)
+SCENARIOS = (sleeping, between_operators, operators, products, beside_the_step, files, refused)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -83,6 +86,24 @@ def test_a_tasks_step_trains_on_its_data_and_files_are_refused(every, evidence):
     )
 
 
+FLAVOURS = ("Keras 3, a loop", "Keras 3, compile")
+FLAVOURS += ("tf_keras, a loop", "tf_keras, an old optimizer", "tf_keras, compile")
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_either_keras_is_diagnosed(evidence, flavour):
+    found = evidence["tf"]["bottleneck flavours"][flavour]["breakdown"]
+    assert min(found[part] for part in ("forward", "backward", "optimizer")) > 0
+    layers = 64 * 128 + 128 * 128 + 128 * 10
+    known = 2 * 64 * (2 * layers + layers - 64 * 128)  # no gradient of the first layer's input
+    assert sum(one["flops"] or 0 for one in found["operators"]) == known
+
+
+def test_a_model_that_is_compiled_by_xla_is_refused_with_what_to_do(evidence):
+    said = evidence["tf"]["bottleneck flavours"]["Keras 3, as it is compiled"]
+    assert "jit_compile=False" in said
+
+
 # The command --------------------------------------------------------------------------------------
 
 
@@ -137,6 +158,42 @@ def make():
 """
 
 
+SWITCHED = """
+import os
+os.environ["TF_USE_LEGACY_KERAS"] = "1"
+import tensorflow as tf
+
+def make():
+    model = tf.keras.Sequential([tf.keras.layers.Dense(4)])
+    assert type(model).__module__.startswith("tf_keras"), type(model)
+    model.compile("sgd", "mse")
+    return model.train_on_batch, [(tf.ones((2, 4)), tf.ones((2, 4)))]
+"""
+
+
+def test_a_file_chooses_its_flavour_of_keras(tmp_path, capsys):
+    path = tmp_path / "model.py"
+    path.write_text(SWITCHED)
+    assert command.main([str(path), "--steps", "4"]) == 0, capsys.readouterr().err
+    assert capsys.readouterr().out.startswith("TensorFlow: held back by overhead\n")
+
+
+def test_the_terminal_is_left_to_the_diagnosis(tmp_path):
+    """Of torch's profiler there is nothing, unless a user asks for it."""
+    path = tmp_path / "model.py"
+    path.write_text(MODEL)
+    run = [sys.executable, "-m", "pt_impl.diagnosis.bottleneck", str(path), "--steps", "4"]
+    others = {name: value for name, value in os.environ.items() if name != "KINETO_LOG_LEVEL"}
+    said = [
+        subprocess.run(run, cwd=ROOT, env=others | asked, capture_output=True, text=True)
+        for asked in ({}, {"KINETO_LOG_LEVEL": "0"})
+    ]
+    assert [one.returncode for one in said] == [0, 0]
+    assert said[0].stderr == ""
+    assert said[0].stdout.startswith("overhead\n")
+    assert len(said[1].stderr.splitlines()) > 2
+
+
 def test_a_users_file_is_diagnosed_from_the_command_line(tmp_path, capsys):
     path = tmp_path / "model.py"
     path.write_text(MODEL)
@@ -145,7 +202,7 @@ def test_a_users_file_is_diagnosed_from_the_command_line(tmp_path, capsys):
     said = capsys.readouterr().out
     assert said.startswith("PyTorch: held back by overhead\n")
     assert "measured to help against overhead (docs):" in said
-    assert "of its baseline's time" in said
+    assert "of its baseline's time" in " ".join(said.split())
     assert (tmp_path / "files" / "pt" / "trace.json").is_file()
     path.write_text("import torch\n\ndef make():\n    raise KeyError('no such thing')\n")
     assert command.main(arguments) == 2

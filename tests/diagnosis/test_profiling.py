@@ -14,7 +14,9 @@ from shared.profiles import (
     Span,
     Taken,
     break_down,
+    convolution_flops,
     endless,
+    product_flops,
     run_steps,
     write_chrome_trace,
     write_stacks,
@@ -22,6 +24,7 @@ from shared.profiles import (
 from tests.diagnosis import BACKWARD, FORWARD
 
 PRODUCTS = re.compile(r"matmul|addmm$|::mm$", re.IGNORECASE)
+COMPUTES = re.compile(r"matmul|mm$|conv", re.IGNORECASE)
 
 
 def parts(found) -> dict:
@@ -44,9 +47,9 @@ def marked(*spans, waiting=1.0, step=10.0):
     return [*marks, *spans]
 
 
-def broken_down(spans, step=10.0, profiled=10.0, waiting=1.0, cpu=10.0, memory=()):
+def broken_down(spans, step=10.0, profiled=10.0, waiting=1.0, cpu=10.0, memory=(), peaks=None):
     plain, with_profiler = Taken(waiting, step, cpu), Taken(waiting, profiled, cpu)
-    return break_down(spans, [plain], [with_profiler], list(memory))
+    return break_down(spans, [plain], [with_profiler], list(memory), peaks or {})
 
 
 def test_the_parts_are_times_that_passed():
@@ -110,6 +113,39 @@ def test_on_a_device_only_what_it_does_counts():
     assert found.forward == pytest.approx(3.0)
     assert found.overhead + found.idle == pytest.approx(7.0)
     assert [one.name for one in found.operators] == ["kernel"]
+
+
+def test_a_products_share_of_the_peak_is_its_operations_over_its_time():
+    spans = marked(
+        Span("mm", 0.0, 2.0, "main", "forward", True, flops=3e9, dtype="float32"),
+        Span("mm", 2.0, 4.0, "main", "backward", True, flops=1e9, dtype="bfloat16"),
+        Span("relu", 4.0, 5.0, "main", "forward", True),
+        Span("sometimes", 5.0, 6.0, "main", "forward", True, flops=1e9, dtype="float32"),
+        Span("sometimes", 6.0, 7.0, "main", "forward", True),
+        Span("half", 7.0, 8.0, "main", "forward", True, flops=1e9, dtype="float16"),
+    )
+    found = broken_down(spans, peaks={"float32": 2e9, "bfloat16": 4e9, "float16": 0.0})
+    told = {one.name: (one.flops, one.of_peak) for one in found.operators}
+    assert told == {
+        "mm": (4e9, (3e9 / 2e9 + 1e9 / 4e9) / 4.0),
+        "relu": (None, None),
+        "sometimes": (None, None),  # a call of it is not known
+        "half": (1e9, None),  # nor is the machine's peak
+    }
+    lines = str(found).splitlines()
+    rows = {line.split()[0]: line.split()[1:] for line in lines}
+    assert rows["mm"] == ["2.0", "4000.000", "50.0%", "44%"]
+    assert rows["relu"] == ["1.0", "1000.000", "12.5%"]
+    assert lines[-1] == "peak, of a large product: float32 2 GFLOP/s, bfloat16 4 GFLOP/s"
+    assert all(len(line) <= 80 for line in lines)
+
+
+def test_operations_follow_from_shapes():
+    assert product_flops((3, 4), (4, 5), 4) == 2 * 3 * 4 * 5
+    assert product_flops((4, 3), (5, 4), 4) == 2 * 3 * 4 * 5
+    assert product_flops((7, 1, 3, 4), (2, 4, 5), 4) == 7 * 2 * 2 * 3 * 4 * 5  # one is broadcast
+    assert product_flops((3, 0), (0, 5), 0) == 0
+    assert convolution_flops((3, 3, 8, 16), 2 * 6 * 6) == 2 * (3 * 3 * 8 * 16) * (2 * 6 * 6)
 
 
 def test_what_runs_between_steps_is_not_counted():
@@ -188,6 +224,61 @@ def test_products_are_counted_forward_and_backward(every):
     assert found["forward"] > 0
     assert found["backward"] > 0
     assert found["optimizer"] > 0
+
+
+ONE = 2 * 96 * 160 * 224
+KNOWN = {
+    "product": ONE,
+    "transposed": ONE,
+    "batch": 5 * ONE,
+    "einsum": 5 * ONE,
+    "bfloat16": ONE,
+    "large": 2 * 768**3,
+}
+KNOWN_OF = {"pt": KNOWN | {"compiled": ONE}, "tf": KNOWN | {"lengths open": ONE}}
+
+
+def counted(found) -> list[dict]:
+    return [one for one in found["operators"] if one["flops"] is not None]
+
+
+def test_a_products_operations_are_exact(every):
+    found = every["profiling products"]
+    flops = {name: [one["flops"] for one in counted(found[name])] for name in KNOWN_OF[every.name]}
+    assert flops == {name: [known] for name, known in KNOWN_OF[every.name].items()}
+    assert list(found["bfloat16"]["peaks"]) == ["bfloat16"]
+
+
+def test_a_share_of_the_peak_is_operations_over_seconds_and_the_peak(every):
+    for name, found in every["profiling products"].items():
+        for one in counted(found):
+            (peak,) = found["peaks"].values()
+            assert one["of_peak"] == pytest.approx(one["flops"] / one["seconds"] / peak), name
+            assert 0 < one["of_peak"] < 1.3, name
+    (large,) = counted(every["profiling products"]["large"])
+    assert large["of_peak"] > 0.2
+
+
+def test_what_is_not_known_has_no_share(every):
+    found = every["profiling products"]
+    assert counted(found["integers"]) == []
+    assert found["integers"]["peaks"] == {}
+    if every.name == "tf":
+        assert counted(found["eager"]) == []  # without a graph
+    rest = [one for one in found["network"]["operators"] if not COMPUTES.search(one["name"])]
+    assert len(rest) > 3
+    assert all(one["flops"] is None and one["of_peak"] is None for one in rest)
+
+
+def test_a_networks_operations_are_those_of_its_layers_forward_and_backward(every):
+    strided = 2 * (3 * 3 * 3 * 8) * (4 * 8 * 8)
+    grouped = 2 * (3 * 3 * 8) * (4 * 4 * 4)
+    transposed = 2 * (2 * 2 * 8 * 4) * (4 * 4 * 4)  # each weight once at each of its inputs
+    dense = 2 * (4 * 8 * 8) * 2 * 4
+    total = 2 * strided + 3 * (grouped + transposed + dense)  # images have no gradient
+    found = counted(every["profiling products"]["network"])
+    assert sum(one["flops"] for one in found) == total
+    assert all(COMPUTES.search(one["name"]) for one in found)
 
 
 def test_what_prepares_batches_in_the_background_is_not_the_steps(evidence):

@@ -60,8 +60,6 @@ def main() -> None:
     import runpy
     import sys
 
-    from tf_impl.kit import examples
-
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("what", nargs="?", default="digits-cnn", help="a task, or a file.py")
     parser.add_argument("--batch-size", type=int, help="of a task; default: its compute batch")
@@ -72,7 +70,9 @@ def main() -> None:
     sys.path.insert(0, ".")  # of a file's own imports
     if given.what.endswith(".py"):
         step, batches = runpy.run_path(given.what)["make"]()
-    else:
+    else:  # not for a file: the kit would settle the flavour of Keras before it
+        from tf_impl.kit import examples
+
         step, batches = examples.train_step(given.what, given.batch_size)
     found = find_bottleneck(step, batches, steps=given.steps, folder=given.folder)
     print(json.dumps(found.as_json()) if given.json else f"{found}\n\n{found.breakdown}")

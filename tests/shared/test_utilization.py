@@ -1,0 +1,213 @@
+"""What a program uses: a busy thread is told from an idle one, and NVML's samples come back."""
+
+from __future__ import annotations
+
+import _thread
+import ctypes
+import itertools
+import subprocess
+import sys
+import threading
+import time
+import types
+from statistics import fmean
+
+import pytest
+
+from shared.utilization import watch_utilization
+from tests.workers import ROOT
+
+BURNED = 1.2  # seconds: CPU times come in steps of 10 ms
+
+
+def burn(told: list, seconds: float = BURNED) -> None:
+    """Use the core as far as others leave it; tell the share that this thread had of it."""
+    begin, used = time.perf_counter(), time.thread_time()
+    while (passed := time.perf_counter() - begin) < seconds:
+        pass
+    told.append((time.thread_time() - used) / passed)
+
+
+def named(found, name):
+    (one,) = [one for one in found.threads if one.name == name]
+    return one
+
+
+def test_a_busy_thread_is_told_from_an_idle_one_by_name():
+    told, awake = [], threading.Event()
+    busy = threading.Thread(target=burn, args=(told,), name="busy one")
+    idle = threading.Thread(target=awake.wait, name="idle one")
+    idle.start()
+    with watch_utilization(interval=0.2) as found:
+        busy.start()
+        busy.join()
+    awake.set()
+    assert 0.2 < told[0] <= 1.01  # as much as a machine that others use, too, left it
+    assert named(found, "busy one").mean == pytest.approx(told[0], abs=0.06)
+    assert told[0] - 0.06 < named(found, "busy one").most < 1.15
+    assert named(found, "idle one").mean < 0.02
+    assert named(found, "MainThread").mean < 0.05
+    assert found.threads[0].name == "busy one"
+    assert BURNED <= found.seconds < BURNED + 1
+    lines = str(found).splitlines()
+    assert lines[2].startswith("thread ")
+    assert lines[3].split()[:2] == ["busy", "one"]
+    assert all(len(line) <= 80 for line in lines)
+
+
+def test_a_thread_of_a_pool_has_the_systems_name_and_counts_until_it_ends():
+    told, done = [], threading.Event()
+
+    def pool():
+        ctypes.CDLL(None).prctl(15, b"pool-worker", 0, 0, 0)  # 15: PR_SET_NAME
+        burn(told, 0.5)
+        done.set()
+        time.sleep(0.3)
+
+    with watch_utilization(interval=0.1) as found:
+        _thread.start_new_thread(pool, ())  # which no list of Python's has
+        done.wait()
+        time.sleep(0.6)
+    one = named(found, "pool-worker")
+    assert one.mean * found.seconds == pytest.approx(told[0] * 0.5, abs=0.06)
+    assert one.most > one.mean
+
+
+def test_an_interval_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="above 0 s, not 0"), watch_utilization(interval=0):
+        pass
+
+
+# GPUs ---------------------------------------------------------------------------------------------
+
+
+class Driver(types.ModuleType):
+    """NVML of two GPUs: one whose figures go up and down, and a part of one, which is not told."""
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, broken=""):
+        super().__init__("pynvml")
+        self.broken, self.ended = broken, False
+        self.percents, self.sizes = itertools.cycle([10, 90, 50]), itertools.cycle([2, 8, 5])
+        self.gave = {"busy": [], "bytes": []}
+
+    def nvmlInit(self):  # noqa: N802
+        if self.broken:
+            raise self.NVMLError(self.broken)
+
+    def nvmlDeviceGetCount(self):  # noqa: N802
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(self, number):  # noqa: N802
+        return number
+
+    def nvmlDeviceGetName(self, gpu):  # noqa: N802
+        return f"Made-up {gpu}"
+
+    def nvmlDeviceGetUtilizationRates(self, gpu):  # noqa: N802
+        if gpu == 1:
+            raise self.NVMLError("Not Supported")
+        self.gave["busy"].append(next(self.percents))
+        return types.SimpleNamespace(gpu=self.gave["busy"][-1], memory=0)
+
+    def nvmlDeviceGetMemoryInfo(self, gpu):  # noqa: N802
+        if gpu == 1:
+            return types.SimpleNamespace(used=10**9, total=4 * 10**9, free=3 * 10**9)
+        self.gave["bytes"].append(next(self.sizes) * 10**9)
+        return types.SimpleNamespace(used=self.gave["bytes"][-1], total=80 * 10**9, free=0)
+
+    def nvmlShutdown(self):  # noqa: N802
+        self.ended = True
+
+
+def watched(monkeypatch, driver, seconds=0.0):
+    monkeypatch.setitem(sys.modules, "pynvml", driver)
+    with watch_utilization(interval=0.02) as found:
+        time.sleep(seconds)
+    return found
+
+
+def test_samples_of_nvml_come_back_as_mean_most_and_bytes(monkeypatch):
+    driver = Driver()
+    found = watched(monkeypatch, driver, 0.5)
+    first, part = found.gpus
+    assert len(driver.gave["busy"]) > 5
+    assert first.mean == pytest.approx(fmean(driver.gave["busy"]) / 100)
+    assert first.most == 0.9
+    assert first.mean_bytes == pytest.approx(fmean(driver.gave["bytes"]))
+    assert (first.most_bytes, first.whole_bytes) == (8 * 10**9, 80 * 10**9)
+    assert (part.mean, part.most, part.most_bytes) == (None, None, 10**9)
+    assert found.without == ""
+    assert driver.ended
+    lines = str(found).splitlines()
+    assert lines[1].split() == [
+        *("0", "Made-up", "0", f"{first.mean:.0%}", "90%"),
+        *(f"{first.mean_bytes / 1e9:.2f}", "GB", "8.00", "GB", "80.0", "GB"),
+    ]
+    assert lines[2].split()[3:5] == ["?", "?"]
+    assert all(len(line) <= 80 for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("driver", "said"),
+    [
+        (None, "no GPU: nvidia-ml-py is not installed"),
+        (Driver("Driver Not Loaded"), "no GPU: NVML says: Driver Not Loaded"),
+    ],
+)
+def test_without_nvml_it_is_said_why_and_threads_are_told(monkeypatch, driver, said):
+    found = watched(monkeypatch, driver)
+    assert found.gpus == ()
+    assert str(found).startswith(said)
+    assert named(found, "MainThread")
+
+
+# The command --------------------------------------------------------------------------------------
+
+PROGRAM = """
+import sys, threading, time
+print(sys.argv, __name__)
+def burn():
+    end = time.perf_counter() + 0.6
+    while time.perf_counter() < end: pass
+thread = threading.Thread(target=burn, name="burning")
+thread.start(); thread.join()
+sys.exit(sys.argv[1])
+"""
+
+
+def run(*arguments, cwd=ROOT):
+    command = [sys.executable, "-m", "shared.utilization", *map(str, arguments)]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True)
+
+
+def test_a_program_runs_as_it_would_alone_and_is_watched(tmp_path):
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM)
+    done = run(path, "7 of 9")
+    assert (done.returncode, done.stderr) == (1, "7 of 9\n")
+    first, _, *table = done.stdout.splitlines()
+    assert first == f"[{str(path)!r}, '7 of 9'] __main__"
+    (burning,) = [line for line in table if line.startswith("burning ")]
+    assert int(burning.split()[1].rstrip("%")) > 20
+    done = run("-m", "timeit", "-n", "1", "pass")
+    assert done.returncode == 0
+    assert "1 loop" in done.stdout
+    assert "MainThread" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "usage: "),
+        (("missing.py",), "missing.py: there is no such program"),
+        (("-m", "missing_module"), "missing_module: there is no such program"),
+    ],
+)
+def test_what_is_no_program_is_said_in_a_line(arguments, said):
+    done = run(*arguments)
+    assert done.returncode == 1
+    assert done.stderr.startswith(said)
+    assert len(done.stderr.splitlines()) == 1
