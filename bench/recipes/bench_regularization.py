@@ -101,7 +101,7 @@ def _build(impl, work: Work):
 
 
 def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
-    """Two steps lead to other weights than without; a model without BatchNorm keeps no statistics."""
+    """Two steps lead to other weights than without, or the model keeps no statistics."""
     if not work.settings:
         return {}, None
     if not work.settings.get("batch_norm", True):
