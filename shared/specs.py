@@ -47,12 +47,13 @@ class CNNSpec:
 
     `convolutions` holds (filters, stride) of 3x3 convolutions with explicit padding of one on
     each side (TensorFlow's SAME pads a strided convolution differently) and no bias, since
-    BatchNorm follows.
+    BatchNorm follows. Without `batch_norm` none follows, and they have a bias.
     """
 
     input_shape: tuple[int, int, int]
     convolutions: tuple[tuple[int, int], ...]
     num_classes: int
+    batch_norm: bool = True
     bn_momentum: float = 0.1  # share of the new batch; Keras calls 1 - this "momentum"
     bn_eps: float = 1e-5
     family: str = "cnn"
@@ -595,6 +596,9 @@ def parameter_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
 
     def convolution(name: str, inputs: int, outputs: int, kernel: int = 3) -> None:
         shapes[f"{name}.kernel"] = (kernel, kernel, inputs, outputs)
+        if isinstance(spec, CNNSpec) and not spec.batch_norm:
+            shapes[f"{name}.bias"] = (outputs,)
+            return
         shapes[f"{name}.bn.gamma"] = (outputs,)
         shapes[f"{name}.bn.beta"] = (outputs,)
 

@@ -59,6 +59,8 @@ class Training:
         if task.metric == "mAP":
             at_half = self._evaluate(folder, self.prepared.predict, metric="mAP50")
             found.metrics["mAP50"] = {"value": at_half, "unit": "%"}
+        if prove and found.evidence:
+            proof = proof | {"evidence": (proof["evidence"] or {}) | found.evidence}
         return {
             "value": value,
             "artifact": artifact,
@@ -92,9 +94,18 @@ class Training:
         teacher.save(teacher.Teacher(weights, value), Path(path))
         return {"value": value}
 
-    def _fit(self, folder: Path, seed: int, step: Callable, epochs: int) -> None:
+    def _fit(
+        self,
+        folder: Path,
+        seed: int,
+        step: Callable,
+        epochs: int,
+        batch_size: int | None = None,
+    ) -> None:
         kit = self.kit
         if isinstance(self.impl, Side):
+            if batch_size:
+                raise NotImplementedError("the file draws its batches itself, of its own size")
             for batch in self.impl.drawn(seed):
                 step(*batch)
             return
@@ -107,7 +118,7 @@ class Training:
             step,
             x,
             y,
-            batch_size=self.work.task.recipe.accuracy_batch_size,
+            batch_size=batch_size or self.work.task.recipe.accuracy_batch_size,
             epochs=epochs,
             seed=seed,
         )

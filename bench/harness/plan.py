@@ -91,13 +91,14 @@ class Measure:
 
     `time`: it plays matches; not where another row does the same work. `cold`: its first call and
     memory, in a fresh process. `accuracy`: it is trained; not where another row computes the same
-    at a lower price. `modes`: of the workloads in which it has a row.
+    at a lower price. `modes`: of the workloads in which it has a row. `tasks`: likewise; none: all.
     """
 
     time: bool = True
     cold: bool = True
     accuracy: bool = True
     modes: tuple[str, ...] = ("train", "predict")
+    tasks: tuple[str, ...] = ()
 
 
 WARM = Measure(cold=False)

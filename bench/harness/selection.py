@@ -33,6 +33,7 @@ def cases_of(technique: Technique, module: str, effort: str) -> list[Case]:
         for workload in workloads
         for variant in variants + (controls if workload in controlled else [])
         if workload.mode in variant.measured.modes
+        and workload.task in (variant.measured.tasks or (workload.task,))
         for name in variant.frameworks
         for flavour in FRAMEWORKS[name].flavours
         if flavour in variant.flavours

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -33,7 +33,8 @@ class Stages:
     `fit(step, epochs=None)` trains for so many epochs, the recipe's where none are said. A row's
     last stage, which no other row has, is trained by that alone. `folder`: of one framework and
     flavour; stages are kept there. `epochs`: how many were really trained. `metrics`: what
-    `watch` saw, which is the row's beside its accuracy.
+    `watch` saw, which is the row's beside its accuracy. `evidence`: what the training itself shows;
+    that of the first seed stands in the record, such as a `curve`.
     """
 
     impl: Any
@@ -46,18 +47,25 @@ class Stages:
     _split: Callable[[str], tuple] | None = None
     epochs: int = 0
     metrics: dict[str, dict] = field(default_factory=dict)
+    evidence: dict[str, Any] = field(default_factory=dict)
 
-    def fit(self, step: Callable, epochs: int | None = None) -> None:
-        """Train with `step`; what becomes of it is the row's alone."""
+    def fit(
+        self, step: Callable, epochs: int | None = None, *, batch_size: int | None = None
+    ) -> None:
+        """Train with `step`, and the recipe's `batch_size` where none is said.
+
+        What becomes of it is the row's alone.
+        """
         epochs = epochs or self.task.recipe.epochs
-        self._fit(step, epochs)
+        fit = partial(self._fit, batch_size=batch_size) if batch_size else self._fit
+        fit(step, epochs)
         self.epochs += epochs
 
     def split(self, name: str) -> tuple[Any, Any]:
         """x and y of "train" or "test", on the device, for a row that has a loop of its own."""
         return self._split(name)
 
-    def watch(self, step: Callable, predict: Callable) -> None:
+    def watch(self, step: Callable, predict: Callable, *, batch_size: int | None = None) -> None:
         """Train for the recipe's epochs, and see when the task's target is reached: `Watch`."""
         watch = Watch(
             step,
@@ -66,7 +74,7 @@ class Stages:
             rising=more_is_better(self.task.metric),
             unit="" if self.task.metric == "mAP" else "nats",  # its loss is more than an entropy
         )
-        self.fit(watch)
+        self.fit(watch, batch_size=batch_size)
         trained = {"value": self._evaluate(predict, "train"), "unit": ""}
         self.metrics |= watch.metrics() | {f"train_{self.task.metric}": trained}
 
@@ -124,6 +132,26 @@ class Stages:
         determined = [recipe, self.seed, name, settings, epochs, checksum(weights)]
         key = hashlib.sha256(json.dumps(determined, sort_keys=True).encode()).hexdigest()
         return self.folder / f"{self.task.name}-seed{self.seed}-{name}-{epochs}-{key[:16]}.npz"
+
+
+def curve(
+    points: Iterable[tuple[float, float]],
+    *,
+    x: str,
+    y: str,
+    log: bool = False,
+    mark: tuple[float, float] | None = None,
+) -> dict[str, Any]:
+    """What a report draws of a training: `points` to five digits, what they are, one to mark.
+
+    `log`: whether the axis of x is logarithmic.
+    """
+
+    def rounded(point: Iterable[float]) -> list[float]:
+        return [float(f"{value:.5g}") for value in point]
+
+    found = {"x": x, "y": y, "log": log, "points": list(map(rounded, points))}
+    return found | ({"mark": rounded(mark)} if mark else {})
 
 
 def _save(path: Path, weights: Weights) -> None:

@@ -1,12 +1,21 @@
-"""Augmentation: accuracy with few labels, and what a step costs with it."""
+"""Augmentation: accuracy with few labels, and samples/s lost on the host and on the device."""
 
 from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from math import ceil
+from pathlib import Path
+from statistics import median
 
 import numpy as np
 
 from bench.harness.plan import Measure, Prepared, Technique, Variant, Work, Workload
 from bench.harness.stages import Stages
+from shared import datasets
 
+SHORTEST_S = 0.3  # of a repetition: epochs of a small data set take milliseconds
 NO_COLD = Measure(cold=False)
 GEOMETRY = {"rotation": 10.0, "zoom": 0.1, "shift": 0.1}
 
@@ -41,25 +50,28 @@ TECHNIQUE = Technique(
     workloads=(Workload("digits-few", "compute", accuracy=True),),
     differs_by_design=(
         "Each framework draws random numbers of its own, so that twins do not see the same images.",
+        "On the host, PyTorch augments in worker processes, one a thread, from which batches have "
+        "to come back; TensorFlow in threads of tf.data.",
     ),
     notes=(
-        "On the device, a whole batch at once, within the step that is timed. Geometry: up to "
+        "Step times: on the device, a whole batch at once, within the step. Geometry: up to "
         f"{GEOMETRY['rotation']:g} degrees, {GEOMETRY['zoom']:.0%} of zoom and of shift. A flipped "
         "digit is none: that row shows a change that does not leave the label true.",
         "Every row takes the same steps; mixed labels need more of them.",
+        "Measured apart, in samples/s: an input pipeline alone (with the row's change), and "
+        "training from one: without augmentation, with it on the host, with it on the device. What "
+        "is lost is the share of the rate without, measured in turn in the same process. On a CPU "
+        "host and device share the cores.",
     ),
+    probes=True,
 )
 
 
 def prepare(impl, work: Work) -> Prepared:
     """The plain step, over augmented batches."""
-    model = impl.kit.models.build(work.task.model, work.weights)
+    augmentation = impl.recipes.augmentation
+    model, optimizer, step = _build(impl, work, mixing=bool(work.settings))
     predict = impl.kit.training.make_predict(model)
-    optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
-    augmentation, loss_fn = impl.recipes.augmentation, impl.kit.training.cross_entropy
-    if work.settings:
-        loss_fn = augmentation.make_mixed_loss(impl.kit.training.sample_cross_entropy)
-    step = impl.kit.training.make_train_step(model, optimizer, loss_fn)
     if work.settings:
         policy = augmentation.Policy(**work.settings)
         generator = impl.kit.runtime.make_generator(seed=0)
@@ -72,6 +84,70 @@ def prepare(impl, work: Work) -> Prepared:
             stages.watch_plain(model)
 
     return Prepared(step, predict, model, optimizer, train=train)
+
+
+def _build(impl, work: Work, *, mixing: bool) -> tuple:
+    """Model, optimizer, and the step, whose loss takes mixed labels if `mixing`."""
+    model = impl.kit.models.build(work.task.model, work.weights)
+    optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
+    loss_fn = impl.kit.training.cross_entropy
+    if mixing:
+        make = impl.recipes.augmentation.make_mixed_loss
+        loss_fn = make(impl.kit.training.sample_cross_entropy)
+    return model, optimizer, impl.kit.training.make_train_step(model, optimizer, loss_fn)
+
+
+def probe(impl, work: Work, batches) -> dict[str, dict]:
+    """Samples/s of an input pipeline, and of training from it with augmentation in either place."""
+    loader = partial(
+        impl.kit.data.host_loader,
+        *datasets.load(Path(work.data), "train"),
+        batch_size=work.batch_size,
+    )
+    plain = loader()
+    ways = {"train_plain": (plain, _build(impl, work, mixing=False)[2])}
+    pipeline = plain
+    if work.settings:
+        policy = impl.recipes.augmentation.Policy(**work.settings)
+        augmented_dataset = partial(impl.recipes.augmentation.augmented_dataset, policy=policy)
+        pipeline = loader(wrap=augmented_dataset)
+        ways["train_host"] = (pipeline, _build(impl, work, mixing=True)[2])
+        ways["train_device"] = (plain, prepare(impl, work).step)
+    ways["pipeline"] = (pipeline, lambda x, y: None)
+    rates = _rates(impl, work, ways)
+    found = {name: _figure(samples, "samples/s") for name, samples in rates.items()}
+    for place in ("host", "device") if work.settings else ():
+        pairs = zip(rates[f"train_{place}"], rates["train_plain"], strict=True)
+        found[f"lost_on_{place}"] = _figure([100 * (1 - ours / b) for ours, b in pairs], "%")
+    return found
+
+
+def _figure(samples: list[float], unit: str) -> dict:
+    return {"value": median(samples), "unit": unit, "samples": samples}
+
+
+def _rates(impl, work: Work, ways: dict[str, tuple[Iterable, Callable]]) -> dict[str, list]:
+    """Samples/s of each way to take a loader's batches, in turn, after two epochs of each."""
+
+    def epochs(batches: Iterable, step: Callable, count: int = 1) -> tuple[float, int]:
+        """Seconds and samples."""
+        start, samples = time.perf_counter(), 0
+        for _ in range(count):
+            for x, y in batches:
+                step(x, y)
+                samples += len(x)
+        impl.kit.runtime.synchronize()
+        return time.perf_counter() - start, samples
+
+    counts, rates = {}, {name: [] for name in ways}
+    for name, way in ways.items():
+        epochs(*way)  # starts workers, traces graphs
+        counts[name] = ceil(SHORTEST_S / epochs(*way)[0])
+    for _ in range(work.repetitions):
+        for name, way in ways.items():
+            seconds, samples = epochs(*way, counts[name])
+            rates[name].append(samples / seconds)
+    return rates
 
 
 def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:

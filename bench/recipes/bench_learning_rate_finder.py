@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from bench.harness.plan import Measure, Prepared, Technique, Variant, Work, Workload
-from bench.harness.stages import Stages
+from bench.harness.stages import Stages, curve
 
 TRAINED = Measure(time=False, cold=False)
 
@@ -47,6 +47,8 @@ def prepare(impl, work: Work) -> Prepared:
         rate = work.settings["factor"] * found.suggestion
         stages.watch(_step(impl, work, model, rate)[1], predict)
         stages.metrics["learning_rate"] = {"value": rate, "unit": ""}
+        if work.settings["factor"] == 1:  # the others' is the same
+            stages.evidence["curve"] = _curve(found)
 
     return Prepared(step, predict, model, optimizer, train=train)
 
@@ -65,6 +67,13 @@ def _find(impl, work: Work, model, x, y, *, seed: int):
     size = work.task.recipe.accuracy_batch_size
     batches = list(impl.kit.data.epoch_batches(x, y, batch_size=size, seed=seed, epoch=0))
     return impl.recipes.learning_rate_finder.find_learning_rate(model, optimizer, step, batches)
+
+
+def _curve(found) -> dict:
+    """The smoothed losses over the rates, every second one, and the suggestion."""
+    losses = list(zip(found.rates, found.smoothed, strict=True))
+    mark = next(point for point in losses if point[0] == found.suggestion)
+    return curve(losses[::2], x="learning rate", y="loss, smoothed", log=True, mark=mark)
 
 
 def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from bench.harness.plan import Measure, Prepared, Technique, Variant, Work, Workload
 from bench.harness.stages import Stages
+from shared.specs import parameter_shapes, state_shapes
 
 TRAINED = Measure(time=False, cold=False)
 L2, DECAY, SMOOTHING, DROPOUT = 1e-3, 0.05, 0.1, 0.3
@@ -37,6 +38,12 @@ TECHNIQUE = Technique(
                     f"dropout before the head, {DROPOUT:g}",
                 ),
                 (
+                    "without_batchnorm",
+                    {"batch_norm": False},
+                    "ordinary",
+                    "none, and no BatchNorm",
+                ),
+                (
                     "together",
                     {"decay": DECAY, "smoothing": SMOOTHING, "dropout": DROPOUT},
                     "ordinary",
@@ -51,6 +58,8 @@ TECHNIQUE = Technique(
         "and decoupled decay are of kernels alone, and of strengths that are usual for each: they "
         "do not mean the same under Adam.",
         "600 images, each seen 40 times. Accuracy on the training split stands beside it.",
+        "BatchNorm is in all rows but one, which starts from the same kernels and has biases in "
+        "its place.",
     ),
 )
 
@@ -58,7 +67,7 @@ TECHNIQUE = Technique(
 def prepare(impl, work: Work) -> Prepared:
     """AdamW's step with what the settings ask for."""
     asked, technique = work.settings, impl.recipes.regularization
-    model = impl.kit.models.build(work.task.model, work.weights)
+    model = _build(impl, work)
     if "dropout" in asked:
         model = technique.add_dropout(model, rate=asked["dropout"])
     recipe = replace(work.task.recipe, optimizer="adamw", learning_rate=1e-3, weight_decay=0.0)
@@ -81,10 +90,24 @@ def prepare(impl, work: Work) -> Prepared:
     return Prepared(step, predict, model, optimizer, train=train)
 
 
+def _build(impl, work: Work):
+    """The task's model, or the same without BatchNorm: equal kernels, and biases of zero."""
+    spec, weights = work.task.model, work.weights
+    if not work.settings.get("batch_norm", True):
+        spec = replace(spec, batch_norm=False)
+        zeros = {n: np.zeros(shape, np.float32) for n, shape in parameter_shapes(spec).items()}
+        weights = {name: weights.get(name, zero) for name, zero in zeros.items()}
+    return impl.kit.models.build(spec, weights)
+
+
 def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
-    """Two steps lead to other weights than without."""
+    """Two steps lead to other weights than without, or the model keeps no statistics."""
     if not work.settings:
         return {}, None
+    if not work.settings.get("batch_norm", True):
+        names = impl.kit.models.export_weights(prepared.model)
+        kept = [name for name in names if name in state_shapes(work.task.model)]
+        return {"tensors": len(names)}, f"it keeps {', '.join(kept)}" if kept else None
     plain = prepare(impl, replace(work, settings={}))
     for _ in range(2):
         prepared.step(*batch)

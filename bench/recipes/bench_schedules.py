@@ -1,16 +1,19 @@
-"""Learning-rate schedules: final accuracy, steps until a target, and how restless the loss is."""
+"""Learning-rate schedules, and rates that follow the batch: final accuracy, steps to a target."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from bench.harness.plan import Measure, Prepared, Technique, Variant, Work, Workload
-from bench.harness.stages import Stages
-from shared.specs import Task
+from bench.harness.stages import Stages, curve
 
 TRAINED = Measure(time=False, cold=False)
+# The linear rule is one for SGD: the detector is trained with AdamW.
+TRAINED_WITH_SGD = replace(TRAINED, tasks=("digits-cnn",))
 WARMUP = 0.05  # share of the steps
+DRAWN = 60  # points of a curve, about
 
 TECHNIQUE = Technique(
     family="recipes",
@@ -37,6 +40,50 @@ TECHNIQUE = Technique(
                 ("one_cycle_x4", "one_cycle", 4.0, "ordinary", "one cycle, 4 times the rate"),
             )
         ),
+        *(
+            Variant(
+                name,
+                settings,
+                measured=TRAINED_WITH_SGD,
+                effort=effort,
+                changes="math",
+                title=title,
+            )
+            for name, settings, effort, title in (
+                ("batch_x8", {"times": 8}, "ordinary", "8 times the batch"),
+                (
+                    "batch_x8_scaled",
+                    {"times": 8, "scaled": True},
+                    "ordinary",
+                    "8 times the batch and the rate",
+                ),
+                (
+                    "batch_x8_warm",
+                    {"times": 8, "scaled": True, "schedule": "warmup"},
+                    "full",
+                    "8 times the batch and the rate, an epoch of warm-up",
+                ),
+                (
+                    "accumulated_x8",
+                    {"times": 8, "accumulated": True},
+                    "full",
+                    "8 batches accumulated",
+                ),
+                (
+                    "accumulated_x8_scaled",
+                    {"times": 8, "accumulated": True, "scaled": True},
+                    "ordinary",
+                    "8 batches accumulated, 8 times the rate",
+                ),
+                ("batch_x2", {"times": 2}, "full", "twice the batch"),
+                (
+                    "batch_x2_scaled",
+                    {"times": 2, "scaled": True},
+                    "full",
+                    "twice the batch and the rate",
+                ),
+            )
+        ),
     ),
     workloads=(
         Workload("digits-cnn", "compute", accuracy=True, timed=False),
@@ -51,18 +98,27 @@ TECHNIQUE = Technique(
         "training loss is no better; the rate is then divided by ten.",
         "A step costs what it costs with a constant rate: nothing is timed. The rate of constant "
         "is the task's, which was chosen for a constant one; x4 rows begin from four times that.",
+        "Rows of larger batches see as many samples in so many times fewer steps; each of those "
+        "counts once in steps to the target. Accumulated ones compute the batch in parts, for "
+        "each of which BatchNorm has statistics of its own.",
     ),
+    composed_of=("train_step.gradient_accumulation",),
 )
 
 
-def steps_in_all(task: Task) -> int:
+def batch_size_of(work: Work) -> int:
+    """Samples of an update."""
+    return work.settings.get("times", 1) * work.task.recipe.accuracy_batch_size
+
+
+def steps_in_all(work: Work) -> int:
     """The steps of a training by the task's recipe."""
-    return task.recipe.epochs * steps_an_epoch(task)
+    return work.task.recipe.epochs * steps_an_epoch(work)
 
 
-def steps_an_epoch(task: Task) -> int:
+def steps_an_epoch(work: Work) -> int:
     """The whole batches of an epoch."""
-    return task.dataset.train_size // task.recipe.accuracy_batch_size
+    return work.task.dataset.train_size // batch_size_of(work)
 
 
 def prepare(impl, work: Work) -> Prepared:
@@ -71,32 +127,73 @@ def prepare(impl, work: Work) -> Prepared:
     predict = impl.kit.training.make_predict(model)
     optimizer, schedule = make_scheduled(impl, work, model)
     loss = impl.kit.training.loss_of(work.task)
-    plain = impl.kit.training.make_train_step(model, optimizer, loss)
+    if work.settings.get("accumulated"):
+        make = impl.train_step.gradient_accumulation.make_train_step
+        plain = make(model, optimizer, loss, micro_batches=work.settings["times"])
+    else:
+        plain = impl.kit.training.make_train_step(model, optimizer, loss)
     step = _advancing(plain, schedule, work)
 
     def train(stages: Stages) -> None:
-        if work.settings:
-            stages.watch(step, predict)
-        else:
+        if not work.settings:
             stages.watch_plain(model)
+            return
+        size = batch_size_of(work) if "times" in work.settings else None
+        if stages.seed > 0:
+            stages.watch(step, predict, batch_size=size)
+            return
+        # The first seed's evidence is kept. To look at the rate takes time: the others don't.
+        rate = partial(impl.recipes.schedules.current_rate, optimizer)
+        noted = _Noted(step, rate, steps_in_all(work))
+        stages.watch(noted, predict, batch_size=size)
+        stages.evidence["updates"] = noted.taken
+        if schedule is not None:
+            stages.evidence["curve"] = curve(noted.rates, x="step", y="learning rate")
 
     return Prepared(step, predict, model, optimizer, train=train)
 
 
 def make_scheduled(impl, work: Work, model):
     """An optimizer and its schedule, which is None where the rate is constant."""
-    recipe = work.task.recipe
-    rate = work.settings.get("factor", 1.0) * recipe.learning_rate
-    optimizer = impl.kit.training.make_optimizer(model, replace(recipe, learning_rate=rate))
     schedules, name = impl.recipes.schedules, work.settings.get("schedule")
+    recipe = replace(work.task.recipe, learning_rate=_first_rate(impl, work))
+    optimizer = impl.kit.training.make_optimizer(model, recipe)
     if name is None:
         return optimizer, None
+    steps = steps_in_all(work)
+    if name == "warmup":  # after which the rate stays
+        settings = {"steps": steps, "warmup": steps_an_epoch(work), "final": 1.0}
+        return optimizer, schedules.apply_linear_decay(optimizer, **settings)
     apply = getattr(schedules, f"apply_{name}")
     if name == "reduction_on_plateau":
         return optimizer, apply(optimizer, factor=0.1, patience=1)
-    steps = steps_in_all(work.task)
     settings = {} if name == "one_cycle" else {"warmup": round(WARMUP * steps)}
     return optimizer, apply(optimizer, steps=steps, **settings)
+
+
+def _first_rate(impl, work: Work) -> float:
+    """The rate that a schedule starts from, or that stays."""
+    recipe = work.task.recipe
+    rate = work.settings.get("factor", 1.0) * recipe.learning_rate
+    if not work.settings.get("scaled"):
+        return rate
+    sizes = {"batch_size": batch_size_of(work), "reference_batch_size": recipe.accuracy_batch_size}
+    return impl.recipes.schedules.scale_rate(rate=rate, **sizes)
+
+
+class _Noted:
+    """Stands for a step, counts, and keeps the rates of about `DRAWN` of `steps`."""
+
+    def __init__(self, step: Callable, rate: Callable[[], float], steps: int) -> None:
+        self.step, self.rate, self.steps = step, rate, steps
+        self.taken = 0
+        self.rates: list[tuple[int, float]] = []
+
+    def __call__(self, x, y):
+        if self.taken % max(1, self.steps // DRAWN) == 0 or self.taken == self.steps - 1:
+            self.rates.append((self.taken, self.rate()))
+        self.taken += 1
+        return self.step(x, y)
 
 
 def _advancing(step: Callable, schedule, work: Work) -> Callable:
@@ -110,11 +207,11 @@ def _advancing(step: Callable, schedule, work: Work) -> Callable:
         loss = step(x, y)
         taken += 1
         if work.settings["schedule"] != "reduction_on_plateau":
-            if taken < steps_in_all(work.task):  # the last step has the last rate
+            if taken < steps_in_all(work):  # the last step has the last rate
                 schedule.step()
         else:
             losses.append(loss)
-            if len(losses) == steps_an_epoch(work.task):
+            if len(losses) == steps_an_epoch(work):
                 schedule.step(sum(map(float, losses)) / len(losses))
                 losses.clear()
         return loss
@@ -123,10 +220,10 @@ def _advancing(step: Callable, schedule, work: Work) -> Callable:
 
 
 def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
-    """The rate changes, from step to step or after epochs that are no better."""
+    """The rate changes, from step to step or after epochs that are no better, or is as scaled."""
     schedules = impl.recipes.schedules
     if not work.settings.get("schedule"):
-        return {"rate": schedules.current_rate(prepared.optimizer)}, None
+        return _rate_and_parts(impl, work, prepared, batch)
     model = impl.kit.models.build(work.task.model, work.weights)
     optimizer, schedule = make_scheduled(impl, work, model)
     rates = [schedules.current_rate(optimizer)]
@@ -139,6 +236,24 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
             prepared.step(*batch)
             rates.append(schedules.current_rate(prepared.optimizer))
     return {"rates": rates}, None if len(set(rates)) > 1 else "the rate did not change"
+
+
+def _rate_and_parts(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
+    """The rate, and that an accumulated batch is seen in parts: to BatchNorm it is another."""
+    found = {"rate": impl.recipes.schedules.current_rate(prepared.optimizer)}
+    times = work.settings.get("times", 1) if work.settings.get("scaled") else 1
+    wanted = times * work.settings.get("factor", 1.0) * work.task.recipe.learning_rate
+    if abs(found["rate"] - wanted) > 1e-6 * wanted:  # Keras keeps it in float32
+        return found, f"the rate is {found['rate']}, not {wanted}"
+    if not work.settings.get("accumulated"):
+        return found, None
+    parts, whole = (
+        impl.kit.runtime.to_float(prepare(impl, replace(work, settings=settings)).step(*batch))
+        for settings in (work.settings, {})
+    )
+    found |= {"first_loss": parts, "first_loss_of_the_whole_batch": whole}
+    apart = abs(parts - whole) > 1e-4 * whole
+    return found, None if apart else "the batch was seen at once"
 
 
 def bench_schedules(case, replay):

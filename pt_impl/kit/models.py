@@ -48,7 +48,7 @@ class ConvBN(nn.Module):
 
 
 class CNN(nn.Module):
-    """3x3 convolutions with BatchNorm and ReLU, global average pool, linear head.
+    """3x3 convolutions with BatchNorm (or a bias) and ReLU, global average pool, linear head.
 
     (n, c, h, w) float -> logits (n, classes).
     """
@@ -58,7 +58,11 @@ class CNN(nn.Module):
         channels = spec.input_shape[2]
         self.convolutions = []
         for index, (filters, stride) in enumerate(spec.convolutions):
-            self.add_module(f"conv{index}", ConvBN(channels, filters, stride, spec))
+            if spec.batch_norm:
+                convolution = ConvBN(channels, filters, stride, spec)
+            else:
+                convolution = nn.Conv2d(channels, filters, 3, stride, padding=1)
+            self.add_module(f"conv{index}", convolution)
             self.convolutions.append(f"conv{index}")
             channels = filters
         self.head = nn.Linear(channels, spec.num_classes)

@@ -41,6 +41,11 @@ def _smaller(name: str, size: int, **model) -> Task:
 # One task of each model family, the large ResNets with fewer blocks and channels. The deeper and
 # the wider transformers are the same code, and every timed row certifies its ten first losses.
 PROVEN = {name: TASKS[name] for name in ("digits-cnn", "digits-resnet20", "text-gpt")}
+PROVEN["without-batchnorm"] = replace(
+    PROVEN["digits-cnn"],
+    name="without-batchnorm",
+    model=replace(PROVEN["digits-cnn"].model, batch_norm=False),
+)
 PROVEN["photos-resnet18"] = _smaller("photos-resnet18", 48, blocks_per_stage=1, widths=(8, 12))
 _DETECTION = TASKS["digits-detection"]
 PROVEN["digits-detection"] = replace(
@@ -345,7 +350,7 @@ def _faults(kit, task, batches):
         square = "block0.projection.kernel"
         swapped = start | {square: np.ascontiguousarray(start[square].T)}
         return {"fault": {"transposed": _train(kit, spec, swapped, batches, RECIPE)}}
-    if not isinstance(spec, CNNSpec):
+    if not isinstance(spec, CNNSpec) or not spec.batch_norm:
         return {}
     kernel = start["conv1.kernel"]
     wrong = kernel.copy()

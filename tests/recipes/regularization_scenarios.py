@@ -6,6 +6,10 @@ import sys
 
 import numpy as np
 
+from bench.harness.plan import Work
+from bench.recipes import bench_regularization
+from shared.specs import TASKS
+from shared.weights import init_weights
 from tests import workers
 
 NAME = sys.argv[1]
@@ -98,6 +102,10 @@ if FRAMEWORK == "pt":
 
     def total(output, y):
         return output.sum()
+
+    def output_in_training(model, x):
+        with torch.no_grad():
+            return model.train()(x).numpy()
 
     def smoothed(logits, labels, smoothing):
         given = torch.tensor(logits, requires_grad=True)
@@ -263,6 +271,9 @@ else:
 
     def total(output, y):
         return tf.reduce_sum(output)
+
+    def output_in_training(model, x):
+        return np.array(model(x, training=True))
 
     def smoothed(logits, labels, smoothing):
         given = tf.constant(logits)
@@ -465,6 +476,41 @@ def refusals():
     return found
 
 
+def batch_norm():
+    """Of the benchmark's rows: outputs of four samples in training, among two sets of others."""
+    task, found = TASKS["digits-few"], {}
+    drawn = np.random.default_rng(4).normal(size=(12, 32, 32, 1)).astype(np.float32)
+    y = np.arange(8)
+    weights = init_weights(task.model, seed=3)
+    for variant in bench_regularization.TECHNIQUE.variants:
+        if variant.name not in ("none", "without_batchnorm"):
+            continue
+        work = Work(task, variant.name, variant.settings, 8, weights)
+        prepared = bench_regularization.prepare(impl, work)
+        among = [np.concatenate([drawn[:4], drawn[start : start + 4]]) for start in (4, 8)]
+        batches = [impl.kit.data.to_device(x, y) for x in among]
+        outputs = [output_in_training(prepared.model, x)[:4] for x, _ in batches]
+        kept = impl.kit.models.export_weights(prepared.model)
+        said = bench_regularization.took_effect(impl, work, prepared, batches[0])
+        losses = [impl.kit.runtime.to_float(prepared.step(*batches[0])) for _ in range(30)]
+        found[variant.name] = {
+            "outputs": outputs[0],
+            "moved": np.abs(outputs[0] - outputs[1]).max(),
+            "same kernels": all(
+                np.array_equal(kept[name], value)
+                for name, value in weights.items()
+                if name.endswith(".kernel")
+            ),
+            "biases": sorted(name for name in kept if name.endswith(".bias")),
+            "said": said,
+            "losses": losses,
+        }
+    plain = bench_regularization.prepare(impl, Work(task, "none", {}, 8, weights))
+    asked = Work(task, "without_batchnorm", {"batch_norm": False}, 8, weights)
+    found["with it"] = bench_regularization.took_effect(impl, asked, plain, batches[0])[1]
+    return found
+
+
 def foreign_models():
     return foreign()
 
@@ -485,6 +531,7 @@ SCENARIOS = (
     dropout,
     rates,
     refusals,
+    batch_norm,
     foreign_models,
     split,
     scaled,

@@ -1,6 +1,7 @@
 """Data in TensorFlow: resident tensors and the shared order of batches. Images stay NHWC."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import count
 
 import numpy as np
 import tensorflow as tf
@@ -32,3 +33,30 @@ def epoch_batches(
     for rows in batch_order(len(x), batch_size, seed=seed, epoch=epoch):
         labels = tf.nest.map_structure(lambda whole, rows=rows: tf.gather(whole, rows), y)
         yield tf.gather(x, rows), labels
+
+
+def host_loader(
+    x: np.ndarray,
+    y: np.ndarray,
+    *,
+    batch_size: int,
+    seed: int = 0,
+    wrap: Callable[[tf.data.Dataset], tf.data.Dataset] | None = None,
+) -> Iterable[tuple[tf.Tensor, tf.Tensor]]:
+    """Batches in the shared order that are put together on the host, by as many threads as help.
+
+    Each iteration is the next epoch; images are NHWC. `wrap` is given the dataset of batches, and
+    makes another of it.
+    """
+    epochs = count()
+
+    def order():
+        return batch_order(len(x), batch_size, seed=seed, epoch=next(epochs))
+
+    with tf.device("CPU:0"):
+        images, labels = tf.constant(x), tf.constant(y)
+    rows = tf.data.Dataset.from_generator(
+        order, output_signature=tf.TensorSpec((batch_size,), tf.int64)
+    )
+    batches = rows.map(lambda rows: (tf.gather(images, rows), tf.gather(labels, rows)))
+    return (wrap(batches) if wrap else batches).prefetch(tf.data.AUTOTUNE)

@@ -134,8 +134,11 @@ def split_head(model: tf.keras.Model) -> tuple[tf.keras.Model, tf.keras.layers.L
     return tf.keras.Model(model.input, head.input), head
 
 
-def _convolution(x, spec, name, filters, *, stride=1, kernel=3, relu=True):
-    """Convolution, BatchNorm and (if `relu`) ReLU; half of the kernel is padded on each side."""
+def _convolution(x, spec, name, filters, *, stride=1, kernel=3, relu=True, batch_norm=True):
+    """Convolution, BatchNorm or a bias, and (if `relu`) ReLU.
+
+    Half of the kernel is padded on each side.
+    """
     layers = tf.keras.layers
     padding = "same"
     if stride > 1:
@@ -147,12 +150,14 @@ def _convolution(x, spec, name, filters, *, stride=1, kernel=3, relu=True):
             edges = [(half, half - 1 + size % 2) for size in x.shape[1:3]]
             x = layers.ZeroPadding2D(edges, name=f"{name}.pad")(x)
     convolution = layers.Conv2D(
-        filters, kernel, strides=stride, padding=padding, use_bias=False, name=name
+        filters, kernel, strides=stride, padding=padding, use_bias=not batch_norm, name=name
     )
-    norm = layers.BatchNormalization(
-        momentum=1 - spec.bn_momentum, epsilon=spec.bn_eps, name=f"{name}.bn"
-    )
-    x = norm(convolution(x))
+    x = convolution(x)
+    if batch_norm:
+        norm = layers.BatchNormalization(
+            momentum=1 - spec.bn_momentum, epsilon=spec.bn_eps, name=f"{name}.bn"
+        )
+        x = norm(x)
     return layers.ReLU(name=f"{name}.relu")(x) if relu else x
 
 
@@ -165,7 +170,8 @@ def _classifier(inputs, x, spec):
 def _cnn(spec):
     x = inputs = tf.keras.Input(spec.input_shape, name="images")
     for index, (filters, stride) in enumerate(spec.convolutions):
-        x = _convolution(x, spec, f"conv{index}", filters, stride=stride)
+        settings = {"stride": stride, "batch_norm": spec.batch_norm}
+        x = _convolution(x, spec, f"conv{index}", filters, **settings)
     return _classifier(inputs, x, spec)
 
 
