@@ -18,6 +18,7 @@ from bench.harness.folders import replace_file
 from bench.harness.processes import ROOT
 from bench.own_model import MEASURED, Own
 from bench.report.answer import text
+from bench.report.figures import number
 from bench.report.text import hanging, plain, wrap
 from shared.own_model import MAKERS, RECIPE
 
@@ -30,6 +31,12 @@ PARTS = {
     "backward": ("backward",),
     "optimizer": ("optimizer",),
     "framework's overhead": ("overhead", "idle"),
+}
+# Why a batch is not larger.
+LIMITS = {
+    "budget": "{budget:.3g} GB are the budget, a larger one does not fit",
+    "maximum": "of {budget:.3g} GB: a larger one would fit, and take too long to try",
+    "time limit": "of {budget:.3g} GB: a larger one took too long",
 }
 CODE_S = 300  # after which printed code counts as hung
 
@@ -44,7 +51,7 @@ def write(folder: Path, record: dict, own: Own) -> None:
     found = _answers(record)
     for each in found:
         said += ["", *text([each], WIDTH)]
-    said += ["", *_not_measured(record), *_code(folder, found, own)]
+    said += ["", *_largest_batches(record), *_not_measured(record), *_code(folder, found, own)]
     replace_file(folder / FILE, "\n".join(said) + "\n")
 
 
@@ -103,6 +110,23 @@ def _answers(record: dict) -> list[Answer]:
             if GOALS[aim] in work.goals:
                 found.append(answer(record, work, GOALS[aim], Limits()))
     return [each for each in found if each]
+
+
+def _largest_batches(record: dict) -> list[str]:
+    """The largest batch of each framework's plain step, what it needs and what keeps it there."""
+    said = []
+    for case in record["cases"]:
+        if case["technique"] != "batch_size_finder" or case["status"] != "OK":
+            continue
+        figures = {name: found["value"] for name, found in case["metrics"].items()}
+        budget = case["evidence"]["budget_bytes"] / 1e9
+        why = LIMITS[case["evidence"]["limit"]].format(budget=budget)
+        text = (
+            f"{figures['largest_batch']:,.0f} samples in {figures['peak'] / 1e9:.2g} GB ({why}), "
+            f"{number(figures['samples_per_s'])} samples/s"
+        )
+        said += hanging("", f"{framework_title(case)}, largest batch: {text}", WIDTH, 2)
+    return [*said, ""] if said else []
 
 
 def _not_measured(record: dict) -> list[str]:

@@ -29,6 +29,7 @@ WATCHED_S = 0.05
 CHECK_S = 300  # after which a check counts as hung
 # Seconds that a row's worker takes beside its steps, and about how many steps its block has.
 AROUND_S, STEPS_A_BLOCK = 3.0, 60
+TRIALS, TRIAL_S = 5, 6.0  # of the finder of a batch size: a framework's import, and some steps
 
 TRAINED, PREDICTED = (("compute", "train"),), (("single", "predict"), ("compute", "predict"))
 # Technique -> the work that is measured of it, and the variants where that is not all of them.
@@ -42,6 +43,7 @@ MEASURED = {
     "activation_checkpointing": (TRAINED, ("baseline", "checkpointed")),
     "stacking": (TRAINED, ("baseline",)),
     "bottleneck": (TRAINED, ("plain",)),
+    "batch_size_finder": (TRAINED, ("fp32",)),
     "export": (PREDICTED, ("baseline", "onnx", "openvino", "litert")),
     "post_training_quantization": (PREDICTED[1:], ("fp32", "static_int8", "onnxruntime_int8")),
     "weight_quantization": (PREDICTED[1:], ("fp32", "int8_weights", "int4_weights")),
@@ -49,7 +51,6 @@ MEASURED = {
 }
 # What else the suite has, and why it is not measured of a user's file.
 LEFT_OUT = {
-    "batch_size_finder": "its trials are functions of their own: see docs/your_model.md",
     "optimizer_implementations": "its unit of work is an update; stacking has `fused`",
     "memory_growth": "it watches a loop for hours, not a step: see docs/diagnosis.md",
     "profiling": "`bottleneck` shows where the time goes",
@@ -65,6 +66,7 @@ OF_A_FAMILY = {
 # Whose rows change what is learned: trained and evaluated, where the file has `evaluate`.
 LEARNING = ("mixed_precision", "gradient_accumulation", "gradient_clipping", "stacking")
 LEARNING += ("post_training_quantization", "weight_quantization")
+PROBED = ("bottleneck", "batch_size_finder")  # in processes of their own; nothing is timed
 STACKED = "winners"  # the row of what was faster, all of it on one model
 FUSED = "fused"
 
@@ -93,6 +95,8 @@ class Own:
             durations.seconds.setdefault("training", {}).setdefault(case.id, training)
             block = AROUND_S + STEPS_A_BLOCK * predicts * share * side["step_s"]
             durations.seconds.setdefault("block", {}).setdefault(case.id, block)
+            if case.technique == "batch_size_finder":
+                durations.seconds.setdefault("probe", {}).setdefault(case.id, TRIALS * TRIAL_S)
 
 
 # Checking ----------------------------------------------------------------------------------------
@@ -252,7 +256,7 @@ def technique(usual: Technique, own: Own) -> Technique | None:
         )
         variants += [_stack(side, changes) for side in FRAMEWORKS for changes in (None, "math")]
     effort = "ordinary" if usual.family == "compression" else "default"  # it takes its time
-    timed, trained = usual.name != "bottleneck", own.about["evaluates"] and usual.name in LEARNING
+    timed, trained = usual.name not in PROBED, own.about["evaluates"] and usual.name in LEARNING
     return replace(
         usual,
         variants=tuple(variants),
