@@ -47,12 +47,16 @@ MEASURED = {
     "export": (PREDICTED, ("baseline", "onnx", "openvino", "litert")),
     "post_training_quantization": (PREDICTED[1:], ("fp32", "static_int8", "onnxruntime_int8")),
     "weight_quantization": (PREDICTED[1:], ("fp32", "int8_weights", "int4_weights")),
+    "structured_pruning": (PREDICTED[1:], ("dense", "channels_50")),
     "native_export": (PREDICTED, ("baseline", "aotinductor", "saved_model")),
 }
 # What else the suite has, and why it is not measured of a user's file.
 LEFT_OUT = {
     "optimizer_implementations": "its unit of work is an update; stacking has `fused`",
     "memory_growth": "it watches a loop for hours, not a step: see docs/diagnosis.md",
+    "pruning": "zeros alone make nothing faster: structured_pruning removes channels",
+    "distillation": "it needs a teacher, and a file brings one model: see docs/your_model.md",
+    "feature_distillation": "it needs a teacher, and a file brings one model",
     "profiling": "`bottleneck` shows where the time goes",
 }
 OF_A_FAMILY = {
@@ -65,7 +69,7 @@ OF_A_FAMILY = {
 }
 # Whose rows change what is learned: trained and evaluated, where the file has `evaluate`.
 LEARNING = ("mixed_precision", "gradient_accumulation", "gradient_clipping", "stacking")
-LEARNING += ("post_training_quantization", "weight_quantization")
+LEARNING += ("post_training_quantization", "weight_quantization", "structured_pruning")
 PROBED = ("bottleneck", "batch_size_finder")  # in processes of their own; nothing is timed
 STACKED = "winners"  # the row of what was faster, all of it on one model
 FUSED = "fused"

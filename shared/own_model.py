@@ -156,7 +156,12 @@ def usual_size(module: ModuleType) -> int:
 
 def takes_framework(module: ModuleType) -> bool:
     """Whether `batch` has a third argument, the framework that it is for."""
-    return len(inspect.signature(module.batch).parameters) > 2
+    return argument_count(module.batch) > 2
+
+
+def argument_count(function: Callable) -> int:
+    """How many arguments a function of the file has."""
+    return len(inspect.signature(function).parameters)
 
 
 def draw(module: ModuleType, size: int, seed: int, side: str) -> tuple:

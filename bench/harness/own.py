@@ -99,7 +99,7 @@ class Side:
 
     def evaluate(self, predict: Callable) -> float:
         """The file's own figure of what predicts, with NumPy arrays in and out."""
-        return _evaluated(self.module, self._own_kit, predict)
+        return _evaluated(self.module, self._own_kit, predict, self.name)
 
     def checksum(self, weights: dict[str, np.ndarray]) -> str:
         """Of weights; of those that were copied from one framework to the other it is the same."""
@@ -107,13 +107,16 @@ class Side:
         return self.about["pairs"].get(found, found)
 
 
-def _evaluated(module: Any, kit: Any, predict: Callable) -> float:
+def _evaluated(module: Any, kit: Any, predict: Callable, side: str) -> float:
+    """The file's figure. `evaluate` may take a second argument: the framework's name."""
+
     def ask(x: Any) -> Any:
         x, _ = kit.to_device(own_model.arrays(x), np.zeros(0))
         found = predict(x)
         return own_model.arrays(getattr(found, "logits", found))
 
-    value = float(own_model.call("evaluate", module.__file__, module.evaluate, ask))
+    given = (ask, MAKERS[side])[: own_model.argument_count(module.evaluate)]
+    value = float(own_model.call("evaluate", module.__file__, module.evaluate, *given))
     if not np.isfinite(value):
         raise BadFile(f"evaluate gives {value}: return a figure of which more is better")
     return value
@@ -190,7 +193,7 @@ class Checking:
                 )
             if hasattr(module, "evaluate"):
                 predict = self.impl.kit.training.make_predict(own.build(weights))
-                _evaluated(module, kit, predict)
+                _evaluated(module, kit, predict, side)
             memory.reset_peak()
             scatter, step_s = self._scatter(kit, own, weights, resident)
         except MemoryError as error:
