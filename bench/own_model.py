@@ -77,11 +77,15 @@ FUSED = "fused"
 
 @dataclass(frozen=True)
 class Own:
-    """A user's file that was found sound: its task, and what is known of it."""
+    """A user's file that was found sound: its task, and what is known of it.
+
+    `interpreters`: by framework, where it is not this one.
+    """
 
     file: File
     task: Task
     about: dict
+    interpreters: dict[str, str]
 
     @property
     def sides(self) -> list[str]:
@@ -134,7 +138,7 @@ def prepare(path: str, results: Path, interpreters: dict[str, str], wanted: set[
         folder.rename(target)
     task = own_model.task(about)
     TASKS[task.name] = task
-    return Own(file, task, about)
+    return Own(file, task, about, interpreters)
 
 
 def _check(processes: Processes, file: File, sides: list[str], folder: Path) -> dict:
