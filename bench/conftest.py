@@ -30,6 +30,7 @@ from bench.harness.selection import cases_of, choose, spare_controls, with_basel
 from bench.own_model import Own
 from bench.report import tables
 from bench.report.files import FORMATS, write_reports
+from bench.report.text import wrap
 from shared.own_model import BadFile
 from shared.specs import TASKS
 
@@ -372,7 +373,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
         print(f"\n{_planned(state)}")
         return True
     _check_enabled(config)
-    speaker = Speaker(quiet=config.option.verbose < 0)
+    speaker = Speaker(quiet=config.option.verbose < 0 and not state.own)
     with config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
         if state.begun and state.begun.finished:
             state.folder, state.results = state.begun.folder, state.begun.record
@@ -528,7 +529,7 @@ def pytest_terminal_summary(terminalreporter, config: pytest.Config):
             terminalreporter.write_line(f"\n{own_answer.read(state.folder)}")
         else:
             terminalreporter.write_line(f"\n{tables.answered(state.results, width=80)}")
-        terminalreporter.write_line("\n".join(_way_on(state)))
+        terminalreporter.write_line("\n".join(wrap("\n".join(_way_on(state)), 80)))
     return done
 
 

@@ -100,7 +100,8 @@ def _breakdown(record: dict, side: str) -> list[str]:
     lines = [f"{name}, a step of {seen['step_s'] * 1e3:.3g} ms:"]
     lines += hanging("", ", ".join(f"{part} {share:.0%}" for part, share in ordered), WIDTH, 2)
     lines += hanging("", f"held back by {seen['bottleneck']}: {seen['said'][0]}", WIDTH, 2)
-    measured = [t for t in REMEDIES[seen["bottleneck"]][2] if t in MEASURED]
+    others = (t for t in REMEDIES[seen["bottleneck"]][2] if t != "baseline")
+    measured = [technique for technique in others if technique in MEASURED]
     if measured:
         lines += hanging("", f"worth trying against that: {', '.join(measured)}", WIDTH, 2)
     return lines
@@ -129,8 +130,8 @@ def _largest_batches(record: dict) -> list[str]:
             f"{figures['largest_batch']:,.0f} samples in {figures['peak'] / 1e9:.2g} GB ({why}), "
             f"{number(figures['samples_per_s'])} samples/s"
         )
-        said += hanging("", f"{framework_title(case)}, largest batch: {text}", WIDTH, 2)
-    return [*said, ""] if said else []
+        said += hanging("", f"{framework_title(case)}: {text}", WIDTH, 2)
+    return ["Largest batch of the plain step:", *said, ""] if said else []
 
 
 def _not_measured(record: dict) -> list[str]:

@@ -72,8 +72,15 @@ def main(arguments: list[str] | None = None) -> int:
     except BadFile as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 2
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(ROOT / "bench")]
-    command += ["--benchmark-only", "--model", given.file, "--minutes", given.minutes]
+    command = [sys.executable, "-m", "pytest", "-q", "-rN", "-p", "no:cacheprovider"]
+    command += [
+        str(ROOT / "bench"),
+        "--benchmark-only",
+        "--model",
+        given.file,
+        "--minutes",
+        given.minutes,
+    ]
     for name in OPTIONS:
         value = getattr(given, name.strip("-").replace("-", "_"))
         command += [name, value] if value is not None else []

@@ -21,7 +21,7 @@ BUDGET = 512 * 2**20  # where --memory-budget sets none
 MAXIMUM = 65_536
 # Of a user's file: the share of the free memory that is the budget, the folder of the file for
 # trials, and seconds a step at most, so that large batches of a slow model end in time.
-FREE, OWN_FILE, STEP_S = 0.7, "TWINBENCH_OWN_FILE", 4.0
+FREE, OWN_FILE, STEP_S = 0.7, "TWINBENCH_OWN_FILE", 2.0
 MICRO_BATCHES = 4
 TASK = "digits-cnn"
 

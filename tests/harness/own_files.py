@@ -218,7 +218,8 @@ EXPORTED = ("plain", "dict_inputs", "two_outputs", "own_loss")
 
 def rows(side: str, folder: Path, about: dict, path: Path) -> dict:
     """What a row in ONNX Runtime and a trial of the finder of a batch size make of a sound file."""
-    whole = {"path": str(path), "name": "own", "paired": False, "pairs": {}, "parity": 1e-5}
+    whole = {"path": str(path), "name": "own", "folder": "own", "paired": False, "pairs": {}}
+    whole["parity"] = 1e-5
     shared = {name: about[name] for name in ("batch_size", "margin", "train_steps", "evaluates")}
     own_model.write_about(folder, whole | shared | {"sides": {side: about}})
     impl = Side(importlib.import_module(f"{side}_impl"), folder)
