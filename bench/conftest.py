@@ -30,7 +30,6 @@ from bench.harness.selection import cases_of, choose, spare_controls, with_basel
 from bench.own_model import Own
 from bench.report import tables
 from bench.report.files import FORMATS, write_reports
-from bench.report.text import wrap
 from shared.own_model import BadFile
 from shared.specs import TASKS
 
@@ -529,7 +528,7 @@ def pytest_terminal_summary(terminalreporter, config: pytest.Config):
             terminalreporter.write_line(f"\n{own_answer.read(state.folder)}")
         else:
             terminalreporter.write_line(f"\n{tables.answered(state.results, width=80)}")
-        terminalreporter.write_line("\n".join(wrap("\n".join(_way_on(state)), 80)))
+        terminalreporter.write_line("\n".join(_way_on(state)))
     return done
 
 
@@ -553,8 +552,9 @@ def _way_on(state: State) -> list[str]:
     lines = [str(path) for path in places if path.exists()]
     if not state.results["finished"]:
         again = f"--resume {os.path.relpath(state.folder)} goes on where it ended."
-        lines.insert(0, f"The run is not finished; what was measured is kept. {again}")
+        lines[:0] = ["The run is not finished; what was measured is kept.", again]
     folder = os.path.relpath(state.folder)
-    lines.append(f"More: twinbench choose {folder} --all, or --goal, --steps, --max-accuracy-drop;")
+    lines.append(f"More: twinbench choose {folder} --all")
+    lines.append("      or --goal, --steps, --max-accuracy-drop in the place of --all;")
     lines.append(f"all tables: twinbench report {folder} --format terminal")
     return lines
