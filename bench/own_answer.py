@@ -121,15 +121,14 @@ def _largest_batches(record: dict) -> list[str]:
     """The largest batch of each framework's plain step, what it needs and what keeps it there."""
     said = []
     for case in record["cases"]:
-        if case["technique"] != "batch_size_finder" or case["status"] != "OK":
+        seen = case["evidence"] or {}  # a run may end before
+        if case["technique"] != "batch_size_finder" or "budget_bytes" not in seen:
             continue
-        figures = {name: found["value"] for name, found in case["metrics"].items()}
-        budget = case["evidence"]["budget_bytes"] / 1e9
-        why = LIMITS[case["evidence"]["limit"]].format(budget=budget)
-        text = (
-            f"{figures['largest_batch']:,.0f} samples in {figures['peak'] / 1e9:.2g} GB ({why}), "
-            f"{number(figures['samples_per_s'])} samples/s"
+        largest, peak, rate = (
+            case["metrics"][name]["value"] for name in ("largest_batch", "peak", "samples_per_s")
         )
+        why = LIMITS[seen["limit"]].format(budget=seen["budget_bytes"] / 1e9)
+        text = f"{largest:,.0f} samples in {peak / 1e9:.2g} GB ({why}), {number(rate)} samples/s"
         said += hanging("", f"{framework_title(case)}: {text}", WIDTH, 2)
     return ["Largest batch of the plain step:", *said, ""] if said else []
 

@@ -153,6 +153,24 @@ def test_the_code_of_a_prediction_runs(folder, tried, tmp_path, side, route, fil
     assert (tmp_path / file).stat().st_size > 20_000  # it has the weights
 
 
+def test_an_answer_of_a_run_that_ended_early_is_written(folder, record, tmp_path):
+    (data,) = (folder / "results" / "data").glob("my_model-*")
+    about = own_model.about(data)
+    own = Own(own_model.look(folder / "my_model.py"), own_model.task(about), about, {})
+    cases = [
+        case
+        | {"blocks": [], "evidence": None, "metrics": dict.fromkeys(case["metrics"])}
+        | {"timing": case["timing"] | {"median_s": None, "ci_s": None, "step_s": {}}}
+        for case in record["cases"]
+    ]
+    cases.append(cases[0] | {"technique": "batch_size_finder", "id": "batch_size_finder"})
+    own_answer.write(tmp_path, record | {"cases": cases, "comparisons": []}, own)
+    said = own_answer.read(tmp_path)
+    assert "where a step's time goes was not measured" in said
+    assert "argest batch" not in said
+    assert not list(tmp_path.glob("*.py"))
+
+
 def test_other_commands_read_its_record(folder, tried):
     done = subprocess.run(
         [sys.executable, "-m", "bench", "choose", "results/latest", "--goal", "train-speed"],
