@@ -372,7 +372,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
         print(f"\n{_planned(state)}")
         return True
     _check_enabled(config)
-    speaker = Speaker(quiet=config.option.verbose < 0)
+    speaker = Speaker(quiet=config.option.verbose < 0 and not state.own)
     with config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
         if state.begun and state.begun.finished:
             state.folder, state.results = state.begun.folder, state.begun.record
@@ -552,8 +552,9 @@ def _way_on(state: State) -> list[str]:
     lines = [str(path) for path in places if path.exists()]
     if not state.results["finished"]:
         again = f"--resume {os.path.relpath(state.folder)} goes on where it ended."
-        lines.insert(0, f"The run is not finished; what was measured is kept. {again}")
+        lines[:0] = ["The run is not finished; what was measured is kept.", again]
     folder = os.path.relpath(state.folder)
-    lines.append(f"More: twinbench choose {folder} --all, or --goal, --steps, --max-accuracy-drop;")
+    lines.append(f"More: twinbench choose {folder} --all")
+    lines.append("      or --goal, --steps, --max-accuracy-drop in the place of --all;")
     lines.append(f"all tables: twinbench report {folder} --format terminal")
     return lines

@@ -10,14 +10,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bench.analysis.decisions import GOALS, TRAIN, Answer, Limits, answer, works
+from bench.analysis.decisions import GOALS, PREDICT, TRAIN, Answer, Limits, answer, works
 from bench.analysis.reading import FRAMEWORKS, framework_title
 from bench.analysis.remedies import REMEDIES
 from bench.analysis.stacks import FASTER, SETTINGS
+from bench.deployment import bench_export, bench_native_export
+from bench.harness import machine
 from bench.harness.folders import replace_file
 from bench.harness.processes import ROOT
 from bench.own_model import MEASURED, Own
 from bench.report.answer import text
+from bench.report.figures import number
 from bench.report.text import hanging, plain, wrap
 from shared.own_model import MAKERS, RECIPE
 
@@ -31,6 +34,14 @@ PARTS = {
     "optimizer": ("optimizer",),
     "framework's overhead": ("overhead", "idle"),
 }
+# Why a batch is not larger.
+LIMITS = {
+    "budget": "{budget:.3g} GB are the budget, a larger one does not fit",
+    "maximum": "of {budget:.3g} GB: a larger one would fit, and take too long to try",
+    "time limit": "of {budget:.3g} GB: a larger one took too long",
+}
+WORDS = {TRAIN: "its best train step", PREDICT: "its best prediction"}
+ROUTES = {"export": bench_export.ROUTES, "native_export": bench_native_export.ROUTES}
 CODE_S = 300  # after which printed code counts as hung
 
 
@@ -44,7 +55,7 @@ def write(folder: Path, record: dict, own: Own) -> None:
     found = _answers(record)
     for each in found:
         said += ["", *text([each], WIDTH)]
-    said += ["", *_not_measured(record), *_code(folder, found, own)]
+    said += ["", *_largest_batches(record), *_not_measured(record), *_code(folder, found, own)]
     replace_file(folder / FILE, "\n".join(said) + "\n")
 
 
@@ -89,7 +100,8 @@ def _breakdown(record: dict, side: str) -> list[str]:
     lines = [f"{name}, a step of {seen['step_s'] * 1e3:.3g} ms:"]
     lines += hanging("", ", ".join(f"{part} {share:.0%}" for part, share in ordered), WIDTH, 2)
     lines += hanging("", f"held back by {seen['bottleneck']}: {seen['said'][0]}", WIDTH, 2)
-    measured = [t for t in REMEDIES[seen["bottleneck"]][2] if t in MEASURED]
+    others = (t for t in REMEDIES[seen["bottleneck"]][2] if t != "baseline")
+    measured = [technique for technique in others if technique in MEASURED]
     if measured:
         lines += hanging("", f"worth trying against that: {', '.join(measured)}", WIDTH, 2)
     return lines
@@ -103,6 +115,22 @@ def _answers(record: dict) -> list[Answer]:
             if GOALS[aim] in work.goals:
                 found.append(answer(record, work, GOALS[aim], Limits()))
     return [each for each in found if each]
+
+
+def _largest_batches(record: dict) -> list[str]:
+    """The largest batch of each framework's plain step, what it needs and what keeps it there."""
+    said = []
+    for case in record["cases"]:
+        seen = case["evidence"] or {}  # a run may end before
+        if case["technique"] != "batch_size_finder" or "budget_bytes" not in seen:
+            continue
+        largest, peak, rate = (
+            case["metrics"][name]["value"] for name in ("largest_batch", "peak", "samples_per_s")
+        )
+        why = LIMITS[seen["limit"]].format(budget=seen["budget_bytes"] / 1e9)
+        text = f"{largest:,.0f} samples in {peak / 1e9:.2g} GB ({why}), {number(rate)} samples/s"
+        said += hanging("", f"{framework_title(case)}: {text}", WIDTH, 2)
+    return ["Largest batch of the plain step:", *said, ""] if said else []
 
 
 def _not_measured(record: dict) -> list[str]:
@@ -122,30 +150,33 @@ def _not_measured(record: dict) -> list[str]:
 
 
 def _code(folder: Path, found: list[Answer], own: Own) -> list[str]:
-    """For each framework the code of its best train step, where that is not the plain one."""
+    """For each framework the code of its best train step and of its best prediction, where that is
+    not the plain one."""
     said = []
     for side in own.sides:
-        best = _best(found, side)
-        if best is None:
-            continue
-        path = folder / f"use_{MAKERS[side]}.py"
-        path.write_text(_script(own, side, best), encoding="utf-8")
-        error = run(path, own)
-        said += ["", f"{FRAMEWORKS[side]}: the code of it ({path.name})"]
-        if error:
-            path.unlink()
-            said[-1:] = hanging("", f"{FRAMEWORKS[side]}: its code did not run: {error}", WIDTH, 2)
-        else:
-            said += ["", *path.read_text("utf-8").splitlines()]
+        for kind, name, write in ((TRAIN, "use", _script), (PREDICT, "predict", _prediction)):
+            best = _best(found, side, kind)
+            text = best and write(own, side, best)
+            if text:
+                path = folder / f"{name}_{MAKERS[side]}.py"
+                path.write_text(text, encoding="utf-8")
+                said += ["", *_shown(path, FRAMEWORKS[side], run(path, own, side), WORDS[kind])]
     return said
 
 
-def _best(found: list[Answer], side: str) -> dict | None:
-    """The settings of the fastest train step of a framework, of those shown to gain and to keep
-    accuracy."""
-    for each in found:
-        if each.work.kind != TRAIN or each.goal.figure != "time":
-            continue
+def _shown(path: Path, framework: str, error: str | None, words: str) -> list[str]:
+    """Code that ran, or why it did not."""
+    if error:
+        path.unlink()
+        return hanging("", f"{framework}: the code of {words} did not run: {error}", WIDTH, 2)
+    return [f"{framework}: the code of {words} ({path.name})", "", *path.read_text().splitlines()]
+
+
+def _best(found: list[Answer], side: str, kind: str) -> dict | None:
+    """The case of a framework's fastest train step or prediction, of those shown to gain and to
+    keep accuracy. Of predictions that of one sample comes first."""
+    of_kind = [each for each in found if each.work.kind == kind and each.goal.figure == "time"]
+    for each in sorted(of_kind, key=lambda each: each.work.batch_size):
         ranked = [each.best, *each.equal, *each.rest]
         faster = [
             option
@@ -154,20 +185,17 @@ def _best(found: list[Answer], side: str) -> dict | None:
         ]
         if not faster:
             continue
-        case = min(faster, key=lambda option: each.figure(option).value).case
-        if case["technique"] == "stacking":
-            return case["settings"]
-        return SETTINGS.get((case["technique"], case["variant"]))
+        return min(faster, key=lambda option: each.figure(option).value).case
     return None
 
 
-def run(path: Path, own: Own) -> str | None:
+def run(path: Path, own: Own, side: str) -> str | None:
     """Run printed code; the last line of its error, where it has one."""
     places = [str(ROOT), str(own.file.path.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(places), "TF_CPP_MIN_LOG_LEVEL": "3"}
     try:
         done = subprocess.run(
-            [sys.executable, str(path)],
+            [own.interpreters.get(side, sys.executable), str(path)],
             capture_output=True,
             text=True,
             env=environment,
@@ -181,14 +209,19 @@ def run(path: Path, own: Own) -> str | None:
     return (done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"])[-1]
 
 
-def _script(own: Own, side: str, settings: dict) -> str:
+def _script(own: Own, side: str, case: dict) -> str | None:
     """Imports, calls and settings of a stack of techniques for the user's model."""
+    known = SETTINGS.get((case["technique"], case["variant"]))
+    settings = case["settings"] if case["technique"] == "stacking" else known
+    if settings is None:
+        return None
     settings = dict(settings)
     fused = settings.pop("fused", False)
     made = {name: settings[name] for name in ("memory_format", "recomputed") if name in settings}
     settings.pop("recomputed", None)
     of = own.about["sides"][side]
-    lines = _imports(own, side, bool(made))
+    names = "make_train_step, prepare_model" if made else "make_train_step"
+    lines = [*_imports(own, side), f"from {side}_impl.train_step.stacking import {names}"]
     given = ["model, loss_fn", ", optimizer" if of["has_optimizer"] else ""]
     lines += ["", f"{''.join(given)} = {MAKERS[side]}()"]
     if of["targets_first"]:
@@ -202,23 +235,52 @@ def _script(own: Own, side: str, settings: dict) -> str:
     return "\n".join([*lines, *_loop(own, side)]) + "\n"
 
 
+def _prediction(own: Own, side: str, case: dict) -> str | None:
+    """Imports and calls of a route from the user's model to predictions."""
+    given = f"model = {MAKERS[side]}()[0]" + ".eval()" * (side == "pt")
+    placed = {"pt": "tree_map(torch.as_tensor, x)", "tf": "tf.nest.map_structure(tf.constant, x)"}
+    drawn = [f"x, _ = {_draw(own, side, '0')}", f"example = {placed[side]}"]
+    if side == "tf":
+        drawn.append("model.built or call(model, example)  # a subclassed model has no variables")
+    if case["technique"] == "compilation":
+        lines = _imports(own, side)
+        lines.append(f"from {side}_impl.train_step.compilation import compiled_predict")
+        made = ["predict = compiled_predict(model)", "output = predict(example)"]
+        return "\n".join([*lines, "", given, *drawn, *made]) + "\n"
+    route = ROUTES.get(case["technique"], {}).get(case["settings"].get("route"))
+    if route is None or route.export is None:
+        return None
+    functions = [name.format(impl=f"{side}_impl").split(":") for name in (route.export, route.load)]
+    (written, export), (read, load) = functions
+    imports = [f"from {written} import {export}", f"from {read} import {load}"]
+    if written == read:
+        imports = [f"from {written} import {export}, {load}"]
+    file = f'Path(__file__).with_name("{route.file}")'
+    made = [
+        f"path = {export}(model, example, {file})",
+        f"predict = {load}(path, threads={machine.usable_threads()})",
+        "output = predict(x)  # arrays in, arrays out",
+    ]
+    lines = ["from pathlib import Path", "", *_imports(own, side), *imports]
+    return "\n".join([*lines, "", given, *drawn, *made]) + "\n"
+
+
 def _arguments(settings: dict) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in settings.items())
 
 
-def _imports(own: Own, side: str, prepares: bool) -> list[str]:
+def _imports(own: Own, side: str) -> list[str]:
+    """Of the framework, and of what the user's file has."""
     drawn = "batch" if "batch" in own.file.functions else "batches"
-    names = "make_train_step, prepare_model" if prepares else "make_train_step"
     module = {"pt": "import torch", "tf": "import tensorflow as tf"}[side]
     tree = ["from torch.utils._pytree import tree_map"] if side == "pt" else []
-    return [
-        module,
-        *tree,
-        "",
-        f"from {own.file.path.stem} import {drawn}, {MAKERS[side]}",
-        *(["from tf_impl.kit.programs import call"] if side == "tf" else []),
-        f"from {side}_impl.train_step.stacking import {names}",
-    ]
+    path, maker = own.file.path, MAKERS[side]
+    theirs = [f"from {path.stem} import {drawn}, {maker}"]
+    if not path.stem.isidentifier():  # no name for an import
+        theirs = ["import runpy", f"own = runpy.run_path({str(path)!r})"]
+        theirs.append(f'{drawn}, {maker} = own["{drawn}"], own["{maker}"]')
+    called = ["from tf_impl.kit.programs import call"] if side == "tf" else []
+    return [module, *tree, "", *theirs, *called]
 
 
 def _first_call(own: Own, side: str) -> list[str]:

@@ -29,6 +29,7 @@ WATCHED_S = 0.05
 CHECK_S = 300  # after which a check counts as hung
 # Seconds that a row's worker takes beside its steps, and about how many steps its block has.
 AROUND_S, STEPS_A_BLOCK = 3.0, 60
+TRIALS, TRIAL_S = 5, 6.0  # of the finder of a batch size: a framework's import, and some steps
 
 TRAINED, PREDICTED = (("compute", "train"),), (("single", "predict"), ("compute", "predict"))
 # Technique -> the work that is measured of it, and the variants where that is not all of them.
@@ -42,16 +43,20 @@ MEASURED = {
     "activation_checkpointing": (TRAINED, ("baseline", "checkpointed")),
     "stacking": (TRAINED, ("baseline",)),
     "bottleneck": (TRAINED, ("plain",)),
+    "batch_size_finder": (TRAINED, ("fp32",)),
     "export": (PREDICTED, ("baseline", "onnx", "openvino", "litert")),
     "post_training_quantization": (PREDICTED[1:], ("fp32", "static_int8", "onnxruntime_int8")),
     "weight_quantization": (PREDICTED[1:], ("fp32", "int8_weights", "int4_weights")),
+    "structured_pruning": (PREDICTED[1:], ("dense", "channels_50")),
     "native_export": (PREDICTED, ("baseline", "aotinductor", "saved_model")),
 }
 # What else the suite has, and why it is not measured of a user's file.
 LEFT_OUT = {
-    "batch_size_finder": "its trials are functions of their own: see docs/your_model.md",
     "optimizer_implementations": "its unit of work is an update; stacking has `fused`",
     "memory_growth": "it watches a loop for hours, not a step: see docs/diagnosis.md",
+    "pruning": "zeros alone make nothing faster: structured_pruning removes channels",
+    "distillation": "it needs a teacher, and a file brings one model: see docs/your_model.md",
+    "feature_distillation": "it needs a teacher, and a file brings one model",
     "profiling": "`bottleneck` shows where the time goes",
 }
 OF_A_FAMILY = {
@@ -64,18 +69,23 @@ OF_A_FAMILY = {
 }
 # Whose rows change what is learned: trained and evaluated, where the file has `evaluate`.
 LEARNING = ("mixed_precision", "gradient_accumulation", "gradient_clipping", "stacking")
-LEARNING += ("post_training_quantization", "weight_quantization")
+LEARNING += ("post_training_quantization", "weight_quantization", "structured_pruning")
+PROBED = ("bottleneck", "batch_size_finder")  # in processes of their own; nothing is timed
 STACKED = "winners"  # the row of what was faster, all of it on one model
 FUSED = "fused"
 
 
 @dataclass(frozen=True)
 class Own:
-    """A user's file that was found sound: its task, and what is known of it."""
+    """A user's file that was found sound: its task, and what is known of it.
+
+    `interpreters`: by framework, where it is not this one.
+    """
 
     file: File
     task: Task
     about: dict
+    interpreters: dict[str, str]
 
     @property
     def sides(self) -> list[str]:
@@ -93,6 +103,8 @@ class Own:
             durations.seconds.setdefault("training", {}).setdefault(case.id, training)
             block = AROUND_S + STEPS_A_BLOCK * predicts * share * side["step_s"]
             durations.seconds.setdefault("block", {}).setdefault(case.id, block)
+            if case.technique == "batch_size_finder":
+                durations.seconds.setdefault("probe", {}).setdefault(case.id, TRIALS * TRIAL_S)
 
 
 # Checking ----------------------------------------------------------------------------------------
@@ -126,7 +138,7 @@ def prepare(path: str, results: Path, interpreters: dict[str, str], wanted: set[
         folder.rename(target)
     task = own_model.task(about)
     TASKS[task.name] = task
-    return Own(file, task, about)
+    return Own(file, task, about, interpreters)
 
 
 def _check(processes: Processes, file: File, sides: list[str], folder: Path) -> dict:
@@ -252,7 +264,7 @@ def technique(usual: Technique, own: Own) -> Technique | None:
         )
         variants += [_stack(side, changes) for side in FRAMEWORKS for changes in (None, "math")]
     effort = "ordinary" if usual.family == "compression" else "default"  # it takes its time
-    timed, trained = usual.name != "bottleneck", own.about["evaluates"] and usual.name in LEARNING
+    timed, trained = usual.name not in PROBED, own.about["evaluates"] and usual.name in LEARNING
     return replace(
         usual,
         variants=tuple(variants),

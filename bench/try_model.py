@@ -1,6 +1,6 @@
 """What makes your own model faster or leaner: every technique that applies to it, measured.
 
-    twinbench try my_model.py [--minutes N] [--framework pt|tf] [--plan] [--effort quick]
+    twinbench try my_model.py [--minutes N] [--framework pt|tf] [--technique A,B] [--plan]
     twinbench try --example [my_model.py]
 
 The file has a function pytorch() or tensorflow(), or both, that returns (model, loss_fn), and one
@@ -25,6 +25,18 @@ from shared.own_model import BadFile, look
 
 EXAMPLE = Path(__file__).with_name("example_model.txt")
 MINUTES = "12"
+# Options of the run that are handed on; what is not among them is handed on, too, and comes last.
+OPTIONS = {
+    "--framework": ("pt|tf", "this framework alone"),
+    "--technique": ("A,B", "these techniques alone"),
+    "--effort": (
+        "quick|default|ordinary",
+        "one block; what is usual; int8 and fewer channels, too",
+    ),
+    "--blocks": ("N", "exactly so many blocks, without looks at them"),
+    "--memory-budget": ("SIZE", "for the largest batch, such as 2GB (default: what is free)"),
+    "--results": ("DIR", "where results go (default: results)"),
+}
 
 
 def write_example(path: Path) -> int:
@@ -49,6 +61,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--minutes", default=MINUTES, metavar="N", help=f"end after so many (default: {MINUTES})"
     )
+    parser.add_argument("--plan", action="store_true", help="show the plan; measure nothing")
+    for name, (metavar, words) in OPTIONS.items():
+        parser.add_argument(name, metavar=metavar, help=words)
     given, others = parser.parse_known_args(arguments)
     if given.example:
         return write_example(Path(given.file))
@@ -57,8 +72,19 @@ def main(arguments: list[str] | None = None) -> int:
     except BadFile as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 2
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(ROOT / "bench")]
-    command += ["--benchmark-only", "--model", given.file, "--minutes", given.minutes, *others]
+    command = [sys.executable, "-m", "pytest", "-q", "-rN", "-p", "no:cacheprovider"]
+    command += [
+        str(ROOT / "bench"),
+        "--benchmark-only",
+        "--model",
+        given.file,
+        "--minutes",
+        given.minutes,
+    ]
+    for name in OPTIONS:
+        value = getattr(given, name.strip("-").replace("-", "_"))
+        command += [name, value] if value is not None else []
+    command += ["--plan"] * given.plan + others
     # Rows that failed stand in the answer with their reason: pytest's 1 is no error of the run.
     status = subprocess.run(command, check=False).returncode
     return 0 if status == 1 else 2 if status else 0

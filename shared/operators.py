@@ -36,10 +36,10 @@ def onnx_operators(path, *, optimized: bool = False) -> dict[str, int]:
     return dict(sorted(Counter(node.op_type for node in nodes).items()))
 
 
-def onnx_integer_layers(path, x: np.ndarray) -> dict[str, int]:
-    """Layers over integers that ONNX Runtime runs for one prediction of `x`."""
+def onnx_integer_layers(path, *x: np.ndarray) -> dict[str, int]:
+    """Layers over integers that ONNX Runtime runs for one prediction of the inputs `x`."""
     quantization = runtimes.package("shared.onnx_quantization", "onnxruntime")  # which it needs
-    return _layers(quantization.integer_operators(Path(path), (x,)))
+    return _layers(quantization.integer_operators(Path(path), x))
 
 
 def openvino_integer_layers(path, x: np.ndarray) -> dict[str, int]:

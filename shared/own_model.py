@@ -156,7 +156,12 @@ def usual_size(module: ModuleType) -> int:
 
 def takes_framework(module: ModuleType) -> bool:
     """Whether `batch` has a third argument, the framework that it is for."""
-    return len(inspect.signature(module.batch).parameters) > 2
+    return argument_count(module.batch) > 2
+
+
+def argument_count(function: Callable) -> int:
+    """How many arguments a function of the file has."""
+    return len(inspect.signature(function).parameters)
 
 
 def draw(module: ModuleType, size: int, seed: int, side: str) -> tuple:
@@ -212,8 +217,23 @@ def mapped(function: Callable, tree: Any) -> Any:
 
 
 def first(tree: Any) -> Any:
-    """The first array or tensor of what a model gives: of one with `.logits` these."""
+    """The first array or tensor of what a model gives: of one with logits these."""
+    if isinstance(tree, Mapping) and "logits" in tree:
+        return tree["logits"]
     return leaves(getattr(tree, "logits", tree))[0]
+
+
+@dataclass(frozen=True)
+class Logits:
+    """What is left of an output with `.logits` where it comes from a file: for the user's loss."""
+
+    logits: Any
+
+    def __getitem__(self, key: Any) -> Any:
+        """As of an output of transformers: by its name or its place."""
+        if key in ("logits", 0):
+            return self.logits
+        raise KeyError(key)
 
 
 def check_size(x: Any, size: int, what: str) -> None:
@@ -230,7 +250,7 @@ def check_size(x: Any, size: int, what: str) -> None:
 
 
 def save_batches(folder: Path, batches: list[tuple]) -> None:
-    """Write a side's batches, and where x and y are arrays, what `datasets.load` reads."""
+    """Write a side's batches."""
     folder.mkdir(parents=True, exist_ok=True)
     shape = _skeleton(batches[0])
     held = {
@@ -240,11 +260,6 @@ def save_batches(folder: Path, batches: list[tuple]) -> None:
     }
     np.savez(folder / "batches.npz", **held)
     (folder / "batches.json").write_text(json.dumps(shape), encoding="utf-8")
-    if all(isinstance(part, np.ndarray) for part in batches[0]):
-        for split in ("train", "test"):
-            for name, place in (("x", 0), ("y", 1)):
-                whole = np.concatenate([np.atleast_1d(batch[place]) for batch in batches])
-                np.save(folder / f"{split}_{name}.npy", whole)
 
 
 def _skeleton(tree: Any) -> Any:
@@ -265,6 +280,14 @@ def load_batches(folder: Path, size: int | None = None) -> list[tuple]:
             batch = _filled(shape, lambda p=place, s=stream: held[f"{p}_{next(s)}"])
             found.append(mapped(lambda a: a[:size] if a.ndim else a, batch) if size else batch)
     return found
+
+
+def samples(folder: Path, count: int) -> tuple:
+    """x and y of the first `count` samples of a side's batches, as one batch."""
+    batches = load_batches(folder)
+    alike = zip(*map(leaves, batches), strict=True)
+    whole = iter([np.concatenate(a)[:count] if a[0].ndim else a[0] for a in alike])
+    return mapped(lambda _: next(whole), batches[0])
 
 
 def _filled(shape: Any, take: Callable) -> Any:

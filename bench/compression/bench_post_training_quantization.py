@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from bench.harness.accuracy import even_batch
+from bench.harness.examples import examples
 from bench.harness.plan import Measure, Prepared, Technique, Variant, Work, Workload
 from bench.harness.stages import train_plain
 from shared import datasets, operators, teacher
+from shared.own_model import leaves
 
 # Fixed before anything was measured, as are the cases and the seeds. The margin of accuracy is the
 # task's, one point.
@@ -110,8 +112,7 @@ def prepare(impl, work: Work) -> Prepared:
 
 def _deploy(impl, work: Work, model, name: str = "model") -> tuple:
     """Write the row's file of `model`, and load it into its runtime."""
-    rows = (part[:CALIBRATION] for part in datasets.load(Path(work.data), "train"))
-    calibration, _ = impl.kit.data.to_device(*rows)
+    calibration, _ = impl.kit.data.to_device(*examples(work, CALIBRATION))
     technique = impl.compression.post_training_quantization
     write, read = (getattr(technique, work.settings[key]) for key in ("write", "read"))
     path = write(model, calibration, work.folder / name)
@@ -134,7 +135,7 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
         return {}, None
     path, x = prepared.artifact, batch[0]
     if work.settings["read"] == ONNX:
-        ran = operators.onnx_integer_layers(path, np.asarray(x))
+        ran = operators.onnx_integer_layers(path, *map(np.asarray, leaves(x)))
     else:
         integers = importlib.import_module(f"{impl.__name__}.kit.integers")
         ran = integers.integer_operators(prepared.predict, path, x)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from bench.harness.examples import examples
 from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
 from bench.harness.stages import train_on
 from shared.specs import CNNSpec, parameter_count
@@ -65,16 +66,31 @@ def _row(impl, work: Work) -> Prepared:
     """The baseline's step and prediction, over the smaller model."""
     model = impl.kit.models.build(work.task.model, work.weights)
     if work.settings:
-        example = np.random.default_rng(0).normal(size=(2, *work.task.model.input_shape))
-        ((x, _),) = impl.kit.data.resident_batches([(example.astype(np.float32), np.zeros(2, int))])
+        ((x, _),) = impl.kit.data.resident_batches([_example(work)])
         model = impl.compression.structured_pruning.remove_channels(model, x, **work.settings)
     optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
     step = impl.kit.training.make_train_step(model, optimizer, impl.kit.training.cross_entropy)
     return Prepared(step, impl.kit.training.make_predict(model), model, optimizer)
 
 
+def _example(work: Work) -> tuple:
+    """Two samples: random ones, or the first of a user's file."""
+    if work.task.model.family == "file":
+        return examples(work, 2)
+    x = np.random.default_rng(0).normal(size=(2, *work.task.model.input_shape))
+    return x.astype(np.float32), np.zeros(2, int)
+
+
 def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
-    """The model has the parameters of a network with so many channels."""
+    """The model has the parameters of a network with so many channels; of a user's file, fewer."""
+    if work.task.model.family == "file":
+        whole, found = (
+            impl.kit.models.parameter_count(model)
+            for model in (impl.kit.models.build(work.task.model, work.weights), prepared.model)
+        )
+        evidence = {"parameters": found, "parameters_before": whole}
+        applied = found < whole if work.settings else found == whole
+        return evidence, None if applied else f"the model has {found} parameters of {whole}"
     spec = smaller(work.task.model, work.settings.get("share", 0.0))
     expected, found = parameter_count(spec), impl.kit.models.parameter_count(prepared.model)
     evidence = {"channels": [filters for filters, _ in spec.convolutions]}

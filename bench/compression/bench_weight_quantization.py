@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import importlib
-from pathlib import Path
 
+from bench.harness.examples import examples
 from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
 from bench.harness.stages import train_plain
-from shared import datasets
 
 # Relative losses of twins: they round the same weights by rules of their own.
 APART = 0.05
@@ -70,8 +69,7 @@ def prepare(impl, work: Work) -> Prepared:
     technique = impl.compression.weight_quantization
 
     def deploy():
-        rows = (part[:2] for part in datasets.load(Path(work.data), "train"))
-        example, _ = impl.kit.data.to_device(*rows)
+        example, _ = impl.kit.data.to_device(*examples(work, 2))
         write = getattr(technique, work.settings["write"])
         path = write(model, example, work.folder / work.variant)
         return technique.load_quantized(path), path

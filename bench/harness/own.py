@@ -30,6 +30,7 @@ LEAST_PARITY = 1e-5
 STEPS_TIMED = 5
 MARGIN = 1.0  # of the file's figure that count as no loss: a point, where it is in percent
 TRAIN_STEPS = 100  # before the file evaluates
+KIT = ("kit.models", "kit.data", "kit.training", "kit.runtime")
 FAR = 1e-3  # relative, of the outputs of twins whose weights were copied
 
 
@@ -66,6 +67,22 @@ class Side:
         whole = size == self.about["batch_size"]
         return own_model.load_batches(self.folder, None if whole else size)
 
+    def of_size(self, size: int) -> tuple:
+        """A batch of so many samples: of `batch`, or the prepared ones as often as it takes."""
+        if hasattr(self.module, "batch"):
+            return own_model.draw(self.module, size, SEED, self.name)
+        x, y = own_model.samples(self.folder, BATCHES * self.about["batch_size"])
+
+        def repeated(array: np.ndarray) -> np.ndarray:
+            return np.resize(array, (size, *array.shape[1:])) if array.ndim else array
+
+        return own_model.mapped(repeated, x), own_model.mapped(repeated, y)
+
+    def most_samples(self, seconds: float) -> int:
+        """How large a batch may be whose step takes so long, by the check's steps."""
+        step_s = self.about["sides"][self.name]["step_s"]
+        return max(1, int(self.about["batch_size"] * seconds / step_s))
+
     def drawn(self, seed: int) -> Iterator[tuple]:
         """Batches to train on until the file evaluates: those of a seed, or the file's own."""
         if hasattr(self.module, "batches"):
@@ -82,7 +99,7 @@ class Side:
 
     def evaluate(self, predict: Callable) -> float:
         """The file's own figure of what predicts, with NumPy arrays in and out."""
-        return _evaluated(self.module, self._own_kit, predict)
+        return _evaluated(self.module, self._own_kit, predict, self.name)
 
     def checksum(self, weights: dict[str, np.ndarray]) -> str:
         """Of weights; of those that were copied from one framework to the other it is the same."""
@@ -90,13 +107,16 @@ class Side:
         return self.about["pairs"].get(found, found)
 
 
-def _evaluated(module: Any, kit: Any, predict: Callable) -> float:
+def _evaluated(module: Any, kit: Any, predict: Callable, side: str) -> float:
+    """The file's figure. `evaluate` may take a second argument: the framework's name."""
+
     def ask(x: Any) -> Any:
         x, _ = kit.to_device(own_model.arrays(x), np.zeros(0))
         found = predict(x)
         return own_model.arrays(getattr(found, "logits", found))
 
-    value = float(own_model.call("evaluate", module.__file__, module.evaluate, ask))
+    given = (ask, MAKERS[side])[: own_model.argument_count(module.evaluate)]
+    value = float(own_model.call("evaluate", module.__file__, module.evaluate, *given))
     if not np.isfinite(value):
         raise BadFile(f"evaluate gives {value}: return a figure of which more is better")
     return value
@@ -125,6 +145,7 @@ def _kit(usual: Any, kit: Any, own: Any, task: Any) -> SimpleNamespace:
         return usual.training.make_optimizer(model, recipe)  # of a proof, which has its own
 
     loss = {"cross_entropy": own.loss, "loss_of": lambda task: own.loss}
+    loss["prediction_loss"] = own.prediction_loss
     training = _with(usual.training, make_optimizer=make_optimizer, **loss)
     names = ("export_weights", "import_weights", "named_parameters", "parameter_count")
     models = SimpleNamespace(build=build, **{name: getattr(kit, name) for name in names})
@@ -172,7 +193,7 @@ class Checking:
                 )
             if hasattr(module, "evaluate"):
                 predict = self.impl.kit.training.make_predict(own.build(weights))
-                _evaluated(module, kit, predict)
+                _evaluated(module, kit, predict, side)
             memory.reset_peak()
             scatter, step_s = self._scatter(kit, own, weights, resident)
         except MemoryError as error:

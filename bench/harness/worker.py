@@ -22,7 +22,7 @@ import numpy as np
 
 from bench.harness import machine, memory, wire
 from bench.harness.accuracy import Training
-from bench.harness.own import Checking, Side
+from bench.harness.own import KIT, Checking, Side
 from bench.harness.plan import Work
 from bench.harness.sizes import model_size
 from bench.harness.timing import Timing
@@ -32,7 +32,6 @@ from shared.specs import TASKS
 from shared.weights import checksum, init_weights
 
 RESIDENT_BATCHES = 10  # their ten losses are the certificate
-KIT = ("kit.models", "kit.data", "kit.training", "kit.runtime")
 
 
 def one_line(error: BaseException) -> str:
@@ -202,9 +201,11 @@ class Operations(Timing, Weighing, Training, Checking):
     def _loss(self, output, y) -> float:
         """What a step's output says of the work that was done: its loss, or that of its logits."""
         if self.work.mode == "predict":
-            if isinstance(output, np.ndarray):  # of a runtime that is not the framework
+            if isinstance(own_model.first(output), np.ndarray):  # of another runtime
                 output, _ = self.kit.data.to_device(output, output)
-            output = self.kit.training.loss_of(self.work.task)(output, y)
+            training = self.kit.training
+            own = getattr(training, "prediction_loss", None)
+            output = (own or training.loss_of(self.work.task))(output, y)
         return self.kit.runtime.to_float(output)
 
     def _op_evidence(self) -> dict:

@@ -21,12 +21,13 @@ from statistics import median
 
 import numpy as np
 
+from bench.harness.examples import examples
 from bench.harness.machine import THREAD_VARIABLES, usable_threads
 from bench.harness.plan import Prepared, Work
 from bench.harness.processes import ROOT
 from bench.harness.sizes import artifact_bytes
 from shared import datasets
-from shared.own_model import first
+from shared.own_model import arrays, first
 from shared.provenance import provenance
 
 BATCHES = [1, 2, 4, 8, 16, 32, 64]
@@ -65,20 +66,15 @@ def prepare(impl, work: Work, route: Route) -> Prepared:
         predict = _function(route.make, impl)(model)
     else:
         loaded = _load(impl, work, route, path)
-        arrays: dict[int, tuple] = {}  # of the resident batches: arrays in, as a runtime's user has
+        known: dict[int, tuple] = {}  # of the resident batches: arrays in, as a runtime's user has
 
         def predict(x):
-            if id(x) not in arrays:  # before anything is timed; x is kept, and its id with it
-                arrays[id(x)] = x, np.asarray(x.cpu() if hasattr(x, "cpu") else x)
-            return loaded(arrays[id(x)][1])
+            if id(x) not in known:  # before anything is timed; x is kept, and its id with it
+                known[id(x)] = x, arrays(x)
+            return loaded(known[id(x)][1])
 
         predict.loaded = loaded
     return Prepared(_not_timed, predict, model, optimizer, artifact=path)
-
-
-def _has_arrays(work: Work) -> bool:
-    """Whether the task's data is arrays; a user's file may have structures of them."""
-    return work.task.dataset.kind != "file" or (Path(work.data) / "train_x.npy").is_file()
 
 
 def _not_timed(x, y):
@@ -129,10 +125,10 @@ def live(work: Work) -> Work:
 def _example(work: Work) -> tuple[np.ndarray, np.ndarray]:
     """Two samples of zeros of the task's shapes and dtypes to record with, or some to calibrate."""
     if _precision(work) == "int8":
-        return tuple(part[:CALIBRATION] for part in datasets.load(Path(work.data), "train"))
+        return examples(work, CALIBRATION)
     spec = work.task.model
     if spec.family == "file":
-        return tuple(np.asarray(part[:2]) for part in datasets.load(Path(work.data), "train"))
+        return examples(work, 2)
     if spec.family == "gpt":
         return (np.zeros((2, spec.sequence_length), np.int64),) * 2
     return np.zeros((2, *spec.input_shape), np.float32), np.zeros(2, np.int64)
@@ -150,10 +146,7 @@ def _load(impl, work: Work, route: Route, folder: Path):
 def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
     """On real data the route predicts what the model does; the file says what it holds."""
     work = live(work)
-    x = batch[0]
-    if _has_arrays(work):
-        x, y = (part[:CHECKED] for part in datasets.load(Path(work.data), "test"))
-        x, _ = impl.kit.data.to_device(x, y)
+    x, _ = impl.kit.data.to_device(*examples(work, CHECKED, "test"))
     expected = np.asarray(first(impl.kit.training.make_predict(prepared.model)(x)), np.float64)
     given = np.asarray(first(prepared.predict(x)), np.float64)
     apart = float(np.abs(given - expected).max() / np.abs(expected).max())

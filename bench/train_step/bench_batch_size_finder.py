@@ -7,14 +7,21 @@ a side and variant, `pt_fp32` to `tf_accumulated`.
 from __future__ import annotations
 
 import importlib
+import os
+from pathlib import Path
 
 import numpy as np
 
+from bench.harness import machine
+from bench.harness.own import KIT, Side
 from bench.harness.plan import WARM, Prepared, Technique, Variant, Work, Workload
 from shared.specs import TASKS
 
 BUDGET = 512 * 2**20  # where --memory-budget sets none
 MAXIMUM = 65_536
+# Of a user's file: the share of the free memory that is the budget, the folder of the file for
+# trials, and seconds a step at most, so that large batches of a slow model end in time.
+FREE, OWN_FILE, STEP_S = 0.7, "TWINBENCH_OWN_FILE", 2.0
 MICRO_BATCHES = 4
 TASK = "digits-cnn"
 
@@ -62,17 +69,25 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
 
 def probe(impl, work: Work, batches) -> dict[str, dict]:
     """The largest batch that fits, its peak and its rate."""
-    side = impl.__name__.removesuffix("_impl")
+    side, name, budget, maximum = impl.__name__[:2], work.variant, BUDGET, MAXIMUM
+    if isinstance(impl, Side):
+        name, budget = "own", int(FREE * machine.free_memory())
+        maximum = impl.most_samples(STEP_S)
+        os.environ[OWN_FILE] = str(impl.folder.parent)
     found = impl.train_step.batch_size_finder.find_batch_size(
-        f"{__name__}:{side}_{work.variant}",
-        budget_bytes=work.memory_budget or BUDGET,
-        maximum=MAXIMUM,
+        f"{__name__}:{side}_{name}",
+        budget_bytes=work.memory_budget or budget,
+        maximum=maximum,
     )
     return {
         "largest_batch": {"value": found.batch_size, "unit": "samples", "samples": None},
         "samples_per_s": {"value": found.samples_per_s, "unit": "samples/s", "samples": None},
         "peak": {"value": found.peak_bytes, "unit": "bytes", "samples": None},
-        "evidence": {"limit": found.limit, "trials": [vars(trial) for trial in found.trials]},
+        "evidence": {
+            "limit": found.limit,
+            "budget_bytes": work.memory_budget or budget,
+            "trials": [vars(trial) for trial in found.trials],
+        },
     }
 
 
@@ -117,6 +132,28 @@ def pt_accumulated(batch_size):
 def tf_accumulated(batch_size):
     """Gradients accumulated over micro-batches, in TensorFlow."""
     return _accumulated("tf_impl", batch_size)
+
+
+def pt_own(batch_size):
+    """A user's file in PyTorch."""
+    return _own("pt_impl", batch_size)
+
+
+def tf_own(batch_size):
+    """A user's file in TensorFlow."""
+    return _own("tf_impl", batch_size)
+
+
+def _own(package: str, batch_size: int):
+    for module in KIT:
+        importlib.import_module(f"{package}.{module}")
+    side = Side(importlib.import_module(package), Path(os.environ[OWN_FILE]))
+    training, task = side.kit.training, side.task
+    model = side.kit.models.build(task.model, side.weights)
+    optimizer = training.make_optimizer(model, task.recipe)
+    step = training.make_train_step(model, optimizer, training.cross_entropy)
+    batch = side.kit.data.to_device(*side.of_size(batch_size))
+    return lambda: step(*batch)
 
 
 def _accumulated(package: str, batch_size: int):

@@ -98,10 +98,10 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
     )
 
     parts = work.settings.get("micro_batches", 1)
-    size = ceil(work.batch_size / parts)
+    sizes = {work.batch_size // parts, ceil(work.batch_size / parts)}  # which differ by one
     reason = None
-    if set(seen) != {size}:
-        reason = f"the loss saw {seen} samples at a time, not {size}"
+    if set(seen) != sizes:
+        reason = f"the loss saw {seen} samples at a time, not {sorted(sizes)}"
     elif means and updates != [1 if work.settings.get("statistics_once") else parts]:
         reason = f"running statistics were updated {updates} times"
     return {"samples_at_a_time": seen, "updates_of_statistics": updates}, reason

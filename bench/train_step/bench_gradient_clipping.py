@@ -118,6 +118,7 @@ def _moved(impl, work, batch, poison: bool = False) -> tuple[str, float]:
         loss = impl.kit.training.cross_entropy(logits, labels)
         return loss * math.nan if poison and not images else loss
 
+    impl.kit.runtime.set_seed(0)  # else each model drops other activations
     model = impl.kit.models.build(work.task.model, work.weights)
     recipe = replace(work.task.recipe, optimizer="sgd", learning_rate=1.0, momentum=0.0)
     optimizer = impl.kit.training.make_optimizer(model, recipe)

@@ -76,7 +76,9 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
     """Matrix products and convolutions ran in the dtype that was asked for."""
     dtypes = impl.kit.runtime.operator_dtypes(prepared.step, *batch)
     wanted = work.settings.get("dtype", "float32")
-    allowed = {wanted, "float32"} if work.settings.get("keep_fp32") else {wanted}
+    # Of a user's file not every product has a kernel in half precision, such as those of an LSTM.
+    mixed = work.settings.get("keep_fp32") or work.task.model.family == "file"
+    allowed = {wanted, "float32"} if mixed else {wanted}
     ran = {dtype for operators in dtypes.values() for dtype in operators}
     applied = wanted in ran and ran <= allowed
     return (

@@ -12,7 +12,6 @@ one of Keras's own classes, which take (y, output), is turned round there.
 import inspect
 import math
 from collections.abc import Callable
-from types import SimpleNamespace
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -20,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from pt_impl.kit import programs, runtime, training
-from shared.own_model import BadFile, leaves, mapped, one_line
+from shared.own_model import BadFile, Logits, first, leaves, mapped, one_line
 from shared.specs import Recipe
 
 
@@ -56,8 +55,21 @@ class OwnModel:
     def loss(self, output, y) -> Tensor:
         """The file's loss of an output."""
         if self.has_logits and not hasattr(output, "logits"):
-            output = SimpleNamespace(logits=output)
+            output = Logits(first(output))
         return self._loss(output, y)
+
+    def prediction_loss(self, output, y) -> Tensor:
+        """The file's loss of a prediction, of which an exported file may have the logits alone.
+
+        Where the file's loss takes more than these, the mean of their squares.
+        """
+        if not self.has_logits:
+            return self.loss(output, y)
+        logits = first(output)
+        try:
+            return self.loss(Logits(logits), y)
+        except (AttributeError, LookupError):
+            return logits.float().square().mean()
 
     def optimizer(self, model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
         """The file's optimizer of a model, or, where it has none, that of `recipe`."""

@@ -32,10 +32,15 @@ def configure(*, threads: int, seed: int) -> dict[str, int]:
     # The compiler still reads the older of the two flags, which fails where they disagree.
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.fp32_precision = "ieee"
+    set_seed(seed)
+    return {"intra_op": torch.get_num_threads(), "inter_op": torch.get_num_interop_threads()}
+
+
+def set_seed(seed: int) -> None:
+    """Begin all random numbers anew: Python's, NumPy's and PyTorch's, such as dropout's."""
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
-    return {"intra_op": torch.get_num_threads(), "inter_op": torch.get_num_interop_threads()}
 
 
 def versions() -> dict[str, str]:

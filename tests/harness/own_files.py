@@ -1,14 +1,20 @@
-"""Files of users, good and bad, and what a check in a worker says of them: for one framework.
+"""Files of users, good and bad: what a check in a worker says of them, and what rows make of them.
 
 python -m tests.harness.own_files pt|tf
 """
 
+import importlib
 import json
+import os
 import sys
 import tempfile
 from pathlib import Path
 
+from bench.deployment import bench_export
+from bench.harness.own import Side
+from bench.harness.plan import Work
 from bench.harness.worker import KIT, Operations
+from bench.train_step import bench_batch_size_finder
 from shared import own_model
 from shared.own_model import BadFile
 
@@ -105,6 +111,28 @@ class Wrapped(nn.Module):
 def pytorch():
     return Wrapped(), lambda output, y: nn.functional.cross_entropy(output.logits, y)
 """,
+        "own_loss": f"""{HEAD}
+from dataclasses import dataclass
+import torch
+from torch import nn
+@dataclass
+class Output:  # as transformers has it, which takes the labels as an input
+    loss: torch.Tensor
+    logits: torch.Tensor
+class Classifier(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inside = nn.Linear(6, 3)
+    def forward(self, values, labels):
+        logits = self.inside(values)
+        return Output(nn.functional.cross_entropy(logits, labels), logits)
+def pytorch():
+    return Classifier(), lambda output, y: output.loss
+plain = batch
+def batch(size=8, seed=0):
+    x, y = plain(size, seed)
+    return {{"values": x, "labels": y}}, y
+""",
         "two_outputs": f"""{HEAD}
 from torch import nn
 class Heads(nn.Module):
@@ -129,7 +157,8 @@ def evaluate(predict):
 """,
         "evaluates": f"""{HEAD}{PLAIN["pt"]}
 margin = 0.5
-def evaluate(predict):
+def evaluate(predict, framework):
+    assert framework == "pytorch"
     x, y = batch(100, 7)
     return 100 * float((predict(x).argmax(-1) == y).mean())
 """,
@@ -184,6 +213,47 @@ def texts(side: str) -> dict[str, str]:
     return found | {"plain": plain, "dropout": dropout} | MORE[side]
 
 
+EXPORTED = ("plain", "dict_inputs", "two_outputs", "own_loss")
+
+
+def rows(side: str, folder: Path, about: dict, path: Path) -> dict:
+    """What a row in ONNX Runtime and a trial of the finder of a batch size make of a sound file."""
+    whole = {"path": str(path), "name": "own", "folder": "own", "paired": False, "pairs": {}}
+    whole["parity"] = 1e-5
+    shared = {name: about[name] for name in ("batch_size", "margin", "train_steps", "evaluates")}
+    own_model.write_about(folder, whole | shared | {"sides": {side: about}})
+    impl = Side(importlib.import_module(f"{side}_impl"), folder)
+    work = Work(
+        task=impl.task,
+        variant="onnx",
+        settings={"route": "onnx"},
+        batch_size=8,
+        weights=impl.weights,
+        mode="predict",
+        data=str(impl.folder),
+        folder=Path(tempfile.mkdtemp(dir=folder)),
+    )
+    exported = bench_export.prepare(impl, work)
+    bench = Operations()
+    bench.impl, bench.kit, bench.work = impl, impl.kit, work
+    x, y = impl.kit.data.resident_batches(impl.batches(8))[0]
+    losses = [
+        bench._loss(predict(x), y)
+        for predict in (exported.predict, impl.kit.training.make_predict(exported.model))
+    ]
+    evidence, reason = bench_export.took_effect(impl, work, exported, (x, y))
+    os.environ[bench_batch_size_finder.OWN_FILE] = str(folder)
+    step = getattr(bench_batch_size_finder, f"{side}_own")(20)
+    return {
+        "losses": losses,
+        "not_applied": reason,
+        "checked": evidence["samples"],
+        "loss_of_20": impl.kit.runtime.to_float(step()),
+        "of_20": [list(leaf.shape) for leaf in own_model.leaves(impl.of_size(20))],
+        "most": impl.most_samples(10.01 * about["step_s"]),
+    }
+
+
 def main() -> None:
     """Check every file; print what was said of each as JSON."""
     side = sys.argv[1]
@@ -200,6 +270,8 @@ def main() -> None:
                 batches = own_model.load_batches(place / side)
                 shapes = [list(leaf.shape) for leaf in own_model.leaves(batches[0])]
                 found[name] = about | {"shapes": shapes}
+                if name in (*EXPORTED, "batches"):
+                    found[name]["rows"] = rows(side, place, about, path)
             except BadFile as error:
                 written = sorted(each.name for each in place.rglob("*"))
                 found[name] = {"bad": str(error), "written": written}

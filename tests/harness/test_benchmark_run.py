@@ -298,7 +298,7 @@ def test_ctrl_c_keeps_what_is_finished_and_says_where(start, tmp_path):
     assert 2 <= blocks(found.record) < 500
     (comparison,) = found.record["comparisons"]
     assert comparison["n"] == blocks(found.record)
-    assert "The run is not finished; what was measured is kept. --resume" in found.out
+    assert "The run is not finished; what was measured is kept.\n--resume" in found.out
     name = (tmp_path / "results" / "latest").resolve().name
     assert re.search(rf"interrupted: --resume \S*{name} goes on where it ended", found.out)
     for noise in ("KeyboardInterrupt", "Traceback", "traceback", "INTERNALERROR"):

@@ -3,7 +3,7 @@
 import pytest
 
 from tests import workers
-from tests.harness.own_files import BAD, BAD_TF
+from tests.harness.own_files import BAD, BAD_TF, EXPORTED
 
 SAID = {
     "raises": "in {maker} RuntimeError: no weights",
@@ -66,6 +66,30 @@ def test_inputs_and_outputs_may_be_structures(checked, side):
 def test_outputs_with_logits_are_known(checked):
     assert checked["pt"]["logits"]["has_logits"]
     assert not checked["pt"]["plain"]["has_logits"]
+
+
+@pytest.mark.parametrize(
+    ("side", "name"),
+    [("pt", name) for name in EXPORTED] + [("tf", name) for name in EXPORTED[:-1]],
+)
+def test_a_file_of_structures_is_exported_and_does_the_same_work(checked, side, name):
+    found = checked[side][name]["rows"]
+    assert found["not_applied"] is None
+    assert found["checked"] == 80  # the samples of all prepared batches
+    exported, in_place = found["losses"]
+    assert exported == pytest.approx(in_place, rel=1e-5)
+    assert in_place > 0
+
+
+@pytest.mark.parametrize("side", ["pt", "tf"])
+def test_a_trial_of_a_larger_batch_has_its_samples(checked, side):
+    found = checked[side]["dict_inputs"]["rows"]
+    assert found["of_20"] == [[20, 6], [20, 4], [20]]
+    assert found["loss_of_20"] > 0
+    assert found["most"] == 80
+    repeated = checked[side]["batches"]["rows"]  # which the file can't draw
+    assert repeated["of_20"] == [[20, 6], [20]]
+    assert repeated["loss_of_20"] > 0
 
 
 @pytest.mark.parametrize("side", ["pt", "tf"])

@@ -3,14 +3,18 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from bench import own_answer, try_model
 from bench.harness.schedule import techniques
-from bench.own_model import LEFT_OUT, MEASURED, OF_A_FAMILY, left_out
+from bench.own_model import LEFT_OUT, MEASURED, OF_A_FAMILY, Own, left_out
+from shared import own_model
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.timeout(600)
@@ -69,6 +73,22 @@ def test_a_bad_file_is_one_line_and_nothing_is_measured(tmp_path):
     assert list(tmp_path.iterdir()) == [tmp_path / "bad.py"]
 
 
+def test_options_may_stand_before_the_file(monkeypatch, folder):
+    ran = []
+    monkeypatch.setattr(
+        try_model.subprocess,
+        "run",
+        lambda command, **_: ran.append(command) or SimpleNamespace(returncode=0),
+    )
+    path = str(folder / "my_model.py")
+    assert try_model.main(["--technique", "compilation", "--plan", path, "-k", "bf16"]) == 0
+    (command,) = ran
+    asked = command[command.index("--benchmark-only") + 1 :]
+    assert asked == (
+        ["--model", path, "--minutes", "12", "--technique", "compilation", "--plan", "-k", "bf16"]
+    )
+
+
 def test_the_twins_do_the_same_work(record):
     assert record["tasks"]["my_model"]["paired"]
     baselines = [
@@ -115,6 +135,40 @@ def test_what_is_printed_as_code_ran(folder, tried):
     assert "did not run" not in answer
     for path in latest.glob("use_*.py"):
         assert path.read_text("utf-8").rstrip() in answer
+
+
+@pytest.mark.parametrize(
+    ("side", "route", "file"),
+    [("pt", "onnx", "model.onnx"), ("tf", "litert", "model.tflite")],
+)
+def test_the_code_of_a_prediction_runs(folder, tried, tmp_path, side, route, file):
+    (data,) = (folder / "results" / "data").glob("my_model-*")
+    about, named = own_model.about(data), tmp_path / "my-model 2.py"  # no name for an import
+    shutil.copy(folder / "my_model.py", named)
+    own = Own(own_model.look(named), own_model.task(about), about, {})
+    case = {"technique": "export", "variant": route, "settings": {"route": route}}
+    path = tmp_path / "predict.py"
+    path.write_text(own_answer._prediction(own, side, case) + "assert output.shape == (64, 10)\n")
+    assert own_answer.run(path, own, side) is None
+    assert (tmp_path / file).stat().st_size > 20_000  # it has the weights
+
+
+def test_an_answer_of_a_run_that_ended_early_is_written(folder, record, tmp_path):
+    (data,) = (folder / "results" / "data").glob("my_model-*")
+    about = own_model.about(data)
+    own = Own(own_model.look(folder / "my_model.py"), own_model.task(about), about, {})
+    cases = [
+        case
+        | {"blocks": [], "evidence": None, "metrics": dict.fromkeys(case["metrics"])}
+        | {"timing": case["timing"] | {"median_s": None, "ci_s": None, "step_s": {}}}
+        for case in record["cases"]
+    ]
+    cases.append(cases[0] | {"technique": "batch_size_finder", "id": "batch_size_finder"})
+    own_answer.write(tmp_path, record | {"cases": cases, "comparisons": []}, own)
+    said = own_answer.read(tmp_path)
+    assert "where a step's time goes was not measured" in said
+    assert "argest batch" not in said
+    assert not list(tmp_path.glob("*.py"))
 
 
 def test_other_commands_read_its_record(folder, tried):

@@ -101,15 +101,19 @@ def test_a_batch_is_arrays_in_any_structure(tmp_path):
     assert x["parts"][1].tolist() == [1.0] * 4
     assert bool(y)
     assert few[3][0]["ids"].shape == (1, 3)
-    assert not (tmp_path / "tf" / "train_x.npy").exists()  # no route takes a structure
+    x, y = own_model.samples(tmp_path / "tf", 10)
+    assert x["ids"][:, 0].tolist() == [0] * 4 + [1] * 4 + [2] * 2
+    assert x["parts"][0].shape == (10,)
+    assert y.shape == ()  # what has no samples stays as it is
 
 
-def test_plain_arrays_are_there_as_a_data_set(tmp_path):
-    batches = [(np.full((4, 2), place), np.arange(4)) for place in range(own_model.BATCHES)]
-    own_model.save_batches(tmp_path, batches)
-    x = np.load(tmp_path / "train_x.npy")
-    assert x.shape == (40, 2)
-    assert x[4:8].tolist() == [[1, 1]] * 4
+def test_logits_are_found_wherever_an_output_has_them():
+    logits = np.eye(2)
+    for output in (logits, {"loss": 1.0, "logits": logits}, own_model.Logits(logits), (logits, 0)):
+        assert own_model.first(output) is logits
+    assert own_model.Logits(logits)["logits"] is own_model.Logits(logits)[0] is logits
+    with pytest.raises(KeyError):
+        own_model.Logits(logits)["loss"]
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,11 @@ of Keras's own classes, which take (y, output), is turned round.
 
 import math
 from collections.abc import Callable
-from types import SimpleNamespace
 
 import numpy as np
 import tensorflow as tf
 
-from shared.own_model import BadFile, leaves, mapped, one_line
+from shared.own_model import BadFile, Logits, first, leaves, mapped, one_line
 from shared.specs import Recipe
 from tf_impl.kit import programs, runtime, training
 
@@ -47,10 +46,23 @@ class OwnModel:
     def loss(self, output, y) -> tf.Tensor:
         """The file's loss of an output."""
         if self.has_logits and not hasattr(output, "logits"):
-            output = SimpleNamespace(logits=output)
+            output = Logits(first(output))
         if isinstance(self._loss, tf.keras.losses.Loss):
             return self._loss(y, output)
         return self._loss(output, y)
+
+    def prediction_loss(self, output, y) -> tf.Tensor:
+        """The file's loss of a prediction, of which an exported file may have the logits alone.
+
+        Where the file's loss takes more than these, the mean of their squares.
+        """
+        if not self.has_logits:
+            return self.loss(output, y)
+        logits = first(output)
+        try:
+            return self.loss(Logits(logits), y)
+        except (AttributeError, LookupError):
+            return tf.reduce_mean(tf.cast(logits, tf.float32) ** 2)
 
     def optimizer(self, model: tf.keras.Model, recipe: Recipe) -> tf.keras.optimizers.Optimizer:
         """The file's optimizer for a model, or, where it has none, that of `recipe`."""

@@ -38,11 +38,17 @@ def configure(*, threads: int, seed: int) -> dict[str, int]:
     tf.config.experimental.enable_tensor_float_32_execution(False)
     for gpu in tf.config.list_physical_devices("GPU"):
         tf.config.experimental.set_memory_growth(gpu, True)
-    tf.keras.utils.set_random_seed(seed)
+    set_seed(seed)
     return {
         "intra_op": threading.get_intra_op_parallelism_threads(),
         "inter_op": threading.get_inter_op_parallelism_threads(),
     }
+
+
+def set_seed(seed: int) -> None:
+    """Begin all random numbers anew: Python's, NumPy's and TensorFlow's. A layer has its own, such
+    as those of its dropout, from when it is made."""
+    tf.keras.utils.set_random_seed(seed)
 
 
 def versions() -> dict[str, str]:

@@ -1,0 +1,22 @@
+"""Samples of a task's training split, to record with, to calibrate, to check.
+
+Of a user's file they are those of its batches, in whatever structure x and y have there.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.harness.plan import Work
+from shared import datasets, own_model
+
+
+def examples(work: Work, count: int, split: str = "train") -> tuple[Any, Any]:
+    """x and y of the first `count` samples of a split, or of all where there are fewer."""
+    folder = Path(work.data)
+    if work.task.dataset.kind == "file":
+        return own_model.samples(folder, count)
+    return tuple(np.asarray(part[:count]) for part in datasets.load(folder, split))
