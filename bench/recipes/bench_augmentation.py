@@ -104,13 +104,13 @@ def probe(impl, work: Work, batches) -> dict[str, dict]:
         *datasets.load(Path(work.data), "train"),
         batch_size=work.batch_size,
     )
-    plain = loader()
+    plain = loader(lambda dataset: dataset)
     ways = {"train_plain": (plain, _build(impl, work, mixing=False)[2])}
     pipeline = plain
     if work.settings:
         policy = impl.recipes.augmentation.Policy(**work.settings)
         augmented_dataset = partial(impl.recipes.augmentation.augmented_dataset, policy=policy)
-        pipeline = loader(wrap=augmented_dataset)
+        pipeline = loader(augmented_dataset)
         ways["train_host"] = (pipeline, _build(impl, work, mixing=True)[2])
         ways["train_device"] = (plain, prepare(impl, work).step)
     ways["pipeline"] = (pipeline, lambda x, y: None)

@@ -50,10 +50,10 @@ def epoch_batches(
 def host_loader(
     x: np.ndarray,
     y: np.ndarray,
+    wrap: Callable[[Dataset], Dataset],
     *,
     batch_size: int,
     seed: int = 0,
-    wrap: Callable[[Dataset], Dataset] | None = None,
 ) -> Iterable[tuple[Tensor, Tensor]]:
     """Batches in the shared order that are put together on the host, as many workers as threads.
 
@@ -63,7 +63,7 @@ def host_loader(
     if x.ndim == 4:
         x = x.transpose(0, 3, 1, 2)
     samples = TensorDataset(*(torch.from_numpy(np.array(a, order="C")) for a in (x, y)))
-    return _HostLoader(wrap(samples) if wrap else samples, batch_size, seed)
+    return _HostLoader(wrap(samples), batch_size, seed)
 
 
 class _HostLoader:

@@ -38,10 +38,10 @@ def epoch_batches(
 def host_loader(
     x: np.ndarray,
     y: np.ndarray,
+    wrap: Callable[[tf.data.Dataset], tf.data.Dataset],
     *,
     batch_size: int,
     seed: int = 0,
-    wrap: Callable[[tf.data.Dataset], tf.data.Dataset] | None = None,
 ) -> Iterable[tuple[tf.Tensor, tf.Tensor]]:
     """Batches in the shared order that are put together on the host, by as many threads as help.
 
@@ -59,4 +59,4 @@ def host_loader(
         order, output_signature=tf.TensorSpec((batch_size,), tf.int64)
     )
     batches = rows.map(lambda rows: (tf.gather(images, rows), tf.gather(labels, rows)))
-    return (wrap(batches) if wrap else batches).prefetch(tf.data.AUTOTUNE)
+    return wrap(batches).prefetch(tf.data.AUTOTUNE)
