@@ -133,7 +133,6 @@ def test_a_copy_of_the_profiler_says_where_the_time_of_a_foreign_step_goes(found
         assert min(one[part] for part in COMPUTING) > 0
         assert one["operators"]
     assert said["plain"]["waiting"] < copied.LATE / 2
-    assert said["waiting"]["waiting"] == pytest.approx(copied.LATE, rel=0.5)
     assert said["waiting"]["waiting"] >= copied.LATE
 
 
