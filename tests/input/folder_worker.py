@@ -154,7 +154,7 @@ def service(side, good, bad, images):
     from tf_impl.input.tuned_folder import service_loader
 
     def started():
-        dispatcher = servers.DispatcherServer()
+        dispatcher = servers.DispatchServer()
         address = dispatcher.target.partition("://")[2]
         config = servers.WorkerConfig(dispatcher_address=address, heartbeat_interval_ms=100)
         return dispatcher, config
