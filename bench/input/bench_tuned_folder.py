@@ -8,8 +8,7 @@ from bench.harness.plan import WARM, Prepared, Technique, Variant, Work, Workloa
 from bench.probes import pipelines
 
 UNSUPPORTED = {
-    "pt": {"service_loader": "DataLoader's workers are processes of the machine that trains"},
-    "tf": {"threads_loader": "tf.data has no other workers than threads: it would be tuned_loader"},
+    "tf": {"threads_loader": "tf.data has no other workers than threads: it would be tuned_loader"}
 }
 
 TECHNIQUE = Technique(

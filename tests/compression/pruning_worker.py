@@ -528,39 +528,6 @@ class TensorFlow:
         }
         return {name: raised(technique.apply_pruning, m, **NOW) for name, m in models.items()}
 
-    def latency(self):
-        """Zeros by layer of a model that XNNPACK runs sparsely; what it can't is refused."""
-        keras, layers = self.tf.keras, self.tf.keras.layers
-
-        def model(between=None):
-            x = images = keras.Input((16, 16, 3))
-            x = layers.Conv2D(8, 3, 2, name="first")(layers.ZeroPadding2D()(x))
-            x = layers.Conv2D(16, 1, activation="relu", name="wide")(x)
-            x = layers.DepthwiseConv2D(3, padding="same", name="depthwise")(x)
-            x = x if between is None else between(x)
-            x = layers.Conv2D(8, 1, name="narrow")(x)
-            x = layers.Flatten()(layers.GlobalAveragePooling2D(keepdims=True)(x))
-            return keras.Model(images, layers.Dense(2, name="head")(x))
-
-        given, cnn = model(), kit.models.build(CNN)
-        found = {"other": raised(technique.apply_latency_pruning, cnn, **NOW)}
-        try:
-            pruned, update = technique.apply_latency_pruning(given, **NOW)
-        except NotImplementedError as error:
-            return found | {"refused": str(error)}
-        x = random.normal(size=(9, 16, 16, 3)).astype(np.float32)
-        for number in (1, 2):
-            update(number)
-            pruned(x, training=True)
-        final = technique.finalize_pruning(pruned)
-        pooled = model(layers.MaxPooling2D(2))
-        return found | {
-            "zeros": {v.name: float((np.array(v) == 0).mean()) for v in final.trainable_weights},
-            "given": {v.name: float((np.array(v) == 0).mean()) for v in given.trainable_weights},
-            "pooled": raised(technique.apply_latency_pruning, pooled, **NOW),
-            "sparsity": raised(technique.apply_latency_pruning, given, **NOW | {"frequency": 0}),
-        }
-
     def fit(self):
         """Keras 3's `fit` over a layer that runs twice, a layer in another, adapted statistics."""
         keras, layers = self.tf.keras, self.tf.keras.layers
@@ -622,8 +589,7 @@ def main() -> None:
     scenarios = [schedule, several_passes, rounding, training, neutral, losses]
     scenarios += [regrowth, refusals, together, small_layers]
     scenarios += [] if sys.argv[1] == "tf" else [stages]  # the benchmark's rows run tf_keras
-    scenarios += [own.foreign]
-    scenarios += [own.shared] if FRAMEWORK == "pt" else [own.unsupported, own.latency]
+    scenarios += [own.foreign, own.shared if FRAMEWORK == "pt" else own.unsupported]
     scenarios += [own.fit] if sys.argv[1] == "tf" else []
     found = {}
     for scenario in scenarios:

@@ -270,25 +270,6 @@ def test_tf_what_tfmot_cannot_follow_is_refused_with_the_reason(evidence):
     assert "does not know Conv1DTranspose, as 'up' is" in refused["transposed"]
 
 
-def test_tf_latency_pruning_takes_pointwise_convolutions_alone(evidence):
-    found = evidence["tf_keras"]["latency"]
-    half = {"wide/kernel:0", "narrow/kernel:0"}
-    assert {name for name, share in found["zeros"].items() if share == 0.5} == half
-    kernels = {name for name in found["zeros"] if "kernel" in name}
-    assert len(kernels) == 5
-    assert not any(found["zeros"][name] for name in kernels - half)
-    assert not any(found["given"][name] for name in kernels)
-
-
-def test_tf_latency_pruning_refuses_what_xnnpack_runs_densely(evidence):
-    found = evidence["tf_keras"]["latency"]
-    said = "NotImplementedError: XNNPACK has no sparse kernels for it: "
-    assert found["pooled"].startswith(f"{said}Layer MaxPooling2D is not supported")
-    assert found["other"].startswith(f"{said}Could not find")
-    assert found["sparsity"].startswith("ValueError: frequency must be at least 1")
-    assert evidence["tf"]["latency"]["refused"].startswith("tfmot's pruning_policy takes models of")
-
-
 def test_keras_3_refuses_a_subclassed_model_alone(evidence):
     refused = evidence["tf"]["unsupported"]
     said = refused.pop("subclassed")

@@ -18,7 +18,6 @@ import signal
 import sys
 import time
 import traceback
-from functools import partial
 
 import numpy as np
 import psutil
@@ -144,35 +143,6 @@ def errors(side, good, bad, images):
                 made = loader(side, name, bad, decoder=decoder)
                 found[f"{name} {decoder}"]["raised"] = message(lambda made=made: list(made))
             del made
-    return found
-
-
-def service(side, good, bad, images):
-    """Batches that tf.data's service makes with one worker and with two; what it can't do."""
-    from tensorflow.data.experimental import service as servers
-
-    from tf_impl.input.tuned_folder import service_loader
-
-    def started():
-        dispatcher = servers.DispatcherServer()
-        address = dispatcher.target.partition("://")[2]
-        config = servers.WorkerConfig(dispatcher_address=address, heartbeat_interval_ms=100)
-        return dispatcher, config
-
-    given, found = {"batch_size": BATCH, "seed": SEED}, {}
-    for count in (1, 2):
-        dispatcher, config = started()
-        made = [servers.WorkerServer(config) for _ in range(count)]
-        loader = service_loader(good, service=dispatcher.target, **given)
-        found[f"{count} workers"] = [taken(loader)[0] for _ in range(2)]
-        if count == 1:
-            resumed = service_loader(good, service=dispatcher.target, start_batch=RESUMED, **given)
-            found["resumed"] = taken(resumed)[0]
-            damaged = service_loader(bad, service=dispatcher.target, **given)
-            found["damaged"] = message(partial(list, damaged))
-        del loader, made, dispatcher
-    for name, address in (("nobody", "grpc://localhost:1"), ("no address", "localhost")):
-        found[name] = message(partial(service_loader, good, service=address, **given))
     return found
 
 
@@ -367,7 +337,7 @@ def boxes(side, good, bad, images):
 
 SCENARIOS = {
     "pt": (epochs, errors, settings, ends, lent, torchvision, measured),
-    "tf": (epochs, errors, service, settings, boxes, measured),
+    "tf": (epochs, errors, settings, boxes, measured),
 }
 
 

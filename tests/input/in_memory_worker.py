@@ -70,8 +70,9 @@ def snapshots(side, folder, images):
     """As `caches`, of what TensorFlow names itself; and one that was left while it was written."""
 
     def found():
-        files = [path for path in Path(folder, f"snapshot-{side}").rglob("*") if path.is_file()]
-        return {str(path): path.stat().st_mtime_ns for path in files if "chunk" in str(path)}
+        files = {path: path.stat() for path in Path(folder, f"snapshot-{side}").rglob("*")}
+        # Those that hold images, of 4 KiB each, and no metadata.
+        return {str(path): at.st_mtime_ns for path, at in files.items() if at.st_size > 100_000}
 
     before = found()
     epoch = taken(loader(side, "snapshot", folder))[0]

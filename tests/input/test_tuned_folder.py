@@ -29,31 +29,6 @@ def evidence():
     return pipelines.evidence()
 
 
-# The service ------------------------------------------------------------------------------------
-
-
-def test_tf_a_service_makes_the_batches_of_the_tuned_loader(evidence):
-    """With one worker in its order, and an epoch that was left; with two each of them once."""
-    found = scenario(evidence, "tf", "service")
-    tuned = scenario(evidence, "tf", "epochs")
-    wanted = tuned["tuned standard"]
-    for made, epoch in zip(found["1 workers"], wanted, strict=True):
-        assert made["digests"] == epoch["digests"]
-        assert made["labels"] == epoch["labels"]
-    assert found["resumed"]["digests"] == tuned["tuned resumed"]["digests"]
-    for made, epoch in zip(found["2 workers"], wanted, strict=True):
-        assert sorted(made["digests"]) == sorted(epoch["digests"])
-        assert made["dtypes"] == epoch["dtypes"]
-
-
-def test_tf_what_a_service_cannot_do_is_one_clear_line(evidence):
-    found = scenario(evidence, "tf", "service")
-    assert found["nobody"].startswith("ValueError: no tf.data service answers at 'grpc://localhost")
-    assert found["no address"].startswith("ValueError: no tf.data service answers at 'localhost': ")
-    assert found["damaged"].startswith("ValueError: the service can't make a batch: ")
-    assert "\n" not in found["damaged"]
-
-
 # The ring ---------------------------------------------------------------------------------------
 
 

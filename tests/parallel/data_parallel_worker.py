@@ -500,38 +500,9 @@ def refused() -> dict[str, list[str]]:
     }
 
 
-def fitted() -> dict[str, list]:
-    """Losses and weights after Keras's `fit`, on one device and on two under MirroredStrategy."""
-    import tensorflow as tf
-
-    layers, found = tf.keras.layers, {}
-    random = np.random.default_rng(0)
-    x, y = random.normal(size=(48, 6)).astype(np.float32), random.integers(0, 4, 48)
-    strategies = {
-        "one": tf.distribute.get_strategy(),
-        "two": tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]),
-    }
-    for name, strategy in strategies.items():
-        with strategy.scope():
-            tf.keras.utils.set_random_seed(0)
-            penalty = tf.keras.regularizers.L2(0.05)
-            hidden = layers.Dense(8, "tanh", kernel_regularizer=penalty)
-            model = tf.keras.Sequential([tf.keras.Input((6,)), hidden, layers.Dense(4)])
-            loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-            model.compile(tf.keras.optimizers.Adam(0.01), loss)
-        history = model.fit(x, y, batch_size=16, epochs=3, shuffle=False, verbose=0)
-        weights = [weight.ravel().tolist() for weight in model.get_weights()]
-        found[name] = [strategy.num_replicas_in_sync, history.history["loss"], weights]
-    return {"fitted": found}
-
-
 def main() -> None:
     side, folder = sys.argv[1], Path(sys.argv[2])
     module = importlib.import_module(f"{side}_impl.parallel.data_parallel")
-    if side == "tf":  # two devices, which are said before TensorFlow begins
-        config = importlib.import_module("tensorflow").config
-        two = [config.LogicalDeviceConfiguration()] * 2
-        config.set_logical_device_configuration(config.list_physical_devices("CPU")[0], two)
     launch = importlib.import_module(f"{side}_impl.kit.replicas").launch
     mixed, here = mixed_data(folder / "mixed"), "tests.parallel.data_parallel_worker"
     digits = own_layout(side, Path(sys.argv[3]), folder / "digits")
@@ -569,7 +540,7 @@ def main() -> None:
     alone(side, Path(sys.argv[3])).save(folder / "alone.npz")
     for name in ("mixed", "all_dense"):
         plain(side, globals()[f"{side}_{name}"], mixed).save(folder / f"plain_{name}.npz")
-    words |= whole() if side == "pt" else refused() | fitted()
+    words |= whole() if side == "pt" else refused()
     words["a port in use"] = taken_port(side)
     if side == "tf":
         words |= configs()
