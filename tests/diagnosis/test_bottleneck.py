@@ -97,11 +97,6 @@ def test_either_keras_is_diagnosed(evidence, flavour):
     assert min(found[part] for part in ("forward", "backward", "optimizer")) > 0
 
 
-def test_a_model_that_is_compiled_by_xla_is_refused_with_what_to_do(evidence):
-    said = evidence["tf"]["bottleneck flavours"]["Keras 3, as it is compiled"]
-    assert "jit_compile=False" in said
-
-
 # The command --------------------------------------------------------------------------------------
 
 

@@ -133,7 +133,7 @@ def test_a_products_share_of_the_peak_is_its_operations_over_its_time():
         "half": (1e9, None),  # nor is the machine's peak
     }
     lines = str(found).splitlines()
-    rows = {line.split()[0]: line.split()[1:] for line in lines}
+    rows = {line.split()[0]: line.split()[1:] for line in lines if line}
     assert rows["mm"] == ["2.0", "4000.000", "50.0%", "44%"]
     assert rows["relu"] == ["1.0", "1000.000", "12.5%"]
     assert lines[-1] == "peak, of a large product: float32 2 GFLOP/s, bfloat16 4 GFLOP/s"
@@ -274,9 +274,8 @@ def test_what_is_not_known_has_no_share(every):
 def test_a_networks_operations_are_those_of_its_layers_forward_and_backward(evidence):
     strided = 2 * (3 * 3 * 3 * 8) * (4 * 8 * 8)
     grouped = 2 * (3 * 3 * 8) * (4 * 4 * 4)
-    transposed = 2 * (2 * 2 * 8 * 4) * (4 * 4 * 4)  # each weight once at each of its inputs
-    dense = 2 * (4 * 8 * 8) * 2 * 4
-    total = 2 * strided + 3 * (grouped + transposed + dense)  # images have no gradient
+    dense = 2 * (8 * 4 * 4) * 2 * 4
+    total = 2 * strided + 3 * (grouped + dense)  # images have no gradient
     found = counted(evidence["pt"]["profiling products"]["network"])
     assert sum(one["flops"] for one in found) == total
     assert all(COMPUTES.search(one["name"]) for one in found)

@@ -145,7 +145,7 @@ def _synchronize() -> None:
 
 _REFUSED = (
     "XLA runs the whole step as one operator, whose parts the profiler does not tell apart: "
-    "profile it without, by jit_compile=False (of a model's compile(), too: its default may be XLA)"
+    "profile it without, by jit_compile=False"
 )
 
 
