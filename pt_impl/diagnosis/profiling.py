@@ -241,8 +241,9 @@ def _flops(event: dict) -> tuple[float, str] | None:
         y = _convolved(x, weights, *settings[3:6])
     else:
         (y, x, weights), transposed, passes = shapes[:3], settings[7], sum(settings[10][:2])
-    used = x if transposed else y
-    return passes * convolution_flops(weights, used[0] * math.prod(used[2:])), dtype
+    if transposed:
+        return None
+    return passes * convolution_flops(weights, y[0] * math.prod(y[2:])), dtype
 
 
 def _convolved(x: list, weights: list, *settings: list) -> list:

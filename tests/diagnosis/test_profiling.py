@@ -133,7 +133,7 @@ def test_a_products_share_of_the_peak_is_its_operations_over_its_time():
         "half": (1e9, None),  # nor is the machine's peak
     }
     lines = str(found).splitlines()
-    rows = {line.split()[0]: line.split()[1:] for line in lines}
+    rows = {line.split()[0]: line.split()[1:] for line in lines if line}
     assert rows["mm"] == ["2.0", "4000.000", "50.0%", "44%"]
     assert rows["relu"] == ["1.0", "1000.000", "12.5%"]
     assert lines[-1] == "peak, of a large product: float32 2 GFLOP/s, bfloat16 4 GFLOP/s"
@@ -233,50 +233,50 @@ KNOWN = {
     "batch": 5 * ONE,
     "einsum": 5 * ONE,
     "bfloat16": ONE,
+    "compiled": ONE,
     "large": 2 * 768**3,
 }
-KNOWN_OF = {"pt": KNOWN | {"compiled": ONE}, "tf": KNOWN | {"lengths open": ONE}}
 
 
 def counted(found) -> list[dict]:
     return [one for one in found["operators"] if one["flops"] is not None]
 
 
-def test_a_products_operations_are_exact(every):
-    found = every["profiling products"]
-    flops = {name: [one["flops"] for one in counted(found[name])] for name in KNOWN_OF[every.name]}
-    assert flops == {name: [known] for name, known in KNOWN_OF[every.name].items()}
+def test_a_products_operations_are_exact(evidence):
+    found = evidence["pt"]["profiling products"]
+    flops = {name: [one["flops"] for one in counted(found[name])] for name in KNOWN}
+    assert flops == {name: [known] for name, known in KNOWN.items()}
     assert list(found["bfloat16"]["peaks"]) == ["bfloat16"]
 
 
-def test_a_share_of_the_peak_is_operations_over_seconds_and_the_peak(every):
-    for name, found in every["profiling products"].items():
+def test_a_share_of_the_peak_is_operations_over_seconds_and_the_peak(evidence):
+    for name, found in evidence["pt"]["profiling products"].items():
         for one in counted(found):
             (peak,) = found["peaks"].values()
             assert one["of_peak"] == pytest.approx(one["flops"] / one["seconds"] / peak), name
             assert 0 < one["of_peak"] < 1.3, name
-    (large,) = counted(every["profiling products"]["large"])
+    (large,) = counted(evidence["pt"]["profiling products"]["large"])
     assert large["of_peak"] > 0.2
 
 
 def test_what_is_not_known_has_no_share(every):
     found = every["profiling products"]
-    assert counted(found["integers"]) == []
-    assert found["integers"]["peaks"] == {}
-    if every.name == "tf":
-        assert counted(found["eager"]) == []  # without a graph
+    if every.name == "tf":  # its profiler records no shapes
+        assert all(counted(one) == [] and one["peaks"] == {} for one in found.values())
+    else:
+        assert counted(found["integers"]) == []
+        assert found["integers"]["peaks"] == {}
     rest = [one for one in found["network"]["operators"] if not COMPUTES.search(one["name"])]
     assert len(rest) > 3
     assert all(one["flops"] is None and one["of_peak"] is None for one in rest)
 
 
-def test_a_networks_operations_are_those_of_its_layers_forward_and_backward(every):
+def test_a_networks_operations_are_those_of_its_layers_forward_and_backward(evidence):
     strided = 2 * (3 * 3 * 3 * 8) * (4 * 8 * 8)
     grouped = 2 * (3 * 3 * 8) * (4 * 4 * 4)
-    transposed = 2 * (2 * 2 * 8 * 4) * (4 * 4 * 4)  # each weight once at each of its inputs
-    dense = 2 * (4 * 8 * 8) * 2 * 4
-    total = 2 * strided + 3 * (grouped + transposed + dense)  # images have no gradient
-    found = counted(every["profiling products"]["network"])
+    dense = 2 * (8 * 4 * 4) * 2 * 4
+    total = 2 * strided + 3 * (grouped + dense)  # images have no gradient
+    found = counted(evidence["pt"]["profiling products"]["network"])
     assert sum(one["flops"] for one in found) == total
     assert all(COMPUTES.search(one["name"]) for one in found)
 

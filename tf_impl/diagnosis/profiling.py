@@ -21,12 +21,10 @@ Where the frameworks differ and why:
 - What XLA compiled (`jit_compile=True`) is one operator, and its parts are not told apart: it is
   refused, but for an update by an optimizer of its own. `torch.compile` leaves forward and backward
   apart.
+- The profiler records no shapes, so that what a product computes is not known, nor its share of the
+  machine's peak: these are None here. PyTorch's records them.
 - Operators run in a pool of threads, and some at the same time: these share the moment. What
   `tf.data` runs in that pool is not the step's. PyTorch's run in the step's own thread.
-- What a product computes is counted in one step before the others, from the shapes that the
-  profiler records with each operator, and the graphs that ran, in which its strides and transposes
-  stand: batches of other shapes count as that step's. Without `tf.function` there is no graph, and
-  nothing is counted. PyTorch's profiler records all of it in every step.
 
 When it helps and when it hurts: it says which part is worth a technique, before one is tried. It
 hurts small operators: each recorded event costs about a microsecond, so that a step of many small
@@ -40,17 +38,14 @@ Copy with it: `shared/profiles.py`.
 """
 
 import inspect
-import math
 import re
 import sys
 import tempfile
-from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import tensorflow as tf
-from tensorflow.python.eager import context
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from shared.profiles import (
@@ -58,10 +53,7 @@ from shared.profiles import (
     Breakdown,
     Span,
     break_down,
-    convolution_flops,
     endless,
-    fastest,
-    product_flops,
     run_steps,
     write_chrome_trace,
     write_stacks,
@@ -75,12 +67,6 @@ _CALLS = {
     *("PartitionedCall", "StatefulPartitionedCall", "While", "StatelessWhile", "If"),
     *("StatelessIf", "Case", "StatelessCase", "NoOp", "_Arg", "_Retval"),
 }
-# As oneDNN and the graph's optimizer call them, too: _MklNativeFusedMatMul, _FusedConv2D.
-_PRODUCT = re.compile(
-    r"_?(Mkl)?(Native)?(Fused)?(?P<kind>(Batch)?MatMul|Einsum|(Depthwise)?Conv[23][Dd](Native)?"
-    r"(?P<of>Backprop(Input|Filter))?)(V[23])?(WithBias)?"
-)
-_SHAPE = re.compile(r"\w+\[([\d,]*)\]")
 _XLA = ("XlaLaunch", "_XlaRun", "_XlaCompile", "XlaLaunchV2")
 
 
@@ -111,10 +97,10 @@ def profile_steps(
     batches = endless(batches)
     take = {"batches": batches, "synchronize": _synchronize}
     run_steps(step, count=warmup, **take)
-    plain, profiled, spans, memory, peaks = [], [], [], [], {}
+    plain, profiled, spans, memory = [], [], [], []
     with tempfile.TemporaryDirectory() as own:
-        # The first use of the profiler sets it up.
-        products = _products(lambda: run_steps(step, count=1, **take), Path(own) / "first")
+        with tf.profiler.experimental.Profile(f"{own}/first"):
+            run_steps(step, count=1, **take)  # the first use of the profiler sets it up
         for turn in range(_TURNS):
             count = (turn + 1) * steps // _TURNS - turn * steps // _TURNS
             run_steps(step, count=1, **take)
@@ -125,16 +111,16 @@ def profile_steps(
             with tf.profiler.experimental.Profile(str(log)):
                 run_steps(step, count=1, **take)
                 profiled += run_steps(step, count=count, mark=_mark, **take)
-            begin = max((s.end + 1 for s in spans), default=0.0)  # a session's clock begins at 0
-            new, sizes = _read(log, begin, products)
+            begin = max(
+                (span.end + 1 for span in spans), default=0.0
+            )  # a session's clock begins at 0
+            new, sizes = _read(log, begin)
             spans += new
             memory += sizes
-            for dtype in sorted({span.dtype for span in new if span.flops}):
-                peaks[dtype] = max(peaks.get(dtype, 0.0), _peak(dtype))
     if folder:
         write_chrome_trace(new, Path(folder) / "trace.json")
         write_stacks(new, Path(folder) / "stacks.txt")
-    return break_down(spans, plain, profiled, memory, peaks)
+    return break_down(spans, plain, profiled, memory, {})
 
 
 @contextmanager
@@ -159,21 +145,26 @@ def _synchronize() -> None:
 
 _REFUSED = (
     "XLA runs the whole step as one operator, whose parts the profiler does not tell apart: "
-    "profile it without, by jit_compile=False (of a model's compile(), too: its default may be XLA)"
+    "profile it without, by jit_compile=False"
 )
 
 
-def _read(
-    log: Path, begin: float, products: dict[str, tuple[float, str]]
-) -> tuple[list[Span], list[tuple[float, int]]]:
+def _read(log: Path, begin: float) -> tuple[list[Span], list[tuple[float, int]]]:
     """The spans of the newest trace in a log, and bytes allocated over time."""
-    lines = _lines(log, begin)
+    path = max(log.rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime_ns)
+    lines = {}  # (thread, whether of a device) -> (name, start, end, what is told about it)
+    for plane in xplane_pb2.XSpace.FromString(path.read_bytes()).planes:
+        device = plane.name.startswith("/device:GPU")
+        if device or plane.name == "/host:CPU":
+            for line in plane.lines:
+                key = f"{plane.name}/{line.name}/{line.id}", device
+                lines[key] = _events(plane, line, begin)
     own = _own_runs(lines)
     scopes = _optimizer_scopes()
     spans = [
         span
         for (thread, device), events in lines.items()
-        for span in _spans(events, thread, device, own, scopes, products)
+        for span in _spans(events, thread, device, own, scopes)
     ]
     memory = [
         (start, int(about["bytes_allocated"]))
@@ -184,21 +175,8 @@ def _read(
     return spans, memory
 
 
-def _lines(log: Path, begin: float) -> dict[tuple[str, bool], list[tuple]]:
-    """(thread, whether of a device) -> its events, of the newest trace in a log."""
-    path = max(log.rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime_ns)
-    found = {}
-    for plane in xplane_pb2.XSpace.FromString(path.read_bytes()).planes:
-        device = plane.name.startswith("/device:GPU")
-        if device or plane.name == "/host:CPU":
-            for line in plane.lines:
-                key = f"{plane.name}/{line.name}/{line.id}", device
-                found[key] = _events(plane, line, begin)
-    return found
-
-
 def _events(plane, line, begin: float) -> list[tuple]:
-    """A thread's events in order: name, start, end, what is told about it."""
+    """A thread's events in order."""
     names = {key: entry.name for key, entry in plane.event_metadata.items()}
     stats = {key: entry.name for key, entry in plane.stat_metadata.items()}
     found = []
@@ -219,17 +197,9 @@ def _own_runs(lines: dict) -> set[int]:
     return {about["id"] for name, *_, about in main if name == "FunctionRun"}
 
 
-def _spans(
-    events: list,
-    thread: str,
-    device: bool,
-    own: set[int],
-    scopes: set[str],
-    products: dict[str, tuple[float, str]],
-) -> list[Span]:
+def _spans(events: list, thread: str, device: bool, own: set[int], scopes: set[str]) -> list[Span]:
     """A thread's spans. What runs for others than the step, such as `tf.data`, is no operator."""
     main = any(event[0] == STEP for event in events)
-    computes = _longest(events) if device else {}
     found, running = [], (0.0, None)  # the run that the thread works for: until when, and which
     for name, start, end, about in events:
         if name == "ExecutorState::Process":
@@ -246,17 +216,8 @@ def _spans(
         works = device or part == "communication"  # which has a thread of its own
         works |= bool(operator and operator["type"] not in _CALLS and ours)
         short = operator["type"] if operator and not device else name
-        work = products.get(said) if name == computes.get(said, name) else None
-        found.append(Span(short, start, end, thread, part, works, device, *(work or ())))
+        found.append(Span(short, start, end, thread, part, works, device))
     return found
-
-
-def _longest(events: list) -> dict[str, str]:
-    """Operator -> the kernel, of those that it launches, that takes longest: it computes."""
-    seconds = defaultdict(Counter)
-    for name, start, end, about in events:
-        seconds[about.get("tf_op") or ""][name] += end - start
-    return {said: kernels.most_common(1)[0][0] for said, kernels in seconds.items()}
 
 
 def _part(scope: str, kind: str, optimizers: set[str]) -> str:
@@ -282,119 +243,6 @@ def _optimizer_scopes() -> set[str]:
         found |= {name, name.lower(), snake, *([given.default] if given else [])}
         new += optimizer.__subclasses__()
     return found
-
-
-# What products compute ----------------------------------------------------------------------------
-
-
-def _products(take_a_step: Callable, log: Path) -> dict[str, tuple[float, str]]:
-    """ "name:Type" of the products and convolutions of a step -> operations a call, and dtype.
-
-    Of one that is not known in all its calls there is none.
-    """
-    runtime = context.context()
-    # The runtime hands out a graph when it instantiates it, so the step has to do that again.
-    runtime.clear_kernel_cache()
-    runtime.enable_graph_collection()
-    options = tf.profiler.experimental.ProfilerOptions(host_tracer_level=3)  # which tells shapes
-    try:
-        with tf.profiler.experimental.Profile(str(log), options=options):
-            take_a_step()
-        graphs = runtime.export_run_metadata().function_graphs
-    finally:
-        runtime.disable_graph_collection()
-    nodes = defaultdict(list)  # by name, which functions may share
-    for part in (part for graph in graphs for part in graph.partition_graphs):
-        constants = {n.name: n.attr["value"].tensor for n in part.node if "Const" in n.op}
-        for node in part.node:
-            if _PRODUCT.fullmatch(node.op):
-                nodes[f"{node.name}:{node.op}"].append((node, constants))
-    calls = defaultdict(list)
-    for name, _, _, about in (event for events in _lines(log, 0.0).values() for event in events):
-        if name in nodes and "shape" in about:
-            calls[name].append({_flops(*node, about["shape"]) for node in nodes[name]})
-    found = {}
-    for name, each in calls.items():
-        if all(len(one) == 1 and None not in one for one in each):
-            flops, dtypes = zip(*(next(iter(one)) for one in each), strict=True)
-            found[name] = math.fsum(flops) / len(flops), dtypes[0]
-    return found
-
-
-def _flops(node, constants: dict, said: str) -> tuple[float, str] | None:
-    """Operations and dtype of one call. said: the shapes of its inputs, "(float[2,3];float[3])"."""
-    given = [_SHAPE.fullmatch(one) for one in said.strip("()").split(";")]
-    shapes = [one and [int(length) for length in one[1].split(",") if length] for one in given]
-    dtype, product = tf.as_dtype(node.attr["T"].type), _PRODUCT.fullmatch(node.op)
-    if len(shapes) < 2 or None in shapes[:3] or not dtype.is_floating:
-        return None
-    a, b = shapes[:2]
-    if product["kind"] == "Einsum":
-        flops = _einsum_flops(node.attr["equation"].s.decode(), a, b)
-    elif "MatMul" in product["kind"]:
-        turned = node.attr["transpose_a"].b or node.attr["adj_x"].b
-        flops = product_flops(a, b, a[-2] if turned else a[-1])
-    elif product["of"] is None:
-        flops = convolution_flops(b, _positions(node, a, b))
-    else:  # of what is computed only the shape goes in, as a vector
-        channels = shapes[2][1 if _channels_first(node) else -1]
-        weights = b if len(b) > 1 else _constant(node.input[1], constants)
-        flops = convolution_flops(weights, math.prod(shapes[2]) // channels) if weights else None
-    return None if flops is None else (flops, dtype.name)
-
-
-def _einsum_flops(equation: str, a: list[int], b: list[int]) -> float | None:
-    """Operations where something is summed over; None where nothing is, or dots stand for axes."""
-    inputs, output = equation.replace(" ", "").split("->")
-    first, second = inputs.split(",")
-    if "." in equation or not {*first, *second} - {*output}:
-        return None
-    lengths = dict(zip(first + second, a + b, strict=True))
-    return 2.0 * math.prod(lengths.values())
-
-
-def _positions(node, x: list[int], weights: list[int]) -> int:
-    """Positions of a convolution's output, batch included."""
-    strides, dilations = node.attr["strides"].list.i, node.attr["dilations"].list.i
-    padding, explicit = node.attr["padding"].s, node.attr["explicit_paddings"].list.i
-    first = 2 if _channels_first(node) else 1
-    found = x[0]
-    for axis, kernel in enumerate(weights[:-2], first):
-        length, dilation = x[axis], dilations[axis] if dilations else 1
-        if padding == b"SAME":
-            found *= -(-length // strides[axis])
-            continue
-        if explicit:
-            length += explicit[2 * axis] + explicit[2 * axis + 1]
-        found *= (length - dilation * (kernel - 1) - 1) // strides[axis] + 1
-    return found
-
-
-def _channels_first(node) -> bool:
-    return node.attr["data_format"].s.startswith(b"NC")
-
-
-def _constant(name: str, constants: dict) -> list[int] | None:
-    """The value of a node's input where that is a constant of the graph."""
-    value = constants.get(name.partition(":")[0])
-    return None if value is None else tf.make_ndarray(value).tolist()
-
-
-def _peak(dtype: str) -> float:
-    """Operations a second of the best large product in `dtype`; 0 where its memory is lacking."""
-    place, size = ("GPU:0", 8192) if tf.config.list_physical_devices("GPU") else ("CPU:0", 1024)
-    try:
-        with tf.device(place):
-            # Not from the generator that the training draws from.
-            a, b = tf.cast(tf.random.stateless_normal((2, size, size), (0, 0)), dtype)
-
-            def multiply() -> None:
-                tf.linalg.matmul(a, b)
-                _synchronize()
-
-            return product_flops(a.shape, b.shape, size) / fastest(multiply, seconds=0.1)
-    except tf.errors.ResourceExhaustedError:
-        return 0.0
 
 
 def main() -> None:
