@@ -133,7 +133,8 @@ class AdversarialModel(nn.Module):
         count = len(_first(source))
         domains = self.domain_head(reverse_gradient(features, self.current_strength()))
         if self.training:
-            self.passes.add_(1)
+            # Not in place: what torch.compile compiled would read the new count in its backward.
+            self.passes = self.passes + 1
         return self.head(features[:count]), domains[:count], domains[count:]
 
 

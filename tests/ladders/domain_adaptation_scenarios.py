@@ -94,7 +94,9 @@ def _pt_step(features, head, domain_head):
     import torch
     from torch.nn import functional
 
-    own, labelled, domains = (list(m.parameters()) for m in (features, head, domain_head))
+    labelled, domains = (list(m.parameters()) for m in (head, domain_head))
+    heads = {id(weight) for weight in labelled}  # which the kit's features hold, too
+    own = [weight for weight in features.parameters() if id(weight) not in heads]
     optimizer = torch.optim.SGD([*own, *labelled, *domains], lr=RATE, momentum=0.9)
     features.train()
 
@@ -135,7 +137,8 @@ def _tf_step(features, head, domain_head):
             tape.gradient(cost, [*own, *labelled]),
             tape.gradient(confusion, [*own, *domains]),
         )
-        mixed = [a - strength * b for a, b in zip(down, up, strict=False)][: len(own)]
+        both = zip(down[: len(own)], up[: len(own)], strict=True)
+        mixed = [a - strength * b for a, b in both]
         gradients = [*mixed, *down[len(own) :], *up[len(own) :]]
         optimizer.apply_gradients(zip(gradients, [*own, *labelled, *domains], strict=True))
         return float(cost + confusion)
