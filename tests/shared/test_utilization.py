@@ -34,13 +34,19 @@ def named(found, name):
 
 
 def test_a_busy_thread_is_told_from_an_idle_one_by_name():
-    told, awake = [], threading.Event()
-    busy = threading.Thread(target=burn, args=(told,), name="busy one")
+    told, burned, awake = [], threading.Event(), threading.Event()
+
+    def work():
+        burn(told)
+        burned.set()
+        awake.wait()  # what a thread used since the last sample that met it is not known
+
+    busy = threading.Thread(target=work, name="busy one")
     idle = threading.Thread(target=awake.wait, name="idle one")
     idle.start()
     with watch_utilization(interval=0.2) as found:
         busy.start()
-        busy.join()
+        burned.wait()
     awake.set()
     assert 0.2 < told[0] <= 1.01  # as much as a machine that others use, too, left it
     assert named(found, "busy one").mean == pytest.approx(told[0], abs=0.06)
