@@ -14,7 +14,7 @@ from bench.report.blocks import Column, Table
 from bench.report.figures import MISSING, ratio
 
 Histogram = dict[str, int]
-ELSEWHERE = ("graph_operators", "measured")  # parts of a proof that have tables
+ELSEWHERE = ("graph_operators", "measured", "curve")  # parts of a proof with tables or charts
 
 
 def histograms(case: dict | None) -> dict[str, Histogram]:
@@ -29,7 +29,7 @@ def histograms(case: dict | None) -> dict[str, Histogram]:
 
 
 def without(evidence: Any) -> Any:
-    """A proof but for what stands in tables."""
+    """A proof but for what stands in tables and charts."""
     if not isinstance(evidence, dict):
         return evidence
     return {name: proof for name, proof in evidence.items() if name not in ELSEWHERE}

@@ -23,6 +23,7 @@ from bench.analysis.reading import View, task_of, techniques, view
 from bench.report import answer, charts, gains
 from bench.report.blocks import Table, phases
 from bench.report.content import Facts, Report, TaskPart, TechniquePart, build
+from bench.report.curves import curves
 from bench.report.lifetimes import lifetimes
 from bench.report.shapes import Chart
 from bench.report.tables import GRAPHS, SAME_WORK
@@ -182,6 +183,7 @@ def blocks(found: View, tables: list[Table], task: dict) -> list[Piece]:
     for table in tables:
         drawn = [charts.forest(found)] if table.name == "ratios" else []
         drawn += lifetimes(found) if table.name == "lifetimes" else []
+        drawn += curves(found) if table.name == "accuracy" else []
         made.append(Piece(table, [chart for chart in drawn if chart]))
         if table.name == "memory" and (bars := charts.memory_bars(found)):
             made.append(Piece(phases(found.rows), [bars]))

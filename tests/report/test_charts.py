@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.analysis.reading import view
-from bench.report import charts
+from bench.report import charts, graphs
 from bench.report.content import build
+from bench.report.curves import curves
 from bench.report.lifetimes import lifetimes
 from bench.report.page import blocks
 from bench.report.shapes import MOST_TICKS, letters, scale, spread_letters, tick_text
@@ -276,6 +277,44 @@ def test_a_variant_that_is_never_repaid_has_no_break_even():
     (chart,) = lifetimes(view(results, "mixed_precision", "digits-cnn"))
     assert not of(chart, "mark")
     assert "no break-even" in chart.description
+
+
+# Curves of trainings ------------------------------------------------------------------------------
+
+
+def with_curves(**change):
+    results = small()
+    points = [[0.001, 2.0], [0.01, 1.0], [0.1, 3.0]]
+    told = {"x": "learning rate", "y": "loss", "log": True, "points": points, "mark": [0.01, 1.0]}
+    for side in ("pt", "tf"):
+        case(results, f"digits-cnn-64/{side}/bf16")["evidence"] = {"curve": told | change}
+    return results
+
+
+def test_a_curve_of_both_frameworks_stands_where_its_points_say():
+    (chart,) = curves(view(with_curves(), "mixed_precision", "digits-cnn"))
+    (ours,), (theirs,) = (of(chart, "curve", side) for side in ("pt", "tf"))
+    assert ours.points == theirs.points
+    (x0, y0), (x1, y1), (x2, y2) = ours.points
+    assert x1 - x0 == pytest.approx(x2 - x1, abs=0.02)  # decades
+    assert (y0 - y2) / (y1 - y0) == pytest.approx(1.0, rel=0.01)  # pixels go down
+    assert {(m.x, m.y) for m in of(chart, "mark")} == {(x1, y1)}
+    assert "loss over learning rate" in chart.title
+    assert "at most 3" in chart.description
+
+
+@pytest.mark.parametrize("points", [None, [], [[1, 2]], [[1, 2], [1, 3]], ["a", [None, 2]], "ab"])
+def test_what_is_no_curve_is_not_drawn(points):
+    assert curves(view(with_curves(points=points), "mixed_precision", "digits-cnn")) == []
+
+
+def test_a_mark_elsewhere_is_left_out():
+    (chart,) = curves(view(with_curves(mark=[9.0, 1.0]), "mixed_precision", "digits-cnn"))
+    assert not of(chart, "mark")
+
+
+def test_the_points_of_a_curve_stand_in_its_chart_alone():
+    assert graphs.without({"curve": {"points": [[1, 2]]}, "steps": 3}) == {"steps": 3}
 
 
 # What stands beside what -------------------------------------------------------------------------
