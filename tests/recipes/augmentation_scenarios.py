@@ -461,5 +461,37 @@ class _TF(_PT):
         return self._mixed(x, [(self.back(a), y) for a, y in self.batches(policy, data=x)])
 
 
+def host_loader():
+    """Whether the kit's loader on the host gives the batches that the device's epochs have."""
+    x, y = images(20), np.arange(20)
+    seen = []
+
+    def wrap(dataset):
+        seen.append(dataset)
+        return dataset
+
+    loader = impl.kit.data.host_loader(x, y, wrap, batch_size=8, seed=3)
+    on_host = [[(own.back(a), np.asarray(b)) for a, b in loader] for _ in range(2)]
+    whole = impl.kit.data.to_device(x, y)
+    on_device = [
+        [
+            (own.back(a), np.asarray(b))
+            for a, b in impl.kit.data.epoch_batches(*whole, batch_size=8, seed=3, epoch=epoch)
+        ]
+        for epoch in range(2)
+    ]
+    pairs = [zip(*epochs, strict=True) for epochs in zip(on_host, on_device, strict=True)]
+    return {
+        "equal": all(
+            np.array_equal(a, c) and np.array_equal(b, d)
+            for epoch in pairs
+            for (a, b), (c, d) in epoch
+        ),
+        "batches": [len(epoch) for epoch in on_host],
+        "another order": not np.array_equal(on_host[0][0][1], on_host[1][0][1]),
+        "wrapped": len(seen),
+    }
+
+
 own = _PT() if FRAMEWORK == "pt" else _TF()
-SCENARIOS = (transforms, neutral, layouts, draws, mixes, loss, host, device, refusals)
+SCENARIOS = (transforms, neutral, layouts, draws, mixes, loss, host, host_loader, device, refusals)

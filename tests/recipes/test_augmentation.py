@@ -199,6 +199,15 @@ def test_workers_of_a_loader_change_nothing(evidence, case):
     assert evidence["pt"]["augmentation host"][case]
 
 
+def test_the_hosts_loader_has_the_batches_of_the_device(every):
+    assert every["augmentation host_loader"] == {
+        "equal": True,
+        "batches": [2, 2],
+        "another order": True,
+        "wrapped": 1,
+    }
+
+
 def test_the_step_is_given_augmented_batches(every):
     found = every["augmentation device"]
     assert found["as augmented"] < 1e-5
