@@ -36,7 +36,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Files of few and long tests begin, so that none is the last to end.
 SHORT = ("analysis", "report", "shared")
 # Files whose tests measure time or what others do to it.
-ALONE = ("test_harness.py", "test_memory.py", "test_serving.py")
+ALONE = ("test_harness.py", "test_memory.py", "test_serving.py", "test_utilization.py")
 
 LIMITS = TimeLimits(start=60, request=30, sample=20, train=60)
 
@@ -78,7 +78,7 @@ def _write_to_scratch(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.parent.name in SHORT)
     for item in items:
-        if item.path.name in ALONE:
+        if item.path.name in ALONE or item.path.parent.name == "diagnosis":
             item.add_marker("alone")
 
 
