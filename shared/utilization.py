@@ -148,7 +148,7 @@ class _Threads:
                 more = more if more >= 0 else used
                 total[number] += more
                 if end - begin >= self._interval / 2 or len(self._samples) == 2:  # or too short
-                    # A thread fills one core; what is more is the clock's, read late on a busy machine.
+                    # More than one core is the clock, which was read late.
                     most[number] = max(most[number], min(1.0, more / (end - begin)))
         threads = [
             Thread(self._names[number], used / self.seconds, most[number])
