@@ -47,7 +47,10 @@ from shared.specs import more_is_better
 CHANGED = ("faster", "slower", "slightly faster", "slightly slower", "better", "worse")
 NOT_MEASURED = "not measured"
 MEMORY_CHANGE = 0.10  # share by which a peak differs at least, to be shown
-MACHINE = ("cpu", "isa", "physical_cores", "threads", "memory_bytes", "gpu", "governor", "os")
+MACHINE = (
+    *("cpu", "isa", "isa_limits", "physical_cores", "threads"),
+    *("memory_bytes", "gpu", "governor", "os"),
+)
 SETTINGS = ("allocator", "onednn", "compiler", "seeds")
 
 Record = dict[str, Any]
@@ -245,7 +248,7 @@ def _accuracies(both: list[tuple[dict, dict]], tasks: dict, every: bool) -> Tabl
     rows = []
     for old, new in both:
         before, after = old.get("accuracy"), new.get("accuracy")
-        if not before or not after:
+        if not before or not after or new["task"] not in tasks:  # which says how to judge it
             continue
         task, seeds = tasks[new["task"]], [each["per_seed"] for each in (after, before)]
         count = min(map(len, seeds))

@@ -22,14 +22,21 @@ from bench.harness import machine
 from bench.harness.command import find_interpreter, this_command
 from bench.harness.durations import learned
 from bench.harness.folders import new_folder
+from bench.harness.matches import MOST_OTHERS
 from bench.harness.plan import EFFORTS, FRAMEWORKS, Case, Technique
 from bench.harness.progress import clock
 from bench.harness.run import OtherConditions, Run, Settings
 from bench.harness.schedule import Plan, techniques
-from bench.harness.selection import cases_of, choose, spare_controls, with_baselines
+from bench.harness.selection import (
+    at_a_glance,
+    cases_of,
+    choose,
+    spare_controls,
+    with_baselines,
+)
 from bench.own_model import Own
 from bench.report import tables
-from bench.report.files import FORMATS, write_reports
+from bench.report.files import FORMATS, OWN, write_reports
 from shared.own_model import BadFile
 from shared.specs import TASKS
 
@@ -46,10 +53,13 @@ class State:
         settings: Settings,
         chosen: dict[str, set[str]],
         begun: resume.Begun | None,
+        watch: machine.Watch,
         own: Own | None = None,
     ) -> None:
         self.settings, self.chosen, self.begun, self.own = settings, chosen, begun, own
+        self.watch = watch
         self.cases: dict[str, Case] = {}
+        self.left_out: list[str] = []
         self.plan: Plan | None = None
         self.results: dict | None = None
         self.folder: Path | None = None
@@ -150,20 +160,25 @@ def pytest_configure(config: pytest.Config) -> None:
         for name in FRAMEWORKS:
             _interpreter(name, asked[f"--{name}-python"])
     settings = replace(_settings(asked, results), minutes=_minutes(option("minutes")))
-    own = None
+    own, watch = None, machine.Watch()
     if asked["--model"] and not _off(config):
         own = _own(asked, settings)
         about = {"file": own.file.path.name, "sha256": own.file.sha256()}
         settings = replace(settings, model=about)
-    config.stash[STATE] = State(settings, chosen, begun, own)
+    config.stash[STATE] = State(settings, chosen, begun, watch, own)
 
 
 def _own(asked: dict, settings: Settings) -> Own:
     """A user's file, checked; a usage error with one line where it is not as it has to be."""
     wanted = set(asked["--framework"] or ())
-    print(f"checking {asked['--model']} ...", file=sys.stderr, flush=True)
+
+    def say(what: str) -> None:
+        print(f"checking {asked['--model']}: {what} ...", file=sys.stderr, flush=True)
+
     try:
-        return own_model.prepare(asked["--model"], settings.results, settings.interpreters, wanted)
+        return own_model.prepare(
+            asked["--model"], settings.results, settings.interpreters, wanted, say
+        )
     except BadFile as error:
         raise pytest.UsageError(f"--model: {error}") from None
 
@@ -261,6 +276,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if effort == "default" and _asks_for(state, technique.name):
         effort = "ordinary"
     cases = cases_of(technique, metafunc.module.__name__, effort)
+    if effort == "quick" and not (state.own or chosen["task"] or _asks_for(state, technique.name)):
+        cases = at_a_glance(cases)
+        state.left_out += [technique.name] * (not cases)
     if chosen["technique"] and technique.name not in chosen["technique"]:
         cases = []
     sides = chosen["framework"] or set(state.own.sides if state.own else ())
@@ -357,7 +375,8 @@ def _plan(cases: dict[str, list[Case]], state: State) -> Plan:
     if state.own:
         state.own.note(durations, [case for own in cases.values() for case in own])
     room = SHARE_OF_MEMORY * machine.free_memory()
-    return Plan(cases, _techniques(state), settings.amount, durations, room)
+    left_out = tuple(state.left_out)
+    return Plan(cases, _techniques(state), settings.amount, durations, room, left_out)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -387,7 +406,18 @@ def _planned(state: State) -> str:
     begun = state.begun
     folder = begun.folder if begun else state.settings.results
     run = Run(state.plan, state.settings, folder, str, begun and begun.state)
-    return f"{run.describe()}\n\n{run.table()}"
+    return f"{run.describe()}{_busy(state)}\n\n{run.table()}"
+
+
+def _busy(state: State) -> str:
+    """A warning where other programs used the machine since this one was started."""
+    others = state.watch.stop()["others"]
+    if not others or others <= MOST_OTHERS:
+        return ""
+    return (
+        f"\n!! Other programs use {others:.0%} of this machine's cores: end them, or figures\n"
+        "!! scatter and the run takes longer."
+    )
 
 
 def _measure(state: State, speaker: Speaker) -> None:
@@ -407,7 +437,7 @@ def _measure(state: State, speaker: Speaker) -> None:
         )
     except ValueError as error:
         raise _refused(f"{state.folder}: {error}") from None
-    speaker.plan(run.describe())
+    speaker.plan(f"{run.describe()}{_busy(state)}")
     try:
         state.results = run.measure()
     except OtherConditions as error:
@@ -440,6 +470,7 @@ def _report(folder: Path) -> None:
 def _show(state: State, speaker: Speaker, record: dict) -> None:
     """Make the report of what there is; when it is the first, show its answer, too."""
     first = not (state.folder / FORMATS["html"]).exists()
+    (state.folder / OWN).unlink(missing_ok=True)  # of before it was taken up
     _report(state.folder)
     if first and not state.settings.amount.first_pass_alone:
         seconds = clock(record["seconds"]["first_table"] or record["seconds"]["total"])
@@ -525,6 +556,7 @@ def pytest_terminal_summary(terminalreporter, config: pytest.Config):
             terminalreporter.write_line(tables.detail(state.results, width=80))
         if state.own and state.results["ended"] != "interrupted":
             own_answer.write(state.folder, state.results, state.own)
+            _report(state.folder)  # the page begins with it
             terminalreporter.write_line(f"\n{own_answer.read(state.folder)}")
         else:
             terminalreporter.write_line(f"\n{tables.answered(state.results, width=80)}")

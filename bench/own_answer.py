@@ -21,11 +21,11 @@ from bench.harness.processes import ROOT
 from bench.own_model import MEASURED, Own
 from bench.report.answer import text
 from bench.report.figures import number
+from bench.report.files import OWN
 from bench.report.text import hanging, plain, wrap
 from shared.own_model import MAKERS, RECIPE
 
 WIDTH = 80
-FILE = "answer.txt"
 AIMS = ("train-speed", "latency", "memory")
 PARTS = {
     "input": ("waiting", "transfer"),
@@ -42,6 +42,7 @@ LIMITS = {
 }
 WORDS = {TRAIN: "its best train step", PREDICT: "its best prediction"}
 ROUTES = {"export": bench_export.ROUTES, "native_export": bench_native_export.ROUTES}
+MOST_NAMED = 5  # operators
 CODE_S = 300  # after which printed code counts as hung
 
 
@@ -55,13 +56,14 @@ def write(folder: Path, record: dict, own: Own) -> None:
     found = _answers(record)
     for each in found:
         said += ["", *text([each], WIDTH)]
-    said += ["", *_largest_batches(record), *_not_measured(record), *_code(folder, found, own)]
-    replace_file(folder / FILE, "\n".join(said) + "\n")
+    said += ["", *_largest_batches(record), *_partly_compiled(record), *_not_measured(record)]
+    said += _code(folder, found, own)
+    replace_file(folder / OWN, "\n".join(said) + "\n")
 
 
 def read(folder: Path) -> str:
     """The answer that was written."""
-    return (folder / FILE).read_text("utf-8").rstrip()
+    return (folder / OWN).read_text("utf-8").rstrip()
 
 
 def _head(own: Own) -> str:
@@ -131,6 +133,20 @@ def _largest_batches(record: dict) -> list[str]:
         text = f"{largest:,.0f} samples in {peak / 1e9:.2g} GB ({why}), {number(rate)} samples/s"
         said += hanging("", f"{framework_title(case)}: {text}", WIDTH, 2)
     return ["Largest batch of the plain step:", *said, ""] if said else []
+
+
+def _partly_compiled(record: dict) -> list[str]:
+    """What torch.compile left to eager, of the rows that it compiled."""
+    said = []
+    for case in record["cases"]:
+        left = (case["evidence"] or {}).get("not_compiled")
+        if case["status"] != "OK" or not left:
+            continue
+        names = ", ".join(left[:MOST_NAMED]) + ", …" * (len(left) > MOST_NAMED)
+        count = case["evidence"]["graphs"]
+        row = f"{framework_title(case)}, {case['mode']}, batch {case['batch_size']}"
+        said += hanging("", plain(f"{row}: {count} graphs; outside of them {names}"), WIDTH, 2)
+    return ["Compiled in part:", *said, ""] if said else []
 
 
 def _not_measured(record: dict) -> list[str]:

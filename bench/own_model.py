@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -110,10 +111,17 @@ class Own:
 # Checking ----------------------------------------------------------------------------------------
 
 
-def prepare(path: str, results: Path, interpreters: dict[str, str], wanted: set[str]) -> Own:
+def prepare(
+    path: str,
+    results: Path,
+    interpreters: dict[str, str],
+    wanted: set[str],
+    say: Callable[[str], None],
+) -> Own:
     """Check a file in each of its frameworks that are `wanted` (all where none is said) and here.
 
-    Raises BadFile with one line. What is written lies in `results`/data, whole or not at all.
+    say: is told what begins. Raises BadFile with one line. What is written lies in `results`/data,
+    whole or not at all.
     """
     file = own_model.look(path)
     sides = [side for side in file.sides if not wanted or side in wanted]
@@ -130,7 +138,7 @@ def prepare(path: str, results: Path, interpreters: dict[str, str], wanted: set[
             interpreters=interpreters,
             limits=TimeLimits(request=CHECK_S),
         ) as processes:
-            about = _check(processes, file, sides, folder)
+            about = _check(processes, file, sides, folder, say)
         about["folder"] = f"{file.name}-{file.sha256()[:12]}"
         own_model.write_about(folder, about)
         target = place / about["folder"]
@@ -141,7 +149,13 @@ def prepare(path: str, results: Path, interpreters: dict[str, str], wanted: set[
     return Own(file, task, about, interpreters)
 
 
-def _check(processes: Processes, file: File, sides: list[str], folder: Path) -> dict:
+def _check(
+    processes: Processes,
+    file: File,
+    sides: list[str],
+    folder: Path,
+    say: Callable[[str], None],
+) -> dict:
     """What `about.json` says: of each side, and of both."""
     found, missing = {}, {}
     paired = len(sides) > 1 and "copy_weights" in file.functions
@@ -149,8 +163,10 @@ def _check(processes: Processes, file: File, sides: list[str], folder: Path) -> 
     for side in sides:
         try:
             if paired and side == "tf" and "pt" in found:
+                say("copying PyTorch's weights into TensorFlow's model")
                 copied = _ask(processes, file, "pt", "check_pair", folder)
                 pairs[copied["weights_sha256"]] = found["pt"]["weights_sha256"]
+            say(f"a few steps in {FRAMEWORKS[side].title}")
             found[side] = _ask(processes, file, side, "check", folder)
         except _Missing as error:
             missing[side] = str(error)

@@ -4,6 +4,7 @@
     twinbench validate simulate results/latest/validation.json | docs/default
     twinbench validate replay docs/default ...
     twinbench validate company [--kinds cores,disk] [--minutes N]
+    twinbench validate tax [--framework pt,tf] [--only gradient_clipping] [--processes 8]
     twinbench validate mutations [--only WORDS | --drawn N [--of bench/report]] [--minutes N]
 
 `measure` plays a run that ends early: pairs of the same work twice, in workers of different
@@ -13,8 +14,9 @@ block of a match, ends with --minutes or Ctrl-C, and --resume goes on where it s
 resamples the noise of that, or of a record: how often an interval covers the truth, a verdict is
 wrong, a difference is found. `replay` judges the comparisons of records as if their runs had ended
 early, or played fewer rounds. `company` plays pairs beside neighbours that disturb them: never may
-a verdict be wrong. `mutations` plants faults in a copy of the checkout, one after the
-other, and runs the tests that have to notice.
+a verdict be wrong. `tax` holds rows that have nothing to do against the plain step, and that
+against hand-written code, both in one process. `mutations` plants faults in a copy of the checkout,
+one after the other, and runs the tests that have to notice.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench import company, mutations
+from bench import company, mutations, tax
 from bench.analysis import replay, simulate, verdicts
 from bench.analysis.bounds import LOOKS
 from bench.analysis.fit import block_times, fit_of
@@ -287,6 +289,11 @@ def main(arguments: list[str] | None = None) -> int:
     bad.add_argument("--runs", type=int, default=1, help="of each kind and framework")
     bad.add_argument("--results", type=Path, default=Path("results"))
     bad.add_argument("--minutes", type=float, metavar="N", help="end after so many")
+    costs = commands.add_parser("tax", help="what the suite's code costs where it does nothing")
+    costs.add_argument("--framework", default="pt,tf", help="pt, tf or both")
+    costs.add_argument("--only", default="", metavar="TECHNIQUE", help="one technique's")
+    costs.add_argument("--processes", type=int, default=8, help="of each framework")
+    costs.add_argument("--results", type=Path, default=Path("results"))
     planted = commands.add_parser("mutations", help="plant faults: do the tests notice?")
     planted.add_argument("--only", default="", metavar="WORDS", help="faults whose name has these")
     planted.add_argument("--drawn", type=int, metavar="N", help="draw N others in their place")
@@ -295,7 +302,7 @@ def main(arguments: list[str] | None = None) -> int:
     planted.add_argument("--minutes", type=float, metavar="N", help="end after so many")
     given = parser.parse_args(arguments)
     run = {"measure": _measure, "simulate": _simulate, "replay": _replay}
-    run |= {"company": _company, "mutations": _mutations}
+    run |= {"company": _company, "tax": _tax, "mutations": _mutations}
     return run[given.command](parser, given)
 
 
@@ -364,6 +371,18 @@ def _company(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
     results = given.results.resolve()
     try:
         return company.report(contenders, frameworks, chosen, given.runs, results, given.minutes)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _tax(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
+    frameworks = _named(parser, given.framework, "framework", FRAMEWORKS)
+    if given.processes < 2:
+        parser.error("--processes takes 2 or more")
+    if not all(tax.pairs(framework, given.only) for framework in frameworks):
+        parser.error(f"--only: {given.only!r} is no technique of the train step with such a row")
+    try:
+        return tax.report(frameworks, given.only, given.processes, given.results.resolve())
     except KeyboardInterrupt:
         return 130
 

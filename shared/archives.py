@@ -25,6 +25,8 @@ from typing import BinaryIO
 from shared.atomic import whole_folder
 
 _CHUNK = 1 << 16
+_END = 22 + 0xFFFF  # bytes: the last record of a zip, and a comment
+_MORE = 0xFFFF  # members, or that many: a larger record has the number
 _RECORD = tarfile.RECORDSIZE  # tarfile reads ahead by so much
 _HEADERS = 1 << 16  # bytes that the headers of one member may take; long names need 4 KiB
 _PADDING = 1 << 20  # bytes of zeros that may end a tar
@@ -142,6 +144,9 @@ def _words(error: Exception) -> str:
 
 def _read_zip(file: BinaryIO, out: _Output) -> None:
     with zipfile.ZipFile(file) as archive:
+        found, listed = len(archive.infolist()), _listed(file)
+        if listed not in (found, _MORE):  # zipfile takes a header that swallows the next for whole
+            raise _Refused(f"its directory lists {listed} members, and {found} are there")
         for member in archive.infolist():
             name = member.filename
             if stat.S_IFMT(member.external_attr >> 16) not in (0, stat.S_IFREG, stat.S_IFDIR):
@@ -153,6 +158,13 @@ def _read_zip(file: BinaryIO, out: _Output) -> None:
                 raise _Refused(f"member {name!r}: is compressed by another method than deflate")
             opened = None if member.is_dir() else partial(archive.open, member)
             out.add(name, member.file_size, opened)
+
+
+def _listed(file: BinaryIO) -> int:
+    """How many members the end of a zip says that there are; _MORE where that is told elsewhere."""
+    file.seek(max(0, file.seek(0, 2) - _END))
+    end = file.read().rpartition(b"PK\5\6")[2]
+    return int.from_bytes(end[6:8], "little")
 
 
 # Tar ----------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from shared import photos, scenes
-from shared.specs import DatasetSpec
+from shared.specs import NO_LABEL, DatasetSpec
 
 # Newline, tab and printable ASCII; with one code for every other character that makes 98.
 ALPHABET = "\n\t" + "".join(chr(code) for code in range(32, 127))
@@ -46,6 +46,7 @@ def materialise(spec: DatasetSpec, folder: Path) -> Path:
     make = {
         "digits": _make_digits,
         "text": _make_text,
+        "masked": _make_masked,
         "crops": _make_crops,
         "scenes": _make_scenes,
         "domains": _make_domains,
@@ -319,3 +320,34 @@ def encode(text: str) -> np.ndarray:
     table[[ord(character) for character in ALPHABET]] = np.arange(len(ALPHABET))
     points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
     return table[np.minimum(points, 127)]  # 127 is a control character, which has no code
+
+
+# Hidden text --------------------------------------------------------------------------------
+
+HIDDEN = len(ALPHABET) + 1  # the code in the place of a hidden character
+ASKED = 0.15  # share of a row's places that are asked for
+SHOWN = 0.1  # share of those that stay as they are; as many get a character at random
+
+
+def _make_masked(spec: DatasetSpec) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """The windows of text, without the next characters, some of theirs hidden once for all."""
+    random = np.random.default_rng([spec.seed, 1])
+    return {split: hide(x, random) for split, (x, _) in _make_text(spec).items()}
+
+
+def hide(codes: np.ndarray, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Hide characters as BERT does: what a model sees of int64 (n, t) codes, and its labels.
+
+    15% of each row's places are asked for, as many in every row: 80% of them become `HIDDEN`, 10%
+    a character at random, and 10% stay, so that no place tells that it isn't asked (Devlin et al.,
+    2019, section 3.1). All other places stay, and have `NO_LABEL`.
+    """
+    count = max(1, round(ASKED * codes.shape[1]))
+    places = random.random(codes.shape).argsort(axis=1)[:, :count]
+    asked = np.take_along_axis(codes, places, axis=1)
+    drawn, others = random.random(asked.shape), random.integers(0, HIDDEN, asked.shape)
+    seen = np.where(drawn < SHOWN, asked, np.where(drawn < 2 * SHOWN, others, HIDDEN))
+    x, y = codes.copy(), np.full_like(codes, NO_LABEL)
+    np.put_along_axis(x, places, seen, axis=1)
+    np.put_along_axis(y, places, asked, axis=1)
+    return x, y

@@ -40,9 +40,10 @@ def quantize(source: Path, path: Path, batches: Iterable[tuple[np.ndarray, ...]]
 
     Weights are int8 with a scale for each channel, activations uint8 with one for each tensor;
     their ranges are the smallest and largest values of `batches`, which hold the inputs in the
-    model's order. The scores of attention stay float32 once they are masked, and so does what
-    scales an input column by column. The file's metadata is kept. Raises NotImplementedError, and
-    writes nothing, where no weight is quantized or the tool fails.
+    model's order. The scores of attention stay float32 once they are masked, and so do the sums
+    that layer normalisation reads and what scales an input column by column. The file's metadata is
+    kept. Raises NotImplementedError, and writes nothing, where no weight is quantized or the tool
+    fails.
     Source: `onnxruntime.quantization.quantize_static`.
     """
     given = onnx.load(source, load_external_data=False)
@@ -61,7 +62,7 @@ def quantize(source: Path, path: Path, batches: Iterable[tuple[np.ndarray, ...]]
                 str(prepared),
                 str(quantized),
                 _Reader(feeds),
-                nodes_to_exclude=_masked(graph) + _scaling(graph),
+                nodes_to_exclude=_masked(graph) + _normalised(graph) + _scaling(graph),
                 per_channel=True,
                 activation_type=QuantType.QUInt8,
                 weight_type=QuantType.QInt8,
@@ -88,6 +89,19 @@ def _masked(graph: onnx.GraphProto) -> list[str]:
         masking = made.get(node.input[0]) if node.op_type == "Softmax" else None
         if masking is not None and masking.op_type in ("Add", "Where", "Mul", "Sub"):
             names += [masking.name, node.name]
+    return names
+
+
+def _normalised(graph: onnx.GraphProto) -> list[str]:
+    """Names of layer normalisations, of the sums that they read and of those that these read: a
+    token whose values are small is as large as others behind them, and so is its error on the grid
+    of all tokens."""
+    names, read = [], set()
+    for node in reversed(graph.node):  # who reads stands behind what it reads
+        norm = node.op_type == "LayerNormalization"
+        if norm or (node.op_type == "Add" and read & {*node.output}):
+            names.append(node.name)
+            read |= {*node.input[: 1 if norm else 2]}
     return names
 
 

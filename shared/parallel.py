@@ -563,7 +563,11 @@ def end_when_idle(seconds: float) -> None:
 
 
 def _said(logs: list[Path]) -> str | None:
-    """The first line in which a process said what was wrong, else the last line of any."""
+    """The line in which the first that failed said what was wrong, else the last line of any.
+
+    The one that wrote its last before others did: these may have failed because it ended.
+    """
+    logs = sorted(logs, key=lambda log: log.stat().st_mtime_ns)
     lines = [line for log in logs for line in log.read_text(errors="replace").splitlines()]
     for line in lines:
         if _ERROR in line:

@@ -193,8 +193,8 @@ def product_flops(a: Sequence[int], b: Sequence[int], inner: int) -> float:
 def convolution_flops(weights: Sequence[int], positions: int) -> float:
     """Operations of a convolution, or of the gradient of its input or of its weights.
 
-    Each weight is used once at each position of the output, batch included. In groups, `weights`
-    has the shape that is kept. Padding counts as input does.
+    Each weight is used once at each position: of the output, batch included; of the input where it
+    is transposed. In groups, `weights` has the shape that is kept. Padding counts as input does.
     """
     return 2.0 * math.prod(weights) * positions
 
@@ -399,7 +399,7 @@ def _operators(
 
 
 def _known(value: float) -> float | None:
-    return None if math.isnan(value) else value
+    return value if value > 0 else None
 
 
 # Files -------------------------------------------------------------------------------------------

@@ -7,8 +7,10 @@ frameworks' own defaults differ (Adam's epsilon, BatchNorm's momentum, AdamW's d
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
+
+NO_LABEL = -100  # where nothing is asked; PyTorch's cross-entropy knows it by that
 
 
 @dataclass(frozen=True)
@@ -17,6 +19,8 @@ class DatasetSpec:
 
     `kind` "digits": images, float32, NHWC in [0, 1] before standardising, labels int64.
     `kind` "text": `sequence_length + 1` character codes a row; x and y are int64, y shifted by one.
+    `kind` "masked": `sequence_length` codes a row, some of them hidden; y has those that are asked
+    for, as many in each row, and `NO_LABEL` elsewhere.
     `kind` "crops": square crops of two real photos, float32, NHWC, three channels, each channel
     standardised. Those of the test split show the same photos: they are for the proof that two
     programs predict alike, not for an accuracy.
@@ -103,7 +107,9 @@ EXPANSION = 4  # channels that leave a bottleneck block, over its width
 
 @dataclass(frozen=True)
 class GPTSpec:
-    """A decoder-only transformer: pre-norm, learned positions, tanh-GELU, untied head.
+    """A transformer of one stack: pre-norm, learned positions, tanh-GELU, untied head.
+
+    `causal`: a place sees those before it, as in GPT; else all of them, as in BERT.
 
     No projection has a bias but the two of the feed-forward block. The attention's key bias
     would have a true gradient of zero, so there is none. `dropout` is where GPT-2 has it: on the
@@ -117,6 +123,7 @@ class GPTSpec:
     layers: int
     ln_eps: float = 1e-5
     dropout: float = 0.0
+    causal: bool = True
     family: str = "gpt"
 
 
@@ -224,6 +231,8 @@ _TEXT = DatasetSpec("stdlib-text", "text", train_size=8_192, test_size=512, sequ
 _LONG_TEXT = DatasetSpec(
     "stdlib-text-256", "text", train_size=2_048, test_size=128, sequence_length=256
 )
+_MASKED = replace(_TEXT, name="stdlib-text-masked", kind="masked")
+_LONG_MASKED = replace(_LONG_TEXT, name="stdlib-text-256-masked", kind="masked")
 
 
 def _text_task(
@@ -235,7 +244,11 @@ def _text_task(
     blocks: int | None = None,
     **model,
 ) -> Task:
-    """A GPT that learns characters of `dataset`; `model` are further fields of its spec."""
+    """A GPT that learns the next characters of `dataset`, or a BERT that learns hidden ones.
+
+    `model` are further fields of its spec.
+    """
+    masked = dataset.kind == "masked"
     recipe = Recipe(
         "adamw",
         learning_rate=1e-3,
@@ -247,7 +260,12 @@ def _text_task(
     return Task(
         name=name,
         dataset=dataset,
-        model=GPTSpec(vocabulary=98, sequence_length=dataset.sequence_length, **model),
+        model=GPTSpec(
+            vocabulary=99 if masked else 98,  # one more: the code of what is hidden
+            sequence_length=dataset.sequence_length,
+            causal=not masked,
+            **model,
+        ),
         recipe=recipe,
         small_batch=small_batch,
         compute_batch=compute_batch,
@@ -323,6 +341,9 @@ TASKS: dict[str, Task] = {
             parity=1e-5,
         ),
         _text_task("text-gpt", _TEXT, width=96, heads=4, layers=2, small_batch=2, compute_batch=8),
+        _text_task(
+            "text-bert", _MASKED, width=96, heads=4, layers=2, small_batch=2, compute_batch=8
+        ),
         # Deep, so that activations outweigh everything else: for techniques that save memory.
         _text_task(
             "text-gpt-deep",
@@ -354,6 +375,16 @@ TASKS: dict[str, Task] = {
         _text_task(
             "text-gpt-10m",
             _LONG_TEXT,
+            width=384,
+            heads=6,
+            layers=6,
+            small_batch=1,
+            compute_batch=2,
+            blocks=3,
+        ),
+        _text_task(
+            "text-bert-10m",
+            _LONG_MASKED,
             width=384,
             heads=6,
             layers=6,

@@ -15,6 +15,7 @@ Run it around a program: `python -m shared.utilization train.py`, or `-m module`
 from __future__ import annotations
 
 import importlib.util
+import os
 import runpy
 import sys
 import threading
@@ -25,7 +26,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, pstdev
 
 import psutil
 
@@ -34,11 +35,15 @@ SHOWN = 10  # threads
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU: shares of time in which it was busy (None: NVML does not tell), and bytes in use."""
+    """A GPU: shares of time in which it was busy (None: NVML does not tell), and bytes in use.
+
+    `sd`: the standard deviation of those shares, by which they fluctuate.
+    """
 
     name: str
     mean: float | None
     most: float | None
+    sd: float | None
     mean_bytes: float
     most_bytes: int
     whole_bytes: int
@@ -122,8 +127,7 @@ class _Threads:
 
     def __init__(self, interval: float) -> None:
         self._interval = interval
-        self._process = psutil.Process()
-        self._samples: list[tuple[float, dict[int, float]]] = []
+        self._samples: list[tuple[float, dict[int, tuple[float, float]]]] = []
         self._names: dict[int, str] = {}
 
     @property
@@ -132,7 +136,7 @@ class _Threads:
 
     def sample(self) -> None:
         own = {thread.native_id: thread.name for thread in threading.enumerate()}
-        used = {one.id: one.user_time + one.system_time for one in self._process.threads()}
+        used = _cpu_seconds()
         self._samples.append((time.perf_counter(), used))
         for number in used:
             if number in own or number not in self._names:
@@ -141,21 +145,36 @@ class _Threads:
     def found(self, *, but: int | None) -> tuple[Thread, ...]:
         """The threads that a sample met after the first, without the one that sampled."""
         total, most = defaultdict(float), defaultdict(float)
-        for (begin, before), (end, after) in pairwise(self._samples):
-            for number, used in after.items():
+        for (begin, before), (_, after) in pairwise(self._samples):
+            for number, (end, used) in after.items():
                 # One that began in between began at 0, and so did one with an older one's number.
-                more = used - before.get(number, 0.0)
-                more = more if more >= 0 else used
+                since, had = before.get(number, (begin, 0.0))
+                more = used - had if used >= had else used
                 total[number] += more
-                if end - begin >= self._interval / 2 or len(self._samples) == 2:  # or too short
+                if end - since >= self._interval / 2 or len(self._samples) == 2:  # or too short
                     # More than one core is the clock, which was read late.
-                    most[number] = max(most[number], min(1.0, more / (end - begin)))
+                    most[number] = max(most[number], min(1.0, more / (end - since)))
         threads = [
             Thread(self._names[number], used / self.seconds, most[number])
             for number, used in total.items()
             if number != but
         ]
         return tuple(sorted(threads, key=lambda one: -one.mean))
+
+
+def _cpu_seconds() -> dict[int, tuple[float, float]]:
+    """Of each thread of this process: when it was read, and the CPU seconds it had used by then."""
+    if sys.platform != "linux":
+        threads = psutil.Process().threads()
+        now = time.perf_counter()
+        return {one.id: (now, one.user_time + one.system_time) for one in threads}
+    found = {}
+    for number in map(int, os.listdir("/proc/self/task")):
+        # The thread's own clock, numbered as Linux's posix-timers.h does. Reading a thread's file
+        # waits for the interpreter's lock: beside a busy thread, up to a second for all of them.
+        with suppress(OSError):  # it has ended
+            found[number] = (time.perf_counter(), time.clock_gettime(~number << 3 | 0b110))
+    return found
 
 
 def _system_name(number: int) -> str:
@@ -203,6 +222,7 @@ class _Gpus:
                     f"{number} {self._nvml.nvmlDeviceGetName(gpu)}",
                     fmean(busy) if busy else None,
                     max(busy, default=None),
+                    pstdev(busy) if busy else None,
                     fmean(used),
                     max(used),
                     self._memory[number][-1].total,

@@ -35,8 +35,23 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # Files of few and long tests begin, so that none is the last to end.
 SHORT = ("analysis", "report", "shared")
-# Files whose tests measure time or what others do to it.
-ALONE = ("test_harness.py", "test_memory.py", "test_serving.py", "test_utilization.py")
+# Files that look at what one worker found: in two processes it would run twice.
+TOGETHER = (
+    "adaptation/",
+    "compression/test_distillation.py",
+    "compression/test_feature_distillation.py",
+    "diagnosis/",
+    "kit/test_optimizers.py",
+    "kit/test_parity.py",
+    "ladders/",
+    "recipes/",
+    "input/test_folder.py",
+    "input/test_tuned_folder.py",
+    "parallel/test_model_parallel.py",
+    "parallel/test_tensor_parallel.py",
+)
+# Fixtures in which the harness measures time or what others do to it.
+MEASURING = {"faults", "planted", "bench"}
 
 LIMITS = TimeLimits(start=60, request=30, sample=20, train=60)
 
@@ -52,6 +67,20 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     if everything and config.getoption("numprocesses", 0) is None and not config.option.usepdb:
         config.option.numprocesses, config.option.dist = 2, "loadfile"
         config.option.loadscopereorder = False
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log):
+    """A file in one process, and with it those that look at what the same worker found."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            together = any(f"tests/{place}" in file for place in TOGETHER)
+            return file.rpartition("/")[0] if together else file
+
+    return Scheduling(config, log)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -78,7 +107,7 @@ def _write_to_scratch(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.parent.name in SHORT)
     for item in items:
-        if item.path.name in ALONE or item.path.parent.name == "diagnosis":
+        if MEASURING.intersection(item.fixturenames):
             item.add_marker("alone")
 
 

@@ -3,19 +3,24 @@
 Its last line is JSON: by case, what it computes, or the error that it raised.
 """
 
+import importlib
 import json
 import sys
 import tempfile
 import traceback
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-from bench.harness.plan import FRAMEWORKS, Case
+from bench.harness.plan import FRAMEWORKS, Case, Work
 from bench.harness.schedule import techniques
 from bench.harness.selection import cases_of
 from bench.harness.worker import Operations
+from bench.probes import model_parallel, pipelines
 from shared import datasets
 from shared.specs import forward_flops
 from shared.weights import checksum
+from tests import workers
 
 STEPS = 3
 SEED = 7
@@ -65,6 +70,21 @@ def run(case: Case, package: str, folder: Path) -> dict:
     }
 
 
+def probe(case: Case, package: str) -> dict:
+    """What an untimed row's probe asks to be measured: by which function, of what."""
+    bench = importlib.import_module(case.module)
+    impl = workers.implementation(package[:2], "input.folder")
+    impl.input.folder.parallel_loader = lambda *given, **named: ["parallel", *given, named]
+    pipelines.measure = lambda impl, work, make, **named: {"loader": make(), **named}
+    model_parallel.measure = lambda impl, work, batches, make: {"steps of": make}
+    work = Work(case.task, case.variant.name, dict(case.variant.settings), case.work[1], {})
+    asked = bench.probe(impl, replace(work, data="photos"), [])
+    if asked.get("decoder") == "standard":  # as where none is named
+        del asked["decoder"]
+    program = [*case.work, case.variant.allocator, case.variant.program]
+    return {"probe": asked, "program": program, "technique": case.technique}
+
+
 def main(name: str) -> None:
     """Run them all on one side: pt, tf or tf_keras."""
     framework = "pt" if name == "pt" else "tf"
@@ -73,7 +93,8 @@ def main(name: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for case in declared(framework, flavour):
             try:
-                found[case.id] = run(case, FRAMEWORKS[framework].package, Path(folder))
+                measure = partial(run, folder=Path(folder)) if case.workload.timed else probe
+                found[case.id] = measure(case, FRAMEWORKS[framework].package)
             except Exception:
                 found[case.id] = {"error": traceback.format_exc()}
     print(json.dumps(found))

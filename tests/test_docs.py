@@ -14,6 +14,8 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib import import_module
@@ -34,6 +36,7 @@ from bench.harness.schedule import techniques
 from bench.ladders import command as ladders
 from bench.network import projection, sweeps
 from shared import parallel
+from tests import workers
 
 ROOT = Path(__file__).resolve().parents[1]
 # Pages that people wrote. Reports and the pages of techniques are made, and tested as such.
@@ -66,12 +69,14 @@ ON_MANY = (
     "--global-batch 128 --steps 500 --out result.npz"
 )
 CLUSTER = '{"cluster":{"worker":["host1:29400","host2:29400"]},"task":{"type":"worker","index":0}}'
+MUTANTS = "tests/mutations/cosmic-ray.toml mutants.sqlite"
 SAVING = "--checkpoint saved --save-every 100"
 
 # How a command is checked:
 #   run       it is run, where results/latest is the run that is published in docs/
 #   collect   it would measure for long, or tests: its options are, by a run that only collects
 #   validate  it would measure for long: its options are parsed
+#   simulate  it would draw runs for a minute: it is run, but draws few
 #   install   it would install: what it installs is checked below, or by other tests
 #   long      it would take an hour: that it starts, and has help, is
 #   help      it would take minutes: that its options are there, is
@@ -112,18 +117,23 @@ COMMANDS = {
     f"{BENCH} --model my_model.py --minutes 12": "own",
     ".venv/bin/twinbench compare before/results.json results/latest --fail-if slower:5%": "own",
     ".venv/bin/twinbench diagnose digits-cnn --batch-size 4": "run",
-    ".venv/bin/python -m cProfile -s cumtime -m pt_impl.diagnosis.profiling": "run",
+    ".venv/bin/twinbench diagnose my_step.py": "run",
+    ".venv/bin/python -m cProfile -s cumtime -m pt_impl.diagnosis.profiling": "outside",
     ".venv/bin/python -m shared.utilization -m pt_impl.diagnosis.profiling": "run",
     "python -m pt_impl.train_step.mixed_precision": "alone",
     ".venv/bin/twinbench validate measure --minutes 30": "validate",
     ".venv/bin/twinbench ladder image_classification --minutes 20": "climb",
     ".venv/bin/twinbench ladder --resume results/ladders/latest": "climb",
-    ".venv/bin/twinbench validate simulate results/latest/validation.json": "run",
-    ".venv/bin/twinbench validate simulate docs": "run",
+    ".venv/bin/twinbench validate simulate results/latest/validation.json": "simulate",
+    ".venv/bin/twinbench validate simulate docs": "simulate",
     ".venv/bin/twinbench validate replay docs": "run",
     ".venv/bin/twinbench validate company --minutes 30": "help",
+    ".venv/bin/twinbench validate tax": "help",
     ".venv/bin/twinbench validate mutations": "help",
     ".venv/bin/twinbench validate mutations --drawn 50 --of bench/analysis": "help",
+    f".venv/bin/pip install cosmic-ray && .venv/bin/cosmic-ray init {MUTANTS} && "
+    ".venv/bin/cr-filter-operators mutants.sqlite tests/mutations/cosmic-ray.toml": "outside",
+    f".venv/bin/cosmic-ray exec {MUTANTS} && .venv/bin/cr-report mutants.sqlite": "outside",
     ".venv/bin/python -m tests.zoo": "long",
     ".venv/bin/python -m pt_impl.train_step.label_smoothing": "tour",
     ".venv/bin/python -m tf_impl.train_step.label_smoothing": "tour",
@@ -172,6 +182,9 @@ BEGIN = (".venv/bin/", "python -m pt_impl", "python -m tf_impl", "pytest bench/"
 
 
 # What stands in the pages -------------------------------------------------------------------------
+
+
+pages = cache(docs.pages)
 
 
 def parsed(page: str) -> list:
@@ -236,6 +249,7 @@ def clone(tmp_path_factory) -> Path:
     (run / "validation.json").write_text(json.dumps(validation()))
     for name in ("latest", "before"):
         (folder / "results" / name).symlink_to(run.name)
+    (folder / "my_step.py").write_text(fences("docs/diagnosis.md", "python")[0])
     return folder
 
 
@@ -272,14 +286,34 @@ def _block(names: set[str], random: np.random.Generator) -> dict[str, float]:
     return {name: float(random.normal(np.log1p(slower[name]), 0.02)) for name in slower}
 
 
+PROGRAMS = {"twinbench": ("bench",), "pytest": ("pytest", "-p", "no:cacheprovider")}
+
+
+@cache
+def parent(folder: Path) -> workers.Parent:
+    """What forks the processes of the project's own commands, which else are mostly imports."""
+    return workers.Parent("commands", folder)
+
+
 def run(text: str, folder: Path) -> subprocess.CompletedProcess:
     """Run a command as a user would who stands in `folder` and has its environment activated."""
     path = f"{folder / '.venv' / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    others = {k: v for k, v in os.environ.items() if k not in ("PYTEST_ADDOPTS", "PYTHONPATH")}
+    others = {"PATH": path, "COLUMNS": "80", "PYTEST_ADDOPTS": ""}
+    program, *words = shlex.split(text)
+    if (name := Path(program).name) in PROGRAMS and "&&" not in words:
+        module, *usual = PROGRAMS[name]
+        with tempfile.TemporaryDirectory() as said:
+            out, err = Path(said, "out"), Path(said, "err")
+            out.touch()
+            err.touch()
+            given = {"module": module, "arguments": usual + words, "environment": others}
+            status = parent(folder).fork(**given, out=str(out), err=str(err), timeout=230)
+            texts = out.read_text("utf-8"), err.read_text("utf-8")
+        return subprocess.CompletedProcess(text, status, *texts)
     return subprocess.run(
         ["sh", "-c", text],
         cwd=folder,
-        env=others | {"PATH": path, "COLUMNS": "80"},
+        env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | others,
         capture_output=True,
         text=True,
         timeout=230,
@@ -339,6 +373,14 @@ def test_its_arguments_are_parsed(text, frameworks, minutes, tmp_path, monkeypat
     ((path, found, results, most),) = asked
     assert (path.parent.parent, results, most) == (tmp_path, tmp_path, minutes)
     assert {match["framework"] for match in found["matches"]} == frameworks
+
+
+@pytest.mark.parametrize("text", of_kind("simulate"))
+def test_it_runs_with_few_draws(clone, text, monkeypatch, capsys):
+    monkeypatch.chdir(clone)
+    monkeypatch.setattr(validate.simulate.simulate, "__defaults__", (40,))
+    assert validate.main(text.partition(" validate ")[2].split(" ")) == 0
+    assert capsys.readouterr().out.startswith("pt: ")
 
 
 @pytest.mark.parametrize("text", of_kind("launch"))
@@ -545,33 +587,17 @@ def test_no_other_page_has_an_example_that_nobody_runs():
     ]
 
 
-@pytest.fixture(scope="module")
-def examples(tmp_path_factory) -> dict[str, subprocess.CompletedProcess]:
-    """Every example's run, two at a time."""
-    folder = tmp_path_factory.mktemp("examples")
-
-    def example(program: str) -> subprocess.CompletedProcess:
-        return subprocess.run(
-            [sys.executable, "-c", program],
-            cwd=folder,
-            env=os.environ | {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"},
-            capture_output=True,
-            text=True,
-        )
-
-    with ThreadPoolExecutor(2) as pool:
-        return dict(zip(programs(), pool.map(example, programs().values()), strict=True))
-
-
 @pytest.mark.parametrize("name", programs())
-def test_the_example_runs(name, examples):
-    assert examples[name].returncode == 0, examples[name].stderr[-3000:]
+def test_the_example_runs(name, tmp_path):
+    path = tmp_path / "example.py"
+    path.write_text(programs()[name])
+    side = "tf" if "import tensorflow" in path.read_text() else "pt"
+    workers.run("example_worker", (side,), lambda _: [path])
 
 
 @pytest.mark.parametrize(
     ("path", "needs"),
     [
-        ("pt_impl/train_step/gradient_accumulation.py", []),
         ("tf_impl/train_step/gradient_clipping.py", []),
         ("pt_impl/train_step/stacking.py", ["pt_impl/train_step/mixed_precision.py"]),
         ("pt_impl/input/tuned_folder.py", ["shared/epochs.py", "shared/images.py"]),
@@ -582,37 +608,48 @@ def test_what_a_page_says_of_copying_holds(path, needs, tmp_path):
     found = docs.needed(path)
     assert set(needs) <= set(found)
     assert bool(found) == bool(needs)
-    for place in [path, *found]:
-        (tmp_path / place).parent.mkdir(exist_ok=True, parents=True)
-        shutil.copy(ROOT / place, tmp_path / place)
-    assert imports_alone(path, tmp_path)
-    for place in found:
-        (tmp_path / place).rename(tmp_path / "away.py")
-        assert not imports_alone(path, tmp_path), place
-        (tmp_path / "away.py").rename(tmp_path / place)
+    folders = {missing: tmp_path / str(number) for number, missing in enumerate(["", *found])}
+    for missing, folder in folders.items():
+        for place in {path, *found} - {missing}:
+            (folder / place).parent.mkdir(exist_ok=True, parents=True)
+            shutil.copy(ROOT / place, folder / place)
+    said = imported_alone(path, folders.values())
+    assert said[0] == ""
+    for missing, error in zip(found, said[1:], strict=True):
+        assert any(words in error for words in ("No module named", "cannot import name")), missing
 
 
-# Without what makes an editable installation importable, by a finder or by a path.
+# In one process, since most of an import is that of a framework. Without what makes an editable
+# installation importable, by a finder or by a path.
 ELSEWHERE = """
-import os, sys
+import importlib, json, os, sys
 sys.meta_path[:] = [f for f in sys.meta_path if "__editable__" not in str(f)]
 sys.path[:] = [p for p in sys.path if not p or not os.path.isdir(os.path.join(p, "pt_impl"))]
+said = []
+for folder in sys.argv[2:]:
+    for name in [n for n in sys.modules if n.partition(".")[0] in ("pt_impl", "tf_impl", "shared")]:
+        del sys.modules[name]
+    sys.path[0] = folder
+    try:
+        importlib.import_module(sys.argv[1])
+        said.append("")
+    except ImportError as error:
+        said.append(str(error))
+print(json.dumps(said))
 """
 
 
-def imports_alone(path: str, folder: Path) -> bool:
-    """Whether a file can be imported in `folder`, where this repository is not installed."""
+def imported_alone(path: str, folders: Iterable[Path]) -> list[str]:
+    """What the import of a file says in each folder, where this repository is not installed."""
     name = path.removesuffix(".py").replace("/", ".")
     done = subprocess.run(
-        [sys.executable, "-c", f"{ELSEWHERE}import {name}"],
-        cwd=folder,
+        [sys.executable, "-c", ELSEWHERE, name, *folders],
         env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
         capture_output=True,
         text=True,
+        check=True,
     )
-    wanted = ("No module named", "cannot import name")
-    assert not done.returncode or any(words in done.stderr for words in wanted), done.stderr
-    return done.returncode == 0
+    return json.loads(done.stdout)
 
 
 # The tour -----------------------------------------------------------------------------------------
@@ -789,7 +826,7 @@ def test_pages_are_the_same_whoever_makes_them(tmp_path):
         text=True,
         check=True,
     )
-    assert json.loads(made.stdout) == docs.pages()
+    assert json.loads(made.stdout) == pages()
 
 
 @pytest.mark.parametrize("name", techniques())
@@ -798,7 +835,7 @@ def test_a_page_shows_both_files_whole_and_what_their_docstrings_say(name):
     tokens = (
         MarkdownIt("commonmark")
         .enable("table")
-        .parse(docs.pages()[f"{techniques()[name].family}/{name}.md"])
+        .parse(pages()[f"{techniques()[name].family}/{name}.md"])
     )
     paths = [f"{side}/{techniques()[name].family}/{name}.py" for side in ("pt_impl", "tf_impl")]
     sources = [(ROOT / path).read_text("utf-8") for path in paths]
@@ -820,14 +857,14 @@ def letters(text: str) -> str:
 
 
 def test_a_page_lists_the_variants_and_tasks_of_the_benchmark():
-    page = docs.pages()["train_step/compilation.md"]
+    page = pages()["train_step/compilation.md"]
     assert "| baseline (the baseline) | — | yes | Keras 3 | default |" in page
     assert "| compiled | — | yes, needs a C++ compiler | Keras 3 | default |" in page
     assert "| eager | — | — | Keras 3 | ordinary |" in page
     assert "| max\\_autotune |" in page or "| max_autotune |" in page
     assert "`mode='max-autotune'` | yes, needs a C++ compiler | — | full |" in page
     assert "| digits-cnn | 128 (compute) | predictions | — | ordinary |" in page
-    assert "tf_keras" in docs.pages()["compression/pruning.md"].partition("## What is measured")[2]
+    assert "tf_keras" in pages()["compression/pruning.md"].partition("## What is measured")[2]
 
 
 def test_a_source_with_fences_stays_in_its_own():
@@ -837,7 +874,7 @@ def test_a_source_with_fences_stays_in_its_own():
 
 def test_a_page_says_which_framework_alone_has_a_function():
     """In PyTorch's words, and in no others."""
-    page = docs.pages()["deployment/native_export.md"]
+    page = pages()["deployment/native_export.md"]
     _, said = page.split("- `export_torchscript(", 1)
     said = said.partition("\n- ")[0]
     assert "PyTorch: Legacy: " in said

@@ -1,6 +1,6 @@
 """A warm parent: imports one framework once and forks a worker for each request.
 
-    python -m tests.warm pt
+    python -m tests.warm pt|tf|commands
 
 Requests and answers are lines of JSON on the standard input and output; one at a time. Nothing here
 runs an operator or starts a thread, so that the fork is safe, and a worker finds all settings as a
@@ -23,6 +23,13 @@ from tests import workers
 KEPT = {
     "pt": ("torch._dynamo", "torch._inductor.compile_fx", "torchvision", "torchao.quantization"),
     "tf": ("keras", "tensorflow_model_optimization"),
+    "commands": (
+        "pytest",
+        "bench.report.command",
+        "bench.choose",
+        "bench.compare",
+        "bench.validate",
+    ),
 }
 
 
@@ -31,7 +38,8 @@ def main(framework: str) -> None:
     requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what an import prints is no answer
     variables = dict(os.environ)
-    workers.implementation(framework)
+    if framework != "commands":
+        workers.implementation(framework)
     for module in KEPT[framework]:
         importlib.import_module(module)
     # tfmot sets TF_USE_LEGACY_KERAS, by which what a worker starts would have another Keras.

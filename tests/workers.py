@@ -10,7 +10,9 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Sequence
+import time
+import traceback
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -45,12 +47,13 @@ class Scenarios(dict):
 
 
 class Parent:
-    """A process that has imported a framework and forks workers, one at a time (`warm.py`)."""
+    """A process that forks workers, one at a time, and has imported what they need (`warm.py`)."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, folder: Path = ROOT) -> None:
+        framework = {"tf_keras": "tf", "keras3": "tf"}.get(name, name)
         self._pipes = subprocess.Popen(
-            [sys.executable, "-m", "tests.warm", "pt" if name == "pt" else "tf"],
-            cwd=ROOT,
+            [sys.executable, "-m", "tests.warm", framework],
+            cwd=folder,
             env=environment(name),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -80,9 +83,42 @@ def environment(name: str) -> dict[str, str]:
     """The environment of a worker, whatever the tests were started with."""
     others = {key: value for key, value in os.environ.items() if key != "TF_USE_LEGACY_KERAS"}
     legacy = {"TF_USE_LEGACY_KERAS": "1"} if name == "tf_keras" else {}
-    # One thread compiles: a pool would import torch once more.
-    quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    # One thread compiles: a pool would import torch once more. Threads that wait leave the core to
+    # the workers beside them.
+    quiet = {
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        "OMP_WAIT_POLICY": "passive",
+    }
     return others | quiet | legacy
+
+
+def report(scenarios: Iterable[Callable], *arguments) -> None:
+    """Print what each scenario found, by its name, as the last line of a worker.
+
+    On standard error stands how long each took.
+    """
+    found = {}
+    for scenario in scenarios:
+        start, cpu = time.monotonic(), time.process_time()
+        try:
+            found[scenario.__name__] = scenario(*arguments)
+        except Exception:
+            found[scenario.__name__] = {"error": traceback.format_exc()}
+        took = f"{time.monotonic() - start:.1f} s, CPU {time.process_time() - cpu:.1f} s"
+        print(f"{scenario.__name__}: {took}", file=sys.stderr)
+    print(json.dumps(found))
+
+
+def in_a_folder(scenario: Callable[[Path], object]) -> Callable[[], object]:
+    """The scenario, given a folder of its own."""
+
+    @functools.wraps(scenario)
+    def run() -> object:
+        with tempfile.TemporaryDirectory() as folder:
+            return scenario(Path(folder))
+
+    return run
 
 
 def run(
@@ -112,7 +148,7 @@ def run(
                 with out.open("w") as o, err.open("w") as e:
                     status = subprocess.run(command, stdout=o, stderr=e, **settings).returncode
             else:
-                status = parent(name).fork(
+                status = parent("tf" if name == "keras3" else name).fork(
                     module=module,
                     arguments=given,
                     environment=variables,

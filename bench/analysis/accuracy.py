@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import inf
 
 from bench.analysis import verdicts
 from bench.analysis.bounds import SEED_LOOKS
@@ -86,16 +87,16 @@ def _exact(case: dict, cases: list[dict], tasks: dict) -> bool:
     return agree(tasks, case["task"], *both, bar=bar)
 
 
-def agree(tasks: dict, task: str, ours: list, theirs: list, bar: float = 1.0) -> bool:
-    """Whether there are losses on both sides, and all agree within the task's parity bar.
+def agree(tasks: dict, task: str, ours: list, theirs: list, bar: float = inf) -> bool:
+    """Whether there are losses on both sides, and all that both have agree within the parity bar.
 
     And within `bar`, where that is less.
     """
     parity = at(tasks, task, "parity")
     bar = min(bar, parity) if is_number(parity) else None
-    if not ours or len(ours) != len(theirs) or not all(map(is_number, [bar, *ours, *theirs])):
+    if not ours or not theirs or not all(map(is_number, [bar, *ours, *theirs])):
         return False
-    return all(abs(a - b) <= bar * abs(b) for a, b in zip(ours, theirs, strict=True))
+    return all(abs(a - b) <= bar * abs(b) for a, b in zip(ours, theirs, strict=False))
 
 
 def difference(

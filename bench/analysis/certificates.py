@@ -15,7 +15,8 @@ def same_side(one: dict, other: dict) -> bool:
 def difference(one: dict, other: dict) -> str | None:
     """Why two cases did not do the same work, from their certificates; None if they did.
 
-    The first loss, from equal weights, agrees in every block. Of the later ones, the median over
+    Of slow steps one may have fewer losses: those that both have count. The first one, from equal
+    weights, agrees in every block. Of the later ones, the median over
     the blocks of the largest difference is held to the tolerance: now and then rounding flips a
     ReLU, which moves the later losses of one block, while different work shows in every block. No
     block may differ by `MOST_FLIPPED` tolerances.
@@ -26,7 +27,7 @@ def difference(one: dict, other: dict) -> str | None:
             return "initial weights differ"
         apart = [
             (_apart(a, b), step)
-            for step, (a, b) in enumerate(zip(ours["losses"], theirs["losses"], strict=True), 1)
+            for step, (a, b) in enumerate(zip(ours["losses"], theirs["losses"], strict=False), 1)
         ]
         if apart[0][0] > tolerance:
             return _too_far(*apart[0], tolerance)

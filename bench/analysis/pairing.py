@@ -25,6 +25,7 @@ def program(case: dict) -> str:
 
 
 OF_A_PROGRAM = ("timing", "blocks", "cold_starts")
+OF_A_PROBE = (*OF_A_PROGRAM, "probed")  # which is all that is measured where nothing is timed
 
 
 def resolved(cases: list[dict]) -> list[dict]:
@@ -37,7 +38,8 @@ def resolved(cases: list[dict]) -> list[dict]:
     for case in cases:
         shown = by_id.get(program(case), case)
         if shown is not case:
-            case = case | {name: shown[name] for name in OF_A_PROGRAM if name in shown}
+            names = OF_A_PROGRAM if shown.get("timed", True) else OF_A_PROBE
+            case = case | {name: shown[name] for name in names if name in shown}
             if case["status"] == "OK":
                 case |= {"status": shown["status"], "reason": shown.get("reason")}
         found.append(case)

@@ -203,9 +203,9 @@ class Leaf:
     framework: str
     large: bool | None
     rows: list[Row]
-    unproven: int = 0
-    once: int = 0
-    refused: int = 0
+    unproven: int
+    once: int
+    refused: int
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from scipy import stats
 
 from bench.analysis.bounds import confidence
 
+FEWEST_SEEDS = 3  # differences of two can be equal to the sample, which would leave no width
 DELTA = 0.03  # a ratio within 1 / 1.03 … 1.03 counts as no difference
 
 
@@ -137,13 +138,14 @@ def compare_accuracy(
     `looks`: numbers of seeds after which training ends where the verdict stands.
 
     Returns the mean difference, its 95% interval and a verdict: "equivalent" (the 90% interval
-    lies inside the margin), "better" or "worse" (the 95% interval excludes zero), "inconclusive".
+    lies inside the margin), "better" or "worse" (the 95% interval excludes zero), "inconclusive";
+    no interval and no verdict for fewer than FEWEST_SEEDS.
     """
     differences = [value - base for value, base in zip(values, baseline, strict=True)]
     levels = [confidence(looks, level) if looks else level for level in (0.95, 0.90)]
     wide, narrow = (t_interval(differences, level) for level in levels)
     found = {"mean": wide.mean, "ci": None, "verdict": None}
-    if wide.sd is None:
+    if len(differences) < FEWEST_SEEDS:
         return found
     if -margin < narrow.low and narrow.high < margin:
         verdict = "equivalent"

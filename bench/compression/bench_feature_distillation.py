@@ -42,8 +42,8 @@ TECHNIQUE = Technique(
         Workload("digits-student", "small", effort="full", accuracy=True),
     ),
     differs_by_design=(
-        "PyTorch catches features with hooks, and runs the teacher to its end; TensorFlow stops "
-        "behind the layer that is read.",
+        "PyTorch catches features with hooks, and ends the teacher's pass with one; TensorFlow has "
+        "a model of the teacher's layers up to that which is read.",
         "The regressor is a 1x1 convolution in PyTorch and a dense layer in TensorFlow.",
     ),
     notes=(

@@ -9,6 +9,9 @@ from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
 from bench.harness.sizes import model_size
 from bench.harness.stages import train_on
 
+UNSUPPORTED = {
+    "pt": {"apply_latency_pruning": "PyTorch's pruning knows no runtime's sparse kernels"}
+}
 # Beyond the recipe's, as many as it takes digits-cnn to its plateau: 560 steps. Masks are made 42
 # times in the first three quarters of them, the rest is recovery.
 MORE_EPOCHS = 4

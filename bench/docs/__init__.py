@@ -149,7 +149,7 @@ def _tasks() -> list[dict]:
     return [
         {
             "name": task.name,
-            "model": MODELS[task.model.family],
+            "model": MODELS[task.model.family] if getattr(task.model, "causal", True) else BERT,
             "data": f"{task.dataset.name}, {task.dataset.train_size:,} for training",
             "parameters": f"{parameter_count(task.model):,}",
             "batches": f"{task.small_batch}, {task.compute_batch}",
@@ -167,6 +167,7 @@ MODELS = {
     "gpt": "decoder-only transformer",
     "detector": "one-stage detector (FCOS)",
 }
+BERT = "encoder-only transformer"  # a "gpt" that is not causal
 
 
 # Docstrings ---------------------------------------------------------------------------------------

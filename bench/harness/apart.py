@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-import threading
 import time
 from collections.abc import Callable, Collection, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -67,10 +66,17 @@ def describe(processes: Processes, framework: str, threads: int) -> dict:
     """
     flavour = FRAMEWORKS[framework].flavours[0]
     key = ParentKey(framework, flavour, "tuned", "main", threads)
-    worker = processes.execute(key, f"describe-{framework}")
+    try:
+        return _describe(processes, key, PEAK_DTYPES)
+    except Failed:  # a product in bfloat16 aborts where oneDNN is kept from its instructions
+        return _describe(processes, key, PEAK_DTYPES[:1])
+
+
+def _describe(processes: Processes, key: ParentKey, dtypes: tuple[str, ...]) -> dict:
+    worker = processes.execute(key, f"describe-{key.framework}")
     try:
         settings = configure(worker, processes.limits, seed=0)
-        found = worker.ask(processes.limits.request, "describe", dtypes=list(PEAK_DTYPES))
+        found = worker.ask(processes.limits.request, "describe", dtypes=list(dtypes))
         return settings | found
     finally:
         worker.stop(kill=True)
@@ -272,33 +278,34 @@ def train(
     one task, framework and flavour share stages of their training, so that they take turns. A
     case's training ends after `budget` seconds, times its workload's `training`, whatever seeds are
     left: on a machine that emulates a dtype it would take hours. `done` is given each case's result
-    as soon as it is there; on an interruption those that still train are ended and give none.
+    as soon as it is there, one after the other and in this thread: it writes the record. On an
+    interruption those that still train are ended and give none.
     """
     lanes: dict[tuple, list[Case]] = {}
     for case in cases:
         lanes.setdefault((case.workload.task, case.framework, case.flavour), []).append(case)
     keys = {case.id: replace(parent_key(case, 1), arm="main") for case in cases}
     failures = processes.start_parents(list(dict.fromkeys(keys.values())))
-    stopping = threading.Event()
 
-    def train_lane(lane: tuple) -> None:
-        for case in lanes[lane]:
-            found = copy.deepcopy(trained.get(case.id)) or Trained()
-            if failure := failures.get(keys[case.id]):
-                found.status, found.reason = "FAILED", f"training: {failure}"
-            elif found.status == "OK" and not found.reason:
-                folder = data[case.workload.task]
-                _train(processes, keys[case.id], case, found, seeds, folder, budget)
-            if stopping.is_set():
-                return
-            done(case, found)
+    def trained_now(case: Case) -> Trained:
+        found = copy.deepcopy(trained.get(case.id)) or Trained()
+        if failure := failures.get(keys[case.id]):
+            found.status, found.reason = "FAILED", f"training: {failure}"
+        elif found.status == "OK" and not found.reason:
+            folder = data[case.workload.task]
+            _train(processes, keys[case.id], case, found, seeds, folder, budget)
+        return found
 
     pool = ThreadPoolExecutor(threads)
     try:
-        for _ in pool.map(train_lane, lanes):
-            pass
+        running = {pool.submit(trained_now, lane[0]): lane for lane in lanes.values()}
+        while running:
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                case, *rest = running.pop(future)
+                if rest:
+                    running[pool.submit(trained_now, rest[0])] = rest
+                done(case, future.result())
     finally:
-        stopping.set()
         processes.stop_parents()  # and with them whatever still trains, so that no thread waits
         pool.shutdown(cancel_futures=True)
 

@@ -33,6 +33,8 @@ THREAD_VARIABLES = (
     "TF_NUM_INTRAOP_THREADS",
     "TF_NUM_INTEROP_THREADS",
 )
+# What limits the instructions that oneDNN, PyTorch's own kernels and MKL use.
+ISA_LIMITS = ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS")
 BENCH_PACKAGES = (
     *("twinbench", "numpy", "scipy", "scikit-learn", "pytest", "pytest-benchmark"),
     *("onnx", "onnxscript", "onnxruntime", "tf2onnx", "ai-edge-litert", "openvino"),
@@ -140,6 +142,7 @@ def describe(threads: int) -> dict:
         "isa": [
             f for f in ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16") if f in flags
         ],
+        "isa_limits": {name: os.environ[name] for name in ISA_LIMITS if name in os.environ},
         "physical_cores": psutil.cpu_count(logical=False),
         "logical_cores": psutil.cpu_count(),
         "threads": threads,

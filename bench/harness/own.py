@@ -79,9 +79,10 @@ class Side:
         return own_model.mapped(repeated, x), own_model.mapped(repeated, y)
 
     def most_samples(self, seconds: float) -> int:
-        """How large a batch may be whose step takes so long, by the check's steps."""
+        """How large a batch may be whose step takes so long, by the check's steps; its own may."""
         step_s = self.about["sides"][self.name]["step_s"]
-        return max(1, int(self.about["batch_size"] * seconds / step_s))
+        size = self.about["batch_size"]
+        return max(size, int(size * seconds / step_s))
 
     def drawn(self, seed: int) -> Iterator[tuple]:
         """Batches to train on until the file evaluates: those of a seed, or the file's own."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+TRUST = 0.2  # share of the plan whose end makes its times and those that passed count alike
+
 
 def clock(seconds: float) -> str:
     """1 h 52 min, 12 min 5 s, 40 s."""
@@ -36,5 +38,9 @@ class Progress:
         self._say(f"[{part}] {what} · {times}")
 
     def _pace(self, elapsed: float, done: float) -> float:
-        """How much slower than planned the machine is, once some of the plan is done."""
-        return min(3.0, max(0.3, elapsed / done)) if done > 30 else 1.0
+        """How much slower than planned the run is; of a run that has hardly begun, hardly at all.
+
+        The plan may be right in all and wrong in what comes first.
+        """
+        believed = TRUST * self._whole
+        return (elapsed + believed) / (done + believed) if believed else 1.0

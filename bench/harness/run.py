@@ -107,6 +107,7 @@ class Run:
         else:
             self._add_pass(plan.matches())
         self._clock = self._start = time.monotonic()
+        self._within = 0.0  # seconds of the parts within the one that is measured
         self._next_record = 0.0
         most = settings.minutes and 60 * settings.minutes
         self._end = self._start + most if most else float("inf")
@@ -161,7 +162,6 @@ class Run:
     def _measure(self) -> None:
         if not self.taken_up:
             self.save()
-        self._clock = time.monotonic()
         with self._part("data"):
             data = self._materialise()
         times = self.record.top["resumed"]
@@ -368,12 +368,14 @@ class Run:
 
     @contextmanager
     def _part(self, name: str) -> Iterator[None]:
-        """Note what a part of the run takes."""
-        start = time.monotonic()
+        """Note what a part of the run takes; what a part within it takes is that one's alone."""
+        start, outer, self._within = time.monotonic(), self._within, 0.0
         try:
             yield
         finally:
-            self.record.spend(name, time.monotonic() - start)
+            took = time.monotonic() - start
+            self.record.spend(name, took - self._within)
+            self._within = outer + took
 
     def save(self) -> None:
         """Write the state, and now and then the record, of which much is derived."""
@@ -513,7 +515,7 @@ class Run:
         if jobs:
             self._say("first calls and memory", f"{len(jobs)} starts")
             with self._part("cold"):
-                imports = {case.id: self.record.entries[case.id].imports for case in jobs}
+                imports = {case.id: self._imports(case) for case in jobs}
                 apart.cold_starts(
                     processes,
                     jobs,
@@ -523,6 +525,12 @@ class Run:
                     seed=SEED,
                     done=note,
                 )
+
+    def _imports(self, case: Case) -> list[str] | None:
+        """What the case's code was seen to import, on its own task or on another."""
+        found = [self.record.entries[case.id]]
+        found += [e for e in self.record.entries.values() if _row(e.case) == _row(case)]
+        return next((entry.imports for entry in found if entry.imports is not None), None)
 
     def _probes(self, processes: Processes, data: dict[str, str]) -> None:
         """What bench files measure themselves."""
@@ -619,6 +627,11 @@ class Run:
             margin=case.task.margin,
             more_is_better=more_is_better(case.task.metric),
         )
+
+
+def _row(case: Case) -> tuple:
+    """The same on every task."""
+    return case.technique, case.side, case.variant.name, case.workload.mode
 
 
 def _words(match: list[Case]) -> str:

@@ -50,6 +50,7 @@ class Plan:
     """The cases of a run by technique, and what they will take.
 
     `durations`: what is known of that. `room`: bytes that a match's contenders may hold together.
+    `left_out`: techniques that would take a quick run minutes each.
     """
 
     cases: dict[str, list[Case]]
@@ -57,6 +58,7 @@ class Plan:
     amount: Effort
     durations: Durations = field(default_factory=Durations)
     room: float = float("inf")
+    left_out: tuple[str, ...] = ()
 
     @cached_property
     def every(self) -> list[Case]:
@@ -106,7 +108,9 @@ class Plan:
     def probed(self, case: Case) -> bool:
         """Whether a case's probe is measured: in a quick run where it is all that there is."""
         own = self.techniques[case.technique].probes and case.variant.role != "control"
-        return own and not (self.amount.first_pass_alone and case.workload.timed)
+        if not case.workload.timed:  # its program is its probe
+            return own and self.shown[case.id] == case.id
+        return own and not self.amount.first_pass_alone
 
     def trained(self, case: Case) -> bool:
         """Whether a case is trained for its accuracy."""
@@ -188,6 +192,9 @@ class Plan:
             variants = dict.fromkeys(c.variant.name for c in cases)
             lines.append(_hanging(f"{name}: {', '.join(variants)}"))
             lines.append(_hanging(f"    on {', '.join(tasks)}; {len(cases)} cases"))
+        if self.left_out:
+            names = ", ".join(self.left_out)
+            lines.append(_hanging(f"take minutes each, with --technique or -k: {names}"))
         return "\n".join([*lines, _hanging(self._summary(left, taken_up))])
 
     def table(self, record: Record) -> str:

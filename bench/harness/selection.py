@@ -43,6 +43,14 @@ def cases_of(technique: Technique, module: str, effort: str) -> list[Case]:
     return found
 
 
+def at_a_glance(cases: list[Case]) -> list[Case]:
+    """What a quick run has of a technique that nobody asked for: its timed rows of small models.
+
+    Large ones, and what a bench file measures itself, take minutes each.
+    """
+    return [case for case in cases if case.timed and not case.task.blocks]
+
+
 def control_of(baseline: Variant) -> Variant:
     """The same work as `baseline` once more, for the noise floor."""
     return replace(
@@ -126,11 +134,13 @@ def matches(
     Where they are too many, or do not fit (`fits`: into memory), they are dealt out by technique,
     and within one by variant, so that twins stay together. With them plays what each of them is
     compared with, and one baseline of each framework, which joins the parts. `without`: the ids of
-    those about whom nothing is left to decide; what is left without a challenger is no match.
+    those about whom nothing is left to decide; what is left without a challenger is no match. Train
+    steps come first: what most ask for, a run has that ends in time.
     """
     timed = [case for case in cases if case.timed and case.settled]
     found = []
-    for work in dict.fromkeys(case.work for case in timed):
+    works = dict.fromkeys(case.work for case in timed)
+    for work in sorted(works, key=lambda work: work[-1] != "train"):
         here = [case for case in timed if case.work == work]
         found += _Division(here, shown, fits).parts(set(without))
     return found

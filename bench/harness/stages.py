@@ -2,7 +2,7 @@
 
 A stage is determined by what it starts from and what happens in it: task, recipe, seed, side (the
 folder's), initial weights, the step's name and settings, epochs. Whoever asks for one that another
-row has trained is given its weights.
+row has trained is given its weights. So is what is worked out before a training: `Stages.once`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -80,17 +80,29 @@ class Stages:
 
     def watch_plain(self, model: Any) -> None:
         """Give `model` what the framework's plain step makes of it, watched once for all rows."""
-        path = self._path("watched", self.weights, self.task.recipe.epochs, {})
-        seen, kit = path.with_suffix(".json"), self.impl.kit
-        if not seen.exists():
+        path, kit = self._path("watched", self.weights, self.task.recipe.epochs, {}), self.impl.kit
+
+        def train() -> dict:
             optimizer = kit.training.make_optimizer(model, self.task.recipe)
             step = kit.training.make_train_step(model, optimizer, kit.training.loss_of(self.task))
             self.watch(step, kit.training.make_predict(model))
             _save(path, kit.models.export_weights(model))
-            seen.write_text(json.dumps(self.metrics))
-        self.metrics |= json.loads(seen.read_text())
+            return self.metrics
+
+        self.metrics |= self.once("watched", train)
         with np.load(path, allow_pickle=False) as kept:
             kit.models.import_weights(model, dict(kept))
+
+    def once(self, name: str, work_out: Callable[[], Any]) -> Any:
+        """What `work_out()` gives, which is JSON: the first row that asks for it works it out.
+
+        `name` says all that it depends on beside the task, the seed and its initial weights.
+        """
+        path = self._path(name, self.weights, self.task.recipe.epochs, {}).with_suffix(".json")
+        if not path.exists():
+            text = json.dumps(work_out())
+            _write(path, lambda file: file.write(text.encode()))
+        return json.loads(path.read_text())
 
     def plain(self, weights: Weights | None = None, epochs: int | None = None) -> Weights:
         """What the framework's plain step makes of `weights`, or of the seed's initial ones."""
@@ -155,11 +167,15 @@ def curve(
 
 
 def _save(path: Path, weights: Weights) -> None:
+    _write(path, lambda file: np.savez(file, **weights))
+
+
+def _write(path: Path, write: Callable[[BinaryIO], Any]) -> None:
     """Whole or not at all: a row that is ended while it writes leaves nothing to be found."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(f".{os.getpid()}.part")
     with part.open("wb") as file:
-        np.savez(file, **weights)
+        write(file)
     part.replace(path)
 
 

@@ -25,6 +25,7 @@ TECHNIQUE = Technique(
             {"loader": "parallel"},
             measured=WARM,
             title="workers, as many as cores",
+            program="folder of photos, workers",
         ),
         Variant(
             "fast_decoder",

@@ -21,6 +21,7 @@ TECHNIQUE = Technique(
             role="baseline",
             measured=WARM,
             title="folder of photos, workers",
+            program="folder of photos, workers",
         ),
         Variant(
             "mapped_auto",

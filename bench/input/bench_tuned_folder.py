@@ -8,7 +8,8 @@ from bench.harness.plan import WARM, Prepared, Technique, Variant, Work, Workloa
 from bench.probes import pipelines
 
 UNSUPPORTED = {
-    "tf": {"threads_loader": "tf.data has no other workers than threads: it would be tuned_loader"}
+    "pt": {"service_loader": "DataLoader's workers are processes of the machine that trains"},
+    "tf": {"threads_loader": "tf.data has no other workers than threads: it would be tuned_loader"},
 }
 
 TECHNIQUE = Technique(
@@ -22,6 +23,7 @@ TECHNIQUE = Technique(
             role="baseline",
             measured=WARM,
             title="workers, as many as cores",
+            program="folder of photos, workers",
         ),
         Variant("tuned", {"loader": "tuned"}, measured=WARM, title="tuned"),
         Variant(

@@ -126,6 +126,8 @@ class Climb:
             found = apart.describe(processes, framework, self.threads)
             now["packages"][framework] = found["versions"] | {"python": found["python"]}
             now["devices"][framework] = found["device"]
+            if not on_cpu(found["device"]):
+                now["gpu"] = found["device_info"]
         on_gpus = not any(map(on_cpu, now["devices"].values()))
         now["task"] = (on_gpus and self.ladder.gpu_task) or self.ladder.task
         self.ladder = at_task(self.ladder, now["task"])

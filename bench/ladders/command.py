@@ -13,7 +13,7 @@ in ladder.md and the picture in ladder.svg beside it.
 from __future__ import annotations
 
 import argparse
-import os
+import shutil
 import signal
 import sys
 from datetime import UTC, datetime
@@ -31,9 +31,10 @@ from bench.report.replace import write_atomically
 from bench.report.svg import standalone
 
 LADDERS = {
-    "image_classification": "bench.ladders.image_classification",
-    "language_model": "bench.ladders.language_model",
-    "domain_adaptation": "bench.ladders.domain_adaptation",
+    "image_classification": "bench.ladders.image_classification:LADDER",
+    "language_model": "bench.ladders.language_model:LADDER",
+    "masked_language_model": "bench.ladders.language_model:MASKED",
+    "domain_adaptation": "bench.ladders.domain_adaptation:LADDER",
 }
 BLOCKS = 3  # pairs of runs a rung
 
@@ -42,7 +43,8 @@ def find(name: str) -> Ladder:
     """The ladder called `name`; ValueError where there is none."""
     if name not in LADDERS:
         raise ValueError(f"there is no ladder {name!r}; choose of {', '.join(LADDERS)}")
-    return import_module(LADDERS[name]).LADDER
+    module, _, ladder = LADDERS[name].partition(":")
+    return getattr(import_module(module), ladder)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -159,5 +161,6 @@ def _write(ladder: Ladder, record: climbing.Record, folder: Path) -> None:
 
 
 def _show(ladder: Ladder, record: climbing.Record) -> int:
-    print(report.as_text(ladder, record, int(os.environ.get("COLUMNS", "100"))), end="")
+    width = shutil.get_terminal_size().columns
+    print(report.as_text(ladder, record, width), end="")
     return 0

@@ -17,7 +17,7 @@ import numpy as np
 from bench.harness.plan import Work
 from bench.harness.worker import RESIDENT_BATCHES
 from bench.ladders import training
-from bench.ladders.ladder import BF16_LOSSES, Ladder, Rung
+from bench.ladders.ladder import BF16_LOSSES, UNNAMED, Ladder, Published, Rung
 from shared import datasets
 from shared.specs import TASKS
 
@@ -48,6 +48,12 @@ LADDER = Ladder(
         ),
         Rung("clipping", "gradients clipped at 0.5", judged="quality"),
         Rung("compiled", "compiled", judged="iteration", compiles=("pt",)),
+    ),
+    published=(
+        Published("VisDA, a training: 4.2 → 2.8 h", 2.8 / 4.2, "iteration", UNNAMED),
+        Published("VisDA, a training: 22 → 12.5 h", 12.5 / 22, "iteration", UNNAMED),
+        Published("VisDA, memory: 12 → 8.2 GB", 8.2 / 12, "memory", UNNAMED),
+        Published("VisDA, accuracy on the target: 68.3 → 72.1%", 72.1 - 68.3, "quality", UNNAMED),
     ),
 )
 

@@ -22,6 +22,7 @@ JUDGED = {
     "quality": "quality",
 }
 BF16_LOSSES = 0.05  # relative, over ten steps: as in the benchmark of stacking
+UNNAMED = "neither is named"
 
 
 @dataclass(frozen=True)
@@ -44,13 +45,28 @@ class Rung:
 
 
 @dataclass(frozen=True)
+class Published:
+    """What somebody gained in such a training, to stand beside what a climb gives.
+
+    `said`: in their own figures, before → after. `change`: after ÷ before, or the points that a
+    quality rose by. `figure`: that of a run which it is about.
+    `where`: the machine and the source.
+    """
+
+    said: str
+    change: float
+    figure: str
+    where: str
+
+
+@dataclass(frozen=True)
 class Ladder:
     """A program and its rungs, in order.
 
-    `module`: where its `probe` is. `task`: of the model, its recipe, metric and margin; `gpu_task`
-    takes its place on a GPU. `materialise(folder, task) -> (folder of the task's arrays, settings
-    of every run)`, called once. `seconds`: about how long a run takes on two cores. `batch_size`:
-    where it is not the task's.
+    `module`: where its `probe` is, called as its program. `task`: of the model, its recipe, metric
+    and margin; `gpu_task` takes its place on a GPU. `materialise(folder, task) -> (folder of the
+    task's arrays, settings of every run)`, called once. `seconds`: about how long a run takes on
+    two cores. `batch_size`: where it is not the task's.
     """
 
     name: str
@@ -62,11 +78,17 @@ class Ladder:
     gpu_task: str | None = None
     batch_size: int | None = None
     seconds: float = 30.0
+    published: tuple[Published, ...] = ()
 
     @property
     def spec(self) -> Task:
         """The task's spec."""
         return TASKS[self.task]
+
+    @property
+    def program(self) -> str:
+        """The file of its program in either side."""
+        return self.module.rpartition(".")[2]
 
     @property
     def more_is_better(self) -> bool:
@@ -85,4 +107,4 @@ class Ladder:
         )
         workload = Workload(self.task, "compute", timed=False)
         flavour = FRAMEWORKS[framework].flavours[0]
-        return Case("ladders", self.name, self.module, framework, flavour, variant, workload)
+        return Case("ladders", self.program, self.module, framework, flavour, variant, workload)

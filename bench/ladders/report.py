@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from bench.analysis.reading import FRAMEWORKS
+from bench.analysis.values import at
 from bench.analysis.verdicts import Interval, Ratio
 from bench.ladders import rule
 from bench.ladders.climbing import Record
@@ -26,6 +27,8 @@ SHOWN = {
     "samples_per_s": ("samples/s", 1.0),
     "utilisation": ("cores in\nuse [%]", 1.0),
     "fluctuation": ("its sd\n[%]", 1.0),
+    "device_utilisation": ("GPU\nbusy [%]", 1.0),
+    "device_fluctuation": ("its sd\n[%]", 1.0),
     "memory": ("peak\n[MB]", 1e-6),
     "device_memory": ("device\npeak [MB]", 1e-6),
     "first_step": ("first\nstep [s]", 1.0),
@@ -53,7 +56,7 @@ def content(ladder: Ladder, record: Record) -> list[str | Table]:
     state = "" if record["finished"] else " Not finished."
     said: list[str | Table] = [
         f"{ladder.title}, {ladder.task}, batch {ladder.batch_size or ladder.spec.compute_batch}, "
-        f"{record['blocks']} pairs a rung on {record['environment'].get('cpu', MISSING)}.{state}",
+        f"{record['blocks']} pairs a rung on {_machine(record)}.{state}",
     ]
     for framework, steps in climbs.items():
         table = _figures(ladder, record, framework, steps)
@@ -61,7 +64,16 @@ def content(ladder: Ladder, record: Record) -> list[str | Table]:
     said.append(_ratios(ladder, record, climbs))
     for framework, steps in climbs.items():
         said += _promised(ladder, record, framework, steps)
+    if ladder.published:
+        said.append(_published(ladder, record, climbs))
     return said
+
+
+def _machine(record: Record) -> str:
+    """The processor, and the GPU where it trained on one."""
+    environment = record["environment"]
+    names = environment.get("cpu", MISSING), at(environment, "gpu", "name")
+    return " with ".join(name for name in names if name)
 
 
 def as_text(ladder: Ladder, record: Record, width: int = 100) -> str:
@@ -116,6 +128,7 @@ def _ratios(ladder: Ladder, record: Record, climbs: Climbs) -> Table:
             Column(group, "÷ below"),
             Column(group, "quality\nto below"),
             Column(group, "iteration\n÷ plain"),
+            Column(group, "memory\n÷ plain"),
             Column(group, "rule", right=False),
         ]
     columns.append(Column("", "first losses\nof twins", right=False))
@@ -133,12 +146,13 @@ def _ratios(ladder: Ladder, record: Record, climbs: Climbs) -> Table:
 
 def _said(step: Step | None) -> list[str]:
     if step is None:
-        return [MISSING, MISSING, MISSING, STATES["open"]]
+        return [*4 * [MISSING], STATES["open"]]
     rule_ = STATES[step.state] + (f" ({step.reason})" if step.reason else "")
     return [
         _ratio(step.below_by.get(step.rung.judged)),
         _difference(step.quality),
         _ratio(step.plain_by.get("iteration")),
+        _ratio(step.plain_by.get("memory")),
         rule_,
     ]
 
@@ -197,6 +211,27 @@ def _top(ladder: Ladder, framework: str, top: Interval) -> str:
         verdict = f"not decided at the margin of {margin:g}"
     said = f"{FRAMEWORKS[framework]}: {metric} at the top against the plain program, better by"
     return f"{said} {_difference(top)}: {verdict}."
+
+
+def _published(ladder: Ladder, record: Record, climbs: Climbs) -> Table:
+    """What others published of such trainings, beside the top of this ladder."""
+    columns = [Column("", "published", right=False), Column("", "machine and source", right=False)]
+    columns.append(Column("", "÷ before,\nor points"))
+    columns += [Column(FRAMEWORKS[framework], "top ÷ plain,\nor points") for framework in climbs]
+    rows = []
+    for claim in ladder.published:
+        points = claim.figure == "quality"
+        row = [claim.said, claim.where, f"{claim.change:+g}" if points else number(claim.change)]
+        for framework, steps in climbs.items():
+            if points:
+                top = rule.top_quality(ladder, record["runs"], framework, steps)
+                row.append(_difference(top))
+            else:
+                top = rule.top_ratio(record["runs"], framework, steps, claim.figure)
+                row.append(_ratio(top))
+        rows.append(row)
+    title = f"Published of such trainings, beside this climb on {_machine(record)}"
+    return Table(title, columns, rows)
 
 
 # The picture --------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ PARTS = "parts"  # the stage in which each rung stands alone beside the stack
 MULTIPLIED = ("iteration", "memory")  # figures of which the parts promise a product
 COMPARED = ("iteration", "memory", "whole", "latency", "size")  # ratios to the program below
 FIGURES = (*COMPARED, "epoch", "samples_per_s", "utilisation", "fluctuation", "device_memory")
-FIGURES += ("quality", "first_step")
+FIGURES += ("device_utilisation", "device_fluctuation", "quality", "first_step")
 
 Rungs = tuple[str, ...]
 
@@ -263,10 +263,19 @@ def top_quality(
     ladder: Ladder, runs: Sequence[dict], framework: str, steps: list[Step]
 ) -> Interval | None:
     """How much better the top of the ladder is than the plain program, run next to each other."""
-    here = [r for r in runs if r["stage"] == PARTS and r["framework"] == framework]
+    return _better(ladder, _top_pairs(runs, framework, steps))
+
+
+def top_ratio(runs: Sequence[dict], framework: str, steps: list[Step], figure: str) -> Ratio | None:
+    """The ratio of a figure of the top of the ladder to the plain program's, likewise."""
+    return _ratio(_top_pairs(runs, framework, steps), figure)
+
+
+def _top_pairs(runs: Sequence[dict], framework: str, steps: list[Step]) -> list[tuple[dict, dict]]:
     if not steps or steps[-1].state == "open" or not steps[-1].stands:
-        return None
-    return _better(ladder, _pairs(here, steps[-1].stands, ()))
+        return []
+    here = [r for r in runs if r["stage"] == PARTS and r["framework"] == framework]
+    return _pairs(here, steps[-1].stands, ())
 
 
 def _logs(runs: list[dict], rungs: Rungs, figure: str) -> dict[int, float]:

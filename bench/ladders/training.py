@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median, pstdev
@@ -19,9 +20,10 @@ import psutil
 from bench.harness import machine, memory
 from bench.harness.accuracy import even_batch
 from bench.harness.plan import Work
+from shared.utilization import Gpu, watch_utilization
 from shared.weights import checksum
 
-WINDOW_S = 0.5  # over which the processor's utilisation is taken, at least
+WINDOW_S = 0.5  # over which utilisation is taken, at least
 CALLS, WARM_CALLS = 30, 5  # predictions of one sample
 CALIBRATION = 64  # samples
 
@@ -88,9 +90,10 @@ def measure(
     program = make(partial(kit.models.build, work.task.model, work.weights))
     try:
         certificate, first = _first_steps(kit, program, batches)
-        watched = Watched()
-        for _ in range(epochs):
-            watched.watch(program.epoch(), kit.runtime.synchronize)
+        watched, on_gpu = Watched(), kit.runtime.device_peak() is not None
+        with watch_utilization(interval=WINDOW_S) if on_gpu else nullcontext() as used:
+            for _ in range(epochs):
+                watched.watch(program.epoch(), kit.runtime.synchronize)
         calibration, _ = kit.data.to_device(calibration, test[1])
         after = Watched()
         after.watch(program.finish(calibration), kit.runtime.synchronize)
@@ -118,6 +121,8 @@ def measure(
         found["memory"] = _figure("bytes", most)
     if device := kit.runtime.device_peak():
         found["device_memory"] = _figure("bytes", device["allocated"])
+    if on_gpu:
+        found |= _busiest(used.gpus)
     return found
 
 
@@ -146,6 +151,18 @@ def _pace(watched: Watched, batch_size: int) -> dict[str, dict]:
         found["utilisation"] = _figure("%", 100 * sum(watched.shares) / len(watched.shares))
         found["fluctuation"] = _figure("%", 100 * pstdev(watched.shares))
     return found
+
+
+def _busiest(gpus: Iterable[Gpu]) -> dict[str, dict]:
+    """How busy the GPU was: the busiest that NVML told of, which knows those of others, too."""
+    told = [gpu for gpu in gpus if gpu.mean is not None]
+    if not told:
+        return {}
+    ours = max(told, key=lambda gpu: gpu.mean)
+    return {
+        "device_utilisation": _figure("%", 100 * ours.mean),
+        "device_fluctuation": _figure("%", 100 * ours.sd),
+    }
 
 
 def _latency(kit, predict: Callable, x) -> float:

@@ -13,7 +13,13 @@ TECHNIQUE = Technique(
     name="model_parallel",
     title="Model parallel: layer split and pipelines",
     variants=(
-        Variant("one_device", role="baseline", measured=WARM, title="one device"),
+        Variant(
+            "one_device",
+            role="baseline",
+            measured=WARM,
+            title="one device",
+            program="one device",
+        ),
         Variant(
             "pipeline",
             {"micro_batches": 4},

@@ -13,7 +13,13 @@ TECHNIQUE = Technique(
     name="tensor_parallel",
     title="Tensor parallel, and a hybrid of data and tensor parallel",
     variants=(
-        Variant("one_device", role="baseline", measured=WARM, title="one device"),
+        Variant(
+            "one_device",
+            role="baseline",
+            measured=WARM,
+            title="one device",
+            program="one device",
+        ),
         Variant(
             "tensor_parallel",
             {"replicas": 1},

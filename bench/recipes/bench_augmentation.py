@@ -30,7 +30,7 @@ TECHNIQUE = Technique(
             for name, policy, effort, title in (
                 ("geometry", GEOMETRY, "default", "rotation, zoom and shift"),
                 ("mixup", {"mixup": 0.2}, "default", "mixup"),
-                ("cutmix", {"cutmix": 1.0}, "default", "cutmix"),
+                ("cutmix", {"cutmix": 1.0}, "ordinary", "cutmix"),
                 (
                     "colour",
                     {"brightness": 0.2, "contrast": 0.2},

@@ -33,8 +33,9 @@ TECHNIQUE = Technique(
             for name, kept, effort, title in (
                 ("ema", ["ema"], "default", "exponential average (EMA)"),
                 ("swa", ["swa"], "default", "equal average of the second half (SWA)"),
-                ("early_stopping", ["stop"], "default", "early stopping"),
+                ("early_stopping", ["stop"], "ordinary", "early stopping"),
                 ("ema_early_stopping", ["ema", "stop"], "ordinary", "EMA and early stopping"),
+                ("swa_early_stopping", ["swa", "stop"], "ordinary", "SWA and early stopping"),
             )
         ),
     ),
@@ -47,7 +48,8 @@ TECHNIQUE = Technique(
         f"The exponential average remembers {MEMORY:.0%} of the steps; SWA takes the mean of the "
         "weights after each epoch of the second half. The statistics of BatchNorm are made anew.",
         f"Early stopping looks at {HELD_OUT} samples that it holds out of the training split, on "
-        f"which the others train, too, and ends after {PATIENCE} epochs that are no better.",
+        f"which the others train, too, and ends after {PATIENCE} epochs that are no better. With "
+        "an average it looks at that, with statistics of its own; SWA has none in the first half.",
     ),
 )
 
@@ -82,7 +84,7 @@ def _build(impl, work: Work) -> tuple:
 
 
 def _train(impl, work: Work, stages: Stages, model, step, predict, average) -> None:
-    """Train epoch by epoch, after each of which averages and early stopping look at the weights."""
+    """Train epoch by epoch; after each, averages and early stopping look at what may be kept."""
     averaging, kit, kept = impl.recipes.averaging, impl.kit, work.settings["kept"]
     x, y = stages.split("train")
     held_x, held_y = x[:HELD_OUT], y[:HELD_OUT]
@@ -91,14 +93,20 @@ def _train(impl, work: Work, stages: Stages, model, step, predict, average) -> N
     rising = more_is_better(work.task.metric)
     stopping = averaging.EarlyStopping(model, patience=PATIENCE, higher_is_better=rising)
     size, epochs = _batch_size(work), work.task.recipe.epochs
+    batches = [x[start : start + size] for start in range(0, len(x), size)]
+    first = epochs // 2 if "swa" in kept else 0  # from when there is something to keep
     for epoch in range(epochs):
         seed = stages.seed * epochs + epoch  # another order in each epoch
         kit.training.fit(step, x, y, batch_size=size, epochs=1, seed=seed)
         stages.epochs += 1
-        if "swa" in kept and epoch >= epochs // 2:
+        if epoch < first:
+            continue
+        if "swa" in kept:
             average.update_parameters(model)
         if "stop" in kept:
             with averaging.averaged(model, average) if average else nullcontext():
+                if average:
+                    averaging.update_statistics(model, batches)
                 value = kit.training.evaluate_task(
                     predict, held_x, held_y, work.task, batch_size=HELD_OUT
                 )
@@ -109,8 +117,6 @@ def _train(impl, work: Work, stages: Stages, model, step, predict, average) -> N
         stopping.restore()
     else:
         averaging.apply_average(model, average)
-    if average:
-        batches = [x[start : start + size] for start in range(0, len(x), size)]
         averaging.update_statistics(model, batches)
 
 

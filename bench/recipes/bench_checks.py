@@ -30,8 +30,10 @@ TECHNIQUE = Technique(
     ),
     notes=(
         "A checked step copies the weights first and waits for its loss. Pass: seconds to go over "
-        "the training split once, with the checks or without. Found: of five planted faults (NaN, "
-        "a value out of range, a label out of range, a rare class, a sample in both splits).",
+        "the training split once, with the checks or without. Found: of seven planted faults (NaN, "
+        "a value out of range, a label out of range, a rare class, a sample in both splits, a loss "
+        "over probabilities for a model that gives logits, and what is lost of the gradient on the "
+        "way over probabilities).",
     ),
     probes=True,
 )
@@ -81,13 +83,13 @@ def probe(impl, work: Work, batches) -> dict[str, dict]:
         passes.append(time.perf_counter() - start)
     found = {"pass": {"value": median(passes), "unit": "s", "samples": passes}}
     if work.settings:
-        seen = _faults(impl, x[:600], y[:600])
+        seen = _faults(impl, work, x[:600], y[:600])
         found["found"] = {"value": sum(map(bool, seen.values())), "unit": "faults", "samples": None}
         found["evidence"] = {"faults": seen}
     return found
 
 
-def _faults(impl, x: np.ndarray, y: np.ndarray) -> dict[str, str]:
+def _faults(impl, work: Work, x: np.ndarray, y: np.ndarray) -> dict[str, str]:
     """What is said of each planted fault; "" where it was not found."""
     checks = impl.recipes.checks
     low, high = float(x.min()), float(x.max())
@@ -105,13 +107,30 @@ def _faults(impl, x: np.ndarray, y: np.ndarray) -> dict[str, str]:
     out_of_range, few = y.copy(), (y != 3) | (np.cumsum(y == 3) <= 1)
     out_of_range[5] = 10
     twice = [impl.kit.data.to_device(part, y[:300]) for part in (x[:300], x[299:599])]
+    model = impl.kit.models.build(work.task.model, work.weights)
+    wrong = impl.kit.training.probability_cross_entropy
+    form = checks.check_loss(model, wrong, *impl.kit.data.to_device(x[:64], y[:64]))
     return {
         "nan": said(with_value(float("nan")), y),
         "value out of range": said(with_value(high + 1), y),
         "label out of range": said(x, out_of_range),
         "rare class": said(x[few], y[few]),
         "in both splits": "; ".join(map(str, checks.check_splits([twice[0]], [twice[1]]).findings)),
+        "loss over probabilities": "; ".join(map(str, form.findings)),
+        "gradient": _lost(impl),
     }
+
+
+def _lost(impl) -> str:
+    """Where less than half of the gradient is left of a loss that takes the softmax first."""
+    training = impl.kit.training
+    shares = impl.recipes.checks.gradient_by_margin(
+        lambda logits, y: training.probability_cross_entropy(training.softmax(logits), y)
+    )
+    for margin, share in shares.items():
+        if not share > 0.5:
+            return f"{share:.2g} is left of that of a sample that is wrong by {margin} in logits"
+    return ""
 
 
 def bench_checks(case, replay):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from bench.harness.plan import Measure, Prepared, Technique, Variant, Work, Workload
 from bench.harness.stages import Stages, curve
@@ -19,16 +19,16 @@ TECHNIQUE = Technique(
             Variant(name, {"factor": f}, measured=TRAINED, effort=e, changes="math", title=title)
             for name, f, e, title in (
                 ("suggested", 1.0, "default", "suggested rate"),
-                ("half", 0.5, "default", "half of the suggested rate"),
-                ("twice", 2.0, "default", "twice the suggested rate"),
+                ("half", 0.5, "ordinary", "half of the suggested rate"),
+                ("twice", 2.0, "ordinary", "twice the suggested rate"),
                 ("tenth", 0.1, "ordinary", "a tenth of the suggested rate"),
             )
         ),
     ),
     workloads=(Workload("digits-cnn", "compute", accuracy=True, timed=False),),
     notes=(
-        "The suggestion is made anew for each seed, from the weights and the data that a training "
-        "starts with; the test's own steps are not counted.",
+        "The suggestion is made once a seed, from the weights and the data that a training starts "
+        "with; all rows take their rate from it. The test's own steps are not counted.",
     ),
 )
 
@@ -43,8 +43,8 @@ def prepare(impl, work: Work) -> Prepared:
         if not work.settings:
             stages.watch_plain(model)
             return
-        found = _find(impl, work, model, *stages.split("train"), seed=stages.seed)
-        rate = work.settings["factor"] * found.suggestion
+        found = stages.once("range_test", lambda: _range_test(impl, work, model, stages))
+        rate = work.settings["factor"] * found["suggestion"]
         stages.watch(_step(impl, work, model, rate)[1], predict)
         stages.metrics["learning_rate"] = {"value": rate, "unit": ""}
         if work.settings["factor"] == 1:  # the others' is the same
@@ -62,17 +62,19 @@ def _step(impl, work: Work, model, rate: float):
     )
 
 
-def _find(impl, work: Work, model, x, y, *, seed: int):
+def _range_test(impl, work: Work, model, stages: Stages) -> dict:
+    """A `RangeTest` as a dictionary."""
     optimizer, step = _step(impl, work, model, work.task.recipe.learning_rate)
-    size = work.task.recipe.accuracy_batch_size
-    batches = list(impl.kit.data.epoch_batches(x, y, batch_size=size, seed=seed, epoch=0))
-    return impl.recipes.learning_rate_finder.find_learning_rate(model, optimizer, step, batches)
+    order = {"batch_size": work.task.recipe.accuracy_batch_size, "seed": stages.seed, "epoch": 0}
+    batches = list(impl.kit.data.epoch_batches(*stages.split("train"), **order))
+    find = impl.recipes.learning_rate_finder.find_learning_rate
+    return asdict(find(model, optimizer, step, batches))
 
 
-def _curve(found) -> dict:
+def _curve(found: dict) -> dict:
     """The smoothed losses over the rates, every second one, and the suggestion."""
-    losses = list(zip(found.rates, found.smoothed, strict=True))
-    mark = next(point for point in losses if point[0] == found.suggestion)
+    losses = list(zip(found["rates"], found["smoothed"], strict=True))
+    mark = next(point for point in losses if point[0] == found["suggestion"])
     return curve(losses[::2], x="learning rate", y="loss, smoothed", log=True, mark=mark)
 
 

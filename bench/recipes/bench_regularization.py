@@ -34,7 +34,7 @@ TECHNIQUE = Technique(
                 (
                     "dropout",
                     {"dropout": DROPOUT},
-                    "default",
+                    "ordinary",
                     f"dropout before the head, {DROPOUT:g}",
                 ),
                 (
@@ -49,6 +49,18 @@ TECHNIQUE = Technique(
                     "ordinary",
                     "decoupled decay, smoothing and dropout",
                 ),
+                (
+                    "decoupled_x2",
+                    {"decay": DECAY, "times": 2},
+                    "ordinary",
+                    f"twice the batch, decoupled decay, {DECAY:g}",
+                ),
+                (
+                    "decoupled_x2_scaled",
+                    {"decay": DECAY, "times": 2, "scaled": True},
+                    "ordinary",
+                    "twice the batch and the decoupled decay",
+                ),
             )
         ),
     ),
@@ -58,6 +70,8 @@ TECHNIQUE = Technique(
         "and decoupled decay are of kernels alone, and of strengths that are usual for each: they "
         "do not mean the same under Adam.",
         "600 images, each seen 40 times. Accuracy on the training split stands beside it.",
+        "Rows of twice the batch take half the steps at the same rate: scaled, the decay takes the "
+        "same share of the weights an epoch as that of the task's batch.",
         "BatchNorm is in all rows but one, which starts from the same kernels and has biases in "
         "its place.",
     ),
@@ -75,7 +89,7 @@ def prepare(impl, work: Work) -> Prepared:
     if "decay" in asked:
         if hasattr(optimizer, "from_config"):  # Keras takes a decay before it makes its variables
             optimizer = type(optimizer).from_config(optimizer.get_config())
-        technique.apply_decoupled_decay(model, optimizer, weight_decay=asked["decay"])
+        technique.apply_decoupled_decay(model, optimizer, weight_decay=_decay(impl, work))
     loss_fn = impl.kit.training.cross_entropy
     if "smoothing" in asked:
         loss_fn = partial(technique.smoothed_cross_entropy, smoothing=asked["smoothing"])
@@ -85,9 +99,25 @@ def prepare(impl, work: Work) -> Prepared:
     predict = impl.kit.training.make_predict(model)
 
     def train(stages: Stages) -> None:
-        stages.watch(step, predict)
+        stages.watch(step, predict, batch_size=_batch_size(work) if "times" in asked else None)
 
     return Prepared(step, predict, model, optimizer, train=train)
+
+
+def _batch_size(work: Work) -> int:
+    """Samples of an update in training."""
+    return work.settings.get("times", 1) * work.task.recipe.accuracy_batch_size
+
+
+def _decay(impl, work: Work) -> float:
+    """The decay asked for, or what becomes of it where it is that of the task's batch."""
+    if not work.settings.get("scaled"):
+        return work.settings["decay"]
+    return impl.recipes.regularization.scale_decay(
+        weight_decay=work.settings["decay"],
+        batch_size=_batch_size(work),
+        nominal_batch_size=work.task.recipe.accuracy_batch_size,
+    )
 
 
 def _build(impl, work: Work):

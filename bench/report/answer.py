@@ -29,17 +29,23 @@ UNITS = {"accuracy": " points", "bits_per_character": " bits", "mAP": " points"}
 
 
 def name_of(option: Option) -> str:
-    """PyTorch 3_bf16 (stacking: channels_last + compile + bf16); of a baseline how often it ran."""
-    case = option.case
-    more = case["technique"]
-    words = title(case)
+    """PyTorch 3_bf16 (stacking: channels_last + compile + bf16); PyTorch baseline."""
+    more = _of(option)
+    return f"{_short_name(option)} ({more})" if more else _short_name(option)
+
+
+def _short_name(option: Option) -> str:
+    return f"{framework_title(option.case)} {option.case['variant']}"
+
+
+def _of(option: Option) -> str:
+    """Which technique's row it is, and what it does; of a baseline, how many share it."""
+    technique, variant, words = option.case["technique"], option.case["variant"], title(option.case)
     if option.is_baseline:
         count = len(option.repeats)
-        more = "baseline" + (f" of {more}" if more != "baseline" else "")
-        more += f" and {count} more" if count else ""
-    elif words.replace(" ", "_") not in case["variant"]:
-        more += f": {words}"
-    return f"{framework_title(case)} {case['variant']} ({more})"
+        more = f"baseline of {technique}" + (f" and {count} more" if count else "")
+        return more if variant != "baseline" else ""
+    return technique if words.replace(" ", "_") in variant else f"{technique}: {words}"
 
 
 def parameters(tasks: Iterable[str]) -> list[int]:
@@ -146,9 +152,12 @@ def beside_best(found: Answer, option: Option) -> str:
 
 
 def lines(found: Answer, *, every: bool = False) -> list[tuple[str, str]]:
-    """An answer as labels and texts: what is cheapest, what is best, and why no other."""
+    """An answer as labels and texts: what is cheapest, what is best, and why no other.
+
+    Nothing is cheaper than a baseline.
+    """
     said = []
-    if found.cheapest:
+    if found.cheapest and not found.best.is_baseline:
         said.append(("cheapest", sentence(found, found.cheapest)))
     said.append((_first(found), sentence(found, found.best)))
     if not every:
@@ -268,16 +277,14 @@ def summary_table(found: list[Answer]) -> Table:
             cell = "\n".join(filter(None, [figure, "; ".join(filter(None, said))]))
             which = _first(each) if option is each.best else "cheapest"
             which = f"{which}, {about(each.work)}".strip(" ,")
-            name = f"{framework_title(option.case)} {option.case['variant']}"
-            more = name_of(option).removeprefix(f"{name} (").removesuffix(")")
-            use = f"{plain(name)}\n{plain(more)}"
+            use = "\n".join(map(plain, filter(None, [_short_name(option), _of(option)])))
             rows.append([f"{plain(each.work.title)}\n{which}", use, cell])
     return Table("What to use", columns, rows, name="summary")
 
 
 def _both(found: Answer) -> list[Option]:
     """What is cheapest and what is best; a baseline that cannot be told from the best is both."""
-    if not found.cheapest:
+    if not found.cheapest or found.best.is_baseline:
         return [found.best]
     return [found.cheapest] if found.cheapest.is_baseline else [found.cheapest, found.best]
 

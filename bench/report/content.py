@@ -132,7 +132,13 @@ def machine_words(found: dict[str, Any]) -> str:
     isa = [name for name in _listed(found.get("isa")) if isinstance(name, str)]
     widest = next((name for name in WIDEST if name in isa), "")
     cores = f"{compact(found.get('physical_cores'))} cores"
-    return f"{device} {compact(found.get('cpu'))}, {', '.join(filter(None, (widest, cores)))}"
+    parts = filter(None, (widest, cores, _limits(found)))
+    return f"{device} {compact(found.get('cpu'))}, {', '.join(parts)}"
+
+
+def _limits(found: dict[str, Any]) -> str:
+    """By which variables the instructions that libraries use were limited."""
+    return f"limited by {compact(found['isa_limits'])}" if found.get("isa_limits") else ""
 
 
 # Why a run is not finished, in words.
@@ -171,8 +177,9 @@ def _environment(found: dict[str, Any]) -> Facts:
     system = f"{compact(found.get('os'))}, governor {compact(found.get('governor'))}"
     system += f", load {compact(found.get('load'))}"
     system += f", C++ compiler {compact(found['compiler'])}" if "compiler" in found else ""
+    isa = ", ".join(filter(None, (compact(found.get("isa")), _limits(found))))
     facts = [
-        ("CPU", f"{compact(found.get('cpu'))} ({compact(found.get('isa'))})"),
+        ("CPU", f"{compact(found.get('cpu'))} ({isa})"),
         ("Cores", cores),
         ("Memory", f"{number(scaled(found.get('memory_bytes'), 2**-30))} GiB"),
         ("GPU", compact(found.get("gpu")) + (f", driver {driver}" if driver else "")),
@@ -378,9 +385,9 @@ def _most(values: list[float]) -> str:
 def _apart(first: dict | None, second: dict | None) -> float | None:
     """Largest relative difference of two certificates' losses."""
     pair = [at(case, "certificate", "losses") or [] for case in (first, second)]
-    if not pair[0] or len(pair[0]) != len(pair[1]) or not all(map(is_number, pair[0] + pair[1])):
+    if not all(pair) or not all(map(is_number, pair[0] + pair[1])):
         return None
-    return max(abs(a - b) / max(abs(a), abs(b), 1e-12) for a, b in zip(*pair, strict=True))
+    return max(abs(a - b) / max(abs(a), abs(b), 1e-12) for a, b in zip(*pair, strict=False))
 
 
 def _took_effect(cases: list[dict]) -> Facts:

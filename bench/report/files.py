@@ -11,6 +11,7 @@ from bench.report.replace import write_atomically
 
 # format -> the file beside the record
 FORMATS = {"markdown": "report.md", "html": "report.html", "csv": "tables.csv"}
+OWN = "answer.txt"  # beside the record of a user's model, which the page begins with
 
 
 def write_reports(path: str | Path, formats: Iterable[str] = FORMATS) -> list[Path]:
@@ -19,8 +20,14 @@ def write_reports(path: str | Path, formats: Iterable[str] = FORMATS) -> list[Pa
     Each replaces the old one whole, and none does unless all could be made. Raises ValueError as
     `load` does, and where the folder cannot be written.
     """
-    makers = {"markdown": tables.markdown, "html": page.html, "csv": tidy.csv_text}
     results, file = load(path), results_file(path)
+    answer = file.with_name(OWN)
+    own = answer.read_text("utf-8").rstrip() if answer.exists() else ""
+    makers = {
+        "markdown": tables.markdown,
+        "html": lambda results: page.html(results, own),
+        "csv": tidy.csv_text,
+    }
     texts = {file.with_name(FORMATS[name]): makers[name](results) for name in formats}
     write_atomically(texts)
     return list(texts)

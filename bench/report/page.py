@@ -27,7 +27,7 @@ from bench.report.curves import curves
 from bench.report.lifetimes import lifetimes
 from bench.report.shapes import Chart
 from bench.report.tables import GRAPHS, SAME_WORK
-from bench.report.text import plain
+from bench.report.text import plain, printable
 from bench.report.tradeoffs import tradeoffs
 
 
@@ -62,8 +62,8 @@ class Decision:
 FIRST = 4  # lines of the summary on the first screen; the others are folded
 
 
-def html(results: dict[str, Any]) -> str:
-    """The whole page."""
+def html(results: dict[str, Any], own: str = "") -> str:
+    """The whole page. own: the answer of a run on a user's model, as text."""
     report = build(results)
     style, script = (_asset(name) for name in ("report.css.j2", "report.js.j2"))
     sections = _sections(results, report)
@@ -73,6 +73,7 @@ def html(results: dict[str, Any]) -> str:
         .get_template("report.html.j2")
         .render(
             report=report,
+            own=own,
             gains=gains.chart(report.works),
             summaries=[replace(summary, rows=rows) for rows in _split(summary.rows) if rows],
             decisions=[_decision(results, work) for work in report.works],
@@ -147,6 +148,7 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
     )
     made.filters["breakable"] = lambda text: Markup(escape(plain(text)).replace("_", "_<wbr>"))
+    made.filters["as_lines"] = lambda text: Markup("\n").join(map(printable, text.splitlines()))
     return made
 
 

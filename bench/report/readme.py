@@ -21,7 +21,7 @@ from bench.analysis.decisions import (
     answers,
     works,
 )
-from bench.analysis.values import at
+from bench.analysis.values import at, is_number
 from bench.report import gains, svg
 from bench.report.answer import figure_of, name_of, summary_table
 from bench.report.blocks import Table
@@ -88,8 +88,18 @@ def headline(runs: list[Record], other: Record | None = None) -> str:
     parts.append("\n".join(f"- {escape(each)}" for each in conclusions(runs, other)))
     parts.append(markdown_table(_summary(runs)))
     dates = "; ".join(run_line(run) for run in runs)
-    parts.append(f"Made from the record ({escape(dates)}); brackets are 95% intervals.")
+    took = "".join(map(_took, runs))
+    parts.append(f"Made from the record ({escape(dates)}); brackets are 95% intervals.{took}")
     return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
+
+
+def _took(run: Record) -> str:
+    whole, first = (at(run, "seconds", name) for name in ("total", "first_table"))
+    if not is_number(whole) or not is_number(first):
+        return ""
+    took, first_table = (f"{seconds / 60:.0f}" for seconds in (whole, first))
+    cores = at(run, "environment", "logical_cores")
+    return f" The run took {took} minutes on {cores} cores, its first table {first_table}."
 
 
 def _picture(title: str) -> str:

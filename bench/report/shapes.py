@@ -200,9 +200,10 @@ def spread_letters(places: list[tuple[float, float, str]]) -> list[Label]:
     """A letter right of each point, moved down where it would cover one before it."""
     taken: list[tuple[float, float]] = []
     found = []
-    for x, y, letter in sorted(places):
+    for point, y, letter in sorted(places):
+        x = min(point + 1.8, 98.0)  # within the chart
         while any(abs(x - a) < 4 and abs(y - b) < 12 for a, b in taken):
             y += 12
         taken.append((x, y))
-        found.append(Label(min(x + 1.8, 98.0), y - 6, letter, "letter"))
+        found.append(Label(x, y - 6, letter, "letter"))
     return found

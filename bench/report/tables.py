@@ -29,7 +29,7 @@ MOST_LINES = 31  # of the answer; the way on takes the rest of the first 40
 LONGEST_LABEL = 32  # cells; a longer one stands on a line of its own
 LONGEST_REASON = 400  # characters in the terminal; report.md has it whole
 GRAPHS = "How the graphs of twins differ"
-SAME_WORK = "Same work (certificates of twins: initial weights, first ten losses)"
+SAME_WORK = "Same work (certificates of twins: initial weights, first losses)"
 
 
 # Terminal --------------------------------------------------------------------------------------

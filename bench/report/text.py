@@ -12,8 +12,12 @@ LONGEST_WORD = 24  # a longer one is broken rather than that a column takes more
 
 def plain(text: object) -> str:
     """One line of printable characters: white space becomes blanks, control characters \\x1b."""
-    line = " ".join(str(text).split())
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+    return printable(" ".join(str(text).split()))
+
+
+def printable(text: str) -> str:
+    """The text with all that is no printable character as \\x1b, line ends too."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def cells(text: str) -> int:

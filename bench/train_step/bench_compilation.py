@@ -114,7 +114,7 @@ TECHNIQUE = Technique(
     ),
     workloads=(
         Workload("digits-cnn", "compute"),
-        Workload("photos-resnet18", "compute"),
+        Workload("photos-resnet18", "compute", effort="ordinary"),
         Workload("text-gpt-10m", "compute"),
         Workload("digits-cnn", "compute", effort="ordinary", mode="predict"),
         Workload("digits-cnn", "small", effort="ordinary"),
@@ -217,7 +217,10 @@ def _mark(function, used, model) -> None:
 
 
 def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
-    """One call ran compiled graphs, captured ones or none, as its variant says, and little else."""
+    """One call ran compiled graphs, captured ones or none, as its variant says.
+
+    torch.compile leaves to eager what it can't compile, such as an LSTM: the evidence names that.
+    """
     if prepared.loop:
         return _fit_took_effect(work, prepared, batch)
     predicts = work.mode == "predict"
@@ -229,17 +232,17 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
     if hasattr(function, "torchscript"):
         found["torchscript"] = function.torchscript
     graphs, compiled = found["graphs"], found["compiled"]
-    outside = sorted(found["outside"].keys() - BOOKKEEPING)
+    found["not_compiled"] = sorted(found["outside"].keys() - BOOKKEEPING) if compiled else []
     expected = BASELINE[impl.__name__]
     if work.variant != "baseline":
         expected = MADE_BY[work.variant][1]
     applied = {
         EAGER: graphs == 0,
         CAPTURED: graphs > 0 and compiled == 0,
-        COMPILED: compiled > 0 and not outside,
+        COMPILED: compiled > 0,
         MODEL: compiled == 2,  # forward and backward
     }[expected]
-    ran = f"{graphs} graphs, {compiled} compiled; outside of these {len(outside)} operators"
+    ran = f"{graphs} graphs, {compiled} compiled"
     return found, None if applied else f"{expected} was asked for, but a call ran {ran}"
 
 

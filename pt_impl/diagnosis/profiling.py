@@ -191,10 +191,12 @@ def _count(
 ) -> dict[int, tuple[float, str]]:
     """id(span) -> operations and dtype, of the spans in which products are computed.
 
-    An operator such as `aten::convolution` only calls others. The innermost of them compute, and
-    have a part each by their seconds; on a device it is the longest kernel.
+    An operator such as `aten::convolution` mostly calls others, and computes itself where it calls
+    none of its kind. The innermost compute, and have a part each by their seconds, those around
+    them none; on a device it is the longest kernel.
     """
-    product, known, caller, inner, longest = {}, {}, {}, defaultdict(dict), {}
+    product, known, caller, passing = {}, {}, {}, set()
+    works, longest = defaultdict(list), {}
     for node in nodes:  # what is around a span comes before it
         around = product.get(id(node.parent))
         if around is None and (work := _flops(told[id(node.span)])):
@@ -202,8 +204,8 @@ def _count(
         product[id(node)] = around
         caller[id(node)] = above = caller.get(id(node.parent))
         if around is not None and _WORKS.search(node.span.name):
-            inner[id(around)].pop(above, None)
-            inner[id(around)][id(node)] = node
+            works[id(around)].append(node)
+            passing.add(above)
             caller[id(node)] = id(node)
     for span, launcher in kernels:
         around = product.get(id(launcher))
@@ -211,7 +213,9 @@ def _count(
             longest[id(around)] = max(longest.get(id(around), span), span, key=_seconds)
     found = {}
     for key, (flops, dtype) in known.items():
-        own = {id(n.span): _seconds(n.span) - n.inside for n in inner[key].values()}
+        own = {
+            id(n.span): 0.0 if id(n) in passing else _seconds(n.span) - n.inside for n in works[key]
+        }
         whole = math.fsum(own.values())
         if key in longest:
             found[id(longest[key])] = flops, dtype
@@ -238,12 +242,11 @@ def _flops(event: dict) -> tuple[float, str] | None:
     settings = [ast.literal_eval(said or "None") for said in about["Concrete Inputs"]]
     if name == "aten::convolution":
         (x, weights), transposed, passes = shapes[:2], settings[6], 1
-        y = _convolved(x, weights, *settings[3:6])
+        used = x if transposed else _convolved(x, weights, *settings[3:6])
     else:
         (y, x, weights), transposed, passes = shapes[:3], settings[7], sum(settings[10][:2])
-    if transposed:
-        return None
-    return passes * convolution_flops(weights, y[0] * math.prod(y[2:])), dtype
+        used = x if transposed else y
+    return passes * convolution_flops(weights, used[0] * math.prod(used[2:])), dtype
 
 
 def _convolved(x: list, weights: list, *settings: list) -> list:

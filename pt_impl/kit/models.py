@@ -201,11 +201,11 @@ class BottleneckResNet(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """Pre-norm causal self-attention and feed-forward, each around a shortcut."""
+    """Pre-norm self-attention and feed-forward, each around a shortcut."""
 
     def __init__(self, spec: GPTSpec):
         super().__init__()
-        self.heads, self.dropout = spec.heads, spec.dropout
+        self.heads, self.dropout, self.causal = spec.heads, spec.dropout, spec.causal
         self.ln0 = nn.LayerNorm(spec.width, eps=spec.ln_eps)
         self.qkv = nn.Linear(spec.width, 3 * spec.width, bias=False)
         self.projection = nn.Linear(spec.width, spec.width, bias=False)
@@ -220,19 +220,19 @@ class TransformerBlock(nn.Module):
         return x + F.dropout(y, self.dropout, self.training)
 
     def attend(self, x: Tensor) -> Tensor:
-        """Causal multi-head attention; the columns of `qkv` are q, k and v, each head by head."""
+        """Multi-head attention; the columns of `qkv` are q, k and v, each head by head."""
         n, t, width = x.shape
         q, k, v = (
             part.view(n, t, self.heads, width // self.heads).transpose(1, 2)
             for part in self.qkv(x).split(width, dim=-1)
         )
         dropout = self.dropout if self.training else 0.0
-        y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+        y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=self.causal)
         return self.projection(y.transpose(1, 2).reshape(n, t, width))
 
 
 class GPT(nn.Module):
-    """A decoder-only transformer. (n, t) int64 codes -> logits (n, t, vocabulary)."""
+    """A transformer of one stack. (n, t) int64 codes -> logits (n, t, vocabulary)."""
 
     def __init__(self, spec: GPTSpec):
         super().__init__()
@@ -254,7 +254,7 @@ class GPT(nn.Module):
         return self.ln(x)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits of the next character at every position."""
+        """Logits of the next character at every position, or of the hidden one at its own."""
         return self.head(self.features(x))
 
 

@@ -9,6 +9,7 @@ a file is a list of nodes that `torch.load(weights_only=True)` reads, and a node
 but operators of ATen and of quantization, and arithmetic on sizes.
 """
 
+import contextlib
 import copy
 import functools
 import inspect
@@ -16,7 +17,7 @@ import math
 import operator
 import pickle
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from keyword import iskeyword
 from pathlib import Path
@@ -160,13 +161,28 @@ def _capture(model: nn.Module, inputs, *, strict: bool) -> fx.GraphModule:
     # The plain tracer takes `len(x)` for a constant; Dynamo, which is slower, does not.
     for way in dict.fromkeys((strict, True)):
         try:
-            program = torch.export.export(
-                model, arguments, keywords, dynamic_shapes=varies, strict=way
-            )
+            with _layers_by_operators():
+                program = torch.export.export(
+                    model, arguments, keywords, dynamic_shapes=varies, strict=way
+                )
             return program.module(check_guards=False)
         except Exception as error:
             refused = error
     raise NotImplementedError(f"torch.export cannot capture it: {one_line(refused)}") from refused
+
+
+@contextlib.contextmanager
+def _layers_by_operators() -> Iterator[None]:
+    """Without the one operator that evaluates a whole `nn.TransformerEncoderLayer`.
+
+    It hides the layer's products from quantizers, and other runtimes have none like it.
+    """
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
 
 
 def _returning_logits(kind: type) -> type:

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map  # torch has no public one
 
 from pt_impl.kit import data, detection
 from shared import boxes
-from shared.specs import DetectorSpec, Recipe, Task
+from shared.specs import NO_LABEL, DetectorSpec, Recipe, Task
 
 Step = Callable[..., Tensor]
 Predict = Callable[..., Tensor]
@@ -83,10 +83,31 @@ def sample_cross_entropy(logits, labels: Tensor) -> Tensor:
     return F.cross_entropy(_logits(logits).float(), labels, reduction="none")
 
 
+def softmax(logits: Tensor) -> Tensor:
+    """The probabilities of the last axis's classes."""
+    return logits.softmax(-1)
+
+
+def probability_cross_entropy(probabilities: Tensor, labels: Tensor) -> Tensor:
+    """Mean of -log of the labels' probabilities, (n, classes) and (n,), where a model gives these.
+
+    Not as exact as `cross_entropy`: `recipes/checks.py` shows what is lost.
+    """
+    return F.nll_loss(probabilities.log(), labels)
+
+
+def masked_cross_entropy(logits, labels: Tensor) -> Tensor:
+    """Mean cross-entropy over the positions whose label is not `NO_LABEL`, a float32 scalar."""
+    logits = _logits(logits).float().flatten(0, -2)
+    return F.cross_entropy(logits, labels.flatten(), ignore_index=NO_LABEL)
+
+
 def loss_of(task: Task) -> Callable:
     """The loss that a task is trained with: `loss(output, y)`."""
     if isinstance(task.model, DetectorSpec):
         return detection.make_detection_loss(task.model)
+    if task.dataset.kind == "masked":
+        return masked_cross_entropy
     return cross_entropy
 
 
@@ -168,7 +189,7 @@ def evaluate(predict: Predict, x, y: Tensor, *, metric: str, batch_size: int) ->
     """Evaluate over all of x and y: "accuracy" in percent, or "bits_per_character".
 
     x: a tensor, or a tuple or dict of tensors with a row a sample. The last batch may be smaller.
-    Sums stay on the device until the end.
+    Positions whose label is `NO_LABEL` don't count. Sums stay on the device until the end.
     """
     score = {"accuracy": _correct, "bits_per_character": _bits}.get(metric)
     if score is None:
@@ -178,7 +199,7 @@ def evaluate(predict: Predict, x, y: Tensor, *, metric: str, batch_size: int) ->
         rows = slice(start, start + batch_size)
         logits = _logits(predict(tree_map(lambda whole, rows=rows: whole[rows], x)))
         total = total + score(logits.float(), y[rows])
-    return float(total) / y.numel()
+    return float(total) / int((y != NO_LABEL).sum())
 
 
 def evaluate_task(

@@ -1,4 +1,4 @@
-"""Language model: a GPT's pre-training, from characters on disk to a model in use, rung by rung.
+"""Language model: pre-training of a GPT or a BERT, from characters on disk to a model in use.
 
 What it changes: the program that a tutorial ends with (an eager float32 step and AdamW in its
 default implementation, one process) takes one technique more with each rung, and everything below
@@ -24,7 +24,7 @@ one process has already: they gain where its operators do not use all cores, and
 everything each. Checkpointing and accumulation cost time and save memory.
 
 Run it alone: `python -m pt_impl.ladders.language_model` trains a small GPT plain and with all
-rungs.
+rungs; with `text-bert` after it, a small BERT.
 
 Copy with it: `pt_impl/kit/collectives.py`, `pt_impl/parallel/data_parallel.py`,
 `pt_impl/recipes/checkpoints.py`, `pt_impl/train_step/activation_checkpointing.py`,
@@ -63,9 +63,10 @@ class Training:
 
     build: gives the model, whose logits are (n, t, vocabulary); with data_parallel it is sent to
     other processes, so that it is a function of a module or a `functools.partial` of one. folder:
-    has train_x.npy and train_y.npy, int64 (rows, t). rungs: of `RUNGS`, in any order; none is the
-    plain program. sequences: the first rows, which make an epoch; 0 are all. replicas: of
-    data_parallel; a batch has to be a multiple of them.
+    has train_x.npy and train_y.npy, int64 (rows, t). A label of -100 is none: a BERT has labels
+    where characters are hidden alone, in each row as many, since shares of a batch weigh alike.
+    rungs: of `RUNGS`, in any order; none is the plain program. sequences: the first rows, which
+    make an epoch; 0 are all. replicas: of data_parallel; a batch has to be a multiple of them.
 
     Raises ValueError for another rung and for such a batch, NotImplementedError for replicas on a
     GPU, RuntimeError where replicas can't begin, and as the techniques do.
@@ -147,6 +148,7 @@ def _make(build: Callable, rungs: tuple, settings: dict) -> tuple[nn.Module, Cal
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """The mean over all labels but those of -100, which `cross_entropy` leaves out."""
     return F.cross_entropy(logits.flatten(0, -2), labels.flatten())
 
 
@@ -252,7 +254,8 @@ def _on_share(step: Callable, x: Tensor, y: Tensor) -> Tensor:
 
 
 def main() -> None:
-    """Print seconds an epoch and bits per character of a small GPT, plain and with all rungs."""
+    """Print seconds an epoch and bits per character of a small model, plain and with all rungs."""
+    import sys
     import time
 
     from pt_impl.kit import data, models, training
@@ -260,7 +263,7 @@ def main() -> None:
     from shared.specs import TASKS
     from shared.weights import init_weights
 
-    task = TASKS["text-gpt"]
+    task = TASKS[sys.argv[1] if sys.argv[1:] else "text-gpt"]
     build = partial(models.build, task.model, init_weights(task.model, seed=0))
     with tempfile.TemporaryDirectory() as name:
         folder = datasets.materialise(task.dataset, Path(name))

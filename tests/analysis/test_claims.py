@@ -92,6 +92,7 @@ def test_a_row_that_did_not_run_speaks_against_nobody_and_its_reason_stands_alon
     record = planted(BF16 | {"time": (0.5, 0.48, 0.52)}, stopped)
     assert verdict(record, FASTER) == (HOLDS, "")
     assert verdict(planted(stopped), FASTER) == (OPEN, "unsupported: no kernel")
+    assert verdict(planted(stopped | {"status": "FAILED"}), FASTER) == (OPEN, "failed: no kernel")
 
 
 def test_what_needs_a_gpu_is_open_on_a_cpu_and_judged_on_one_with_its_figure_shown_in_both():
@@ -130,6 +131,35 @@ def test_the_size_of_a_file_is_exact_and_needs_no_interval():
     rule = {"variants": ["bf16"], "figure": "size", "read": "gain", "at_least": 3.5}
     assert verdict(planted(BF16 | {"size": 0.25}), rule) == (HOLDS, "")
     assert verdict(planted(BF16 | {"size": 0.3}), rule) == (FAILS, "")
+
+
+def test_the_bounds_of_a_rule_are_within_it():
+    rule = {"variants": ["bf16"], "figure": "size", "read": "gain"}
+    exact = planted(BF16 | {"size": 0.25})
+    assert verdict(exact, rule | {"at_least": 4, "at_most": 4}) == (HOLDS, "")
+    assert verdict(exact, rule | {"at_least": 4.01, "at_most": 5}) == (FAILS, "")
+    assert verdict(exact, rule | {"at_least": 3, "at_most": 3.99}) == (FAILS, "")
+
+
+@pytest.mark.parametrize(
+    ("bound", "times", "shown"),
+    [
+        ({"at_most": 0.8}, (0.9, 1.2), 1.2),  # the farthest from a claim that falls
+        ({"at_least": 1.5}, (0.9, 1.2), 0.9),
+        ({"at_most": 1.5}, (0.9, 1.2), 1.2),  # the nearest to falling where all hold
+        ({"at_least": 0.5}, (0.9, 1.2), 0.9),
+        ({"at_most": 1.5, "rows": "any"}, (0.9, 1.2), 0.9),  # where some have to, the best
+        ({"at_least": 0.5, "rows": "any"}, (0.9, 1.2), 1.2),
+    ],
+)
+def test_the_row_that_is_shown_decides(bound, times, shown):
+    rule = {"variants": ["bf16"], "figure": "time", "read": "ratio"} | bound
+    each = [
+        BF16 | {"framework": side, "time": (ratio, ratio - 0.01, ratio + 0.01)}
+        for side, ratio in zip(("pt", "tf"), times, strict=True)
+    ]
+    for rows in (each, each[::-1]):
+        assert judge(planted(*rows), [claim(rule)])[0].shown.effect.value == shown
 
 
 def test_unlike_work_is_no_answer():
@@ -252,6 +282,8 @@ def bad(change) -> str:
         (lambda c: c[0].update(technique="magic"), "technique: 'magic' is none of"),
         (lambda c: c[0].update(frameworks=["jax"]), "frameworks: 'jax' is none of pt, tf"),
         (lambda c: c[0]["source"].update(year="1999"), "source: year is not a whole number"),
+        (lambda c: c[0]["source"].update(year=True), "source: year is not a whole number"),
+        (lambda c: c[0].update(wording=""), "wording is not a text, or is empty"),
         (lambda c: c[0]["rule"].update(atleast=2), "rule: field: 'atleast' is none of"),
         (lambda c: c[0]["rule"].pop("at_least"), "rule: no bound: give at_least, at_most or both"),
         (lambda c: c[0]["rule"].update(at_most=1), "rule: at_least is above at_most"),

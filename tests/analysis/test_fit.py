@@ -12,7 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
-from bench.analysis.fit import LEFT_OUT, Fit, _join, _pooled, block_times, fit, settled
+from bench.analysis.fit import (
+    LEFT_OUT,
+    Fit,
+    _join,
+    _least_squares,
+    _pooled,
+    block_times,
+    fit,
+    fit_of,
+    settled,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDS = [ROOT / "docs" / "results.json", *sorted(ROOT.glob("docs/*/results.json"))]
@@ -221,3 +231,68 @@ def test_intervals_cover_the_truth_in_95_percent_of_runs(pair):
         one = Fit(blocks, groups, _pooled(blocks)).ratio(*pair)
         covered += log(one.ci[0]) <= truth <= log(one.ci[1])
     assert 0.91 <= covered / runs <= 0.985  # 95% but for chance: three standard deviations
+
+
+speeds = st.lists(st.floats(-2, 2), min_size=2, max_size=6)
+
+
+@given(st.lists(st.floats(-5, 5), min_size=2, max_size=5), speeds, st.integers(0, 9))
+def test_where_a_case_lacks_a_block_its_level_is_that_of_the_others(levels, drift, lost):
+    """Of times that are a case's level and a block's: levels at the mean speed of all blocks."""
+    names, mean = "abcde"[: len(levels)], fmean(drift)
+    blocks = {
+        number: {n: level + each for n, level in zip(names, levels, strict=True)}
+        for number, each in enumerate(drift)
+    }
+    expected = {n: level + mean for n, level in zip(names, levels, strict=True)}
+    assert _least_squares(blocks, list(names)) == pytest.approx(expected, abs=1e-9)
+    del blocks[lost % len(drift)][names[0]]
+    assert _pooled(blocks) == pytest.approx(expected, abs=1e-9)
+
+
+# One time -----------------------------------------------------------------------------------------
+
+LOGS = list(np.random.default_rng(3).normal(-4, 0.1, 5))
+OWN = list(np.random.default_rng(4).normal(0, 0.02, 5))
+
+
+def spanned(center, half):
+    return pytest.approx((exp(center), exp(center - half), exp(center + half)))
+
+
+def student(values, level):
+    return scipy_stats.ttest_1samp(values, 0).confidence_interval(level)
+
+
+def test_a_time_is_the_geometric_mean_with_student_s_interval():
+    seconds, ci = fit_of([{"a": each, "b": 1.0} for each in LOGS]).time("a")
+    low, high = student(LOGS, 0.95)
+    assert (seconds, *ci) == pytest.approx((exp(fmean(LOGS)), exp(low), exp(high)))
+    assert fit_of([{"a": LOGS[0]}]).time("a") == (pytest.approx(exp(LOGS[0])), None)
+
+
+def test_at_looks_the_machine_s_noise_and_the_own_are_added():
+    """Of two whose own noise is opposite, their mean is the machine's alone."""
+    together = fit_of([{"a": m + e, "b": m - e} for m, e in zip(LOGS, OWN, strict=True)])
+    seconds, ci = together.time_at_looks("a", 0.9)
+    variances = [np.var(each, ddof=1) / 5 for each in (LOGS, OWN)]
+    freedom = sum(variances) ** 2 / sum(each**2 / 4 for each in variances)
+    half = scipy_stats.t.ppf(0.95, freedom) * sum(variances) ** 0.5
+    assert (seconds, *ci) == spanned(fmean(LOGS) + fmean(OWN), half)
+
+
+def test_who_left_early_has_the_speed_of_all_blocks_and_its_own_noise_of_those_it_played():
+    """On a machine that changes by a known amount, after a contender has left."""
+    blocks = [{"a": 1.0 + e, "b": 1.0 - e, "c": 1.0} for e in OWN[:3]]
+    whole = fit_of([*blocks, *[{"b": 3.0, "c": 3.0}] * 2])
+    seconds, (low, high) = whole.time_at_looks("a", 0.95)
+    assert log(seconds) == pytest.approx((3 * 1.0 + 2 * 3.0) / 5 + fmean(OWN[:3]), abs=0.02)
+    assert low < seconds < high
+
+
+@pytest.mark.parametrize(("count", "known"), [(1, False), (2, True), (3, True)])
+def test_two_blocks_have_an_interval_at_looks(count, known):
+    whole = fit_of([{"a": m + e, "b": m} for m, e in zip(LOGS[:count], OWN, strict=False)])
+    assert (whole.time_at_looks("a", 0.95)[1] is not None) is known
+    late = fit_of([{"b": LOGS[0]}] * 2 + [{"a": m, "b": m} for m in LOGS[:count]])
+    assert (late.time_at_looks("a", 0.95)[1] is not None) is known

@@ -8,15 +8,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats as scipy_stats
 
 from bench.analysis import sequential
 from bench.analysis.analyse import analyse, raw
 from bench.analysis.bounds import LOOKS, SEED_LOOKS, bound, confidence, crossing, taken
 from bench.analysis.fit import fit_of
-from bench.analysis.looks import accuracy_decided, leaving
+from bench.analysis.looks import _finished, accuracy_decided, leaving
 from bench.analysis.sequential import DECIDED, Pair, judge
-from bench.analysis.simulate import BASE, simulate, summary
-from bench.analysis.verdicts import DELTA, Interval
+from bench.analysis.simulate import BASE, Outcome, simulate, summary
+from bench.analysis.verdicts import DELTA, Interval, Ratio
 from bench.harness.matches import Played
 from bench.harness.plan import EFFORT, Technique, Variant, Workload
 from bench.harness.record import Record
@@ -55,6 +56,7 @@ def test_plain_intervals_at_each_look_would_be_wrong_in_one_of_ten():
     assert crossing(1.96, LOOKS) > 0.10
 
 
+@settings(max_examples=25)  # each takes a fifth of a second
 @given(st.lists(st.integers(2, 40), min_size=1, max_size=5, unique=True).map(sorted))
 def test_more_looks_need_a_wider_bound(looks):
     more = (*looks, looks[-1] + 3)
@@ -133,6 +135,51 @@ def test_one_block_has_no_interval_and_two_have():
     (two,) = judge(fit_of(blocks), [Pair("x", BASE)], LOOKS)
     assert two.ci[0] < two.ratio < two.ci[1]
     assert judge(fit_of(blocks), [Pair("z", BASE)], LOOKS) == [None]
+
+
+@pytest.mark.parametrize(("ci", "covered"), [((1.0, 2.0), 1), ((0.5, 1.0), 1), ((1.1, 2.0), 0)])
+def test_bounds_of_an_interval_are_covered(ci, covered):
+    outcome = Outcome()
+    outcome.add(1.0, Ratio(1.0, ci, 0.1, 5, "slower"))
+    assert (outcome.covered, outcome.blocks, outcome.verdicts) == (covered, 5, ["slower"])
+
+
+def test_a_simulation_is_summed_up_in_shares_of_its_contenders():
+    said = ["equivalent", "faster", "equivalent", "inconclusive"]
+    found = {
+        1.0: Outcome(covered=3, blocks=12, verdicts=said),
+        1 + DELTA: Outcome(covered=4, blocks=20, verdicts=["slower", *["equivalent"] * 3]),
+    }
+    text = summary([0.1, -0.1], found)
+    assert "noise sd 0.105 of 2 blocks" in text
+    assert "87.5%; 4.0 blocks on average" in text
+    assert 'at 1 "faster" or "slower" 25.0%; at the margin "slower" 25.0%' in text
+    assert '"equivalent" 75.0%' in text
+    assert "1.000: equivalent 50.0%, faster 25.0%, inconclusive 25.0%; covered 75.0%; 3.0" in text
+
+
+def test_simulated_noise_is_about_the_truth_and_who_is_decided_leaves_at_once():
+    noise = np.random.default_rng(0).normal(0, 0.001, 50)
+    found, shifted = (simulate(noise + shift, seed=1, works=2) for shift in (0.0, 0.5))
+    assert found[1.5].blocks == LOOKS[0] * 2
+    assert {truth: each.verdicts for truth, each in found.items()} == {
+        truth: each.verdicts for truth, each in shifted.items()
+    }
+
+
+def student(values, level):
+    low, high = scipy_stats.ttest_1samp(values, 0).confidence_interval(level)
+    return pytest.approx((exp(low), exp(high)))
+
+
+def test_a_look_s_interval_is_student_s_at_the_level_of_all_looks_and_later_ones_cut_it():
+    values = list(np.random.default_rng(6).normal(0.2, 0.05, 5))
+    (first,) = judge(fit_of([{BASE: 0.0, "x": v} for v in values[:3]]), [Pair("x", BASE)], LOOKS)
+    assert first.ci == student(values[:3], confidence(LOOKS))
+    (second,) = judge(fit_of([{BASE: 0.0, "x": v} for v in values]), [Pair("x", BASE)], LOOKS)
+    low, high = scipy_stats.ttest_1samp(values, 0).confidence_interval(confidence(LOOKS))
+    cut = max(exp(low), first.ci[0]), min(exp(high), first.ci[1])
+    assert second.ci == pytest.approx(cut)
 
 
 def test_kin_share_their_variance_and_strangers_do_not():
@@ -215,6 +262,22 @@ def test_who_is_told_apart_but_hardly_measured_plays_on():
     ratios = {c["numerator"]: c for c in analyse(given)["comparisons"] if c["kind"] == "baseline"}
     assert ratios["made_up/digits-cnn-4/pt/quick"]["verdict"] == "faster"
     assert leaving(given) == set()
+
+
+@pytest.mark.parametrize(
+    ("half", "look", "verdict", "finished"),
+    [
+        (1.06, 3, "faster", True),
+        (1.061, 3, "faster", False),
+        (1.01, None, "faster", False),
+        (1.5, None, "not comparable", True),
+    ],
+)
+def test_a_ratio_is_finished_where_it_is_decided_and_as_narrow_as_six_percent(
+    half, look, verdict, finished
+):
+    comparison = {"verdict": verdict, "look": look, "ci": [1.0, half**2]}
+    assert _finished(comparison) is finished
 
 
 def test_who_has_nothing_to_be_compared_with_stays():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.analysis.prices import CALIBRATE, COMPILE, FREE, price
+from bench.analysis.prices import CALIBRATE, COMPILE, FREE, TEACHER, price
 from bench.harness.schedule import techniques
 
 BENCH = Path(__file__).parents[2] / "bench" / "compression"
@@ -45,6 +45,34 @@ def test_a_combination_trains_both_of_its_parts():
     words = price(row("combinations", "2_pruned_int8"))[1]
     assert words == f"{sum(map(int, parts.groups()))} epochs of training"
     assert "teacher" in price(row("combinations", "2_distilled_int8"))[1]
+
+
+@pytest.mark.parametrize(
+    ("technique", "variant", "work", "words"),
+    [
+        ("quantization_aware_training", "ptq_static", CALIBRATE, "calibration"),
+        ("export", "static_int8", CALIBRATE, "calibration"),
+        ("pruning", "sparsity_80", CALIBRATE + 4, "4 epochs of training"),
+        ("combinations", "2_pruned_int8", CALIBRATE + 6, "6 epochs of training"),
+        ("combinations", "2_distilled_int8", CALIBRATE + TEACHER + 6,
+         "a trained teacher, 6 epochs of training"),
+        ("memory_format", "channels_last", FREE, ""),
+    ],
+)  # fmt: skip
+def test_a_price_is_calibration_epochs_and_a_teacher(technique, variant, work, words):
+    assert price(row(technique, variant)) == (work, words)
+    assert price(row(technique, variant, role="baseline")) == (FREE, "")
+
+
+@pytest.mark.parametrize(("first", "work"), [(None, FREE), (2.0, FREE), (2.1, COMPILE)])
+def test_a_prediction_that_is_compiled_shows_in_its_first_call(first, work):
+    for role in ("variant", "baseline"):
+        assert price(row("memory_format", "x", role, first) | {"mode": "predict"})[0] == work
+
+
+def test_a_teacher_is_as_much_work_as_ten_epochs():
+    alone, taught = (price(row(name, "x")) for name in ("pruning", "distillation"))
+    assert taught == (alone[0] + 10, f"a trained teacher, {alone[1]}")
 
 
 @pytest.mark.parametrize(

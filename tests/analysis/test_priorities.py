@@ -56,6 +56,15 @@ def test_accuracy_that_was_not_measured_is_no_gain():
     assert ends(leaf) == ["none gains: 1 left out: accuracy lost, or not measured"]
 
 
+@pytest.mark.parametrize(
+    ("accuracy", "lost"),
+    [((-0.2, -0.5, 0.1), False), ((-3.0, -4.0, -2.0), True), ((-3.0,), False)],
+)
+def test_accuracy_is_lost_where_its_interval_says_so(accuracy, lost):
+    assert row(accuracy=accuracy, changes_math=True).loses_accuracy is lost
+    assert row(changes_math=True).loses_accuracy is False
+
+
 def two_sizes() -> dict:
     return planted(
         BF16 | {"time": NOTHING},
@@ -73,6 +82,19 @@ def test_the_matrix_tells_small_models_from_large_ones():
     assert found["mixed_precision"].best(SIZE) is None
 
 
+def test_the_matrix_begins_with_what_pays_in_the_largest_share_of_its_rows():
+    paid = {"memory_format": "010", "pruning": "00", "compilation": "11", "mixed_precision": "1101"}
+    record = planted(
+        *(
+            {"technique": name, "variant": f"{place}", "time": GAIN if pays == "1" else NOTHING}
+            for name, rows in paid.items()
+            for place, pays in enumerate(rows)
+        )
+    )
+    found = [p.technique for p in priorities(record, {})]
+    assert found == ["compilation", "mixed_precision", "memory_format", "pruning"]
+
+
 def test_the_path_orders_by_the_bound_not_by_the_lucky_mean():
     question = path(two_sizes())[0]
     large = next(leaf for leaf in question.leaves if leaf.large)
@@ -86,6 +108,60 @@ def test_every_sentence_of_the_path_is_a_row_with_its_figure():
     words = "PyTorch bf16 (mixed precision), photos-resnet18, batch 64: 0.500 (0.480–0.520) of its"
     assert f"{words} baseline's time; same work" in said
     assert "Is a prediction too slow? ------------------------- no row of this record" in said
+
+
+@pytest.mark.parametrize(
+    ("given", "counts"),
+    [
+        ({"time": (0.5, 0.48, 0.52), "changes_math": True}, (0, 0, 1)),
+        ({"time": (1.5, 1.4, 1.6), "changes_math": True}, (1, 0, 0)),
+        ({"time": NOTHING, "changes_math": True}, (1, 0, 0)),
+        ({"time": (0.5,)}, (0, 1, 0)),
+        ({"time": NOTHING}, (1, 0, 0)),
+        ({"accuracy": (1.0,)}, (0, 0, 1)),
+        ({"accuracy": (0.0,)}, (0, 1, 0)),
+        ({"accuracy": (-1.0,)}, (0, 1, 0)),
+        ({"accuracy": (0.2, -0.1, 0.5)}, (1, 0, 0)),
+    ],
+)
+def test_a_leaf_counts_what_does_not_gain(given, counts):
+    figure = ACCURACY if "accuracy" in given else TIME
+    (leaf,) = (x for each in path(planted(BF16 | given)) for x in each.leaves if x.figure == figure)
+    assert leaf.rows == []
+    assert (leaf.unproven, leaf.once, leaf.refused) == counts
+
+
+def test_gains_in_accuracy_are_ordered_by_their_lower_bound():
+    gains = {"lucky": (2.0, 0.2, 3.8), "sure": (1.0, 0.5, 1.5), "least": (0.3, 0.1, 0.5)}
+    record = planted(*(BF16 | {"variant": name, "accuracy": own} for name, own in gains.items()))
+    (found,) = priorities(record, {})
+    assert found.best(ACCURACY).case["variant"] == "sure"
+    (leaf,) = (x for each in path(record) for x in each.leaves if x.figure == ACCURACY)
+    assert [row.case["variant"] for row in leaf.rows] == ["sure", "lucky", "least"]
+
+
+def test_a_row_answers_questions_of_its_own_framework_mode_and_family():
+    rates = {"metrics": {"samples_per_s": ([20, 19, 21], [10, 9, 11])}}
+    record = planted(
+        BF16 | {"time": GAIN},
+        BF16 | {"time": GAIN, "variant": "fp16", "framework": "tf"},
+        {"technique": "export", "variant": "exported", "time": GAIN, "mode": "predict"},
+        {"technique": "shards", "variant": "sharded"} | rates,
+        {"technique": "data_parallel", "variant": "two", "framework": "tf"} | rates,
+    )
+    found = {
+        (each.question.words, leaf.framework, row.case["variant"])
+        for each in path(record)
+        for leaf in each.leaves
+        for row in leaf.rows
+    }
+    assert found == {
+        ("Is a train step too slow?", "pt", "bf16"),
+        ("Is a train step too slow?", "tf", "fp16"),
+        ("Is a prediction too slow?", "pt", "exported"),
+        ("Does training wait for its data?", "pt", "sharded"),
+        ("Is one device too slow, or too small?", "tf", "two"),
+    }
 
 
 def test_an_update_alone_is_no_train_step():

@@ -8,7 +8,18 @@ import pytest
 
 from bench import validate
 from bench.analysis.analyse import analyse
-from bench.analysis.replay import FEWER, fewer, noise_of, replay, table
+from bench.analysis.replay import (
+    FEWER,
+    Replay,
+    Told,
+    _width,
+    fewer,
+    noise_of,
+    replay,
+    table,
+    works,
+)
+from bench.analysis.verdicts import Ratio
 from tests.analysis.test_looks import measured
 
 TIMES = {("pt", "quick"): 0.5, ("tf", "quick"): 0.6}
@@ -57,6 +68,57 @@ def test_fewer_rounds_are_the_first_of_each_block():
 
 def test_a_record_of_one_block_has_nothing_to_replay():
     assert replay(analyse(measured(TIMES, blocks=1, looks=None))).early.count == 0
+
+
+@pytest.mark.parametrize(("blocks", "judged"), [(4, False), (5, True)])
+def test_a_record_is_replayed_from_its_second_look_on(blocks, judged):
+    run = analyse(measured(TIMES, blocks=blocks, looks=None))
+    assert (replay(run).early.count > 0) is judged
+    assert bool(noise_of(run)) is judged
+
+
+def test_the_same_rounds_have_intervals_of_the_same_width():
+    def short(variant, block, own):
+        return own[:FEWER]
+
+    whole = measured(TIMES, blocks=5, looks=None)
+    found = replay(analyse(changed(whole, "made_up", short))).fewer
+    assert found.widths == pytest.approx(found.count)
+
+
+def test_the_noise_of_a_record_is_the_deviation_of_its_ratios():
+    run = analyse(measured(TIMES, blocks=5, looks=None))
+    sides = {case["id"]: case["framework"] for case in run["cases"]}
+    deviations = {}
+    for c in run["comparisons"]:
+        frameworks = dict.fromkeys(sides[c[role]] for role in ("numerator", "denominator"))
+        deviations.setdefault(" ÷ ".join(frameworks), []).append(c["sd"])
+    found = noise_of(run)
+    assert found.keys() == deviations.keys() == {"pt", "tf", "pt ÷ tf"}
+    for name, noise in found.items():
+        assert np.mean(np.square(noise)) == pytest.approx(np.mean(np.square(deviations[name])))
+
+
+def test_the_table_has_blocks_and_widths_for_each_ratio():
+    given = Replay(Told(blocks=15, count=4), Told(widths=5.0, count=4), Told(blocks=3, count=1))
+    rows = [line.split() for line in table({"one": given}).splitlines() if line.startswith("one")]
+    assert [line[1] for line in rows] == ["4", "4", "1"]
+    assert (rows[0][6], rows[1][2], rows[2][6]) == ("3.8", "1.25", "3.0")
+    nothing = table({"one": Replay()}).splitlines()
+    assert sum(" 0.0 " in line for line in nothing) == 4
+
+
+def test_a_width_is_what_the_bounds_are_apart():
+    assert _width(Ratio(1.0, (0.4, 1.2), 0.1, 5, None)) == pytest.approx(2.0)
+
+
+def test_controls_are_of_another_kin_than_what_is_compared_with_its_baseline():
+    kin = {}
+    for _, asked in works(analyse(measured(TIMES, blocks=3, looks=None))):
+        for comparison, pair in asked:
+            kin.setdefault(comparison["kind"], set()).add(pair.kin)
+    assert kin.keys() == {"control", "baseline", "framework"}
+    assert not kin["control"] & kin["baseline"]
 
 
 def test_the_table_adds_up_and_names_what_is_lost():

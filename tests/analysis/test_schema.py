@@ -7,7 +7,7 @@ import json
 import pytest
 from hypothesis import given, settings
 
-from bench.analysis.schema import check
+from bench.analysis.schema import Number, check
 from bench.report import page, tidy
 from bench.report.tables import markdown, terminal
 from tests.report.test_report import records, small
@@ -61,6 +61,80 @@ def whole_or_refused(results: dict) -> bool:
     for make in (terminal, markdown, page.html, tidy.csv_text):
         make(results).encode()
     return True
+
+
+@pytest.mark.parametrize(
+    ("number", "held", "refused"),
+    [
+        (Number(), (-1, 0, 2.5), (True, "1", None, float("nan"), float("inf"))),
+        (Number(above=0), (1, 1e-9), (0, -1)),
+        (Number(most=3), (3, -9, 2.9), (3.1, 4)),
+        (Number(above=1, most=3, whole=True), (2, 3), (1, 4, 2.5, 2.0)),
+    ],
+)
+def test_a_number_is_above_its_bound_up_to_its_most_and_whole_where_it_has_to_be(
+    number, held, refused
+):
+    assert [each for each in (*held, *refused) if number.holds(each)] == list(held)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("ratio", 0), ("ratio", -0.5), ("ci", [0, 1]), ("ci", [1]), ("ci", [1, 2, 3])),
+        *(("n", 0), ("n", 2.5), ("look", 0), ("freedom", 0), ("sd", 10.5), ("batch_size", 4.5)),
+    ],
+)
+def test_a_comparison_that_no_run_can_make_is_refused(field, value):
+    results = json.loads(SMALL)
+    assert refusal(results) is None
+    results["comparisons"][0][field] = value
+    assert field in refusal(results)
+
+
+@pytest.mark.parametrize(
+    ("looks", "fine"),
+    [
+        (None, True),
+        ([], True),
+        ([2], True),
+        ([3, 5, 8], True),
+        (list(range(2, 12)), True),
+        (list(range(2, 13)), False),
+        ([1, 3], False),
+        ([3, 3], False),
+        ([5, 3], False),
+        ([3.5], False),
+    ],
+)
+def test_looks_are_a_few_rising_numbers(looks, fine):
+    assert (refusal(json.loads(SMALL) | {"looks": looks}) is None) is fine
+
+
+@pytest.mark.parametrize("version", [2, 4, True, "3", 3.0, None])
+def test_only_records_of_this_schema_are_read(version):
+    assert refusal(json.loads(SMALL) | {"schema_version": version})
+
+
+def test_contenders_of_a_block_play_the_same_rounds():
+    results = json.loads(SMALL)
+    timed = [case for case in results["cases"] if (case["timing"] or {}).get("step_s")]
+    for case, rounds in zip(timed, (3, 4), strict=False):
+        case["timing"]["step_s"] = {"7": {"0": [0.1] * rounds}}
+    assert "rounds" in refusal(results)
+    timed[1]["timing"]["step_s"] = {"8": {"0": [0.1] * 4}}  # another match
+    assert refusal(results) is None
+    for wrong in ({"a": {"0": [0.1]}}, {"9": {"b": [0.1]}}):
+        timed[1]["timing"]["step_s"] = wrong
+        assert "no numbers" in refusal(results)
+
+
+@pytest.mark.parametrize(("levels", "fine"), [(29, True), (30, False)])
+def test_nesting_has_an_end(levels, fine):
+    nested = []
+    for _ in range(levels):
+        nested = [nested]
+    assert (refusal(json.loads(SMALL) | {"more": nested}) is None) is fine
 
 
 @pytest.mark.parametrize("top", json.loads(SMALL))

@@ -51,6 +51,27 @@ def test_each_framework_has_its_own():
     assert winners(made, "pt", "another") == {}
 
 
+FUSED = row("stacking", "fused")
+
+
+@pytest.mark.parametrize("task", ["text-gpt", "checked-cnn"])
+def test_only_train_steps_of_the_framework_and_the_task_count(task):
+    others = row("memory_format", "channels_last", task=task), COMPILED | {"mode": "predict"}
+    made = record(row("compilation", "another", SLOWER), *others, FUSED | {"framework": "tf"})
+    assert winners(made, "pt", "digits-cnn") == {}
+    assert winners(made, "tf", "digits-cnn") == {"fused": True}
+    assert winners(made, "pt", task) == {"memory_format": "channels_last"}
+
+
+@pytest.mark.parametrize("kind", ["control", "framework"])
+def test_only_what_beats_its_own_baseline_counts(kind):
+    made = record(COMPILED, FUSED)
+    made["comparisons"][0]["kind"] = kind
+    assert winners(made, "pt", "digits-cnn") == {"fused": True}
+    made["comparisons"][1]["numerator"] = "gone"
+    assert winners(made, "pt", "digits-cnn") == {}
+
+
 @pytest.mark.parametrize(
     ("rows", "changes", "said"),
     [

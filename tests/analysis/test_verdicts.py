@@ -211,11 +211,22 @@ def test_fewer_bits_per_character_are_better():
     assert judged(0.01, 0.01, **less_is_better)["verdict"] == "equivalent"
 
 
-def test_one_seed_gives_a_difference_and_no_verdict():
-    found = verdicts.compare_accuracy([91.0], [90.0], margin=1.0, more_is_better=True)
-    assert found == {"mean": 1.0, "ci": None, "verdict": None}
+@pytest.mark.parametrize("seeds", range(1, verdicts.FEWEST_SEEDS))
+def test_few_seeds_give_a_difference_and_no_verdict(seeds):
+    """Two that agree to the sample would make an interval of no width."""
+    found = verdicts.compare_accuracy(
+        [66.0, 67.0][:seeds], [91.0, 92.0][:seeds], margin=1.0, more_is_better=True
+    )
+    assert found == {"mean": -25.0, "ci": None, "verdict": None}
 
 
 def test_seeds_must_be_paired():
     with pytest.raises(ValueError, match=r"longer|shorter"):
         verdicts.compare_accuracy([1.0], [1.0, 2.0], margin=1.0, more_is_better=True)
+
+
+@pytest.mark.parametrize("more", [True, False])
+def test_no_difference_at_all_is_neither_better_nor_worse_without_a_margin(more):
+    values = [3.0, 4.0, 5.0]
+    found = verdicts.compare_accuracy(values, values, margin=0.0, more_is_better=more)
+    assert found == {"mean": 0.0, "ci": [0.0, 0.0], "verdict": "inconclusive"}

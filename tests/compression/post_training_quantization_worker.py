@@ -6,12 +6,10 @@ scenario -> what was found, or {"error": traceback}. `test_post_training_quantiz
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import sys
 import tempfile
-import traceback
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -85,6 +83,9 @@ def ran(predict, read, path, x):
     return integers.integer_operators(predict, path, x)
 
 
+FILES = {}  # by way, of `variants`
+
+
 def variants(folder):
     """Each file of the CNN: what it predicts, its bytes, and what ran over integers."""
     model, x = built()
@@ -101,6 +102,7 @@ def variants(folder):
             "operators": ran(predict, read, path, x[:64]),
             "threads": predict.threads,
         }
+        FILES[name] = path.read_bytes()
         if FRAMEWORK != "pt" and read == "load_quantized":
             found[name]["delegated"] = operators.litert_delegated(path)
     for name, apply in (
@@ -110,12 +112,10 @@ def variants(folder):
         found[name]["in memory"] = np.array(apply(model, x[64:])(x[:64])).tolist()
     for name in ("static", "onnxruntime"):  # another number of samples than in calibration
         predict = getattr(technique, WAYS[name][1])(folder / name)
-        found[name]["others"] = [np.array(predict(x[:size])).tolist() for size in (7, 1, 64)]
-    loaded, (write, read) = folder / "loaded", WAYS["static"]
-    getattr(technique, write)(model, x[64:], loaded)
-    predict = getattr(technique, read)(loaded)
-    loaded.write_bytes(b"something else")
-    found["overwritten"] = np.array(predict(x[:32])).tolist()
+        found[name]["others"] = [np.array(predict(x[:size])).tolist() for size in own.sizes]
+    predict = technique.load_quantized(folder / "static")
+    (folder / "static").write_bytes(b"something else")
+    found["overwritten"] = np.array(predict(x[:1])).tolist()
     after = kit.models.export_weights(model)
     found["kept"] = all(np.array_equal(before[name], after[name]) for name in before)
     found["mode"] = own.mode(model)
@@ -201,7 +201,8 @@ def constructions(folder):
             write, read = (getattr(technique, function) for function in WAYS[way])
             try:
                 predicted = read(write(model, x, folder / "file"))(x)
-                found[f"{name}, {way}"] = programs.apart(predicted, expected)
+                pairs = zip(own.parts(predicted), own.parts(expected), strict=True)
+                found[f"{name}, {way}"] = [programs.apart(*pair) for pair in pairs]
             except NotImplementedError as error:
                 found[f"{name}, {way}"] = str(error)
     return found
@@ -263,13 +264,11 @@ class Bomb:
 
 def files(folder):
     """What damaged and foreign files raise; a bomb makes the folder "burst" where it goes off."""
-    model, x = built()
     burst = folder / "burst"
     pickled = pickle.dumps(Bomb(burst))
     found = {}
     for way in ("static", "onnxruntime"):
-        write, read = (getattr(technique, function) for function in WAYS[way])
-        whole = write(model, x, folder / f"{way} whole").read_bytes()
+        whole, read = FILES[way], getattr(technique, WAYS[way][1])
         damaged = {
             f"first {percent}%": whole[: len(whole) * percent // 100] for percent in (0, 10, 60, 99)
         }
@@ -287,11 +286,11 @@ def files(folder):
 
 def threads(folder):
     """How many threads a runtime adds to the process when it is asked for three."""
-    model, x = built()
+    _, x = built()
     found = {}
     for way in own.pools:
-        write, read = (getattr(technique, function) for function in WAYS[way])
-        path = write(model, x, folder / way)
+        path, read = folder / way, getattr(technique, WAYS[way][1])
+        path.write_bytes(FILES[way])
         read(path, threads=1)(x)
         before = len(os.listdir("/proc/self/task"))
         predict = read(path, threads=3)
@@ -301,10 +300,8 @@ def threads(folder):
     return found
 
 
-ALL = tuple(WAYS)
-
-
 class PyTorch:
+    sizes = (1,)  # each one compiles
     pools = ("onnxruntime",)  # TorchInductor uses the one pool of the process
 
     def __init__(self):
@@ -314,6 +311,10 @@ class PyTorch:
 
     def mode(self, model):
         return model.training
+
+    def parts(self, output):
+        """The tensors of a structure; a model's own object holds logits."""
+        return self.torch.utils._pytree.tree_leaves(getattr(output, "logits", output))
 
     def bombs(self, bomb):
         """A file of PyTorch's own format with the bomb among the tensors."""
@@ -407,13 +408,28 @@ class PyTorch:
 
         codes = torch.randint(0, 20, (12, 5))
         table = torch.randn(12, 3) * torch.tensor(COLUMNS[1]) + torch.tensor(COLUMNS[0])
+
+        class Token(nn.Module):
+            """One that stands for all of them, and small: what rounds on their grid loses it."""
+
+            def __init__(self):
+                super().__init__()
+                self.token = nn.Parameter(0.02 * torch.randn(1, 1, 32))
+                layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+                self.encoder, self.head = nn.TransformerEncoder(layer, 2), nn.Linear(32, 16)
+
+            def forward(self, x):  # of `len` torch.export makes a constant, so that Dynamo captures
+                x = torch.cat([self.token.expand(len(x), -1, -1), x], 1)
+                return self.head(self.encoder(x)[:, 0])
+
         encoder = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
         return {
-            "residual": (Residual(), torch.randn(12, 3, 8, 8), ALL),
-            "recurrent": (Recurrent(), codes, ALL),
-            "tied": (Tied(), {"b": torch.rand(12) + 1, "a": codes}, ALL),
-            "attention": (encoder, torch.randn(12, 5, 32), ALL[:3]),
-            "table": (Table(), table, ALL),
+            "residual": (Residual(), torch.randn(12, 3, 8, 8), tuple(WAYS)),
+            "recurrent": (Recurrent(), codes, ("static", "onnxruntime")),
+            "table": (Table(), table, ("static", "onnxruntime")),
+            "tied": (Tied(), {"b": torch.rand(12) + 1, "a": codes}, ("static", "onnxruntime")),
+            "attention": (encoder, torch.randn(12, 5, 32), ("static",)),
+            "token": (Token(), torch.randn(12, 5, 32), ("static", "onnxruntime")),
         }
 
     def refused(self, x):
@@ -449,6 +465,7 @@ class PyTorch:
 
 
 class TensorFlow:
+    sizes = (7, 1)
     pools = ("static", "onnxruntime")
 
     def __init__(self):
@@ -458,6 +475,9 @@ class TensorFlow:
 
     def mode(self, model):
         return None
+
+    def parts(self, output):
+        return self.tf.nest.flatten(output)
 
     def bombs(self, bomb):
         return {}
@@ -553,19 +573,20 @@ class TensorFlow:
         def normal(*shape):
             return tf.constant(random.normal(size=shape), tf.float32)
 
-        without_small = ALL[:2] + ALL[3:]  # no kernel of 1,024 weights for the dynamic one
+        both, weighty = ("static", "onnxruntime"), ("static", "dynamic")  # 1,024 and more
+        mask = tf.constant(12 * [[[1.0] * 3 + [0.0] * 2]])
         return {
-            "residual": (keras.Model(image, outputs), 5 + 9 * normal(12, 8, 8, 3), without_small),
-            "recurrent": (keras.Model(codes, recurrent), given, ALL),
-            "attention": (keras.Model(sequence, attended), normal(12, 5, 32), ALL),
-            "masked": (
-                masked,
-                [9 * normal(12, 5, 32), tf.constant(12 * [[[1.0] * 3 + [0.0] * 2]])],
-                ALL,
+            "residual": (
+                keras.Model(image, outputs),
+                5 + 9 * normal(12, 8, 8, 3),
+                ("float32", "onnxruntime float32", *both),
             ),
-            "tied": (tied, {"b": 1 + normal(12) ** 2, "a": given}, ALL),
-            "many": (many, normal(12, 6), without_small),
-            "table": (table, normal(12, 3) * COLUMNS[1] + COLUMNS[0], ALL),
+            "recurrent": (keras.Model(codes, recurrent), given, (*weighty, "onnxruntime")),
+            "attention": (keras.Model(sequence, attended), normal(12, 5, 32), weighty),
+            "masked": (masked, [9 * normal(12, 5, 32), mask], ("float32", *both)),
+            "tied": (tied, {"b": 1 + normal(12) ** 2, "a": given}, (*weighty, "onnxruntime")),
+            "many": (many, normal(12, 6), both),
+            "table": (table, normal(12, 3) * COLUMNS[1] + COLUMNS[0], both),
         }
 
     def refused(self, x):
@@ -601,15 +622,9 @@ class TensorFlow:
 
 def main() -> None:
     kit.runtime.configure(threads=1, seed=0)
-    found = {}
-    scenarios = (variants, foreign, constructions, untouched, wide, written_otherwise)
-    for scenario in (*scenarios, refusals, files, threads):
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                found[scenario.__name__] = scenario(Path(folder))
-            except Exception:
-                found[scenario.__name__] = {"error": traceback.format_exc()}
-    print(json.dumps(found))
+    scenarios = [variants, foreign, constructions, untouched, wide, written_otherwise]
+    scenarios += [refusals, files, threads]
+    workers.report(map(workers.in_a_folder, scenarios))
 
 
 own = PyTorch() if FRAMEWORK == "pt" else TensorFlow()

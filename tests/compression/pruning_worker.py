@@ -7,10 +7,8 @@
 from __future__ import annotations
 
 import copy
-import json
 import sys
 import tempfile
-import traceback
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -528,6 +526,43 @@ class TensorFlow:
         }
         return {name: raised(technique.apply_pruning, m, **NOW) for name, m in models.items()}
 
+    def latency(self):
+        """Zeros by layer of a model that XNNPACK runs sparsely; what it can't is refused."""
+        keras, layers = self.tf.keras, self.tf.keras.layers
+
+        def model(between=None):
+            x = images = keras.Input((16, 16, 3))
+            x = layers.Conv2D(8, 3, 2, name="first")(layers.ZeroPadding2D()(x))
+            x = layers.Conv2D(16, 1, activation="relu", name="wide")(x)
+            x = layers.DepthwiseConv2D(3, padding="same", name="depthwise")(x)
+            x = x if between is None else between(x)
+            x = layers.Conv2D(8, 1, name="narrow")(x)
+            x = layers.Flatten()(layers.GlobalAveragePooling2D(keepdims=True)(x))
+            return keras.Model(images, layers.Dense(2, name="head")(x))
+
+        given, cnn = model(), kit.models.build(CNN)
+        found = {"other": raised(technique.apply_latency_pruning, cnn, **NOW)}
+        try:
+            pruned, update = technique.apply_latency_pruning(given, **NOW)
+        except NotImplementedError as error:
+            return found | {"refused": str(error)}
+        x = random.normal(size=(9, 16, 16, 3)).astype(np.float32)
+        for number in (1, 2):
+            update(number)
+            pruned(x, training=True)
+
+        def zeros(model):
+            kernels = {each.name: each.get_weights()[0] for each in model.layers if each.weights}
+            return {name: float((kernel == 0).mean()) for name, kernel in kernels.items()}
+
+        pooled = model(layers.MaxPooling2D(2))
+        return found | {
+            "zeros": zeros(technique.finalize_pruning(pruned)),
+            "given": zeros(given),
+            "pooled": raised(technique.apply_latency_pruning, pooled, **NOW),
+            "sparsity": raised(technique.apply_latency_pruning, given, **NOW | {"frequency": 0}),
+        }
+
     def fit(self):
         """Keras 3's `fit` over a layer that runs twice, a layer in another, adapted statistics."""
         keras, layers = self.tf.keras, self.tf.keras.layers
@@ -589,15 +624,10 @@ def main() -> None:
     scenarios = [schedule, several_passes, rounding, training, neutral, losses]
     scenarios += [regrowth, refusals, together, small_layers]
     scenarios += [] if sys.argv[1] == "tf" else [stages]  # the benchmark's rows run tf_keras
-    scenarios += [own.foreign, own.shared if FRAMEWORK == "pt" else own.unsupported]
+    scenarios += [own.foreign]
+    scenarios += [own.shared] if FRAMEWORK == "pt" else [own.unsupported, own.latency]
     scenarios += [own.fit] if sys.argv[1] == "tf" else []
-    found = {}
-    for scenario in scenarios:
-        try:
-            found[scenario.__name__] = scenario()
-        except Exception:
-            found[scenario.__name__] = {"error": traceback.format_exc()}
-    print(json.dumps(found))
+    workers.report(scenarios)
 
 
 own = PyTorch() if FRAMEWORK == "pt" else TensorFlow()

@@ -8,10 +8,8 @@ line of JSON: scenario -> what was found, or {"error": traceback}.
 from __future__ import annotations
 
 import copy
-import json
 import sys
 import tempfile
-import traceback
 from collections import OrderedDict
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -102,30 +100,30 @@ def oracle():
     return found
 
 
-def neutral():
-    """How far 8 bits are from float32, in outputs and gradients, before any training."""
-    (x, y), model = images(64), kit.models.build(CNN, start())
-    prepared = technique.prepare_qat(model, x, weight_bits=8)
-    ours, theirs = own.evaluate(prepared, x), outputs(kit.training.make_predict(model), x)
-    gradients = [own.gradients(one, x, y) for one in (prepared, model)]
-    return {
-        "outputs": apart(ours, theirs),
-        "gradients": {name: apart(gradients[0][name], gradients[1][name]) for name in gradients[1]},
-        "rounded": ours != theirs,
-    }
-
-
 TRAINED = {}  # by bits, of `losses`: preparing takes seconds in PyTorch
 
 
 def losses():
-    """Ten losses of each width."""
-    x, _ = images(64)
-    found = {}
+    """Ten losses of each width; whether the model given stays; and 8 bits at first.
+
+    That is how far they are from float32, in outputs and gradients, before any training.
+    """
+    x, y = images(64)
+    found = {"kept": []}
     for bits in (8, 2):
         model = kit.models.build(CNN, start())
-        TRAINED[bits] = technique.prepare_qat(model, x, weight_bits=bits)
-        found[str(bits)] = train(TRAINED[bits], 10)
+        TRAINED[bits] = prepared = technique.prepare_qat(model, x, weight_bits=bits)
+        if bits == 8:
+            ours, theirs = own.evaluate(prepared, x), outputs(kit.training.make_predict(model), x)
+            first, plain = (own.gradients(one, x, y) for one in (prepared, model))
+            found["neutral"] = {
+                "outputs": apart(ours, theirs),
+                "gradients": {name: apart(first[name], plain[name]) for name in plain},
+                "rounded": ours != theirs,
+            }
+        found[str(bits)] = train(prepared, 10)
+        for name, value in kit.models.export_weights(model).items():
+            found["kept"].append(np.array_equal(value, start()[name]))
     return found
 
 
@@ -148,27 +146,6 @@ def accuracy(logits, y):
     return float(np.mean(np.argmax(logits, -1) == np.asarray(y)))
 
 
-def left_alone():
-    """What preparing, training and exporting change of the models that they are given."""
-    (x, _), model = images(64), kit.models.build(CNN, start())
-    before = kit.models.export_weights(model)
-    prepared = technique.prepare_qat(model, x, weight_bits=8)
-    train(prepared, 2)
-    after = kit.models.export_weights(model)
-    state = own.state(prepared)
-    technique.export_qat(prepared, x, FOLDER / "first")
-    kept = own.state(prepared)
-    again = train(prepared, 2)
-    return {
-        "model": all(np.array_equal(before[name], after[name]) for name in before),
-        "prepared": all(np.array_equal(state[name], kept[name]) for name in state),
-        "goes on": bool(np.isfinite(again).all())
-        and any(
-            not np.array_equal(state[name], value) for name, value in own.state(prepared).items()
-        ),
-    }
-
-
 def products(predict, path, x):
     """Products over integers of one prediction."""
     integers = import_module(f"{FRAMEWORK}_impl.kit.integers")
@@ -181,7 +158,9 @@ def files():
     x, _ = images(64)
     found = {}
     for bits, prepared in TRAINED.items():
+        state = own.state(prepared)
         path = technique.export_qat(prepared, x, FOLDER / f"file{bits}")
+        kept = own.state(prepared)
         predict = technique.load_quantized(path)
         theirs = own.evaluate(prepared, x)
         found[str(bits)] = {
@@ -191,6 +170,7 @@ def files():
             "levels": own.levels(path),
             "operators": products(predict, path, x),
             "bytes": path.stat().st_size,
+            "kept": all(np.array_equal(state[name], kept[name]) for name in state),
         }
     model = kit.models.build(CNN, start())
     path = technique.export_float(model, x, FOLDER / "float")
@@ -206,16 +186,14 @@ def files():
 
 def damaged():
     """What loading says of files that are cut, altered, of another kind, empty or not there."""
-    x, _ = images(64)
-    content = technique.export_qat(TRAINED[8], x, FOLDER / "whole").read_bytes()
-    path, found = FOLDER / "damaged", {}
+    content, path, found = (FOLDER / "file8").read_bytes(), FOLDER / "damaged", {}
     others = {
         "cut": content[: len(content) // 2],
         "cut short": content[:-16],
         "text": b"not a model\n" * 100,
         "empty": b"",
     }
-    for name, bad in (others | own.bad_files(x)).items():
+    for name, bad in (others | own.bad_files()).items():
         path.write_bytes(bad)
         found[name] = raised(technique.load_quantized, path)
     found["missing"] = raised(technique.load_quantized, FOLDER / "missing")
@@ -234,7 +212,12 @@ def refusals():
     found["unprepared"] = raised(technique.export_qat, model, x, FOLDER / "unprepared")
     found["written"] = (FOLDER / "unprepared").exists()
     most, technique.MOST_APART = technique.MOST_APART, -1.0  # no file is as near as this
-    found["file"] = raised(technique.prepare_qat, model, x, weight_bits=8)
+    one, rows = (
+        own.convolution(np.ones((1, 1, 6, 4), np.float32)),
+        np.ones((2, 3, 3, 6), np.float32),
+    )
+    rows, _ = kit.data.to_device(rows, np.zeros(2))
+    found["file"] = raised(technique.prepare_qat, one, rows, weight_bits=8)
     technique.MOST_APART = most
     for name, given in own.bad_inputs(x).items():
         found[name] = raised(technique.prepare_qat, model, given, weight_bits=8)
@@ -269,6 +252,14 @@ def drifted():
     return own.drifted(FOLDER / "drifted") | {"written": (FOLDER / "drifted").exists()}
 
 
+def goes_on():
+    """Losses of a model that was exported, and whether it moves."""
+    state = own.state(TRAINED[8])
+    after = train(TRAINED[8], 2)
+    moved = any(not np.array_equal(state[name], v) for name, v in own.state(TRAINED[8]).items())
+    return bool(np.isfinite(after).all()) and moved
+
+
 def evidence():
     """What the benchmark's proof says: of its rows, and of rows that are not what they say."""
     x, y = (np.array(part) for part in images(256))
@@ -299,7 +290,7 @@ def evidence():
         if prepared.deploy:
             predict, artifact = prepared.deploy()
             prepared = replace(prepared, predict=predict, artifact=artifact)
-        batch = images(32)
+        batch = images(64)  # as in `files`, whose float32 kernels PyTorch then takes again
         prepared.step(*batch) if mode == "train" else prepared.predict(batch[0])
         found[f"{mode} {variant}"] = bench.took_effect(impl, work, prepared, batch)
         if variant == "fp32":
@@ -416,10 +407,10 @@ class PyTorch:
         tensors = self.torch.load(path, weights_only=True)["tensors"]
         return [len(t.unique()) for t in tensors if t.dtype == self.torch.int8]
 
-    def bad_files(self, x):
+    def bad_files(self):
         """Files that are whole and not what they should be."""
         torch = self.torch
-        good = torch.load(FOLDER / "whole", weights_only=True)
+        good = torch.load(FOLDER / "file8", weights_only=True)
 
         def saved(**changed):
             torch.save(good | changed, FOLDER / "bad")
@@ -470,34 +461,16 @@ class PyTorch:
             dict(prepared.named_parameters())["conv0.conv.weight"].mul_(float("nan"))
         return {"raised": raised(technique.export_qat, prepared, x, path)}
 
-    def sums(self):
-        """BatchNorm after additions that are the model's: what export says, kernels in int8."""
-        nn, found, x = self.torch.nn, {}, self.torch.randn(32, 2, 8, 8)
+    def side_by_side(self):
+        """What capturing might lose, in one model: how far it and its file are from float32.
 
-        class Sum(nn.Module):
-            def __init__(self, sum):
-                super().__init__()
-                self.conv, self.norm = nn.Conv2d(2, 2, 3, padding=1), nn.BatchNorm2d(2)
-                self.sum = sum
-
-            def forward(self, x):
-                return self.sum(self, x)
-
-        for name, case in {
-            "residual": lambda model, x: model.norm(model.conv(x) + x),
-            "constant": lambda model, x: model.conv(model.norm(x + 1.0)),
-            "convolution plus 1": lambda model, x: model.norm(model.conv(x) + 1.0),
-        }.items():
-            model = technique.prepare_qat(Sum(case), x, weight_bits=8)
-            path = technique.export_qat(model, x, FOLDER / "sum")
-            found[name] = len(self.levels(path))
-        return found
-
-    def joined(self):
-        """Tensors of unequal ranges side by side, and averaged: float32, the start, much later."""
+        Of tensors of unequal ranges side by side, which are averaged, at the start and much later;
+        of BatchNorm after additions that are the model's; of BatchNorm whose variances lie below
+        its epsilon and whose statistics move fast.
+        """
         torch, nn = self.torch, self.torch.nn
 
-        class Joined(nn.Module):
+        class Parts(nn.Module):
             def __init__(self):
                 super().__init__()
                 self.first, self.second = nn.Conv2d(3, 8, 3), nn.Conv2d(3, 8, 3)
@@ -505,43 +478,59 @@ class PyTorch:
                 self.head = nn.Linear(8, 4)
                 with torch.no_grad():
                     self.second.weight.mul_(8)
+                self.sums = nn.ModuleList(nn.Conv2d(3, 3, 3, padding=1) for _ in range(3))
+                self.norms = nn.ModuleList(nn.BatchNorm2d(3) for _ in range(3))
+                self.literal = nn.ModuleList(
+                    nn.Sequential(nn.Conv2d(3, 8, 3, bias=bias), narrow(), nn.Hardswish())
+                    for bias in (False, True)
+                )
 
             def forward(self, x):
-                x = self.both(torch.cat([self.first(x), self.second(x)], 1))
-                return self.head(x.flatten(1))
+                joined = self.both(torch.cat([self.first(x), self.second(x)], 1))
+                (residual, constant, after), norms = self.sums, self.norms
+                return {
+                    "joined": self.head(joined.flatten(1)),
+                    "residual": norms[0](residual(x) + x),
+                    "constant": constant(norms[1](x + 1.0)),
+                    "convolution plus 1": norms[2](after(x) + 1.0),
+                    "no bias": self.literal[0](x),
+                    "bias": self.literal[1](x),
+                }
 
-        torch.manual_seed(0)
-        source, x = Joined(), torch.randn(32, 3, 6, 6)
-        prepared = technique.prepare_qat(source, x, weight_bits=8)
-        found = [self.evaluate(prepared, x)]
-        with torch.no_grad():
-            prepared.eval()
-            for _ in range(200):  # ranges follow every pass
-                prepared(x)
-        found.append(self.evaluate(prepared, x))
-        return [apart(outputs, source(x).detach()) for outputs in found]
-
-    def literals(self):
-        """A BatchNorm whose variances lie below its epsilon, and whose statistics move fast."""
-        torch, nn = self.torch, self.torch.nn
-        torch.manual_seed(0)
-        found = {}
-        for bias in (False, True):
+        def narrow():
             norm = nn.BatchNorm2d(8, eps=1e-3, momentum=0.5)
             norm.running_var.fill_(1e-6)
-            source = nn.Sequential(nn.Conv2d(3, 8, 3, bias=bias), norm, nn.Hardswish())
-            x = torch.randn(8, 3, 6, 6)
-            prepared = technique.prepare_qat(source, x, weight_bits=8)
-            path = technique.export_qat(prepared, x, FOLDER / "literals")
-            wanted = source.eval()(x).detach()
-            outputs = self.evaluate(prepared, x), technique.load_quantized(path)(x)
-            source.train()(x)
-            prepared.train()(x)
-            moved = [
-                self.state(m)[n] for m in (prepared, source) for n in self.state(m) if "_var" in n
-            ]
-            found[str(bias)] = [*(apart(each, wanted) for each in outputs), apart(*moved)]
-        return found
+            return norm
+
+        torch.manual_seed(0)
+        source, x = Parts(), torch.randn(32, 3, 6, 6)
+        prepared = technique.prepare_qat(source, x, weight_bits=8)
+        path = technique.export_qat(prepared, x, FOLDER / "parts")
+        with torch.no_grad():
+            wanted = copy.deepcopy(source).eval()(x)
+        programs = import_module("pt_impl.kit.programs")
+        found = {
+            "start": self.called(programs, prepared, x),
+            "file": technique.load_quantized(path)(x),
+        }
+        later = copy.deepcopy(prepared).eval()
+        with torch.no_grad():
+            for _ in range(200):  # ranges follow every pass
+                later(x)
+        found["later"] = self.called(programs, later, x)
+        source.train()(x), prepared.train()(x)
+        moved = [
+            [v for n, v in self.state(m).items() if "literal" in n and "_var" in n]
+            for m in (prepared, source)
+        ]
+        return {
+            "apart": {
+                when: {name: apart(outputs[name], wanted[name]) for name in wanted}
+                for when, outputs in found.items()
+            },
+            "variances": [apart(*pair) for pair in zip(*moved, strict=True)],
+            "kernels": len(self.levels(path)),
+        }
 
     def foreign(self):
         """Two inputs, a custom forward, dropout, layers that stay in float32, two outputs."""
@@ -711,10 +700,12 @@ class TensorFlow:
         return self.functional((8, 8, 2), self.layers.ReLU())
 
     def gradients(self, model, x, y):
+        before = model.get_weights()  # whose statistics and ranges follow the batch
         with self.tf.GradientTape() as tape:
             loss = kit.training.cross_entropy(model(x, training=True), y)
         variables = model.trainable_variables
         gradients = tape.gradient(loss, variables)
+        model.set_weights(before)
         names = [v.name.removeprefix("quant_").split(":")[0] for v in variables]
         return {n: g.numpy().tolist() for n, g in zip(names, gradients, strict=True)}
 
@@ -732,7 +723,7 @@ class TensorFlow:
         ran = [one for one in interpreter._get_ops_details() if one["op_name"] in products]
         return [len(np.unique(interpreter.get_tensor(one["inputs"][1]))) for one in ran]
 
-    def bad_files(self, x):
+    def bad_files(self):
         return {}
 
     def unsupported(self, x):
@@ -766,6 +757,18 @@ class TensorFlow:
             "shape": x[..., :1],
             "dtype": self.tf.cast(x, "float64"),
         }
+
+    def amplified(self):
+        """A deep model with random weights: a value that rounds otherwise changes them all."""
+        tf, stack = self.tf, [self.tf.keras.Input((8,))]
+        tf.keras.utils.set_random_seed(0)
+        for _ in range(30):
+            norm = self.layers.BatchNormalization(momentum=0.0)
+            stack += [self.layers.Dense(16), norm, self.layers.ReLU()]
+        model = tf.keras.Sequential([*stack, self.layers.Dense(3)])
+        model(tf.random.normal((256, 8)), training=True)
+        x = tf.random.normal((32, 8))
+        return {"raised": raised(technique.prepare_qat, model, x, weight_bits=8)}
 
     def drifted(self, path):
         x, _ = images(64)
@@ -839,18 +842,13 @@ if FRAMEWORK == "tf":
 
 
 def main():
-    scenarios = [oracle, neutral, losses, worth, left_alone, files, damaged, refusals]
-    scenarios += [drifted, evidence, own.foreign]
+    scenarios = [oracle, losses, worth, files, damaged, refusals]
+    scenarios += [drifted, goes_on, evidence, own.foreign]
     if sys.argv[1] != "tf_keras":
         scenarios += [constructions]
-    scenarios += [own.sums, own.joined, own.literals] if FRAMEWORK == "pt" else [own.many]
-    found = {}
-    for scenario in scenarios:
-        try:
-            found[scenario.__name__] = scenario()
-        except Exception:
-            found[scenario.__name__] = {"error": traceback.format_exc()}
-    print(json.dumps(found))
+    scenarios += [own.side_by_side] if FRAMEWORK == "pt" else [own.many]
+    scenarios += [own.amplified] if sys.argv[1] == "tf" else []
+    workers.report(scenarios)
 
 
 kit.runtime.configure(threads=1, seed=0)

@@ -6,10 +6,8 @@ JSON: scenario -> what was found, or {"error": traceback}. `test_semi_structured
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
-import traceback
 from dataclasses import replace
 from pathlib import Path
 
@@ -254,13 +252,7 @@ def main() -> None:
     kit.runtime.configure(threads=1, seed=0)
     scenarios = [at_once, training, stages, own.foreign, own.refusals]
     scenarios += [own.repeated, own.compressed] if FRAMEWORK == "pt" else []
-    found = {}
-    for scenario in scenarios:
-        try:
-            found[scenario.__name__] = scenario()
-        except Exception:
-            found[scenario.__name__] = {"error": traceback.format_exc()}
-    print(json.dumps(found))
+    workers.report(scenarios)
 
 
 own = PyTorch() if FRAMEWORK == "pt" else TensorFlow()

@@ -55,30 +55,30 @@ def relative(ours, theirs):
 
 @pytest.mark.parametrize("logits", ["one", "samples", "positions"])
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 4.0])
-def test_value_and_gradient_of_the_soft_loss_are_those_of_numpy(every, logits, temperature):
-    case = every["soft_losses"][logits]
+def test_value_and_gradient_of_the_soft_loss_are_those_of_numpy(found, logits, temperature):
+    case = found["soft_losses"][logits]
     ours = case[str(temperature)]
     value, gradient = soft(np.array(case["student"]), np.array(case["teacher"]), temperature)
     assert ours["value"] == pytest.approx(value, rel=1e-10)
     assert apart({"gradient": ours["gradient"]}, {"gradient": gradient}) < 1e-10
 
 
-def test_the_soft_loss_of_opposite_certainties_is_finite(every):
+def test_the_soft_loss_of_opposite_certainties_is_finite(found):
     """Probabilities underflow here, logarithms do not."""
-    found = every["soft_losses"]["extreme"]
+    found = found["soft_losses"]["extreme"]
     assert found["value"] == pytest.approx(800.0)
     assert np.allclose(found["gradient"], [[1.0, 0.0, -1.0]])
 
 
-def test_narrow_logits_are_cast_up(every):
-    found = every["soft_losses"]["narrow"]
+def test_narrow_logits_are_cast_up(found):
+    found = found["soft_losses"]["narrow"]
     assert found["dtype"].removeprefix("torch.") == "float32"
     assert found["loss"] == pytest.approx(found["wide"], rel=1e-6)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
-def test_gradients_of_a_linear_student_are_those_of_numpy(every, alpha):
-    case = every["linear"]
+def test_gradients_of_a_linear_student_are_those_of_numpy(found, alpha):
+    case = found["linear"]
     x, y = np.array(case["x"]), np.array(case["y"])
     student, over = (x @ np.array(kernel) for kernel in case["kernels"])
     value, gradient = soft(student, over, 2.0)
@@ -91,21 +91,19 @@ def test_gradients_of_a_linear_student_are_those_of_numpy(every, alpha):
     assert apart({"gradient": ours["gradient"]}, {"gradient": x.T @ pull}) < 1e-5
 
 
-@pytest.mark.parametrize("case", ["both", "teacher alone", "labels alone"])
 @pytest.mark.parametrize(("other", "model"), [("tf", "cnn"), ("tf", "gpt"), ("tf_keras", "cnn")])
-def test_twins_agree_in_loss_and_gradient(other, model, case):
-    ours, theirs = (side(name)["applied"][f"{model} {case}"] for name in (other, "pt"))
+def test_twins_agree_in_loss_and_gradient(other, model):
+    ours, theirs = (side(name)["applied"][f"{model} both"] for name in (other, "pt"))
     assert apart(ours, theirs) < BARS[model]
 
 
-@pytest.mark.parametrize("model", BARS)
-def test_the_gradient_is_the_weighted_sum_of_labels_and_teacher(found, model):
+def test_the_gradient_is_the_weighted_sum_of_labels_and_teacher(found):
     both, soft_part, labels = (
-        found["applied"][f"{model} {case}"] for case in ("both", "teacher alone", "labels alone")
+        found["applied"][f"cnn {case}"] for case in ("both", "teacher alone", "labels alone")
     )
     alpha = SETTINGS["alpha"]
     wanted = {n: alpha * np.array(soft_part[n]) + (1 - alpha) * np.array(labels[n]) for n in labels}
-    assert apart(both, wanted) < BARS[model]
+    assert apart(both, wanted) < BARS["cnn"]
     assert apart(soft_part, labels) > 0.1  # or there would be nothing to add up
 
 
@@ -113,11 +111,11 @@ def test_the_gradient_is_the_weighted_sum_of_labels_and_teacher(found, model):
 
 
 @pytest.mark.parametrize("name", ["taught", "stored"])
-def test_alpha_zero_is_the_plain_step_and_runs_no_teacher(every, name):
-    found = every["neutral"]
-    if every.framework == "pt":
-        assert found[name] == found["baseline"]  # to the last bit
-    assert apart(found[name], found["baseline"]) < 1e-6
+def test_alpha_zero_is_the_plain_step_and_runs_no_teacher(found, name):
+    case = found["neutral"]
+    if found.framework == "pt":
+        assert case[name] == case["baseline"]  # to the last bit
+    assert apart(case[name], case["baseline"]) < 1e-6
 
 
 def test_stored_logits_teach_as_the_teacher_does(every):
@@ -155,21 +153,21 @@ def teaches(found):
     return found["agreement"] > 0.9 and losses[-1] < losses[0] / 10
 
 
-def test_the_soft_loss_alone_teaches(every):
-    assert teaches(every["soft_alone"]["ours"])
+def test_the_soft_loss_alone_teaches(found):
+    assert teaches(found["soft_alone"]["ours"])
 
 
 @pytest.mark.parametrize("mistake", ["mistaken", "half mistaken"])
-def test_the_widespread_mistake_does_not(every, mistake):
+def test_the_widespread_mistake_does_not(found, mistake):
     """KLDivergence()(log_softmax, log_softmax), or the teacher's softmax: not one bit moves."""
-    found = every["soft_alone"][mistake]
+    found = found["soft_alone"][mistake]
     assert not teaches(found)
     assert found["kernel moved by"] == 0.0
     assert len(set(found["losses"])) == 1
 
 
-def test_a_mistaken_loss_looks_plausible(every):
-    assert every["soft_alone"]["half mistaken"]["losses"][0] > 1
+def test_a_mistaken_loss_looks_plausible(found):
+    assert found["soft_alone"]["half mistaken"]["losses"][0] > 1
 
 
 # Bad input ------------------------------------------------------------------------------------
@@ -177,29 +175,29 @@ def test_a_mistaken_loss_looks_plausible(every):
 
 @pytest.mark.parametrize("step", ["", "stored "])
 @pytest.mark.parametrize("setting", ["temperature 0", "temperature -1", "temperature nan"])
-def test_a_temperature_out_of_range_is_refused(every, step, setting):
-    said = every["refusals"][step + setting]
+def test_a_temperature_out_of_range_is_refused(found, step, setting):
+    said = found["refusals"][step + setting]
     assert said.startswith("ValueError: temperature must be above 0 and finite, not ")
 
 
-def test_an_infinite_temperature_is_refused(every):
-    said = every["refusals"]["temperature inf"]
+def test_an_infinite_temperature_is_refused(found):
+    said = found["refusals"]["temperature inf"]
     assert said == "ValueError: temperature must be above 0 and finite, not inf"
 
 
 @pytest.mark.parametrize("step", ["", "stored "])
 @pytest.mark.parametrize("setting", ["alpha -0.1", "alpha 1.1", "alpha nan"])
-def test_an_alpha_out_of_range_is_refused(every, step, setting):
-    said = every["refusals"][step + setting]
+def test_an_alpha_out_of_range_is_refused(found, step, setting):
+    said = found["refusals"][step + setting]
     assert said == f"ValueError: alpha must be between 0 and 1, not {setting.split()[1]}"
 
 
-def test_a_student_that_cannot_learn_is_refused(every):
-    assert every["refusals"]["frozen"].startswith("ValueError: the student has no trainable ")
+def test_a_student_that_cannot_learn_is_refused(found):
+    assert found["refusals"]["frozen"].startswith("ValueError: the student has no trainable ")
 
 
-def test_a_teacher_of_other_classes_is_refused_before_anything_is_changed(every):
-    found = every["refusals"]
+def test_a_teacher_of_other_classes_is_refused_before_anything_is_changed(found):
+    found = found["refusals"]
     words = "student and teacher must give logits of one shape, with the same classes: "
     for name in ("classes", "stored classes"):
         assert found[name].startswith("ValueError: ")
@@ -343,7 +341,7 @@ def test_a_missing_teacher_says_how_to_make_it(tmp_path):
 
 def test_the_benchmark_proves_that_the_teacher_taught(found):
     judged = {n: v for n, v in found["benchmarks"].items() if n.startswith("logits ")}
-    assert judged.keys() >= {"logits stored", "logits taught"}
+    assert "logits stored" in judged
     for name, (evidence, reason) in judged.items():
         assert reason is None, (name, evidence)
         assert evidence["norm_of_labels"] > 0
@@ -352,7 +350,10 @@ def test_the_benchmark_proves_that_the_teacher_taught(found):
 
 def test_the_benchmark_sees_a_teacher_that_teaches_nothing(found):
     assert found["benchmarks"]["mistaken"][1] == "the teacher's term has no gradient"
-    reason = found["benchmarks"]["labels again"][1]
+
+
+def test_the_benchmark_sees_a_teacher_that_says_the_labels_again():
+    reason = side("pt")["benchmarks"]["labels again"][1]
     assert reason == "the teacher's gradient is that of the labels"
 
 

@@ -67,8 +67,8 @@ def test_weight_zero_is_the_plain_step(every):
     assert apart(found["losses"], found["baseline"]) > 1e-3
 
 
-def test_the_features_alone_are_learned(every):
-    found = every["features_alone"]
+def test_the_features_alone_are_learned(found):
+    found = found["features_alone"]
     assert found["losses"][-1] < found["losses"][0] / 2
     assert found["moved"]
     assert all(name.startswith(REACHED) for name in found["moved"])
@@ -77,8 +77,8 @@ def test_the_features_alone_are_learned(every):
 # Bad input ------------------------------------------------------------------------------------
 
 
-def test_layers_that_are_not_there_or_do_not_fit_are_refused(every):
-    found = every["feature_refusals"]
+def test_layers_that_are_not_there_or_do_not_fit_are_refused(found):
+    found = found["feature_refusals"]
     for name in ("unknown", "unknown to the teacher"):
         assert found[name].startswith("ValueError: ")
         assert "has no layer 'conv7'; it has " in found[name]
@@ -88,17 +88,17 @@ def test_layers_that_are_not_there_or_do_not_fit_are_refused(every):
     assert found["unchanged"]
 
 
-def test_bad_settings_are_refused(every):
-    found = every["feature_refusals"]
+def test_bad_settings_are_refused(found):
+    found = found["feature_refusals"]
     for weight in ("-1.0", "nan", "inf"):
         said = found[f"weight {weight}"]
         assert said == f"ValueError: weight must be at least 0 and finite, not {weight}"
     assert found["frozen"].startswith("ValueError: the student has no trainable ")
 
 
-def test_an_optimizer_without_the_regressor_is_refused(every):
-    said = every["feature_refusals"]["lacking"]
-    if every.framework == "pt":
+def test_an_optimizer_without_the_regressor_is_refused(found):
+    said = found["feature_refusals"]["lacking"]
+    if found.framework == "pt":
         start = "ValueError: the optimizer lacks the regressor: make it from taught.parameters()"
         assert said.startswith(start)
     assert said is not None

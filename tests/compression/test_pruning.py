@@ -270,6 +270,22 @@ def test_tf_what_tfmot_cannot_follow_is_refused_with_the_reason(evidence):
     assert "does not know Conv1DTranspose, as 'up' is" in refused["transposed"]
 
 
+def test_tf_latency_pruning_takes_pointwise_convolutions_alone(evidence):
+    found = evidence["tf_keras"]["latency"]
+    dense = {"first": 0, "wide": 0, "depthwise": 0, "narrow": 0, "head": 0}
+    assert found["zeros"] == dense | {"wide": 0.5, "narrow": 0.5}
+    assert found["given"] == dense
+
+
+def test_tf_latency_pruning_refuses_what_xnnpack_runs_densely(evidence):
+    found = evidence["tf_keras"]["latency"]
+    said = "NotImplementedError: XNNPACK has no sparse kernels for it: "
+    assert found["pooled"].startswith(f"{said}Layer MaxPooling2D is not supported")
+    assert found["other"].startswith(f"{said}Could not find")
+    assert found["sparsity"].startswith("ValueError: frequency must be at least 1")
+    assert evidence["tf"]["latency"]["refused"].startswith("tfmot's pruning_policy takes models of")
+
+
 def test_keras_3_refuses_a_subclassed_model_alone(evidence):
     refused = evidence["tf"]["unsupported"]
     said = refused.pop("subclassed")

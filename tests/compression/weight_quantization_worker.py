@@ -6,15 +6,11 @@ scenario -> what was found, or {"error": traceback}. `test_weight_quantization.p
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import sys
-import tempfile
-import traceback
 from dataclasses import replace
 from importlib import import_module
-from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -218,10 +214,22 @@ class PyTorch:
                 y = self.middle(self.table(a)) * b[:, None, None]
                 return {"y": self.head(y), "pair": (y, [y.sum(1)])}
 
+        class Token(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.token = nn.Parameter(0.02 * torch.randn(1, 1, 32))
+                layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+                self.encoder, self.head = nn.TransformerEncoder(layer, 2), nn.Linear(32, 16)
+
+            def forward(self, x):  # of `len` torch.export makes a constant, so that Dynamo captures
+                x = torch.cat([self.token.expand(len(x), -1, -1), x], 1)
+                return self.head(self.encoder(x)[:, 0])
+
         encoder = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
         codes = torch.randint(0, 20, (6, 5))
         return {
             "attention": (encoder, torch.randn(6, 5, 32)),
+            "token": (Token(), torch.randn(6, 5, 32)),
             "tied": (Tied(), {"b": torch.rand(6), "a": codes}),
         }
 
@@ -309,14 +317,8 @@ class TensorFlow:
 
 def main() -> None:
     kit.runtime.configure(threads=1, seed=0)
-    found = {}
-    for scenario in (transformer, kernels, read, constructions, proof, refusals, files):
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                found[scenario.__name__] = scenario(Path(folder))
-            except Exception:
-                found[scenario.__name__] = {"error": traceback.format_exc()}
-    print(json.dumps(found))
+    scenarios = (transformer, kernels, read, constructions, proof, refusals, files)
+    workers.report(map(workers.in_a_folder, scenarios))
 
 
 own = PyTorch() if FRAMEWORK == "pt" else TensorFlow()

@@ -7,9 +7,7 @@ FOLDER and prints one line of JSON: scenario -> what was found, or {"error": tra
 
 from __future__ import annotations
 
-import json
 import sys
-import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -406,13 +404,7 @@ class TensorFlow:
 
 def main() -> None:
     kit.runtime.configure(threads=1, seed=0)
-    found = {}
-    for scenario in (in_place, package, foreign, refusals):
-        try:
-            found[scenario.__name__] = scenario()
-        except Exception:
-            found[scenario.__name__] = {"error": traceback.format_exc()}
-    print(json.dumps(found))
+    workers.report((in_place, package, foreign, refusals))
 
 
 own = PyTorch() if FRAMEWORK == "pt" else TensorFlow()

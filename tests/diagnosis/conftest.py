@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from itertools import islice
+from pathlib import Path
+
 import pytest
 
 from tests import workers
 
 WORKERS = ("pt", "tf")
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where the time goes, others would move: the workers run during the first test that asks."""
+    asking = (i for i in items if i.path.parent == HERE and "evidence" in i.fixturenames)
+    for item in islice(asking, 1):
+        item.add_marker("alone")
 
 
 @pytest.fixture(scope="session")
 def evidence():
-    """{"pt": {"technique scenario": ...}, "tf": ...}.
-
-    One after the other, and marked `alone`: where the time goes, others would move.
-    """
+    """{"pt": {"technique scenario": ...}, "tf": ...}, found one after the other."""
     found = [workers.run("diagnosis.worker", (name,)) for name in WORKERS]
     return found[0] | found[1]
 

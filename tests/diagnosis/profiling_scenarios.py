@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import tempfile
 import time
@@ -84,7 +85,7 @@ def operators():
 
 
 def products():
-    """Products of known size, by themselves; and a network's, forward and backward."""
+    """Products of known size, by themselves; and those of networks, forward and backward."""
     found = {
         name: told(profiling.profile_steps(step, [batch], steps=4))
         for name, (step, batch) in steps.products().items()
@@ -93,6 +94,10 @@ def products():
     batch = impl.kit.data.to_device(images, np.arange(4) % 2)
     step = steps.plain_step(steps.convolutional())
     found["network"] = told(profiling.profile_steps(step, [batch], steps=4))
+    step, batches = importlib.import_module(f"{impl.__name__}.kit.examples").train_step(
+        "digits-cnn", 4
+    )
+    found["task"] = told(profiling.profile_steps(step, batches, steps=4))
     return found
 
 

@@ -63,12 +63,13 @@ if NAME == "pt":
         return nn.Sequential(*layers[:-1])
 
     def convolutional():
-        """Strided, dilated and in groups, and dense: images of 16x16 in 3 channels."""
+        """Strided, dilated and in groups, transposed, and dense: images of 16x16 in 3 channels."""
         return nn.Sequential(
             nn.Conv2d(3, 8, 3, stride=2, padding=1),
             nn.Conv2d(8, 8, 3, groups=8, dilation=2),
+            nn.ConvTranspose2d(8, 4, 2, stride=2),
             nn.Flatten(),
-            nn.Linear(8 * 4 * 4, 2),
+            nn.Linear(4 * 8 * 8, 2),
         )
 
     def products():
@@ -189,11 +190,12 @@ else:
         return model
 
     def convolutional():
-        """Strided, dilated and in groups, and dense: images of 16x16 in 3 channels."""
+        """Strided, dilated and in groups, transposed, and dense: images of 16x16 in 3 channels."""
         model = tf.keras.Sequential(
             [
                 layers.Conv2D(8, 3, strides=2, padding="same"),
                 layers.DepthwiseConv2D(3, dilation_rate=2),
+                layers.Conv2DTranspose(4, 2, strides=2),
                 layers.Flatten(),
                 layers.Dense(2),
             ]
@@ -203,7 +205,41 @@ else:
 
     def products():
         """What multiplies: a step, and its batch."""
-        return {"product": (tf.function(tf.matmul), (tf.ones((96, 160)), tf.ones((160, 224))))}
+        a, b = tf.ones((96, 160)), tf.ones((160, 224))
+        many, more = tf.ones((5, 96, 160)), tf.ones((5, 160, 224))
+        product = tf.function(tf.matmul)
+        large, rows = tf.ones((768, 768)), tf.TensorSpec((None, None))
+
+        def thrice(x, y):
+            return tf.while_loop(
+                lambda i, _: i < 3,
+                lambda i, z: (i + 1, z + product(x, y)),
+                (0, tf.zeros((96, 224))),
+            )
+
+        found = {
+            "product": (tf.function(tf.matmul), (a, b)),
+            "transposed": (
+                tf.function(lambda x, y: tf.matmul(x, y, transpose_a=True, transpose_b=True)),
+                (tf.ones((160, 96)), tf.ones((224, 160))),
+            ),
+            "batch": (tf.function(tf.matmul), (many, more)),
+            "einsum": (
+                tf.function(lambda x, y: tf.einsum("...ij,...jk->...ik", x, y)),
+                (many, more),
+            ),
+            "bfloat16": (
+                tf.function(tf.matmul),
+                (tf.cast(a, tf.bfloat16), tf.cast(b, tf.bfloat16)),
+            ),
+            "fused": (tf.function(lambda x, y: tf.nn.relu(x @ y + tf.ones(224))), (a, b)),
+            "called in a loop": (tf.function(thrice), (a, b)),
+            "alike": (tf.function(lambda x, y: tf.matmul(x, y, transpose_b=True)), (a, a)),
+            "without a graph": (tf.matmul, (a, b)),
+            "of any length": (tf.function(tf.matmul, input_signature=[rows, rows]), (a, b)),
+            "integers": (tf.function(tf.matmul), (tf.cast(a, tf.int32), tf.cast(b, tf.int32))),
+        }
+        return found | {"large": (tf.function(tf.matmul), (large, large))}
 
     def table(rows, width):
         tf.keras.utils.set_random_seed(0)

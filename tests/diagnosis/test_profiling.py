@@ -21,6 +21,7 @@ from shared.profiles import (
     write_chrome_trace,
     write_stacks,
 )
+from shared.specs import TASKS, train_step_flops
 from tests.diagnosis import BACKWARD, FORWARD
 
 PRODUCTS = re.compile(r"matmul|addmm$|::mm$", re.IGNORECASE)
@@ -233,8 +234,15 @@ KNOWN = {
     "batch": 5 * ONE,
     "einsum": 5 * ONE,
     "bfloat16": ONE,
-    "compiled": ONE,
     "large": 2 * 768**3,
+}
+OWN = {
+    "pt": {"compiled": ONE},
+    "tf": {
+        "fused": ONE,
+        "called in a loop": 3 * ONE,
+        "alike": 2 * 96 * 160 * 96,
+    },
 }
 
 
@@ -242,43 +250,48 @@ def counted(found) -> list[dict]:
     return [one for one in found["operators"] if one["flops"] is not None]
 
 
-def test_a_products_operations_are_exact(evidence):
-    found = evidence["pt"]["profiling products"]
-    flops = {name: [one["flops"] for one in counted(found[name])] for name in KNOWN}
-    assert flops == {name: [known] for name, known in KNOWN.items()}
+def test_a_products_operations_are_exact(every):
+    found, known = every["profiling products"], KNOWN | OWN[every.name]
+    flops = {name: [one["flops"] for one in counted(found[name])] for name in known}
+    assert flops == {name: [operations] for name, operations in known.items()}
     assert list(found["bfloat16"]["peaks"]) == ["bfloat16"]
 
 
-def test_a_share_of_the_peak_is_operations_over_seconds_and_the_peak(evidence):
-    for name, found in evidence["pt"]["profiling products"].items():
+def test_a_share_of_the_peak_is_operations_over_seconds_and_the_peak(every):
+    for name, found in every["profiling products"].items():
         for one in counted(found):
             (peak,) = found["peaks"].values()
             assert one["of_peak"] == pytest.approx(one["flops"] / one["seconds"] / peak), name
             assert 0 < one["of_peak"] < 1.3, name
-    (large,) = counted(evidence["pt"]["profiling products"]["large"])
+    (large,) = counted(every["profiling products"]["large"])
     assert large["of_peak"] > 0.2
 
 
 def test_what_is_not_known_has_no_share(every):
     found = every["profiling products"]
-    if every.name == "tf":  # its profiler records no shapes
-        assert all(counted(one) == [] and one["peaks"] == {} for one in found.values())
-    else:
-        assert counted(found["integers"]) == []
-        assert found["integers"]["peaks"] == {}
+    for name in {"integers", "without a graph", "of any length"} & found.keys():
+        assert counted(found[name]) == []
+        assert found[name]["peaks"] == {}
     rest = [one for one in found["network"]["operators"] if not COMPUTES.search(one["name"])]
     assert len(rest) > 3
     assert all(one["flops"] is None and one["of_peak"] is None for one in rest)
 
 
-def test_a_networks_operations_are_those_of_its_layers_forward_and_backward(evidence):
+def test_a_networks_operations_are_those_of_its_layers_forward_and_backward(every):
     strided = 2 * (3 * 3 * 3 * 8) * (4 * 8 * 8)
     grouped = 2 * (3 * 3 * 8) * (4 * 4 * 4)
-    dense = 2 * (8 * 4 * 4) * 2 * 4
-    total = 2 * strided + 3 * (grouped + dense)  # images have no gradient
-    found = counted(evidence["pt"]["profiling products"]["network"])
-    assert sum(one["flops"] for one in found) == total
+    transposed = 2 * (2 * 2 * 8 * 4) * (4 * 4 * 4)  # each weight once at each of its inputs
+    dense = 2 * (4 * 8 * 8) * 2 * 4
+    total = 2 * strided + 3 * (grouped + transposed + dense)  # images have no gradient
+    found = counted(every["profiling products"]["network"])
+    assert sum(one["flops"] for one in found) == pytest.approx(total, rel=1e-9)
     assert all(COMPUTES.search(one["name"]) for one in found)
+
+
+def test_a_tasks_operations_are_those_of_its_description(every):
+    total = train_step_flops(TASKS["digits-cnn"].model, 4)
+    found = counted(every["profiling products"]["task"])
+    assert sum(one["flops"] for one in found) == pytest.approx(total, rel=1e-9)
 
 
 def test_what_prepares_batches_in_the_background_is_not_the_steps(evidence):

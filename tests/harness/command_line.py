@@ -45,6 +45,35 @@ def start(*arguments, folder, **others):
     )
 
 
+IN_ONE = """
+import contextlib, io, json, sys
+import pytest
+for arguments in json.load(sys.stdin):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = pytest.main(arguments)
+    print(json.dumps([status, out.getvalue(), err.getvalue()]), flush=True)
+"""
+
+
+def in_one_process(runs, folder, env=None):
+    """Exit status, output and errors of pytest with each list of arguments.
+
+    In one process, since most of a run that measures nothing is imports.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", IN_ONE],
+        cwd=folder,
+        env=env,
+        input=json.dumps(runs),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    return list(map(json.loads, done.stdout.splitlines()))
+
+
 def finish(process, timeout=120):
     try:
         out, err = process.communicate(timeout=timeout)

@@ -11,10 +11,18 @@ from pathlib import Path
 
 import pytest
 
+from bench.harness.matches import MOST_OTHERS
 from bench.harness.plan import EFFORTS, FRAMEWORKS
 from bench.harness.schedule import techniques
 from shared.specs import TASKS
-from tests.harness.command_line import blocks, finish, interrupt
+from tests.harness.command_line import (
+    PLUGINS,
+    blocks,
+    environment,
+    finish,
+    in_one_process,
+    interrupt,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 DURATION = r"(?:\d+ h )?(?:\d+ min)? ?(?:\d+ s)?"
@@ -76,7 +84,7 @@ def selected(run, whole):
 
 
 def test_the_plan_comes_first_then_progress(whole):
-    lines = whole.err.strip().splitlines()
+    lines = [line for line in whole.err.strip().splitlines() if not line.startswith("!!")]
     assert lines[0] == "faulty: good, same, raises_late, prints, refuses, control"
     assert "12 cases" in lines[1]
     steps = [line for line in lines if line.startswith("[")]
@@ -95,6 +103,22 @@ def test_the_plan_comes_first_then_progress(whole):
         "training, 2 seeds",
         "pass 2",
     ]
+
+
+def test_a_busy_machine_is_said_before_anything_is_measured(run):
+    other = [
+        sys.executable,
+        "-c",
+        "import time; end = time.monotonic() + 60\nwhile time.monotonic() < end: pass",
+    ]
+    burning = subprocess.Popen(other)
+    try:
+        planned = run("--benchmark-only", "--plan")
+    finally:
+        burning.kill()
+        burning.wait()
+    used = re.search(r"^!! Other programs use (\d+)% of this machine's cores", planned.out, re.M)
+    assert 100 * MOST_OTHERS < int(used[1]) <= 100
 
 
 def test_tables_and_paths_are_printed(whole):
@@ -209,16 +233,22 @@ def test_no_progress_in_ci(run):
     assert blocks(found.record) == 2  # as --blocks says
 
 
-@pytest.mark.parametrize(
-    "option", ["--collect-only", "--benchmark-skip", "--benchmark-disable", "-k=no_such_case"]
-)
-def test_nothing_is_measured_where_nothing_was_asked_for(run, results_folder, option):
-    before = {path.name for path in results_folder.iterdir()}
-    found = run(option)
-    assert found.status == (5 if option.startswith("-k") else 0)
-    assert found.record is None
-    assert "elapsed" not in found.err
-    assert {path.name for path in results_folder.iterdir()} == before
+NOTHING = {
+    "--collect-only": (0, "12 tests collected"),
+    "--benchmark-skip": (0, "12 skipped"),
+    "--benchmark-disable": (0, "12 skipped"),
+    "-k=no_such_case": (5, "12 deselected"),
+}
+
+
+def test_nothing_is_measured_where_nothing_was_asked_for(bench_file, tmp_path):
+    common = ["-c", str(ROOT / "pyproject.toml"), *PLUGINS, str(bench_file)]
+    given = [[*common, f"--results={tmp_path / 'results'}", option] for option in NOTHING]
+    found = in_one_process(given, bench_file.parent, env=environment(bench_file.parent))
+    for (status, out, err), (expected, said) in zip(found, NOTHING.values(), strict=True):
+        assert (status, said in out) == (expected, True), out
+        assert "elapsed" not in err
+    assert not (tmp_path / "results").exists()
 
 
 def test_nothing_is_measured_where_a_file_can_not_be_collected(run, bench_file, tmp_path):
@@ -258,25 +288,15 @@ def test_the_benchmarks_of_this_project_are_collected(tmp_path):
     assert not imported & {"torch", "tensorflow", "keras", "tf_keras"}
 
 
-def controls(*options):
-    """The controls that a default run of this project would play, by technique."""
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "bench/", "--collect-only", "-q", *options],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    return re.findall(r"bench_(\w+)\[(\S+)/control\]", done.stdout)
-
-
 def test_a_mode_is_controlled_once_a_side_whatever_is_selected():
-    every = [workload for _, workload in controls()]
+    common = ["bench/", "-p", "no:cacheprovider", "--collect-only", "-q"]
+    runs = in_one_process([common, [*common, "-k", "gradient_clipping"]], ROOT)
+    assert [status for status, *_ in runs] == [0, 0]
+    controls, alone = (re.findall(r"bench_(\w+)\[(\S+)/control\]", out) for _, out, _ in runs)
+    every = [workload for _, workload in controls]
     sides = Counter(("predict" in workload, workload.rpartition("/")[2]) for workload in every)
     assert sides.keys() >= {(mode, side) for mode in (False, True) for side in ("pt", "tf")}
     assert set(sides.values()) == {1}
-    alone = controls("-k", "gradient_clipping")
     assert alone == [("gradient_clipping", workload) for _, workload in alone]
     assert len(alone) == 2
 
@@ -376,36 +396,16 @@ BAD = {
 }
 
 
-# One process for all, since most of a run like this is imports.
-REFUSE = """
-import contextlib, io, json, sys
-import pytest
-for arguments in json.load(sys.stdin):
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        status = pytest.main(["bench/", "-p", "no:cacheprovider", *arguments])
-    print(json.dumps([status, out.getvalue(), err.getvalue()]), flush=True)
-"""
-
-
 @pytest.fixture(scope="module")
 def refused(tmp_path_factory):
     """Every bad input on the real benchmarks: exit status, output, errors."""
     file = tmp_path_factory.mktemp("file") / "file"
     file.write_text("a file, which no folder can be in, whoever asks")
-    arguments = [given.format(file=file).split(" ") for given in BAD]
+    common = ("bench/", "-p", "no:cacheprovider")
+    arguments = [[*common, *given.format(file=file).split(" ")] for given in BAD]
     for options in arguments:  # so that nothing is measured should one be accepted
-        options += [] if options[0].startswith("--results") else ["--collect-only"]
-    done = subprocess.run(
-        [sys.executable, "-c", REFUSE],
-        cwd=ROOT,
-        input=json.dumps(arguments),
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=True,
-    )
-    return dict(zip(BAD, map(json.loads, done.stdout.splitlines()), strict=True))
+        options += [] if options[3].startswith("--results") else ["--collect-only"]
+    return dict(zip(BAD, in_one_process(arguments, ROOT), strict=True))
 
 
 @pytest.mark.parametrize("given", BAD)
@@ -420,17 +420,16 @@ def test_bad_input_is_one_clear_line_and_a_usage_error(refused, given):
         assert noise not in out + err
 
 
-@pytest.mark.parametrize("argument", ["bench/bench_nope.py", "bench/ --blocks=0"])
-def test_a_usage_error_is_the_exit_status_of_the_command(argument):
+def test_a_usage_error_is_the_exit_status_of_the_command():
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *argument.split(" ")],
+        [sys.executable, "-m", "pytest", "bench/", "--blocks=0"],
         cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=60,
     )
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
-    assert argument.split(" ")[-1].split("=")[0] in done.stderr
+    assert "--blocks" in done.stderr
     assert "Traceback" not in done.stdout + done.stderr
 
 

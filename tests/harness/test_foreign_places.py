@@ -32,10 +32,18 @@ exit $status
 """
 
 
-def test_a_home_that_cannot_be_written_is_not_needed(start):
-    found = command_line.finish(start(*QUICK, HOME="/dev/null/home"))
+@pytest.fixture
+def temporary():
+    """A temporary folder for a run alone; its path is short, as those of sockets have to be."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+def test_no_home_is_written_to_and_nothing_is_left_in_the_temporary_folder(start, temporary):
+    found = command_line.finish(start(*QUICK, HOME="/dev/null/home", TMPDIR=str(temporary)))
     assert found.status == 0, found.err
     assert {case["status"] for case in found.record["cases"]} == {"OK"}
+    assert list(temporary.iterdir()) == []
 
 
 @permitted
@@ -54,19 +62,6 @@ def test_without_proc_one_line_says_so(bench_file, tmp_path):
     assert done.returncode == pytest.ExitCode.USAGE_ERROR, done.stdout + done.stderr
     assert "/proc is not mounted here" in done.stderr.strip().splitlines()[-1]
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.fixture
-def temporary():
-    """A temporary folder for a run alone; its path is short, as those of sockets have to be."""
-    with tempfile.TemporaryDirectory() as folder:
-        yield Path(folder)
-
-
-def test_a_run_leaves_nothing_in_the_temporary_folder(start, temporary):
-    found = command_line.finish(start(*QUICK, TMPDIR=str(temporary)))
-    assert found.status == 0, found.err
-    assert list(temporary.iterdir()) == []
 
 
 def test_what_a_killed_run_left_there_is_swept_by_the_next(start, temporary):

@@ -161,8 +161,10 @@ def test_threads_respect_affinity():
     assert answer(program) == 1
 
 
-def test_the_machine_is_described():
+def test_the_machine_is_described(monkeypatch):
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
     found = machine.describe(threads=2)
+    assert found["isa_limits"] == {"ONEDNN_MAX_CPU_ISA": "AVX2"}
     assert found["threads"] == 2
     assert found["cpu"]
     assert found["memory_bytes"] > 1 << 29
@@ -205,6 +207,7 @@ os._exit(0)
 
 
 @linux
+@pytest.mark.alone  # what others map of its libraries is shared, too
 def test_shared_pages_count_once_among_processes():
     alone, both, half, gone = answer(SHARED)
     assert alone == pytest.approx(SIZE, rel=0.1)

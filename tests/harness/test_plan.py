@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.analysis import looks
+from bench.harness import progress
 from bench.harness.command import without_folders
 from bench.harness.durations import Durations
 from bench.harness.plan import (
@@ -17,6 +18,7 @@ from bench.harness.plan import (
     LOOKS,
     WARM,
     Effort,
+    Measure,
     Technique,
     Variant,
     Workload,
@@ -26,6 +28,7 @@ from bench.harness.record import Record
 from bench.harness.schedule import Plan, techniques
 from bench.harness.selection import (
     MOST_ALIVE,
+    at_a_glance,
     cases_of,
     choose,
     programs,
@@ -122,6 +125,14 @@ def test_each_effort_adds_rows():
     assert new[0] == {"common"}
     assert "rare" in new[1]
     assert any(name.startswith("digits-resnet20") for name in found[2])
+
+
+def test_a_row_of_some_tasks_has_none_of_others():
+    only = Variant("only", measured=Measure(tasks=("text-gpt",)))
+    cases = cases_of(replace(TECHNIQUE, variants=(*TECHNIQUE.variants, only)), "module", "full")
+    assert {c.workload.task for c in cases} == {"digits-cnn", "text-gpt", "digits-resnet20"}
+    assert {c.workload.task for c in cases if c.variant == only} == {"text-gpt"}
+    assert [c for c in cases if c.variant != only] == cases_of(TECHNIQUE, "module", "full")
 
 
 def test_quick_has_the_rows_of_a_default_run_without_controls():
@@ -333,11 +344,40 @@ def test_what_takes_long_is_played_in_few_blocks():
     technique = techniques()["compilation"]
     plan = plan_of(cases_of(technique, "module", "default"), technique=technique)
     long = {case.id for case in plan.every if case.task.blocks == 3}
-    assert {id_.split("/")[1] for id_ in long} == {"photos-resnet18-16", "text-gpt-10m-2"}
+    assert {id_.split("/")[1] for id_ in long} == {"text-gpt-10m-2"}
     assert plan.played_out(2) == set()
     assert plan.played_out(3) == plan.played_out(5) == long
     tasks = {case.task.name for match in plan.matches(plan.played_out(3)) for case in match}
     assert tasks == {"digits-cnn"}
+
+
+def test_a_quick_run_has_the_small_models_that_are_timed_and_names_the_rest():
+    every = [
+        case
+        for technique in techniques().values()
+        for case in cases_of(technique, "module", "quick")
+    ]
+    found = at_a_glance(every)
+    assert all(case.timed and case.task.blocks is None for case in found)
+    assert {"text-gpt-10m", "photos"} <= {c.task.name for c in every} - {c.task.name for c in found}
+    plan = plan_of(found[:1], technique=techniques()[found[0].technique])
+    plan = replace(plan, left_out=("folder", "schedules"))
+    assert "--technique or -k: folder, schedules" in " ".join(plan.describe((1, 1)).split())
+
+
+def test_what_is_probed_alike_is_probed_once():
+    names = ("folder", "mapped_arrays", "tuned_folder")
+    own = {name: techniques()[name] for name in names}
+    cases = {name: cases_of(each, "module", "default") for name, each in own.items()}
+    plan = Plan(cases, own, EFFORT["default"])
+    alike = [
+        case
+        for case in plan.every
+        if case.framework == "pt" and case.variant.settings.get("loader") == "parallel"
+        if "decoder" not in case.variant.settings
+    ]
+    assert len(alike) == 3
+    assert sum(map(plan.probed, alike)) == 1
 
 
 def test_a_program_plays_on_while_one_that_shows_it_is_open():
@@ -422,9 +462,27 @@ def test_the_table_of_a_plan_adds_up(tmp_path):
     assert clock(expected) in lines[-1]
     parts = [line[:26].strip() for line in lines[1:]]
     passes = [f"pass {number}" for number in range(1, 6)]
-    training = [f"training, {seeds} seeds" for seeds in (4, 6, 8)]
+    training = [f"training, {seeds} seeds" for seeds in (4, 6)]
     assert parts == ["start", passes[0], "first calls and memory", training[0], *passes[1:],
                      *training[1:], "together"]  # fmt: skip
+
+
+def test_what_is_left_follows_the_plan_first_and_the_clock_later(monkeypatch):
+    said, now = [], [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    shown = progress.Progress(said.append)
+
+    def left(elapsed, expected):
+        now[0] = elapsed
+        shown.at("pass", "match", expected)
+        return said[-1].rpartition("about ")[2].removesuffix(" left")
+
+    assert left(0, 1000) == "16 min 40 s"
+    # 10 s of the plan took 40: of 990 s that are left, not four times as much.
+    assert left(40, 990) == clock(990 * (40 + 200) / (10 + 200))
+    # Most of it took twice its time, and so will what is left, or nearly.
+    assert left(1800, 100) == clock(100 * (1800 + 200) / (900 + 200))
+    assert left(1900, 0) == "0 s"
 
 
 def test_controls_are_neither_started_cold_nor_trained():
@@ -513,3 +571,14 @@ def test_clock(seconds, text):
 )
 def test_a_record_holds_no_folders_of_who_made_it(command, kept):
     assert without_folders(command) == kept
+
+
+def test_only_a_quick_run_leaves_out_what_is_proved_in_training_where_no_probe_does_it():
+    proved = set()
+    for technique in techniques().values():
+        every = cases_of(technique, "module", "default")
+        asked = {case.id for case in every if case.proved_in_training}
+        quick = {case.id for case in cases_of(technique, "module", "quick")}
+        assert not asked & quick or technique.probes
+        proved |= asked
+    assert proved

@@ -535,11 +535,33 @@ def test_one_block_gives_ratios_without_intervals_and_verdicts(tmp_path):
     assert found["noise_floor"]["median_half_width"] is None
 
 
-def test_best_against_best_is_the_fastest_of_each_side(tmp_path):
-    found = fill(make_record(tmp_path), {CHANGED: taking(0.5), TF_PLAIN: taking(0.8)}).as_dict()
+def test_what_parts_took_adds_up(tmp_path):
+    record = make_record(tmp_path)
+    for part, seconds in (("cold", 1.5), ("probe", 2.0), ("cold", 0.5)):
+        record.spend(part, seconds)
+        record.entries[PLAIN].spend(part, 2 * seconds)
+    record.add_match([entry.case for entry in record.entries.values()])
+    for number, seconds in enumerate((3.0, 4.0)):
+        took = {"rounds": seconds, "cold": 1.0}
+        record.add_block(0, number, {PLAIN: replace(block(), seconds=took)})
+    found = record.as_dict()
+    assert (found["seconds"]["cold"], found["seconds"]["probe"]) == (2.0, 2.0)
+    assert case(found, PLAIN)["seconds"] == {"cold": 6.0, "probe": 4.0, "rounds": 7.0}
+
+
+@pytest.mark.parametrize(("pt", "tf"), [(CHANGED, TF_PLAIN), (PLAIN, TF_CHANGED)])
+def test_best_against_best_is_the_fastest_of_each_side(tmp_path, pt, tf):
+    found = fill(make_record(tmp_path), {pt: taking(0.5), tf: taking(0.8)}).as_dict()
     (best,) = [c for c in found["comparisons"] if c["variant"].startswith("best")]
-    assert (best["numerator"], best["denominator"]) == (CHANGED, TF_PLAIN)
+    assert (best["numerator"], best["denominator"]) == (pt, tf)
     assert best["ratio"] == pytest.approx(0.5 / 0.8, rel=0.01)
+    pairs = [(c["numerator"], c["denominator"]) for c in found["comparisons"]]
+    assert len(pairs) == len(set(pairs))
+
+
+def test_twins_that_are_the_best_are_compared_once(tmp_path):
+    record = fill(make_record(tmp_path), {CHANGED: taking(0.5), TF_CHANGED: taking(0.8)})
+    assert not any(c["variant"].startswith("best") for c in record.as_dict()["comparisons"])
 
 
 # Failures ---------------------------------------------------------------------------------------
@@ -689,7 +711,7 @@ def test_the_peak_is_that_of_the_dtype_that_ran(tmp_path):
 def test_the_noise_floor_tells_what_the_run_can_tell(tmp_path):
     record = fill(make_record(tmp_path), {PLAIN: taking(1, empty_s=2e-5, steps=7)})
     floor = record.as_dict()["noise_floor"]
-    assert {c["framework"] for c in floor["controls"]} == {"pt", "tf"}
+    assert [c["framework"] for c in floor["controls"]] == ["pt", "tf"]
     assert all(c["verdict"] == "equivalent" for c in floor["controls"])
     assert 1e-4 < floor["median_half_width"] <= floor["p90_half_width"] < 0.03
     assert floor["empty_sample_share"]["pt"] == pytest.approx(2e-5 / STEP_S, rel=0.02)

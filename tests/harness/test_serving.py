@@ -45,6 +45,7 @@ def request_of(tmp_path):
     return make
 
 
+@pytest.mark.alone
 def test_a_process_is_measured_from_its_creation(request_of, tmp_path):
     before = time.monotonic()
     found = serving._serve(request_of(wait_s=0.02), 1, [], tmp_path)
@@ -66,6 +67,7 @@ def test_memory_is_the_process_s_own_peak(request_of, tmp_path):
     assert 190e6 < large - small < 210e6  # 200 MB
 
 
+@pytest.mark.alone
 def test_rates_are_samples_a_second_at_each_batch_size(request_of, tmp_path):
     found = serving._serve(request_of(wait_s=0.01), 1, [1, 64], tmp_path)
     assert 60 < found["rates"]["1"] <= 100

@@ -1,5 +1,6 @@
 """`twinbench try` as its users call it: the example that it writes, with both frameworks."""
 
+import html
 import json
 import os
 import re
@@ -42,11 +43,11 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tried(folder):
-    """A short run on the example: two blocks of what needs no compiler."""
+    """A short run on the example: one block of what needs no compiler."""
     done = try_(
         folder,
         "my_model.py",
-        "--blocks=2",
+        "--blocks=1",
         "--technique=mixed_precision,memory_format,stacking,bottleneck,gradient_clipping",
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
@@ -128,6 +129,12 @@ def test_where_the_time_goes_is_said(record, tried):
     assert "the frameworks start from equal weights" in tried.stdout
 
 
+def test_its_check_says_how_far_it_is(tried):
+    said = [line for line in tried.stderr.splitlines() if line.startswith("checking ")]
+    ends = (" in PyTorch ...", " into TensorFlow's model ...", " in TensorFlow ...")
+    assert [line.endswith(end) for line, end in zip(said, ends, strict=True)] == [True] * 3
+
+
 def test_what_is_printed_as_code_ran(folder, tried):
     latest = folder / "results" / "latest"
     answer = (latest / "answer.txt").read_text("utf-8")
@@ -135,6 +142,14 @@ def test_what_is_printed_as_code_ran(folder, tried):
     assert "did not run" not in answer
     for path in latest.glob("use_*.py"):
         assert path.read_text("utf-8").rstrip() in answer
+
+
+def test_the_page_begins_with_the_answer_and_its_code(folder, tried):
+    latest = folder / "results" / "latest"
+    page = (latest / "report.html").read_text("utf-8")
+    shown = re.search(r'<pre class="own"[^>]*>(.*?)</pre>', page, re.DOTALL)
+    assert html.unescape(shown[1]) == (latest / "answer.txt").read_text("utf-8").rstrip()
+    assert "a step of" in shown[1]
 
 
 @pytest.mark.parametrize(
@@ -169,6 +184,14 @@ def test_an_answer_of_a_run_that_ended_early_is_written(folder, record, tmp_path
     assert "where a step's time goes was not measured" in said
     assert "argest batch" not in said
     assert not list(tmp_path.glob("*.py"))
+
+
+def test_what_the_compiler_left_out_is_said(record):
+    case = next(case for case in record["cases"] if case["status"] == "OK")
+    left = case | {"evidence": {"graphs": 2, "not_compiled": ["lstm", "zeros"]}}
+    whole = case | {"evidence": {"graphs": 1, "not_compiled": []}}
+    (_, said, _) = own_answer._partly_compiled({"cases": [whole, left]})
+    assert said.endswith("batch 64: 2 graphs; outside of them lstm, zeros")
 
 
 def test_other_commands_read_its_record(folder, tried):

@@ -17,13 +17,12 @@ import os
 import signal
 import sys
 import time
-import traceback
 
 import numpy as np
 import psutil
 
 from tests import workers
-from tests.input.pipelines import BATCH, FORM, RESUMED, SEED, ordinary_user
+from tests.input.pipelines import BATCH, FORM, RESUMED, SEED, ordinary_user, shared_memory
 
 LOADERS = {
     "naive": "folder",
@@ -95,10 +94,6 @@ def alive(pid):
     with contextlib.suppress(psutil.Error):
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     return False
-
-
-def shared_memory():
-    return sorted(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else []
 
 
 # Scenarios of both frameworks ---------------------------------------------------------------------
@@ -232,7 +227,7 @@ def ends(side, good, bad, images):
         del made  # torch raises the error at every signal of a child until then
         gc.collect()
         found[f"{name} killed"] = [killed, time.monotonic() - start, gone(pids, 10)]
-    found["shared memory"] = [before, shared_memory()]
+    found["shared memory"] = sorted(shared_memory() - before)
     return found
 
 
@@ -345,17 +340,9 @@ def run(side, scenarios, path, *arguments):
     """Print what each scenario found, and write the images that they kept to `path`."""
     kit = importlib.import_module(f"{side}_impl.kit.runtime")
     kit.configure(threads=1, seed=0)
-    found, images = {}, {}
-    for scenario in scenarios:
-        start, cpu = time.monotonic(), time.process_time()
-        try:
-            found[scenario.__name__] = scenario(side, *arguments, images)
-        except Exception:
-            found[scenario.__name__] = {"error": traceback.format_exc()}
-        took = f"{time.monotonic() - start:.1f} s, CPU {time.process_time() - cpu:.1f} s"
-        print(f"{side} {scenario.__name__}: {took}", file=sys.stderr)
+    images = {}
+    workers.report(scenarios, side, *arguments, images)
     np.savez(path, **images)
-    print(json.dumps(found))
 
 
 def victim(good):

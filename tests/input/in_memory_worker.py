@@ -7,12 +7,12 @@ FOLDER holds `data` (train_x.npy, train_y.npy) and `other`, data of the same for
 
 import gc
 import importlib
-import os
 import sys
 from pathlib import Path
 
 from tests import workers
 from tests.input.folder_worker import children, gone, message, run, taken
+from tests.input.pipelines import shared_memory
 
 BATCH, SEED = 8, 3
 LOADERS = ("naive", "vectorised", "parallel", "memory_cached", "disk_cached")
@@ -169,14 +169,14 @@ def measured(side, folder, images):
 
 def ends(side, folder, images):
     """What is left of the processes of a loader that was left."""
-    before = set(os.listdir("/dev/shm"))
+    before = shared_memory()
     made = loader(side, "parallel", folder)
     next(iter(made))
     pids = [child.pid for child in children()]
     del made
     gc.collect()
     left = gone(pids, 10)
-    return {"ended": [len(pids), left], "memory": sorted(set(os.listdir("/dev/shm")) - before)}
+    return {"ended": [len(pids), left], "memory": sorted(shared_memory() - before)}
 
 
 SCENARIOS = {

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from tests.input.folder_worker import children, gone, message, run, taken
-from tests.input.pipelines import BATCH, FORM, SEED
+from tests.input.pipelines import BATCH, FORM, SEED, shared_memory
 
 LOADERS = {"sequential": "shards", "interleaved": "shards", "memory_mapped": "mapped_arrays"}
 DAMAGES = ("truncated", "flipped", "missing")
@@ -123,7 +123,7 @@ def rates(side, folder, images):
 
 def ends(side, folder, images):
     """Interrupted runs: what is left of their processes."""
-    before, found = set(os.listdir("/dev/shm")), {}
+    before, found = shared_memory(), {}
     for name in ("interleaved", "memory_mapped"):
         made = loader(side, name, folder, "good")
         next(iter(made))
@@ -131,7 +131,7 @@ def ends(side, folder, images):
         del made
         gc.collect()
         found[name] = [len(pids), gone(pids, 10)]
-    found["shared memory"] = sorted(set(os.listdir("/dev/shm")) - before)
+    found["shared memory"] = sorted(shared_memory() - before)
     return found
 
 

@@ -85,6 +85,13 @@ def rows_of(images: np.ndarray, labels: list[list[int]], epoch: int) -> list[int
     return found
 
 
+@functools.cache
+def rows_of_epoch(side: str, name: str, epoch: int) -> list[int]:
+    """Those of a loader's epoch."""
+    found = scenario(side, "epochs")[name][epoch]
+    return rows_of(images(side, f"{name} {epoch}"), found["labels"], epoch)
+
+
 def scenario(side: str, name: str) -> dict:
     return pipelines.scenario(evidence().found, side, name)
 
@@ -105,10 +112,8 @@ def hit_rows(side: str, name: str) -> list[int]:
 @pytest.mark.parametrize(("side", "name"), EACH)
 def test_an_epoch_has_every_image_once_with_its_label_and_its_crop(side, name, epoch):
     """So both frameworks have the same multiset, and it is that of the folder's loaders."""
-    found = scenario(side, "epochs")[name][epoch]
-    rows = rows_of(images(side, f"{name} {epoch}"), found["labels"], epoch)
-    assert sorted(rows) == list(range(IMAGES))
-    assert found["dtypes"] == ["float32", "int64"]
+    assert sorted(rows_of_epoch(side, name, epoch)) == list(range(IMAGES))
+    assert scenario(side, "epochs")[name][epoch]["dtypes"] == ["float32", "int64"]
 
 
 @pytest.mark.parametrize(("side", "name"), EACH)
@@ -134,15 +139,13 @@ def test_epochs_differ_and_another_run_is_the_same(side, name):
     assert found[f"{name} again"]["digests"] == first
     assert not set(first) & set(second)
     assert not set(second) & set(third)
-    orders = [rows_of(images(side, f"{name} {n}"), found[name][n]["labels"], n) for n in range(3)]
-    assert len(set(map(tuple, orders))) == 3
+    assert len({tuple(rows_of_epoch(side, name, epoch)) for epoch in range(3)}) == 3
 
 
 @pytest.mark.parametrize("side", ["pt", "tf"])
 def test_mapped_images_come_in_the_order_of_the_folder_s_loaders(side):
-    found = scenario(side, "epochs")["memory_mapped"][1]
     order = np.random.default_rng([SEED, 1]).permutation(IMAGES).tolist()
-    assert rows_of(images(side, "memory_mapped 1"), found["labels"], 1) == order
+    assert rows_of_epoch(side, "memory_mapped", 1) == order
 
 
 @pytest.mark.parametrize(("side", "name"), EACH)
@@ -179,6 +182,7 @@ def test_in_any_order_there_is_still_every_image_once(side):
 # The buffer -------------------------------------------------------------------------------------
 
 
+@functools.cache
 def order(side: str, size: int) -> list[int]:
     """The rows of an epoch with a buffer of so many."""
     found = scenario(side, "orders")[f"buffer {size}"]

@@ -6,7 +6,6 @@ That they give the samples that all loaders give is tested in `test_folder.py`.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -16,17 +15,59 @@ import psutil
 import pytest
 
 from bench.input.bench_tuned_folder import probe
+from shared import parallel
 from tests.input import pipelines
+from tests.input.pipelines import shared_memory
 from tests.input.test_folder import scenario
+from tests.network.namespaces import refusal
 from tests.workers import ROOT
 
 IN_PROCESSES = ("parallel", "uint8", "tuned")
+permitted = pytest.mark.skipif(refusal() is not None, reason=f"no namespaces: {refusal()}")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc and /dev/shm")
 
 
 @pytest.fixture(scope="module")
 def evidence():
     return pipelines.evidence()
+
+
+# The service ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def service(evidence, tmp_path_factory):
+    """What a process found that has tf.data's service, in a network where it can."""
+    out = tmp_path_factory.mktemp("service") / "found.json"
+    words = map(str, ("-m", "tests.input.service_worker", evidence.good, evidence.bad, out))
+    parallel.run([([sys.executable, *words], parallel.environment(2))], out_of_reach=True)
+    return json.loads(out.read_text())
+
+
+def test_a_service_makes_the_batches_of_the_tuned_loader(evidence, service):
+    """With one worker in its order, and an epoch that was left; with two each of them once."""
+    tuned = scenario(evidence, "tf", "epochs")
+    assert service["1 workers"] == tuned["tuned standard"]
+    assert service["resumed"] == tuned["tuned resumed"]
+    for made, epoch in zip(service["2 workers"], tuned["tuned standard"], strict=True):
+        assert sorted(made["digests"]) == sorted(epoch["digests"])
+        assert made["dtypes"] == epoch["dtypes"]
+
+
+def test_an_epoch_that_a_service_was_left_in_does_not_hold_up_the_next(evidence, service):
+    assert service["after a break"] == scenario(evidence, "tf", "epochs")["tuned standard"][1]
+
+
+def test_what_a_service_cannot_do_is_one_clear_line(service):
+    assert service["nobody"].startswith("ValueError: no tf.data service answers at 'grpc://localh")
+    assert service["no address"].startswith("ValueError: no tf.data service answers at 'localhost'")
+    assert service["damaged"].startswith("ValueError: the service can't make a batch: ")
+    assert not [line for line in service.values() if isinstance(line, str) and "\n" in line]
+
+
+@permitted
+def test_nobody_outside_reaches_the_servers_of_these_tests(service):
+    assert service["interfaces"] == ["lo"]
 
 
 # The ring ---------------------------------------------------------------------------------------
@@ -86,14 +127,13 @@ def test_a_killed_worker_is_an_error_and_no_hang(evidence, name):
 
 @linux
 def test_no_shared_memory_is_left(evidence):
-    before, after = scenario(evidence, "pt", "ends")["shared memory"]
-    assert set(after) <= set(before)
+    assert scenario(evidence, "pt", "ends")["shared memory"] == []
 
 
 @linux
 def test_workers_of_a_killed_process_end_by_themselves(evidence):
     """And leave no shared memory; torch's workers look for their parent every 5 s."""
-    before = set(os.listdir("/dev/shm"))
+    before = shared_memory()
     command = [sys.executable, "-m", "tests.input.folder_worker", "victim", evidence.good]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, cwd=ROOT, text=True, **pipes) as main:
@@ -105,6 +145,6 @@ def test_workers_of_a_killed_process_end_by_themselves(evidence):
     _, left = psutil.wait_procs(workers, timeout=30)
     assert left == []
     deadline = time.monotonic() + 5
-    while set(os.listdir("/dev/shm")) - before and time.monotonic() < deadline:
+    while shared_memory() - before and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert set(os.listdir("/dev/shm")) <= before
+    assert shared_memory() <= before

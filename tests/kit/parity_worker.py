@@ -40,7 +40,7 @@ def _smaller(name: str, size: int, **model) -> Task:
 
 # One task of each model family, the large ResNets with fewer blocks and channels. The deeper and
 # the wider transformers are the same code, and every timed row certifies its ten first losses.
-PROVEN = {name: TASKS[name] for name in ("digits-cnn", "digits-resnet20", "text-gpt")}
+PROVEN = {name: TASKS[name] for name in ("digits-cnn", "digits-resnet20", "text-gpt", "text-bert")}
 PROVEN["without-batchnorm"] = replace(
     PROVEN["digits-cnn"],
     name="without-batchnorm",
@@ -307,6 +307,8 @@ def _loss_of(kit, spec, batches):
     """The kit's loss, which is float32 whatever it gets, or its like in float64."""
     if isinstance(spec, DetectorSpec):
         return kit.detection.make_detection_loss(spec)
+    if isinstance(spec, GPTSpec) and not spec.causal:
+        return kit.training.masked_cross_entropy
     if batches[0][0].dtype != np.float64:
         return kit.training.cross_entropy
     if kit.framework == "pt":

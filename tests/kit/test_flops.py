@@ -3,13 +3,7 @@
 Both counters count two FLOPs a multiply-accumulate, of convolutions and matrix products.
 """
 
-import json
-import os
-import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,54 +13,17 @@ from torch.utils.flop_counter import FlopCounterMode
 from pt_impl.kit import detection, models, runtime, training
 from shared.specs import (
     TASKS,
-    BottleneckSpec,
-    CNNSpec,
     DetectorSpec,
     GPTSpec,
-    ResNetSpec,
     forward_flops,
     layers,
     train_step_flops,
 )
+from tests import workers
+from tests.kit.flops_worker import BATCH_SIZE, SPECS
 
-ROOT = Path(__file__).resolve().parents[2]
-BATCH_SIZE = 3
-FLAVOURS = {"keras3": "0", "tf_keras": "1"}  # TF_USE_LEGACY_KERAS
-# Those of the tasks, and some with odd sizes, which round up where they are halved.
-SPECS = {name: task.model for name, task in TASKS.items()} | {
-    "odd-cnn": CNNSpec((9, 13, 3), ((4, 1), (5, 2), (6, 2)), num_classes=7),
-    "odd-resnet": ResNetSpec((9, 13, 3), 2, (4, 6, 10), num_classes=7),
-    "odd-bottleneck": BottleneckSpec((9, 13, 3), (1, 2), (4, 6), num_classes=7),
-    "odd-detector": DetectorSpec((9, 13, 3), ((4, 1), (5, 2), (5, 2)), (1, 2), (4.0,), 7),
-    "odd-gpt": GPTSpec(vocabulary=11, sequence_length=7, width=12, heads=3, layers=3),
-}
+FLAVOURS = ("keras3", "tf_keras")
 EACH_SPEC = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
-
-TENSORFLOW_COUNTS = """
-import json, sys
-import tensorflow as tf
-from shared.specs import BottleneckSpec, CNNSpec, DetectorSpec, GPTSpec, ResNetSpec
-from tf_impl.kit import models
-
-profiler = tf.compat.v1.profiler
-options = profiler.ProfileOptionBuilder(profiler.ProfileOptionBuilder.float_operation())
-options = options.with_empty_output().build()
-
-def operators(node):
-    yield node.name, node.float_ops
-    for child in node.children:
-        yield from operators(child)
-
-counts = {}
-for name, spec in eval(sys.argv[2]).items():
-    model = models.build(spec)
-    gpt = isinstance(spec, GPTSpec)
-    shape = (spec.sequence_length,) if gpt else spec.input_shape
-    x = tf.TensorSpec((int(sys.argv[1]), *shape), tf.int64 if gpt else tf.float32)
-    graph = tf.function(lambda x: model(x, training=False)).get_concrete_function(x).graph
-    counts[name] = dict(operators(profiler.profile(graph, options=options, cmd="op")))
-print(json.dumps(counts))
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -116,24 +73,10 @@ def test_fused_attention_recomputes_one_product_backward():
     ]
 
 
-def count(legacy_keras):
-    counted = subprocess.run(
-        [sys.executable, "-c", TENSORFLOW_COUNTS, str(BATCH_SIZE), repr(SPECS)],
-        cwd=ROOT,
-        env=os.environ | {"TF_USE_LEGACY_KERAS": legacy_keras, "TF_CPP_MIN_LOG_LEVEL": "3"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert counted.returncode == 0, counted.stderr[-2000:]
-    return json.loads(counted.stdout.splitlines()[-1])
-
-
 @pytest.fixture(scope="module")
 def every_count():
-    """What both flavours of Keras counted, each in a process of its own, at the same time."""
-    with ThreadPoolExecutor() as pool:
-        return dict(zip(FLAVOURS, pool.map(count, FLAVOURS.values()), strict=True))
+    """What both flavours of Keras counted."""
+    return workers.run("kit.flops_worker", FLAVOURS)
 
 
 @pytest.fixture(params=FLAVOURS)

@@ -20,7 +20,7 @@ from torch.nn.utils import prune
 
 from pt_impl.kit import data, models, programs, runtime, training
 from shared.datasets import batch_order
-from shared.specs import TASKS, CNNSpec, GPTSpec, Recipe, ResNetSpec, parameter_count
+from shared.specs import NO_LABEL, TASKS, CNNSpec, GPTSpec, Recipe, ResNetSpec, parameter_count
 from shared.weights import checksum, init_weights
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -504,26 +504,31 @@ def test_a_step_after_predict_trains_batchnorm():
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 20, 64])
-def test_metrics_against_numpy(batch_size):
+@pytest.mark.parametrize("share", [1.0, 0.4])
+def test_metrics_against_numpy(batch_size, share):
+    """Over the places that have a label."""
     stream = np.random.default_rng(5)
     logits = stream.normal(size=(20, 6, 5)).astype(np.float32)
     labels = stream.integers(0, 5, (20, 6))
+    asked = stream.random((20, 6)) < share
     logits_of = dict(enumerate(torch.from_numpy(logits)))
 
     def predict(rows):
         assert 0 < len(rows) <= batch_size
         return torch.stack([logits_of[int(row)] for row in rows])
 
-    x, y = torch.arange(20), torch.from_numpy(labels)
+    x, y = torch.arange(20), torch.from_numpy(np.where(asked, labels, NO_LABEL))
     chances = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
-    bits = -np.log2(np.take_along_axis(chances, labels[..., None], -1)).mean()
-    accuracy = 100 * (logits.argmax(-1) == labels).mean()
+    bits = -np.log2(np.take_along_axis(chances, labels[..., None], -1))[asked].mean()
+    accuracy = 100 * (logits.argmax(-1) == labels)[asked].mean()
     settings = {"batch_size": batch_size}
     found = training.evaluate(predict, x, y, metric="bits_per_character", **settings)
     assert found == pytest.approx(bits, rel=1e-6)
     assert training.evaluate(predict, x, y, metric="accuracy", **settings) == pytest.approx(
         accuracy
     )
+    loss = training.masked_cross_entropy(torch.from_numpy(logits), y)
+    assert float(loss) == pytest.approx(bits * np.log(2), rel=1e-6)
 
 
 def test_certainty_costs_no_bits_and_ignorance_all():

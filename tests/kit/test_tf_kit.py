@@ -56,7 +56,7 @@ def test_weights_that_do_not_fit(answer):
     assert found["unchanged"]
 
 
-@pytest.mark.parametrize("metric", ["accuracy", "bits_per_character"])
+@pytest.mark.parametrize("metric", ["accuracy", "bits_per_character", "masked"])
 def test_evaluate_against_numpy(answer, metric):
     found = answer["evaluate"][metric]
     assert found["score"] == pytest.approx(found["expected"], rel=1e-6)

@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 import tensorflow as tf
 
-from shared.specs import TASKS, CNNSpec, GPTSpec, Recipe, ResNetSpec
+from shared.specs import NO_LABEL, TASKS, CNNSpec, GPTSpec, Recipe, ResNetSpec
 from shared.weights import checksum, init_weights
 from tf_impl.compression import combinations as compression
 from tf_impl.compression import distillation, feature_distillation
@@ -125,6 +125,17 @@ def evaluate():
             "expected_loss": float(bits * np.log(2)),
             "half": loss,
         }
+    asked = np.random.default_rng(0).random(y.shape) < 0.4
+    labels = tf.constant(np.where(asked, y, NO_LABEL))
+    nats = float(-np.take_along_axis(log_p, y[..., None], -1)[asked].mean())
+    settings = {"metric": "bits_per_character", "batch_size": 5}
+    found["masked"] = {
+        "expected": nats / np.log(2),
+        "score": training.evaluate(predict, inputs, labels, **settings),
+        "loss": float(training.masked_cross_entropy(tf.constant(logits), labels)),
+        "expected_loss": nats,
+        "half": float(training.masked_cross_entropy(tf.constant(logits, tf.bfloat16), labels)),
+    }
     found["unknown"] = error_of(
         lambda: training.evaluate(predict, inputs, labels, metric="f1", batch_size=5)
     )
@@ -287,14 +298,14 @@ def dropout():
     x = tf.constant(codes(4)[0])
     values = [np.array(m(x, training=False)) for m in (plain, model)]
     drawn = [np.array(model(x, training=True)) for _ in range(2)]
-    attention = models.CausalAttention(1, 0.5)
+    attention = models.SelfAttention(1, 0.5)
     # Equal values, so that a position's output is the sum of the shares that were kept.
     kept = np.array(attention(tf.ones((64, 8, 3 * 4)), training=True))
     return {
         "evaluation": float(np.abs(values[0] - values[1]).max()),
         "training": float(np.abs(drawn[0] - drawn[1]).max()),
         "share_of_first_positions_dropped": float((kept[:, 0] == 0).mean()),
-        "config": models.CausalAttention.from_config(attention.get_config()).dropout,
+        "config": models.SelfAttention.from_config(attention.get_config()).dropout,
     }
 
 

@@ -5,64 +5,79 @@ from __future__ import annotations
 import multiprocessing
 import sys
 import tempfile
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from shared.specs import GPTSpec
+from shared import datasets
+from shared.specs import NO_LABEL, GPTSpec
 from shared.weights import init_weights
 from tests import workers
 
 FRAMEWORK = "pt" if sys.argv[1:] == ["pt"] else "tf"
 impl = workers.implementation(FRAMEWORK, "ladders.language_model")
 program, kit = impl.ladders.language_model, impl.kit
-SPEC = GPTSpec(vocabulary=20, sequence_length=12, width=32, heads=2, layers=2)
+# Equally large: in one process TensorFlow's replicas of a second strategy fail on other shapes.
+SPECS = {"gpt": GPTSpec(datasets.HIDDEN + 1, sequence_length=12, width=32, heads=2, layers=2)}
+SPECS["bert"] = replace(SPECS["gpt"], causal=False)
 BATCH = 4
 FOLDER = Path(tempfile.mkdtemp(prefix="ladder-"))
-build = partial(kit.models.build, SPEC, init_weights(SPEC, seed=1))
+BUILD = {
+    name: partial(kit.models.build, spec, init_weights(spec, seed=1))
+    for name, spec in SPECS.items()
+}
 
 
-def codes(rows, seed):
-    found = np.random.default_rng(seed).integers(0, 20, (rows, 13))
+def codes(rows, seed, model="gpt"):
+    """What a model sees, and its labels."""
+    random = np.random.default_rng(seed)
+    if model == "bert":
+        return datasets.hide(random.integers(0, datasets.HIDDEN, (rows, 12)), random)
+    found = random.integers(0, 20, (rows, 13))
     return found[:, :-1].copy(), found[:, 1:].copy()
 
 
-for part, array in zip("xy", codes(18, seed=0), strict=True):
-    np.save(FOLDER / f"train_{part}.npy", array)
+for name in SPECS:
+    (FOLDER / name).mkdir()
+    for part, array in zip("xy", codes(18, seed=0, model=name), strict=True):
+        np.save(FOLDER / name / f"train_{part}.npy", array)
 
 
-def training(*rungs, **settings):
-    return program.Training(build, FOLDER, rungs=rungs, batch_size=BATCH, seed=2, **settings)
+def training(*rungs, model="gpt", **settings):
+    settings |= {"rungs": rungs, "batch_size": BATCH, "seed": 2}
+    return program.Training(BUILD[model], FOLDER / model, **settings)
 
 
-def shared(count):
+def shared(count, model="gpt"):
     """Batches that are the same in every process."""
-    return kit.data.resident_batches([codes(BATCH, seed=10 + n) for n in range(count)])
+    batches = [codes(BATCH, seed=10 + n, model=model) for n in range(count)]
+    return kit.data.resident_batches(batches)
 
 
-def losses(run, count=4):
+def losses(run, model="gpt"):
     """Of steps on shared batches; the run ends."""
-    found = [float(run.step(*batch)) for batch in shared(count)]
+    found = [float(run.step(*batch)) for batch in shared(4, model)]
     run.close()
     return found
 
 
-def plain():
+def plain(name="gpt"):
     """Losses on its own data, those of plain framework code on the same, and on shared batches."""
-    found = {"epoch": [float(loss) for loss in training().epoch()]}
-    x, y = (np.load(FOLDER / f"train_{part}.npy") for part in "xy")
+    found = {"epoch": [float(loss) for loss in training(model=name).epoch()]}
+    x, y = (np.load(FOLDER / name / f"train_{part}.npy") for part in "xy")
     order = np.random.default_rng([2, 0]).permutation(18)
     rows = [np.sort(order[first : first + BATCH]) for first in range(0, 16, BATCH)]
-    found["by hand"] = by_hand(kit.data.resident_batches([(x[r], y[r]) for r in rows]))
-    found["few"] = len(list(training(sequences=9).epoch()))
-    found["shared"] = losses(training())
+    found["by hand"] = by_hand(name, kit.data.resident_batches([(x[r], y[r]) for r in rows]))
+    found["few"] = len(list(training(model=name, sequences=9).epoch()))
+    found["shared"] = losses(training(model=name), name)
     return found
 
 
-def by_hand(batches):
-    """Losses of AdamW, written with the framework alone."""
-    model, found = build(), []
+def by_hand(name, batches):
+    """Losses of AdamW at the places that have a label, written with the framework alone."""
+    model, found = BUILD[name](), []
     if FRAMEWORK == "pt":
         import torch
 
@@ -71,7 +86,7 @@ def by_hand(batches):
         )
         for x, y in batches:
             optimizer.zero_grad()
-            loss = torch.nn.functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
+            loss = torch.nn.functional.cross_entropy(model(x)[y >= 0], y[y >= 0])
             loss.backward()
             optimizer.step()
             found.append(loss.item())
@@ -82,7 +97,7 @@ def by_hand(batches):
     cost = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     for x, y in batches:
         with tf.GradientTape() as tape:
-            loss = cost(y, model(x, training=True))
+            loss = cost(y[y >= 0], model(x, training=True)[y >= 0])
         gradients = tape.gradient(loss, model.trainable_variables)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
         found.append(float(loss))
@@ -102,11 +117,10 @@ def mixed_precision():
 def fused_optimizer():
     """The kernel of the update, and its losses."""
     run, (batch,) = training("fused_optimizer"), shared(1)
-    found = {"shared": losses(training("fused_optimizer"))}
+    found = {"shared": losses(run)}
     if FRAMEWORK == "pt":
         import torch
 
-        run.step(*batch)
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
             run.step(*batch)
         names = {event.name for event in profile.events()}
@@ -118,16 +132,16 @@ def fused_optimizer():
 
 def checkpointing():
     """Products of a step, plain and with blocks that are computed again, and losses."""
-    found = {"plain": products(training()), "again": products(training("checkpointing"))}
-    return found | {"shared": losses(training("checkpointing"))}
+    run = training("checkpointing")
+    found = {"shared": losses(run), "again": products(run)}
+    return found | {"plain": products(training())}
 
 
 def accumulation():
     """Losses, and how many samples the model sees at once."""
     run, sizes = training("accumulation"), []
     watch(run.model, sizes)
-    run.step(*shared(1)[0])
-    return {"shared": losses(training("accumulation")), "sizes": sizes}
+    return {"shared": losses(run), "sizes": sizes}
 
 
 def watch(model, sizes):
@@ -198,8 +212,42 @@ def everything():
     return found
 
 
+def masked():
+    """As plain, of a BERT; with rungs that change no loss; what it sees and learns of."""
+    found = plain("bert")
+    rungs = [rung for rung in program.RUNGS[1:] if rung != "data_parallel"]
+    found["rungs"] = losses(training(*rungs, model="bert"), "bert")
+    (x, y), model = codes(BATCH, seed=3, model="bert"), BUILD["bert"]()
+    predict = kit.training.make_predict(model)
+    other = x.copy()
+    other[:, -1] = (other[:, -1] + 1) % datasets.HIDDEN
+    logits, changed = (np.array(predict(kit.data.to_device(z, y)[0])) for z in (x, other))
+    found["changed"] = np.abs(logits - changed).max((0, 2))
+    found["learned"] = np.abs(own_gradient(logits, y)).sum(-1) > 0
+    found["asked"] = y != NO_LABEL
+    return found
+
+
+def own_gradient(logits, y):
+    """Of the program's loss to its logits."""
+    if FRAMEWORK == "pt":
+        import torch
+
+        given = torch.tensor(logits, requires_grad=True)
+        program._cross_entropy(given, torch.tensor(y)).backward()
+        return given.grad.numpy()
+    import tensorflow as tf
+
+    given = tf.constant(logits)
+    with tf.GradientTape() as tape:
+        tape.watch(given)
+        loss = program._cross_entropy(given, tf.constant(y))
+    return tape.gradient(loss, given).numpy()
+
+
 SCENARIOS = (
     plain,
+    masked,
     mixed_precision,
     fused_optimizer,
     checkpointing,

@@ -6,7 +6,7 @@ import random
 import time
 from pathlib import Path
 
-from bench.ladders.ladder import Ladder, Rung
+from bench.ladders.ladder import Ladder, Published, Rung
 from shared import datasets
 from shared.specs import TASKS
 
@@ -41,6 +41,10 @@ LADDER = Ladder(
         Rung("wise", "wise", judged="quality"),
         Rung("broken", "broken", judged="iteration"),
         Rung("last", "last", judged="iteration"),
+    ),
+    published=(
+        Published("before → after", 0.5, "iteration", "a machine, a source"),
+        Published("points", 2.0, "quality", "another"),
     ),
 )
 

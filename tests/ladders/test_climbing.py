@@ -7,8 +7,9 @@ import shutil
 
 import pytest
 
-from bench.ladders import climbing, command, report, rule
+from bench.ladders import climbing, command, report, rule, training
 from bench.report.svg import standalone
+from shared.utilization import Gpu
 from tests.conftest import LIMITS
 from tests.ladders.planted import LADDER
 
@@ -68,11 +69,11 @@ def test_pairs_stand_next_to_each_other_and_turn(whole):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("number", [1, 7])
 def test_a_climb_that_was_interrupted_goes_on_to_the_same_end(
-    whole, fakes_in_module, results_folder, tmp_path, number
+    whole, fakes_in_module, results_folder, tmp_path
 ):
-    record = begin(tmp_path)
+    """In the middle of a pair, whose runs are then made together again."""
+    record, number = begin(tmp_path), 7
     lines = []
 
     def say(line):
@@ -88,8 +89,8 @@ def test_a_climb_that_was_interrupted_goes_on_to_the_same_end(
     ended, _ = climb(left, tmp_path, results_folder)
     assert ended
     assert by_place(left) == by_place(whole[0])
-    # A pair of which one run was cut off is made together again.
-    assert [r["rungs"] for r in left["runs"][:2]] == [[], ["quick"]]
+    ours, theirs = ([(r["block"], r["rungs"]) for r in each["runs"]] for each in (left, whole[0]))
+    assert ours == theirs
 
 
 def test_a_climb_ends_in_time(fakes_in_module, results_folder, tmp_path):
@@ -137,9 +138,30 @@ def test_tables_show_every_rung_with_the_rule_and_the_promise(whole):
     for words in ("it broke", "agree", "product: what the parts promise", "their stack gave"):
         assert words in page
     assert "PyTorch: accuracy at the top against the plain program" in page
-    said = report.as_text(LADDER, whole[0], width=100)
-    assert max(map(len, said.splitlines())) <= 100
-    assert all(rung.title in said for rung in LADDER.rungs)
+    assert all(heads in page for heads in ("iteration ÷ plain", "memory ÷ plain"))
+    for width in (80, 100):
+        said = report.as_text(LADDER, whole[0], width)
+        assert max(map(len, said.splitlines())) <= width
+        assert all(rung.title in said for rung in LADDER.rungs)
+
+
+def test_what_others_published_stands_beside_the_top_of_the_ladder(whole):
+    record, _ = whole
+    page = report.as_markdown(LADDER, record)
+    (line,) = [line for line in page.splitlines() if "before → after" in line]
+    steps = rule.climb(LADDER, record["runs"], "pt", BLOCKS)
+    top = rule.promises(record["runs"], "pt", steps)["iteration"].top
+    assert "a machine, a source" in line
+    assert "0.500" in line
+    assert report.ratio(top.ratio, top.ci) in line
+    assert f"beside this climb on {record['environment']['cpu']}" in page
+    assert "+2" in next(line for line in page.splitlines() if "| points" in line)
+
+
+def test_a_gpu_is_named_beside_the_processor(whole):
+    environment = {"cpu": "a processor", "gpu": {"name": "a GPU"}}
+    said = report.as_text(LADDER, whole[0] | {"environment": environment})
+    assert "beside this climb on a processor with a GPU" in said
 
 
 def test_the_picture_has_both_frameworks_side_by_side(whole):
@@ -170,6 +192,18 @@ def test_a_record_without_runs_has_no_picture_and_says_so(tmp_path):
     assert "Not finished" in report.as_text(LADDER, record)
 
 
+def test_the_busiest_gpu_is_that_of_the_training():
+    idle = Gpu("0 idle", 0.0, 0.0, 0.0, 1.0, 1, 1)
+    busy = Gpu("1 busy", 0.9, 1.0, 0.05, 1.0, 1, 1)
+    part = Gpu("2 part", None, None, None, 1.0, 1, 1)
+    found = training._busiest((idle, busy, part))
+    assert {name: figure["value"] for name, figure in found.items()} == {
+        "device_utilisation": pytest.approx(90.0),
+        "device_fluctuation": pytest.approx(5.0),
+    }
+    assert training._busiest((part,)) == {}
+
+
 # Command line -------------------------------------------------------------------------------------
 
 
@@ -192,7 +226,7 @@ def test_what_cannot_be_climbed_is_one_clear_line(capsys, monkeypatch, tmp_path,
 
 
 def test_the_command_climbs_shows_and_goes_on(fakes_in_module, monkeypatch, results_folder, capsys):
-    monkeypatch.setitem(command.LADDERS, "planted", "tests.ladders.planted")
+    monkeypatch.setitem(command.LADDERS, "planted", "tests.ladders.planted:LADDER")
     given = ["planted", "--blocks", "1", "--framework", "pt", "--results", str(results_folder)]
     assert command.main([*given, "--minutes", "0.00001"]) == 0
     folder = results_folder / "ladders" / "latest"

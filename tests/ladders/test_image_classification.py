@@ -105,10 +105,11 @@ def test_a_rung_that_is_none_is_refused_with_the_names_of_those_that_are(every):
 @pytest.mark.parametrize("side", ["pt", "tf"])
 @pytest.mark.parametrize("name", command.LADDERS)
 def test_rungs_of_a_ladder_are_those_of_its_program(side, name):
-    path = Path(__file__).parents[2] / f"{side}_impl/ladders/{name}.py"
+    ladder = command.find(name)
+    path = Path(__file__).parents[2] / f"{side}_impl/ladders/{ladder.program}.py"
     (names,) = [
         ast.literal_eval(node.value)
         for node in ast.parse(path.read_text("utf-8")).body
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "RUNGS"
     ]
-    assert tuple(rung.name for rung in command.find(name).rungs) == names
+    assert tuple(rung.name for rung in ladder.rungs) == names

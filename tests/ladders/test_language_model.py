@@ -12,14 +12,19 @@ def of(found, scenario):
     return found[f"language_model {scenario}"]
 
 
-def test_the_plain_program_is_plain_framework_code(every):
-    found = of(every, "plain")
+MODELS = pytest.mark.parametrize("model", ["plain", "masked"])  # a GPT, a BERT
+
+
+@MODELS
+def test_the_plain_program_is_plain_framework_code(every, model):
+    found = of(every, model)
     assert apart(found["epoch"], found["by hand"]) < 1e-4  # the bar of transformers
     assert found["few"] == 2  # nine sequences in batches of four
 
 
-def test_twins_agree_in_their_first_losses(evidence):
-    ours, theirs = (of(evidence[side], "plain")["shared"] for side in ("pt", "tf"))
+@MODELS
+def test_twins_agree_in_their_first_losses(evidence, model):
+    ours, theirs = (of(evidence[side], model)["shared"] for side in ("pt", "tf"))
     assert apart(ours, theirs) < 1e-4
 
 
@@ -33,6 +38,19 @@ def test_mixed_precision_computes_in_bfloat16(every):
 )
 def test_other_rungs_change_no_loss(every, rung):
     assert apart(of(every, rung)["shared"], of(every, "plain")["shared"]) < 1e-4
+
+
+def test_rungs_change_no_loss_of_hidden_characters(every):
+    """Each row has as many, so that halves of a batch weigh alike."""
+    found = of(every, "masked")
+    assert apart(found["rungs"], found["shared"]) < 1e-4
+
+
+def test_a_bert_sees_both_ways_and_learns_hidden_places_alone(every):
+    found = of(every, "masked")
+    assert min(found["changed"]) > 0  # the logits at each place, where the last code is another
+    assert np.array_equal(found["learned"], found["asked"])
+    assert 0 < np.mean(found["asked"]) < 0.5
 
 
 def test_the_fused_kernel_runs(every):
@@ -64,6 +82,6 @@ def test_replicas_that_end_at_once_are_not_waited_for(evidence):
 def test_all_rungs_at_once_train_and_predict(every):
     found = of(every, "everything")
     assert apart(found["shared"], of(every, "plain")["shared"]) < 0.02  # bfloat16
-    assert found["predicts"] == [4, 12, 20]
+    assert found["predicts"] == [4, 12, 99]
     assert found["bytes"] > 4 * 20 * 32
     assert np.isfinite(found["shared"]).all()

@@ -137,10 +137,14 @@ def test_interfaces_of_this_machine_stay_as_they_are():
 @needs_hosts
 @pytest.mark.parametrize("latency", [0.0, 0.02])
 def test_links_are_as_slow_as_asked(latency):
-    """Twice the latency there and back; the bandwidth within a tenth. 2% are headers."""
+    """Twice the latency there and back; the bandwidth within a tenth. 2% are headers.
+
+    The fastest of three: other work on this machine can only slow a transfer down.
+    """
     bandwidth, size = 40e6, 2_000_000
     with Hosts(2, Link(latency, bandwidth)) as made:
-        there_and_back, all_of_it = between(made, size)
+        tries = [between(made, size) for _ in range(3)]
+    there_and_back, all_of_it = map(min, zip(*tries, strict=True))
     assert 2 * latency <= there_and_back < 2 * latency + 0.02
     assert size * 8 / bandwidth * 0.95 < all_of_it < size * 8 / bandwidth * 1.1 + 4 * latency
 
@@ -310,11 +314,14 @@ def test_a_command_runs_on_every_host_in_this_folder():
         ([], "the following arguments are required: command"),
     ],
 )
-def test_what_makes_no_sense_is_refused(arguments, reason):
-    _, err = (process := command(*arguments)).communicate(timeout=20)
-    assert process.returncode == 2
-    assert reason in err.splitlines()[-1]
-    assert "Traceback" not in err
+def test_what_makes_no_sense_is_refused(arguments, reason, monkeypatch, capsys):
+    monkeypatch.setattr(hosts.signal, "signal", lambda *_: None)  # the tests keep their own
+    try:
+        status = hosts.main(arguments)
+    except SystemExit as ended:  # argparse
+        status = ended.code
+    assert status == 2
+    assert reason in capsys.readouterr().err.splitlines()[-1]
 
 
 def fake(folder: Path, name: str, text: str) -> dict[str, str]:

@@ -534,7 +534,7 @@ def main() -> None:
     (kernel,) = masks.weights.values()
     words["masks"] = [(part < 1).tolist() for part in kernel.reshape(2, 64)]
     try:
-        train(f"{here}:fails", digits, start=launch)
+        train(f"{here}:fails", digits, start=launch, replicas=1)
     except Exception as error:
         words["a replica that fails"] = [type(error).__name__, str(error)]
     alone(side, Path(sys.argv[3])).save(folder / "alone.npz")

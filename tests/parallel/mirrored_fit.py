@@ -1,6 +1,6 @@
 """Prints losses and weights after Keras's `fit`, on one device and on two under MirroredStrategy.
 
-python -m tests.parallel.mirrored_fit
+python -m tests.parallel.mirrored_fit tf
 """
 
 import json
@@ -29,7 +29,7 @@ def main() -> None:
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     two = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-    print(json.dumps([fitted(tf.distribute.get_strategy()), fitted(two)]))
+    print(json.dumps({"one": fitted(tf.distribute.get_strategy()), "two": fitted(two)}))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ CNN they train a model with inputs by name, a weight that is used twice, and los
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -140,10 +139,10 @@ def differences(one, other) -> dict[str, float]:
     }
 
 
-def test_replicas_of_legacy_keras_normalise_over_the_global_batch(data):
-    found = workers.run("parallel.legacy_keras_worker", ("tf_keras",), lambda name: [data])
-    apart = found["tf_keras"]
-    assert apart["global"] < BAR < 1e-3 < apart["own"]
+def test_replicas_of_legacy_keras_normalise_over_the_global_batch(data, tmp_path):
+    given = [tmp_path, data]
+    found = workers.run("parallel.legacy_keras_worker", ("tf_keras",), lambda name: given)
+    assert found["tf_keras"]["apart"] < BAR
 
 
 def test_two_replicas_train_to_the_weights_of_one_process(result):
@@ -165,10 +164,8 @@ def test_any_model_trains_to_the_weights_of_plain_code(side, result, name):
 
 
 def test_tf_fit_under_mirrored_strategy_equals_fit_on_one_device():
-    command = [sys.executable, "-m", "tests.parallel.mirrored_fit"]
-    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}
-    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=True)
-    one, two = json.loads(ran.stdout.splitlines()[-1])
+    found = workers.run("parallel.mirrored_fit", ("tf",))["tf"]
+    one, two = found["one"], found["two"]
     assert (one["replicas"], two["replicas"]) == (1, 2)
     for what in ("losses", "weights"):
         np.testing.assert_allclose(two[what], one[what], rtol=BAR, atol=1e-6)
@@ -361,6 +358,20 @@ def test_when_one_process_fails_the_others_and_their_children_end(tmp_path):
     with pytest.raises(RuntimeError, match=r"^out of luck$"):
         parallel.run([(command, dict(os.environ)) for command in commands])
     assert until(lambda: gone(until(lambda: numbers(path, 1))))
+
+
+def test_of_two_that_fail_the_first_says_why(tmp_path):
+    path = tmp_path / "said"
+    cause = "import sys, time\nprint('replica failed: out of luck', file=sys.stderr, flush=True)\n"
+    cause += f"open({str(path)!r}, 'w').close()\ntime.sleep(60)\nraise SystemExit(1)"
+    follows = (
+        f"import os, time\nend = time.monotonic() + 60\nwhile not os.path.exists({str(path)!r})"
+    )
+    follows += " and time.monotonic() < end: time.sleep(.01)\n"
+    follows += "time.sleep(.05)\nraise SystemExit('replica failed: the other is gone')"
+    commands = [[sys.executable, "-c", text] for text in (follows, cause)]
+    with pytest.raises(RuntimeError, match=r"^out of luck$"):
+        parallel.run([(command, dict(os.environ)) for command in commands])
 
 
 def test_ctrl_c_ends_all_processes(tmp_path):

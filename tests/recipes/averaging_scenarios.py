@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 import sys
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 
-from shared.specs import CNNSpec, Recipe, parameter_shapes
+from bench.harness.plan import Work
+from bench.recipes import bench_averaging
+from shared.specs import TASKS, CNNSpec, Recipe, parameter_shapes
 from shared.weights import init_weights
 from tests import workers
 
@@ -19,14 +23,16 @@ RECIPE = Recipe("sgd", learning_rate=0.05, epochs=1, accuracy_batch_size=8)
 DECAY = 0.8
 
 
-def batches(count):
-    """The same in every process."""
+def arrays(count):
+    """Batches that are the same in every process."""
     random = np.random.default_rng(3)
-    found = []
     for _ in range(count):
         y = random.integers(0, 10, 16)
-        found.append((random.normal(size=(16, 8, 8, 2)).astype(np.float32) + 0.3, y))
-    return kit.data.resident_batches(found)
+        yield random.normal(size=(16, 8, 8, 2)).astype(np.float32) + 0.3, y
+
+
+def batches(count):
+    return kit.data.resident_batches(list(arrays(count)))
 
 
 def model_and_step():
@@ -135,8 +141,8 @@ def early_stopping():
         "nan": ([math.nan, 2.0, math.nan, math.nan, 1.0], {"patience": 1}),
         "never": ([3.0, 2.0, 1.0], {"patience": 0}),
     }
+    model, step = model_and_step()
     for name, (values, settings) in cases.items():
-        model, step = model_and_step()
         stopping = averaging.EarlyStopping(model, **settings)
         states, stopped = [], None
         for number, (value, batch) in enumerate(zip(values, batches(len(values)), strict=True)):
@@ -239,4 +245,46 @@ class _TF:
 
 
 own = _PT() if FRAMEWORK == "pt" else _TF()
-SCENARIOS = (averages, refusals, statistics, dropout, noise, early_stopping)
+
+
+def stopped_average(kept=("swa", "stop"), figures=(1.0, 3.0, 2.0)):
+    """Of the benchmark's row: the weights after each epoch, and what is kept by these figures."""
+    recipe = replace(RECIPE, epochs=6)
+    task = replace(TASKS["digits-few"], model=SPEC, recipe=recipe)
+    work = Work(task, "row", {"kept": list(kept)}, 16, init_weights(SPEC, seed=1))
+    data = map(np.concatenate, zip(*arrays(9), strict=True))
+    data = kit.data.to_device(*data)
+    model, _, step, average = bench_averaging._build(impl, work)
+    seen, looks, fit, evaluate = [], iter(figures), kit.training.fit, kit.training.evaluate_task
+
+    def fit_and_look(*arguments, **settings):
+        fit(*arguments, **settings)
+        seen.append(weights(model))
+
+    stages = SimpleNamespace(split=lambda name: data, seed=0, epochs=0, metrics={})
+    kit.training.fit, kit.training.evaluate_task = fit_and_look, lambda *_, **__: next(looks)
+    try:
+        bench_averaging._train(impl, work, stages, model, step, None, average)
+    finally:
+        kit.training.fit, kit.training.evaluate_task = fit, evaluate
+    before = state(model)
+    x = data[0][bench_averaging.HELD_OUT :]
+    averaging.update_statistics(model, [x[start : start + 8] for start in range(0, len(x), 8)])
+    return {
+        "seen": seen,
+        "kept": weights(model),
+        "looks": len(figures) - len(list(looks)),
+        "epochs": stages.metrics["epochs"]["value"],
+        "its own statistics": same(before, state(model)),
+    }
+
+
+SCENARIOS = (
+    averages,
+    refusals,
+    statistics,
+    dropout,
+    noise,
+    early_stopping,
+    stopped_average,
+)

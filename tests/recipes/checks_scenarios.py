@@ -7,7 +7,9 @@ import sys
 
 import numpy as np
 
-from shared.specs import CNNSpec, Recipe
+from bench.harness.plan import Work
+from bench.recipes import bench_checks
+from shared.specs import TASKS, CNNSpec, Recipe
 from shared.weights import init_weights
 from tests import workers
 
@@ -163,13 +165,13 @@ def margins():
 
 def nonfinite():
     """The first that is not finite."""
-    found = {}
-    for name, case in own.broken().items():
+    found, cases = {}, own.broken()
+    for name, case in cases.items():
         model, loss, x, y = case()
         found[name] = said(
             lambda m=model, e=loss, x=x, y=y: checks.find_nonfinite(m, e, x, y, batch=7)
         )
-    model, loss, x, y = own.broken()["clean"]()
+    model, loss, x, y = cases["clean"]()
     before = own.state(model)
     for _ in range(2):
         checks.find_nonfinite(model, loss, x, y)
@@ -563,4 +565,15 @@ class _TF:
 
 
 own = _PT() if FRAMEWORK == "pt" else _TF()
-SCENARIOS = (planted, structures, splits, losses, margins, nonfinite, step)
+
+
+def faults():
+    """What the benchmark plants and says of it, by fault."""
+    task = TASKS["digits-cnn"]
+    random = np.random.default_rng(2)
+    x = random.uniform(0, 1, (600, *task.model.input_shape)).astype(np.float32)
+    work = Work(task, "checked", {"checked": True}, 64, init_weights(task.model, seed=0))
+    return bench_checks._faults(impl, work, x, np.arange(600) % 10)
+
+
+SCENARIOS = (planted, structures, splits, losses, margins, nonfinite, step, faults)

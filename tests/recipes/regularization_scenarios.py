@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -72,6 +73,9 @@ if FRAMEWORK == "pt":
         if found["kernel"] is not None:
             found["kernel"] = found["kernel"].T
         return found
+
+    def decay_of(optimizer):
+        return max(group["weight_decay"] for group in optimizer.param_groups)
 
     def adamw(model):
         return torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.9)
@@ -244,6 +248,9 @@ else:
             name: None if g is None else np.array(tf.convert_to_tensor(g))
             for name, g in zip(wanted, found, strict=True)
         }
+
+    def decay_of(optimizer):
+        return float(optimizer.weight_decay)
 
     def adamw(model):
         return keras.optimizers.AdamW(0.1, weight_decay=0.9)
@@ -523,6 +530,18 @@ def scaled():
     return regularization.scale_decay(weight_decay=0.01, batch_size=256)
 
 
+def twice_the_batch():
+    """Of the benchmark's rows: the decay that a step takes, and the batch that is trained with."""
+    task, found = TASKS["digits-few"], {}
+    for variant in bench_regularization.TECHNIQUE.variants:
+        if variant.name.startswith("decoupled"):
+            work = Work(task, variant.name, variant.settings, 8, init_weights(task.model, seed=3))
+            prepared, asked = bench_regularization.prepare(impl, work), {}
+            prepared.train(SimpleNamespace(watch=lambda *_, asked=asked, **how: asked.update(how)))
+            found[variant.name] = [decay_of(prepared.optimizer), asked["batch_size"]]
+    return found
+
+
 SCENARIOS = (
     penalty,
     decayed,
@@ -535,4 +554,5 @@ SCENARIOS = (
     foreign_models,
     split,
     scaled,
+    twice_the_batch,
 )

@@ -4,11 +4,25 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
+
+from bench.harness.plan import Work
+from bench.harness.selection import cases_of
+from bench.harness.worker import Operations
+from bench.recipes import bench_schedules
+from shared import datasets
+from shared.specs import TASKS, CNNSpec
+from shared.weights import init_weights
 from tests import workers
 
 FRAMEWORK = "pt" if sys.argv[1:] == ["pt"] else "tf"
-schedules = workers.implementation(FRAMEWORK, "recipes.schedules").recipes.schedules
+impl = workers.implementation(FRAMEWORK, "recipes.schedules", "train_step.gradient_accumulation")
+schedules = impl.recipes.schedules
+NAME = "digits-cnn"
 STEPS = 20
 RATE = 0.1
 CASES = {
@@ -34,15 +48,17 @@ if FRAMEWORK == "pt":
         weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
         return weight, torch.optim.SGD([weight], lr=RATE)
 
-    def train(weight, optimizer, scheduler, steps, last=STEPS):
-        """The rates that were used."""
+    def train(weight, optimizer, scheduler, steps, told=None):
+        """The rates that were used; `told` gets those that were said before."""
         rates = []
         for _ in range(steps):
+            if told is not None:
+                told.append(schedules.current_rate(optimizer))
             before = weight.item()
             weight.grad = torch.ones_like(weight)
             optimizer.step()
             rates.append(before - weight.item())
-            if scheduler.last_epoch < last - 1:
+            if scheduler.last_epoch < STEPS - 1:
                 scheduler.step()
         return rates
 
@@ -76,8 +92,8 @@ else:
         optimizer = tf.keras.optimizers.SGD(RATE)
         return weight, optimizer
 
-    def train(weight, optimizer, scheduler, steps):
-        """The rates that were used."""
+    def train(weight, optimizer, scheduler, steps, told=None):
+        """The rates that were used; `told` gets those that were said before."""
 
         @tf.function
         def step():
@@ -85,6 +101,8 @@ else:
 
         rates = []
         for _ in range(steps):
+            if told is not None:
+                told.append(schedules.current_rate(optimizer))
             before = weight.numpy()[0]
             step()
             rates.append(float(before - weight.numpy()[0]))
@@ -117,25 +135,16 @@ else:
 
 
 def rates():
-    """What the optimizer moved a weight by whose gradient is one, in float64."""
-    found = {}
+    """What the optimizer moved a weight by whose gradient is one, in float64.
+
+    And what `current_rate` said before each step.
+    """
+    found = {"used": {}, "told": {}}
     for case, (name, settings) in CASES.items():
         weight, optimizer = make()
         scheduler = getattr(schedules, name)(optimizer, **settings)
-        found[case] = train(weight, optimizer, scheduler, STEPS)
-    return found
-
-
-def told():
-    """What `current_rate` says before each step."""
-    found = {}
-    for case, (name, settings) in CASES.items():
-        weight, optimizer = make()
-        scheduler = getattr(schedules, name)(optimizer, **settings)
-        found[case] = []
-        for _ in range(5):
-            found[case].append(schedules.current_rate(optimizer))
-            train(weight, optimizer, scheduler, 1)
+        told = found["told"][case] = []
+        found["used"][case] = train(weight, optimizer, scheduler, STEPS, told)
     return found
 
 
@@ -196,4 +205,63 @@ def scaled():
     return schedules.scale_rate(rate=0.1, batch_size=1024, reference_batch_size=256)
 
 
-SCENARIOS = (rates, told, resumed, serialized, plateau, refusals, scaled)
+def accumulated():
+    """The row of eight accumulated batches at eight times the rate: its proof, its training."""
+    task = TASKS[NAME]
+    TASKS[NAME] = small = replace(
+        task,
+        dataset=replace(task.dataset, name="few-digits", train_size=128, test_size=20),
+        model=replace(task.model, convolutions=((4, 2), (4, 2))),
+        recipe=replace(task.recipe, epochs=3, accuracy_batch_size=8),
+    )
+    cases = cases_of(bench_schedules.TECHNIQUE, bench_schedules.__name__, "ordinary")
+    row = f"schedules/{NAME}-{small.compute_batch}/{FRAMEWORK}/accumulated_x8_scaled"
+    (case,) = [case for case in cases if case.id == row]
+    operations = Operations()
+    operations.impl, operations.kit = impl, impl.kit
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            data = str(datasets.materialise(small.dataset, Path(folder)))
+            return operations._op_train(case.message(), data, 0, folder, prove=True)
+    finally:
+        TASKS[NAME] = task
+
+
+def work_of(settings, **model):
+    spec = CNNSpec((8, 8, 1), ((4, 1),), num_classes=10, **model)
+    return Work(replace(TASKS[NAME], model=spec), "row", settings, 16, init_weights(spec, seed=0))
+
+
+def first_rates():
+    """Where the rate of a row begins."""
+    rows = ({}, {"factor": 4.0}, {"times": 8}, {"times": 8, "scaled": True})
+    return [bench_schedules._first_rate(impl, work_of(row)) for row in rows]
+
+
+def unproved():
+    """What is said of a step of another rate, and where nothing shows that there were parts."""
+    random = np.random.default_rng(0)
+    images = random.normal(size=(16, 8, 8, 1)).astype(np.float32)
+    batch = impl.kit.data.to_device(images, np.arange(16) % 10)
+    row = {"times": 8, "accumulated": True}
+    said = {}
+    for case, work, made in (
+        ("rate", work_of(row | {"scaled": True}), work_of(row)),
+        ("parts", *[work_of(row, batch_norm=False)] * 2),
+    ):
+        prepared = bench_schedules.prepare(impl, made)
+        said[case] = bench_schedules.took_effect(impl, work, prepared, batch)[1]
+    return said
+
+
+SCENARIOS = (
+    rates,
+    resumed,
+    serialized,
+    plateau,
+    refusals,
+    scaled,
+    accumulated,
+    first_rates,
+    unproved,
+)

@@ -89,3 +89,14 @@ def test_early_stopping_stops_and_the_best_weights_come_back(every, case, stoppe
 
 def test_bad_settings_are_refused(every):
     assert all(every["averaging refusals"].values())
+
+
+def test_early_stopping_keeps_the_best_average(every):
+    """Which is that of the first two of three epochs; with statistics of its own."""
+    found = every["averaging stopped_average"]
+    assert (found["epochs"], found["looks"]) == (6, 3)
+    for name, kept in found["kept"].items():
+        wanted = np.mean([found["seen"][epoch][name] for epoch in (3, 4)], axis=0)
+        assert np.allclose(kept, wanted, atol=1e-6)
+        assert not np.allclose(kept, found["seen"][5][name], atol=1e-6)
+    assert found["its own statistics"]

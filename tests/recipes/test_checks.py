@@ -258,3 +258,22 @@ def test_a_checked_step_names_the_batch_and_gives_the_weights_back(every):
     assert 1 <= diverged["steps"] < 8
     assert "not finite: batch" in diverged["said"]
     assert diverged["weights of before"]
+
+
+BENCHMARKED = {  # planted by the benchmark -> what is said of it alone
+    "nan": "nan: x: 1 value in 1 sample, first in batch 0, sample 7",
+    "value out of range": "range: x: 1 value in 1 sample, first in batch 0, sample 7",
+    "label out of range": "label: y: 1 value in 1 sample, first in batch 0, sample 5",
+    "rare class": "balance: y: class ",
+    "in both splits": "duplicate: x: 1 sample of the second also in the first: 0 is its 299",
+    "loss over probabilities": "form: loss: it takes probabilities, the model gives logits",
+    "gradient": "nan is left of that of a sample that is wrong by ",
+}
+
+
+def test_every_fault_that_the_benchmark_plants_is_found(every):
+    found = every["checks faults"]
+    assert set(found) == set(BENCHMARKED)
+    for fault, said in BENCHMARKED.items():
+        assert found[fault].startswith(said), found[fault]
+        assert ";" not in found[fault]

@@ -126,3 +126,10 @@ def test_groups_are_split_without_a_loss(evidence):
 def test_an_epoch_takes_the_same_share_away_at_any_batch(every):
     scaled = every["regularization scaled"]
     assert (1 - 0.1 * scaled) ** 4 == pytest.approx((1 - 0.1 * 0.01) ** 16, rel=1e-4)
+
+
+def test_rows_of_twice_the_batch_have_the_decay_as_it_is_and_scaled(every):
+    found = every["regularization twice_the_batch"]
+    assert found["decoupled"] == [pytest.approx(0.05), None]
+    assert found["decoupled_x2"] == [pytest.approx(0.05), 120]
+    assert found["decoupled_x2_scaled"] == [pytest.approx(0.1), 120]

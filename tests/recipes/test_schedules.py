@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+WORKERS = ("pt", "tf", "tf_keras")
 STEPS, RATE = 20, 0.1
 CASES = ("linear", "linear, warm", "cosine", "cosine, warm", "one cycle", "one cycle, early")
 LOSSES = [1.0, 0.8, 0.795, 0.9, 0.9, 0.9, 0.9, 0.9, 0.7, 0.71, 0.72, 0.73, 0.74, 0.75] + [0.76] * 9
@@ -30,19 +31,18 @@ def expected(case: str) -> np.ndarray:
 
 @pytest.mark.parametrize("case", CASES)
 def test_each_step_has_the_rate_of_the_formula(every, case):
-    assert np.abs(np.array(every["schedules rates"][case]) - expected(case)).max() < 1e-9
+    assert np.abs(np.array(every["schedules rates"]["used"][case]) - expected(case)).max() < 1e-9
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_current_rate_is_that_of_the_next_step(every, case):
-    assert np.abs(np.array(every["schedules told"][case]) - expected(case)[:5]).max() < 1e-8
+    assert np.abs(np.array(every["schedules rates"]["told"][case]) - expected(case)).max() < 1e-8
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_twins_have_the_same_rates(evidence, case):
-    ours = np.array(evidence["pt"]["schedules rates"][case])
-    for other in ("tf", "tf_keras"):
-        assert np.abs(ours - np.array(evidence[other]["schedules rates"][case])).max() < 1e-9
+    ours, *others = (np.array(evidence[n]["schedules rates"]["used"][case]) for n in WORKERS)
+    assert all(np.abs(ours - theirs).max() < 1e-9 for theirs in others)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -90,3 +90,29 @@ def test_bad_settings_are_refused_and_the_rate_stays(every):
 
 def test_the_linear_rule(every):
     assert every["schedules scaled"] == pytest.approx(0.4)
+
+
+# Rows -------------------------------------------------------------------------------------------
+
+
+def test_a_row_begins_with_its_factor_and_with_the_linear_rule_where_that_is_asked_for(every):
+    assert every["schedules first_rates"] == pytest.approx([0.02, 0.08, 0.02, 0.16])
+
+
+def test_accumulated_batches_are_seen_in_parts_at_the_scaled_rate_and_update_once(every):
+    found = every["schedules accumulated"]
+    evidence = found["evidence"]
+    assert not found["not_applied"]
+    assert evidence["rate"] == pytest.approx(0.16)
+    whole = evidence["first_loss_of_the_whole_batch"]
+    assert 1e-4 < abs(evidence["first_loss"] / whole - 1) < 0.5
+    assert evidence["updates"] == 3 * 128 // 64
+    assert found["epochs"] == 3
+    assert 0 <= found["value"] <= 100
+
+
+def test_what_did_not_happen_is_said(every):
+    said = every["schedules unproved"]
+    assert said["rate"].startswith("the rate is 0.0")
+    assert said["rate"].endswith("not 0.16")
+    assert said["parts"] == "the batch was seen at once"

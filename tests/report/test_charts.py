@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import log
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bench.analysis.reading import view
@@ -236,6 +236,7 @@ def test_fewer_bits_stand_higher():
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.floats(0, 300)), max_size=12))
+@example([(95.0, 0.0), (99.0, 0.0)])  # the second has its letter before its point
 def test_no_letter_covers_another(places):
     named = [(x, y, letter) for (x, y), letter in zip(places, letters(len(places)), strict=True)]
     shown = spread_letters(named)

@@ -13,19 +13,21 @@ import time
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from bench import conftest as plugin
 from bench.analysis.decisions import Limits
 from bench.analysis.reading import DIFFERENT, load
 from bench.choose import advise
 from bench.report import tables as tables_module
 from bench.report.answer import figure_of
 from bench.report.content import build
-from bench.report.files import FORMATS, write_reports
+from bench.report.files import FORMATS, OWN, write_reports
 from bench.report.page import html
 from bench.report.tables import markdown
-from bench.report.text import plain
+from bench.report.text import plain, printable
 from bench.report.tidy import csv_text
 from tests.report.test_report import (
     HOSTILE,
@@ -348,6 +350,26 @@ POISONS = [
 @pytest.mark.parametrize("poison", POISONS, ids=range(len(POISONS)))
 def test_poison_in_every_text_adds_no_element(poison):
     assert shape(read(poisoned(small(), poison))) == shape(read(poisoned(small(), "plain")))
+
+
+@pytest.mark.parametrize("poison", POISONS, ids=range(len(POISONS)))
+def test_the_answer_on_a_users_model_keeps_its_lines_and_adds_no_element(poison):
+    code = f"{poison}\n    indented()"
+    page = Reader(html(small(), code)).root
+    (shown,) = [found for found in page.all("pre") if found.attrs.get("class") == "own"]
+    assert shown.text == "\n".join(map(printable, code.splitlines()))
+    assert not shown.children
+    assert shape(page) == shape(Reader(html(small(), "plain")).root)
+
+
+def test_a_run_that_goes_on_shows_no_answer_of_before(tmp_path):
+    (tmp_path / "results.json").write_text(json.dumps(small()))
+    (tmp_path / OWN).write_text("the answer of before")
+    write_reports(tmp_path, ["html"])
+    assert "the answer of before" in (tmp_path / FORMATS["html"]).read_text()
+    settings = SimpleNamespace(amount=SimpleNamespace(first_pass_alone=True))
+    plugin._show(SimpleNamespace(folder=tmp_path, settings=settings), None, small())
+    assert "the answer of before" not in (tmp_path / FORMATS["html"]).read_text()
 
 
 # tables.csv --------------------------------------------------------------------------------------

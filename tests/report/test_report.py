@@ -639,6 +639,13 @@ def test_a_busy_machine_is_warned_of():
         assert "BUSY MACHINE: load 9.2 on 4 cores before the run." in text
 
 
+def test_limited_instructions_are_told_beside_the_machine():
+    results = record()
+    results["environment"]["isa_limits"] = {"ONEDNN_MAX_CPU_ISA": "AVX2"}
+    for text in (terminal(results), markdown(results)):
+        assert "limited by ONEDNN_MAX_CPU_ISA AVX2" in " ".join(text.split())
+
+
 def test_missing_figures_are_dashes_and_never_zero():
     results = record()
     bare = case(results, "digits-cnn-64/pt/bf16")
@@ -1154,6 +1161,15 @@ def test_readme_draws_five_conclusions_at_most():
     between = text.partition(readme.BEGIN)[2].partition(readme.END)[0]
     assert 1 <= between.count("\n- ") <= 5
     assert "no GPU" in between
+
+
+def test_readme_says_how_long_its_run_took():
+    run = record() | {"seconds": {"total": 3010.0, "first_table": 290.0}}
+    run["environment"] |= {"logical_cores": 6}
+    said = "The run took 50 minutes on 6 cores, its first table 5."
+    assert said in readme.headline([run])
+    run["seconds"]["first_table"] = None
+    assert "The run took" not in readme.headline([run])
 
 
 def test_no_name_in_a_record_breaks_the_markers_of_readme(page):

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 from shared import datasets
 from shared.specs import (
+    NO_LABEL,
     TASKS,
+    BottleneckSpec,
     CNNSpec,
     DatasetSpec,
     GPTSpec,
@@ -28,7 +30,10 @@ from shared.weights import checksum, init_weights
 DIGITS = DatasetSpec("small-digits", "digits", train_size=300, test_size=700)
 TEXT = DatasetSpec("small-text", "text", train_size=200, test_size=100, sequence_length=16)
 SPECS = {name: task.model for name, task in TASKS.items()}
-MODELS = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+# The smallest of each family, whose code is the same for any size.
+SMALLEST = {s.family: s for s in sorted(SPECS.values(), key=parameter_count, reverse=True)}
+SMALLEST["bottleneck"] = BottleneckSpec((16, 16, 2), (1, 1), (4, 6), num_classes=3)
+MODELS = pytest.mark.parametrize("spec", SMALLEST.values(), ids=SMALLEST)
 
 
 # Specs and weights ---------------------------------------------------------------------------
@@ -248,6 +253,46 @@ def test_crops_are_standardised_photos(tmp_path):
     again = datasets.materialise(spec, tmp_path / "again")
     for file in sorted(again.iterdir()):
         assert file.read_bytes() == (folder / file.name).read_bytes()
+
+
+def test_hidden_characters_are_those_of_the_text_as_many_in_each_row():
+    codes = np.random.default_rng(0).integers(0, datasets.HIDDEN, (400, 64))
+    x, y = datasets.hide(codes, np.random.default_rng(1))
+    asked = y != NO_LABEL
+    assert set(asked.sum(1)) == {round(0.15 * 64)}
+    assert np.array_equal(y[asked], codes[asked])
+    assert np.array_equal(x[~asked], codes[~asked])
+    assert asked.any(0).all()  # no place is spared
+    hidden, stayed = x == datasets.HIDDEN, x == codes
+    assert asked[hidden].all()
+    assert hidden[asked].mean() == pytest.approx(0.8, abs=0.02)
+    assert stayed[asked].mean() == pytest.approx(0.1, abs=0.015)
+    drawn = x[asked & ~hidden & ~stayed]
+    assert len(drawn) / asked.sum() == pytest.approx(0.1, abs=0.015)
+    assert len(np.unique(drawn)) > 90  # any character
+
+
+def test_what_is_hidden_does_not_show_in_what_is_seen():
+    """Another text, that differs where characters are hidden or drawn, looks the same."""
+    codes = np.random.default_rng(0).integers(0, datasets.HIDDEN, (50, 64))
+    x, y = datasets.hide(codes, np.random.default_rng(1))
+    other = np.where(x == codes, codes, (codes + 1) % datasets.HIDDEN)
+    assert not np.array_equal(other, codes)
+    again, labels = datasets.hide(other, np.random.default_rng(1))
+    assert np.array_equal(again, x)
+    assert np.array_equal(labels != NO_LABEL, y != NO_LABEL)
+    assert not np.array_equal(labels, y)
+
+
+def test_hidden_text_is_that_of_the_text(tmp_path):
+    folders = [
+        datasets.materialise(replace(TEXT, kind=kind), tmp_path) for kind in ("text", "masked")
+    ]
+    for split in ("train", "test"):
+        (text, _), (x, y) = (datasets.load(folder, split) for folder in folders)
+        assert x.dtype == y.dtype == np.int64
+        assert np.array_equal(np.where(y == NO_LABEL, x, y), text)
+    assert SPECS["text-bert"].vocabulary == datasets.HIDDEN + 1
 
 
 @given(st.text())

@@ -10,14 +10,14 @@ import sys
 import threading
 import time
 import types
-from statistics import fmean
+from statistics import fmean, pstdev
 
 import pytest
 
 from shared.utilization import watch_utilization
 from tests.workers import ROOT
 
-BURNED = 1.2  # seconds: CPU times come in steps of 10 ms
+BURNED = 1.2  # seconds
 
 
 def burn(told: list, seconds: float = BURNED) -> None:
@@ -33,6 +33,7 @@ def named(found, name):
     return one
 
 
+@pytest.mark.alone
 def test_a_busy_thread_is_told_from_an_idle_one_by_name():
     told, burned, awake = [], threading.Event(), threading.Event()
 
@@ -44,13 +45,13 @@ def test_a_busy_thread_is_told_from_an_idle_one_by_name():
     busy = threading.Thread(target=work, name="busy one")
     idle = threading.Thread(target=awake.wait, name="idle one")
     idle.start()
-    with watch_utilization(interval=0.2) as found:
+    with watch_utilization(interval=0.4) as found:
         busy.start()
         burned.wait()
     awake.set()
     assert 0.2 < told[0] <= 1.01  # as much as a machine that others use, too, left it
     assert named(found, "busy one").mean == pytest.approx(told[0], abs=0.06)
-    assert told[0] - 0.06 < named(found, "busy one").most < 1.15
+    assert told[0] - 0.06 < named(found, "busy one").most <= 1.0
     assert named(found, "idle one").mean < 0.02
     assert named(found, "MainThread").mean < 0.05
     assert found.threads[0].name == "busy one"
@@ -61,6 +62,29 @@ def test_a_busy_thread_is_told_from_an_idle_one_by_name():
     assert all(len(line) <= 80 for line in lines)
 
 
+@pytest.mark.alone
+def test_a_hundred_idle_threads_do_not_hide_the_busiest_sample():
+    told, begun, burned, awake = [], threading.Event(), threading.Event(), threading.Event()
+
+    def work():
+        begun.wait()
+        burn(told)
+        burned.set()
+        awake.wait()
+
+    threading.Thread(target=work, name="busy one").start()
+    for _ in range(150):
+        threading.Thread(target=awake.wait, daemon=True).start()
+    # A sample that waits for the interpreter's lock at each thread takes longer than its interval.
+    with watch_utilization(interval=0.2) as found:
+        begun.set()
+        burned.wait()
+    awake.set()
+    assert named(found, "busy one").mean == pytest.approx(told[0], abs=0.06)
+    assert told[0] - 0.06 < named(found, "busy one").most <= 1.0
+
+
+@pytest.mark.alone
 def test_a_thread_of_a_pool_has_the_systems_name_and_counts_until_it_ends():
     told, done = [], threading.Event()
 
@@ -142,9 +166,10 @@ def test_samples_of_nvml_come_back_as_mean_most_and_bytes(monkeypatch):
     assert len(driver.gave["busy"]) > 5
     assert first.mean == pytest.approx(fmean(driver.gave["busy"]) / 100)
     assert first.most == 0.9
+    assert first.sd == pytest.approx(pstdev(driver.gave["busy"]) / 100)
     assert first.mean_bytes == pytest.approx(fmean(driver.gave["bytes"]))
     assert (first.most_bytes, first.whole_bytes) == (8 * 10**9, 80 * 10**9)
-    assert (part.mean, part.most, part.most_bytes) == (None, None, 10**9)
+    assert (part.mean, part.most, part.sd, part.most_bytes) == (None, None, None, 10**9)
     assert found.without == ""
     assert driver.ended
     lines = str(found).splitlines()
@@ -189,6 +214,7 @@ def run(*arguments, cwd=ROOT):
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True)
 
 
+@pytest.mark.alone
 def test_a_program_runs_as_it_would_alone_and_is_watched(tmp_path):
     path = tmp_path / "program.py"
     path.write_text(PROGRAM)

@@ -6,9 +6,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import traceback
 
 import numpy as np
 import tensorflow as tf
@@ -45,13 +43,13 @@ def made(name):
 
 
 def plain(model, optimizer, loss_fn):
-    """The step of TensorFlow's guides; x is unpacked by hand for the one class that needs it."""
-    several = type(model).__name__ == "Several"
+    """The step of TensorFlow's guides; x is unpacked by hand where it has to be."""
+    several = type(model).__name__ in ("Several", "Everything")
 
     @tf.function(jit_compile=False)
     def step(x, y):
         with tf.GradientTape() as tape:
-            output = model(**x) if several else model(x, training=True)
+            output = model(**x, training=True) if several else model(x, training=True)
             loss = loss_fn(output, y) + sum(model.losses)
         gradients = tape.gradient(loss, model.trainable_variables)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
@@ -94,15 +92,13 @@ def against_plain(make, names):
     return found
 
 
-# What steps treat each in a way of their own: the model's losses and random numbers; slices and
-# masks; a weight that the loss does not reach; several arguments.
-KEY = ["normalized", "recurrent", "tied", "several_by_name"]
-# The same in parts and in another dtype: no dropout.
-WHOLE = ["regularized", "recurrent", "tied", "several_by_name"]
+KEY = ["everything"]
+WHOLE = ["everything_but_dropout"]  # the same in parts, in another dtype and under XLA
 
 
 def kit_step():
-    return against_plain(kit.training.make_train_step, list(ZOO) if KERAS_3 else KEY)
+    others = ["statistics", "attention", "list_model_of_a_tuple", "subclassed"]
+    return against_plain(kit.training.make_train_step, KEY + others)
 
 
 def float32():
@@ -116,7 +112,7 @@ def eager():
 
 def xla():
     """But for dropout, of which XLA draws other masks."""
-    names = ["statistics", "recurrent", "tied"]
+    names = ["statistics", *WHOLE]
     return against_plain(family.compilation.compiled_train_step, names)
 
 
@@ -142,17 +138,16 @@ def accumulated():
 
 def clipped():
     technique = family.gradient_clipping
-    names = ["normalized", "recurrent"]
     return {
         "only measured": against_plain(
             lambda *given: technique.make_train_step(*given, max_norm=math.inf, measure_norm=True),
-            names,
+            KEY,
         ),
         "guarded": against_plain(
             lambda *given: technique.make_train_step(*given, max_norm=1e9, check_finite=True), KEY
         ),
         "each": against_plain(
-            lambda *given: technique.make_per_variable_step(*given, max_norm=1e9), names
+            lambda *given: technique.make_per_variable_step(*given, max_norm=1e9), KEY
         ),
     }
 
@@ -171,7 +166,7 @@ def stacked():
 def recomputed():
     """With a block of some functional models."""
     found = {}
-    for name in ("normalized", "statistics", "attention", "recurrent"):
+    for name in ("normalized", "attention"):
         wanted = reference(name)
         try:
             model, optimizer, x, y, loss_fn = made(name)
@@ -319,7 +314,7 @@ def sparse():
     }
     found = {}
     for name, (technique, settings) in makers.items():
-        model, _, x, y, loss_fn = made("recurrent")
+        model, _, x, y, loss_fn = made(*WHOLE)
         seen.clear()
         optimizer = Spy(0.1)
         optimizer.build(model.trainable_variables)
@@ -483,15 +478,7 @@ def main() -> None:
         in_fit,
         settings,
     ]
-    found = {}
-    for scenario in scenarios:
-        if scenario in lacking:
-            continue
-        try:
-            found[scenario.__name__] = scenario()
-        except Exception:
-            found[scenario.__name__] = {"error": traceback.format_exc()}
-    print(json.dumps(found))
+    workers.report(scenario for scenario in scenarios if scenario not in lacking)
 
 
 if __name__ == "__main__":

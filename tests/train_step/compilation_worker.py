@@ -7,11 +7,10 @@ of JSON: scenario -> what was found, or {"error": traceback}. `test_compilation.
 
 from __future__ import annotations
 
-import json
 import sys
-import traceback
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -222,6 +221,26 @@ class PyTorch:
         found["fullgraph"] = raised(step, x, y)
         found["gradients"] = [p.grad is None for p in model.parameters()]
         return found
+
+    def in_part(self):
+        """What the benchmark says of a compiled prediction with an LSTM."""
+        if "no-compiler" in sys.argv:
+            return None
+        torch = self.torch
+
+        class Recurrent(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.lstm, self.head = torch.nn.LSTM(3, 2), torch.nn.Linear(2, 2)
+
+            def forward(self, x):
+                return torch.tanh(self.head(self.lstm(x)[0]))
+
+        self.reset()
+        predict = technique.compiled_predict(Recurrent())
+        work = SimpleNamespace(mode="predict", variant="compiled")
+        prepared = SimpleNamespace(predict=predict, loop=None)
+        return bench.took_effect(impl, work, prepared, (torch.randn(4, 5, 3),))
 
     def torchscript(self):
         """Losses of a traced and a scripted model with BatchNorm, and the statistics after it."""
@@ -461,13 +480,7 @@ def main() -> None:
             if callable(value) and not name.startswith("_") and name not in helpers
         ]
         scenarios.append(evidence)
-    found = {}
-    for scenario in scenarios:
-        try:
-            found[scenario.__name__] = scenario()
-        except Exception:
-            found[scenario.__name__] = {"error": traceback.format_exc()}
-    print(json.dumps(found))
+    workers.report(scenarios)
 
 
 own = PyTorch() if FRAMEWORK == "pt" else TensorFlow()

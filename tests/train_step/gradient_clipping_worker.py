@@ -6,10 +6,8 @@ scenario -> what was found, or {"error": traceback}. `test_gradient_clipping.py`
 
 from __future__ import annotations
 
-import json
 import math
 import sys
-import traceback
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -118,14 +116,15 @@ def scaled():
 def losses():
     """Of ten steps."""
     found = {}
-    for name, spec in (("gpt", GPT), ("cnn", CNN)):
+    clip = {"clip": {"max_norm": 0.5}}
+    off = {
+        "neutral": {"max_norm": math.inf},
+        "guard": {"max_norm": math.inf, "check_finite": True},
+    }
+    for name, spec, cases in (("gpt", GPT, clip), ("cnn", CNN, clip | off)):
         stream = batches(spec, 10)
         found[name] = {"baseline": run(prepare(spec), stream)}
-        for key, settings in (
-            ("neutral", {"max_norm": math.inf}),
-            ("guard", {"max_norm": math.inf, "check_finite": True}),
-            ("clip", {"max_norm": 0.5}),
-        ):
+        for key, settings in cases.items():
             prepared = prepare(spec, "make_train_step", **settings)
             found[name][key] = run(prepared, stream)
             found[name][f"{key} traces"] = kit.runtime.trace_count(prepared.step)
@@ -498,13 +497,7 @@ def main() -> None:
         scenarios += [scaled, refusals]
         names = ("reads", "foreign", "functional", "embedding")
         scenarios += [getattr(own, name) for name in names if hasattr(own, name)]
-    found = {}
-    for scenario in scenarios:
-        try:
-            found[scenario.__name__] = scenario()
-        except Exception:
-            found[scenario.__name__] = {"error": traceback.format_exc()}
-    print(json.dumps(found))
+    workers.report(scenarios)
 
 
 own = PyTorch() if FRAMEWORK == "pt" else TensorFlow()

@@ -27,6 +27,11 @@ def squares(output, y):
     return sum(tf.reduce_mean(tf.square(o - tf.cast(t, o.dtype))) for o, t in pairs)
 
 
+def cross_entropy(logits, y):
+    logits = tf.cast(logits, tf.float32)
+    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits))
+
+
 def drop(x):
     """Dropout where masks can be the same in another graph: Keras 3 keeps its seeds."""
     return layers.Dropout(0.3)(x) if KERAS_3 else x
@@ -112,12 +117,7 @@ class Tied(keras.Model):
 def tied():
     model, x = Tied(), codes(5)
     model(x)
-
-    def loss_fn(logits, y):
-        logits = tf.cast(logits, tf.float32)
-        return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits))
-
-    return model, x, codes(5), loss_fn
+    return model, x, codes(5), cross_entropy
 
 
 def list_model_of_a_tuple():
@@ -163,6 +163,45 @@ def several_by_name():
     return model, x, values(3, seed=1), squares
 
 
+class Everything(keras.Model):
+    """What steps treat each in a way of their own, at once.
+
+    Several arguments; random numbers, statistics and losses of its own; slices and masks; logits
+    by the table that embeds; a weight that the loss does not reach.
+    """
+
+    def __init__(self, drop, **settings):
+        super().__init__(**settings)
+        regularizer = keras.regularizers.L2(0.1)
+        given = {"kernel_regularizer": regularizer, "activity_regularizer": regularizer}
+        self.words = layers.Embedding(7, 4, mask_zero=True)
+        self.pool = layers.GlobalAveragePooling1D()
+        self.norm, self.hidden = layers.Normalization(), layers.Dense(4, "gelu", **given)
+        self.norm.adapt(5.0 + 3.0 * values(4, seed=3))
+        self.drop = layers.Dropout(0.3) if drop else layers.Activation("linear")
+        self.table, self.unused = layers.Embedding(7, 4), layers.Dense(3)
+
+    def call(self, codes, numbers, scale=None, training=None):
+        x = self.pool(self.words(codes), mask=self.words.compute_mask(codes))
+        x = x[:, None] + self.table(codes) + self.drop(self.hidden(self.norm(numbers)))[:, None]
+        self.unused(x)
+        x = x if scale is None else x * scale[:, None]
+        table = tf.convert_to_tensor(self.table.embeddings)
+        return tf.matmul(x, tf.cast(table, x.dtype), transpose_b=True)
+
+
+def everything(drop=KERAS_3):
+    """Keras 3 keeps the seeds of dropout: masks are the same in another graph."""
+    x = {"codes": codes(5), "numbers": values(4), "scale": values(1)}
+    model = Everything(drop)
+    model(**x)
+    return model, x, codes(5), cross_entropy
+
+
+def everything_but_dropout():
+    return everything(drop=False)
+
+
 ZOO = {
     make.__name__: make
     for make in (
@@ -177,5 +216,7 @@ ZOO = {
         list_model_of_a_tuple,
         subclassed,
         several_by_name,
+        everything,
+        everything_but_dropout,
     )
 }

@@ -7,9 +7,7 @@ judges it.
 
 from __future__ import annotations
 
-import json
 import sys
-import traceback
 
 import numpy as np
 
@@ -273,13 +271,7 @@ def main() -> None:
     kit.runtime.configure(threads=1, seed=0)
     scenarios = [updates, large_eps, refusals, foreign]
     scenarios += [fused_limits, fused_sgd] if FRAMEWORK == "pt" else [fit, fit_compiled]
-    found = {}
-    for scenario in scenarios:
-        try:
-            found[scenario.__name__] = scenario()
-        except Exception:
-            found[scenario.__name__] = {"error": traceback.format_exc()}
-    print(json.dumps(found))
+    workers.report(scenarios)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import pytest
 
 from tests import workers
 
-PARITY = {"cnn": 1e-5, "resnet": 1e-5, "gpt": 1e-4}
+PARITY = {"resnet": 1e-5, "gpt": 1e-4}
 EXACT = 1e-5  # a second run rounds as the first did; a compiler may not
 BLOCKS = 2
 
@@ -59,7 +59,7 @@ def difference(one, other):
 # It changes no number -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", ["cnn", "resnet", "gpt", "gpt_dropout"])
+@pytest.mark.parametrize("family", ["resnet", "gpt", "gpt_dropout"])
 def test_three_steps_are_those_of_the_plain_model(found, family):
     """Losses, weights and BatchNorm's statistics: none of them updated twice."""
     rows = dict(found["steps"][family])
@@ -74,7 +74,7 @@ def test_dropout_changes_the_steps(found):
     assert difference(*(found["steps"][name]["plain"] for name in ("gpt", "gpt_dropout"))) > 0.01
 
 
-@pytest.mark.parametrize("family", ["cnn", "resnet", "gpt"])
+@pytest.mark.parametrize("family", ["resnet", "gpt"])
 def test_the_twins_agree(pt, tf, family):
     for blocks, row in pt["steps"][family].items():
         losses = tf["steps"][family][blocks]["losses"]
@@ -143,7 +143,7 @@ def test_tf_blocks_in_other_models(tf, scenario):
 
 def test_tf_fit_and_mixed_precision(tf):
     rows = tf["fit"]
-    assert difference(rows["stage*.block*"], rows[""]) < EXACT
+    assert difference(rows["conv*"], rows[""]) < EXACT
     assert rows[""][1] < rows[""][0]
 
 

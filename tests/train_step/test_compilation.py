@@ -143,6 +143,14 @@ def test_pt_compiled_predictions_are_one_graph(pt):
     assert (ran["graphs"], ran["compiled"], ran["outside"]) == (1, 1, {})
 
 
+@needs_compiler
+def test_pt_what_is_left_to_eager_is_named_and_no_fault(pt):
+    found, reason = pt["in_part"]
+    assert reason is None
+    assert found["compiled"] > 0
+    assert "lstm" in found["not_compiled"]
+
+
 def test_tf_xla_takes_the_whole_step_or_the_model_alone(tf):
     steps = tf["steps"]
     whole, alone = steps["compiled"]["ran"], steps["compiled_model"]["ran"]

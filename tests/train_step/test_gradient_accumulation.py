@@ -100,7 +100,6 @@ def test_ten_steps(every):
     losses = every["losses"]
     assert relative(losses["gpt"]["4"], losses["gpt"]["baseline"]) < BARS["gpt"]
     for case in losses.values():
-        assert relative(case["1"], case["baseline"]) < 1e-6
         assert case["4"][-1] < case["4"][0]
     # Nothing in training reads the running statistics.
     assert losses["cnn"]["once"] == losses["cnn"]["4"]

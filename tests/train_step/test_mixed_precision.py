@@ -136,7 +136,8 @@ def test_scale_doubles_after_the_interval_and_training_recovers(found):
 
 
 def test_gradients_that_are_not_finite_change_no_weight(found):
-    assert found["not_finite"] == {"kept": True, "scale": 4.0}
+    infinite, scale = found["overflow"]["infinite"], found["overflow"]["scale"][-1]
+    assert infinite == {"kept": True, "scale": scale / 2}
 
 
 def test_scaling_saves_gradients_from_underflow(found):
@@ -256,9 +257,8 @@ def difference(one, other):
 
 @pytest.mark.parametrize("task", ["digits-cnn", "text-gpt"])
 def test_twins_agree_in_float32(evidence, task):
-    pt, tf = (evidence[name]["losses"][task]["seeds"] for name in ("pt", "tf"))
-    for ours, theirs in zip(pt, tf, strict=True):
-        assert difference(ours, theirs) < TASKS[task].parity
+    pt, tf = (evidence[name]["losses"]["parity"][task] for name in ("pt", "tf"))
+    assert difference(pt, tf) < TASKS[task].parity
 
 
 @pytest.mark.parametrize(("task", "positions"), [("digits-cnn", 32), ("text-gpt", 8 * 64)])

@@ -57,6 +57,10 @@ class Wrong(Exception):
     """What a technique gave is not what plain framework code gives."""
 
 
+class Coarse(Wrong):
+    """As float32 has it, in which this model's plain code, too, is far from the same in float64."""
+
+
 def module_of(framework: str, technique: str):
     """The technique's file in `framework`, "pt" or "tf"."""
     return importlib.import_module(f"{framework}_impl.{TECHNIQUES[technique]}.{technique}")
@@ -76,6 +80,9 @@ def apart(found, wanted) -> float:
 
 def _listed(arrays) -> list:
     return list(arrays) if isinstance(arrays, list | tuple) else [arrays]
+
+
+MOST_OFF = 0.05  # of updates, relative, whatever the model
 
 
 @dataclass(frozen=True)
@@ -112,7 +119,12 @@ class Rounding:
     @property
     def of_updates(self) -> float:
         """The bound of updates, relative: a twentieth, for weights that amplify rounding more."""
-        return min(0.05, max(1e-5, 10 * self.updates))
+        return min(MOST_OFF, max(1e-5, 10 * self.updates))
+
+    @property
+    def is_coarse(self) -> bool:
+        """Whether weights amplify rounding so far that float32 can't tell a step from another."""
+        return 10 * self.updates > MOST_OFF
 
 
 # A quantizer rounds in more places than plain rounding of what layers give (sums, products), and a
@@ -127,24 +139,34 @@ class Cell:
         self.variants: dict[str, dict] = {}
         self.worst: dict[str, float] = {}
 
-    def near(self, what: str, found, wanted, bound: float) -> None:
-        """Wrong unless `found` is within a relative `bound` of `wanted`."""
+    def near(self, what: str, found, wanted, bound: float, wrong: type[Wrong] = Wrong) -> None:
+        """`wrong` unless `found` is within a relative `bound` of `wanted`."""
         distance = apart(found, wanted)
         self.worst[what] = max(distance, self.worst.get(what, 0.0))
         if not distance <= bound:
-            raise Wrong(f"{what}: {distance:.2g} from plain code, more than {bound:g}")
+            raise wrong(f"{what}: {distance:.2g} from plain code, more than {bound:g}")
 
     def holds(self, what: str, true) -> None:
         """Wrong unless it is true."""
         if not true:
             raise Wrong(what)
 
-    def attempt(self, name: str, variant: Callable, unchanged: Callable) -> None:
-        """Try a variant; `unchanged()` says whether a refusal left the model as it was."""
-        self.worst = {}
+    def attempt(
+        self, name: str, variant: Callable, unchanged: Callable, exactly: Callable | None = None
+    ) -> None:
+        """Try a variant; `unchanged()` says whether a refusal left the model as it was.
+
+        `exactly` is the same in float64, which decides where float32 is too coarse.
+        """
+        self.worst, found = {}, {"status": WORKS}
         try:
-            variant()
-            found = {"status": WORKS}
+            try:
+                variant()
+            except Coarse:
+                if exactly is None:
+                    raise
+                self.worst, found["in"] = {}, "float64"
+                exactly()
             if self.worst:
                 found["apart"] = float(f"{max(self.worst.values()):.2g}")
         except Wrong as error:

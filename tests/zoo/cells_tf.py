@@ -18,7 +18,7 @@ from tensorflow.keras import layers
 
 from shared import parallel, runtimes
 from shared.datasets import batch_order
-from tests.zoo.cells import COARSER, Cell, Rounding, Wrong, apart, module_of
+from tests.zoo.cells import COARSER, Cell, Coarse, Rounding, Wrong, apart, module_of
 from tests.zoo.foreign import Foreign
 from tests.zoo.tf import ZOO, cross_entropy, loss_of
 
@@ -158,14 +158,7 @@ class Applied:
 
     def _in_width(self, policy: str, *, turned: bool = False) -> tuple[list, list, list]:
         """Plain code's outputs, losses and updates."""
-        weights = self.foreign.build().get_weights()
-        tf.keras.config.set_dtype_policy(policy)
-        try:
-            model = without_dropout(self.foreign.build())
-        finally:
-            tf.keras.config.set_dtype_policy("float32")
-        _set_weights(model, weights)
-        x, y = self.x, self.y
+        model, x, y = _built(self.foreign.build, policy), self.x, self.y
         if turned:
             x, y = tf.nest.map_structure(lambda part: part[::-1], (x, y))
         output, before, optimizer = parts(predict(model, x)), state(model), sgd()
@@ -198,16 +191,36 @@ class Applied:
 
     def agrees(self, cell: Cell, found: tuple, wanted: tuple) -> None:
         """Compare the losses and the updates of some steps."""
-        cell.near("losses", found[0], wanted[0], self.rounding.of_losses)
-        cell.near("updates", found[1], wanted[1], self.rounding.of_updates)
+        wrong = Coarse if self.rounding.is_coarse else Wrong
+        cell.near("losses", found[0], wanted[0], self.rounding.of_losses, wrong)
+        cell.near("updates", found[1], wanted[1], self.rounding.of_updates, wrong)
 
     def changed(self, change: Callable) -> Applied:
         """The same subject with another model, which rounds in its own way."""
         return Applied(replace(self.foreign, build=lambda: change(self.foreign.build())))
 
+    def in_float64(self) -> Applied:
+        """The same subject without rounding to speak of, and without dropout."""
+        build = partial(_built, self.foreign.build, "float64")
+        exact = Applied(replace(self.foreign, build=build))
+        exact.folder, exact.rounding = self.folder, Rounding(0.0, 0.0, 0.0)
+        return exact
+
     def predicts(self, cell: Cell, predict: Callable) -> None:
         """Compare predictions with plain ones."""
         cell.near("outputs", parts(predict(self.x)), self.output, self.rounding.of_outputs)
+
+
+def _built(build: Callable, policy: str):
+    """The model with its weights of float32, without dropout, that computes under a policy."""
+    weights = build().get_weights()
+    tf.keras.config.set_dtype_policy(policy)
+    try:
+        model = without_dropout(build())
+    finally:
+        tf.keras.config.set_dtype_policy("float32")
+    _set_weights(model, weights)
+    return model
 
 
 def _set_weights(model, weights: list[np.ndarray]) -> None:
@@ -831,6 +844,10 @@ CELLS = {
 _applied: dict[str, Applied] = {}
 
 
+def _try_in_float64(technique: str, variant: str, a: Applied, cell: Cell) -> None:
+    CELLS[technique](module_of("tf", technique), a.in_float64(), cell)[variant]()
+
+
 def run(technique: str, name: str) -> dict:
     """Apply a technique to a model of the zoo; return the cell of the record."""
     if name not in _applied:
@@ -843,5 +860,6 @@ def run(technique: str, name: str) -> dict:
         file = module_of("tf", technique)
         for variant, try_it in CELLS[technique](file, applied, cell).items():
             applied.given = []
-            cell.attempt(variant, try_it, applied.unchanged)
+            exactly = partial(_try_in_float64, technique, variant, applied, cell)
+            cell.attempt(variant, try_it, applied.unchanged, exactly)
     return cell.result()

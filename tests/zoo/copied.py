@@ -43,21 +43,19 @@ RECIPES = {
 }
 LATE = 0.05  # seconds that a loader lets a step wait, far more than the step takes
 KEPT = 2**20  # bytes that a leaking step keeps
-# File of the diagnosis -> what it says of a plain train step with its batch, and of the same with a
-# fault that it has to find.
+# File of the diagnosis -> what it says of a train step with its batch and a fault that it has to
+# find; a profile also of a plain one.
 DIAGNOSES = {
     "profiling": lambda file, step, batch: {
         "plain": asdict(file.profile_steps(step, [batch], steps=8)),
         "waiting": asdict(file.profile_steps(step, late(batch), steps=8)),
     },
-    "memory_growth": lambda file, step, batch: {
-        "plain": asdict(file.watch_memory(step, [batch], rounds=30)),
-        "leaking": asdict(file.watch_memory(leaking(step), [batch], rounds=30)),
-    },
-    "bottleneck": lambda file, step, batch: {
-        "plain": file.find_bottleneck(step, [batch], steps=8).as_json(),
-        "waiting": file.find_bottleneck(step, late(batch), steps=8).as_json(),
-    },
+    "memory_growth": lambda file, step, batch: asdict(
+        file.watch_memory(leaking(step), [batch], rounds=30)
+    ),
+    "bottleneck": lambda file, step, batch: file.find_bottleneck(
+        step, late(batch), steps=8
+    ).as_json(),
 }
 
 

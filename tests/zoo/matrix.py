@@ -272,7 +272,8 @@ explained [below](#what-is-refused-and-why), before anything of the model has ch
 """
 _MEANING = """
 *Works*: at its neutral setting a technique equals plain code (the same losses, and the same changes
-of all weights and statistics, to the rounding of float32, which is measured for each model); where
+of all weights and statistics, to the rounding of float32, which is measured for each model, or in
+float64 where plain code in float32 is itself off by more than half a percent{exact}); where
 it changes the mathematics, it is as near to the model as plain rounding is, or does what its
 definition says. Input pipelines take no model and are not here. What starts processes (the parallel
 techniques, the batch-size finder) is applied to a few small models, memory format to models of
@@ -293,7 +294,7 @@ def page(cells: dict) -> str:
     for technique in TECHNIQUES:
         told = [_told(cells[framework].get(technique, {})) for framework in FRAMEWORKS]
         lines.append(f"| {technique.replace('_', ' ')} | {' | '.join(told)} |")
-    lines += [_MEANING, "## The models", "", *_traits()]
+    lines += [_MEANING.format(exact=_in_float64(cells)), "## The models", "", *_traits()]
     lines += ["", "## What is refused, and why", ""]
     for technique in TECHNIQUES:
         lines += _reasons(technique, cells)
@@ -302,6 +303,19 @@ def page(cells: dict) -> str:
         for family, techniques in FAMILIES.items():
             lines += [f"### {family}", "", *_table(cells[framework], techniques), ""]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _in_float64(cells: dict) -> str:
+    """Where float64 decided: how many cells of which models."""
+    found = Counter(
+        model
+        for by_technique in cells.values()
+        for by_model in by_technique.values()
+        for model, cell in by_model.items()
+        if any(variant.get("in") == "float64" for variant in cell.get("variants", {}).values())
+    )
+    told = ", ".join(f"{count} cells of {model}" for model, count in found.items())
+    return f": {told}" if told else ""
 
 
 def _told(found: dict[str, dict]) -> str:

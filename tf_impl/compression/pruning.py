@@ -26,8 +26,8 @@ Where the frameworks differ and why:
 - tfmot makes the masks within the forward passes of training, in the graph, and counts these as
   steps; here `update` states the step, which may have several. In Keras 3 and in PyTorch `update`
   makes the masks. Predictions mask as well, which costs time until the model is finalized.
-- tfmot's `pruning_policy` is left out: the one that it has (`PruneForLatencyOnXNNPack`) takes
-  pointwise convolutions alone, for kernels of XNNPACK that are off on CPUs with AVX.
+- `apply_latency_pruning` has no twin: tfmot's `pruning_policy` chooses layers by what a runtime has
+  sparse kernels for, and PyTorch's pruning knows no runtime.
 - tfmot has no global magnitude. Its wrapped layers have other names ("prune_low_magnitude_" before
   their own) until the end.
 - Both round alike (float32, half to even, one weight at least stays) and keep all that tie.
@@ -149,6 +149,37 @@ def apply_global_pruning(
     if _is_tf_keras():
         raise NotImplementedError("tfmot prunes each layer by itself: it has no global magnitude")
     return _mask(model, True, final_sparsity, begin_step, end_step, frequency, min_weights)
+
+
+def apply_latency_pruning(
+    model: tf.keras.Model,
+    *,
+    final_sparsity: float,
+    begin_step: int,
+    end_step: int,
+    frequency: int = 100,
+) -> tuple[tf.keras.Model, Callable]:
+    """Do what `apply_pruning` does, to the layers that XNNPACK has sparse kernels for; tf_keras.
+
+    Those are pointwise convolutions, in a model that begins with a strided 3x3 convolution, ends in
+    a global average and has nothing between that XNNPACK could not run in their layout. On CPUs
+    with AVX it runs dense kernels all the same. Arguments, result and errors are those of
+    `apply_pruning`. NotImplementedError, with the layer, is for other models, too, and in Keras 3.
+    Source: `tfmot.sparsity.keras.PruneForLatencyOnXNNPack`.
+    """
+    _check_settings(final_sparsity, begin_step, end_step, frequency)
+    if not _is_tf_keras():
+        raise NotImplementedError("tfmot's pruning_policy takes models of tf_keras alone")
+    policy, layers = _tfmot().sparsity.keras.PruneForLatencyOnXNNPack(), _prunable(model, 0)
+    try:
+        policy.ensure_model_supports_pruning(model)
+    except ValueError as error:
+        raise NotImplementedError(f"XNNPACK has no sparse kernels for it: {error}") from error
+    layers = [layer for layer in layers if policy.allow_pruning(layer)]
+    if not layers:
+        raise ValueError("the model has no pointwise convolution to prune")
+    _check_calls(model, layers)
+    return _wrap(model, layers, final_sparsity, begin_step, end_step, frequency)
 
 
 def finalize_pruning(model: tf.keras.Model) -> tf.keras.Model:

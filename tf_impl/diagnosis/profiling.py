@@ -21,8 +21,10 @@ Where the frameworks differ and why:
 - What XLA compiled (`jit_compile=True`) is one operator, and its parts are not told apart: it is
   refused, but for an update by an optimizer of its own. `torch.compile` leaves forward and backward
   apart.
-- The profiler records no shapes, so that what a product computes is not known, nor its share of the
-  machine's peak: these are None here. PyTorch's records them.
+- The profiler tells no shapes: what a product computes follows from those of the graph, in which it
+  has the same name. So it has a share of the machine's peak where a function was traced for one set
+  of shapes that are all known, but not without `tf.function`, nor on a GPU. PyTorch's profiler
+  records shapes with each operator.
 - Operators run in a pool of threads, and some at the same time: these share the moment. What
   `tf.data` runs in that pool is not the step's. PyTorch's run in the step's own thread.
 
@@ -37,12 +39,17 @@ Run it alone: `python -m tf_impl.diagnosis.profiling` prints the breakdown of th
 Copy with it: `shared/profiles.py`.
 """
 
+import gc
 import inspect
+import math
 import re
 import sys
 import tempfile
+import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cache, partial
 from pathlib import Path
 
 import tensorflow as tf
@@ -53,7 +60,10 @@ from shared.profiles import (
     Breakdown,
     Span,
     break_down,
+    convolution_flops,
     endless,
+    fastest,
+    product_flops,
     run_steps,
     write_chrome_trace,
     write_stacks,
@@ -68,6 +78,10 @@ _CALLS = {
     *("StatelessIf", "Case", "StatelessCase", "NoOp", "_Arg", "_Retval"),
 }
 _XLA = ("XlaLaunch", "_XlaRun", "_XlaCompile", "XlaLaunchV2")
+# Products, and the setting that says whether the first input is transposed.
+_PRODUCTS = {"MatMul": "transpose_a", "BatchMatMul": "adj_x"}
+_CONVOLUTION = re.compile(r"(Conv2D|Conv3D|DepthwiseConv2d)(BackpropInput|BackpropFilter)?")
+_FUSED = 4  # operators at most, of which grappler makes one: a product, its bias, a sum, a ReLU
 
 
 def profile_steps(
@@ -97,7 +111,7 @@ def profile_steps(
     batches = endless(batches)
     take = {"batches": batches, "synchronize": _synchronize}
     run_steps(step, count=warmup, **take)
-    plain, profiled, spans, memory = [], [], [], []
+    plain, profiled, spans, memory, peaks = [], [], [], [], {}
     with tempfile.TemporaryDirectory() as own:
         with tf.profiler.experimental.Profile(f"{own}/first"):
             run_steps(step, count=1, **take)  # the first use of the profiler sets it up
@@ -111,16 +125,19 @@ def profile_steps(
             with tf.profiler.experimental.Profile(str(log)):
                 run_steps(step, count=1, **take)
                 profiled += run_steps(step, count=count, mark=_mark, **take)
+                time.sleep(0.002)  # threads of the last step still have to say that they ran
             begin = max(
                 (span.end + 1 for span in spans), default=0.0
             )  # a session's clock begins at 0
             new, sizes = _read(log, begin)
             spans += new
             memory += sizes
+            for dtype in sorted({span.dtype for span in new if span.flops}):
+                peaks[dtype] = max(peaks.get(dtype, 0.0), _peak(dtype))
     if folder:
         write_chrome_trace(new, Path(folder) / "trace.json")
         write_stacks(new, Path(folder) / "stacks.txt")
-    return break_down(spans, plain, profiled, memory, {})
+    return break_down(spans, plain, profiled, memory, peaks)
 
 
 @contextmanager
@@ -161,10 +178,14 @@ def _read(log: Path, begin: float) -> tuple[list[Span], list[tuple[float, int]]]
                 lines[key] = _events(plane, line, begin)
     own = _own_runs(lines)
     scopes = _optimizer_scopes()
+    called = {about.get("eager_op") for events in lines.values() for *_, about in events}
+    # On a GPU it is kernels that count, which do not tell whose they are in the graph.
+    graphs = [] if any(device for _, device in lines) else _graphs(called - {None})
+    count = cache(partial(_flops, graphs))
     spans = [
         span
         for (thread, device), events in lines.items()
-        for span in _spans(events, thread, device, own, scopes)
+        for span in _spans(events, thread, device, own, scopes, count)
     ]
     memory = [
         (start, int(about["bytes_allocated"]))
@@ -197,7 +218,9 @@ def _own_runs(lines: dict) -> set[int]:
     return {about["id"] for name, *_, about in main if name == "FunctionRun"}
 
 
-def _spans(events: list, thread: str, device: bool, own: set[int], scopes: set[str]) -> list[Span]:
+def _spans(
+    events: list, thread: str, device: bool, own: set[int], scopes: set[str], count: Callable
+) -> list[Span]:
     """A thread's spans. What runs for others than the step, such as `tf.data`, is no operator."""
     main = any(event[0] == STEP for event in events)
     found, running = [], (0.0, None)  # the run that the thread works for: until when, and which
@@ -215,9 +238,117 @@ def _spans(events: list, thread: str, device: bool, own: set[int], scopes: set[s
         ours = main or (running[0] >= end and running[1] in own)
         works = device or part == "communication"  # which has a thread of its own
         works |= bool(operator and operator["type"] not in _CALLS and ours)
-        short = operator["type"] if operator and not device else name
-        found.append(Span(short, start, end, thread, part, works, device))
+        short, flops = name, None
+        if operator and not device:
+            short = operator["type"]
+            flops = count(operator["scope"], short) if works else None
+        found.append(Span(short, start, end, thread, part, works, device, *(flops or ())))
     return found
+
+
+def _graphs(called: set[str]) -> list[tf.Graph]:
+    """The graphs of the functions of these names, and of loops and functions in them."""
+    known = gc.get_objects()
+    graphs = {
+        id(found.graph): found.graph
+        for found in known
+        if issubclass(type(found), tf.types.experimental.ConcreteFunction)
+        and tf.compat.as_str(found.name) in called
+    }
+    inner = [found for found in known if issubclass(type(found), tf.Graph)]
+    while more := [
+        one
+        for one in inner
+        if id(one) not in graphs and id(getattr(one, "outer_graph", None)) in graphs
+    ]:
+        graphs |= {id(one): one for one in more}
+    return list(graphs.values())
+
+
+def _flops(graphs: list[tf.Graph], name: str, kind: str) -> tuple[float, str] | None:
+    """Operations and dtype of a product or a convolution; None where they are not known.
+
+    The trace tells its name and type. Where a function was traced for several shapes, or its graph
+    lacks one, nobody knows which ran. What was called and then inlined has the call's name first.
+    """
+    kind, meant = _kind(kind), []
+    if kind != "Einsum" and kind not in _PRODUCTS and not _CONVOLUTION.fullmatch(kind):
+        return None
+    while name and not meant:
+        meant = [one for graph in graphs for one in _named(graph, name, kind)]
+        name = name.partition("/")[2]
+    found = {(_operations(kind, one), one.outputs[0].dtype) for one in meant}
+    flops, dtype = found.pop() if len(found) == 1 else (None, None)
+    return (flops, dtype.name) if flops is not None and dtype.is_floating else None
+
+
+def _kind(kind: str) -> str:
+    """What an operator's type computes, without how: `_FusedMatMul` is a `MatMul`."""
+    return re.sub(r"^_|Mkl|Native|Fused|WithBias|V\d$", "", kind)
+
+
+def _named(graph: tf.Graph, name: str, kind: str) -> list[tf.Operation]:
+    """The operation of this name, or the nearest before: those fused have the last one's name."""
+    near = []
+    with suppress(KeyError):
+        near = [graph.get_operation_by_name(name)]
+    for _ in range(_FUSED):
+        if found := [one for one in near if _kind(one.type) == kind]:
+            return found
+        near = [value.op for one in near for value in one.inputs]
+    return []
+
+
+def _operations(kind: str, operation: tf.Operation) -> float | None:
+    """Operations by the shapes of the graph; None where it lacks one."""
+    values = [*operation.inputs, operation.outputs[0]]
+    shapes = [[None] if v.shape.rank is None else v.shape.as_list() for v in values]
+    of_weights = kind.endswith("BackpropFilter")
+    one, two = (2, -1) if of_weights else (1, 2) if kind.endswith("BackpropInput") else (1, -1)
+    if kind in _PRODUCTS or kind == "Einsum":
+        one, two = 0, 1
+    first, second = shapes[one], shapes[two]
+    if None in (*first, *second):
+        return None
+    if kind == "Einsum":
+        return _einsum(operation.get_attr("equation").decode(), first, second)
+    if kind in _PRODUCTS:
+        inner = first[-2 if operation.get_attr(_PRODUCTS[kind]) else -1]
+        return product_flops(first, second, inner)
+    y, weights = (first, second) if of_weights else (second, first)
+    channels = math.prod(weights[-2:]) if kind.startswith("Depthwise") else weights[-1]
+    return convolution_flops(weights, math.prod(y) // channels)
+
+
+def _einsum(equation: str, *shapes: list) -> float:
+    """Operations of the product of two; what one of them alone has is summed before, if at all."""
+    inputs, _, output = equation.partition("->")
+    sizes, seen = {}, Counter()
+    for term, shape in zip(inputs.split(","), shapes, strict=True):
+        before, _, after = term.partition("...")
+        hidden = range(len(shape) - len(before) - len(after), 0, -1)  # what "..." stands for
+        labels = [*before, *hidden, *after]
+        seen.update(set(labels))
+        for label, length in zip(labels, shape, strict=True):
+            sizes[label] = max(length, sizes.get(label, 1))
+    kept = (n for n in sizes if isinstance(n, int) or n in output or seen[n] == 2)
+    return 2.0 * math.prod(sizes[label] for label in kept)
+
+
+def _peak(dtype: str) -> float:
+    """Operations a second of the best large product in `dtype`; 0 where its memory is lacking."""
+    size = 8192 if tf.config.list_physical_devices("GPU") else 1024
+    try:
+        # Random, but not of the generator that the training draws from.
+        a, b = tf.cast(tf.random.stateless_normal((2, size, size), seed=(0, 0)), dtype)
+
+        def multiply() -> None:
+            tf.matmul(a, b)
+            _synchronize()
+
+        return product_flops(a.shape, b.shape, size) / fastest(multiply, seconds=0.1)
+    except tf.errors.ResourceExhaustedError:
+        return 0.0
 
 
 def _part(scope: str, kind: str, optimizers: set[str]) -> str:

@@ -2,8 +2,8 @@
 
 What it changes: what stands between the work on a sample and the training loop. `tuned_loader`
 keeps two batches of calls in flight on two threads a core, and each call writes its normalised
-image into its place in the batch. The batches are those of `folder.py`, from the same
-files with the same crops.
+image into its place in the batch. `service_loader` has them made by workers of tf.data's service,
+on other machines. The batches are those of `folder.py`, from the same files with the same crops.
 
 Its twin: `pt_impl/input/tuned_folder.py`.
 
@@ -24,12 +24,13 @@ Where the frameworks differ and why:
 - A batch is the caller's to keep here. There it is lent.
 - `tf.data.Dataset.snapshot` is left out: it stores what came before it, decoded photos of ten times
   the bytes, and crops that are drawn anew have to come after it. For what is decoded once there is
-  `mapped_arrays.py`. So is tf.data's service, which makes batches on other machines: on one it is
-  the same cores, and a copy of each batch.
-- `threads_loader` has no twin here: every loader of tf.data works in threads.
+  `mapped_arrays.py`; for small images `in_memory.py` has one.
+- `service_loader` has no twin there, and `threads_loader` none here: every loader of tf.data works
+  in threads, and PyTorch's workers are processes of the machine that trains.
 
 When it helps and when it hurts: it helps where a batch takes long to make, such as one of photos.
-It takes memory for some batches more, and all cores, also those that train.
+It takes memory for some batches more, and all cores, also those that train. The service helps where
+other machines have cores to spare; on one it is the same cores, and a copy of each batch.
 
 Run it alone: `python -m tf_impl.input.tuned_folder` prints samples/s.
 
@@ -37,6 +38,7 @@ Copy with it: `shared/epochs.py`, `shared/images.py`.
 """
 
 import os
+import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -83,6 +85,72 @@ def tuned_loader(
     options.threading.max_intra_op_parallelism = 1
     options.autotune.enabled = False
     return _Loader(batches.prefetch(1).with_options(options), epochs, load, paths, on_error)
+
+
+def service_loader(
+    source,
+    *,
+    batch_size: int,
+    seed: int,
+    service: str,
+    decoder: str = "standard",
+    start_batch: int = 0,
+    image_size: int = 224,
+    mean: tuple = MEAN,
+    std: tuple = STD,
+) -> Iterable:
+    """Have the batches made by the workers of tf.data's service, as many as it has.
+
+    service: its dispatcher, such as "grpc://dispatcher:5050". The workers have to find the files of
+    `source` under the same paths. Each batch of an epoch comes once, whichever is ready first, so
+    that what is left of one that was interrupted is known with one worker alone: then the order is
+    that of `tuned_loader`, as is all else. Who reaches the service's servers can have graphs run in
+    them: they belong in a network of their own.
+
+    Raises ValueError as `tuned_loader`, and where no service answers.
+    Source: `tf.data.experimental.service`.
+    """
+    form = ImageForm(image_size, mean, std)
+    paths, labels, epochs = open_folder(source, batch_size, seed, decoder, "raise", start_batch)
+    _check_service(service)
+    return _Served(epochs, _make_load(paths, labels, decoder, form), service)
+
+
+class _Served:
+    """An iteration is an epoch, which the service gets as a data set of its own."""
+
+    def __init__(self, epochs: Epochs, load: Callable, service: str) -> None:
+        self._epochs, self._load, self._service = epochs, load, service
+
+    def __iter__(self) -> Iterator[tuple[tf.Tensor, tf.Tensor]]:
+        size, batches = self._epochs.batch_size, [*self._epochs]
+        # A graph has to say it all, since no Python runs where the batches are made.
+        rows, numbers = (tf.constant(np.concatenate(each)) for each in zip(*batches, strict=True))
+
+        def batch(number):
+            part = slice(number * size, (number + 1) * size)
+            samples = tf.data.Dataset.from_tensor_slices((rows[part], numbers[part]))
+            return samples.map(self._load, tf.data.AUTOTUNE).batch(size)
+
+        # One number is one share of the work: a batch is made whole, by one worker.
+        made = tf.data.Dataset.range(len(batches)).flat_map(batch)
+        mode = tf.data.experimental.service.ShardingPolicy.DYNAMIC
+        sent = made.apply(tf.data.experimental.service.distribute(mode, self._service))
+        try:
+            for x, y, _ in sent.prefetch(tf.data.AUTOTUNE):
+                yield x, y
+        except tf.errors.OpError as error:
+            reason = error.message.partition("[[")[0].strip().splitlines()[-1]
+            raise ValueError(f"the service can't make a batch: {reason}") from None
+
+
+def _check_service(service: str) -> None:
+    """Raise unless something answers there: TensorFlow itself would go on asking for an hour."""
+    host, _, port = service.partition("://")[2].rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=10).close()
+    except (OSError, ValueError) as error:
+        raise ValueError(f"no tf.data service answers at {service!r}: {error}") from None
 
 
 class _Loader:

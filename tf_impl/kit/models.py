@@ -69,18 +69,18 @@ class Positions(tf.keras.layers.Layer):
         return inputs + (table[: tf.shape(inputs)[1]] if inputs.shape[1] is None else table)
 
 
-class CausalAttention(tf.keras.layers.Layer):
-    """Scaled dot-product attention to the left: (n, t, 3 * width) -> (n, t, width).
+class SelfAttention(tf.keras.layers.Layer):
+    """Scaled dot-product attention, `causal` to the left alone: (n, t, 3 * width) -> (n, t, width).
 
     The last axis of the input is [query | key | value], each split into heads contiguously. The
     products run in the layer's compute dtype, the softmax in float32 (Vaswani et al., 2017); in
     training, `dropout` of the shares are zero.
     """
 
-    def __init__(self, heads, dropout=0.0, **kwargs):
+    def __init__(self, heads, dropout=0.0, causal=True, **kwargs):
         """Keep the number of heads, which divides the width."""
         super().__init__(**kwargs)
-        self.heads, self.dropout = heads, dropout
+        self.heads, self.dropout, self.causal = heads, dropout, causal
         self.drop = tf.keras.layers.Dropout(dropout) if dropout else None
 
     def call(self, inputs, training=None):
@@ -92,8 +92,10 @@ class CausalAttention(tf.keras.layers.Layer):
         split = tf.reshape(inputs, (-1, length, 3, self.heads, size))
         query, key, value = tf.unstack(tf.transpose(split, (2, 0, 3, 1, 4)))
         scores = tf.matmul(query * size**-0.5, key, transpose_b=True)
-        shares = tf.nn.softmax(tf.cast(scores, tf.float32) + _future(length))
-        shares = tf.cast(shares, value.dtype)
+        scores = tf.cast(scores, tf.float32)
+        if self.causal:
+            scores += _future(length)
+        shares = tf.cast(tf.nn.softmax(scores), value.dtype)
         if self.drop is not None:
             shares = self.drop(shares, training=training)
         mixed = tf.matmul(shares, value)
@@ -101,7 +103,8 @@ class CausalAttention(tf.keras.layers.Layer):
 
     def get_config(self):
         """Return what rebuilds the layer."""
-        return {**super().get_config(), "heads": self.heads, "dropout": self.dropout}
+        own = {"heads": self.heads, "dropout": self.dropout, "causal": self.causal}
+        return {**super().get_config(), **own}
 
 
 def _future(length):
@@ -263,7 +266,8 @@ def _block(x, spec, name):
     layers = tf.keras.layers
     inside = layers.LayerNormalization(epsilon=spec.ln_eps, name=f"{name}.ln0")(x)
     inside = layers.Dense(3 * spec.width, use_bias=False, name=f"{name}.qkv")(inside)
-    inside = CausalAttention(spec.heads, spec.dropout, name=f"{name}.attention")(inside)
+    attention = SelfAttention(spec.heads, spec.dropout, spec.causal, name=f"{name}.attention")
+    inside = attention(inside)
     inside = layers.Dense(spec.width, use_bias=False, name=f"{name}.projection")(inside)
     inside = _dropout(inside, spec, f"{name}.dropout0")
     x = layers.Add(name=f"{name}.add0")([x, inside])

@@ -426,8 +426,15 @@ def _resume(model, optimizer, strategy, options: Namespace) -> tuple[int, np.nda
 
 def main() -> None:
     """Be one process of a run."""
-    with parallel.one_line_errors():
-        train(parallel.options(__spec__.name).parse_args())
+    try:
+        with parallel.one_line_errors():
+            train(parallel.options(__spec__.name).parse_args())
+    except SystemExit as error:
+        if not isinstance(error.code, str):  # a usage error, which is said
+            raise
+        print(error.code, file=sys.stderr, flush=True)
+        # TensorFlow's own end would wait for a coordinator that may be out of reach.
+        os._exit(1)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from shared import boxes
-from shared.specs import DetectorSpec, Recipe, Task
+from shared.specs import NO_LABEL, DetectorSpec, Recipe, Task
 from tf_impl.kit import data, detection
 from tf_impl.kit.programs import call_arguments
 
@@ -81,10 +81,31 @@ def sample_cross_entropy(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
     return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, tf.cast(logits, tf.float32))
 
 
+def softmax(logits: tf.Tensor) -> tf.Tensor:
+    """The probabilities of the last axis's classes."""
+    return tf.nn.softmax(logits)
+
+
+def probability_cross_entropy(probabilities: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+    """Mean of -log of the labels' probabilities, (n, classes) and (n,), where a model gives these.
+
+    Not as exact as `cross_entropy`: `recipes/checks.py` shows what is lost.
+    """
+    return -tf.reduce_mean(tf.math.log(tf.gather(probabilities, labels, batch_dims=1)))
+
+
+def masked_cross_entropy(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+    """Mean cross-entropy over the positions whose label is not `NO_LABEL`, scalar float32."""
+    asked = tf.cast(labels != NO_LABEL, tf.float32)
+    return tf.reduce_sum(_nats(logits, labels)) / tf.reduce_sum(asked)
+
+
 def loss_of(task: Task) -> Callable:
     """The loss that a task is trained with: `loss(output, y)`."""
     if isinstance(task.model, DetectorSpec):
         return detection.make_detection_loss(task.model)
+    if task.dataset.kind == "masked":
+        return masked_cross_entropy
     return cross_entropy
 
 
@@ -170,7 +191,8 @@ def evaluate(
 ) -> float:
     """Evaluate over all of x and y: "accuracy" in percent, or "bits_per_character".
 
-    The last batch may be smaller. Sums stay on the device until the end.
+    The last batch may be smaller. Positions whose label is `NO_LABEL` don't count. Sums stay on the
+    device until the end.
     """
     score = {"accuracy": _correct, "bits_per_character": _bits}.get(metric)
     if score is None:
@@ -179,7 +201,7 @@ def evaluate(
         score(predict(x[start : start + batch_size]), y[start : start + batch_size])
         for start in range(0, len(x), batch_size)
     )
-    return float(total) / int(tf.size(y))
+    return float(total) / int(tf.math.count_nonzero(y != NO_LABEL))
 
 
 def evaluate_task(
@@ -204,8 +226,14 @@ def _correct(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
 
 
 def _bits(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-    nats = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, tf.cast(logits, tf.float32))
-    return tf.reduce_sum(tf.cast(nats, tf.float64)) / math.log(2.0)
+    return tf.reduce_sum(tf.cast(_nats(logits, labels), tf.float64)) / math.log(2.0)
+
+
+def _nats(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+    """Cross-entropy at each position, float32, zero where the label is `NO_LABEL`."""
+    logits = tf.cast(logits, tf.float32)
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.maximum(labels, 0), logits)
+    return tf.where(labels != NO_LABEL, losses, 0.0)
 
 
 def digits_cnn(batch_size: int) -> Callable:

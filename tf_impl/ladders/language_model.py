@@ -1,4 +1,4 @@
-"""Language model: a GPT's pre-training, from characters on disk to a model in use, rung by rung.
+"""Language model: pre-training of a GPT or a BERT, from characters on disk to a model in use.
 
 What it changes: the program that a tutorial ends with (one float32 graph a step and Keras's AdamW,
 one device) takes one technique more with each rung, and everything below stays:
@@ -23,7 +23,7 @@ one device has already: they gain where its operators do not use all cores, and 
 everything each. Checkpointing and accumulation cost time and save memory.
 
 Run it alone: `python -m tf_impl.ladders.language_model` trains a small GPT plain and with all
-rungs.
+rungs; with `text-bert` after it, a small BERT.
 
 Copy with it: `tf_impl/kit/collectives.py`, `tf_impl/kit/programs.py`,
 `tf_impl/parallel/data_parallel.py`, `tf_impl/recipes/checkpoints.py`,
@@ -52,9 +52,11 @@ class Training:
     """A pre-training on a folder of character codes, with the rungs that are asked for.
 
     build: gives the model, whose logits are (n, t, vocabulary); with data_parallel it is called
-    within the scope of a strategy. folder: has train_x.npy and train_y.npy, int64 (rows, t). rungs:
-    of `RUNGS`, in any order; none is the plain program. sequences: the first rows, which make an
-    epoch; 0 are all. replicas: of data_parallel; a batch has to be a multiple of them.
+    within the scope of a strategy. folder: has train_x.npy and train_y.npy, int64 (rows, t). A
+    label of -100 is none: a BERT has labels where characters are hidden alone, in each row as many,
+    since shares of a batch weigh alike. rungs: of `RUNGS`, in any order; none is the plain program.
+    sequences: the first rows, which make an epoch; 0 are all. replicas: of data_parallel; a batch
+    has to be a multiple of them.
 
     Raises ValueError for another rung and for such a batch, RuntimeError where TensorFlow runs
     already with fewer devices than replicas, and as the techniques do.
@@ -123,9 +125,11 @@ class Training:
 
 
 def _cross_entropy(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+    """The mean over all labels but those of -100."""
     logits = tf.cast(logits, tf.float32)
-    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
-    return tf.reduce_mean(losses)
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.maximum(labels, 0), logits)
+    counted = tf.cast(labels >= 0, tf.float32)
+    return tf.reduce_sum(losses * counted) / tf.reduce_sum(counted)
 
 
 def _on_replicas(made: Callable, replicas: int, dtype: str, micro_batches: int) -> tuple:
@@ -166,9 +170,11 @@ def _split_cpu(replicas: int) -> None:
 
 
 def main() -> None:
-    """Print seconds an epoch and bits per character of a small GPT, plain and with all rungs."""
+    """Print seconds an epoch and bits per character of a small model, plain and with all rungs."""
+    import sys
     import tempfile
     import time
+    from functools import partial
 
     from shared import datasets
     from shared.specs import TASKS
@@ -176,19 +182,13 @@ def main() -> None:
     from tf_impl.kit import data, models, training
 
     _split_cpu(2)
-    task = TASKS["text-gpt"]
-    weights = init_weights(task.model, seed=0)
+    task = TASKS[sys.argv[1] if sys.argv[1:] else "text-gpt"]
+    build = partial(models.build, task.model, init_weights(task.model, seed=0))
     with tempfile.TemporaryDirectory() as name:
         folder = datasets.materialise(task.dataset, Path(name))
         test = data.to_device(*datasets.load(folder, "test"))
         for rungs in ((), RUNGS):
-            program = Training(
-                lambda: models.build(task.model, weights),
-                folder,
-                rungs=rungs,
-                sequences=1024,
-                batch_size=8,
-            )
+            program = Training(build, folder, rungs=rungs, sequences=1024, batch_size=8)
             start = time.perf_counter()
             for _ in range(2):
                 losses = [float(loss) for loss in program.epoch()]

@@ -1,0 +1,151 @@
+"""The tax: what the suite's code costs where it has nothing to do, and over hand-written code.
+
+The same work differs by some percent from process to process, with the places of its memory, so
+that contenders in processes of their own need hundreds of blocks to show one percent. Here both
+steps live in one process and take turns. Who is built first changes from process to process, and
+the interval is that of the ratio over processes.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pkgutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from math import ceil, exp, log
+from pathlib import Path
+from statistics import median
+
+import bench.train_step
+from bench.analysis.verdicts import Interval, t_interval
+from bench.harness import machine
+from bench.harness.plan import FRAMEWORKS, Case
+from bench.harness.processes import ROOT
+from bench.harness.progress import clock
+from bench.harness.selection import cases_of
+from bench.harness.worker import Operations
+from shared import datasets
+from shared.specs import TASKS
+
+PROMISED = 1.02
+TASK = "digits-cnn"
+TURN_S, TURNS = 0.010, 200  # how long a step is repeated before the other's turn, and the turns
+WARM = 20  # steps
+
+
+def pairs(framework: str, only: str) -> dict[str, tuple[Case, Case]]:
+    """What is compared, top and bottom: a row that does nothing and the plain step, for example.
+
+    `only`: the name of a technique; empty for all.
+    """
+    found, side = {}, (framework, FRAMEWORKS[framework].flavours[0])
+    for file in pkgutil.iter_modules(bench.train_step.__path__, "bench.train_step."):
+        technique = importlib.import_module(file.name).TECHNIQUE
+        cases = [
+            case
+            for case in cases_of(technique, file.name, "full")
+            if case.timed and case.side == side and case.workload.task == TASK
+        ]
+        for case in cases if only in ("", technique.name) else []:
+            baseline = next(c for c in cases if c.is_baseline and c.work == case.work)
+            name = f"{technique.name}, batch {case.workload.batch_size}"
+            if case.variant.name == "neutral":
+                found[f"{name}: nothing to do ÷ plain step"] = case, baseline
+            elif case.variant.name == "hand_written":
+                found[f"{name}: plain step ÷ hand-written"] = baseline, case
+    return found
+
+
+def report(frameworks: list[str], only: str, processes: int, results: Path) -> int:
+    """Measure and print every pair; 1 where an interval reaches beyond what is promised."""
+    data = datasets.materialise(TASKS[TASK].dataset, results / "data")
+    measured = {}
+    for framework in frameworks:
+        for number in range(processes):
+            start = time.monotonic()
+            for name, ratio in _in_new_process(framework, only, number, data).items():
+                measured.setdefault((framework, name), []).append(log(ratio))
+            left = (processes - number - 1) * (time.monotonic() - start)
+            done = f"{framework}: {number + 1} of {processes} processes"
+            print(f"{done}, about {clock(left)} left", file=sys.stderr)
+    found = {key: t_interval(own) for key, own in measured.items()}
+    print(f"time ratios over {processes} processes, promised: {PROMISED} at most")
+    for (framework, name), one in found.items():
+        print(f"{framework} {name:72} {_words(one)}")
+    return int(any(exp(one.high) > PROMISED for one in found.values()))
+
+
+def _words(one: Interval) -> str:
+    high = exp(one.high)
+    said = "" if high <= PROMISED else "  not shown" if exp(one.low) <= PROMISED else "  broken"
+    return f"{exp(one.mean):.3f} ({exp(one.low):.3f}–{high:.3f}){said}"
+
+
+def _in_new_process(framework: str, only: str, number: int, data: Path) -> dict[str, float]:
+    threads, flavour = machine.usable_threads(), FRAMEWORKS[framework].flavours[0]
+    environment = machine.process_environment(threads=threads, flavour=flavour, allocator="tuned")
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.tax", framework, only, str(number), str(threads), str(data)],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        said = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+        raise SystemExit(f"{framework}: {said[-1]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+# In the process -----------------------------------------------------------------------------------
+
+
+def measure(framework: str, only: str, number: int, threads: int, data: str) -> dict[str, float]:
+    """The time ratio of each pair in this process; `number` says who of them is built first."""
+    configured = Operations()
+    package, preload = FRAMEWORKS[framework].package, FRAMEWORKS[framework].preload
+    configured._op_configure(package, threads, seed=number, imports=list(preload))
+    found, order = {}, -1 if number % 2 else 1
+    for name, pair in pairs(framework, only).items():
+        steps = [_step(configured, case, data, number) for case in pair[::order]]
+        ratio = _ratio(*steps, configured.kit.runtime.synchronize)
+        found[name] = ratio**order
+    return found
+
+
+def _step(configured: Operations, case: Case, data: str, seed: int) -> Callable[[], None]:
+    """The prepared case's step on its first batch."""
+    own = Operations()
+    own.__dict__ |= configured.__dict__
+    own._op_build(case.message(), data, seed)
+    step, batch = own.call, own.batches[0]
+    return lambda: step(*batch)
+
+
+def _ratio(top: Callable, bottom: Callable, synchronize: Callable) -> float:
+    """The median ratio of two turns that follow each other; each of them is the first in turn."""
+
+    def seconds(step: Callable, count: int) -> float:
+        synchronize()
+        start = time.perf_counter()
+        for _ in range(count):
+            step()
+        synchronize()
+        return time.perf_counter() - start
+
+    each = min(min(seconds(step, 1) for _ in range(WARM)) for step in (top, bottom))
+    count, ratios = ceil(TURN_S / each), []
+    for turn in range(TURNS):
+        order = (top, bottom) if turn % 2 else (bottom, top)
+        taken = {step: seconds(step, count) for step in order}
+        ratios.append(taken[top] / taken[bottom])
+    return median(ratios)
+
+
+if __name__ == "__main__":
+    framework, only, number, threads, data = sys.argv[1:]
+    print(json.dumps(measure(framework, only, int(number), int(threads), data)))

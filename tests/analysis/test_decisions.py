@@ -1,0 +1,182 @@
+"""Tables and answers of small records whose answers are known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from bench.analysis import decisions
+from bench.analysis.decisions import GOALS, Figure, Limits, works
+from tests.analysis.planted import planted
+
+SIZES = {"ms": 1e-3, "s": 1, "MB": 1e6, "samples/s": 1, "points": 1}
+GAIN = (0.6, 0.58, 0.62)
+
+
+def row(technique="compilation", variant="changed", **effects):
+    return {"technique": technique, "variant": variant} | effects
+
+
+def variants(record):
+    return [case for case in record["cases"] if case["role"] == "variant"]
+
+
+def test_a_unit_is_of_its_size():
+    assert {goal.unit: goal.size for goal in GOALS.values()} == SIZES
+    assert all(goal.size == SIZES[goal.unit] for goal in GOALS.values())
+
+
+def test_baselines_tell_what_is_the_same_work_whatever_their_variants_compute():
+    record = planted(row(time=GAIN), row("mixed_precision", time=GAIN))
+    for number, case in enumerate(variants(record)):
+        case["certificate"] = {"losses": [7.0 + number], "weights_sha256": str(number)}
+    (one,) = works(record)
+    assert {option.case["technique"] for option in one.options} == {
+        *("compilation", "mixed_precision")
+    }
+
+
+def test_what_was_not_timed_is_of_its_mode():
+    titles = [w.title for mode in ("train", "predict") for w in works(planted(row(mode=mode)))]
+    assert titles == [f"digits-cnn, batch 64, {what}" for what in ("train step", "prediction")]
+
+
+# Figures ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ci", "samples", "exact", "expected"),
+    [
+        ([1.0, 3.0], [0.5, 9.0], False, Figure(2.0, 1.0, 3.0, "interval")),
+        (None, [1.5, 2.0, 4.0], False, Figure(2.0, 1.5, 4.0, "range")),
+        (None, [1.5, 2.0, None], False, Figure(2.0, 1.5, 2.0, "range")),
+        (None, [2.0], False, Figure(2.0, 2.0, 2.0, "once")),
+        (None, [2.5, 3.0], False, Figure(2.0, 2.0, 2.0, "once")),  # not of these samples
+        (None, [1.0, 1.5], False, Figure(2.0, 2.0, 2.0, "once")),
+        (None, None, False, Figure(2.0, 2.0, 2.0, "once")),
+        ([1.0, 3.0], [1.5, 2.5], True, Figure(2.0, 2.0, 2.0, "exact")),
+    ],
+)
+def test_a_figure_has_the_bounds_of_what_was_repeated(ci, samples, exact, expected):
+    assert decisions._figure(2.0, ci, samples, exact=exact) == expected
+
+
+def test_only_what_was_repeated_and_lies_wholly_above_was_shown_to_be_more():
+    figure = Figure(2.0, 1.5, 2.5, "interval")
+    assert figure.above(Figure(1.0, 0.9, 1.4, "range"))
+    assert not figure.above(Figure(1.0, 0.9, 1.5, "range"))
+    assert figure.above(Figure(1.0, 1.0, 1.0, "exact"))
+    assert not figure.above(Figure(1.0, 1.0, 1.0, "once"))
+    assert not Figure(9.0, 9.0, 9.0, "once").above(figure)
+
+
+@pytest.mark.parametrize(
+    ("metric", "expected"),
+    [
+        ("accuracy", Figure(0.3, 0.1, 0.6, "interval")),
+        ("bits_per_character", Figure(-0.3, -0.6, -0.1, "interval")),
+    ],
+)
+def test_more_is_gained_of_a_metric_of_which_less_is_better(metric, expected):
+    case = {"role": "variant"}
+    accuracy = {"metric": metric, "difference": {"mean": 0.3, "ci": [0.1, 0.6]}}
+    assert decisions._gained(case | {"accuracy": accuracy}) == {"gained": expected}
+    accuracy["difference"]["ci"] = None
+    once = replace(expected, low=expected.value, high=expected.value, kind="once")
+    assert decisions._gained(case | {"accuracy": accuracy}) == {"gained": once}
+    assert decisions._gained(case | {"accuracy": None}) == {}
+
+
+def test_rates_tell_a_gain_over_the_own_baseline_alone():
+    def gains(record):
+        (work,) = works(record)
+        return {option.case["variant"]: option.gain for option in work.options}
+
+    rates = {"samples_per_s": (200.0, 100.0)}
+    record = planted(row("data_parallel", metrics=rates))
+    assert gains(record) == {"changed": 0.5, "base": None}
+    record["cases"] = variants(record)
+    assert gains(record) == {"changed": None}
+
+
+# A number of steps --------------------------------------------------------------------------------
+
+
+def in_all(steps, goal="train-speed", **figures):
+    option = SimpleNamespace(figures=figures)
+    return decisions.deciding(option, GOALS[goal], Limits(steps=steps))
+
+
+TIMED = Figure(2.0, 1.9, 2.2, "interval")
+
+
+@pytest.mark.parametrize(
+    ("first", "step", "expected"),
+    [
+        # A first call of 1% at most does not decide how sure the whole is.
+        (Figure(1.0, 1.0, 1.0, "once"), TIMED, Figure(201.0, 191.0, 221.0, "interval")),
+        (Figure(3.0, 3.0, 3.0, "once"), TIMED, Figure(203.0, 203.0, 203.0, "once")),
+        (Figure(3.0, 2.5, 3.5, "range"), TIMED, Figure(203.0, 192.5, 223.5, "range")),
+        (Figure(1.0, 0.5, 1.5, "range"), TIMED, Figure(201.0, 190.5, 221.5, "interval")),
+        (Figure(3.0, 2.5, 3.5, "range"), Figure(2.0, 2.0, 2.0, "once"),
+         Figure(203.0, 203.0, 203.0, "once")),
+    ],
+)  # fmt: skip
+def test_steps_take_their_first_call_and_all_others(first, step, expected):
+    found = in_all(101, time=step, first_call=first)
+    assert (found.value, found.low, found.high) == pytest.approx(
+        (expected.value, expected.low, expected.high)
+    )
+    assert found.kind == expected.kind
+
+
+def test_without_a_number_of_steps_or_for_another_goal_the_figure_stands():
+    first = Figure(3.0, 2.5, 3.5, "range")
+    assert in_all(None, time=TIMED, first_call=first) == TIMED
+    assert in_all(101, goal="memory", memory=TIMED, first_call=first) == TIMED
+    assert in_all(101, time=TIMED) is None
+    assert in_all(101, first_call=first) is None
+
+
+# What takes least to get --------------------------------------------------------------------------
+
+
+def cheapest(goal, *rows, **limits):
+    record = planted(*rows)
+    for comparison in record["comparisons"]:
+        ratio, (low, high) = comparison["ratio"], comparison["ci"]
+        comparison["verdict"] = "faster" if high < 1 else "slower"
+        (case,) = (c for c in record["cases"] if c["id"] == comparison["numerator"])
+        case["timing"] |= {"median_s": 0.01 * ratio, "ci_s": [0.01 * low, 0.01 * high]}
+    (work,) = works(record)
+    found = decisions.answer(record, work, GOALS[goal], Limits(**limits))
+    best, cheap = found.best.case["technique"], found.cheapest
+    return best, cheap and (cheap.case["technique"], cheap.case["variant"])
+
+
+DEAR = row("pruning", time=(0.5, 0.48, 0.52), peaks=[0.5, 0.51])
+SLOWER = (1.2, 1.1, 1.3)
+
+
+@pytest.mark.parametrize(
+    ("goal", "given", "expected"),
+    [
+        ("train-speed", {"time": GAIN}, True),
+        ("train-speed", {"time": SLOWER, "peaks": [0.6, 0.61]}, False),
+        ("memory", {"time": SLOWER, "peaks": [0.6, 0.61]}, True),
+        ("memory", {"time": GAIN, "peaks": [1.2, 1.3]}, False),
+        ("memory", {"time": GAIN, "peaks": [0.9, 1.0]}, False),  # not shown to be less
+        ("memory", {"time": GAIN, "peaks": [0.9, 0.99]}, True),
+    ],
+)
+def test_the_cheapest_gains_in_the_figure_that_is_asked_for(goal, given, expected):
+    own = row("memory_format", **given)
+    name = ("memory_format", "changed") if expected else None
+    assert cheapest(goal, DEAR, own) == ("pruning", name)
+
+
+def test_nothing_is_cheaper_than_what_takes_nothing():
+    free = row("memory_format", time=(0.4, 0.38, 0.42))
+    assert cheapest("train-speed", DEAR, free) == ("memory_format", None)

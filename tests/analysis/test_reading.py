@@ -1,0 +1,62 @@
+"""A record's rows and comparisons, and which belongs to which."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.analysis.reading import block_count, tasks, techniques, view, work_of
+from tests.analysis.planted import planted
+
+GAIN = (0.6, 0.58, 0.62)
+
+
+def row(technique="mixed_precision", **more):
+    return {"technique": technique, "variant": "changed", "time": GAIN} | more
+
+
+def test_each_technique_has_its_own_work():
+    record = planted(
+        row("compilation", task="text-gpt"),
+        row(mode="predict"),
+        row("stacking", task="photos-resnet18"),
+    )
+    names = ["compilation", "mixed_precision", "stacking"]
+    assert techniques(record) == names
+    assert [tasks(record, name) for name in names] == [
+        *(["text-gpt"], ["digits-cnn, inference"], ["photos-resnet18"])
+    ]
+
+
+def test_a_view_has_the_rows_of_one_technique_and_its_comparisons():
+    record = planted(row(), row(framework="tf"), row("compilation"))
+    found = view(record, "mixed_precision", "digits-cnn")
+    (rows,) = found.rows.values()
+    assert [(each.label, each.pt["framework"], each.tf["framework"]) for each in rows] == [
+        *(("base", "pt", "tf"), ("changed", "pt", "tf"))
+    ]
+    assert {case["technique"] for case in found.cases.values()} == {"mixed_precision"}
+    base, changed = rows
+    for side in ("pt", "tf"):
+        own = found.own(getattr(changed, side))
+        assert own["numerator"] == getattr(changed, side)["id"]
+        assert found.side(own) == side
+        assert found.own(getattr(base, side)) is None
+    assert found.others(64) == []
+    across = own | {"numerator": changed.pt["id"], "kind": "framework"}
+    assert found.side(across) is None
+    record["comparisons"].append(across | {"denominator": changed.tf["id"]})
+    whole = view(record, "mixed_precision", "digits-cnn")
+    assert whole.twins(changed) is record["comparisons"][-1]
+    assert whole.twins(base) is None
+    assert whole.others(64) == []
+
+
+def test_predictions_are_other_work_than_train_steps():
+    assert work_of({"task": "a", "mode": "predict"}) != work_of({"task": "a", "mode": "train"})
+
+
+@pytest.mark.parametrize(
+    ("played", "count"), [({}, 0), ({"0": {"0": [1], "1": [1]}, "3": {"1": [1], "2": [1]}}, 3)]
+)
+def test_blocks_of_several_matches_count_once(played, count):
+    assert block_count({"timing": {"step_s": played}}) == count
