@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import hypothesis
 import pytest
 
-from bench.harness import plan
+from bench.harness import matches, plan
 from bench.harness.plan import Effort
 from bench.harness.processes import TimeLimits
 from bench.harness.run import Run, Settings
@@ -183,6 +183,8 @@ def measure(results_folder, tmp_path_factory):
         with pytest.MonkeyPatch.context() as patch:
             mark = uuid.uuid4().hex
             patch.setenv(MARK, mark)
+            for name, value in fake_plugin.ALL_ROUNDS.items():
+                patch.setattr(matches, name, value)
             settings = Settings(results=results_folder, limits=limits, **settings)
             results = Run(made, settings, folder, said.append).measure()
         return SimpleNamespace(
