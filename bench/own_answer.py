@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bench.analysis.decisions import GOALS, PREDICT, TRAIN, Answer, Limits, answer, works
+from bench.analysis.decisions import GOALS, NAMES, PREDICT, TRAIN, Answer, Limits, answer, works
 from bench.analysis.reading import FRAMEWORKS, framework_title
 from bench.analysis.remedies import REMEDIES
 from bench.analysis.stacks import FASTER, SETTINGS
@@ -151,15 +151,29 @@ def _partly_compiled(record: dict) -> list[str]:
 
 def _not_measured(record: dict) -> list[str]:
     """What was refused or failed, by its reason, and what of the suite was left out."""
-    reasons: dict[str, list[str]] = {}
+    reasons: dict[str, dict[str, None]] = {}
     for case in record["cases"]:
         if case["status"] != "OK":
             row = f"{framework_title(case)} {case['variant']} ({case['technique']})"
-            reasons.setdefault(f"{case['status']}: {case['reason']}", []).append(row)
-    said = ["Not measured:"] if reasons else []
+            # Of a prediction at two batch sizes once.
+            reasons.setdefault(f"{case['status']}: {case['reason']}", {})[row] = None
+    said = []
     for reason, rows in reasons.items():
         said += hanging("", plain(f"{', '.join(rows)}: {reason}"), WIDTH, 2)
-    return said
+    for what in _not_timed(record):
+        late = f"{what}: no time was left for its steps; give more --minutes, or use --resume"
+        said += hanging("", late, WIDTH, 2)
+    return ["Not measured:", *said] if said else []
+
+
+def _not_timed(record: dict) -> list[str]:
+    """What was to be timed, and ended before."""
+    timed: dict[tuple, bool] = {}
+    for case in record["cases"]:
+        if case["timed"] and case["status"] == "OK":
+            key = (case["mode"], case["batch_size"])
+            timed[key] = timed.get(key, False) or case["timing"]["median_s"] is not None
+    return [f"{NAMES[mode]}, batch {size}" for (mode, size), done in timed.items() if not done]
 
 
 # The code ----------------------------------------------------------------------------------------

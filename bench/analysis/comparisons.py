@@ -8,6 +8,7 @@ baseline in its framework ("baseline", "control" for the same work once more), w
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import combinations
 from statistics import median
 
 import numpy as np
@@ -114,12 +115,16 @@ def side_by_side(own: Fit, sides: dict[str, str], looks: list | None) -> dict[tu
     `sides`: the framework of each program.
     """
     names = [name for name in sides if name in own.pooled]
-    asked = [sequential.Pair(a, b, (sides[a], sides[b])) for a in names for b in names if a != b]
-    if looks:
-        ratios = sequential.judge(own, asked, tuple(looks))
-    else:
-        ratios = [own.ratio(each.top, each.bottom) for each in asked]
-    return {(p.top, p.bottom): one for p, one in zip(asked, ratios, strict=True) if one}
+    found = {}
+    # Each way by itself: a pair would lend its own variance to itself, turned round.
+    for order in (names, names[::-1]):
+        asked = [sequential.Pair(a, b, (sides[a], sides[b])) for a, b in combinations(order, 2)]
+        if looks:
+            ratios = sequential.judge(own, asked, tuple(looks))
+        else:
+            ratios = [own.ratio(each.top, each.bottom) for each in asked]
+        found |= {(p.top, p.bottom): one for p, one in zip(asked, ratios, strict=True) if one}
+    return found
 
 
 def _kin(pair: Pair) -> tuple:

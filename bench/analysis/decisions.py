@@ -208,7 +208,7 @@ def works(record: Record) -> list[Work]:
     for (kind, task, batch, apart), options in found.items():
         if options:
             merged = _merged(options)
-            ratios = _ratios(merged, fits, record.get("looks"))
+            ratios = _ratios(merged, fits, record)
             judged = _judged(merged, MAIN[kind], ratios)
             made.append(Work(kind, task, batch, judged, apart, ratios))
     return sorted(made, key=lambda work: -len(work.options))
@@ -220,12 +220,27 @@ def _fits(record: Record) -> comparisons.Fits:
     return comparisons.fits(pairing.resolved(sampled))
 
 
-def _ratios(options: list[Option], fits: comparisons.Fits, looks: list | None) -> Ratios:
-    """How the timed rows of a piece of work compare with each other."""
+def _ratios(options: list[Option], fits: comparisons.Fits, record: Record) -> Ratios:
+    """How the timed rows of a piece of work compare with each other.
+
+    A row and its own baseline as the record compares them, so that no answer says two things.
+    """
     timed = [option.case for option in options if "time" in option.figures]
     fit = fits.get(pairing.work_of(timed[0])) if timed else None
+    if not fit:
+        return {}
     sides = {pairing.program(case): case["framework"] for case in timed}
-    return comparisons.side_by_side(fit, sides, looks) if fit else {}
+    found = comparisons.side_by_side(fit, sides, record.get("looks"))
+    programs = {case["id"]: pairing.program(case) for case in record["cases"]}
+    for own in record["comparisons"]:
+        pair = (programs.get(own["numerator"]), programs.get(own["denominator"]))
+        if own["kind"] == "baseline" and pair in found and is_pair(own["ci"]):
+            low, high = own["ci"]
+            found[pair] = replace(found[pair], ratio=own["ratio"], ci=(low, high))
+            found[pair[::-1]] = replace(
+                found[pair[::-1]], ratio=1 / own["ratio"], ci=(1 / high, 1 / low)
+            )
+    return found
 
 
 def _by_baseline(record: Record) -> Iterator[tuple[str, list[dict]]]:

@@ -53,6 +53,13 @@ class Durations:
         """What a block of each of these matches takes, and the parents that they share."""
         return self.parents_s * bool(matches) + sum(map(self.of_match, matches))
 
+    def note_match(self, cases: list[Case], seconds: float) -> None:
+        """What a block of a match took, which tells more of the next one than other runs do."""
+        expected = {case.id: self.of("block", case) for case in cases}
+        factor = seconds / sum(expected.values())
+        own = {name: factor * value for name, value in expected.items()}
+        self.seconds["block"] = self.seconds.get("block", {}) | own
+
     def memory(self, case: Case) -> int:
         """What a contender holds at most."""
         return self.bytes.get(case.id, max([USUAL_BYTES, *self._near(case)]))

@@ -235,6 +235,7 @@ class Checking:
             random = np.random.default_rng(run)
             model = own.build(_rounded(weights, random) if run else weights)
             step = usual.training.make_train_step(model, own.optimizer(model, recipe), own.loss)
+            kit.reseed(model, run)  # the file may have set one seed as it made each
             runs.append([usual.runtime.to_float(step(*batch)) for batch in batches])
         usual.runtime.synchronize()
         start = time.perf_counter()

@@ -35,6 +35,8 @@ from shared import datasets
 from shared.specs import TASKS, more_is_better
 
 SEED = 2026
+# Ends a run in time: a shell starts what runs in its background with Ctrl-C's signal ignored.
+ALARM = getattr(signal, "SIGALRM", signal.SIGINT)
 WRITING_S = 4.0  # what the end of a run takes: its record and its reports
 SHARE_OF_WRITING = 0.05  # of the time: what is derived for the record, which a run needs at its end
 
@@ -150,6 +152,7 @@ class Run:
         if left == float("inf"):
             yield
             return
+        before = signal.signal(ALARM, signal.default_int_handler)
         alarm = threading.Timer(max(0.0, left), _interrupt)
         alarm.start()
         try:
@@ -158,6 +161,7 @@ class Run:
             with suppress(KeyboardInterrupt):  # it may come just now
                 alarm.cancel()
                 alarm.join()
+            signal.signal(ALARM, before)
 
     def _measure(self) -> None:
         if not self.taken_up:
@@ -270,7 +274,9 @@ class Run:
         self._say(f"pass {block + 1}", "parents")
         with self._part("parents"):
             cases = {case.id: case for _, match in lacking for case in self._open(match)}
+            begun = time.monotonic()
             self._start_parents(processes, list(cases.values()))
+            durations.parents_s = time.monotonic() - begun
         done = 0
         while lacking:
             number, match = lacking.pop(0)
@@ -307,7 +313,11 @@ class Run:
             first_calls=block > 0,
             needs=self.plan.durations.memory,
         )
+        begun = time.monotonic()
         played = playing.play(self.plan.amount.rounds)
+        if played:
+            took = [case for case in match if case.id in played]
+            self.plan.durations.note_match(took, time.monotonic() - begun)
         for case_id, found in played.items():
             self.plan.durations.note_bytes(case_id, found.peak_bytes)
         self.record.add_block(number, block, played, playing.conditions())
@@ -640,8 +650,8 @@ def _words(match: list[Case]) -> str:
 
 
 def _interrupt() -> None:
-    """Ctrl-C, by a thread."""
+    """As Ctrl-C, by a thread."""
     if hasattr(signal, "pthread_kill"):
-        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        signal.pthread_kill(threading.main_thread().ident, ALARM)
     else:
-        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(ALARM)

@@ -54,9 +54,10 @@ def content(ladder: Ladder, record: Record) -> list[str | Table]:
     """All that is said, in order: sentences and tables."""
     climbs = climbs_of(ladder, record)
     state = "" if record["finished"] else " Not finished."
+    pairs = f"{record['blocks']} pair{'s' * (record['blocks'] > 1)} a rung"
     said: list[str | Table] = [
         f"{ladder.title}, {ladder.task}, batch {ladder.batch_size or ladder.spec.compute_batch}, "
-        f"{record['blocks']} pairs a rung on {_machine(record)}.{state}",
+        f"{pairs} on {_machine(record)}.{state}",
     ]
     for framework, steps in climbs.items():
         table = _figures(ladder, record, framework, steps)

@@ -165,13 +165,22 @@ def lines(found: Answer, *, every: bool = False) -> list[tuple[str, str]]:
         said += [("other", brief(found, other))] if other else []
         return [*said, ("why", why(found))]
     said += [("equal", brief(found, o)) for o in found.equal]
-    said += [("worse", brief(found, o)) for o in found.rest]
+    said += [(_rest(found), brief(found, o)) for o in found.rest]
     said += [("unknown", f"{brief(found, o)}") for o in found.unknown]
     return said + [("left out", f"{brief(found, o)}: {reason}") for o, reason in found.refused]
 
 
 def _first(found: Answer) -> str:
     return "first" if found.provisional else "best"
+
+
+def _rest(found: Answer) -> str:
+    """What was not timed in several blocks, nor measured twice, is in order and no more."""
+    return "next" if found.provisional or _once(found) else "worse"
+
+
+def _once(found: Answer) -> bool:
+    return found.figure(found.best).kind == "once"
 
 
 def _other_side(found: Answer) -> Option | None:
@@ -200,8 +209,7 @@ def why(found: Answer) -> str:
     if found.equal:
         parts.append(f"{len(found.equal)} with no measurable difference")
     if found.rest:
-        once = found.figure(found.best).kind == "once"
-        what = "in order of values measured once" if once else "shown to be worse"
+        what = "in order of values measured once" if _once(found) else "shown to be worse"
         what = "in order of one block's times" if found.provisional else what
         parts.append(f"{len(found.rest)} {what}")
     return "; ".join(parts) or "it is the only row with this figure"

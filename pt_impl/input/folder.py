@@ -198,7 +198,7 @@ class _Loader:
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         device = _device()
-        for x, rows, failures in self._batches:
+        for x, rows, failures in _from_workers(self._batches):
             if failures and self._raises:
                 raise ValueError(failures[0])
             self.skipped += failures
@@ -206,6 +206,14 @@ class _Loader:
                 x = x.to(device, non_blocking=True)
                 y = self._labels[rows].to(device, non_blocking=True)
                 yield self._normalise(x) if self._normalise else x, y
+
+
+def _from_workers(batches: DataLoader) -> Iterator:
+    """The batches; torch says that a worker died, or else what broke as it handed one over."""
+    try:
+        yield from batches
+    except (EOFError, ConnectionError) as error:
+        raise RuntimeError("DataLoader worker ended while it handed over a batch") from error
 
 
 class _Samples(Dataset):

@@ -145,6 +145,11 @@ def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
+def reseed(model: nn.Module, seed: int) -> None:
+    """Begin the model's random numbers anew, such as those of its dropout."""
+    runtime.set_seed(seed)
+
+
 def parameter_count(model: nn.Module) -> int:
     """Number of trainable parameters."""
     return sum(p.numel() for p in model.parameters() if p.requires_grad)

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
-from bench.analysis import sequential
+from bench.analysis import decisions, sequential
 from bench.analysis.analyse import analyse, raw
 from bench.analysis.bounds import LOOKS, SEED_LOOKS, bound, confidence, crossing, taken
+from bench.analysis.comparisons import side_by_side
 from bench.analysis.fit import fit_of
 from bench.analysis.looks import _finished, accuracy_decided, leaving
 from bench.analysis.sequential import DECIDED, Pair, judge
@@ -323,6 +324,26 @@ def test_the_record_says_at_which_look_a_verdict_was_reached():
     ratios = {c["numerator"]: c for c in plain["comparisons"] if c["kind"] == "baseline"}
     assert ratios["made_up/digits-cnn-4/pt/quick"]["look"] is None
     assert analyse(raw(record)) == record
+
+
+def test_two_alone_lend_each_other_no_variance():
+    """A pair turned round is the same pair: it makes no interval narrower."""
+    random = np.random.default_rng(3)
+    own = fit_of([{"a": random.normal(0, 0.05), "b": random.normal(0.2, 0.05)} for _ in range(3)])
+    found = side_by_side(own, {"a": "pt", "b": "pt"}, [3, 5])
+    (alone,) = judge(own, [Pair("a", "b")], (3, 5))
+    assert found[("a", "b")].ci == pytest.approx(alone.ci)
+    assert found[("b", "a")].ci == pytest.approx([1 / end for end in alone.ci[::-1]])
+
+
+def test_a_row_stands_to_its_baseline_in_an_answer_as_in_the_record():
+    record = analyse(measured({("pt", "quick"): 0.9, ("pt", "same"): 0.97}, blocks=3, sd=0.03))
+    (work,) = decisions.works(record)
+    ratios = {c["numerator"]: c for c in record["comparisons"] if c["kind"] == "baseline"}
+    own = ratios["made_up/digits-cnn-4/pt/quick"]
+    pair = (own["numerator"], own["denominator"])
+    assert list(work.ratios[pair].ci) == pytest.approx(own["ci"])
+    assert list(work.ratios[pair[::-1]].ci) == pytest.approx([1 / end for end in own["ci"][::-1]])
 
 
 # Accuracy ----------------------------------------------------------------------------------------

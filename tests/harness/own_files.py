@@ -40,6 +40,11 @@ def tensorflow():
 """,
 }
 NAME = {"pt": "pytorch", "tf": "tensorflow"}
+# As many files begin: each copy of the model draws the same numbers.
+SEED = {
+    "pt": "__import__('torch').manual_seed(0)",
+    "tf": "__import__('tensorflow').keras.utils.set_random_seed(0)",
+}
 # A change of the plain file: (old, new), by framework where it differs.
 BAD = {
     "raises": ("return nn", "raise RuntimeError('no weights')\n    return nn"),
@@ -210,7 +215,9 @@ def texts(side: str) -> dict[str, str]:
     dropout = plain.replace(*layer)
     if side == "tf":
         dropout = plain.replace("layers.Dense(3)]", "layers.Dropout(0.5), layers.Dense(3)]")
-    return found | {"plain": plain, "dropout": dropout} | MORE[side]
+    maker = f"def {NAME[side]}():\n"
+    seeded = dropout.replace(maker, f"{maker}    {SEED[side]}\n")
+    return found | {"plain": plain, "dropout": dropout, "seeded": seeded} | MORE[side]
 
 
 EXPORTED = ("plain", "dict_inputs", "two_outputs", "own_loss")

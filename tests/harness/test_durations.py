@@ -89,6 +89,17 @@ def test_what_this_machine_has_not_measured_the_published_record_tells(results):
     assert found.of("cold", OTHERS[0]) == pytest.approx(3.0)
 
 
+def test_the_run_s_own_blocks_tell_more_than_other_runs(results):
+    found = results(record(usual=2.0))
+    before = [found.of("block", case) for case in CASES]
+    found.note_match(CASES, 3.0)
+    assert found.of_match(CASES) == pytest.approx(3.0)
+    after = [found.of("block", case) for case in CASES]
+    assert after == pytest.approx([3.0 * each / sum(before) for each in before])
+    found.note_match(CASES[:1], 9.0)
+    assert [found.of("block", case) for case in CASES] == pytest.approx([9.0, *after[1:]])
+
+
 def test_fewer_rounds_take_less(results):
     assert results(record(), rounds=10).of("block", FIRST) == pytest.approx(len(IN_A_BLOCK) - 0.5)
 

@@ -52,8 +52,9 @@ def test_a_sound_file_is_known(checked, side):
 
 
 @pytest.mark.parametrize("side", ["pt", "tf"])
-def test_dropout_scatters_the_losses_and_is_no_fault(checked, side):
-    assert checked[side]["dropout"]["scatter"] > 0.01
+@pytest.mark.parametrize("name", ["dropout", "seeded"])
+def test_dropout_scatters_the_losses_and_is_no_fault(checked, side, name):
+    assert checked[side][name]["scatter"] > 0.01
 
 
 @pytest.mark.parametrize("side", ["pt", "tf"])

@@ -182,6 +182,7 @@ def test_an_answer_of_a_run_that_ended_early_is_written(folder, record, tmp_path
     own_answer.write(tmp_path, record | {"cases": cases, "comparisons": []}, own)
     said = own_answer.read(tmp_path)
     assert "where a step's time goes was not measured" in said
+    assert "train step, batch 64: no time was left for its steps; give more --minutes" in said
     assert "argest batch" not in said
     assert not list(tmp_path.glob("*.py"))
 

@@ -227,8 +227,25 @@ def ends(side, good, bad, images):
         del made  # torch raises the error at every signal of a child until then
         gc.collect()
         found[f"{name} killed"] = [killed, time.monotonic() - start, gone(pids, 10)]
+    found["broken"] = [message(lambda error=error: list(broken(error))) for error in BROKEN]
     found["shared memory"] = sorted(shared_memory() - before)
     return found
+
+
+BROKEN = (EOFError, ConnectionResetError, ConnectionRefusedError)  # each seen after a kill
+
+
+def broken(error):
+    """A loader whose worker ends as it hands over its second batch."""
+    import torch
+
+    from pt_impl.input import folder
+
+    def batches():
+        yield torch.zeros(1), np.array([0]), []
+        raise error
+
+    return folder._Loader(batches(), np.array([0]), "raise")
 
 
 def kill_one(made, pids):

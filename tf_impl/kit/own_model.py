@@ -126,6 +126,14 @@ def named_parameters(model: tf.keras.Model) -> dict[str, tf.Variable]:
     return {name: variable for name, variable in _named(model).items() if id(variable) in trained}
 
 
+def reseed(model: tf.keras.Model, seed: int) -> None:
+    """Begin the model's random numbers anew, such as those of its dropout."""
+    runtime.set_seed(seed)
+    for place, variable in enumerate(model.variables):
+        if "seed_generator_state" in variable.name:  # Keras 3 keeps them in the layers
+            variable.assign(tf.cast([seed, place], variable.dtype))
+
+
 def parameter_count(model: tf.keras.Model) -> int:
     """Number of trainable parameters."""
     return sum(int(np.prod(variable.shape)) for variable in model.trainable_variables)
