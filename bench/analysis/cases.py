@@ -8,7 +8,6 @@ from typing import Any
 from bench.analysis import verdicts
 from bench.analysis.accuracy import difference
 from bench.analysis.bounds import SEED_LOOKS, confidence
-from bench.analysis.fit import settled
 from bench.analysis.pairing import good, program
 
 LIFETIMES = (100, 1_000, 10_000)  # steps whose total time is given beside the first call's
@@ -160,7 +159,7 @@ def _energy(case: dict, looks: list | None) -> dict:
     if not good(case) or not blocks or not all(blocks):
         return {}
     level = confidence(tuple(looks)) if looks else 0.95
-    each = verdicts.t_interval([fmean(settled(own)) for own in blocks], level)
+    each = verdicts.t_interval([fmean(own) for own in blocks], level)
     ci = None if each.low is None else [each.low, each.high]
     size = case["batch_size"]
     return {

@@ -123,17 +123,17 @@ STATISTICS = (
         COMPARE,
     ),
     Fault(
-        "the first rounds count",
+        "disturbed rounds count",
         "bench/analysis/fit.py",
-        "LEFT_OUT = 2 ",
-        "LEFT_OUT = 0 ",
+        "FASTEST = 3 ",
+        "FASTEST = 1 ",
         FIT,
     ),
     Fault(
-        "means of rounds in place of medians",
+        "the slowest rounds in place of the fastest",
         "bench/analysis/fit.py",
-        "effects = np.median(rounds[:, :, None] - rounds[:, None, :], axis=0).mean(axis=1)",
-        "effects = np.mean(rounds[:, :, None] - rounds[:, None, :], axis=0).mean(axis=1)",
+        "sorted(samples)[:count]",
+        "sorted(samples)[-count:]",
         FIT,
     ),
     Fault(
