@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from math import inf
 
 from bench.analysis import verdicts
-from bench.analysis.bounds import SEED_LOOKS
 from bench.analysis.pairing import baseline
 from bench.analysis.values import at, is_number, is_pair
 from shared.specs import more_is_better
@@ -104,7 +103,7 @@ def difference(
 ) -> dict | None:
     """The metric of a case less that of another, by the seeds that both were trained with.
 
-    `looks`: of a run in which who is decided is trained no further.
+    `looks`: numbers of seeds after which who is decided is trained no further.
     """
     ours, theirs = ((each or {}).get("accuracy") or {} for each in (case, other))
     ours, theirs = ours.get("per_seed") or [], theirs.get("per_seed") or []
@@ -116,5 +115,5 @@ def difference(
         theirs[:seeds],
         margin=task["margin"],
         more_is_better=more_is_better(task["metric"]),
-        looks=SEED_LOOKS if looks else (),
+        looks=tuple(looks or ()),
     )

@@ -20,12 +20,13 @@ def analyse(measured: dict) -> dict:
     measured = measured | {"environment": _finite(measured["environment"])}
     every, looks = _with_accuracy(measured), measured.get("looks")
     found = comparisons.fits(every)
-    made = comparisons.compare_all(every, measured["tasks"], found, looks)
+    made = _compared(measured, every, found)
     own = {c["numerator"]: c for c in made if c["kind"] == "baseline"}
     whole = []
     for given, case in zip(measured["cases"], every, strict=True):
         fit = found.get(pairing.work_of(case))
         about = {"fit": fit, "comparison": own.get(case["id"]), "looks": looks}
+        about["seed_looks"] = measured.get("seed_looks")
         metrics = cases.metrics(case, pairing.baseline(case, every), measured["environment"], about)
         whole.append(
             case
@@ -45,13 +46,17 @@ def analyse(measured: dict) -> dict:
 def compared(measured: dict) -> list[dict]:
     """The comparisons alone."""
     every = _with_accuracy(measured)
-    found = comparisons.fits(every)
-    return comparisons.compare_all(every, measured["tasks"], found, measured.get("looks"))
+    return _compared(measured, every, comparisons.fits(every))
+
+
+def _compared(measured: dict, every: list[dict], found: comparisons.Fits) -> list[dict]:
+    looks, seed_looks = measured.get("looks"), measured.get("seed_looks")
+    return comparisons.compare_all(every, measured["tasks"], found, looks, seed_looks)
 
 
 def _with_accuracy(measured: dict) -> list[dict]:
     """The cases with what was measured of their programs, and their accuracy judged."""
-    every, looks = pairing.resolved(measured["cases"]), measured.get("looks")
+    every, looks = pairing.resolved(measured["cases"]), measured.get("seed_looks")
     certified = [case | {"certificate": cases.certificate(case)} for case in every]
     return [
         case

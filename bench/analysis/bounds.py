@@ -15,7 +15,6 @@ import numpy as np
 from scipy import optimize, stats
 
 LOOKS = (3, 5, 8)  # blocks of a run after which it is decided who leaves
-SEED_LOOKS = (4, 6, 8)  # seeds of training after which it is
 NODES = 96  # of the integration: exact to 1e-9
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from bench.analysis import verdicts
 from bench.analysis.accuracy import difference
-from bench.analysis.bounds import SEED_LOOKS, confidence
+from bench.analysis.bounds import confidence
 from bench.analysis.pairing import good, program
 
 LIFETIMES = (100, 1_000, 10_000)  # steps whose total time is given beside the first call's
@@ -75,7 +75,7 @@ def accuracy(case: dict, base: dict | None, tasks: dict, looks: list | None) -> 
     raw = case["accuracy"]
     if not raw:
         return None
-    found = verdicts.t_interval(raw["per_seed"], confidence(SEED_LOOKS) if looks else 0.95)
+    found = verdicts.t_interval(raw["per_seed"], confidence(tuple(looks)) if looks else 0.95)
     return {
         "metric": raw["metric"],
         "per_seed": raw["per_seed"],
@@ -114,12 +114,12 @@ _SIZES = {"artifact": "bytes", "compressed_artifact": "compressed_bytes"}
 def metrics(case: dict, base: dict | None, environment: dict, about: dict[str, Any]) -> dict:
     """Every other figure by name: derived, counted in the proof, and found by a probe.
 
-    `about`: the work's fit, the comparison with `base`, and the run's looks.
+    `about`: the work's fit, the comparison with `base`, and the run's looks at blocks and seeds.
     """
     counted = (case["evidence"] or {}).get("measured", {})
     found = _rates(case, environment, about) | artifact(case)
     found |= {name: figure(each["value"], each["unit"]) for name, each in counted.items()}
-    found |= _lifetimes(case, base, about) | _seen_in_training(case, about["looks"])
+    found |= _lifetimes(case, base, about) | _seen_in_training(case, about["seed_looks"])
     found |= _energy(case, about["looks"])
     return found | {name: {"ci": None, **each} for name, each in case["probed"].items()}
 
@@ -132,7 +132,7 @@ def _seen_in_training(case: dict, looks: list | None) -> dict:
         if None in values:
             found[name] = figure(None, first["unit"])
         else:
-            mean = verdicts.t_interval(values, confidence(SEED_LOOKS) if looks else 0.95)
+            mean = verdicts.t_interval(values, confidence(tuple(looks)) if looks else 0.95)
             ci = None if mean.low is None else [mean.low, mean.high]
             found[name] = figure(mean.mean, first["unit"], ci, values)
     return found

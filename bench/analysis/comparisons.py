@@ -50,8 +50,17 @@ class Pair:
     bottom: dict
 
 
-def compare_all(cases: list[dict], tasks: dict, found: Fits, looks: list | None) -> list[dict]:
-    """Every ratio of a record, once. `looks`: of a run in which who is decided leaves."""
+def compare_all(
+    cases: list[dict],
+    tasks: dict,
+    found: Fits,
+    looks: list | None,
+    seed_looks: list | None = None,
+) -> list[dict]:
+    """Every ratio of a record, once.
+
+    `looks`: numbers of blocks, and `seed_looks` of seeds, after which who is decided leaves.
+    """
     made = []
     for work, own in found.items():
         contenders = [case for case in cases if work_of(case) == work and good(case)]
@@ -60,7 +69,7 @@ def compare_all(cases: list[dict], tasks: dict, found: Fits, looks: list | None)
         best = _best([c for c in contenders if accuracy.of(c, cases, tasks).kept], own)
         if best:  # chosen by its figures, it lends the others no variance
             made += _compared(own, [*pairs, best], looks)[-1:]
-    _flag_accuracy(made, {case["id"]: case for case in cases}, tasks, looks)
+    _flag_accuracy(made, {case["id"]: case for case in cases}, tasks, seed_looks)
     return made
 
 
@@ -156,7 +165,7 @@ def _comparison(pair: Pair, ratio: verdicts.Ratio) -> dict:
 
 
 def _flag_accuracy(
-    comparisons: list[dict], cases: dict[str, dict], tasks: dict, looks: list | None
+    comparisons: list[dict], cases: dict[str, dict], tasks: dict, seed_looks: list | None
 ) -> None:
     """A win in speed that costs more of the metric than its margin is no win for either side.
 
@@ -171,7 +180,7 @@ def _flag_accuracy(
             (winner, loser), verdict = sides, "faster, less accurate"
         else:
             continue
-        found = accuracy.difference(winner, loser, tasks, looks)
+        found = accuracy.difference(winner, loser, tasks, seed_looks)
         task = tasks[winner["task"]]
         sign = 1 if more_is_better(task["metric"]) else -1
         if found and sign * found["mean"] < -task["margin"]:

@@ -209,7 +209,7 @@ def _accuracy(record: dict, case: dict, other: dict) -> tuple[Effect | None, str
         return None, NO_ACCURACY
     found = at(case, "accuracy", "difference")
     if other["role"] != "baseline" and at(record["tasks"], case["task"], "margin") is not None:
-        found = difference(case, other, record["tasks"], record.get("looks"))
+        found = difference(case, other, record["tasks"], record.get("seed_looks"))
     if not is_number(at(found, "mean")):
         return None, NO_ACCURACY
     return _bounded(found["mean"], at(found, "ci")), None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bench.analysis import analyse, comparisons
 from bench.analysis.bounds import LOOKS as LOOKS
-from bench.analysis.bounds import SEED_LOOKS
 from bench.analysis.pairing import program
 from bench.analysis.reading import DIFFERENT
 from bench.analysis.verdicts import compare_accuracy
@@ -48,10 +47,15 @@ def _finished(comparison: dict) -> bool:
 
 
 def accuracy_decided(
-    values: list[float], baseline: list[float], *, margin: float, more_is_better: bool
+    values: list[float],
+    baseline: list[float],
+    *,
+    margin: float,
+    more_is_better: bool,
+    looks: tuple[int, ...],
 ) -> bool:
     """Whether more seeds would decide nothing: the verdict on accuracy stands at this look."""
     found = compare_accuracy(
-        values, baseline, margin=margin, more_is_better=more_is_better, looks=SEED_LOOKS
+        values, baseline, margin=margin, more_is_better=more_is_better, looks=looks
     )
     return found["verdict"] not in (None, "inconclusive")

@@ -136,6 +136,7 @@ RECORD = {
     "finished": bool,
     "ended": TEXT,
     "looks": Maybe([Number(above=1, most=1000, whole=True)]),
+    "seed_looks": Maybe([Number(above=1, most=1000, whole=True)]),
     "environment": {"packages": Maybe(Each(Maybe(dict)))},
     "noise_floor": {"controls": Maybe([CONTROL])},
     "techniques": Each(TECHNIQUE),
@@ -165,9 +166,10 @@ def check(results: Any) -> None:
     for kind, shape in (("case", CASE), ("comparison", COMPARISON)):
         for number, entry in enumerate(results[f"{kind}s"]):
             _check(entry, shape, f"{kind} {number}")
-    looks = results.get("looks") or []
-    if looks != sorted(set(looks)) or len(looks) > MOST_LOOKS:
-        raise ValueError(f"the record: looks are not {MOST_LOOKS} rising numbers at most")
+    for name in ("looks", "seed_looks"):
+        looks = results.get(name) or []
+        if looks != sorted(set(looks)) or len(looks) > MOST_LOOKS:
+            raise ValueError(f"the record: {name} are not {MOST_LOOKS} rising numbers at most")
     _check_rounds(results["cases"])
 
 

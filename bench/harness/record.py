@@ -71,6 +71,7 @@ class Record:
             "effort": effort,
             "rounds": amount.rounds,
             "looks": list(amount.looks) or None,
+            "seed_looks": list(amount.seed_looks) or None,
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
             "resumed": [],
             "finished": False,

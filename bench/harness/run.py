@@ -38,7 +38,7 @@ SEED = 2026
 # Ends a run in time: a shell starts what runs in its background with Ctrl-C's signal ignored.
 ALARM = getattr(signal, "SIGALRM", signal.SIGINT)
 WRITING_S = 4.0  # what the end of a run takes: its record and its reports
-SHARE_OF_WRITING = 0.05  # of the time: what is derived for the record, which a run needs at its end
+SHARE_OF_WRITING = 0.01  # of the time: what is derived for the record, which a run needs at its end
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Settings:
     def amount(self) -> Effort:
         """How much is measured; a number of blocks that was asked for is that for every match."""
         usual = EFFORT[self.effort]
-        return replace(usual, blocks=self.blocks, looks=()) if self.blocks else usual
+        return replace(usual, blocks=self.blocks, looks=(), seed_looks=()) if self.blocks else usual
 
 
 class OtherConditions(Exception):
@@ -617,7 +617,7 @@ class Run:
     def _undecided(self) -> list[Case]:
         """Who is trained further: whose accuracy is open, with the baseline that it is held to."""
         cases = [case for case in self._open(self.plan.every) if self.plan.trained(case)]
-        if not self.plan.amount.looks:
+        if not self.plan.amount.seed_looks:
             return cases
         base = {(c.technique, c.work, c.side): c for c in cases if c.is_baseline}
         rest = [(c, base.get((c.technique, c.work, c.side))) for c in cases if not c.is_baseline]
@@ -636,6 +636,7 @@ class Run:
             theirs.per_seed[:seeds],
             margin=case.task.margin,
             more_is_better=more_is_better(case.task.metric),
+            looks=self.plan.amount.seed_looks,
         )
 
 

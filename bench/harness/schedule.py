@@ -18,7 +18,6 @@ from bench.harness.selection import matches, programs
 # were open after 3 blocks, 12% after 5. Baselines and controls play on beside these.
 STAYING = {3: 0.35, 5: 0.2}
 SEEDS_STAYING = 0.3  # after a look at the seeds
-SEED_LOOKS = (4, 6, 8)  # numbers of seeds
 
 
 def techniques() -> dict[str, Technique]:
@@ -121,9 +120,7 @@ class Plan:
     @property
     def seeds(self) -> list[int]:
         """The numbers of seeds at which it is decided who is trained further."""
-        if not self.amount.looks:
-            return [self.amount.seeds]
-        return [*(n for n in SEED_LOOKS if n < self.amount.seeds), self.amount.seeds]
+        return list(self.amount.seed_looks) or [self.amount.seeds]
 
     # What it takes ------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from scipy import stats as scipy_stats
 
 from bench.analysis import decisions, sequential
 from bench.analysis.analyse import analyse, raw
-from bench.analysis.bounds import LOOKS, SEED_LOOKS, bound, confidence, crossing, taken
+from bench.analysis.bounds import LOOKS, bound, confidence, crossing, taken
 from bench.analysis.comparisons import side_by_side
 from bench.analysis.fit import fit_of
 from bench.analysis.looks import _finished, accuracy_decided, leaving
@@ -44,7 +44,7 @@ def test_the_bound_is_pocock_s(looks, error, published):
     assert bound(tuple(range(1, looks + 1)), error) == pytest.approx(published, abs=6e-4)
 
 
-@pytest.mark.parametrize("looks", [LOOKS, SEED_LOOKS, (2, 9), (3, 4, 5, 20)])
+@pytest.mark.parametrize("looks", [LOOKS, (4, 6, 8), (2, 9), (3, 4, 5, 20)])
 def test_sums_of_noise_cross_the_bound_as_often_as_it_says(looks):
     drawn = np.random.default_rng(0).normal(size=(100_000, looks[-1])).cumsum(axis=1)
     at = np.array(looks)
@@ -351,7 +351,7 @@ def test_a_row_stands_to_its_baseline_in_an_answer_as_in_the_record():
 
 def test_seeds_end_where_the_verdict_on_accuracy_stands():
     base = [90.0, 91.0, 92.0, 93.0]
-    rules = {"margin": 1.0, "more_is_better": True}
+    rules = {"margin": 1.0, "more_is_better": True, "looks": (4, 6, 8)}
     assert accuracy_decided(
         [b + d for b, d in zip(base, [0.1, 0, -0.1, 0], strict=True)], base, **rules
     )
@@ -368,8 +368,10 @@ def test_seeds_are_judged_by_the_bound_of_their_looks():
     half = 3.182 * 1.0 / 2  # of the plain 95% interval, where the deviation is 1
     unit = np.array([1, 1, -1, -1]) / np.std([1, 1, -1, -1], ddof=1)
     values = list(90.0 - half - 0.1 + unit)
-    assert not accuracy_decided(values, base, margin=0.1, more_is_better=True)
-    assert accuracy_decided(list(90.0 - 1.4 * half + unit), base, margin=0.1, more_is_better=True)
+    rules = {"margin": 0.1, "more_is_better": True, "looks": (4, 6, 8)}
+    assert not accuracy_decided(values, base, **rules)
+    assert accuracy_decided(list(90.0 - 1.4 * half + unit), base, **rules)
+    assert accuracy_decided(values, base, **rules | {"looks": (4,)})
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def test_fewer_rounds_are_the_first_of_each_block():
     assert fewer(samples) == {"a": {0: {0: list(range(FEWER)), 4: list(range(9))}}}
 
     def disturbed(variant, block, own):  # the last rounds of all blocks say something else
-        return own[:15] + [each * 3 for each in own] if variant == "same" else own * 2
+        return own[:15] + [each / 3 for each in own] if variant == "same" else own * 2
 
     found = replay(analyse(changed(measured(TIMES, blocks=8, looks=None), "made_up", disturbed)))
     assert found.fewer.agree < found.fewer.count

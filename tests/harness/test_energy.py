@@ -69,7 +69,7 @@ def test_where_no_counter_can_be_read_there_is_no_figure(tmp_path, kind):
 
 
 def joules(value: float):
-    return taking(1, energy_j=[9.0, 9.0] + [value] * 28)  # the first two rounds do not count
+    return taking(1, energy_j=[value] * 30)
 
 
 def test_joules_have_intervals_over_blocks(tmp_path):

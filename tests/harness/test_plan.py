@@ -462,9 +462,14 @@ def test_the_table_of_a_plan_adds_up(tmp_path):
     assert clock(expected) in lines[-1]
     parts = [line[:26].strip() for line in lines[1:]]
     passes = [f"pass {number}" for number in range(1, 6)]
-    training = [f"training, {seeds} seeds" for seeds in (4, 6)]
-    assert parts == ["start", passes[0], "first calls and memory", training[0], *passes[1:],
-                     *training[1:], "together"]  # fmt: skip
+    apart = ["first calls and memory", "training, 4 seeds"]
+    assert parts == ["start", passes[0], *apart, *passes[1:], "together"]
+
+
+def test_where_seeds_are_looked_at_each_look_is_a_part_of_the_plan(tmp_path):
+    plan = plan_of(DEFAULT, replace(EFFORT["default"], seeds=6, seed_looks=(4, 6)))
+    found = [part.name for part in plan.parts(record_of(plan, tmp_path)) if "training" in part.name]
+    assert found == ["training, 4 seeds", "training, 6 seeds"]
 
 
 def test_what_is_left_follows_the_plan_first_and_the_clock_later(monkeypatch):
