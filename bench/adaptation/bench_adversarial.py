@@ -21,7 +21,7 @@ TECHNIQUE = Technique(
                 (
                     "dann_clipped",
                     {"strength": 1.0, "max_norm": 0.5},
-                    "default",
+                    "ordinary",
                     "DANN, clipped at 0.5",
                 ),
                 (

@@ -53,9 +53,15 @@ def prepare_plain(impl, work: Work) -> Prepared:
     model = impl.kit.models.build(work.task.model, work.weights)
     optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
     plain = impl.kit.training.make_train_step(model, optimizer, impl.kit.training.cross_entropy)
+    domain, step = "source", lambda x, y: plain(x, y[0])
     if work.settings:
-        return finish(impl, work, lambda x, y: plain(y[1], y[2]), model, optimizer, work_ratio=1.0)
-    return finish(impl, work, lambda x, y: plain(x, y[0]), model, optimizer, work_ratio=1.0)
+        domain, step = "target", lambda x, y: plain(y[1], y[2])
+    row = finish(impl, work, step, model, optimizer, work_ratio=1.0)
+
+    def train(stages: Stages) -> None:
+        stages.train_once(f"alone on {domain}", model, lambda: row.train(stages))
+
+    return replace(row, train=train)
 
 
 def finish(impl, work: Work, step: Callable, model, optimizer, *, work_ratio: float) -> Prepared:

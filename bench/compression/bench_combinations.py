@@ -51,7 +51,7 @@ TECHNIQUE = Technique(
             title="float32 file",
             program="float_file",
         ),
-        _row("2_pruned_int8", "80% zeros, int8", **PRUNED, **ROUNDED),
+        _row("2_pruned_int8", "80% zeros, int8", "ordinary", **PRUNED, **ROUNDED),
         _row("2_distilled_int8", "distilled, int8", **LESSON, **ROUNDED),
         _row("1_pruned", "80% zeros", effort="ordinary", **PRUNED),
         # Other weights in the graph of 0_fp32.

@@ -40,7 +40,7 @@ def _rows(bits: int, effort: str, **sides) -> tuple[Variant, Variant]:
         ),
         Variant(
             f"ptq_{bits}",
-            measured=Measure(modes=("predict",), time=False),
+            measured=Measure(modes=("predict",), time=False, cold=False),
             title=f"{named}, rounded after training",
             **common,
         ),

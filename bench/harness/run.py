@@ -260,11 +260,14 @@ class Run:
 
     def _play_pass(self, processes: Processes, data: dict[str, str], block: int) -> None:
         """A block of every match that lacks it, cheap ones first; they share their parents."""
-        record, durations = self.record, self.plan.durations
+        record, durations, seconds = self.record, self.plan.durations, self.record.top["seconds"]
         matches = [(n, record.matches[n]) for n in record.passes[block]]
         lacking = [(n, match) for n, match in matches if (n, block) not in record.conditions]
         lacking = [(n, match) for n, match in lacking if self._open(match)]
-        lacking.sort(key=lambda found: durations.of_match(found[1]))
+        # Cheap matches first; those of large models, which take minutes, follow the first table.
+        lacking.sort(
+            key=lambda found: (bool(found[1][0].task.blocks), durations.of_match(found[1]))
+        )
         if not lacking or not self._in_time(durations.of_pass([lacking[0][1]])):
             return
         # One block's contenders start one by one, for their first calls: not the first block's,
@@ -280,6 +283,8 @@ class Run:
         done = 0
         while lacking:
             number, match = lacking.pop(0)
+            if match[0].task.blocks and done and seconds["first_table"] is None:
+                self._show_table()
             done += 1
             if self._in_time(durations.of_match(match)):
                 of = f"{done} of {done + len(lacking)}"
@@ -287,9 +292,7 @@ class Run:
                 if left_out := self._play(processes, number, match, block, data, alone):
                     lacking.append(self._split(number, match, block, left_out))
         processes.stop_parents()
-        self._note_first_table()
-        with self._part("writing"):
-            self.show(self.show_record())
+        self._show_table()
 
     def _play(
         self,
@@ -339,11 +342,13 @@ class Run:
         self.record.passes[block].append(found)
         return found, new
 
-    def _note_first_table(self) -> None:
-        """Every match has a block: the first table can be shown."""
+    def _show_table(self) -> None:
+        """Show what there is: the first table when every match of small models has a block."""
         seconds = self.record.top["seconds"]
         if seconds["first_table"] is None and not self._cut:
             seconds["first_table"] = seconds["total"] + time.monotonic() - self._clock
+        with self._part("writing"):
+            self.show(self.show_record())
 
     def _start_parents(self, processes: Processes, cases: list[Case]) -> None:
         """Start a block's parents; the cases of one that can't be started fail."""

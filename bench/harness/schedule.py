@@ -207,7 +207,8 @@ class Plan:
     def _summary(self, left: tuple[float, float], taken_up: bool) -> str:
         played, shown = self.matches(), set(self.shown.values())
         before = self.durations.describe_s
-        amount, first = self.amount, before + self.durations.of_pass(played)
+        small = [match for match in played if not match[0].task.blocks] or played
+        amount, first = self.amount, before + self.durations.of_pass(small)
         blocks = f"{amount.blocks} blocks of {amount.rounds} rounds"
         if amount.looks:
             blocks = f"{amount.looks[0]} to {amount.blocks} blocks of {amount.rounds} rounds"

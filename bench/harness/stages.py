@@ -80,18 +80,33 @@ class Stages:
 
     def watch_plain(self, model: Any) -> None:
         """Give `model` what the framework's plain step makes of it, watched once for all rows."""
-        path, kit = self._path("watched", self.weights, self.task.recipe.epochs, {}), self.impl.kit
+        kit = self.impl.kit
 
-        def train() -> dict:
+        def train() -> None:
             optimizer = kit.training.make_optimizer(model, self.task.recipe)
             step = kit.training.make_train_step(model, optimizer, kit.training.loss_of(self.task))
             self.watch(step, kit.training.make_predict(model))
-            _save(path, kit.models.export_weights(model))
+
+        self.train_once("watched", model, train)
+
+    def train_once(self, name: str, model: Any, train: Callable[[], None]) -> None:
+        """Give `model` what `train()` makes of it, with its `metrics`: once for all rows.
+
+        `name` says all that the training depends on beside task, seed and initial weights.
+        """
+        path, models = (
+            self._path(name, self.weights, self.task.recipe.epochs, {}),
+            self.impl.kit.models,
+        )
+
+        def work_out() -> dict:
+            train()
+            _save(path, models.export_weights(model))
             return self.metrics
 
-        self.metrics |= self.once("watched", train)
+        self.metrics |= self.once(name, work_out)
         with np.load(path, allow_pickle=False) as kept:
-            kit.models.import_weights(model, dict(kept))
+            models.import_weights(model, dict(kept))
 
     def once(self, name: str, work_out: Callable[[], Any]) -> Any:
         """What `work_out()` gives, which is JSON: the first row that asks for it works it out.

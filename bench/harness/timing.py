@@ -18,7 +18,7 @@ from shared.own_model import first
 SAMPLE_S = 0.010  # a sample lasts at least this long
 WARM_S = 0.05  # a chunk of warm-up steps lasts so long at least
 WARM_CHUNKS = 20
-MOST_WARM_S = 3.0  # slow steps settle within fewer
+MOST_WARM_S = 1.0  # slow steps settle within fewer; slow first rounds of a block do not count
 SETTLE_S = 0.05
 CERTIFIED_S = 2.0  # steps of a certificate end after so long, where they are slow,
 FEWEST_CERTIFIED = 2  # but never before so many more than the first

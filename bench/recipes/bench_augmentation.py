@@ -29,7 +29,7 @@ TECHNIQUE = Technique(
             Variant(name, policy, measured=NO_COLD, effort=effort, changes="math", title=title)
             for name, policy, effort, title in (
                 ("geometry", GEOMETRY, "default", "rotation, zoom and shift"),
-                ("mixup", {"mixup": 0.2}, "default", "mixup"),
+                ("mixup", {"mixup": 0.2}, "ordinary", "mixup"),
                 ("cutmix", {"cutmix": 1.0}, "ordinary", "cutmix"),
                 (
                     "colour",

@@ -32,7 +32,7 @@ TECHNIQUE = Technique(
             )
             for name, kept, effort, title in (
                 ("ema", ["ema"], "default", "exponential average (EMA)"),
-                ("swa", ["swa"], "default", "equal average of the second half (SWA)"),
+                ("swa", ["swa"], "ordinary", "equal average of the second half (SWA)"),
                 ("early_stopping", ["stop"], "ordinary", "early stopping"),
                 ("ema_early_stopping", ["ema", "stop"], "ordinary", "EMA and early stopping"),
                 ("swa_early_stopping", ["swa", "stop"], "ordinary", "SWA and early stopping"),

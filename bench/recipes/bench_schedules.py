@@ -33,7 +33,7 @@ TECHNIQUE = Technique(
             for name, schedule, factor, effort, title in (
                 ("cosine", "cosine", 1.0, "default", "cosine with warm-up"),
                 ("linear_decay", "linear_decay", 1.0, "ordinary", "linear decay with warm-up"),
-                ("one_cycle", "one_cycle", 1.0, "default", "one cycle"),
+                ("one_cycle", "one_cycle", 1.0, "ordinary", "one cycle"),
                 ("plateau", "reduction_on_plateau", 1.0, "ordinary", "reduced on a plateau"),
                 ("constant_x4", None, 4.0, "ordinary", "constant, 4 times the rate"),
                 ("cosine_x4", "cosine", 4.0, "ordinary", "cosine, 4 times the rate"),

@@ -141,7 +141,7 @@ TECHNIQUE = Technique(
         "The mathematics stays the same in every row, so all certificates hold the task's own bar. "
         "Compiled, PyTorch's Adam corrects its bias in float32 instead of Python's float64.",
     ),
-    cold_starts=3,
+    cold_starts=2,
 )
 
 

@@ -37,7 +37,13 @@ TECHNIQUE = Technique(
         Variant("compiled", frameworks=("tf",), title="XLA"),
         Variant("fused", title="fused kernels"),
         # Only PyTorch's compiler needs a C++ compiler.
-        Variant("compiled", frameworks=("pt",), requires="compiler", title="torch.compile"),
+        Variant(
+            "compiled",
+            frameworks=("pt",),
+            requires="compiler",
+            effort="ordinary",
+            title="torch.compile",
+        ),
         Variant("foreach", effort="ordinary", title="foreach: lists of tensors"),
     ),
     workloads=(

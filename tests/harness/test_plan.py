@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -25,6 +26,7 @@ from bench.harness.plan import (
 )
 from bench.harness.progress import clock
 from bench.harness.record import Record
+from bench.harness.run import Run, Settings
 from bench.harness.schedule import Plan, techniques
 from bench.harness.selection import (
     MOST_ALIVE,
@@ -587,3 +589,20 @@ def test_only_a_quick_run_leaves_out_what_is_proved_in_training_where_no_probe_d
         assert not asked & quick or technique.probes
         proved |= asked
     assert proved
+
+
+def test_the_first_table_is_there_before_large_models_are_measured(tmp_path, monkeypatch):
+    large = replace(TECHNIQUE.workloads[0], task="text-gpt-10m")
+    technique = replace(TECHNIQUE, workloads=(large, TECHNIQUE.workloads[0]))
+    plan = plan_of(cases_of(technique, "module", "default"), technique=technique)
+    seen = []
+    monkeypatch.setattr(Run, "_start_parents", lambda *_: None)
+    monkeypatch.setattr(Run, "_play", lambda run, *given: seen.append(given[2][0].task.name))
+    settings, processes = Settings(), SimpleNamespace(forks=True, stop_parents=lambda: None)
+    run = Run(plan, settings, tmp_path, print, show=lambda record: seen.append("table"))
+    run._play_pass(processes, {}, 0)
+    small = [match[0].task.name for match in plan.matches() if not match[0].task.blocks]
+    assert seen[: len(small) + 1] == [*small, "table"]
+    assert set(seen[len(small) + 1 :]) == {"text-gpt-10m", "table"}
+    assert seen[-1] == "table"
+    assert run.record.top["seconds"]["first_table"] is not None

@@ -8,6 +8,7 @@ import pytest
 from bench.harness import accuracy, stages, worker
 from bench.harness.plan import Prepared
 from bench.harness.stages import Stages, curve
+from bench.harness.watching import EVERY
 from shared.specs import TASKS
 
 TASK = TASKS["digits-cnn"]
@@ -77,7 +78,7 @@ def test_a_watched_training_has_the_batch_that_was_asked_for(row):
     given = row(fit=train)
     given.watch(lambda x, y: 1.0, None, batch_size=512)
     assert asked == [512]
-    assert given.metrics["steps_to_target"]["value"] == 20
+    assert given.metrics["steps_to_target"]["value"] == EVERY
 
 
 @pytest.mark.parametrize(("asked", "taken"), [({}, 64), ({"batch_size": 24}, 24)])
@@ -123,7 +124,7 @@ def test_a_plain_training_is_watched_once_and_given_to_all(row, kit):
     assert kit.updates == STEPS
     assert [each.epochs for each in given] == [TASK.recipe.epochs, 0]
     assert given[0].metrics == given[1].metrics
-    assert given[0].metrics["steps_to_target"]["value"] == 20
+    assert given[0].metrics["steps_to_target"]["value"] == EVERY
     for model in models:
         assert (model["kernel"] == STEPS).all()
 
