@@ -87,8 +87,13 @@ def prepare(impl, work: Work) -> Prepared:
     plain, (step, optimizer) = row.model, row.plain_step()
     predict = impl.kit.training.make_predict(plain)
     targets = row.lessons if "alpha" in work.settings else None
+    read = impl.compression.quantization_aware_training.load_quantized
     return Prepared(
-        step, predict, plain, optimizer, targets=targets, deploy=row.deploy, train=row.train
+        *(step, predict, plain, optimizer),
+        targets=targets,
+        write=row.write,
+        read=read,
+        train=row.train,
     )
 
 
@@ -189,15 +194,13 @@ class Row:
 
         return pruning_step, lambda: technique.finalize_pruning(self.model)
 
-    def deploy(self) -> tuple:
-        """Write the file and load it. Distilled rows are rounded here, after training."""
+    def write(self, path: Path) -> None:
+        """Write the file. Distilled rows are rounded here, after training."""
         technique = self.impl.compression.quantization_aware_training
-        path = self.work.folder / "model"
         if "weight_bits" in self.work.settings and not self.rounds:
             self.round()
         export = technique.export_qat if self.rounds else technique.export_float
         export(self.model, self.examples, path)
-        return technique.load_quantized(path), path
 
 
 def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
@@ -219,10 +222,9 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
     step = row.sparse_step()
     for _ in range(PROOF_STEPS):
         step(*batch)
-    row.deploy()
-    evidence["zeros_after_steps"] = impl.compression.combinations.kernel_zeros(
-        work.folder / "model"
-    )
+    path = work.folder / "after_steps"
+    row.write(path)
+    evidence["zeros_after_steps"] = impl.compression.combinations.kernel_zeros(path)
     for name in ("zeros_in_file", "zeros_after_steps"):
         kept = sum(zeros > share - 0.01 for zeros in evidence[name].values())
         if kept != len(large_kernels(work)):

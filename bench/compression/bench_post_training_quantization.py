@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -84,7 +86,7 @@ TECHNIQUE = Technique(
         f"Ranges of activations come from {CALIBRATION} images of the training split. Accuracy is "
         "of the files of models that were trained in float32 with each seed; that of the teacher "
         f"({teacher.TASK.name}, trained once) is of one file in each row.",
-        "Size is that of the file that would be deployed. Memory holds what is left of writing it.",
+        "Size is that of the file that would be deployed.",
     ),
     counts=True,
 )
@@ -102,27 +104,27 @@ def prepare(impl, work: Work) -> Prepared:
         return Prepared(step, predict, model, optimizer)
     if impl.kit.runtime.device().lower() not in ("cpu", "cpu:0"):
         raise NotImplementedError("these integer operators are for a CPU: hide the GPU")
-    train = train_plain(impl, model)
     return Prepared(
         *(step, predict, model, optimizer),
-        deploy=lambda: _deploy(impl, work, model),
-        train=train,
+        write=partial(_write, impl, work, model),
+        read=getattr(impl.compression.post_training_quantization, work.settings["read"]),
+        train=train_plain(impl, model),
     )
 
 
-def _deploy(impl, work: Work, model, name: str = "model") -> tuple:
-    """Write the row's file of `model`, and load it into its runtime."""
+def _write(impl, work: Work, model, path: Path) -> None:
+    """The row's file of `model`."""
     calibration, _ = impl.kit.data.to_device(*examples(work, CALIBRATION))
-    technique = impl.compression.post_training_quantization
-    write, read = (getattr(technique, work.settings[key]) for key in ("write", "read"))
-    path = write(model, calibration, work.folder / name)
-    return read(path), path
+    write = getattr(impl.compression.post_training_quantization, work.settings["write"])
+    write(model, calibration, path)
 
 
-def _of_teacher(impl, work: Work) -> dict[str, dict]:
+def _of_teacher(impl, work: Work, read: Callable) -> dict[str, dict]:
     """The accuracy in percent that trained weights, the teacher's, have in the row's file."""
     trained = impl.kit.models.build(teacher.TASK.model, teacher.load().weights)
-    predict, _ = _deploy(impl, work, trained, "teacher")
+    path = work.folder / "teacher"
+    _write(impl, work, trained, path)
+    predict = read(path)
     x, y = impl.kit.data.to_device(*datasets.load(Path(work.data), "test"))
     batch = even_batch(len(x))
     value = impl.kit.training.evaluate(predict, x, y, metric=work.task.metric, batch_size=batch)
@@ -145,7 +147,7 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
         if not evidence["xnnpack_runs_all"]:
             return evidence, "LiteRT's own kernels run some of it, not XNNPACK's"
     if work.task is teacher.TASK:
-        evidence["measured"] = _of_teacher(impl, work)
+        evidence["measured"] = _of_teacher(impl, work, prepared.read)
     found = sum(number for name, number in ran.items() if KERNELS.search(name))
     kernels = sum(name.endswith(".kernel") for name in work.weights)
     if "int8" not in work.variant:

@@ -113,7 +113,8 @@ def prepare(impl, work: Work) -> Prepared:
     predict = impl.kit.training.make_predict(row.model)
     if work.mode == "train":
         return Prepared(step, predict, plain, optimizer)
-    return Prepared(step, predict, plain, optimizer, deploy=row.deploy, train=row.train)
+    read = impl.compression.quantization_aware_training.load_quantized
+    return Prepared(step, predict, plain, optimizer, write=row.write, read=read, train=row.train)
 
 
 @dataclass
@@ -157,15 +158,13 @@ class Row:
         self.round()
         stages.fit(self.step()[0], MORE_EPOCHS)
 
-    def deploy(self) -> tuple:
-        """Write the file, of a model that rounds where it has settings, and load it."""
+    def write(self, path: Path) -> None:
+        """Write the file, of a model that rounds where it has settings."""
         technique = self.impl.compression.quantization_aware_training
-        path = self.work.folder / "model"
         if self.work.settings and not self.rounds:
             self.round()
         export = technique.export_qat if self.rounds else technique.export_float
         export(self.model, self.examples, path)
-        return technique.load_quantized(path), path
 
 
 def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:

@@ -125,15 +125,14 @@ def prepare(impl, work: Work) -> Prepared:
     if not kind:
         return Prepared(step, predict, model, optimizer)
 
-    def deploy():
+    def write(path):
         x, _ = impl.kit.data.to_device(
             *(part[:2] for part in datasets.load(Path(work.data), "train"))
         )
-        path = work.folder / "model"
         impl.compression.sparse_inference.export_file(model, x, path, sparse=kind == "sparse")
-        return impl.compression.sparse_inference.load_file(path), path
 
-    return Prepared(step, predict, model, optimizer, deploy=deploy)
+    read = impl.compression.sparse_inference.load_file
+    return Prepared(step, predict, model, optimizer, write=write, read=read)
 
 
 def narrower(spec: GPTSpec, share: float) -> GPTSpec:

@@ -53,7 +53,7 @@ TECHNIQUE = Technique(
     notes=(
         "fp32 is the same graph with float weights, compiled in PyTorch, a graph function in "
         "TensorFlow. Embeddings and activations stay in float32.",
-        "Size is that of the file that would be deployed. Memory holds what is left of writing it.",
+        "Size is that of the file that would be deployed.",
     ),
     counts=True,
 )
@@ -68,15 +68,14 @@ def prepare(impl, work: Work) -> Prepared:
         raise NotImplementedError("these files are for a CPU: hide the GPU")
     technique = impl.compression.weight_quantization
 
-    def deploy():
+    def write(path):
         example, _ = impl.kit.data.to_device(*examples(work, 2))
-        write = getattr(technique, work.settings["write"])
-        path = write(model, example, work.folder / work.variant)
-        return technique.load_quantized(path), path
+        getattr(technique, work.settings["write"])(model, example, path)
 
     return Prepared(
         *(step, impl.kit.training.make_predict(model), model, optimizer),
-        deploy=deploy,
+        write=write,
+        read=technique.load_quantized,
         train=train_plain(impl, model),
     )
 

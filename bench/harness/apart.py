@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from bench.harness import memory
-from bench.harness.matches import configure, parent_key
+from bench.harness.matches import configure, files_of, parent_key
 from bench.harness.plan import FRAMEWORKS, Case
 from bench.harness.processes import (
     Failed,
@@ -98,7 +98,8 @@ def cold_starts(
     """First call, memory by phase and the artifact's size of each case, as often as it is there.
 
     `imports`: by case what its match has seen that its own code imports. Where it played none, a
-    rehearsal shows whether there are any. With evidence where no match asks for it.
+    rehearsal shows whether there are any; and where predictions are those of a file that is not
+    there, it writes it. With evidence where no match asks for it.
     """
     failed: set[str] = set()
     seen = dict(imports)
@@ -107,12 +108,14 @@ def cold_starts(
     def measure(case: Case, worker: Worker) -> Apart:
         start = partial(_cold_start, processes, case, data[case.workload.task], seed)
         answer = start(worker, seen.get(case.id) or [])
+        rehearsed = answer["wrote"]
         if seen.get(case.id) is None:
             seen[case.id] = answer["modules"]
-            if answer["modules"]:
-                worker.stop(kill=True)
-                worker = starting(case)
-                answer = _with(worker, partial(start, worker, seen[case.id]))
+            rehearsed = rehearsed or bool(answer["modules"])
+        if rehearsed:
+            worker.stop(kill=True)
+            worker = starting(case)
+            answer = _with(worker, partial(start, worker, seen[case.id]))
         return Apart(answer, imports=seen[case.id])
 
     for case, worker in _started(processes, cases, starting, threads, failed):
@@ -128,6 +131,7 @@ def _cold_start(
     """First call, memory by phase and the artifact's size, after the `imports` of its code."""
     limit = processes.limits.request
     work = {"case": case.message(), "data": data, "weights_seed": seed}
+    work["files"] = files_of(processes, case, seed)
     forked, cache = _is_forked(processes, case), processes.new_folder()
     answer = worker.ask(limit, "memory", **work, imports=imports, cache=cache, forked=forked)
     if not case.timed:
@@ -157,7 +161,7 @@ def probes(
 
     def measure(case: Case, worker: Worker) -> Apart:
         where = {"case": case.message(), "data": data[case.workload.task]}
-        where["forked"] = _is_forked(processes, case)
+        where |= {"forked": _is_forked(processes, case), "files": files_of(processes, case, seed)}
         return Apart(worker.ask(processes.limits.train, "probe", **where, **given))
 
     for case, worker in _started(processes, cases, starting, threads):

@@ -1,10 +1,12 @@
-"""Files that are never half written, and the folder of a run."""
+"""Files that are never half written, nor twice where once is enough, and the folder of a run."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 import os
+import tempfile
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -21,6 +23,20 @@ def replace_file(path: Path, text: str) -> None:
     except OSError as error:
         partial.unlink(missing_ok=True)
         raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def written_once(place: Path, write: Callable[[Path], object]) -> tuple[Path, bool]:
+    """The file or folder that `write(path)` has written in the folder `place`; whether just now.
+
+    It is found if it is whole: whoever writes has a folder of its own, and marks it at the end.
+    """
+    for mark in place.glob("*/whole"):
+        return mark.with_name("model"), False
+    place.mkdir(parents=True, exist_ok=True)
+    path = Path(tempfile.mkdtemp(dir=place)) / "model"
+    write(path)
+    path.with_name("whole").touch()
+    return path, True
 
 
 def new_folder(results: Path) -> Path:

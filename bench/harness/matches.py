@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -86,6 +87,15 @@ def parent_key(case: Case, threads: int) -> ParentKey:
     """The parent whose child a case's worker is; a control has one of its own."""
     arm = "control" if case.variant.role == "control" else "main"
     return ParentKey(case.framework, case.flavour, case.variant.allocator or "tuned", arm, threads)
+
+
+def files_of(processes: Processes, case: Case, seed: int) -> str:
+    """Where the file of a case's predictions lies in this run, for all workers of these weights.
+
+    A control reads that of the row whose work it does once more.
+    """
+    row = Path(case.id).with_name(case.variant.stands_for or case.variant.name)
+    return str(processes.scratch / "files" / row / str(seed))
 
 
 def configure(worker: Worker, limits, seed: int) -> dict:
@@ -252,6 +262,7 @@ class Match:
                 case=case.message(),
                 data=self.data[case.workload.task],
                 weights_seed=self.seed,
+                files=files_of(self.processes, case, self.seed),
             )
         block.weights_sha256 = answer["weights_sha256"]
 

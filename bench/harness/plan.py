@@ -280,7 +280,8 @@ class Work:
 
     `memory_budget`: bytes, or None if none was set. `repetitions`: how often a probe measures what
     it gives a median of. `data`: the folder of the task's data.
-    `folder`: an empty one for what the variant writes; it is deleted when the run ends.
+    `folder`: an empty one for what the variant writes; it is deleted when the run ends. `files`:
+    where all workers of the case find the file of its predictions, see `folders.written_once`.
     """
 
     task: Task
@@ -293,6 +294,7 @@ class Work:
     repetitions: int = 3
     data: str | None = None
     folder: Path | None = None
+    files: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -302,12 +304,13 @@ class Prepared:
     `model` and `optimizer` are counted for the split of memory. Where the framework owns the loop,
     `loop(batches) -> (seconds, loss)` times the steps after its first batch itself. Where the step
     learns from more than labels, `targets(x, y)` gives the tuple that takes the place of y: it is
-    called once for the resident batches, and once for the training of all seeds. `artifact`: the
-    file or folder that would be deployed, whose size counts. Where predictions are those of a file
-    that is made from the model, `deploy() -> (predict, artifact)` makes it from the model as it is:
-    it is called once the model is built, or trained, and gives what takes their place. Where
-    training has stages, `train(stages)` does it all: see `stages.Stages`. It returns the
-    predictions of what it has trained, or None where they are those of `predict` or `deploy`.
+    called once for the resident batches, and once for the training of all seeds. Where predictions
+    are those of a file or folder that would be deployed, `write(path)` makes it from the model as
+    it is, built or trained, and `read(path) -> predict` loads it into its runtime: another process
+    may have written it. The worker then puts what it reads in the place of `predict`, and the path
+    in that of `artifact`, whose size counts. Where training has stages, `train(stages)` does it
+    all: see `stages.Stages`. It returns the predictions of what it has trained, or None where they
+    are those of `predict` or `read`.
     """
 
     step: Callable
@@ -317,5 +320,6 @@ class Prepared:
     loop: Callable | None = None
     targets: Callable | None = None
     artifact: Path | None = None
-    deploy: Callable | None = None
+    write: Callable | None = None
+    read: Callable | None = None
     train: Callable | None = None

@@ -304,12 +304,15 @@ class Run:
         alone: bool,
     ) -> list[Case]:
         """One block of one match; those for whom there was no memory."""
+        # A block has weights and batches of its own. What a prediction takes does not depend on
+        # them: it has the same in all blocks, so that a file is written once for all of them.
+        seed = SEED if match[0].workload.mode == "predict" else SEED + block
         playing = Match(
             processes,
             self._open(start_order(match, number, block)),
             data=data,
             threads=self.threads,
-            seed=SEED + block,
+            seed=seed,
             evidence=block == 0,
             number=number,
             side_by_side=1 if alone else min(self.threads, 4),

@@ -32,13 +32,15 @@ class Weighing:
         imports: list[str],
         cache: str,
         forked: bool,
+        files: str | None = None,
     ) -> dict:
         """Resident peaks by phase and the first call, in a process that has done nothing else.
 
         What the case's own code imports is imported first: `imports` are the modules that it was
         seen to import, wherever it does so. "modules" are those that it imported nevertheless.
         torch.compile's cache on disk outlives processes: `cache` is an empty one. Where the worker
-        is `forked`, it begins with all pages that its parent has.
+        is `forked`, it begins with all pages that its parent has. "wrote": whether the file of
+        `files` was not there, so that what is left of writing it is in the figures.
         """
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
         if forked and not memory.adopt_pages(os.getppid()):
@@ -51,7 +53,7 @@ class Weighing:
         self.imported = set(sys.modules)
         found = {"import_bytes": memory.resident()}
         resets = memory.reset_peak()
-        self._op_build(case, data, weights_seed)
+        wrote = self._op_build(case, data, weights_seed, files)["wrote"]
         found["build_bytes"] = memory.peak()
         model = weakref.ref(self.prepared.model)
         if self.work.mode == "predict":
@@ -80,6 +82,7 @@ class Weighing:
             "device_peak": kit.runtime.device_peak(),
             "artifact": artifact_bytes(self.prepared.artifact),
             "modules": self._modules(),
+            "wrote": wrote,
         }
 
     def _forget_training(self) -> None:

@@ -22,6 +22,7 @@ import numpy as np
 
 from bench.harness import machine, memory, wire
 from bench.harness.accuracy import Training
+from bench.harness.folders import written_once
 from bench.harness.own import KIT, Checking, Side
 from bench.harness.plan import Work
 from bench.harness.sizes import model_size
@@ -112,17 +113,21 @@ class Operations(Timing, Weighing, Training, Checking):
             "matmul_flops": best,
         }
 
-    def _op_build(self, case: dict, data: str, weights_seed: int) -> dict:
-        """Prepare the case and put its batches on the device."""
-        self._prepare(case, weights_seed, data)
-        self._deploy()
+    def _op_build(self, case: dict, data: str, weights_seed: int, files: str | None = None) -> dict:
+        """Prepare the case and put its batches on the device; whether it wrote its file for that.
+
+        `files`: where the file is looked for first, see `matches.files_of`.
+        """
+        self._prepare(case, weights_seed, data, files)
+        wrote = self._deploy()
         batches = self._first_batches(case, weights_seed, data)
         self.batches = self.kit.data.resident_batches(batches)
         if self.prepared.targets and self.work.mode == "train":
             self.batches = self._with_targets(batches)
         weights = self.kit.models.export_weights(self.prepared.model)
         own = isinstance(self.impl, Side)
-        return {"weights_sha256": self.impl.checksum(weights) if own else checksum(weights)}
+        sha256 = self.impl.checksum(weights) if own else checksum(weights)
+        return {"weights_sha256": sha256, "wrote": wrote}
 
     def _first_batches(self, case: dict, seed: int, data: str) -> list:
         """The first batches of the shared stream, or those of a user's file."""
@@ -155,7 +160,9 @@ class Operations(Timing, Weighing, Training, Checking):
         found = [name for name in list(sys.modules) if name not in self.imported]
         return [name for name in found if name.partition(".")[0] not in sys.stdlib_module_names]
 
-    def _find_work(self, case: dict, seed: int, data: str | None = None) -> None:
+    def _find_work(
+        self, case: dict, seed: int, data: str | None = None, files: str | None = None
+    ) -> None:
         self._import(case)
         task, variant = TASKS.get(case["task"]), case["variant"]
         if own_model.is_prepared(data):
@@ -165,6 +172,7 @@ class Operations(Timing, Weighing, Training, Checking):
             task, weights, data = self.impl.task, self.impl.weights, str(self.impl.folder)
         else:
             weights = init_weights(task.model, seed)
+        folder = Path(tempfile.mkdtemp())
         self.work = Work(
             task=task,
             variant=variant["name"],
@@ -173,11 +181,12 @@ class Operations(Timing, Weighing, Training, Checking):
             weights=weights,
             mode=case["mode"],
             data=data,
-            folder=Path(tempfile.mkdtemp()),
+            folder=folder,
+            files=Path(files) if files else folder,
         )
 
-    def _prepare(self, case: dict, seed: int, data: str) -> None:
-        self._find_work(case, seed, data=data)
+    def _prepare(self, case: dict, seed: int, data: str, files: str | None = None) -> None:
+        self._find_work(case, seed, data=data, files=files)
         try:
             self.prepared = self.bench.prepare(self.impl, self.work)
         except ValueError as error:
@@ -185,10 +194,13 @@ class Operations(Timing, Weighing, Training, Checking):
                 raise NotImplementedError(str(error)) from error
             raise
 
-    def _deploy(self) -> None:
-        if self.prepared.deploy:
-            predict, artifact = self.prepared.deploy()
-            self.prepared = replace(self.prepared, predict=predict, artifact=artifact)
+    def _deploy(self) -> bool:
+        """Predict from the model's file, where it has one; whether it had to be written."""
+        if not self.prepared.write:
+            return False
+        path, wrote = written_once(self.work.files, self.prepared.write)
+        self.prepared = replace(self.prepared, predict=self.prepared.read(path), artifact=path)
+        return wrote
 
     @property
     def call(self):
@@ -226,11 +238,12 @@ class Operations(Timing, Weighing, Training, Checking):
         memory_budget: int | None,
         repetitions: int,
         forked: bool,
+        files: str | None = None,
     ) -> dict:
         """What the bench file measures itself, and what it says that was read, sent or agreed."""
         if forked:
             memory.adopt_pages(os.getppid())
-        self._find_work(case, weights_seed, data=data)
+        self._find_work(case, weights_seed, data=data, files=files)
         self.work = replace(self.work, memory_budget=memory_budget, repetitions=repetitions)
         batches = []
         if self.work.task.dataset.kind != "photos":

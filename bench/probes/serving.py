@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from math import ceil
 from pathlib import Path
 from statistics import median
@@ -22,6 +23,7 @@ from statistics import median
 import numpy as np
 
 from bench.harness.examples import examples
+from bench.harness.folders import written_once
 from bench.harness.machine import THREAD_VARIABLES, usable_threads
 from bench.harness.plan import Prepared, Work
 from bench.harness.processes import ROOT
@@ -60,21 +62,15 @@ class Route:
 def prepare(impl, work: Work, route: Route) -> Prepared:
     """Predict by `route`, for a match. A missing package makes the row UNSUPPORTED, by its name."""
     work = live(work)
-    model, path = _export(impl, work, route)
+    model = _model(impl, work)
     optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
-    if path is None:
-        predict = _function(route.make, impl)(model)
-    else:
-        loaded = _load(impl, work, route, path)
-        known: dict[int, tuple] = {}  # of the resident batches: arrays in, as a runtime's user has
-
-        def predict(x):
-            if id(x) not in known:  # before anything is timed; x is kept, and its id with it
-                known[id(x)] = x, arrays(x)
-            return loaded(known[id(x)][1])
-
-        predict.loaded = loaded
-    return Prepared(_not_timed, predict, model, optimizer, artifact=path)
+    if route.export is None:
+        return Prepared(_not_timed, _function(route.make, impl)(model), model, optimizer)
+    return Prepared(
+        *(_not_timed, impl.kit.training.make_predict(model), model, optimizer),
+        write=partial(_write, impl, work, route, model),
+        read=partial(_read, impl, work, route),
+    )
 
 
 def _not_timed(x, y):
@@ -86,28 +82,28 @@ def _function(name: str, impl):
     return getattr(importlib.import_module(module), function)
 
 
-def _export(impl, work: Work, route: Route) -> tuple:
-    """The model, and the file or folder that the route made of it, or None."""
+def _model(impl, work: Work):
     model = impl.kit.models.build(work.task.model, work.weights)
     if hasattr(model, "eval"):
         model.eval()  # once, as for serving; Keras says it in each call
-    if route.export is None:
-        return model, None
+    return model
+
+
+def _write(impl, work: Work, route: Route, model, folder: Path) -> None:
+    """The file that the route makes of the model, in a folder with what belongs to it."""
     example, _ = impl.kit.data.to_device(*_example(work))
-    path = work.folder / "artifact" / route.file
-    path.parent.mkdir(exist_ok=True)
+    folder.mkdir()
     try:
         _function(route.export, impl)(
             model,
             example,
-            path,
+            folder / route.file,
             provenance(work.task, work.weights),
             dynamic_sequence=work.task.model.family == "gpt",
             **work.settings.get("export", {}),
         )
     except ModuleNotFoundError as error:
         raise NotImplementedError(str(error)) from error
-    return model, path.parent  # with what belongs to it
 
 
 def live(work: Work) -> Work:
@@ -134,13 +130,23 @@ def _example(work: Work) -> tuple[np.ndarray, np.ndarray]:
     return np.zeros((2, *spec.input_shape), np.float32), np.zeros(2, np.int64)
 
 
-def _load(impl, work: Work, route: Route, folder: Path):
+def _read(impl, work: Work, route: Route, folder: Path):
+    """Predictions of resident batches: arrays in, as a runtime's user has."""
     try:
         load = _function(route.load, impl)
         settings = work.settings.get("load", {})
-        return load(folder / route.file, threads=usable_threads(), **settings)
+        loaded = load(folder / route.file, threads=usable_threads(), **settings)
     except ModuleNotFoundError as error:
         raise NotImplementedError(str(error)) from error
+    known: dict[int, tuple] = {}
+
+    def predict(x):
+        if id(x) not in known:  # before anything is timed; x is kept, and its id with it
+            known[id(x)] = x, arrays(x)
+        return loaded(known[id(x)][1])
+
+    predict.loaded = loaded
+    return predict
 
 
 def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
@@ -192,7 +198,11 @@ def probe(impl, work: Work, route: Route) -> dict[str, dict]:
     if work.batch_size != 1:
         return {}  # it stands with batch 1
     work = live(work)
-    _, folder = _export(impl, work, route)
+    folder = None
+    if route.export:
+        folder, _ = written_once(
+            work.files, lambda path: _write(impl, work, route, _model(impl, work), path)
+        )
     raw, _ = (np.asarray(part[: BATCHES[-1]]) for part in datasets.load(Path(work.data), "test"))
     if folder is None:
         weights, rows = work.folder / "weights.npz", raw

@@ -224,12 +224,14 @@ def benchmark():
         trained[variant.name] = {"epochs": epochs, "targets": shapes}
         if variant.name.startswith("1_"):  # the beginning of another row
             continue
-        predict, artifact = prepared.deploy()
+        path = work.folder / "model"
+        prepared.write(path)
         found[variant.name] = {
-            "zeros": list(technique.kernel_zeros(artifact).values()),
-            "bytes": artifact.stat().st_size,
+            "zeros": list(technique.kernel_zeros(path).values()),
+            "bytes": path.stat().st_size,
         }
-        deployed, batch = replace(prepared, predict=predict, artifact=artifact), (x[:32], y[:32])
+        deployed = replace(prepared, predict=prepared.read(path), artifact=path)
+        batch = x[:32], y[:32]
         if variant.name in ("0_fp32", "2_pruned_int8"):
             proofs[variant.name] = bench.took_effect(impl, work, deployed, batch)
         if variant.name == "0_fp32":

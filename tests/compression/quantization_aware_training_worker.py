@@ -287,9 +287,10 @@ def evidence():
             folder=Path(tempfile.mkdtemp(dir=FOLDER)),
         )
         prepared = bench.prepare(impl, work)
-        if prepared.deploy:
-            predict, artifact = prepared.deploy()
-            prepared = replace(prepared, predict=predict, artifact=artifact)
+        if prepared.write:
+            path = work.folder / "model"
+            prepared.write(path)
+            prepared = replace(prepared, predict=prepared.read(path), artifact=path)
         batch = images(64)  # as in `files`, whose float32 kernels PyTorch then takes again
         prepared.step(*batch) if mode == "train" else prepared.predict(batch[0])
         found[f"{mode} {variant}"] = bench.took_effect(impl, work, prepared, batch)

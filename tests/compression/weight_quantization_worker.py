@@ -128,9 +128,10 @@ def proof(folder):
         folder=folder,
     )
     prepared = bench.prepare(impl, work)
-    predict, path = prepared.deploy()
-    batch, deployed = kit.data.to_device(codes, codes), replace(prepared, predict=predict)
-    deployed = replace(deployed, artifact=path)
+    path = folder / "int8_weights"
+    prepared.write(path)
+    batch = kit.data.to_device(codes, codes)
+    deployed = replace(prepared, predict=prepared.read(path), artifact=path)
     found = {"as it is": bench.took_effect(impl, work, deployed, batch)}
     with mock.patch.object(integers, "integer_bytes_read", return_value={}):
         found["folded"] = bench.took_effect(impl, work, deployed, batch)

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from bench.harness.plan import Prepared, Technique, Variant, Workload
 from bench.harness.stages import train_on, train_plain
 
 LEAK = 50_000_000
+LEFT = []  # what writing a file leaves in memory
 ARTIFACT = 100_000
 DEVICE_STEP_S = 3e-3
 
@@ -69,12 +71,18 @@ OPTIMIZER = "an optimizer"  # without state
 FEW = ("good", "same", "raises_late", "refuses", "prints")
 SMALL = replace(TECHNIQUE, variants=tuple(v for v in TECHNIQUE.variants if v.name in FEW))
 
-# Predictions are timed, and each case has a probe of its own.
+# Predictions of a file are timed, and each case has a probe of its own.
 PREDICTED = Technique(
     family="faults",
     name="predicted",
     title="Predictions",
-    variants=(Variant("good", role="baseline"), Variant("same"), Variant("raises_in_probe")),
+    variants=(
+        Variant("good", role="baseline"),
+        Variant("same"),
+        Variant("raises_in_probe"),
+        Variant("killed_writing"),
+        Variant("leaves_much"),
+    ),
     workloads=(Workload("digits-cnn", "small", mode="predict"),),
     cold_starts=2,
     probes=True,
@@ -129,11 +137,9 @@ def prepare(impl, work):
         model.points_lost = 5.0
     predict = impl.kit.training.make_predict(model)
     if work.mode == "predict":
-        artifact = work.folder / "model"
-        artifact.mkdir()
-        (artifact / "weights").write_bytes(bytes(ARTIFACT - 1))
-        (artifact / "version").write_bytes(b"1")
-        return Prepared(_raise, _logits_of(model), model, OPTIMIZER, artifact=artifact)
+        write = partial(_write_file, work.variant, model)
+        nothing = {"write": write, "read": _read_file, "train": lambda stages: None}
+        return Prepared(_raise, _raise, model, OPTIMIZER, **nothing)
     predict = _raise if work.variant == "fails_in_training" else predict
     return Prepared(step, predict, model, OPTIMIZER, train=train)
 
@@ -156,11 +162,26 @@ def probe(impl, work, batches):
     }
 
 
-def _logits_of(model):
-    def predict(x):
-        return np.full((len(x), 10), x.mean() + np.abs(model.weights["head.kernel"]).mean())
+def _write_file(variant, model, path):
+    """Predictions need one number of the weights. Each writing is a line in the file `WRITES`."""
+    number = np.abs(model.weights["head.kernel"]).mean(dtype=np.float64)
+    path.mkdir()
+    (path / "weights").write_bytes(number.tobytes() + bytes(ARTIFACT - 9))
+    if log := os.environ.get("WRITES"):
+        with open(log, "a") as file:
+            file.write(f"{variant}\n")
+        if variant == "killed_writing" and Path(log).read_text().count(variant) == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+    if variant == "leaves_much":
+        LEFT.append(np.ones(LEAK, np.uint8))
+    (path / "version").write_bytes(b"1")
 
-    return predict
+
+def _read_file(path):
+    if (path / "version").read_bytes() != b"1":
+        raise ValueError("it is not whole")
+    number = np.frombuffer((path / "weights").read_bytes()[:8])[0]
+    return lambda x: np.full((len(x), 10), x.mean() + number)
 
 
 def _raise(*_):

@@ -238,11 +238,13 @@ def rows(side: str, folder: Path, about: dict, path: Path) -> dict:
         weights=impl.weights,
         mode="predict",
         data=str(impl.folder),
-        folder=Path(tempfile.mkdtemp(dir=folder)),
+        files=Path(tempfile.mkdtemp(dir=folder)),
     )
-    exported = bench_export.prepare(impl, work)
     bench = Operations()
     bench.impl, bench.kit, bench.work = impl, impl.kit, work
+    bench.prepared = bench_export.prepare(impl, work)
+    bench._deploy()
+    exported = bench.prepared
     x, y = impl.kit.data.resident_batches(impl.batches(8))[0]
     losses = [
         bench._loss(predict(x), y)

@@ -26,6 +26,7 @@ import pytest
 from bench.harness import (
     accuracy,
     apart,
+    folders,
     machine,
     matches,
     memory,
@@ -870,7 +871,7 @@ def test_a_model_that_only_the_preparation_holds_is_none_of_the_prediction():
     """A file is made from it, say. Its memory is free before the prediction's is taken."""
     held = np.ones(40 << 20, np.uint8)
     bench = worker.Operations()
-    bench.prepared = Prepared(held.sum, len, held, object(), deploy=held.max)
+    bench.prepared = Prepared(held.sum, len, held, object(), write=held.max)
     before = memory.resident()
     del held
     bench._forget_training()
@@ -909,6 +910,118 @@ def test_an_artifact_s_size_is_kept_and_the_artifact_is_not(predicted):
     good = predicted.cases["pt", "good"]
     assert good["artifact_bytes"] == good["metrics"]["artifact"]["value"] == faulty.ARTIFACT
     assert 0 < good["metrics"]["compressed_artifact"]["value"] < faulty.ARTIFACT / 100
+
+
+@pytest.fixture
+def writes(tmp_path, monkeypatch):
+    """The variants whose files were written, one for each time, in order."""
+    path = tmp_path / "writes"
+    path.touch()
+    monkeypatch.setenv("WRITES", str(path))
+    return lambda: path.read_text().split()
+
+
+def test_a_file_is_written_once_for_all_blocks_and_cold_starts(measure, fakes, writes):
+    names = ("good", "same", "control")
+    found = measure(*names, technique=faulty.PREDICTED, amount=Effort(3, 3, 1))
+    for name in names:
+        case = found.cases["pt", name]
+        assert (case["status"], rounds_of(case)) == ("OK", [3, 3, 3])
+        assert len(case["cold_starts"]) == (0 if name == "control" else 2)
+        one, *others = [(block["weights_sha256"], block["losses"]) for block in case["blocks"]]
+        assert others == [one, one]
+    written = Counter(writes())
+    assert written["same"] == 1
+    # Its control is one more that looks for it, perhaps while the first one writes.
+    assert written["good"] in (1, 2)
+    assert written.keys() == {"good", "same"}
+
+
+def test_training_writes_the_file_of_its_own_weights(fakes, writes, digits, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        worker.Operations,
+        "_evaluate",
+        lambda self, folder, predict: float(predict(np.zeros(1))[0, 0]),
+    )
+    case = predicted_case("good").message()
+    bench = worker.Operations()
+    bench._op_configure("tests.harness.fake_impl", threads=1, seed=0, imports=[])
+    bench._op_build(case, digits, weights_seed=0, files=str(tmp_path / "files"))
+    stages, values = str(tmp_path / "stages"), []
+    for seed in (0, 1, 0):
+        found = bench._op_train(case, digits, seed=seed, stages=stages, prove=False)
+        values.append(found["value"])
+        assert found["artifact"]["bytes"] == faulty.ARTIFACT
+    assert len(writes()) == 4
+    assert values[0] == values[2] != values[1]
+
+
+def predicted_case(name):
+    """A case whose predictions are those of a file."""
+    every = cases_of(faulty.PREDICTED, "tests.harness.faulty", "default")
+    return next(case for case in every if case.variant.name == name)
+
+
+def built(started, case, data, seed=0):
+    """What a new worker that looks for the file of weights of `seed` answers."""
+    peer = started.fork(KEY, case.variant.name)
+    try:
+        configure(peer, LIMITS, seed=0)
+        files = matches.files_of(started, case, seed)
+        work = {"case": case.message(), "data": data, "weights_seed": seed, "files": files}
+        return peer.ask(30, "build", **work)
+    finally:
+        peer.stop(kill=True)
+
+
+def test_a_worker_that_is_killed_while_it_writes_leaves_nothing_to_be_found(
+    started, digits, writes
+):
+    started.start_parents([KEY])
+    case = predicted_case("killed_writing")
+    with pytest.raises(Failed, match="was killed by SIGKILL during build"):
+        built(started, case, digits)
+    assert [built(started, case, digits)["wrote"] for _ in range(2)] == [True, False]
+    assert writes() == ["killed_writing"] * 2
+
+
+def test_other_weights_have_a_file_of_their_own(started, digits, writes):
+    started.start_parents([KEY])
+    case = predicted_case("same")
+    wrote = [built(started, case, digits, seed=seed)["wrote"] for seed in (0, 1, 0, 1)]
+    assert wrote == [True, True, False, False]
+    assert len(writes()) == 2
+
+
+def test_those_who_write_at_once_do_not_write_into_one_path(tmp_path):
+    """Both files are whole, and one of them is found from then on."""
+    paths, inner = [], []
+
+    def write(path):
+        path.touch()
+        paths.append(path)
+
+    def write_while_another_does(path):
+        inner.append(folders.written_once(tmp_path / "place", write))
+        write(path)
+
+    outer = folders.written_once(tmp_path / "place", write_while_another_does)
+    found = folders.written_once(tmp_path / "place", write)
+    assert [wrote for _, wrote in (outer, *inner, found)] == [True, True, False]
+    assert len(set(paths)) == len(paths) == 2
+    assert found[0] in paths
+
+
+@linux
+def test_a_cold_start_reads_a_file_and_holds_nothing_of_writing_it(started, digits, writes):
+    """Whether a match has written it before or, as where a run is taken up, it is not there."""
+    cases = [predicted_case(name) for name in ("same", "leaves_much", "leaves_much")]
+    plain, *large = (found["memory"] for found in cold_starts(started, cases, digits))
+    assert Counter(writes()) == {"same": 1, "leaves_much": 1}
+    for phase in ("build_bytes", "first_step_peak_bytes", "steady_peak_bytes"):
+        for each in large:
+            above = [found[phase] - found["import_bytes"] for found in (plain, each)]
+            assert abs(above[1] - above[0]) < faulty.LEAK / 5, phase
 
 
 def test_nothing_starts_while_something_is_measured_apart(measure, fakes, monkeypatch):

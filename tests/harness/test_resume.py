@@ -111,6 +111,7 @@ class MadeUp:
             "parts": {"parameters": 1, "gradients": 1, "optimizer": 0},
             "device_peak": None,
             "modules": [],
+            "wrote": False,
         }
 
     def probes(self, processes, cases, *, done, **given):
