@@ -89,9 +89,9 @@ def _figure(unit: str, samples: list) -> dict:
 class Epochs:
     """What epochs took: seconds of the clock, and of all CPUs.
 
-    `rate` is in images a second, after as many batches as there are cores: until then the pipeline
-    fills, and what is under way would count for nothing. `first_batch_s` is that of an epoch, on
-    average.
+    `rate` is in images a second, after as many batches as there are cores, half of them at most:
+    until then the pipeline fills, and what is under way would count for nothing. `first_batch_s` is
+    that of an epoch, on average.
     """
 
     images: int
@@ -113,7 +113,7 @@ class Pipeline:
     def epochs(self, count: int = 1) -> Epochs:
         """Take all batches of the next epochs, and do nothing with them."""
         cpu, begin = self._cpu_s(), time.perf_counter()
-        filling, images, filled_s, first_s = usable_threads(), 0, 0.0, 0.0
+        images, filled_s, first_s = 0, 0.0, 0.0
         for _ in range(count):
             start, times, labels = time.perf_counter(), [], []
             for _, some in self._loader:
@@ -122,6 +122,7 @@ class Pipeline:
             sizes = [len(some) for some in labels]
             if sum(sizes) != self._images:
                 raise RuntimeError(f"an epoch had {sum(sizes)} of {self._images} images")
+            filling = min(usable_threads(), len(sizes) // 2)
             images += sum(sizes[filling:])
             filled_s += times[-1] - times[filling - 1]
             first_s += times[0] - start

@@ -48,7 +48,7 @@ def request_of(tmp_path):
 @pytest.mark.alone
 def test_a_process_is_measured_from_its_creation(request_of, tmp_path):
     before = time.monotonic()
-    found = serving._serve(request_of(wait_s=0.02), 1, [], tmp_path)
+    found = serving._serve(request_of(wait_s=0.02), 1, [], 3.0, tmp_path)
     assert 0.02 < found["start"] < time.monotonic() - before
     assert 0.02 <= found["latency"] <= found["latency_p95"]
     assert found["latency_p99"] is None  # fewer than a thousand calls
@@ -56,37 +56,43 @@ def test_a_process_is_measured_from_its_creation(request_of, tmp_path):
     assert found["rates"] == {}
 
 
-def test_a_process_for_rates_alone_measures_nothing_else(request_of, tmp_path):
-    found = serving._serve(request_of(wait_s=0.01), 1, [1], tmp_path, only_rates=True)
-    assert set(found) == {"ready", "threads", "rates", "start"}
+def test_a_process_without_latency_predicts_one_sample_and_measures_rates(request_of, tmp_path):
+    found = serving._serve(request_of(wait_s=0.01), 1, [1], 0, tmp_path)
+    assert set(found) == {"ready", "threads", "memory", "rates", "start"}
+
+
+def test_slow_predictions_end_after_the_time_that_is_asked_for():
+    begin = time.monotonic()
+    server.latency(lambda x: time.sleep(0.02), None, 0.6)
+    assert 0.6 < time.monotonic() - begin < 2.0
 
 
 def test_memory_is_the_process_s_own_peak(request_of, tmp_path):
-    small = serving._serve(request_of(), 1, [], tmp_path)["memory"]
-    large = serving._serve(request_of(grows=25_000_000), 1, [], tmp_path)["memory"]
+    small = serving._serve(request_of(), 1, [], 0, tmp_path)["memory"]
+    large = serving._serve(request_of(grows=25_000_000), 1, [], 0, tmp_path)["memory"]
     assert 190e6 < large - small < 210e6  # 200 MB
 
 
 @pytest.mark.alone
 def test_rates_are_samples_a_second_at_each_batch_size(request_of, tmp_path):
-    found = serving._serve(request_of(wait_s=0.01), 1, [1, 64], tmp_path)
+    found = serving._serve(request_of(wait_s=0.01), 1, [1, 64], 0, tmp_path)
     assert 60 < found["rates"]["1"] <= 100
     assert 60 * 64 < found["rates"]["64"] <= 100 * 64
 
 
 def test_a_percentile_of_a_hundred_takes_a_thousand_calls():
-    found = server.latency(lambda x: None, None)
+    found = server.latency(lambda x: None, None, 3.0)
     assert found["latency"] <= found["latency_p95"] <= found["latency_p99"]
 
 
 def test_threads_that_are_not_those_asked_for_fail(request_of, tmp_path):
     with pytest.raises(RuntimeError, match="1 threads were asked for, it runs 2"):
-        serving._serve(request_of("ignores threads"), 1, [], tmp_path)
+        serving._serve(request_of("ignores threads"), 1, [], 0, tmp_path)
 
 
 def test_a_process_that_fails_says_why(request_of, tmp_path):
     with pytest.raises(RuntimeError, match=r"a fresh process failed: TypeError: .*unknown"):
-        serving._serve(request_of(unknown=1), 1, [], tmp_path)
+        serving._serve(request_of(unknown=1), 1, [], 0, tmp_path)
 
 
 # The proof ----------------------------------------------------------------------------------------
