@@ -207,12 +207,12 @@ def work_limit(
 
     It is that of the technique in the package of a side, whose `work_rate` gets the settings.
 
-    They are forks of this process as long as it has done nothing in other threads, since those
-    would be missed, and a framework's are set once a process; else they are fresh. RuntimeError
-    where one ends early.
+    They are forks of this process where they would miss no thread of it: as long as it has only
+    one, or with PyTorch, whose DataLoader forks its workers, too, from a process that has set its
+    threads. Else they are fresh, and import the framework. RuntimeError where one ends early.
     """
-    alone = THREADS.exists() and len(list(THREADS.iterdir())) == 1
-    context = multiprocessing.get_context("fork" if alone else "spawn")
+    forks = THREADS.exists() and (package == "pt_impl" or len(list(THREADS.iterdir())) == 1)
+    context = multiprocessing.get_context("fork" if forks else "spawn")
     cores = usable_threads()
     pipes, processes = [], []
 

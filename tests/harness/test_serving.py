@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,6 +17,7 @@ from shared.provenance import provenance
 from shared.specs import TASKS, DatasetSpec
 
 TASK = TASKS["digits-cnn"]
+WEIGHTS = {"w": np.ones(2, np.float32)}
 
 
 def load_slowly(path, *, threads, wait_s=0.0, grows=0):
@@ -95,9 +97,52 @@ def test_a_process_that_fails_says_why(request_of, tmp_path):
         serving._serve(request_of(unknown=1), 1, [], 0, tmp_path)
 
 
+@pytest.fixture
+def asked(monkeypatch, tmp_path):
+    """What `probe` asks fresh processes for, and its figures, by the repetitions of a run."""
+    spec = DatasetSpec("few", "digits", train_size=4, test_size=64)
+    data = datasets.materialise(spec, tmp_path)
+    monkeypatch.setattr(serving, "usable_threads", lambda: 2)
+    monkeypatch.setattr(serving, "_export", lambda *_: (None, None))
+    times = dict.fromkeys(("latency", "latency_p95", "latency_p99", "load"), 0.001)
+
+    def ask(repetitions):
+        requests = []
+
+        def serve(request, threads, batches, longest_s, folder):
+            requests.append((threads, batches, longest_s))
+            found = {"start": float(len(requests)), "memory": 1, "threads": threads}
+            found["rates"] = {str(size): 100.0 * size for size in batches}
+            return found | (times if longest_s else {})
+
+        monkeypatch.setattr(serving, "_serve", serve)
+        work = Work(TASK, "plain", {}, 1, WEIGHTS, "predict", data=str(data), folder=tmp_path)
+        work = replace(work, repetitions=repetitions)
+        found = serving.probe(SimpleNamespace(__name__="pt_impl"), work, serving.Route(make="m:f"))
+        return requests, found
+
+    return ask
+
+
+def test_a_default_run_starts_twice_and_finds_the_rest_in_one_process(asked):
+    requests, found = asked(3)
+    assert requests == [(2, [64], 1.0), (2, [], 0)]
+    assert found["start"]["samples"] == [1.0, 2.0]
+    assert found["rate_2_threads_batch_64"]["samples"] == [6400.0]
+    assert {len(found[name]["samples"]) for name in ("latency", "load", "memory")} == {1}
+    assert not [name for name in found if name.startswith("rate_1_")]
+
+
+def test_a_full_run_finds_all_in_four_processes_on_one_thread_and_on_all(asked):
+    requests, found = asked(7)
+    sizes = [1, 2, 4, 8, 16, 32, 64]
+    assert requests == [(2, sizes, 3.0)] * 4 + [(1, sizes, 0)] * 4
+    assert len([name for name in found if name.startswith("rate_")]) == 2 * len(sizes)
+    assert {len(each["samples"]) for each in found.values()} == {4}
+
+
 # The proof ----------------------------------------------------------------------------------------
 
-WEIGHTS = {"w": np.ones(2, np.float32)}
 LOGITS = np.array([[0.1, 2.0], [3.0, 2.9999]])
 
 
