@@ -417,7 +417,7 @@ TASKS: dict[str, Task] = {
         Task(
             name="photos",
             dataset=DatasetSpec(
-                "photos", "photos", train_size=1_024, test_size=0, image_size=256, num_classes=6
+                "photos", "photos", train_size=512, test_size=0, image_size=256, num_classes=6
             ),
             model=CNNSpec((224, 224, 3), ((16, 2), (32, 2), (64, 2), (64, 2)), num_classes=6),
             recipe=Recipe("sgd", learning_rate=0.02, epochs=1, accuracy_batch_size=32),

@@ -126,7 +126,10 @@ TECHNIQUE = Technique(
         "that import the runtime alone: start is the time from the creation of the process to its "
         "first prediction, files in the page cache; load is reading the model once all is "
         "imported; memory is the peak of the whole process at batch 1; latency is the median of "
-        "predictions of one sample, beside it p95, and p99 where a thousand calls were made.",
+        "predictions of one sample, beside it p95, and p99 where a thousand calls were made. "
+        "Samples/s are of batches of 64 on all threads, in a full run of smaller ones and on one "
+        "thread, too. There every figure is from four processes; in a default run the start is "
+        "from two, and the rest from one.",
         "Precision is pinned: OpenVINO takes bfloat16 by itself where the CPU has it. ONNX "
         "Runtime's CPU kernels have float32 and integers alone on x86; litert_fp16 has float16 "
         "weights in its file and computes in float32. int8 takes its ranges from "

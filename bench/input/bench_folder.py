@@ -30,6 +30,7 @@ TECHNIQUE = Technique(
         Variant(
             "fast_decoder",
             {"loader": "parallel", "decoder": "fast"},
+            effort="ordinary",
             measured=WARM,
             title="workers, the fast decoder",
         ),

@@ -8,7 +8,7 @@ from bench.harness.plan import WARM, Prepared, Technique, Variant, Work, Workloa
 from bench.probes import pipelines
 from shared.conversion import convert
 
-SAMPLES = 64  # a shard
+SAMPLES = 32  # a shard
 
 TECHNIQUE = Technique(
     family="input",

@@ -7,7 +7,7 @@ from bench.harness.plan import WARM, Prepared, Technique, Variant, Work, Workloa
 from bench.probes import pipelines
 from shared.conversion import convert
 
-SAMPLES = 64  # a shard: there are enough of them for every worker
+SAMPLES = 32  # a shard: there are enough of them for every worker
 
 TECHNIQUE = Technique(
     family="input",

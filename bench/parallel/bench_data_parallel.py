@@ -42,7 +42,7 @@ TECHNIQUE = Technique(
     title="Data parallelism: one and two replicas on one machine",
     variants=(
         _row("processes", "a process a replica", "default", role="baseline"),
-        _row("one_process", "replicas in one process", "default"),
+        _row("one_process", "replicas in one process", "ordinary"),
         _row("sharded", "sharded states", "ordinary"),
         _row(
             "synchronised_norm",

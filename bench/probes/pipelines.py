@@ -89,9 +89,9 @@ def _figure(unit: str, samples: list) -> dict:
 class Epochs:
     """What epochs took: seconds of the clock, and of all CPUs.
 
-    `rate` is in images a second, after as many batches as there are cores: until then the pipeline
-    fills, and what is under way would count for nothing. `first_batch_s` is that of an epoch, on
-    average.
+    `rate` is in images a second, after as many batches as there are cores, half of them at most:
+    until then the pipeline fills, and what is under way would count for nothing. `first_batch_s` is
+    that of an epoch, on average.
     """
 
     images: int
@@ -113,7 +113,7 @@ class Pipeline:
     def epochs(self, count: int = 1) -> Epochs:
         """Take all batches of the next epochs, and do nothing with them."""
         cpu, begin = self._cpu_s(), time.perf_counter()
-        filling, images, filled_s, first_s = usable_threads(), 0, 0.0, 0.0
+        images, filled_s, first_s = 0, 0.0, 0.0
         for _ in range(count):
             start, times, labels = time.perf_counter(), [], []
             for _, some in self._loader:
@@ -122,6 +122,7 @@ class Pipeline:
             sizes = [len(some) for some in labels]
             if sum(sizes) != self._images:
                 raise RuntimeError(f"an epoch had {sum(sizes)} of {self._images} images")
+            filling = min(usable_threads(), len(sizes) // 2)
             images += sum(sizes[filling:])
             filled_s += times[-1] - times[filling - 1]
             first_s += times[0] - start
@@ -206,12 +207,12 @@ def work_limit(
 
     It is that of the technique in the package of a side, whose `work_rate` gets the settings.
 
-    They are forks of this process as long as it has done nothing in other threads, since those
-    would be missed, and a framework's are set once a process; else they are fresh. RuntimeError
-    where one ends early.
+    They are forks of this process where they would miss no thread of it: as long as it has only
+    one, or with PyTorch, whose DataLoader forks its workers, too, from a process that has set its
+    threads. Else they are fresh, and import the framework. RuntimeError where one ends early.
     """
-    alone = THREADS.exists() and len(list(THREADS.iterdir())) == 1
-    context = multiprocessing.get_context("fork" if alone else "spawn")
+    forks = THREADS.exists() and (package == "pt_impl" or len(list(THREADS.iterdir())) == 1)
+    context = multiprocessing.get_context("fork" if forks else "spawn")
     cores = usable_threads()
     pipes, processes = [], []
 

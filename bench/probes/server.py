@@ -22,20 +22,20 @@ from bench.harness import memory
 
 CALLS = 1_000  # of a latency, from which a 99th percentile is given; in half a second at least;
 SHORTEST_S = 0.5
-FEWEST_CALLS = 20  # and no more than these once it takes
-LONGEST_S = 3.0
+FEWEST_CALLS = 20  # and no more than these once it takes as long as is asked for
 RATE_S = 0.2  # of calls at each batch size, but at least
 FEWEST_RATE_CALLS = 3
 
 
 def serve(
-    load: str, arguments: dict, rows: str, threads: int, batches: list[int], only_rates: bool
+    load: str, arguments: dict, rows: str, threads: int, batches: list[int], longest_s: float
 ) -> dict:
-    """What a process finds that starts, loads, predicts one sample, then one after the other.
+    """What a process finds that starts, loads and predicts one sample: when, and its peak memory.
 
-    rows: a .npy file of samples. batches: sizes whose samples/s are measured after that, and then
-    how long loading takes once everything is imported. only_rates: nothing but the samples/s.
-    Times are in seconds, memory in bytes.
+    rows: a .npy file of samples. longest_s: after which slow predictions of one sample, one after
+    the other, are enough for a latency; with 0 there is none, nor how long loading takes once
+    everything is imported. batches: sizes whose samples/s are measured in between. Times are in
+    seconds, memory in bytes.
     """
     x = np.load(rows, mmap_mode="r", allow_pickle=False)  # only what is used is read
     module, _, function = load.partition(":")
@@ -45,17 +45,18 @@ def serve(
     one = convert(np.array(x[:1]))
     predict(one)
     found = {"ready": time.monotonic(), "threads": predict.threads}
-    if not only_rates:
-        found |= latency(predict, one) | {"memory": memory.peak()}
+    if longest_s:
+        found |= latency(predict, one, longest_s)
+    found["memory"] = memory.peak()
     found["rates"] = {size: rate(predict, convert(np.array(x[:size])), size) for size in batches}
-    if not only_rates:
+    if longest_s:
         start = time.perf_counter()
         make(**arguments, threads=threads)
         found["load"] = time.perf_counter() - start
     return found
 
 
-def latency(predict, one) -> dict:
+def latency(predict, one, longest_s: float) -> dict:
     """Median and 95th percentile of predictions of one sample; the 99th of a thousand or more."""
     times: list[float] = []
     begin = time.perf_counter()
@@ -63,7 +64,7 @@ def latency(predict, one) -> dict:
     def enough(least: int, seconds: float) -> bool:
         return len(times) >= least and time.perf_counter() - begin > seconds
 
-    while not (enough(CALLS, SHORTEST_S) or enough(FEWEST_CALLS, LONGEST_S)):
+    while not (enough(CALLS, SHORTEST_S) or enough(FEWEST_CALLS, longest_s)):
         start = time.perf_counter()
         predict(one)
         times.append(time.perf_counter() - start)

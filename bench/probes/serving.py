@@ -3,7 +3,8 @@
 A route is a function of the technique that writes a file and a loader that makes `predict(array) ->
 array` of it; in place there is no file, and the framework predicts. A match times predictions of a
 process that also holds the framework. What only a process of its own can tell (start, load, memory,
-latency, samples/s by batch size and threads) comes from fresh ones (`bench/probes/server.py`).
+latency, samples/s by batch size and threads) comes from fresh ones (`bench/probes/server.py`): of a
+short run from one, but for the start.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from shared.own_model import arrays, first
 from shared.provenance import provenance
 
 BATCHES = [1, 2, 4, 8, 16, 32, 64]
-FEW_BATCHES = [1, 8, 64]  # where a run is short
-THOROUGH = 7  # repetitions from which a run is not
+THOROUGH = 7  # repetitions from which a run is not short: that has the largest batch alone
+LATENCY_S, SHORT_LATENCY_S = 3.0, 1.0  # of slow predictions of one sample
 LIMIT_S = 600  # after which a process counts as hung; ResNet-50 on one thread takes minutes
 CHECKED = 256  # samples of the test split on which an export is held against its model
 # How far an output may be from the model's, as a share of the model's largest, and how many classes
@@ -193,7 +194,9 @@ def probe(impl, work: Work, route: Route) -> dict[str, dict]:
     """Start, load, memory, latency at batch 1; samples/s by batch size on one and on all threads.
 
     Every figure is the median over fresh processes, half as many as a probe has repetitions: to
-    start a framework takes seconds. Files are in the page cache.
+    start a framework takes seconds. In a short run this holds of the start alone, and the first
+    process finds the rest, on all threads: samples/s of the largest batch. Files are in the page
+    cache.
     """
     if work.batch_size != 1:
         return {}  # it stands with batch 1
@@ -216,14 +219,18 @@ def probe(impl, work: Work, route: Route) -> dict[str, dict]:
         arguments |= {"path": str(folder / route.file)}
     np.save(work.folder / "rows.npy", rows)
     request = {"load": load, "arguments": arguments, "rows": str(work.folder / "rows.npy")}
-    batches = BATCHES if work.repetitions >= THOROUGH else FEW_BATCHES
-    starts = range(ceil(work.repetitions / 2))
-    found = [_serve(request, usable_threads(), batches, work.folder) for _ in starts]
-    sweeps = {usable_threads(): found}
-    if 1 not in sweeps:
-        sweeps[1] = [_serve(request, 1, batches, work.folder, only_rates=True) for _ in starts]
+    thorough, threads = work.repetitions >= THOROUGH, usable_threads()
+    batches = BATCHES if thorough else BATCHES[-1:]
+    longest_s = LATENCY_S if thorough else SHORT_LATENCY_S
+    starts = ceil(work.repetitions / 2)
+    whole = starts if thorough else 1
+    found = [_serve(request, threads, batches, longest_s, work.folder) for _ in range(whole)]
+    others = [_serve(request, threads, [], 0, work.folder) for _ in range(starts - whole)]
+    sweeps = {threads: found}
+    if thorough and threads > 1:
+        sweeps[1] = [_serve(request, 1, batches, 0, work.folder) for _ in range(whole)]
     figures = {
-        "start": _figure("s", [one["start"] for one in found]),
+        "start": _figure("s", [one["start"] for one in found + others]),
         "load": _figure("ms", [1e3 * one["load"] for one in found]),
         "memory": _figure("bytes", [one["memory"] for one in found]),
     }
@@ -237,14 +244,12 @@ def probe(impl, work: Work, route: Route) -> dict[str, dict]:
     return figures | _sizes(folder)
 
 
-def _serve(
-    request: dict, threads: int, batches: list[int], folder: Path, only_rates: bool = False
-) -> dict:
+def _serve(request: dict, threads: int, batches: list[int], longest_s: float, folder: Path) -> dict:
     """Ask a fresh process; `start` is the time from its creation to its first prediction."""
     answer, asked = folder / "answer.json", folder / "request.json"
     answer.unlink(missing_ok=True)
     whole = request | {"threads": threads, "batches": batches, "answer": str(answer)}
-    whole["only_rates"] = only_rates
+    whole["longest_s"] = longest_s
     asked.write_text(json.dumps(whole), encoding="utf-8")
     environment = os.environ | dict.fromkeys(THREAD_VARIABLES, str(threads))
     start = time.monotonic()  # one clock for all processes of the machine

@@ -31,7 +31,7 @@ TECHNIQUE = Technique(
     title="Largest batch within a memory budget",
     variants=(
         Variant("fp32", role="baseline", measured=WARM, title="float32"),
-        Variant("bf16", measured=WARM, title="bfloat16"),
+        Variant("bf16", effort="ordinary", measured=WARM, title="bfloat16"),
         Variant("checkpointed", effort="ordinary", measured=WARM, title="activation checkpointing"),
         Variant(
             "accumulated",

@@ -38,6 +38,12 @@ from pt_impl.kit import runtime
 from shared import parallel, scratch
 
 _KEPT = 2  # checkpoints
+# What torchrun would tell a run of one process, which does without: importing torch takes seconds.
+_ALONE = {
+    **{"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"},
+    **{"MASTER_ADDR": parallel.LOOPBACK, "MASTER_PORT": "0"},
+    "TORCHELASTIC_USE_AGENT_STORE": "False",
+}
 _FULL = states.StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
@@ -70,14 +76,19 @@ def launch(
         parallel.check(data, run, settings)
         threads = parallel.threads_each(run.threads, count)
         out = folder / "result.npz"
-        # A file to meet at, since the store that torchrun would open listens on every interface.
-        command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1", "--max-restarts=0"]
-        command += [f"--nproc-per-node={count}", f"--local-addr={parallel.LOOPBACK}"]
-        command += ["--rdzv-backend=c10d", "--rdzv-conf=store_type=file", "--rdzv-id=replicas"]
-        command += [f"--rdzv-endpoint={folder}/rendezvous", "-m", __spec__.name, f"--out={out}"]
-        command += [*parallel.arguments(make, build, data, run, settings), f"--threads={threads}"]
         environment = parallel.environment(threads)
-        environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+        command = [sys.executable, "-m"]
+        if count == 1:
+            environment |= _ALONE
+        else:
+            # A file to meet at: the store that torchrun would open listens on every interface.
+            command += ["torch.distributed.run", "--nnodes=1", "--max-restarts=0"]
+            command += [f"--nproc-per-node={count}", f"--local-addr={parallel.LOOPBACK}"]
+            command += ["--rdzv-backend=c10d", "--rdzv-conf=store_type=file", "--rdzv-id=replicas"]
+            command += [f"--rdzv-endpoint={folder}/rendezvous", "-m"]
+            environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+        command += [__spec__.name, f"--out={out}", f"--threads={threads}"]
+        command += parallel.arguments(make, build, data, run, settings)
         parallel.run([(command, environment)])
         return parallel.Result.load(out)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,6 +17,7 @@ from shared.provenance import provenance
 from shared.specs import TASKS, DatasetSpec
 
 TASK = TASKS["digits-cnn"]
+WEIGHTS = {"w": np.ones(2, np.float32)}
 
 
 def load_slowly(path, *, threads, wait_s=0.0, grows=0):
@@ -48,7 +50,7 @@ def request_of(tmp_path):
 @pytest.mark.alone
 def test_a_process_is_measured_from_its_creation(request_of, tmp_path):
     before = time.monotonic()
-    found = serving._serve(request_of(wait_s=0.02), 1, [], tmp_path)
+    found = serving._serve(request_of(wait_s=0.02), 1, [], 3.0, tmp_path)
     assert 0.02 < found["start"] < time.monotonic() - before
     assert 0.02 <= found["latency"] <= found["latency_p95"]
     assert found["latency_p99"] is None  # fewer than a thousand calls
@@ -56,42 +58,91 @@ def test_a_process_is_measured_from_its_creation(request_of, tmp_path):
     assert found["rates"] == {}
 
 
-def test_a_process_for_rates_alone_measures_nothing_else(request_of, tmp_path):
-    found = serving._serve(request_of(wait_s=0.01), 1, [1], tmp_path, only_rates=True)
-    assert set(found) == {"ready", "threads", "rates", "start"}
+def test_a_process_without_latency_predicts_one_sample_and_measures_rates(request_of, tmp_path):
+    found = serving._serve(request_of(wait_s=0.01), 1, [1], 0, tmp_path)
+    assert set(found) == {"ready", "threads", "memory", "rates", "start"}
+
+
+def test_slow_predictions_end_after_the_time_that_is_asked_for():
+    begin = time.monotonic()
+    server.latency(lambda x: time.sleep(0.02), None, 0.6)
+    assert 0.6 < time.monotonic() - begin < 2.0
 
 
 def test_memory_is_the_process_s_own_peak(request_of, tmp_path):
-    small = serving._serve(request_of(), 1, [], tmp_path)["memory"]
-    large = serving._serve(request_of(grows=25_000_000), 1, [], tmp_path)["memory"]
+    small = serving._serve(request_of(), 1, [], 0, tmp_path)["memory"]
+    large = serving._serve(request_of(grows=25_000_000), 1, [], 0, tmp_path)["memory"]
     assert 190e6 < large - small < 210e6  # 200 MB
 
 
 @pytest.mark.alone
 def test_rates_are_samples_a_second_at_each_batch_size(request_of, tmp_path):
-    found = serving._serve(request_of(wait_s=0.01), 1, [1, 64], tmp_path)
+    found = serving._serve(request_of(wait_s=0.01), 1, [1, 64], 0, tmp_path)
     assert 60 < found["rates"]["1"] <= 100
     assert 60 * 64 < found["rates"]["64"] <= 100 * 64
 
 
 def test_a_percentile_of_a_hundred_takes_a_thousand_calls():
-    found = server.latency(lambda x: None, None)
+    found = server.latency(lambda x: None, None, 3.0)
     assert found["latency"] <= found["latency_p95"] <= found["latency_p99"]
 
 
 def test_threads_that_are_not_those_asked_for_fail(request_of, tmp_path):
     with pytest.raises(RuntimeError, match="1 threads were asked for, it runs 2"):
-        serving._serve(request_of("ignores threads"), 1, [], tmp_path)
+        serving._serve(request_of("ignores threads"), 1, [], 0, tmp_path)
 
 
 def test_a_process_that_fails_says_why(request_of, tmp_path):
     with pytest.raises(RuntimeError, match=r"a fresh process failed: TypeError: .*unknown"):
-        serving._serve(request_of(unknown=1), 1, [], tmp_path)
+        serving._serve(request_of(unknown=1), 1, [], 0, tmp_path)
+
+
+@pytest.fixture
+def asked(monkeypatch, tmp_path):
+    """What `probe` asks fresh processes for, and its figures, by the repetitions of a run."""
+    spec = DatasetSpec("few", "digits", train_size=4, test_size=64)
+    data = datasets.materialise(spec, tmp_path)
+    monkeypatch.setattr(serving, "usable_threads", lambda: 2)
+    monkeypatch.setattr(serving, "_export", lambda *_: (None, None))
+    times = dict.fromkeys(("latency", "latency_p95", "latency_p99", "load"), 0.001)
+
+    def ask(repetitions):
+        requests = []
+
+        def serve(request, threads, batches, longest_s, folder):
+            requests.append((threads, batches, longest_s))
+            found = {"start": float(len(requests)), "memory": 1, "threads": threads}
+            found["rates"] = {str(size): 100.0 * size for size in batches}
+            return found | (times if longest_s else {})
+
+        monkeypatch.setattr(serving, "_serve", serve)
+        work = Work(TASK, "plain", {}, 1, WEIGHTS, "predict", data=str(data), folder=tmp_path)
+        work = replace(work, repetitions=repetitions)
+        found = serving.probe(SimpleNamespace(__name__="pt_impl"), work, serving.Route(make="m:f"))
+        return requests, found
+
+    return ask
+
+
+def test_a_default_run_starts_twice_and_finds_the_rest_in_one_process(asked):
+    requests, found = asked(3)
+    assert requests == [(2, [64], 1.0), (2, [], 0)]
+    assert found["start"]["samples"] == [1.0, 2.0]
+    assert found["rate_2_threads_batch_64"]["samples"] == [6400.0]
+    assert {len(found[name]["samples"]) for name in ("latency", "load", "memory")} == {1}
+    assert not [name for name in found if name.startswith("rate_1_")]
+
+
+def test_a_full_run_finds_all_in_four_processes_on_one_thread_and_on_all(asked):
+    requests, found = asked(7)
+    sizes = [1, 2, 4, 8, 16, 32, 64]
+    assert requests == [(2, sizes, 3.0)] * 4 + [(1, sizes, 0)] * 4
+    assert len([name for name in found if name.startswith("rate_")]) == 2 * len(sizes)
+    assert {len(each["samples"]) for each in found.values()} == {4}
 
 
 # The proof ----------------------------------------------------------------------------------------
 
-WEIGHTS = {"w": np.ones(2, np.float32)}
 LOGITS = np.array([[0.1, 2.0], [3.0, 2.9999]])
 
 
