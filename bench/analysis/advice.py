@@ -109,7 +109,7 @@ def advice(record: Record) -> list[Advice]:
                 key = (row.case["task"], row.case["batch_size"], row.mode)
                 key = key[:1] if figure == ACCURACY else key  # which no batch and no mode changes
                 works.setdefault(key, []).append(row)
-        ordered = sorted(works.values(), key=lambda own: (not own[0].large, -_safe(own)))
+        ordered = sorted(works.values(), key=_rank)
         first: set[Any] = set()
         for own in ordered:
             size: Any = None if question.family else bool(own[0].large)
@@ -120,8 +120,10 @@ def advice(record: Record) -> list[Advice]:
     return found
 
 
-def _safe(own: list[Row]) -> int:
-    return sum(bool(row.accuracy.kept) for row in own)
+def _rank(own: list[Row]) -> tuple:
+    """Large models first, then by how many rows keep accuracy, then the larger batch."""
+    safe = sum(bool(row.accuracy.kept) for row in own)
+    return not own[0].large, -safe, -own[0].case["batch_size"]
 
 
 def _advice(question: Question, figure: str, own: list[Row], effects: Effects) -> Advice:
