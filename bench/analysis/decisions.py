@@ -61,7 +61,7 @@ GOALS = {
         Goal("latency", "time", "time of a prediction", "ms", 1e-3, (PREDICT,)),
         Goal("throughput", "rate", "samples per second", "samples/s", 1.0,
              (INPUT, DEVICES, PROBE), less=False),
-        Goal("accuracy", "gained", "gained over the plain training", "points", 1.0,
+        Goal("accuracy", "gained", "points gained over the plain training", "points", 1.0,
              (RECIPE,), less=False),
         Goal("memory", "memory", "peak memory above import", "MB", 1e6, (TRAIN, PREDICT)),
         Goal("cold-start", "first_call", "first call in a new process", "s", 1.0,
@@ -631,9 +631,3 @@ def _helps(option: Option, kept: list[Option], goal: Goal, limits: Limits) -> bo
         if theirs and (theirs.above(ours) if goal.less else ours.above(theirs)):
             return True
     return False
-
-
-def answers(record: Record, every: list[Work]) -> list[Answer]:
-    """The answer for the main goal of each piece of work."""
-    found = [answer(record, work, work.goals[0], Limits()) for work in every if work.goals]
-    return [each for each in found if each]

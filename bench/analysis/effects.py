@@ -65,8 +65,10 @@ class Effects:
         variant `against` of the same technique.
         """
         other = self._other(case, against)
-        if other is None:
-            return None, NOT_MEASURED
+        return (None, NOT_MEASURED) if other is None else self.between(case, other, figure)
+
+    def between(self, case: dict, other: dict, figure: str) -> tuple[Effect | None, str | None]:
+        """The figure of a row over that of any other, or the reason why that is unknown."""
         if figure == "time":
             return self._time(case, other)
         if figure == "accuracy":
@@ -208,7 +210,8 @@ def _accuracy(record: dict, case: dict, other: dict) -> tuple[Effect | None, str
     if at(record["tasks"], case["task"], "metric") != "accuracy":
         return None, NO_ACCURACY
     found = at(case, "accuracy", "difference")
-    if other["role"] != "baseline" and at(record["tasks"], case["task"], "margin") is not None:
+    own = pairing.baseline(case, record["cases"]) is other
+    if not own and at(record["tasks"], case["task"], "margin") is not None:
         found = difference(case, other, record["tasks"], record.get("seed_looks"))
     if not is_number(at(found, "mean")):
         return None, NO_ACCURACY

@@ -56,8 +56,12 @@ class Row:
 
     def gains(self, figure: str) -> bool:
         """Whether it was shown to be better than its baseline, and keeps accuracy."""
+        return bool(self.accuracy.kept) and self.improves(figure)
+
+    def improves(self, figure: str) -> bool:
+        """Whether it was shown to be better than its baseline, whatever it does to accuracy."""
         found = self.effects.get(figure)
-        if not found or not found.bounded or not self.accuracy.kept:
+        if not found or not found.bounded:
             return False
         return found.low > 0 if figure == ACCURACY else found.high < 1 / (1 + DELTA)
 
@@ -159,9 +163,13 @@ def priorities(record: Record, costs: dict[tuple[str, str], Cost]) -> list[Prior
 
 @dataclass(frozen=True)
 class Question:
-    """A question of the path: which figures answer it, of which mode, family or technique."""
+    """A question of the path: which figures answer it, of which mode, family or technique.
+
+    `aim`: what is wanted, in two or three words.
+    """
 
     words: str
+    aim: str
     figures: tuple[str, ...]
     mode: str | None = None
     family: str | None = None
@@ -178,14 +186,18 @@ class Question:
 
 
 QUESTIONS = (
-    Question("Is a train step too slow?", (TIME,), mode="train"),
-    Question("Is the optimizer's update too slow?", (TIME,), technique=UPDATE),
-    Question("Is a prediction too slow?", (TIME,), mode="predict"),
-    Question("Does training wait for its data?", (RATE,), family="input"),
-    Question("Is one device too slow, or too small?", (RATE,), family="parallel"),
-    Question("Does training run out of memory?", (MEMORY, BATCH), mode="train"),
-    Question("Is the model too large to ship?", (SIZE,)),
-    Question("Does it not converge, or not well enough?", (ACCURACY, STEPS)),
+    Question("Is a train step too slow?", "train faster", (TIME,), mode="train"),
+    Question("Is a prediction too slow?", "predict faster", (TIME,), mode="predict"),
+    Question("Does training wait for its data?", "feed data faster", (RATE,), family="input"),
+    Question(
+        "Is one device too slow, or too small?", "use several devices", (RATE,), family="parallel"
+    ),
+    Question(
+        "Does training run out of memory?", "train in less memory", (MEMORY, BATCH), mode="train"
+    ),
+    Question("Is the model too large to ship?", "ship a smaller file", (SIZE,)),
+    Question("Does it not converge, or not well enough?", "be more accurate", (ACCURACY, STEPS)),
+    Question("Is the optimizer's update too slow?", "update faster", (TIME,), technique=UPDATE),
 )
 
 

@@ -20,7 +20,7 @@ from bench.analysis.pairing import program
 from bench.analysis.reading import framework_title
 from bench.report.blocks import Column, Table
 from bench.report.figures import MISSING, interval, number, plus_minus, ratio
-from bench.report.text import cells, hanging, plain, wrap
+from bench.report.text import hanging, plain, wrap
 from shared.specs import TASKS, parameter_count
 
 Record = dict[str, Any]
@@ -29,23 +29,16 @@ UNITS = {"accuracy": " points", "bits_per_character": " bits", "mAP": " points"}
 
 
 def name_of(option: Option) -> str:
-    """PyTorch 3_bf16 (stacking: channels_last + compile + bf16); PyTorch baseline."""
-    more = _of(option)
-    return f"{_short_name(option)} ({more})" if more else _short_name(option)
-
-
-def _short_name(option: Option) -> str:
-    return f"{framework_title(option.case)} {option.case['variant']}"
-
-
-def _of(option: Option) -> str:
-    """Which technique's row it is, and what it does; of a baseline, how many share it."""
+    """PyTorch channels_last + compile (stacking: 2_compiled); PyTorch baseline."""
     technique, variant, words = option.case["technique"], option.case["variant"], title(option.case)
     if option.is_baseline:
         count = len(option.repeats)
-        more = f"baseline of {technique}" + (f" and {count} more" if count else "")
-        return more if variant != "baseline" else ""
-    return technique if words.replace(" ", "_") in variant else f"{technique}: {words}"
+        of = f"baseline of {technique}" + (f" and {count} more" if count else "")
+        of = of if variant != "baseline" else ""
+    else:
+        of = technique if words.replace(" ", "_") == variant else f"{technique}: {variant}"
+    name = f"{framework_title(option.case)} {words}"
+    return f"{name} ({of})" if of else name
 
 
 def parameters(tasks: Iterable[str]) -> list[int]:
@@ -110,10 +103,12 @@ def beside(goal: Goal, option: Option) -> str:
 
 
 def gain_of(option: Option) -> str:
-    """How much of its own baseline's time a row takes, with the verdict."""
+    """How much of its own baseline's time a row takes, with the verdict; or how its rate is."""
     if option.gain is None:
         return "baseline" if option.is_baseline else ""
-    verdict = (option.own or {}).get("verdict")
+    if option.own is None:  # compared by its rate
+        return f"{number(1 / option.gain)} times its baseline's samples/s"
+    verdict = option.own.get("verdict")
     share = f"{number(option.gain, places=3)} of its baseline's time"
     return f"{share}, {verdict}" if verdict else share
 
@@ -125,10 +120,26 @@ def price_of(option: Option) -> str:
     return ", ".join(filter(None, (option.price, called))) or MISSING
 
 
+def share_of(found: Answer, option: Option) -> str:
+    """A row's figure as a share of its own baseline's, where both were measured."""
+    same = ("technique", "framework", "flavour")
+    for each in found.work.options:
+        for base in (each, *each.repeats):
+            theirs = base.figures.get(found.goal.figure)
+            own = base.is_baseline and all(base.case[k] == option.case[k] for k in same)
+            if own and theirs and not option.is_baseline:
+                value = option.figures[found.goal.figure].value / theirs.value
+                return f"{number(value, places=3)} of its baseline's"
+    return "baseline" if option.is_baseline else ""
+
+
 def sentence(found: Answer, option: Option) -> str:
     """A row with its figure, its gain, its accuracy and its price."""
     figure = figure_of(found.figure(option), found.goal, found.limits)
-    gain = gain_of(option) if found.goal.figure in ("time", "rate") else ""
+    if found.goal.figure in ("time", "rate"):
+        gain = gain_of(option)
+    else:
+        gain = "" if found.goal.figure == "gained" else share_of(found, option)
     takes = price_of(option)
     parts = [figure, gain, beside(found.goal, option)]
     parts += [f"takes {takes}"] if takes != MISSING else []
@@ -270,74 +281,9 @@ def _row(option: Option, names: list[str]) -> list[str]:
     ]
 
 
-def summary_table(found: list[Answer]) -> Table:
-    """What to use for the main figure of each piece of work: the cheapest change, the best."""
-    columns = [Column("", "for", right=False), Column("", "use", right=False)]
-    columns += [Column("", "measured", right=False)]
-    rows = []
-    for each in found:
-        for option in _both(each):
-            better = list(filter(each.better, each.unknown))
-            said = [gain_of(option), beside(each.goal, option)]
-            said += [f"takes {option.price}"] if option.price else []
-            said += [f"better, but accuracy not measured: {len(better)}"] if better else []
-            figure = figure_of(each.figure(option), each.goal)
-            cell = "\n".join(filter(None, [figure, "; ".join(filter(None, said))]))
-            which = _first(each) if option is each.best else "cheapest"
-            which = f"{which}, {about(each.work)}".strip(" ,")
-            use = "\n".join(map(plain, filter(None, [_short_name(option), _of(option)])))
-            rows.append([f"{plain(each.work.title)}\n{which}", use, cell])
-    return Table("What to use", columns, rows, name="summary")
-
-
-def _both(found: Answer) -> list[Option]:
-    """What is cheapest and what is best; a baseline that cannot be told from the best is both."""
-    if not found.cheapest or found.best.is_baseline:
-        return [found.best]
-    return [found.cheapest] if found.cheapest.is_baseline else [found.cheapest, found.best]
-
-
 # The terminal ------------------------------------------------------------------------------------
 
-LABEL, FIGURE = 11, 22  # cells: of an answer's label, of its figure with its interval
-
-
-def fitting(found: list[Answer], width: int, room: int) -> list[str]:
-    """Answers in `room` lines: whole if they fit, else short, else the first of them."""
-    whole = text(found, width)
-    if len(whole) <= room:
-        return whole
-    for others in (True, False):
-        each = [_short(one, width, others=others) for one in found]
-        if sum(map(len, each)) <= room:
-            break
-    said: list[str] = []
-    for place, lines_of_one in enumerate(each):
-        last = place + 1 == len(each)
-        if len(said) + len(lines_of_one) + (not last) > room:
-            left = len(each) - place
-            return [*said, f"… and {left} more: see report.html, or twinbench choose"]
-        said += lines_of_one
-    return said
-
-
-def _short(found: Answer, width: int, *, others: bool) -> list[str]:
-    """An answer as a line for its work, and one each for what to use, cut to the width."""
-    options = [(o, _first(found) if o is found.best else "cheapest") for o in _both(found)]
-    other = _other_side(found) if others else None
-    options += [(other, "other")] if other else []
-    mark = PROVISIONAL if found.provisional else about(found.work)  # which is not to be cut
-    said = [plain(": ".join(filter(None, (found.work.title, mark))))]
-    for option, label in options:
-        figure = figure_of(found.figure(option), found.goal, found.limits)
-        said.append(f"  {label:{LABEL - 2}}{figure:{FIGURE}}  {plain(name_of(option))}")
-    return [line if cells(line) <= width else f"{_cut(line, width - 1)}…" for line in said]
-
-
-def _cut(line: str, width: int) -> str:
-    while cells(line) > width:
-        line = line[:-1]
-    return line
+LABEL = 11  # cells: of an answer's label
 
 
 def text(found: list[Answer], width: int, *, every: bool = False) -> list[str]:

@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from bench.analysis.decisions import Answer, Work, answers, title, works
+from bench.analysis.advice import Advice, advice
+from bench.analysis.decisions import Work, title, works
 from bench.analysis.reading import (
     DIFFERENT,
     FRAMEWORKS,
@@ -70,7 +71,7 @@ class Report:
     noise: Facts
     controls: Table | None
     measured: str
-    answers: list[Answer]
+    advice: list[Advice]
     works: list[Work]
     techniques: list[TechniquePart]
     legend: Facts
@@ -78,7 +79,6 @@ class Report:
 
 def build(results: dict[str, Any]) -> Report:
     """Everything that the report says, from the record alone."""
-    every = works(results)
     return Report(
         run=run_line(results),
         command=results["command"],
@@ -87,8 +87,8 @@ def build(results: dict[str, Any]) -> Report:
         noise=_noise(results["noise_floor"]),
         controls=_controls(results["noise_floor"].get("controls") or []),
         measured=measured([results]),
-        answers=answers(results, every),
-        works=every,
+        advice=advice(results),
+        works=works(results),
         techniques=[_technique(results, name) for name in techniques(results)],
         legend=_legend(results["effort"]),
     )

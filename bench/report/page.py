@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from html import escape
 from typing import Any
@@ -20,7 +20,7 @@ from markupsafe import Markup
 from bench.analysis.decisions import FAMILIES, Limits, Work, family_of
 from bench.analysis.decisions import answer as decide
 from bench.analysis.reading import View, task_of, techniques, view
-from bench.report import answer, charts, gains
+from bench.report import advised, answer, charts, gains
 from bench.report.blocks import Table, phases
 from bench.report.content import Facts, Report, TaskPart, TechniquePart, build
 from bench.report.curves import curves
@@ -59,7 +59,7 @@ class Decision:
     table: Table
 
 
-FIRST = 4  # lines of the summary on the first screen; the others are folded
+FIRST = 6  # aims on the first screen; what follows is folded
 
 
 def html(results: dict[str, Any], own: str = "") -> str:
@@ -67,7 +67,7 @@ def html(results: dict[str, Any], own: str = "") -> str:
     report = build(results)
     style, script = (_asset(name) for name in ("report.css.j2", "report.js.j2"))
     sections = _sections(results, report)
-    summary = answer.summary_table(report.answers)
+    shown, more = advised.first(report.advice, FIRST)
     return (
         _environment()
         .get_template("report.html.j2")
@@ -75,7 +75,8 @@ def html(results: dict[str, Any], own: str = "") -> str:
             report=report,
             own=own,
             gains=gains.chart(report.works),
-            summaries=[replace(summary, rows=rows) for rows in _split(summary.rows) if rows],
+            summaries=[advised.table(part, results["cases"]) for part in (shown, more) if part],
+            legend=advised.LEGEND,
             decisions=[_decision(results, work) for work in report.works],
             families={
                 name: [s for s in sections if s.family == name]
@@ -94,10 +95,6 @@ def html(results: dict[str, Any], own: str = "") -> str:
             numbers=iter(range(1, 1_000_000)),
         )
     )
-
-
-def _split(rows: list) -> tuple[list, list]:
-    return rows[:FIRST], rows[FIRST:]
 
 
 def _decision(results: dict[str, Any], work: Work) -> Decision:

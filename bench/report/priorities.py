@@ -16,6 +16,7 @@ from bench.analysis.priorities import (
     path,
 )
 from bench.analysis.reading import FRAMEWORKS, framework_title
+from bench.report.advised import name_of
 from bench.report.answer import accuracy_of
 from bench.report.blocks import Column, Table
 from bench.report.content import measured, run_line, warnings
@@ -60,10 +61,9 @@ def share(effect: Effect, figure: str) -> str:
 
 
 def where(row: Row) -> str:
-    """Framework, variant and technique, and the work."""
+    """Framework, variant and technique in plain words, and the work."""
     case = row.case
-    name = f"{framework_title(case)} {case['variant']} ({row.technique.replace('_', ' ')})"
-    return f"{name}, {case['task']}, batch {case['batch_size']}"
+    return f"{framework_title(case)} {name_of(case)}, {case['task']}, batch {case['batch_size']}"
 
 
 def leaf_title(leaf: Leaf) -> str:

@@ -6,11 +6,15 @@ can tell whether the page is theirs.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
+from bench.analysis.advice import Advice, advice
 from bench.analysis.decisions import (
     GOALS,
     TRAIN,
@@ -18,15 +22,14 @@ from bench.analysis.decisions import (
     Option,
     Work,
     answer,
-    answers,
     works,
 )
+from bench.analysis.reading import FRAMEWORKS
 from bench.analysis.values import at, is_number
-from bench.report import gains, svg
-from bench.report.answer import figure_of, name_of, summary_table
-from bench.report.blocks import Table
+from bench.report import advised, gains, svg
+from bench.report.answer import figure_of, name_of
 from bench.report.content import machine_words, measured, run_line, warnings
-from bench.report.figures import number, ratio
+from bench.report.figures import ratio
 from bench.report.replace import write_atomically
 from bench.report.tables import escape, markdown_table
 
@@ -86,10 +89,11 @@ def headline(runs: list[Record], other: Record | None = None) -> str:
     if drawn := gains.chart(every):
         parts.append(_picture(drawn.title))
     parts.append("\n".join(f"- {escape(each)}" for each in conclusions(runs, other)))
-    parts.append(markdown_table(_summary(runs)))
+    parts += chain.from_iterable(map(_tables, runs))
+    parts.append(escape(advised.LEGEND))
     dates = "; ".join(run_line(run) for run in runs)
     took = "".join(map(_took, runs))
-    parts.append(f"Made from the record ({escape(dates)}); brackets are 95% intervals.{took}")
+    parts.append(f"Made from the record ({escape(dates)}).{took}")
     return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
 
 
@@ -107,12 +111,26 @@ def _picture(title: str) -> str:
     return f'<picture>{dark}<img alt="{title}" src="{CHART}-light.svg"></picture>'
 
 
-def _summary(runs: list[Record]) -> Table:
-    """What to use where a technique was shown to help."""
-    found = [each for run in runs for each in answers(run, works(run))]
-    helped = [a for a in found if not (a.cheapest or a.best).is_baseline]
-    table = summary_table(helped)
-    return replace(table, rows=[[cell.replace("\n", ": ", 1) for cell in r] for r in table.rows])
+def _table(run: Record, listed: list[Advice]) -> str:
+    """What to use, with a name's explanation on its line."""
+    table = advised.table(listed, run["cases"])
+    return markdown_table(replace(table, rows=[list(map(_bold, row)) for row in table.rows]))
+
+
+def _bold(cell: str) -> Markup:
+    """A cell on one line, its first line in bold."""
+    name, _, more = (escape(part) for part in cell.partition("\n"))
+    return Markup(f"**{name}**: {more}" if more else f"**{name}**")
+
+
+def _tables(run: Record) -> list[str]:
+    """The main aims, and all others folded."""
+    shown, more = advised.split(advice(run))
+    made = [_table(run, shown)] if shown else []
+    if more:
+        head = f"<details><summary>{len(more)} more: other work, or nothing gained</summary>"
+        made.append(f"{head}\n\n{_table(run, more)}\n</details>")
+    return made
 
 
 # Conclusions -------------------------------------------------------------------------------------
@@ -121,7 +139,7 @@ def _summary(runs: list[Record]) -> Table:
 def conclusions(runs: list[Record], other: Record | None = None) -> list[str]:
     """Five sentences at most, each made from the records."""
     every = _works(runs)
-    said = [_shares(every), _largest(every), *map(_steps, runs)]
+    said = [_shares(every), *map(_ahead, runs), *map(_steps, runs)]
     return [sentence for sentence in (*said, _turned(runs, other)) if sentence][:5]
 
 
@@ -147,19 +165,18 @@ def _shares(every: list[Work]) -> str | None:
     return f"Shown to be faster than their own baseline, accuracy kept: {' and '.join(parts)}."
 
 
-def _largest(every: list[Work]) -> str | None:
-    """The largest gain in each framework."""
-    parts = []
-    for side in ("pt", "tf"):
-        kept = [
-            (o.gain, o, w)
-            for w, o in _compared(every)
-            if o.case["framework"] == side and o.accuracy.kept and o.gain
-        ]
-        if kept:
-            gain, option, work = min(kept, key=lambda each: each[0])
-            parts.append(f"{name_of(option)}, {number(gain, places=3)} ({work.title})")
-    return f"The least share of a baseline's time: {'; '.join(parts)}." if parts else None
+def _ahead(run: Record) -> str | None:
+    """How often each framework is ahead with what is named in it."""
+    shown, _ = advised.split(advice(run))
+    compared = [each for each in shown if each.between]
+    if not compared:
+        return None
+    counts = Counter(each.ahead for each in compared)
+    parts = [f"{name} in {counts[side]}" for side, name in FRAMEWORKS.items()]
+    return (
+        f"Ahead, with what is named below, is {' and '.join(parts)} of {len(compared)} lines; in "
+        f"{counts[None]} no difference was shown."
+    )
 
 
 def _steps(run: Record) -> str | None:

@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from bench.report import answer
+from bench.report import advised, answer
 from bench.report.blocks import Table
 from bench.report.content import Facts, TechniquePart, build
 from bench.report.text import (
@@ -40,7 +40,7 @@ def answered(results: dict[str, Any], width: int = 80) -> str:
     report, width = build(results), max(width, SMALLEST_WIDTH)
     lines = [*_heading("What to use", "=", width), *wrap(plain(report.measured), width)]
     lines += [line for warning in report.warnings for line in _loud(warning, width)]
-    lines += ["", *answer.fitting(report.answers, width, MOST_LINES - len(lines) - 1)]
+    lines += ["", *advised.lines(report.advice, width, MOST_LINES - len(lines) - 1)]
     return "\n".join(lines) + "\n"
 
 
@@ -198,15 +198,16 @@ def _groups(table: Table, widths: list[int]) -> list[str]:
 
 def markdown(results: dict[str, Any]) -> str:
     """The whole report as GitHub-flavoured Markdown."""
+    report = build(results)
     return (
         _environment()
         .get_template("report.md.j2")
         .render(
-            report=build(results),
+            report=report,
             same_work=SAME_WORK,
             graphs=GRAPHS,
-            lines=answer.lines,
-            provisional=answer.PROVISIONAL,
+            answer=advised.table(report.advice, results["cases"]),
+            legend=advised.LEGEND,
         )
     )
 

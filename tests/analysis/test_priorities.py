@@ -251,7 +251,7 @@ def test_bad_files_have_one_clear_line(tmp_path, monkeypatch, capsys):
 def test_what_is_better_large_is_shown_so():
     finder = {"technique": "batch_size_finder", "variant": "bf16"}
     record = planted(finder | {"metrics": {"largest_batch": (200, 100)}})
-    leaf = next(each for each in path(record)[5].leaves if each.figure == "largest_batch")
+    leaf = next(each for each in path(record)[4].leaves if each.figure == "largest_batch")
     assert ends(leaf) == [
         "PyTorch bf16 (batch size finder), digits-cnn, batch 64: 2.000, measured 1.90 to 2.10, "
         "times its baseline's largest batch"
@@ -259,7 +259,7 @@ def test_what_is_better_large_is_shown_so():
 
 
 def test_what_was_measured_once_is_counted_apart():
-    leaf = next(each for each in path(planted(BF16 | {"memory": 0.5}))[5].leaves)
+    leaf = next(each for each in path(planted(BF16 | {"memory": 0.5}))[4].leaves)
     assert ends(leaf) == ["none gains: 1 measured once, without an interval"]
 
 

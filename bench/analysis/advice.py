@@ -1,0 +1,205 @@
+"""What to use for each aim, in each framework, and which framework is ahead.
+
+An aim is a question of `priorities`, at one piece of work that has rows for it. In a framework the
+best row is named among those shown to gain over their own baseline, accuracy kept. Of those that
+cannot be told from the best it is the one that takes least to get.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from bench.analysis.effects import Effect, Effects
+from bench.analysis.pairing import baseline, program
+from bench.analysis.prices import price
+from bench.analysis.priorities import (
+    ACCURACY,
+    MORE_IS_BETTER,
+    QUESTIONS,
+    TIME,
+    Question,
+    Row,
+    rows,
+)
+from bench.analysis.values import at
+from bench.analysis.verdicts import DELTA
+
+Record = dict[str, Any]
+FRAMEWORKS = ("pt", "tf")
+
+
+@dataclass(frozen=True)
+class Side:
+    """What to use in one framework: `best`, or the `plain` row where nothing was shown to gain.
+
+    `tried`: of how many rows. `equal` cannot be told from the best, `cheaper` gains less and takes
+    less. `tempting` would gain more, but loses accuracy or was not measured for it.
+    """
+
+    framework: str
+    plain: dict
+    tried: int
+    best: Row | None = None
+    equal: list[Row] = field(default_factory=list)
+    cheaper: Row | None = None
+    tempting: Row | None = None
+
+    @property
+    def case(self) -> dict:
+        """What is used."""
+        return self.best.case if self.best else self.plain
+
+
+@dataclass(frozen=True)
+class Advice:
+    """An aim at one piece of work: its sides, and how they compare.
+
+    `between`: what PyTorch's side takes over what TensorFlow's takes; of accuracy the difference in
+    points. `main`: of the works with models of its size (for accuracy: of its task) the one with
+    most rows to advise, whatever came out. `batch_size`: None where it makes no difference.
+    `provisional`: one block's times, without intervals.
+    """
+
+    question: Question
+    figure: str
+    task: str
+    batch_size: int | None
+    sides: list[Side]
+    between: Effect | None
+    main: bool = False
+    provisional: bool = False
+
+    @property
+    def ahead(self) -> str | None:
+        """The framework that was shown to be ahead."""
+        found = self.between
+        if not found or not found.bounded:
+            return None
+        if self.figure == ACCURACY:
+            return "pt" if found.low > 0 else "tf" if found.high < 0 else None
+        if found.kind == "exact" and 1 / (1 + DELTA) <= found.value <= 1 + DELTA:
+            return None
+        return "pt" if found.high < 1 else "tf" if found.low > 1 else None
+
+    def seen_from(self, framework: str) -> Effect:
+        """What that framework's side takes over what the other's takes."""
+        found = self.between
+        if framework == "pt":
+            return found
+        if self.figure == ACCURACY:
+            return Effect(-found.value, -found.high, -found.low, found.kind)
+        return found.turned()
+
+    @property
+    def tells(self) -> bool:
+        """Whether something gains in either framework, be it at an unknown price."""
+        return any(side.best or side.tempting for side in self.sides)
+
+
+def advice(record: Record) -> list[Advice]:
+    """Every aim with its works: large models first, then by how many rows there are to advise."""
+    effects, every, found = Effects(record), rows(record), []
+    for question in QUESTIONS:
+        figure = question.figures[0]
+        works: dict[tuple, list[Row]] = {}
+        for row in every:
+            if question.asks(row) and figure in row.effects:
+                key = (row.case["task"], row.case["batch_size"], row.mode)
+                key = key[:1] if figure == ACCURACY else key  # which no batch and no mode changes
+                works.setdefault(key, []).append(row)
+        ordered = sorted(works.values(), key=_rank)
+        first: set[Any] = set()
+        for own in ordered:
+            size: Any = None if question.family else bool(own[0].large)
+            size = own[0].case["task"] if figure == ACCURACY else size
+            made = _advice(question, figure, own, effects)
+            found.append(replace(made, main=size not in first))
+            first.add(size)
+    return found
+
+
+def _rank(own: list[Row]) -> tuple:
+    """Large models first, then by how many rows keep accuracy, then the larger batch."""
+    safe = sum(bool(row.accuracy.kept) for row in own)
+    return not own[0].large, -safe, -own[0].case["batch_size"]
+
+
+def _advice(question: Question, figure: str, own: list[Row], effects: Effects) -> Advice:
+    provisional = figure == TIME and not any(row.effects[figure].bounded for row in own)
+    sides = []
+    for framework in FRAMEWORKS:
+        mine = [row for row in own if row.case["framework"] == framework]
+        if mine:
+            sides.append(_side(framework, figure, mine, effects, provisional))
+    between = None
+    paired = at(effects.record["tasks"], own[0].case["task"], "paired") is not False
+    if len(sides) == len(FRAMEWORKS) and paired:
+        between, _ = effects.between(*(side.case for side in sides), figure)
+        if between and figure in MORE_IS_BETTER:
+            between = between.turned()
+    case = own[0].case
+    return Advice(
+        question,
+        figure,
+        case["task"],
+        None if figure == ACCURACY else case["batch_size"],
+        sides,
+        between,
+        provisional=provisional,
+    )
+
+
+def _side(
+    framework: str, figure: str, mine: list[Row], effects: Effects, provisional: bool
+) -> Side:
+    def level(case: dict) -> float:
+        """The row's own figure, of which less is better."""
+        if figure == ACCURACY:
+            return -effects.of(case, figure)[0].value
+        found = _value(effects, case, figure)
+        return 1 / found if figure in MORE_IS_BETTER else found
+
+    def unlike(one: Row, other: Row) -> bool:
+        """Whether the first was shown to be worse than the second."""
+        found, _ = effects.between(one.case, other.case, figure)
+        if not found or not found.bounded:
+            return level(one.case) > level(other.case)
+        if figure == ACCURACY:
+            return found.high < 0
+        return (found.turned() if figure in MORE_IS_BETTER else found).low > 1
+
+    bases = [b for row in mine if (b := baseline(row.case, effects.record["cases"]))]
+    plain = min(bases, key=lambda case: 0.0 if figure == ACCURACY else level(case))
+    gaining = [
+        row for row in _each_once(mine) if row.gains(figure) or (provisional and _first(row))
+    ]
+    gaining.sort(key=lambda row: level(row.case))
+    tempting = [row for row in mine if not row.accuracy.kept and row.improves(figure)]
+    tempting = min(tempting, key=lambda row: level(row.case), default=None)
+    if not gaining:
+        return Side(framework, plain, len(mine), tempting=tempting)
+    equal = [row for row in gaining if row is gaining[0] or not unlike(row, gaining[0])]
+    best = min(equal, key=lambda row: (price(row.case)[0], level(row.case)))
+    equal.remove(best)
+    cheap = [row for row in gaining if price(row.case)[0] < price(best.case)[0]]
+    if tempting and not unlike(best, tempting):
+        tempting = None
+    return Side(framework, plain, len(mine), best, equal, next(iter(cheap), None), tempting)
+
+
+def _value(effects: Effects, case: dict, figure: str) -> float:
+    if figure == TIME:
+        return case["timing"]["median_s"]
+    return effects.value(case, figure)[0].value
+
+
+def _first(row: Row) -> bool:
+    """Whether a row took less time than its baseline in the one block that there is."""
+    return bool(row.accuracy.kept) and row.effects[TIME].value < 1
+
+
+def _each_once(found: Iterable[Row]) -> list[Row]:
+    """A program that several techniques have is one row."""
+    return list({program(row.case): row for row in found}.values())

@@ -1,0 +1,230 @@
+"""What `bench.analysis.advice` says, in words: for the terminal, the page and README.md."""
+
+from __future__ import annotations
+
+from itertools import zip_longest
+
+from bench.analysis.advice import Advice, Side
+from bench.analysis.decisions import title
+from bench.analysis.effects import Effect
+from bench.analysis.pairing import baseline
+from bench.analysis.priorities import ACCURACY, MEMORY, RATE, SIZE, TIME, Row
+from bench.analysis.reading import FRAMEWORKS, above_import
+from bench.analysis.values import at
+from bench.analysis.verdicts import DELTA
+from bench.report.answer import accuracy_of, parameters, rounded
+from bench.report.blocks import Column, Table
+from bench.report.figures import interval, number
+from bench.report.text import hanging, pad, plain, wrap
+
+COMPARED = {
+    TIME: "{} times as fast",
+    RATE: "{} times the samples/s",
+    MEMORY: "{}% less memory",
+    SIZE: "{}% smaller",
+    ACCURACY: "{} points of accuracy",
+}
+SHORT = {TIME: "{}x", RATE: "{}x", MEMORY: "{}% less", SIZE: "{}% smaller", ACCURACY: "{} points"}
+SHOWN = {
+    TIME: "to be faster",
+    RATE: "to be faster",
+    MEMORY: "to take less",
+    SIZE: "to be smaller",
+    ACCURACY: "to be more accurate",
+}
+LEGEND = (
+    "Named is what was shown to gain over its own baseline (“against”) and keeps accuracy: the "
+    "same work, or no worse than the task's margin by the bound of its interval. Ahead: the "
+    "framework whose named row was shown to be better. Brackets hold 95% intervals."
+)
+
+
+# Figures -----------------------------------------------------------------------------------------
+
+
+def gained(effect: Effect, figure: str, words: dict[str, str] = COMPARED) -> str:
+    """1.30 times as fast (1.23–1.36); 58% less memory (56–60); +3.6 points (+1.3 to +6.0).
+
+    Brackets hold an interval, and nothing else does.
+    """
+    if figure == ACCURACY:
+        value, *bounds = (f"{part:+.1f}" for part in (effect.value, effect.low, effect.high))
+        around = " to ".join(bounds)
+    elif figure in (MEMORY, SIZE):
+        parts = (effect.value, effect.high, effect.low)
+        value, *bounds = (f"{100 * (1 - part):.0f}" for part in parts)
+        around = "–".join(bounds)
+    else:
+        turned = effect.turned()
+        value = number(turned.value)
+        around = interval([turned.low, turned.high], like=turned.value)
+    bounded = {"interval": f" ({around})", "range": f", measured {around}"}
+    return words[figure].format(value) + bounded.get(effect.kind, "")
+
+
+def _measured(case: dict, figure: str) -> str:
+    """The row's own figure."""
+    value, size, unit = {
+        TIME: (at(case, "timing", "median_s"), 1e-3, "ms"),
+        RATE: (at(case, "metrics", "samples_per_s", "value"), 1.0, "samples/s"),
+        MEMORY: (above_import(case.get("memory")), 1e6, "MB"),
+        SIZE: (case.get("artifact_bytes"), 1e6, "MB"),
+    }.get(figure, (None, 1.0, ""))
+    return f"{number(value / size)} {unit}" if value else ""
+
+
+# Words -------------------------------------------------------------------------------------------
+
+
+def name_of(case: dict) -> str:
+    """channels_last + compile (stacking); tuned folder."""
+    words, technique = title(case), case["technique"].replace("_", " ")
+    if words in technique:
+        return technique
+    return words if technique in words else f"{words} ({technique})"
+
+
+def place_of(found: Advice) -> str:
+    """text-gpt-10m, batch 2."""
+    return found.task if found.batch_size is None else f"{found.task}, batch {found.batch_size}"
+
+
+def _nothing(found: Advice, side: Side) -> str:
+    """None of 3 tried was shown to be faster, accuracy kept."""
+    tried = f"none of {side.tried} tried was" if side.tried > 1 else "the one tried was not"
+    kept = ", accuracy kept" if side.tempting else ""
+    return f"{tried} shown {SHOWN[found.figure]}{kept}"
+
+
+def _takes(row: Row, figure: str) -> str:
+    """What it takes to get a row, and what the row was shown to take more of than its baseline."""
+    first = at(row.case, "timing", "cold_first_call_s")
+    called = f" (first call {number(first)} s)" if first and "compiling" in row.takes else ""
+    parts = [f"{row.takes}{called}"] if row.takes else []
+    for name, words in ((TIME, "times the time"), (MEMORY, "times the memory")):
+        effect = row.effects.get(name)
+        if name != figure and effect and effect.kind == "interval" and effect.low > 1 + DELTA:
+            bounds = interval([effect.low, effect.high], like=effect.value)
+            parts.append(f"{number(effect.value)} {words} ({bounds})")
+    return f"takes {', '.join(parts)}" if parts else ""
+
+
+def _but(found: Advice, side: Side) -> str:
+    """The row that would gain more, and why it is not named."""
+    row = side.tempting
+    if not row:
+        return ""
+    gain = gained(row.effects[found.figure], found.figure, SHORT)
+    return f"{name_of(row.case)} would give {gain}, but {accuracy_of(row.accuracy)}"
+
+
+def sentence(found: Advice, side: Side, cases: list[dict]) -> list[str]:
+    """What to use in a framework, and as a second line what that gains and takes."""
+    row, figure = side.best, found.figure
+    measured = _measured(side.case, figure)
+    if not row:
+        parts = [f"plain {measured}" if measured else "", _but(found, side)]
+        return [_nothing(found, side), "; ".join(filter(None, parts))]
+    gain = gained(row.effects[figure], figure)
+    if base := baseline(row.case, cases):
+        gain += f" against “{title(base)}”"
+    gain += ", one block, no interval" if found.provisional else ""
+    parts = [gain, measured]
+    parts += ["" if figure == ACCURACY else accuracy_of(row.accuracy), _takes(row, figure)]
+    if side.cheaper:
+        less = gained(side.cheaper.effects[figure], figure, SHORT)
+        parts.append(f"easier to get: {name_of(side.cheaper.case)}, {less}")
+    if side.equal:
+        names = " or ".join(name_of(other.case) for other in side.equal)
+        parts.append(f"not told apart from {names}")
+    parts.append(_but(found, side))
+    return [name_of(row.case), "; ".join(filter(None, parts))]
+
+
+def ahead(found: Advice) -> list[str]:
+    """The framework that is ahead, of what is named in both, and by how much."""
+    if found.between is None or not found.between.bounded:
+        return ["not compared"]
+    if not found.ahead:
+        return ["no difference shown"]
+    return [FRAMEWORKS[found.ahead], gained(found.seen_from(found.ahead), found.figure)]
+
+
+def table(listed: list[Advice], cases: list[dict]) -> Table:
+    """A line for each aim at a piece of work: what to use in both frameworks, and who is ahead."""
+    columns = [Column("", head, right=False) for head in ("to", *FRAMEWORKS.values(), "ahead")]
+    rows = []
+    for each in listed:
+        sides = {side.framework: sentence(each, side, cases) for side in each.sides}
+        size = [f"{rounded(count)} parameters" for count in parameters([each.task])]
+        row = [[each.question.aim, ", ".join([place_of(each), *size])]]
+        row += [sides.get(name, ["not measured"]) for name in FRAMEWORKS]
+        rows.append(["\n".join(map(plain, filter(None, said))) for said in (*row, ahead(each))])
+    return Table("What to use", columns, rows, name="summary")
+
+
+# The terminal ------------------------------------------------------------------------------------
+
+LABEL = 26  # cells: an aim, and its work below
+MARKS = {True: "*", False: ":"}
+KEY = "x: times as fast as the own baseline. *: the framework that is ahead.\n"
+
+
+def lines(listed: list[Advice], width: int, room: int) -> list[str]:
+    """What to use for the main aims, in `room` lines; what does not fit is counted."""
+    said = [(each, _lines(each, width)) for each in split(listed)[0]]
+    if not said:
+        return ["Nothing was shown to gain over its own baseline: see report.html."]
+    aims = [each.question for each, _ in said]
+    nth = [aims[:place].count(aim) for place, aim in enumerate(aims)]
+    kept, left = [], room - len(wrap(KEY, width)) - 1
+    for place in sorted(range(len(said)), key=nth.__getitem__):  # each aim once, before any twice
+        left -= len(said[place][1])
+        if left < 0:
+            break
+        kept.append(place)
+    shown = [line for place in sorted(kept) for line in said[place][1]]
+    rest = len(said) - len(kept)
+    more = [f"… and {rest} more: see report.html, or twinbench choose"] if rest else []
+    return [*wrap(KEY.strip(), width), *shown, *more]
+
+
+def split(listed: list[Advice]) -> tuple[list[Advice], list[Advice]]:
+    """The main ones that tell something, and all others."""
+    told = [each for each in listed if each.main and each.tells]
+    return told, [each for each in listed if each not in told]
+
+
+def first(listed: list[Advice], most: int) -> tuple[list[Advice], list[Advice]]:
+    """Of `most` aims the first place that tells something, and all others."""
+    aims = {each.question: each for each in reversed(split(listed)[0])}
+    told = [each for each in listed if each in aims.values()][:most]
+    return told, [each for each in listed if each not in told]
+
+
+def _lines(found: Advice, width: int) -> list[str]:
+    """A line or two for each framework, beside them the aim and the work."""
+    said = [
+        line
+        for side in found.sides
+        for line in hanging(
+            f"{side.framework.upper()}{MARKS[found.ahead == side.framework]}",
+            plain(_short(found, side)),
+            width - LABEL,
+            4,
+        )
+    ]
+    labels = [found.question.aim, *wrap(plain(place_of(found)), LABEL - 1)]
+    return [f"{pad(a, LABEL)}{b}".rstrip() for a, b in zip_longest(labels, said, fillvalue="")]
+
+
+def _short(found: Advice, side: Side) -> str:
+    row = side.best or side.tempting
+    if not row:
+        return _nothing(found, side)
+    gain = gained(row.effects[found.figure], found.figure, SHORT)
+    if found.provisional:
+        gain += ", one block, no interval"
+    takes = f", {row.takes}" if side.best and row.takes else ""
+    takes = takes if side.best else f", but {accuracy_of(row.accuracy)}"
+    return f"{title(row.case)}: {gain}{takes}"

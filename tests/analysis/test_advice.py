@@ -1,0 +1,251 @@
+"""What to use for each aim: of small records whose answers are known, and of the published one.
+
+The published record's figures are worked out here in another way: from its JSON's raw samples,
+without `bench.analysis`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import product
+from math import exp, log
+from pathlib import Path
+from statistics import fmean, median
+
+import pytest
+
+from bench.analysis.advice import advice
+from bench.analysis.priorities import ACCURACY, MEMORY, RATE, SIZE, TIME
+from bench.analysis.reading import load
+from bench.report import advised
+from shared.specs import TASKS, parameter_count
+from tests.analysis.planted import planted
+from tests.analysis.test_choose import keeps_accuracy
+
+DOCS = Path(__file__).parents[2] / "docs"
+RAW = json.loads((DOCS / "results.json").read_text("utf-8"))
+BY_ID = {case["id"]: case for case in RAW["cases"]}
+FOUND = advice(load(DOCS))
+SIDES = [(each, side) for each in FOUND for side in each.sides]
+
+
+def row(technique="compilation", variant="changed", **effects):
+    return {"technique": technique, "variant": variant, "time": GAIN} | effects
+
+
+GAIN, MORE, SLOWER = (0.6, 0.58, 0.62), (0.5, 0.48, 0.52), (1.2, 1.1, 1.3)
+LOST, KEPT = (-3.0, -3.5, -2.5), (0.1, -0.4, 0.6)
+
+
+def asked(aim, *rows):
+    """What is said of an aim, and of its PyTorch side; rows are as fast as their ratios say."""
+    record = planted(*rows)
+    ratios = {each["numerator"]: each["ratio"] for each in record["comparisons"]}
+    for case in record["cases"]:
+        case["timing"]["median_s"] *= ratios.get(case["id"], 1.0)
+    (found,) = [each for each in advice(record) if each.question.aim == aim]
+    return found, found.sides[0]
+
+
+def name(found):
+    return found and (found.case["technique"], found.case["variant"])
+
+
+# Small records -----------------------------------------------------------------------------------
+
+
+def test_the_row_that_gains_is_named_and_what_does_not_gain_is_not():
+    _, side = asked("train faster", row(), row("memory_format", time=SLOWER))
+    assert (name(side.best), side.tried, side.equal) == (("compilation", "changed"), 2, [])
+    _, side = asked("train faster", row(time=(0.98, 0.9, 1.06)))
+    assert (side.best, side.case["role"]) == (None, "baseline")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"accuracy": LOST},
+        {"changes_math": True},  # and accuracy was not measured
+        {"accuracy": (0.0, -3.0, 3.0)},  # whose bound is beyond the margin
+    ],
+)
+def test_a_larger_gain_that_does_not_keep_accuracy_is_said_and_not_advised(given):
+    dear = row("mixed_precision", time=MORE, **given)
+    found, side = asked("train faster", row(), dear)
+    assert name(side.best) == ("compilation", "changed")
+    assert name(side.tempting) == ("mixed_precision", "changed")
+    found, side = asked("train faster", dear)
+    assert side.best is None
+    assert found.tells
+    said = " ".join(advised.sentence(found, side, []))
+    assert "2.00x (1.92–2.08), but accuracy" in said
+
+
+def test_memory_names_what_takes_least_with_the_price_in_time():
+    own = row("activation_checkpointing", time=SLOWER, peaks=[0.5, 0.51, 0.5])
+    found, side = asked("train in less memory", own)
+    assert name(side.best) == ("activation_checkpointing", "changed")
+    said = advised.sentence(found, side, [])[1]
+    assert said.startswith("50% less memory (")
+    assert "takes 1.20 times the time (1.10–1.30)" in said
+
+
+def test_training_s_price_is_said_and_a_cheaper_gain_beside_it():
+    dear = row("pruning", time=MORE, accuracy=KEPT)
+    found, side = asked("train faster", dear, row("memory_format"))
+    assert name(side.best) == ("pruning", "changed")
+    assert name(side.cheaper) == ("memory_format", "changed")
+    said = advised.sentence(found, side, [])[1]
+    assert "takes 4 epochs of training" in said
+    assert "easier to get: changed (memory format), 1.67x (1.61–1.72)" in said
+
+
+def test_one_block_gives_an_order_and_says_so():
+    found, side = asked("train faster", row(time=(0.6,)), row("memory_format", time=(1.1,)))
+    assert found.provisional
+    assert name(side.best) == ("compilation", "changed")
+    for said in (advised.sentence(found, side, [])[1], *advised.lines([found], 80, 9)[1:2]):
+        assert "one block, no interval" in said
+        assert not re.search(r"\(\d[\d.]*–", said)
+
+
+def test_the_terminal_s_lines_fit_and_what_is_left_is_counted():
+    for width, room in product((60, 80, 100), (6, 12, 23, 60)):
+        lines = advised.lines(FOUND, width, room)
+        assert len(lines) <= room
+        assert max(map(len, lines)) <= width
+        told, _ = advised.split(FOUND)
+        more = re.findall(r"… and (\d+) more", lines[-1])
+        named = sum(re.match(r"[a-z ]{10,25} +PT[:*]", line) is not None for line in lines)
+        assert named + sum(map(int, more)) == len(told)
+    assert "shown to gain" in advised.lines([], 80, 9)[0]
+
+
+def test_each_aim_is_answered_before_any_is_twice():
+    told, _ = advised.split(FOUND)
+    aims = dict.fromkeys(each.question.aim for each in told)
+    lines = advised.lines(FOUND, 80, 26)
+    assert all(any(line.startswith(aim) for line in lines) for aim in aims)
+
+
+# The published record ----------------------------------------------------------------------------
+
+
+def source(case):
+    return BY_ID[case["program"]] if case.get("program") else case
+
+
+def by_blocks(case):
+    """Match and block -> the samples."""
+    every = source(case)["timing"]["step_s"]
+    return {(m, b): samples for m, blocks in every.items() for b, samples in blocks.items()}
+
+
+def time_ratio(one, other):
+    """The geometric mean over joint blocks of the ratio of medians; None where they share none."""
+    ours, theirs = by_blocks(one), by_blocks(other)
+    joint = [log(median(ours[k]) / median(theirs[k])) for k in ours.keys() & theirs.keys()]
+    return exp(fmean(joint)) if joint else None
+
+
+def own_baseline(case):
+    keys = ("technique", "task", "batch_size", "mode", "framework", "flavour")
+    (base,) = [
+        c for c in RAW["cases"] if c["role"] == "baseline" and all(c[k] == case[k] for k in keys)
+    ]
+    return base
+
+
+def own_figure(case, figure):
+    if figure == SIZE:
+        return case["artifact_bytes"]
+    if figure == RATE:
+        return case["metrics"]["samples_per_s"]["value"]
+    return case["memory"]["above_import_bytes"]
+
+
+def test_every_gain_is_that_of_the_raw_samples():
+    seen = dict.fromkeys((TIME, SIZE, RATE, MEMORY, ACCURACY), 0)
+    for each, side in SIDES:
+        for best in filter(None, (side.best, side.cheaper, side.tempting)):
+            case, effect = BY_ID[best.case["id"]], best.effects[each.figure]
+            base = own_baseline(case)
+            if each.figure == TIME:
+                expected, wide = time_ratio(case, base), 0.05
+            elif each.figure == ACCURACY:
+                pairs = zip(
+                    case["accuracy"]["per_seed"], base["accuracy"]["per_seed"], strict=False
+                )
+                expected, wide = fmean(a - b for a, b in pairs), 1e-6
+            else:
+                expected = own_figure(case, each.figure) / own_figure(base, each.figure)
+                expected, wide = (1 / expected if each.figure == RATE else expected), 1e-6
+            if expected is None:
+                continue
+            seen[each.figure] += 1
+            assert effect.value == pytest.approx(expected, rel=wide), case["id"]
+            assert effect.low <= effect.value <= effect.high
+    assert all(seen.values()), seen
+
+
+def test_only_what_gains_and_keeps_accuracy_is_advised():
+    for each, side in SIDES:
+        for best in filter(None, (side.best, side.cheaper, *side.equal)):
+            case, effect = BY_ID[best.case["id"]], best.effects[each.figure]
+            assert effect.kind in ("interval", "range", "exact")
+            gains = effect.low > 0 if each.figure == ACCURACY else effect.high < 1 / 1.03
+            assert gains, case["id"]
+            if each.question.family is None:
+                assert keeps_accuracy(RAW, case), case["id"]
+        if side.tempting:
+            assert not keeps_accuracy(RAW, BY_ID[side.tempting.case["id"]])
+
+
+def test_nothing_that_gains_and_keeps_accuracy_is_much_better_than_what_is_advised():
+    """By the figures themselves: a better one was either not told apart or takes more to get."""
+    for each, side in SIDES:
+        if each.figure != TIME or not side.best:
+            continue
+        chosen = BY_ID[side.best.case["id"]]
+        keys = ("task", "batch_size", "mode", "framework")
+        named = {other.case["id"] for other in side.equal}
+        for case in RAW["cases"]:
+            rival = case["status"] == "OK" and case["role"] == "variant"
+            rival = rival and all(case[k] == chosen[k] for k in keys) and case["timing"]["ci_s"]
+            if rival and case["id"] not in named and keeps_accuracy(RAW, case):
+                assert case["timing"]["median_s"] >= chosen["timing"]["median_s"], case["id"]
+
+
+def test_who_is_ahead_is_so_in_the_raw_samples():
+    seen = 0
+    for each in FOUND:
+        if each.figure != TIME or not each.between:
+            continue
+        ratio = time_ratio(*(BY_ID[side.case["id"]] for side in each.sides))
+        if ratio is None:
+            continue
+        seen += 1
+        assert each.between.value == pytest.approx(ratio, rel=0.06)
+        assert each.ahead in (
+            {"pt"} if ratio < 0.95 else {"tf"} if ratio > 1.05 else {"pt", "tf", None}
+        )
+    assert seen > 5
+
+
+def test_a_realistic_model_comes_before_a_small_one_and_both_are_main():
+    for aim in ("train faster", "predict faster", "train in less memory", "ship a smaller file"):
+        sizes = [parameter_count(TASKS[e.task].model) for e in FOUND if e.question.aim == aim]
+        main = [e for e in FOUND if e.question.aim == aim and e.main]
+        large = [parameter_count(TASKS[e.task].model) >= 1e6 for e in main]
+        assert large == [True, False]
+        assert sizes[0] >= 1e6 > sizes[-1]
+
+
+def test_brackets_hold_the_bounds_of_an_interval_and_nothing_else():
+    for each, side in SIDES:
+        if side.best:
+            effect = side.best.effects[each.figure]
+            said = advised.gained(effect, each.figure)
+            assert ("(" in said) == (effect.kind == "interval")
+            assert (", measured " in said) == (effect.kind == "range")
