@@ -19,6 +19,7 @@ from bench.harness.run import Run, Settings
 from bench.harness.schedule import Plan
 from bench.harness.selection import cases_of, choose, with_baselines
 from shared import scratch
+from tests import workers
 from tests.harness import command_line, fake_plugin, faulty
 from tests.harness.command_line import MARK
 from tests.network.namespaces import refusal
@@ -58,6 +59,12 @@ LIMITS = TimeLimits(start=60, request=30, sample=20, train=60)
 ONE_BLOCK = Effort(blocks=1, rounds=5, seeds=1)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--campaign", action="store_true", help="run also the tests that are marked `campaign`"
+    )
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads its options
 def pytest_cmdline_main(config: pytest.Config) -> None:
     """The whole suite runs in two processes, a file in one of them; what is named runs in one."""
@@ -90,6 +97,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         _write_to_scratch(config)
     config.addinivalue_line("markers", "alone: what it measures needs the machine for itself")
+    config.addinivalue_line("markers", "campaign: runs with --campaign alone, not at each change")
+    if config.getoption("campaign", False):
+        os.environ[workers.CAMPAIGN] = "1"
 
 
 def _write_to_scratch(config: pytest.Config) -> None:
@@ -104,7 +114,11 @@ def _write_to_scratch(config: pytest.Config) -> None:
     tempfile.tempdir = None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not workers.campaign():
+        left_out = [item for item in items if item.get_closest_marker("campaign")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
     items.sort(key=lambda item: item.path.parent.name in SHORT)
     for item in items:
         if MEASURING.intersection(item.fixturenames):
@@ -132,15 +146,6 @@ def pytest_runtest_protocol(item: pytest.Item):
 def results_folder(tmp_path_factory) -> Path:
     """One folder for the results of all runs, so that their data is made once."""
     return tmp_path_factory.mktemp("results")
-
-
-@pytest.fixture(scope="session")
-def inductor(request, tmp_path_factory) -> dict[str, str]:
-    """The environment of workers that compile: one cache for all, empty at the beginning."""
-    folder = tmp_path_factory.getbasetemp()
-    if hasattr(request.config, "workerinput"):
-        folder = folder.parent  # which both processes of a whole run have
-    return {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
 
 
 @pytest.fixture

@@ -542,12 +542,14 @@ def imported() -> dict[str, subprocess.CompletedProcess]:
         return dict(zip(NEEDS, done, strict=True))
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("environment", NEEDS)
 def test_an_environment_of_the_gpu_page_has_all_that_it_needs(imported, environment):
     done = imported[environment]
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
 
 
+@pytest.mark.campaign
 def test_what_an_environment_does_not_have_would_be_missed():
     done = in_environment(".venv", IMPORT, "pt_impl")
     assert done.returncode == 1
@@ -699,6 +701,7 @@ def test_the_tour_s_files_run_alone(tour, side):
     assert smoothed[-1] > min(smoothed)
 
 
+@pytest.mark.campaign
 def test_the_tour_s_technique_is_measured(tour):
     """In one framework, which takes half of the time; its tests hold both to the same figures."""
     (text,) = [text for text in of_kind("tour") if text.startswith(BENCH)]

@@ -117,6 +117,7 @@ def test_workers_are_struck_and_let_go(kind, struck, monkeypatch):
     assert threading.active_count() < 10
 
 
+@pytest.mark.campaign
 def test_a_run_in_company_judges_its_pairs(results_folder, fakes, capsys):
     """With the NumPy kit: whole from the command to its lines, and nobody left."""
     before = {child.pid for child in psutil.Process().children(recursive=True)}
