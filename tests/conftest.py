@@ -25,10 +25,9 @@ from tests.harness.command_line import MARK
 from tests.network.namespaces import refusal
 
 # Other processes may keep the cores busy: how long an example takes says nothing.
-hypothesis.settings.register_profile(
-    "busy machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
-)
-hypothesis.settings.load_profile("busy machine")
+BUSY = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
+hypothesis.settings.register_profile("each change", max_examples=40, **BUSY)
+hypothesis.settings.register_profile("campaign", max_examples=100, **BUSY)
 
 # A shell starts what runs in its background with Ctrl-C ignored, and so would all that starts here.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -100,6 +99,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "campaign: runs with --campaign alone, not at each change")
     if config.getoption("campaign", False):
         os.environ[workers.CAMPAIGN] = "1"
+    hypothesis.settings.load_profile("campaign" if workers.campaign() else "each change")
 
 
 def _write_to_scratch(config: pytest.Config) -> None:
