@@ -6,6 +6,7 @@ import os
 import signal
 import tempfile
 import uuid
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -50,8 +51,8 @@ TOGETHER = (
     "parallel/test_model_parallel.py",
     "parallel/test_tensor_parallel.py",
 )
-# Fixtures in which the harness measures time or what others do to it.
-MEASURING = {"faults", "planted", "bench"}
+# Fixtures of a module in which the harness measures time or what others do to it.
+MEASURING = {"harness/test_harness.py": {"faults", "planted"}}
 
 LIMITS = TimeLimits(start=60, request=30, sample=20, train=60)
 
@@ -120,9 +121,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in set(left_out)]
     items.sort(key=lambda item: item.path.parent.name in SHORT)
-    for item in items:
-        if MEASURING.intersection(item.fixturenames):
-            item.add_marker("alone")
+    for file, fixtures in MEASURING.items():
+        of_file = [item for item in items if item.path.as_posix().endswith(f"tests/{file}")]
+        for fixture in fixtures:
+            asking = (item for item in of_file if fixture in item.fixturenames)
+            for item in islice(asking, 1):  # the others look at what was measured
+                item.add_marker("alone")
 
 
 @pytest.hookimpl(wrapper=True)
