@@ -6,6 +6,7 @@ import os
 import signal
 import tempfile
 import uuid
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,15 +20,15 @@ from bench.harness.run import Run, Settings
 from bench.harness.schedule import Plan
 from bench.harness.selection import cases_of, choose, with_baselines
 from shared import scratch
+from tests import workers
 from tests.harness import command_line, fake_plugin, faulty
 from tests.harness.command_line import MARK
 from tests.network.namespaces import refusal
 
 # Other processes may keep the cores busy: how long an example takes says nothing.
-hypothesis.settings.register_profile(
-    "busy machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
-)
-hypothesis.settings.load_profile("busy machine")
+BUSY = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
+hypothesis.settings.register_profile("each change", max_examples=40, **BUSY)
+hypothesis.settings.register_profile("campaign", max_examples=100, **BUSY)
 
 # A shell starts what runs in its background with Ctrl-C ignored, and so would all that starts here.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -50,12 +51,18 @@ TOGETHER = (
     "parallel/test_model_parallel.py",
     "parallel/test_tensor_parallel.py",
 )
-# Fixtures in which the harness measures time or what others do to it.
-MEASURING = {"faults", "planted", "bench"}
+# Fixtures of a module in which the harness measures time or what others do to it.
+MEASURING = {"harness/test_harness.py": {"faults", "planted"}}
 
 LIMITS = TimeLimits(start=60, request=30, sample=20, train=60)
 
 ONE_BLOCK = Effort(blocks=1, rounds=5, seeds=1)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--campaign", action="store_true", help="run also the tests that are marked `campaign`"
+    )
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads its options
@@ -90,6 +97,10 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         _write_to_scratch(config)
     config.addinivalue_line("markers", "alone: what it measures needs the machine for itself")
+    config.addinivalue_line("markers", "campaign: runs with --campaign alone, not at each change")
+    if config.getoption("campaign", False):
+        os.environ[workers.CAMPAIGN] = "1"
+    hypothesis.settings.load_profile("campaign" if workers.campaign() else "each change")
 
 
 def _write_to_scratch(config: pytest.Config) -> None:
@@ -104,11 +115,18 @@ def _write_to_scratch(config: pytest.Config) -> None:
     tempfile.tempdir = None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not workers.campaign():
+        left_out = [item for item in items if item.get_closest_marker("campaign")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
     items.sort(key=lambda item: item.path.parent.name in SHORT)
-    for item in items:
-        if MEASURING.intersection(item.fixturenames):
-            item.add_marker("alone")
+    for file, fixtures in MEASURING.items():
+        of_file = [item for item in items if item.path.as_posix().endswith(f"tests/{file}")]
+        for fixture in fixtures:
+            asking = (item for item in of_file if fixture in item.fixturenames)
+            for item in islice(asking, 1):  # the others look at what was measured
+                item.add_marker("alone")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -132,15 +150,6 @@ def pytest_runtest_protocol(item: pytest.Item):
 def results_folder(tmp_path_factory) -> Path:
     """One folder for the results of all runs, so that their data is made once."""
     return tmp_path_factory.mktemp("results")
-
-
-@pytest.fixture(scope="session")
-def inductor(request, tmp_path_factory) -> dict[str, str]:
-    """The environment of workers that compile: one cache for all, empty at the beginning."""
-    folder = tmp_path_factory.getbasetemp()
-    if hasattr(request.config, "workerinput"):
-        folder = folder.parent  # which both processes of a whole run have
-    return {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
 
 
 @pytest.fixture

@@ -1,9 +1,9 @@
 """Whatever is handed to the commands: one line and the right exit status, nothing half written.
 
-Each property says how many examples it tries; together they are more than 300. Inputs are drawn: a
-whole one, of which something is changed, cut or replaced, or what is none at all. Everything runs
-in this process, and nothing here needs a framework. What an input would do if it were executed is
-to write the file `EXECUTED`.
+Each property says how many examples it tries in a campaign; together they are more than 300.
+Inputs are drawn: a whole one, of which something is changed, cut or replaced, or what is none at
+all. Everything runs in this process, and nothing here needs a framework. What an input would do if
+it were executed is to write the file `EXECUTED`.
 """
 
 from __future__ import annotations
@@ -29,10 +29,16 @@ from bench.harness import state
 from bench.network import hosts, projection
 from bench.report import command as report
 from shared import conversion, parallel, runtimes, shards, teacher
+from tests import workers
 from tests.analysis.planted import planted
 
-EXAMPLES = 40  # of each property that says nothing else
-many = settings(max_examples=EXAMPLES)
+
+def examples(count: int) -> settings:
+    """So many in campaigns, else a third of them."""
+    return settings(max_examples=count if workers.campaign() else count // 3)
+
+
+many = examples(40)
 EXECUTED = "executed"  # a file that no input may make
 
 JUNK = st.sampled_from(
@@ -164,7 +170,7 @@ def read(name: str, path: Path, check: Callable) -> None:
     check(main, *arguments(path))
 
 
-@settings(max_examples=120)
+@examples(120)
 @given(readers, changed(RECORD))
 def test_a_changed_record_gives_a_whole_answer_or_one_line(name, record):
     with folder():
@@ -172,7 +178,7 @@ def test_a_changed_record_gives_a_whole_answer_or_one_line(name, record):
         read(name, Path("results.json"), whole_or_refused)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(readers, damaged(TEXT))
 def test_a_damaged_record_gives_a_whole_answer_or_one_line(name, text):
     with folder():
@@ -210,7 +216,7 @@ def payload() -> bytes:
 LEDGER = {"claims": json.loads(claims.LEDGER.read_text("utf-8"))["claims"][:4]}
 
 
-@settings(max_examples=80)
+@examples(80)
 @given(changed(LEDGER))
 def test_a_changed_ledger_gives_a_whole_answer_or_one_line(ledger):
     with folder():
@@ -266,7 +272,7 @@ OPTIONS = {
 }
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(st.data(), st.sampled_from(sorted(OPTIONS)))
 def test_an_option_that_makes_no_sense_is_one_line(data, name):
     main, before, option, values = OPTIONS[name]
@@ -285,7 +291,7 @@ RUN_OPTIONS = {
 }
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.data(), st.sampled_from(sorted(RUN_OPTIONS)))
 def test_an_option_of_a_run_that_makes_no_sense_is_one_line(data, name):
     read_option, values = RUN_OPTIONS[name]
@@ -335,7 +341,7 @@ LEFT = {
 }
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.one_of(changed(LEFT).map(json.dumps).map(str.encode), damaged(json.dumps(LEFT).encode())))
 def test_a_state_that_is_none_is_one_line_or_is_taken_up(text):
     with folder() as here:
@@ -353,7 +359,7 @@ def test_a_state_that_is_none_is_one_line_or_is_taken_up(text):
 SOURCE = b"import torch\nopen('executed', 'w')\ndef make():\n    return step, batches\n"
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.one_of(damaged(SOURCE), st.sampled_from([b"(" * 5000, b"-" * 100_000, b"\xff", b"\0"])))
 def test_a_users_file_is_read_and_not_run_until_it_is_known_whose_it_is(text):
     with folder() as here:
@@ -412,7 +418,7 @@ def stored(tmp_path_factory) -> dict[str, dict[str, bytes]]:
     return found
 
 
-@settings(max_examples=80)
+@examples(80)
 @given(st.data(), st.sampled_from(sorted(shards.SUFFIXES)))
 def test_shards_that_are_not_what_was_written_are_refused_or_seen(stored, data, form):
     files = dict(stored[form])
@@ -434,7 +440,7 @@ def test_shards_that_are_not_what_was_written_are_refused_or_seen(stored, data, 
         assert any(damage) or not changed_file
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.data(), st.sampled_from([".pixels.npy", ".index.npy"]))
 def test_arrays_that_do_not_fit_are_refused_and_nothing_in_them_is_executed(stored, data, suffix):
     with folder() as here:
@@ -470,7 +476,7 @@ def npy_pickle() -> bytes:
     return file.getvalue() + payload()
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.data())
 def test_weights_that_are_damaged_are_refused(data):
     whole = teacher.PATH.read_bytes()
@@ -496,7 +502,7 @@ def onnx_model() -> bytes:
     return model.SerializeToString()
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.data())
 def test_a_damaged_model_predicts_or_is_refused(data):
     whole = onnx_model()
@@ -515,7 +521,7 @@ def test_a_damaged_model_predicts_or_is_refused(data):
 SWEEPS = Path(__file__).parents[1] / "docs" / "across_hosts" / "pt.json"
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(changed(json.loads(SWEEPS.read_text("utf-8"))))
 def test_a_changed_record_of_sweeps_gives_a_whole_answer_or_one_line(record):
     with folder():

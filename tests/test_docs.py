@@ -212,6 +212,16 @@ def of_kind(kind: str) -> list[str]:
     return [text for text, how in COMMANDS.items() if how == kind]
 
 
+def each(texts: Iterable[str]) -> list:
+    """As parameters: in campaigns alone those for GPUs, and frameworks on several hosts."""
+    rare = ("CUDA_VISIBLE_DEVICES", TWO, "collectives")
+    campaign = pytest.mark.campaign
+    return [
+        pytest.param(text, marks=campaign) if any(words in text for words in rare) else text
+        for text in texts
+    ]
+
+
 def test_every_page_is_looked_at():
     found = {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md")}
     assert found == {page for page in PAGES if page.startswith("docs/")} | MADE
@@ -327,7 +337,7 @@ def test_it_runs(clone, text):
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("text", [t for t in of_kind("collect") if "--resume" not in t])
+@pytest.mark.parametrize("text", each(t for t in of_kind("collect") if "--resume" not in t))
 def test_its_options_are_valid(clone, text):
     *_, measures = text.split(" && ")
     done = run(f"{measures} --collect-only -q", clone)
@@ -397,7 +407,7 @@ def test_what_is_launched_on_many_hosts_has_valid_options(text):
         assert found["task"]["index"] < len(found["cluster"]["worker"])
 
 
-@pytest.mark.parametrize("text", of_kind("hosts"))
+@pytest.mark.parametrize("text", each(of_kind("hosts")))
 def test_it_runs_on_every_host(clone, text, hosts_permitted):
     done = run(text, clone)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -542,12 +552,14 @@ def imported() -> dict[str, subprocess.CompletedProcess]:
         return dict(zip(NEEDS, done, strict=True))
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("environment", NEEDS)
 def test_an_environment_of_the_gpu_page_has_all_that_it_needs(imported, environment):
     done = imported[environment]
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
 
 
+@pytest.mark.campaign
 def test_what_an_environment_does_not_have_would_be_missed():
     done = in_environment(".venv", IMPORT, "pt_impl")
     assert done.returncode == 1
@@ -699,6 +711,7 @@ def test_the_tour_s_files_run_alone(tour, side):
     assert smoothed[-1] > min(smoothed)
 
 
+@pytest.mark.campaign
 def test_the_tour_s_technique_is_measured(tour):
     """In one framework, which takes half of the time; its tests hold both to the same figures."""
     (text,) = [text for text in of_kind("tour") if text.startswith(BENCH)]

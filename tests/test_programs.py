@@ -6,7 +6,7 @@ import pytest
 
 from tests import workers
 
-SIDES = ("pt", "tf", "tf_keras")
+SIDES = ("pt", *workers.keras())
 WHAT = {"losses", "weights", "operators", "probe"}  # the last where nothing is timed
 pytestmark = pytest.mark.timeout(workers.TIMEOUT_S)
 

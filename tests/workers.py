@@ -21,6 +21,21 @@ TIMEOUT_S = 600
 
 
 KIT = ("models", "data", "training", "runtime")
+CAMPAIGN = "TWINBENCH_CAMPAIGN"  # in the environment of a pytest with --campaign
+
+
+def campaign() -> bool:
+    """Whether all is to be tried, and not only what a change is held to."""
+    return CAMPAIGN in os.environ
+
+
+def keras() -> tuple[str, ...]:
+    """The workers of a technique whose code is the same for either Keras: one of each in campaigns.
+
+    `train_step/test_any_model.py`, `kit`, and the techniques whose rows run tf_keras always have
+    both.
+    """
+    return ("tf", "tf_keras") if campaign() else ("tf",)
 
 
 def implementation(framework: str, *modules: str):
@@ -96,16 +111,16 @@ def environment(name: str) -> dict[str, str]:
 def report(scenarios: Iterable[Callable], *arguments) -> None:
     """Print what each scenario found, by its name, as the last line of a worker.
 
-    On standard error stands how long each took.
+    On standard error stands how long each took, and its CPU seconds, those of its children too.
     """
     found = {}
     for scenario in scenarios:
-        start, cpu = time.monotonic(), time.process_time()
+        start, cpu = time.monotonic(), sum(os.times()[:4])
         try:
             found[scenario.__name__] = scenario(*arguments)
         except Exception:
             found[scenario.__name__] = {"error": traceback.format_exc()}
-        took = f"{time.monotonic() - start:.1f} s, CPU {time.process_time() - cpu:.1f} s"
+        took = f"{time.monotonic() - start:.1f} s, CPU {sum(os.times()[:4]) - cpu:.1f} s"
         print(f"{scenario.__name__}: {took}", file=sys.stderr)
     print(json.dumps(found))
 

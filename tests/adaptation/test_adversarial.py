@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests import workers
+
 
 def apart(ours, theirs):
     """The largest relative L2 difference of a tensor."""
@@ -57,7 +59,7 @@ def test_gradients_are_those_of_two_losses_of_which_the_features_get_one_reverse
 
 def test_ten_steps_of_twins_agree(evidence):
     ours = evidence["pt"]["adversarial ten_steps"]
-    for other in ("tf", "tf_keras"):
+    for other in workers.keras():
         theirs = evidence[other]["adversarial ten_steps"]
         assert np.allclose(ours["losses"], theirs["losses"], rtol=1e-5)
         assert apart(ours["weights"], theirs["weights"]) < 1e-5

@@ -7,6 +7,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 
+from tests import workers
 from tests.adaptation.test_adversarial import apart
 
 WIDTHS = {"several": (0.25, 0.5, 1.0, 2.0, 4.0), "one": (0.5,)}
@@ -71,7 +72,7 @@ def test_the_gradient_is_that_of_finite_differences(every, name):
 def test_twins_agree_in_value_and_gradient(evidence):
     for name in WIDTHS:
         ours = evidence["pt"]["discrepancy values"][name]
-        for other in ("tf", "tf_keras"):
+        for other in workers.keras():
             theirs = evidence[other]["discrepancy values"][name]
             assert float(ours["value"]) == pytest.approx(float(theirs["value"]), rel=1e-5)
             pairs = (dict(enumerate(found["gradients"])) for found in (ours, theirs))
@@ -93,7 +94,7 @@ def test_it_is_zero_on_average_for_domains_that_are_alike(every):
 def test_ten_steps_of_twins_agree(evidence):
     for weight in ("1.0", "0.0"):
         ours = evidence["pt"]["discrepancy ten_steps"][weight]
-        for other in ("tf", "tf_keras"):
+        for other in workers.keras():
             theirs = evidence[other]["discrepancy ten_steps"][weight]
             assert np.allclose(ours["losses"], theirs["losses"], rtol=1e-5)
             assert apart(ours["weights"], theirs["weights"]) < 1e-5

@@ -11,7 +11,7 @@ import numpy as np
 
 from tests import workers
 
-WORKERS = ("pt", "tf", "tf_keras")
+WORKERS = ("pt", *workers.keras())
 
 
 @functools.cache

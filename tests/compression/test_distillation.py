@@ -15,6 +15,7 @@ from bench.harness.schedule import Plan
 from bench.harness.selection import cases_of
 from shared import teacher
 from shared.specs import TASKS, parameter_count
+from tests import workers
 from tests.compression.distillation_evidence import WORKERS, apart, side
 
 BARS = {"cnn": 1e-5, "gpt": 1e-4}  # the parity of the tasks with such models
@@ -91,7 +92,9 @@ def test_gradients_of_a_linear_student_are_those_of_numpy(found, alpha):
     assert apart({"gradient": ours["gradient"]}, {"gradient": x.T @ pull}) < 1e-5
 
 
-@pytest.mark.parametrize(("other", "model"), [("tf", "cnn"), ("tf", "gpt"), ("tf_keras", "cnn")])
+@pytest.mark.parametrize(
+    ("other", "model"), [(other, "cnn") for other in workers.keras()] + [("tf", "gpt")]
+)
 def test_twins_agree_in_loss_and_gradient(other, model):
     ours, theirs = (side(name)["applied"][f"{model} both"] for name in (other, "pt"))
     assert apart(ours, theirs) < BARS[model]
@@ -209,7 +212,7 @@ def test_a_teacher_of_other_classes_is_refused_before_anything_is_changed(found)
 
 
 def test_tf_models_without_variables_are_refused():
-    for name in ("tf", "tf_keras"):
+    for name in workers.keras():
         found = side(name)["foreign"]
         for who in ("student", "teacher"):
             start = f"ValueError: the {who} has no variables yet: call it once"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests import workers
 from tests.compression.distillation_evidence import WORKERS, apart, side
 
 BAR = 1e-5
@@ -43,7 +44,7 @@ def test_the_loss_is_that_of_labels_and_features(every):
     assert WEIGHT * found["before"] > 0.1 * labels  # or there is nothing to see
 
 
-@pytest.mark.parametrize("other", ["tf", "tf_keras"])
+@pytest.mark.parametrize("other", workers.keras())
 def test_twins_agree_in_loss_and_gradient(other):
     """Those of the regressor too."""
     ours, theirs = (side(name)["feature_steps"] for name in (other, "pt"))
@@ -140,7 +141,7 @@ def test_pt_hooks_are_removed():
     assert side("pt")["foreign"]["hooks"] == 0
 
 
-@pytest.mark.parametrize("flavour", ["tf", "tf_keras"])
+@pytest.mark.parametrize("flavour", workers.keras())
 def test_tf_subclassed_models_are_refused_with_the_reason(flavour):
     found = side(flavour)["foreign"]
     for who in ("student", "teacher"):

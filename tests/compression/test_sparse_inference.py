@@ -14,7 +14,7 @@ from bench.compression.bench_sparse_inference import narrower, prepare, pruned
 from shared.specs import TASKS, parameter_shapes
 from tests import workers
 
-WORKERS = ("pt", "tf", "tf_keras")
+WORKERS = ("pt", *workers.keras())
 BAR = 1e-4  # the parity of the tasks with transformers
 
 
@@ -62,7 +62,7 @@ def test_twins_agree(evidence):
     assert all(relative(other, pt) < BAR for other in others)
 
 
-@pytest.mark.parametrize("worker", ["tf", "tf_keras"])
+@pytest.mark.parametrize("worker", workers.keras())
 def test_tf_a_sparse_file_is_smaller_and_predicts_the_same(evidence, worker):
     files = evidence[worker]["files"]
     for kind in ("sparse", "dense"):
@@ -74,7 +74,7 @@ def test_tf_a_sparse_file_is_smaller_and_predicts_the_same(evidence, worker):
     assert files["kept"]
 
 
-@pytest.mark.parametrize("worker", ["tf", "tf_keras"])
+@pytest.mark.parametrize("worker", workers.keras())
 def test_tf_what_is_no_sparse_file_is_refused(evidence, worker):
     files = evidence[worker]["files"]
     said = "ValueError: no kernel of the model has zeros enough to be stored sparsely: prune it"
@@ -85,7 +85,7 @@ def test_tf_what_is_no_sparse_file_is_refused(evidence, worker):
     assert files["missing"].startswith("FileNotFoundError: ")
 
 
-@pytest.mark.parametrize("worker", ["tf", "tf_keras"])
+@pytest.mark.parametrize("worker", workers.keras())
 def test_tf_a_sparse_file_gives_all_outputs_of_its_model_or_is_not_there(evidence, worker):
     files = evidence[worker]["files"]
     *found, first, second = files["two outputs"]
@@ -157,14 +157,14 @@ def test_a_model_with_pruning_masks_is_refused(found):
     assert found["refusals"]["masked"] == [said] * 2
 
 
-@pytest.mark.parametrize("worker", ["tf", "tf_keras"])
+@pytest.mark.parametrize("worker", workers.keras())
 def test_tf_layers_of_the_same_name_are_all_listed(evidence, worker):
     """Kernels of 4 by 2, 2 by 3 and 3 by 5 zeros: no values, and a row for each unit and one."""
     layers = evidence[worker]["foreign"]["same names"]
     assert layers == {"up": [32, 12], "up_1": [24, 16], "up_1_1": [60, 24]}
 
 
-@pytest.mark.parametrize("worker", ["tf", "tf_keras"])
+@pytest.mark.parametrize("worker", workers.keras())
 def test_tf_a_model_without_variables_is_refused(evidence, worker):
     unbuilt = evidence[worker]["foreign"]["unbuilt"]
     assert unbuilt.startswith("ValueError: the model has no variables yet: call it once")

@@ -12,7 +12,7 @@ from bench.compression.bench_structured_pruning import smaller
 from shared.specs import TASKS, CNNSpec, parameter_count, parameter_shapes, state_shapes
 from tests import workers
 
-WORKERS = ("pt", "tf", "tf_keras")
+WORKERS = ("pt", *workers.keras())
 BAR = 1e-5  # the parity of the tasks with CNNs
 CNN = CNNSpec((8, 8, 2), ((8, 1), (10, 2)), num_classes=10)  # the worker's
 KEPT = {0.0: (8, 10), 0.3: (6, 7), 0.5: (4, 5), 0.95: (1, 1)}
@@ -82,7 +82,7 @@ def test_a_share_of_zero_is_the_baseline(found):
     assert found["smaller"]["source kept"]
 
 
-@pytest.mark.parametrize("other", ["tf", "tf_keras"])
+@pytest.mark.parametrize("other", workers.keras())
 def test_twins_agree(evidence, other):
     pt, tf = (evidence[name]["smaller"] for name in ("pt", other))
     for share in map(str, KEPT):
@@ -277,7 +277,7 @@ def test_pt_attention_of_one_width_stays_whole(evidence):
     assert any("'up'" in line for line in encoder["warning"])
 
 
-@pytest.mark.parametrize("flavour", ["tf", "tf_keras"])
+@pytest.mark.parametrize("flavour", workers.keras())
 def test_tf_a_share_of_zero_keeps_all_state(evidence, flavour):
     """Normalization computes with its adapted state, which weights alone do not bring along."""
     for name, case in evidence[flavour]["others"].items():
@@ -285,7 +285,7 @@ def test_tf_a_share_of_zero_keeps_all_state(evidence, flavour):
         assert relative(none, whole) < 1e-6, name
 
 
-@pytest.mark.parametrize("flavour", ["tf", "tf_keras"])
+@pytest.mark.parametrize("flavour", workers.keras())
 def test_tf_a_layer_that_runs_twice_reads_what_it_makes(evidence, flavour):
     twice = evidence[flavour]["others"]["twice"]
     assert twice["shapes"]["twice.0"] == [4, 4]

@@ -110,7 +110,8 @@ def test_the_benchmark_sees_weights_that_were_folded(found):
 def test_models_of_other_construction(found):
     """Attention, tied weights, Normalization, LSTM; several inputs, structures of outputs."""
     cases = found["constructions"]
-    assert len(cases) == (3 if found.framework == "pt" else 2)
+    every = 3 if found.framework == "pt" else 2
+    assert len(cases) == (every if workers.campaign() else 1)
     for name, case in cases.items():
         whole, narrow, narrower = (
             case[write] for write in ("keep_float32", "quantize_int8", "quantize_int4")

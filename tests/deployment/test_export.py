@@ -23,7 +23,7 @@ from shared.runtimes import load_onnx
 from shared.specs import TASKS
 from tests import workers
 
-WORKERS = ("pt", "tf", "tf_keras")
+WORKERS = ("pt", *workers.keras())
 NEUTRAL = 1e-4  # outputs of both frameworks' files in one runtime, as a share of the largest
 ROUNDED = 1e-5  # outputs of a file and of its model
 

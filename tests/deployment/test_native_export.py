@@ -13,17 +13,15 @@ import pytest
 from bench.deployment.bench_native_export import ROUTES, TECHNIQUE, prepare
 from tests import workers
 
-WORKERS = ("pt", "tf", "tf_keras")
+WORKERS = ("pt", *workers.keras())
 ROUNDED = 1e-5  # outputs of a file and of its model, as a share of the largest
 
 
 @pytest.fixture(scope="module")
-def evidence(inductor, tmp_path_factory):
+def evidence(tmp_path_factory):
     """What each worker found: {"pt": {scenario: ...}, ...}."""
     folders = {name: tmp_path_factory.mktemp(name) for name in WORKERS}
-    return workers.run(
-        "deployment.native_export_worker", WORKERS, lambda name: [folders[name]], **inductor
-    )
+    return workers.run("deployment.native_export_worker", WORKERS, lambda name: [folders[name]])
 
 
 @pytest.fixture(params=WORKERS)

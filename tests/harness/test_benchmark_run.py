@@ -226,14 +226,6 @@ def test_quiet_means_no_progress(selected):
     assert "blocks of" not in selected.err
 
 
-def test_no_progress_in_ci(run):
-    found = run("--effort=quick", "--variant=good", "--framework=pt", "--blocks=2", CI="true")
-    assert found.status == 0
-    assert "elapsed" not in found.err
-    assert [case["id"] for case in found.record["cases"]] == ["faulty/digits-cnn-4/pt/good"]
-    assert blocks(found.record) == 2  # as --blocks says
-
-
 NOTHING = {
     "--collect-only": (0, "12 tests collected"),
     "--benchmark-skip": (0, "12 skipped"),
@@ -427,29 +419,18 @@ def test_bad_input_is_one_clear_line_and_a_usage_error(refused, given):
         assert noise not in out + err
 
 
-def test_a_usage_error_is_the_exit_status_of_the_command():
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "bench/", "--blocks=0"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == pytest.ExitCode.USAGE_ERROR
-    assert "--blocks" in done.stderr
-    assert "Traceback" not in done.stdout + done.stderr
-
-
 @pytest.mark.skipif(os.name != "posix", reason="a shell script")
-def test_an_interpreter_is_found_by_its_command(start, tmp_path):
+def test_an_interpreter_is_found_by_its_command_and_ci_sees_no_progress(start, tmp_path):
     """And its framework's workers run under it."""
     used = tmp_path / "used"
     python = tmp_path / "my-python"
     python.write_text(f'#!/bin/sh\necho "$3" >> {used}\nexec "{sys.executable}" "$@"\n')
     python.chmod(0o755)
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
-    options = ("--tf-python=my-python", "--effort=quick", "--variant=good")
-    found = finish(start(*options, PATH=path))
+    options = ("--tf-python=my-python", "--effort=quick", "--variant=good", "--blocks=2")
+    found = finish(start(*options, PATH=path, CI="true"))
     assert found.status == 0, found.out
+    assert "elapsed" not in found.err
+    assert blocks(found.record) == 2  # as --blocks says
     assert {case["status"] for case in found.record["cases"]} == {"OK"}
     assert len(used.read_text().splitlines()) >= 3  # asked, described, parent

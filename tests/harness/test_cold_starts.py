@@ -12,6 +12,7 @@ from shared.specs import TASKS
 # Fresh processes of TensorFlow were seen to differ by 4.5 MB among themselves, of 61.
 APART = 8e6  # bytes
 pytestmark = [
+    pytest.mark.campaign,
     pytest.mark.timeout(300),
     pytest.mark.skipif(not memory.adopts_pages(), reason="workers are executed here"),
 ]

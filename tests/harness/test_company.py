@@ -15,7 +15,7 @@ from bench.company import Found, said_of
 from bench.harness import cgroups
 from bench.neighbours import PROGRAMS
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.alone]
+pytestmark = pytest.mark.timeout(120)
 
 
 def blocks(*ratios: tuple[float, float]) -> list[dict[str, float]]:
@@ -52,6 +52,7 @@ def test_what_could_not_be_measured_says_why_and_is_not_wrong():
         assert "others had 40% of the cores" in str(one)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_neighbour_works_until_it_is_ended(program):
     before = {child.pid for child in psutil.Process().children()}
@@ -85,6 +86,7 @@ def in_a_group(process: psutil.Process) -> bool:
     return "/twinbench-" in Path(f"/proc/{process.pid}/cgroup").read_text()
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("kind", "struck"),
     [
@@ -117,6 +119,8 @@ def test_workers_are_struck_and_let_go(kind, struck, monkeypatch):
     assert threading.active_count() < 10
 
 
+@pytest.mark.alone
+@pytest.mark.campaign
 def test_a_run_in_company_judges_its_pairs(results_folder, fakes, capsys):
     """With the NumPy kit: whole from the command to its lines, and nobody left."""
     before = {child.pid for child in psutil.Process().children(recursive=True)}

@@ -793,6 +793,7 @@ def bench():
     gc.unfreeze()
 
 
+@pytest.mark.alone
 def test_an_untimed_step_precedes_each_sample(bench):
     bench._op_warm()
     assert not gc.isenabled()
@@ -807,6 +808,7 @@ def test_an_untimed_step_precedes_each_sample(bench):
     ]
 
 
+@pytest.mark.alone
 def test_where_the_framework_owns_the_loop_it_times_all_but_the_first_batch(bench):
     given = []
 
@@ -822,6 +824,7 @@ def test_where_the_framework_owns_the_loop_it_times_all_but_the_first_batch(benc
     assert bench.calls == []
 
 
+@pytest.mark.alone
 def test_warm_up_ends_when_steps_stop_trending(bench):
     """A step that gets faster for a while, like one that is traced, then tuned."""
     speeds = iter([20e-3] * 3 + [10e-3] * 6 + [5e-3] * 12)

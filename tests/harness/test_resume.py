@@ -580,39 +580,33 @@ def copied(folder, to):
 
 @pytest.fixture(scope="module")
 def stopped(start, tmp_path_factory, results_folder):
-    """A run of five blocks, by how it ended: by Ctrl-C or killed after two of them at least."""
-    found = {}
-    for name, by in (("ctrl-c", signal.SIGINT), ("killed", signal.SIGKILL)):
-        results = tmp_path_factory.mktemp(name)
-        if (results_folder / "data").exists():  # made by other tests
-            shutil.copytree(results_folder / "data", results / "data")
-        found[name] = interrupt(
-            start,
-            lambda record, logs: blocks(record) >= 2,
-            *("--blocks=5", "-k=same"),
-            results=results,
-            by=by,
-        )
-        found[name].folder = (results / "latest").resolve()
-        found[name].record = json.loads((found[name].folder / "results.json").read_text("utf-8"))
-        assert 2 <= blocks(found[name].record) < 5, "it was too late to interrupt it"
+    """A run of five blocks that was killed after two of them at least."""
+    results = tmp_path_factory.mktemp("killed")
+    if (results_folder / "data").exists():  # made by other tests
+        shutil.copytree(results_folder / "data", results / "data")
+    found = interrupt(
+        start,
+        lambda record, logs: blocks(record) >= 2,
+        *("--blocks=5", "-k=same"),
+        results=results,
+        by=signal.SIGKILL,
+    )
+    found.folder = (results / "latest").resolve()
+    found.record = json.loads((found.folder / "results.json").read_text("utf-8"))
+    assert 2 <= blocks(found.record) < 5, "it was too late to interrupt it"
     return found
 
 
 @pytest.fixture(scope="module")
 def resumed(start, stopped):
-    return {
-        name: finish(start(f"--results={run.folder.parent}", f"--resume={run.folder}"))
-        for name, run in stopped.items()
-    }
+    return finish(start(f"--results={stopped.folder.parent}", f"--resume={stopped.folder}"))
 
 
-@pytest.mark.parametrize("how", ["ctrl-c", "killed"])
-def test_an_interrupted_run_is_taken_up(stopped, resumed, how):
-    before, after = stopped[how].record, resumed[how].record
-    assert resumed[how].status == 0, resumed[how].out + resumed[how].err
+def test_a_killed_run_is_taken_up(stopped, resumed):
+    before, after = stopped.record, resumed.record
+    assert resumed.status == 0, resumed.out + resumed.err
     assert (before["finished"], after["finished"]) == (False, True)
-    assert stopped[how].folder == Path(folder_of(resumed[how].out))
+    assert stopped.folder == Path(folder_of(resumed.out))
     for field in ("command", "started", "effort"):
         assert after[field] == before[field]
     assert "--resume" not in after["command"]
@@ -628,10 +622,10 @@ def test_an_interrupted_run_is_taken_up(stopped, resumed, how):
         assert len(new["accuracy"]["per_seed"]) == 2
     (comparison,) = after["comparisons"]
     assert comparison["n"] == 5
-    assert "1 passed" in resumed[how].out  # what was selected, and not its baseline
-    assert "[pass 1" not in resumed[how].err
-    assert "[pass 5" in resumed[how].err
-    assert "taken up where it ended" in " ".join(resumed[how].err.split())
+    assert "1 passed" in resumed.out  # what was selected, and not its baseline
+    assert "[pass 1" not in resumed.err
+    assert "[pass 5" in resumed.err
+    assert "taken up where it ended" in " ".join(resumed.err.split())
 
 
 def folder_of(out):
@@ -642,7 +636,7 @@ def folder_of(out):
 
 
 def test_a_finished_run_has_nothing_left(start, stopped, resumed, tmp_path):
-    folder = copied(stopped["ctrl-c"].folder, tmp_path)
+    folder = copied(stopped.folder, tmp_path)
     before = (folder / "results.json").read_bytes()
     found = finish(start(f"--results={tmp_path}", f"--resume={folder}"))
     assert found.status == 0
@@ -669,7 +663,7 @@ def test_what_failed_fails_again_for_the_same_reason_and_the_rest_stands(start, 
 
 
 def test_a_run_on_another_machine_is_refused_and_left_as_it_was(start, stopped, tmp_path):
-    folder = copied(stopped["killed"].folder, tmp_path)
+    folder = copied(stopped.folder, tmp_path)
     data = json.loads((folder / "state.json").read_text("utf-8"))
     data["top"]["environment"] |= {"threads": 99, "cpu": "another"}
     data["top"]["finished"] = False
@@ -765,7 +759,7 @@ def refused(stopped, bench_file, tmp_path_factory):
     given = []
     for number, (damage, options, _) in enumerate(BAD.values()):
         results = tmp_path_factory.mktemp(f"bad{number}")
-        folder = copied(stopped["ctrl-c"].folder, results)
+        folder = copied(stopped.folder, results)
         reopen(folder)
         if damage:
             damage(folder)
@@ -823,6 +817,6 @@ def test_a_change_of_what_measures_changes_the_hash(monkeypatch, tmp_path):
 
 def test_nothing_of_the_private_state_stands_in_the_record(stopped):
     """Interpreters are paths of somebody's machine; a record is published."""
-    text = json.dumps(stopped["ctrl-c"].record)
+    text = json.dumps(stopped.record)
     assert "selected" not in text
     assert os.path.dirname(sys.executable) not in text

@@ -8,9 +8,9 @@ from tests import workers
 
 
 @pytest.fixture(scope="session")
-def evidence(inductor):
+def evidence():
     """{"pt": {"ladder scenario": ...}, "tf": ...}."""
-    return workers.run("ladders.worker", ("pt", "tf"), **inductor)
+    return workers.run("ladders.worker", ("pt", "tf"))
 
 
 @pytest.fixture(params=("pt", "tf"))

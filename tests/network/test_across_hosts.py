@@ -167,6 +167,7 @@ def test_a_worker_that_never_arrives_is_named_in_time(side, data, tmp_path):
     assert {"pt": "1/2 clients joined", "tf": "10.77.0.2:29500 did not come"}[side] in line
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("side", SIDES)
 def test_after_every_fault_a_run_goes_on_to_the_same_weights(
     side, data, alone, tmp_path, monkeypatch
@@ -219,6 +220,7 @@ def run_on_a_full_disk(training: Training, hosts: Hosts) -> tuple[str, Path]:
     return line, after
 
 
+@pytest.mark.campaign
 def test_torchrun_starts_a_killed_worker_again(data, alone, tmp_path):
     """Elastic: the launchers meet again, and the run goes on from its last checkpoint."""
     launcher = "-m torch.distributed.run --nnodes=2 --max-restarts=2 --rdzv-id=run"

@@ -6,13 +6,13 @@ import pytest
 
 from tests import workers
 
-WORKERS = ("pt", "tf", "tf_keras")
+WORKERS = ("pt", "tf", pytest.param("tf_keras", marks=pytest.mark.campaign))
 
 
 @pytest.fixture(scope="session")
 def evidence():
-    """{"pt": {"technique scenario": ...}, "tf": ..., "tf_keras": ...}."""
-    return workers.run("recipes.worker", WORKERS)
+    """{"pt": {"technique scenario": ...}, "tf": ...}, "tf_keras" in campaigns."""
+    return workers.run("recipes.worker", ("pt", *workers.keras()))
 
 
 @pytest.fixture(params=WORKERS)

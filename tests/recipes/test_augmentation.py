@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from scipy import ndimage, special, stats
 
+from tests import workers
+
 MODES = {"zero": "grid-constant", "nearest": "nearest", "reflect": "reflect"}
 CASES = (
     "flips",
@@ -77,7 +79,7 @@ def test_a_positive_angle_turns_counter_clockwise():
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("other", ["tf", "tf_keras"])
+@pytest.mark.parametrize("other", workers.keras())
 def test_twins_agree_pixel_by_pixel(evidence, case, other):
     ours, theirs = (
         np.array(evidence[name]["augmentation transforms"]["cases"][case]["out"])
@@ -176,7 +178,7 @@ def test_the_loss_is_exactly_that_of_mixed_distributions(every):
     assert found["plain"] == pytest.approx(plain, rel=1e-6)
 
 
-@pytest.mark.parametrize("other", ["tf", "tf_keras"])
+@pytest.mark.parametrize("other", workers.keras())
 def test_twins_have_the_same_loss_and_gradient(evidence, other):
     ours, theirs = (evidence[name]["augmentation loss"] for name in ("pt", other))
     assert ours["value"] == pytest.approx(theirs["value"], rel=1e-6)
@@ -215,7 +217,7 @@ def test_the_step_is_given_augmented_batches(every):
     assert 2 <= sum(found["cut"]) <= 18  # of twenty, mixup and cutmix in turn by chance
 
 
-@pytest.mark.parametrize("framework", ["tf", "tf_keras"])
+@pytest.mark.parametrize("framework", workers.keras())
 def test_the_step_stays_one_graph(evidence, framework):
     assert evidence[framework]["augmentation device"]["calls of the step"] == 1
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests import workers
+
 DECAY = 0.8  # of the worker
 
 
@@ -43,7 +45,7 @@ def test_the_average_is_that_of_numpy_and_leaves_no_trace(every, name, formula):
 @pytest.mark.parametrize("name", ["exponential", "equal"])
 def test_twins_have_the_same_averages(evidence, name):
     ours = {k: np.array(v) for k, v in evidence["pt"]["averaging averages"][name].items()}
-    for other in ("tf", "tf_keras"):
+    for other in workers.keras():
         theirs = evidence[other]["averaging averages"][name]
         assert apart(ours, {k: np.array(v) for k, v in theirs.items()}) < 1e-5
 
@@ -63,7 +65,7 @@ def test_dropout_is_not_in_the_statistics(every):
     assert np.allclose(found["mean"], found["expected"], rtol=1e-4)
 
 
-@pytest.mark.parametrize("framework", ["tf", "tf_keras"])
+@pytest.mark.parametrize("framework", workers.keras())
 def test_noise_is_refused_and_the_statistics_stay(evidence, framework):
     found = evidence[framework]["averaging noise"]
     assert "draws at random" in found["said"]

@@ -7,6 +7,8 @@ import math
 import numpy as np
 import pytest
 
+from tests import workers
+
 # What meets in one output, and what one input goes into, by the shapes of the scenarios.
 FANS = {
     "dense": (200, 300),
@@ -67,7 +69,7 @@ def test_defaults_are_each_framework_s_own_and_differ(evidence, kernel):
         "query": 2 / (64 * 4 + 64 * 16),
     }.get(kernel, 2 / (fan_in + groups * fan_out))
     assert agrees(evidence["pt"]["initialization drawn"]["default"][kernel], ours, 1.8)
-    for flavour in ("tf", "tf_keras"):
+    for flavour in workers.keras():
         assert agrees(evidence[flavour]["initialization drawn"]["default"][kernel], theirs, 1.8)
 
 
@@ -107,7 +109,7 @@ def test_biases_are_zero_but_for_the_forget_gate(every):
 
 def test_default_biases_differ(evidence):
     assert len(set(evidence["pt"]["initialization biased"]["default"]["dense"])) > 100
-    for flavour in ("tf", "tf_keras"):
+    for flavour in workers.keras():
         assert not any(evidence[flavour]["initialization biased"]["default"]["dense"])
 
 
@@ -162,7 +164,7 @@ def test_norms_are_those_of_a_plain_backward_pass_and_nothing_changes(every):
 @pytest.mark.parametrize("residual", ["False", "True"])
 def test_twins_have_the_same_norms(evidence, residual):
     ours = evidence["pt"]["initialization twins"][residual]
-    for flavour in ("tf", "tf_keras"):
+    for flavour in workers.keras():
         assert evidence[flavour]["initialization twins"][residual] == pytest.approx(ours, rel=1e-4)
 
 

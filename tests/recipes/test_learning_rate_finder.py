@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests import workers
+
 
 def test_the_curve_is_that_of_plain_training_at_these_rates(every):
     found = every["learning_rate_finder curve"]
@@ -24,7 +26,7 @@ def test_the_curve_is_that_of_plain_training_at_these_rates(every):
 
 def test_twins_find_the_same_curve_and_suggestion(evidence):
     ours = evidence["pt"]["learning_rate_finder curve"]
-    for other in ("tf", "tf_keras"):
+    for other in workers.keras():
         theirs = evidence[other]["learning_rate_finder curve"]
         assert np.allclose(ours["rates"], theirs["rates"], rtol=1e-12)
         # Up to the lowest point: beyond it a training that diverges amplifies the last bit.

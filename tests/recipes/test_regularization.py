@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests import workers
+
 DECAY = 0.3  # of the scenarios
-OTHERS = ("tf", "tf_keras")
+OTHERS = workers.keras()
 
 
 @pytest.mark.parametrize("case", ["kernels", "everything"])

@@ -7,7 +7,9 @@ import math
 import numpy as np
 import pytest
 
-WORKERS = ("pt", "tf", "tf_keras")
+from tests import workers
+
+WORKERS = ("pt", *workers.keras())
 STEPS, RATE = 20, 0.1
 CASES = ("linear", "linear, warm", "cosine", "cosine, warm", "one cycle", "one cycle, early")
 LOSSES = [1.0, 0.8, 0.795, 0.9, 0.9, 0.9, 0.9, 0.9, 0.7, 0.71, 0.72, 0.73, 0.74, 0.75] + [0.76] * 9
@@ -50,7 +52,7 @@ def test_a_resumed_run_goes_on_where_it_was(every, case):
     assert np.abs(np.array(every["schedules resumed"][case]) - expected(case)).max() < 1e-9
 
 
-@pytest.mark.parametrize("flavour", ["tf", "tf_keras"])
+@pytest.mark.parametrize("flavour", workers.keras())
 @pytest.mark.parametrize("case", CASES)
 def test_a_schedule_survives_its_optimizer_s_configuration(evidence, flavour, case):
     found = np.array(evidence[flavour]["schedules serialized"][case])

@@ -22,9 +22,9 @@ needs_compiler = pytest.mark.skipif(not compiler(), reason="torch.compile needs 
 
 
 @pytest.fixture(scope="module")
-def evidence(inductor):
+def evidence():
     """What each worker found: {"pt": {scenario: ...}, ...}."""
-    return workers.run("train_step.compilation_worker", arguments=without_compiler, **inductor)
+    return workers.run("train_step.compilation_worker", arguments=without_compiler)
 
 
 def without_compiler(name):

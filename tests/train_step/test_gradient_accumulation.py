@@ -18,7 +18,7 @@ import pytest
 
 from tests import workers
 
-WORKERS = ("pt", "tf", "tf_keras")
+WORKERS = ("pt", *workers.keras())
 BARS = {"cnn": 1e-5, "gpt": 1e-4}  # the parity of the tasks with such models
 SHARES = [0.3, 0.3, 0.4]
 MOMENTUM = 0.25
@@ -111,7 +111,7 @@ def test_pt_one_part_is_the_baseline_to_the_last_bit(evidence):
     assert losses["gpt"]["1"] == losses["gpt"]["baseline"]
 
 
-@pytest.mark.parametrize("other", ["tf", "tf_keras"])
+@pytest.mark.parametrize("other", workers.keras())
 def test_twins_agree(evidence, other):
     pt, tf = evidence["pt"], evidence[other]
     for name, bar in BARS.items():

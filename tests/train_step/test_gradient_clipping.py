@@ -14,7 +14,7 @@ import pytest
 
 from tests import workers
 
-WORKERS = ("pt", "tf", "tf_keras")
+WORKERS = ("pt", *workers.keras())
 PARITY = {"gpt": 1e-4, "cnn": 1e-5}
 MAX_NORM = 2.0
 SCALE = 2.0**12
@@ -99,7 +99,7 @@ def test_a_norm_is_taken_where_it_is_needed_or_asked_for(every):
     assert found["off"]["norm"].startswith("ValueError: no norm is taken: ask for it with measure")
 
 
-@pytest.mark.parametrize("other", ["tf", "tf_keras"])
+@pytest.mark.parametrize("other", workers.keras())
 @pytest.mark.parametrize("case", ["clip", "per variable"])
 def test_twins_agree(evidence, case, other):
     pt, tf = evidence["pt"], evidence[other]

@@ -10,8 +10,8 @@ import pytest
 from shared.specs import TASKS, layers
 from tests import workers
 
-SIDES = ("pt", "tf", "tf_keras")
-KERAS = ("tf", "tf_keras")
+SIDES = ("pt", *workers.keras())
+KERAS = workers.keras()
 CNN, RESNET = "digits-cnn", "digits-resnet20"
 DEFAULT = {"pt": "channels_first", "tf": "channels_last", "tf_keras": "channels_last"}
 

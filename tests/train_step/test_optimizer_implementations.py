@@ -22,10 +22,10 @@ from tests.train_step.optimizer_implementations_worker import (
     given_gradients,
 )
 
-SIDES = ("pt", "tf", "tf_keras")
+SIDES = ("pt", *workers.keras())
 BAR = 1e-6
 HAVE = [("pt", name) for name in ("for_loop", "foreach", "fused", "compiled")] + [
-    (side, name) for side in ("tf", "tf_keras") for name in ("for_loop", "fused", "compiled")
+    (side, name) for side in workers.keras() for name in ("for_loop", "fused", "compiled")
 ]
 needs_compiler = pytest.mark.skipif(not compiler(), reason="torch.compile needs a C++ compiler")
 HAVE_MARKED = [
@@ -34,12 +34,10 @@ HAVE_MARKED = [
 
 
 @pytest.fixture(scope="module")
-def evidence(inductor):
+def evidence():
     """What each worker found: {"pt": {scenario: ...}, ...}."""
     lacking = [] if compiler() else ["no-compiler"]
-    return workers.run(
-        "train_step.optimizer_implementations_worker", SIDES, lambda name: lacking, **inductor
-    )
+    return workers.run("train_step.optimizer_implementations_worker", SIDES, lambda name: lacking)
 
 
 def arrays(weights):
@@ -124,7 +122,7 @@ def test_the_compiled_update_is_traced_once_and_for_all(evidence, side, name):
     assert found["retraced"] == 0
 
 
-@pytest.mark.parametrize("side", ["tf", "tf_keras"])
+@pytest.mark.parametrize("side", workers.keras())
 def test_tf_fused_is_one_kernel_a_tensor_and_trains_in_fit(evidence, side):
     """An optimizer that `fit` takes, with slices, clipping and a schedule: as Keras's own."""
     ran = evidence[side]["updates"]["fused"]["operators"]
@@ -149,7 +147,7 @@ def test_pt_fused_sgd_is_sgd_in_one_kernel(evidence):
     assert found["operators"]["_fused_sgd_"] == 1
 
 
-@pytest.mark.parametrize("side", ["tf", "tf_keras"])
+@pytest.mark.parametrize("side", workers.keras())
 def test_tf_the_compiled_optimizer_trains_in_fit(evidence, side):
     own, compiled = evidence[side]["fit_compiled"]
     assert compiled == pytest.approx(own, rel=1e-5)

@@ -14,7 +14,7 @@ from bench.harness.machine import compiler
 from tests import workers
 from tests.kit.parity import check
 
-SIDES = ("pt", "tf", "tf_keras")
+SIDES = ("pt", *workers.keras())
 TWINS = ("pt", "tf")
 BAR = 1e-5
 U = 2.0**-8  # the largest relative error of rounding to bfloat16
@@ -25,14 +25,13 @@ COMPILING = [pytest.param("pt", marks=needs_compiler), "tf"]
 
 
 @pytest.fixture(scope="module")
-def evidence(inductor):
+def evidence():
     """What each worker found: {"pt": {scenario: ...}, ...}."""
     lacking = [] if compiler() else ["no-compiler"]
     return workers.run(
         "train_step.stacking_worker",
         SIDES,
         lambda name: lacking if name == "pt" else [],
-        **inductor,
     )
 
 
@@ -58,7 +57,7 @@ def test_float32_rungs_train_as_the_baseline(evidence, side, rung):
 
 
 @pytest.mark.parametrize("rung", ["baseline", "channels_last", "compiled", "micro_batches"])
-@pytest.mark.parametrize("side", ["tf", "tf_keras"])
+@pytest.mark.parametrize("side", workers.keras())
 def test_twins_agree_on_every_float32_rung(evidence, side, rung):
     """Micro-batches too: BatchNorm normalises each by itself on both sides."""
     ours, theirs = (evidence[s]["rungs"][rung] for s in (side, "pt"))
@@ -199,12 +198,16 @@ def test_pt_models_that_do_not_fit_are_refused(evidence):
 
 
 def test_tf_models_that_do_not_fit_are_refused(evidence):
-    for side in ("tf", "tf_keras"):
+    for side in workers.keras():
         found = evidence[side]["own_refusals"]
         assert found["unbuilt"].startswith("ValueError: the model has no variables yet")
     found = evidence["tf"]["own_refusals"]
     assert (found["bfloat16"], found["recomputed"]) == (None, None)
     assert "master weights are float32" in found["half"]
+
+
+@pytest.mark.campaign
+def test_tf_keras_refuses_what_it_cannot_stack(evidence):
     found = evidence["tf_keras"]["own_refusals"]
     assert found["bfloat16"].startswith("NotImplementedError: tf_keras cannot switch a built model")
     assert found["recomputed"].startswith("NotImplementedError: tf_keras would draw other")

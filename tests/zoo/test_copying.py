@@ -1,5 +1,8 @@
 """Each technique file, copied with what its head names and nothing else, runs elsewhere.
 
+All of them in campaigns; else a few of each side. That heads name what their files import,
+`tests/test_layout.py` looks at in every file.
+
 The copies lie in folders of their own, and a process finds the project's packages there alone. It
 applies them to a model of the zoo, on two processes or devices where they are parallel; loaders
 read photos, and a diagnosis looks at a plain train step of such a model.
@@ -23,6 +26,7 @@ from shared.conversion import convert
 from shared.growth import LEAK
 from shared.photos import make_photos
 from shared.profiles import COMPUTING, PARTS
+from tests import workers
 from tests.test_layout import SIDES, named_to_copy, technique_files
 from tests.workers import ROOT
 from tests.zoo import copied
@@ -35,12 +39,13 @@ OTHERS = {"baseline": "conv1d_text", "memory_format": "dict_heads"}
 SETTINGS = {"TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
 SETTINGS |= {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
 FORMS = {"pt": "tar", "tf": "tfrecord"}
+FEW = ("gradient_clipping", "structured_pruning", "schedules", "in_memory", "memory_growth")
 FILES = {
     framework: sorted(
         (
             path.relative_to(ROOT)
             for path in technique_files(ROOT)
-            if path.is_relative_to(ROOT / side)
+            if path.is_relative_to(ROOT / side) and (workers.campaign() or path.stem in FEW)
         ),
         key=lambda place: place.parts[1] != "parallel",  # first: PyTorch's processes are forked
     )
@@ -87,7 +92,7 @@ def asked(framework: str, place: Path, folder: Path, sources: dict[str, Path]) -
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory, sources, inductor) -> dict[Path, dict]:
+def found(tmp_path_factory, sources) -> dict[Path, dict]:
     """What came of each copy; a process for each framework, both at once."""
     answers, running = {}, {}
     for framework, places in FILES.items():
@@ -107,7 +112,7 @@ def found(tmp_path_factory, sources, inductor) -> dict[Path, dict]:
             process = subprocess.Popen(
                 [sys.executable, "-m", "tests.zoo.copied", framework],
                 cwd=ROOT,
-                env=os.environ | SETTINGS | inductor,
+                env=os.environ | SETTINGS,
                 stdin=stdin,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -137,6 +142,7 @@ def test_a_copy_runs_on_a_model_of_its_own(found, place):
         assert not Path(found[place]["file"]).is_relative_to(ROOT)
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("side", SIDES)
 def test_a_copy_of_the_profiler_says_where_the_time_of_a_foreign_step_goes(found, side):
     """All of it, in three parts that compute; a loader that is late is waited for."""
@@ -156,6 +162,7 @@ def test_a_copy_of_the_watch_finds_the_leak_of_a_foreign_step(found, side):
     assert said["per_round"] == pytest.approx(copied.KEPT, rel=0.3)
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("side", SIDES)
 def test_a_copy_of_the_diagnosis_names_what_holds_a_foreign_step_back(found, side):
     said = found[Path(side, "diagnosis", "bottleneck.py")]["said"]
