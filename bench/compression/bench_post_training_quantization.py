@@ -37,7 +37,7 @@ TECHNIQUE = Technique(
     name="post_training_quantization",
     title="Post-training quantization: int8 in the runtimes that would be deployed",
     variants=(
-        _row("fp32", "float32 file", "keep_float32", role="baseline"),
+        _row("fp32", "float32 file", "keep_float32", role="baseline", program="float_file"),
         _row("static_int8", "int8 in its own runtime", "quantize_static_int8"),
         _row("onnxruntime_int8", "int8 in ONNX Runtime", "quantize_onnxruntime_int8", ONNX),
         _row(

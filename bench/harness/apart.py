@@ -135,7 +135,8 @@ def _cold_start(
     forked, cache = _is_forked(processes, case), processes.new_folder()
     answer = worker.ask(limit, "memory", **work, imports=imports, cache=cache, forked=forked)
     if not case.timed:
-        worker.ask(limit, "build", **work)  # anew: memory forgets what it does not need
+        if case.workload.mode == "predict":  # of which memory has forgotten what it does not need
+            worker.ask(limit, "build", **work)
         answer |= worker.ask(limit, "evidence")
     return answer
 
