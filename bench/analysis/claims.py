@@ -26,7 +26,8 @@ TOO_WIDE = "interval too wide"
 FIGURES = ("time", "memory", "size", "compressed_size", "first_call", "accuracy")
 METRICS = (
     "samples_per_s", "largest_batch", "efficiency", "data_stall", "start", "load", "save",
-    "checkpoint", "peak_a_process", "steps_to_target", "step_flops", "epochs", "macs", "found", "plain_unhealthy",
+    "checkpoint", "peak_a_process", "steps_to_target", "step_flops", "epochs", "macs", "found",
+    "plain_unhealthy",
 )  # fmt: skip
 # How a figure is read: over the baseline's, the baseline's over it, less it, or as it is.
 READINGS = ("ratio", "gain", "difference", "value")
