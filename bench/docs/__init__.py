@@ -1,8 +1,8 @@
 """Pages of documentation made from the code: one for each technique, and their index.
 
 A page begins with what published runs measured of a technique. Then it sets both technique files
-side by side: what their docstrings say, the functions that they share, what the benchmark measures
-of them, and both sources below their docstrings. Files are read, not imported.
+side by side: what their docstrings say, the functions that they share, and what the benchmark
+measures of them. Files are read, not imported.
 """
 
 from __future__ import annotations
@@ -53,12 +53,6 @@ class Side:
     summary: str
     sections: dict[str, str]
     needs: list[str]
-
-    @property
-    def fence(self) -> str:
-        """Backticks that no line of the source closes."""
-        longest = max(map(len, re.findall(r"`+", self.source)), default=0)
-        return "`" * max(3, longest + 1)
 
 
 @dataclass(frozen=True)
@@ -178,18 +172,9 @@ def _side(framework: str, technique: Technique) -> Side:
     path = f"{described.package}/{technique.family}/{technique.name}.py"
     source = (ROOT / path).read_text("utf-8")
     docstring = ast.get_docstring(ast.parse(source)) or ""
-    source = without_docstring(source)
     summary, *sections = re.split(rf"^({'|'.join(SECTIONS)}):\s+", docstring, flags=re.MULTILINE)
     found = dict(zip(sections[::2], (text.strip() for text in sections[1::2]), strict=True))
     return Side(described.title, path, source, summary.strip(), found, needed(path))
-
-
-def without_docstring(source: str) -> str:
-    """A module's source below its docstring."""
-    tree = ast.parse(source)
-    if ast.get_docstring(tree) is None:
-        return source
-    return "".join(source.splitlines(keepends=True)[tree.body[0].end_lineno :]).lstrip("\n")
 
 
 def needed(path: str) -> list[str]:
