@@ -27,7 +27,7 @@ from bench.analysis.decisions import (
 from bench.analysis.reading import FRAMEWORKS
 from bench.analysis.values import at, is_number
 from bench.report import advised, gains, svg
-from bench.report.answer import figure_of, name_of
+from bench.report.answer import figure_of
 from bench.report.content import machine_words, measured, run_line, warnings
 from bench.report.figures import ratio
 from bench.report.replace import write_atomically
@@ -187,13 +187,12 @@ def _steps(run: Record) -> str | None:
         goal = GOALS["train-speed"]
         few, many = (answer(run, work, goal, Limits(steps=n)) for n in (FEW, MANY))
         if few and many and few.best.case["id"] != many.best.case["id"]:
-            best, later = (
-                f"{name_of(a.best)} ({figure_of(a.figure(a.best), goal, a.limits)})"
-                for a in (few, many)
+            first, later = (
+                f"{a.best.name}: {figure_of(a.figure(a.best), goal, a.limits)}" for a in (few, many)
             )
             return (
-                f"For {FEW:,} steps of {work.title} the best is {best}, for {MANY:,} it is "
-                f"{later}: compiling has to be repaid."
+                f"{FEW:,} steps of {work.title} take least with {first}; {MANY:,} with {later}. "
+                "Compiling has to be repaid."
             )
     return None
 
