@@ -174,7 +174,7 @@ def lines(listed: list[Advice], width: int, room: int) -> list[str]:
     """What to use for the main aims, in `room` lines; what does not fit is counted."""
     said = [(each, _lines(each, width)) for each in split(listed)[0]]
     if not said:
-        return ["Nothing was shown to gain over its own baseline: see report.html."]
+        return wrap("Nothing was shown to gain over its own baseline: see report.html.", width)
     aims = [each.question for each, _ in said]
     nth = [aims[:place].count(aim) for place, aim in enumerate(aims)]
     kept, left = [], room - len(wrap(KEY, width)) - 1
