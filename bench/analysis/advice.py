@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any
 
 from bench.analysis.effects import Effect, Effects
@@ -157,9 +158,12 @@ def _side(
     def level(case: dict) -> float:
         """The row's own figure, of which less is better."""
         if figure == ACCURACY:
-            return -effects.of(case, figure)[0].value
-        found = _value(effects, case, figure)
-        return 1 / found if figure in MORE_IS_BETTER else found
+            found, _ = effects.of(case, figure)
+            return -found.value if found else 0.0  # a baseline gains nothing
+        value = _value(effects, case, figure)
+        if not value:
+            return inf
+        return 1 / value if figure in MORE_IS_BETTER else value
 
     def unlike(one: Row, other: Row) -> bool:
         """Whether the first was shown to be worse than the second."""
@@ -171,7 +175,7 @@ def _side(
         return (found.turned() if figure in MORE_IS_BETTER else found).low > 1
 
     bases = [b for row in mine if (b := baseline(row.case, effects.record["cases"]))]
-    plain = min(bases, key=lambda case: 0.0 if figure == ACCURACY else level(case))
+    plain = min(bases, key=level)
     gaining = [
         row for row in _each_once(mine) if row.gains(figure) or (provisional and _first(row))
     ]
@@ -189,10 +193,11 @@ def _side(
     return Side(framework, plain, len(mine), best, equal, next(iter(cheap), None), tempting)
 
 
-def _value(effects: Effects, case: dict, figure: str) -> float:
+def _value(effects: Effects, case: dict, figure: str) -> float | None:
     if figure == TIME:
-        return case["timing"]["median_s"]
-    return effects.value(case, figure)[0].value
+        return at(case, "timing", "median_s")
+    found, _ = effects.value(case, figure)
+    return found.value if found else None
 
 
 def _first(row: Row) -> bool:

@@ -167,14 +167,14 @@ def table(listed: list[Advice], cases: list[dict]) -> Table:
 
 LABEL = 26  # cells: an aim, and its work below
 MARKS = {True: "*", False: ":"}
-KEY = "x: times as fast as the own baseline. *: the framework that is ahead.\n"
+KEY = "Gains that keep accuracy; x: times as fast as the own baseline; *: is ahead."
 
 
 def lines(listed: list[Advice], width: int, room: int) -> list[str]:
     """What to use for the main aims, in `room` lines; what does not fit is counted."""
     said = [(each, _lines(each, width)) for each in split(listed)[0]]
     if not said:
-        return ["Nothing was shown to gain over its own baseline: see report.html."]
+        return wrap("Nothing was shown to gain over its own baseline: see report.html.", width)
     aims = [each.question for each, _ in said]
     nth = [aims[:place].count(aim) for place, aim in enumerate(aims)]
     kept, left = [], room - len(wrap(KEY, width)) - 1
@@ -186,7 +186,7 @@ def lines(listed: list[Advice], width: int, room: int) -> list[str]:
     shown = [line for place in sorted(kept) for line in said[place][1]]
     rest = len(said) - len(kept)
     more = [f"… and {rest} more: see report.html, or twinbench choose"] if rest else []
-    return [*wrap(KEY.strip(), width), *shown, *more]
+    return [*wrap(KEY, width), *shown, *more]
 
 
 def split(listed: list[Advice]) -> tuple[list[Advice], list[Advice]]:

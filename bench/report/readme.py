@@ -7,14 +7,11 @@ can tell whether the page is theirs.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
-
-from bench.analysis.advice import Advice, advice
+from bench.analysis.advice import advice
 from bench.analysis.decisions import (
     GOALS,
     TRAIN,
@@ -27,11 +24,11 @@ from bench.analysis.decisions import (
 from bench.analysis.reading import FRAMEWORKS
 from bench.analysis.values import at, is_number
 from bench.report import advised, gains, svg
-from bench.report.answer import figure_of, name_of
+from bench.report.answer import figure_of
 from bench.report.content import machine_words, measured, run_line, warnings
 from bench.report.figures import ratio
 from bench.report.replace import write_atomically
-from bench.report.tables import escape, markdown_table
+from bench.report.tables import advised_table, escape
 
 BEGIN, END = "<!-- table:begin -->", "<!-- table:end -->"
 CHART = "docs/gains"  # beside README.md; -light.svg and -dark.svg follow
@@ -111,25 +108,13 @@ def _picture(title: str) -> str:
     return f'<picture>{dark}<img alt="{title}" src="{CHART}-light.svg"></picture>'
 
 
-def _table(run: Record, listed: list[Advice]) -> str:
-    """What to use, with a name's explanation on its line."""
-    table = advised.table(listed, run["cases"])
-    return markdown_table(replace(table, rows=[list(map(_bold, row)) for row in table.rows]))
-
-
-def _bold(cell: str) -> Markup:
-    """A cell on one line, its first line in bold."""
-    name, _, more = (escape(part) for part in cell.partition("\n"))
-    return Markup(f"**{name}**: {more}" if more else f"**{name}**")
-
-
 def _tables(run: Record) -> list[str]:
     """The main aims, and all others folded."""
     shown, more = advised.split(advice(run))
-    made = [_table(run, shown)] if shown else []
+    made = [advised_table(shown, run)] if shown else []
     if more:
         head = f"<details><summary>{len(more)} more: other work, or nothing gained</summary>"
-        made.append(f"{head}\n\n{_table(run, more)}\n</details>")
+        made.append(f"{head}\n\n{advised_table(more, run)}\n</details>")
     return made
 
 
@@ -187,13 +172,12 @@ def _steps(run: Record) -> str | None:
         goal = GOALS["train-speed"]
         few, many = (answer(run, work, goal, Limits(steps=n)) for n in (FEW, MANY))
         if few and many and few.best.case["id"] != many.best.case["id"]:
-            best, later = (
-                f"{name_of(a.best)} ({figure_of(a.figure(a.best), goal, a.limits)})"
-                for a in (few, many)
+            first, later = (
+                f"{a.best.name}: {figure_of(a.figure(a.best), goal, a.limits)}" for a in (few, many)
             )
             return (
-                f"For {FEW:,} steps of {work.title} the best is {best}, for {MANY:,} it is "
-                f"{later}: compiling has to be repaid."
+                f"{FEW:,} steps of {work.title} take least with {first}; {MANY:,} with {later}. "
+                "Compiling has to be repaid."
             )
     return None
 

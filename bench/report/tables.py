@@ -11,6 +11,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from bench.analysis.advice import Advice
 from bench.report import advised, answer
 from bench.report.blocks import Table
 from bench.report.content import Facts, TechniquePart, build
@@ -206,7 +207,7 @@ def markdown(results: dict[str, Any]) -> str:
             report=report,
             same_work=SAME_WORK,
             graphs=GRAPHS,
-            answer=advised.table(report.advice, results["cases"]),
+            answer=Markup(advised_table(report.advice, results)),
             legend=advised.LEGEND,
         )
     )
@@ -215,6 +216,17 @@ def markdown(results: dict[str, Any]) -> str:
 def markdown_table(table: Table) -> str:
     """One table as GitHub-flavoured Markdown."""
     return str(_environment().get_template("table.md.j2").module.grid(table))
+
+
+def advised_table(listed: list[Advice], results: dict[str, Any]) -> str:
+    """What to use as Markdown: each cell on one line, its name in bold."""
+    table = advised.table(listed, results["cases"])
+    return markdown_table(replace(table, rows=[list(map(_bold, row)) for row in table.rows]))
+
+
+def _bold(cell: str) -> Markup:
+    name, _, more = (escape(part) for part in cell.partition("\n"))
+    return Markup(f"**{name}**: {more}" if more else f"**{name}**")
 
 
 @cache

@@ -126,8 +126,8 @@ def page(published) -> Element:
 def test_the_page_has_every_row_of_report_md(published, page):
     mine = tables(page)
     answer, *others = markdown_tables(markdown(published))
-    every = [row for table in mine for row in table]
-    assert all(row in every for row in answer)  # of which the page folds a part
+    every = {" ".join(row).replace(": ", " ") for table in mine for row in table}
+    assert {" ".join(row).replace(": ", " ") for row in answer} <= every  # two tables of the page
     for theirs in others:
         rows = [row if any(row[1:]) else row[:1] for row in theirs[1:]]
         assert any(table[-len(rows) :] == rows for table in mine), rows
