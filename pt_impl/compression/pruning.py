@@ -9,8 +9,9 @@ not to prune", section 3) gives for step t:
 
 It rises fast at first, while there is much to spare, and slowly at the end. What stays are the
 weights of largest magnitude: of each layer (`apply_pruning`) or of all layers together
-(`apply_global_pruning`). Biases, normalisation, embeddings, depthwise convolutions, recurrent
-layers and `nn.MultiheadAttention` stay dense. `finalize_pruning` writes the zeros into the weights.
+(`apply_global_pruning`). Biases, normalisation, embeddings (and a kernel that is an embedding,
+too), depthwise convolutions, recurrent layers and `nn.MultiheadAttention` stay dense.
+`finalize_pruning` writes the zeros into the weights.
 
 Its twin: `tf_impl/compression/pruning.py`.
 
@@ -71,7 +72,7 @@ def apply_pruning(
     min_weights: layers with fewer stay dense, most of all a first one: they weigh little.
 
     Raises ValueError, before anything is changed, for settings that cannot work, a model that is
-    pruned already and one without such layers; NotImplementedError for a kernel that two modules
+    pruned already and one without such layers; NotImplementedError for a kernel that two layers
     share. `update` raises ValueError for a step below 1.
     Source: `torch.nn.utils.prune`; schedule: Zhu and Gupta (2017).
     """
@@ -150,8 +151,10 @@ def _prunable(model: nn.Module, min_weights: int) -> list[nn.Module]:
     """Dense and convolution layers of at least so many weights, each once.
 
     Of these types exactly: a subclass may read its weight without a forward pass, as that of
-    `nn.MultiheadAttention` does, and never see the mask.
+    `nn.MultiheadAttention` does, and never see the mask. A head whose kernel is an embedding stays
+    dense, as embeddings do: what is looked up would lose its smallest entries.
     """
+    embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     return [
         module
         for module in model.modules()
@@ -160,6 +163,7 @@ def _prunable(model: nn.Module, min_weights: int) -> list[nn.Module]:
             # Depthwise convolutions have few weights, and tfmot leaves them dense too.
             or (type(module) in _CONVOLUTIONS and not 1 < module.groups == module.in_channels)
         )
+        and id(module.weight) not in embeddings
         and module.weight.numel() >= min_weights
     ]
 

@@ -36,20 +36,19 @@ def apply_two_to_four(model: nn.Module) -> nn.Module:
     """Return a copy of `model` that trains and predicts with two of each four weights masked.
 
     Masked are `nn.Linear` and `nn.Conv2d` without groups, by their present weights, and of these
-    types exactly: a subclass may read its weight without a forward pass. Make the optimizer for the
-    copy; `model` stays as it is. Finalize the copy before it is copied, exported or saved.
+    types exactly: a subclass may read its weight without a forward pass. A kernel that is an
+    embedding, too, stays dense, as embeddings do. Make the optimizer for the copy; `model` stays as
+    it is. Finalize the copy before it is copied, exported or saved.
 
     Raises ValueError for a model that is masked already and one without such layers;
-    NotImplementedError for a kernel that two modules share.
+    NotImplementedError for a kernel that two layers share.
     Source: Mishra et al. (2021); `torch.nn.utils.prune`.
     """
     if prune.is_pruned(model):
         raise ValueError("the model has pruning masks already: finalize it first")
-    if not any(_is_prunable(module) for module in model.modules()):
-        raise ValueError("the model has no nn.Linear or nn.Conv2d to prune")
-    _check_owners(model)
+    _check_layers(model)
     model = copy.deepcopy(model)
-    for layer in filter(_is_prunable, model.modules()):
+    for layer in _prunable(model):
         prune.custom_from_mask(layer, "weight", _two_of_four(layer.weight.detach()))
     return model
 
@@ -105,16 +104,26 @@ def _is_compressible(module: nn.Module) -> bool:
     return bool(((module.weight.unflatten(1, (-1, 4)) != 0).sum(-1) <= 2).all())
 
 
-def _is_prunable(module: nn.Module) -> bool:
-    return type(module) is nn.Linear or (type(module) is nn.Conv2d and module.groups == 1)
+def _prunable(model: nn.Module) -> list[nn.Module]:
+    """Each layer once."""
+    embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    return [
+        module
+        for module in model.modules()
+        if (type(module) is nn.Linear or (type(module) is nn.Conv2d and module.groups == 1))
+        and id(module.weight) not in embeddings
+    ]
 
 
-def _check_owners(model: nn.Module) -> None:
-    """Refuse a kernel of two modules, whose other owner would use it without the mask."""
+def _check_layers(model: nn.Module) -> None:
+    """Refuse a model without layers, and a kernel whose other owner would use it unmasked."""
+    layers = set(_prunable(model))
+    if not layers:
+        raise ValueError("the model has no nn.Linear or nn.Conv2d to prune")
     modules = dict(model.named_modules())
     owners = Counter(id(p) for m in modules.values() for p in m.parameters(recurse=False))
     for name, module in modules.items():
-        if _is_prunable(module) and owners[id(module.weight)] > 1:
+        if module in layers and owners[id(module.weight)] > 1:
             raise NotImplementedError(
                 f"torch.nn.utils.prune masks one module's tensor, but {name}.weight has two owners"
             )

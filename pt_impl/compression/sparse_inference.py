@@ -105,30 +105,34 @@ def _zeros(kernel: Tensor) -> float:
 
 
 class _SparseLinear(nn.Module):
-    """A linear layer over a CSR kernel: (..., in) -> (..., out)."""
+    """A linear layer over a CSR kernel: (..., in) -> (..., out).
+
+    Its attributes have the names of `nn.Linear`: models ask a layer for `weight.dtype`.
+    """
 
     def __init__(self, dense: nn.Linear):
         super().__init__()
         kernel = dense.weight.detach().to_sparse_csr()
         rows, columns = kernel.crow_indices().int(), kernel.col_indices().int()
-        self.kernel = torch.sparse_csr_tensor(
+        self.out_features, self.in_features = kernel.shape
+        self.weight = torch.sparse_csr_tensor(
             rows, columns, kernel.values(), kernel.shape, check_invariants=False
         )
         self.bias = None if dense.bias is None else dense.bias.detach().clone()
 
     def kernel_bytes(self) -> int:
         """Bytes of values and indices."""
-        kernel = self.kernel
-        parts = kernel.values(), kernel.col_indices(), kernel.crow_indices()
+        weight = self.weight
+        parts = weight.values(), weight.col_indices(), weight.crow_indices()
         return sum(part.nbytes for part in parts)
 
     def forward(self, x: Tensor) -> Tensor:
         """The sparse matrix comes first: MKL has no product with a sparse one on the right."""
         rows = x.reshape(-1, x.shape[-1])
-        product = (self.kernel @ rows.T).T
+        product = (self.weight @ rows.T).T
         if self.bias is not None:
             product = product + self.bias
-        return product.reshape(*x.shape[:-1], len(self.kernel))
+        return product.reshape(*x.shape[:-1], self.out_features)
 
 
 def main() -> None:

@@ -37,7 +37,7 @@ import math
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import is_dataclass
 from functools import partial
@@ -48,6 +48,8 @@ import torch.nn.functional as F
 import torch_pruning as tp
 from torch import Tensor, nn
 from torch.nn.utils import prune
+from torch_pruning._helpers import _HybridIndex
+from torch_pruning.dependency import index_mapping
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -164,6 +166,7 @@ def _groups(model: nn.Module, x) -> tuple[list[_Group], dict[str, str]]:
     names = {module: name for name, module in model.named_modules()}
     owners = Counter(id(p) for m in model.modules() for p in m.parameters(recurse=False))
     layers = [module for module in model.modules() if _makes_channels(module)]
+    most = sum(_channels(layer) + _reads(layer) for layer in layers)
     found, whole, seen = [], {}, set()
     # The widest first: what a narrower one makes may be a part of it.
     for layer in sorted(layers, key=_channels, reverse=True):
@@ -172,15 +175,55 @@ def _groups(model: nn.Module, x) -> tuple[list[_Group], dict[str, str]]:
         if layer not in graph.module2node:
             whole[names[layer]] = "it is no part of the outputs, or another module reads its weight"
             continue
-        cut = graph.get_pruner_of_module(layer).prune_out_channels
-        members = graph.get_pruning_group(layer, cut, list(range(_channels(layer))))
-        seen |= {dep.target.module for dep, _ in members if _side(dep) == "out"}
         try:
+            members = _members(graph, layer, most)
+            seen |= {member.node.module for member in members if member.side == "out"}
             found.append(_group(model, layer, members, outputs, owners))
         except _Whole as reason:
             if str(reason):
                 whole[names[layer]] = str(reason)
     return found, whole
+
+
+class _Member(NamedTuple):
+    """What stands in the graph where channels of a root layer go."""
+
+    node: tp.dependency.Node
+    side: str  # "in", "out", "both"
+    channels: list  # of (channel here, channel of the root)
+
+
+def _members(graph: tp.DependencyGraph, root: nn.Module, most: int) -> list[_Member]:
+    """Follow the channels of a root layer through the graph, each pair of them once.
+
+    `get_pruning_group` follows lists of them and need not end: where code swaps halves and adds
+    (rotary positions) it meets ever new orders, and numbers beyond all channels. Nowhere can there
+    be more than all layers read and make together: `most`.
+    """
+    index_mapping.update_index_mapping(graph)
+    cut = graph.get_pruner_of_module(root).prune_out_channels
+    every = [_HybridIndex(channel, channel) for channel in range(_channels(root))]
+    found = {(graph.module2node[root], cut): dict.fromkeys(every)}
+    open_ends = [(graph.module2node[root], cut, every)]
+    while open_ends:
+        node, handler, pairs = open_ends.pop()
+        for dependency in node.dependencies:
+            if not dependency.is_triggered_by(handler):
+                continue
+            there = pairs
+            for mapping in filter(None, dependency.index_mapping):
+                there = mapping(there)
+            place = dependency.target, dependency.handler
+            new = [pair for pair in there if pair not in found.get(place, ())]
+            if any(channel >= most for channel, _ in new):
+                raise _Whole("torch_pruning loses count of them")
+            if new:
+                found.setdefault(place, {}).update(dict.fromkeys(new))
+                open_ends.append((*place, new))
+    return [
+        _Member(node, _side(node.module, handler), [tuple(pair) for pair in pairs])
+        for (node, handler), pairs in found.items()
+    ]
 
 
 class _Whole(Exception):
@@ -220,22 +263,21 @@ def _reads(layer: nn.Module) -> int:
     return layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
 
 
-def _side(dependency) -> str:
-    module = dependency.target.module
+def _side(module: nn.Module, handler: Callable) -> str:
     if not _makes_channels(module):
         return "both"
-    return "in" if dependency.handler.__name__ == "prune_in_channels" else "out"
+    return "in" if handler.__name__ == "prune_in_channels" else "out"
 
 
 def _group(model, root, members, outputs, owners) -> _Group:
     """Make a group of what `torch_pruning` found; raise _Whole where it is not to be cut."""
     size, parts, items = _channels(root), 1, []
-    for member in members:
-        node, side = member.dep.target, _side(member.dep)
-        channels = list(zip(member.idxs, member.root_idxs, strict=True))
+    for node, side, channels in members:
         module = node.module
         if side != "in" and (node.type == tp.ops.OPTYPE.OUTPUT or node.grad_fn in outputs):
             raise _Whole
+        if len({channel for channel, _ in channels}) < len(channels):
+            raise _Whole("some of them are combined with others of them")
         if node.type == tp.ops.OPTYPE.PARAMETER:
             items.append(_Item(*_owner(model, module, size, channels), channels))
             continue

@@ -386,14 +386,23 @@ class PyTorch:
         }
 
     def shared(self):
-        """A head that shares its tensor with an embedding; a layer that runs twice."""
-        nn = self.torch.nn
-        model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5))
+        """A kernel of two layers, one that is an embedding too, and a layer that runs twice."""
+        torch, nn = self.torch, self.torch.nn
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
         model[1].weight = model[0].weight
         layer = nn.Linear(4, 4)
         twice, _ = technique.apply_pruning(nn.Sequential(layer, nn.ReLU(), layer), **NOW)
+        language = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4), nn.Linear(4, 5))
+        language[2].weight = language[0].weight
+        pruned, update = technique.apply_pruning(language, **NOW)
+        update(1)
+        pruned(torch.arange(5))
+        final = technique.finalize_pruning(pruned)
         return {
             "tied": raised(technique.apply_pruning, model, **NOW),
+            "embedding": [float((module.weight == 0).float().mean()) for module in final],
+            "still tied": final[2].weight is final[0].weight,
+            "embedding alone": raised(technique.apply_pruning, language[::2], **NOW),
             "twice": [hasattr(module, "weight_mask") for module in twice],
         }
 

@@ -156,11 +156,22 @@ class PyTorch:
 
     def refusals(self):
         nn = self.torch.nn
-        tied = nn.Sequential(nn.Embedding(8, 4), nn.Linear(4, 8))
+        tied = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
         tied[1].weight = tied[0].weight
-        models = {"nothing": nn.ReLU(), "tied": tied}
+        language = nn.Sequential(nn.Embedding(8, 4), nn.Linear(4, 8))
+        language[1].weight = language[0].weight
+        models = {"nothing": nn.ReLU(), "tied": tied, "embedding alone": language}
         found = {name: raised(technique.apply_two_to_four, m) for name, m in models.items()}
         return found | {"kept": bool(tied[1].weight.all()) and tied[1].weight is tied[0].weight}
+
+    def tied(self):
+        """The share of zeros of an embedding that is a head, too, and of a layer between."""
+        nn = self.torch.nn
+        model = nn.Sequential(nn.Embedding(8, 4), nn.Linear(4, 4), nn.Linear(4, 8))
+        model[2].weight = model[0].weight
+        final = technique.finalize_two_to_four(technique.apply_two_to_four(model))
+        zeros = [float((module.weight == 0).float().mean()) for module in final]
+        return [zeros, final[2].weight is final[0].weight]
 
     def compressed(self):
         """What the GPU's format makes of a pruned kernel, and what a CPU is refused."""
@@ -251,7 +262,7 @@ class TensorFlow:
 def main() -> None:
     kit.runtime.configure(threads=1, seed=0)
     scenarios = [at_once, training, stages, own.foreign, own.refusals]
-    scenarios += [own.repeated, own.compressed] if FRAMEWORK == "pt" else []
+    scenarios += [own.repeated, own.compressed, own.tied] if FRAMEWORK == "pt" else []
     workers.report(scenarios)
 
 

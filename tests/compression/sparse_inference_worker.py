@@ -188,6 +188,7 @@ class PyTorch:
             "a layer alone": [value.tolist() for value in both] + [list(alone.layers)],
             "encoders": encoders,
             "two names": self.two_names(),
+            "asked": self.asked(),
         }
 
     def masked(self):
@@ -213,6 +214,25 @@ class PyTorch:
         predict(torch.ones(2, 8))
         hook.remove()
         return [ran, list(predict.layers)]
+
+    def asked(self):
+        """Sparse and dense outputs of a model that asks its layer for width, dtype and device."""
+        torch, nn = self.torch, self.torch.nn
+
+        class Asking(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.wide = nn.Linear(5, 8)
+
+            def forward(self, x):
+                x = x.to(self.wide.weight.device, self.wide.weight.dtype)
+                return self.wide(x) / self.wide.in_features + self.wide.out_features
+
+        model = Asking()
+        with torch.no_grad():
+            model.wide.weight.copy_(torch.from_numpy(KERNELS["wide"].T))
+            x = torch.from_numpy(LEFT)
+            return [technique.make_predict(model)(x.double()).tolist(), model(x).tolist()]
 
     def encoders(self):
         """PyTorch's own encoders, which may compute without a call of their linear layers.

@@ -492,13 +492,25 @@ class PyTorch:
             def forward(self, x):
                 return self.head(self.encoder(self.up(x))[:, 0])
 
+        class Turns(nn.Module):
+            """Rotary positions: halves of channels are swapped, and added to themselves."""
+
+            def __init__(self):
+                super().__init__()
+                self.turned, self.up, self.head = nn.Linear(5, 8), nn.Linear(8, 6), nn.Linear(6, 3)
+
+            def forward(self, x):
+                x = self.turned(x)
+                x = 0.6 * x + 0.8 * torch.cat([-x[..., 4:], x[..., :4]], -1)
+                return self.head(torch.relu(self.up(x)))
+
         frozen = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3)).requires_grad_(False)
         norms = nn.Sequential(
             *(nn.Conv1d(6, 8, 3), nn.GroupNorm(2, 8), nn.GELU(), nn.ConvTranspose1d(8, 4, 2)),
             *(nn.PReLU(4), nn.Flatten(), nn.Linear(16, 3)),
         )
         x, found = torch.randn(4, 6, 5), {}
-        models = {"attention": Attends(), "lstm": Recurs(), "encoder": Encodes()}
+        models = {"attention": Attends(), "lstm": Recurs(), "encoder": Encodes(), "rotary": Turns()}
         for name, model in (models | {"frozen": frozen, "norms": norms}).items():
             with warnings.catch_warnings(record=True) as said:
                 warnings.simplefilter("always")

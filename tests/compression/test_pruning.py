@@ -242,7 +242,12 @@ def test_pt_a_model_of_two_inputs(evidence):
 def test_pt_shared_tensors(evidence):
     shared = evidence["pt"]["shared"]
     assert shared["tied"].startswith("NotImplementedError: torch.nn.utils.prune masks one module's")
-    assert "1.weight has two owners" in shared["tied"]
+    assert "0.weight has two owners" in shared["tied"]
+    masked, linear, head = shared["embedding"]
+    assert (masked, head) == (0.0, 0.0)  # embeddings stay dense, as those of Keras do
+    assert linear > 0.0
+    assert shared["still tied"]
+    assert shared["embedding alone"].startswith("ValueError: the model has no dense or convolution")
     assert shared["twice"] == [True, False, True]  # one module that runs twice has one mask
 
 

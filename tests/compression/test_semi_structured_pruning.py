@@ -106,10 +106,16 @@ def test_bad_input_gets_one_clear_line(found):
 
 def test_pt_a_kernel_of_two_modules_is_refused(evidence):
     refusals = evidence["pt"]["refusals"]
-    said = "masks one module's tensor, but 1.weight has two owners"
+    said = "masks one module's tensor, but 0.weight has two owners"
     assert refusals["tied"] == f"NotImplementedError: torch.nn.utils.prune {said}"
     assert refusals["kept"]
     assert evidence["pt"]["repeated"] == [True, False, True]
+
+
+def test_pt_an_embedding_stays_dense_where_it_is_the_head_too(evidence):
+    assert evidence["pt"]["tied"] == [[0.0, 0.5, 0.0], True]
+    alone = evidence["pt"]["refusals"]["embedding alone"]
+    assert alone == "ValueError: the model has no nn.Linear or nn.Conv2d to prune"
 
 
 def test_pt_kernels_have_the_pattern_that_gpus_leave_zeros_out_of(evidence):

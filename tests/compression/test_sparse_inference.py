@@ -135,6 +135,12 @@ def test_pt_a_layer_of_several_names_is_sparse_in_all_places(evidence):
     assert names == ["0"]
 
 
+def test_pt_a_model_may_ask_a_sparse_layer_what_it_asks_a_dense_one(evidence):
+    """As T5 does, which casts to the dtype of the weight that comes next."""
+    sparse, dense = evidence["pt"]["foreign"]["asked"]
+    assert relative(sparse, dense) < 1e-6
+
+
 def test_twins_agree_on_a_model_that_is_not_ours(evidence):
     pt, *others = (evidence[name]["foreign"]["two inputs"][0] for name in WORKERS)
     assert all(relative(other, pt) < 1e-5 for other in others)

@@ -277,6 +277,15 @@ def test_pt_attention_of_one_width_stays_whole(evidence):
     assert any("'up'" in line for line in encoder["warning"])
 
 
+def test_pt_rotary_positions_stay_whole_and_the_rest_is_cut(evidence):
+    """`torch_pruning` alone would follow their channels without end."""
+    rotary = evidence["pt"]["others"]["rotary"]
+    assert rotary["shapes"]["turned.weight"] == [8, 5]
+    assert rotary["shapes"]["up.weight"] == [3, 8]
+    assert len(rotary["warning"]) == 1
+    assert "'turned': torch_pruning loses count of them" in rotary["warning"][0]
+
+
 @pytest.mark.parametrize("flavour", workers.keras())
 def test_tf_a_share_of_zero_keeps_all_state(evidence, flavour):
     """Normalization computes with its adapted state, which weights alone do not bring along."""

@@ -195,6 +195,7 @@ def test_a_copy_has_all_state_and_shares_none(answer):
         "recurrent",
         "silenced",
         "late",
+        "task",
         "subclassed",
     ):
         wanted = {"same": True, "constant": False, "shared": 0, "kept": True, "trainable": True}

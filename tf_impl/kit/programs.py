@@ -224,10 +224,10 @@ def copy_model(model: tf.keras.Model, x=None) -> tf.keras.Model:
     except Exception as error:
         raise ValueError(f"the model does not take the example input: {one_line(error)}") from error
     try:
-        copy = _rebuilt(model)
+        copy, twins = _rebuilt(model)
         if not copy.built:
             call(copy, x)
-        _copy_state(model, copy)
+        _copy_state(twins)
         difference = apart(call(copy, x), wanted)
     except Exception as error:
         raise NotImplementedError(f"Keras cannot rebuild the model: {one_line(error)}") from error
@@ -261,13 +261,27 @@ def _example(model):
     return tf.nest.map_structure(made, model.input)
 
 
-def _rebuilt(model):
-    """A new model of the same configuration; classes that nobody registered are found, too."""
+def _rebuilt(model) -> tuple:
+    """A new model of the same configuration, and its layers as pairs with the model's own.
+
+    Classes that nobody registered are found, too.
+    """
     kinds = {type(layer).__name__: type(layer) for layer in model._flatten_layers()}
     with tf.keras.utils.custom_object_scope(kinds):
-        if getattr(model, "inputs", None):
-            return tf.keras.models.clone_model(model, clone_function=_clone_layer)
-        return type(model).from_config(model.get_config())
+        if not getattr(model, "inputs", None):
+            copy = type(model).from_config(model.get_config())
+            return copy, [(model, copy)]
+        twins = []
+
+        def clone(layer):
+            twins.append((layer, _clone_layer(layer)))
+            return twins[-1][1]
+
+        # A functional model is copied as one, whatever its class, and may hold layers in another
+        # order than that class: KerasHub's tasks do.
+        copy = tf.keras.models.clone_model(model, clone_function=clone)
+        copy.trainable = model.trainable
+        return copy, twins
 
 
 def _clone_layer(layer):
@@ -280,9 +294,13 @@ def _clone_layer(layer):
     return type(layer).from_config(config, **settings)
 
 
-def _copy_state(model, copy) -> None:
-    """Hand over what each layer would save, in the order in which both hold their layers."""
-    pairs = list(zip(model._flatten_layers(), copy._flatten_layers(), strict=True))
+def _copy_state(twins: list[tuple]) -> None:
+    """Hand over what each layer would save, in the order in which twins hold the layers in them."""
+    pairs = [
+        pair
+        for layer, twin in twins
+        for pair in zip(layer._flatten_layers(), twin._flatten_layers(), strict=True)
+    ]
     for layer, twin in pairs:
         twin.trainable = layer.trainable  # and of all inside, whose turn comes later
     for layer, twin in pairs:
