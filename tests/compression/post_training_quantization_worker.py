@@ -204,11 +204,8 @@ def constructions(folder):
         expected = own.expected(programs, model, x)
         for way in ways:
             write, read = (getattr(technique, function) for function in WAYS[way])
-            compiled = (
-                contextlib.nullcontext() if workers.campaign() else workers.without_inductor()
-            )
             try:
-                with compiled:
+                with as_asked():
                     predicted = read(write(model, x, folder / "file"))(x)
                 pairs = zip(own.parts(predicted), own.parts(expected), strict=True)
                 found[f"{name}, {way}"] = [programs.apart(*pair) for pair in pairs]
