@@ -25,6 +25,7 @@ KEPT = {
     "tf": ("keras", "tensorflow_model_optimization"),
     "commands": (
         "pytest",
+        "hypothesis.internal.observability",  # by its plugin of pytest
         "bench.report.command",
         "bench.choose",
         "bench.compare",
