@@ -195,12 +195,15 @@ def refusals(folder):
 def constructions(folder):
     """Models of other construction: how far each file is off the model, or what is raised.
 
-    Their files are compiled in campaigns; else what stands in them runs as it is.
+    Their files are compiled in campaigns, where there are more of them; else what stands in them
+    runs as it is.
     """
     found = {}
     as_asked = contextlib.nullcontext if workers.campaign() else workers.without_inductor
     programs = import_module(f"{FRAMEWORK}_impl.kit.programs")
     for name, (model, x, ways) in own.constructions().items():
+        if name in own.rare and not workers.campaign():
+            continue
         expected = own.expected(programs, model, x)
         for way in ways:
             write, read = (getattr(technique, function) for function in WAYS[way])
@@ -308,6 +311,7 @@ def threads(folder):
 
 class PyTorch:
     sizes = (1,)  # each one compiles
+    rare = ("recurrent", "token")  # captured and quantized in ten seconds
     pools = ("onnxruntime",)  # TorchInductor uses the one pool of the process
 
     def __init__(self):
@@ -472,6 +476,7 @@ class PyTorch:
 
 class TensorFlow:
     sizes = (7, 1)
+    rare = ()
     pools = ("static", "onnxruntime")
 
     def __init__(self):
