@@ -55,7 +55,7 @@ def main(framework: str) -> None:
             requests.close()
             answers.close()
             return work(**request)
-        print(_ending(child, request["timeout"]), file=answers, flush=True)
+        print(json.dumps(_ending(child, request["timeout"])), file=answers, flush=True)
 
 
 def work(
