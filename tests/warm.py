@@ -25,6 +25,7 @@ KEPT = {
     "tf": ("keras", "tensorflow_model_optimization"),
     "commands": (
         "pytest",
+        "hypothesis.internal.observability",  # by its plugin of pytest
         "bench.report.command",
         "bench.choose",
         "bench.compare",
@@ -54,7 +55,7 @@ def main(framework: str) -> None:
             requests.close()
             answers.close()
             return work(**request)
-        print(_ending(child, request["timeout"]), file=answers, flush=True)
+        print(json.dumps(_ending(child, request["timeout"])), file=answers, flush=True)
 
 
 def work(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import importlib
 import json
@@ -12,9 +13,10 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest import mock
 
 ROOT = Path(__file__).resolve().parent.parent
 TIMEOUT_S = 600
@@ -123,6 +125,20 @@ def report(scenarios: Iterable[Callable], *arguments) -> None:
         took = f"{time.monotonic() - start:.1f} s, CPU {sum(os.times()[:4]) - cpu:.1f} s"
         print(f"{scenario.__name__}: {took}", file=sys.stderr)
     print(json.dumps(found))
+
+
+@contextlib.contextmanager
+def without_inductor() -> Iterator[None]:
+    """`torch.compile` traces and differentiates as ever, and runs PyTorch's own kernels.
+
+    Nothing changes where torch is not imported.
+    """
+    if torch := sys.modules.get("torch"):
+        traced = functools.partial(torch.compile, backend="aot_eager")
+        with mock.patch.object(torch, "compile", traced):
+            yield
+    else:
+        yield
 
 
 def in_a_folder(scenario: Callable[[Path], object]) -> Callable[[], object]:

@@ -26,6 +26,7 @@ def bench_faulty(case, replay):
 # A benchmark that lies in another folder has a name that its workers can import.
 PLUGINS = ("-p", "tests.harness.fake_plugin", "-p", "bench.conftest", "-p", "no:cacheprovider")
 PLUGINS += ("--import-mode=prepend",)
+PLUGINS += ("-p", "no:hypothesispytest")  # users need not have it; its import takes a second
 
 
 def environment(folder):

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import sys
 import tempfile
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 
@@ -177,19 +174,9 @@ def clipping():
     return found
 
 
-def without_inductor():
-    """Graphs are traced as ever and run PyTorch's own kernels: those of photos are compiled."""
-    if FRAMEWORK == "tf":
-        return contextlib.nullcontext()
-    import torch
-
-    traced = functools.partial(torch.compile, backend="aot_eager")
-    return mock.patch.object(torch, "compile", traced)
-
-
 def compiled():
     """Losses of compiled steps, and the graphs that were compiled."""
-    with without_inductor():
+    with workers.without_inductor():  # which compiles those of photos
         run = training("compiled")
     found = {"shared": [float(run.step(*batch)) for batch in shared(4)]}
     found["graphs"] = kit.runtime.trace_count(run.adapt)
@@ -199,7 +186,7 @@ def compiled():
 def everything():
     """All rungs at once, to the model in use."""
     x, _ = shared(1)[0]
-    with without_inductor():
+    with workers.without_inductor():
         run = training(*program.RUNGS)
     found = {"losses": [float(loss) for loss in run.epoch()]}
     assert list(run.finish(x)) == []

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import re
@@ -94,7 +93,7 @@ def rungs():
     found = {"baseline": run(SimpleNamespace(model=model, step=step), batches())}
     for name, settings in RUNGS.items():
         if FRAMEWORK == "pt" and settings.get("compiled"):
-            with own.without_inductor():
+            with workers.without_inductor():
                 found[name] = run(prepare(**settings), batches())
         else:
             found[name] = run(prepare(**settings), batches())
@@ -168,7 +167,7 @@ def apart_from_plain(*, fused=False, rate=1.0, memory_format="", recomputed="", 
     model = own.plain_model("float32")
     used = technique.prepare_model(model, memory_format=memory_format, recomputed=recomputed)
     optimizer = own.sgd(used, 4.0 * rate, fused=fused)
-    with own.without_inductor():
+    with workers.without_inductor():
         settings["memory_format"] = memory_format
         step = technique.make_train_step(used, optimizer, own.small_loss, **settings)
         found = own.trained(model, step)
@@ -221,13 +220,6 @@ class PyTorch:
         import torch
 
         self.torch = torch
-
-    def without_inductor(self):
-        """`torch.compile` traces and differentiates as ever, and runs PyTorch's own kernels."""
-        from unittest import mock
-
-        traced = functools.partial(self.torch.compile, backend="aot_eager")
-        return mock.patch.object(self.torch, "compile", traced)
 
     def kept_dtypes(self, prepared):
         kept = list(prepared.model.parameters())
@@ -309,7 +301,7 @@ class PyTorch:
 
     def what_is_compiled(self):
         """A fused update is left alone, a loop is compiled."""
-        with self.without_inductor():
+        with workers.without_inductor():
             found = {}
             for fused in (False, True):
                 optimizer = prepare(fused=fused, compiled=True).optimizer
@@ -353,9 +345,6 @@ class TensorFlow:
         optimizer = self.tf.keras.optimizers.SGD(rate, momentum=0.9)
         optimizer.build(model.trainable_variables)
         return optimizer
-
-    def without_inductor(self):
-        return contextlib.nullcontext()
 
     def small_loss(self, output, y):
         losses = self.tf.nn.sparse_softmax_cross_entropy_with_logits(y, output)
