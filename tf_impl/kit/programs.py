@@ -283,8 +283,10 @@ def _rebuilt(model) -> tuple:
             for ours, theirs in _pairs(models):  # what a model inside holds as well stays tied
                 if ours is layer:
                     return theirs
-            twins.append((layer, _clone_layer(layer)))
-            return twins[-1][1]
+            twin = _clone_layer(layer)
+            if isinstance(layer, tf.keras.layers.Layer):  # not an operator, such as a slice
+                twins.append((layer, twin))
+            return twin
 
         # A functional model is copied as one, whatever its class, and may hold layers in another
         # order than that class: KerasHub's tasks do.
