@@ -196,6 +196,7 @@ def test_a_copy_has_all_state_and_shares_none(answer):
         "silenced",
         "late",
         "task",
+        "tied",
         "subclassed",
     ):
         wanted = {"same": True, "constant": False, "shared": 0, "kept": True, "trainable": True}

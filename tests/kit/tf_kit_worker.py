@@ -427,8 +427,15 @@ def copies():
 
         return Task()
 
+    def tied():
+        """A layer of a model inside that the model calls once more: its weights stay one's."""
+        inputs, again = keras.Input((4,)), layers.Dense(4)
+        inner = keras.Model(inputs, layers.Dense(4)(again(inputs)))
+        outer = keras.Input((4,))
+        return keras.Model(outer, again(inner(outer)))
+
     makes = (normalization, vocabulary, buckets, dicts, nested, recurrent, silenced, late, task)
-    for make in (*makes, subclassed):
+    for make in (*makes, tied, subclassed):
         model = make()
         x = drawn if make is subclassed else programs._example(model)
         before = [np.array(value) for value in model.weights]

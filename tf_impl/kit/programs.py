@@ -231,6 +231,11 @@ def copy_model(model: tf.keras.Model, x=None) -> tf.keras.Model:
         difference = apart(call(copy, x), wanted)
     except Exception as error:
         raise NotImplementedError(f"Keras cannot rebuild the model: {one_line(error)}") from error
+    if len(copy.weights) != len(model.weights):
+        raise NotImplementedError(
+            f"Keras rebuilds another model than this one: of {len(copy.weights)} weights, not"
+            f" {len(model.weights)}"
+        )
     if difference > _ROUNDING:
         raise NotImplementedError(
             f"Keras rebuilds another model than this one: outputs are {difference:.1e} off"
@@ -274,8 +279,14 @@ def _rebuilt(model) -> tuple:
         twins = []
 
         def clone(layer):
-            twins.append((layer, _clone_layer(layer)))
-            return twins[-1][1]
+            models = [pair for pair in twins if getattr(pair[1], "inputs", None)]
+            for ours, theirs in _pairs(models):  # what a model inside holds as well stays tied
+                if ours is layer:
+                    return theirs
+            twin = _clone_layer(layer)
+            if isinstance(layer, tf.keras.layers.Layer):  # not an operator, such as a slice
+                twins.append((layer, twin))
+            return twin
 
         # A functional model is copied as one, whatever its class, and may hold layers in another
         # order than that class: KerasHub's tasks do.
@@ -294,13 +305,18 @@ def _clone_layer(layer):
     return type(layer).from_config(config, **settings)
 
 
-def _copy_state(twins: list[tuple]) -> None:
-    """Hand over what each layer would save, in the order in which twins hold the layers in them."""
-    pairs = [
+def _pairs(twins: list[tuple]) -> list[tuple]:
+    """Twins and what is in them."""
+    return [
         pair
         for layer, twin in twins
         for pair in zip(layer._flatten_layers(), twin._flatten_layers(), strict=True)
     ]
+
+
+def _copy_state(twins: list[tuple]) -> None:
+    """Hand over what each layer would save, in the order in which twins hold the layers in them."""
+    pairs = _pairs(twins)
     for layer, twin in pairs:
         twin.trainable = layer.trainable  # and of all inside, whose turn comes later
     for layer, twin in pairs:
