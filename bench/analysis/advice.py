@@ -36,7 +36,8 @@ class Side:
     """What to use in one framework: `best`, or the `plain` row where nothing was shown to gain.
 
     `tried`: of how many rows. `equal` cannot be told from the best, `cheaper` gains less and takes
-    less. `tempting` would gain more, but loses accuracy or was not measured for it.
+    less. `tempting` would gain more, but loses accuracy or was not measured for it; `kept_on`: the
+    tasks on which it was shown to keep it.
     """
 
     framework: str
@@ -46,6 +47,7 @@ class Side:
     equal: list[Row] = field(default_factory=list)
     cheaper: Row | None = None
     tempting: Row | None = None
+    kept_on: list[str] = field(default_factory=list)
 
     @property
     def case(self) -> dict:
@@ -115,7 +117,7 @@ def advice(record: Record) -> list[Advice]:
         for own in ordered:
             size: Any = None if question.family else bool(own[0].large)
             size = own[0].case["task"] if figure == ACCURACY else size
-            made = _advice(question, figure, own, effects)
+            made = _advice(question, figure, own, every, effects)
             found.append(replace(made, main=size not in first))
             first.add(size)
     return found
@@ -127,13 +129,16 @@ def _rank(own: list[Row]) -> tuple:
     return not own[0].large, -safe, -own[0].case["batch_size"]
 
 
-def _advice(question: Question, figure: str, own: list[Row], effects: Effects) -> Advice:
+def _advice(
+    question: Question, figure: str, own: list[Row], every: list[Row], effects: Effects
+) -> Advice:
     provisional = figure == TIME and not any(row.effects[figure].bounded for row in own)
     sides = []
     for framework in FRAMEWORKS:
         mine = [row for row in own if row.case["framework"] == framework]
         if mine:
-            sides.append(_side(framework, figure, mine, effects, provisional))
+            side = _side(framework, figure, mine, effects, provisional)
+            sides.append(replace(side, kept_on=_kept_on(side.tempting, every)))
     between = None
     paired = at(effects.record["tasks"], own[0].case["task"], "paired") is not False
     if len(sides) == len(FRAMEWORKS) and paired:
@@ -191,6 +196,15 @@ def _side(
     if tempting and not unlike(best, tempting):
         tempting = None
     return Side(framework, plain, len(mine), best, equal, next(iter(cheap), None), tempting)
+
+
+def _kept_on(row: Row | None, every: list[Row]) -> list[str]:
+    """The other tasks on which a row of the same name was trained and kept accuracy."""
+    if row is None or row.accuracy.mean is not None:
+        return []
+    same = ("technique", "variant", "framework")
+    found = [o for o in every if all(o.case[key] == row.case[key] for key in same)]
+    return list(dict.fromkeys(o.case["task"] for o in found if o.accuracy.kept and o.accuracy.mean))
 
 
 def _value(effects: Effects, case: dict, figure: str) -> float | None:

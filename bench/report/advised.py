@@ -38,6 +38,12 @@ LEGEND = (
     "framework whose named row was shown to be better. Brackets hold 95% intervals."
 )
 
+BRIEF_LEGEND = (
+    "Gains over the own baseline (x: times as fast) that keep accuracy, and what they take; “but” "
+    "says why a row is not advised. Ahead: the framework whose row was shown to be better. "
+    "Brackets hold 95% intervals. What each row is held against stands in docs/report.md."
+)
+
 
 # Figures -----------------------------------------------------------------------------------------
 
@@ -79,9 +85,15 @@ def _measured(case: dict, figure: str) -> str:
 def name_of(case: dict) -> str:
     """channels_last + compile (stacking); tuned folder."""
     words, technique = title(case), case["technique"].replace("_", " ")
-    if words in technique:
-        return technique
-    return words if technique in words else f"{words} ({technique})"
+    if words in technique or technique in words:
+        return short_name_of(case)
+    return f"{words} ({technique})"
+
+
+def short_name_of(case: dict) -> str:
+    """channels_last + compile; tuned folder."""
+    words, technique = title(case), case["technique"].replace("_", " ")
+    return technique if words in technique else words
 
 
 def place_of(found: Advice) -> str:
@@ -115,7 +127,13 @@ def _but(found: Advice, side: Side) -> str:
     if not row:
         return ""
     gain = gained(row.effects[found.figure], found.figure, SHORT)
-    return f"{name_of(row.case)} would give {gain}, but {accuracy_of(row.accuracy)}"
+    return f"{name_of(row.case)} would give {gain}, but {_reason(side)}"
+
+
+def _reason(side: Side) -> str:
+    """Why the row that would gain more is not named, and where it was shown to keep accuracy."""
+    kept = f" (kept on {', '.join(side.kept_on)})" if side.kept_on else ""
+    return accuracy_of(side.tempting.accuracy) + kept
 
 
 def sentence(found: Advice, side: Side, cases: list[dict]) -> list[str]:
@@ -160,6 +178,23 @@ def table(listed: list[Advice], cases: list[dict]) -> Table:
         row = [[each.question.aim, ", ".join([place_of(each), *size])]]
         row += [sides.get(name, ["not measured"]) for name in FRAMEWORKS]
         rows.append(["\n".join(map(plain, filter(None, said))) for said in (*row, ahead(each))])
+    return Table("What to use", columns, rows, name="summary")
+
+
+def brief(listed: list[Advice]) -> Table:
+    """The same in few words: a row and its gain in each framework."""
+    columns = [Column("", head, right=False) for head in ("to", *FRAMEWORKS.values(), "ahead")]
+    rows = []
+    for each in listed:
+        sides = {side.framework: _short(each, side) for side in each.sides}
+        size = [f"{rounded(count)} parameters" for count in parameters([each.task])]
+        work = ", ".join([place_of(each), *size])
+        leads = FRAMEWORKS[each.ahead] if each.ahead else "—"
+        if each.ahead:
+            leads += f", {gained(each.seen_from(each.ahead), each.figure, SHORT)}"
+        said = [f"{each.question.aim}\n{work}"]
+        said += [sides.get(name, "not measured") for name in FRAMEWORKS]
+        rows.append([plain(cell) if "\n" not in cell else cell for cell in (*said, leads)])
     return Table("What to use", columns, rows, name="summary")
 
 
@@ -226,5 +261,5 @@ def _short(found: Advice, side: Side) -> str:
     if found.provisional:
         gain += ", one block, no interval"
     takes = f", {row.takes}" if side.best and row.takes else ""
-    takes = takes if side.best else f", but {accuracy_of(row.accuracy)}"
-    return f"{title(row.case)}: {gain}{takes}"
+    takes = takes if side.best else f", but {_reason(side)}"
+    return f"{short_name_of(row.case)}: {gain}{takes}"

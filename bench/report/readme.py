@@ -87,7 +87,7 @@ def headline(runs: list[Record], other: Record | None = None) -> str:
         parts.append(_picture(drawn.title))
     parts.append("\n".join(f"- {escape(each)}" for each in conclusions(runs, other)))
     parts += chain.from_iterable(map(_tables, runs))
-    parts.append(escape(advised.LEGEND))
+    parts.append(escape(advised.BRIEF_LEGEND))
     dates = "; ".join(run_line(run) for run in runs)
     took = "".join(map(_took, runs))
     parts.append(f"Made from the record ({escape(dates)}).{took}")
@@ -109,12 +109,12 @@ def _picture(title: str) -> str:
 
 
 def _tables(run: Record) -> list[str]:
-    """The main aims, and all others folded."""
+    """The main aims in few words, and all others folded; report.md has the same in full."""
     shown, more = advised.split(advice(run))
-    made = [advised_table(shown, run)] if shown else []
+    made = [advised_table(advised.brief(shown))] if shown else []
     if more:
         head = f"<details><summary>{len(more)} more: other work, or nothing gained</summary>"
-        made.append(f"{head}\n\n{advised_table(more, run)}\n</details>")
+        made.append(f"{head}\n\n{advised_table(advised.brief(more))}\n</details>")
     return made
 
 

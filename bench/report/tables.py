@@ -11,7 +11,6 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from bench.analysis.advice import Advice
 from bench.report import advised, answer
 from bench.report.blocks import Table
 from bench.report.content import Facts, TechniquePart, build
@@ -207,7 +206,7 @@ def markdown(results: dict[str, Any]) -> str:
             report=report,
             same_work=SAME_WORK,
             graphs=GRAPHS,
-            answer=Markup(advised_table(report.advice, results)),
+            answer=Markup(advised_table(advised.table(report.advice, results["cases"]))),
             legend=advised.LEGEND,
         )
     )
@@ -218,15 +217,14 @@ def markdown_table(table: Table) -> str:
     return str(_environment().get_template("table.md.j2").module.grid(table))
 
 
-def advised_table(listed: list[Advice], results: dict[str, Any]) -> str:
-    """What to use as Markdown: each cell on one line, its name in bold."""
-    table = advised.table(listed, results["cases"])
+def advised_table(table: Table) -> str:
+    """What to use as Markdown: each cell on one line, what comes first in it in bold."""
     return markdown_table(replace(table, rows=[list(map(_bold, row)) for row in table.rows]))
 
 
 def _bold(cell: str) -> Markup:
     name, _, more = (escape(part) for part in cell.partition("\n"))
-    return Markup(f"**{name}**: {more}" if more else f"**{name}**")
+    return Markup(f"**{name}**: {more}" if more else name)
 
 
 @cache
