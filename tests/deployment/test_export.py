@@ -36,7 +36,7 @@ def folders(tmp_path_factory):
 @pytest.fixture(scope="module")
 def evidence(folders):
     """What each worker found: {"pt": {scenario: ...}, ...}."""
-    return workers.run("deployment.export_worker", arguments=lambda name: [folders[name]])
+    return workers.run("deployment.export_worker", WORKERS, lambda name: [folders[name]])
 
 
 @pytest.fixture(params=["pt", "tf"])

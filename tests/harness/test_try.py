@@ -154,7 +154,10 @@ def test_the_page_begins_with_the_answer_and_its_code(folder, tried):
 
 @pytest.mark.parametrize(
     ("side", "route", "file"),
-    [("pt", "onnx", "model.onnx"), ("tf", "litert", "model.tflite")],
+    [
+        ("pt", "onnx", "model.onnx"),
+        pytest.param("tf", "litert", "model.tflite", marks=pytest.mark.campaign),
+    ],
 )
 def test_the_code_of_a_prediction_runs(folder, tried, tmp_path, side, route, file):
     (data,) = (folder / "results" / "data").glob("my_model-*")
