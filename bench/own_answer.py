@@ -99,7 +99,7 @@ def _breakdown(record: dict, side: str) -> list[str]:
         ]
     shares = {part: sum(seen["parts"][n] for n in names) for part, names in PARTS.items()}
     ordered = sorted(shares.items(), key=lambda each: -each[1])
-    lines = [f"{name}, a step of {seen['step_s'] * 1e3:.3g} ms:"]
+    lines = [f"{name}, a step of {number(seen['step_s'] * 1e3)} ms:"]
     lines += hanging("", ", ".join(f"{part} {share:.0%}" for part, share in ordered), WIDTH, 2)
     lines += hanging("", f"held back by {seen['bottleneck']}: {seen['said'][0]}", WIDTH, 2)
     others = (t for t in REMEDIES[seen["bottleneck"]][2] if t != "baseline")

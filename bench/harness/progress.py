@@ -29,8 +29,7 @@ class Progress:
     def at(self, part: str, what: str, expected: float) -> None:
         """A part of the run is at `what`."""
         elapsed = time.monotonic() - self._start
-        if self._whole is None:
-            self._whole = expected
+        self._whole = max(expected, self._whole or 0.0)  # a plan may turn out to be longer
         left = expected * self._pace(elapsed, self._whole - expected)
         if self._most is not None:
             left = min(left, max(0.0, self._most - elapsed))
