@@ -126,7 +126,7 @@ def share_of(found: Answer, option: Option) -> str:
     for each in found.work.options:
         for base in (each, *each.repeats):
             theirs = base.figures.get(found.goal.figure)
-            own = base.is_baseline and all(base.case[k] == option.case[k] for k in same)
+            own = base.is_baseline and all(base.case.get(k) == option.case.get(k) for k in same)
             if own and theirs and not option.is_baseline:
                 value = option.figures[found.goal.figure].value / theirs.value
                 return f"{number(value, places=3)} of its baseline's"

@@ -17,7 +17,7 @@ import pytest
 from bench.analysis import reading
 from bench.harness import apart, run, state
 from bench.harness.matches import Match, Played, start_order
-from bench.harness.plan import LOOKS, Effort, Technique, Variant, Workload
+from bench.harness.plan import LOOKS, SEED_LOOKS, Effort, Technique, Variant, Workload
 from bench.harness.processes import Failed, Processes
 from bench.harness.run import OtherConditions, Run, Settings
 from bench.harness.schedule import Plan
@@ -50,7 +50,7 @@ TECHNIQUES = {
     ),
 }
 AMOUNT = Effort(blocks=3, rounds=5, seeds=2)
-BY_LOOKS = Effort(blocks=LOOKS[-1], rounds=5, looks=LOOKS)
+BY_LOOKS = Effort(blocks=LOOKS[-1], rounds=5, looks=LOOKS, seed_looks=SEED_LOOKS)
 TIMES = {"faster": 0.5, "variant0": 2.0}
 NOISY = ("variant1", "variant2")
 CASES = {name: cases_of(t, "nowhere", "default") for name, t in TECHNIQUES.items()}
