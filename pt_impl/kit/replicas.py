@@ -40,8 +40,12 @@ from shared import parallel, scratch
 _KEPT = 2  # checkpoints
 # What torchrun would tell a run of one process, which does without: importing torch takes seconds.
 _ALONE = {
-    **{"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"},
-    **{"MASTER_ADDR": parallel.LOOPBACK, "MASTER_PORT": "0"},
+    "RANK": "0",
+    "LOCAL_RANK": "0",
+    "WORLD_SIZE": "1",
+    "LOCAL_WORLD_SIZE": "1",
+    "MASTER_ADDR": parallel.LOOPBACK,
+    "MASTER_PORT": "0",
     "TORCHELASTIC_USE_AGENT_STORE": "False",
 }
 _FULL = states.StateDictOptions(full_state_dict=True, cpu_offload=True)
