@@ -103,7 +103,6 @@ def asked(monkeypatch, tmp_path):
     spec = DatasetSpec("few", "digits", train_size=4, test_size=64)
     data = datasets.materialise(spec, tmp_path)
     monkeypatch.setattr(serving, "usable_threads", lambda: 2)
-    monkeypatch.setattr(serving, "_export", lambda *_: (None, None))
     times = dict.fromkeys(("latency", "latency_p95", "latency_p99", "load"), 0.001)
 
     def ask(repetitions):

@@ -123,7 +123,7 @@ STATISTICS = (
         COMPARE,
     ),
     Fault(
-        "disturbed rounds count",
+        "all rounds count, the slow ones too",
         "bench/analysis/fit.py",
         "FASTEST = 3 ",
         "FASTEST = 1 ",
