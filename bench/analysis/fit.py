@@ -4,11 +4,12 @@ Three steps, each of them additive in logarithms, so that a time divided by anot
 
 1. Within a block of a match a contender's time is the mean of its fastest third of rounds. What
    else runs on a machine, or beside it on its host, only ever makes a sample slower, and it hits
-   some rounds of each contender and not others. On seven published records (three CPUs, 424 pairs)
-   a pair's log ratio scatters between blocks with an sd of 1.9% to 4.5%, that of the median log
-   ratio within rounds with 2.4% to 6.3%; it is smaller on six of them, and 2.8% against 2.7% on the
-   seventh. The first rounds, which are slower, need no rule of their own. A cost that comes only
-   every so many steps counts as far as it falls within a sample.
+   some rounds of each contender and not others. On seven published records (412 pairs) a pair's log
+   ratio scatters between blocks with an sd of 1.9% to 4.5%, the median of its log ratios within
+   rounds with 2.4% to 6.3%; it is smaller on six of them, and 2.8% against 2.7% on the seventh. On
+   the record that was measured after this was settled it is 3.7% against 5.6%. The first rounds,
+   which are slower, need no rule of their own. A cost that comes only every so many steps counts as
+   far as it falls within a sample.
 2. Where a piece of work was split over several matches, those who play in more than one, the
    baselines, join them: their ratios in the first match stand, and who comes new is placed beside
    them, as far from their mean as it was in its own match. How fast the machine was in the block
