@@ -161,9 +161,14 @@ def _read(path: Path) -> tuple[list[Span], list[tuple[float, int]]]:
     events = json.loads(path.read_text("utf-8"))["traceEvents"]
     timed = [event for event in events if event.get("ph") == "X" and "dur" in event]
     host = [(event, _span(event)) for event in timed if event.get("cat") in _HOST]
-    nodes, told = nest(span for _, span in host), {id(span): event for event, span in host}
+    nodes = nest(span for _, span in host)
+    event_of = {id(span): event for event, span in host}
     # A kernel is the work of the operator that launched it, which has the same number.
-    launched = {_number(e): node for node in nodes if (e := told[id(node.span)])["cat"] == "cpu_op"}
+    launched = {}
+    for node in nodes:
+        event = event_of[id(node.span)]
+        if event["cat"] == "cpu_op":
+            launched[_number(event)] = node
     kernels = [
         (span, caller)
         for event in timed
@@ -171,13 +176,13 @@ def _read(path: Path) -> tuple[list[Span], list[tuple[float, int]]]:
         for caller in [launched.get(_number(event))]
         for span in [_span(event, caller.part if caller else None)]
     ]
-    counted = _count(nodes, told, kernels)
-    spans = [
-        replace(span, flops=counted[id(span)][0], dtype=counted[id(span)][1])
-        if id(span) in counted
-        else span
-        for span in (*(span for _, span in host), *(span for span, _ in kernels))
-    ]
+    counted = _count(nodes, event_of, kernels)
+    spans = []
+    for span in [span for _, span in host] + [span for span, _ in kernels]:
+        if id(span) in counted:
+            flops, dtype = counted[id(span)]
+            span = replace(span, flops=flops, dtype=dtype)
+        spans.append(span)
     memory, totals = [], {}
     for event in sorted((e for e in events if e.get("name") == "[memory]"), key=lambda e: e["ts"]):
         about = event["args"]
@@ -187,7 +192,7 @@ def _read(path: Path) -> tuple[list[Span], list[tuple[float, int]]]:
 
 
 def _count(
-    nodes: list[Node], told: dict[int, dict], kernels: list[tuple[Span, Node | None]]
+    nodes: list[Node], event_of: dict[int, dict], kernels: list[tuple[Span, Node | None]]
 ) -> dict[int, tuple[float, str]]:
     """id(span) -> operations and dtype, of the spans in which products are computed.
 
@@ -199,8 +204,10 @@ def _count(
     works, longest = defaultdict(list), {}
     for node in nodes:  # what is around a span comes before it
         around = product.get(id(node.parent))
-        if around is None and (work := _flops(told[id(node.span)])):
-            around, known[id(node)] = node, work
+        if around is None:
+            work = _flops(event_of[id(node.span)])
+            if work is not None:
+                around, known[id(node)] = node, work
         product[id(node)] = around
         caller[id(node)] = above = caller.get(id(node.parent))
         if around is not None and _WORKS.search(node.span.name):
@@ -232,7 +239,8 @@ def _flops(event: dict) -> tuple[float, str] | None:
     """Operations and dtype of a product or a convolution, from the shapes that were recorded."""
     name, about = event["name"], event.get("args", {})
     shapes, dtypes = about.get("Input Dims"), about.get("Input type")
-    if not shapes or len(dtypes) < 2 or (dtype := _DTYPES.get(dtypes[1])) is None:
+    dtype = _DTYPES.get(dtypes[1]) if shapes and len(dtypes) > 1 else None
+    if dtype is None:
         return None
     if name in _PRODUCTS:
         a, b = (shapes[at] for at in _PRODUCTS[name])

@@ -53,8 +53,13 @@ import tensorflow as tf
 from tf_impl.kit import programs
 
 _KINDS = (
-    *("Dense", "Conv1D", "Conv2D", "Conv3D"),
-    *("Conv1DTranspose", "Conv2DTranspose", "Conv3DTranspose"),
+    "Dense",
+    "Conv1D",
+    "Conv2D",
+    "Conv3D",
+    "Conv1DTranspose",
+    "Conv2DTranspose",
+    "Conv3DTranspose",
 )
 
 

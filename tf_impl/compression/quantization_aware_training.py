@@ -301,9 +301,16 @@ def _joints() -> tuple[type, ...]:
     """Layers between products whose output gets a grid of its own."""
     kinds = tf.keras.layers
     return (
-        *(kinds.Add, kinds.Subtract, kinds.Multiply, kinds.Average, kinds.Concatenate),
-        *(kinds.Activation, kinds.ReLU, kinds.LeakyReLU),
-        *(kinds.GlobalAveragePooling1D, kinds.GlobalAveragePooling2D),
+        kinds.Add,
+        kinds.Subtract,
+        kinds.Multiply,
+        kinds.Average,
+        kinds.Concatenate,
+        kinds.Activation,
+        kinds.ReLU,
+        kinds.LeakyReLU,
+        kinds.GlobalAveragePooling1D,
+        kinds.GlobalAveragePooling2D,
     )
 
 
@@ -314,10 +321,17 @@ def _movers() -> tuple[type, ...]:
     """
     kinds = tf.keras.layers
     return (
-        *(kinds.Flatten, kinds.Reshape, kinds.Permute, kinds.ZeroPadding1D, kinds.ZeroPadding2D),
-        *(kinds.MaxPooling1D, kinds.MaxPooling2D),
-        *(kinds.AveragePooling1D, kinds.AveragePooling2D),
-        *(kinds.GlobalMaxPooling1D, kinds.GlobalMaxPooling2D),
+        kinds.Flatten,
+        kinds.Reshape,
+        kinds.Permute,
+        kinds.ZeroPadding1D,
+        kinds.ZeroPadding2D,
+        kinds.MaxPooling1D,
+        kinds.MaxPooling2D,
+        kinds.AveragePooling1D,
+        kinds.AveragePooling2D,
+        kinds.GlobalMaxPooling1D,
+        kinds.GlobalMaxPooling2D,
     )
 
 

@@ -74,8 +74,17 @@ _OPERATOR = re.compile(r"^(?!Iterator::)(?P<scope>[^:\s]+):(?P<type>[A-Za-z_]\w*
 _COMMUNICATION = re.compile(r"^_?(Collective|Nccl)")
 # They run other operators, which are recorded themselves.
 _CALLS = {
-    *("PartitionedCall", "StatefulPartitionedCall", "While", "StatelessWhile", "If"),
-    *("StatelessIf", "Case", "StatelessCase", "NoOp", "_Arg", "_Retval"),
+    "PartitionedCall",
+    "StatefulPartitionedCall",
+    "While",
+    "StatelessWhile",
+    "If",
+    "StatelessIf",
+    "Case",
+    "StatelessCase",
+    "NoOp",
+    "_Arg",
+    "_Retval",
 }
 _XLA = ("XlaLaunch", "_XlaRun", "_XlaCompile", "XlaLaunchV2")
 # Products, and the setting that says whether the first input is transposed.
@@ -256,12 +265,12 @@ def _graphs(called: set[str]) -> list[tf.Graph]:
         and tf.compat.as_str(found.name) in called
     }
     inner = [found for found in known if issubclass(type(found), tf.Graph)]
-    while more := [
-        one
-        for one in inner
-        if id(one) not in graphs and id(getattr(one, "outer_graph", None)) in graphs
-    ]:
-        graphs |= {id(one): one for one in more}
+    count = None
+    while count != len(graphs):  # until no graph lies in one of those found
+        count = len(graphs)
+        for graph in inner:
+            if id(getattr(graph, "outer_graph", None)) in graphs:
+                graphs[id(graph)] = graph
     return list(graphs.values())
 
 
@@ -293,8 +302,9 @@ def _named(graph: tf.Graph, name: str, kind: str) -> list[tf.Operation]:
     with suppress(KeyError):
         near = [graph.get_operation_by_name(name)]
     for _ in range(_FUSED):
-        if found := [one for one in near if _kind(one.type) == kind]:
-            return found
+        alike = [one for one in near if _kind(one.type) == kind]
+        if alike:
+            return alike
         near = [value.op for one in near for value in one.inputs]
     return []
 
