@@ -197,7 +197,9 @@ class Checking:
                 _evaluated(module, kit, predict, side)
             memory.reset_peak()
             scatter, step_s = self._scatter(kit, own, weights, resident)
-        except MemoryError as error:
+        except Exception as error:
+            if not kit.is_out_of_memory(error):
+                raise
             raise BadFile(
                 f"a step at batch {size} does not fit into memory ({own_model.one_line(error)}): "
                 "give batch a smaller default size"

@@ -205,13 +205,21 @@ def _run(model: nn.Module, x):
     return model(*arguments, **named)
 
 
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether memory could not be allocated; on a CPU that is a RuntimeError that says so."""
+    kinds = (MemoryError, torch.OutOfMemoryError)
+    return isinstance(error, kinds) or (
+        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    )
+
+
 def _fits(what: str, function: Callable, x):
     """What a call gives, or why the batch is none for it."""
     try:
         return function()
     except Exception as error:
-        if "allocate" in str(error) or isinstance(error, MemoryError):
-            raise MemoryError(str(error)) from error
+        if is_out_of_memory(error):
+            raise
         doubles = any(getattr(leaf, "dtype", None) == torch.float64 for leaf in leaves(x))
         hint = "; x is float64: give float32" if doubles else ""
         raise BadFile(f"the batch does not fit {what}: {one_line(error)}{hint}") from error

@@ -58,6 +58,7 @@ BAD = {
     "wrong_size": ("standard_normal((size,", "standard_normal((size + 1,"),
     "other_numbers": ("default_rng(seed)", "default_rng()"),
     "random": ("nn.ReLU()", "Noise()"),
+    "too_large": ("nn.ReLU()", "Huge()"),
 }
 BAD_TF = {
     "raises": ("model = tf", "raise RuntimeError('no weights')\n    model = tf"),
@@ -73,14 +74,48 @@ BAD_TF = {
         "lambda o, y: tf.reduce_mean(tf.stop_gradient(o))",
     ),
     "random": ('layers.Dense(8, activation="relu")', "layers.Dense(8), Noise()"),
+    "too_large": ('layers.Dense(8, activation="relu")', "layers.Dense(8), Huge()"),
     "wrong_size": BAD["wrong_size"],
     "other_numbers": BAD["other_numbers"],
 }
-NOISE = {
-    "pt": "import torch\nclass Noise(torch.nn.Module):\n"
-    "    def forward(self, x):\n        return x + torch.randn_like(x)\n",
-    "tf": "import tensorflow as tf\nclass Noise(tf.keras.layers.Layer):\n"
-    "    def call(self, x):\n        return x + tf.random.normal(tf.shape(x))\n",
+# What stands before a changed file, by the change.
+MODULES = {
+    "random": {
+        "pt": """
+import torch
+class Noise(torch.nn.Module):
+    def forward(self, x):
+        return x + torch.randn_like(x)
+""",
+        "tf": """
+import tensorflow as tf
+class Noise(tf.keras.layers.Layer):
+    def call(self, x):
+        return x + tf.random.normal(tf.shape(x))
+""",
+    },
+    "too_large": {  # for any machine: a petabyte
+        "pt": """
+import torch
+class Huge(torch.nn.Module):
+    def forward(self, x):
+        return x + torch.zeros(250 * 10**12).sum()
+""",
+        "tf": """
+import tensorflow as tf
+class Huge(tf.keras.layers.Layer):
+    def call(self, x):
+        return x + tf.reduce_sum(tf.random.uniform((tf.size(x), 5 * 10**12)))
+""",
+    },
+}
+# Functions of a file of twins that copies weights wrongly.
+PAIRS = {
+    "copies": "    tensorflow_model.set_weights([tensor.numpy().T for tensor in theirs])",
+    "not_transposed": "    tensorflow_model.set_weights([tensor.numpy() for tensor in theirs])",
+    "leaves_one_out": "    theirs[-1] = 0 * theirs[-1]\n"
+    "    tensorflow_model.set_weights([tensor.numpy().T for tensor in theirs])",
+    "other_outputs": "    tensorflow_model.pop()",
 }
 INPUTS = """
 import numpy as np
@@ -210,7 +245,8 @@ def texts(side: str) -> dict[str, str]:
     plain, found = HEAD + PLAIN[side], {}
     for name, (old, new) in (BAD if side == "pt" else BAD_TF).items():
         assert old in plain, name
-        found[name] = NOISE[side] * (name == "random") + plain.replace(old, new)
+        before = MODULES.get(name, {}).get(side, "")
+        found[name] = before + plain.replace(old, new)
     layer = {"pt": ("nn.ReLU()", "nn.Dropout(0.5)"), "tf": ('activation="relu"), ', ")")}[side]
     dropout = plain.replace(*layer)
     if side == "tf":
@@ -263,6 +299,24 @@ def rows(side: str, folder: Path, about: dict, path: Path) -> dict:
     }
 
 
+def pairs(bench: Operations, folder: Path) -> dict[str, str | None]:
+    """What a check says of each way to copy weights; None where it is a sound one."""
+    found = {}
+    for name, copying in PAIRS.items():
+        path, place = folder / f"pair_{name}.py", folder / f"pair_{name}"
+        place.mkdir()
+        head = "def copy_weights(pytorch_model, tensorflow_model):\n"
+        theirs = "    theirs = list(pytorch_model.state_dict().values())\n"
+        path.write_text(f"{HEAD}{PLAIN['pt']}{PLAIN['tf']}{head}{theirs}{copying}\n")
+        bench._op_check(str(path), str(place))
+        try:
+            bench._op_check_pair(str(path), str(place))
+            found[name] = None
+        except BadFile as error:
+            found[name] = str(error)
+    return found
+
+
 def main() -> None:
     """Check every file; print what was said of each as JSON."""
     side = sys.argv[1]
@@ -284,6 +338,8 @@ def main() -> None:
             except BadFile as error:
                 written = sorted(each.name for each in place.rglob("*"))
                 found[name] = {"bad": str(error), "written": written}
+        if side == "pt":
+            found["pairs"] = pairs(bench, Path(folder))
     print(json.dumps(found))
 
 

@@ -2,8 +2,10 @@
 
 import pytest
 
+from bench import own_model
+from shared.own_model import BadFile
 from tests import workers
-from tests.harness.own_files import BAD, BAD_TF, EXPORTED
+from tests.harness.own_files import BAD, BAD_TF, EXPORTED, HEAD
 
 SAID = {
     "raises": "in {maker} RuntimeError: no weights",
@@ -17,6 +19,7 @@ SAID = {
     "wrong_size": "its first axis has to be the 8 samples of the batch",
     "other_numbers": "gives other numbers each time: draw them from np.random.default_rng(seed)",
     "random": "the model draws random numbers in evaluation mode, too",
+    "too_large": "a step at batch 8 does not fit into memory",
     "diverges": "choose a smaller learning rate",
     "evaluate_fails": "in evaluate IndexError",
 }
@@ -37,6 +40,35 @@ def test_a_bad_file_is_one_line_and_leaves_nothing(checked, side, name):
     assert SAID[name].format(maker=MAKERS[side]) in found["bad"]
     assert "\n" not in found["bad"]
     assert found["written"] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("not_transposed", "in copy_weights ValueError"),
+        ("leaves_one_out", "it leaves out a weight or transposes one wrongly"),
+        ("other_outputs", "the models are no twins: PyTorch's gives (8, 3), TensorFlow's (8, 8)"),
+    ],
+)
+def test_weights_that_are_not_copied_are_one_line(checked, name, said):
+    found = checked["pt"]["pairs"]
+    assert found["copies"] is None
+    assert said in found[name]
+    assert "\n" not in found[name]
+
+
+def test_a_step_that_takes_the_memory_of_others_is_ended(tmp_path, monkeypatch):
+    path = tmp_path / "large.py"
+    large = "nn.Sequential(nn.Linear(6, 8), nn.Flatten(0), nn.Linear(64, 2**24), nn.ReLU())"
+    path.write_text(f"""{HEAD}
+def pytorch():
+    from torch import nn
+    return {large}, lambda output, y: output.square().mean()
+""")
+    monkeypatch.setattr(own_model.machine, "free_memory", lambda: 2**30)  # of 4 for the weights
+    with pytest.raises(BadFile, match=r"large\.py: .* more memory than the 1\.0 GB that are free"):
+        own_model.prepare(str(path), tmp_path / "results", {}, set(), lambda said: None)
+    assert list((tmp_path / "results" / "data").iterdir()) == []
 
 
 @pytest.mark.parametrize("side", ["pt", "tf"])

@@ -186,13 +186,18 @@ def _run(model: tf.keras.Model, x, training: bool):
     return model(*arguments, **named, training=training)
 
 
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether memory could not be allocated."""
+    return isinstance(error, (MemoryError, tf.errors.ResourceExhaustedError))
+
+
 def _fits(what: str, function: Callable, x):
     """What a call gives, or why the batch is none for it."""
     try:
         return function()
     except Exception as error:
-        if isinstance(error, (MemoryError, tf.errors.ResourceExhaustedError)):
-            raise MemoryError(str(error)) from error
+        if is_out_of_memory(error):
+            raise
         doubles = any(getattr(leaf, "dtype", None) == tf.float64 for leaf in leaves(x))
         hint = "; x is float64: give float32" if doubles else ""
         raise BadFile(f"the batch does not fit {what}: {one_line(error)}{hint}") from error

@@ -1,0 +1,246 @@
+"""`twinbench try` on models that are not the suite's, as a page: docs/try_models.md.
+
+    python -m bench.docs.tried [--minutes N] [resnet18.py ...]
+    python -m bench.docs.tried --by-hand
+    python -m bench.docs.tried --page
+
+The first runs `twinbench try` on the files of docs/try_models, all or those named, and keeps what
+came of it in docs/try_models.json; the second times three of the techniques by hand, to hold the
+figures against; the third only makes the page from the record. The files need torchvision, timm,
+transformers and keras-hub: `pip install 'twinbench[models]'`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from math import prod
+from pathlib import Path
+
+from bench.analysis.decisions import NAMES, TRAIN
+from bench.analysis.reading import framework_title, load
+from bench.docs import by_hand
+from bench.harness.folders import replace_file
+from bench.harness.plan import FRAMEWORKS
+from bench.harness.processes import ROOT
+from bench.report.blocks import Column, Table
+from bench.report.figures import ratio
+from bench.report.tables import markdown_table
+from shared import own_model
+
+MODELS = ROOT / "docs" / "try_models"
+RECORD, PAGE = MODELS.with_suffix(".json"), MODELS.with_suffix(".md")
+MINUTES = "6"
+# (file, the technique by hand, the row of `try` that is the same): one a kind of technique.
+COMPARED = (
+    ("resnet18.py", "bfloat16", "mixed_precision/resnet18-16/pt/bf16"),
+    ("deit_tiny.py", "torch.compile", "compilation/deit_tiny-16/pt/compiled"),
+    ("efficientnet_keras.py", "XLA", "compilation/efficientnet_keras-16/tf/compiled"),
+)
+
+
+def read() -> dict:
+    """The record: what came of each file, and what was timed by hand."""
+    return json.loads(RECORD.read_text()) if RECORD.exists() else {"models": {}, "by_hand": {}}
+
+
+def write(record: dict) -> None:
+    """Both files, the page from the record."""
+    replace_file(RECORD, json.dumps(record, indent=1) + "\n")
+    replace_file(PAGE, page(record))
+
+
+# Running ------------------------------------------------------------------------------------------
+
+
+def tried(path: Path, minutes: str) -> dict:
+    """What `twinbench try` finds of a file. Raises CalledProcessError where it measures nothing."""
+    with tempfile.TemporaryDirectory() as folder:
+        options = ["--minutes", minutes, "--results", folder]
+        command = [sys.executable, "-m", "bench", "try", str(path), *options]
+        subprocess.run(command, check=True, cwd=ROOT)
+        record = load(Path(folder) / "latest")
+        file = own_model.look(path)
+        about = own_model.about(Path(folder) / "data" / f"{file.name}-{file.sha256()[:12]}")
+    return condensed(record, about)
+
+
+def condensed(record: dict, about: dict) -> dict:
+    """What the page shows of a record, and of the check of its file."""
+    against = {c["numerator"]: c for c in record["comparisons"] if c["kind"] == "baseline"}
+    rows = []
+    for case in record["cases"]:
+        row = {name: case[name] for name in ("id", "title", "mode", "batch_size", "status")}
+        row |= {"framework": framework_title(case), "reason": case["reason"]}
+        found = against.get(case["id"], {})
+        rows.append(row | {name: found.get(name) for name in ("ratio", "ci", "verdict")})
+    twins = [c for c in record["comparisons"] if c["kind"] == "framework"]
+    environment = record["environment"]
+    return {
+        "parameters": {
+            side: sum(prod(shape) for _, shape in found["parameters"])
+            for side, found in about["sides"].items()
+        },
+        "batch_size": about["batch_size"],
+        "paired": about["paired"],
+        "twins": len(twins),
+        "seconds": record["seconds"]["total"],
+        "machine": f"{environment['cpu']}, {environment['threads']} threads",
+        "rows": rows,
+    }
+
+
+# The page -----------------------------------------------------------------------------------------
+
+
+_HEAD = """# `twinbench try` on models that are not ours
+
+{count} models of torchvision, timm, transformers, keras.applications, KerasHub and Keras's own
+layers, with random weights, on {machines}: what was measured, what was best, what was refused and
+why. Each file is one to start from. A ratio below 1 is that much of the plain step's or
+prediction's time, with its 95% interval. Made by `python -m bench.docs.tried`.
+"""
+_BY_HAND = """## Against a measurement by hand
+
+The same two train steps, timed by a plain loop that knows nothing of this suite
+([by_hand.py](../bench/docs/by_hand.py)): {pairs} pairs of processes, the median of {steps} steps in
+each.
+"""
+
+
+def page(record: dict) -> str:
+    """The page, from the record alone."""
+    models = record["models"]
+    machines = " and ".join(sorted({found["machine"] for found in models.values()}))
+    head = _HEAD.format(count=len(models), machines=machines)
+    lines = [head, markdown_table(_overview(models)).strip(), ""]
+    if record["by_hand"]:
+        by = _BY_HAND.format(pairs=by_hand.PAIRS, steps=by_hand.STEPS)
+        lines += [by, markdown_table(_by_hand(record)).strip(), ""]
+    lines += ["## What was refused, and why", ""]
+    for name, found in models.items():
+        reasons = _reasons(found["rows"])
+        lines += [f"- [{name}](try_models/{name}): {'nothing' if not reasons else ''}".rstrip()]
+        lines += [f"  - {', '.join(rows)}: {reason}" for reason, rows in reasons.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _overview(models: dict) -> Table:
+    rows = []
+    for name, found in models.items():
+        counted = Counter(row["status"] for row in found["rows"])
+        refused = sum(counted.values()) - counted["OK"]
+        sizes = " and ".join(
+            f"{FRAMEWORKS[side].title} {count / 1e6:.1f} M"
+            for side, count in found["parameters"].items()
+        )
+        pair = f"; twins, {found['twins']} comparisons of them" if found["paired"] else ""
+        rows.append(
+            [
+                f"{name.removesuffix('.py')}: {_about(name)}",
+                f"{sizes}, batch {found['batch_size']}{pair}",
+                f"{counted['OK']} measured, {refused} refused",
+                _best(found["rows"], TRAIN, None),
+                _best(found["rows"], "predict", 1),
+                f"{found['seconds'] / 60:.1f}",
+            ]
+        )
+    titles = ["model", "size", "rows", "best train step", "best prediction of one", "minutes"]
+    return Table("", [Column(title) for title in titles], rows)
+
+
+def _about(name: str) -> str:
+    """The first sentence of a file's docstring."""
+    said = ast.get_docstring(ast.parse((MODELS / name).read_text()))
+    return " ".join(said.partition("\n\n")[0].split()).rstrip(".")
+
+
+def _best(rows: list[dict], mode: str, size: int | None) -> str:
+    """By framework the row that takes least of its baseline's time, where one takes less."""
+    said = []
+    for framework in dict.fromkeys(row["framework"] for row in rows):
+        of_it = [
+            row
+            for row in rows
+            if row["framework"] == framework
+            and row["mode"] == mode
+            and row["ratio"] is not None
+            and size in (None, row["batch_size"])
+        ]
+        best = min(of_it, key=lambda row: row["ratio"], default=None)
+        if best is None:
+            said.append(f"{framework}: not measured")
+        elif "faster" not in best["verdict"]:
+            said.append(f"{framework}: the plain one")
+        else:
+            said.append(f"{framework}: {best['title']} {ratio(best['ratio'], best['ci'])}")
+    return "; ".join(said)
+
+
+def _by_hand(record: dict) -> Table:
+    rows = []
+    for name, technique, case in COMPARED:
+        hand = record["by_hand"].get(name)
+        found = record["models"].get(name, {"rows": []})
+        ours = next((row for row in found["rows"] if row["id"] == case), None)
+        if hand is None or ours is None or ours["ci"] is None:
+            continue
+        agree = ours["ci"][0] <= hand["ci"][1] and hand["ci"][0] <= ours["ci"][1]
+        figures = [ratio(one["ratio"], one["ci"]) for one in (ours, hand)]
+        rows.append([name.removesuffix(".py"), technique, *figures, "yes" if agree else "no"])
+    titles = ["model", "technique", "`twinbench try`", "by hand", "intervals meet"]
+    return Table("", [Column(title) for title in titles], rows)
+
+
+def _reasons(rows: list[dict]) -> dict[str, list[str]]:
+    """reason -> the rows that were refused for it."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        if row["status"] != "OK":
+            work = f"{row['framework']} {row['title']}, {NAMES[row['mode']]}"
+            found.setdefault(f"{row['status']}: {row['reason']}", []).append(work)
+    return {reason: list(dict.fromkeys(works)) for reason, works in found.items()}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; return the exit status (1: a file could not be measured)."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.docs.tried",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    known = sorted(path.name for path in MODELS.glob("*.py"))
+    parser.add_argument("files", nargs="*", metavar="FILE", help=f"of {', '.join(known)}")
+    parser.add_argument("--minutes", default=MINUTES, help=f"for each file (default: {MINUTES})")
+    parser.add_argument("--by-hand", action="store_true", help="time three techniques by hand")
+    parser.add_argument("--page", action="store_true", help="only make the page anew")
+    given = parser.parse_args(arguments)
+    if unknown := set(given.files) - set(known):
+        parser.error(f"no such file: {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    record, failed = read(), []
+    if given.by_hand:
+        for name, technique, _ in COMPARED:
+            record["by_hand"][name] = by_hand.measure(str(MODELS / name), technique)
+            write(record)
+    elif not given.page:
+        for name in given.files or known:
+            try:
+                record["models"][name] = tried(MODELS / name, given.minutes)
+            except subprocess.CalledProcessError:
+                failed.append(name)
+                continue
+            record["models"] = dict(sorted(record["models"].items()))
+            write(record)
+    write(record)
+    if failed:
+        print(f"not measured: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
