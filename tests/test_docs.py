@@ -47,13 +47,13 @@ PAGES = (
         f"docs/{name}.md"
         for name in (
             *("numbers", "add_a_technique", "your_model", "try", "diagnosis", "gpu"),
-            "many_devices",
+            *("many_devices", "lines_of_code"),
         )
     ),
     "docs/across_hosts.md",
     "docs/ci.md",
 )
-MADE = {f"docs/{name}.md" for name in ("any_model", "claims", "priorities", "report")}
+MADE = {f"docs/{name}.md" for name in ("any_model", "claims", "priorities", "report", "try_models")}
 NEEDS_A_GPU = "# needs a GPU"
 pytestmark = pytest.mark.timeout(240)
 

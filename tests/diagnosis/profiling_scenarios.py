@@ -120,6 +120,24 @@ def beside_the_step():
     return told(found)
 
 
+def opened(log: Path) -> list[str] | None:
+    """The operators that TensorBoard's plug-in finds in a log; None where it is not installed."""
+    try:
+        if NAME == "pt":
+            from torch_tb_profiler.profiler.data import RunProfileData
+
+            with tempfile.TemporaryDirectory() as cache:
+                found = RunProfileData.parse("worker", "1", str(log), cache)
+                found.process()
+            return [operator.name for operator in found.op_list_groupby_name]
+        from xprof.convert.raw_to_tool_data import xspace_to_tool_data
+    except ImportError:
+        return None
+    table = json.loads(xspace_to_tool_data([str(log)], "framework_op_stats", {})[0])[0]
+    names = [column["id"] for column in table["cols"]]
+    return [row["c"][names.index("type")]["v"] for row in table["rows"]]
+
+
 def files():
     """The three files, as their readers find them."""
     batch = steps.data(8, 16)
@@ -143,6 +161,7 @@ def files():
             "trace marks": len(marks),
             "trace whole": all({"ts", "dur", "pid", "tid"} <= event.keys() for event in marks),
             "stacks": stacks,
+            "opened": opened(log),
             "memory": len(found.memory),
         }
 

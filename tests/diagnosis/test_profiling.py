@@ -311,6 +311,14 @@ def test_the_files_are_opened_by_their_readers(every):
     assert bool(found["memory"]) == (every.name == "pt")  # TensorFlow's has those of a GPU alone
 
 
+def test_tensorboard_s_plug_in_finds_the_operators(every):
+    found = every["profiling files"]["opened"]
+    if found is None:
+        pytest.skip("needs pip install '.[readers]'")
+    product = "addmm" if every.name == "pt" else "MatMul"
+    assert any(product in name for name in found)
+
+
 def test_what_can_not_be_profiled_is_said(every):
     found = every["profiling refused"]
     assert found["no batches"].startswith("ValueError: there are no batches")

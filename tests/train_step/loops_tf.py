@@ -3,7 +3,6 @@
 python -m tests.train_step.loops_tf prints the weights that each trains to, as JSON.
 """
 
-# ruff: noqa: PLC0415
 import json
 
 import tensorflow as tf
