@@ -22,14 +22,19 @@ from statistics import median
 import bench.train_step
 from bench.analysis.verdicts import Interval, t_interval
 from bench.harness import machine
+from bench.harness.folders import replace_file
 from bench.harness.plan import FRAMEWORKS, Case
 from bench.harness.processes import ROOT
 from bench.harness.progress import clock
 from bench.harness.selection import cases_of
 from bench.harness.worker import Operations
+from bench.report.blocks import Column, Table
+from bench.report.figures import MISSING, ratio
+from bench.report.tables import markdown_table
 from shared import datasets
 from shared.specs import TASKS
 
+RECORD, PAGE = ROOT / "docs" / "tax.json", ROOT / "docs" / "tax.md"
 PROMISED = 1.02
 TASK = "digits-cnn"
 TURN_S, TURNS = 0.010, 200  # how long a step is repeated before the other's turn, and the turns
@@ -59,15 +64,20 @@ def pairs(framework: str, only: str) -> dict[str, tuple[Case, Case]]:
     return found
 
 
-def report(frameworks: list[str], only: str, processes: int, results: Path) -> int:
-    """Measure and print every pair; 1 where an interval reaches beyond what is promised."""
+def report(
+    frameworks: list[str], only: str, processes: int, results: Path, *, publish: bool = False
+) -> int:
+    """Measure and print every pair; 1 where an interval reaches beyond what is promised.
+
+    publish: keep the figures in docs/tax.json and make docs/tax.md of them.
+    """
     data = datasets.materialise(TASKS[TASK].dataset, results / "data")
     measured = {}
     for framework in frameworks:
         for number in range(processes):
             start = time.monotonic()
-            for name, ratio in _in_new_process(framework, only, number, data).items():
-                measured.setdefault((framework, name), []).append(log(ratio))
+            for name, found in _in_new_process(framework, only, number, data).items():
+                measured.setdefault((framework, name), []).append(log(found))
             left = (processes - number - 1) * (time.monotonic() - start)
             done = f"{framework}: {number + 1} of {processes} processes"
             print(f"{done}, about {clock(left)} left", file=sys.stderr)
@@ -75,7 +85,49 @@ def report(frameworks: list[str], only: str, processes: int, results: Path) -> i
     print(f"time ratios over {processes} processes, promised: {PROMISED} at most")
     for (framework, name), one in found.items():
         print(f"{framework} {name:72} {_words(one)}")
+    if publish:
+        rows = [
+            {"framework": framework, "pair": name, "ratio": exp(one.mean)}
+            | {"ci": [exp(one.low), exp(one.high)]}
+            for (framework, name), one in found.items()
+        ]
+        threads = machine.usable_threads()
+        about = {"cpu": machine.describe(threads)["cpu"], "threads": threads}
+        record = about | {"processes": processes, "rows": rows}
+        replace_file(RECORD, json.dumps(record, indent=1) + "\n")
+        replace_file(PAGE, page(record))
     return int(any(exp(one.high) > PROMISED for one in found.values()))
+
+
+_HEAD = """# What the suite's own code costs
+
+Each technique at the setting at which it does nothing, against the plain step, and the plain step
+against one written by hand: time ratios with their 95% intervals over {processes} processes of a
+framework, in which both steps take turns, on {cpu}, {threads} threads. The upper bound is promised
+to be {promised} at most: {kept} of {count} keep that{others}. Made by
+`twinbench validate tax --publish`.
+"""
+
+
+def page(record: dict) -> str:
+    """The page, from the record alone."""
+    rows = record["rows"]
+    over = [row for row in rows if row["ci"][1] > PROMISED]
+    broken = sum(row["ci"][0] > PROMISED for row in over)
+    others = f", {len(over) - broken} can't be told, {broken} break it" if over else ""
+    said = {"kept": len(rows) - len(over), "count": len(rows), "others": others}
+    head = _HEAD.format(**record, promised=PROMISED, **said)
+    table = Table(
+        "",
+        [Column("", title) for title in ("pair, batch of digits-cnn", "PyTorch", "TensorFlow")],
+        [[pair, *_both(rows, pair)] for pair in dict.fromkeys(row["pair"] for row in rows)],
+    )
+    return f"{head}\n{markdown_table(table).strip()}\n"
+
+
+def _both(rows: list[dict], pair: str) -> list[str]:
+    own = {row["framework"]: ratio(row["ratio"], row["ci"]) for row in rows if row["pair"] == pair}
+    return [own.get(framework, MISSING) for framework in FRAMEWORKS]
 
 
 def _words(one: Interval) -> str:
@@ -112,8 +164,7 @@ def measure(framework: str, only: str, number: int, threads: int, data: str) -> 
     found, order = {}, -1 if number % 2 else 1
     for name, pair in pairs(framework, only).items():
         steps = [_step(configured, case, data, number) for case in pair[::order]]
-        ratio = _ratio(*steps, configured.kit.runtime.synchronize)
-        found[name] = ratio**order
+        found[name] = _ratio(*steps, configured.kit.runtime.synchronize) ** order
     return found
 
 

@@ -294,6 +294,7 @@ def main(arguments: list[str] | None = None) -> int:
     costs.add_argument("--only", default="", metavar="TECHNIQUE", help="one technique's")
     costs.add_argument("--processes", type=int, default=8, help="of each framework")
     costs.add_argument("--results", type=Path, default=Path("results"))
+    costs.add_argument("--publish", action="store_true", help="make docs/tax.md of it")
     planted = commands.add_parser("mutations", help="plant faults: do the tests notice?")
     planted.add_argument("--only", default="", metavar="WORDS", help="faults whose name has these")
     planted.add_argument("--drawn", type=int, metavar="N", help="draw N others in their place")
@@ -382,7 +383,8 @@ def _tax(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
     if not all(tax.pairs(framework, given.only) for framework in frameworks):
         parser.error(f"--only: {given.only!r} is no technique of the train step with such a row")
     try:
-        return tax.report(frameworks, given.only, given.processes, given.results.resolve())
+        results, publish = given.results.resolve(), given.publish
+        return tax.report(frameworks, given.only, given.processes, results, publish=publish)
     except KeyboardInterrupt:
         return 130
 

@@ -30,7 +30,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from bench import docs, validate
-from bench.docs import command
+from bench.docs import command, tried
 from bench.harness.plan import LOOKS
 from bench.harness.schedule import techniques
 from bench.ladders import command as ladders
@@ -53,7 +53,10 @@ PAGES = (
     "docs/across_hosts.md",
     "docs/ci.md",
 )
-MADE = {f"docs/{name}.md" for name in ("any_model", "claims", "priorities", "report", "try_models")}
+MADE = {
+    f"docs/{name}.md"
+    for name in ("any_model", "claims", "priorities", "report", "tax", "try_models")
+}
 NEEDS_A_GPU = "# needs a GPU"
 pytestmark = pytest.mark.timeout(240)
 
@@ -729,6 +732,13 @@ def test_the_tour_s_technique_is_measured(tour):
     one, another = record["comparisons"]  # of small and of large batches
     assert one["numerator"] != another["numerator"]
     assert {(c["kind"], c["reason"]) for c in (one, another)} == {("baseline", None)}
+
+
+def test_the_page_of_tried_models_says_what_the_record_does():
+    record = tried.read()
+    assert set(record["models"]) == {path.name for path in tried.MODELS.glob("*.py")}
+    assert set(record["by_hand"]) == {name for name, *_ in tried.COMPARED}
+    assert tried.PAGE.read_text("utf-8") == tried.page(record)
 
 
 def test_the_tour_s_page_is_made(tour):

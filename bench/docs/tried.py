@@ -151,7 +151,7 @@ def _overview(models: dict) -> Table:
             ]
         )
     titles = ["model", "size", "rows", "best train step", "best prediction of one", "minutes"]
-    return Table("", [Column(title) for title in titles], rows)
+    return Table("", [Column("", title, right=False) for title in titles], rows)
 
 
 def _about(name: str) -> str:
@@ -194,7 +194,7 @@ def _by_hand(record: dict) -> Table:
         figures = [ratio(one["ratio"], one["ci"]) for one in (ours, hand)]
         rows.append([name.removesuffix(".py"), technique, *figures, "yes" if agree else "no"])
     titles = ["model", "technique", "`twinbench try`", "by hand", "intervals meet"]
-    return Table("", [Column(title) for title in titles], rows)
+    return Table("", [Column("", title, right=False) for title in titles], rows)
 
 
 def _reasons(rows: list[dict]) -> dict[str, list[str]]:

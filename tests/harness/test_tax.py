@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from math import exp
 
@@ -65,3 +66,19 @@ def test_bad_options_are_refused(capsys, option, said):
     with pytest.raises(SystemExit, match="2"):
         validate.main(["tax", option])
     assert said in capsys.readouterr().err
+
+
+def test_the_page_says_what_the_record_does():
+    record = json.loads(tax.RECORD.read_text("utf-8"))
+    assert {row["framework"] for row in record["rows"]} == {"pt", "tf"}
+    assert tax.PAGE.read_text("utf-8") == tax.page(record)
+
+
+def test_the_page_counts_what_is_kept():
+    bounds = ((0.99, 1.01), (0.98, 1.03), (1.03, 1.05))
+    rows = [
+        {"framework": "pt", "pair": str(number), "ratio": 1.0, "ci": list(ci)}
+        for number, ci in enumerate(bounds)
+    ]
+    page = tax.page({"cpu": "a CPU", "threads": 2, "processes": 8, "rows": rows})
+    assert "1 of 3 keep that, 1 can't be told, 1 break it" in " ".join(page.split())
