@@ -26,6 +26,11 @@ BOTTLENECKS = (INPUT, OVERHEAD, ARITHMETIC, BANDWIDTH, SIZE, COMMUNICATION)
 # moves values, so that a bandwidth has to have more than half.
 LIMITS = {INPUT: 0.25, COMMUNICATION: 0.25, OVERHEAD: 0.4, BANDWIDTH: 0.5}
 FULL = 0.9  # of the machine's memory
+# Of a container's own control group, in either version of Linux's.
+GROUP_LIMITS = (
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
 SMALL = 20e-6  # seconds: an operator that takes less was hardly worth its call
 _COMPUTES = re.compile(
     r"conv(?!ert)|matmul|(^|[:_])(b|add|badd)?b?mm($|_)|gemm|linear|einsum|attention|dot|lstm|gru|fft",
@@ -76,11 +81,12 @@ def diagnose(breakdown: Breakdown, *, full: float, faults: float) -> Diagnosis:
 
 def memory_in_use() -> float:
     """The share of the memory that this process may have which is in use: of its group, if any."""
-    limit = Path("/sys/fs/cgroup/memory.max")
     whole = psutil.virtual_memory()
     found = [1 - whole.available / whole.total]
-    if limit.is_file() and (text := limit.read_text().strip()) != "max":
-        found.append(psutil.Process().memory_info().rss / int(text))
+    for limit in GROUP_LIMITS:
+        text = limit.read_text().strip() if limit.is_file() else "max"
+        if text != "max":
+            found.append(psutil.Process().memory_info().rss / int(text))
     return max(found)
 
 
@@ -95,7 +101,7 @@ def _shares(breakdown: Breakdown) -> dict[str, float]:
         COMMUNICATION: breakdown.share("communication"),
         OVERHEAD: breakdown.share("overhead", "idle") + small * computing,
         ARITHMETIC: products * computing,
-        BANDWIDTH: (1 - small - products) * computing,
+        BANDWIDTH: max(0.0, 1 - small - products) * computing,  # rounding can be below 0
     }
 
 

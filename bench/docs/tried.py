@@ -24,7 +24,6 @@ from pathlib import Path
 
 from bench.analysis.decisions import NAMES, TRAIN
 from bench.analysis.reading import framework_title, load
-from bench.docs import by_hand
 from bench.harness.folders import replace_file
 from bench.harness.plan import FRAMEWORKS
 from bench.harness.processes import ROOT
@@ -35,6 +34,7 @@ from shared import own_model
 
 MODELS = ROOT / "docs" / "try_models"
 RECORD, PAGE = MODELS.with_suffix(".json"), MODELS.with_suffix(".md")
+BY_HAND = ROOT / "docs" / "try_by_hand.py"
 MINUTES = "6"
 # (file, the technique by hand, the row of `try` that is the same): one a kind of technique.
 COMPARED = (
@@ -108,8 +108,7 @@ prediction's time, with its 95% interval. Made by `python -m bench.docs.tried`.
 _BY_HAND = """## Against a measurement by hand
 
 The same two train steps, timed by a plain loop that knows nothing of this suite
-([by_hand.py](../bench/docs/by_hand.py)): {pairs} pairs of processes, the median of {steps} steps in
-each.
+([try_by_hand.py](try_by_hand.py)): {pairs} pairs of processes, the median of {steps} steps in each.
 """
 
 
@@ -120,8 +119,11 @@ def page(record: dict) -> str:
     head = _HEAD.format(count=len(models), machines=machines)
     lines = [head, markdown_table(_overview(models)).strip(), ""]
     if record["by_hand"]:
-        by = _BY_HAND.format(pairs=by_hand.PAIRS, steps=by_hand.STEPS)
-        lines += [by, markdown_table(_by_hand(record)).strip(), ""]
+        lines += [
+            _BY_HAND.format(**next(iter(record["by_hand"].values()))),
+            markdown_table(_by_hand(record)).strip(),
+            "",
+        ]
     lines += ["## What was refused, and why", ""]
     for name, found in models.items():
         reasons = _reasons(found["rows"])
@@ -225,7 +227,9 @@ def main(arguments: list[str] | None = None) -> int:
     record, failed = read(), []
     if given.by_hand:
         for name, technique, _ in COMPARED:
-            record["by_hand"][name] = by_hand.measure(str(MODELS / name), technique)
+            command = [sys.executable, str(BY_HAND), str(MODELS / name), technique]
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+            record["by_hand"][name] = json.loads(done.stdout)
             write(record)
     elif not given.page:
         for name in given.files or known:

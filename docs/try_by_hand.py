@@ -1,6 +1,6 @@
 """Two train steps of a model, with and without a technique, as a careful person times them by hand.
 
-    python -m bench.docs.by_hand docs/try_models/resnet18.py bfloat16
+    python docs/try_by_hand.py docs/try_models/resnet18.py bfloat16
 
 Plain framework code, which knows nothing of the suite but where a file's model is, so that what
 `twinbench try` says can be held against it. Both steps run in new processes of their own, one after
@@ -88,13 +88,14 @@ def measure(path: str, technique: str) -> dict:
     for pair in range(PAIRS):
         turns = [("plain", plain), (technique, changed)]
         for name, taken in turns if pair % 2 else reversed(turns):
-            command = [sys.executable, "-m", "bench.docs.by_hand", "--here", path, name]
+            command = [sys.executable, __file__, "--here", path, name]
             done = subprocess.run(command, capture_output=True, text=True, check=True)
             taken.append(float(done.stdout.split()[-1]))
     logs = np.log(changed) - np.log(plain)
     half = stats.t.ppf(0.975, PAIRS - 1) * logs.std(ddof=1) / np.sqrt(PAIRS)
     low, ratio, high = np.exp([logs.mean() - half, logs.mean(), logs.mean() + half])
-    return {"ratio": ratio, "ci": [low, high], "pairs": PAIRS, "plain_s": median(plain)}
+    found = {"ratio": ratio, "ci": [low, high], "plain_s": median(plain)}
+    return found | {"pairs": PAIRS, "steps": STEPS}
 
 
 if __name__ == "__main__":
