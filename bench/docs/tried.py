@@ -28,7 +28,7 @@ from bench.harness.folders import replace_file
 from bench.harness.plan import FRAMEWORKS
 from bench.harness.processes import ROOT
 from bench.report.blocks import Column, Table
-from bench.report.figures import ratio
+from bench.report.figures import number, ratio
 from bench.report.tables import markdown_table
 from shared import own_model
 
@@ -42,6 +42,7 @@ COMPARED = (
     ("deit_tiny.py", "torch.compile", "compilation/deit_tiny-16/pt/compiled"),
     ("efficientnet_keras.py", "XLA", "compilation/efficientnet_keras-16/tf/compiled"),
 )
+COMPARED_MINUTES = "4"
 
 
 def read() -> dict:
@@ -58,16 +59,27 @@ def write(record: dict) -> None:
 # Running ------------------------------------------------------------------------------------------
 
 
-def tried(path: Path, minutes: str) -> dict:
+def tried(path: Path, *options: str) -> dict:
     """What `twinbench try` finds of a file. Raises CalledProcessError where it measures nothing."""
     with tempfile.TemporaryDirectory() as folder:
-        options = ["--minutes", minutes, "--results", folder]
+        options = [*options, "--results", folder]
         command = [sys.executable, "-m", "bench", "try", str(path), *options]
         subprocess.run(command, check=True, cwd=ROOT)
         record = load(Path(folder) / "latest")
         file = own_model.look(path)
         about = own_model.about(Path(folder) / "data" / f"{file.name}-{file.sha256()[:12]}")
     return condensed(record, about)
+
+
+def compared(name: str, technique: str, case: str) -> dict:
+    """One row of `twinbench try`, and the same by hand right after it."""
+    suite, _, framework, _ = case.split("/")
+    options = ("--technique", suite, "--framework", framework, "--minutes", COMPARED_MINUTES)
+    rows = tried(MODELS / name, *options)["rows"]
+    row = next(row for row in rows if row["id"] == case)
+    command = [sys.executable, str(BY_HAND), str(MODELS / name), technique]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return {"try": {"ratio": row["ratio"], "ci": row["ci"]}, "by_hand": json.loads(done.stdout)}
 
 
 def condensed(record: dict, about: dict) -> dict:
@@ -103,7 +115,8 @@ _HEAD = """# `twinbench try` on models that are not ours
 {count} models of torchvision, timm, transformers, keras.applications, KerasHub and Keras's own
 layers, with random weights, on {machines}: what was measured, what was best, what was refused and
 why. Each file is one to start from. A ratio below 1 is that much of the plain step's or
-prediction's time, with its 95% interval. Made by `python -m bench.docs.tried`.
+prediction's time, with its 95% interval where there was time for several blocks. What bfloat16
+does to accuracy is not known here: weights are random. Made by `python -m bench.docs.tried`.
 """
 _BY_HAND = """## Against a measurement by hand
 
@@ -177,7 +190,9 @@ def _best(rows: list[dict], mode: str, size: int | None) -> str:
         best = min(of_it, key=lambda row: row["ratio"], default=None)
         if best is None:
             said.append(f"{framework}: not measured")
-        elif "faster" not in best["verdict"]:
+        elif best["ci"] is None and best["ratio"] < 1:
+            said.append(f"{framework}: {best['title']} {number(best['ratio'])}, one block")
+        elif "faster" not in (best["verdict"] or ""):
             said.append(f"{framework}: the plain one")
         else:
             said.append(f"{framework}: {best['title']} {ratio(best['ratio'], best['ci'])}")
@@ -186,15 +201,14 @@ def _best(rows: list[dict], mode: str, size: int | None) -> str:
 
 def _by_hand(record: dict) -> Table:
     rows = []
-    for name, technique, case in COMPARED:
-        hand = record["by_hand"].get(name)
-        found = record["models"].get(name, {"rows": []})
-        ours = next((row for row in found["rows"] if row["id"] == case), None)
-        if hand is None or ours is None or ours["ci"] is None:
+    for name, technique, _ in COMPARED:
+        if name not in record["by_hand"]:
             continue
-        agree = ours["ci"][0] <= hand["ci"][1] and hand["ci"][0] <= ours["ci"][1]
+        found = record["by_hand"][name]
+        ours, hand = found["try"], found["by_hand"]
+        meet = ours["ci"] and ours["ci"][0] <= hand["ci"][1] and hand["ci"][0] <= ours["ci"][1]
         figures = [ratio(one["ratio"], one["ci"]) for one in (ours, hand)]
-        rows.append([name.removesuffix(".py"), technique, *figures, "yes" if agree else "no"])
+        rows.append([name.removesuffix(".py"), technique, *figures, "yes" if meet else "no"])
     titles = ["model", "technique", "`twinbench try`", "by hand", "intervals meet"]
     return Table("", [Column("", title, right=False) for title in titles], rows)
 
@@ -226,15 +240,15 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"no such file: {', '.join(sorted(unknown))}; there are {', '.join(known)}")
     record, failed = read(), []
     if given.by_hand:
-        for name, technique, _ in COMPARED:
-            command = [sys.executable, str(BY_HAND), str(MODELS / name), technique]
-            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-            record["by_hand"][name] = json.loads(done.stdout)
+        for name, technique, case in COMPARED:
+            if given.files and name not in given.files:
+                continue
+            record["by_hand"][name] = compared(name, technique, case)
             write(record)
     elif not given.page:
         for name in given.files or known:
             try:
-                record["models"][name] = tried(MODELS / name, given.minutes)
+                record["models"][name] = tried(MODELS / name, "--minutes", given.minutes)
             except subprocess.CalledProcessError:
                 failed.append(name)
                 continue

@@ -264,9 +264,14 @@ class Run:
         matches = [(n, record.matches[n]) for n in record.passes[block]]
         lacking = [(n, match) for n, match in matches if (n, block) not in record.conditions]
         lacking = [(n, match) for n, match in lacking if self._open(match)]
-        # Cheap matches first; those of large models, which take minutes, follow the first table.
+        # Cheap matches first; those of large models, which take minutes, follow the first table. Of
+        # a user's file the train step comes before predictions: a run that ends in time has it.
         lacking.sort(
-            key=lambda found: (bool(found[1][0].task.blocks), durations.of_match(found[1]))
+            key=lambda found: (
+                bool(found[1][0].task.blocks),
+                bool(self.settings.model) and found[1][0].workload.mode != "train",
+                durations.of_match(found[1]),
+            )
         )
         if not lacking or not self._in_time(durations.of_pass([lacking[0][1]])):
             return
