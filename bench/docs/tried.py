@@ -1,6 +1,6 @@
 """`twinbench try` on models that are not the suite's, as a page: docs/try_models.md.
 
-    python -m bench.docs.tried [--minutes N] [resnet18.py ...]
+    python -m bench.docs.tried [--minutes N] [--effort quick] [resnet18.py ...]
     python -m bench.docs.tried --by-hand
     python -m bench.docs.tried --page
 
@@ -35,7 +35,7 @@ from shared import own_model
 MODELS = ROOT / "docs" / "try_models"
 RECORD, PAGE = MODELS.with_suffix(".json"), MODELS.with_suffix(".md")
 BY_HAND = ROOT / "docs" / "try_by_hand.py"
-MINUTES = "6"
+MINUTES = "12"
 # (file, the technique by hand, the row of `try` that is the same): one a kind of technique.
 COMPARED = (
     ("resnet18.py", "bfloat16", "mixed_precision/resnet18-16/pt/bf16"),
@@ -233,6 +233,7 @@ def main(arguments: list[str] | None = None) -> int:
     known = sorted(path.name for path in MODELS.glob("*.py"))
     parser.add_argument("files", nargs="*", metavar="FILE", help=f"of {', '.join(known)}")
     parser.add_argument("--minutes", default=MINUTES, help=f"for each file (default: {MINUTES})")
+    parser.add_argument("--effort", default="default", help="quick: one block (default: default)")
     parser.add_argument("--by-hand", action="store_true", help="time three techniques by hand")
     parser.add_argument("--page", action="store_true", help="only make the page anew")
     given = parser.parse_args(arguments)
@@ -248,7 +249,9 @@ def main(arguments: list[str] | None = None) -> int:
     elif not given.page:
         for name in given.files or known:
             try:
-                record["models"][name] = tried(MODELS / name, "--minutes", given.minutes)
+                record["models"][name] = tried(
+                    MODELS / name, "--minutes", given.minutes, "--effort", given.effort
+                )
             except subprocess.CalledProcessError:
                 failed.append(name)
                 continue

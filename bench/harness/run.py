@@ -273,7 +273,7 @@ class Run:
                 durations.of_match(found[1]),
             )
         )
-        if not lacking or not self._in_time(durations.of_pass([lacking[0][1]])):
+        if not any(self._in_time(durations.of_pass([match])) for _, match in lacking):
             return
         # One block's contenders start one by one, for their first calls: not the first block's,
         # which may have to fill a compiler's cache. A worker that is executed, not forked,
