@@ -38,18 +38,16 @@ def folder(tmp_path_factory):
     place = tmp_path_factory.mktemp("own")
     done = try_(place, "--example", "my_model.py")
     assert done.returncode == 0, done.stderr
+    file = place / "my_model.py"
+    file.write_text(file.read_text("utf-8").replace("size=64", "size=8"), encoding="utf-8")
     return place
 
 
 @pytest.fixture(scope="module")
 def tried(folder):
     """A short run on the example: one block of what needs no compiler."""
-    done = try_(
-        folder,
-        "my_model.py",
-        "--blocks=1",
-        "--technique=mixed_precision,bottleneck",
-    )
+    asked = ("--technique=mixed_precision,bottleneck", "--variant=bf16,plain")
+    done = try_(folder, "my_model.py", "--blocks=1", *asked)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done
 
@@ -166,7 +164,7 @@ def test_the_code_of_a_prediction_runs(folder, tried, tmp_path, side, route, fil
     own = Own(own_model.look(named), own_model.task(about), about, {})
     case = {"technique": "export", "variant": route, "settings": {"route": route}}
     path = tmp_path / "predict.py"
-    path.write_text(own_answer._prediction(own, side, case) + "assert output.shape == (64, 10)\n")
+    path.write_text(own_answer._prediction(own, side, case) + "assert output.shape == (8, 10)\n")
     assert own_answer.run(path, own, side) is None
     assert (tmp_path / file).stat().st_size > 20_000  # it has the weights
 
@@ -185,7 +183,7 @@ def test_an_answer_of_a_run_that_ended_early_is_written(folder, record, tmp_path
     own_answer.write(tmp_path, record | {"cases": cases, "comparisons": []}, own)
     said = own_answer.read(tmp_path)
     assert "where a step's time goes was not measured" in said
-    assert "train step, batch 64: no time was left for its steps; give more --minutes" in said
+    assert "train step, batch 8: no time was left for its steps; give more --minutes" in said
     assert "argest batch" not in said
     assert not list(tmp_path.glob("*.py"))
 
@@ -195,7 +193,7 @@ def test_what_the_compiler_left_out_is_said(record):
     left = case | {"evidence": {"graphs": 2, "not_compiled": ["lstm", "zeros"]}}
     whole = case | {"evidence": {"graphs": 1, "not_compiled": []}}
     (_, said, _) = own_answer._partly_compiled({"cases": [whole, left]})
-    assert said.endswith("batch 64: 2 graphs; outside of them lstm, zeros")
+    assert said.endswith("batch 8: 2 graphs; outside of them lstm, zeros")
 
 
 def test_other_commands_read_its_record(folder, tried):
@@ -208,7 +206,7 @@ def test_other_commands_read_its_record(folder, tried):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "my_model, batch 64, train step" in done.stdout
+    assert "my_model, batch 8, train step" in done.stdout
     assert (folder / "results" / "latest" / "report.html").is_file()
 
 
