@@ -39,6 +39,7 @@ from bench.harness.selection import (
 )
 from bench.harness.selection import matches as matches_of
 from shared.specs import TASKS
+from tests.harness import faulty
 
 TECHNIQUE = Technique(
     family="faults",
@@ -606,3 +607,55 @@ def test_the_first_table_is_there_before_large_models_are_measured(tmp_path, mon
     assert set(seen[len(small) + 1 :]) == {"text-gpt-10m", "table"}
     assert seen[-1] == "table"
     assert run.record.top["seconds"]["first_table"] is not None
+
+
+# What comes first ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def first_passes(fakes, results_folder, tmp_path, monkeypatch):
+    """The kinds of work that a first pass plays, in their order, of a train step and predictions.
+
+    `seconds` are what a block of either is expected to take.
+    """
+
+    def play(seconds: dict[str, float], **settings) -> list[str]:
+        chosen = {}
+        for technique in (faulty.SMALL, faulty.PREDICTED):
+            every = cases_of(technique, "tests.harness.faulty", "default")
+            chosen[technique.name] = choose(
+                every, tasks=set(), variants={"good", "same"}, frameworks={"pt"}
+            )
+        techniques = {technique.name: technique for technique in (faulty.SMALL, faulty.PREDICTED)}
+        made = Plan(chosen, techniques, Effort(blocks=1, rounds=3, seeds=1))
+        monkeypatch.setattr(
+            made.durations, "of_match", lambda cases: seconds[cases[0].workload.mode]
+        )
+        monkeypatch.setattr(
+            made.durations, "of_pass", lambda matches: sum(map(made.durations.of_match, matches))
+        )
+        played = []
+        monkeypatch.setattr(
+            Run,
+            "_play",
+            lambda self, processes, number, match, *_: played.append(match[0].workload.mode),
+        )
+        for part in ("_cold_starts", "_probes", "_train", "_start_parents"):
+            monkeypatch.setattr(Run, part, lambda *_: None)
+        Run(made, Settings(results=results_folder, **settings), tmp_path, lambda _: None).measure()
+        return played
+
+    return play
+
+
+def test_cheap_work_comes_first_and_of_a_user_s_file_the_train_step(first_passes):
+    seconds = {"train": 60.0, "predict": 10.0}
+    assert first_passes(seconds) == ["predict", "train"]
+    own = {"name": "my_model", "sha256": "0"}
+    assert first_passes(seconds, model=own) == ["train", "predict"]
+
+
+def test_what_fits_into_the_time_is_played_where_the_first_does_not(first_passes):
+    seconds = {"train": 600.0, "predict": 10.0}
+    own = {"name": "my_model", "sha256": "0"}
+    assert first_passes(seconds, model=own, minutes=2) == ["predict"]
