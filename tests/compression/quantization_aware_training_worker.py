@@ -512,7 +512,7 @@ class PyTorch:
         programs = import_module("pt_impl.kit.programs")
         found = {
             "start": self.called(programs, prepared, x),
-            "file": self.predicted(path, x),
+            "file": technique.load_quantized(path)(x),
         }
         later = copy.deepcopy(prepared).eval()
         with torch.no_grad():
@@ -584,13 +584,8 @@ class PyTorch:
             "dropout": [apart(*twice[:2]), apart(*twice[2:4])],
             "dropout of a copy": apart(*twice[4:]),
             "statistics moved in evaluation": sorted(n for n in moved if "running" in n),
-            "apart": apart(self.predicted(path, x), self.evaluate(model, x)),
+            "apart": apart(technique.load_quantized(path)(x), self.evaluate(model, x)),
         }
-
-    def predicted(self, path, x):
-        """What a file's graph gives: `files` and `constructions` compile theirs."""
-        with workers.without_inductor():
-            return technique.load_quantized(path)(x)
 
 
 @dataclass
@@ -670,6 +665,7 @@ class TensorFlow:
     def fitted(self, programs, model, x):
         optimizer, found = self.tf.keras.optimizers.SGD(0.05), []
 
+        @self.tf.function
         def step():
             with self.tf.GradientTape() as tape:
                 arguments, named = programs.call_arguments(model, x)
