@@ -29,6 +29,8 @@ def winners(record: dict, framework: str, task: str) -> dict:
 
 def stacked(record: dict, case: dict) -> tuple[dict, str | None]:
     """What a row stacks, by its framework and whether it keeps the mathematics; or why nothing."""
+    if not any(comparison["verdict"] for comparison in record["comparisons"]):
+        return {}, "one block shows of nothing that it is faster: give it time for several"
     found = winners(record, case["framework"], case["task"])
     exact = {name: value for name, value in found.items() if name != "dtype"}
     if not case["changes_math"]:

@@ -172,7 +172,7 @@ def _overview(models: dict) -> Table:
 def _about(name: str) -> str:
     """The first sentence of a file's docstring."""
     said = ast.get_docstring(ast.parse((MODELS / name).read_text()))
-    return " ".join(said.partition("\n\n")[0].split()).rstrip(".")
+    return " ".join(said.split()).partition(". ")[0].rstrip(".")
 
 
 def _best(rows: list[dict], mode: str, size: int | None) -> str:

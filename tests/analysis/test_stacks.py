@@ -87,6 +87,15 @@ def test_where_there_is_nothing_to_stack_it_says_why(rows, changes, said):
     assert said in reason
 
 
+def test_one_block_has_nothing_to_stack():
+    made = record(COMPILED, BF16)
+    for each in made["comparisons"]:
+        each["verdict"] = None
+    settings, reason = stack(made, changes_math=False)
+    assert settings == {}
+    assert reason.startswith("one block shows of nothing")
+
+
 def test_models_that_are_no_twins_are_chosen_from_apart():
     made = planted(COMPILED, COMPILED | {"framework": "tf"})
     (one,) = works(made)
