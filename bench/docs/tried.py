@@ -24,6 +24,7 @@ from pathlib import Path
 
 from bench.analysis.decisions import NAMES, TRAIN
 from bench.analysis.reading import framework_title, load
+from bench.harness import machine
 from bench.harness.folders import replace_file
 from bench.harness.plan import FRAMEWORKS
 from bench.harness.processes import ROOT
@@ -78,7 +79,11 @@ def compared(name: str, technique: str, case: str) -> dict:
     rows = tried(MODELS / name, *options, "-k", "not predict")["rows"]
     row = next(row for row in rows if row["id"] == case)
     command = [sys.executable, str(BY_HAND), str(MODELS / name), technique]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    flavour = FRAMEWORKS[framework].flavours[0]
+    environment = machine.process_environment(
+        threads=machine.usable_threads(), flavour=flavour, allocator="tuned"
+    )
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
     return {"try": {"ratio": row["ratio"], "ci": row["ci"]}, "by_hand": json.loads(done.stdout)}
 
 
@@ -121,7 +126,9 @@ does to accuracy is not known here: weights are random. Made by `python -m bench
 _BY_HAND = """## Against a measurement by hand
 
 The same two train steps, timed by a plain loop that knows nothing of this suite
-([try_by_hand.py](try_by_hand.py)): {pairs} pairs of processes, the median of {steps} steps in each.
+([try_by_hand.py](try_by_hand.py)): {pairs} pairs of processes, the median of {steps} steps in each,
+with the allocator's settings of this suite. As installed, steps and ratios are others: the row
+`as_installed` of a run says how much.
 """
 
 
