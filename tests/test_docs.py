@@ -53,10 +53,7 @@ PAGES = (
     "docs/across_hosts.md",
     "docs/ci.md",
 )
-MADE = {
-    f"docs/{name}.md"
-    for name in ("any_model", "claims", "priorities", "report", "tax", "try_models")
-}
+MADE = {f"docs/{name}.md" for name in ("any_model", "claims", "priorities", "report", "try_models")}
 NEEDS_A_GPU = "# needs a GPU"
 pytestmark = pytest.mark.timeout(240)
 

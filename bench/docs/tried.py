@@ -140,7 +140,7 @@ def page(record: dict) -> str:
     lines = [head, markdown_table(_overview(models)).strip(), ""]
     if record["by_hand"]:
         lines += [
-            _BY_HAND.format(**next(iter(record["by_hand"].values()))),
+            _BY_HAND.format(**next(iter(record["by_hand"].values()))["by_hand"]),
             markdown_table(_by_hand(record)).strip(),
             "",
         ]

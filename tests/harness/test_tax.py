@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from math import exp
 
@@ -66,12 +65,6 @@ def test_bad_options_are_refused(capsys, option, said):
     with pytest.raises(SystemExit, match="2"):
         validate.main(["tax", option])
     assert said in capsys.readouterr().err
-
-
-def test_the_page_says_what_the_record_does():
-    record = json.loads(tax.RECORD.read_text("utf-8"))
-    assert {row["framework"] for row in record["rows"]} == {"pt", "tf"}
-    assert tax.PAGE.read_text("utf-8") == tax.page(record)
 
 
 def test_the_page_counts_what_is_kept():
