@@ -216,7 +216,7 @@ def _by_hand(record: dict) -> Table:
         meet = ours["ci"] and ours["ci"][0] <= hand["ci"][1] and hand["ci"][0] <= ours["ci"][1]
         figures = [ratio(one["ratio"], one["ci"]) for one in (ours, hand)]
         rows.append([name.removesuffix(".py"), technique, *figures, "yes" if meet else "no"])
-    titles = ["model", "technique", "`twinbench try`", "by hand", "intervals meet"]
+    titles = ["model", "technique", "twinbench try", "by hand", "intervals meet"]
     return Table("", [Column("", title, right=False) for title in titles], rows)
 
 
