@@ -206,11 +206,9 @@ def _run(model: nn.Module, x):
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether memory could not be allocated; on a CPU that is a RuntimeError that says so."""
+    """Whether memory could not be allocated; on a CPU that is a RuntimeError of its allocator."""
     kinds = (MemoryError, torch.OutOfMemoryError)
-    return isinstance(error, kinds) or (
-        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
-    )
+    return isinstance(error, kinds) or "DefaultCPUAllocator" in str(error)
 
 
 def _fits(what: str, function: Callable, x):

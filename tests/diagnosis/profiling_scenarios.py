@@ -7,6 +7,7 @@ import json
 import tempfile
 import time
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
 
@@ -122,17 +123,17 @@ def beside_the_step():
 
 def opened(log: Path) -> list[str] | None:
     """The operators that TensorBoard's plug-in finds in a log; None where it is not installed."""
-    try:
-        if NAME == "pt":
-            from torch_tb_profiler.profiler.data import RunProfileData
-
-            with tempfile.TemporaryDirectory() as cache:
-                found = RunProfileData.parse("worker", "1", str(log), cache)
-                found.process()
-            return [operator.name for operator in found.op_list_groupby_name]
-        from xprof.convert.raw_to_tool_data import xspace_to_tool_data
-    except ImportError:
+    if find_spec("torch_tb_profiler" if NAME == "pt" else "xprof") is None:
         return None
+    if NAME == "pt":
+        from torch_tb_profiler.profiler.data import RunProfileData
+
+        with tempfile.TemporaryDirectory() as cache:
+            found = RunProfileData.parse("worker", "1", str(log), cache)
+            found.process()
+        return [operator.name for operator in found.op_list_groupby_name]
+    from xprof.convert.raw_to_tool_data import xspace_to_tool_data
+
     table = json.loads(xspace_to_tool_data([str(log)], "framework_op_stats", {})[0])[0]
     names = [column["id"] for column in table["cols"]]
     return [row["c"][names.index("type")]["v"] for row in table["rows"]]
