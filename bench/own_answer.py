@@ -6,6 +6,7 @@ Everything is from the record, but for the code, which is run as it is printed b
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +21,7 @@ from bench.harness.folders import replace_file
 from bench.harness.processes import ROOT
 from bench.own_model import MEASURED, Own
 from bench.report.answer import text
-from bench.report.figures import number
+from bench.report.figures import number, ratio
 from bench.report.files import OWN
 from bench.report.text import hanging, plain, wrap
 from shared.own_model import MAKERS, RECIPE
@@ -42,6 +43,12 @@ LIMITS = {
 }
 WORDS = {TRAIN: "its best train step", PREDICT: "its best prediction"}
 ROUTES = {"export": bench_export.ROUTES, "native_export": bench_native_export.ROUTES}
+STARTED = """\
+# Measured with an allocator that keeps what is freed: glibc's takes that from the environment.
+# Start it, and your own training, with these:
+#     {settings} \\
+#     python {name}
+"""
 MOST_NAMED = 5  # operators
 CODE_S = 300  # after which printed code counts as hung
 
@@ -106,7 +113,30 @@ def _breakdown(record: dict, side: str) -> list[str]:
     measured = [technique for technique in others if technique in MEASURED]
     if measured:
         lines += hanging("", f"worth trying against that: {', '.join(measured)}", WIDTH, 2)
-    return lines
+    return lines + _allocator(record, side)
+
+
+def _allocator(record: dict, side: str) -> list[str]:
+    """What the plain step gains from the allocator's settings, which every other row has."""
+    usual = next(
+        (
+            case["id"]
+            for case in record["cases"]
+            if (case["technique"], case["variant"]) == ("baseline", "as_installed")
+            and case["framework"] == side
+        ),
+        None,
+    )
+    for found in record["comparisons"]:
+        if (found["kind"], found["numerator"]) == ("baseline", usual) and _slower(found):
+            times = ratio(found["ratio"], found["ci"])
+            said = f"without the allocator's settings {times} times that: see the code's first lines"
+            return hanging("", said, WIDTH, 2)
+    return []
+
+
+def _slower(comparison: dict) -> bool:
+    return "slower" in (comparison["verdict"] or "")
 
 
 def _answers(record: dict) -> list[Answer]:
@@ -189,9 +219,17 @@ def _code(folder: Path, found: list[Answer], own: Own) -> list[str]:
             text = best and write(own, side, best)
             if text:
                 path = folder / f"{name}_{MAKERS[side]}.py"
-                path.write_text(text, encoding="utf-8")
+                path.write_text(_started(path.name) + text, encoding="utf-8")
                 said += ["", *_shown(path, FRAMEWORKS[side], run(path, own, side), WORDS[kind])]
     return said
+
+
+def _started(name: str) -> str:
+    """How a program is started as the rows were; nothing where there is another allocator."""
+    if platform.libc_ver()[0] != "glibc":
+        return ""
+    each = [f"{variable}={value}" for variable, value in machine.TUNED_ALLOCATOR.items()]
+    return STARTED.format(settings=" \\\n#     ".join(each), name=name)
 
 
 def _shown(path: Path, framework: str, error: str | None, words: str) -> list[str]:
@@ -222,7 +260,8 @@ def _best(found: list[Answer], side: str, kind: str) -> dict | None:
 def run(path: Path, own: Own, side: str) -> str | None:
     """Run printed code; the last line of its error, where it has one."""
     places = [str(ROOT), str(own.file.path.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(places), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    environment = os.environ | machine.TUNED_ALLOCATOR
+    environment |= {"PYTHONPATH": os.pathsep.join(places), "TF_CPP_MIN_LOG_LEVEL": "3"}
     try:
         done = subprocess.run(
             [own.interpreters.get(side, sys.executable), str(path)],

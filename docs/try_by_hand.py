@@ -53,9 +53,10 @@ def tensorflow(own: dict, technique: str) -> Callable[[], None]:
     import tensorflow as tf
 
     model, loss_fn = own["tensorflow"]()
+    x, y = (tf.constant(array) for array in own["batch"]())
+    model(x)  # a subclassed one has no variables before
     optimizer = tf.keras.optimizers.AdamW(1e-3, weight_decay=0.01)
     optimizer.build(model.trainable_variables)
-    x, y = (tf.constant(array) for array in own["batch"]())
 
     @tf.function(jit_compile=technique == "XLA")
     def step(x, y):

@@ -49,7 +49,10 @@ def implementation(framework: str, *modules: str):
 
 
 class Scenarios(dict):
-    """What a worker found by scenario; a look-up fails with the traceback where it raised one."""
+    """What a worker found by scenario; a look-up fails with the traceback where it raised one.
+
+    It fails, too, where nothing was found: a test that looks at each of none would pass.
+    """
 
     def __init__(self, name: str, found: dict) -> None:
         super().__init__(found)
@@ -60,6 +63,7 @@ class Scenarios(dict):
         found = super().__getitem__(scenario)
         if isinstance(found, dict) and "error" in found:
             raise AssertionError(found["error"])
+        assert found not in ({}, []), f"{scenario} found nothing in {self.name}"
         return found
 
 

@@ -43,7 +43,7 @@ COMPARED = (
     ("deit_tiny.py", "torch.compile", "compilation/deit_tiny-16/pt/compiled"),
     ("subclassed_keras.py", "XLA", "compilation/subclassed_keras-32/tf/compiled"),
 )
-COMPARED_MINUTES = "3"
+COMPARED_MINUTES = "5"
 
 
 def read() -> dict:

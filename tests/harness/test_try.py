@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from bench import own_answer, try_model
+from bench.harness import machine
 from bench.harness.schedule import techniques
 from bench.own_model import LEFT_OUT, MEASURED, OF_A_FAMILY, Own, left_out
 from shared import own_model
@@ -194,6 +195,28 @@ def test_what_the_compiler_left_out_is_said(record):
     whole = case | {"evidence": {"graphs": 1, "not_compiled": []}}
     (_, said, _) = own_answer._partly_compiled({"cases": [whole, left]})
     assert said.endswith("batch 8: 2 graphs; outside of them lstm, zeros")
+
+
+def test_code_says_how_to_start_it_as_the_rows_were(tmp_path):
+    path = tmp_path / "use.py"
+    shown = "import json, os; print(json.dumps(dict(os.environ)))"
+    path.write_text(own_answer._started(path.name) + shown)
+    command = [line.strip("# ") for line in path.read_text().splitlines() if line[:6] == "#     "]
+    said = "\n".join(command).replace("python ", f"{sys.executable} ")
+    done = subprocess.run(said, shell=True, cwd=tmp_path, capture_output=True, check=True)
+    assert json.loads(done.stdout).items() >= machine.TUNED_ALLOCATOR.items()
+
+
+@pytest.mark.parametrize(
+    ("verdict", "said"),
+    [("slower", "without the allocator's settings 1.606 (1.502–1.717) times that"), (None, "")],
+)
+def test_what_the_allocator_costs_as_installed_is_said(verdict, said):
+    case = {"technique": "baseline", "variant": "as_installed", "framework": "pt", "id": "row"}
+    found = {"kind": "baseline", "numerator": "row", "ratio": 1.606, "ci": [1.502, 1.717]}
+    record = {"cases": [case], "comparisons": [found | {"verdict": verdict}]}
+    assert " ".join(own_answer._allocator(record, "pt")).strip().startswith(said)
+    assert own_answer._allocator(record, "tf") == []
 
 
 def test_other_commands_read_its_record(folder, tried):
