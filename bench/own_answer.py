@@ -20,7 +20,7 @@ from bench.harness import machine
 from bench.harness.folders import replace_file
 from bench.harness.processes import ROOT
 from bench.own_model import MEASURED, Own
-from bench.report.answer import text
+from bench.report.answer import perhaps, text
 from bench.report.figures import number, ratio
 from bench.report.files import OWN
 from bench.report.text import hanging, plain, wrap
@@ -43,6 +43,10 @@ LIMITS = {
 }
 WORDS = {TRAIN: "its best train step", PREDICT: "its best prediction"}
 ROUTES = {"export": bench_export.ROUTES, "native_export": bench_native_export.ROUTES}
+UNKNOWN = (
+    "Whether what stands under 'perhaps' keeps its accuracy: write evaluate(predict) into the file, "
+    "and such rows are trained and judged by it."
+)
 STARTED = """\
 # Measured with an allocator that keeps what is freed: glibc's takes that from the environment.
 # Start it, and your own training, with these:
@@ -63,6 +67,8 @@ def write(folder: Path, record: dict, own: Own) -> None:
     found = _answers(record)
     for each in found:
         said += ["", *text([each], WIDTH)]
+    if not own.about["evaluates"] and any(perhaps(each) for each in found):
+        said += ["", *wrap(UNKNOWN, WIDTH)]
     said += ["", *_largest_batches(record), *_partly_compiled(record), *_not_measured(record)]
     said += _code(folder, found, own)
     replace_file(folder / OWN, "\n".join(said) + "\n")

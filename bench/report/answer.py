@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from typing import Any
 
 from bench.analysis.decisions import (
-    NOT_MEASURED,
     Accuracy,
     Answer,
     Figure,
@@ -174,11 +173,17 @@ def lines(found: Answer, *, every: bool = False) -> list[tuple[str, str]]:
     if not every:
         other = _other_side(found)
         said += [("other", brief(found, other))] if other else []
+        said += [("perhaps", sentence(found, option)) for option in perhaps(found)[:1]]
         return [*said, ("why", why(found))]
     said += [("equal", brief(found, o)) for o in found.equal]
     said += [(_rest(found), brief(found, o)) for o in found.rest]
     said += [("unknown", f"{brief(found, o)}") for o in found.unknown]
     return said + [("left out", f"{brief(found, o)}: {reason}") for o, reason in found.refused]
+
+
+def perhaps(found: Answer) -> list[Option]:
+    """What would be better, if it kept an accuracy that was not measured."""
+    return list(filter(found.better, found.unknown))
 
 
 def _first(found: Answer) -> str:
@@ -211,12 +216,8 @@ def why(found: Answer) -> str:
         more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
         loss = f": {accuracy_of(option.accuracy)}" if "accuracy" in reason else ""
         parts.append(f"{name_of(option)} has {figure} but {reason}{loss}{more}")
-    unknown = list(filter(found.better, found.unknown))
-    if unknown:
-        option = unknown[0]
-        figure = figure_of(found.figure(option), found.goal, found.limits)
-        more = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
-        parts.append(f"{name_of(option)} has {figure} but {NOT_MEASURED}{more}")
+    if others := perhaps(found)[1:]:
+        parts.append(f"{len(others)} more would be better, but their accuracy was not measured")
     if found.equal:
         parts.append(f"{len(found.equal)} with no measurable difference")
     if found.rest:
