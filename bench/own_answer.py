@@ -44,8 +44,8 @@ LIMITS = {
 WORDS = {TRAIN: "its best train step", PREDICT: "its best prediction"}
 ROUTES = {"export": bench_export.ROUTES, "native_export": bench_native_export.ROUTES}
 UNKNOWN = (
-    "Whether what stands under 'perhaps' keeps its accuracy: write evaluate(predict) into the file, "
-    "and such rows are trained and judged by it."
+    "Whether what stands under 'perhaps' keeps its accuracy: write evaluate(predict) into the "
+    "file, and such rows are trained and judged by it."
 )
 STARTED = """\
 # Measured with an allocator that keeps what is freed: glibc's takes that from the environment.
@@ -136,8 +136,8 @@ def _allocator(record: dict, side: str) -> list[str]:
     for found in record["comparisons"]:
         if (found["kind"], found["numerator"]) == ("baseline", usual) and _slower(found):
             times = ratio(found["ratio"], found["ci"])
-            said = f"without the allocator's settings {times} times that: see the code's first lines"
-            return hanging("", said, WIDTH, 2)
+            said = f"without the allocator's settings {times} times that"
+            return hanging("", f"{said}: see the code's first lines", WIDTH, 2)
     return []
 
 

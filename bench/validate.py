@@ -195,32 +195,46 @@ def _play(processes, framework, number, blocks, threads, results) -> dict[str, f
 # What was found ----------------------------------------------------------------------------------
 
 
-def summary(found: dict) -> str:
-    """A line for each pair, then how often each verdict was reached, and what leaving moved."""
-    lines, counts = [], {}
+def judged(found: dict) -> list[tuple[str, str, verdicts.Ratio]]:
+    """Framework, kind ("control", or what was planted) and what came of it, of each pair."""
+    every = []
     for match in found["matches"]:
         if not match["blocks"]:
             continue
         asked = pairs()
-        judged = judge(fit_of(match["blocks"]), list(asked.values()), LOOKS)
-        for name, one in zip(asked, judged, strict=True):
+        results = judge(fit_of(match["blocks"]), list(asked.values()), LOOKS)
+        for name, one in zip(asked, results, strict=True):
             kind = "control" if name.startswith("same") else name.partition("_")[0]
-            low, high = one.ci or (one.ratio, one.ratio)
-            lines.append(
-                f"{match['framework']} {kind:8} {one.ratio:.3f} [{low:.3f}, {high:.3f}] "
-                f"sd {one.sd or 0:.3f} {one.n} blocks {one.verdict or '-'}"
-            )
-            verdict = one.verdict or "without verdict"
-            key = (match["framework"], kind)
-            counts.setdefault(key, {}).setdefault(verdict, []).append(one.n)
-    for (framework, kind), own in sorted(counts.items()):
+            every.append((match["framework"], kind, one))
+    return every
+
+
+def by_kind(found: dict) -> dict[tuple[str, str], dict[str, list[int]]]:
+    """Framework and kind -> verdict -> the blocks that each pair with it took."""
+    counts: dict[tuple[str, str], dict[str, list[int]]] = {}
+    for framework, kind, one in judged(found):
+        verdict = one.verdict or "without verdict"
+        counts.setdefault((framework, kind), {}).setdefault(verdict, []).append(one.n)
+    return dict(sorted(counts.items()))
+
+
+def summary(found: dict) -> str:
+    """A line for each pair, then how often each verdict was reached, and what leaving moved."""
+    lines = []
+    for framework, kind, one in judged(found):
+        low, high = one.ci or (one.ratio, one.ratio)
+        lines.append(
+            f"{framework} {kind:8} {one.ratio:.3f} [{low:.3f}, {high:.3f}] "
+            f"sd {one.sd or 0:.3f} {one.n} blocks {one.verdict or '-'}"
+        )
+    for (framework, kind), own in by_kind(found).items():
         said = ", ".join(f"{len(each)} {verdict}" for verdict, each in own.items())
         blocks = float(np.mean([n for each in own.values() for n in each]))
         lines.append(f"{framework} {kind}: {said}; {blocks:.1f} blocks on average")
-    return "\n".join([*lines, *_moved(found)])
+    return "\n".join([*lines, *moved(found)])
 
 
-def _moved(found: dict) -> list[str]:
+def moved(found: dict) -> list[str]:
     """How the ratios of who stayed changed when others left, with 95% intervals."""
     lines = []
     for kind, words in (("same", "equal work"), ("slow5", "5% planted"), ("slow10", "10% planted")):

@@ -53,6 +53,10 @@ def probe(impl, work: Work, batches) -> dict[str, dict]:
             "said": list(found.evidence),
             "step_s": found.breakdown.step,
             "parts": parts,
+            "operators": [
+                {"name": one.name, "calls": one.calls, "seconds": one.seconds}
+                for one in found.breakdown.operators[:10]
+            ],
         }
     }
 
