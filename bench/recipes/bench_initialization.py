@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from sklearn.datasets import load_digits
 
 from bench.harness.plan import Measure, Prepared, Technique, Variant, Work, Workload
 from bench.harness.stages import Stages
@@ -123,6 +122,8 @@ def _deep(impl, work: Work, residual: bool) -> tuple[float, int, float]:
 
 def _digits() -> tuple[np.ndarray, np.ndarray]:
     """1,797 digits of 64 pixels, standardised, in an order of their own."""
+    from sklearn.datasets import load_digits  # imports for half a second, which most runs save
+
     x, y = load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(x))
     x = (x - x.mean()) / x.std()

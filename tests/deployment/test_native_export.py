@@ -138,7 +138,8 @@ def test_damaged_and_foreign_files_get_one_clear_line(found):
         refusals = found["refusals"]
         said += [refusals["torchscript"], refusals["torchscript of a package"]]
         flipped = [damaged["flipped"], refusals["torchscript flipped"]]
-        assert all(line.endswith(" in it is damaged") for line in flipped)
+        # A sum that is wrong, or data that zlib can't decompress: members may be either kind.
+        assert all(re.search("in it is damaged$|while decompressing", line) for line in flipped)
         said += flipped
     for line in said:
         assert line is not None, damaged

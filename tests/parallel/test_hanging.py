@@ -30,7 +30,7 @@ def hung(tmp_path_factory) -> dict:
         settings = {"fresh": True, "TMPDIR": str(temporary)}
         run = workers.run("parallel.hanging_worker", (side,), lambda name: [folder], **settings)
         found = run[side]
-        found["left"] = [path.name for path in temporary.iterdir()]
+        found["left"] = {"files": [path.name for path in temporary.iterdir()]}
         return found
 
     with ThreadPoolExecutor() as pool:  # most of the time they wait
@@ -51,7 +51,7 @@ def test_a_peer_that_hangs_ends_the_run_within_its_time(side, hung):
 
 @pytest.mark.parametrize("side", SIDES)
 def test_a_run_that_ends_badly_leaves_nothing(side, hung):
-    assert hung[side]["left"] == []
+    assert hung[side]["left"] == {"files": []}
 
 
 @permitted
