@@ -5,6 +5,7 @@ Each framework runs in a process of its own (`native_export_worker.py`), tf_kera
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -139,7 +140,7 @@ def test_damaged_and_foreign_files_get_one_clear_line(found):
         said += [refusals["torchscript"], refusals["torchscript of a package"]]
         flipped = [damaged["flipped"], refusals["torchscript flipped"]]
         # A sum that is wrong, or data that zlib can't decompress: members may be either kind.
-        assert all(re.search("in it is damaged$|while decompressing", line) for line in flipped)
+        assert all(re.search("in it is damaged$|while decompressing", line) for line in flipped), flipped
         said += flipped
     for line in said:
         assert line is not None, damaged
