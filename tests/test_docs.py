@@ -29,8 +29,9 @@ from markdown_it import MarkdownIt
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from bench import docs, validate
-from bench.docs import command, tried
+from bench import docs, tax, validate
+from bench.docs import command, instructions, tried
+from bench.docs import validation as validated
 from bench.harness.plan import LOOKS
 from bench.harness.schedule import techniques
 from bench.ladders import command as ladders
@@ -54,6 +55,7 @@ PAGES = (
     "docs/ci.md",
 )
 MADE = {f"docs/{name}.md" for name in ("any_model", "claims", "priorities", "report", "try_models")}
+MADE |= {f"docs/{name}.md" for name in ("instructions", "tax", "validation")}
 NEEDS_A_GPU = "# needs a GPU"
 pytestmark = pytest.mark.timeout(240)
 
@@ -736,6 +738,12 @@ def test_the_page_of_tried_models_says_what_the_record_does():
     assert set(record["models"]) == {path.name for path in tried.MODELS.glob("*.py")}
     assert set(record["by_hand"]) <= {name for name, *_ in tried.COMPARED}
     assert tried.PAGE.read_text("utf-8") == tried.page(record)
+
+
+@pytest.mark.parametrize("maker", [instructions, tax, validated], ids=lambda m: m.__name__)
+def test_a_page_of_measurements_says_what_its_record_does(maker):
+    record = json.loads(maker.RECORD.read_text("utf-8"))
+    assert maker.PAGE.read_text("utf-8") == maker.page(record)
 
 
 def test_the_tour_s_page_is_made(tour):

@@ -85,8 +85,14 @@ _HEAD = """# What the processor's instructions decide
 
 Which framework is faster can turn round from one CPU to the next. The same plain train step of
 {task}, float32, with PyTorch {pt} and TensorFlow {tf}, twice on one machine ({machine}): as it is,
-and with {limits}, which keep oneDNN, PyTorch's own kernels and MKL from wider instructions. Made by
-`python -m bench.docs.instructions`.
+and with these variables, which keep oneDNN, PyTorch's own kernels and MKL from wider instructions.
+Made by `python -m bench.docs.instructions`.
+
+```sh
+{limits}
+```
+
+{said}
 """
 
 
@@ -94,14 +100,44 @@ def page(record: dict) -> str:
     """The page, from the record alone."""
     first = record[AS_IT_IS]
     limits = " ".join(f"{name}={value}" for name, value in record[AVX2]["limits"].items())
-    head = _HEAD.format(
-        task=TASK, **first["packages"], machine=first["machine"], limits=f"`{limits}`"
-    )
+    said = "\n".join(f"- {line}" for line in _said(record))
+    about = {"machine": first["machine"], "limits": f"export {limits}", "said": said}
+    head = _HEAD.format(task=TASK, **first["packages"], **about)
     parts = [head, markdown_table(_steps(record)).strip()]
     for batch in sorted({one["batch_size"] for one in first["operators"]}, reverse=True):
         parts += ["", f"## Its operators at batch {batch}", ""]
         parts += [markdown_table(_operators(record, batch)).strip()]
     return "\n".join(parts) + "\n"
+
+
+def _said(record: dict) -> list[str]:
+    """What the limit does to each framework's step, and to the choice between them."""
+    lines = []
+    for twin in sorted(record[AVX2]["twins"], key=lambda one: -one["batch_size"]):
+        size = twin["batch_size"]
+        longer = {
+            name: number(_step(record[AVX2], side, size) / _step(record[AS_IT_IS], side, size))
+            for side, name in FRAMEWORKS.items()
+        }
+        (before,) = (t for t in record[AS_IT_IS]["twins"] if t["batch_size"] == size)
+        taken = " and ".join(f"{name}'s {times} times" for name, times in longer.items())
+        same = before["verdict"] == twin["verdict"]
+        lines.append(
+            f"Batch {size}: {taken} as long with the limit; PyTorch ÷ TensorFlow goes from "
+            f"{ratio(before['ratio'], before['ci'])} to {ratio(twin['ratio'], twin['ci'])}, and "
+            + ("the choice stays." if same else "the choice does not stay.")
+        )
+    return lines
+
+
+def _step(found: dict, side: str, size: int) -> float:
+    """Seconds of a framework's plain step."""
+    (own,) = (
+        one["median_s"]
+        for one in found["steps"]
+        if (one["framework"], one["batch_size"]) == (side, size)
+    )
+    return own
 
 
 def _steps(record: dict) -> Table:
@@ -112,12 +148,7 @@ def _steps(record: dict) -> Table:
     for level, found in record.items():
         for twin in sorted(found["twins"], key=lambda one: -one["batch_size"]):
             size = twin["batch_size"]
-            times = {
-                one["framework"]: one["median_s"]
-                for one in found["steps"]
-                if one["batch_size"] == size
-            }
-            shown = [number(1e3 * times[side]) for side in FRAMEWORKS]
+            shown = [number(1e3 * _step(found, side, size)) for side in FRAMEWORKS]
             pair = ratio(twin["ratio"], twin["ci"])
             rows.append([level, str(size), *shown, pair, twin["verdict"] or MISSING])
     return Table("", [Column("", title, right=False) for title in titles], rows)
@@ -137,7 +168,7 @@ def _operators(record: dict, batch: int) -> Table:
             times = [one and one["seconds"] for one in pair]
             share = number(times[1] / times[0], places=2) if all(times) else MISSING
             shown = [number(1e3 * each) if each else MISSING for each in times]
-            rows.append([name, f"`{operator}`", number(calls), *shown, share])
+            rows.append([name, operator, number(calls), *shown, share])
     return Table("", [Column("", title, right=False) for title in titles], rows)
 
 

@@ -35,7 +35,12 @@ PLACES = places(json.loads(SMALL))
 
 def changed(path: tuple, value) -> dict:
     """The small record with another value at `path`, or without it."""
-    results = holder = json.loads(SMALL)
+    return change(json.loads(SMALL), path, value)
+
+
+def change(results: dict, path: tuple, value) -> dict:
+    """The same record, with another value at `path`, or without it."""
+    holder = results
     for key in path[:-1]:
         holder = holder[key]
     if value is DELETE:
@@ -137,7 +142,24 @@ def test_nesting_has_an_end(levels, fine):
     assert (refusal(json.loads(SMALL) | {"more": nested}) is None) is fine
 
 
-@pytest.mark.parametrize("top", json.loads(SMALL))
+def test_a_hand_edited_environment_gives_one_clear_line_or_whole_reports():
+    """Its fields are shown one by one, so that reports are made of all that pass at once."""
+    mine = [path for path in PLACES.values() if path[0] == "environment" and len(path) == 2]
+    inner = [path for path in PLACES.values() if path[0] == "environment" and len(path) > 2]
+    assert mine
+    assert inner
+    for paths in (mine, inner):
+        for value in MISTYPED:
+            results = json.loads(SMALL)
+            for path in paths:
+                reason = refusal(changed(path, value))
+                assert not reason or len(reason.splitlines()) == 1
+                if not reason and path[: len(path) - 1] not in paths:
+                    change(results, path, value)
+            assert whole_or_refused(results), value
+
+
+@pytest.mark.parametrize("top", sorted(json.loads(SMALL).keys() - {"environment"}))
 def test_a_hand_edited_record_gives_one_clear_line_or_whole_reports(top):
     mine = [path for path in PLACES.values() if path[0] == top]
     assert mine

@@ -140,7 +140,9 @@ def test_damaged_and_foreign_files_get_one_clear_line(found):
         said += [refusals["torchscript"], refusals["torchscript of a package"]]
         flipped = [damaged["flipped"], refusals["torchscript flipped"]]
         # A sum that is wrong, or data that zlib can't decompress: members may be either kind.
-        assert all(re.search("in it is damaged$|while decompressing", line) for line in flipped), flipped
+        assert all(re.search("in it is damaged$|while decompressing", line) for line in flipped), (
+            flipped
+        )
         said += flipped
     for line in said:
         assert line is not None, damaged

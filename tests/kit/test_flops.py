@@ -110,5 +110,5 @@ def test_a_step_costs_three_forward_passes_less_the_gradient_of_the_input():
 
 def test_resnet50_costs_what_is_known_of_it():
     """4.09 billion multiply-accumulates at 224 px for 1,000 classes, as torchvision states it."""
-    spec = replace(SPECS["photos-resnet50"], num_classes=1000)
+    spec = replace(TASKS["photos-resnet50"].model, num_classes=1000)
     assert forward_flops(spec, 1) == 2 * 4_089_184_256

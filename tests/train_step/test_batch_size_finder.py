@@ -33,8 +33,20 @@ def finder(request):
     return importlib.import_module(f"{request.param}_impl.train_step.batch_size_finder")
 
 
+NO_TORCH = """
+from types import SimpleNamespace
+OutOfMemoryError = MemoryError
+cuda = SimpleNamespace(is_available=lambda: False)
+"""
+
+
 @pytest.fixture
-def pt():
+def pt(tmp_path, monkeypatch):
+    """Its trials run NumPy alone, and find a torch that takes no three seconds to import."""
+    (package := tmp_path / "torch").mkdir()
+    (package / "__init__.py").write_text(NO_TORCH)
+    (package / "_dynamo.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
     return importlib.import_module("pt_impl.train_step.batch_size_finder")
 
 

@@ -127,7 +127,7 @@ def test_everything_together_is_compiled_bfloat16_over_float32(evidence, side):
 def test_any_set_of_techniques_is_plain_training(evidence, side):
     """Losses and updates of three steps of a model whose layers do not mix samples."""
     found = evidence[side]["random_sets"]["sets"]
-    assert len(found) >= 10
+    assert len(found) >= (10 if workers.campaign() else 6)
     for name in ("memory_format", "micro_batches", "max_norm", "compiled"):
         assert len({one["set"][name] for one in found}) > 1
     for one in found:
