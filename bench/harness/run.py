@@ -181,7 +181,8 @@ class Run:
                 times.append(datetime.now(UTC).isoformat(timespec="seconds"))
             self._note(environment, missing)
             self._play_pass(processes, data, 0)
-            self._cold_starts(processes, data)
+            if not self.settings.model:
+                self._cold_starts(processes, data)
             self._probes(processes, data)
             seeds = iter(self.plan.seeds)
             self._train(processes, data, next(seeds))
@@ -192,6 +193,9 @@ class Run:
                 if block in self.plan.amount.looks:
                     self._train(processes, data, next(seeds, 0))
                     self._stack(processes, data)
+                    # Of a user's file, which has few minutes, intervals come before first calls.
+                    self._cold_starts(processes, data)
+            self._cold_starts(processes, data)
             for number in seeds:
                 self._train(processes, data, number)
             if not self._cut:

@@ -659,3 +659,26 @@ def test_what_fits_into_the_time_is_played_where_the_first_does_not(first_passes
     seconds = {"train": 600.0, "predict": 10.0}
     own = {"name": "my_model", "sha256": "0"}
     assert first_passes(seconds, model=own, minutes=2) == ["predict"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "first"),
+    [({}, ["pass 1", "cold"]), ({"model": {"name": "my_model", "sha256": "0"}}, ["pass 3", "cold"])],
+)
+def test_of_a_user_s_file_intervals_come_before_first_calls(
+    settings, first, fakes, results_folder, tmp_path, monkeypatch
+):
+    every = cases_of(faulty.SMALL, "tests.harness.faulty", "default")
+    cases = choose(every, tasks=set(), variants={"good"}, frameworks={"pt"})
+    amount = Effort(blocks=3, rounds=3, seeds=1, looks=(3,))
+    made = Plan({faulty.SMALL.name: cases}, {faulty.SMALL.name: faulty.SMALL}, amount)
+    order = []
+    for part in ("_probes", "_train", "_stack"):
+        monkeypatch.setattr(Run, part, lambda *_: None)
+    monkeypatch.setattr(Run, "_cold_starts", lambda *_: order.append("cold"))
+    monkeypatch.setattr(Run, "_play_pass", lambda *given: order.append(f"pass {given[-1] + 1}"))
+    Run(made, Settings(results=results_folder, **settings), tmp_path, lambda _: None).measure()
+    place = order.index("cold")
+    assert order[place - 1 : place + 1] == first
+    assert order[:1] == ["pass 1"]
+    assert "pass 3" in order
