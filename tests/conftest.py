@@ -67,15 +67,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads its options
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """The whole suite runs in three processes, a file in one of them; what is named runs in one.
+    """The whole suite runs in two processes, a file in one of them; what is named runs in one.
 
-    Three on two cores, since many tests wait: for a time limit, a browser, a process that ends.
+    A third does not end sooner on two cores: it imports all frameworks once more.
     """
-    if hasattr(config, "workerinput"):  # one of the three, which would start three more
+    if hasattr(config, "workerinput"):  # one of the two, which would start two more
         return
     everything = config.args_source is pytest.Config.ArgsSource.TESTPATHS
     if everything and config.getoption("numprocesses", 0) is None and not config.option.usepdb:
-        config.option.numprocesses, config.option.dist = 3, "loadfile"
+        config.option.numprocesses, config.option.dist = 2, "loadfile"
         config.option.loadscopereorder = False
 
 
@@ -94,7 +94,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log):
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # A test's own pytest is not one of the three: pytest-benchmark would not measure there.
+    # A test's own pytest is not one of the two: pytest-benchmark would not measure there.
     for name in [name for name in os.environ if name.startswith("PYTEST_XDIST_")]:
         del os.environ[name]
     if not hasattr(config, "workerinput"):
@@ -135,7 +135,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item):
-    """Nothing runs in the other processes beside a test that is marked `alone`."""
+    """Nothing runs in the other process beside a test that is marked `alone`."""
     if not hasattr(item.config, "workerinput"):
         return (yield)
     folder = item.config.cache.mkdir("alone")
