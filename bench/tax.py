@@ -119,7 +119,10 @@ def page(record: dict) -> str:
     head = _HEAD.format(**record, promised=PROMISED, **said)
     table = Table(
         "",
-        [Column("", title) for title in ("pair, batch of digits-cnn", "PyTorch", "TensorFlow")],
+        [
+            Column("", "pair, batch of digits-cnn", right=False),
+            *(Column("", title) for title in ("PyTorch", "TensorFlow")),
+        ],
         [[pair, *_both(rows, pair)] for pair in dict.fromkeys(row["pair"] for row in rows)],
     )
     return f"{head}\n{markdown_table(table).strip()}\n"

@@ -20,6 +20,7 @@ from bench.analysis.replay import (
     works,
 )
 from bench.analysis.verdicts import Ratio
+from bench.docs import validation
 from tests.analysis.test_looks import measured
 
 TIMES = {("pt", "quick"): 0.5, ("tf", "quick"): 0.6}
@@ -170,6 +171,18 @@ def test_the_summary_counts_verdicts_and_tells_what_leaving_moved():
     moved = [line for line in said.splitlines() if "moved by" in line]
     assert moved[0].startswith("equal work: ratios of 16 pairs moved by")
     assert validate.summary({"matches": [{"framework": "pt", "blocks": []}]}) == ""
+
+
+def test_its_page_counts_what_is_told_apart_and_what_is_found():
+    found = live() | {"environment": {"cpu": "A CPU", "threads": 2}}
+    said = validation.page(found)
+    assert "Measured on A CPU, 2 cores." in said
+    assert "| PyTorch | 10% longer, planted | 4 found of 4 | 4 slower |" in said
+    assert said.count("| equal work | 0 told apart of 8 |") == 2
+    for match in found["matches"][:2]:
+        for block in match["blocks"]:
+            block["same1"] += 0.3  # from the contenders on both sides of it
+    assert "| PyTorch | equal work | 4 told apart of 8 |" in validation.page(found)
 
 
 def test_a_change_when_others_leave_is_seen():
