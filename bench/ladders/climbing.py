@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from bench.analysis.reading import as_lines
@@ -115,6 +116,17 @@ class Climb:
         self.save()
         return True
 
+    def left_s(self) -> float:
+        """About how many seconds are left if every rung is kept: by what runs took, or the plan."""
+        runs, rungs = self.record["runs"], self.ladder.rungs
+        programs = 0  # of a block: two a rung, and those that show what the parts promise
+        for framework in self.record["frameworks"]:
+            own = [rung for rung in rungs if framework not in rung.nothing]
+            parts = [rung for rung in own if rung.judged in rule.MULTIPLIED]
+            programs += 2 * len(own) + len(parts) + 3
+        each = fmean(run["seconds"] for run in runs) if runs else self.ladder.seconds
+        return max(0, programs * self.record["blocks"] - len(runs)) * each
+
     def save(self) -> None:
         """Rewrite the record."""
         replace_file(self.folder / FILE, as_lines(self.record))
@@ -194,8 +206,11 @@ class Climb:
             for framework, rungs in programs
             for case in [self.ladder.case(rungs, framework, settings | {"seed": block})]
         }
-        spent = clock(time.monotonic() - self.begun)
-        self.say(f"[{stage}] pair {block + 1} of {self.record['blocks']} · {spent} elapsed")
+        spent, left = clock(time.monotonic() - self.begun), clock(self.left_s())
+        self.say(
+            f"[{stage}] pair {block + 1} of {self.record['blocks']} · {spent} elapsed, "
+            f"about {left} left"
+        )
 
         def done(case, found: apart.Apart) -> None:
             framework, rungs, _ = cases[case.id]

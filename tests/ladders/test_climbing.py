@@ -93,6 +93,18 @@ def test_a_climb_that_was_interrupted_goes_on_to_the_same_end(
     assert ours == theirs
 
 
+def test_what_is_left_follows_the_plan_first_and_then_what_runs_took(tmp_path):
+    record = begin(tmp_path)
+    climbed = climbing.Climb(LADDER, record, tmp_path, tmp_path, say=print)
+    # Two programs a rung, each part alone, plain, their stack and the top; TensorFlow has one less.
+    planned = (2 * 7 + 6 + 3 + 2 * 6 + 5 + 3) * BLOCKS
+    assert climbed.left_s() == planned * LADDER.seconds
+    record["runs"] = [{"seconds": 3.0}, {"seconds": 5.0}]
+    assert climbed.left_s() == (planned - 2) * 4.0
+    record["runs"] *= planned
+    assert climbed.left_s() == 0
+
+
 def test_a_climb_ends_in_time(fakes_in_module, results_folder, tmp_path):
     record = begin(tmp_path, blocks=1)
     ended, _ = climb(record, tmp_path, results_folder, minutes=1e-6)
