@@ -37,6 +37,11 @@ and against steps that work longer by a known share, as a run of the suite would
 looks and the same company. Measured on {machine}.
 """
 
+_STAYED = """\
+Of equal work all stay: there is seen what leaving does. Of what was planted those stay who were not
+decided at the first look, since they had looked small; that alone makes them look larger after it.
+"""
+
 
 def page(found: dict) -> str:
     """The page, from the record alone."""
@@ -44,7 +49,8 @@ def page(found: dict) -> str:
     machine = f"{environment['cpu']}, {environment['threads']} cores"
     lines = [_HEAD.format(machine=machine), markdown_table(_verdicts(found)).strip(), ""]
     lines += [f"- {line[0].upper()}{line[1:]}." for line in moved(found)]
-    return "\n".join(lines) + "\n"
+    lines += ["", _STAYED] if lines[-1] else []
+    return "\n".join(lines).rstrip() + "\n"
 
 
 def _verdicts(found: dict) -> Table:

@@ -663,7 +663,10 @@ def test_what_fits_into_the_time_is_played_where_the_first_does_not(first_passes
 
 @pytest.mark.parametrize(
     ("settings", "first"),
-    [({}, ["pass 1", "cold"]), ({"model": {"name": "my_model", "sha256": "0"}}, ["pass 3", "cold"])],
+    [
+        ({}, ["pass 1", "cold"]),
+        ({"model": {"name": "my_model", "sha256": "0"}}, ["pass 3", "cold"]),
+    ],
 )
 def test_of_a_user_s_file_intervals_come_before_first_calls(
     settings, first, fakes, results_folder, tmp_path, monkeypatch
