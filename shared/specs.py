@@ -392,6 +392,25 @@ TASKS: dict[str, Task] = {
             compute_batch=2,
             blocks=3,
         ),
+        # Of the base size of GPT-2 and BERT, 85 million parameters in their blocks: for a GPU.
+        _text_task(
+            "text-gpt-base",
+            _LONG_TEXT,
+            width=768,
+            heads=12,
+            layers=12,
+            small_batch=4,
+            compute_batch=32,
+        ),
+        _text_task(
+            "text-bert-base",
+            _LONG_MASKED,
+            width=768,
+            heads=12,
+            layers=12,
+            small_batch=4,
+            compute_batch=32,
+        ),
         Task(
             name="photos-resnet18",
             dataset=DatasetSpec(

@@ -6,8 +6,10 @@ import copy
 import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 
 from bench.harness import memory
 from bench.harness.matches import configure, files_of, parent_key
@@ -158,15 +160,66 @@ def probes(
     finds what an earlier one has loaded, and memory keeps what it had. So each has a process.
     """
     starting = partial(begin, processes, what="probe", threads=threads, seed=seed)
-    given = {"memory_budget": memory_budget, "repetitions": repetitions, "weights_seed": seed}
+    given = {"memory_budget": memory_budget, "repetitions": repetitions}
 
     def measure(case: Case, worker: Worker) -> Apart:
-        where = {"case": case.message(), "data": data[case.workload.task]}
-        where |= {"forked": _is_forked(processes, case), "files": files_of(processes, case, seed)}
-        return Apart(worker.ask(processes.limits.train, "probe", **where, **given))
+        return Apart(_probe(processes, case, worker, data, seed, **given))
 
     for case, worker in _started(processes, cases, starting, threads):
         done(case, _measured("probe", case, worker, measure))
+
+
+def probes_in_turns(
+    processes: Processes,
+    cases: list[Case],
+    *,
+    data: dict[str, str],
+    threads: int,
+    seed: int,
+    done: Callable[[Case, Apart], None],
+) -> None:
+    """What each case's `probe` finds, where that is a generator: all go on to their next pause.
+
+    One after the other, and in the other direction after each pause, so that what the machine does
+    meanwhile befalls them alike. All of them are alive at once.
+    """
+    starting = partial(begin, processes, what="probe", threads=threads, seed=seed)
+    found = {case.id: Apart() for case in cases}
+
+    def turn(case: Case, starting: Future, first: bool) -> bool:
+        """Whether it has paused; it has ended, or failed, where it has not."""
+        own, limit, paused = found[case.id], processes.limits.train, False
+        with _noted("probe", own):
+            worker = starting.result()
+            if first:
+                given = {"memory_budget": None, "repetitions": 1}
+                answer = _probe(processes, case, worker, data, seed, **given)
+            else:
+                answer = worker.ask(limit, "turn")
+            paused = "paused" in answer
+            if not paused:
+                own.found = answer
+                worker.stop(kill=True)
+        return paused
+
+    with closing(_started(processes, cases, starting, threads)) as started:
+        playing, first = list(islice(started, len(cases))), True
+        while playing:
+            going_on = []
+            for case, worker in playing:
+                if turn(case, worker, first):
+                    going_on.append((case, worker))
+                else:
+                    done(case, found[case.id])
+            playing, first = going_on[::-1], False
+
+
+def _probe(
+    processes: Processes, case: Case, worker: Worker, data: dict[str, str], seed: int, **given
+) -> dict:
+    where = {"case": case.message(), "data": data[case.workload.task], "weights_seed": seed}
+    where |= {"forked": _is_forked(processes, case), "files": files_of(processes, case, seed)}
+    return worker.ask(processes.limits.train, "probe", **where, **given)
 
 
 def begin(processes: Processes, case: Case, *, what: str, threads: int, seed: int) -> Worker:
@@ -243,16 +296,26 @@ def _measured(
     what: str, case: Case, starting: Future, measure: Callable[[Case, Worker], Apart]
 ) -> Apart:
     """Measure in a worker that has started; note why where it did not or fails."""
-    start, found = time.monotonic(), Apart()
-    try:
+    found = Apart()
+    with _noted(what, found):
         worker = starting.result()
-        found = _with(worker, partial(measure, case, worker))
+        measured = _with(worker, partial(measure, case, worker))
+        found.found, found.imports = measured.found, measured.imports
+    return found
+
+
+@contextmanager
+def _noted(what: str, found: Apart) -> Iterator[None]:
+    """Note the seconds of what is done in the block, and why it failed."""
+    start = time.monotonic()
+    try:
+        yield
     except (Failed, ParentFailed) as error:
         found.status, found.reason = "FAILED", f"{what}: {error}"
     except Unsupported as error:
         found.status, found.reason = "UNSUPPORTED", str(error)
-    found.seconds = time.monotonic() - start
-    return found
+    finally:
+        found.seconds += time.monotonic() - start
 
 
 def _with(worker: Worker, ask: Callable):

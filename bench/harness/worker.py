@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import inspect
 import os
 import signal
 import sys
@@ -248,8 +249,24 @@ class Operations(Timing, Weighing, Training, Checking):
         batches = []
         if self.work.task.dataset.kind != "photos":
             batches = self._first_batches(case, weights_seed, data)
-        found = dict(self.bench.probe(self.impl, self.work, batches))
-        return {"evidence": found.pop("evidence", None), "metrics": found}
+        found = self.bench.probe(self.impl, self.work, batches)
+        if inspect.isgenerator(found):
+            self.turns = found
+            return self._op_turn()
+        return _probed(found)
+
+    def _op_turn(self) -> dict:
+        """Let a probe that takes turns with others go on to its next pause, or to its end."""
+        try:
+            next(self.turns)
+        except StopIteration as end:
+            return _probed(end.value)
+        return {"paused": True}
+
+
+def _probed(found: dict) -> dict:
+    metrics = dict(found)
+    return {"evidence": metrics.pop("evidence", None), "metrics": metrics}
 
 
 if __name__ == "__main__":

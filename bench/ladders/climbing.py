@@ -199,7 +199,10 @@ class Climb:
         return None
 
     def _run(self, processes: Processes, wanted: Wanted, arrays: str, settings: dict) -> None:
-        """Train each of these programs in a process of its own, and keep what each gives."""
+        """Train each of these programs in a process of its own, and keep what each gives.
+
+        Those of a framework take turns, epoch by epoch.
+        """
         stage, block, programs = wanted
         cases = {
             case.id: (framework, rungs, case)
@@ -232,18 +235,18 @@ class Climb:
             said = found.reason or (f"{1000 * each:.1f} ms an iteration" if each else "measured")
             self.say(f"  {FRAMEWORKS[framework].title} {'+'.join(rungs) or 'plain'}: {said}")
 
-        apart.probes(
-            processes,
-            [case for _, _, case in cases.values()],
-            data={self.ladder.task: arrays},
-            threads=self.threads,
-            seed=SEED + block,
-            memory_budget=None,
-            repetitions=1,
-            done=done,
-        )
+        for framework in dict.fromkeys(each for each, _, _ in cases.values()):
+            apart.probes_in_turns(
+                processes,
+                [case for side, _, case in cases.values() if side == framework],
+                data={self.ladder.task: arrays},
+                threads=self.threads,
+                seed=SEED + block,
+                done=done,
+            )
 
 
 def at_task(ladder: Ladder, task: str) -> Ladder:
-    """The ladder on another task, such as the one of a GPU."""
-    return replace(ladder, task=task)
+    """The ladder on its own task or on the one of a GPU."""
+    on_gpu = task == ladder.gpu_task
+    return replace(ladder, task=task, batch_size=None if on_gpu else ladder.batch_size)

@@ -2,7 +2,7 @@
 
     twinbench ladder image_classification [--minutes N] [--blocks N] [--framework pt|tf]
     twinbench ladder --resume results/ladders/latest
-    twinbench ladder --show results/ladders/latest
+    twinbench ladder --show results/ladders/latest [--write]
 
 Each rung adds one technique to the program below it, and is left out of what follows where it hurts
 by a rule that is fixed beforehand (`bench/ladders/rule.py`). --minutes and Ctrl-C end a climb with
@@ -54,7 +54,10 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if given.show:
             record = climbing.load(given.show)
-            return _show(climbing.at_task(find(record["ladder"]), record["task"]), record)
+            ladder = climbing.at_task(find(record["ladder"]), record["task"])
+            if given.write:
+                _write(ladder, record, given.show if given.show.is_dir() else given.show.parent)
+            return _show(ladder, record)
         return _climb(given)
     except (ValueError, Failed) as error:
         print(f"twinbench ladder: {error}", file=sys.stderr)
@@ -75,6 +78,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--results", type=Path, default=Path("results"), metavar="DIR")
     parser.add_argument("--resume", type=Path, metavar="FOLDER", help="take up a climb")
     parser.add_argument("--show", type=Path, metavar="FOLDER", help="print a climb's tables again")
+    parser.add_argument("--write", action="store_true", help="with --show: write them again, too")
     for name, framework in FRAMEWORKS.items():
         parser.add_argument(
             f"--{name}-python", metavar="PATH", help=f"the interpreter that has {framework.title}"
@@ -91,6 +95,8 @@ def _climb(given: argparse.Namespace) -> int:
             interpreters[name] = find_interpreter(path)
             if interpreters[name] is None:
                 raise ValueError(f"--{name}-python: {path} is no Python interpreter")
+    if given.write:
+        raise ValueError("--write makes the tables of a climb that is there: give --show FOLDER")
     ladder, record, folder = _begun(given) if given.resume else _new(given)
 
     def say(line: str) -> None:

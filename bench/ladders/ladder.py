@@ -66,7 +66,7 @@ class Ladder:
     `module`: where its `probe` is, called as its program. `task`: of the model, its recipe, metric
     and margin; `gpu_task` takes its place on a GPU. `materialise(folder, task) -> (folder of the
     task's arrays, settings of every run)`, called once. `seconds`: about how long a run takes on
-    two cores. `batch_size`: where it is not the task's.
+    two cores. `batch_size`: where it is not that of `task`; on a GPU it is the task's.
     """
 
     name: str
@@ -86,6 +86,11 @@ class Ladder:
         return TASKS[self.task]
 
     @property
+    def batch(self) -> int:
+        """Samples an iteration."""
+        return self.batch_size or self.spec.compute_batch
+
+    @property
     def program(self) -> str:
         """The file of its program in either side."""
         return self.module.rpartition(".")[2]
@@ -100,7 +105,7 @@ class Ladder:
         compiles = any(framework in r.compiles for r in self.rungs if r.name in rungs)
         variant = Variant(
             "+".join(rungs) or "plain",
-            settings | {"rungs": list(rungs)},
+            settings | {"rungs": list(rungs), "batch_size": self.batch},
             frameworks=(framework,),
             requires="compiler" if compiles else None,
             allocator="tuned",

@@ -1,5 +1,7 @@
 """The ladders of language model pre-training: a GPT and a BERT of about 10 million parameters each.
 
+On a GPU they are of base size, 85 million parameters, and see all sequences.
+
 The GPT learns the next characters of a text, the BERT hidden ones; program and rungs are the same.
 
 Judged, fixed before anything was measured: mixed precision, the fused optimizer and replicas by the
@@ -29,7 +31,8 @@ SEQUENCES, EPOCHS = 64, 2
 
 def materialise(folder: Path, task: str) -> tuple[Path, dict]:
     """Write the task's texts."""
-    settings = {"sequences": SEQUENCES, "epochs": EPOCHS}
+    small = task in (LADDER.task, MASKED.task)
+    settings = {"sequences": SEQUENCES if small else 0, "epochs": EPOCHS}
     return datasets.materialise(TASKS[task].dataset, folder), settings
 
 
@@ -38,6 +41,7 @@ LADDER = Ladder(
     title="Language model: a GPT trained on characters",
     module=__name__,
     task="text-gpt-10m",
+    gpu_task="text-gpt-base",
     materialise=materialise,
     seconds=45.0,
     batch_size=BATCH,
@@ -70,14 +74,16 @@ MASKED = replace(
     name="masked_language_model",
     title="Language model: a BERT trained on hidden characters",
     task="text-bert-10m",
+    gpu_task="text-bert-base",
 )
 
 
 def probe(impl, work: Work, batches: list) -> dict[str, dict]:
     """One training with `work.settings["rungs"]`."""
     settings, recipe, folder = work.settings, work.task.recipe, Path(work.data)
+    batch_size = settings["batch_size"]
     batches = datasets.first_batches(
-        *datasets.load(folder, "train"), BATCH, RESIDENT_BATCHES, seed=settings["seed"]
+        *datasets.load(folder, "train"), batch_size, RESIDENT_BATCHES, seed=settings["seed"]
     )
     x, y = datasets.load(folder, "test")
 
@@ -87,7 +93,7 @@ def probe(impl, work: Work, batches: list) -> dict[str, dict]:
             work.data,
             rungs=tuple(settings["rungs"]),
             sequences=settings["sequences"],
-            batch_size=BATCH,
+            batch_size=batch_size,
             learning_rate=recipe.learning_rate,
             weight_decay=recipe.weight_decay,
             beta2=recipe.beta2,
@@ -99,7 +105,7 @@ def probe(impl, work: Work, batches: list) -> dict[str, dict]:
         work,
         batches,
         make,
-        batch_size=BATCH,
+        batch_size=batch_size,
         epochs=settings["epochs"],
         calibration=x[:1],
         test=(x, y),

@@ -1,4 +1,4 @@
-"""What a climb says: a table of its rungs, the rule's verdicts, what the parts promised, a picture.
+"""What a climb says: which rungs to use and what they bring, tables behind it, and a picture.
 
 Everything follows from the record of `climbing.py`, so that it can be made again.
 """
@@ -36,8 +36,13 @@ SHOWN = {
     "latency": ("latency\n[ms]", 1e3),
     "size": ("size\n[MB]", 1e-6),
 }
-STATES = {"kept": "kept", "left out": "hurts: left out", "failed": "failed", "open": "not yet"}
-STATES["nothing"] = "changes nothing"
+STATES = {  # of a rung that does not help -> how it is called
+    "kept": "stays, no gain shown",
+    "left out": "hurts: left out",
+    "failed": "failed",
+    "open": "not yet",
+    "nothing": "changes nothing",
+}
 
 Climbs = dict[str, list[Step]]
 
@@ -53,10 +58,12 @@ def climbs_of(ladder: Ladder, record: Record) -> Climbs:
 def content(ladder: Ladder, record: Record) -> list[str | Table]:
     """All that is said, in order: sentences and tables."""
     climbs = climbs_of(ladder, record)
+    answers = [_answer(ladder, record, framework, steps) for framework, steps in climbs.items()]
     state = "" if record["finished"] else " Not finished."
     pairs = f"{record['blocks']} pair{'s' * (record['blocks'] > 1)} a rung"
     said: list[str | Table] = [
-        f"{ladder.title}, {ladder.task}, batch {ladder.batch_size or ladder.spec.compute_batch}, "
+        *filter(None, [*answers, _ahead(record, climbs)]),
+        f"{ladder.title}, {ladder.task}, batch {ladder.batch}, "
         f"{pairs} on {_machine(record)}.{state}",
     ]
     for framework, steps in climbs.items():
@@ -64,10 +71,50 @@ def content(ladder: Ladder, record: Record) -> list[str | Table]:
         said += [table] if table.rows else []
     said.append(_ratios(ladder, record, climbs))
     for framework, steps in climbs.items():
-        said += _promised(ladder, record, framework, steps)
+        table = _promised(ladder, record, framework, steps)
+        said += [table] if table else []
     if ladder.published:
         said.append(_published(ladder, record, climbs))
     return said
+
+
+def _answer(ladder: Ladder, record: Record, framework: str, steps: list[Step]) -> str:
+    """Which rungs to use in a framework, and what the whole ladder gives over the plain program."""
+    groups = {
+        "use": [step for step in steps if step.helps],
+        "no gain shown, and no loss": [s for s in steps if s.state == "kept" and not s.helps],
+        "leave out": [step for step in steps if step.state == "left out"],
+        "failed": [step for step in steps if step.state == "failed"],
+    }
+    said = [
+        f"{group}: {', '.join(step.rung.title for step in found)}"
+        for group, found in groups.items()
+        if found
+    ]
+    if not said:
+        return ""
+    lines = [f"{FRAMEWORKS[framework]}: {'; '.join(said)}."]
+    gains = [
+        f"{JUDGED[figure]} {_ratio(found)}"
+        for figure in ("iteration", "memory", "latency")
+        if (found := rule.top_ratio(record["runs"], framework, steps, figure))
+    ]
+    if gains:
+        lines.append(f"All that stays takes, times the plain program's: {', '.join(gains)}.")
+    if top := rule.top_quality(ladder, record["runs"], framework, steps):
+        lines.append(_top(ladder, top))
+    return " ".join(lines)
+
+
+def _ahead(record: Record, climbs: Climbs) -> str:
+    """How the frameworks stand to each other, plain and at the top."""
+    plain, top = rule.between(record["runs"], climbs, "iteration")
+    if not plain or not top:
+        return ""
+    return (
+        f"{FRAMEWORKS['pt']} / {FRAMEWORKS['tf']}, {JUDGED['iteration']}: "
+        f"plain {_ratio(plain)}, at the top {_ratio(top)}."
+    )
 
 
 def _machine(record: Record) -> str:
@@ -148,7 +195,8 @@ def _ratios(ladder: Ladder, record: Record, climbs: Climbs) -> Table:
 def _said(step: Step | None) -> list[str]:
     if step is None:
         return [*4 * [MISSING], STATES["open"]]
-    rule_ = STATES[step.state] + (f" ({step.reason})" if step.reason else "")
+    state = "helps" if step.helps else STATES[step.state]
+    rule_ = state + (f" ({step.reason})" if step.reason else "")
     return [
         _ratio(step.below_by.get(step.rung.judged)),
         _difference(step.quality),
@@ -170,36 +218,31 @@ def _difference(found: Interval | None) -> str:
     return f"{found.mean:+.2f} ({found.low:+.2f} to {found.high:+.2f})"
 
 
-def _promised(
-    ladder: Ladder, record: Record, framework: str, steps: list[Step]
-) -> list[str | Table]:
+def _promised(ladder: Ladder, record: Record, framework: str, steps: list[Step]) -> Table | None:
     """What the parts promised, beside what their stack and the whole ladder gave."""
     found = rule.promises(record["runs"], framework, steps)
-    said: list[str | Table] = []
-    if found:
-        titles = {rung.name: rung.title for rung in ladder.rungs}
-        heads = {"iteration": "iteration", "memory": "peak memory"}
-        alone = {name for promise in found.values() for name in promise.alone}
-        names = [rung.name for rung in ladder.rungs if rung.name in alone]
-        rows = [
-            [f"{titles[name]}, alone", *(_ratio(p.alone.get(name)) for p in found.values())]
-            for name in names
-        ]
-        rows += [
-            ["product: what the parts promise", *(_ratio(p.promised) for p in found.values())],
-            ["their stack gave", *(_ratio(p.gave) for p in found.values())],
-            ["the whole ladder gave", *(_ratio(p.top) for p in found.values())],
-        ]
-        columns = [Column("", "program", right=False)]
-        columns += [Column("", f"{heads[figure]}\n÷ plain") for figure in found]
-        title = f"{FRAMEWORKS[framework]}: what the parts promised, and what the stack gave"
-        said.append(Table(title, columns, rows))
-    if top := rule.top_quality(ladder, record["runs"], framework, steps):
-        said.append(_top(ladder, framework, top))
-    return said
+    if not found:
+        return None
+    titles = {rung.name: rung.title for rung in ladder.rungs}
+    heads = {"iteration": "iteration", "memory": "peak memory"}
+    alone = {name for promise in found.values() for name in promise.alone}
+    names = [rung.name for rung in ladder.rungs if rung.name in alone]
+    rows = [
+        [f"{titles[name]}, alone", *(_ratio(p.alone.get(name)) for p in found.values())]
+        for name in names
+    ]
+    rows += [
+        ["product: what the parts promise", *(_ratio(p.promised) for p in found.values())],
+        ["their stack gave", *(_ratio(p.gave) for p in found.values())],
+        ["the whole ladder gave", *(_ratio(p.top) for p in found.values())],
+    ]
+    columns = [Column("", "program", right=False)]
+    columns += [Column("", f"{heads[figure]}\n÷ plain") for figure in found]
+    title = f"{FRAMEWORKS[framework]}: what the parts promised, and what the stack gave"
+    return Table(title, columns, rows)
 
 
-def _top(ladder: Ladder, framework: str, top: Interval) -> str:
+def _top(ladder: Ladder, top: Interval) -> str:
     """Whether the quality at the top is within the margin of the bottom."""
     margin, metric = ladder.spec.margin, ladder.spec.metric.replace("_", " ")
     if top.low is None:
@@ -210,8 +253,7 @@ def _top(ladder: Ladder, framework: str, top: Interval) -> str:
         verdict = f"worse by more than the margin of {margin:g}"
     else:
         verdict = f"not decided at the margin of {margin:g}"
-    said = f"{FRAMEWORKS[framework]}: {metric} at the top against the plain program, better by"
-    return f"{said} {_difference(top)}: {verdict}."
+    return f"Its {metric} is better by {_difference(top)}: {verdict}."
 
 
 def _published(ladder: Ladder, record: Record, climbs: Climbs) -> Table:

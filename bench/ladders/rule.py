@@ -6,11 +6,15 @@ rung hurts
 
 - where the 95% interval of the figure that it is judged by lies wholly on the wrong side of the
   program below, or
-- where the 95% interval of its quality lies wholly more than the task's margin on the wrong side.
+- where the 95% interval of its quality lies wholly more than the task's margin on the wrong side,
+  or
+- where that figure is `FAR` times that of the program below in its first pair: it needs no others.
 
 A rung that hurts, or fails, is shown and left out of what follows, in that framework. Intervals are
-Student's t over pairs, of log ratios, and of differences for the quality. A single pair has none,
-so that nothing is left out then.
+Student's t over pairs, of log ratios, and of differences for the quality. Three pairs know little
+of their own scatter: that of the rungs before counts, too, as in `bench.analysis.sequential`; never
+that of later ones, so that a decision stands. A single pair has no interval, so that nothing is
+left out then.
 
 Against the plain program a rung stands at the product of the ratios up to it, each taken next to
 its own program below, since a machine's speed may drift between the first rung and the last. In the
@@ -27,18 +31,23 @@ from dataclasses import dataclass, field
 from math import exp, log
 from statistics import fmean
 
+import numpy as np
+
 from bench.analysis.certificates import difference
+from bench.analysis.sequential import PRIOR
 from bench.analysis.values import at, is_number
 from bench.analysis.verdicts import Interval, Ratio, compare, quantile, summed, t_interval
 from bench.ladders.ladder import JUDGED, Ladder, Rung
 
 PARTS = "parts"  # the stage in which each rung stands alone beside the stack
 MULTIPLIED = ("iteration", "memory")  # figures of which the parts promise a product
+FAR = 3.0  # far beyond what a machine does to a pair
 COMPARED = ("iteration", "memory", "whole", "latency", "size")  # ratios to the program below
 FIGURES = (*COMPARED, "epoch", "samples_per_s", "utilisation", "fluctuation", "device_memory")
 FIGURES += ("device_utilisation", "device_fluctuation", "quality", "first_step")
 
 Rungs = tuple[str, ...]
+Values = dict[str, list[float]]  # figure -> of each pair the log ratio, or by how much it is better
 
 
 @dataclass(frozen=True)
@@ -48,7 +57,7 @@ class Step:
     `below`, `rungs`: the program below it and its own. `state`: "open" (pairs are missing), "kept",
     "left out", "failed" or "nothing" (it changes nothing here). `figures`: means over its runs, as
     far as they are there. `below_by`: figure -> ratio to the program below, `plain_by`: to the
-    plain one. `quality`: how much better than below, with its interval.
+    plain one. `quality`: how much better than below, with its interval. `values`: of each pair.
     """
 
     rung: Rung
@@ -60,11 +69,23 @@ class Step:
     below_by: dict[str, Ratio] = field(default_factory=dict)
     plain_by: dict[str, Ratio] = field(default_factory=dict)
     quality: Interval | None = None
+    values: Values = field(default_factory=dict)
 
     @property
     def stands(self) -> Rungs:
         """The program that the next rung is put on."""
         return self.rungs if self.state == "kept" else self.below
+
+    @property
+    def helps(self) -> bool:
+        """Whether it stays and what it is judged by is better, by the whole 95% interval."""
+        if self.state != "kept":
+            return False
+        if self.rung.judged == "quality":
+            low = getattr(self.quality, "low", None)
+            return low is not None and low > 0
+        ci = getattr(self.below_by.get(self.rung.judged), "ci", None)
+        return ci is not None and ci[1] < 1
 
 
 def climb(ladder: Ladder, runs: Sequence[dict], framework: str, blocks: int) -> list[Step]:
@@ -88,9 +109,13 @@ def _step(
     here = [run for run in runs if run["stage"] == rung.name]
     rungs = (*below, rung.name)
     pairs = _pairs(here, rungs, below)
-    ratios = {name: found for name in COMPARED if (found := _ratio(pairs, name))}
-    quality = _better(ladder, pairs)
-    state, reason = _judged(ladder, rung, here, rungs, ratios, quality, len(pairs) >= blocks)
+    values = _values(ladder, pairs)
+    ratios = {name: _ratio(values[name], _kin(before, name)) for name in COMPARED if name in values}
+    quality = None
+    if "quality" in values:
+        quality, _ = _interval(values["quality"], _kin(before, "quality"))
+    complete = len(pairs) >= blocks
+    state, reason = _judged(ladder, rung, here, rungs, values, ratios, quality, complete)
     return Step(
         rung,
         below,
@@ -101,20 +126,23 @@ def _step(
         ratios,
         _chained(ratios, before),
         quality,
+        values,
     )
 
 
 def _pairs(runs: list[dict], ours: Rungs, theirs: Rungs) -> list[tuple[dict, dict]]:
     """The metrics of both programs, block by block, where both ended well."""
-    found = {
-        (run["block"], tuple(run["rungs"])): run["metrics"] for run in runs if run["status"] == "OK"
+    own, other = _by_block(runs, ours), _by_block(runs, theirs)
+    return [(own[block], other[block]) for block in sorted(own.keys() & other.keys())]
+
+
+def _by_block(runs: list[dict], rungs: Rungs) -> dict[int, dict]:
+    """The metrics of a program in each block in which it ended well."""
+    return {
+        run["block"]: run["metrics"]
+        for run in runs
+        if run["status"] == "OK" and tuple(run["rungs"]) == rungs
     }
-    blocks = sorted({block for block, _ in found})
-    return [
-        (found[block, ours], found[block, theirs])
-        for block in blocks
-        if (block, ours) in found and (block, theirs) in found
-    ]
 
 
 def _value(metrics: dict, figure: str) -> float | None:
@@ -122,21 +150,49 @@ def _value(metrics: dict, figure: str) -> float | None:
     return value if is_number(value) else None
 
 
-def _ratio(pairs: list[tuple[dict, dict]], figure: str) -> Ratio | None:
-    """The ratio of a figure over the pairs; None where one has none."""
+def _values(ladder: Ladder, pairs: list[tuple[dict, dict]]) -> Values:
+    """What each pair says of each figure that all of them have."""
+    found = {name: logs for name in COMPARED if (logs := _log_ratios(pairs, name))}
+    both = [(_value(ours, "quality"), _value(theirs, "quality")) for ours, theirs in pairs]
+    if both and not any(value is None for pair in both for value in pair):
+        sign = 1 if ladder.more_is_better else -1
+        found["quality"] = [sign * (ours - theirs) for ours, theirs in both]
+    return found
+
+
+def _log_ratios(pairs: list[tuple[dict, dict]], figure: str) -> list[float]:
+    """The log ratio of a figure of each pair; nothing where one lacks it."""
     values = [(_value(ours, figure), _value(theirs, figure)) for ours, theirs in pairs]
-    if not values or any(not value or value < 0 for pair in values for value in pair):
-        return None
-    return compare([log(ours / theirs) for ours, theirs in values])
+    if any(not value or value < 0 for pair in values for value in pair):
+        return []
+    return [log(ours / theirs) for ours, theirs in values]
 
 
-def _better(ladder: Ladder, pairs: list[tuple[dict, dict]]) -> Interval | None:
-    """How much better the quality is, over the pairs; below zero it is worse."""
-    values = [(_value(ours, "quality"), _value(theirs, "quality")) for ours, theirs in pairs]
-    if not values or any(value is None for pair in values for value in pair):
-        return None
-    sign = 1 if ladder.more_is_better else -1
-    return t_interval([sign * (ours - theirs) for ours, theirs in values])
+def _kin(steps: list[Step], figure: str) -> list[list[float]]:
+    """What the pairs of these rungs say of a figure."""
+    return [step.values[figure] for step in steps if figure in step.values]
+
+
+def _ratio(logs: list[float], kin: list[list[float]]) -> Ratio:
+    """The ratio that these log ratios are of."""
+    found, freedom = _interval(logs, kin)
+    ci = None if found.low is None else (exp(found.low), exp(found.high))
+    return Ratio(exp(found.mean), ci, found.sd, found.n, None, freedom=freedom)
+
+
+def _interval(values: list[float], kin: list[list[float]]) -> tuple[Interval, float]:
+    """The 95% interval of a mean, and its degrees of freedom.
+
+    The variance that `kin` have on average counts for `PRIOR` of them (Smyth, 2004).
+    """
+    kin = [each for each in kin if len(each) > 1]
+    if len(values) < 2 or not kin:
+        return t_interval(values), len(values) - 1
+    scatter = sum(np.var(each) * len(each) for each in kin) / sum(len(each) - 1 for each in kin)
+    freedom = len(values) - 1 + PRIOR
+    sd = float((np.var(values) * len(values) + PRIOR * scatter) / freedom) ** 0.5
+    mean, half = fmean(values), quantile(0.95, freedom) * sd / len(values) ** 0.5
+    return Interval(mean, mean - half, mean + half, sd, len(values)), freedom
 
 
 def _judged(
@@ -144,6 +200,7 @@ def _judged(
     rung: Rung,
     runs: list[dict],
     rungs: Rungs,
+    values: Values,
     ratios: dict[str, Ratio],
     quality: Interval | None,
     complete: bool,
@@ -153,6 +210,9 @@ def _judged(
         if run["status"] != "OK":
             whose = "" if tuple(run["rungs"]) == rungs else "the program below: "
             return "failed", f"{whose}{run['reason']}"
+    far = next(iter(values.get(rung.judged, ())), 0.0)
+    if rung.judged != "quality" and far > log(FAR):
+        return "left out", f"{JUDGED[rung.judged]}: {exp(far):.1f} times that of the program below"
     if not complete:
         return "open", None
     said = hurts(rung, ratios, quality, ladder.spec.margin)
@@ -202,7 +262,7 @@ def product(ratios: list[Ratio]) -> Ratio:
     mean, count = sum(log(each.ratio) for each in ratios), min(each.n for each in ratios)
     if any(each.sd is None for each in ratios):
         return Ratio(exp(mean), None, None, count, None)
-    sd, freedom = summed([(each.sd**2 / each.n, each.n - 1) for each in ratios])
+    sd, freedom = summed([(r.sd**2 / r.n, r.freedom or r.n - 1) for r in ratios])
     half = quantile(0.95, freedom) * sd
     return Ratio(exp(mean), (exp(mean - half), exp(mean + half)), sd, count, None, None, freedom)
 
@@ -244,17 +304,17 @@ def promises(runs: Sequence[dict], framework: str, steps: list[Step]) -> dict[st
         return {}
     found = {}
     for figure in MULTIPLIED:
-        by = {rungs: _logs(here, rungs, figure) for rungs in programs[1:]}
+        by = {rungs: _by_log(here, rungs, figure) for rungs in programs[1:]}
         blocks = sorted(set.intersection(*(set(logs) for logs in by.values()))) if by else []
         if not blocks:
             continue
-        alone = {name: compare([by[(name,)][block] for block in blocks]) for name in names}
-        top = steps[-1].stands
+        kin = _kin(steps, figure)
+        ratios = {rungs: _ratio([own[b] for b in blocks], kin) for rungs, own in by.items()}
         found[figure] = Promise(
             compare([sum(by[(name,)][block] for name in names) for block in blocks]),
-            compare([by[tuple(names)][block] for block in blocks]),
-            compare([by[top][block] for block in blocks]) if top else None,
-            alone,
+            ratios[tuple(names)],
+            ratios.get(steps[-1].stands),
+            {name: ratios[(name,)] for name in names},
         )
     return found
 
@@ -263,12 +323,30 @@ def top_quality(
     ladder: Ladder, runs: Sequence[dict], framework: str, steps: list[Step]
 ) -> Interval | None:
     """How much better the top of the ladder is than the plain program, run next to each other."""
-    return _better(ladder, _top_pairs(runs, framework, steps))
+    values = _values(ladder, _top_pairs(runs, framework, steps))
+    if "quality" not in values:
+        return None
+    return _interval(values["quality"], _kin(steps, "quality"))[0]
 
 
 def top_ratio(runs: Sequence[dict], framework: str, steps: list[Step], figure: str) -> Ratio | None:
     """The ratio of a figure of the top of the ladder to the plain program's, likewise."""
-    return _ratio(_top_pairs(runs, framework, steps), figure)
+    logs = _log_ratios(_top_pairs(runs, framework, steps), figure)
+    return _ratio(logs, _kin(steps, figure)) if logs else None
+
+
+def between(runs: Sequence[dict], climbs: dict[str, list[Step]], figure: str) -> list[Ratio | None]:
+    """The ratios of a figure of PyTorch to TensorFlow: of the plain programs, and of the tops."""
+    if set(climbs) != {"pt", "tf"} or not all(map(parts_of, climbs.values())):
+        return [None, None]
+    last = {f: [r for r in runs if (r["stage"], r["framework"]) == (PARTS, f)] for f in climbs}
+    found = []
+    for programs in ({"pt": (), "tf": ()}, {f: steps[-1].stands for f, steps in climbs.items()}):
+        both = {f: _by_block(last[f], programs[f]) for f in climbs}
+        blocks = sorted(both["pt"].keys() & both["tf"].keys())
+        logs = _log_ratios([(both["pt"][block], both["tf"][block]) for block in blocks], figure)
+        found.append(_ratio(logs, []) if logs else None)
+    return found
 
 
 def _top_pairs(runs: Sequence[dict], framework: str, steps: list[Step]) -> list[tuple[dict, dict]]:
@@ -278,14 +356,13 @@ def _top_pairs(runs: Sequence[dict], framework: str, steps: list[Step]) -> list[
     return _pairs(here, steps[-1].stands, ())
 
 
-def _logs(runs: list[dict], rungs: Rungs, figure: str) -> dict[int, float]:
+def _by_log(runs: list[dict], rungs: Rungs, figure: str) -> dict[int, float]:
     """Block -> the log of the ratio of a figure to the plain program's."""
     found = {}
     for block in sorted({run["block"] for run in runs}):
         pair = _pairs([run for run in runs if run["block"] == block], rungs, ())
-        ratio = _ratio(pair, figure)
-        if ratio:
-            found[block] = log(ratio.ratio)
+        if logs := _log_ratios(pair, figure):
+            (found[block],) = logs
     return found
 
 

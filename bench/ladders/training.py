@@ -9,7 +9,7 @@ whatever that starts.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -75,8 +75,11 @@ def measure(
     epochs: int,
     calibration,
     test: tuple,
-) -> dict[str, dict]:
-    """Train once and give all figures of the run.
+) -> Generator[None, None, dict[str, dict]]:
+    """Train once; returns all figures of the run.
+
+    Pauses before each epoch, after the last one, and before predictions are timed: the others that
+    it is measured beside take their turn then.
 
     make: `make(build) -> program`, where `build()` gives the model with the initial weights.
     batch_size: of the program; that of the `batches`, too.
@@ -85,21 +88,27 @@ def measure(
     kit = impl.kit
     kit.runtime.reset_device_peak()
     imported, resets = memory.resident(), memory.reset_peak()
-    start = time.perf_counter()
+    start, whole = time.perf_counter(), 0.0
     # No closure: a program may send it to processes of its own.
     program = make(partial(kit.models.build, work.task.model, work.weights))
     try:
         certificate, first = _first_steps(kit, program, batches)
         watched, on_gpu = Watched(), kit.runtime.device_peak() is not None
-        with watch_utilization(interval=WINDOW_S) if on_gpu else nullcontext() as used:
-            for _ in range(epochs):
+        for _ in range(epochs):
+            whole += time.perf_counter() - start
+            yield
+            start = time.perf_counter()
+            with watch_utilization(interval=WINDOW_S) if on_gpu else nullcontext() as used:
                 watched.watch(program.epoch(), kit.runtime.synchronize)
+        whole += time.perf_counter() - start
+        yield
+        start = time.perf_counter()
         calibration, _ = kit.data.to_device(calibration, test[1])
         after = Watched()
         after.watch(program.finish(calibration), kit.runtime.synchronize)
         path = work.folder / "deployed"
         predict = program.deploy(path, calibration)
-        whole = time.perf_counter() - start
+        whole += time.perf_counter() - start
         peak = memory.peak()
     finally:
         program.close()
@@ -107,6 +116,7 @@ def measure(
     quality = kit.training.evaluate(
         predict, x, y, metric=work.task.metric, batch_size=even_batch(len(y))
     )
+    yield
     found = {
         **_pace(watched, batch_size),
         "first_step": _figure("s", first),

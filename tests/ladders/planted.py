@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from pathlib import Path
 
 from bench.ladders.ladder import Ladder, Published, Rung
@@ -19,8 +18,9 @@ EFFECTS = {
     "wise": (1.0, 1.0, 3.0),
     "broken": (0.5, 1.0, 0.0),
     "last": (0.9, 1.0, 0.0),
+    "late": (0.9, 1.0, 0.0),
 }
-TASK = "digits-cnn"
+TASK, TURNS = "digits-cnn", 3
 
 
 def materialise(folder: Path, task: str) -> tuple[Path, dict]:
@@ -63,12 +63,23 @@ def figures(rungs, seed: int) -> dict[str, dict]:
     return {name: {"value": value, "unit": "", "samples": None} for name, value in found.items()}
 
 
-def probe(impl, work, batches) -> dict:
-    """A run that takes no time."""
+def _note(settings: dict, rungs: list) -> None:
+    """Write down whose turn it was, where that is asked for."""
+    if place := settings.get("turns"):
+        with open(place, "a") as file:
+            file.write(f"{'+'.join(rungs) or 'plain'}\n")
+
+
+def probe(impl, work, batches):
+    """A run that takes no time, in `TURNS` turns."""
     rungs = work.settings["rungs"]
     if "broken" in rungs:
         raise RuntimeError("it broke")
-    if delay := work.settings.get("delay"):
-        time.sleep(delay)
+    for _ in range(TURNS - 1):
+        _note(work.settings, rungs)
+        yield
+    _note(work.settings, rungs)
+    if "late" in rungs:
+        raise RuntimeError("too late")
     evidence = {"losses": [2.0, 1.0], "weights_sha256": "same"}
     return figures(rungs, work.settings["seed"]) | {"evidence": evidence}

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 
 from bench.ladders import climbing, command, report, rule, training
 from bench.report.svg import standalone
+from shared.specs import parameter_count
 from shared.utilization import Gpu
 from tests.conftest import LIMITS
 from tests.ladders.planted import LADDER
@@ -67,6 +69,44 @@ def test_pairs_stand_next_to_each_other_and_turn(whole):
         (0, "pt", 0), (0, "pt", 1), (0, "tf", 0), (0, "tf", 1),
         (1, "tf", 1), (1, "tf", 0), (1, "pt", 1), (1, "pt", 0),
     ]  # fmt: skip
+
+
+def test_programs_of_a_pair_take_turns_epoch_by_epoch(fakes_in_module, results_folder, tmp_path):
+    """In the other direction each time, and those of the other framework after them."""
+
+    def materialise(folder, task):
+        arrays, settings = LADDER.materialise(folder, task)
+        return arrays, settings | {"turns": str(tmp_path / "turns")}
+
+    record = begin(tmp_path, blocks=1)
+    ladder = replace(LADDER, rungs=LADDER.rungs[:1], materialise=materialise)
+    climbing.Climb(
+        ladder, record, tmp_path, results_folder / "data", say=print, limits=LIMITS
+    ).measure()
+    turns = (tmp_path / "turns").read_text().splitlines()
+    pair = ["plain", "quick", "quick", "plain", "plain", "quick"]
+    assert turns[: 2 * len(pair)] == pair * 2
+    # In the end plain, the part alone (which is the stack and the top, too).
+    assert turns[2 * len(pair) :] == pair * 2
+    assert [run["status"] for run in record["runs"]] == ["OK"] * 8
+
+
+def test_a_program_that_fails_between_its_turns_leaves_the_others_theirs(
+    fakes_in_module, results_folder, tmp_path
+):
+    record = begin(tmp_path, frameworks=("pt",), blocks=1)
+    rungs = tuple(rung for rung in LADDER.rungs if rung.name in ("quick", "late"))
+    late = replace(LADDER.rungs[0], name="late", title="late")
+    ladder = replace(LADDER, rungs=(*rungs, late))
+    climbing.Climb(
+        ladder, record, tmp_path, results_folder / "data", say=print, limits=LIMITS
+    ).measure()
+    failed = [run for run in record["runs"] if run["status"] == "FAILED"]
+    assert [run["rungs"] for run in failed] == [["quick", "late"]]
+    assert "too late" in failed[0]["reason"]
+    beside = next(r for r in record["runs"] if r["stage"] == "late" and r["rungs"] == ["quick"])
+    assert beside["status"] == "OK"
+    assert beside["metrics"]["iteration"]["value"] > 0
 
 
 def test_a_climb_that_was_interrupted_goes_on_to_the_same_end(
@@ -149,12 +189,29 @@ def test_tables_show_every_rung_with_the_rule_and_the_promise(whole):
         assert words in page
     for words in ("it broke", "agree", "product: what the parts promise", "their stack gave"):
         assert words in page
-    assert "PyTorch: accuracy at the top against the plain program" in page
     assert all(heads in page for heads in ("iteration ÷ plain", "memory ÷ plain"))
     for width in (80, 100):
         said = report.as_text(LADDER, whole[0], width)
         assert max(map(len, said.splitlines())) <= width
         assert all(rung.title in said for rung in LADDER.rungs)
+
+
+def test_the_answer_comes_first_in_both_frameworks(whole):
+    record, _ = whole
+    ours, theirs, ahead, conditions, *_ = report.content(LADDER, record)
+    assert ours.startswith("PyTorch: use: quick")
+    assert "; leave out: " in ours
+    assert "failed: broken." in ours
+    assert theirs.startswith("TensorFlow: use: quick")
+    assert "careless" not in theirs  # it changes nothing there
+    climbs = report.climbs_of(LADDER, record)
+    for said, (framework, steps) in zip((ours, theirs), climbs.items(), strict=True):
+        for figure in ("iteration", "memory", "latency"):
+            top = rule.top_ratio(record["runs"], framework, steps, figure)
+            assert report.ratio(top.ratio, top.ci) in said
+        assert "Its accuracy is better by " in said
+    assert ahead.startswith("PyTorch / TensorFlow, time of an iteration: plain ")
+    assert conditions.startswith("Planted, digits-cnn, batch ")
 
 
 def test_what_others_published_stands_beside_the_top_of_the_ladder(whole):
@@ -204,6 +261,17 @@ def test_a_record_without_runs_has_no_picture_and_says_so(tmp_path):
     assert "Not finished" in report.as_text(LADDER, record)
 
 
+@pytest.mark.parametrize("name", sorted(command.LADDERS.keys() - {"domain_adaptation"}))
+def test_on_a_gpu_a_ladder_trains_a_model_of_the_size_that_gpus_train(name):
+    ladder = command.find(name)
+    assert climbing.at_task(ladder, ladder.task) == ladder
+    large = climbing.at_task(ladder, ladder.gpu_task)
+    assert parameter_count(large.spec.model) > 2e7
+    case = large.case(("mixed_precision",), "pt", {"seed": 0})
+    assert case.workload.task == ladder.gpu_task
+    assert case.variant.settings["batch_size"] == large.batch == large.spec.compute_batch
+
+
 def test_the_busiest_gpu_is_that_of_the_training():
     idle = Gpu("0 idle", 0.0, 0.0, 0.0, 1.0, 1, 1)
     busy = Gpu("1 busy", 0.9, 1.0, 0.05, 1.0, 1, 1)
@@ -227,6 +295,7 @@ def test_the_busiest_gpu_is_that_of_the_training():
         (["image_classification", "--blocks", "0"], "--blocks"),
         (["image_classification", "--minutes", "0"], "--minutes"),
         (["--resume", "nowhere"], "nowhere"),
+        (["image_classification", "--write"], "give --show FOLDER"),
     ],
 )
 def test_what_cannot_be_climbed_is_one_clear_line(capsys, monkeypatch, tmp_path, arguments, said):
@@ -253,3 +322,8 @@ def test_the_command_climbs_shows_and_goes_on(fakes_in_module, monkeypatch, resu
     shown = capsys.readouterr().out
     assert command.main(["--show", str(folder)]) == 0
     assert capsys.readouterr().out == shown
+    for name in ("ladder.md", "ladder.svg"):
+        before = (folder / name).read_text("utf-8")
+        (folder / name).write_text("old")
+        assert command.main(["--show", str(folder), "--write"]) == 0
+        assert (folder / name).read_text("utf-8") == before

@@ -8,6 +8,7 @@ from math import log
 
 import pytest
 
+from bench.analysis.verdicts import t_interval
 from bench.ladders import rule
 from tests.ladders.planted import EFFECTS, LADDER, figures
 
@@ -90,6 +91,66 @@ def test_against_plain_a_rung_stands_at_the_product_of_those_that_were_kept():
     assert found.ci[0] < found.ratio < found.ci[1]
     # Wider than that of its last factor alone, since all of them scatter.
     assert found.sd > kept[-1].sd / BLOCKS**0.5
+
+
+def test_the_scatter_of_the_rungs_before_counts_and_that_of_later_ones_does_not():
+    """By hand: two degrees of freedom more, of the mean of their variances."""
+    values, kin = [0.1, 0.2, 0.3], [[0.0, 0.2], [-0.1, 0.1, 0.3]]
+    found, freedom = rule._interval(values, kin)
+    prior = (0.02 + 0.08) / (1 + 2)
+    assert freedom == 2 + 2
+    assert found.sd == pytest.approx(((0.02 + 2 * prior) / 4) ** 0.5)
+    assert found.high - found.mean == pytest.approx(2.776 * found.sd / 3**0.5, rel=1e-3)
+    assert rule._interval(values, [[0.5]])[0] == t_interval(values)
+    runs, steps = climbed()
+    noisy = [run | {"metrics": dict(run["metrics"])} for run in runs]
+    for place, each in enumerate(noisy):
+        if each["stage"] == "lean":
+            each["metrics"]["iteration"] = {"value": 1.0 + place % 3}
+    after = {step.rung.name: step for step in rule.climb(LADDER, noisy, "pt", BLOCKS)}
+    for name in ("quick", "slow"):
+        assert after[name].below_by == steps[name].below_by
+    widths = [
+        log(s["last"].below_by["iteration"].ci[1] / s["last"].below_by["iteration"].ci[0])
+        for s in (steps, after)
+    ]
+    assert widths[1] > 2 * widths[0]
+
+
+def test_what_stays_helps_only_where_its_whole_interval_does():
+    _, steps = climbed()
+    assert {name for name, step in steps.items() if step.helps} == {"quick", "lean", "wise", "last"}
+    assert not replace(steps["quick"], state="left out").helps
+    reaching = replace(steps["quick"].below_by["iteration"], ci=(0.4, 1.01))
+    assert not replace(steps["quick"], below_by={"iteration": reaching}).helps
+    assert not replace(steps["wise"], quality=replace(steps["wise"].quality, low=-0.1)).helps
+    _, alone = climbed(blocks=1)  # of one pair, nothing is known
+    assert not any(step.helps for step in alone.values())
+
+
+def test_frameworks_are_compared_block_by_block_plain_and_at_the_top():
+    """Whatever the machine's speed was in a block."""
+    runs, climbs = both()
+    for each in runs:
+        if each["framework"] == "tf" and each["metrics"]:
+            each["metrics"]["iteration"]["value"] *= 2 if each["rungs"] else 4
+    plain, top = rule.between(runs, climbs, "iteration")
+    assert plain.ratio == pytest.approx(0.25, rel=0.02)
+    assert top.ratio == pytest.approx(0.5, rel=0.02)
+    assert plain.n == BLOCKS
+    assert rule.between(runs, {"pt": climbs["pt"]}, "iteration") == [None, None]
+    assert rule.between(runs[:4], {"pt": [], "tf": []}, "iteration") == [None, None]
+
+
+def test_what_takes_several_times_as_long_is_left_out_after_its_first_pair():
+    pair = [run("quick", 0, ()), run("quick", 0, ("quick",))]
+    pair[1]["metrics"]["iteration"] = {"value": 2.9 * pair[0]["metrics"]["iteration"]["value"]}
+    assert rule.climb(LADDER, pair, "pt", BLOCKS)[0].state == "open"
+    pair[1]["metrics"]["iteration"] = {"value": 7.1 * pair[0]["metrics"]["iteration"]["value"]}
+    quick, slow = rule.climb(LADDER, pair, "pt", BLOCKS)
+    assert quick.state == "left out"
+    assert quick.reason == "time of an iteration: 7.1 times that of the program below"
+    assert slow.below == ()
 
 
 def test_a_single_pair_leaves_nothing_out():

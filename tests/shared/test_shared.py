@@ -48,6 +48,9 @@ def test_parameter_count_is_the_known_one():
     for depth, known in ((18, 11_689_512), (50, 25_557_032)):  # torchvision's
         spec = replace(TASKS[f"photos-resnet{depth}"].model, num_classes=1000)
         assert parameter_count(spec) == known
+    for name in ("text-gpt-base", "text-bert-base"):
+        # Of 12 layers of width 768: 12 * 768 ** 2 in the matrices of each.
+        assert parameter_count(TASKS[name].model) == pytest.approx(12 * 12 * 768**2, rel=0.01)
     gpt = GPTSpec(vocabulary=5, sequence_length=3, width=4, heads=2, layers=1)
     block = 2 * 8 + 4 * 12 + 4 * 4 + (4 * 16 + 16) + (16 * 4 + 4)
     assert parameter_count(gpt) == 5 * 4 + 3 * 4 + block + 8 + 4 * 5
