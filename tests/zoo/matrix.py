@@ -76,7 +76,10 @@ def every_cell(framework: str) -> list[tuple[str, str]]:
 
 
 def source(framework: str, technique: str) -> str:
-    """A digest of what decides a cell: the technique's file, what it imports, and the zoo."""
+    """A digest of what decides a cell: the technique's file, what it imports, and the zoo.
+
+    What is imported for the example at a file's end alone, such as the tasks, is no part of it.
+    """
     file = ROOT / f"{framework}_impl" / TECHNIQUES[technique] / f"{technique}.py"
     digest = hashlib.sha256()
     for needed in sorted(_imported(file, set())):
@@ -97,8 +100,9 @@ def _imported(file: Path, found: set[Path]) -> set[Path]:
 
 @cache
 def _imports(file: Path) -> list[Path]:
-    names = []
-    for node in ast.walk(ast.parse(file.read_text())):
+    tree, names = ast.parse(file.read_text()), []
+    tree.body = [node for node in tree.body if getattr(node, "name", None) != "main"]
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
