@@ -3,10 +3,10 @@
     twinbench validate company [--kinds cores,disk] [--framework pt,tf] [--runs 1] [--minutes N]
 
 Two workers do the same, a third works 10% longer. Meanwhile somebody burns one core or all, reads
-memory as fast as it can, writes to the disk, in bursts or all the time, stops all workers now and
-then (as a laptop that sleeps does), takes all cores but one from them in the middle, or, where it
-may make control groups, gives them a quota of half the cores for a while. A run may be unable to
-tell. A verdict that is wrong is a fault, and the exit status is 1.
+memory as fast as it can, takes all but a rest of it, writes to the disk, in bursts or all the time,
+stops all workers now and then (as a laptop that sleeps does), takes all cores but one from them in
+the middle, or, where it may, gives them a quota of half the cores or lowers the clock for a while.
+A run may be unable to tell. A verdict that is wrong is a fault, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ WRONG = {
     "10% more": ("faster", "slightly faster", "equivalent"),
 }
 FAILED = "could not be measured"
+CLOCKS = Path("/sys/devices/system/cpu/cpufreq")
 
 
 @dataclass(frozen=True)
@@ -161,6 +162,23 @@ def quotas() -> Iterator[None]:
         inner.rmdir()
 
 
+def clocks() -> list[Path]:
+    """The limits of the cores' clocks that this process may set: none without root."""
+    return [file for file in CLOCKS.glob("*/scaling_max_freq") if os.access(file, os.W_OK)]
+
+
+def lower_clocks(ended: threading.Event) -> None:
+    """Let all cores run at their lowest clock, for a while."""
+    before = {file: file.read_text() for file in clocks()}
+    try:
+        for file in before:
+            file.write_text(file.with_name("cpuinfo_min_freq").read_text())
+        ended.wait(STOPPED_S)
+    finally:
+        for file, highest in before.items():
+            file.write_text(highest)
+
+
 def kinds() -> dict[str, Callable]:
     """Every disturbance that this system permits, by name: a context manager."""
     cores = machine.usable_threads()
@@ -171,6 +189,7 @@ def kinds() -> dict[str, Callable]:
         "bursts": lambda: neighbours("bursts", cores),
         "bandwidth": lambda: neighbours("bandwidth", 1),
         "disk": lambda: neighbours("disk", 1),
+        "memory": lambda: neighbours("memory", 1),
     }
     if hasattr(signal, "SIGSTOP"):
         found["stopped"] = lambda: again_and_again(stop_and_go_on)
@@ -178,6 +197,8 @@ def kinds() -> dict[str, Callable]:
         found["cores taken"] = lambda: again_and_again(take_cores)
     if cgroups.divisible():
         found["quota"] = quotas
+    if clocks():
+        found["clock"] = lambda: again_and_again(lower_clocks)
     return found
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import tempfile
 import time
+from pathlib import Path
 
 from bench.harness import machine
+
+REST, CHUNK = 1 << 30, 1 << 28  # bytes that are left free, and that are taken at once
 
 
 def burn() -> None:
@@ -46,7 +50,20 @@ def disk() -> None:
             os.fsync(file.fileno())
 
 
-PROGRAMS = {each.__name__: each for each in (burn, bursts, bandwidth, disk)}
+def memory() -> None:
+    """Take all memory but a rest, give it back, and again."""
+    import numpy as np
+
+    with contextlib.suppress(OSError):  # no Linux: whoever ends what grows too large takes this one
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    while True:
+        taken = []
+        while machine.free_memory() > REST + CHUNK:
+            taken.append(np.ones(CHUNK // 8))
+        time.sleep(0.2)
+
+
+PROGRAMS = {each.__name__: each for each in (burn, bursts, bandwidth, disk, memory)}
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Does the harness tell the truth? Live controls and planted slowdowns, simulation and replay.
 
-    twinbench validate measure [--framework pt,tf] [--pairs 20] [--minutes N] [--resume FOLDER]
+    twinbench validate measure [--framework pt,tf,tf_keras] [--workloads small,text] [--pairs 20]
+                               [--minutes N] [--resume FOLDER]
     twinbench validate simulate results/latest/validation.json | docs/default
     twinbench validate replay docs/default ...
     twinbench validate company [--kinds cores,disk] [--minutes N]
@@ -8,15 +9,16 @@
     twinbench validate mutations [--only WORDS | --drawn N [--of bench/report]] [--minutes N]
 
 `measure` plays a run that ends early: pairs of the same work twice, in workers of different
-parents, and beside them contenders that work longer by 5%, 10% or half, who leave at the look that
-decides them. Nobody who stays may be told apart, nor change when others leave. It saves after each
-block of a match, ends with --minutes or Ctrl-C, and --resume goes on where it stood. `simulate`
-resamples the noise of that, or of a record: how often an interval covers the truth, a verdict is
-wrong, a difference is found. `replay` judges the comparisons of records as if their runs had ended
-early, or played fewer rounds. `company` plays pairs beside neighbours that disturb them: never may
-a verdict be wrong. `tax` holds rows that have nothing to do against the plain step, and that
-against hand-written code, both in one process. `mutations` plants faults in a copy of the checkout,
-one after the other, and runs the tests that have to notice.
+parents, and beside them contenders that work longer by 2%, 5%, 10% or half, who leave at the look
+that decides them; train steps of three kinds and predictions take turns. Nobody who stays may be
+told apart, nor change when others leave. It saves after each block of a match, ends with --minutes
+or Ctrl-C, and --resume goes on where it stood. `simulate` resamples the noise of that, or of a
+record: how often an interval covers the truth, a verdict is wrong, a difference is found. `replay`
+judges the comparisons of records as if their runs had ended early, or played fewer rounds.
+`company` plays pairs beside neighbours that disturb them: never may a verdict be wrong. `tax` holds
+rows that have nothing to do against the plain step, and that against hand-written code, both in one
+process. `mutations` plants faults in a copy of the checkout, one after the other, and runs the
+tests that have to notice.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from math import exp
 from pathlib import Path
 
@@ -47,29 +50,46 @@ from bench.harness.run import SEED
 from shared import datasets
 
 CONTROLS = 4  # pairs of equal work in a match: a chain, in which the parents take turns
-PLANTED = {"slow5": 0.05, "slow10": 0.10, "quick": 0.50}  # who leaves, and what it works longer
-COPIES = {"slow5": 2, "slow10": 2, "quick": 1}  # in a match
+# who leaves, and what it works longer
+PLANTED = {"slow2": 0.02, "slow5": 0.05, "slow10": 0.10, "quick": 0.50}
+COPIES = {"slow2": 2, "slow5": 2, "slow10": 2, "quick": 1}  # in a match
+# name of a side -> framework and flavour; the first flavour goes by the framework's name
+SIDES = {
+    flavour if number else name: (name, flavour)
+    for name, framework in FRAMEWORKS.items()
+    for number, flavour in enumerate(framework.flavours)
+}
+WORKLOADS = {
+    "small": Workload("digits-cnn", "small"),
+    "compute": Workload("digits-cnn", "compute"),
+    "text": Workload("text-gpt", "small"),
+    "predictions": Workload("digits-cnn", "compute", mode="predict"),
+}
 
 
 def prepare(impl, work: Work) -> Prepared:
-    """The baseline step; a planted one works `slowdown` of each step's own time longer."""
+    """The plain step and predictions; planted ones take `slowdown` of their own time longer."""
+    training = impl.kit.training
     model = impl.kit.models.build(work.task.model, work.weights)
-    optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
-    step = impl.kit.training.make_train_step(model, optimizer, impl.kit.training.cross_entropy)
-    predict = impl.kit.training.make_predict(model)
-    if "slowdown" not in work.settings:
-        return Prepared(step, predict, model, optimizer)
+    optimizer = training.make_optimizer(model, work.task.recipe)
+    step = training.make_train_step(model, optimizer, training.loss_of(work.task))
+    predict = training.make_predict(model)
+    if slowdown := work.settings.get("slowdown"):
+        step, predict = _longer(step, slowdown), _longer(predict, slowdown)
+    return Prepared(step, predict, model, optimizer)
 
-    def slower(x, y):
+
+def _longer(call: Callable, share: float) -> Callable:
+    def longer(*arrays):
         start = time.perf_counter()
-        loss = step(x, y)
+        result = call(*arrays)
         end = time.perf_counter()
-        until = end + work.settings["slowdown"] * (end - start)
+        until = end + share * (end - start)
         while time.perf_counter() < until:
             pass
-        return loss
+        return result
 
-    return Prepared(slower, predict, model, optimizer)
+    return longer
 
 
 def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
@@ -77,9 +97,9 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
     return {}, None
 
 
-def contenders(framework: str) -> list[Case]:
+def contenders(side: str, workload: str = "small") -> list[Case]:
     """A chain of baselines, whose parents take turns, and planted slower ones."""
-    flavour = FRAMEWORKS[framework].flavours[0]
+    framework, flavour = SIDES[side]
     roles = ("variant", "control")
     variants = [Variant(f"same{n}", role=roles[n % 2]) for n in range(CONTROLS + 1)]
     variants += [
@@ -87,9 +107,9 @@ def contenders(framework: str) -> list[Case]:
         for name, copies in COPIES.items()
         for n in range(copies)
     ]
-    workload = Workload("digits-cnn", "small")
     return [
-        Case("harness", "validate", __name__, framework, flavour, v, workload) for v in variants
+        Case("harness", "validate", __name__, framework, flavour, v, WORKLOADS[workload])
+        for v in variants
     ]
 
 
@@ -112,7 +132,7 @@ def staying(blocks: list[dict[str, float]]) -> set[str]:
     if not looked:
         return everyone
     found = judge(fit_of(blocks[: looked[-1]]), list(asked.values()), LOOKS)
-    decided = {name for name, one in zip(asked, found, strict=True) if one.verdict in DECIDED}
+    decided = {n for n, one in zip(asked, found, strict=True) if one and one.verdict in DECIDED}
     return everyone - {name for name in decided if not name.startswith("same")}
 
 
@@ -123,22 +143,20 @@ def measure(path: Path, found: dict, results: Path, minutes: float | None) -> bo
     """
     threads, start, left, longest = machine.usable_threads(), time.monotonic(), _left(found), 0.0
     with Processes(path.parent / "logs") as processes:
-        for done, (block, framework, numbers) in enumerate(left, 1):
+        for done, (block, side, numbers) in enumerate(left, 1):
             begun = time.monotonic()
             if minutes and begun - start + longest > 60 * minutes:
                 return False
-            _start_parents(processes, framework, threads)
+            _start_parents(processes, side, threads)
             for number in numbers:
                 own = found["matches"][number]
-                own["blocks"].append(
-                    _play(processes, framework, number, own["blocks"], threads, results)
-                )
+                own["blocks"].append(_play(processes, own, number, threads, results))
                 replace_file(path, json.dumps(found, indent=1))
             processes.stop_parents()
             elapsed = time.monotonic() - start
             longest = max(longest, time.monotonic() - begun)
             print(
-                f"{framework}: block {block + 1} of {LOOKS[-1]} · {clock(elapsed)} elapsed, "
+                f"{side}: block {block + 1} of {LOOKS[-1]} · {clock(elapsed)} elapsed, "
                 f"about {clock(elapsed / done * (len(left) - done))} left",
                 file=sys.stderr,
                 flush=True,
@@ -147,7 +165,7 @@ def measure(path: Path, found: dict, results: Path, minutes: float | None) -> bo
 
 
 def _left(found: dict) -> list[tuple[int, str, list[int]]]:
-    """The blocks still to be played: each with a framework and the numbers of its matches."""
+    """The blocks still to be played: each with a side and the numbers of its matches."""
     every = [
         (
             block,
@@ -164,22 +182,23 @@ def _left(found: dict) -> list[tuple[int, str, list[int]]]:
     return [each for each in every if each[2]]
 
 
-def _start_parents(processes: Processes, framework: str, threads: int) -> None:
-    keys = {parent_key(case, threads): None for case in contenders(framework)}
+def _start_parents(processes: Processes, side: str, threads: int) -> None:
+    keys = {parent_key(case, threads): None for case in contenders(side)}
     failures = processes.start_parents(list(keys))
     if failures:
-        raise SystemExit(f"{framework}: {next(iter(failures.values()))}")
+        raise SystemExit(f"{side}: {next(iter(failures.values()))}")
 
 
-def _play(processes, framework, number, blocks, threads, results) -> dict[str, float]:
+def _play(processes, match: dict, number: int, threads: int, results: Path) -> dict[str, float]:
     """One block of a match: the log time of each who still plays."""
-    block, alive = len(blocks), staying(blocks)
-    cases = [case for case in contenders(framework) if case.variant.name in alive]
+    block, alive = len(match["blocks"]), staying(match["blocks"])
+    every = contenders(match["framework"], workload_of(match))
+    cases = [case for case in every if case.variant.name in alive]
     data = datasets.materialise(cases[0].task.dataset, results / "data")
     played = Match(
         processes,
         start_order(cases, number, block),
-        data={"digits-cnn": str(data)},
+        data={cases[0].workload.task: str(data)},
         threads=threads,
         seed=SEED + block,
         evidence=False,
@@ -195,8 +214,23 @@ def _play(processes, framework, number, blocks, threads, results) -> dict[str, f
 # What was found ----------------------------------------------------------------------------------
 
 
-def judged(found: dict) -> list[tuple[str, str, verdicts.Ratio]]:
-    """Framework, kind ("control", or what was planted) and what came of it, of each pair."""
+@dataclass(frozen=True)
+class Judged:
+    """What came of a pair. `side`: of `SIDES`. `kind`: "control", or what was planted."""
+
+    side: str
+    workload: str
+    kind: str
+    said: verdicts.Ratio
+
+    @property
+    def verdict(self) -> str:
+        """Its verdict, in words."""
+        return self.said.verdict or "without verdict"
+
+
+def judged(found: dict) -> list[Judged]:
+    """What came of each pair."""
     every = []
     for match in found["matches"]:
         if not match["blocks"]:
@@ -204,33 +238,39 @@ def judged(found: dict) -> list[tuple[str, str, verdicts.Ratio]]:
         asked = pairs()
         results = judge(fit_of(match["blocks"]), list(asked.values()), LOOKS)
         for name, one in zip(asked, results, strict=True):
-            kind = "control" if name.startswith("same") else name.partition("_")[0]
-            every.append((match["framework"], kind, one))
+            if one is not None:  # a measurement of before may lack one
+                kind = "control" if name.startswith("same") else name.partition("_")[0]
+                every.append(Judged(match["framework"], workload_of(match), kind, one))
     return every
 
 
+def workload_of(match: dict) -> str:
+    """Its name; a measurement of before they had one is of small steps."""
+    return match.get("workload", "small")
+
+
 def by_kind(found: dict) -> dict[tuple[str, str], dict[str, list[int]]]:
-    """Framework and kind -> verdict -> the blocks that each pair with it took."""
+    """Side and kind -> verdict -> the blocks that each pair with it took."""
     counts: dict[tuple[str, str], dict[str, list[int]]] = {}
-    for framework, kind, one in judged(found):
-        verdict = one.verdict or "without verdict"
-        counts.setdefault((framework, kind), {}).setdefault(verdict, []).append(one.n)
+    for one in judged(found):
+        counts.setdefault((one.side, one.kind), {}).setdefault(one.verdict, []).append(one.said.n)
     return dict(sorted(counts.items()))
 
 
 def summary(found: dict) -> str:
     """A line for each pair, then how often each verdict was reached, and what leaving moved."""
     lines = []
-    for framework, kind, one in judged(found):
-        low, high = one.ci or (one.ratio, one.ratio)
+    for one in judged(found):
+        said = one.said
+        low, high = said.ci or (said.ratio, said.ratio)
         lines.append(
-            f"{framework} {kind:8} {one.ratio:.3f} [{low:.3f}, {high:.3f}] "
-            f"sd {one.sd or 0:.3f} {one.n} blocks {one.verdict or '-'}"
+            f"{one.side} {one.workload} {one.kind:8} {said.ratio:.3f} [{low:.3f}, {high:.3f}] "
+            f"sd {said.sd or 0:.3f} {said.n} blocks {one.verdict}"
         )
-    for (framework, kind), own in by_kind(found).items():
+    for (side, kind), own in by_kind(found).items():
         said = ", ".join(f"{len(each)} {verdict}" for verdict, each in own.items())
         blocks = float(np.mean([n for each in own.values() for n in each]))
-        lines.append(f"{framework} {kind}: {said}; {blocks:.1f} blocks on average")
+        lines.append(f"{side} {kind}: {said}; {blocks:.1f} blocks on average")
     return "\n".join([*lines, *moved(found)])
 
 
@@ -288,7 +328,8 @@ def main(arguments: list[str] | None = None) -> int:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     live = commands.add_parser("measure", help="play live pairs")
-    live.add_argument("--framework", default="pt,tf", help="pt, tf or both")
+    live.add_argument("--framework", default="pt,tf", help=f"of {', '.join(SIDES)}")
+    live.add_argument("--workloads", default=",".join(WORKLOADS), help="of these, in turn")
     live.add_argument("--pairs", type=int, default=20, help="of equal work, in each framework")
     live.add_argument("--results", type=Path, default=Path("results"))
     live.add_argument("--minutes", type=float, metavar="N", help="end after so many")
@@ -331,7 +372,8 @@ def _named(parser: argparse.ArgumentParser, given: str, what: str, known: Iterab
 
 
 def _measure(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
-    frameworks = _named(parser, given.framework, "framework", FRAMEWORKS)
+    sides = _named(parser, given.framework, "framework", SIDES)
+    workloads = _named(parser, given.workloads, "workload", WORKLOADS)
     if given.pairs < 1:
         parser.error("--pairs takes 1 or more")
     _check_minutes(parser, given)
@@ -340,7 +382,10 @@ def _measure(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
     results = given.results.resolve()
     folder = given.resume.resolve() if given.resume else new_folder(results)
     path = folder / "validation.json"
-    found = json.loads(path.read_text("utf-8")) if given.resume else _begun(frameworks, given.pairs)
+    if given.resume:
+        found = json.loads(path.read_text("utf-8"))
+    else:
+        found = _begun(sides, workloads, given.pairs)
     try:
         whole = measure(path, found, results, given.minutes)
     except KeyboardInterrupt:
@@ -352,12 +397,12 @@ def _measure(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
     return 0 if whole else 2
 
 
-def _begun(frameworks: list[str], count: int) -> dict:
-    """What is to be measured: so many matches that each framework has `count` control pairs."""
+def _begun(sides: list[str], workloads: list[str], count: int) -> dict:
+    """What is to be measured: so many matches that each side has `count` control pairs."""
     matches = [
-        {"framework": name, "blocks": []}
-        for name in frameworks
-        for _ in range(-(-count // CONTROLS))
+        {"framework": side, "workload": workloads[number % len(workloads)], "blocks": []}
+        for side in sides
+        for number in range(-(-count // CONTROLS))
     ]
     return {"environment": machine.describe(machine.usable_threads()), "matches": matches}
 

@@ -19,9 +19,9 @@ from bench.analysis.reading import FRAMEWORKS
 from bench.harness.folders import replace_file
 from bench.harness.processes import ROOT
 from bench.report.blocks import Column, Table
-from bench.report.figures import number
+from bench.report.figures import MISSING, number
 from bench.report.tables import markdown_table
-from bench.validate import COPIES, PLANTED, by_kind, moved
+from bench.validate import COPIES, PLANTED, SIDES, Judged, by_kind, judged, moved
 
 RECORD, PAGE = ROOT / "docs" / "validation.json", ROOT / "docs" / "validation.md"
 KINDS = {"control": "equal work"} | {
@@ -30,11 +30,16 @@ KINDS = {"control": "equal work"} | {
 FOUND = ("slower", "slightly slower")
 FALSE = (*FOUND, "faster", "slightly faster")  # of equal work
 
+TITLES = {
+    side: FRAMEWORKS[name] if side == name else f"{FRAMEWORKS[name]}, {flavour}"
+    for side, (name, flavour) in SIDES.items()
+}
+
 _HEAD = """# Equal work, and differences that were planted
 
-`twinbench validate measure` plays the same train step against itself in processes of their own,
-and against steps that work longer by a known share, as a run of the suite would, with the same
-looks and the same company. Measured on {machine}.
+`twinbench validate measure` plays the same work against itself in processes of their own, and
+against work that takes longer by a known share, as a run of the suite would, with the same looks
+and the same company. Measured on {machine}.
 """
 
 _STAYED = """\
@@ -48,6 +53,7 @@ def page(found: dict) -> str:
     environment = found["environment"]
     machine = f"{environment['cpu']}, {environment['threads']} cores"
     lines = [_HEAD.format(machine=machine), markdown_table(_verdicts(found)).strip(), ""]
+    lines += [markdown_table(_workloads(judged(found))).strip(), ""]
     lines += [f"- {line[0].upper()}{line[1:]}." for line in moved(found)]
     lines += ["", _STAYED] if lines[-1] else []
     return "\n".join(lines).rstrip() + "\n"
@@ -55,7 +61,7 @@ def page(found: dict) -> str:
 
 def _verdicts(found: dict) -> Table:
     rows = []
-    for (framework, kind), own in by_kind(found).items():
+    for (side, kind), own in by_kind(found).items():
         blocks = [n for each in own.values() for n in each]
         said = ", ".join(f"{len(each)} {verdict}" for verdict, each in own.items())
         wanted = FALSE if kind == "control" else FOUND
@@ -63,7 +69,7 @@ def _verdicts(found: dict) -> Table:
         told = f"{count} told apart" if kind == "control" else f"{count} found"
         rows.append(
             [
-                FRAMEWORKS[framework],
+                TITLES[side],
                 KINDS[kind],
                 f"{told} of {len(blocks)}",
                 said,
@@ -72,6 +78,22 @@ def _verdicts(found: dict) -> Table:
         )
     titles = ["framework", "pairs", "wrong or found", "verdicts", "blocks on average"]
     return Table("", [Column("", title, right=False) for title in titles], rows)
+
+
+def _workloads(every: list[Judged]) -> Table:
+    """How many pairs of a workload were told apart, by what was planted."""
+    kinds = [kind for kind in KINDS if any(one.kind == kind for one in every)]
+    rows = []
+    for workload in dict.fromkeys(one.workload for one in every):
+        row = [workload]
+        for kind in kinds:
+            own = [one for one in every if (one.workload, one.kind) == (workload, kind)]
+            wanted = FALSE if kind == "control" else FOUND
+            told = sum(one.verdict in wanted for one in own)
+            row.append(f"{told} of {len(own)}" if own else MISSING)
+        rows.append(row)
+    heads = [f"{KINDS[kind]}:\ntold apart" for kind in kinds]
+    return Table("", [Column("", "workload", right=False), *(Column("", h) for h in heads)], rows)
 
 
 def main(arguments: list[str] | None = None) -> int:

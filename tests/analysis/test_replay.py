@@ -1,6 +1,7 @@
 """Records judged as if their runs had ended early; what was measured live; the commands."""
 
 import json
+import re
 from math import log
 
 import numpy as np
@@ -167,6 +168,7 @@ def test_the_planted_leave_when_decided_and_equal_work_stays():
 def test_the_summary_counts_verdicts_and_tells_what_leaving_moved():
     said = validate.summary(live())
     assert "pt quick: 2 slower; 3.0 blocks on average" in said
+    assert "pt small control  " in said
     assert "pt slow10: 4 slower" in said
     moved = [line for line in said.splitlines() if "moved by" in line]
     assert moved[0].startswith("equal work: ratios of 16 pairs moved by")
@@ -179,10 +181,49 @@ def test_its_page_counts_what_is_told_apart_and_what_is_found():
     assert "Measured on A CPU, 2 cores." in said
     assert "| PyTorch | 10% longer, planted | 4 found of 4 | 4 slower |" in said
     assert said.count("| equal work | 0 told apart of 8 |") == 2
+    found["matches"][0]["workload"] = "text"
+    found["matches"][2]["framework"] = "tf_keras"
+    said = validation.page(found)
+    assert "| TensorFlow, tf_keras | 50% longer, planted | 1 found of 1 |" in said
+    # Of equal work, 2%, 5%, 10% and half longer: at 2% a difference is found by luck.
+    assert re.search(r"^\| text \| 0 of 4 \| \d of 2 \| 2 of 2 \| 2 of 2 \| 1 of 1 \|$", said, re.M)
+    assert re.search(
+        r"^\| small \| 0 of 12 \| \d of 6 \| 6 of 6 \| 6 of 6 \| 3 of 3 \|$", said, re.M
+    )
+    found = live() | {"environment": {"cpu": "A CPU", "threads": 2}}
     for match in found["matches"][:2]:
         for block in match["blocks"]:
             block["same1"] += 0.3  # from the contenders on both sides of it
     assert "| PyTorch | equal work | 4 told apart of 8 |" in validation.page(found)
+
+
+def test_pairs_of_all_sides_and_workloads_are_played_in_turn():
+    found = validate._begun(["pt", "tf_keras"], ["small", "text"], 12)
+    assert [(m["framework"], m["workload"]) for m in found["matches"]] == [
+        ("pt", "small"), ("pt", "text"), ("pt", "small"),
+        ("tf_keras", "small"), ("tf_keras", "text"), ("tf_keras", "small"),
+    ]  # fmt: skip
+    (kinds,) = {(c.framework, c.flavour, c.workload) for c in validate.contenders("tf", "text")}
+    assert kinds == ("tf", "keras3", validate.WORKLOADS["text"])
+    assert {c.flavour for c in validate.contenders("tf_keras")} == {"tf_keras"}
+
+
+def test_a_planted_step_takes_its_share_longer_and_gives_the_same(monkeypatch):
+    now, calls = [0.0], []
+
+    def clock():
+        now[0] += 0.001
+        return now[0]
+
+    def call(x, y):
+        calls.append((x, y))
+        now[0] += 2.0
+        return x + y
+
+    monkeypatch.setattr(validate.time, "perf_counter", clock)
+    assert validate._longer(call, 0.5)(1, 2) == 3
+    assert calls == [(1, 2)]
+    assert now[0] == pytest.approx(3.0, rel=0.01)
 
 
 def test_a_change_when_others_leave_is_seen():
@@ -262,7 +303,13 @@ RUN = {"effort": "default", "environment": {"packages": {}}}
 
 @pytest.mark.parametrize(
     "options",
-    [["--framework", "jax"], ["--pairs", "0"], ["--resume", "nowhere"], ["--minutes", "0"]],
+    [
+        ["--framework", "jax"],
+        ["--workloads", "huge"],
+        ["--pairs", "0"],
+        ["--resume", "nowhere"],
+        ["--minutes", "0"],
+    ],
 )
 def test_measure_refuses_bad_options(options):
     with pytest.raises(SystemExit) as stopped:
@@ -274,12 +321,12 @@ def played_without_workers(monkeypatch, seconds=0.0, fails=None):
     """`measure` plays at once; `fails` is raised by the third block of a match."""
     now, count = [0.0], [0]
 
-    def play(processes, framework, number, blocks, threads, results):
+    def play(processes, match, number, threads, results):
         count[0] += 1
         now[0] += seconds
         if fails and count[0] == 3:
             raise fails
-        return dict.fromkeys(validate.staying(blocks), 0.0)
+        return dict.fromkeys(validate.staying(match["blocks"]), 0.0)
 
     monkeypatch.setattr(validate.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(validate, "_play", play)

@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from bench import company, validate
+from bench import neighbours as bench_neighbours
 from bench.company import Found, said_of
 from bench.harness import cgroups
 from bench.neighbours import PROGRAMS
@@ -53,7 +54,7 @@ def test_what_could_not_be_measured_says_why_and_is_not_wrong():
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("program", [name for name in PROGRAMS if name != "memory"])
 def test_a_neighbour_works_until_it_is_ended(program):
     before = {child.pid for child in psutil.Process().children()}
     with company.neighbours(program, 2):
@@ -69,6 +70,64 @@ def test_a_neighbour_works_until_it_is_ended(program):
 def io_of(process: psutil.Process) -> float:
     """Half a gigabyte is worth half a second."""
     return process.io_counters().write_bytes / 1e9
+
+
+def test_memory_is_taken_up_to_a_rest_and_given_back(monkeypatch):
+    """Of a machine with little, since it takes what there is."""
+    left, seen, place = [600], [], Path("/proc/self/oom_score_adj")
+    before = place.read_text() if place.exists() else None
+    monkeypatch.setattr(bench_neighbours, "REST", 100)
+    monkeypatch.setattr(bench_neighbours, "CHUNK", 80)
+    monkeypatch.setattr(bench_neighbours.Path, "write_text", lambda *_: None)
+
+    def free():
+        seen.append(left[0])
+        left[0] -= 80  # what is taken now
+        return seen[-1]
+
+    def pause(seconds):
+        left[0] = 600
+        if len(seen) > 12:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench_neighbours.machine, "free_memory", free)
+    monkeypatch.setattr(bench_neighbours.time, "sleep", pause)
+    with pytest.raises(KeyboardInterrupt):
+        bench_neighbours.memory()
+    once = [600, 520, 440, 360, 280, 200, 120]  # above a rest of 100 and a chunk of 80, but for one
+    assert seen == [*once, *once]
+    assert before == (place.read_text() if place.exists() else None)
+
+
+@pytest.fixture
+def cores(tmp_path, monkeypatch):
+    """Two cores whose clock may be set."""
+    for core in range(2):
+        folder = tmp_path / f"policy{core}"
+        folder.mkdir()
+        (folder / "scaling_max_freq").write_text("3000000")
+        (folder / "cpuinfo_min_freq").write_text("800000")
+    monkeypatch.setattr(company, "CLOCKS", tmp_path)
+    return tmp_path
+
+
+def test_the_clock_is_lowered_and_let_go(cores, monkeypatch):
+    monkeypatch.setattr(company, "EVERY_S", 0.05)
+    monkeypatch.setattr(company, "STOPPED_S", 0.05)
+    seen = set()
+    with company.kinds()["clock"]():
+        deadline = time.monotonic() + 20
+        while len(seen) < 2:
+            assert time.monotonic() < deadline
+            seen |= {file.read_text() for file in cores.glob("*/scaling_max_freq")} - {""}
+    assert seen == {"3000000", "800000"}
+    assert {file.read_text() for file in cores.glob("*/scaling_max_freq")} == {"3000000"}
+
+
+def test_a_clock_that_may_not_be_set_is_no_kind(cores):
+    for file in cores.glob("*/scaling_max_freq"):
+        file.unlink()
+    assert "clock" not in company.kinds()
 
 
 @contextlib.contextmanager
