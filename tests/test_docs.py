@@ -34,6 +34,7 @@ from bench.docs import command, instructions, tried
 from bench.docs import validation as validated
 from bench.harness.plan import LOOKS
 from bench.harness.schedule import techniques
+from bench.ladders import climbing
 from bench.ladders import command as ladders
 from bench.network import projection, sweeps
 from shared import parallel
@@ -56,6 +57,7 @@ PAGES = (
 )
 MADE = {f"docs/{name}.md" for name in ("any_model", "claims", "priorities", "report", "try_models")}
 MADE |= {f"docs/{name}.md" for name in ("instructions", "tax", "validation")}
+CLIMBED = sorted(path.parent for path in ROOT.glob("docs/ladders/*/ladder.json"))
 NEEDS_A_GPU = "# needs a GPU"
 pytestmark = pytest.mark.timeout(240)
 
@@ -423,6 +425,18 @@ def test_it_runs_on_every_host(clone, text, hosts_permitted):
 def test_a_climb_is_understood(text):
     given = ladders.options().parse_args(shlex.split(text)[2:])
     assert given.resume or ladders.find(given.name).name == given.name
+
+
+@pytest.mark.parametrize("folder", CLIMBED, ids=lambda folder: folder.name)
+def test_a_published_climb_is_what_its_record_gives(folder, tmp_path):
+    """Make it again with `twinbench ladder --show docs/ladders/NAME --write`."""
+    record = climbing.load(folder)
+    assert record["finished"]
+    assert record["ladder"] == folder.name
+    ladder = climbing.at_task(ladders.find(folder.name), record["task"])
+    ladders.write(ladder, record, tmp_path)
+    for name in ("ladder.md", "ladder.svg"):
+        assert (folder / name).read_text("utf-8") == (tmp_path / name).read_text("utf-8"), name
 
 
 @pytest.mark.parametrize("text", of_kind("sweep"))

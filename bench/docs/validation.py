@@ -21,7 +21,7 @@ from bench.harness.processes import ROOT
 from bench.report.blocks import Column, Table
 from bench.report.figures import MISSING, number
 from bench.report.tables import markdown_table
-from bench.validate import COPIES, PLANTED, SIDES, Judged, by_kind, judged, moved
+from bench.validate import COPIES, PLANTED, SIDES, WORKLOADS, Judged, by_kind, judged, moved
 
 RECORD, PAGE = ROOT / "docs" / "validation.json", ROOT / "docs" / "validation.md"
 KINDS = {"control": "equal work"} | {
@@ -85,7 +85,7 @@ def _workloads(every: list[Judged]) -> Table:
     kinds = [kind for kind in KINDS if any(one.kind == kind for one in every)]
     rows = []
     for workload in dict.fromkeys(one.workload for one in every):
-        row = [workload]
+        row = [_named(workload)]
         for kind in kinds:
             own = [one for one in every if (one.workload, one.kind) == (workload, kind)]
             wanted = FALSE if kind == "control" else FOUND
@@ -94,6 +94,12 @@ def _workloads(every: list[Judged]) -> Table:
         rows.append(row)
     heads = [f"{KINDS[kind]}:\ntold apart" for kind in kinds]
     return Table("", [Column("", "workload", right=False), *(Column("", h) for h in heads)], rows)
+
+
+def _named(workload: str) -> str:
+    one = WORKLOADS[workload]
+    work = "predictions" if one.mode == "predict" else "train step"
+    return f"{one.task}, batch {one.batch_size}, {work}"
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -56,7 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
             record = climbing.load(given.show)
             ladder = climbing.at_task(find(record["ladder"]), record["task"])
             if given.write:
-                _write(ladder, record, given.show if given.show.is_dir() else given.show.parent)
+                write(ladder, record, given.show if given.show.is_dir() else given.show.parent)
             return _show(ladder, record)
         return _climb(given)
     except (ValueError, Failed) as error:
@@ -123,7 +123,7 @@ def _climb(given: argparse.Namespace) -> int:
         status = 130
     finally:
         signal.signal(signal.SIGTERM, before)
-    _write(climb.ladder, record, folder)
+    write(climb.ladder, record, folder)
     _show(climb.ladder, record)
     return status
 
@@ -156,7 +156,7 @@ def _begun(given: argparse.Namespace) -> tuple[Ladder, climbing.Record, Path]:
     return find(record["ladder"]), record, folder.resolve()
 
 
-def _write(ladder: Ladder, record: climbing.Record, folder: Path) -> None:
+def write(ladder: Ladder, record: climbing.Record, folder: Path) -> None:
     """Tables and picture beside the record."""
     texts = {folder / "ladder.md": report.as_markdown(ladder, record)}
     if chart := report.picture(ladder, record):

@@ -17,7 +17,7 @@ from shared.specs import TASKS, Task
 # figure by which a rung is judged -> its name in tables; less is better in all of them
 JUDGED = {
     "iteration": "time of an iteration",
-    "memory": "peak memory",
+    "memory": "peak memory of training",
     "latency": "latency of a prediction",
     "quality": "quality",
 }

@@ -30,6 +30,7 @@ SHOWN = {
     "device_utilisation": ("GPU\nbusy [%]", 1.0),
     "device_fluctuation": ("its sd\n[%]", 1.0),
     "memory": ("peak\n[MB]", 1e-6),
+    "whole_memory": ("peak of\nwhole [MB]", 1e-6),
     "device_memory": ("device\npeak [MB]", 1e-6),
     "first_step": ("first\nstep [s]", 1.0),
     "whole": ("whole\n[s]", 1.0),

@@ -43,8 +43,8 @@ PARTS = "parts"  # the stage in which each rung stands alone beside the stack
 MULTIPLIED = ("iteration", "memory")  # figures of which the parts promise a product
 FAR = 3.0  # far beyond what a machine does to a pair
 COMPARED = ("iteration", "memory", "whole", "latency", "size")  # ratios to the program below
-FIGURES = (*COMPARED, "epoch", "samples_per_s", "utilisation", "fluctuation", "device_memory")
-FIGURES += ("device_utilisation", "device_fluctuation", "quality", "first_step")
+FIGURES = (*COMPARED, "epoch", "samples_per_s", "utilisation", "fluctuation", "whole_memory")
+FIGURES += ("device_memory", "device_utilisation", "device_fluctuation", "quality", "first_step")
 
 Rungs = tuple[str, ...]
 Values = dict[str, list[float]]  # figure -> of each pair the log ratio, or by how much it is better

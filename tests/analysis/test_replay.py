@@ -186,10 +186,11 @@ def test_its_page_counts_what_is_told_apart_and_what_is_found():
     said = validation.page(found)
     assert "| TensorFlow, tf_keras | 50% longer, planted | 1 found of 1 |" in said
     # Of equal work, 2%, 5%, 10% and half longer: at 2% a difference is found by luck.
-    assert re.search(r"^\| text \| 0 of 4 \| \d of 2 \| 2 of 2 \| 2 of 2 \| 1 of 1 \|$", said, re.M)
-    assert re.search(
-        r"^\| small \| 0 of 12 \| \d of 6 \| 6 of 6 \| 6 of 6 \| 3 of 3 \|$", said, re.M
-    )
+    for row in (
+        "text-gpt, batch 2, train step | 0 of 4 | N of 2 | 2 of 2 | 2 of 2 | 1 of 1",
+        "digits-cnn, batch 4, train step | 0 of 12 | N of 6 | 6 of 6 | 6 of 6 | 3 of 3",
+    ):
+        assert re.search(re.escape(row).replace("N", r"\d"), said), row
     found = live() | {"environment": {"cpu": "A CPU", "threads": 2}}
     for match in found["matches"][:2]:
         for block in match["blocks"]:
