@@ -25,12 +25,12 @@ def free_memory() -> float:
     return min(map(_free, _groups("memory")), default=inf)
 
 
-def divisible() -> Path | None:
-    """The group of this process, where it may make others inside that share out its cores."""
-    for group in reversed(list(_groups("cpu"))):
+def divisible(controller: str = "cpu") -> Path | None:
+    """The group of this process, where it may make others inside that share out what it has."""
+    for group in reversed(list(_groups(controller))):
         with suppress(OSError):
             controls = group / "cgroup.subtree_control"  # version 2
-            shared = "cpu" in controls.read_text() if controls.exists() else True
+            shared = controller in controls.read_text() if controls.exists() else True
             if shared and (group / "cgroup.procs").exists() and os.access(group, os.W_OK):
                 return group
     return None

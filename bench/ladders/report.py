@@ -101,7 +101,7 @@ def _answer(ladder: Ladder, record: Record, framework: str, steps: list[Step]) -
         if (found := rule.top_ratio(record["runs"], framework, steps, figure))
     ]
     if gains:
-        lines.append(f"All that stays takes, times the plain program's: {', '.join(gains)}.")
+        lines.append(f"All that stays, together ÷ plain: {', '.join(gains)}.")
     if top := rule.top_quality(ladder, record["runs"], framework, steps):
         lines.append(_top(ladder, top))
     return " ".join(lines)
@@ -254,7 +254,7 @@ def _top(ladder: Ladder, top: Interval) -> str:
         verdict = f"worse by more than the margin of {margin:g}"
     else:
         verdict = f"not decided at the margin of {margin:g}"
-    return f"Its {metric} is better by {_difference(top)}: {verdict}."
+    return f"Its {metric} improved by {_difference(top)}: {verdict}."
 
 
 def _published(ladder: Ladder, record: Record, climbs: Climbs) -> Table:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.harness import cgroups
 from tests.harness import command_line
 from tests.network.namespaces import refusal, wait_until
 
@@ -62,6 +63,55 @@ def test_without_proc_one_line_says_so(bench_file, tmp_path):
     assert done.returncode == pytest.ExitCode.USAGE_ERROR, done.stdout + done.stderr
     assert "/proc is not mounted here" in done.stderr.strip().splitlines()[-1]
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def small_container():
+    """Control groups that allow half a core and 4 GiB; what begins there first joins them."""
+    name, groups = f"twinbench-test-{uuid.uuid4().hex}", []
+    for controller in ("cpu", "memory"):
+        outer = cgroups.divisible(controller)
+        if outer is None:
+            pytest.skip(f"no control group for {controller} can be made here")
+        if (group := outer / name) not in groups:
+            group.mkdir()
+            groups.append(group)
+    cgroups.set_quota(groups[0], 0.5)
+    limits = [groups[-1] / file for file in ("memory.max", "memory.limit_in_bytes")]
+    next(file for file in limits if file.exists()).write_text(str(4 << 30))
+    join = " && ".join(f"echo $$ > {group}/cgroup.procs" for group in groups)
+    yield ["sh", "-c", f'{join} && exec "$@"', "sh"]
+    for group in groups:
+        wait_until(lambda group=group: empty(group), seconds=60, what="the end of its processes")
+
+
+def empty(group: Path) -> bool:
+    """Whether a group has no processes left; it is removed then."""
+    try:
+        group.rmdir()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(1800)
+def test_half_a_core_and_4_gib_measure_what_fits(small_container, tmp_path):
+    """The first run that README names, of the frameworks themselves."""
+    done = subprocess.run(
+        [*small_container, sys.executable, "-m", "pytest", "bench/", "--benchmark-only",
+         "--effort=quick", "-k", "mixed_precision", f"--results={tmp_path}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    record = json.loads((tmp_path / "latest" / "results.json").read_text("utf-8"))
+    assert record["environment"]["threads"] == 1
+    for framework in ("pt", "tf"):
+        cases = [case for case in record["cases"] if case["framework"] == framework]
+        assert any(case["status"] == "OK" and case["timing"] for case in cases)
+        assert all(case["status"] == "OK" or case["reason"] for case in cases)
 
 
 def test_what_a_killed_run_left_there_is_swept_by_the_next(start, temporary):

@@ -209,7 +209,7 @@ def test_the_answer_comes_first_in_both_frameworks(whole):
         for figure in ("iteration", "memory", "latency"):
             top = rule.top_ratio(record["runs"], framework, steps, figure)
             assert report.ratio(top.ratio, top.ci) in said
-        assert "Its accuracy is better by " in said
+        assert "Its accuracy improved by " in said
     assert ahead.startswith("PyTorch / TensorFlow, time of an iteration: plain ")
     assert conditions.startswith("Planted, digits-cnn, batch ")
 
