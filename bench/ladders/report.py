@@ -81,8 +81,13 @@ def content(ladder: Ladder, record: Record) -> list[str | Table]:
 
 def _answer(ladder: Ladder, record: Record, framework: str, steps: list[Step]) -> str:
     """Which rungs to use in a framework, and what the whole ladder gives over the plain program."""
+    metric = ladder.spec.metric.replace("_", " ")
+    helping = [step for step in steps if step.helps]
+    keeping = [s for s in helping if getattr(s.quality, "low", None) is not None]
+    keeping = [s for s in keeping if s.quality.low > -ladder.spec.margin]
     groups = {
-        "use": [step for step in steps if step.helps],
+        "use": keeping,
+        f"a gain, but {metric} not settled": [step for step in helping if step not in keeping],
         "no gain shown, and no loss": [s for s in steps if s.state == "kept" and not s.helps],
         "leave out": [step for step in steps if step.state == "left out"],
         "failed": [step for step in steps if step.state == "failed"],
