@@ -257,6 +257,7 @@ def test_the_picture_has_both_frameworks_side_by_side(whole):
     assert not quick[0].open
     assert slow[0].open
     assert standalone(chart).startswith("<svg")
+    assert 'class="mark plain open"' in standalone(chart)  # as the key shows what does not stay
     labels = [shape.text for shape in chart.shapes if shape.kind == "label"]
     assert all(rung.title in labels for rung in LADDER.rungs if rung.name != "broken")
 
