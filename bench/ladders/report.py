@@ -88,7 +88,7 @@ def _answer(ladder: Ladder, record: Record, framework: str, steps: list[Step]) -
     groups = {
         "use": keeping,
         f"a gain, but {metric} not settled": [step for step in helping if step not in keeping],
-        "no gain shown, and no loss": [s for s in steps if s.state == "kept" and not s.helps],
+        "neither gain nor loss shown": [s for s in steps if s.state == "kept" and not s.helps],
         "leave out": [step for step in steps if step.state == "left out"],
         "failed": [step for step in steps if step.state == "failed"],
     }

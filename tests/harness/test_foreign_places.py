@@ -68,21 +68,25 @@ def test_without_proc_one_line_says_so(bench_file, tmp_path):
 @pytest.fixture
 def small_container():
     """Control groups that allow half a core and 4 GiB; what begins there first joins them."""
-    name, groups = f"twinbench-test-{uuid.uuid4().hex}", []
-    for controller in ("cpu", "memory"):
-        outer = cgroups.divisible(controller)
-        if outer is None:
-            pytest.skip(f"no control group for {controller} can be made here")
-        if (group := outer / name) not in groups:
+    outer = {name: cgroups.divisible(name) for name in ("cpu", "memory")}
+    if lacking := [name for name, group in outer.items() if group is None]:
+        pytest.skip(f"no control group for {', '.join(lacking)} can be made here")
+    name = f"twinbench-test-{uuid.uuid4().hex}"
+    cpu, memory = (group / name for group in outer.values())  # one and the same in version 2
+    groups = list(dict.fromkeys((cpu, memory)))
+    try:
+        for group in groups:
             group.mkdir()
-            groups.append(group)
-    cgroups.set_quota(groups[0], 0.5)
-    limits = [groups[-1] / file for file in ("memory.max", "memory.limit_in_bytes")]
-    next(file for file in limits if file.exists()).write_text(str(4 << 30))
-    join = " && ".join(f"echo $$ > {group}/cgroup.procs" for group in groups)
-    yield ["sh", "-c", f'{join} && exec "$@"', "sh"]
-    for group in groups:
-        wait_until(lambda group=group: empty(group), seconds=60, what="the end of its processes")
+        cgroups.set_quota(cpu, 0.5)
+        limits = [memory / file for file in ("memory.max", "memory.limit_in_bytes")]
+        next(file for file in limits if file.exists()).write_text(str(4 << 30))
+        join = " && ".join(f"echo $$ > {group}/cgroup.procs" for group in groups)
+        yield ["sh", "-c", f'{join} && exec "$@"', "sh"]
+    finally:
+        for group in filter(Path.exists, groups):
+            wait_until(
+                lambda group=group: empty(group), seconds=60, what="the end of its processes"
+            )
 
 
 def empty(group: Path) -> bool:
