@@ -47,7 +47,7 @@ def advise(
 def _nothing(goal: str | None, limits: Limits) -> str:
     """Why there is no answer."""
     measured = "figure to choose by" if goal is None else GOALS[goal].title
-    more = "; predictions are timed at --effort full" if goal == "latency" else ""
+    more = "; it may have timed no predictions" if goal == "latency" else ""
     limited = (limits.accuracy_drop, limits.memory) != (None, None)
     within = " within the limits" if limited else " that keeps accuracy"
     return f"no row of this run has a {measured}{within}{more}"

@@ -67,6 +67,17 @@ class Found:
         """Whether it said something that is not true."""
         return self.said in WRONG[self.pair]
 
+    @property
+    def verdict(self) -> str | None:
+        """What was reached, where anything was."""
+        return None if self.said and self.said.startswith(FAILED) else self.said
+
+    def as_row(self) -> dict:
+        """As it is kept."""
+        row = {name: getattr(self, name) for name in ("kind", "framework", "pair", "ratio", "ci")}
+        reason = None if self.verdict else self.said
+        return row | {"verdict": self.verdict, "reason": reason, "wrong": self.wrong}
+
     def __str__(self) -> str:
         figure = "-" if self.ratio is None else f"{self.ratio:.3f}"
         figure += f" [{self.ci[0]:.3f}, {self.ci[1]:.3f}]" if self.ci else ""
@@ -264,8 +275,12 @@ def report(
     runs: int,
     results: Path,
     minutes: float | None,
+    keep: Callable[[dict], None] = lambda found: None,
 ) -> int:
-    """Print what was said in each disturbed run; the exit status: 1 where anything was wrong."""
+    """Print what was said in each disturbed run; the exit status: 1 where anything was wrong.
+
+    keep: is given what was said.
+    """
     begun, longest, found, whole = time.monotonic(), 0.0, [], True
     names = {name for pair in PAIRS.values() for name in (pair.top, pair.bottom)}
     todo = [(r, k, f) for r in range(runs) for k in chosen for f in frameworks]
@@ -281,6 +296,7 @@ def report(
                 print(one, flush=True)
             longest = max(longest, time.monotonic() - start)
     wrong = sum(one.wrong for one in found)
-    decided = sum(one.said is not None and not one.said.startswith(FAILED) for one in found)
+    decided = sum(one.verdict is not None for one in found)
+    keep({"runs": runs, "of": len(todo), "rows": [one.as_row() for one in found]})
     print(f"{len(found)} pairs in bad company: {decided} with a verdict, {wrong} of them wrong")
     return 1 if wrong else 0 if whole else 2

@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -152,7 +152,10 @@ def plant(faults: Sequence, minutes: float | None = None) -> Iterator[tuple[obje
                 raise ValueError(f"{' '.join(fault.tests)}: fails without a fault ({before.how})")
             sound.add(fault.tests)
             with _planted(tree / fault.file, fault.old, fault.new):
-                yield fault, _run(tree, fault.tests, end)
+                outcome = _run(tree, fault.tests, end)
+            if time.monotonic() >= end:  # whose tests had less time than others
+                return
+            yield fault, outcome
 
 
 @contextmanager
@@ -194,15 +197,23 @@ def _run(tree: Path, tests: Sequence[str], end: float) -> Outcome:
     return Outcome(status, how, time.monotonic() - start)
 
 
-def report(faults: Sequence, minutes: float | None) -> int:
-    """Print a line for each fault; the exit status: 1 where one survives, 2 where time ended."""
-    counts, survived = {KILLED: 0, SURVIVED: 0, BROKEN: 0}, []
+def report(
+    faults: Sequence, minutes: float | None, keep: Callable[[dict], None] = lambda found: None
+) -> int:
+    """Print a line for each fault; the exit status: 1 where one survives, 2 where time ended.
+
+    keep: is given what became of them.
+    """
+    counts, survived, rows = {KILLED: 0, SURVIVED: 0, BROKEN: 0}, [], []
     for fault, outcome in plant(faults, minutes):
         counts[outcome.status] += 1
         survived += [fault.name] if outcome.status != KILLED else []
+        said = {"status": outcome.status, "how": outcome.how}
+        rows.append({"file": fault.file, "name": fault.name} | said)
         line = f"{outcome.status:8} {outcome.seconds:5.1f} s  {fault.file}: {fault.name}"
         print(f"{line} · {outcome.how}", flush=True)
-    tried = sum(counts.values())
+    keep({"of": len(faults), "rows": rows})
+    tried = len(rows)
     print(f"{counts[KILLED]} of {tried} faults were noticed, of {len(faults)} that there are")
     if survived:
         print(f"not noticed: {'; '.join(survived)}")

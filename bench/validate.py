@@ -34,7 +34,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench import company, mutations, tax
+from bench import attacked, company, mutations, tax
 from bench.analysis import replay, simulate, verdicts
 from bench.analysis.bounds import LOOKS
 from bench.analysis.fit import block_times, fit_of
@@ -344,6 +344,7 @@ def main(arguments: list[str] | None = None) -> int:
     bad.add_argument("--runs", type=int, default=1, help="of each kind and framework")
     bad.add_argument("--results", type=Path, default=Path("results"))
     bad.add_argument("--minutes", type=float, metavar="N", help="end after so many")
+    bad.add_argument("--publish", action="store_true", help="make docs/attacked.md of it")
     costs = commands.add_parser("tax", help="what the suite's code costs where it does nothing")
     costs.add_argument("--framework", default="pt,tf", help="pt, tf or both")
     costs.add_argument("--only", default="", metavar="TECHNIQUE", help="one technique's")
@@ -356,6 +357,7 @@ def main(arguments: list[str] | None = None) -> int:
     planted.add_argument("--of", default="bench/analysis", help="from the files of this folder")
     planted.add_argument("--seed", type=int, default=0, help="which are drawn")
     planted.add_argument("--minutes", type=float, metavar="N", help="end after so many")
+    planted.add_argument("--publish", action="store_true", help="make docs/attacked.md of it")
     given = parser.parse_args(arguments)
     run = {"measure": _measure, "simulate": _simulate, "replay": _replay}
     run |= {"company": _company, "tax": _tax, "mutations": _mutations}
@@ -427,10 +429,13 @@ def _company(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
     chosen = list(known) if given.kinds is None else _named(parser, given.kinds, "kind", known)
     if given.runs < 1:
         parser.error("--runs takes 1 or more")
+    if given.publish and (given.kinds or set(frameworks) != set(FRAMEWORKS)):
+        parser.error("--publish is of all kinds and both frameworks: leave --kinds and --framework")
     _check_minutes(parser, given)
-    results = given.results.resolve()
+    results, runs, minutes = given.results.resolve(), given.runs, given.minutes
+    keep = _kept(given, "company", attacked.on_this_machine() if given.publish else {})
     try:
-        return company.report(contenders, frameworks, chosen, given.runs, results, given.minutes)
+        return company.report(contenders, frameworks, chosen, runs, results, minutes, keep)
     except KeyboardInterrupt:
         return 130
 
@@ -459,11 +464,20 @@ def _mutations(parser: argparse.ArgumentParser, given: argparse.Namespace) -> in
         faults = [fault for fault in every if given.only in fault.name]
         if not faults:
             raise ValueError(f"--only: no fault has {given.only!r} in its name")
-        return mutations.report(faults, given.minutes)
+        if given.publish and given.only:
+            raise ValueError("--publish is of all faults: leave --only away")
+        section = f"drawn {given.of}" if given.drawn else "planted"
+        about = {"seed": given.seed} if given.drawn else {}
+        return mutations.report(faults, given.minutes, _kept(given, section, about))
     except ValueError as error:
         parser.error(str(error))
     except KeyboardInterrupt:
         return 130
+
+
+def _kept(given: argparse.Namespace, section: str, about: dict) -> Callable[[dict], None]:
+    """What keeps what an attack found, where it is to be published."""
+    return lambda found: attacked.keep(section, about | found) if given.publish else None
 
 
 def _check_minutes(parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:

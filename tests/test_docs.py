@@ -126,7 +126,7 @@ COMMANDS = {
     ".venv/bin/python -m shared.utilization -m pt_impl.diagnosis.profiling": "run",
     "python -m pt_impl.train_step.mixed_precision": "alone",
     ".venv/bin/twinbench validate measure --minutes 30": "validate",
-    ".venv/bin/twinbench ladder image_classification --minutes 20": "climb",
+    ".venv/bin/twinbench ladder image_classification": "climb",
     ".venv/bin/twinbench ladder --resume results/ladders/latest": "climb",
     ".venv/bin/twinbench validate simulate results/latest/validation.json": "simulate",
     ".venv/bin/twinbench validate simulate docs": "simulate",

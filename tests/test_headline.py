@@ -25,7 +25,7 @@ def cases(effort, only=None):
 
 def rows(found):
     """A row is both frameworks; controls are none of a technique's own."""
-    return {(c.technique, c.workload, c.variant.name) for c in found if c.variant.role != "control"}
+    return {(c.technique, c.work, c.variant.name) for c in found if c.variant.role != "control"}
 
 
 def test_a_default_run_has_about_a_hundred_rows():

@@ -6,10 +6,8 @@ same record, today and on any machine.
 
 from __future__ import annotations
 
-from math import isfinite
-from typing import Any
-
 from bench.analysis import cases, comparisons, pairing
+from bench.analysis.values import finite
 
 DERIVED = ("noise_floor", "comparisons")
 DERIVED_OF_CASE = ("memory", "metrics", "certificate", "artifact_bytes")
@@ -17,7 +15,7 @@ DERIVED_OF_CASE = ("memory", "metrics", "certificate", "artifact_bytes")
 
 def analyse(measured: dict) -> dict:
     """The whole record of what was measured, as JSON values."""
-    measured = measured | {"environment": _finite(measured["environment"])}
+    measured = measured | {"environment": finite(measured["environment"])}
     every, looks = _with_accuracy(measured), measured.get("looks")
     found = comparisons.fits(every)
     made = _compared(measured, every, found)
@@ -40,7 +38,7 @@ def analyse(measured: dict) -> dict:
             }
         )
     floor = comparisons.noise_floor(every, made)
-    return _finite(measured | {"cases": whole, "noise_floor": floor, "comparisons": made})
+    return finite(measured | {"cases": whole, "noise_floor": floor, "comparisons": made})
 
 
 def compared(measured: dict) -> list[dict]:
@@ -82,14 +80,3 @@ def _raw(case: dict) -> dict:
         "timing": {"step_s": case["timing"]["step_s"]},
         "accuracy": accuracy and {name: accuracy[name] for name in ("metric", "per_seed")},
     }
-
-
-def _finite(value: Any) -> Any:
-    """The same JSON value with null for NaN and infinities, which JSON does not have."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    if isinstance(value, float) and not isfinite(value):
-        return None
-    return value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isfinite
 from typing import Any
 
 LARGEST = 1e100  # beyond it nothing was measured, and arithmetic overflows
@@ -24,3 +25,14 @@ def at(entry: Any, *path: str) -> Any:
     for key in path:
         entry = entry.get(key) if isinstance(entry, dict) else None
     return entry
+
+
+def finite(value: Any) -> Any:
+    """The same JSON value with null for NaN and infinities, which JSON does not have."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    if isinstance(value, float) and not isfinite(value):
+        return None
+    return value

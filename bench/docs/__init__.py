@@ -292,11 +292,14 @@ def _workload(workload: Workload) -> dict:
     """A row of the table of workloads."""
     unit = "predictions" if workload.mode == "predict" else "train steps"
     task = TASKS[workload.task]
+    accuracy = f"{task.metric}, margin {task.margin:g}" if workload.accuracy else "—"
+    if workload.trained_from != "default":
+        accuracy += f" ({workload.trained_from})"
     return {
         "task": workload.task,
         "batch": f"{workload.batch_size} ({workload.batch})",
         "timed": unit if workload.timed else "nothing: measured in processes of its own",
-        "accuracy": f"{task.metric}, margin {task.margin:g}" if workload.accuracy else "—",
+        "accuracy": accuracy,
         "effort": workload.effort,
     }
 

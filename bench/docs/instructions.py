@@ -83,7 +83,7 @@ def condensed(record: dict) -> dict:
 
 _HEAD = """# What the processor's instructions decide
 
-Which framework is faster can turn round from one CPU to the next. The same plain train step of
+How far do a CPU's instructions move the choice of framework? The same plain train step of
 {task}, float32, with PyTorch {pt} and TensorFlow {tf}, twice on one machine ({machine}): as it is,
 and with these variables, which keep oneDNN, PyTorch's own kernels and MKL from wider instructions.
 Made by `python -m bench.docs.instructions`.

@@ -124,15 +124,16 @@ _HEAD = """# `twinbench try` on models that are not ours
 {count} models of torchvision, timm, transformers, keras.applications, KerasHub and Keras's own
 layers, with random weights, on {machines}: what was measured, what was best, what was refused and
 why. Each file is one to start from. A ratio below 1 is that much of the plain step's or
-prediction's time, with its 95% interval where there was time for several blocks. What bfloat16
-does to accuracy is not known here: weights are random. Made by `python -m bench.docs.tried`.
+prediction's time, with its 95% interval where there was time for several blocks. Of one block
+small differences may be noise, and the lowest ratio is no advice. What bfloat16 does to accuracy is
+not known here: weights are random. Made by `python -m bench.docs.tried`.
 """
 _BY_HAND = """## Against a measurement by hand
 
 The same two train steps, timed by a plain loop that knows nothing of this suite
 ([try_by_hand.py](try_by_hand.py)): {pairs} pairs of processes, the median of {steps} steps in each,
 with the allocator's settings of this suite, and with the allocator as installed, which gives freed
-memory back to the system: there steps and ratios are others.
+memory back to the system: there step times and ratios differ.
 """
 
 
@@ -176,7 +177,7 @@ def _overview(models: dict) -> Table:
                 f"{found['seconds'] / 60:.1f}",
             ]
         )
-    titles = ["model", "size", "rows", "best train step", "best prediction of one", "minutes"]
+    titles = ["model", "size", "rows", "lowest train step", "lowest prediction of one", "minutes"]
     return Table("", [Column("", title, right=False) for title in titles], rows)
 
 
@@ -187,7 +188,10 @@ def _about(name: str) -> str:
 
 
 def _best(rows: list[dict], mode: str, size: int | None) -> str:
-    """By framework the row that takes least of its baseline's time, where one takes less."""
+    """By framework the row that takes least of its baseline's time, where one takes less.
+
+    A row of several blocks was shown to; one of a single block has no interval, and says so.
+    """
     said = []
     for framework in dict.fromkeys(row["framework"] for row in rows):
         of_it = [

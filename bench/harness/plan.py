@@ -19,7 +19,7 @@ Nothing here imports a framework.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,11 @@ class Effort:
     looks: tuple[int, ...] = ()
     seed_looks: tuple[int, ...] = ()
     first_pass_alone: bool = False
+
+    @property
+    def first_look(self) -> int:
+        """The number of blocks from which on what is timed has its intervals."""
+        return (self.looks or LOOKS)[0]
 
 
 EFFORT = {
@@ -152,15 +157,17 @@ class Workload:
     """A task at its "small" or "compute" batch size or "single" samples, measured from `effort` on.
 
     `mode`: "train" times train steps, "predict" predictions in evaluation mode. `accuracy`: the
-    variants are trained to the plateau with paired seeds. `training`: how many times as long that
-    takes as training for a recipe's epochs; the time it is given grows with it. `timed`: without it
-    there is no match, only what is measured in processes of their own (first call, memory, probe).
+    variants are trained to the plateau with paired seeds, from `trained_from` on. `training`: how
+    many times as long that takes as training for a recipe's epochs; the time it is given grows with
+    it. `timed`: without it there is no match, only what is measured in processes of their own
+    (first call, memory, probe).
     """
 
     task: str
     batch: str
     effort: str = "default"
     accuracy: bool = False
+    trained_from: str = "default"
     training: float = 1.0
     mode: str = "train"
     timed: bool = True
@@ -170,6 +177,11 @@ class Workload:
         """Samples a step."""
         task = TASKS[self.task]
         return {"single": 1, "small": task.small_batch, "compute": task.compute_batch}[self.batch]
+
+    def at(self, effort: str) -> Workload:
+        """What is measured of it at an effort: without accuracy, where it is too low for that."""
+        trains = EFFORTS.index(self.trained_from) <= EFFORTS.index(effort)
+        return replace(self, accuracy=self.accuracy and trains)
 
 
 @dataclass(frozen=True)

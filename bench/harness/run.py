@@ -1,8 +1,9 @@
 """A run: measuring what is planned, with progress, and the record at every step.
 
-It goes in passes. The first measures one block of everything, and a table is there. Then comes what
-is measured apart: first calls and memory, probes, training; then further passes, until there is
-nothing left to decide. What ends a run before that leaves a record that is valid.
+It goes in passes. The first measures one block of everything, and a table is there; those until the
+first look give it intervals. Then comes what is measured apart: first calls and memory, probes,
+training; then further passes, until there is nothing left to decide. What ends a run before that
+leaves a record that is valid.
 """
 
 from __future__ import annotations
@@ -180,21 +181,24 @@ class Run:
                 self._check_conditions(environment)
                 times.append(datetime.now(UTC).isoformat(timespec="seconds"))
             self._note(environment, missing)
-            self._play_pass(processes, data, 0)
+            amount = self.plan.amount
+            for block in filter(self._plans_pass, range(amount.first_look)):
+                self._play_pass(processes, data, block)
+            judged = not self._cut  # what is stacked is decided by whole passes alone
+            # Of a user's file, which has few minutes, accuracy comes before first calls.
             if not self.settings.model:
                 self._cold_starts(processes, data)
             self._probes(processes, data)
             seeds = iter(self.plan.seeds)
             self._train(processes, data, next(seeds))
-            block = 1
-            while self._plans_pass(block):
+            if judged:
+                self._stack(processes, data)
+            self._cold_starts(processes, data)
+            for block in filter(self._plans_pass, range(amount.first_look, amount.blocks)):
                 self._play_pass(processes, data, block)
-                block += 1
-                if block in self.plan.amount.looks:
+                if block + 1 in amount.looks:
                     self._train(processes, data, next(seeds, 0))
                     self._stack(processes, data)
-                    # Of a user's file, which has few minutes, intervals come before first calls.
-                    self._cold_starts(processes, data)
             self._cold_starts(processes, data)
             for number in seeds:
                 self._train(processes, data, number)
@@ -217,7 +221,10 @@ class Run:
         record, amount = self.record, self.plan.amount
         if block < len(record.passes):
             return True
-        if self._cut or block >= amount.blocks or not record.passes[-1]:
+        if block >= amount.blocks or not record.passes[-1]:
+            return False
+        # What is cheap gets its intervals, though a large model's pass had no time.
+        if self._cut and block >= amount.first_look:
             return False
         if block not in amount.looks:
             record.passes.append(list(record.passes[-1]))

@@ -101,7 +101,9 @@ class Plan:
         if self.amount.first_pass_alone:  # the first of what is neither timed nor probed
             return int(not case.workload.timed and not self.techniques[case.technique].probes)
         technique = self.techniques[case.technique]
-        often = self.amount.blocks > 1 and case.workload == technique.workloads[0]
+        workload = technique.workloads[0]
+        first = (workload.task, workload.batch_size, workload.mode)
+        often = self.amount.blocks > 1 and case.work == first
         return technique.cold_starts if often else 1
 
     def probed(self, case: Case) -> bool:
@@ -130,9 +132,8 @@ class Plan:
         return sum(part.expected for part in parts), sum(part.most for part in parts)
 
     def parts(self, record: Record) -> list[Part]:
-        """What `record` lacks, in the order in which it is measured."""
+        """What `record` lacks, in the order in which it is usually measured."""
         of = self.durations.of
-        first, later = self._passes(record)
         cold, probes = [], []
         for case in filter(record.ok, self.every):
             if not case.settled:
@@ -146,11 +147,11 @@ class Plan:
             for name, prices in (("first calls and memory", cold), ("probes", probes))
             for count in [len(prices)]
         ]
-        seeds = self._training(record)
-        return [first, *apart, *seeds[:1], *later, *seeds[1:]]
+        seeds, passes, first = self._training(record), self._passes(record), self.amount.first_look
+        return [*passes[:first], *apart, *seeds[:1], *passes[first:], *seeds[1:]]
 
-    def _passes(self, record: Record) -> tuple[Part, list[Part]]:
-        """The first pass and the others: who leaves after a look is not known before."""
+    def _passes(self, record: Record) -> list[Part]:
+        """The passes: who leaves after a look is not known before."""
         of_pass, share, found = self.durations.of_pass, 1.0, []
         last = [record.matches[number] for number in record.passes[-1]]
         for block in range(self.amount.blocks):
@@ -162,7 +163,7 @@ class Plan:
             else:
                 most = of_pass(last)
                 found.append(Part(f"pass {block + 1}", len(last), share * most, most))
-        return found[0], found[1:]
+        return found
 
     def _training(self, record: Record) -> list[Part]:
         """The training of each look at the seeds: who is trained further is not known before."""

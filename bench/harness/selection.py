@@ -23,7 +23,9 @@ def cases_of(technique: Technique, module: str, effort: str) -> list[Case]:
     a control for each framework at the first timed workload, see `spare_controls`.
     """
     level = max(EFFORTS.index(effort), EFFORTS.index("default"))
-    workloads = [w for w in technique.workloads if EFFORTS.index(w.effort) <= level]
+    workloads = [
+        w.at(EFFORTS[level]) for w in technique.workloads if EFFORTS.index(w.effort) <= level
+    ]
     variants = [v for v in technique.variants if EFFORTS.index(v.effort) <= level]
     controls = [control_of(v) for v in variants if v.role == "baseline" and effort != "quick"]
     controlled = [workload for workload in workloads if workload.timed][:1]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,10 +17,11 @@ from statistics import fmean
 from typing import Any
 
 from bench.analysis.reading import as_lines
-from bench.analysis.values import at
+from bench.analysis.values import at, finite
 from bench.harness import apart, machine, state
+from bench.harness.durations import USUAL_BYTES
 from bench.harness.folders import replace_file
-from bench.harness.plan import FRAMEWORKS
+from bench.harness.plan import FRAMEWORKS, Case
 from bench.harness.processes import Processes, TimeLimits
 from bench.harness.progress import clock
 from bench.harness.worker import on_cpu
@@ -31,6 +32,8 @@ from bench.ladders.rule import PARTS, Rungs
 SCHEMA = 1
 FILE = "ladder.json"
 SEED = 2026
+SHARE_OF_MEMORY = 0.8  # of what is free, that programs which take turns may hold together
+HELD = ("memory", "host_memory", "whole_memory")  # beyond what a program has imported
 REQUIRED = ("schema_version", "ladder", "started", "frameworks", "blocks", "environment", "runs")
 
 Record = dict[str, Any]
@@ -103,6 +106,8 @@ class Climb:
         Raises ValueError where what was measured before was under other conditions, and Failed
         where a framework can't be imported.
         """
+        if not self.record["environment"]:
+            self.save()  # so that there is something to go on with, whenever it ends
         settings = {"interpreters": self.interpreters, "limits": self.limits}
         with Processes(self.folder / "logs", **settings) as processes:
             self._conditions(processes)
@@ -133,7 +138,7 @@ class Climb:
 
     def _conditions(self, processes: Processes) -> None:
         """Note the environment, or compare it with that of the runs before."""
-        now = machine.describe(self.threads) | {"devices": {}}
+        now = machine.describe(self.threads) | {"devices": {}, "code": state.code("bench/ladders")}
         for framework in self.record["frameworks"]:
             found = apart.describe(processes, framework, self.threads)
             now["packages"][framework] = found["versions"] | {"python": found["python"]}
@@ -201,7 +206,7 @@ class Climb:
     def _run(self, processes: Processes, wanted: Wanted, arrays: str, settings: dict) -> None:
         """Train each of these programs in a process of its own, and keep what each gives.
 
-        Those of a framework take turns, epoch by epoch.
+        Those of a framework take turns, epoch by epoch, as many as fit into memory together.
         """
         stage, block, programs = wanted
         cases = {
@@ -225,8 +230,9 @@ class Climb:
                     "rungs": list(rungs),
                     "status": found.status,
                     "reason": found.reason,
-                    "metrics": found.found.get("metrics", {}),
-                    "evidence": found.found.get("evidence"),
+                    "metrics": finite(found.found.get("metrics", {})),
+                    "evidence": finite(found.found.get("evidence")),
+                    "together": len(alive),
                     "seconds": found.seconds,
                 }
             )
@@ -236,14 +242,42 @@ class Climb:
             self.say(f"  {FRAMEWORKS[framework].title} {'+'.join(rungs) or 'plain'}: {said}")
 
         for framework in dict.fromkeys(each for each, _, _ in cases.values()):
-            apart.probes_in_turns(
-                processes,
-                [case for side, _, case in cases.values() if side == framework],
-                data={self.ladder.task: arrays},
-                threads=self.threads,
-                seed=SEED + block,
-                done=done,
-            )
+            for alive in self._together(framework, list(cases.values())):
+                apart.probes_in_turns(
+                    processes,
+                    alive,
+                    data={self.ladder.task: arrays},
+                    threads=self.threads,
+                    seed=SEED + block,
+                    done=done,
+                )
+
+    def _together(
+        self, framework: str, programs: list[tuple[str, Rungs, Case]]
+    ) -> Iterator[list[Case]]:
+        """The programs of a framework, as many at a time as fit into memory."""
+        own = [(rungs, case) for side, rungs, case in programs if side == framework]
+        room, alive, held = SHARE_OF_MEMORY * machine.free_memory(), [], 0.0
+        on_gpu = not on_cpu(self.record["environment"]["devices"][framework])
+        device = float(at(self.record, "environment", "gpu", "memory_bytes") or 0) if on_gpu else 0
+        on_device = 0.0
+        for rungs, case in own:
+            size = USUAL_BYTES + self._most(framework, rungs, HELD)
+            # Its allocator keeps what it had for a while.
+            share = 2 * self._most(framework, rungs, ("memory",)) if device else 0.0
+            full = held + size > room or on_device + share > SHARE_OF_MEMORY * device > 0
+            if alive and full:
+                yield alive
+                alive, held, on_device = [], 0.0, 0.0
+            alive, held, on_device = [*alive, case], held + size, on_device + share
+        yield alive
+
+    def _most(self, framework: str, rungs: Rungs, figures: Sequence[str]) -> float:
+        """The most that these figures were for a program; for any, where it has not run yet."""
+        runs = [run for run in self.record["runs"] if run["framework"] == framework]
+        own = [run for run in runs if tuple(run["rungs"]) == rungs] or runs
+        values = [at(run, "metrics", name, "value") for run in own for name in figures]
+        return max(filter(None, values), default=0.0)
 
 
 def at_task(ladder: Ladder, task: str) -> Ladder:

@@ -153,7 +153,8 @@ def _begun(given: argparse.Namespace) -> tuple[Ladder, climbing.Record, Path]:
             raise ValueError(f"a climb goes on as it was begun: leave {option} out")
     record["resumed"].append(datetime.now(UTC).isoformat(timespec="seconds"))
     folder = given.resume if given.resume.is_dir() else given.resume.parent
-    return find(record["ladder"]), record, folder.resolve()
+    ladder = climbing.at_task(find(record["ladder"]), record["task"])
+    return ladder, record, folder.resolve()
 
 
 def write(ladder: Ladder, record: climbing.Record, folder: Path) -> None:

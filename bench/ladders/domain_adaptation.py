@@ -37,6 +37,8 @@ LADDER = Ladder(
     module=__name__,
     task="digits-to-photos",
     materialise=materialise,
+    about="A run trains on digits on black with their labels and on digits over photos without; "
+    "accuracy is that on digits over photos.",
     seconds=40.0,
     rungs=(
         Rung("input_pipeline", "input pipeline (batches, cached)", judged="iteration"),

@@ -49,7 +49,10 @@ LADDER = Ladder(
     task="photos-resnet18",
     gpu_task="photos-resnet50",
     materialise=materialise,
-    seconds=25.0,
+    about=f"A run trains {EPOCHS} epochs of {TRAINED} crops of two photos, whose parts are the "
+    f"classes, and tests on {TESTED} others: accuracy says whether a rung kept what was learned, "
+    "not how good such a network is.",
+    seconds=15.0,
     rungs=(
         Rung("input_pipeline", "input pipeline", judged="iteration"),
         Rung(

@@ -65,8 +65,9 @@ class Ladder:
 
     `module`: where its `probe` is, called as its program. `task`: of the model, its recipe, metric
     and margin; `gpu_task` takes its place on a GPU. `materialise(folder, task) -> (folder of the
-    task's arrays, settings of every run)`, called once. `seconds`: about how long a run takes on
-    two cores. `batch_size`: where it is not that of `task`; on a GPU it is the task's.
+    task's arrays, settings of every run)`, called once. `about`: what is trained and what its
+    quality says, in a sentence or two. `seconds`: about how long a run takes on two cores.
+    `batch_size`: where it is not that of `task`; on a GPU it is the task's.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Ladder:
     task: str
     rungs: tuple[Rung, ...]
     materialise: Callable[[Path, str], tuple[Path, dict]]
+    about: str
     gpu_task: str | None = None
     batch_size: int | None = None
     seconds: float = 30.0

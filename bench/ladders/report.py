@@ -9,7 +9,8 @@ from typing import Any
 
 from bench.analysis.reading import FRAMEWORKS
 from bench.analysis.values import at
-from bench.analysis.verdicts import Interval, Ratio
+from bench.analysis.verdicts import DELTA, Interval, Ratio
+from bench.harness.worker import on_cpu
 from bench.ladders import rule
 from bench.ladders.climbing import Record
 from bench.ladders.ladder import JUDGED, Ladder
@@ -30,8 +31,8 @@ SHOWN = {
     "device_utilisation": ("GPU\nbusy [%]", 1.0),
     "device_fluctuation": ("its sd\n[%]", 1.0),
     "memory": ("peak\n[MB]", 1e-6),
+    "host_memory": ("host's\npeak [MB]", 1e-6),
     "whole_memory": ("peak of\nwhole [MB]", 1e-6),
-    "device_memory": ("device\npeak [MB]", 1e-6),
     "first_step": ("first\nstep [s]", 1.0),
     "whole": ("whole\n[s]", 1.0),
     "latency": ("latency\n[ms]", 1e3),
@@ -44,6 +45,8 @@ STATES = {  # of a rung that does not help -> how it is called
     "open": "not yet",
     "nothing": "changes nothing",
 }
+
+PRICES = {"iteration": "time", "memory": "memory"}
 
 Climbs = dict[str, list[Step]]
 
@@ -66,6 +69,8 @@ def content(ladder: Ladder, record: Record) -> list[str | Table]:
         *filter(None, [*answers, _ahead(record, climbs)]),
         f"{ladder.title}, {ladder.task}, batch {ladder.batch}, "
         f"{pairs} on {_machine(record)}.{state}",
+        ladder.about,
+        *_flaws(record, climbs),
     ]
     for framework, steps in climbs.items():
         table = _figures(ladder, record, framework, steps)
@@ -88,12 +93,12 @@ def _answer(ladder: Ladder, record: Record, framework: str, steps: list[Step]) -
     groups = {
         "use": keeping,
         f"a gain, but {metric} not settled": [step for step in helping if step not in keeping],
-        "neither gain nor loss shown": [s for s in steps if s.state == "kept" and not s.helps],
+        "no gain shown": [s for s in steps if s.state == "kept" and not s.helps],
         "leave out": [step for step in steps if step.state == "left out"],
         "failed": [step for step in steps if step.state == "failed"],
     }
     said = [
-        f"{group}: {', '.join(step.rung.title for step in found)}"
+        f"{group}: {', '.join(f'{step.rung.title}{_price(step)}' for step in found)}"
         for group, found in groups.items()
         if found
     ]
@@ -112,15 +117,63 @@ def _answer(ladder: Ladder, record: Record, framework: str, steps: list[Step]) -
     return " ".join(lines)
 
 
+def _price(step: Step) -> str:
+    """What a rung that stays takes more of than the program below, where the interval shows it."""
+    if step.state != "kept":
+        return ""
+    more = [
+        f"{found.ratio:.2f} times the {words}"
+        for figure, words in PRICES.items()
+        if figure != step.rung.judged
+        and (found := step.below_by.get(figure))
+        and found.ci
+        and found.ci[0] > 1 + DELTA
+    ]
+    return f" (takes {', '.join(more)})" if more else ""
+
+
 def _ahead(record: Record, climbs: Climbs) -> str:
-    """How the frameworks stand to each other, plain and at the top."""
+    """How the frameworks stand to each other, plain and at the top of the last stage."""
+    if _unlike_devices(record):
+        return ""
     plain, top = rule.between(record["runs"], climbs, "iteration")
     if not plain or not top:
         return ""
+    said = [
+        f"{name} {_ratio(found)}{'' if _told_apart(found) else ', no difference shown'}"
+        for name, found in (("plain", plain), ("at the top", top))
+    ]
     return (
-        f"{FRAMEWORKS['pt']} / {FRAMEWORKS['tf']}, {JUDGED['iteration']}: "
-        f"plain {_ratio(plain)}, at the top {_ratio(top)}."
+        f"{FRAMEWORKS['pt']} / {FRAMEWORKS['tf']}, {JUDGED['iteration']}, run anew in the end: "
+        f"{'; '.join(said)}."
     )
+
+
+def _told_apart(found: Ratio) -> bool:
+    return found.ci is not None and not found.ci[0] <= 1 <= found.ci[1]
+
+
+def _unlike_devices(record: Record) -> bool:
+    """Whether one framework ran on a GPU and the other did not."""
+    devices = record["environment"].get("devices", {}).values()
+    return len({on_cpu(device) for device in devices}) > 1
+
+
+def _flaws(record: Record, climbs: Climbs) -> list[str]:
+    """What a reader must know of the runs before the tables."""
+    said = []
+    if _unlike_devices(record):
+        said.append("One framework ran on a GPU and the other did not: they are not compared.")
+    for run in record["runs"]:
+        if run["stage"] == rule.PARTS and run["status"] != "OK" and run["framework"] in climbs:
+            program = "+".join(run["rungs"]) or "plain"
+            said.append(f"In the end {FRAMEWORKS[run['framework']]}'s {program}: {run['reason']}.")
+    if any(run.get("together") == 1 for run in record["runs"]):
+        said.append(
+            "Memory did not hold the programs of a pair together: they ran after each other, and "
+            "what the machine did meanwhile is in their ratios."
+        )
+    return list(dict.fromkeys(said))
 
 
 def _machine(record: Record) -> str:
@@ -259,7 +312,7 @@ def _top(ladder: Ladder, top: Interval) -> str:
         verdict = f"worse by more than the margin of {margin:g}"
     else:
         verdict = f"not decided at the margin of {margin:g}"
-    return f"Its {metric} improved by {_difference(top)}: {verdict}."
+    return f"Its {metric} changed by {_difference(top)}, above 0 is better: {verdict}."
 
 
 def _published(ladder: Ladder, record: Record, climbs: Climbs) -> Table:
@@ -374,7 +427,7 @@ def _in_words(rows: list[tuple[str, list]]) -> str:
     for title, found in rows:
         each = [
             f"{FRAMEWORKS[side]} iteration {number(figures['iteration'][0])} of plain, quality "
-            f"{number(figures['quality'][0])}{'' if figures['kept'] else ' (does not stay)'}"
+            f"{number(figures['quality'][0])}{'' if figures['kept'] else ' (hurts or is open)'}"
             for side, figures in found
             if "iteration" in figures
         ]

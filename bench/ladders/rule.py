@@ -10,11 +10,12 @@ rung hurts
   or
 - where that figure is `FAR` times that of the program below in its first pair: it needs no others.
 
-A rung that hurts, or fails, is shown and left out of what follows, in that framework. Intervals are
-Student's t over pairs, of log ratios, and of differences for the quality. Three pairs know little
-of their own scatter: that of the rungs before counts, too, as in `bench.analysis.sequential`; never
-that of later ones, so that a decision stands. A single pair has no interval, so that nothing is
-left out then.
+A rung that hurts, or fails, or whose quality is no number, is shown and left out of what follows,
+in that framework. Intervals are Student's t over pairs, of log ratios, and of differences for the
+quality. Of ratios three pairs know little of their own scatter: that of the rungs before counts,
+too, as in `bench.analysis.sequential`; never that of later ones, so that a decision stands. Of the
+quality it does not: a rung that changes no number, such as an input pipeline, has no scatter at
+all. A single pair has no interval, so that only what is `FAR` beyond is left out then.
 
 Against the plain program a rung stands at the product of the ratios up to it, each taken next to
 its own program below, since a machine's speed may drift between the first rung and the last. In the
@@ -44,7 +45,7 @@ MULTIPLIED = ("iteration", "memory")  # figures of which the parts promise a pro
 FAR = 3.0  # far beyond what a machine does to a pair
 COMPARED = ("iteration", "memory", "whole", "latency", "size")  # ratios to the program below
 FIGURES = (*COMPARED, "epoch", "samples_per_s", "utilisation", "fluctuation", "whole_memory")
-FIGURES += ("device_memory", "device_utilisation", "device_fluctuation", "quality", "first_step")
+FIGURES += ("host_memory", "device_utilisation", "device_fluctuation", "quality", "first_step")
 
 Rungs = tuple[str, ...]
 Values = dict[str, list[float]]  # figure -> of each pair the log ratio, or by how much it is better
@@ -113,7 +114,7 @@ def _step(
     ratios = {name: _ratio(values[name], _kin(before, name)) for name in COMPARED if name in values}
     quality = None
     if "quality" in values:
-        quality, _ = _interval(values["quality"], _kin(before, "quality"))
+        quality = t_interval(values["quality"])
     complete = len(pairs) >= blocks
     state, reason = _judged(ladder, rung, here, rungs, values, ratios, quality, complete)
     return Step(
@@ -207,9 +208,11 @@ def _judged(
 ) -> tuple[str, str | None]:
     """The state of a rung, and why it is not kept."""
     for run in runs:
+        whose = "" if tuple(run["rungs"]) == rungs else "the program below: "
         if run["status"] != "OK":
-            whose = "" if tuple(run["rungs"]) == rungs else "the program below: "
             return "failed", f"{whose}{run['reason']}"
+        if _value(run["metrics"], "quality") is None:
+            return "failed", f"{whose}its quality is no number"
     far = next(iter(values.get(rung.judged, ())), 0.0)
     if rung.judged != "quality" and far > log(FAR):
         return "left out", f"{JUDGED[rung.judged]}: {exp(far):.1f} times that of the program below"
@@ -326,7 +329,7 @@ def top_quality(
     values = _values(ladder, _top_pairs(runs, framework, steps))
     if "quality" not in values:
         return None
-    return _interval(values["quality"], _kin(steps, "quality"))[0]
+    return t_interval(values["quality"])
 
 
 def top_ratio(runs: Sequence[dict], framework: str, steps: list[Step], figure: str) -> Ratio | None:

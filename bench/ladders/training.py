@@ -100,7 +100,8 @@ def measure(
             start = time.perf_counter()
             with watch_utilization(interval=WINDOW_S) if on_gpu else nullcontext() as used:
                 watched.watch(program.epoch(), kit.runtime.synchronize)
-        trained = memory.peak()
+        # Of training alone: predictions for all test samples would count on a GPU.
+        trained, device = memory.peak(), kit.runtime.device_peak()
         whole += time.perf_counter() - start
         yield
         start = time.perf_counter()
@@ -128,11 +129,12 @@ def measure(
         "evidence": {"losses": certificate, "weights_sha256": _weights(impl, work)},
     }
     if resets:
-        found["memory"] = _figure("bytes", trained - imported + watched.beside)
+        host = _figure("bytes", trained - imported + watched.beside)
+        found["host_memory" if device else "memory"] = host
         most = peak - imported + max(watched.beside, after.beside)
         found["whole_memory"] = _figure("bytes", most)
-    if device := kit.runtime.device_peak():
-        found["device_memory"] = _figure("bytes", device["allocated"])
+    if device:
+        found["memory"] = _figure("bytes", device["allocated"])
     if on_gpu:
         found |= _busiest(used.gpus)
     return found

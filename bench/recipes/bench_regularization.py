@@ -24,7 +24,7 @@ TECHNIQUE = Technique(
             Variant(name, s, measured=TRAINED, effort=effort, changes="math", title=title)
             for name, s, effort, title in (
                 ("l2", {"l2": L2}, "ordinary", f"L2 in the loss, {L2:g}"),
-                ("decoupled", {"decay": DECAY}, "default", f"decoupled decay, {DECAY:g}"),
+                ("decoupled", {"decay": DECAY}, "ordinary", f"decoupled decay, {DECAY:g}"),
                 (
                     "smoothing",
                     {"smoothing": SMOOTHING},

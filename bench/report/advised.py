@@ -24,6 +24,7 @@ COMPARED = {
     SIZE: "{}% smaller",
     ACCURACY: "{} points of accuracy",
 }
+NO_DIFFERENCE = "no difference shown"
 SHORT = {TIME: "{}x", RATE: "{}x", MEMORY: "{}% less", SIZE: "{}% smaller", ACCURACY: "{} points"}
 SHOWN = {
     TIME: "to be faster",
@@ -35,13 +36,15 @@ SHOWN = {
 LEGEND = (
     "Named is what was shown to gain over its own baseline (“against”) and keeps accuracy: the "
     "same work, or no worse than the task's margin by the bound of its interval. Ahead: the "
-    "framework whose named row was shown to be better. Brackets hold 95% intervals."
+    "framework whose named row, or plain code where none is named, was shown to be better. "
+    "Brackets hold 95% intervals."
 )
 
 BRIEF_LEGEND = (
-    "Gains over the own baseline (x: times as fast) that keep accuracy, and what they take; “but” "
-    "says why a row is not advised. Ahead: the framework whose row was shown to be better. "
-    "Brackets hold 95% intervals. What each row is held against stands in docs/report.md."
+    "Gains over plain code of the same framework (x: times as fast), never of the other: that is "
+    "what “ahead” compares. They keep accuracy; “but” says why a row is not advised, and then its "
+    "framework's plain code is compared. Brackets hold 95% intervals. What each row is held "
+    "against stands in docs/report.md."
 )
 
 
@@ -164,8 +167,16 @@ def ahead(found: Advice) -> list[str]:
     if found.between is None or not found.between.bounded:
         return ["not compared"]
     if not found.ahead:
-        return ["no difference shown"]
-    return [FRAMEWORKS[found.ahead], gained(found.seen_from(found.ahead), found.figure)]
+        return [NO_DIFFERENCE]
+    gain = gained(found.seen_from(found.ahead), found.figure)
+    return [FRAMEWORKS[found.ahead], gain, _plain_code(found)]
+
+
+def _plain_code(found: Advice) -> str:
+    """Whose plain code is compared, though a row that would gain more stands beside it."""
+    plain_ones = [FRAMEWORKS[s.framework] for s in found.sides if s.tempting and not s.best]
+    every = len(plain_ones) == len(found.sides)
+    return "" if not plain_ones else "plain code" + ("" if every else f" of {plain_ones[0]}")
 
 
 def table(listed: list[Advice], cases: list[dict]) -> Table:
@@ -189,9 +200,10 @@ def brief(listed: list[Advice]) -> Table:
         sides = {side.framework: _short(each, side) for side in each.sides}
         size = [f"{rounded(count)} parameters" for count in parameters([each.task])]
         work = ", ".join([place_of(each), *size])
-        leads = FRAMEWORKS[each.ahead] if each.ahead else "—"
+        leads = NO_DIFFERENCE
         if each.ahead:
-            leads += f", {gained(each.seen_from(each.ahead), each.figure, SHORT)}"
+            gain = gained(each.seen_from(each.ahead), each.figure, SHORT)
+            leads = ", ".join(filter(None, (FRAMEWORKS[each.ahead], gain, _plain_code(each))))
         said = [f"{each.question.aim}\n{work}"]
         said += [sides.get(name, "not measured") for name in FRAMEWORKS]
         rows.append([plain(cell) if "\n" not in cell else cell for cell in (*said, leads)])
@@ -202,7 +214,10 @@ def brief(listed: list[Advice]) -> Table:
 
 LABEL = 26  # cells: an aim, and its work below
 MARKS = {True: "*", False: ":"}
-KEY = "Gains that keep accuracy; x: times as fast as the own baseline; *: is ahead."
+KEY = (
+    "Gains that keep accuracy; x: times as fast as the own baseline; *: is ahead, with plain code "
+    "where “but” stands."
+)
 
 
 def lines(listed: list[Advice], width: int, room: int) -> list[str]:

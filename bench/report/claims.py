@@ -128,7 +128,7 @@ def _tested(each: Judged, width: int) -> list[str]:
     claim = each.claim
     lines = wrap(plain(f"{title(claim)}: {claim['figure']} ({source(claim)})"), width)
     said = {
-        "  said": f"{wording(claim)} Conditions: {claim['conditions']}.",
+        "  said": f"{wording(claim)} Conditions: {claim['conditions'].rstrip('.')}.",
         "  asked": f"{read_as(claim['rule'])}: {asked(claim['rule'])}",
         "  here": here(each),
     }
@@ -224,7 +224,7 @@ def _table(found: list[Judged], verdict: str) -> Table:
     rows = []
     for each in found:
         claim, shown = each.claim, here(each)
-        said = f"{claim['figure']}: {wording(claim)} Conditions: {claim['conditions']}."
+        said = f"{claim['figure']}: {wording(claim)} Conditions: {claim['conditions'].rstrip('.')}."
         last = f"{each.why}; here {shown}" if each.why and shown else each.why or shown
         cells = [title(claim), said, f"{source(claim)}: {claim['source']['where']}"]
         rows.append([*cells, f"{read_as(claim['rule'])}: {asked(claim['rule'])}", last])

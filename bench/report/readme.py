@@ -86,8 +86,8 @@ def headline(runs: list[Record], other: Record | None = None) -> str:
     if drawn := gains.chart(every):
         parts.append(_picture(drawn.title))
     parts.append("\n".join(f"- {escape(each)}" for each in conclusions(runs, other)))
-    parts += chain.from_iterable(map(_tables, runs))
     parts.append(escape(advised.BRIEF_LEGEND))
+    parts += chain.from_iterable(map(_tables, runs))
     dates = "; ".join(run_line(run) for run in runs)
     took = "".join(map(_took, runs))
     parts.append(f"Made from the record ({escape(dates)}).{took}")
@@ -151,16 +151,20 @@ def _shares(every: list[Work]) -> str | None:
 
 
 def _ahead(run: Record) -> str | None:
-    """How often each framework is ahead with what is named in it."""
-    shown, _ = advised.split(advice(run))
-    compared = [each for each in shown if each.between]
-    if not compared:
+    """Which framework is ahead, aim by aim, with what is advised in it."""
+    parts = []
+    compared = [each for each in advice(run) if each.between]
+    for aim in dict.fromkeys(each.question.aim for each in compared):
+        own = [each for each in compared if each.question.aim == aim]
+        counts = Counter(each.ahead for each in own)
+        ahead = [f"{name} {counts[side]}" for side, name in FRAMEWORKS.items() if counts[side]]
+        if ahead:
+            parts.append(f"{aim}, {' and '.join(ahead)} of {len(own)}")
+    if not parts:
         return None
-    counts = Counter(each.ahead for each in compared)
-    parts = [f"{name} in {counts[side]}" for side, name in FRAMEWORKS.items()]
     return (
-        f"Ahead, with what is named below, is {' and '.join(parts)} of {len(compared)} lines; in "
-        f"{counts[None]} no difference was shown."
+        f"Which framework is ahead, by pieces of work: {'; '.join(parts)}. In the others no "
+        "difference was shown."
     )
 
 
@@ -176,8 +180,8 @@ def _steps(run: Record) -> str | None:
                 f"{a.best.name}: {figure_of(a.figure(a.best), goal, a.limits)}" for a in (few, many)
             )
             return (
-                f"{FEW:,} steps of {work.title} take least with {first}; {MANY:,} with {later}. "
-                "Compiling has to be repaid."
+                f"Compiling has to be repaid: {FEW:,} steps of {work.title} are fastest with "
+                f"{first}, {MANY:,} with {later}."
             )
     return None
 

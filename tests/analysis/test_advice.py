@@ -105,7 +105,7 @@ def test_one_block_gives_an_order_and_says_so():
     found, side = asked("train faster", row(time=(0.6,)), row("memory_format", time=(1.1,)))
     assert found.provisional
     assert name(side.best) == ("compilation", "changed")
-    for said in (advised.sentence(found, side, [])[1], *advised.lines([found], 80, 9)[1:2]):
+    for said in (advised.sentence(found, side, [])[1], *advised.lines([found], 80, 9)[2:3]):
         assert "one block, no interval" in said
         assert not re.search(r"\(\d[\d.]*–", said)
 

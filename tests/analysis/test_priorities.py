@@ -53,7 +53,9 @@ def test_accuracy_that_was_not_measured_is_no_gain():
     leaf = next(leaf for each in path(planted(BF16 | {"time": GAIN, "changes_math": True}))
                 for leaf in each.leaves if leaf.figure == TIME)  # fmt: skip
     assert (leaf.rows, leaf.unproven, leaf.refused) == ([], 0, 1)
-    assert ends(leaf) == ["none gains: 1 left out: accuracy lost, or not measured"]
+    assert ends(leaf) == [
+        "none advised: 1 that would gain, but accuracy is lost or was not measured"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -100,7 +102,7 @@ def test_the_path_orders_by_the_bound_not_by_the_lucky_mean():
     large = next(leaf for leaf in question.leaves if leaf.large)
     assert [r.technique for r in large.rows] == ["mixed_precision", "compilation"]
     small = next(leaf for leaf in question.leaves if not leaf.large)
-    assert ends(small) == ["none gains: 1 not shown to gain"]
+    assert ends(small) == ["none advised: 1 not shown to gain"]
 
 
 def test_every_sentence_of_the_path_is_a_row_with_its_figure():
@@ -260,7 +262,7 @@ def test_what_is_better_large_is_shown_so():
 
 def test_what_was_measured_once_is_counted_apart():
     leaf = next(each for each in path(planted(BF16 | {"memory": 0.5}))[4].leaves)
-    assert ends(leaf) == ["none gains: 1 measured once, without an interval"]
+    assert ends(leaf) == ["none advised: 1 measured once, without an interval"]
 
 
 @pytest.mark.parametrize("name", ["claims", "priorities"])

@@ -100,9 +100,9 @@ def test_the_plan_comes_first_then_progress(whole):
     assert list(dict.fromkeys(parts)) == [
         "start",
         "pass 1",
+        "pass 2",
         "first calls and memory",
         "training, 2 seeds",
-        "pass 2",
     ]
 
 

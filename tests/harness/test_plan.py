@@ -466,7 +466,7 @@ def test_the_table_of_a_plan_adds_up(tmp_path):
     parts = [line[:26].strip() for line in lines[1:]]
     passes = [f"pass {number}" for number in range(1, 6)]
     apart = ["first calls and memory", "training, 4 seeds"]
-    assert parts == ["start", passes[0], *apart, *passes[1:], "together"]
+    assert parts == ["start", *passes[:3], *apart, *passes[3:], "together"]
 
 
 def test_where_seeds_are_looked_at_each_look_is_a_part_of_the_plan(tmp_path):
@@ -662,26 +662,44 @@ def test_what_fits_into_the_time_is_played_where_the_first_does_not(first_passes
 
 
 @pytest.mark.parametrize(
-    ("settings", "first"),
+    ("settings", "apart"),
     [
-        ({}, ["pass 1", "cold"]),
-        ({"model": {"name": "my_model", "sha256": "0"}}, ["pass 3", "cold"]),
+        ({}, ["cold", "probes", "training"]),
+        ({"model": {"name": "my_model", "sha256": "0"}}, ["probes", "training", "cold"]),
     ],
 )
-def test_of_a_user_s_file_intervals_come_before_first_calls(
-    settings, first, fakes, results_folder, tmp_path, monkeypatch
+def test_intervals_come_before_what_is_measured_apart(
+    settings, apart, fakes, results_folder, tmp_path, monkeypatch
 ):
     every = cases_of(faulty.SMALL, "tests.harness.faulty", "default")
     cases = choose(every, tasks=set(), variants={"good"}, frameworks={"pt"})
-    amount = Effort(blocks=3, rounds=3, seeds=1, looks=(3,))
+    amount = Effort(blocks=5, rounds=3, seeds=1, looks=(3, 5))
     made = Plan({faulty.SMALL.name: cases}, {faulty.SMALL.name: faulty.SMALL}, amount)
     order = []
-    for part in ("_probes", "_train", "_stack"):
-        monkeypatch.setattr(Run, part, lambda *_: None)
-    monkeypatch.setattr(Run, "_cold_starts", lambda *_: order.append("cold"))
+    for part, name in (("cold_starts", "cold"), ("probes", "probes"), ("train", "training")):
+        monkeypatch.setattr(Run, f"_{part}", lambda *_, name=name: order.append(name))
+    monkeypatch.setattr(Run, "_stack", lambda *_: None)
     monkeypatch.setattr(Run, "_play_pass", lambda *given: order.append(f"pass {given[-1] + 1}"))
     Run(made, Settings(results=results_folder, **settings), tmp_path, lambda _: None).measure()
-    place = order.index("cold")
-    assert order[place - 1 : place + 1] == first
-    assert order[:1] == ["pass 1"]
-    assert "pass 3" in order
+    passes = [f"pass {number}" for number in range(1, 6)]
+    assert list(dict.fromkeys(order)) == [*passes[:3], *apart, *passes[3:]]
+
+
+def test_nothing_is_stacked_by_passes_that_were_cut(fakes, results_folder, tmp_path, monkeypatch):
+    """And what is cheap is measured until the first look, though a pass before had no time."""
+    every = cases_of(faulty.SMALL, "tests.harness.faulty", "default")
+    cases = choose(every, tasks=set(), variants={"good"}, frameworks={"pt"})
+    amount = Effort(blocks=5, rounds=3, seeds=1, looks=(3, 5))
+    made = Plan({faulty.SMALL.name: cases}, {faulty.SMALL.name: faulty.SMALL}, amount)
+    order = []
+    for part in ("_cold_starts", "_probes", "_train"):
+        monkeypatch.setattr(Run, part, lambda *_: None)
+    monkeypatch.setattr(Run, "_stack", lambda *_: order.append("stack"))
+
+    def play(self, processes, data, block):
+        self._cut = True
+        order.append(block)
+
+    monkeypatch.setattr(Run, "_play_pass", play)
+    Run(made, Settings(results=results_folder), tmp_path, lambda _: None).measure()
+    assert order == [0, 1, 2]

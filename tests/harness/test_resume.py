@@ -565,7 +565,7 @@ def test_what_is_left_is_announced_and_counted(interrupted, made_up, monkeypatch
         line.partition("[")[2].partition("]")[0].partition(" ·")[0] for line in said
     )
     assert next(iter(parts)) == "start"
-    assert list(parts)[-1] == "pass 3"
+    assert list(parts)[-1] == "training, 2 seeds"
     assert resumed.plan.left(resumed.record) == (0, 0)
 
 

@@ -19,6 +19,7 @@ EFFECTS = {
     "broken": (0.5, 1.0, 0.0),
     "last": (0.9, 1.0, 0.0),
     "late": (0.9, 1.0, 0.0),
+    "diverging": (0.9, 1.0, float("nan")),
 }
 TASK, TURNS = "digits-cnn", 3
 
@@ -33,6 +34,7 @@ LADDER = Ladder(
     module=__name__,
     task=TASK,
     materialise=materialise,
+    about="Nothing is trained.",
     rungs=(
         Rung("quick", "quick", judged="iteration"),
         Rung("slow", "slow", judged="iteration"),

@@ -5,11 +5,13 @@ Whether each is noticed says `twinbench validate mutations`, which takes minutes
 
 import ast
 import functools
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from bench import mutations, validate
+from bench import attacked, mutations, validate
 from bench.mutations import BROKEN, KILLED, SURVIVED
 from tests.mutations.faults import FAULTS, Fault
 
@@ -104,6 +106,28 @@ def test_the_exit_status_says_whether_all_were_noticed(tree, monkeypatch, capsys
     assert ("not noticed: three times, with" in said) == (status == 1)
 
 
+def test_what_became_of_them_is_kept_and_shown(tree, monkeypatch):
+    monkeypatch.setattr(attacked, "RECORD", tree / "attacked.json")
+    monkeypatch.setattr(attacked, "PAGE", tree / "attacked.md")
+    monkeypatch.setattr(mutations, "known", lambda: (NOTICED, NOT_NOTICED))
+    validate.main(["mutations"])
+    assert not attacked.RECORD.exists()
+    validate.main(["mutations", "--publish"])
+    page = attacked.PAGE.read_text("utf-8")
+    assert "1 of 2 were noticed" in " ".join(page.split())
+    assert "| three times | source.py | test_source.py::test_double |" in page
+    assert "with a test of the sign | source.py | nothing |" in page
+    record = json.loads(attacked.RECORD.read_text("utf-8"))
+    assert attacked.page(record) == page
+    drawn = [replace(NOTICED, name="line 2: 2 -> 3"), replace(NOT_NOTICED, name="2 < 3 -> 2 <= 3")]
+    monkeypatch.setattr(mutations, "drawn", lambda *_: drawn)
+    validate.main(["mutations", "--drawn", "2", "--publish"])
+    page = attacked.PAGE.read_text("utf-8")
+    assert "1 of 2 were noticed" in " ".join(page.split())
+    assert "| bench/analysis | 1 of 2 | 50% (1%–99%) |" in page
+    assert "2 &lt; 3 -&gt; 2 &lt;= 3" in page
+
+
 def test_a_run_whose_time_is_over_does_not_pass(tree, monkeypatch, capsys):
     monkeypatch.setattr(mutations, "known", lambda: (NOTICED,) * 3)
     assert validate.main(["mutations", "--minutes", "0.01"]) == 2
@@ -144,6 +168,7 @@ def test_what_is_drawn_is_another_program(tmp_path, monkeypatch, source, now):
         (["--only", "no such"], "no fault has"),
         (["--minutes", "0"], "a time above 0"),
         (["--drawn", "0"], "1 or more"),
+        (["--only", "interval", "--publish"], "leave --only away"),
         (["--drawn", "3", "--of", "nowhere"], "no tests of 'nowhere'"),
     ],
 )

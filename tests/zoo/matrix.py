@@ -269,9 +269,10 @@ def share(counted: Counter) -> float:
 
 _HEAD = """# Does a technique work with a model like mine?
 
-Every technique that takes a model was applied, unchanged, to {models} that it was not written for,
-and compared with plain framework code. Find your technique; what has a number less than all is
-explained [below](#what-is-refused-and-why), before anything of the model has changed.
+The techniques of the train step, of compression and of deployment were applied, unchanged, to
+{models} that they were not written for, and compared with plain framework code; parallel ones,
+the batch-size finder and memory format to some of them. Find your technique; what has a number less
+than all is explained [below](#what-is-refused-and-why), before anything of the model has changed.
 
 """
 _MEANING = """

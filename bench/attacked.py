@@ -1,0 +1,146 @@
+"""What became of attacks on the harness, as a page: docs/attacked.md.
+
+    twinbench validate mutations --publish
+    twinbench validate mutations --drawn 100 --of bench/analysis --publish
+    twinbench validate company --runs 3 --publish
+
+Each keeps what it found in docs/attacked.json, in the place of what it had found before, and makes
+the page from it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from datetime import UTC, datetime
+
+from scipy import stats
+
+from bench.analysis.reading import FRAMEWORKS
+from bench.harness import machine
+from bench.harness.folders import replace_file
+from bench.harness.processes import ROOT
+from bench.report.blocks import Column, Table
+from bench.report.tables import markdown_table
+
+RECORD, PAGE = ROOT / "docs" / "attacked.json", ROOT / "docs" / "attacked.md"
+KILLED = "killed"
+
+_HEAD = """# The harness, attacked
+
+Figures are believed because somebody tried to make them lie. Each table is what a command found,
+which anyone can run again; [numbers.md](numbers.md#check-it-yourself) says what they do.
+"""
+
+_PLANTED = """## Faults that were planted
+
+`twinbench validate mutations` plants each in a copy of the checkout and runs the tests that have to
+notice: {noticed} of {tried} were noticed{cut} ({made}).
+"""
+
+_DRAWN = """## Faults that were drawn
+
+`twinbench validate mutations --drawn N --of FOLDER` puts another operator or number in the place of
+one, where chance says, and runs the folder's tests. Some do the same as what they replace, and
+nothing can notice them; those stand among the ones that were not noticed.
+"""
+
+_COMPANY = """## Bad company
+
+`twinbench validate company --runs {runs}` plays two pairs of known ratio, equal work and 10% more
+of it, while somebody disturbs them, on {cpu}, {threads} cores ({made}; {runs_of} of {of} runs):
+{wrong} of {count} verdicts were wrong. A pair without a verdict is one of which the run says that
+it can't tell.
+"""
+
+
+def keep(section: str, found: dict) -> None:
+    """Put what an attack found in the place of what it had found before, and make the page."""
+    if not found["rows"]:
+        return
+    record = json.loads(RECORD.read_text("utf-8")) if RECORD.exists() else {}
+    record[section] = {"made": datetime.now(UTC).date().isoformat(), **found}
+    made = page(record)
+    replace_file(RECORD, json.dumps(dict(sorted(record.items())), indent=1) + "\n")
+    replace_file(PAGE, made)
+
+
+def on_this_machine() -> dict:
+    """The machine, where a finding depends on it."""
+    threads = machine.usable_threads()
+    return {"cpu": machine.describe(threads)["cpu"], "threads": threads}
+
+
+def page(record: dict) -> str:
+    """The page, from the record alone."""
+    parts = [_HEAD]
+    if planted := record.get("planted"):
+        parts += [_planted(planted), markdown_table(_faults(planted["rows"]))]
+    if drawn := {name: found for name, found in record.items() if name.startswith("drawn ")}:
+        parts += [_DRAWN, markdown_table(_scores(drawn))]
+        parts += [markdown_table(_survivors(drawn))] if any(map(_missed, drawn.values())) else []
+    if company := record.get("company"):
+        parts += [_company(company), markdown_table(_disturbed(company["rows"]))]
+    return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def _missed(found: dict) -> list[dict]:
+    return [row for row in found["rows"] if row["status"] != KILLED]
+
+
+def _planted(found: dict) -> str:
+    tried, there = len(found["rows"]), found["of"]
+    cut = f", of {there} that there are" if tried < there else ""
+    noticed = tried - len(_missed(found))
+    return _PLANTED.format(noticed=noticed, tried=tried, cut=cut, made=found["made"])
+
+
+def _faults(rows: list[dict]) -> Table:
+    titles = ("fault", "in", "noticed by")
+    said = [
+        [row["name"], row["file"], row["how"] if row["status"] == KILLED else "nothing"]
+        for row in rows
+    ]
+    return Table("", [Column("", title, right=False) for title in titles], said)
+
+
+def _scores(drawn: dict[str, dict]) -> Table:
+    rows = []
+    for name, found in drawn.items():
+        tried = len(found["rows"])
+        noticed = tried - len(_missed(found))
+        share = stats.binomtest(noticed, tried).proportion_ci(method="exact")
+        interval = f"{noticed / tried:.0%} ({share.low:.0%}–{share.high:.0%})"
+        rows.append([name.partition(" ")[2], f"{noticed} of {tried}", interval, found["made"]])
+    titles = ("files of", "noticed", "share of all, 95% interval", "made")
+    return Table("", [Column("", title, right=False) for title in titles], rows)
+
+
+def _survivors(drawn: dict[str, dict]) -> Table:
+    rows = [[row["file"], row["name"]] for found in drawn.values() for row in _missed(found)]
+    titles = ("not noticed, in", "what was exchanged")
+    return Table("", [Column("", title, right=False) for title in titles], rows)
+
+
+def _company(found: dict) -> str:
+    rows = found["rows"]
+    verdicts = [row for row in rows if row["verdict"]]
+    wrong = sum(row["wrong"] for row in verdicts)
+    pairs = len(dict.fromkeys(row["pair"] for row in rows))
+    said = {"wrong": wrong, "count": len(verdicts), "runs_of": len(rows) // pairs}
+    return _COMPANY.format(**found | said)
+
+
+def _disturbed(rows: list[dict]) -> Table:
+    """How often each disturbance left a verdict, and how often that was wrong."""
+    said = []
+    for kind, framework in dict.fromkeys((row["kind"], row["framework"]) for row in rows):
+        own = [row for row in rows if (row["kind"], row["framework"]) == (kind, framework)]
+        line = [kind, FRAMEWORKS[framework]]
+        for pair in dict.fromkeys(row["pair"] for row in rows):
+            here = [row for row in own if row["pair"] == pair]
+            counts = Counter(row["verdict"] or row["reason"] or "can't tell" for row in here)
+            line.append(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
+        said.append([*line, str(sum(row["wrong"] for row in own))])
+    titles = ["disturbed by", "framework", *dict.fromkeys(row["pair"] for row in rows), "wrong"]
+    return Table("", [Column("", title, right=False) for title in titles], said)
