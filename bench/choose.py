@@ -21,6 +21,8 @@ from typing import Any
 from bench.analysis.decisions import GOALS, Answer, Limits, answer, works
 from bench.analysis.reading import load
 from bench.report.answer import text
+from bench.report.content import warnings
+from bench.report.text import plain, wrap
 
 Record = dict[str, Any]
 
@@ -80,6 +82,8 @@ def main(arguments: list[str] | None = None) -> int:
         if given.task and given.task not in known:
             raise ValueError(f"--task: the run has no {given.task!r}; it has {', '.join(known)}")
         found = advise(record, given.goal, limits, given.task)
+        for warning in warnings(record):
+            print("\n".join(wrap(plain(warning), 80)), file=sys.stderr)
         print("\n".join(text(found, 80, every=given.all)))
     except ValueError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)

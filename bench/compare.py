@@ -281,10 +281,15 @@ def _memory(both: list[tuple[dict, dict]]) -> Table:
 
 
 def slower(old: Record, new: Record, share: float) -> list[str]:
-    """The ratios that rose by more than `share`, as sentences."""
+    """The ratios that rose by more than `share`, as sentences.
+
+    ValueError where the runs have no ratio in common: nothing can be said of any.
+    """
     cases = {case["id"]: case for case in new["cases"]}
-    found = []
-    for before, after in _common(old, new):
+    found, common = [], _common(old, new)
+    if not common:
+        raise ValueError("the runs have no ratio of step time in common: none can be held to it")
+    for before, after in common:
         change = _change(before, after)
         if change and change.ci[0] > 1 + share:
             moved = f"{change.ratio:.3f} ({interval(change.ci, like=1.0)})"
@@ -361,10 +366,10 @@ def main(arguments: list[str] | None = None) -> int:
         runs = [load(path) for path in given.runs]
         shown = {"every": given.all, "markdown": given.format == "markdown"}
         print(render(*runs, **shown) if len(runs) == 2 else render_many(runs, **shown), end="")
+        failures = [] if given.fail_if is None else slower(*runs, given.fail_if)
     except ValueError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 2
-    failures = [] if given.fail_if is None else slower(*runs, given.fail_if)
     print("".join(f"{failure}\n" for failure in failures), end="", file=sys.stderr)
     return 1 if failures else 0
 

@@ -32,6 +32,16 @@ class Accuracy:
     ci: list[float] | None = None
     metric: str | None = None
 
+    @property
+    def lost(self) -> bool:
+        """Whether it was shown to be worse than its baseline, by its whole interval.
+
+        What is neither kept nor lost is not decided.
+        """
+        if self.ci is None:
+            return False
+        return self.ci[1] < 0 if more_is_better(self.metric) else self.ci[0] > 0
+
 
 def of(case: dict, cases: list[dict], tasks: dict, allowed: float | None = None) -> Accuracy:
     """What a case does to accuracy; `allowed`: points that it may lose, else the task's margin.

@@ -204,7 +204,8 @@ def _kept_on(row: Row | None, every: list[Row]) -> list[str]:
         return []
     same = ("technique", "variant", "framework")
     found = [o for o in every if all(o.case[key] == row.case[key] for key in same)]
-    return list(dict.fromkeys(o.case["task"] for o in found if o.accuracy.kept and o.accuracy.mean))
+    trained = [o for o in found if o.accuracy.mean is not None]
+    return list(dict.fromkeys(o.case["task"] for o in trained if o.accuracy.kept))
 
 
 def _value(effects: Effects, case: dict, figure: str) -> float | None:

@@ -68,7 +68,8 @@ def compare_all(
         made += _compared(own, pairs, looks)
         best = _best([c for c in contenders if accuracy.of(c, cases, tasks).kept], own)
         if best:  # chosen by its figures, it lends the others no variance
-            made += _compared(own, [*pairs, best], looks)[-1:]
+            last = _compared(own, [*pairs, best], looks)[-1:]
+            made += [each for each in last if each["variant"] == best.name]
     _flag_accuracy(made, {case["id"]: case for case in cases}, tasks, seed_looks)
     return made
 

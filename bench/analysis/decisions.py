@@ -583,7 +583,7 @@ NOT_MEASURED = "its accuracy was not measured"
 
 def _refused(record: Record, option: Option, limits: Limits, goal: Goal) -> str | None:
     """Which limit a row breaks, or cannot be shown to keep."""
-    if goal.figure == "time" and at(option.own, "verdict") == DIFFERENT:
+    if at(option.own, "verdict") == DIFFERENT:
         return "it was not shown to do its baseline's work"
     if limits.memory is not None:
         peak = option.figures.get("memory")
@@ -598,7 +598,9 @@ def _refused(record: Record, option: Option, limits: Limits, goal: Goal) -> str 
         found = accuracy.of(option.case, record["cases"], record["tasks"], limits.accuracy_drop)
     if found.kept:
         return None
-    return NOT_MEASURED if found.mean is None or found.ci is None else "loses accuracy"
+    if found.mean is None or found.ci is None:
+        return NOT_MEASURED
+    return "loses accuracy" if found.lost else "was not shown to keep accuracy"
 
 
 def _cheapest(kept: list[Option], ahead: list[Option], goal: Goal, limits: Limits) -> Option | None:

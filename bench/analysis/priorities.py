@@ -72,8 +72,8 @@ class Row:
 
     @property
     def loses_accuracy(self) -> bool:
-        """Whether its accuracy was measured, and is not kept."""
-        return self.accuracy.mean is not None and self.accuracy.kept is False
+        """Whether it was shown to be less accurate."""
+        return self.accuracy.lost
 
 
 @dataclass(frozen=True)
@@ -206,8 +206,8 @@ class Leaf:
     """Where the path ends: the rows that gain, the largest gain first, and how many do not.
 
     `large`: of which models; None where that makes no difference. `unproven` have a figure, and
-    were not shown to gain; `once` have one without an interval; `refused` would gain, but lose
-    accuracy or were not measured for it.
+    were not shown to gain; `once` have one without an interval; `refused` would gain, but were not
+    shown to keep accuracy.
     """
 
     question: Question

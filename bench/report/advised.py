@@ -200,7 +200,7 @@ def brief(listed: list[Advice]) -> Table:
         sides = {side.framework: _short(each, side) for side in each.sides}
         size = [f"{rounded(count)} parameters" for count in parameters([each.task])]
         work = ", ".join([place_of(each), *size])
-        leads = NO_DIFFERENCE
+        leads = ahead(each)[0]
         if each.ahead:
             gain = gained(each.seen_from(each.ahead), each.figure, SHORT)
             leads = ", ".join(filter(None, (FRAMEWORKS[each.ahead], gain, _plain_code(each))))

@@ -124,10 +124,10 @@ def share_of(found: Answer, option: Option) -> str:
     same = ("technique", "framework", "flavour")
     for each in found.work.options:
         for base in (each, *each.repeats):
-            theirs = base.figures.get(found.goal.figure)
+            theirs = found.figure(base)
             own = base.is_baseline and all(base.case.get(k) == option.case.get(k) for k in same)
             if own and theirs and not option.is_baseline:
-                value = option.figures[found.goal.figure].value / theirs.value
+                value = found.figure(option).value / theirs.value
                 return f"{number(value, places=3)} of its baseline's"
     return "baseline" if option.is_baseline else ""
 
@@ -135,7 +135,7 @@ def share_of(found: Answer, option: Option) -> str:
 def sentence(found: Answer, option: Option) -> str:
     """A row with its figure, its gain, its accuracy and its price."""
     figure = figure_of(found.figure(option), found.goal, found.limits)
-    if found.goal.figure in ("time", "rate"):
+    if found.goal.figure in ("time", "rate") and not found.limits.steps:
         gain = gain_of(option)
     else:
         gain = "" if found.goal.figure == "gained" else share_of(found, option)
@@ -224,6 +224,8 @@ def why(found: Answer) -> str:
         what = "in order of values measured once" if _once(found) else "shown to be worse"
         what = "in order of one block's times" if found.provisional else what
         parts.append(f"{len(found.rest)} {what}")
+    if found.refused or found.unknown:
+        return "; ".join(parts) or "no other row that keeps accuracy has this figure"
     return "; ".join(parts) or "it is the only row with this figure"
 
 
@@ -255,9 +257,7 @@ def decision_table(work: Work) -> Table:
     kept["beaten in everything by one above"] = [
         o for o in work.options if o.accuracy.kept and o.beaten
     ]
-    kept["less accurate, or accuracy not measured"] = [
-        o for o in work.options if not o.accuracy.kept
-    ]
+    kept["not shown to keep accuracy"] = [o for o in work.options if not o.accuracy.kept]
     rows = []
     for heading, options in kept.items():
         if options:

@@ -79,7 +79,7 @@ def ends(leaf: Leaf) -> list[str]:
         "more that gain": len(leaf.rows) - len(said),
         "not shown to gain": leaf.unproven,
         "measured once, without an interval": leaf.once,
-        "that would gain, but accuracy is lost or was not measured": leaf.refused,
+        "that would gain, but were not shown to keep accuracy": leaf.refused,
     }
     counted = "; ".join(f"{count} {words}" for words, count in rest.items() if count)
     return said + ([f"{'others' if said else 'none advised'}: {counted}"] if counted else [])

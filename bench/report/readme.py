@@ -153,7 +153,7 @@ def _shares(every: list[Work]) -> str | None:
 def _ahead(run: Record) -> str | None:
     """Which framework is ahead, aim by aim, with what is advised in it."""
     parts = []
-    compared = [each for each in advice(run) if each.between]
+    compared = [each for each in advice(run) if each.between and each.between.bounded]
     for aim in dict.fromkeys(each.question.aim for each in compared):
         own = [each for each in compared if each.question.aim == aim]
         counts = Counter(each.ahead for each in own)
@@ -175,7 +175,7 @@ def _steps(run: Record) -> str | None:
             continue
         goal = GOALS["train-speed"]
         few, many = (answer(run, work, goal, Limits(steps=n)) for n in (FEW, MANY))
-        if few and many and few.best.case["id"] != many.best.case["id"]:
+        if few and many and "compiling" in many.best.price and few.best not in many.equal:
             first, later = (
                 f"{a.best.name}: {figure_of(a.figure(a.best), goal, a.limits)}" for a in (few, many)
             )

@@ -87,10 +87,12 @@ def update_statistics(model: nn.Module, batches: Iterable) -> None:
     """Make the running statistics of BatchNorm anew: their mean over `batches` of inputs x.
 
     x: as the model takes it: a tuple of its arguments, a dict of its keywords, or its one argument.
-    Nothing else changes; a model without BatchNorm does not run. Raises ValueError for no batch.
+    Nothing else changes, nor do the statistics of a BatchNorm whose parameters are frozen; a model
+    without BatchNorm does not run. Raises ValueError for no batch.
     """
     norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     norms = [norm for norm in norms if norm.track_running_stats]
+    norms = [norm for norm in norms if not norm.affine or norm.weight.requires_grad]
     if not norms:
         return
     modes = {module: module.training for module in model.modules()}

@@ -4,7 +4,7 @@ What it changes: nothing of the training. A checkpoint is one file with everythi
 step depends on: weights and buffers, the optimizer's state, the states of the random generators,
 and what the caller adds, such as the place in the data. It is written beside its final name,
 flushed and renamed, so that whatever happens the last good file stays. `Checkpoints` keeps the
-last ones, the best one and periodic ones.
+ones that were written last, the best one and periodic ones.
 
 For deployment, or to start another training from, less is enough: without the optimizer's state
 (two thirds of the bytes with Adam, half with momentum), and with weights in float16 (half of the
@@ -16,8 +16,8 @@ Where the frameworks differ and why:
 - The file is `torch.save`'s, which is read with `weights_only=True`: tensors and plain containers,
   no code. TensorFlow's own checkpoints are several files, which can't be replaced at once; the twin
   writes NumPy's archive.
-- PyTorch draws from global generators, one a device, whose states are saved. Keras 3 keeps a seed
-  in each layer that draws, as a variable of the model.
+- PyTorch draws from global generators, one a device, whose states are saved; those of Python and
+  NumPy are not. Keras 3 keeps a seed in each layer that draws, as a variable of the model.
 - A gradient scaler, a schedule or an average has a `state_dict()` of its own: hand it over as
   `state`.
 
@@ -32,10 +32,13 @@ Run it alone: `python -m pt_impl.recipes.checkpoints` prints bytes and seconds o
 Copy with it: nothing.
 """
 
+import io
+import math
 import os
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -53,17 +56,20 @@ def save_checkpoint(
     """Write a checkpoint to `path` in one piece and return its bytes.
 
     optimizer: None leaves its state and the random generators' out. state: what else a resumed run
-    has to know, as JSON values ({"epoch": 3, "batch": 17}) and tensors. half_precision: floating
-    weights in float16. Raises ValueError where a weight does not fit into float16, OSError where
-    the file can't be written; what stood at `path` then stays.
+    has to know, as JSON values ({"epoch": 3, "batch": 17}) and tensors; NumPy's numbers become
+    Python's. half_precision: floating weights in float16. Raises ValueError where a weight does not
+    fit into float16, or something could not be read again without executing code, OSError where the
+    file can't be written; what stood at `path` then stays.
     """
     weights = model.state_dict()
     if half_precision:
         weights = {name: _halved(name, value) for name, value in weights.items()}
-    content = {"version": VERSION, "weights": weights, "state": state}
+    content = {"version": VERSION, "weights": weights, "state": _plain(state)}
     if optimizer is not None:
         content["optimizer"] = optimizer.state_dict()
+        content["optimizer"]["param_groups"] = _plain(content["optimizer"]["param_groups"])
         content["random"] = _random_states()
+    _check_readable(content)
     path = Path(path)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -104,8 +110,9 @@ def load_checkpoint(
 class Checkpoints:
     """A folder of checkpoints: the last `keep` ones, the best one, and one every `every` saves.
 
-    Names are `step-00000120.pt`, `best.pt` and `periodic-00000100.pt`. higher_is_better: of the
-    metric that `save` is given. A folder that holds checkpoints is gone on with.
+    Names are `step-00000120.pt`, `best.pt` and `periodic-00000100.pt`. The last ones are those that
+    were written last: after a return to an earlier step they are the new ones. higher_is_better: of
+    the metric that `save` is given. A folder that holds checkpoints is gone on with.
     """
 
     def __init__(
@@ -124,17 +131,22 @@ class Checkpoints:
         self.keep, self.every, self.sign = keep, every, 1 if higher_is_better else -1
         self.folder.mkdir(parents=True, exist_ok=True)
         best = self.folder / "best.pt"
-        self.best = _read(best)["state"]["metric"] if best.exists() else None
+        self.best = _known(_read(best)["state"]["metric"]) if best.exists() else None
         self.saves = 0
 
     def save(self, step: int, state: dict, metric: float | None = None) -> Path:
-        """Write the checkpoint of a step; the best one is that of the best `metric` so far."""
+        """Write the checkpoint of a step; the best one is that of the best `metric` so far.
+
+        A metric of NaN is never the best.
+        """
+        metric = None if metric is None else float(metric)
         kept = state | {"step": step, "metric": metric}
         path = self.folder / f"step-{step:08}.pt"
         save_checkpoint(path, self.model, self.optimizer, kept)
-        if metric is not None and (self.best is None or self.sign * (metric - self.best) > 0):
+        new = _known(metric)
+        if new is not None and (self.best is None or self.sign * (new - self.best) > 0):
             save_checkpoint(self.folder / "best.pt", self.model, self.optimizer, kept)
-            self.best = metric
+            self.best = new
         self.saves += 1
         if self.every and self.saves % self.every == 0:
             periodic = self.folder / f"periodic-{step:08}.pt"
@@ -159,11 +171,40 @@ class Checkpoints:
         return None
 
     def _last(self) -> list[Path]:
-        return sorted(self.folder.glob("step-*.pt"))
+        found = self.folder.glob("step-*.pt")
+        return sorted(found, key=lambda path: (path.stat().st_mtime_ns, path.name))
 
 
-def _halved(name: str, value: torch.Tensor) -> torch.Tensor:
-    if not value.is_floating_point():
+def _known(metric: float | None) -> float | None:
+    return None if metric is None or math.isnan(metric) else metric
+
+
+def _plain(value):
+    """The same with Python's numbers in the place of NumPy's, which no reader may load."""
+    if isinstance(value, dict):
+        return {_plain(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(_plain, value))
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _check_readable(content: dict) -> None:
+    """Raise for what could be written and not be read; tensors can, and are left out."""
+    weights = content["weights"].items()
+    rest = {name: value for name, value in weights if not isinstance(value, torch.Tensor)}
+    groups = content.get("optimizer", {}).get("param_groups")
+    written = io.BytesIO()
+    try:
+        torch.save([content["state"], groups, rest], written)
+        written.seek(0)
+        torch.load(written, weights_only=True)
+    except Exception as error:  # whatever pickle makes of an object
+        reason = f"a checkpoint holds numbers, text, tensors and containers alone: {_line(error)}"
+        raise ValueError(reason) from error
+
+
+def _halved(name: str, value):
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
         return value
     half = value.to(torch.float16)
     if half.isfinite().all() != value.isfinite().all():
@@ -202,8 +243,11 @@ def _read(path: Path) -> dict:
 
 
 def _check_weights(path, model: nn.Module, weights: dict) -> None:
-    ours = {name: tuple(value.shape) for name, value in model.state_dict().items()}
-    theirs = {name: tuple(value.shape) for name, value in weights.items()}
+    # A module's extra state may be anything.
+    ours, theirs = (
+        {name: tuple(getattr(value, "shape", ())) for name, value in each.items()}
+        for each in (model.state_dict(), weights)
+    )
     for name in ours | theirs:
         if ours.get(name) != theirs.get(name):
             raise ValueError(

@@ -205,7 +205,12 @@ def find_nonfinite(
 
         return hook
 
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    # With its place: a model may put another tensor there.
+    buffers = [
+        (module, name, buffer, buffer.clone())
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False)
+    ]
     state = [*_leaves(x, "x"), *_leaves(y, "y")]
     state += [(f"parameter {name}", each) for name, each in model.named_parameters()]
     state += [(f"buffer {name}", each) for name, each in model.named_buffers()]
@@ -219,8 +224,9 @@ def find_nonfinite(
     finally:
         for each in hooks:
             each.remove()
-        for buffer, kept in buffers:
+        for module, name, buffer, kept in buffers:
             buffer.data.copy_(kept)
+            setattr(module, name, buffer)
     named = [(n, g) for (n, _), g in zip(trained, gradients, strict=True) if g is not None]
     bad = [(f"gradient of {name}", _first_bad(g)) for name, g in reversed(named)]
     bad = [(place, text) for place, text in bad if text]

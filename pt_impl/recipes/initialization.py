@@ -126,15 +126,20 @@ def gradient_norms(model: nn.Module, loss_fn: Callable, x, y) -> dict[str, float
     keywords, or the one argument.
     """
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    # With its place: a model may put another tensor there.
+    buffers = [
+        (module, name, buffer, buffer.clone())
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False)
+    ]
     with torch.random.fork_rng():
         output = _call(model, x)
         leaves = [t for t in tree_leaves(output) if isinstance(t, Tensor) and t.requires_grad]
         loss = loss_fn(output, y)
     gradients = torch.autograd.grad(loss, [p for _, p in named] + leaves, allow_unused=True)
     with torch.no_grad():
-        for buffer, value in buffers:
-            buffer.copy_(value)
+        for module, name, buffer, value in buffers:
+            setattr(module, name, buffer.copy_(value))
     squares: dict[str, float] = {}
     names = [name.rpartition(".")[0] or name for name, _ in named] + ["output"] * len(leaves)
     for name, gradient in zip(names, gradients, strict=True):

@@ -109,6 +109,8 @@ def find_learning_rate(
 @contextmanager
 def _put_back(model: nn.Module, optimizer: Optimizer) -> Iterator[None]:
     """Give model, optimizer and generators back what they had, whatever happens."""
+    # A model may put another tensor in the place of a buffer.
+    places = [(m, *each) for m in model.modules() for each in m.named_buffers(recurse=False)]
     tensors = [*model.parameters(), *model.buffers()]
     kept = [tensor.detach().clone() for tensor in tensors]
     gradients = [_copy(parameter.grad) for parameter in model.parameters()]
@@ -119,6 +121,8 @@ def _put_back(model: nn.Module, optimizer: Optimizer) -> Iterator[None]:
     try:
         yield
     finally:
+        for module, name, buffer in places:
+            setattr(module, name, buffer)
         for tensor, value in zip(tensors, kept, strict=True):
             _given_back(tensor, value)
         for parameter, gradient in zip(model.parameters(), gradients, strict=True):

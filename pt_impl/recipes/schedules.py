@@ -88,10 +88,11 @@ def apply_one_cycle(
     the scheduler raises ValueError beyond it. The momentum stays. Returns the scheduler, whose
     `step()` follows each of the optimizer's. Raises ValueError for settings out of range.
     """
-    if steps < 2 or not 0 < rising < 1 or not 0 < final <= initial <= 1:
+    if steps < 2 or not 0 < rising < 1 or not 0 < final <= initial <= 1 or rising * steps == 1:
         raise ValueError(
-            "one cycle needs steps of 2 or more, rising between 0 and 1 and 0 < final <= initial "
-            f"<= 1, not steps={steps}, rising={rising}, initial={initial}, final={final}"
+            "one cycle needs steps of 2 or more, rising between 0 and 1, in other than one step, "
+            f"and 0 < final <= initial <= 1, not steps={steps}, rising={rising}, "
+            f"initial={initial}, final={final}"
         )
     return OneCycleLR(
         optimizer,

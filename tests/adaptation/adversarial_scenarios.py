@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import tempfile
+from pathlib import Path
+
 import numpy as np
 
 from shared.specs import BottleneckSpec, GPTSpec, ResNetSpec
@@ -79,6 +84,35 @@ def schedule():
     found["of progress"] = [float(adversarial.reversal_strength(scalar(p))) for p in progress]
     found["progress"] = progress
     return found
+
+
+def put_back():
+    """The count of passes, and the strength, after what runs the model and puts it back."""
+    recipes = [
+        importlib.import_module(f"{impl.__name__}.recipes.{name}")
+        for name in ("initialization", "checks", "learning_rate_finder", "checkpoints")
+    ]
+    initialization, checks, finder, checkpoints = recipes
+    _, _, both = adversary(steps=4)
+    optimizer = kit.training.make_optimizer(both, RECIPE)
+    step = kit.training.make_train_step(both, optimizer, LOSS)
+    stream, found = batches(3), {}
+    step(*stream[0])
+    before = found["before"] = float(both.passes), float(both.current_strength())
+    initialization.gradient_norms(both, LOSS, *stream[1])
+    found["norms"] = float(both.passes), float(both.current_strength())
+    checks.find_nonfinite(both, LOSS, *stream[1])
+    found["checks"] = float(both.passes), float(both.current_strength())
+    with contextlib.suppress(ValueError):  # a loss that never falls: all is put back then, too
+        finder.find_learning_rate(both, optimizer, step, stream, steps=20, window=3)
+    found["finder"] = float(both.passes), float(both.current_strength())
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "saved"
+        checkpoints.save_checkpoint(path, both, None, {})
+        other = adversary(steps=4)[2]
+        checkpoints.load_checkpoint(path, other)
+    found["checkpoint"] = float(other.passes), float(other.current_strength())
+    return before, found
 
 
 def restored(both, x):
@@ -342,6 +376,7 @@ own = _PT() if FRAMEWORK == "pt" else _TF()
 SCENARIOS = (
     reversal,
     schedule,
+    put_back,
     descent,
     ten_steps,
     clipped,

@@ -86,3 +86,10 @@ def test_a_model_of_the_kit_is_its_features_and_its_head(every):
 
 def test_bad_settings_are_refused(every):
     assert all(every["adversarial refusals"])
+
+
+def test_what_puts_a_model_back_puts_its_count_of_passes_back(every):
+    before, found = every["adversarial put_back"]
+    assert before[0] == 1
+    assert before[1] > 0
+    assert all(values == before for values in found.values()), found

@@ -122,3 +122,7 @@ def test_low_precision_is_computed_in_float32(every):
 
 def test_bad_settings_are_refused(every):
     assert all(every["discrepancy refusals"])
+
+
+def test_a_domain_of_one_sample_is_refused_in_a_graph_too(every):
+    assert "needs two samples" in every["discrepancy one_sample"]

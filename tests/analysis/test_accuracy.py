@@ -166,3 +166,17 @@ def test_looks_widen_the_interval():
     )
     plain, looked = (accuracy.difference(ours, theirs, TASKS, looks) for looks in (None, [3, 5]))
     assert looked["ci"][0] < plain["ci"][0] < plain["ci"][1] < looked["ci"][1]
+
+
+@pytest.mark.parametrize(
+    ("metric", "ci", "lost"),
+    [
+        ("accuracy", [-2.0, -0.1], True),
+        ("accuracy", [-6.7, 31.6], False),  # not decided, and no loss
+        ("bits_per_character", [0.1, 0.4], True),
+        ("bits_per_character", [-0.3, 0.4], False),
+        ("accuracy", None, False),
+    ],
+)
+def test_what_is_not_decided_is_not_lost(metric, ci, lost):
+    assert Accuracy(False, mean=-1.0, ci=ci, metric=metric).lost is lost

@@ -274,6 +274,16 @@ def test_for_few_steps_the_compiler_is_not_repaid(steps, capsys):
     part = text[text.index("digits-cnn, batch 128") :]
     assert re.match(rf".*? best {side} .*?\([a-z_]+: {variant}\)", part)
     assert ("compiled" in variant) == (steps > 1000)
+    share = re.match(r".*? best .*?; ([\d.]+) of its baseline's", part)[1]
+    plain = next(
+        case["timing"]
+        for case in raw["cases"]
+        if (case["task"], case["batch_size"], case["mode"]) == ("digits-cnn", 128, "train")
+        and (case["technique"], case["role"]) == ("stacking", "baseline")
+        and case["framework"] == framework
+    )
+    whole = plain["cold_first_call_s"] + (steps - 1) * plain["median_s"]
+    assert float(share) == pytest.approx(totals[framework, variant] / whole, abs=1e-3)
 
 
 # Made-up runs ------------------------------------------------------------------------------------

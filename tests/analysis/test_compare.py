@@ -315,6 +315,15 @@ def test_a_noisy_run_fails_nothing(command, old, new):
     assert command(old, new, options=["--fail-if", "slower:5%"])[0] == 0
 
 
+def test_runs_without_a_ratio_in_common_are_held_to_nothing(command, old, new):
+    """Where all that was timed is refused in one of them, say: no check has passed."""
+    new["comparisons"] = []
+    found, said = command(old, new, options=["--fail-if", "slower:5%"])
+    assert found == 2
+    assert "no ratio of step time in common" in said.err
+    assert command(old, new)[0] == 0  # what else there is can be compared
+
+
 @pytest.mark.parametrize("limit", ["slower", "slower:5", "faster:5%", "slower:-5%"])
 def test_a_limit_has_one_form(command, old, new, limit, capsys):
     with pytest.raises(SystemExit) as stopped:

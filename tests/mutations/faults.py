@@ -575,15 +575,15 @@ FIGURES = (
     Fault(
         "an advice for other work",
         "bench/analysis/decisions.py",
-        'if goal.figure == "time" and at(option.own, "verdict") == DIFFERENT:',
+        'if at(option.own, "verdict") == DIFFERENT:',
         "if False:",
         CHOOSE,
     ),
     Fault(
         "an advice that loses accuracy",
         "bench/analysis/decisions.py",
-        'return NOT_MEASURED if found.mean is None or found.ci is None else "loses accuracy"',
-        "return NOT_MEASURED if found.mean is None or found.ci is None else None",
+        'return "loses accuracy" if found.lost else "was not shown to keep accuracy"',
+        "return None",
         CHOOSE,
     ),
     Fault(

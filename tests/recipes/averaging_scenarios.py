@@ -121,6 +121,27 @@ def statistics():
     }
 
 
+def frozen():
+    """The statistics of a frozen normalization and of another, before and after."""
+    x = np.random.default_rng(0).normal(size=(64, 3)).astype(np.float32) + 5
+    if FRAMEWORK == "pt":
+        import torch
+
+        norms = [torch.nn.BatchNorm1d(3) for _ in range(2)]
+        norms[0].requires_grad_(False)
+        model, means = torch.nn.Sequential(*norms), [norm.running_mean for norm in norms]
+        averaging.update_statistics(model, [torch.tensor(x)])
+        return [mean.tolist() for mean in means]
+    import tensorflow as tf
+
+    norms = [tf.keras.layers.BatchNormalization() for _ in range(2)]
+    norms[0].trainable = False
+    model = tf.keras.Sequential(norms)
+    model(x)
+    averaging.update_statistics(model, [tf.constant(x)])
+    return [np.array(norm.moving_mean).tolist() for norm in norms]
+
+
 def dropout():
     """Statistics of a layer behind dropout: those without it."""
     return own.statistics_behind_dropout()
@@ -283,6 +304,7 @@ SCENARIOS = (
     averages,
     refusals,
     statistics,
+    frozen,
     dropout,
     noise,
     early_stopping,

@@ -52,6 +52,14 @@ if FRAMEWORK == "pt":
         with torch.no_grad():
             next(model.parameters()).fill_(value)
 
+    def low(seed):
+        """A layer in bfloat16."""
+        torch.manual_seed(seed)
+        return torch.nn.Linear(3, 4, dtype=torch.bfloat16)
+
+    def low_values(model):
+        return [value.float().numpy() for value in model.state_dict().values()]
+
     def foreign(path):
         """A pickle that would run code."""
         torch.save({"version": 1, "weights": Path("x"), "state": {}}, path)
@@ -66,6 +74,17 @@ else:
         model = tf.keras.Sequential([layers.Dense(width), layers.Dropout(RATE), layers.Dense(4)])
         model(np.zeros((1, 8), np.float32))
         return model, tf.keras.optimizers.AdamW(0.05)
+
+    def low(seed):
+        """A layer in bfloat16."""
+        tf.keras.utils.set_random_seed(seed)
+        model = tf.keras.Sequential([tf.keras.layers.Dense(4, dtype="bfloat16")])
+        model(np.zeros((1, 3), np.float32))
+        assert {tf.as_dtype(variable.dtype) for variable in model.variables} == {tf.bfloat16}
+        return model
+
+    def low_values(model):
+        return [tf.cast(value, tf.float32).numpy() for value in model.variables]
 
     def make_step(model, optimizer):
         losses = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -250,6 +269,40 @@ def folder():
     return found
 
 
+def returned():
+    """A return to an earlier step, before whose first one nothing was trained; NumPy's numbers."""
+    found = {}
+    with tempfile.TemporaryDirectory() as name:
+        model, optimizer = make(0)
+        keeper = checkpoints.Checkpoints(name, model, optimizer, keep=2)
+        for step in (100, 200, 300):
+            keeper.save(step, {}, float("nan"))
+        found["best of nan"] = keeper.best
+        state = {"rate": np.float64(0.5), "counts": [np.int64(3)]}
+        other = checkpoints.Checkpoints(name, model, optimizer, keep=2)
+        path = other.save(150, state, np.mean([0.25, 0.75]))
+        again = checkpoints.Checkpoints(name, model, optimizer)
+        found |= {"written": path.exists(), "best": again.best, "resumed": again.resume()}
+        found["names"] = sorted(path.stem for path in Path(name).iterdir())
+        found["object"] = _raised(lambda: again.save(151, {"folder": Path(name)}))
+        found["left"] = sorted(path.stem for path in Path(name).iterdir())
+    return found
+
+
+def low_precision():
+    """Weights in bfloat16 before and after, in another model."""
+    with tempfile.TemporaryDirectory() as name:
+        path, values = Path(name) / f"low.{SUFFIX}", []
+        for seed in (0, 1):
+            model = low(seed)
+            if seed:
+                checkpoints.load_checkpoint(path, model)
+            else:
+                checkpoints.save_checkpoint(path, model, None, {})
+            values.append([np.asarray(v, np.float32).tolist() for v in low_values(model)])
+    return values
+
+
 def drawn_damage():
     """What 60 checkpoints that were cut, changed in places or replaced give, each a line or None.
 
@@ -274,4 +327,4 @@ def drawn_damage():
     return {"said": said, "stays": stays, "folder": name}
 
 
-SCENARIOS = (resumed, kinds, faults, folder, drawn_damage)
+SCENARIOS = (resumed, kinds, faults, folder, returned, low_precision, drawn_damage)

@@ -188,6 +188,7 @@ def refusals():
         ("final above one", "apply_cosine", {"steps": 5, "final": 1.5}),
         ("one step", "apply_one_cycle", {"steps": 1}),
         ("never rises", "apply_one_cycle", {"steps": 9, "rising": 0.0}),
+        ("rises in one step", "apply_one_cycle", {"steps": 20, "rising": 0.05}),
         ("ends above its start", "apply_one_cycle", {"steps": 9, "initial": 0.1, "final": 0.2}),
         ("factor of one", "apply_reduction_on_plateau", {"factor": 1.0}),
     ):
@@ -198,6 +199,26 @@ def refusals():
         except ValueError as error:
             found[case] = str(error)
         found[f"{case}: rate"] = rate(optimizer)
+    return found
+
+
+def wrapped():
+    """Of an optimizer around another: its rate, the curve that it is given, and a second one."""
+    if FRAMEWORK == "pt":
+        return None  # a gradient scaler is no optimizer there
+    import tensorflow as tf
+
+    wrapper = getattr(tf.keras.optimizers, "LossScaleOptimizer", None)  # of Keras 3
+    wrapper = wrapper or tf.keras.mixed_precision.LossScaleOptimizer
+    optimizer = wrapper(tf.keras.optimizers.SGD(RATE))
+    found = {"before": schedules.current_rate(optimizer)}
+    made = schedules.apply_cosine(optimizer, steps=10, warmup=4)
+    found["highest"] = max(float(made(step)) for step in range(10))
+    found["first"] = schedules.current_rate(optimizer) / float(made(0))
+    try:
+        schedules.apply_cosine(optimizer, steps=10)
+    except ValueError as error:
+        found["again"] = str(error)
     return found
 
 
@@ -260,6 +281,7 @@ SCENARIOS = (
     serialized,
     plateau,
     refusals,
+    wrapped,
     scaled,
     accumulated,
     first_rates,

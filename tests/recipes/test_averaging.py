@@ -102,3 +102,9 @@ def test_early_stopping_keeps_the_best_average(every):
         assert np.allclose(kept, wanted, atol=1e-6)
         assert not np.allclose(kept, found["seen"][5][name], atol=1e-6)
     assert found["its own statistics"]
+
+
+def test_statistics_of_a_frozen_normalization_stay(every):
+    frozen, other = every["averaging frozen"]
+    assert frozen == [0, 0, 0]
+    assert all(abs(mean - 5) < 1 for mean in other)

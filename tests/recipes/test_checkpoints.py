@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 
@@ -67,3 +68,29 @@ def test_the_folder_keeps_the_last_the_best_and_the_periodic(every):
     assert "no checkpoint can be read" in found["none is whole"]
     assert found["nothing there"] is None
     assert found["bad keep"]
+
+
+def test_what_was_written_last_stays_though_its_step_is_an_earlier_one(every):
+    found = every["checkpoints returned"]
+    assert found["written"]
+    assert found["names"] == ["best", "step-00000150", "step-00000300"]
+    assert found["resumed"] == {"rate": 0.5, "counts": [3], "step": 150, "metric": 0.5}
+
+
+def test_nan_is_never_the_best(every):
+    found = every["checkpoints returned"]
+    assert found["best of nan"] is None
+    assert found["best"] == 0.5
+
+
+def test_what_could_not_be_read_again_is_not_written(every):
+    found = every["checkpoints returned"]
+    assert "a checkpoint holds" in found["object"] or "JSON" in found["object"]
+    assert "\n" not in found["object"]
+    assert found["left"] == found["names"]
+
+
+def test_weights_in_bfloat16_come_back(every):
+    before, after = every["checkpoints low_precision"]
+    assert before == after
+    assert any(value for weight in before for value in np.ravel(weight))

@@ -90,6 +90,16 @@ def test_bad_settings_are_refused_and_the_rate_stays(every):
             assert reason, f"{case} was not refused"
 
 
+def test_an_optimizer_around_another_has_the_rate_of_that_one(every):
+    found = every["schedules wrapped"]
+    if every.framework == "pt":
+        return
+    assert found["before"] == pytest.approx(RATE)
+    assert found["highest"] == pytest.approx(RATE)
+    assert found["first"] == pytest.approx(1.0)
+    assert "schedule already" in found["again"]
+
+
 def test_the_linear_rule(every):
     assert every["schedules scaled"] == pytest.approx(0.4)
 

@@ -13,8 +13,8 @@ so that the features learn what it can't tell.
 
 Any train step takes them, with clipping, mixed precision or whatever else it has:
 `make_train_step(model, optimizer, adversarial_loss(loss_fn))`, then `step((source, target), y)`.
-The model counts its passes in training mode, by which the strength rises; the count is saved by
-`tf.train.Checkpoint`, and is no Keras weight. What is used afterwards is features and head.
+The model counts its passes in training mode, by which the strength rises; the count is saved with
+its weights. What is used afterwards is features and head.
 
 Its twin: `pt_impl/adaptation/adversarial.py`.
 
@@ -115,8 +115,10 @@ class AdversarialModel(tf.keras.Model):
         super().__init__()
         self.features, self.head, self.domain_head = features, head, domain_head
         self.steps, self.strength, self.gamma = steps, strength, gamma
-        # tf.Variable itself: a policy of mixed precision would round Keras's own.
-        self.passes = tf.Variable(0, dtype=tf.int64, trainable=False)
+        # A whole number, which no policy of mixed precision rounds.
+        self.passes = self.add_weight(
+            name="passes", shape=(), dtype="int64", initializer="zeros", trainable=False
+        )
         self.built = True  # as its parts are
 
     def current_strength(self) -> tf.Tensor:

@@ -54,13 +54,17 @@ def mmd(
 
     bandwidths: of the kernels, over the mean squared distance of all pairs of both.
 
-    Raises ValueError for no bandwidth, one that is not above 0, and for a domain of one sample.
+    Raises ValueError for no bandwidth, one that is not above 0, and for a domain of one sample;
+    where a graph learns of that only as it runs, InvalidArgumentError.
     """
     _check_bandwidths(bandwidths)
     sizes = source.shape[0], target.shape[0]  # None where a graph leaves them open
     if 1 in sizes:
         raise ValueError(f"each domain needs two samples, not {sizes[0]} and {sizes[1]}")
-    count = tf.shape(source)[0]
+    message = "each domain needs two samples"
+    enough = [tf.debugging.assert_greater(tf.shape(x)[0], 1, message) for x in (source, target)]
+    with tf.control_dependencies(filter(lambda check: check is not None, enough)):
+        count = tf.shape(source)[0]
     features = tf.cast(tf.concat([source, target], 0), tf.float32)
     distances = _squared_distances(tf.reshape(features, (tf.shape(features)[0], -1)))
     scale = tf.maximum(_mean_of_pairs(tf.stop_gradient(distances)), _LEAST)

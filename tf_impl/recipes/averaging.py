@@ -113,7 +113,8 @@ def update_statistics(model: tf.keras.Model, batches: Iterable) -> None:
     """Make the moving statistics of BatchNormalization anew: their mean over `batches` of inputs.
 
     An input: as the model takes it, a tuple or list of arguments where `call` takes several.
-    Nothing else changes; a model without BatchNormalization does not run. Raises ValueError for no
+    Nothing else changes, nor do the statistics of a layer that is frozen (`trainable = False`); a
+    model without BatchNormalization does not run. Raises ValueError for no
     batch, and NotImplementedError for a model in which something other than dropout draws at random
     while it trains: in Keras the mode is the whole call's.
     """

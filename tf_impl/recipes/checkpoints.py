@@ -4,7 +4,7 @@ What it changes: nothing of the training. A checkpoint is one file with everythi
 step depends on: the model's variables, the optimizer's state, the state of the random generator,
 and what the caller adds, such as the place in the data. It is written beside its final name,
 flushed and renamed, so that whatever happens the last good file stays. `Checkpoints` keeps the
-last ones, the best one and periodic ones.
+ones that were written last, the best one and periodic ones.
 
 For deployment, or to start another training from, less is enough: without the optimizer's state
 (two thirds of the bytes with Adam, half with momentum), and with weights in float16 (half of the
@@ -35,6 +35,7 @@ Copy with it: nothing.
 """
 
 import json
+import math
 import os
 from pathlib import Path
 
@@ -55,9 +56,10 @@ def save_checkpoint(
     """Write a checkpoint to `path` in one piece and return its bytes.
 
     optimizer: None leaves its state and the random generator's out. state: what else a resumed run
-    has to know, as JSON values ({"epoch": 3, "batch": 17}). half_precision: floating weights in
-    float16. Raises ValueError for a model without variables and where a weight does not fit into
-    float16, OSError where the file can't be written; what stood at `path` then stays.
+    has to know, as JSON values ({"epoch": 3, "batch": 17}); NumPy's numbers become Python's.
+    half_precision: floating weights in float16. Raises ValueError for a model without variables,
+    where a weight does not fit into float16, and for a state that is no JSON, OSError where the
+    file can't be written; what stood at `path` then stays.
     """
     if not model.built:
         raise ValueError("the model has no variables yet: call it once on an example input")
@@ -65,10 +67,11 @@ def save_checkpoint(
     if half_precision:
         arrays = {name: _halved(name, value) for name, value in arrays.items()}
     if optimizer is not None:
+        optimizer.build(model.trainable_variables)  # before its first step it has no state
         arrays |= {f"optimizer {n}": _array(v) for n, v in enumerate(_variables(optimizer))}
         arrays["random"] = _array(tf.random.get_global_generator().state)
     head = {"version": VERSION, "state": state, "resumable": optimizer is not None}
-    arrays["head"] = np.frombuffer(json.dumps(head).encode(), np.uint8)
+    arrays["head"] = np.frombuffer(json.dumps(head, default=_number).encode(), np.uint8)
     path = Path(path)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -113,8 +116,10 @@ def load_checkpoint(
 class Checkpoints:
     """A folder of checkpoints: the last `keep` ones, the best one, and one every `every` saves.
 
-    Names are `step-00000120.npz`, `best.npz` and `periodic-00000100.npz`. higher_is_better: of the
-    metric that `save` is given. A folder that holds checkpoints is gone on with.
+    Names are `step-00000120.npz`, `best.npz` and `periodic-00000100.npz`. The last ones are those
+    that were written last: after a return to an earlier step they are the new ones.
+    higher_is_better: of the metric that `save` is given. A folder that holds checkpoints is gone on
+    with.
     """
 
     def __init__(
@@ -133,17 +138,22 @@ class Checkpoints:
         self.keep, self.every, self.sign = keep, every, 1 if higher_is_better else -1
         self.folder.mkdir(parents=True, exist_ok=True)
         best = self.folder / "best.npz"
-        self.best = _read(best)[0]["state"]["metric"] if best.exists() else None
+        self.best = _known(_read(best)[0]["state"]["metric"]) if best.exists() else None
         self.saves = 0
 
     def save(self, step: int, state: dict, metric: float | None = None) -> Path:
-        """Write the checkpoint of a step; the best one is that of the best `metric` so far."""
+        """Write the checkpoint of a step; the best one is that of the best `metric` so far.
+
+        A metric of NaN is never the best.
+        """
+        metric = None if metric is None else float(metric)
         kept = state | {"step": step, "metric": metric}
         path = self.folder / f"step-{step:08}.npz"
         save_checkpoint(path, self.model, self.optimizer, kept)
-        if metric is not None and (self.best is None or self.sign * (metric - self.best) > 0):
+        new = _known(metric)
+        if new is not None and (self.best is None or self.sign * (new - self.best) > 0):
             save_checkpoint(self.folder / "best.npz", self.model, self.optimizer, kept)
-            self.best = metric
+            self.best = new
         self.saves += 1
         if self.every and self.saves % self.every == 0:
             periodic = self.folder / f"periodic-{step:08}.npz"
@@ -168,7 +178,19 @@ class Checkpoints:
         return None
 
     def _last(self) -> list[Path]:
-        return sorted(self.folder.glob("step-*.npz"))
+        found = self.folder.glob("step-*.npz")
+        return sorted(found, key=lambda path: (path.stat().st_mtime_ns, path.name))
+
+
+def _known(metric: float | None) -> float | None:
+    return None if metric is None or math.isnan(metric) else metric
+
+
+def _number(value):
+    """A Python number for one of NumPy, which JSON does not know."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise ValueError(f"a state is of JSON values, and {type(value).__name__} is none")
 
 
 def _variables(owner) -> list:
@@ -216,6 +238,8 @@ def _pairs(path, kind: str, variables: list, arrays: dict[str, np.ndarray]) -> l
             f"{path} is of another {other}: {len(saved)} variables there, {len(variables)} here"
         )
     pairs = [(variable, arrays[f"{kind} {n}"]) for n, variable in enumerate(variables)]
+    # NumPy writes the bytes of a dtype that it does not know, such as bfloat16.
+    pairs = [(v, a.view(_numpy_dtype(v)) if a.dtype.kind == "V" else a) for v, a in pairs]
     for variable, value in pairs:
         if tuple(variable.shape) != value.shape:
             raise ValueError(
@@ -223,6 +247,10 @@ def _pairs(path, kind: str, variables: list, arrays: dict[str, np.ndarray]) -> l
                 f"{tuple(variable.shape)} here"
             )
     return pairs
+
+
+def _numpy_dtype(variable) -> np.dtype:
+    return np.dtype(tf.as_dtype(variable.dtype).as_numpy_dtype)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -97,11 +97,11 @@ class OneCycle(tf.keras.optimizers.schedules.LearningRateSchedule):
         initial: float = 0.04,
         final: float = 4e-6,
     ) -> None:
-        if steps < 2 or not 0 < rising < 1 or not 0 < final <= initial <= 1:
+        if steps < 2 or not 0 < rising < 1 or not 0 < final <= initial <= 1 or rising * steps == 1:
             raise ValueError(
-                "one cycle needs steps of 2 or more, rising between 0 and 1 and 0 < final <= "
-                f"initial <= 1, not steps={steps}, rising={rising}, initial={initial}, "
-                f"final={final}"
+                "one cycle needs steps of 2 or more, rising between 0 and 1, in other than one "
+                f"step, and 0 < final <= initial <= 1, not steps={steps}, rising={rising}, "
+                f"initial={initial}, final={final}"
             )
         self.rate, self.steps, self.rising = rate, steps, rising
         self.initial, self.final = initial, final
@@ -222,6 +222,7 @@ def apply_reduction_on_plateau(
 
 def current_rate(optimizer: Optimizer) -> float:
     """Return the rate of the optimizer's next step."""
+    optimizer = _own(optimizer)
     held = optimizer._learning_rate  # `learning_rate` is the last step's in tf_keras
     schedule = isinstance(held, tf.keras.optimizers.schedules.LearningRateSchedule)
     return float(held(optimizer.iterations) if schedule else held)
@@ -240,6 +241,7 @@ def scale_rate(*, rate: float, batch_size: int, reference_batch_size: int) -> fl
 
 def _apply(optimizer: Optimizer, schedule: type, **settings):
     """Give the optimizer a schedule whose highest rate is its own."""
+    optimizer = _own(optimizer)
     _refuse_a_schedule(optimizer)
     # Keras holds a plain rate in float32: the shortest number that it can stand for was meant.
     made = schedule(float(str(np.float32(optimizer.learning_rate))), **settings)
@@ -247,8 +249,13 @@ def _apply(optimizer: Optimizer, schedule: type, **settings):
     return made
 
 
+def _own(optimizer: Optimizer) -> Optimizer:
+    """The optimizer itself, where it is one that scales losses around another."""
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
 def _refuse_a_schedule(optimizer: Optimizer) -> None:
-    held = getattr(optimizer, "_learning_rate", None)
+    held = getattr(_own(optimizer), "_learning_rate", None)
     if isinstance(held, tf.keras.optimizers.schedules.LearningRateSchedule):
         raise ValueError("the optimizer's rate is a schedule already: make one with a number")
 
