@@ -196,6 +196,7 @@ def measure(results_folder, tmp_path_factory):
         with pytest.MonkeyPatch.context() as patch:
             mark = uuid.uuid4().hex
             patch.setenv(MARK, mark)
+            patch.setenv("FAKE_WARM_S", "0.005")
             for name, value in fake_plugin.ALL_ROUNDS.items():
                 patch.setattr(matches, name, value)
             settings = Settings(results=results_folder, limits=limits, **settings)

@@ -841,6 +841,7 @@ def test_the_pages_of_techniques_are_what_the_code_gives():
 
 
 def test_a_page_that_is_old_missing_or_of_nothing_is_found(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(docs, "pages", pages)  # made once
     monkeypatch.setattr(command, "FOLDER", tmp_path / "techniques")
     assert command.main(["--check"]) == 1
     assert "pruning.md" in capsys.readouterr().err

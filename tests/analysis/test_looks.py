@@ -23,6 +23,7 @@ from bench.harness.matches import Played
 from bench.harness.plan import EFFORT, Technique, Variant, Workload
 from bench.harness.record import Record
 from bench.harness.selection import cases_of
+from tests import workers
 
 # Bounds -----------------------------------------------------------------------------------------
 
@@ -57,7 +58,7 @@ def test_plain_intervals_at_each_look_would_be_wrong_in_one_of_ten():
     assert crossing(1.96, LOOKS) > 0.10
 
 
-@settings(max_examples=25)  # each takes a fifth of a second
+@settings(max_examples=25 if workers.campaign() else 8)  # each takes a fifth of a second
 @given(st.lists(st.integers(2, 40), min_size=1, max_size=5, unique=True).map(sorted))
 def test_more_looks_need_a_wider_bound(looks):
     more = (*looks, looks[-1] + 3)

@@ -10,7 +10,6 @@ from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
-from unittest import mock
 
 import numpy as np
 
@@ -88,16 +87,10 @@ def operators():
 
 def products():
     """Products of known size, by themselves; and those of networks, forward and backward."""
-    fastest = profiling.fastest
-
-    def sooner(function, seconds):  # the machine's peak, which each of these looks for anew
-        return fastest(function, seconds=seconds / 5)
-
-    with mock.patch.object(profiling, "fastest", sooner):
-        found = {
-            name: told(profiling.profile_steps(step, [batch], steps=4))
-            for name, (step, batch) in steps.products().items()
-        }
+    found = {
+        name: told(profiling.profile_steps(step, [batch], steps=4))
+        for name, (step, batch) in steps.products().items()
+    }
     images = np.random.default_rng(0).normal(size=(4, 16, 16, 3)).astype(np.float32)
     batch = impl.kit.data.to_device(images, np.arange(4) % 2)
     step = steps.plain_step(steps.convolutional())

@@ -16,6 +16,9 @@ NAME = sys.argv[1]
 MODULES = ("profiling", "memory_growth", "bottleneck")
 SLEPT: dict[str, list[float]] = {"forward": [], "backward": []}
 impl = workers.implementation(NAME, *(f"diagnosis.{name}" for name in MODULES))
+fastest = impl.diagnosis.profiling.fastest
+# The machine's peak, which each turn of each profile looks for anew.
+impl.diagnosis.profiling.fastest = lambda call, seconds: fastest(call, seconds=seconds / 5)
 
 
 def nap(seconds: float, part: str) -> None:

@@ -24,15 +24,16 @@ def bench_faulty(case, replay):
     replay(case)
 """
 # A benchmark that lies in another folder has a name that its workers can import.
-PLUGINS = ("-p", "tests.harness.fake_plugin", "-p", "bench.conftest", "-p", "no:cacheprovider")
+PLAIN = ("-p", "no:cacheprovider")
+PLAIN += ("-p", "no:hypothesispytest")  # users need not have it; its import takes a second
+PLUGINS = ("-p", "tests.harness.fake_plugin", "-p", "bench.conftest", *PLAIN)
 PLUGINS += ("--import-mode=prepend",)
-PLUGINS += ("-p", "no:hypothesispytest")  # users need not have it; its import takes a second
 
 
 def environment(folder):
     """That of a process which imports from `folder` and from here."""
     usual = {k: v for k, v in os.environ.items() if k not in ("CI", "PYTEST_ADDOPTS")}
-    return usual | {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}
+    return usual | {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", "FAKE_WARM_S": "0.005"}
 
 
 def start(*arguments, folder, **others):

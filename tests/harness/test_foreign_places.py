@@ -16,6 +16,7 @@ import pytest
 
 from bench.harness import cgroups
 from tests.harness import command_line
+from tests.harness.command_line import PLAIN
 from tests.network.namespaces import refusal, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -217,7 +218,7 @@ def test_the_image_begins_with_options_that_are_there(tmp_path):
     entry, usual = (json.loads(what) for kind, what in steps() if kind in ("ENTRYPOINT", "CMD"))
     assert entry[0] == "pytest"
     done = subprocess.run(
-        [sys.executable, "-m", *entry, *usual, "--collect-only", "-q", "-p", "no:cacheprovider"],
+        [sys.executable, "-m", *entry, *usual, "--collect-only", "-q", *PLAIN],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -260,7 +261,7 @@ def test_the_workflow_s_commands_are_those_that_there_are():
     assert measures[0].removeprefix("cd old") == measures[1].removeprefix("cd new")
     options = measures[0].partition(".venv/bin/pytest ")[2].split()
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, "--collect-only", "-p", "no:cacheprovider"],
+        [sys.executable, "-m", "pytest", *options, "--collect-only", *PLAIN],
         cwd=ROOT,
         capture_output=True,
         text=True,

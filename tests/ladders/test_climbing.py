@@ -16,10 +16,11 @@ from bench.report.svg import standalone
 from shared.specs import parameter_count
 from shared.utilization import Gpu
 from tests.conftest import LIMITS
-from tests.ladders.planted import LADDER
+from tests.ladders.planted import LADDER, figures
 
 pytestmark = pytest.mark.timeout(300)
 BLOCKS = 2
+SHORT = replace(LADDER, rungs=LADDER.rungs[:2])
 
 
 def begin(folder, frameworks=("pt", "tf"), blocks=BLOCKS):
@@ -28,10 +29,10 @@ def begin(folder, frameworks=("pt", "tf"), blocks=BLOCKS):
     return record
 
 
-def climb(record, folder, results, **settings):
+def climb(record, folder, results, ladder=LADDER, **settings):
     said = []
     given = {"say": said.append, "limits": LIMITS} | settings
-    ended = climbing.Climb(LADDER, record, folder, results / "data", **given).measure()
+    ended = climbing.Climb(ladder, record, folder, results / "data", **given).measure()
     return ended, said
 
 
@@ -188,7 +189,7 @@ def test_a_climb_that_ends_before_it_begins_can_be_taken_up(results_folder, tmp_
 def test_a_climb_that_was_interrupted_goes_on_to_the_same_end(
     whole, fakes_in_module, results_folder, tmp_path
 ):
-    """In the middle of a pair, whose runs are then made together again."""
+    """In the middle of a pair, whose runs are then made together again; of two rungs."""
     record, number = begin(tmp_path), 7
     lines = []
 
@@ -198,15 +199,23 @@ def test_a_climb_that_was_interrupted_goes_on_to_the_same_end(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        climb(record, tmp_path, results_folder, say=say)
+        climb(record, tmp_path, results_folder, SHORT, say=say)
     left = climbing.load(tmp_path)
     assert len(left["runs"]) == number
     assert not left["finished"]
-    ended, _ = climb(left, tmp_path, results_folder)
+    ended, _ = climb(left, tmp_path, results_folder, SHORT)
     assert ended
-    assert by_place(left) == by_place(whole[0])
-    ours, theirs = ([(r["block"], r["rungs"]) for r in each["runs"]] for each in (left, whole[0]))
+    names = {rung.name for rung in SHORT.rungs}
+    both = [
+        {"runs": [run for run in each["runs"] if run["stage"] in names]}
+        for each in (left, whole[0])
+    ]
+    assert by_place(both[0]) == by_place(both[1])
+    ours, theirs = ([(r["block"], r["rungs"]) for r in each["runs"]] for each in both)
     assert ours == theirs
+    parts = [run for run in left["runs"] if run["stage"] == rule.PARTS]
+    assert parts
+    assert all(run["metrics"] == figures(run["rungs"], run["block"]) for run in parts)
 
 
 def test_what_is_left_follows_the_plan_first_and_then_what_runs_took(tmp_path):

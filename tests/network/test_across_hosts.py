@@ -149,7 +149,7 @@ def test_two_hosts_train_as_one_process_does(side, data, alone, tmp_path):
         "tf": "",
     }[side].split()
     training = Training(side, data, tmp_path, patience=60)  # nothing is to be waited for in vain
-    with Hosts(2, SLOW) as hosts:
+    with Hosts(2) as hosts:
         result = training.result(training.start(hosts, launcher=launcher))
     agree(result, alone(side))
     assert result.seen.sum() == 2 * SAMPLES + (STEPS - 14) * BATCH  # two epochs of 7 steps

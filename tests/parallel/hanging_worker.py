@@ -10,6 +10,7 @@ import importlib
 import json
 import os
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -49,6 +50,7 @@ def main(side: str, folder: str) -> None:
     """Train, and print what became of it."""
     from shared import parallel
 
+    tempfile.tempdir = None  # TMPDIR is of this run, and a fork may know another
     os.environ["HANGING_SIDE"] = side
     random = np.random.default_rng(0)
     x = random.normal(size=(32, 32, 32, 1)).astype(np.float32)

@@ -27,7 +27,7 @@ def hung(tmp_path_factory) -> dict:
 
     def one(side: str) -> workers.Scenarios:
         folder, temporary = tmp_path_factory.mktemp(side), tmp_path_factory.mktemp(f"tmp-{side}")
-        settings = {"fresh": True, "TMPDIR": str(temporary)}
+        settings = {"TMPDIR": str(temporary)}
         run = workers.run("parallel.hanging_worker", (side,), lambda name: [folder], **settings)
         found = run[side]
         found["left"] = {"files": [path.name for path in temporary.iterdir()]}

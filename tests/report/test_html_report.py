@@ -513,12 +513,13 @@ def test_axe_finds_no_violation(visit, scheme, width):
     assert found.violations_count == 0, found.generate_report()
 
 
-@pytest.mark.parametrize("width", [320, 390, 768, 1280])
 @pytest.mark.parametrize("script", [True, False])
-def test_the_page_is_never_wider_than_the_screen(visit, width, script):
-    tab = visit("all", width=width, height=844, java_script_enabled=script)
-    assert tab.evaluate("document.documentElement.scrollWidth") <= width
-    assert tab.evaluate("document.documentElement.clientWidth") <= width
+def test_the_page_is_never_wider_than_the_screen(visit, script):
+    tab = visit("all", width=1280, height=844, java_script_enabled=script)
+    for width in (1280, 768, 390, 320):
+        tab.set_viewport_size({"width": width, "height": 844})
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width
+        assert tab.evaluate("document.documentElement.clientWidth") <= width
 
 
 def test_without_script_all_is_there(visit):
@@ -627,25 +628,24 @@ def test_folded_the_page_of_every_technique_is_three_screens_at_most(visit, widt
 
 def test_on_a_phone_names_stay_and_figures_are_in_view(visit):
     tab = visit("all", width=390, height=844, unfolded=True)
-    for place in range(tab.locator(".technique .scroll").count()):
-        scroll = tab.locator(".technique .scroll").nth(place)
-        seen = scroll.evaluate(
-            """(part) => {
-                const row = part.querySelector("tbody tr:not(.heading)");
-                const [name, figure] = [row.cells[0], row.cells[1]];
-                const before = name.getBoundingClientRect().left;
-                const shown = figure.getBoundingClientRect().left < part.clientWidth;
-                part.scrollLeft = 60;
-                return [shown, Math.abs(name.getBoundingClientRect().left - before) < 1];
-            }"""
-        )
-        assert seen == [True, True]
+    seen = tab.evaluate(
+        """() => [...document.querySelectorAll(".technique .scroll")].map((part) => {
+            const row = part.querySelector("tbody tr:not(.heading)");
+            const [name, figure] = [row.cells[0], row.cells[1]];
+            const before = name.getBoundingClientRect().left;
+            const shown = figure.getBoundingClientRect().left < part.clientWidth;
+            part.scrollLeft = 60;
+            return [shown, Math.abs(name.getBoundingClientRect().left - before) < 1];
+        })"""
+    )
+    assert seen
+    assert seen == [[True, True]] * len(seen)
 
 
 @pytest.mark.parametrize("guarded", [True, False], ids=["policy", "no policy"])
 def test_nothing_of_a_record_runs(visit, tmp_path, guarded):
     """Escaping alone keeps it out, and so would the policy alone."""
-    for number, poison in enumerate(POISONS):
+    for number, poison in enumerate(POISONS[::3] if guarded else POISONS):
         file = tmp_path / f"{number}.html"
         file.write_text(html(poisoned(small(), poison)), "utf-8")
         tab = visit(file, bypass_csp=not guarded)

@@ -257,7 +257,7 @@ def test_a_header_that_claims_too_much_takes_no_memory(tmp_path):
 # Interrupted ------------------------------------------------------------------------------------
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-MANY, FEW = 480, 8  # images, and of a shard
+MANY, FEW = 240, 8  # images, and of a shard
 
 
 @pytest.fixture(scope="module")

@@ -3,10 +3,14 @@ import time
 
 import numpy as np
 
+from bench.harness import timing
+
 _free_at = [0.0]  # when the fake asynchronous device has done all that was put on it
 
 
 def configure(*, threads, seed):
+    if chunk := os.environ.get("FAKE_WARM_S"):  # its steps are of microseconds, and steady
+        timing.WARM_S = float(chunk)
     found = int(os.environ.get("FAKE_THREADS", threads))  # some builds ignore what is asked
     return {"intra_op": found, "inter_op": threads}
 
