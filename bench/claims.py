@@ -1,9 +1,10 @@
 """Which published claims hold in a run, which do not, and which it can't test.
 
-    twinbench claims results/latest [--json] [--technique T] [--write]
+    twinbench claims results/latest [...] [--json] [--technique T] [--write]
 
 Claims stand in bench/claims.json, with their sources and the rule by which rows of a record answer
-them; nothing is judged by hand. --write makes docs/claims.md from the record.
+them; nothing is judged by hand. Of several records each adds the rows that those before it do not
+have. --write makes docs/claims.md from them.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ def main(arguments: list[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("path", type=Path, help="a results.json, or the folder that holds one")
+    parser.add_argument(
+        "paths", type=Path, nargs="+", help="one or more: a results.json, or the folder of one"
+    )
     parser.add_argument("--technique", help="only the claims of this technique")
     parser.add_argument("--ledger", type=Path, default=LEDGER, help="other claims than our own")
     kinds = parser.add_mutually_exclusive_group()
@@ -53,18 +56,19 @@ def _run(given: argparse.Namespace) -> int:
         raise ValueError(f"--technique: {given.technique!r} is none of {known}")
     claims = load_ledger(given.ledger)
     chosen = [c for c in claims if given.technique in (None, c["technique"])]
-    record = load(given.path)
-    found = judge(record, chosen)
+    records = [load(path) for path in given.paths]
+    found = judge(records, chosen)
     if given.json:
-        print(json.dumps(data(record, found), indent=1, ensure_ascii=False))
+        print(json.dumps(data(records, found), indent=1, ensure_ascii=False))
     elif given.write or given.check:
-        made = page(record, found, given.path.as_posix())
+        paths = " ".join(path.as_posix() for path in given.paths)
+        made = page(records, found, paths)
         if given.check:
             same = PAGE.exists() and PAGE.read_text("utf-8") == made
-            print(f"{PAGE}: {'as' if same else 'not what'} {given.path} gives", file=sys.stderr)
+            print(f"{PAGE}: {'as' if same else 'not what'} {paths} gives", file=sys.stderr)
             return 0 if same else 1
         write_atomically({PAGE: made})
         print(PAGE)
     else:
-        print("\n".join(text(record, found)))
+        print("\n".join(text(records, found)))
     return 0

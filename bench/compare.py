@@ -27,9 +27,9 @@ from typing import Any
 from bench.analysis.reading import (
     DIFFERENT,
     FRAMEWORKS,
-    above_import,
     framework_title,
     load,
+    peak,
     title_of,
     work_of,
 )
@@ -265,12 +265,12 @@ def _accuracies(both: list[tuple[dict, dict]], tasks: dict, every: bool) -> Tabl
 
 
 def _memory(both: list[tuple[dict, dict]]) -> Table:
-    """Peaks above import that changed by more than `MEMORY_CHANGE`; one value a run."""
+    """Peaks that changed by more than `MEMORY_CHANGE`; one value a run."""
     columns = [Column("", "case", right=False), Column("", "old [MB]"), Column("", "new [MB]")]
     columns += [Column("", "new ÷ old")]
     rows = []
     for pair in both:
-        old, new = (above_import(case.get("memory")) for case in pair)
+        old, new = (peak(case.get("memory")) for case in pair)
         if is_number(old) and is_number(new) and old > 0 and abs(new / old - 1) > MEMORY_CHANGE:
             sizes = [number(scaled(size, 1e-6)) for size in (old, new)]
             rows.append([pair[1]["id"], *sizes, number(new / old, places=2)])

@@ -62,6 +62,8 @@ NEEDS_A_GPU = "# needs a GPU"
 pytestmark = pytest.mark.timeout(240)
 
 BENCH = ".venv/bin/pytest bench/ --benchmark-only"
+RECIPES = ("schedules", "learning_rate_finder", "regularization", "initialization")
+RECIPES += ("augmentation", "averaging", "checkpoints", "checks")
 TWO = "--pt-python .venv-pt/bin/python --tf-python .venv-tf/bin/python"
 PROJECTED = ".venv/bin/twinbench projection show docs/across_hosts/pt.json"
 PROJECTED += " docs/across_hosts/tf.json"
@@ -107,7 +109,10 @@ COMMANDS = {
     ".venv/bin/twinbench choose results/latest": "run",
     ".venv/bin/twinbench claims results/latest": "run",
     ".venv/bin/twinbench priorities results/latest": "run",
-    ".venv/bin/twinbench claims docs --write": "run",
+    ".venv/bin/twinbench claims docs docs/recipes --write": "run",
+    f"{BENCH} --technique {','.join(RECIPES)}": "collect",
+    "cp results/latest/results.json docs/recipes/results.json": "run",
+    ".venv/bin/twinbench report docs/recipes --format markdown": "run",
     ".venv/bin/twinbench priorities docs --write": "run",
     ".venv/bin/twinbench compare docs results/before results/latest": "run",
     ".venv/bin/twinbench choose results/latest --goal train-speed --max-accuracy-drop 0.5": ("run"),

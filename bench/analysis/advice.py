@@ -115,7 +115,7 @@ def advice(record: Record) -> list[Advice]:
         ordered = sorted(works.values(), key=_rank)
         first: set[Any] = set()
         for own in ordered:
-            size: Any = None if question.family else bool(own[0].large)
+            size: Any = None if question.family else own[0].large
             size = own[0].case["task"] if figure == ACCURACY else size
             made = _advice(question, figure, own, every, effects)
             found.append(replace(made, main=size not in first))

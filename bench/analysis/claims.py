@@ -1,8 +1,9 @@
-"""Published claims, and what a record says of each: it holds here, it does not, or nothing.
+"""Published claims, and what records say of each: it holds here, it does not, or nothing.
 
 A claim stands in `bench/claims.json` with its source and a rule, which names rows of a record, a
 figure, and its bounds. Nothing is judged by hand: a row holds if its whole interval lies within the
-bounds, and fails if all of it lies outside.
+bounds, and fails if all of it lies outside. A row that several records have counts once, as in the
+first that has its figure.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -180,19 +181,23 @@ class Judged:
         return counts[HOLDS], counts[HOLDS] + counts[FAILS]
 
 
-def judge(record: dict, claims: list[dict]) -> list[Judged]:
-    """Each claim by the record alone."""
-    effects = Effects(record)
+def judge(records: list[dict], claims: list[dict]) -> list[Judged]:
+    """Each claim by the records alone."""
+    effects = [Effects(record) for record in records]
     return [_judged(claim, effects) for claim in claims]
 
 
-def _judged(claim: dict, effects: Effects) -> Judged:
+def _judged(claim: dict, records: list[Effects]) -> Judged:
     rule = claim["rule"]
-    rows = [_row(case, rule, effects) for case in _cases(claim, effects.record)]
-    verdict, why = _verdict(rule, rows)
-    if missing := _missing(rule.get("needs"), effects.record["environment"]):
-        verdict, why = OPEN, missing
-        rows = [Row(row.case, row.effect, OPEN, missing) for row in rows]
+    lacking = [_missing(rule.get("needs"), effects.record["environment"]) for effects in records]
+    found: dict[str, Row] = {}
+    for effects, missing in zip(records, lacking, strict=True):
+        for row in (_row(case, rule, effects) for case in _cases(claim, effects.record)):
+            known = found.get(row.case["id"])
+            if known is None or known.effect is None:
+                found[row.case["id"]] = replace(row, verdict=OPEN, why=missing) if missing else row
+    rows = list(found.values())
+    verdict, why = (OPEN, lacking[0]) if all(lacking) else _verdict(rule, rows)
     order = (verdict, *VERDICTS)
     return Judged(claim, verdict, why, sorted(rows, key=lambda row: _rank(row, rule, order)))
 

@@ -20,7 +20,7 @@ from bench.analysis import accuracy, comparisons, pairing
 from bench.analysis.accuracy import Accuracy, agree
 from bench.analysis.pairing import baseline
 from bench.analysis.prices import price
-from bench.analysis.reading import DIFFERENT, above_import, framework_title, work_of
+from bench.analysis.reading import DIFFERENT, framework_title, on_device, peak, work_of
 from bench.analysis.values import at, is_number, is_pair
 from bench.analysis.verdicts import Ratio
 from shared.specs import more_is_better
@@ -234,7 +234,10 @@ def _ratios(options: list[Option], fits: comparisons.Fits, record: Record) -> Ra
     programs = {case["id"]: pairing.program(case) for case in record["cases"]}
     for own in record["comparisons"]:
         pair = (programs.get(own["numerator"]), programs.get(own["denominator"]))
-        if own["kind"] == "baseline" and pair in found and is_pair(own["ci"]):
+        if own.get("verdict") == DIFFERENT and pair in found:  # of unlike work none is faster
+            for names in (pair, pair[::-1]):
+                found[names] = replace(found[names], ci=None)
+        elif own["kind"] == "baseline" and pair in found and is_pair(own["ci"]):
             low, high = own["ci"]
             found[pair] = replace(found[pair], ratio=own["ratio"], ci=(low, high))
             found[pair[::-1]] = replace(
@@ -256,8 +259,17 @@ def _by_baseline(record: Record) -> Iterator[tuple[str, list[dict]]]:
 
 
 def _unpaired(record: Record, case: dict) -> bool:
-    """Whether the frameworks have a task's model, but not with equal weights."""
-    return at(record["tasks"], case["task"], "paired") is False
+    """Whether the frameworks have a task's model, but not with equal weights or equal losses."""
+    if at(record["tasks"], case["task"], "paired") is False:
+        return True
+    own = case if case["role"] == "baseline" else baseline(case, record["cases"])
+    bases = {each["id"] for each in record["cases"] if each["role"] == "baseline"}
+    unlike = [
+        {each["numerator"], each["denominator"]}
+        for each in record["comparisons"]
+        if each["kind"] == "framework" and each.get("verdict") == DIFFERENT
+    ]
+    return any(at(own, "id") in pair and pair <= bases for pair in unlike)
 
 
 def _kind(technique: str, cases: list[dict]) -> str:
@@ -336,10 +348,12 @@ def _gain(found: Option, base: dict) -> float | None:
 
 def _figures(case: dict) -> Iterator[tuple[str, Figure]]:
     timing, metrics, memory = (case.get(name) or {} for name in ("timing", "metrics", "memory"))
-    peaks = at(memory, "samples", "above_import_bytes")
+    counted = on_device(memory)
+    repeated = None if counted else at(memory, "above_import_ci")
+    peaks = None if counted else at(memory, "samples", "above_import_bytes")
     every = {
         "time": (timing.get("median_s"), timing.get("ci_s"), None),
-        "memory": (above_import(memory), at(memory, "above_import_ci"), peaks),
+        "memory": (peak(memory), repeated, peaks),
         "size": (case.get("artifact_bytes"), None, None),
         "first_call": (
             timing.get("cold_first_call_s"),
@@ -357,7 +371,8 @@ def _figures(case: dict) -> Iterator[tuple[str, Figure]]:
     }
     for name, (value, ci, samples) in every.items():
         if is_number(value) and value > 0:
-            yield name, _figure(value, ci, samples, exact=name == "size")
+            exact = name == "size" or (name == "memory" and counted)
+            yield name, _figure(value, ci, samples, exact=exact)
 
 
 def _metric(metrics: dict, name: str) -> tuple[Any, Any, Any]:
@@ -590,7 +605,8 @@ def _refused(record: Record, option: Option, limits: Limits, goal: Goal) -> str 
         if peak is None:
             return "its memory was not measured"
         if peak.value > limits.memory:
-            return f"takes {peak.value / 1e6:.3g} MB"
+            size = peak.value / 1e6
+            return f"takes {f'{size:,.0f}' if size >= 100 else f'{size:.3g}'} MB"
     if goal.figure == "gained":  # what is asked for, not what is to be kept
         return None
     found = option.accuracy

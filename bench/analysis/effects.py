@@ -15,7 +15,7 @@ from typing import Any
 
 from bench.analysis import decisions, pairing
 from bench.analysis.accuracy import difference
-from bench.analysis.reading import DIFFERENT, above_import
+from bench.analysis.reading import DIFFERENT, on_device, peak
 from bench.analysis.values import at, is_number, is_pair
 from bench.analysis.verdicts import quantile
 
@@ -23,7 +23,7 @@ from bench.analysis.verdicts import quantile
 NOT_MEASURED = "not measured in this record"
 NO_ACCURACY = "accuracy not measured"
 ONCE = "measured once, without an interval"
-NOT_COMPARABLE = "not the same work as its baseline"
+NOT_COMPARABLE = "not the same work"
 
 
 @dataclass(frozen=True)
@@ -95,12 +95,16 @@ class Effects:
 
     def _time(self, case: dict, other: dict) -> tuple[Effect | None, str | None]:
         """The ratio that the run made of both, block by block."""
+        asked = (case["id"], other["id"])
         for each in self.record["comparisons"]:
-            if (each["numerator"], each["denominator"]) == (case["id"], other["id"]):
-                if each.get("verdict") == DIFFERENT:
-                    return None, NOT_COMPARABLE
-                if is_number(each.get("ratio")):
-                    return _bounded(each["ratio"], each.get("ci")), None
+            pair = (each["numerator"], each["denominator"])
+            if pair not in (asked, asked[::-1]):
+                continue
+            if each.get("verdict") == DIFFERENT:
+                return None, NOT_COMPARABLE
+            if is_number(each.get("ratio")):
+                effect = _bounded(each["ratio"], each.get("ci"))
+                return (effect if pair == asked else effect.turned()), None
         found = self._side_by_side.get((pairing.program(case), pairing.program(other)))
         return (_bounded(found.ratio, found.ci), None) if found else (None, NOT_MEASURED)
 
@@ -182,13 +186,12 @@ COUNTED = ("checkpoint", "parameters", "parameters_not_zero", "macs", "found", "
 
 def _memory(case: dict) -> Effect | None:
     """The device's peak, which its allocator counts, else that above the imports."""
-    device = at(case, "memory", "device_peak", "allocated")
-    if is_number(device):
-        return _exact(device)
     memory = case.get("memory")
+    if on_device(memory):
+        return _exact(peak(memory))
     count = len(at(memory, "samples", "above_import_bytes") or ()) or 1
     mean = at(memory, "above_import_bytes")
-    return _once(mean if is_number(mean) else above_import(memory), count)
+    return _once(mean if is_number(mean) else peak(memory), count)
 
 
 def _once(value: Any, count: int = 1) -> Effect | None:

@@ -234,7 +234,8 @@ def path(record: Record) -> list[Answered]:
     found = []
     for question in QUESTIONS:
         asked = [row for row in every if question.asks(row)]
-        sizes = (None,) if question.family else (False, True)
+        unknown = any(row.large is None for row in asked)  # a model of the user's
+        sizes = (None,) if question.family or unknown else (False, True)
         leaves = [
             leaf
             for figure in question.figures
@@ -254,7 +255,7 @@ def _leaf(
         for row in asked
         if figure in row.effects
         and row.case["framework"] == framework
-        and large in (None, bool(row.large))
+        and large in (None, row.large)
     ]
     if not own:
         return None

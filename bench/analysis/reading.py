@@ -213,6 +213,16 @@ def tasks(results: dict[str, Any], technique: str) -> list[str]:
     return list(dict.fromkeys(work_of(c) for c in cases if c["technique"] == technique))
 
 
+def on_device(memory: dict | None) -> bool:
+    """Whether a peak is that of a GPU, which its allocator counts."""
+    return is_number(at(memory, "device_peak", "allocated"))
+
+
+def peak(memory: dict | None) -> float | None:
+    """The peak to compare, in bytes: the GPU's; on a CPU that of the process above its imports."""
+    return memory["device_peak"]["allocated"] if on_device(memory) else above_import(memory)
+
+
 def above_import(memory: dict | None) -> float | None:
     """Peak of the steady state above what the process took after its imports, in bytes."""
     peak, base = at(memory, "steady_peak_bytes"), at(memory, "import_bytes")

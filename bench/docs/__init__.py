@@ -115,16 +115,26 @@ def _values(technique: Technique) -> dict:
 
 
 @cache
-def _published() -> dict:
-    return load(ROOT / "docs")
+def _published() -> dict[str, dict]:
+    """The records of docs/ and its folders, by the report beside each."""
+    docs = ROOT / "docs"
+    records = [docs / "results.json", *sorted(docs.glob("*/results.json"))]
+    return {
+        path.with_name("report.md").relative_to(docs).as_posix(): load(path) for path in records
+    }
 
 
 def _results(technique: str) -> dict | None:
-    """What the published run measured of a technique; None where it has no row of it."""
-    run = _published()
-    if any(case["technique"] == technique for case in run["cases"]):
-        return {"measured": measured([run]), **_parts(run, technique)}
-    return None
+    """What the run with most rows of a technique measured of it; None where no run has one."""
+    rows = {
+        report: sum(case["technique"] == technique for case in run["cases"])
+        for report, run in _published().items()
+    }
+    report = max(rows, key=rows.get)
+    if not rows[report]:
+        return None
+    run = _published()[report]
+    return {"measured": measured([run]), "report": report, **_parts(run, technique)}
 
 
 def _parts(run: dict, name: str) -> dict:

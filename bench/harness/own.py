@@ -163,6 +163,15 @@ def _maker(module: Any, side: str) -> Any:
     return partial(own_model.call, name, module.__file__, getattr(module, name))
 
 
+def _check_margin(module: Any, value: float) -> None:
+    """Of a fraction every loss would be within the margin that is usual for percent."""
+    if 0 <= value <= 1 and not hasattr(module, "margin"):
+        raise BadFile(
+            f"evaluate gives {value:.3g}: if that is a fraction, write margin = 0.01 into the file "
+            f"(how much less counts as no loss); if it is percent, margin = {MARGIN:g}"
+        )
+
+
 class Checking:
     """Operations on a user's file: see `worker.Operations`."""
 
@@ -194,7 +203,7 @@ class Checking:
                 )
             if hasattr(module, "evaluate"):
                 predict = self.impl.kit.training.make_predict(own.build(weights))
-                _evaluated(module, kit, predict, side)
+                _check_margin(module, _evaluated(module, kit, predict, side))
             memory.reset_peak()
             scatter, step_s = self._scatter(kit, own, weights, resident)
         except Exception as error:

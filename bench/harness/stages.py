@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -65,17 +66,32 @@ class Stages:
         """x and y of "train" or "test", on the device, for a row that has a loop of its own."""
         return self._split(name)
 
-    def watch(self, step: Callable, predict: Callable, *, batch_size: int | None = None) -> None:
-        """Train for the recipe's epochs, and see when the task's target is reached: `Watch`."""
+    def watch(
+        self,
+        step: Callable,
+        predict: Callable,
+        *,
+        batch_size: int | None = None,
+        evaluating: Callable[[], AbstractContextManager] = nullcontext,
+    ) -> None:
+        """Train for the recipe's epochs, and see when the task's target is reached: `Watch`.
+
+        evaluating: gives the context in which the model is evaluated, as that of other weights.
+        """
+
+        def evaluate(split: str) -> float:
+            with evaluating():
+                return self._evaluate(predict, split)
+
         watch = Watch(
             step,
-            partial(self._evaluate, predict, "test"),
+            partial(evaluate, "test"),
             target=self.task.target,
             rising=more_is_better(self.task.metric),
             unit="" if self.task.metric == "mAP" else "nats",  # its loss is more than an entropy
         )
         self.fit(watch, batch_size=batch_size)
-        trained = {"value": self._evaluate(predict, "train"), "unit": ""}
+        trained = {"value": evaluate("train"), "unit": ""}
         self.metrics |= watch.metrics() | {f"train_{self.task.metric}": trained}
 
     def watch_plain(self, model: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 
 import numpy as np
 
@@ -87,13 +87,16 @@ def _train(impl, work: Work, stages: Stages, model, step, predict, average) -> N
     """Train epoch by epoch; after each, averages and early stopping look at what may be kept."""
     averaging, kit, kept = impl.recipes.averaging, impl.kit, work.settings["kept"]
     x, y = stages.split("train")
+    if kept == ["ema"]:  # there is one from the first step on, which can be watched
+        _watch(averaging, work, stages, model, step, predict, average, x)
+        return
     held_x, held_y = x[:HELD_OUT], y[:HELD_OUT]
     if "stop" in kept:
         x, y = x[HELD_OUT:], y[HELD_OUT:]
     rising = more_is_better(work.task.metric)
     stopping = averaging.EarlyStopping(model, patience=PATIENCE, higher_is_better=rising)
     size, epochs = _batch_size(work), work.task.recipe.epochs
-    batches = [x[start : start + size] for start in range(0, len(x), size)]
+    batches = _batches(x, size)
     first = epochs // 2 if "swa" in kept else 0  # from when there is something to keep
     for epoch in range(epochs):
         seed = stages.seed * epochs + epoch  # another order in each epoch
@@ -118,6 +121,25 @@ def _train(impl, work: Work, stages: Stages, model, step, predict, average) -> N
     else:
         averaging.apply_average(model, average)
         averaging.update_statistics(model, batches)
+
+
+def _watch(averaging, work: Work, stages: Stages, model, step, predict, average, x) -> None:
+    """Train, and see when the average, with statistics of its own, reaches the target."""
+    batches = _batches(x, _batch_size(work))
+
+    @contextmanager
+    def averaged():
+        with averaging.averaged(model, average):
+            averaging.update_statistics(model, batches)
+            yield
+
+    stages.watch(step, predict, evaluating=averaged)
+    averaging.apply_average(model, average)
+    averaging.update_statistics(model, batches)
+
+
+def _batches(x, size: int) -> list:
+    return [x[start : start + size] for start in range(0, len(x), size)]
 
 
 def _batch_size(work: Work) -> int:

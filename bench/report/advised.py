@@ -9,7 +9,7 @@ from bench.analysis.decisions import title
 from bench.analysis.effects import Effect
 from bench.analysis.pairing import baseline
 from bench.analysis.priorities import ACCURACY, MEMORY, RATE, SIZE, TIME, Row
-from bench.analysis.reading import FRAMEWORKS, above_import
+from bench.analysis.reading import FRAMEWORKS, peak
 from bench.analysis.values import at
 from bench.analysis.verdicts import DELTA
 from bench.report.answer import accuracy_of, parameters, rounded
@@ -76,7 +76,7 @@ def _measured(case: dict, figure: str) -> str:
     value, size, unit = {
         TIME: (at(case, "timing", "median_s"), 1e-3, "ms"),
         RATE: (at(case, "metrics", "samples_per_s", "value"), 1.0, "samples/s"),
-        MEMORY: (above_import(case.get("memory")), 1e6, "MB"),
+        MEMORY: (peak(case.get("memory")), 1e6, "MB"),
         SIZE: (case.get("artifact_bytes"), 1e6, "MB"),
     }.get(figure, (None, 1.0, ""))
     return f"{number(value / size)} {unit}" if value else ""

@@ -1,4 +1,4 @@
-"""What a record says of published claims, for the terminal and as a page."""
+"""What records say of published claims, for the terminal and as a page."""
 
 from __future__ import annotations
 
@@ -109,10 +109,10 @@ def reasons(found: list[Judged]) -> str:
 # The terminal ------------------------------------------------------------------------------------
 
 
-def text(record: Record, found: list[Judged], width: int = 80) -> list[str]:
+def text(records: list[Record], found: list[Judged], width: int = 80) -> list[str]:
     """Counts first, then each claim that was tested, and of the others a line each."""
-    lines = [*wrap(counts(found), width), *wrap(plain(measured([record])), width)]
-    lines += [line for warning in warnings(record) for line in wrap(f"!! {warning}", width)]
+    lines = [*wrap(counts(found), width), *wrap(plain(measured(records)), width)]
+    lines += [line for warning in _warnings(records) for line in wrap(f"!! {warning}", width)]
     lines += hanging("  open", reasons(found), width, LABEL) if reasons(found) else []
     for verdict in VERDICTS:
         own = [each for each in found if each.verdict == verdict]
@@ -146,11 +146,11 @@ def _open(each: Judged, width: int) -> list[str]:
 # JSON --------------------------------------------------------------------------------------------
 
 
-def data(record: Record, found: list[Judged]) -> dict[str, Any]:
+def data(records: list[Record], found: list[Judged]) -> dict[str, Any]:
     """The same for other programs: counts, the machine, and each claim with all of its rows."""
     number_of = Counter(each.verdict for each in found)
     return {
-        "machine": measured([record]),
+        "machine": measured(records),
         "counts": {verdict: number_of[verdict] for verdict in VERDICTS},
         "claims": [
             each.claim
@@ -193,7 +193,8 @@ HOW = (
     "a claim of some row (“up to”, “can”, a mean) stands with one that holds.",
     "The bound is what still rounds to the claimed figure: 3.5 for 4x, 1.425 for 43% faster. Where "
     "a claim has no figure, faster is faster by more than 3%, smaller is smaller by more than 3%, "
-    "and no accuracy lost is at most one point less.",
+    "more accurate is what rounds to a tenth of a point, and no accuracy lost is at most one point "
+    "less.",
     "Brackets are 95% intervals. Peaks of memory and first calls are mostly of one process a row: "
     "their intervals come from the scatter of those that the same run measured in several. What "
     "one process measured repeatedly has its range. What a run measured once, and repeated "
@@ -203,11 +204,13 @@ HOW = (
 )
 
 
-def page(record: Record, found: list[Judged], path: str) -> str:
-    """The page as Markdown; `path`: of the record, as it was given."""
-    parts = [HEAD.format(path), "# Published claims, and what holds here", counts(found)]
-    parts.append(f"{escape(measured([record]))} Run: {escape(run_line(record))}.")
-    parts += [f"**{escape(warning)}**" for warning in warnings(record)]
+def page(records: list[Record], found: list[Judged], paths: str) -> str:
+    """The page as Markdown; `paths`: of the records, as they were given."""
+    parts = [HEAD.format(paths), "# Published claims, and what holds here", counts(found)]
+    runs = "; ".join(map(run_line, records))
+    plural = "" if len(records) == 1 else "s"
+    parts.append(f"{escape(measured(records))} Run{plural}: {escape(runs)}.")
+    parts += [f"**{escape(warning)}**" for warning in _warnings(records)]
     for verdict in VERDICTS:
         own = [each for each in found if each.verdict == verdict]
         if own:
@@ -216,6 +219,10 @@ def page(record: Record, found: list[Judged], path: str) -> str:
             parts.append(markdown_table(_table(own, verdict)))
     parts += ["## How it is judged", *HOW]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+
+def _warnings(records: list[Record]) -> list[str]:
+    return list(dict.fromkeys(warning for record in records for warning in warnings(record)))
 
 
 def _table(found: list[Judged], verdict: str) -> Table:

@@ -98,8 +98,10 @@ def apply_dynamic_int8(model: nn.Module, calibration) -> nn.Module:
 def quantize_static_int8(model: nn.Module, calibration, path, *, activation_bits: int = 8) -> Path:
     """Write `path`: convolutions and linear layers over int8 weights and uint8 activations.
 
-    The model is left as it is. Of an output with `.logits` the file predicts these. It is for the
-    CPU; before it is there, it is read again and compared with the model.
+    Rounded are Conv2d, Linear and, before a ReLU, Conv1d; a warning names the convolutions and
+    linear layers that stay in float32. The model is left as it is. Of an output with `.logits` the
+    file predicts these. It is for the CPU; before it is there, it is read again and compared with
+    the model.
 
     Args:
         model: takes any number of samples; returns tensors, also in tuples, lists and dicts.
@@ -213,8 +215,13 @@ def load_onnxruntime(path, *, threads: int = 0) -> Callable:
     from shared import onnx_quantization
 
     session = onnx_quantization.open_session(path, threads=threads or torch.get_num_threads())
+    names = [given.name for given in session.get_inputs()]
 
     def predict(x):
+        if isinstance(x, dict):  # in the file's order
+            if x.keys() != set(names):
+                raise ValueError(f"the file takes {', '.join(names)}, not {', '.join(x)}")
+            x = tuple(x[name] for name in names)
         outputs = [torch.from_numpy(y) for y in onnx_quantization.run(session, _arrays(x))]
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
@@ -290,6 +297,8 @@ def _quantize(
         raise NotImplementedError(f"torchao cannot quantize it: {_line(error)}") from error
     if not any(node.target in _ROUNDED for node in quantized.graph.nodes):
         raise NotImplementedError("the model has no layer that torchao quantizes")
+    if not dynamic:
+        programs.warn_of_float_layers(quantized)
     return graph, quantized
 
 

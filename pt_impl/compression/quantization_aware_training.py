@@ -85,7 +85,8 @@ def prepare_qat(model: nn.Module, example_inputs, *, weight_bits: int) -> nn.Mod
     arguments. It is traced with them, for any batch size, and ranges start with theirs.
     weight_bits: 2 to 8; at 2 bits weights are -s, 0 and s.
 
-    Quantized are Conv1d, Conv2d and Linear with what can be fused to them; the rest stays float32.
+    Quantized are Conv2d, Linear and, before a ReLU, Conv1d, with what can be fused to them; the
+    rest stays float32, and a warning names the convolutions and linear layers that do.
     The copy is exported on trial: what cannot be exported is not trained, either.
     Raises ValueError for other bits, one sample, values that are not finite, inputs that the model
     does not take, and a model without such a layer;
@@ -146,7 +147,9 @@ def export_qat(model: nn.Module, example_inputs, path) -> Path:
         moved = programs.apart(programs.call(model, tree_map(_a_thousandth_more, inputs)), wanted)
         _fold_norms(model)
         path, part = Path(path), Path(f"{path}.part")
-        programs.save(convert_pt2e(model), part)
+        converted = convert_pt2e(model)
+        programs.warn_of_float_layers(converted)
+        programs.save(converted, part)
         apart = programs.apart(programs.call(programs.load(part), inputs), wanted)
     if not apart <= MOST_APART:
         part.unlink()

@@ -424,6 +424,7 @@ def _unread(removed: dict) -> Iterator[None]:
 
 def _normalize_rest(module: nn.Module, rest: Tensor, x: Tensor) -> Tensor:
     """What the norm gives if it has these channels alone; the others give 0."""
+    rest = rest.to(x.device)
     weight, bias = (None if v is None else v[rest] for v in (module.weight, module.bias))
     if isinstance(module, nn.GroupNorm):
         part = F.group_norm(x[:, rest], module.num_groups, weight, bias, module.eps)
@@ -474,8 +475,11 @@ def _cut(module: nn.Module, side: str | tuple, channels: set[int]) -> None:
 def _keep(module: nn.Module, name: str, axis: int, channels: set[int]) -> None:
     """Keep the other slices of a parameter or buffer along `axis`."""
     tensor = getattr(module, name, None)
-    if tensor is None or not tensor.shape or tensor.shape[axis] <= max(channels, default=0):
-        return  # what has none, and the one slope of nn.PReLU that all channels share
+    if tensor is None or not tensor.shape:
+        return
+    # The one slope of nn.PReLU is shared by all channels, of which one stays at least.
+    if tensor.shape[axis] == 1 or tensor.shape[axis] <= max(channels, default=0):
+        return
     rest = _rest(tensor.shape[axis], channels, tensor.device)
     smaller = tensor.index_select(axis, rest)
     if isinstance(tensor, nn.Parameter):

@@ -33,8 +33,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._inductor import config as inductor
+from torch.utils._pytree import tree_map  # torch has no public one
 from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
 from torchao.quantization import Int8WeightOnlyConfig, quantize_
 from torchao.utils import unwrap_tensor_subclass
@@ -129,7 +130,7 @@ def load_quantized(path) -> Callable:
 def _quantize(model: nn.Module, inputs, config, groups: tuple[int, int] = (1, 1)) -> nn.Module:
     """A copy with the weights of `config`, of layers whose inputs and outputs `groups` divide."""
     whole = programs.trace(model, inputs)  # whatever is wrong with it, before a copy is changed
-    model = copy.deepcopy(model).cpu().eval()
+    model, inputs = copy.deepcopy(model).cpu().eval(), tree_map(Tensor.cpu, inputs)
     called = _called(model, inputs)
 
     def fits(module: nn.Module, name: str = "") -> bool:
@@ -177,13 +178,18 @@ def _called(model: nn.Module, inputs) -> set[nn.Linear]:
 
 def _write(model: nn.Module, inputs, path) -> Path:
     """Write what predicts the same, read again, as the model that is quantized."""
+    inputs = tree_map(Tensor.cpu, inputs)
     with torch.no_grad():
         expected = programs.call(model, inputs)
     model = copy.deepcopy(model)
     unwrap_tensor_subclass(model)  # a program holds plain tensors
     part = programs.save(programs.trace(model, inputs), f"{path}.part")
-    with torch.no_grad():
-        apart = programs.apart(programs.call(programs.load(part), inputs), expected)
+    try:
+        with torch.no_grad():
+            apart = programs.apart(programs.call(programs.load(part), inputs), expected)
+    except Exception:
+        part.unlink()
+        raise
     if not apart <= SAME:
         part.unlink()
         raise RuntimeError(f"outputs of the file are {apart:.2%} off the quantized model's")

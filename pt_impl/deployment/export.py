@@ -205,8 +205,10 @@ class _Flat(nn.Module):
     def _sample(self, inputs: tuple[Tensor, ...]) -> tuple[list, list]:
         with _evaluating(self.model), torch.no_grad(), _refusing("The model"):
             named = self._named(*inputs)
+            given = [part.cpu().numpy() for part in inputs]  # which refuses bfloat16
+            found = [part.cpu().numpy() for _, part in named]
         self.outputs = [name for name, _ in named]
-        return [part.cpu().numpy() for part in inputs], [part.cpu().numpy() for _, part in named]
+        return given, found
 
 
 def _check_precision(precision: str) -> None:

@@ -194,10 +194,9 @@ def _loaded(path, read: Callable, threads: int) -> Callable:
         kept = json.loads(text)
     except Exception as error:  # damage may raise anything in zipfile
         raise ValueError(f"can't load {path}: {runtimes.one_line(error)}") from error
-    device = "cuda" if torch.cuda.is_available() else "cpu"
 
     def run(arrays):
-        tensors = (torch.from_numpy(part).to(device) for part in arrays)
+        tensors = (torch.from_numpy(part).to(kept["device"]) for part in arrays)
         with torch.inference_mode():
             return [part.cpu().numpy() for part in tree_leaves(program(*tensors))]
 
@@ -238,8 +237,8 @@ class _Flat(nn.Module):
         self.example = tuple(example)
         with _recording(model, "A file"):
             named = self._named(*example)
+            self.wanted = [part.cpu().numpy() for _, part in named]
         self.outputs = [name for name, _ in named]
-        self.wanted = [part.cpu().numpy() for _, part in named]
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """What the model gives."""
@@ -248,7 +247,8 @@ class _Flat(nn.Module):
     def kept(self, metadata: dict | None, precision: str) -> dict:
         """What a file says of itself."""
         names = {"inputs": self.inputs, "outputs": self.outputs}
-        return {"metadata": metadata or {}, "precision": precision} | names
+        own = {"precision": precision, "device": self.example[0].device.type}
+        return {"metadata": metadata or {}} | own | names
 
     def _named(self, *tensors: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
         parts = list(self.fixed)

@@ -86,7 +86,7 @@ def _normalise(norm: _BatchNorm, local: Callable, x: Tensor) -> Tensor:
     The mean first and then the variance around it: two exchanges, but no difference of two large
     numbers.
     """
-    if not (norm.training and norm.track_running_stats):
+    if not norm.training:
         return local(x)
     axes, shape = [0, *range(2, x.ndim)], [1, -1] + [1] * (x.ndim - 2)
     sums = _Sum.apply(torch.cat([x.sum(axes), x.new_tensor([x.numel() / x.shape[1]])]))
@@ -94,14 +94,19 @@ def _normalise(norm: _BatchNorm, local: Callable, x: Tensor) -> Tensor:
     mean = sums[:-1] / count
     centred = x - mean.view(shape)
     variance = _Sum.apply(centred.square().sum(axes)) / count
-    with torch.no_grad():
-        norm.num_batches_tracked.add_(1)
-        # None is PyTorch's cumulative average.
-        share = 1.0 / float(norm.num_batches_tracked) if norm.momentum is None else norm.momentum
-        norm.running_mean.lerp_(mean, share)
-        norm.running_var.lerp_(variance * (count / (count - 1)), share)
+    if norm.track_running_stats:
+        _track(norm, mean, variance * (count / (count - 1)))
     y = centred * (variance + norm.eps).rsqrt().view(shape)
     return y * norm.weight.view(shape) + norm.bias.view(shape) if norm.affine else y
+
+
+@torch.no_grad()
+def _track(norm: _BatchNorm, mean: Tensor, variance: Tensor) -> None:
+    norm.num_batches_tracked.add_(1)
+    # None is PyTorch's cumulative average.
+    share = 1.0 / float(norm.num_batches_tracked) if norm.momentum is None else norm.momentum
+    norm.running_mean.lerp_(mean, share)
+    norm.running_var.lerp_(variance, share)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -16,6 +16,7 @@ import inspect
 import math
 import operator
 import pickle
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
@@ -28,6 +29,10 @@ from torch.utils._pytree import tree_map, tree_unflatten
 
 _NAMESPACES = ("aten", "quantized_decomposed", "torchao")
 _FILES = ("from_file", "save")  # operators of ATen that read and write files
+_LAYERS = tuple(
+    getattr(torch.ops.aten, name)
+    for name in ("linear", *(f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3)))
+)
 _ARITHMETIC = ("getitem", "add", "sub", "mul", "floordiv", "mod", "neg", "eq", "ge", "le")
 
 
@@ -145,7 +150,10 @@ def trace(model: nn.Module, inputs, *, training: bool = False) -> fx.GraphModule
     """
     check(model, inputs)
     if training:
-        return _capture(copy.deepcopy(model).train(), inputs, strict=True)
+        graph = _capture(copy.deepcopy(model).train(), inputs, strict=True)
+        for node in graph.graph.find_nodes(op="get_attr"):
+            _held(graph, node.target)
+        return graph
     with torch.no_grad():
         return _capture(copy.deepcopy(model).cpu().eval(), _two(inputs), strict=False)
 
@@ -294,7 +302,7 @@ def save(program: fx.GraphModule, path) -> Path:
         kind, arguments = node.op, plain(node.args)
         if kind == "get_attr":
             arguments = [len(tensors)]
-            tensors.append(operator.attrgetter(node.target)(program).detach())
+            tensors.append(_held(program, node.target))
         elif kind == "call_function":
             kind = _name(node.target)
         elif kind == "output":
@@ -313,6 +321,16 @@ def save(program: fx.GraphModule, path) -> Path:
         Path(path).unlink()
         raise NotImplementedError(f"the graph cannot be written: {error}") from error
     return Path(path)
+
+
+def _held(program: fx.GraphModule, name: str) -> Tensor:
+    """The tensor that a program has under a name."""
+    found = operator.attrgetter(name)(program)
+    if not isinstance(found, Tensor):
+        raise NotImplementedError(
+            f"the graph has {name}, a graph of its own: autocast, no_grad or cond within forward"
+        )
+    return found.detach()
 
 
 def _names(program: fx.GraphModule) -> tuple[str, ...]:
@@ -396,8 +414,10 @@ def _graph(nodes: list, tensors: list, names: list) -> fx.GraphModule:
         elif kind == "output":
             made.append(graph.output(returned(arguments[0])))
         else:
+            function = _function(kind)
+            _check_keywords(function, keywords)  # they become part of generated code, too
             keywords = {key: real(value) for key, value in keywords.items()}
-            made.append(graph.call_function(_function(kind), tuple(real(arguments)), keywords))
+            made.append(graph.call_function(function, tuple(real(arguments)), keywords))
     graph.lint()
     program = fx.GraphModule(root, graph)
     program.names = tuple(names)
@@ -424,6 +444,29 @@ def _function(name: str) -> Callable:
         if isinstance(found, torch._ops.OpOverload):
             return found
     raise ValueError(f"{name} is no operator that a program may have")
+
+
+def _check_keywords(function: Callable, keywords: dict) -> None:
+    schema = getattr(function, "_schema", None)  # what is Python's own takes none
+    known = {argument.name for argument in schema.arguments} if schema else set()
+    if unknown := [name for name in keywords if name not in known]:
+        raise ValueError(f"{function} takes no {unknown[0]!r}")
+
+
+def warn_of_float_layers(program: fx.GraphModule) -> None:
+    """Warn of the convolutions and linear layers that torchao left over float32 weights."""
+    left = []
+    for node in program.graph.nodes:
+        if getattr(node.target, "overloadpacket", None) in _LAYERS:
+            weight = node.args[1]
+            if "dequantize" not in str(weight.target):
+                left.append(weight.target if weight.op == "get_attr" else node.name)
+    if left:
+        warnings.warn(
+            f"left in float32: {', '.join(map(str, left))}: torchao rounds Conv2d and Linear, and "
+            "Conv1d only before ReLU",
+            stacklevel=4,
+        )
 
 
 def one_line(error: Exception) -> str:

@@ -33,6 +33,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint import state_dict as states
 from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_leaves  # torch has no public one
 
 from pt_impl.kit import runtime
 from shared import parallel, scratch
@@ -121,8 +122,6 @@ def train(options: Namespace) -> None:
         if "x" in signature(make).parameters:
             example["x"] = _placed(parallel.take(x, slice(options.global_batch)))
         model, optimizer, step = make(build, **example, **options.settings)
-        replica = dist.get_rank() // options.parts
-        _seed(options.seed + replica)  # replicas draw other dropout masks
         losses, seen, seconds, ended, crossed = _loop(model, optimizer, step, (x, y), options)
         # Before weights are gathered: a sharded model is whole then.
         memory = [_each(value) for value in (parallel.resident("VmHWM"), imported)]
@@ -135,7 +134,10 @@ def train(options: Namespace) -> None:
         dist.destroy_process_group()
 
 
-def _seed(seed: int) -> None:
+def _seed(options: Namespace, number: int) -> None:
+    """Seed what step `number` draws: replicas draw other dropout masks, a resumed run the same."""
+    replica = dist.get_rank() // options.parts
+    seed = int(np.random.SeedSequence((options.seed, replica, number)).generate_state(1)[0])
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
@@ -206,6 +208,7 @@ def _loop(model, optimizer, step, dataset: tuple, options: Namespace) -> tuple:
         for rows in islice(stream, max(0, options.steps - begin))
     )
     distribute = getattr(import_module(options.make.partition(":")[0]), "distribute", _all)
+    _seed(options, begin + 1)
     start = perf_counter()
     for number, (own, samples) in enumerate(distribute(model, batches), begin + 1):
         if len(seconds) == parallel.WARM_STEPS:
@@ -222,6 +225,7 @@ def _loop(model, optimizer, step, dataset: tuple, options: Namespace) -> tuple:
         if options.checkpoint and (number % every == 0 or number == options.steps):
             losses, fresh = np.concatenate([losses, _total(fresh)]), []
             _save(model, optimizer, options, number, losses)
+        _seed(options, number + 1)
         start = perf_counter()
     dist.barrier()
     crossed = parallel.a_step(sent, len(seconds))
@@ -319,13 +323,15 @@ def _resume(model, optimizer, options: Namespace) -> tuple[int, np.ndarray]:
         raise ValueError(problem)
     if not state:
         return 0, np.zeros(0)
-    states.set_state_dict(
-        model,
-        optimizer,
-        model_state_dict=state["model"],
-        optim_state_dict=state["optimizer"],
-        options=_FULL,
-    )
+    states.set_model_state_dict(model, state["model"], options=_FULL)
+    moments = [leaf for leaf in tree_leaves(state["optimizer"]) if isinstance(leaf, torch.Tensor)]
+    if any(tensor.ndim for tensor in moments):
+        states.set_optimizer_state_dict(model, optimizer, state["optimizer"], options=_FULL)
+    else:  # such as plain SGD, of which upstream takes none back
+        for group, kept in zip(
+            optimizer.param_groups, state["optimizer"]["param_groups"], strict=True
+        ):
+            group.update({name: value for name, value in kept.items() if name != "params"})
     return state["step"], state["losses"].numpy()
 
 

@@ -96,7 +96,8 @@ def make_train_step(model, optimizer, loss_fn, mesh):
         rows = slice(replica * samples // replicas, (replica + 1) * samples // replicas)
         own_x, own_y = tree_map(lambda whole: whole[rows], (x, y))
         optimizer.zero_grad(set_to_none=True)
-        loss = loss_fn(_call(model, own_x), own_y)
+        share = (rows.stop - rows.start) * replicas / samples  # 1 where all have as many
+        loss = loss_fn(_call(model, own_x), own_y) * share
         loss.backward()  # FSDP2 takes the mean over the replicas
         optimizer.step()
         return loss.detach() / mesh.size()  # all shards of a replica have the same

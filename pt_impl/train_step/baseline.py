@@ -59,10 +59,14 @@ def _call(model: nn.Module, x):
 
 def _check_output(model: nn.Module, loss_fn: nn.Module, x, y) -> None:
     """Raise unless the loss takes what the model gives: in evaluation mode, so nothing moves."""
+    training = [module for module in model.modules() if module.training]
     model.eval()
-    with torch.no_grad():
-        output = _call(model, x)
-    model.train()
+    try:
+        with torch.no_grad():
+            output = _call(model, x)
+    finally:
+        for module in training:
+            module.training = True
     try:
         loss_fn(getattr(output, "logits", output), y)
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:

@@ -245,14 +245,19 @@ def traced_model(model: nn.Module, x) -> nn.Module:
     Raises NotImplementedError with torch's reason where the call cannot be recorded.
     """
     name = "example_kwarg_inputs" if isinstance(x, Mapping) else "example_inputs"
-    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    # With its place: a model may put another tensor there.
+    before = [
+        (module, place, buffer, buffer.clone())
+        for module in model.modules()
+        for place, buffer in module.named_buffers(recurse=False)
+    ]
     try:
         return torch.jit.trace(model, check_trace=False, **{name: _plain(x)})
     except RuntimeError as error:
         raise _refusal(error) from error
     finally:  # recording ran the model, which leaves a mark on BatchNorm's statistics
-        for buffer, value in before:
-            buffer.copy_(value)
+        for module, place, buffer, value in before:
+            setattr(module, place, buffer.copy_(value))
 
 
 def scripted_model(model: nn.Module) -> nn.Module:

@@ -113,9 +113,13 @@ class MixedPrecision:
         """Divide the gradients by the scale, for what stands between `backward` and `step`."""
         self.scaler.unscale_(optimizer)
 
-    def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Update the parameters, unless a gradient is not finite; then choose the next scale."""
-        self.scaler.step(optimizer)  # unscales what is still scaled
+    def step(self, *optimizers: torch.optim.Optimizer) -> None:
+        """Update the parameters, unless a gradient is not finite; then choose the next scale.
+
+        Once for all optimizers of the loss: each skips where a gradient of its own is not finite.
+        """
+        for optimizer in optimizers:
+            self.scaler.step(optimizer)  # unscales what is still scaled
         self.scaler.update()
 
     def loss_scale(self) -> float:

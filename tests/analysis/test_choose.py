@@ -370,7 +370,7 @@ def test_an_allowed_drop_takes_the_margin_s_place(run):
 def test_a_memory_budget_leaves_out(run):
     case(run, "pt/bf16")["memory"]["steady_peak_bytes"] += 10**9
     found = advice(run, "train-speed", memory=500e6)
-    assert ("PyTorch bf16", "takes 1.12e+03 MB") in [(o.name, why) for o, why in found.refused]
+    assert ("PyTorch bf16", "takes 1,124 MB") in [(o.name, why) for o, why in found.refused]
 
 
 def test_one_block_gives_an_order_and_no_best(command):

@@ -49,7 +49,7 @@ def claim(rule: dict, technique: str = "mixed_precision") -> dict:
 
 
 def verdict(record: dict, rule: dict, technique: str = "mixed_precision") -> tuple[str, str]:
-    found = judge(record, [claim(rule, technique)])[0]
+    found = judge([record], [claim(rule, technique)])[0]
     return found.verdict, found.why
 
 
@@ -99,7 +99,7 @@ def test_what_needs_a_gpu_is_open_on_a_cpu_and_judged_on_one_with_its_figure_sho
     rule = FASTER | {"needs": "cuda"}
     row = BF16 | {"time": (0.5, 0.48, 0.52)}
     assert verdict(planted(row), rule) == (OPEN, "needs a GPU")
-    assert judge(planted(row), [claim(rule)])[0].shown.effect.value == 2.0
+    assert judge([planted(row)], [claim(rule)])[0].shown.effect.value == 2.0
     assert verdict(planted(row, gpu="H200"), rule) == (HOLDS, "")
 
 
@@ -117,7 +117,7 @@ def test_other_techniques_variants_tasks_and_modes_do_not_answer():
         assert verdict(record, FASTER | other) == (OPEN, NOT_MEASURED)
     assert verdict(record, FASTER, "compilation") == (OPEN, NOT_MEASURED)
     one_sided = claim(FASTER) | {"frameworks": ["tf"]}
-    assert judge(record, [one_sided])[0].verdict == OPEN
+    assert judge([record], [one_sided])[0].verdict == OPEN
 
 
 def test_accuracy_is_judged_by_points_and_open_where_it_was_not_measured():
@@ -159,7 +159,7 @@ def test_the_row_that_is_shown_decides(bound, times, shown):
         for side, ratio in zip(("pt", "tf"), times, strict=True)
     ]
     for rows in (each, each[::-1]):
-        assert judge(planted(*rows), [claim(rule)])[0].shown.effect.value == shown
+        assert judge([planted(*rows)], [claim(rule)])[0].shown.effect.value == shown
 
 
 def test_unlike_work_is_no_answer():
@@ -205,7 +205,7 @@ def test_times_of_two_variants_are_compared_as_they_were_played_side_by_side():
     technique = run["cases"][0]["technique"]
     rule = {"variants": ["same"], "figure": "time", "read": "ratio", "against": "quick"}
     asked = claim(rule | {"at_least": 1.55, "at_most": 1.65}, technique)  # 0.8 / 0.5
-    found = judge(run, [asked])[0]
+    found = judge([run], [asked])[0]
     assert found.verdict == HOLDS
     assert {row.effect.kind for row in found.rows} == {"interval"}
 
@@ -224,6 +224,47 @@ def test_accuracy_of_two_variants_is_paired_by_seed():
 def test_an_installed_twinbench_has_the_ledger():
     data_of = tomllib.loads((DOCS.parent / "pyproject.toml").read_text("utf-8"))
     assert LEDGER.name in data_of["tool"]["setuptools"]["package-data"][LEDGER.parent.name]
+
+
+# Several records ---------------------------------------------------------------------------------
+
+
+def test_a_second_record_adds_the_rows_that_the_first_does_not_have():
+    holds, fails = (0.5, 0.48, 0.52), (0.9, 0.88, 0.92)
+    first = planted(BF16 | {"time": holds})
+    second = planted(BF16 | {"time": fails}, BF16 | {"time": fails, "framework": "tf"})
+    alone, both, turned = (
+        judge(records, [claim(FASTER)])[0]
+        for records in ([first], [first, second], [second, first])
+    )
+    assert (alone.verdict, alone.held) == (HOLDS, (1, 1))
+    assert (both.verdict, both.held) == (FAILS, (1, 2))  # PyTorch's row is the first record's
+    assert (turned.verdict, turned.held) == (FAILS, (0, 2))
+
+
+def test_a_row_without_its_figure_is_taken_from_the_next_record_that_has_it():
+    first, second = planted(BF16), planted(BF16 | {"time": (0.5, 0.48, 0.52)})
+    (found,) = judge([first, second], [claim(FASTER)])
+    assert (found.verdict, len(found.rows)) == (HOLDS, 1)
+
+
+def test_of_two_machines_the_one_that_has_what_a_claim_needs_judges_it():
+    row = BF16 | {"time": (0.5, 0.48, 0.52)}
+    other = row | {"framework": "tf", "time": (0.9, 0.88, 0.92)}
+    (found,) = judge(
+        [planted(other), planted(row, gpu="H200")], [claim(FASTER | {"needs": "cuda"})]
+    )
+    assert (found.verdict, found.held) == (HOLDS, (1, 1))
+
+
+def test_the_page_names_each_run_and_what_is_wrong_with_any():
+    first, second = (planted(BF16 | {"time": (0.5, 0.48, 0.52)}) for _ in range(2))
+    second |= {"effort": "quick", "started": "2031-01-01T00:00:00+00:00"}
+    made = page([first, second], judge([first, second], [claim(FASTER)]), "a b")
+    assert first["started"] in made
+    assert second["started"] in made
+    assert made.count("PROVISIONAL") == 1
+    assert "twinbench claims a b --write" in made
 
 
 # The published ledger ----------------------------------------------------------------------------
@@ -258,7 +299,7 @@ def test_every_source_can_be_found_and_no_claim_is_told_twice():
 
 
 def test_the_published_record_is_judged():
-    found = judge(load(DOCS), load_ledger())
+    found = judge([load(DOCS)], load_ledger())
     assert {each.verdict for each in found} == {HOLDS, FAILS, OPEN}
 
 
@@ -314,7 +355,7 @@ def test_the_command_says_in_one_line_what_is_wrong(tmp_path, capsys):
 # What is shown -----------------------------------------------------------------------------------
 
 
-def shown() -> tuple[dict, list]:
+def shown() -> tuple[list[dict], list]:
     record = planted(
         BF16 | {"time": (0.5, 0.48, 0.52)}, BF16 | {"time": (0.9, 0.88, 0.92), "framework": "tf"}
     )
@@ -323,12 +364,12 @@ def shown() -> tuple[dict, list]:
         claim(FASTER) | {"id": "b"},
         claim(FASTER | {"needs": "cuda"}) | {"id": "c"},
     ]
-    return record, judge(record, claims)
+    return [record], judge([record], claims)
 
 
 def test_the_terminal_has_counts_first_and_no_wide_line():
-    record, found = shown()
-    lines = text(record, found)
+    records, found = shown()
+    lines = text(records, found)
     assert lines[0].startswith("3 published claims: 1 hold here, 1 do not hold here, 1 can't be")
     assert all(cells(line) <= 80 for line in lines)
     body = " ".join(" ".join(lines).split())
@@ -338,8 +379,8 @@ def test_the_terminal_has_counts_first_and_no_wide_line():
 
 
 def test_json_has_every_row_with_its_bounds():
-    record, found = shown()
-    made = json.loads(json.dumps(data(record, found), allow_nan=False))
+    records, found = shown()
+    made = json.loads(json.dumps(data(records, found), allow_nan=False))
     assert made["counts"] == {FAILS: 1, HOLDS: 1, OPEN: 1}
     rows = made["claims"][1]["rows"]
     assert [row["verdict"] for row in rows] == [FAILS, HOLDS]
@@ -347,8 +388,8 @@ def test_json_has_every_row_with_its_bounds():
 
 
 def test_the_page_shows_each_claim_with_figure_source_and_machine():
-    record, found = shown()
-    made = page(record, found, "docs")
+    records, found = shown()
+    made = page(records, found, "docs")
     assert counts(found) in made
     assert "Xeon(R) Platinum 8488C" in made
     assert "## Does not hold here (1)" in made

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from bench.analysis import decisions
-from bench.analysis.decisions import GOALS, Figure, Limits, works
+from bench.analysis.decisions import GOALS, Figure, Limits, answer, works
+from bench.analysis.effects import NOT_COMPARABLE, Effects
 from tests.analysis.planted import planted
 
 SIZES = {"ms": 1e-3, "s": 1, "MB": 1e6, "samples/s": 1, "points": 1}
@@ -180,3 +181,52 @@ def test_the_cheapest_gains_in_the_figure_that_is_asked_for(goal, given, expecte
 def test_nothing_is_cheaper_than_what_takes_nothing():
     free = row("memory_format", time=(0.4, 0.38, 0.42))
     assert cheapest("train-speed", DEAR, free) == ("memory_format", None)
+
+
+# Unlike work, and peaks of a GPU ------------------------------------------------------------------
+
+
+def two_sides(verdict: str, which: str) -> dict:
+    """Two frameworks with a row each; what the record says of two rows of them."""
+    bf16 = {"technique": "mixed_precision", "variant": "bf16", "time": (0.5, 0.48, 0.52)}
+    run = planted(bf16, bf16 | {"framework": "tf"})
+    ids = [c["id"] for c in run["cases"] if c["variant"] == which]
+    pair = {"kind": "framework", "numerator": ids[0], "denominator": ids[1], "verdict": verdict}
+    run["comparisons"].append(run["comparisons"][0] | pair)
+    return run
+
+
+def test_frameworks_whose_baselines_differ_are_not_put_into_one_order():
+    together = works(two_sides("faster", "base"))
+    apart = works(two_sides("not comparable", "base"))
+    assert [work.apart for work in together] == [""]
+    assert sorted(work.apart for work in apart) == ["PyTorch", "TensorFlow"]
+
+
+def test_what_differs_between_frameworks_has_no_effect_in_either_direction():
+    run = two_sides("not comparable", "bf16")
+    pair = [case for case in run["cases"] if case["variant"] == "bf16"]
+    for one, other in (pair, pair[::-1]):
+        assert Effects(run).between(one, other, "time") == (None, NOT_COMPARABLE)
+
+
+def test_a_ratio_is_read_in_both_directions():
+    run = two_sides("faster", "bf16")
+    pair = [case for case in run["cases"] if case["variant"] == "bf16"]
+    (there, _), (back, _) = (Effects(run).between(*p, "time") for p in (pair, pair[::-1]))
+    assert back.value == pytest.approx(1 / there.value)
+    assert (back.low, back.high) == pytest.approx((1 / there.high, 1 / there.low))
+
+
+def test_of_a_gpu_memory_is_what_its_allocator_counts():
+    run = planted({"technique": "mixed_precision", "variant": "bf16", "time": (0.5, 0.48, 0.52)})
+    for case, size in zip(run["cases"], (4e9, 2e9), strict=True):
+        case["memory"]["device_peak"] = {"allocated": size, "reserved": 2 * size}
+    (work,) = works(run)
+    assert {o.case["variant"]: o.figures["memory"] for o in work.options} == {
+        "base": Figure(4e9, 4e9, 4e9, "exact"),
+        "bf16": Figure(2e9, 2e9, 2e9, "exact"),
+    }
+    found = answer(run, work, GOALS["memory"], Limits(memory=3e9))
+    assert found.best.case["variant"] == "bf16"
+    assert [reason for _, reason in found.refused] == ["takes 4,000 MB"]

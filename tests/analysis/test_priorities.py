@@ -83,6 +83,17 @@ def test_the_matrix_tells_small_models_from_large_ones():
     assert found["mixed_precision"].best(SIZE) is None
 
 
+def test_a_model_of_the_users_is_called_neither_small_nor_large():
+    leaves = [
+        leaf
+        for each in path(planted(BF16 | {"time": GAIN, "task": "my_model"}))
+        for leaf in each.leaves
+        if leaf.figure == TIME and leaf.rows
+    ]
+    assert leaves
+    assert {leaf.large for leaf in leaves} == {None}
+
+
 def test_the_matrix_begins_with_what_pays_in_the_largest_share_of_its_rows():
     paid = {"memory_format": "010", "pruning": "00", "compilation": "11", "mixed_precision": "1101"}
     record = planted(
@@ -231,9 +242,9 @@ def test_the_command_prints_80_columns_and_makes_the_page(tmp_path, monkeypatch,
     assert command.main([given]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert all(cells(line) <= 80 for line in lines)
-    assert command.main([given, "--check"]) == 1
+    assert command.main([*given.split(), "--check"]) == 1
     assert command.main([given, "--write"]) == 0
-    assert command.main([given, "--check"]) == 0
+    assert command.main([*given.split(), "--check"]) == 0
     other = tmp_path / "results.json"
     other.write_text(json.dumps(record()), "utf-8")
     assert command.main([str(other), "--check"]) == 1
@@ -269,7 +280,7 @@ def test_the_published_page_is_what_its_record_gives(name, monkeypatch, capsys):
     head = (DOCS / f"{name}.md").read_text("utf-8").splitlines()[0]
     given = head.split(f"twinbench {name} ")[1].split(" --write")[0]
     monkeypatch.chdir(DOCS.parent)
-    assert {"claims": claims, "priorities": command}[name].main([given, "--check"]) == 0
+    assert {"claims": claims, "priorities": command}[name].main([*given.split(), "--check"]) == 0
     capsys.readouterr()
 
 

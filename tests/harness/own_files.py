@@ -195,6 +195,11 @@ def pytorch():
 def evaluate(predict):
     return predict(np.zeros((4, 6), np.float32)).argmax(-1)[9]
 """,
+        "fraction": f"""{HEAD}{PLAIN["pt"]}
+def evaluate(predict):
+    x, y = batch(100, 7)
+    return float((predict(x).argmax(-1) == y).mean())
+""",
         "evaluates": f"""{HEAD}{PLAIN["pt"]}
 margin = 0.5
 def evaluate(predict, framework):

@@ -22,8 +22,9 @@ SAID = {
     "too_large": "a step at batch 8 does not fit into memory",
     "diverges": "choose a smaller learning rate",
     "evaluate_fails": "in evaluate IndexError",
+    "fraction": "if that is a fraction, write margin = 0.01 into the file",
 }
-OTHERS = ("diverges", "evaluate_fails")
+OTHERS = ("diverges", "evaluate_fails", "fraction")
 MAKERS = {"pt": "pytorch", "tf": "tensorflow"}
 
 

@@ -1,5 +1,6 @@
 """Stages of training: batches of a row's own, and what several rows share and nobody does twice."""
 
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import numpy as np
@@ -79,6 +80,23 @@ def test_a_watched_training_has_the_batch_that_was_asked_for(row):
     given.watch(lambda x, y: 1.0, None, batch_size=512)
     assert asked == [512]
     assert given.metrics["steps_to_target"]["value"] == EVERY
+
+
+def test_a_watched_training_is_evaluated_in_the_context_that_was_asked_for(row):
+    entered = []
+
+    @contextmanager
+    def other_weights():
+        entered.append(1)
+        yield
+
+    def train(watch, epochs):
+        for _ in range(STEPS):
+            watch(None, None)
+
+    given = row(fit=train)
+    given.watch(lambda x, y: 1.0, None, evaluating=other_weights)
+    assert len(entered) == 2  # the target is reached at the first look; then the training split
 
 
 @pytest.mark.parametrize(("asked", "taken"), [({}, 64), ({"batch_size": 24}, 24)])

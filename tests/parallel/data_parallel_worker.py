@@ -197,6 +197,17 @@ def _tf_plain(build, x, y, batches) -> tuple:
     return losses, {name: weight.numpy() for name, weight in tf_weights(model).items()}
 
 
+def pt_without_statistics() -> tuple:
+    """Its BatchNorm has no running statistics, and normalises with the batch alone."""
+    from torch import nn
+
+    model, optimizer, loss_fn = pt_mixed()
+    model.numbers.bias = None  # which the normalisation takes off again, but for rounding
+    model.numbers = nn.Sequential(model.numbers, nn.BatchNorm1d(8, track_running_stats=False))
+    optimizer.add_param_group({"params": list(model.numbers[1].parameters())})
+    return model, optimizer, loss_fn
+
+
 def pt_masks() -> tuple:
     """The gradient of a row is the dropout mask of the sample that is this row of the identity."""
     import torch
@@ -257,6 +268,7 @@ def runs(side: str, digits: Path, mixed: Path) -> dict[str, dict]:
     other_model = {"build": f"{here}:{side}_mixed", "dataset": mixed}
     micro = other_model | {"variant": "accumulated", "micro_batches": 2}
     other = {"pt": "sharded", "tf": "one_process"}[side]
+    unseen = other_model | {"build": f"{here}:pt_without_statistics", "synchronised_norm": True}
     return {
         "processes": cnn | {"synchronised_norm": True},
         other: other_model | {"variant": other} | OTHER[side],
@@ -264,6 +276,7 @@ def runs(side: str, digits: Path, mixed: Path) -> dict[str, dict]:
         "accumulated": micro,
         "synchronised_each": micro
         | {"build": f"{here}:{side}_all_dense", "synchronise_each": True},
+        **({"without_statistics": unseen} if side == "pt" else {}),
     }
 
 
@@ -525,7 +538,12 @@ def main() -> None:
     train(**other, steps=4, **half)
     train(**other, **half).save(folder / "resumed.npz")
     two = masks_data(folder / "two")
-    masks = train(f"{here}:{side}_masks", two, global_batch=2, steps=1)
+    masked = {"build": f"{here}:{side}_masks", "dataset": two, "global_batch": 2}
+    masks = train(**masked, steps=1)
+    train(**masked, steps=3).save(folder / "masks.npz")
+    saved = {"checkpoint": str(folder / "masks"), "save_every": 1}
+    train(**masked, steps=1, **saved)
+    train(**masked, steps=3, **saved).save(folder / "masks_resumed.npz")
     words = {
         name: said(train, **other | {"dataset": digits, "start": launch} | settings)
         for name, settings in BAD.items()
@@ -538,7 +556,8 @@ def main() -> None:
     except Exception as error:
         words["a replica that fails"] = [type(error).__name__, str(error)]
     alone(side, Path(sys.argv[3])).save(folder / "alone.npz")
-    for name in ("mixed", "all_dense"):
+    names = ["mixed", "all_dense", *(["without_statistics"] if side == "pt" else [])]
+    for name in names:
         plain(side, globals()[f"{side}_{name}"], mixed).save(folder / f"plain_{name}.npz")
     words |= whole() if side == "pt" else refused()
     words["a port in use"] = taken_port(side)

@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -283,6 +284,39 @@ def groups(side, folder, arrays):
     return names
 
 
+def unequal(side, folder, arrays):
+    """Gradients of two replicas whose rows are 2 and 3, averaged as FSDP2 does, and of all five."""
+    import torch
+
+    from pt_impl.parallel import tensor_parallel
+
+    torch.manual_seed(SEED)
+    x, y = torch.randn(5, 3), torch.randn(5, 2)
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    loss_fn = torch.nn.functional.mse_loss
+    losses, gradients = [], []
+    for rank in range(2):
+        axis = SimpleNamespace(size=lambda: 2, get_local_rank=lambda rank=rank: rank)
+        mesh = FakeMesh(data=axis)
+        step = tensor_parallel.make_train_step(model, optimizer, loss_fn, mesh)
+        losses.append(step(x, y, len(x)).item())
+        gradients.append(model.weight.grad.clone())
+    whole = loss_fn(model(x), y)
+    (gradient,) = torch.autograd.grad(whole, [model.weight])
+    return {
+        "losses": [sum(losses), whole.item()],
+        "apart": float((sum(gradients) / 2 - gradient).abs().max()),
+    }
+
+
+class FakeMesh(dict):
+    """What a step asks of a mesh of two replicas."""
+
+    def size(self):
+        return 2
+
+
 # TensorFlow ---------------------------------------------------------------------------------------
 
 
@@ -298,7 +332,7 @@ def schedules(side, folder, arrays):
 
 
 SCENARIOS = {
-    "pt": (alone, together, refused, drawn, groups),
+    "pt": (alone, together, refused, drawn, groups, unequal),
     "tf": (alone, together, refused, schedules),
 }
 

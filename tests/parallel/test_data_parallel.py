@@ -163,6 +163,15 @@ def test_any_model_trains_to_the_weights_of_plain_code(side, result, name):
     assert max(differences(one, two).values()) < BAR
 
 
+def test_pt_synchronised_norm_without_running_statistics_sees_the_global_batch(folders):
+    one, two = (
+        parallel.Result.load(folders["pt"] / f"{name}.npz")
+        for name in ("plain_without_statistics", "without_statistics")
+    )
+    np.testing.assert_allclose(two.losses, one.losses, rtol=BAR)
+    assert max(differences(one, two).values()) < BAR
+
+
 def test_tf_fit_under_mirrored_strategy_equals_fit_on_one_device():
     found = workers.run("parallel.mirrored_fit", ("tf",))["tf"]
     one, two = found["one"], found["two"]
@@ -209,6 +218,12 @@ def test_replicas_draw_other_dropout_masks_in_pytorch_and_equal_ones_in_keras(si
     first, second = np.array(words["masks"])
     assert 10 < first.sum() < 54
     assert (first != second).any() == (side == "pt")
+
+
+def test_a_resumed_run_draws_the_dropout_masks_of_an_undisturbed_one(result):
+    whole, resumed = result("masks"), result("masks_resumed")
+    assert len(resumed.step_s) == 2
+    assert max(differences(whole, resumed).values()) == 0.0
 
 
 # Shards ---------------------------------------------------------------------------------------

@@ -62,6 +62,12 @@ def test_both_frameworks_end_at_the_same_weights(name):
     parity.check(pt, tf, BARS[MODELS[name]])
 
 
+def test_pt_replicas_with_unequal_parts_of_a_batch_weigh_each_sample_alike():
+    found = scenario("pt", "unequal")
+    assert found["losses"][0] == pytest.approx(found["losses"][1], rel=1e-6)
+    assert found["apart"] < 1e-6
+
+
 # Parts ------------------------------------------------------------------------------------------
 
 

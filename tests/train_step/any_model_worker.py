@@ -365,6 +365,7 @@ def in_fit():
         make = family.gradient_accumulation.make_train_step
         parts = of_step("subclassed", make, micro_batches=2)
         found["a mixin"] = apart(of_fit("subclassed", with_accumulation), parts)
+        found["losses of fit"] = losses_of_fit()
         steps = {"batch_size": ROWS // 2, "gradient_accumulation_steps": 2}
         found["accumulated"] = apart(of_fit("subclassed", **steps), parts)
         apply = family.activation_checkpointing.apply_checkpointing
@@ -376,6 +377,20 @@ def in_fit():
         found["bfloat16"] = apart(of_fit("sequence"), half)
         keras.mixed_precision.set_global_policy("float32")
         found["policies"] = apart(in_policies("sequence", rate), half)
+    return found
+
+
+def losses_of_fit():
+    """The epoch's loss by Keras's step and by that of the mixin; the last batch is smaller."""
+    random = np.random.default_rng(0)
+    x, y = random.normal(size=(12, 4)), random.normal(size=(12, 2))
+    found = []
+    for change in (lambda model: model, with_accumulation):
+        keras.utils.set_random_seed(0)
+        model = change(keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)]))
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        history = model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
+        found.append(history.history["loss"][0])
     return found
 
 

@@ -271,6 +271,24 @@ class PyTorch:
             }
         return found
 
+    def replacing(self):
+        """A buffer that each call replaces, before and after a model is traced."""
+        torch = self.torch
+
+        class Counting(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.head = torch.nn.Linear(3, 2)
+                self.register_buffer("calls", torch.zeros(()))
+
+            def forward(self, x):
+                self.calls = self.calls + 1
+                return self.head(x)
+
+        model = Counting()
+        technique.traced_model(model, torch.zeros(1, 3))
+        return float(model.calls)
+
     def refusals(self):
         """What bad input raises, and that the model trains on as before."""
         model, optimizer = build()

@@ -267,10 +267,28 @@ def fit_compiled():
     return found
 
 
+def some_variables():
+    """Weights after updates of some variables, in an order of their own; a variable of another."""
+    keras = tf.keras
+    found = []
+    for make in (technique.for_loop_optimizer, technique.compiled_optimizer):
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.Input((4,)), *(keras.layers.Dense(4) for _ in range(2))])
+        optimizer = make(model, learning_rate=0.05, eps=1e-3)
+        for own in (model.trainable_variables[::-1], model.trainable_variables[2:]):
+            pairs = [(tf.fill(v.shape, 1.0 + place), v) for place, v in enumerate(own)]
+            optimizer.apply_gradients(pairs)
+        found.append({str(n): weight.tolist() for n, weight in enumerate(model.get_weights())})
+        other = tf.Variable(tf.zeros(4))
+    return {"weights": found, "other": raised(optimizer.apply_gradients, [(tf.ones(4), other)])}
+
+
 def main() -> None:
     kit.runtime.configure(threads=1, seed=0)
     scenarios = [updates, large_eps, refusals, foreign]
-    scenarios += [fused_limits, fused_sgd] if FRAMEWORK == "pt" else [fit, fit_compiled]
+    scenarios += (
+        [fused_limits, fused_sgd] if FRAMEWORK == "pt" else [fit, fit_compiled, some_variables]
+    )
     workers.report(scenarios)
 
 

@@ -315,6 +315,11 @@ def logits():
     baseline = workers.implementation("pt", "train_step.baseline").train_step.baseline
     step = baseline.make_hand_written_step(model, optimizer_of(model))
     found["hand-written"] = step(x, y).item() == plain_loss.item()
+    frozen = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    step = baseline.make_hand_written_step(frozen, optimizer_of(frozen))
+    frozen[1].eval()
+    step(torch.randn(3, 4), torch.arange(3))
+    found["modes"] = [module.training for module in frozen.modules()]
     return found
 
 
@@ -361,12 +366,51 @@ def float16():
         make = train.mixed_precision.make_train_step
         return make(*arguments, dtype="float16", initial_scale=SCALE, growth_interval=2)
 
+    def halves(model):
+        parameters = list(model.parameters())
+        return [torch.optim.SGD(half, lr=0.1) for half in (parameters[::2], parameters[1::2])]
+
+    def two_by_hand(model, _, loss_fn):
+        scaler = torch.amp.GradScaler("cpu", init_scale=SCALE, growth_interval=2)
+        optimizers = halves(model)
+
+        def step(x, y):
+            model.zero_grad()
+            with torch.autocast("cpu", torch.float16):
+                output = model(*x)
+            loss = loss_fn(output, y)
+            scaler.scale(loss).backward()
+            for optimizer in optimizers:
+                scaler.step(optimizer)
+            scaler.update()
+            return loss
+
+        return step
+
+    def two(model, _, loss_fn):
+        make = train.mixed_precision.MixedPrecision
+        precision = make(model, dtype="float16", initial_scale=SCALE, growth_interval=2)
+        optimizers = halves(model)
+        model.train()
+
+        def step(x, y):
+            model.zero_grad()
+            with precision.autocast():
+                output = model(*x)
+            loss = loss_fn(train.mixed_precision.to_float32(output), y)
+            precision.backward(loss)
+            precision.step(*optimizers)
+            return loss
+
+        return step
+
     expected = trained("two_inputs", by_hand)
     free = trained("two_inputs", lambda *a: composed(*a, max_norm=math.inf))
     found = {
         "clipped": apart(trained("two_inputs", composed), expected),
         "not clipped": apart(free, expected),
         "free": apart(trained("two_inputs", ours), free),
+        "two optimizers": apart(trained("two_inputs", two), trained("two_inputs", two_by_hand)),
     }
     stacked = train.stacking.make_train_step
     makers = {

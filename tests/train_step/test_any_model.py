@@ -114,6 +114,8 @@ def test_fit_by_keras_own_means_is_the_step(evidence, side):
     """`global_clipnorm`, `clipnorm`, accumulation's steps and its mixin, policies, recomputing."""
     found = dict(evidence[side]["in_fit"])
     assert found.pop("clip matters") > 0.01
+    own, accumulated = found.pop("losses of fit", (1.0, 1.0))  # Keras 3's
+    assert accumulated == pytest.approx(own, rel=1e-6)
     assert too_far(found, BAR) == {}
     assert len(found) == (7 if side == "tf" else 2)
 

@@ -252,6 +252,10 @@ def test_pt_torchscript_does_the_same_and_leaves_no_mark(pt):
             assert found[name][what] == pytest.approx(plain[what], rel=1e-5, abs=1e-7)
 
 
+def test_pt_tracing_leaves_a_buffer_that_the_model_replaces(pt):
+    assert pt["replacing"] == 0.0
+
+
 def test_tf_keras_compiles_alike(evidence):
     flavour = evidence["tf_keras"]["tf_keras"]
     assert flavour["flavour"] == "tf_keras"

@@ -154,6 +154,14 @@ def test_tf_the_compiled_optimizer_trains_in_fit(evidence, side):
     assert compiled[-1] < 0.9 * compiled[0]
 
 
+@pytest.mark.parametrize("side", workers.keras())
+def test_tf_the_compiled_optimizer_updates_the_variables_that_it_is_given(evidence, side):
+    found = evidence[side]["some_variables"]
+    own, compiled = map(arrays, found["weights"])
+    check(compiled, own, BAR)
+    assert found["other"].startswith("ValueError: the optimizer was made for other variables")
+
+
 @pytest.mark.parametrize("side", SIDES)
 def test_bad_input_gets_one_clear_line_and_changes_nothing(evidence, side):
     found = evidence[side]["refusals"]

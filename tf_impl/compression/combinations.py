@@ -75,7 +75,8 @@ def make_sparse_train_step(
         with tf.GradientTape() as tape:
             loss = loss_fn(model(*arguments, **named, training=True), y)
             loss = sum((tf.cast(term, loss.dtype) for term in model.losses), loss)
-        gradients = tape.gradient(loss, variables)
+            scaled = optimizer.scale_loss(loss) if hasattr(optimizer, "scale_loss") else loss
+        gradients = tape.gradient(scaled, variables)
         masked = [  # what the loss does not read has no gradient
             None if gradient is None else gradient * mask
             for gradient, mask in zip(gradients, masks, strict=True)

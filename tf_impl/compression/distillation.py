@@ -103,7 +103,8 @@ def make_train_step(
             output = _call(student, x, training=True)
             loss = _loss(loss_fn, output, y, target, temperature, alpha, class_axis)
             loss = sum((tf.cast(term, loss.dtype) for term in student.losses), loss)
-        gradients = tape.gradient(loss, variables)
+            scaled = _scaled(loss, optimizer)
+        gradients = tape.gradient(scaled, variables)
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
         return loss
 
@@ -143,7 +144,8 @@ def make_stored_train_step(
             output = _call(student, x, training=True)
             loss = _loss(loss_fn, output, labels, target, temperature, alpha, class_axis)
             loss = sum((tf.cast(term, loss.dtype) for term in student.losses), loss)
-        gradients = tape.gradient(loss, variables)
+            scaled = _scaled(loss, optimizer)
+        gradients = tape.gradient(scaled, variables)
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
         return loss
 
@@ -259,6 +261,11 @@ def _loss(loss_fn, output, labels, target, temperature: float, alpha: float, cla
 
 def _at_least_float32(logits):
     return logits if logits.dtype == tf.float64 else tf.cast(logits, tf.float32)
+
+
+def _scaled(loss, optimizer):
+    """The loss to take gradients of: Keras 3's LossScaleOptimizer divides them by its scale."""
+    return optimizer.scale_loss(loss) if hasattr(optimizer, "scale_loss") else loss
 
 
 def _check(student: tf.keras.Model, temperature: float, alpha: float) -> None:

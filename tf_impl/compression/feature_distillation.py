@@ -111,12 +111,25 @@ def make_train_step(
             loss = loss_fn(output, y)
             loss = sum((tf.cast(term, loss.dtype) for term in taught.losses), loss)
             if weight:
-                loss += weight * tf.reduce_mean(tf.math.squared_difference(features, target))
-        gradients = tape.gradient(loss, variables)
+                apart = tf.math.squared_difference(*map(_at_least_float32, (features, target)))
+                loss += tf.cast(weight * tf.reduce_mean(apart), loss.dtype)
+            scaled = _scaled(loss, optimizer)
+        gradients = tape.gradient(scaled, variables)
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
         return loss
 
     return step
+
+
+def _at_least_float32(features):
+    """Squares of float16 overflow beyond 255."""
+    half = features.dtype in (tf.float16, tf.bfloat16)
+    return tf.cast(features, tf.float32) if half else features
+
+
+def _scaled(loss, optimizer):
+    """The loss to take gradients of: Keras 3's LossScaleOptimizer divides them by its scale."""
+    return optimizer.scale_loss(loss) if hasattr(optimizer, "scale_loss") else loss
 
 
 def _reader(model: tf.keras.Model, name: str) -> tf.keras.Model:

@@ -123,9 +123,7 @@ def _wrap(model, layers, final_sparsity, begin_step, end_step, frequency) -> tup
         return sparsity.prune_low_magnitude(copies[layer], pruning_schedule=at_step)
 
     pruned = tf.keras.models.clone_model(model, clone_function=copy)
-    for layer, copied in copies.items():
-        copied.set_weights(layer.get_weights())
-        getattr(copied, "finalize_state", int)()  # Normalization computes with what this makes
+    programs.copy_state(list(copies.items()))
     _callback(pruned)
 
     def update(step: int) -> None:
@@ -217,7 +215,8 @@ class _MaskedCall:
         self.__signature__ = signature(layer.call)
 
     def __call__(self, *args, **kwargs):
-        masked = tf.convert_to_tensor(self.kernel.value) * self.mask
+        kernel = tf.convert_to_tensor(self.kernel.value)  # in the layer's compute dtype
+        masked = kernel * tf.cast(self.mask, kernel.dtype)
         with tf.keras.StatelessScope(state_mapping=[(self.kernel, masked)]):
             return self.call(*args, **kwargs)
 

@@ -79,9 +79,7 @@ def apply_two_to_four(model: tf.keras.Model) -> tf.keras.Model:
         return wrapped[-1]
 
     masked = tf.keras.models.clone_model(model, clone_function=copy)
-    for layer, copied in copies.items():
-        copied.set_weights(layer.get_weights())
-        getattr(copied, "finalize_state", int)()  # Normalization computes with what this makes
+    programs.copy_state(list(copies.items()))
     for wrapper in wrapped:
         wrapper.pruning_step.assign(1)  # where the schedule begins and ends; training counts on
         wrapper.pruning_obj.conditional_mask_update()

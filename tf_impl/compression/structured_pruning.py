@@ -30,6 +30,8 @@ the channels that stay no longer fill vector registers: prefer counts that are m
 
 Run it alone: `python -m tf_impl.compression.structured_pruning` prints sizes and times of smaller
 models.
+
+Copy with it: `tf_impl/kit/programs.py`.
 """
 
 import warnings
@@ -39,6 +41,8 @@ from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
+
+from tf_impl.kit import programs
 
 _BY_PIXEL = (
     "SpatialDropout",
@@ -171,8 +175,7 @@ def remove_channels(model: tf.keras.Model, x, *, share: float) -> tf.keras.Model
         raise NotImplementedError(f"no layer of the model can lose channels: {reason}")
     removed = set().union(*(_weakest(flow, *group, share) for group in groups))
     smaller = _copy(model, flow, removed)
-    if removed:
-        _compare(smaller, _unread(model, flow, removed), x)
+    _compare(smaller, _unread(model, flow, removed) if removed else model, x)
     if whole:
         warnings.warn(f"left whole: {_line(whole)}", stacklevel=2)
     return smaller
@@ -520,14 +523,8 @@ def _copy(model: tf.keras.Model, flow: _Flow, removed: set[int]) -> tf.keras.Mod
     for layer, copied in copies.items():
         if layer in flow.uses:
             copied.set_weights(_cut(layer, flow, removed))
-        else:
-            state = {}
-            layer.save_own_variables(state)
-            if layer.weights and not state:  # of layers within it
-                copied.set_weights(layer.get_weights())
-            copied.load_own_variables(state)
-            getattr(copied, "finalize_state", int)()  # Normalization computes with what this makes
-        copied.trainable = layer.trainable
+            copied.trainable = layer.trainable
+    programs.copy_state([pair for pair in copies.items() if pair[0] not in flow.uses])
     return smaller
 
 

@@ -93,6 +93,8 @@ def export_package(
         raise ValueError("the model has no variables yet: call it once on an example input")
     if not Path(path).parent.is_dir():
         raise FileNotFoundError(f"no folder {Path(path).parent}")
+    if Path(path).exists() and not Path(path, "saved_model.pb").is_file():
+        raise FileExistsError(f"{path} is there and no SavedModel: name another folder")
     example_inputs = tf.nest.map_structure(tf.convert_to_tensor, example_inputs)
     dynamic = (dynamic_batch, dynamic_sequence)
     open_axes = [axis for axis, is_open in enumerate(dynamic) if is_open]

@@ -227,7 +227,7 @@ def copy_model(model: tf.keras.Model, x=None) -> tf.keras.Model:
         copy, twins = _rebuilt(model)
         if not copy.built:
             call(copy, x)
-        _copy_state(twins)
+        copy_state(twins)
         difference = apart(call(copy, x), wanted)
     except Exception as error:
         raise NotImplementedError(f"Keras cannot rebuild the model: {one_line(error)}") from error
@@ -314,7 +314,7 @@ def _pairs(twins: list[tuple]) -> list[tuple]:
     ]
 
 
-def _copy_state(twins: list[tuple]) -> None:
+def copy_state(twins: list[tuple]) -> None:
     """Hand over what each layer would save, in the order in which twins hold the layers in them."""
     pairs = _pairs(twins)
     for layer, twin in pairs:

@@ -380,6 +380,12 @@ def _make_devices(count: int) -> None:
 # Checkpoints ----------------------------------------------------------------------------------
 
 
+def _seeds(model) -> list[tf.Variable]:
+    """What Keras 3's dropout and the like draw by, which is none of a model's weights."""
+    weights = {id(weight) for weight in model.weights}
+    return [variable.value for variable in model.variables if id(variable) not in weights]
+
+
 def _resume(model, optimizer, strategy, options: Namespace) -> tuple[int, np.ndarray, Callable]:
     """Put the last checkpoint in place; return its step, its losses, and `save(step, losses)`.
 
@@ -390,7 +396,7 @@ def _resume(model, optimizer, strategy, options: Namespace) -> tuple[int, np.nda
     folder = options.checkpoint
     if not folder:
         return 0, np.zeros(0), lambda step, losses: None
-    checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer)
+    checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, seeds=_seeds(model))
     latest, begin, losses = tf.train.latest_checkpoint(folder), 0, np.zeros(0)
     if latest:
         begin = int(latest.rpartition("-")[2])

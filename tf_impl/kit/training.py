@@ -124,7 +124,8 @@ def make_train_step(
     def step(x, y):
         with tf.GradientTape() as tape:
             loss = _with_own_losses(loss_fn(_call(model, x, training=True), y), model)
-        gradients = tape.gradient(loss, variables)
+            scaled = _scaled(loss, optimizer)
+        gradients = tape.gradient(scaled, variables)
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
         return loss
 
@@ -168,6 +169,11 @@ def _with_own_losses(loss, model):
     """Add the model's own losses (of regularisers, of `add_loss`) as `fit` does, in float32."""
     loss = tf.cast(loss, tf.float32) if loss.dtype.size < 4 else loss
     return sum((tf.cast(term, loss.dtype) for term in model.losses), loss)
+
+
+def _scaled(loss, optimizer):
+    """The loss to take gradients of: Keras 3's LossScaleOptimizer divides them by its scale."""
+    return optimizer.scale_loss(loss) if hasattr(optimizer, "scale_loss") else loss
 
 
 def fit(

@@ -96,7 +96,8 @@ def eager_train_step(model: Model, optimizer: Optimizer, loss_fn: Callable) -> C
     def step(x, y):
         with tf.GradientTape() as tape:
             loss = _with_own_losses(loss_fn(_call(model, x, training=True), y), model.losses)
-        gradients = tape.gradient(loss, variables)
+            scaled = _scaled(loss, optimizer)
+        gradients = tape.gradient(scaled, variables)
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
         return loss
 
@@ -152,7 +153,8 @@ def compiled_model_train_step(
         with tf.GradientTape() as tape:
             output, losses = forward(x)
             loss = _with_own_losses(loss_fn(output, y), losses)
-        gradients = tape.gradient(loss, variables)
+            scaled = _scaled(loss, optimizer)
+        gradients = tape.gradient(scaled, variables)
         _refuse_lists_at_borders(tf.compat.v1.get_default_graph())
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
         return loss
@@ -297,6 +299,11 @@ def _with_own_losses(loss, losses):
     """Add the model's own losses (of regularisers, of `add_loss`) as `fit` does, in float32."""
     loss = tf.cast(loss, tf.float32) if loss.dtype.size < 4 else loss
     return sum((tf.cast(term, loss.dtype) for term in losses), loss)
+
+
+def _scaled(loss, optimizer):
+    """The loss to take gradients of: Keras 3's LossScaleOptimizer divides them by its scale."""
+    return optimizer.scale_loss(loss) if hasattr(optimizer, "scale_loss") else loss
 
 
 def main() -> None:

@@ -175,7 +175,8 @@ def make_train_step(
             loss = _with_own_losses(loss_fn(_call(model, x, training=True), y), model)
             if micro_batches > 1:
                 loss *= tf.cast(share, loss.dtype)
-        return loss, tape.gradient(loss, variables)
+            scaled = _scaled(loss, optimizer)
+        return loss, tape.gradient(scaled, variables)
 
     @tf.function(jit_compile=False)
     def step(x, y):
@@ -211,7 +212,8 @@ class AccumulatedTraining:
 
         loss, gradients = accumulator.run(gradients_of, x, (y, sample_weight))
         self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
-        self._loss_tracker.update_state(loss)
+        samples = tf.shape(next(each for each in tf.nest.flatten(x) if each is not None))[0]
+        self._loss_tracker.update_state(loss, sample_weight=samples)
         return self.get_metrics_result()
 
 
@@ -255,6 +257,11 @@ def _with_own_losses(loss, model):
     """Add the model's own losses (of regularisers, of `add_loss`) as `fit` does, in float32."""
     loss = tf.cast(loss, tf.float32) if loss.dtype.size < 4 else loss
     return sum((tf.cast(term, loss.dtype) for term in model.losses), loss)
+
+
+def _scaled(loss, optimizer):
+    """The loss to take gradients of: Keras 3's LossScaleOptimizer divides them by its scale."""
+    return optimizer.scale_loss(loss) if hasattr(optimizer, "scale_loss") else loss
 
 
 def _samples(x, y, micro_batches: int):

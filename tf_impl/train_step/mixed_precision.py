@@ -118,10 +118,15 @@ class MixedPrecision:
         """Return the optimizer to use: in float16 one that unscales, and skips what overflows.
 
         It has the scale and its count of good steps in its variables: save it to resume. Raises
-        ValueError for an optimizer that scales the loss already.
+        ValueError for an optimizer that scales the loss already, and in float16 for a second one.
         """
         if hasattr(optimizer, "inner_optimizer"):
             raise ValueError("pass the optimizer itself: float16 wraps it in a LossScaleOptimizer")
+        if self.dtype == "float16" and self.optimizer is not None:
+            raise ValueError(
+                "float16: one optimizer holds the loss's scale, another would hold a scale of its "
+                "own: give it all variables, or choose bfloat16, which needs no scale"
+            )
         if self.dtype == "float16":
             optimizer = tf.keras.optimizers.LossScaleOptimizer(
                 optimizer,

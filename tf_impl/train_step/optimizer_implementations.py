@@ -186,27 +186,40 @@ def compiled_optimizer(
 
 
 def _compile_update(optimizer, variables: list) -> None:
-    """Have the optimizer's method that updates all variables run as a program of XLA."""
+    """Have the optimizer's method that updates variables run as a program of XLA.
+
+    One program for all variables, and another for each choice of some of them.
+    """
+    places = {id(variable): place for place, variable in enumerate(variables)}
+
+    def places_of(given) -> tuple[int, ...]:
+        if any(id(variable) not in places for variable in given):
+            raise ValueError("the optimizer was made for other variables: make it for the model")
+        return tuple(places[id(variable)] for variable in given)
+
     if hasattr(optimizer, "apply"):  # Keras 3: its apply_gradients and LossScaleOptimizer call it
         keras_apply = optimizer.apply
 
         @tf.function(jit_compile=True)
-        def program(gradients):
-            keras_apply(gradients, variables)
+        def program(gradients, places):
+            keras_apply(gradients, [variables[place] for place in places])
 
         def apply(grads, trainable_variables=None):
-            program(list(grads))
+            given = variables if trainable_variables is None else trainable_variables
+            program(list(grads), places_of(given))
 
         optimizer.apply = apply
     else:
         keras_apply_gradients = optimizer.apply_gradients
 
         @tf.function(jit_compile=True)
-        def program(gradients):
-            keras_apply_gradients(zip(gradients, variables, strict=True))
+        def program(gradients, places):
+            own = [variables[place] for place in places]
+            keras_apply_gradients(zip(gradients, own, strict=True))
 
         def apply_gradients(grads_and_vars, **kwargs):
-            program([gradient for gradient, _ in grads_and_vars])
+            gradients, given = zip(*grads_and_vars, strict=True)
+            program(list(gradients), places_of(given))
 
         optimizer.apply_gradients = apply_gradients
 

@@ -1,0 +1,381 @@
+"""What models of others have that ours do not, in one framework, in a process of its own.
+
+`python foreign_worker.py pt|tf|tf_keras` prints scenario -> what was found, or {"error": ...}.
+`test_foreign.py` judges.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+
+from tests import workers
+
+FRAMEWORK = "pt" if sys.argv[1:] == ["pt"] else "tf"
+FAMILY = ("distillation", "feature_distillation", "structured_pruning", "pruning", "combinations")
+OF_PYTORCH = ("post_training_quantization", "quantization_aware_training", "weight_quantization")
+OWN = [f"compression.{name}" for name in (*FAMILY, *(OF_PYTORCH if FRAMEWORK == "pt" else ()))]
+OWN += ["deployment.native_export", "kit.programs"]
+OWN += ["deployment.export"] if FRAMEWORK == "pt" else ["train_step.compilation"]
+OWN += [] if FRAMEWORK == "pt" else ["train_step.gradient_accumulation"]
+impl = workers.implementation(FRAMEWORK, *OWN)
+kit, compression, deployment = impl.kit, impl.compression, impl.deployment
+
+if FRAMEWORK == "pt":
+    import torch
+    from torch import nn
+else:
+    import tensorflow as tf
+
+    keras, layers = tf.keras, tf.keras.layers
+    KERAS_3 = keras.Model.__module__.startswith("keras.")
+
+
+def raised(function, *args, **kwargs):
+    try:
+        function(*args, **kwargs)
+    except Exception as error:
+        return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return None
+
+
+# PyTorch ------------------------------------------------------------------------------------------
+
+
+def names_of_inputs():
+    """Predictions of an ONNX file for inputs by name, in two orders; other names."""
+
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, a, b):
+            return self.layer(a) - b
+
+    technique, model = compression.post_training_quantization, Two()
+    a, b = torch.randn(2, 4), torch.randn(2, 4)
+    with tempfile.TemporaryDirectory() as folder:
+        path = technique.keep_onnxruntime_float32(model, {"a": a, "b": b}, Path(folder) / "file")
+        predict = technique.load_onnxruntime(path)
+    with torch.no_grad():
+        wanted = model(a, b)
+    return {
+        "apart": [
+            float((predict(x) - wanted).abs().max()) for x in ({"a": a, "b": b}, {"b": b, "a": a})
+        ],
+        "others": raised(predict, {"a": a, "c": b}),
+    }
+
+
+def code_in_a_keyword():
+    """What a file raises whose node names a keyword that is Python code; whether the code ran."""
+    with tempfile.TemporaryDirectory() as folder:
+        mark, path = Path(folder) / "mark", Path(folder) / "file"
+        code = f"self=x0); __import__('pathlib').Path({str(mark)!r}).touch(); y = dict(a"
+        nodes = [["placeholder", [], {}], ["aten.relu.default", [], {code: 1}]]
+        nodes.append(["output", ["%1"], {}])
+        torch.save({"nodes": nodes, "tensors": [], "names": []}, path)
+        said = raised(lambda: kit.programs.load(path)(torch.zeros(2)))
+        return {"said": said, "ran": mark.exists()}
+
+
+def graphs_within():
+    """What models whose `forward` has a graph of its own raise."""
+
+    class Within(nn.Module):
+        def __init__(self, region):
+            super().__init__()
+            self.layer, self.head, self.region = nn.Linear(4, 4), nn.Linear(4, 2), region
+
+        def forward(self, x):
+            with self.region():
+                x = self.layer(x)
+            return self.head(x)
+
+    x = torch.randn(4, 4)
+    qat, ptq = compression.quantization_aware_training, compression.post_training_quantization
+    with tempfile.TemporaryDirectory() as folder:
+        autocast = Within(lambda: torch.autocast("cpu", enabled=False))
+        return {
+            "autocast": raised(ptq.keep_float32, autocast, x, Path(folder) / "file"),
+            "no_grad": raised(qat.prepare_qat, Within(torch.no_grad), x, weight_bits=8),
+        }
+
+
+def left_in_float32():
+    """Warnings of models with layers that torchao does not round, and of one without any."""
+    one = nn.Sequential(nn.Conv1d(3, 4, 3), nn.GELU(), nn.Flatten(), nn.Linear(24, 2))
+    two = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 2))
+    rows, images = torch.randn(16, 3, 8), torch.randn(16, 3, 8, 8)
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, model, x in (("1d", one, rows), ("2d", two, images)):
+            ways = {
+                "ptq": lambda model=model, x=x: (
+                    compression.post_training_quantization.quantize_static_int8(
+                        model, x, Path(folder) / "file"
+                    )
+                ),
+                "qat": lambda model=model, x=x: compression.quantization_aware_training.prepare_qat(
+                    model, x, weight_bits=8
+                ),
+            }
+            for way, quantize in ways.items():
+                with warnings.catch_warnings(record=True) as said:
+                    warnings.simplefilter("always")
+                    quantize()
+                words = [str(one.message) for one in said]
+                found[f"{name} {way}"] = [text for text in words if "left in float32" in text]
+    return found
+
+
+def a_shared_slope():
+    """Channels and slope of a model with `nn.PReLU()` that loses its first channel."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.PReLU(), nn.Conv2d(4, 2, 1))
+    with torch.no_grad():
+        model[0].weight[0] *= 1e-3
+        model[0].bias[0] = 0.0
+    smaller = compression.structured_pruning.remove_channels(
+        model, torch.randn(2, 3, 4, 4), share=0.25
+    )
+    return [smaller[0].out_channels, smaller[1].weight.numel()]
+
+
+def a_file_that_fails():
+    """Whether anything is left of a file that can't be read again."""
+    technique, x = compression.weight_quantization, torch.randn(2, 32)
+    with tempfile.TemporaryDirectory() as folder:
+        with mock.patch.object(kit.programs, "load", return_value=nn.Linear(1, 1)):
+            said = raised(technique.keep_float32, nn.Linear(32, 32), x, Path(folder) / "file")
+        return {"said": said, "left": [path.name for path in Path(folder).iterdir()]}
+
+
+def bfloat16():
+    """What models in bfloat16, which NumPy lacks, raise of each export."""
+    export, native = deployment.export, deployment.native_export
+    codes = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 2)).bfloat16().eval()
+    numbers = nn.Linear(4, 2).bfloat16().eval()
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for way in (export.export_onnx, native.export_torchscript):
+            for name, model, x in (
+                ("numbers", numbers, torch.randn(2, 4).bfloat16()),
+                ("codes", codes, torch.tensor([[1, 2], [3, 4]])),
+            ):
+                found[f"{way.__name__} {name}"] = raised(way, model, x, Path(folder) / "file")
+    return found
+
+
+def a_file_for_the_cpu():
+    """What a file of a model on the CPU predicts where there seems to be a GPU."""
+    technique, model, x = deployment.native_export, nn.Linear(4, 2).eval(), torch.randn(2, 4)
+    with tempfile.TemporaryDirectory() as folder:
+        path = technique.export_torchscript(model, x, Path(folder) / "file")
+        with mock.patch.object(torch.cuda, "is_available", return_value=True):
+            found = technique.load_torchscript(path, threads=1)(x.numpy())
+    with torch.no_grad():
+        return float(np.abs(found - model(x).numpy()).max())
+
+
+# TensorFlow ---------------------------------------------------------------------------------------
+
+
+def state_within():
+    """Outputs of models with state in layers of layers, and of copies that lose nothing or half."""
+    rows = np.random.default_rng(0).normal(5.0, 3.0, (8, 4)).astype(np.float32)
+
+    def head(x):
+        return layers.Dense(3)(layers.Dense(8, "relu", name="hidden")(x))
+
+    def nested():
+        norm = layers.Normalization()
+        norm.adapt(rows)
+        inputs = keras.Input((4,))
+        return keras.Model(inputs, head(keras.Sequential([keras.Input((4,)), norm])(inputs)))
+
+    def texts():
+        words = layers.TextVectorization(output_sequence_length=3)
+        words.adapt(np.array(["a b c", "c b a", "a a d"]))
+        inputs = keras.Input((), dtype="string")
+        x = layers.Embedding(8, 4)(words(inputs))
+        return keras.Model(inputs, head(layers.GlobalAveragePooling1D()(x)))
+
+    class Scaled(layers.Layer):
+        """A variable of its own, and a layer."""
+
+        def build(self, shape):
+            self.scale = self.add_weight(shape=(1,), initializer="random_normal", name="scale")
+            self.inner = layers.Dense(4)
+            self.inner.build(shape)
+            super().build(shape)
+
+        def call(self, x):
+            return self.inner(x) * self.scale
+
+        def compute_output_shape(self, shape):
+            return shape
+
+    def own():
+        inputs = keras.Input((4,))
+        return keras.Model(inputs, head(Scaled(name="scaled")(inputs)))
+
+    texts_given = tf.constant(["a c", "d b a", "b"])
+    found = {}
+    for name, make, x in (
+        ("nested", nested, rows),
+        ("texts", texts, texts_given),
+        ("own", own, rows),
+    ):
+        model = make()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            whole, half = (
+                compression.structured_pruning.remove_channels(model, x, share=share)
+                for share in (0.0, 0.5)
+            )
+        # The same channels gone, by hand.
+        gone = np.argsort(np.abs(model.get_layer("hidden").get_weights()[0]).sum(0))[:4]
+        last = model.layers[-1]
+        kernel, bias = last.get_weights()
+        kernel[gone] = 0.0
+        before = np.array(model(x))
+        last.set_weights([kernel, bias])
+        found[name] = {
+            "whole": float(np.abs(np.array(whole(x)) - before).max()),
+            "half": float(np.abs(np.array(half(x)) - np.array(model(x))).max()),
+        }
+    return found
+
+
+def frozen_within():
+    """Which layers of a model are trainable, and which of its smaller copy."""
+    inner = keras.Sequential([keras.Input((4,)), layers.Dense(4, name="a"), layers.Dense(4)])
+    inner.layers[0].trainable = False
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, layers.Dense(3)(layers.Dense(8)(inner(inputs))))
+    x = np.ones((2, 4), np.float32)
+    smaller = compression.structured_pruning.remove_channels(model, x, share=0.5)
+    return [[layer.trainable for layer in m._flatten_layers()] for m in (model, smaller)]
+
+
+def pair(width=4, policy=None):
+    """A student or teacher with a layer of features, and inputs with labels."""
+    keras.utils.set_random_seed(width)
+    inputs = keras.Input((4,))
+    x = layers.Dense(width, "relu", name="features", dtype=policy)(inputs)
+    return keras.Model(inputs, layers.Dense(3, dtype="float32")(x))
+
+
+X = np.random.default_rng(1).normal(size=(8, 4)).astype(np.float32)
+Y = np.arange(8) % 3
+
+
+def scaled_loss():
+    """Steps of each maker with SGD, with a loss scaler around it; how far weights are apart."""
+    from tf_impl.train_step import compilation, gradient_accumulation
+
+    loss_fn, teacher = kit.training.cross_entropy, pair(6)
+
+    def with_features(model, optimizer):
+        technique = compression.feature_distillation
+        taught = technique.attach_regressor(
+            model, teacher, X, student_layer="features", teacher_layer="features"
+        )
+        made = technique.make_train_step
+        return made(taught, teacher, optimizer, loss_fn, teacher_layer="features")
+
+    def sparse(model, optimizer):
+        kernel = model.get_layer("features").kernel
+        kernel.assign(np.where(np.arange(16).reshape(4, 4) % 2, 0.0, np.array(kernel)))
+        return compression.combinations.make_sparse_train_step(model, optimizer, loss_fn)
+
+    def stored(model, optimizer):
+        make = compression.distillation.make_stored_train_step(model, optimizer, loss_fn)
+        return lambda x, y: make(x, (y, teacher(X)))
+
+    makers = {
+        "plain": lambda m, o: kit.training.make_train_step(m, o, loss_fn),
+        "graph": lambda m, o: compilation.graph_train_step(m, o, loss_fn),
+        "blocks": lambda m, o: compilation.compiled_model_train_step(m, o, loss_fn),
+        "parts": lambda m, o: gradient_accumulation.make_train_step(m, o, loss_fn),
+        "logits": lambda m, o: compression.distillation.make_train_step(m, teacher, o, loss_fn),
+        "stored": stored,
+        "features": with_features,
+        "sparse": sparse,
+    }
+    found = {}
+    for name, make in makers.items():
+        weights = []
+        for wrap in (lambda optimizer: optimizer, keras.optimizers.LossScaleOptimizer):
+            model = pair()
+            before = model.get_weights()
+            step = make(model, wrap(keras.optimizers.SGD(0.1)))
+            for _ in range(2):
+                step(tf.constant(X), tf.constant(Y))
+            weights.append(model.get_weights())
+        apart, moved = (
+            max(float(np.abs(a - b).max()) for a, b in zip(*both, strict=True))
+            for both in (weights, (before, weights[0]))
+        )
+        found[name] = [apart, moved]
+    return found
+
+
+def half_width():
+    """Losses of masked layers and of features that compute in bfloat16."""
+    loss_fn = kit.training.cross_entropy
+    pruned, update = compression.pruning.apply_pruning(
+        pair(policy="mixed_bfloat16"), final_sparsity=0.5, begin_step=1, end_step=2, frequency=1
+    )
+    step = kit.training.make_train_step(pruned, keras.optimizers.SGD(0.1), loss_fn)
+    masked = []
+    for number in (1, 2, 3):
+        update(number)
+        masked.append(float(step(tf.constant(X), tf.constant(Y))))
+    pruned = compression.pruning.finalize_pruning(pruned)
+    technique = compression.feature_distillation
+    student, teacher = (pair(width, "mixed_bfloat16") for width in (4, 6))
+    names = {"student_layer": "features", "teacher_layer": "features"}
+    taught = technique.attach_regressor(student, teacher, X, **names)
+    optimizer = keras.optimizers.SGD(0.1)
+    step = technique.make_train_step(taught, teacher, optimizer, loss_fn, teacher_layer="features")
+    return {
+        "masked": masked,
+        "zeros": float((np.array(pruned.get_layer("features").kernel) == 0).mean()),
+        "features": [float(step(tf.constant(X), tf.constant(Y))) for _ in range(3)],
+    }
+
+
+def a_folder_that_is_there():
+    """What an export to a folder with other files raises, what is left; a second to its own."""
+    export, model = deployment.native_export.export_package, pair()
+    with tempfile.TemporaryDirectory() as folder:
+        other, own = Path(folder, "other"), Path(folder, "own")
+        other.mkdir()
+        (other / "kept").touch()
+        return {
+            "said": raised(export, model, X, other),
+            "kept": (other / "kept").exists(),
+            "twice": [raised(export, model, X, own) for _ in range(2)],
+        }
+
+
+def main() -> None:
+    kit.runtime.configure(threads=1, seed=0)
+    if FRAMEWORK == "pt":
+        scenarios = [names_of_inputs, code_in_a_keyword, graphs_within, left_in_float32]
+        scenarios += [a_shared_slope, a_file_that_fails, bfloat16, a_file_for_the_cpu]
+    else:
+        scenarios = [state_within, frozen_within, a_folder_that_is_there]
+        scenarios += [scaled_loss, half_width] if KERAS_3 else []
+    workers.report(scenarios)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""Models of others: names of inputs, state in layers of layers, other dtypes, files not ours.
+
+Each framework runs in a process of its own (`foreign_worker.py`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests import workers
+
+
+@pytest.fixture(scope="module")
+def evidence():
+    """What each worker found: {"pt": {scenario: ...}, ...}."""
+    return workers.run("compression.foreign_worker", ("pt", *workers.keras()))
+
+
+@pytest.fixture
+def pt(evidence):
+    return evidence["pt"]
+
+
+@pytest.fixture(params=workers.keras())
+def tf(request, evidence):
+    return evidence[request.param]
+
+
+def test_pt_inputs_by_name_are_taken_by_name_whatever_their_order(pt):
+    assert max(pt["names_of_inputs"]["apart"]) < 1e-6
+    assert pt["names_of_inputs"]["others"] == "ValueError: the file takes a, b, not a, c"
+
+
+def test_pt_a_file_runs_no_code_that_it_names_as_a_keyword(pt):
+    assert pt["code_in_a_keyword"]["said"].startswith("ValueError: ")
+    assert " takes no " in pt["code_in_a_keyword"]["said"]
+    assert not pt["code_in_a_keyword"]["ran"]
+
+
+@pytest.mark.parametrize("region", ["autocast", "no_grad"])
+def test_pt_a_graph_within_the_graph_is_refused_in_words(pt, region):
+    said = pt["graphs_within"][region]
+    assert said.startswith("NotImplementedError: ")
+    assert "a graph of its own: autocast, no_grad or cond within forward" in said
+
+
+@pytest.mark.parametrize("way", ["ptq", "qat"])
+def test_pt_layers_that_stay_in_float32_are_named(pt, way):
+    (said,) = set(pt["left_in_float32"][f"1d {way}"])
+    assert said.startswith("left in float32: 0.weight: ")
+    assert pt["left_in_float32"][f"2d {way}"] == []
+
+
+def test_pt_the_one_slope_of_all_channels_stays(pt):
+    assert pt["a_shared_slope"] == [3, 1]
+
+
+def test_pt_a_file_that_can_not_be_read_again_leaves_nothing(pt):
+    assert pt["a_file_that_fails"]["said"]
+    assert pt["a_file_that_fails"]["left"] == []
+
+
+def test_pt_bfloat16_is_refused_with_its_reason(pt):
+    for way, said in pt["bfloat16"].items():
+        assert said.startswith("NotImplementedError: "), way
+        assert "BFloat16" in said, way
+
+
+def test_pt_a_file_for_the_cpu_predicts_there_whatever_else_the_machine_has(pt):
+    assert pt["a_file_for_the_cpu"] < 1e-6
+
+
+@pytest.mark.parametrize("model", ["nested", "texts", "own"])
+def test_tf_a_smaller_copy_has_the_state_of_layers_within_layers(tf, model):
+    found = tf["state_within"][model]
+    assert found["whole"] < 1e-5
+    assert found["half"] < 1e-5
+
+
+def test_tf_layers_that_are_frozen_within_a_layer_stay_frozen(tf):
+    whole, smaller = tf["frozen_within"]
+    assert smaller == whole
+    assert not all(whole)
+
+
+def test_tf_an_export_deletes_no_folder_of_others(tf):
+    found = tf["a_folder_that_is_there"]
+    assert found["said"].startswith("FileExistsError: ")
+    assert found["kept"]
+    assert found["twice"] == [None, None]
+
+
+@pytest.mark.parametrize(
+    "maker", ["plain", "graph", "blocks", "parts", "logits", "stored", "features", "sparse"]
+)
+def test_keras_3_a_loss_scaler_changes_no_update(evidence, maker):
+    apart, moved = evidence["tf"]["scaled_loss"][maker]
+    assert moved > 1e-3
+    assert apart < 1e-5 * max(moved, 1.0)
+
+
+def test_keras_3_masks_and_features_compute_in_half_width(evidence):
+    found = evidence["tf"]["half_width"]
+    assert np.isfinite([*found["masked"], *found["features"]]).all()
+    assert found["zeros"] == 0.5
+    assert found["features"][-1] < found["features"][0]
