@@ -29,7 +29,7 @@ from markdown_it import MarkdownIt
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from bench import docs, tax, validate
+from bench import attacked, docs, tax, validate
 from bench.docs import command, instructions, tried
 from bench.docs import validation as validated
 from bench.harness.plan import LOOKS
@@ -56,7 +56,7 @@ PAGES = (
     "docs/ci.md",
 )
 MADE = {f"docs/{name}.md" for name in ("any_model", "claims", "priorities", "report", "try_models")}
-MADE |= {f"docs/{name}.md" for name in ("instructions", "tax", "validation")}
+MADE |= {f"docs/{name}.md" for name in ("attacked", "instructions", "tax", "validation")}
 CLIMBED = sorted(path.parent for path in ROOT.glob("docs/ladders/*/ladder.json"))
 NEEDS_A_GPU = "# needs a GPU"
 pytestmark = pytest.mark.timeout(240)
@@ -759,7 +759,9 @@ def test_the_page_of_tried_models_says_what_the_record_does():
     assert tried.PAGE.read_text("utf-8") == tried.page(record)
 
 
-@pytest.mark.parametrize("maker", [instructions, tax, validated], ids=lambda m: m.__name__)
+@pytest.mark.parametrize(
+    "maker", [attacked, instructions, tax, validated], ids=lambda m: m.__name__
+)
 def test_a_page_of_measurements_says_what_its_record_does(maker):
     record = json.loads(maker.RECORD.read_text("utf-8"))
     assert maker.PAGE.read_text("utf-8") == maker.page(record)

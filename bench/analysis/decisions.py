@@ -506,7 +506,8 @@ class Answer:
     `best` has the best figure, `equal` what cannot be told from it. `cheapest` takes less to get
     than it: of the rows shown to gain over their own baseline the one that takes least, or a
     baseline that cannot be told from the best. `unknown` are those
-    whose accuracy was not measured, `refused` those that break a limit, with the reason.
+    whose accuracy was not measured, `refused` those that break a limit, with the reason, and
+    `lacking` those of which the figure was not measured.
     """
 
     work: Work
@@ -518,6 +519,7 @@ class Answer:
     unknown: list[Option]
     refused: list[tuple[Option, str]]
     limits: Limits
+    lacking: list[Option] = field(default_factory=list)
 
     def figure(self, option: Option) -> Figure:
         """The figure that decides, of a row of this answer."""
@@ -590,6 +592,7 @@ def answer(record: Record, work: Work, goal: Goal, limits: Limits) -> Answer | N
         unknown,
         refused,
         limits,
+        [option for option in work.options if deciding(option, goal, limits) is None],
     )
 
 

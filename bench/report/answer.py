@@ -178,7 +178,9 @@ def lines(found: Answer, *, every: bool = False) -> list[tuple[str, str]]:
     said += [("equal", brief(found, o)) for o in found.equal]
     said += [(_rest(found), brief(found, o)) for o in found.rest]
     said += [("unknown", f"{brief(found, o)}") for o in found.unknown]
-    return said + [("left out", f"{brief(found, o)}: {reason}") for o, reason in found.refused]
+    said += [("left out", f"{brief(found, o)}: {reason}") for o, reason in found.refused]
+    missing = "its figure was not measured"
+    return said + [("left out", f"{name_of(o)}: {missing}") for o in found.lacking]
 
 
 def perhaps(found: Answer) -> list[Option]:

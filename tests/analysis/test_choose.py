@@ -319,6 +319,14 @@ def test_a_row_that_is_not_comparable_is_no_candidate(run):
     assert best.case["id"] in [o.case["id"] for o, _ in found.refused]
 
 
+def test_all_names_what_lacks_the_figure_too(run):
+    case(run, "pt/bf16")["memory"] = None
+    found = advice(run, "memory")
+    assert [option.name for option in found.lacking] == ["PyTorch bf16"]
+    said = [words for label, words in lines(found, every=True) if label == "left out"]
+    assert "PyTorch bf16 (mixed_precision): its figure was not measured" in said
+
+
 def with_another_technique(run, losses=None):
     """The rows once more, as those of another technique."""
     more = copy.deepcopy([c for c in run["cases"] if c["task"] == "digits-cnn"])
