@@ -183,6 +183,20 @@ def test_nothing_is_cheaper_than_what_takes_nothing():
     assert cheapest("train-speed", DEAR, free) == ("memory_format", None)
 
 
+def test_what_loses_some_accuracy_beats_nothing_that_loses_none():
+    careless = {"accuracy": (-0.5, -0.8, -0.2), "changes_math": True}  # within the margin
+    run = planted(
+        row(variant="careless", time=GAIN, **careless), row(variant="exact", time=(0.8, 0.7, 0.9))
+    )
+    for case, seconds in zip(variants(run), (0.004, 0.006), strict=True):
+        case["timing"] |= {"median_s": seconds, "ci_s": [0.99 * seconds, 1.01 * seconds]}
+    (work,) = works(run)
+    found = {option.case["variant"]: option for option in work.options}
+    assert found["careless"].accuracy.kept
+    assert decisions.slower(found["exact"], found["careless"], work.ratios)
+    assert found["exact"].beaten is None
+
+
 # Unlike work, and peaks of a GPU ------------------------------------------------------------------
 
 

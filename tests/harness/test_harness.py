@@ -558,8 +558,8 @@ def test_a_sample_lasts_ten_milliseconds(started, digits):
         prepare(peer, digits, variant)
         samples = [peer.ask(30, "sample") for _ in range(10)]
         lasted = [each["seconds"] * each["steps"] for each in samples]
-        assert min(lasted) >= timing.SAMPLE_S
-        assert median(lasted) < 5 * timing.SAMPLE_S
+        assert min(lasted) >= 10e-3
+        assert median(lasted) < 50e-3
 
 
 def test_a_caller_that_dies_while_it_calls_shuts_nobody_out(started):
@@ -836,6 +836,22 @@ def test_warm_up_ends_when_steps_stop_trending(bench):
 
     bench.prepared = Prepared(step, None, None, None)
     assert 3 <= bench._op_warm()["steps"] <= 6  # as fast as it became
+
+
+def test_warm_up_goes_on_while_steps_get_faster(bench):
+    """By 30% with each chunk, until a step takes an eighth: what is timed then has settled."""
+    slept = 0.0
+
+    def step(x, y):
+        nonlocal slept
+        seconds = max(2e-3, 16e-3 * 0.7 ** (slept / timing.WARM_S))
+        time.sleep(seconds)
+        slept += seconds
+        return seconds
+
+    bench.prepared = Prepared(step, None, None, None)
+    bench._op_warm()
+    assert step(None, None) == 2e-3
 
 
 # Predictions, probes, and what limits a run -------------------------------------------------------

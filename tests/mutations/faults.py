@@ -25,6 +25,7 @@ FIT = ("tests/analysis/test_fit.py",)
 CHOOSE = ("tests/analysis/test_choose.py",)
 COMPARE = ("tests/analysis/test_compare.py",)
 CLAIMS = ("tests/analysis/test_claims.py",)
+CERTIFICATES = ("tests/analysis/test_certificates.py",)
 RECORD = ("tests/harness/test_record.py", "-k", "not killed")
 MEMORY = ("tests/harness/test_memory.py",)
 PLAN = ("tests/harness/test_plan.py",)
@@ -242,7 +243,7 @@ PARITY = (
         "bench/analysis/certificates.py",
         "    if one is None or other is None:\n        return inf",
         "    if one is None or other is None:\n        return 0.0",
-        RECORD,
+        CERTIFICATES,
     ),
     Fault(
         "other mathematics is not held against its twin",
@@ -270,7 +271,7 @@ PARITY = (
         "bench/analysis/pairing.py",
         'WORK = ("task", "batch_size", "mode")',
         'WORK = ("task", "mode")',
-        CHOOSE,
+        ("tests/analysis/test_pairing.py",),
     ),
     Fault(
         "initial weights that do not come from the seed",
@@ -448,7 +449,7 @@ MEASURING = (
         "bench/harness/machine.py",
         "return max(1, floor(min(count, cgroups.cpu_quota())))",
         "return max(1, floor(count))",
-        MEMORY,
+        ("tests/harness/test_cgroups.py",),
     ),
     Fault(
         "threads beyond the affinity",
@@ -563,7 +564,7 @@ FIGURES = (
         "bench/analysis/accuracy.py",
         "ROUNDING = 1e-5",
         "ROUNDING = 1.0",
-        CHOOSE,
+        ("tests/analysis/test_accuracy.py",),
     ),
     Fault(
         "an advice beyond the memory that there is",
@@ -598,7 +599,7 @@ FIGURES = (
         "bench/analysis/decisions.py",
         "or _accuracy_rank(one) < _accuracy_rank(other):",
         "or False:",
-        CHOOSE,
+        ("tests/analysis/test_decisions.py",),
     ),
     Fault(
         "a claim held by an estimate",

@@ -107,6 +107,7 @@ def test_checksum_sees_values_shapes_and_names():
         weights | {"head.kernel": weights["head.kernel"].reshape(10, 64)},
         weights | {"head.kernel": weights["head.kernel"][::-1]},
         {name.replace("conv1", "conv7"): w for name, w in weights.items()},
+        {f"{name}_": w for name, w in weights.items()},  # in the same order
         {name: w for name, w in weights.items() if name != "head.bias"},
     ):
         assert checksum(changed) != reference
