@@ -14,6 +14,7 @@ TRAINED = Measure(time=False, cold=False)
 MEMORY = 0.1  # of the exponential average: share of the training's steps
 HELD_OUT = 100  # samples of the training split by which early stopping decides
 PATIENCE = 5
+GLANCED = 4  # batches of which an average has statistics where it is looked at on the way
 
 TECHNIQUE = Technique(
     family="recipes",
@@ -50,6 +51,7 @@ TECHNIQUE = Technique(
         f"Early stopping looks at {HELD_OUT} samples that it holds out of the training split, on "
         f"which the others train, too, and ends after {PATIENCE} epochs that are no better. With "
         "an average it looks at that, with statistics of its own; SWA has none in the first half.",
+        f"On the way to the target the exponential average has statistics of {GLANCED} batches.",
     ),
 )
 
@@ -130,7 +132,7 @@ def _watch(averaging, work: Work, stages: Stages, model, step, predict, average,
     @contextmanager
     def averaged():
         with averaging.averaged(model, average):
-            averaging.update_statistics(model, batches)
+            averaging.update_statistics(model, batches[:GLANCED])
             yield
 
     stages.watch(step, predict, evaluating=averaged)
