@@ -351,7 +351,7 @@ MEASURING = (
         "bench/harness/timing.py",
         "WARM_CHUNKS = 20",
         "WARM_CHUNKS = 1",
-        harness("warm_up_ends"),
+        harness("warm_up"),
     ),
     Fault(
         "samples that are too short",
