@@ -839,12 +839,12 @@ def test_warm_up_ends_when_steps_stop_trending(bench):
 
 
 def test_warm_up_goes_on_while_steps_get_faster(bench):
-    """By 30% with each chunk, until a step takes an eighth: what is timed then has settled."""
+    """By 15% with each chunk, until a step takes an eighth: what is timed then has settled."""
     slept = 0.0
 
     def step(x, y):
         nonlocal slept
-        seconds = max(2e-3, 16e-3 * 0.7 ** (slept / timing.WARM_S))
+        seconds = max(2e-3, 16e-3 * 0.85 ** (slept / timing.WARM_S))
         time.sleep(seconds)
         slept += seconds
         return seconds
