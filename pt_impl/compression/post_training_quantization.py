@@ -22,6 +22,8 @@ Where the frameworks differ and why:
 - `torch.export.load` runs the pickles that a file may hold, so the file here is the graph as names
   of operators, and its tensors (`pt_impl/kit/programs.py`). A LiteRT file is data by nature.
 - Activations are unsigned here and signed there; weights have a scale for each output on both.
+- On an x86 CPU without VNNI oneDNN adds products in 16 bits, which overflow. There activations get
+  7 bits here, as torchao asks; a file made on a CPU with VNNI is not for one without.
 - Dynamic quantization leaves convolutions in float32 here; LiteRT has kernels for them.
 
 When it helps and when it hurts: on a CPU with units for int8 (VNNI, AMX), static int8 is two to
@@ -37,6 +39,7 @@ Copy with it: `pt_impl/kit/programs.py`, `shared/onnx_quantization.py`.
 
 import copy
 import operator
+import platform
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
@@ -282,7 +285,9 @@ def _quantize(
     graph = programs.trace(model, calibration)
     _name_sources(graph)
     quantizer = x86.X86InductorQuantizer()
-    config = x86.get_default_x86_inductor_quantization_config(is_dynamic=dynamic)
+    config = x86.get_default_x86_inductor_quantization_config(
+        is_dynamic=dynamic, reduce_range=_saturates()
+    )
     if dynamic:  # as a global one it would round the activations of convolutions, for no kernel
         quantizer.set_function_type_qconfig(_CALLS.linear, config)
     else:
@@ -300,6 +305,12 @@ def _quantize(
     if not dynamic:
         programs.warn_of_float_layers(quantized)
     return graph, quantized
+
+
+def _saturates() -> bool:
+    """Whether integer kernels overflow: x86 without VNNI adds pairs of products in 16 bits."""
+    x86_64 = platform.machine().lower() in ("x86_64", "amd64")
+    return x86_64 and not torch.cpu._is_vnni_supported()
 
 
 def _name_sources(graph: fx.GraphModule) -> None:

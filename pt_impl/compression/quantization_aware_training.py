@@ -16,6 +16,8 @@ Where the frameworks differ and why:
 - BatchNorm: here the rounded kernel is the folded one, w * gamma / sqrt(running variance), and the
   convolution's output is divided again before BatchNorm; there it is the kernel itself, which the
   converter folds later. With a scale for each channel both round alike.
+- On an x86 CPU without VNNI oneDNN adds products in 16 bits, which overflow. There activations get
+  7 bits here, as torchao asks; a file made on a CPU with VNNI is not for one without.
 - A range moves by 1% of the way a batch here, by 0.1% there. A linear kernel has a scale for each
   output here, one in all there. Concatenations, averages and the last layer's output are float32
   here, of 8 bits there.
@@ -34,6 +36,7 @@ Copy with it: `pt_impl/kit/programs.py`.
 
 import copy
 import operator
+import platform
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -307,7 +310,7 @@ def _restore_norms(graph: fx.Graph, literals: dict[str, tuple[float, float]]) ->
 
 
 def _quantizer(weight_bits: int) -> x86.X86InductorQuantizer:
-    usual = x86.get_default_x86_inductor_quantization_config(is_qat=True)
+    usual = x86.get_default_x86_inductor_quantization_config(is_qat=True, reduce_range=_saturates())
     most = 2 ** (weight_bits - 1) - 1
     # The usual fused observer finds scales as if for -128..127, this one as convert_pt2e does; its
     # average is of the last step alone.
@@ -321,6 +324,12 @@ def _quantizer(weight_bits: int) -> x86.X86InductorQuantizer:
         # lie between theirs and clips the wider one. They are float32.
         quantizer.set_function_type_qconfig(function, None)
     return quantizer
+
+
+def _saturates() -> bool:
+    """Whether integer kernels overflow: x86 without VNNI adds pairs of products in 16 bits."""
+    x86_64 = platform.machine().lower() in ("x86_64", "amd64")
+    return x86_64 and not torch.cpu._is_vnni_supported()
 
 
 def _fold_norms(module: fx.GraphModule) -> None:

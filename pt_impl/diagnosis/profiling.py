@@ -271,8 +271,17 @@ def _convolved(x: list, weights: list, *settings: list) -> list:
 
 
 def _peak(dtype: str) -> float:
-    """Operations a second of the best large product in `dtype`; 0 where its memory is lacking."""
-    place, size = ("cuda", 8192) if torch.cuda.is_available() else ("cpu", 1024)
+    """Operations a second of the best product in `dtype`; 0 where its memory is lacking.
+
+    That is a large one, but for a dtype that the CPU lacks: its plain loops like small ones.
+    """
+    if torch.cuda.is_available():
+        return _product(dtype, "cuda", 8192)
+    return max(_product(dtype, "cpu", size) for size in (128, 1024))
+
+
+def _product(dtype: str, place: str, size: int) -> float:
+    """Operations a second of a square product; 0 where its memory is lacking."""
     own = torch.Generator(place).manual_seed(0)  # and not the one that the training draws from
     try:
         with torch.no_grad():

@@ -33,6 +33,9 @@ KERAS = ("keras3", "tf_keras")
 RELU = [name for name, task in PROVEN.items() if not isinstance(task.model, GPTSpec)]
 NORMALISED = [name for name in RELU if normalised_values(PROVEN[name].model)]
 AS_IT_IS = "as_it_is/"
+# With statistics that are not the batch's the deepest network adds up larger numbers than it gives:
+# 1.7e-5 was seen on a CPU without AVX-512. In float64 all evaluations agree to 1e-6.
+EVALUATION = {"photos-resnet50": 5e-5}
 
 
 def work(side: str, prefix: str, kind: str = "") -> dict[str, np.ndarray]:
@@ -70,7 +73,9 @@ class TestSameWork:
         """Losses, every weight and running statistic, and evaluation mode afterwards."""
         ours, theirs = work(side, f"{task}/float32"), work("pt", f"{task}/float32")
         assert len(theirs["losses"]) == STEPS
+        evaluation = [{"evaluation": found.pop("evaluation")} for found in (ours, theirs)]
         check(ours, theirs, PROVEN[task].parity)
+        check(*evaluation, EVALUATION.get(task, PROVEN[task].parity))
 
     def test_stream(self, side, task):
         check(work(side, f"{task}/stream"), work("pt", f"{task}/stream"), 0.0)
@@ -99,6 +104,7 @@ def test_resnet50_whole(side):
 @pytest.mark.parametrize("side", KERAS)
 def test_ten_ordinary_steps_in_float64(side, task):
     ours, theirs = work(side, f"{task}/float64"), work("pt", f"{task}/float64")
+    check({"x": ours["evaluation"]}, {"x": theirs["evaluation"]}, 1e-6)
     check(ours, theirs, PROVEN[task].parity)
     # The weights come out as float32, the losses do not: there is nothing but rounding.
     check({"losses": ours["losses"]}, {"losses": theirs["losses"]}, 1e-12)
@@ -163,7 +169,7 @@ def test_biased_variance_of_keras_3(task):
     bound = 0.5 * len(counts) / min(counts.values())
     evaluation = {side: part(side, f"{task}/float32")[f"{AS_IT_IS}evaluation"] for side in SIDES}
     check({"x": evaluation["keras3"]}, {"x": evaluation["pt"]}, bound)
-    check({"x": evaluation["tf_keras"]}, {"x": evaluation["pt"]}, PROVEN[task].parity)
+    check({"x": evaluation["tf_keras"]}, {"x": evaluation["pt"]}, EVALUATION.get(task, 1e-5))
     with pytest.raises(AssertionError):
         check({"x": evaluation["keras3"]}, {"x": evaluation["pt"]}, PROVEN[task].parity)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pytest
 
+from bench.harness.machine import describe
 from tests import workers
 
 MODELS = (
@@ -62,6 +63,9 @@ def found():
 def test_a_technique_equals_plain_code_or_refuses(found, technique, model):
     """Losses, parameters and buffers of two steps."""
     result = found["matrix"][technique][model]
+    if "a primitive descriptor for the LSTM" in result.get("plain", ""):
+        assert (model, "avx512f" in describe(1)["isa"]) == ("lstm", False)
+        pytest.skip("PyTorch has no LSTM in bfloat16 for a CPU without AVX-512")
     if (technique, model) in REFUSED:
         assert result == {"raised": REFUSED[technique, model]}
     elif technique in EXACT:
