@@ -323,6 +323,7 @@ def run(text: str, folder: Path) -> subprocess.CompletedProcess:
     """Run a command as a user would who stands in `folder` and has its environment activated."""
     path = f"{folder / '.venv' / 'bin'}{os.pathsep}{os.environ['PATH']}"
     others = {"PATH": path, "COLUMNS": "80", "PYTEST_ADDOPTS": ""}
+    others["OMP_WAIT_POLICY"] = "passive"  # threads that wait leave the core to others
     program, *words = shlex.split(text)
     if (name := Path(program).name) in PROGRAMS and "&&" not in words:
         module, *usual = PROGRAMS[name]
@@ -651,43 +652,16 @@ def test_what_a_page_says_of_copying_holds(path, needs, tmp_path):
         for place in {path, *found} - {missing}:
             (folder / place).parent.mkdir(exist_ok=True, parents=True)
             shutil.copy(ROOT / place, folder / place)
-    said = imported_alone(path, folders.values())
+    said = elsewhere(path.removesuffix(".py").replace("/", "."), *folders.values())
     assert said[0] == ""
     for missing, error in zip(found, said[1:], strict=True):
         assert any(words in error for words in ("No module named", "cannot import name")), missing
 
 
-# In one process, since most of an import is that of a framework. Without what makes an editable
-# installation importable, by a finder or by a path.
-ELSEWHERE = """
-import importlib, json, os, sys
-sys.meta_path[:] = [f for f in sys.meta_path if "__editable__" not in str(f)]
-sys.path[:] = [p for p in sys.path if not p or not os.path.isdir(os.path.join(p, "pt_impl"))]
-said = []
-for folder in sys.argv[2:]:
-    for name in [n for n in sys.modules if n.partition(".")[0] in ("pt_impl", "tf_impl", "shared")]:
-        del sys.modules[name]
-    sys.path[0] = folder
-    try:
-        importlib.import_module(sys.argv[1])
-        said.append("")
-    except ImportError as error:
-        said.append(str(error))
-print(json.dumps(said))
-"""
-
-
-def imported_alone(path: str, folders: Iterable[Path]) -> list[str]:
-    """What the import of a file says in each folder, where this repository is not installed."""
-    name = path.removesuffix(".py").replace("/", ".")
-    done = subprocess.run(
-        [sys.executable, "-c", ELSEWHERE, name, *folders],
-        env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return json.loads(done.stdout)
+def elsewhere(module: str, *given: object) -> list[str]:
+    """What `elsewhere_worker.py` says of a file, where this repository is not installed."""
+    side = module.partition("_")[0]
+    return workers.run("elsewhere_worker", (side,), lambda _: (module, *given))[side]["said"]
 
 
 # The tour -----------------------------------------------------------------------------------------
@@ -716,10 +690,12 @@ def test_the_tour_s_technique_keeps_the_rules_and_passes_its_tests(tour):
 
 
 def test_a_rule_that_the_tour_broke_would_be_found(tour, tmp_path):
-    folder = tmp_path / "broken"
-    shutil.copytree(tour, folder, symlinks=True)
-    (folder / "tests" / "train_step" / "test_label_smoothing.py").unlink()
-    done = run(".venv/bin/pytest tests/test_layout.py -q -k missing_places", folder)
+    path = tour / "tests" / "train_step" / "test_label_smoothing.py"
+    shutil.move(path, tmp_path)
+    try:
+        done = run(".venv/bin/pytest tests/test_layout.py -q -k missing_places", tour)
+    finally:
+        shutil.move(tmp_path / path.name, path)
     assert done.returncode == 1
     assert "tests/train_step/test_label_smoothing.py is missing" in done.stdout
 
@@ -727,11 +703,11 @@ def test_a_rule_that_the_tour_broke_would_be_found(tour, tmp_path):
 @pytest.mark.parametrize("side", ["pt", "tf"])
 def test_the_tour_s_files_run_alone(tour, side):
     (text,) = [text for text in of_kind("tour") if f"-m {side}_impl" in text]
-    done = run(text, tour)
-    assert done.returncode == 0, done.stderr[-2000:]
+    program, module = text.split(" -m ")
+    assert program == ".venv/bin/python"
+    (said,) = elsewhere(module, tour, "--run")
     plain, smoothed = (
-        [float(x) for x in re.findall(rf"{name} (\S+)", done.stdout)]
-        for name in ("plain", "smoothed")
+        [float(x) for x in re.findall(rf"{name} (\S+)", said)] for name in ("plain", "smoothed")
     )
     assert plain == sorted(plain, reverse=True)  # as the page says
     assert smoothed[-1] > min(smoothed)

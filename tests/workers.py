@@ -8,6 +8,7 @@ import functools
 import importlib
 import json
 import os
+import platform
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest import mock
+
+from bench.harness import machine
 
 ROOT = Path(__file__).resolve().parent.parent
 TIMEOUT_S = 600
@@ -46,6 +49,12 @@ def implementation(framework: str, *modules: str):
     for module in (*(f"kit.{name}" for name in KIT), *modules):
         importlib.import_module(f"{package}.{module}")
     return importlib.import_module(package)
+
+
+def has_vnni() -> bool:
+    """Whether integer kernels have all 8 bits: those of x86 without VNNI would overflow."""
+    x86 = platform.machine() in ("x86_64", "AMD64")
+    return not x86 or "avx512_vnni" in machine.describe(1)["isa"]
 
 
 class Scenarios(dict):

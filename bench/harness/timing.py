@@ -20,6 +20,7 @@ WARM_S = 0.05  # a chunk of warm-up steps lasts so long at least
 WARM_CHUNKS = 20
 MOST_WARM_S = 1.0  # slow steps settle within fewer; slow first rounds of a block do not count
 SETTLE_S = 0.05
+SLOW_S = 1.0  # a step that lasts longer needs none before it: what it finds in caches is nothing
 CERTIFIED_S = 2.0  # steps of a certificate end after so long, where they are slow,
 FEWEST_CERTIFIED = 2  # but never before so many more than the first
 
@@ -43,6 +44,8 @@ def other_threads_run() -> bool:
 class Timing:
     """Operations on a prepared case: see `worker.Operations`."""
 
+    slow = False  # whether its steps last longer than `SLOW_S`
+
     def _op_first_call(self) -> dict:
         """The first call, timed, and its loss."""
         start = time.perf_counter()
@@ -53,11 +56,13 @@ class Timing:
 
     def _op_next_steps(self) -> dict:
         """The losses of the steps after it: with its own half of a certificate, of ten at most."""
-        losses, start = [], time.perf_counter()
+        losses, first = [], time.perf_counter()
         for batch in self.batches[1:]:
+            start = time.perf_counter()
             losses.append(self._loss(self.call(*batch), batch[1]))
-            slow = time.perf_counter() - start > CERTIFIED_S
-            if slow and len(losses) >= FEWEST_CERTIFIED:
+            end = time.perf_counter()
+            self.slow = end - start > SLOW_S
+            if end - first > CERTIFIED_S and len(losses) >= FEWEST_CERTIFIED:
                 break
         return {"losses": losses}
 
@@ -112,11 +117,12 @@ class Timing:
         return median(self._loop(self._take(self.steps), lambda x, y: None)[0] for _ in range(5))
 
     def _timed(self, count: int) -> tuple[float, object]:
-        """Seconds a step over `count` steps after an untimed one, and the last loss."""
+        """Seconds a step over `count` steps, after an untimed one if short, and the last loss."""
         if self.prepared.loop:
             seconds, loss = self.prepared.loop(self._take(count + 1))
             return seconds / count, loss
-        self.call(*next(self.stream))
+        if not self.slow:
+            self.call(*next(self.stream))
         return self._loop(self._take(count), self.call)
 
     def _loop(self, batches: list, step) -> tuple[float, object]:
@@ -134,11 +140,11 @@ class Timing:
         return list(islice(self.stream, count))
 
     def _op_sample(self) -> dict:
-        """One sample after one untimed step, with what the process did while it waited.
+        """One sample, with what the process did while it waited.
 
         Where steps have become so fast that it was too short, it is taken once more, of more steps.
         The last loss is read after the clock has stopped, and once more: if the first takes longer,
-        the device was still at work and the sample is wrong. Energy is that of all steps, the
+        the device was still at work and the sample is wrong. Energy is that of all steps, an
         untimed one among them.
         """
         waiting_cpu = time.process_time() - self.cpu_mark
@@ -164,7 +170,8 @@ class Timing:
         self.meter.start()
         seconds, output = self._timed(self.steps)
         joules = self.meter.stop()
-        return seconds, output, None if joules is None else joules / (self.steps + 1)
+        untimed = bool(self.prepared.loop) or not self.slow
+        return seconds, output, None if joules is None else joules / (self.steps + untimed)
 
     def _reading(self, output) -> float:
         """Seconds that it takes to bring the loss, or one of the logits, to Python."""

@@ -6,7 +6,6 @@ line of JSON: scenario -> what was found, or {"error": traceback}. `test_combina
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import tempfile
 from dataclasses import replace
@@ -21,6 +20,7 @@ from bench.harness.stages import Stages
 from shared.specs import TASKS, CNNSpec
 from shared.weights import init_weights
 from tests import workers
+from tests.compression import quick
 
 FRAMEWORK = "pt" if sys.argv[1:] == ["pt"] else "tf"
 impl = workers.implementation(FRAMEWORK, "compression.combinations")
@@ -231,7 +231,7 @@ def benchmark():
             "zeros": list(technique.kernel_zeros(path).values()),
             "bytes": path.stat().st_size,
         }
-        with contextlib.nullcontext() if "int8" in variant.name else workers.without_inductor():
+        with quick.without_code():
             deployed = replace(prepared, predict=prepared.read(path), artifact=path)
         batch = x[:32], y[:32]
         if variant.name in ("0_fp32", "2_pruned_int8"):
@@ -245,6 +245,8 @@ def benchmark():
 
 def main() -> None:
     kit.runtime.configure(threads=1, seed=0)
+    if FRAMEWORK == "pt":
+        quick.capture_patterns_once()
     # The benchmark's rows of TensorFlow train with tf_keras.
     rows = (benchmark,) if sys.argv[1] != "tf" else ()
     workers.report((steps, two_heads, one_step, files, refusals, *rows))

@@ -154,7 +154,9 @@ def test_models_of_other_construction(found):
     assert len(cases) >= 8
     for name, apart in cases.items():
         assert isinstance(apart, list), (name, apart)  # of each output
-        assert max(apart) < (1e-5 if "float32" in name else 0.06), (name, apart)
+        coarse = "onnxruntime" in name and not workers.has_vnni()  # its weights have 7 bits there
+        most = 1e-5 if "float32" in name else 0.12 if coarse else 0.06
+        assert max(apart) < most, (name, apart)
         assert "float32" in name or max(apart) > 1e-5, name
         assert "static" not in name or min(apart) > 1e-5, name
 

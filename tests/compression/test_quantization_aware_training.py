@@ -6,19 +6,14 @@ Keras 3, and tf_keras with TensorFlow Model Optimization.
 
 from __future__ import annotations
 
-import platform
-
 import numpy as np
 import pytest
 
-from bench.harness.machine import describe
 from tests import workers
 
 WORKERS = ("pt", "tf_keras", "tf")
 KERAS = ("tf_keras", "tf")
-# Of an activation's range. oneDNN's integer kernels would overflow with more of them without VNNI.
-NARROW = platform.machine() in ("x86_64", "AMD64") and "avx512_vnni" not in describe(1)["isa"]
-STEPS = {"pt": 127 if NARROW else 255, "tf": 255, "tf_keras": 255}
+STEPS = {"pt": 255 if workers.has_vnni() else 127, "tf": 255, "tf_keras": 255}  # of activations
 
 
 @pytest.fixture(scope="module")

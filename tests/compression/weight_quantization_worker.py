@@ -6,7 +6,6 @@ scenario -> what was found, or {"error": traceback}. `test_weight_quantization.p
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle
 import sys
@@ -21,6 +20,7 @@ from bench.harness.plan import Work
 from shared.specs import TASKS, GPTSpec
 from shared.weights import init_weights
 from tests import workers
+from tests.compression import quick
 from tests.flipped import flipped
 
 FRAMEWORK = sys.argv[1]
@@ -56,9 +56,7 @@ def transformer(folder):
     found = {"model": np.array(kit.training.make_predict(model)(codes)).tolist()}
     for write in WRITERS:
         path = getattr(technique, write)(model, codes[:1], folder / write)
-        # One of the three is compiled; `kernels` compiles a layer of each.
-        compiled = write == WRITERS[1] or workers.campaign()
-        with contextlib.nullcontext() if compiled else workers.without_inductor():
+        with quick.without_code():  # `kernels` has code made of a layer of each
             predict = technique.load_quantized(path)
             found[write] = {
                 "logits": np.array(predict(codes)).tolist(),
@@ -140,7 +138,8 @@ def proof(folder):
     path = folder / "int8_weights"
     prepared.write(path)
     batch = kit.data.to_device(codes, codes)
-    deployed = replace(prepared, predict=prepared.read(path), artifact=path)
+    with quick.without_code():
+        deployed = replace(prepared, predict=prepared.read(path), artifact=path)
     found = {"as it is": bench.took_effect(impl, work, deployed, batch)}
     with mock.patch.object(integers, "integer_bytes_read", return_value={}):
         found["folded"] = bench.took_effect(impl, work, deployed, batch)
@@ -327,6 +326,8 @@ class TensorFlow:
 
 def main() -> None:
     kit.runtime.configure(threads=1, seed=0)
+    if FRAMEWORK == "pt" and not workers.campaign():  # a graph is read before code is made of it
+        integers.compile_fx_inner = quick.as_it_is
     scenarios = (transformer, kernels, read, constructions, proof, refusals, files)
     workers.report(map(workers.in_a_folder, scenarios))
 

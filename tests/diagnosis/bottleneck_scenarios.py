@@ -12,6 +12,7 @@ find = impl.diagnosis.bottleneck.find_bottleneck
 
 def planted():
     """Each bottleneck, planted in a step; and a healthy step."""
+    steps.forget()
     large = steps.data(512, 256)
     healthy = steps.plain_step(steps.dense(512, 512, 512, 512, 2))
     tiny = steps.plain_step(steps.dense(4, 4, 4, 4, 4, 2))
@@ -50,6 +51,8 @@ def flavours():
     import keras
     import tensorflow as tf
     import tf_keras
+
+    steps.forget()
 
     class Own(tf_keras.optimizers.Adam):
         """An optimizer of a user's."""

@@ -87,6 +87,7 @@ def operators():
 
 def products():
     """Products of known size, by themselves; and those of networks, forward and backward."""
+    steps.forget()
     found = {
         name: told(profiling.profile_steps(step, [batch], steps=4))
         for name, (step, batch) in steps.products().items()

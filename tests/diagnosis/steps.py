@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import sys
 import threading
 import time
@@ -16,9 +18,14 @@ NAME = sys.argv[1]
 MODULES = ("profiling", "memory_growth", "bottleneck")
 SLEPT: dict[str, list[float]] = {"forward": [], "backward": []}
 impl = workers.implementation(NAME, *(f"diagnosis.{name}" for name in MODULES))
-fastest = impl.diagnosis.profiling.fastest
-# The machine's peak, which each turn of each profile looks for anew.
-impl.diagnosis.profiling.fastest = lambda call, seconds: fastest(call, seconds=seconds / 5)
+# The machine's peak, which each turn of each profile would look for anew.
+impl.diagnosis.profiling._peak = functools.cache(impl.diagnosis.profiling._peak)
+
+
+def forget() -> None:
+    """Leave what there is out of all that TensorFlow's profiler goes through for a step's graph."""
+    gc.collect()
+    gc.freeze()
 
 
 def nap(seconds: float, part: str) -> None:

@@ -235,24 +235,17 @@ NOTHING = {
 }
 
 
-def test_nothing_is_measured_where_nothing_was_asked_for(bench_file, tmp_path):
+def test_nothing_is_measured_where_nothing_was_asked_for_or_can_be(bench_file, tmp_path):
+    """Nor where one of the files can't be collected."""
+    (broken := tmp_path / "bench_broken.py").write_text("import no_such_module\n")
+    ends = {**NOTHING, str(broken): (2, "No module named 'no_such_module'")}
     common = ["-c", str(ROOT / "pyproject.toml"), *PLUGINS, str(bench_file)]
-    given = [[*common, f"--results={tmp_path / 'results'}", option] for option in NOTHING]
+    given = [[*common, f"--results={tmp_path / 'results'}", option] for option in ends]
     found = in_one_process(given, bench_file.parent, env=environment(bench_file.parent))
-    for (status, out, err), (expected, said) in zip(found, NOTHING.values(), strict=True):
+    for (status, out, err), (expected, said) in zip(found, ends.values(), strict=True):
         assert (status, said in out) == (expected, True), out
         assert "elapsed" not in err
     assert not (tmp_path / "results").exists()
-
-
-def test_nothing_is_measured_where_a_file_can_not_be_collected(run, bench_file, tmp_path):
-    broken = tmp_path / "bench_broken.py"
-    broken.write_text("import no_such_module\n")
-    found = run(files=[bench_file, broken])
-    assert found.status == 2
-    assert "No module named 'no_such_module'" in found.out
-    assert "elapsed" not in found.err
-    assert found.record is None
 
 
 def test_the_benchmarks_of_this_project_are_collected(tmp_path):

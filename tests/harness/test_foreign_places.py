@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from bench.harness import cgroups
+from tests import workers
 from tests.harness import command_line
 from tests.harness.command_line import PLAIN
 from tests.network.namespaces import refusal, wait_until
@@ -39,13 +40,6 @@ def temporary():
     """A temporary folder for a run alone; its path is short, as those of sockets have to be."""
     with tempfile.TemporaryDirectory() as folder:
         yield Path(folder)
-
-
-def test_no_home_is_written_to_and_nothing_is_left_in_the_temporary_folder(start, temporary):
-    found = command_line.finish(start(*QUICK, HOME="/dev/null/home", TMPDIR=str(temporary)))
-    assert found.status == 0, found.err
-    assert {case["status"] for case in found.record["cases"]} == {"OK"}
-    assert list(temporary.iterdir()) == []
 
 
 @permitted
@@ -119,7 +113,8 @@ def test_half_a_core_and_4_gib_measure_what_fits(small_container, tmp_path):
         assert all(case["status"] == "OK" or case["reason"] for case in cases)
 
 
-def test_what_a_killed_run_left_there_is_swept_by_the_next(start, temporary):
+def test_no_home_is_written_to_and_nothing_is_left_in_the_temporary_folder(start, temporary):
+    """Nor what a run that was killed left there: the next one sweeps it."""
     mark = uuid.uuid4().hex
     process = start(*QUICK, TMPDIR=str(temporary), **{command_line.MARK: mark})
     wait_until(lambda: list(temporary.glob("*/*")), seconds=60, what="a scratch folder")
@@ -128,8 +123,9 @@ def test_what_a_killed_run_left_there_is_swept_by_the_next(start, temporary):
     wait_until(lambda: not command_line.marked(mark), seconds=60, what="the end of its workers")
     (left,) = temporary.iterdir()
     assert list(left.iterdir())
-    found = command_line.finish(start(*QUICK, TMPDIR=str(temporary)))
+    found = command_line.finish(start(*QUICK, HOME="/dev/null/home", TMPDIR=str(temporary)))
     assert found.status == 0, found.err
+    assert {case["status"] for case in found.record["cases"]} == {"OK"}
     assert list(temporary.iterdir()) == []
 
 
@@ -199,6 +195,22 @@ def text_of(name: str) -> str:
     return (ROOT / name).read_text("utf-8")
 
 
+def collected(options: list[str], folder: Path) -> tuple[int, str, str]:
+    """Exit status, output and errors of a pytest of this project that measures nothing."""
+    out, err = folder / "out", folder / "err"
+    out.touch()
+    err.touch()
+    status = workers.parent("commands").fork(
+        module="pytest",
+        arguments=[*options, "--collect-only", *PLAIN],
+        environment={"PYTEST_ADDOPTS": ""},
+        out=str(out),
+        err=str(err),
+        timeout=60,
+    )
+    return status, out.read_text("utf-8"), err.read_text("utf-8")
+
+
 def test_what_is_copied_into_the_image_can_be_installed_there(tmp_path):
     """The last step but for what it downloads: from what .dockerignore leaves."""
     ignored = text_of(".dockerignore").split()
@@ -217,14 +229,9 @@ def test_what_is_copied_into_the_image_can_be_installed_there(tmp_path):
 def test_the_image_begins_with_options_that_are_there(tmp_path):
     entry, usual = (json.loads(what) for kind, what in steps() if kind in ("ENTRYPOINT", "CMD"))
     assert entry[0] == "pytest"
-    done = subprocess.run(
-        [sys.executable, "-m", *entry, *usual, "--collect-only", "-q", *PLAIN],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "bench_mixed_precision" in done.stdout
+    status, out, err = collected([*entry[1:], *usual, "-q"], tmp_path)
+    assert status == 0, out + err
+    assert "bench_mixed_precision" in out
 
 
 # The workflow -------------------------------------------------------------------------------------
@@ -247,7 +254,7 @@ def runs() -> list[str]:
     return found
 
 
-def test_the_workflow_s_commands_are_those_that_there_are():
+def test_the_workflow_s_commands_are_those_that_there_are(tmp_path):
     found = runs()
     assert len(found) == 5
     for line in found:
@@ -260,13 +267,8 @@ def test_the_workflow_s_commands_are_those_that_there_are():
         )
     assert measures[0].removeprefix("cd old") == measures[1].removeprefix("cd new")
     options = measures[0].partition(".venv/bin/pytest ")[2].split()
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, "--collect-only", *PLAIN],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    status, out, err = collected(options, tmp_path)
+    assert status == 0, out + err
     assert compares.startswith("new/.venv/bin/twinbench compare ")
 
 

@@ -809,6 +809,18 @@ def test_an_untimed_step_precedes_each_sample(bench):
 
 
 @pytest.mark.alone
+@pytest.mark.parametrize(("slow_s", "untimed"), [(1.0, 1), (1e-3, 0)])
+def test_before_a_sample_of_slow_steps_there_is_none(bench, monkeypatch, slow_s, untimed):
+    monkeypatch.setattr("bench.harness.timing.SLOW_S", slow_s)
+    bench._op_next_steps()
+    bench._op_warm()
+    bench.steps = steps = 12
+    bench.calls.clear()
+    bench._op_sample()
+    assert len(bench.calls) == steps + untimed
+
+
+@pytest.mark.alone
 def test_where_the_framework_owns_the_loop_it_times_all_but_the_first_batch(bench):
     given = []
 
@@ -858,15 +870,20 @@ def test_warm_up_goes_on_while_steps_get_faster(bench):
 
 
 @pytest.fixture(scope="module")
-def predicted(measure, fakes_in_module):
-    return measure(
-        "good",
-        "same",
-        "raises_in_probe",
-        technique=faulty.PREDICTED,
-        memory_budget=5_000_000,
-        amount=Effort(2, 3, 1),
-    )
+def predicted(measure, fakes_in_module, tmp_path_factory):
+    """Predictions of files; `written` are the variants whose files were written."""
+    writes = tmp_path_factory.mktemp("predicted") / "writes"
+    writes.touch()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WRITES", str(writes))
+        found = measure(
+            *("good", "same", "control", "raises_in_probe"),
+            technique=faulty.PREDICTED,
+            memory_budget=5_000_000,
+            amount=Effort(3, 3, 1),
+        )
+    found.written = Counter(writes.read_text().split())
+    return found
 
 
 def test_predictions_are_timed_and_certified(predicted):
@@ -874,7 +891,7 @@ def test_predictions_are_timed_and_certified(predicted):
     good, same = predicted.cases["pt", "good"], predicted.cases["pt", "same"]
     assert good["id"] == "predicted/digits-cnn-4-predict/pt/good"
     assert (good["mode"], good["status"]) == ("predict", "OK")
-    assert rounds_of(good) == [3, 3]
+    assert rounds_of(good) == [3, 3, 3]
     losses = good["certificate"]["losses"]
     assert len(set(losses)) == worker.RESIDENT_BATCHES
     assert losses == same["certificate"]["losses"]
@@ -940,20 +957,18 @@ def writes(tmp_path, monkeypatch):
     return lambda: path.read_text().split()
 
 
-def test_a_file_is_written_once_for_all_blocks_and_cold_starts(measure, fakes, writes):
-    names = ("good", "same", "control")
-    found = measure(*names, technique=faulty.PREDICTED, amount=Effort(3, 3, 1))
-    for name in names:
-        case = found.cases["pt", name]
+def test_a_file_is_written_once_for_all_blocks_and_cold_starts(predicted):
+    for name in ("good", "same", "control"):
+        case = predicted.cases["pt", name]
         assert (case["status"], rounds_of(case)) == ("OK", [3, 3, 3])
         assert len(case["cold_starts"]) == (0 if name == "control" else 2)
         one, *others = [(block["weights_sha256"], block["losses"]) for block in case["blocks"]]
         assert others == [one, one]
-    written = Counter(writes())
+    written = predicted.written
     assert written["same"] == 1
     # Its control is one more that looks for it, perhaps while the first one writes.
     assert written["good"] in (1, 2)
-    assert written.keys() == {"good", "same"}
+    assert written.keys() == {"good", "same", "raises_in_probe"}
 
 
 def test_training_writes_the_file_of_its_own_weights(fakes, writes, digits, tmp_path, monkeypatch):
@@ -1043,7 +1058,9 @@ def test_a_cold_start_reads_a_file_and_holds_nothing_of_writing_it(started, digi
             assert abs(above[1] - above[0]) < faulty.LEAK / 5, phase
 
 
-def test_nothing_starts_while_something_is_measured_apart(measure, fakes, monkeypatch):
+@pytest.fixture(scope="module")
+def untimed(measure, fakes_in_module):
+    """A run in which all is measured apart; `seen`: what was starting around each cold start."""
     starting, seen, lock = [], [], threading.Lock()
     begin, cold_start = apart.begin, apart._cold_start
 
@@ -1062,11 +1079,19 @@ def test_nothing_starts_while_something_is_measured_apart(measure, fakes, monkey
         seen.append((before, list(starting)))
         return found
 
-    monkeypatch.setattr(apart, "begin", beginning)
-    monkeypatch.setattr(apart, "_cold_start", measuring)
-    found = measure("good", "same", technique=faulty.UNTIMED, amount=Effort(1, 3, 1))
-    assert {case["status"] for case in found.cases.values()} == {"OK"}
-    assert seen == [([], [])] * len(found.cases)  # nothing is imported late: no rehearsals
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(apart, "begin", beginning)
+        patch.setattr(apart, "_cold_start", measuring)
+        found = measure(
+            *("good", "same", "not_applied"), technique=faulty.UNTIMED, amount=Effort(2, 3, 1)
+        )
+    found.seen = seen
+    return found
+
+
+def test_nothing_starts_while_something_is_measured_apart(untimed):
+    assert {untimed.cases["pt", name]["status"] for name in ("good", "same")} == {"OK"}
+    assert untimed.seen == [([], [])] * len(untimed.cases)  # nothing is late: no rehearsals
 
 
 def test_a_probe_runs_apart_and_its_failure_is_its_case_s_alone(predicted):
@@ -1080,9 +1105,8 @@ def test_a_probe_runs_apart_and_its_failure_is_its_case_s_alone(predicted):
     assert predicted.cases["pt", "good"]["evidence"]["sent"] == ["a", "b"]  # of the probe
 
 
-def test_what_is_not_timed_proves_itself_in_its_own_process(measure, fakes):
-    found = measure("good", "not_applied", technique=faulty.UNTIMED, amount=Effort(2, 3, 1))
-    good, failed = found.cases["pt", "good"], found.cases["pt", "not_applied"]
+def test_what_is_not_timed_proves_itself_in_its_own_process(untimed):
+    good, failed = (untimed.cases["pt", name] for name in ("good", "not_applied"))
     assert (good["status"], good["timing"]["step_s"]) == ("OK", {})
     assert good["evidence"]["operator_dtypes"]["matmul"]
     assert good["memory"]["import_bytes"] > 0

@@ -11,7 +11,8 @@ from tests import workers
 BATCH_SIZE = 3
 # Of the same parts as smaller ones, and seconds long: they are counted in campaigns.
 LARGE = {"text-gpt-deep", "text-gpt-dropout", "text-gpt-wide", "text-gpt-10m", "text-bert-10m"}
-LARGE |= {"text-gpt-base", "text-bert-base", "photos-resnet50"}
+LARGE |= {"text-gpt-base", "text-bert-base", "photos-resnet50", "digits-resnet20", "text-gpt"}
+LARGE |= {"digits-few"}  # whose model is that of digits-cnn
 # Those of the tasks, and some with odd sizes, which round up where they are halved.
 SPECS = {
     name: task.model for name, task in TASKS.items() if workers.campaign() or name not in LARGE

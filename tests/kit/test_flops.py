@@ -63,7 +63,7 @@ def test_pytorch_counts_the_same(spec):
 
 def test_fused_attention_recomputes_one_product_backward():
     """What is counted is the work asked for, not what a fused kernel computes a second time."""
-    spec = SPECS["text-gpt"]
+    spec = TASKS["text-gpt"].model
     attention = [layer.macs for layer in layers(spec) if layer.name.endswith("attention")]
     assert len(attention) == spec.layers
     scores_again = 2 * BATCH_SIZE * sum(attention) // 2

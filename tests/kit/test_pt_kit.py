@@ -3,10 +3,7 @@
 import random
 import re
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -22,8 +19,8 @@ from pt_impl.kit import data, models, programs, runtime, training
 from shared.datasets import batch_order
 from shared.specs import NO_LABEL, TASKS, CNNSpec, GPTSpec, Recipe, ResNetSpec, parameter_count
 from shared.weights import checksum, init_weights
+from tests import workers
 
-ROOT = Path(__file__).resolve().parents[2]
 SPECS = {
     "cnn": CNNSpec((9, 9, 2), ((4, 1), (6, 2)), num_classes=5),
     "resnet": ResNetSpec((8, 8, 3), 2, (4, 6, 8), num_classes=5),
@@ -553,25 +550,11 @@ def test_an_unknown_metric_is_refused():
 # Runtime -------------------------------------------------------------------------------------
 
 
-def run_alone(program):
-    """What `program` prints in a process of its own."""
-    return subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.split()
-
-
 def test_configure_sets_threads_and_reads_them_back():
-    program = """
-import torch
-from pt_impl.kit import runtime
-found = runtime.configure(threads=3, seed=0)
-assert torch.get_num_threads() == 3 and torch.get_num_interop_threads() == 3
-print(found["intra_op"], found["inter_op"])
-later = runtime.configure(threads=1, seed=0)
-assert torch.get_num_threads() == 1
-print(later["intra_op"], later["inter_op"])
-"""
-    assert run_alone(program) == ["3", "3", "1", "3"]
+    """In a process of its own: those between operators are set once."""
+    found = workers.run("kit.pt_threads_worker", ("pt",))["pt"]
+    assert found["first"] == found["torch"] == {"intra_op": 3, "inter_op": 3}
+    assert found["later"] == found["torch later"] == {"intra_op": 1, "inter_op": 3}
 
 
 def test_configure_seeds_every_generator():
@@ -745,17 +728,17 @@ def test_a_step_around_a_compiled_model_counts_as_compiled(compile_model):
 def test_operators_are_seen_below_the_compiler():
     if shutil.which("c++") is None:
         pytest.skip("torch.compile needs a C++ compiler")
-    weight = torch.randn(16, 16, requires_grad=True)
+    weight = torch.randn(16, 16, dtype=torch.bfloat16, requires_grad=True)
 
     @torch.compile
-    def product(x):
-        return F.relu(x.bfloat16() @ weight.bfloat16()).float().sum()
+    def product(x):  # alone: for anything beside it C++ would be compiled
+        return x @ weight
 
     def step(x, y):
-        product(x).backward()
+        product(x).sum().backward()
 
     # Forward, and the gradient of the weight; x needs none.
-    x = torch.randn(4, 16)
+    x = torch.randn(4, 16, dtype=torch.bfloat16)
     assert runtime.operator_dtypes(step, x, x) == {"matmul": {"bfloat16": 2}}
     assert runtime.trace_count(step) >= 1
 

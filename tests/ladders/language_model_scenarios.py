@@ -70,8 +70,10 @@ def plain(name="gpt"):
     order = np.random.default_rng([2, 0]).permutation(18)
     rows = [np.sort(order[first : first + BATCH]) for first in range(0, 16, BATCH)]
     found["by hand"] = by_hand(name, kit.data.resident_batches([(x[r], y[r]) for r in rows]))
-    found["few"] = len(list(training(model=name, sequences=9).epoch()))
-    found["shared"] = losses(training(model=name), name)
+    run = training(model=name, sequences=9)
+    found["shared"] = [float(run.step(*batch)) for batch in shared(4, name)]
+    found["few"] = len(list(run.epoch()))
+    run.close()
     return found
 
 

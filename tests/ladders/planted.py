@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 from bench.ladders.ladder import Ladder, Published, Rung
@@ -49,6 +50,7 @@ LADDER = Ladder(
         Published("points", 2.0, "quality", "another"),
     ),
 )
+SHORT = replace(LADDER, rungs=LADDER.rungs[:2])
 
 
 def figures(rungs, seed: int) -> dict[str, dict]:

@@ -16,11 +16,10 @@ from bench.report.svg import standalone
 from shared.specs import parameter_count
 from shared.utilization import Gpu
 from tests.conftest import LIMITS
-from tests.ladders.planted import LADDER, figures
+from tests.ladders.planted import LADDER, SHORT, figures
 
 pytestmark = pytest.mark.timeout(300)
 BLOCKS = 2
-SHORT = replace(LADDER, rungs=LADDER.rungs[:2])
 
 
 def begin(folder, frameworks=("pt", "tf"), blocks=BLOCKS):
@@ -120,16 +119,20 @@ def test_only_programs_that_fit_into_memory_are_alive_together(
     assert all(run["status"] == "OK" for run in record["runs"])
 
 
-def test_a_program_that_fails_between_its_turns_leaves_the_others_theirs(
-    fakes_in_module, results_folder, tmp_path
-):
-    record = begin(tmp_path, frameworks=("pt",), blocks=1)
-    rungs = tuple(rung for rung in LADDER.rungs if rung.name in ("quick", "late"))
-    late = replace(LADDER.rungs[0], name="late", title="late")
-    ladder = replace(LADDER, rungs=(*rungs, late))
-    climbing.Climb(
-        ladder, record, tmp_path, results_folder / "data", say=print, limits=LIMITS
-    ).measure()
+@pytest.fixture(scope="module")
+def failing(fakes_in_module, results_folder, tmp_path_factory):
+    """A climb whose first rung diverges and whose last one fails late, and where it is."""
+    folder = tmp_path_factory.mktemp("failing")
+    record = begin(folder, frameworks=("pt",), blocks=1)
+    quick = LADDER.rungs[0]
+    diverging, late = (replace(quick, name=name, title=name) for name in ("diverging", "late"))
+    ladder = replace(LADDER, rungs=(diverging, quick, late))
+    climb(record, folder, results_folder, ladder)
+    return ladder, record, folder
+
+
+def test_a_program_that_fails_between_its_turns_leaves_the_others_theirs(failing):
+    _, record, _ = failing
     failed = [run for run in record["runs"] if run["status"] == "FAILED"]
     assert [run["rungs"] for run in failed] == [["quick", "late"]]
     assert "too late" in failed[0]["reason"]
@@ -138,20 +141,13 @@ def test_a_program_that_fails_between_its_turns_leaves_the_others_theirs(
     assert beside["metrics"]["iteration"]["value"] > 0
 
 
-def test_a_program_whose_quality_is_no_number_has_failed_and_the_climb_goes_on(
-    fakes_in_module, results_folder, tmp_path
-):
-    record = begin(tmp_path, frameworks=("pt",), blocks=1)
-    quick = LADDER.rungs[0]
-    rungs = (replace(quick, name="diverging", title="diverging"), quick)
-    ladder = replace(LADDER, rungs=rungs)
-    climbing.Climb(
-        ladder, record, tmp_path, results_folder / "data", say=print, limits=LIMITS
-    ).measure()
-    steps = rule.climb(ladder, climbing.load(tmp_path)["runs"], "pt", 1)
+def test_a_program_whose_quality_is_no_number_has_failed_and_the_climb_goes_on(failing):
+    ladder, record, folder = failing
+    steps = rule.climb(ladder, climbing.load(folder)["runs"], "pt", 1)
     told = {step.rung.name: (step.state, step.reason) for step in steps}
+    assert told.pop("late")[0] == "failed"
     assert told == {"diverging": ("failed", "its quality is no number"), "quick": ("kept", None)}
-    assert "failed: diverging." in report.as_text(ladder, record)
+    assert "failed: diverging, late." in report.as_text(ladder, record)
 
 
 def test_what_failed_in_the_end_is_said(whole):
@@ -407,7 +403,7 @@ def test_what_cannot_be_climbed_is_one_clear_line(capsys, monkeypatch, tmp_path,
 
 
 def test_the_command_climbs_shows_and_goes_on(fakes_in_module, monkeypatch, results_folder, capsys):
-    monkeypatch.setitem(command.LADDERS, "planted", "tests.ladders.planted:LADDER")
+    monkeypatch.setitem(command.LADDERS, "planted", "tests.ladders.planted:SHORT")
     given = ["planted", "--blocks", "1", "--framework", "pt", "--results", str(results_folder)]
     assert command.main([*given, "--minutes", "0.00001"]) == 0
     folder = results_folder / "ladders" / "latest"

@@ -335,8 +335,8 @@ MEASURING = (
     Fault(
         "no untimed step before a sample",
         "bench/harness/timing.py",
-        "        self.call(*next(self.stream))\n        return self._loop",
-        "        return self._loop",
+        "            self.call(*next(self.stream))\n",
+        "            pass\n",
         harness("untimed_step"),
     ),
     Fault(

@@ -3,7 +3,6 @@
 Each host is a network namespace. The link is slow, so that a run lasts long enough to be disturbed.
 """
 
-import os
 import shutil
 import signal
 import subprocess
@@ -21,6 +20,7 @@ from bench.network.hosts import Hosts, Link
 from shared import datasets, parallel
 from shared.parallel import Result, distance
 from shared.specs import TASKS
+from tests import workers
 from tests.harness.command_line import MARK, marked
 from tests.network.namespaces import wait_until
 
@@ -123,10 +123,13 @@ def alone(data, tmp_path_factory):
     def train(side: str) -> Result:
         if side not in found:
             training = Training(side, data, tmp_path_factory.mktemp(f"{side}-alone"))
-            environment = {k: v for k, v in os.environ.items() if k != "TF_CONFIG"} | QUIET
-            subprocess.run(
-                [sys.executable, *training.program], env=environment, check=True, timeout=120
-            )
+            _, module, *arguments = training.program
+            log = training.folder / "log"
+            log.touch()
+            request = {"module": module, "arguments": arguments, "environment": QUIET}
+            files = {"out": str(log), "err": str(log)}
+            status = workers.parent(side).fork(**request, **files, timeout=120)
+            assert status == 0, log.read_text()
             found[side] = Result.load(training.out)
         return found[side]
 

@@ -6,6 +6,7 @@ Writes a .npz for each run, and prints what bad input gave as JSON.
 from __future__ import annotations
 
 import atexit
+import functools
 import importlib
 import json
 import multiprocessing
@@ -16,6 +17,7 @@ import sys
 import warnings
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +26,7 @@ from shared import datasets, parallel
 
 SAMPLES = 203
 JOB = {"global_batch": 32, "steps": 10, "seed": 0}
+FEW = 4  # steps, which show that two runs differ
 
 
 def mixed_data(folder: Path) -> Path:
@@ -244,14 +247,14 @@ def fails() -> tuple:
     raise ValueError("no such thing as a model")
 
 
-def alone(side: str, data: Path) -> parallel.Result:
+def alone(side: str, data: Path, steps: int) -> parallel.Result:
     """One process, the kit's own baseline step, no engine for replicas."""
     kit = {name: importlib.import_module(f"{side}_impl.kit.{name}") for name in KIT}
     model, optimizer, loss_fn = kit["examples"].digits_cnn()
     step = kit["training"].make_train_step(model, optimizer, loss_fn)
     x, y = datasets.load(data, "train")
     losses, stream = [], parallel.batches(len(x), global_batch=JOB["global_batch"], seed=0)
-    for rows in (next(stream) for _ in range(JOB["steps"])):
+    for rows in (next(stream) for _ in range(steps)):
         losses.append(kit["runtime"].to_float(step(*kit["data"].to_device(x[rows], y[rows]))))
     none = np.zeros(0)
     weights = kit["models"].export_weights(model)
@@ -272,7 +275,7 @@ def runs(side: str, digits: Path, mixed: Path) -> dict[str, dict]:
     return {
         "processes": cnn | {"synchronised_norm": True},
         other: other_model | {"variant": other} | OTHER[side],
-        "local_norm": cnn,
+        "local_norm": cnn | {"steps": FEW},
         "accumulated": micro,
         "synchronised_each": micro
         | {"build": f"{here}:{side}_all_dense", "synchronise_each": True},
@@ -328,24 +331,14 @@ def forked(
     count = run.processes or run.replicas * (run.parts if side == "pt" else 1)
     threads = parallel.threads_each(run.threads, count)
     common = parallel.environment(threads)
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([module, *PRELOADED[side]])
     with parallel.training_folder(dataset) as data:
         out = folder / "result.npz"
         given = parallel.arguments(make, build, data, run, settings or {})
         given += [f"--threads={threads}", f"--out={out}"]
         places = PLACES[side](parallel.free_ports(count))
-        started = [
-            context.Process(target=replica, args=(module, given, common | place))
-            for place in places
-        ]
-        for process in started:
-            process.start()
-        for process in started:
-            process.join(120)
-    codes = [process.exitcode for process in started]
-    for process in started:
-        process.kill()
+        forks = server(side)
+        forks.send([(module, given, common | place) for place in places])
+        codes = forks.recv()
     if any(code != 0 for code in codes):  # None: it did not end
         raise RuntimeError(f"replicas ended with {codes}: {given}")
     result = parallel.Result.load(out)
@@ -353,7 +346,39 @@ def forked(
     return result
 
 
-PRELOADED = {"pt": ("torch._dynamo", "pt_impl.parallel.data_parallel"), "tf": ()}
+@functools.cache
+def server(side: str) -> Connection:
+    """Takes what the processes of a run are given, and answers with how they ended.
+
+    It is a fork of this process, to be made before an operator runs here: from then on its threads,
+    of which a fork has none, would be missed.
+    """
+    for name in ("kit.replicas", "parallel.data_parallel"):
+        importlib.import_module(f"{side}_impl.{name}")
+    ours, theirs = multiprocessing.Pipe()
+    multiprocessing.get_context("fork").Process(target=serve, args=(ours, theirs)).start()
+    theirs.close()
+    atexit.register(ours.close)  # by which it ends
+    return ours
+
+
+def serve(ours: Connection, theirs: Connection) -> None:
+    """Be that server."""
+    ours.close()
+    context = multiprocessing.get_context("fork")
+    while True:
+        try:
+            every = theirs.recv()
+        except EOFError:
+            return
+        started = [context.Process(target=replica, args=given) for given in every]
+        for process in started:
+            process.start()
+        for process in started:
+            process.join(120)
+        theirs.send([process.exitcode for process in started])
+        for process in started:
+            process.kill()
 
 
 def replica(module: str, given: list[str], environment: dict[str, str]) -> None:
@@ -515,6 +540,7 @@ def refused() -> dict[str, list[str]]:
 
 def main() -> None:
     side, folder = sys.argv[1], Path(sys.argv[2])
+    server(side)
     module = importlib.import_module(f"{side}_impl.parallel.data_parallel")
     launch = importlib.import_module(f"{side}_impl.kit.replicas").launch
     mixed, here = mixed_data(folder / "mixed"), "tests.parallel.data_parallel_worker"
@@ -539,10 +565,9 @@ def main() -> None:
     train(**other, **half).save(folder / "resumed.npz")
     two = masks_data(folder / "two")
     masked = {"build": f"{here}:{side}_masks", "dataset": two, "global_batch": 2}
-    masks = train(**masked, steps=1)
     train(**masked, steps=3).save(folder / "masks.npz")
     saved = {"checkpoint": str(folder / "masks"), "save_every": 1}
-    train(**masked, steps=1, **saved)
+    masks = train(**masked, steps=1, **saved)
     train(**masked, steps=3, **saved).save(folder / "masks_resumed.npz")
     words = {
         name: said(train, **other | {"dataset": digits, "start": launch} | settings)
@@ -555,7 +580,8 @@ def main() -> None:
         train(f"{here}:fails", digits, start=launch, replicas=1)
     except Exception as error:
         words["a replica that fails"] = [type(error).__name__, str(error)]
-    alone(side, Path(sys.argv[3])).save(folder / "alone.npz")
+    for name, steps in (("alone", JOB["steps"]), ("alone_few", FEW)):
+        alone(side, Path(sys.argv[3]), steps).save(folder / f"{name}.npz")
     names = ["mixed", "all_dense", *(["without_statistics"] if side == "pt" else [])]
     for name in names:
         plain(side, globals()[f"{side}_{name}"], mixed).save(folder / f"plain_{name}.npz")

@@ -18,7 +18,7 @@ from shared import parallel
 from shared.datasets import first_batches
 from tests.input.folder_worker import message, run
 from tests.parallel import model_parallel_models
-from tests.parallel.data_parallel_worker import forked
+from tests.parallel.data_parallel_worker import forked, server
 
 STEPS, SEED, BATCH = 10, 3, 8
 CUT = {"pt": "block1", "tf": "block1.ln0"}
@@ -345,6 +345,10 @@ if __name__ == "__main__":
         cpu = tf.config.list_physical_devices("CPU")[0]
         four = [tf.config.LogicalDeviceConfiguration()] * 4
         tf.config.set_logical_device_configuration(cpu, four)
+    else:
+        for kind in RUNS:  # so that no stage has to import it
+            importlib.import_module(f"pt_impl.parallel.{kind}_parallel")
+        server(side)
     own = Path(folder, side)  # both sides write results of the same name at the same time
     own.mkdir()
     run(side, SCENARIOS[side], path, str(own))

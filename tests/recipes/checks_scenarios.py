@@ -457,6 +457,8 @@ class _TF:
     def further_losses(self, x, y):
         import tensorflow as tf
 
+        from tests.recipes.keras_foreign import mobilenet
+
         keras = tf.keras
 
         class Wrapped(keras.Model):
@@ -470,9 +472,7 @@ class _TF:
         wrapped = Wrapped(self.classifier(CLASSES, "logits"))
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         images = tf.random.stateless_uniform((4, 32, 32, 3), (1, 2))
-        foreign = keras.applications.MobileNetV2(
-            (32, 32, 3), alpha=0.35, weights=None, classes=CLASSES
-        )
+        foreign = mobilenet()
         one_hot = tf.one_hot(y, CLASSES)
         inputs = keras.Input((8, 8, 1))
         two = keras.Model(inputs, [inputs, inputs])
@@ -503,6 +503,8 @@ class _TF:
 
     def broken(self):
         import tensorflow as tf
+
+        from tests.recipes.keras_foreign import mobilenet
 
         layers = tf.keras.layers
         x, y = (self.tensor(part[:8]) for part in arrays())
@@ -541,9 +543,7 @@ class _TF:
         def log():
             return layers.Lambda(lambda x: tf.math.log(x - x), name="log")
 
-        foreign = tf.keras.applications.MobileNetV2(
-            (32, 32, 3), alpha=0.35, weights=None, classes=CLASSES, classifier_activation=None
-        )
+        foreign = mobilenet()
         norm = foreign.get_layer("block_3_expand_BN")
         norm.gamma.assign(np.full(norm.gamma.shape, math.nan))
         images = tf.random.stateless_uniform((2, 32, 32, 3), (1, 2))

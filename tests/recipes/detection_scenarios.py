@@ -25,13 +25,13 @@ ROWS = {
 
 
 def small():
-    """The task with fewer scenes and channels."""
+    """The task with fewer scenes, layers and channels."""
     task = TASKS[NAME]
-    convolutions = ((8, 2), (16, 2), (16, 1), (16, 2), (16, 1))
+    convolutions = ((8, 2), (16, 2), (16, 2))
     return replace(
         task,
         dataset=replace(task.dataset, name="few-scenes", train_size=8 * 16, test_size=20),
-        model=replace(task.model, convolutions=convolutions),
+        model=replace(task.model, convolutions=convolutions, levels=(1, 2)),
         recipe=replace(task.recipe, epochs=2),
         target=0.0,  # which the first look finds reached
     )

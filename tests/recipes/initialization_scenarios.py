@@ -152,6 +152,8 @@ if FRAMEWORK == "pt":
 else:
     import tensorflow as tf
 
+    from tests.recipes.keras_foreign import mobilenet
+
     keras = tf.keras
 
     def layers():
@@ -228,14 +230,12 @@ else:
 
     def foreign():
         """Keras's own networks: depthwise, separable and ordinary convolutions."""
-        applications = keras.applications
-        small = {"weights": None, "input_shape": (32, 32, 3), "classes": 10}
         inputs = keras.Input((8, 8, 3))
         x = keras.layers.SeparableConv2D(8, 3)(inputs)
         x = keras.layers.Reshape((36, 8))(x)
         x = keras.layers.Bidirectional(keras.layers.GRU(4))(x)
         return {
-            "mobilenet": applications.MobileNetV2(alpha=0.35, **small),
+            "mobilenet": mobilenet(),
             "separable and recurrent": keras.Model(inputs, x),
         }
 

@@ -195,6 +195,8 @@ if FRAMEWORK == "pt":
 else:
     import tensorflow as tf
 
+    from tests.recipes.keras_foreign import mobilenet
+
     keras = tf.keras
 
     class Small(keras.Model):
@@ -325,7 +327,7 @@ else:
 
     def foreign():
         """How many decay of MobileNetV2, and how many convolutions and dense layers it has."""
-        model = keras.applications.MobileNetV2((32, 32, 3), 0.35, weights=None, classes=10)
+        model = mobilenet()
         kinds = (keras.layers.Conv2D, keras.layers.DepthwiseConv2D, keras.layers.Dense)
         return {
             "decayed": len(regularization.decayed_parameters(model)),

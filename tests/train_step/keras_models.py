@@ -99,6 +99,13 @@ def recurrent():
     return keras.Model(inputs, outputs), codes(6), values(2, seed=1), squares
 
 
+def looked_up():
+    """A table of which several samples look up one row: its gradient is slices."""
+    inputs = keras.Input((6,), dtype="int64")
+    x = layers.Flatten()(layers.Embedding(9, 4, name="table")(inputs))
+    return keras.Model(inputs, layers.Dense(2)(x)), codes(6), values(2, seed=1), squares
+
+
 class Tied(keras.Model):
     """Logits by the table that embeds; a weight that the loss does not reach."""
 
@@ -212,6 +219,7 @@ ZOO = {
         statistics,
         attention,
         recurrent,
+        looked_up,
         tied,
         list_model_of_a_tuple,
         subclassed,
