@@ -22,6 +22,7 @@ from bench.harness.processes import Failed, Processes
 from bench.harness.run import OtherConditions, Run, Settings
 from bench.harness.schedule import Plan
 from bench.harness.selection import cases_of
+from tests import workers
 from tests.harness import command_line
 from tests.harness.command_line import ROOT, blocks, finish, interrupt
 
