@@ -88,7 +88,8 @@ TECHNIQUE = Technique(
         "Weights below 8 bits are int8 in PyTorch's file, with values unused. In TensorFlow's they "
         "are int4 from 4 bits down, for which LiteRT's fast library has no convolution.",
         "PyTorch's ranges of activations follow the batches ten times as fast, its dense kernel "
-        "has a scale for each output, and its logits are not rounded.",
+        "has a scale for each output, and its logits are not rounded. On an x86 CPU without VNNI "
+        "its activations have 7 bits, since oneDNN's kernels would overflow with 8.",
     ),
     notes=(
         f"Accuracy is of the deployed file. Every row trains for the recipe's epochs and "

@@ -241,8 +241,7 @@ def constructions():
         prepared = technique.prepare_qat(model, x, weight_bits=8)
         expected, rounded = own.called(programs, model, x), own.called(programs, prepared, x)
         path = technique.export_qat(prepared, x, FOLDER / "constructed")
-        with quick.without_code():
-            predict = technique.load_quantized(path)
+        predict = technique.load_quantized(path)
         found[name] = {
             "rounded": programs.apart(rounded, expected),
             "same again": programs.apart(own.called(programs, prepared, x), rounded),
