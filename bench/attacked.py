@@ -3,6 +3,8 @@
     twinbench validate mutations --publish
     twinbench validate mutations --drawn 100 --of bench/analysis --publish
     twinbench validate company --runs 3 --publish
+    twinbench validate leaks --publish
+    twinbench validate simulate docs --publish
 
 Each keeps what it found in docs/attacked.json, in the place of what it had found before, and makes
 the page from it.
@@ -22,6 +24,7 @@ from bench.harness.folders import replace_file
 from bench.harness.processes import ROOT
 from bench.report.blocks import Column, Table
 from bench.report.tables import markdown_table
+from shared.growth import LEAK
 
 RECORD, PAGE = ROOT / "docs" / "attacked.json", ROOT / "docs" / "attacked.md"
 KILLED = "killed"
@@ -47,18 +50,46 @@ nothing can notice them; those stand among the ones that were not noticed.
 
 _COMPANY = """## Bad company
 
-`twinbench validate company --runs {runs}` plays two pairs of known ratio, equal work and 10% more
-of it, while somebody disturbs them, on {cpu}, {threads} cores ({made}; {runs_of} of {of} runs):
-{wrong} of {count} verdicts were wrong. A pair without a verdict is one of which the run says that
-it can't tell.
+`twinbench validate company` plays two pairs of known ratio, equal work and 10% more of it, while
+somebody disturbs them, here in {runs} runs on {cpu}, {threads} cores ({made}): {wrong} of {count}
+verdicts were wrong. By *inconclusive* a run says that it can't tell.
+"""
+
+_LEAKS = """## Leaks that were planted
+
+`twinbench validate leaks` lets a step keep so much memory with every round and asks `watch_memory`,
+at its defaults, what it is ({made}, {cpu}). It promises to find 0.25 MB a round and more.
+"""
+
+_DIFFERENCES = """## Differences that were simulated
+
+`twinbench validate simulate docs` draws runs from the noise of the published record's blocks,
+{runs} for each row, in which contenders of a known ratio leave when they are decided. *Slower* and
+*faster* are said with any number of blocks, slightly or not.
+"""
+
+_LOSSES = """## Losses of accuracy that were simulated
+
+The same command draws rows that are trained with {seeds} seeds, {runs} for each loss, from how the
+published rows' differences scatter over seeds. Losses are in margins of their task, of one point
+for most. A row *keeps* its accuracy if the bound of its interval is no further than the margin, and
+is *shown to be worse* if its whole interval is; of a loss of exactly a margin the first is wrong.
 """
 
 
-def keep(section: str, found: dict) -> None:
-    """Put what an attack found in the place of what it had found before, and make the page."""
+def keep(section: str, found: dict, part: str | None = None) -> None:
+    """Put what an attack found in the place of what it had found before, and make the page.
+
+    `part`: of a row; what it had found of other ones stays, if that was on the same machine.
+    """
     if not found["rows"]:
         return
     record = json.loads(RECORD.read_text("utf-8")) if RECORD.exists() else {}
+    before = record.get(section, {})
+    if part and all(before.get(name) == found[name] for name in ("cpu", "threads")):
+        again = {row[part] for row in found["rows"]}
+        stay = [row for row in before["rows"] if row[part] not in again]
+        found = found | {"rows": stay + found["rows"]}
     record[section] = {"made": datetime.now(UTC).date().isoformat(), **found}
     made = page(record)
     replace_file(RECORD, json.dumps(dict(sorted(record.items())), indent=1) + "\n")
@@ -81,6 +112,12 @@ def page(record: dict) -> str:
         parts += [markdown_table(_survivors(drawn))] if any(map(_missed, drawn.values())) else []
     if company := record.get("company"):
         parts += [_company(company), markdown_table(_disturbed(company["rows"]))]
+    if leaks := record.get("leaks"):
+        parts += [_LEAKS.format(**leaks), markdown_table(_called_leaks(leaks["rows"]))]
+    if differences := record.get("differences"):
+        parts += [_DIFFERENCES.format(**differences), markdown_table(_told(differences["rows"]))]
+    if losses := record.get("losses"):
+        parts += [_LOSSES.format(**losses), markdown_table(_shown(losses["rows"]))]
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
@@ -127,7 +164,7 @@ def _company(found: dict) -> str:
     verdicts = [row for row in rows if row["verdict"]]
     wrong = sum(row["wrong"] for row in verdicts)
     pairs = len(dict.fromkeys(row["pair"] for row in rows))
-    said = {"wrong": wrong, "count": len(verdicts), "runs_of": len(rows) // pairs}
+    said = {"wrong": wrong, "count": len(verdicts), "runs": len(rows) // pairs}
     return _COMPANY.format(**found | said)
 
 
@@ -144,3 +181,55 @@ def _disturbed(rows: list[dict]) -> Table:
         said.append([*line, str(sum(row["wrong"] for row in own))])
     titles = ["disturbed by", "framework", *dict.fromkeys(row["pair"] for row in rows), "wrong"]
     return Table("", [Column("", title, right=False) for title in titles], said)
+
+
+def _called_leaks(rows: list[dict]) -> Table:
+    """How often each size was called a leak."""
+    said = []
+    for framework in dict.fromkeys(row["framework"] for row in rows):
+        own = [row for row in rows if row["framework"] == framework]
+        line = [FRAMEWORKS[framework]]
+        for size in sorted({row["size"] for row in rows}):
+            verdicts = [row["verdict"] for row in own if row["size"] == size]
+            line.append(f"{verdicts.count(LEAK)} of {len(verdicts)}")
+        said.append(line)
+    titles = [f"{size:g} MB a round" for size in sorted({row["size"] for row in rows})]
+    columns = [Column("", "called a leak", right=False), *(Column("", title) for title in titles)]
+    return Table("", columns, said)
+
+
+def _told(rows: list[dict]) -> Table:
+    """What is said of each true ratio."""
+    shares = ("slower", "faster", "equivalent", "covered")
+    said = [
+        [
+            _sides(row["name"]),
+            f"{row['truth']:.2f}",
+            *(f"{row[share]:.1%}" for share in shares),
+            f"{row['blocks']:.1f}",
+        ]
+        for row in rows
+    ]
+    titles = ("true ratio", "slower", "faster", "equivalent", "interval covers it", "blocks")
+    columns = [Column("", "noise of", right=False), *(Column("", title) for title in titles)]
+    return Table("", columns, said)
+
+
+def _sides(name: str) -> str:
+    return " ÷ ".join(FRAMEWORKS.get(side, side) for side in name.split(" ÷ "))
+
+
+def _shown(rows: list[dict]) -> Table:
+    """What is said of each true loss."""
+    said = [
+        [
+            row["task"],
+            f"{row['noise']:.2f}",
+            f"{row['lost']:g}",
+            *(f"{row[share]:.1%}" for share in ("kept", "worse", "covered")),
+        ]
+        for row in rows
+    ]
+    titles = ("seeds scatter by", "true loss", "kept", "shown to be worse", "interval covers it")
+    columns = [Column("", "task", right=False), *(Column("", title) for title in titles)]
+    return Table("", columns, said)

@@ -32,6 +32,7 @@ from bench.harness import cgroups, machine
 from bench.harness.matches import Match, parent_key, start_order
 from bench.harness.plan import EFFORT, Case
 from bench.harness.processes import ROOT, Processes
+from bench.harness.progress import clock
 from bench.harness.run import SEED
 from shared import datasets
 
@@ -91,15 +92,16 @@ class Found:
 
 
 @contextlib.contextmanager
-def neighbours(program: str, count: int) -> Iterator[None]:
-    """So many processes that run a program, ended by their numbers."""
+def neighbours(program: str, count: int) -> Iterator[list[int]]:
+    """So many processes that run a program, by their numbers: none of them a child of this one."""
+    pids, pipe = [], subprocess.PIPE
     with contextlib.ExitStack() as stack:
         for _ in range(count):
             command = [sys.executable, "-m", "bench.neighbours", program]
-            process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL)
-            stack.callback(process.wait)
-            stack.callback(process.kill)
-        yield
+            process = subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe)
+            stack.callback(process.communicate)  # which ends its input, and waits for its end
+            pids.append(int(process.stdout.readline()))
+        yield pids
 
 
 # What is done to the workers ----------------------------------------------------------------------
@@ -285,7 +287,7 @@ def report(
     names = {name for pair in PAIRS.values() for name in (pair.top, pair.bottom)}
     todo = [(r, k, f) for r in range(runs) for k in chosen for f in frameworks]
     with tempfile.TemporaryDirectory() as logs, Processes(Path(logs)) as processes:
-        for number, kind, framework in todo:
+        for done, (number, kind, framework) in enumerate(todo, 1):
             start = time.monotonic()
             if minutes and start - begun + longest > 60 * minutes:
                 whole = False
@@ -295,8 +297,10 @@ def report(
                 found.append(one)
                 print(one, flush=True)
             longest = max(longest, time.monotonic() - start)
+            left = clock((time.monotonic() - begun) / done * (len(todo) - done))
+            print(f"{done} of {len(todo)} runs, about {left} left", file=sys.stderr, flush=True)
     wrong = sum(one.wrong for one in found)
     decided = sum(one.verdict is not None for one in found)
-    keep({"runs": runs, "of": len(todo), "rows": [one.as_row() for one in found]})
+    keep({"rows": [one.as_row() for one in found]})
     print(f"{len(found)} pairs in bad company: {decided} with a verdict, {wrong} of them wrong")
     return 1 if wrong else 0 if whole else 2

@@ -1,4 +1,8 @@
-"""What disturbs a run in bad company: `python -m bench.neighbours PROGRAM`, until it is ended."""
+"""What disturbs a run in bad company: `python -m bench.neighbours PROGRAM`.
+
+It leaves the family of whoever starts it, since a run does not count what its own processes take as
+what others take; says its number; and works until its standard input ends.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import contextlib
 import os
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -66,6 +71,15 @@ def memory() -> None:
 PROGRAMS = {each.__name__: each for each in (burn, bursts, bandwidth, disk, memory)}
 
 
+def end_with_input() -> None:
+    """End this process when nobody holds the other end of its standard input any more."""
+    sys.stdin.read()
+    os._exit(0)
+
+
 if __name__ == "__main__":
-    machine.end_with_parent()
+    if hasattr(os, "fork") and os.fork():
+        os._exit(0)
+    print(os.getpid(), flush=True)
+    threading.Thread(target=end_with_input, daemon=True).start()
     PROGRAMS[sys.argv[1]]()

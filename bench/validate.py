@@ -5,6 +5,7 @@
     twinbench validate simulate results/latest/validation.json | docs/default
     twinbench validate replay docs/default ...
     twinbench validate company [--kinds cores,disk] [--minutes N]
+    twinbench validate leaks [--framework pt,tf] [--processes 10]
     twinbench validate tax [--framework pt,tf] [--only gradient_clipping] [--processes 8]
     twinbench validate mutations [--only WORDS | --drawn N [--of bench/report]] [--minutes N]
 
@@ -13,12 +14,13 @@ parents, and beside them contenders that work longer by 2%, 5%, 10% or half, who
 that decides them; train steps of three kinds and predictions take turns. Nobody who stays may be
 told apart, nor change when others leave. It saves after each block of a match, ends with --minutes
 or Ctrl-C, and --resume goes on where it stood. `simulate` resamples the noise of that, or of a
-record: how often an interval covers the truth, a verdict is wrong, a difference is found. `replay`
-judges the comparisons of records as if their runs had ended early, or played fewer rounds.
-`company` plays pairs beside neighbours that disturb them: never may a verdict be wrong. `tax` holds
-rows that have nothing to do against the plain step, and that against hand-written code, both in one
-process. `mutations` plants faults in a copy of the checkout, one after the other, and runs the
-tests that have to notice.
+record: how often an interval covers the truth, a verdict is wrong, a difference is found; of a
+record, of how much accuracy, too. `replay` judges the comparisons of records as if their runs had
+ended early, or played fewer rounds. `company` plays pairs beside neighbours that disturb them:
+never may a verdict be wrong. `leaks` keeps memory in steps and asks whether the watch calls that a
+leak. `tax` holds rows that have nothing to do against the plain step, and that against hand-written
+code, both in one process. `mutations` plants faults in a copy of the checkout, one after the other,
+and runs the tests that have to notice.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench import attacked, company, mutations, tax
+from bench import attacked, company, leaks, mutations, tax
 from bench.analysis import replay, simulate, verdicts
 from bench.analysis.bounds import LOOKS
 from bench.analysis.fit import block_times, fit_of
@@ -229,14 +231,14 @@ class Judged:
         return self.said.verdict or "without verdict"
 
 
-def judged(found: dict) -> list[Judged]:
-    """What came of each pair."""
+def judged(found: dict, looks: tuple[int, ...] = LOOKS) -> list[Judged]:
+    """What came of each pair in a run that ends at the last of these looks."""
     every = []
     for match in found["matches"]:
         if not match["blocks"]:
             continue
         asked = pairs()
-        results = judge(fit_of(match["blocks"]), list(asked.values()), LOOKS)
+        results = judge(fit_of(match["blocks"][: looks[-1]]), list(asked.values()), looks)
         for name, one in zip(asked, results, strict=True):
             if one is not None:  # a measurement of before may lack one
                 kind = "control" if name.startswith("same") else name.partition("_")[0]
@@ -336,6 +338,7 @@ def main(arguments: list[str] | None = None) -> int:
     live.add_argument("--resume", type=Path, metavar="FOLDER", help="go on where it ended")
     again = commands.add_parser("simulate", help="resample the noise of what was measured")
     again.add_argument("path", type=Path, help="a validation.json, or a record or its folder")
+    again.add_argument("--publish", action="store_true", help="make docs/attacked.md of a record's")
     past = commands.add_parser("replay", help="judge records as if their runs had ended early")
     past.add_argument("path", type=Path, nargs="+", help="a record, or its folder")
     bad = commands.add_parser("company", help="play pairs in bad company")
@@ -345,6 +348,11 @@ def main(arguments: list[str] | None = None) -> int:
     bad.add_argument("--results", type=Path, default=Path("results"))
     bad.add_argument("--minutes", type=float, metavar="N", help="end after so many")
     bad.add_argument("--publish", action="store_true", help="make docs/attacked.md of it")
+    grown = commands.add_parser("leaks", help="how small a leak is found")
+    grown.add_argument("--framework", default="pt,tf", help="pt, tf or both")
+    grown.add_argument("--processes", type=int, default=10, help="of each framework")
+    grown.add_argument("--results", type=Path, default=Path("results"))
+    grown.add_argument("--publish", action="store_true", help="make docs/attacked.md of it")
     costs = commands.add_parser("tax", help="what the suite's code costs where it does nothing")
     costs.add_argument("--framework", default="pt,tf", help="pt, tf or both")
     costs.add_argument("--only", default="", metavar="TECHNIQUE", help="one technique's")
@@ -360,7 +368,7 @@ def main(arguments: list[str] | None = None) -> int:
     planted.add_argument("--publish", action="store_true", help="make docs/attacked.md of it")
     given = parser.parse_args(arguments)
     run = {"measure": _measure, "simulate": _simulate, "replay": _replay}
-    run |= {"company": _company, "tax": _tax, "mutations": _mutations}
+    run |= {"company": _company, "leaks": _leaks, "tax": _tax, "mutations": _mutations}
     return run[given.command](parser, given)
 
 
@@ -400,12 +408,17 @@ def _measure(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
 
 
 def _begun(sides: list[str], workloads: list[str], count: int) -> dict:
-    """What is to be measured: so many matches that each side has `count` control pairs."""
-    matches = [
-        {"framework": side, "workload": workloads[number % len(workloads)], "blocks": []}
-        for side in sides
-        for number in range(-(-count // CONTROLS))
-    ]
+    """What is to be measured: so many matches that each framework has `count` control pairs.
+
+    The sides of a framework take turns, and then its workloads.
+    """
+    matches = []
+    for framework in dict.fromkeys(SIDES[side][0] for side in sides):
+        own = [side for side in sides if SIDES[side][0] == framework]
+        for number in range(-(-count // CONTROLS)):
+            workload = workloads[number // len(own) % len(workloads)]
+            side = own[number % len(own)]
+            matches.append({"framework": side, "workload": workload, "blocks": []})
     return {"environment": machine.describe(machine.usable_threads()), "matches": matches}
 
 
@@ -413,13 +426,25 @@ def _simulate(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int
     try:
         file = results_file(given.path)
         found = json.loads(file.read_text(encoding="utf-8"))
-        noise = replay.noise_of(load(file)) if "schema_version" in found else noise_of(found)
+        record = load(file) if "schema_version" in found else None
+        noise = replay.noise_of(record) if record else noise_of(found)
+        lost = replay.accuracy_noise_of(record) if record else {}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         parser.error(f"{given.path} is no record, nor a validation.json of `measure`: {error}")
     if not all(len(own) > 1 for own in noise.values()) or not noise:
         parser.error(f"{given.path} holds too few blocks")
-    for framework, own in noise.items():
-        print(f"{framework}: {simulate.summary(own, simulate.simulate(own, SEED))}")
+    if given.publish and not record:
+        parser.error("--publish is of a record: `python -m bench.docs.validation` shows the rest")
+    times = {name: simulate.simulate(own, SEED) for name, own in noise.items()}
+    for name, played in times.items():
+        print(f"{name}: {simulate.summary(noise[name], played)}")
+    seeds = EFFORT["default"].seeds
+    rows = [row for task, own in lost.items() for row in simulate.losses(task, own, seeds, SEED)]
+    print(simulate.losses_summary(rows))
+    if given.publish:
+        shares = [row for name, played in times.items() for row in simulate.shares(name, played)]
+        attacked.keep("differences", {"rows": shares, "runs": simulate.WORKS})
+        attacked.keep("losses", {"rows": rows, "seeds": seeds, "runs": simulate.WORKS})
     return 0
 
 
@@ -429,13 +454,26 @@ def _company(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
     chosen = list(known) if given.kinds is None else _named(parser, given.kinds, "kind", known)
     if given.runs < 1:
         parser.error("--runs takes 1 or more")
-    if given.publish and (given.kinds or set(frameworks) != set(FRAMEWORKS)):
-        parser.error("--publish is of all kinds and both frameworks: leave --kinds and --framework")
+    if given.publish and set(frameworks) != set(FRAMEWORKS):
+        parser.error("--publish is of both frameworks: leave --framework")
     _check_minutes(parser, given)
     results, runs, minutes = given.results.resolve(), given.runs, given.minutes
-    keep = _kept(given, "company", attacked.on_this_machine() if given.publish else {})
+    keep = _kept(given, "company", attacked.on_this_machine() if given.publish else {}, "kind")
     try:
         return company.report(contenders, frameworks, chosen, runs, results, minutes, keep)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _leaks(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
+    frameworks = _named(parser, given.framework, "framework", FRAMEWORKS)
+    if given.processes < 1:
+        parser.error("--processes takes 1 or more")
+    if given.publish and set(frameworks) != set(FRAMEWORKS):
+        parser.error("--publish is of both frameworks: leave --framework")
+    try:
+        results, publish = given.results.resolve(), given.publish
+        return leaks.report(frameworks, given.processes, results, publish=publish)
     except KeyboardInterrupt:
         return 130
 
@@ -475,9 +513,11 @@ def _mutations(parser: argparse.ArgumentParser, given: argparse.Namespace) -> in
         return 130
 
 
-def _kept(given: argparse.Namespace, section: str, about: dict) -> Callable[[dict], None]:
-    """What keeps what an attack found, where it is to be published."""
-    return lambda found: attacked.keep(section, about | found) if given.publish else None
+def _kept(
+    given: argparse.Namespace, section: str, about: dict, part: str | None = None
+) -> Callable[[dict], None]:
+    """What keeps what an attack found, where it is to be published; `part`: see `attacked.keep`."""
+    return lambda found: attacked.keep(section, about | found, part) if given.publish else None
 
 
 def _check_minutes(parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:

@@ -10,7 +10,8 @@ from bench.analysis import comparisons, pairing
 from bench.analysis.bounds import LOOKS
 from bench.analysis.fit import Fit, Samples, fit
 from bench.analysis.sequential import DECIDED, Pair, judge
-from bench.analysis.verdicts import Ratio
+from bench.analysis.values import at
+from bench.analysis.verdicts import FEWEST_SEEDS, Ratio
 
 FEWER = 15  # rounds
 
@@ -93,6 +94,21 @@ def noise_of(record: dict) -> dict[str, list[float]]:
                 found.setdefault(name, []).extend(
                     wider * (value - fmean(values)) for value in values
                 )
+    return found
+
+
+def accuracy_noise_of(record: dict) -> dict[str, list[float]]:
+    """How rows' metric scatters over seeds about its mean difference, by task, in its margins."""
+    found: dict[str, list[float]] = {}
+    for case in record["cases"]:
+        both = (case, pairing.baseline(case, record["cases"]))
+        ours, theirs = (at(each, "accuracy", "per_seed") or [] for each in both)
+        differences = [a - b for a, b in zip(ours, theirs, strict=False)]
+        if case["role"] == "baseline" or len(differences) <= FEWEST_SEEDS or not any(differences):
+            continue
+        wider = (len(differences) / (len(differences) - 1)) ** 0.5
+        scale, mean = wider / record["tasks"][case["task"]]["margin"], fmean(differences)
+        found.setdefault(case["task"], []).extend(scale * (each - mean) for each in differences)
     return found
 
 

@@ -1,4 +1,7 @@
-"""Runs that end early, simulated from recorded noise: what they cover, find and say falsely."""
+"""Runs that end early, simulated from recorded noise: what they cover, find and say falsely.
+
+And rows that lose accuracy: how large a loss has to be before their seeds show it.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,14 @@ import numpy as np
 from bench.analysis.bounds import LOOKS
 from bench.analysis.fit import fit_of
 from bench.analysis.sequential import DECIDED, Pair, judge
-from bench.analysis.verdicts import DELTA, Ratio
+from bench.analysis.verdicts import DELTA, Ratio, compare_accuracy
 
 BASE = "baseline"
 # True ratios of the contenders of a simulated piece of work; how many of each makes them kin of
 # about as many as a real one has.
 TRUTHS = (1.0, 1.0, 1.0, 1 + DELTA, 1.05, 1.10, 1 / 1.10, 1.5)
 WORKS = 3_000
+LOSSES = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)  # of a row's metric, in margins of its task
 
 
 @dataclass
@@ -88,5 +92,58 @@ def summary(noise: Sequence[float], found: dict[float, Outcome]) -> str:
         lines.append(
             f"  true ratio {truth:.3f}: {said}; covered {each.covered / size:.1%}; "
             f"{each.blocks / size:.1f} blocks"
+        )
+    return "\n".join(lines)
+
+
+def shares(name: str, found: dict[float, Outcome]) -> list[dict]:
+    """For each true ratio how often it is told apart, found equivalent, and covered."""
+    rows = []
+    for truth, own in found.items():
+        count = len(own.verdicts)
+        rows.append(
+            {"name": name, "truth": truth, "covered": own.covered / count}
+            | {"blocks": own.blocks / count, "equivalent": own.share("equivalent")}
+            | {"slower": own.share("slower", "slightly slower")}
+            | {"faster": own.share("faster", "slightly faster")}
+        )
+    return rows
+
+
+def losses(
+    task: str, noise: Sequence[float], seeds: int, seed: int, works: int = WORKS
+) -> list[dict]:
+    """For each true loss how often rows that are trained with so many seeds show or deny it.
+
+    noise: how a row's differences scatter over seeds, in margins of its task.
+    """
+    random, rows = np.random.default_rng(seed), []
+    values = np.asarray(noise) - np.mean(noise)
+    for truth in LOSSES:
+        kept, lost, covered = 0, 0, 0
+        for drawn in random.choice(values, (works, seeds)):
+            found = compare_accuracy(
+                list(drawn - truth), [0.0] * seeds, margin=1.0, more_is_better=True
+            )
+            low, high = found["ci"]
+            kept += low >= -1.0
+            lost += high < 0
+            covered += low <= -truth <= high
+        row = {"task": task, "noise": float(np.std(noise)), "of": len(noise)}
+        row |= {"lost": truth, "kept": kept / works, "worse": lost / works}
+        rows.append(row | {"covered": covered / works})
+    return rows
+
+
+def losses_summary(rows: list[dict]) -> str:
+    """Each task's coverage, errors and power in a few lines; a loss in margins of its task."""
+    lines = []
+    for row in rows:
+        if row["lost"] == LOSSES[0]:
+            scatter = f"noise sd {row['noise']:.2f} margins of {row['of']} differences"
+            lines.append(f"{row['task']}: {scatter}")
+        lines.append(
+            f"  {row['lost']:g} margins lost: kept {row['kept']:.1%}, shown to be worse "
+            f"{row['worse']:.1%}; covered {row['covered']:.1%}"
         )
     return "\n".join(lines)

@@ -14,7 +14,7 @@ import pytest
 from bench import attacked, company, validate
 from bench import neighbours as bench_neighbours
 from bench.company import Found, said_of
-from bench.harness import cgroups
+from bench.harness import cgroups, machine
 from bench.neighbours import PROGRAMS
 
 pytestmark = pytest.mark.timeout(120)
@@ -57,15 +57,19 @@ def test_what_could_not_be_measured_says_why_and_is_not_wrong():
 @pytest.mark.alone
 @pytest.mark.parametrize("program", [name for name in PROGRAMS if name != "memory"])
 def test_a_neighbour_works_until_it_is_ended(program):
-    before = {child.pid for child in psutil.Process().children()}
-    with company.neighbours(program, 2):
-        started = [c for c in psutil.Process().children() if c.pid not in before]
+    watch = machine.Watch()
+    with company.neighbours(program, 2) as pids:
+        started = [psutil.Process(pid) for pid in pids]
         assert len(started) == 2
         deadline = time.monotonic() + 30
         while min(sum(c.cpu_times()[:2]) + io_of(c) for c in started) < 0.5:
             assert time.monotonic() < deadline
             time.sleep(0.1)
-    assert not any(c.is_running() for c in started)
+        taken = watch.stop()
+    assert not psutil.wait_procs(started, timeout=20)[1]
+    if taken["others"] is not None and program != "disk":  # which waits
+        cores = len(os.sched_getaffinity(0))
+        assert taken["others"] * cores * taken["seconds"] > 0.8  # two burned half a second each
 
 
 def io_of(process: psutil.Process) -> float:
@@ -232,7 +236,7 @@ def test_what_was_said_is_kept_and_shown(monkeypatch, tmp_path):
         (["--kinds", "noise"], "no kind 'noise'"),
         (["--framework", "jax"], "no framework 'jax'"),
         (["--runs", "0"], "1 or more"),
-        (["--kinds", "cores", "--publish"], "--publish is of all kinds"),
+        (["--framework", "pt", "--publish"], "--publish is of both frameworks"),
         (["--minutes", "nan"], "a time above 0"),
     ],
 )

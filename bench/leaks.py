@@ -1,0 +1,116 @@
+"""Leaks of known size: how small a one does `watch_memory` find, and does it see any in none?
+
+Every process of a framework watches the plain step once for each size, in an order of its own.
+What was kept is let go between two watches.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from bench import attacked
+from bench.diagnosis.bench_memory_growth import ROUNDS, TECHNIQUE
+from bench.harness import machine
+from bench.harness.plan import FRAMEWORKS
+from bench.harness.processes import ROOT
+from bench.harness.progress import clock
+from bench.harness.selection import cases_of
+from bench.harness.worker import Operations
+from shared import datasets
+from shared.growth import LEAK
+from shared.specs import TASKS
+
+SIZES = (0.0, 0.1, 0.2, 0.3, 0.5, 1.0)  # megabytes that a round keeps
+
+
+def report(frameworks: list[str], processes: int, results: Path, *, publish: bool = False) -> int:
+    """Watch and print; 1 where a leak was called where there was none.
+
+    publish: keep the counts in docs/attacked.json and make docs/attacked.md of them.
+    """
+    data = datasets.materialise(TASKS[TECHNIQUE.workloads[0].task].dataset, results / "data")
+    rows = []
+    for framework in frameworks:
+        for number in range(processes):
+            start = time.monotonic()
+            said = _in_new_process(framework, number, data)
+            rows += [{"framework": framework, "size": float(s), "verdict": v} for s, v in said]
+            left = (processes - number - 1) * (time.monotonic() - start)
+            done = f"{framework}: {number + 1} of {processes} processes"
+            print(f"{done}, about {clock(left)} left", file=sys.stderr)
+    print(f"called a leak, of {processes} processes each, by megabytes kept in a round")
+    for framework in frameworks:
+        counts = (f"{size:g}: {found(rows, framework, size)}" for size in SIZES)
+        print(f"{framework}  {'  '.join(counts)}")
+    if publish:
+        attacked.keep("leaks", attacked.on_this_machine() | {"rounds": ROUNDS, "rows": rows})
+    return int(any(found(rows, framework, 0.0) for framework in frameworks))
+
+
+def found(rows: list[dict], framework: str, size: float) -> int:
+    """How often a leak of this size was called one."""
+    return sum(
+        row["verdict"] == LEAK
+        for row in rows
+        if (row["framework"], row["size"]) == (framework, size)
+    )
+
+
+def _in_new_process(framework: str, number: int, data: Path) -> list[list]:
+    threads, flavour = machine.usable_threads(), FRAMEWORKS[framework].flavours[0]
+    environment = machine.process_environment(threads=threads, flavour=flavour, allocator="plain")
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.leaks", framework, str(number), str(threads), str(data)],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        said = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+        raise SystemExit(f"{framework}: {said[-1]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+# In the process -----------------------------------------------------------------------------------
+
+
+def measure(framework: str, number: int, threads: int, data: str) -> list[tuple[float, str]]:
+    """The verdict on each size in this process."""
+    own = Operations()
+    package, preload = FRAMEWORKS[framework].package, FRAMEWORKS[framework].preload
+    own._op_configure(package, threads, seed=number, imports=list(preload))
+    side = (framework, FRAMEWORKS[framework].flavours[0])
+    cases = cases_of(TECHNIQUE, "bench.diagnosis.bench_memory_growth", "full")
+    plain = next(case for case in cases if case.side == side and case.is_baseline)
+    own._op_build(plain.message(), data, number)
+    watch = importlib.import_module(f"{package}.diagnosis.memory_growth").watch_memory
+    shift = number % len(SIZES)
+    return [
+        (size, watch(_keeping(own.call, size), own.batches[:1], rounds=ROUNDS).verdict)
+        for size in SIZES[shift:] + SIZES[:shift]
+    ]
+
+
+def _keeping(step, size: float):
+    """The step, which keeps so many megabytes with every round."""
+    kept: list[np.ndarray] = []
+
+    def keeping(*batch):
+        kept.append(np.ones(int(size * 1e6), np.uint8))
+        return step(*batch)
+
+    return keeping
+
+
+if __name__ == "__main__":
+    framework, number, threads, data = sys.argv[1:]
+    print(json.dumps(measure(framework, int(number), int(threads), data)))
