@@ -207,10 +207,16 @@ def _play(processes, match: dict, number: int, threads: int, results: Path) -> d
         number=number,
         side_by_side=min(threads, 4) if processes.forks else 1,
     ).play(EFFORT["default"].rounds)
-    for case_id, result in played.items():
-        if result.status != "OK":
-            raise SystemExit(f"{case_id}: {result.status}: {result.reason}")
-    return block_times({case.variant.name: played[case.id].samples for case in cases})
+    failed = [f"{case.id}: {played[case.id].reason}" for case in cases if not _ok(played, case)]
+    if len(failed) == len(cases):
+        raise SystemExit(failed[0])
+    match.setdefault("failed", []).extend(failed)  # of a block; the others play on
+    print("\n".join(failed), file=sys.stderr, end="\n" * bool(failed))
+    return block_times({c.variant.name: played[c.id].samples for c in cases if _ok(played, c)})
+
+
+def _ok(played: dict, case: Case) -> bool:
+    return case.id in played and played[case.id].status == "OK"
 
 
 # What was found ----------------------------------------------------------------------------------
@@ -273,7 +279,13 @@ def summary(found: dict) -> str:
         said = ", ".join(f"{len(each)} {verdict}" for verdict, each in own.items())
         blocks = float(np.mean([n for each in own.values() for n in each]))
         lines.append(f"{side} {kind}: {said}; {blocks:.1f} blocks on average")
-    return "\n".join([*lines, *moved(found)])
+    return "\n".join([*lines, *moved(found), *failures(found)])
+
+
+def failures(found: dict) -> list[str]:
+    """Who could not be measured in a block."""
+    every = [each for match in found["matches"] for each in match.get("failed", ())]
+    return [f"left out of a block: {each}" for each in every]
 
 
 def moved(found: dict) -> list[str]:
@@ -299,12 +311,10 @@ def moved(found: dict) -> list[str]:
 
 def _change(blocks: list[dict[str, float]], pair: Pair) -> list[float]:
     """The pair's log ratio after the first who left, less that before; nothing without both."""
-    before = [b[pair.top] - b[pair.bottom] for b in blocks if len(b) == len(blocks[0])]
-    after = [
-        b[pair.top] - b[pair.bottom]
-        for b in blocks
-        if len(b) < len(blocks[0]) and pair.top in b and pair.bottom in b
-    ]
+    before, after = (  # nobody leaves before the first look
+        [b[pair.top] - b[pair.bottom] for b in part if pair.top in b and pair.bottom in b]
+        for part in (blocks[: LOOKS[0]], blocks[LOOKS[0] :])
+    )
     return [float(np.mean(after) - np.mean(before))] if before and after else []
 
 
@@ -317,6 +327,7 @@ def noise_of(found: dict) -> dict[str, list[float]]:
             for name, pair in pairs().items()
             if name.startswith("same")
             for block in match["blocks"]
+            if pair.top in block and pair.bottom in block
         )
     return noise
 

@@ -140,6 +140,7 @@ COMMANDS = {
     ".venv/bin/twinbench validate replay docs": "run",
     ".venv/bin/twinbench validate company --minutes 30": "help",
     ".venv/bin/twinbench validate tax": "help",
+    ".venv/bin/twinbench validate leaks": "help",
     ".venv/bin/twinbench validate mutations": "help",
     ".venv/bin/twinbench validate mutations --drawn 50 --of bench/analysis": "help",
     f".venv/bin/pip install cosmic-ray && .venv/bin/cosmic-ray init {MUTANTS} && "

@@ -14,6 +14,7 @@ from bench.analysis.replay import (
     Replay,
     Told,
     _width,
+    accuracy_noise_of,
     fewer,
     noise_of,
     replay,
@@ -179,8 +180,10 @@ def test_its_page_counts_what_is_told_apart_and_what_is_found():
     found = live() | {"environment": {"cpu": "A CPU", "threads": 2}}
     said = validation.page(found)
     assert "Measured on A CPU, 2 cores." in said
-    assert "| PyTorch | 10% longer, planted | 4 found of 4 | 4 slower |" in said
+    assert "| PyTorch | 10% longer, planted | 4 found of 4 | 4 slower | 1.1" in said
     assert said.count("| equal work | 0 told apart of 8 |") == 2
+    assert "runs of at most 8 blocks: told apart in 0 of 16 (0.0%–20.6%) pairs" in said
+    assert "runs of at most 5 blocks: told apart in 0 of 16 (0.0%–20.6%) pairs" in said
     found["matches"][0]["workload"] = "text"
     found["matches"][2]["framework"] = "tf_keras"
     said = validation.page(found)
@@ -203,6 +206,11 @@ def test_pairs_of_all_sides_and_workloads_are_played_in_turn():
     assert [(m["framework"], m["workload"]) for m in found["matches"]] == [
         ("pt", "small"), ("pt", "text"), ("pt", "small"),
         ("tf_keras", "small"), ("tf_keras", "text"), ("tf_keras", "small"),
+    ]  # fmt: skip
+    found = validate._begun(["pt", "tf", "tf_keras"], ["small", "text"], 20)
+    assert [(m["framework"], m["workload"]) for m in found["matches"]][5:] == [
+        ("tf", "small"), ("tf_keras", "small"), ("tf", "text"), ("tf_keras", "text"),
+        ("tf", "small"),
     ]  # fmt: skip
     (kinds,) = {(c.framework, c.flavour, c.workload) for c in validate.contenders("tf", "text")}
     assert kinds == ("tf", "keras3", validate.WORKLOADS["text"])
@@ -278,6 +286,35 @@ def test_simulate_takes_the_noise_of_a_record(file, capsys, monkeypatch):
     said = capsys.readouterr().out
     assert "pt ÷ tf: noise sd" in said
     assert 'wrong: at 1 "faster" or "slower" 0.0%; at the margin "slower"' in said
+
+
+def test_the_noise_of_accuracy_is_that_over_seeds_in_margins():
+    """Of a row's differences with its baseline, whatever their mean is; of two nothing is known."""
+    many = [[1.0, 3.0, 2.0, 2.0], [0.0, 0.0, 0.0, 0.0]]
+    given = {"tasks": {"digits-cnn": {"margin": 0.5}}, "cases": []}
+    for variant, role, values in (
+        ("base", "baseline", many[1]),
+        ("row", "variant", many[0]),
+        ("two", "variant", [5.0, 9.0]),
+        ("same", "variant", many[1]),
+    ):
+        one = {"id": variant, "variant": variant, "role": role, "technique": "made_up"}
+        one |= {"framework": "pt", "flavour": None, "task": "digits-cnn", "batch_size": 4}
+        given["cases"].append(one | {"mode": "train", "accuracy": {"per_seed": values}})
+    found = accuracy_noise_of(given)["digits-cnn"]
+    assert found == pytest.approx([each / 0.5 * (4 / 3) ** 0.5 for each in (-1.0, 1.0, 0.0, 0.0)])
+
+
+def test_simulate_publishes_what_it_found_of_a_record(file, monkeypatch, tmp_path):
+    monkeypatch.setattr(validate.simulate.simulate, "__defaults__", (40,))
+    monkeypatch.setattr(validate.attacked, "RECORD", tmp_path / "attacked.json")
+    monkeypatch.setattr(validate.attacked, "PAGE", tmp_path / "attacked.md")
+    given = analyse(measured(TIMES, blocks=8, looks=None, sd=0.02)) | RUN
+    assert validate.main(["simulate", file(given), "--publish"]) == 0
+    page = validate.attacked.PAGE.read_text("utf-8")
+    assert "| PyTorch ÷ TensorFlow | 1.50 | 100.0% | 0.0% | 0.0% |" in page
+    with pytest.raises(SystemExit, match="2"):
+        validate.main(["simulate", file(live()), "--publish"])
 
 
 @pytest.mark.parametrize("found", [[], {}, {"matches": [{}]}, {"matches": []}, live(blocks=0)])

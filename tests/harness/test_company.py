@@ -228,6 +228,14 @@ def test_what_was_said_is_kept_and_shown(monkeypatch, tmp_path):
     assert "| cores | PyTorch | 2 slower | 2 can't tell | 2 |" in page
     assert "| disk | TensorFlow | 2 could not be measured: time-out |  | 0 |" in page
     assert attacked.page(json.loads(attacked.RECORD.read_text("utf-8"))) == page
+    # One kind alone takes the place of what was kept of it.
+    found[:] = [Found("cores", "pt", "equal work", 1.0, (0.9, 1.1), "inconclusive", None)]
+    given = ["company", "--kinds", "cores", "--results", str(tmp_path), "--publish"]
+    assert validate.main(given) == 0
+    page = attacked.PAGE.read_text("utf-8")
+    assert "0 of 2 verdicts were wrong" in " ".join(page.split())
+    assert "| cores | PyTorch | 2 inconclusive |" in page
+    assert "| disk | TensorFlow |" in page
 
 
 @pytest.mark.parametrize(
