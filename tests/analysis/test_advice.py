@@ -122,6 +122,33 @@ def test_the_terminal_s_lines_fit_and_what_is_left_is_counted():
     assert "shown to gain" in advised.lines([], 80, 9)[0]
 
 
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (
+            [row(time=(17.0, 16.0, 18.0))],
+            "the one tried was not shown to be faster; changed: 17.0 times the time (16.0–18.0)",
+        ),
+        (
+            [row(time=(1.5, 1.4, 1.6)), row("memory_format", time=(0.99, 0.9, 1.1))],
+            "none of 2 tried was shown to be faster; nearest changed: 1.01x (0.91–1.11)",
+        ),
+        (
+            [row(time=(17.0,))],
+            "the one tried was not shown to be faster; changed: 17.0 times the time, one block, no "
+            "interval",
+        ),
+    ],
+)
+def test_where_nothing_gains_the_terminal_says_what_comes_nearest(rows, said):
+    found, side = asked("train faster", *rows)
+    assert side.best is None
+    assert not found.tells
+    head, *lines = advised.lines([found], 80, 12)
+    assert head == advised.NOTHING
+    assert said in " ".join(" ".join(line[advised.LABEL :] for line in lines).split())
+
+
 def test_each_aim_is_answered_before_any_is_twice():
     told, _ = advised.split(FOUND)
     aims = dict.fromkeys(each.question.aim for each in told)
