@@ -20,14 +20,15 @@ PUBLISHED = Path(__file__).resolve().parents[2] / "docs" / "results.json"
 USUAL_S = {"block": 1.9, "cold": 2.5, "probe": 8.0, "training": 0.8}
 USUAL_BYTES = 700 << 20
 BEGINNING = ("start", "build", "first_call", "first_steps", "warm")
-SAME_MACHINE = ("cpu", "logical_cores", "threads", "gpu")
+SAME_MACHINE = ("cpu", "isa", "isa_limits", "logical_cores", "threads", "gpu")
 
 
 @dataclass
 class Durations:
     """Seconds by part and case, and bytes by case; `rounds` are those of the run to be planned.
 
-    `describe_s` is what asking the frameworks takes, `parents_s` the parents of a pass.
+    `describe_s` is what asking the frameworks takes, `parents_s` the parents of a pass. `lacking`:
+    the instructions of the CPU that all seconds are of which this one does not have.
     """
 
     rounds: int = ROUNDS
@@ -35,6 +36,7 @@ class Durations:
     bytes: dict[str, int] = field(default_factory=dict)
     describe_s: float = 10.0
     parents_s: float = 8.0
+    lacking: tuple[str, ...] = ()
 
     def of(self, part: str, case: Case) -> float:
         """What a part takes for a case: "block", "cold", "probe", or "training" of a seed."""
@@ -80,7 +82,11 @@ def learned(results: Path, environment: dict, rounds: int) -> Durations:
     Of what they do not tell, what the published record does, whatever its machine.
     """
     found, own = Durations(rounds), list(_records(results, environment))
-    for record in own + list(filter(None, [_read(PUBLISHED)])):
+    others = list(filter(None, [_read(PUBLISHED)]))
+    if not own:
+        theirs = [name for record in others for name in record["environment"].get("isa", ())]
+        found.lacking = tuple(name for name in theirs if name not in environment["isa"])
+    for record in own + others:
         for part, seconds in _seconds(record, rounds).items():
             found.seconds[part] = seconds | found.seconds.get(part, {})
         for case in record["cases"]:

@@ -11,7 +11,8 @@ from bench.harness.schedule import Plan
 from tests.harness.faulty import SMALL
 from tests.harness.test_plan import cases_of, record_of
 
-HERE = {"cpu": "a cpu", "logical_cores": 2, "threads": 2, "gpu": None}
+HERE = {"cpu": "a cpu", "isa": ["avx2"], "isa_limits": {}, "logical_cores": 2, "threads": 2}
+HERE |= {"gpu": None}
 CASES = [case for case in cases_of(SMALL, "module", "quick") if case.timed]
 FIRST, *OTHERS = CASES
 BLOCKS = 3
@@ -87,6 +88,21 @@ def test_what_this_machine_has_not_measured_the_published_record_tells(results):
         2.0 * len(CASES)
     )  # a part's whole is shared out
     assert found.of("cold", OTHERS[0]) == pytest.approx(3.0)
+
+
+def test_a_plan_after_a_cpu_with_more_instructions_says_so(results):
+    """Until there is a record of this machine, which has its own seconds."""
+    other = record(environment=HERE | {"isa": ["avx2", "avx512f", "avx512_bf16"]})
+    words = "on a CPU with avx512f, avx512_bf16, which this one lacks: expect more"
+
+    def said(*records):
+        found = results(*records, published=other)
+        plan = Plan({SMALL.name: CASES}, {SMALL.name: SMALL}, EFFORT["quick"], found)
+        return " ".join(plan.describe((1.0, 1.0)).split())
+
+    assert words in said()
+    assert words not in said(record())
+    assert results(other).lacking == ("avx512f", "avx512_bf16")  # which is no record of this one
 
 
 def test_the_run_s_own_blocks_tell_more_than_other_runs(results):
