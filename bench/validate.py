@@ -207,16 +207,19 @@ def _play(processes, match: dict, number: int, threads: int, results: Path) -> d
         number=number,
         side_by_side=min(threads, 4) if processes.forks else 1,
     ).play(EFFORT["default"].rounds)
-    failed = [f"{case.id}: {played[case.id].reason}" for case in cases if not _ok(played, case)]
-    if len(failed) == len(cases):
+    sampled, failed = {}, []
+    for case in cases:
+        one = played.get(case.id)
+        if one and one.status == "OK":
+            sampled[case.variant.name] = one.samples
+        else:
+            failed.append(f"{case.id}: {one.reason if one else 'there was no room for it'}")
+    if not sampled:
         raise SystemExit(failed[0])
-    match.setdefault("failed", []).extend(failed)  # of a block; the others play on
-    print("\n".join(failed), file=sys.stderr, end="\n" * bool(failed))
-    return block_times({c.variant.name: played[c.id].samples for c in cases if _ok(played, c)})
-
-
-def _ok(played: dict, case: Case) -> bool:
-    return case.id in played and played[case.id].status == "OK"
+    match.setdefault("failed", []).extend(failed)
+    for each in failed:
+        print(f"left out of a block: {each}", file=sys.stderr)
+    return block_times(sampled)
 
 
 # What was found ----------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import json
 import re
 from math import log
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -370,6 +371,43 @@ def played_without_workers(monkeypatch, seconds=0.0, fails=None):
     monkeypatch.setattr(validate, "_play", play)
     monkeypatch.setattr(validate, "_start_parents", lambda *_: None)
     monkeypatch.setattr(validate.machine, "describe", lambda threads: {})
+
+
+def test_who_fails_in_a_block_is_left_out_of_it_and_named(tmp_path, monkeypatch, capsys):
+    """The others play on, and are compared; where nobody is left, the measurement ends."""
+    failing = {"quick_0"}
+
+    class Played:
+        def __init__(self, processes, cases, **_):
+            self.cases = cases
+
+        def play(self, rounds):
+            return {
+                case.id: SimpleNamespace(
+                    status="FAILED" if case.variant.name in failing else "OK",
+                    reason="not synchronised",
+                    samples=[1.0] * rounds,
+                )
+                for case in self.cases
+                if case.variant.name != "slow2_0"  # there was no room for it
+            }
+
+    monkeypatch.setattr(validate, "Match", Played)
+    match = {"framework": "pt", "workload": "small", "blocks": []}
+    processes = SimpleNamespace(forks=False)
+    for _ in range(4):
+        match["blocks"].append(validate._play(processes, match, 0, 1, tmp_path))
+    said = capsys.readouterr().err
+    assert "/quick_0: not synchronised" in said
+    assert "/slow2_0: there was no room for it" in said
+    assert all(not {"quick_0", "slow2_0"} & set(block) for block in match["blocks"])
+    found = {"matches": [match]}
+    assert "/quick_0: not synchronised" in validate.summary(found)
+    assert "pt control: 4 equivalent" in validate.summary(found)
+    assert len(validate.noise_of(found)["pt"]) == 4 * validate.CONTROLS
+    failing |= {each.variant.name for each in validate.contenders("pt")}
+    with pytest.raises(SystemExit, match="not synchronised"):
+        validate._play(processes, match, 0, 1, tmp_path)
 
 
 def counts(folder):
