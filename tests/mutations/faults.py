@@ -403,6 +403,13 @@ MEASURING = (
         harness("disturbed"),
     ),
     Fault(
+        "a neighbour that counts as one's own",
+        "bench/neighbours.py",
+        'if hasattr(os, "fork") and os.fork():',
+        "if False:",
+        ("tests/harness/test_company.py", "-k", "neighbour"),
+    ),
+    Fault(
         "results that come after the sample",
         "bench/harness/matches.py",
         "MOST_LATE = 0.05",
