@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import importlib
 import json
-import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from bench import attacked
 from bench.diagnosis.bench_memory_growth import ROUNDS, TECHNIQUE
-from bench.harness import machine
 from bench.harness.plan import FRAMEWORKS
-from bench.harness.processes import ROOT
+from bench.harness.processes import answer_of
 from bench.harness.progress import clock
 from bench.harness.selection import cases_of
 from bench.harness.worker import Operations
@@ -64,20 +63,9 @@ def found(rows: list[dict], framework: str, size: float) -> int:
 
 
 def _in_new_process(framework: str, number: int, data: Path) -> list[list]:
-    threads, flavour = machine.usable_threads(), FRAMEWORKS[framework].flavours[0]
-    environment = machine.process_environment(threads=threads, flavour=flavour, allocator="plain")
-    done = subprocess.run(
-        [sys.executable, "-m", "bench.leaks", framework, str(number), str(threads), str(data)],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
+    return json.loads(
+        answer_of("bench.leaks", framework, [str(number), str(data)], allocator="plain")
     )
-    if done.returncode:
-        said = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-        raise SystemExit(f"{framework}: {said[-1]}")
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 # In the process -----------------------------------------------------------------------------------
@@ -95,14 +83,13 @@ def measure(framework: str, number: int, threads: int, data: str) -> list[tuple[
     watch = importlib.import_module(f"{package}.diagnosis.memory_growth").watch_memory
     shift = number % len(SIZES)
     return [
-        (size, watch(_keeping(own.call, size), own.batches[:1], rounds=ROUNDS).verdict)
+        (size, watch(_keeping(own.call, size, []), own.batches[:1], rounds=ROUNDS).verdict)
         for size in SIZES[shift:] + SIZES[:shift]
     ]
 
 
-def _keeping(step, size: float):
+def _keeping(step: Callable, size: float, kept: list[np.ndarray]) -> Callable:
     """The step, which keeps so many megabytes with every round."""
-    kept: list[np.ndarray] = []
 
     def keeping(*batch):
         kept.append(np.ones(int(size * 1e6), np.uint8))
@@ -112,5 +99,5 @@ def _keeping(step, size: float):
 
 
 if __name__ == "__main__":
-    framework, number, threads, data = sys.argv[1:]
+    framework, threads, number, data = sys.argv[1:]
     print(json.dumps(measure(framework, int(number), int(threads), data)))

@@ -11,7 +11,6 @@ from __future__ import annotations
 import importlib
 import json
 import pkgutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -24,7 +23,7 @@ from bench.analysis.verdicts import Interval, t_interval
 from bench.harness import machine
 from bench.harness.folders import replace_file
 from bench.harness.plan import FRAMEWORKS, Case
-from bench.harness.processes import ROOT
+from bench.harness.processes import ROOT, answer_of
 from bench.harness.progress import clock
 from bench.harness.selection import cases_of
 from bench.harness.worker import Operations
@@ -140,20 +139,9 @@ def _words(one: Interval) -> str:
 
 
 def _in_new_process(framework: str, only: str, number: int, data: Path) -> dict[str, float]:
-    threads, flavour = machine.usable_threads(), FRAMEWORKS[framework].flavours[0]
-    environment = machine.process_environment(threads=threads, flavour=flavour, allocator="tuned")
-    done = subprocess.run(
-        [sys.executable, "-m", "bench.tax", framework, only, str(number), str(threads), str(data)],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
+    return json.loads(
+        answer_of("bench.tax", framework, [only, str(number), str(data)], allocator="tuned")
     )
-    if done.returncode:
-        said = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-        raise SystemExit(f"{framework}: {said[-1]}")
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 # In the process -----------------------------------------------------------------------------------
@@ -201,5 +189,5 @@ def _ratio(top: Callable, bottom: Callable, synchronize: Callable) -> float:
 
 
 if __name__ == "__main__":
-    framework, only, number, threads, data = sys.argv[1:]
+    framework, threads, only, number, data = sys.argv[1:]
     print(json.dumps(measure(framework, only, int(number), int(threads), data)))

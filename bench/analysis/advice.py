@@ -37,7 +37,8 @@ class Side:
 
     `tried`: of how many rows. `equal` cannot be told from the best, `cheaper` gains less and takes
     less. `tempting` would gain more, but loses accuracy or was not measured for it; `kept_on`: the
-    tasks on which it was shown to keep it. `nearest`: where none gains at any price, the best.
+    tasks on which it was shown to keep it. `nearest`: where none gains at any price, the
+    best of those that keep accuracy, or of all.
     """
 
     framework: str
@@ -189,7 +190,8 @@ def _side(
     tempting = [row for row in mine if not row.accuracy.kept and row.improves(figure)]
     tempting = min(tempting, key=lambda row: level(row.case), default=None)
     if not gaining:
-        nearest = None if tempting else min(mine, key=lambda row: level(row.case))
+        near = min(mine, key=lambda row: (not row.accuracy.kept, level(row.case)))
+        nearest = None if tempting else near
         return Side(framework, plain, len(mine), tempting=tempting, nearest=nearest)
     equal = [row for row in gaining if row is gaining[0] or not unlike(row, gaining[0])]
     best = min(equal, key=lambda row: (price(row.case)[0], level(row.case)))

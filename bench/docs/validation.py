@@ -42,9 +42,9 @@ _HEAD = """# Equal work, and differences that were planted
 
 `twinbench validate measure` plays the same work against itself in processes of their own, and
 against work that takes longer by a known share, as a run of the suite would, with the same looks
-and the same company. Measured on {machine}. What is planted waits for its share after each step;
-threads of the framework may go to sleep meanwhile, so that a step takes a little longer yet: the
-ratios on average say by how much.
+and the same company. Measured on {machine}.
+What is planted waits for its share after each step; threads of the framework may go to sleep
+meanwhile, so that a step takes longer yet: the ratios on average say by how much.
 """
 
 _STAYED = """\
@@ -59,24 +59,30 @@ def page(found: dict) -> str:
     machine = f"{environment['cpu']}, {environment['threads']} cores"
     whole, early = judged(found), judged(found, LOOKS[:2])
     lines = [_HEAD.format(machine=machine), markdown_table(_verdicts(whole, early)).strip(), ""]
-    lines += [markdown_table(_workloads(whole)).strip(), "", *_errors(whole), *_errors(early)]
+    lines += [
+        markdown_table(_workloads(whole)).strip(),
+        "",
+        *_errors(whole, LOOKS),
+        *_errors(early, LOOKS[:2]),
+    ]
     lines += [f"- {line[0].upper()}{line[1:]}." for line in moved(found)]
-    lines += ["", _STAYED] if lines[-1] else []
     lines += [f"- {line[0].upper()}{line[1:]}." for line in failures(found)]
+    lines += ["", _STAYED] if lines[-1] else []
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _errors(every: list[Judged]) -> list[str]:
+def _errors(every: list[Judged], looks: tuple[int, ...]) -> list[str]:
     """How often equal work was told apart, and an interval left the truth out, which is 1."""
     equal = [one for one in every if one.kind == "control" and one.said.ci]
     if not equal:
         return []
-    blocks = max(one.said.n for one in equal)
+    blocks, bounds = max(one.said.n for one in equal), ", ".join(map(str, looks))
+    usual = ", as by default" if looks == LOOKS[:2] else ""
     told = _share(sum(one.verdict in FALSE for one in equal), len(equal))
     left_out = _share(sum(not one.said.ci[0] <= 1 <= one.said.ci[1] for one in equal), len(equal))
     return [
-        f"- Equal work in runs of at most {blocks} blocks: told apart in {told} pairs; the "
-        f"interval leaves 1 out in {left_out}."
+        f"- Equal work in runs of at most {blocks} blocks, with looks at {bounds}{usual}: told "
+        f"apart in {told} pairs; the interval leaves 1 out in {left_out}."
     ]
 
 

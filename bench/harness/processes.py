@@ -399,6 +399,26 @@ class Processes:
         return Worker(key, peer, reap)
 
 
+def answer_of(module: str, framework: str, arguments: list[str], *, allocator: str) -> str:
+    """The last line that `python -m module framework threads ...` prints, with the first flavour.
+
+    Raises SystemExit with the last line of its errors where it fails.
+    """
+    threads, flavour = machine.usable_threads(), FRAMEWORKS[framework].flavours[0]
+    done = subprocess.run(
+        [sys.executable, "-m", module, framework, str(threads), *arguments],
+        cwd=ROOT,
+        env=machine.process_environment(threads=threads, flavour=flavour, allocator=allocator),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        said = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+        raise SystemExit(f"{framework}: {said[-1]}")
+    return done.stdout.splitlines()[-1]
+
+
 def _lives(pid: int) -> bool:
     """Whether a process runs; one that ended and waits for its parent does not."""
     try:

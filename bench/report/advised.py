@@ -35,17 +35,18 @@ SHOWN = {
     ACCURACY: "to be more accurate",
 }
 LEGEND = (
-    "Named is what was shown to gain over its own baseline (“against”) and keeps accuracy: the "
-    "same work, or no worse than the task's margin by the bound of its interval. Ahead: the "
-    "framework whose named row, or plain code where none is named, was shown to be better. "
-    "Brackets hold 95% intervals."
+    f"Named is what was shown to gain over its own baseline (“against”), at least {DELTA:.0%} of "
+    "time, memory or size by the whole interval, and keeps accuracy: the same work, or no worse "
+    "than the task's margin by the bound of its interval. Ahead: the framework whose named row, or "
+    "plain code where none is named, was shown to be better. Brackets hold 95% intervals."
 )
 
 BRIEF_LEGEND = (
     "Gains over plain code of the same framework (x: times as fast), never of the other: that is "
-    "what “ahead” compares. They keep accuracy; “but” says why a row is not advised, and then its "
-    "framework's plain code is compared. Brackets hold 95% intervals. What each row is held "
-    "against stands in docs/report.md."
+    f"what “ahead” compares. Shown is at least {DELTA:.0%} of time, memory or size by the whole "
+    "interval. Gains keep accuracy; “but” says why a row is not advised, and then its framework's "
+    "plain code is compared. Brackets hold 95% intervals. What each row is held against stands in "
+    "docs/report.md."
 )
 
 

@@ -134,6 +134,11 @@ def test_the_terminal_s_lines_fit_and_what_is_left_is_counted():
             "none of 2 tried was shown to be faster; nearest changed: 1.01x (0.91–1.11)",
         ),
         (
+            [row(time=SLOWER), row("memory_format", time=(0.99, 0.9, 1.1), accuracy=LOST)],
+            "none of 2 tried was shown to be faster; nearest changed: 1.20 times the time "
+            "(1.10–1.30)",
+        ),
+        (
             [row(time=(17.0,))],
             "the one tried was not shown to be faster; changed: 17.0 times the time, one block, no "
             "interval",
