@@ -406,7 +406,22 @@ def _planned(state: State) -> str:
     begun = state.begun
     folder = begun.folder if begun else state.settings.results
     run = Run(state.plan, state.settings, folder, str, begun and begun.state)
-    return f"{run.describe()}{_busy(state)}\n\n{run.table()}"
+    return f"{run.describe()}{_cautions(state)}\n\n{run.table()}"
+
+
+def _cautions(state: State) -> str:
+    """What the plan's times do not know of this machine."""
+    return _busy(state) + _lacking(state.plan.durations.lacking)
+
+
+def _lacking(instructions: tuple[str, ...]) -> str:
+    """A warning where the plan's times are of a CPU with instructions that this one lacks."""
+    if not instructions:
+        return ""
+    return (
+        f"\n!! Times are of a CPU with {', '.join(instructions)}:\n"
+        "!! this one lacks them, and may take far longer."
+    )
 
 
 def _busy(state: State) -> str:
@@ -437,7 +452,7 @@ def _measure(state: State, speaker: Speaker) -> None:
         )
     except ValueError as error:
         raise _refused(f"{state.folder}: {error}") from None
-    speaker.plan(f"{run.describe()}{_busy(state)}")
+    speaker.plan(f"{run.describe()}{_cautions(state)}")
     try:
         state.results = run.measure()
     except OtherConditions as error:

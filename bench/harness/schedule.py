@@ -223,8 +223,6 @@ class Plan:
         time = f"first table after about {clock(first)}, all after {whole}"
         if taken_up:
             time = f"taken up where it ended: {whole} left"
-        if lacking := self.durations.lacking:
-            time += f" on a CPU with {', '.join(lacking)}, which this one lacks: expect more"
         return (
             f"{len(self.every)} cases, {len(shown)} programs, {len(played)} matches; "
             f"{blocks}{seeds}; {time}"
