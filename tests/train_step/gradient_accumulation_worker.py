@@ -139,11 +139,11 @@ def order():
 
 
 def peaks():
-    """Bytes that a step peaks above what was resident before it, in 8 parts and then in one."""
+    """Bytes that a step peaks above what was resident before it, in 16 parts and then in one."""
     found = {}
-    for parts in (8, 1):
+    for parts in (16, 1):
         step, (x, y) = own.activations(parts)
-        step(x[:8], y[:8])  # what only a first step needs
+        step(x[:16], y[:16])  # what only a first step needs
         before = memory.resident()
         if not memory.reset_peak():
             return None
