@@ -27,6 +27,7 @@ from bench.report.tables import markdown_table
 from shared.growth import LEAK
 
 RECORD, PAGE = ROOT / "docs" / "attacked.json", ROOT / "docs" / "attacked.md"
+PUBLISHED = ROOT / "docs" / "results.json"
 KILLED = "killed"
 
 _HEAD = """# The harness, attacked

@@ -352,7 +352,7 @@ def main(arguments: list[str] | None = None) -> int:
     live.add_argument("--resume", type=Path, metavar="FOLDER", help="go on where it ended")
     again = commands.add_parser("simulate", help="resample the noise of what was measured")
     again.add_argument("path", type=Path, help="a validation.json, or a record or its folder")
-    again.add_argument("--publish", action="store_true", help="make docs/attacked.md of a record's")
+    again.add_argument("--publish", action="store_true", help="make docs/attacked.md, of docs")
     past = commands.add_parser("replay", help="judge records as if their runs had ended early")
     past.add_argument("path", type=Path, nargs="+", help="a record, or its folder")
     bad = commands.add_parser("company", help="play pairs in bad company")
@@ -447,8 +447,8 @@ def _simulate(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int
         parser.error(f"{given.path} is no record, nor a validation.json of `measure`: {error}")
     if not all(len(own) > 1 for own in noise.values()) or not noise:
         parser.error(f"{given.path} holds too few blocks")
-    if given.publish and not record:
-        parser.error("--publish is of a record: `python -m bench.docs.validation` shows the rest")
+    if given.publish and file.resolve() != attacked.PUBLISHED:
+        parser.error("--publish is of the published record: `twinbench validate simulate docs`")
     times = {name: simulate.simulate(own, SEED) for name, own in noise.items()}
     for name, played in times.items():
         print(f"{name}: {simulate.summary(noise[name], played)}")

@@ -3,6 +3,7 @@
 import json
 import re
 from math import log
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -310,12 +311,13 @@ def test_simulate_publishes_what_it_found_of_a_record(file, monkeypatch, tmp_pat
     monkeypatch.setattr(validate.simulate.simulate, "__defaults__", (40,))
     monkeypatch.setattr(validate.attacked, "RECORD", tmp_path / "attacked.json")
     monkeypatch.setattr(validate.attacked, "PAGE", tmp_path / "attacked.md")
-    given = analyse(measured(TIMES, blocks=8, looks=None, sd=0.02)) | RUN
-    assert validate.main(["simulate", file(given), "--publish"]) == 0
+    given = file(analyse(measured(TIMES, blocks=8, looks=None, sd=0.02)) | RUN)
+    with pytest.raises(SystemExit, match="2"):  # since it is not the published one
+        validate.main(["simulate", given, "--publish"])
+    monkeypatch.setattr(validate.attacked, "PUBLISHED", Path(given).resolve())
+    assert validate.main(["simulate", given, "--publish"]) == 0
     page = validate.attacked.PAGE.read_text("utf-8")
     assert "| PyTorch ÷ TensorFlow | 1.50 | 100.0% | 0.0% | 0.0% |" in page
-    with pytest.raises(SystemExit, match="2"):
-        validate.main(["simulate", file(live()), "--publish"])
 
 
 @pytest.mark.parametrize("found", [[], {}, {"matches": [{}]}, {"matches": []}, live(blocks=0)])

@@ -77,6 +77,7 @@ BAD_TF = {
     "too_large": ('layers.Dense(8, activation="relu")', "layers.Dense(8), Huge()"),
     "wrong_size": BAD["wrong_size"],
     "other_numbers": BAD["other_numbers"],
+    "late_weights": ('layers.Dense(8, activation="relu")', "Late()"),
 }
 # What stands before a changed file, by the change.
 MODULES = {
@@ -106,6 +107,18 @@ import tensorflow as tf
 class Huge(tf.keras.layers.Layer):
     def call(self, x):
         return x + tf.reduce_sum(tf.random.uniform((tf.size(x), 5 * 10**12)))
+""",
+    },
+    "late_weights": {
+        "tf": """
+import tensorflow as tf
+class Late(tf.keras.layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = tf.keras.layers.Dense(8), tf.keras.layers.Dense(8)
+    def call(self, x, training=False):
+        x = self.first(x)
+        return self.second(x) if training else x
 """,
     },
 }

@@ -20,6 +20,7 @@ SAID = {
     "other_numbers": "gives other numbers each time: draw them from np.random.default_rng(seed)",
     "random": "the model draws random numbers in evaluation mode, too",
     "too_large": "a step at batch 8 does not fit into memory",
+    "late_weights": "2 weights of the model appear in training alone",
     "diverges": "choose a smaller learning rate",
     "evaluate_fails": "in evaluate IndexError",
     "fraction": "if that is a fraction, write margin = 0.01 into the file",

@@ -531,9 +531,14 @@ def refused() -> dict[str, list[str]]:
         model, _, loss_fn = tf_mixed()
         return model, tf.keras.optimizers.SGD(0.1, global_clipnorm=1.0), loss_fn
 
+    def scaling():
+        model, optimizer, loss_fn = tf_mixed()
+        return model, tf.keras.mixed_precision.LossScaleOptimizer(optimizer), loss_fn
+
     made = tf_mixed()[0]
     return {
         "clipping": said(data_parallel.one_process, build=clipping, replicas=1),
+        "scaling": said(data_parallel.one_process, build=scaling, replicas=1),
         "made already": said(data_parallel.apply_data_parallel, model=made),
     }
 

@@ -268,6 +268,8 @@ def test_what_would_differ_from_one_process_is_refused(evidence):
     words = evidence["tf"]
     assert words["clipping"][0] == words["made already"][0] == "NotImplementedError"
     assert words["clipping"][1].startswith("global_clipnorm: Keras 3 does this on each replica")
+    assert words["scaling"][0] == "NotImplementedError"
+    assert words["scaling"][1].startswith("LossScaleOptimizer: Keras 3 looks for overflow on each")
 
 
 # Bad input ------------------------------------------------------------------------------------

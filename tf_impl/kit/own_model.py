@@ -160,6 +160,7 @@ def check(own: OwnModel, model: tf.keras.Model, batch: tuple) -> dict:
     the loss takes (y, output), "has_optimizer": whether the file has one}.
     """
     x, y = batch
+    known = len(model.weights)
     with tf.GradientTape() as tape:
         output = _fits("model", lambda: _run(model, x, training=True), x)
         loss = _fits("loss_fn", lambda: own.loss(output, y), x)
@@ -169,6 +170,11 @@ def check(own: OwnModel, model: tf.keras.Model, batch: tuple) -> dict:
     if not math.isfinite(float(loss)):
         raise BadFile(
             f"the loss of the first batch is {float(loss)}: look at the data and the model"
+        )
+    if late := len(model.weights) - known:
+        raise BadFile(
+            f"{late} weights of the model appear in training alone, where no step would train "
+            "them: call the model once with training=True before you return it"
         )
     if not model.trainable_variables:
         raise BadFile("the model has no parameter that is trained")

@@ -26,7 +26,8 @@ Where the frameworks differ and why:
 - `fit` works under MirroredStrategy, and equals one device; under MultiWorkerMirroredStrategy that
   of Keras 3 fails (keras#20585), as its gradient accumulation does under both (#20582). One loop
   serves all of them here.
-- Keras 3 clips a replica's gradients before they are summed, so optimizers that clip are refused.
+- Keras 3 clips a replica's gradients, and looks for overflow in them, before they are summed, so
+  optimizers that clip and LossScaleOptimizer are refused.
 
 When it helps and when it hurts: it helps where a step is long beside the exchange of gradients,
 2 (n - 1) / n times their size through each link. Replicas on the cores of one CPU gain nothing.
@@ -64,7 +65,8 @@ def apply_data_parallel(
         synchronised_norm: let BatchNormalization see the global batch.
 
     Returns what the function does.
-    Raises NotImplementedError for a model that is made already, and an optimizer that clips.
+    Raises NotImplementedError for a model that is made already, and an optimizer that clips or
+    scales the loss.
     """
     if isinstance(model, tf.keras.Model):
         raise NotImplementedError("variables are mirrored where they are made: give the function")
@@ -236,6 +238,11 @@ def _made(build, synchronised_norm: bool = False) -> tuple:
                 raise NotImplementedError(
                     f"{name}: Keras 3 does this on each replica, before gradients are summed"
                 )
+        if hasattr(optimizer, "scale_loss"):
+            raise NotImplementedError(
+                "LossScaleOptimizer: Keras 3 looks for overflow on each replica, before gradients "
+                "are summed: train in bfloat16, which needs no scale"
+            )
     if synchronised_norm:
         synchronise_norms(model)
     # Its state is made here: what a step's graph makes can't be copied from replica to replica.
