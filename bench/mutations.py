@@ -23,7 +23,8 @@ from pathlib import Path
 from shared import scratch
 
 ROOT = Path(__file__).resolve().parents[1]
-LIMIT_S = 240.0  # for the tests of one fault
+SOUND_S = 1800.0  # for tests without a fault
+LIMIT_S, TIMES = 60.0, 3.0  # for those of a fault, or so many times what they take without it
 KILLED, SURVIVED, BROKEN = "killed", "survived", "broken"
 PASSED, FAILED = 0, 1  # pytest's exit statuses
 LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "results", "build")
@@ -47,7 +48,7 @@ def known() -> tuple:
     return FAULTS
 
 
-# What is drawn: in which files, and the tests that should notice, the fastest first.
+# What is drawn: in which files, and the tests that should notice.
 DRAWN = {
     "bench/analysis": ("tests/analysis", "tests/harness/test_record.py", "tests/report"),
     "bench/report": ("tests/report", "tests/analysis"),
@@ -81,7 +82,18 @@ def drawn(folder: str, count: int, seed: int) -> list[Drawn]:
         for number, _ in enumerate(_places(ast.parse(path.read_text("utf-8"))))
     ]
     chosen = random.Random(seed).sample(places, min(count, len(places)))
-    return [_drawn(path, number, DRAWN[folder]) for path, number in chosen]
+    return [_drawn(path, number, _tests(path, DRAWN[folder])) for path, number in chosen]
+
+
+def _tests(path: Path, places: tuple[str, ...]) -> tuple[str, ...]:
+    """The test files of these places, those of the file's own name first."""
+    files: list[Path] = []
+    for place in places:
+        files += (
+            sorted((ROOT / place).glob("test_*.py")) if (ROOT / place).is_dir() else [ROOT / place]
+        )
+    files.sort(key=lambda file: file.stem != f"test_{path.stem}")
+    return tuple(file.relative_to(ROOT).as_posix() for file in files)
 
 
 def _places(tree: ast.AST) -> list[tuple[ast.AST, int]]:
@@ -143,16 +155,19 @@ def plant(faults: Sequence, minutes: float | None = None) -> Iterator[tuple[obje
     with scratch.folder() as folder:
         tree = folder / "tree"
         shutil.copytree(ROOT, tree, ignore=LEFT_OUT)
-        sound = set()
+        sound: dict[frozenset[str], Outcome] = {}  # by tests, whatever their order
         for fault in faults:
-            before = None if fault.tests in sound else _run(tree, fault.tests, end)
+            tests = fault.tests
+            before = sound.get(frozenset(tests))
+            before = before or _run(tree, tests, min(end, time.monotonic() + SOUND_S))
             if time.monotonic() >= end:
                 return
-            if before and before.status != SURVIVED:
-                raise ValueError(f"{' '.join(fault.tests)}: fails without a fault ({before.how})")
-            sound.add(fault.tests)
+            if before.status != SURVIVED:
+                raise ValueError(f"{' '.join(tests)}: fails without a fault ({before.how})")
+            sound[frozenset(tests)] = before
+            limit = max(LIMIT_S, TIMES * before.seconds)
             with _planted(tree / fault.file, fault.old, fault.new):
-                outcome = _run(tree, fault.tests, end)
+                outcome = _run(tree, tests, min(end, time.monotonic() + limit))
             if time.monotonic() >= end:  # whose tests had less time than others
                 return
             yield fault, outcome
@@ -169,7 +184,7 @@ def _planted(path: Path, old: str, new: str) -> Iterator[None]:
 
 
 def _run(tree: Path, tests: Sequence[str], end: float) -> Outcome:
-    """Run tests in a tree: killed where one fails, or they take too long."""
+    """Run tests in a tree until `end`: killed where one fails, or they do not end by then."""
     start = time.monotonic()
     # Compiled code is found by the time and size of its source, which a fault may leave.
     own = {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -184,7 +199,7 @@ def _run(tree: Path, tests: Sequence[str], end: float) -> Outcome:
         text=True,
     )
     try:
-        said, _ = process.communicate(timeout=max(1.0, min(LIMIT_S, end - start)))
+        said, _ = process.communicate(timeout=max(1.0, end - start))
     except subprocess.TimeoutExpired:
         process.terminate()
         process.communicate()
