@@ -144,6 +144,9 @@ def test_faults_are_drawn_from_operators_and_numbers():
     for one in found:
         assert dumped(one.old) != dumped(one.new)
         assert all((ROOT / path).exists() for path in one.tests)
+        own = f"test_{Path(one.file).name}"  # where it has tests of its own, they come first
+        names = [Path(test).name for test in one.tests]
+        assert own not in names[1:]
 
 
 @pytest.mark.parametrize(
