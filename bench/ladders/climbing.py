@@ -2,7 +2,7 @@
 
 `ladder.json` holds every run as it was measured and is rewritten after each; what is kept and what
 it says follows from it by `rule.py`. A climb that was interrupted, at any moment, goes on with the
-run that it had begun.
+run that it had begun, and tries once more what had failed.
 """
 
 from __future__ import annotations
@@ -112,6 +112,8 @@ class Climb:
         with Processes(self.folder / "logs", **settings) as processes:
             self._conditions(processes)
             arrays, settings = self.ladder.materialise(self.data, self.ladder.task)
+            if self.record["resumed"]:
+                self._drop_failed()
             self._drop_halves()
             while wanted := self._next():
                 if self.end is not None and time.monotonic() >= self.end:
@@ -174,16 +176,18 @@ class Climb:
                 return wanted
         return self._missing(PARTS, {f: rule.parts_of(steps) for f, steps in climbs.items()})
 
+    def _drop_failed(self) -> None:
+        """Forget what failed, and what ran beside it: it is tried once more."""
+        self._drop({_pair(run) for run in self.record["runs"] if run["status"] == "FAILED"})
+
     def _drop_halves(self) -> None:
         """Forget the runs whose neighbours an interruption has cut off: they are made together."""
         if wanted := self._next():
             stage, block, programs = wanted
-            cut = {(stage, block, framework) for framework, _ in programs}
-            self.record["runs"] = [
-                run
-                for run in self.record["runs"]
-                if (run["stage"], run["block"], run["framework"]) not in cut
-            ]
+            self._drop({(stage, block, framework) for framework, _ in programs})
+
+    def _drop(self, pairs: set[tuple[str, int, str]]) -> None:
+        self.record["runs"] = [run for run in self.record["runs"] if _pair(run) not in pairs]
 
     def _missing(self, stage: str, programs: dict[str, list[Rungs]]) -> Wanted | None:
         """The runs of the first block of a stage that lacks some, in the order of that block."""
@@ -278,6 +282,11 @@ class Climb:
         own = [run for run in runs if tuple(run["rungs"]) == rungs] or runs
         values = [at(run, "metrics", name, "value") for run in own for name in figures]
         return max(filter(None, values), default=0.0)
+
+
+def _pair(run: dict) -> tuple[str, int, str]:
+    """Those runs are made together that have these in common."""
+    return run["stage"], run["block"], run["framework"]
 
 
 def at_task(ladder: Ladder, task: str) -> Ladder:

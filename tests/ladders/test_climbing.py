@@ -185,7 +185,10 @@ def test_a_climb_that_ends_before_it_begins_can_be_taken_up(results_folder, tmp_
 def test_a_climb_that_was_interrupted_goes_on_to_the_same_end(
     whole, fakes_in_module, results_folder, tmp_path
 ):
-    """In the middle of a pair, whose runs are then made together again; of two rungs."""
+    """In the middle of a pair, whose runs are then made together again; of two rungs.
+
+    So are those of which one had failed.
+    """
     record, number = begin(tmp_path), 7
     lines = []
 
@@ -199,6 +202,8 @@ def test_a_climb_that_was_interrupted_goes_on_to_the_same_end(
     left = climbing.load(tmp_path)
     assert len(left["runs"]) == number
     assert not left["finished"]
+    left["runs"][4] |= {"status": "FAILED", "reason": "probe: it was killed", "metrics": {}}
+    left["resumed"].append("now")
     ended, _ = climb(left, tmp_path, results_folder, SHORT)
     assert ended
     names = {rung.name for rung in SHORT.rungs}
