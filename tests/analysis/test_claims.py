@@ -11,10 +11,12 @@ import pytest
 from bench import claims as command
 from bench.analysis.analyse import analyse
 from bench.analysis.claims import (
+    CLAIM,
     FAILS,
     HOLDS,
     LEDGER,
     OPEN,
+    SOURCE,
     TOO_WIDE,
     check,
     judge,
@@ -339,6 +341,19 @@ def bad(change) -> str:
 )
 def test_a_bad_ledger_has_one_clear_line(change, words):
     assert words in bad(change)
+
+
+@pytest.mark.parametrize(
+    ("part", "field"),
+    [
+        *((None, field) for field in CLAIM),
+        *(("source", field) for field in SOURCE),
+        *(("rule", field) for field in ("variants", "figure", "read")),
+    ],
+)
+def test_what_a_claim_needs_is_missed(part, field):
+    said = bad(lambda claims: (claims[0][part] if part else claims[0]).pop(field))
+    assert said.endswith(f"{field} is missing")
 
 
 def test_the_command_says_in_one_line_what_is_wrong(tmp_path, capsys):

@@ -116,6 +116,15 @@ def test_a_comparison_that_no_run_can_make_is_refused(field, value):
 
 
 @pytest.mark.parametrize(
+    ("field", "value"), [("ratio", 1e-3), ("n", 1), ("look", 1), ("freedom", 0.5), ("sd", 10.0)]
+)
+def test_a_comparison_of_few_blocks_is_held(field, value):
+    results = json.loads(SMALL)
+    results["comparisons"][0][field] = value
+    assert refusal(results) is None
+
+
+@pytest.mark.parametrize(
     ("looks", "fine"),
     [
         (None, True),

@@ -1174,6 +1174,20 @@ def test_readme_draws_five_conclusions_at_most():
     assert "no GPU" in between
 
 
+def test_baselines_that_another_machine_turns_round_are_named():
+    """The pair that parts the most; of techniques, which part even more, none."""
+    here, there = record(), record()
+    for found in there["comparisons"]:
+        if found["kind"] == "framework":
+            turned = {"faster": "slower", "slower": "faster"}
+            ratio = 2.5 if found["task"] == "text-gpt" else 1.5
+            found |= {"verdict": turned.get(found["verdict"]), "ci": None}
+            found["ratio"] = ratio if found["variant"] == "fp32" else 9.0
+    (said,) = (each for each in readme.conclusions([here], there) if "Another CPU" in each)
+    assert re.search(r"is 0\.856 .*here for fp32 of text-gpt, batch 16, and 2\.5", said)
+    assert not any("Another CPU" in each for each in readme.conclusions([here], here))
+
+
 def test_readme_says_how_long_its_run_took():
     run = record() | {"seconds": {"total": 3010.0, "first_table": 290.0}}
     run["environment"] |= {"logical_cores": 6}
