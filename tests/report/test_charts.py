@@ -14,7 +14,7 @@ from bench.report.content import build
 from bench.report.curves import curves
 from bench.report.lifetimes import lifetimes
 from bench.report.page import blocks
-from bench.report.shapes import MOST_TICKS, letters, scale, spread_letters, tick_text
+from bench.report.shapes import MOST_TICKS, Scale, letters, scale, spread_letters, tick_text
 from bench.report.tradeoffs import on_front, tradeoffs
 from tests.report.test_report import TASKS, case, comparison, record, small
 
@@ -58,6 +58,21 @@ def test_a_log_scale_holds_its_values_and_has_ticks(values):
     assert ticks == sorted(ticks)
     assert len(ticks) <= MOST_TICKS
     assert all(9.99 <= made(tick) <= 90.01 for tick in ticks)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"),
+    [
+        (1, 10, [1, 2, 3, 5, 7, 10]),
+        (1, 100, [1, 2, 5, 10, 20, 50, 100]),
+        (1, 1e4, [1, 10, 100, 1e3, 1e4]),
+        (1e-3, 1e5, [1e-3, 0.1, 10, 1e3, 1e5]),
+        (1, 2.5, [1, 1.5, 2, 2.5]),  # less than three times: even ones
+        (0, 12, [0, 2, 4, 6, 8, 10, 12]),
+    ],
+)
+def test_ticks_are_round(low, high, ticks):
+    assert Scale(low, high, 0, 1, log=low > 0).ticks() == pytest.approx(ticks)
 
 
 def test_a_log_scale_gives_equal_room_to_equal_ratios():
