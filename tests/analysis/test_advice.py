@@ -271,6 +271,20 @@ def test_who_is_ahead_is_so_in_the_raw_samples():
     assert seen > 5
 
 
+def test_accuracy_is_asked_once_for_a_task_whatever_the_batch():
+    found = [each for each in FOUND if each.figure == ACCURACY]
+    asked = [(each.question.aim, each.task) for each in found]
+    assert len(asked) == len(set(asked)) > 1
+    run = planted(
+        row("distillation", time=SLOWER, accuracy=(3.0, 2.5, 3.5)),
+        row("quantization_aware_training", time=SLOWER, accuracy=(2.0, 1.5, 2.5)),
+    )
+    for case in run["cases"][2:]:
+        case["batch_size"] = 4
+    (one,) = [each for each in advice(run) if each.figure == ACCURACY]
+    assert (one.batch_size, one.sides[0].tried) == (None, 2)
+
+
 def test_a_realistic_model_comes_before_a_small_one_and_both_are_main():
     for aim in ("train faster", "predict faster", "train in less memory", "ship a smaller file"):
         sizes = [parameter_count(TASKS[e.task].model) for e in FOUND if e.question.aim == aim]

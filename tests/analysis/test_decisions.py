@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,10 @@ import pytest
 from bench.analysis import decisions
 from bench.analysis.decisions import GOALS, Figure, Limits, answer, works
 from bench.analysis.effects import NOT_COMPARABLE, Effects
+from bench.analysis.reading import load
 from tests.analysis.planted import planted
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 SIZES = {"ms": 1e-3, "s": 1, "MB": 1e6, "samples/s": 1, "points": 1}
 GAIN = (0.6, 0.58, 0.62)
@@ -230,6 +234,17 @@ def test_a_ratio_is_read_in_both_directions():
     (there, _), (back, _) = (Effects(run).between(*p, "time") for p in (pair, pair[::-1]))
     assert back.value == pytest.approx(1 / there.value)
     assert (back.low, back.high) == pytest.approx((1 / there.high, 1 / there.low))
+
+
+def test_ratios_of_the_published_record_are_inverse_in_the_other_direction():
+    pairs = [(work.ratios, pair) for work in works(load(DOCS)) for pair in work.ratios]
+    assert len(pairs) > 100
+    for ratios, (one, other) in pairs:
+        there, back = ratios[one, other], ratios[other, one]
+        assert back.ratio == pytest.approx(1 / there.ratio)
+        assert (back.ci is None) is (there.ci is None)
+        if there.ci:
+            assert back.ci == pytest.approx((1 / there.ci[1], 1 / there.ci[0]))
 
 
 def test_of_a_gpu_memory_is_what_its_allocator_counts():
