@@ -92,8 +92,9 @@ def keep(section: str, found: dict, part: str | None = None) -> None:
         stay = [row for row in before["rows"] if row[part] not in again]
         found = found | {"rows": stay + found["rows"]}
     record[section] = {"made": datetime.now(UTC).date().isoformat(), **found}
+    record = dict(sorted(record.items()))  # so that the page is that of the file
     made = page(record)
-    replace_file(RECORD, json.dumps(dict(sorted(record.items())), indent=1) + "\n")
+    replace_file(RECORD, json.dumps(record, indent=1) + "\n")
     replace_file(PAGE, made)
 
 
