@@ -535,10 +535,15 @@ def refused() -> dict[str, list[str]]:
         model, optimizer, loss_fn = tf_mixed()
         return model, tf.keras.mixed_precision.LossScaleOptimizer(optimizer), loss_fn
 
+    def constant():
+        model, _, loss_fn = tf_mixed()
+        return model, tf.keras.optimizers.SGD(0.1, loss_scale_factor=2.0), loss_fn
+
     made = tf_mixed()[0]
     return {
         "clipping": said(data_parallel.one_process, build=clipping, replicas=1),
         "scaling": said(data_parallel.one_process, build=scaling, replicas=1),
+        "a constant scale": said(data_parallel.one_process, build=constant, replicas=1),
         "made already": said(data_parallel.apply_data_parallel, model=made),
     }
 

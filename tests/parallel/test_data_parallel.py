@@ -268,8 +268,11 @@ def test_what_would_differ_from_one_process_is_refused(evidence):
     words = evidence["tf"]
     assert words["clipping"][0] == words["made already"][0] == "NotImplementedError"
     assert words["clipping"][1].startswith("global_clipnorm: Keras 3 does this on each replica")
-    assert words["scaling"][0] == "NotImplementedError"
-    assert words["scaling"][1].startswith("LossScaleOptimizer: Keras 3 looks for overflow on each")
+    for name in ("scaling", "a constant scale"):
+        assert words[name][0] == "NotImplementedError"
+        assert words[name][1].startswith(
+            "a scaled loss: Keras 3 looks for overflow on each replica"
+        )
 
 
 # Bad input ------------------------------------------------------------------------------------

@@ -238,9 +238,10 @@ def _made(build, synchronised_norm: bool = False) -> tuple:
                 raise NotImplementedError(
                     f"{name}: Keras 3 does this on each replica, before gradients are summed"
                 )
-        if hasattr(optimizer, "scale_loss"):
+        scales = isinstance(optimizer, tf.keras.mixed_precision.LossScaleOptimizer)
+        if scales or getattr(optimizer, "loss_scale_factor", None):
             raise NotImplementedError(
-                "LossScaleOptimizer: Keras 3 looks for overflow on each replica, before gradients "
+                "a scaled loss: Keras 3 looks for overflow on each replica, before gradients "
                 "are summed: train in bfloat16, which needs no scale"
             )
     if synchronised_norm:
