@@ -163,7 +163,7 @@ def _largest_batches(record: dict) -> list[str]:
         if case["technique"] != "batch_size_finder" or "budget_bytes" not in seen:
             continue
         largest, peak, rate = (
-            case["metrics"][name]["value"] for name in ("largest_batch", "peak", "samples_per_s")
+            case["metrics"][name]["value"] for name in ("largest_batch", "peak", "rate_at_largest")
         )
         why = LIMITS[seen["limit"]].format(budget=seen["budget_bytes"] / 1e9)
         text = f"{largest:,.0f} samples in {peak / 1e9:.2g} GB ({why}), {number(rate)} samples/s"

@@ -18,7 +18,9 @@ RARE = 0.01  # share of places at which a detector expects an object of a class,
 _LAST = {"resnet": ".conv1.bn.gamma", "bottleneck": ".conv2.bn.gamma"}
 
 
-def init_weights(spec: ModelSpec, seed: int) -> dict[str, np.ndarray]:
+def init_weights(
+    spec: ModelSpec, seed: int, *, zero_init_residual: bool = True
+) -> dict[str, np.ndarray]:
     """Draw float32 initial weights for `spec`: every parameter and BatchNorm's running statistics.
 
     Convolutions and dense kernels: He normal over the fan-in (He et al., 2015); transformer
@@ -28,12 +30,16 @@ def init_weights(spec: ModelSpec, seed: int) -> dict[str, np.ndarray]:
     head: normal with standard deviation 0.01, and biases by which each class is expected at one
     place in a hundred (Lin et al., 2017, section 4.1). Each tensor has a stream of its own, so that
     adding one changes no other.
+
+    zero_init_residual: without it a residual block's last scale is 1 as well. A model that only
+        predicts, as nobody's does in half of whose convolutions every weight is multiplied by 0:
+        its file would be smaller, and rounded otherwise.
     """
     weights = {}
     for name, shape in parameter_shapes(spec).items():
         stream = np.random.default_rng([seed, *hashlib.sha256(name.encode()).digest()])
         if name.endswith("gamma"):
-            last = _LAST.get(spec.family)
+            last = _LAST.get(spec.family) if zero_init_residual else None
             value = np.zeros(shape) if last and name.endswith(last) else np.ones(shape)
         elif name.endswith((".beta", ".bias")):
             value = np.zeros(shape)

@@ -15,6 +15,7 @@ from bench.analysis import accuracy
 from bench.analysis.accuracy import Accuracy
 from bench.analysis.decisions import family_of
 from bench.analysis.effects import Effect, Effects
+from bench.analysis.pairing import baseline
 from bench.analysis.prices import price
 from bench.analysis.values import at, is_number
 from bench.analysis.verdicts import DELTA
@@ -34,10 +35,12 @@ UPDATE = "optimizer_implementations"  # its step is the update alone
 class Row:
     """A row of the record that is no baseline, with its effects by figure, and its price.
 
-    An effect is a ratio to the own baseline, of which less is better; of accuracy it is in points.
+    An effect is a ratio to the own baseline, `base`, of which less is better; of accuracy it is in
+    points.
     """
 
     case: dict
+    base: dict | None
     technique: str
     effects: dict[str, Effect]
     accuracy: Accuracy
@@ -136,7 +139,8 @@ def _row(record: Record, effects: Effects, case: dict) -> Row:
     if family_of(technique) in OF_TRAINING or technique == "batch_size_finder":
         kept = Accuracy(True, asked=False)
     _, takes = price(case)
-    return Row(case, technique, dict(_effects(effects, case)), kept, takes)
+    base = baseline(case, record["cases"])
+    return Row(case, base, technique, dict(_effects(effects, case)), kept, takes)
 
 
 def _effects(effects: Effects, case: dict) -> Iterator[tuple[str, Effect]]:

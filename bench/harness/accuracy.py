@@ -79,7 +79,7 @@ class Training:
         A stage is (learning rate, epochs); it starts from what the file would hold after the one
         before, without momentum.
         """
-        self._find_work(case, seed)
+        self._find_work(case, seed, trains=True)
         models = self.kit.models
         for number, (learning_rate, epochs) in enumerate(stages):
             task = self.work.task

@@ -162,8 +162,15 @@ class Operations(Timing, Weighing, Training, Checking):
         return [name for name in found if name.partition(".")[0] not in sys.stdlib_module_names]
 
     def _find_work(
-        self, case: dict, seed: int, data: str | None = None, files: str | None = None
+        self,
+        case: dict,
+        seed: int,
+        data: str | None = None,
+        files: str | None = None,
+        *,
+        trains: bool = False,
     ) -> None:
+        """Import the case and set `work`; `trains`: it is trained from the weights of `seed`."""
         self._import(case)
         task, variant = TASKS.get(case["task"]), case["variant"]
         if own_model.is_prepared(data):
@@ -172,7 +179,8 @@ class Operations(Timing, Weighing, Training, Checking):
                 self.kit = self.impl.kit
             task, weights, data = self.impl.task, self.impl.weights, str(self.impl.folder)
         else:
-            weights = init_weights(task.model, seed)
+            trains = trains or case["mode"] == "train"
+            weights = init_weights(task.model, seed, zero_init_residual=trains)
         folder = Path(tempfile.mkdtemp())
         self.work = Work(
             task=task,
@@ -186,8 +194,10 @@ class Operations(Timing, Weighing, Training, Checking):
             files=Path(files) if files else folder,
         )
 
-    def _prepare(self, case: dict, seed: int, data: str, files: str | None = None) -> None:
-        self._find_work(case, seed, data=data, files=files)
+    def _prepare(
+        self, case: dict, seed: int, data: str, files: str | None = None, *, trains: bool = False
+    ) -> None:
+        self._find_work(case, seed, data=data, files=files, trains=trains)
         try:
             self.prepared = self.bench.prepare(self.impl, self.work)
         except ValueError as error:

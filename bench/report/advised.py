@@ -42,11 +42,11 @@ LEGEND = (
 )
 
 BRIEF_LEGEND = (
-    "Gains over plain code of the same framework (x: times as fast), never of the other: that is "
-    f"what “ahead” compares. Shown is at least {DELTA:.0%} of time, memory or size by the whole "
-    "interval. Gains keep accuracy; “but” says why a row is not advised, and then its framework's "
-    "plain code is compared. Brackets hold 95% intervals. What each row is held against stands in "
-    "docs/report.md."
+    "Gains over plain code of the same framework (x: times as fast), or over what is named; never "
+    f"over the other framework: that is what “ahead” compares. Shown is at least {DELTA:.0%} of "
+    "time, memory or size by the whole interval. Gains keep accuracy; “but” says why a row is not "
+    "advised, and then what it is held against is compared. Brackets hold 95% intervals. What each "
+    "row is held against stands in docs/report.md."
 )
 
 
@@ -191,9 +191,24 @@ def ahead(found: Advice) -> list[str]:
 
 def _plain_code(found: Advice) -> str:
     """Whose plain code is compared, though a row that would gain more stands beside it."""
-    plain_ones = [FRAMEWORKS[s.framework] for s in found.sides if s.tempting and not s.best]
-    every = len(plain_ones) == len(found.sides)
-    return "" if not plain_ones else "plain code" + ("" if every else f" of {plain_ones[0]}")
+    plain_ones = [side for side in found.sides if side.tempting and not side.best]
+    if not plain_ones:
+        return ""
+    first = plain_ones[0]
+    of_one = "" if len(plain_ones) == len(found.sides) else f" of {FRAMEWORKS[first.framework]}"
+    files = all(_is_file(side.plain) for side in plain_ones)
+    return (title(first.plain) if files else "plain code") + of_one
+
+
+def _is_file(case: dict) -> bool:
+    """Whether its predictions are those of a file that a compiler or runtime has made."""
+    return case.get("artifact_bytes") is not None
+
+
+def _over(row: Row, figure: str) -> str:
+    """Its baseline, where that is not the framework's plain code."""
+    named = row.base and (figure == RATE or (figure == TIME and _is_file(row.base)))
+    return f" over “{title(row.base)}”" if named else ""
 
 
 def table(listed: list[Advice], cases: list[dict]) -> Table:
@@ -294,6 +309,7 @@ def _short(found: Advice, side: Side) -> str:
     if not row:
         return _nothing(found, side)
     gain = gained(row.effects[found.figure], found.figure, SHORT)
+    gain += _over(row, found.figure)
     if found.provisional:
         gain += ", one block, no interval"
     takes = f", {row.takes}" if side.best and row.takes else ""

@@ -81,7 +81,7 @@ def probe(impl, work: Work, batches) -> dict[str, dict]:
     )
     return {
         "largest_batch": {"value": found.batch_size, "unit": "samples", "samples": None},
-        "samples_per_s": {"value": found.samples_per_s, "unit": "samples/s", "samples": None},
+        "rate_at_largest": {"value": found.samples_per_s, "unit": "samples/s", "samples": None},
         "peak": {"value": found.peak_bytes, "unit": "bytes", "samples": None},
         "evidence": {
             "limit": found.limit,

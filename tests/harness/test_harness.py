@@ -37,7 +37,7 @@ from bench.harness import (
     worker,
 )
 from bench.harness.matches import Match, configure, parent_key
-from bench.harness.plan import Effort, Prepared
+from bench.harness.plan import Effort, Prepared, Workload
 from bench.harness.processes import Failed, ParentKey, Processes, TimeLimits
 from bench.harness.selection import cases_of
 from shared import datasets
@@ -535,6 +535,22 @@ def test_what_a_case_is_composed_of_is_imported_with_it(monkeypatch, tmp_path):
     bench.impl = importlib.import_module(package.name)
     bench._import(case.message())
     assert "composed_impl.part" in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("mode", "how", "zeros"),
+    [("train", {}, 8), ("predict", {}, 0), ("predict", {"trains": True}, 8)],
+)
+def test_only_what_trains_has_the_scales_of_zero_that_training_begins_with(mode, how, zeros):
+    """A file of predictions would be smaller by every convolution behind which one stands."""
+    workload = Workload("photos-resnet18", "small", mode=mode)
+    technique = replace(faulty.TECHNIQUE, workloads=(workload,))
+    case = cases_of(technique, "tests.harness.faulty", "default")[0]
+    bench = worker.Operations()
+    bench.impl = importlib.import_module("tests.harness.fake_impl")
+    bench._find_work(case.message(), 0, **how)
+    scales = [value for name, value in bench.work.weights.items() if name.endswith("gamma")]
+    assert sum(not value.any() for value in scales) == zeros
 
 
 def test_a_waiting_worker_uses_no_cpu(started, digits):

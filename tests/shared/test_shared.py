@@ -96,6 +96,16 @@ def test_kernels_are_he_normal():
     assert kernel.std() == pytest.approx((2 / (9 * 64)) ** 0.5, rel=0.02)
 
 
+@pytest.mark.parametrize("task", ["digits-resnet20", "photos-resnet18", "photos-resnet50"])
+def test_a_model_that_predicts_has_no_convolution_that_is_multiplied_by_zero(task):
+    spec = TASKS[task].model
+    trained = init_weights(spec, seed=0)
+    predicting = init_weights(spec, seed=0, zero_init_residual=False)
+    zeros = {name for name, value in trained.items() if name.endswith("gamma") and not value.any()}
+    assert zeros == {n for n in trained if not np.array_equal(trained[n], predicting[n])} != set()
+    assert all((predicting[name] == 1).all() for name in zeros)
+
+
 def test_checksum_sees_values_shapes_and_names():
     weights = init_weights(SPECS["digits-cnn"], seed=0)
     reference = checksum(weights)
