@@ -49,7 +49,7 @@ SECTIONS = (
 )
 SETTING_TYPES = {"str", "int", "float", "bool", "tuple"}
 MOST_LINES_A_FUNCTION = 60
-MOST_FILES_TO_COPY = 2  # with a technique, beside other techniques
+MOST_FILES_TO_COPY = 3  # with a technique, beside other techniques
 RUNTIMES = {"onnx", "onnxruntime", "onnxscript", "tf2onnx", "openvino", "ai_edge_litert"}
 
 

@@ -22,7 +22,8 @@ ROUNDING = 1e-5  # relative; the first losses of bfloat16 are up to 1e-4 apart
 class Accuracy:
     """What a row does to its baseline's accuracy. `kept` is None where it was not measured.
 
-    `asked`: not where nothing is trained or predicted in another way.
+    `asked`: not where nothing is trained or predicted in another way. `proven_on`: another task, on
+    which alone its losses were shown to be its baseline's.
     """
 
     kept: bool | None
@@ -31,6 +32,7 @@ class Accuracy:
     mean: float | None = None
     ci: list[float] | None = None
     metric: str | None = None
+    proven_on: str | None = None
 
     @property
     def lost(self) -> bool:
@@ -67,7 +69,9 @@ def of(case: dict, cases: list[dict], tasks: dict, allowed: float | None = None)
     if not at(case, "certificate", "losses"):
         proven = [s for s in _siblings(case, cases) if at(s, "certificate", "losses")]
         if proven and all(_exact(s, cases, tasks) for s in proven):
-            return Accuracy(True, exact=True)
+            others = {other["task"] for other in proven}
+            proven_on = None if case["task"] in others else ", ".join(sorted(others))
+            return Accuracy(True, exact=True, proven_on=proven_on)
     return Accuracy(None)
 
 

@@ -29,7 +29,7 @@ from bench.report.tables import escape, markdown_table
 from shared.specs import TASKS, parameter_count, train_step_flops
 
 FOLDER = ROOT / "docs" / "techniques"
-SHOWN = ("speed", "ratios", "accuracy", "probed", "rates")  # tables of a page's results
+SHOWN = ("speed", "ratios", "cost", "accuracy", "probed", "rates")  # tables of a page's results
 SECTIONS = (
     "What it changes",
     "Its twin",
@@ -57,10 +57,16 @@ class Side:
 
 @dataclass(frozen=True)
 class Function:
-    """A public function of both files. `does`: (framework or None, its docstring's first line)."""
+    """A public function of both files.
+
+    `does`, `more`: (framework or None, its docstring's first paragraph, or the rest). `alone`:
+    (framework, settings that the other's does not have).
+    """
 
     call: str
     does: list[tuple[str | None, str]]
+    more: list[tuple[str | None, str]]
+    alone: list[tuple[str, str]]
 
 
 def pages() -> dict[str, str]:
@@ -188,7 +194,7 @@ def _side(framework: str, technique: Technique) -> Side:
 
 
 def needed(path: str) -> list[str]:
-    """The files that a file imports when it is imported, and those that these import."""
+    """The files that a file imports, but in its `main`, and those that these import."""
     found, new = {path}, [path]
     while new:
         files = sorted(_imported(new.pop()) - found)
@@ -199,9 +205,11 @@ def needed(path: str) -> list[str]:
 
 @cache
 def _imported(path: str) -> frozenset[str]:
-    """The files of this repository that a file imports when it is imported."""
+    """The files of this repository that a file imports, but in its `main`."""
     tree = ast.parse((ROOT / path).read_text("utf-8"))
-    froms = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module]
+    parts = [part for part in tree.body if getattr(part, "name", "") != "main"]
+    nodes = [node for part in parts for node in ast.walk(part)]
+    froms = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
     names = [name for node in froms for name in _modules(node)]
     own = {f"{name.replace('.', '/')}.py" for name in names}
     return frozenset(file for file in own if (ROOT / file).is_file())
@@ -244,10 +252,23 @@ def _functions(sides: list[Side]) -> list[Function]:
     for name in dict.fromkeys([*public[0], *public[1]]):
         having = [side for side, own in zip(sides, public, strict=True) if name in own]
         nodes = [own[name] for own in public if name in own]
-        texts = [_first_paragraph(node) for node in nodes]
-        said = _of_each(having, texts) if len(having) > 1 else [(having[0].title, *texts)]
-        found.append(Function(f"{name}({_parameters(nodes[0].args)})", said))
+        first, rest = zip(*map(_paragraphs, nodes), strict=True)
+        settings = [_settings(node.args) for node in nodes]
+        shared = set.intersection(*map(set, settings))
+        alone = [
+            (side.title, ", ".join(text for key, text in own.items() if key not in shared))
+            for side, own in zip(having, settings, strict=True)
+        ]
+        call = f"{name}({_parameters(nodes[0].args, shared)})"
+        alone = [(title, text) for title, text in alone if text]
+        found.append(Function(call, _said(having, first), _said(having, rest), alone))
     return found
+
+
+def _said(having: list[Side], texts: tuple[str, ...]) -> list[tuple[str | None, str]]:
+    """What those who have a function say of it; nothing of those who say nothing."""
+    said = _of_each(having, texts) if len(having) > 1 else [(having[0].title, *texts)]
+    return [(title, text) for title, text in said if text]
 
 
 def _public(source: str) -> dict[str, ast.FunctionDef]:
@@ -258,17 +279,30 @@ def _public(source: str) -> dict[str, ast.FunctionDef]:
     }
 
 
-def _parameters(given: ast.arguments) -> str:
-    """The parameters with their defaults, without their types, which are each framework's own."""
+def _parameters(given: ast.arguments, shared: set[str]) -> str:
+    """The parameters with their defaults, without their types, which are each framework's own.
+
+    `shared`: the settings that are among them.
+    """
     bare = ast.parse(f"def f({ast.unparse(given)}): ...").body[0].args
+    pairs = zip(bare.kwonlyargs, bare.kw_defaults, strict=True)
+    kept = [(setting, default) for setting, default in pairs if setting.arg in shared]
+    bare.kwonlyargs, bare.kw_defaults = [s for s, _ in kept], [default for _, default in kept]
     for argument in (*bare.posonlyargs, *bare.args, *bare.kwonlyargs):
         argument.annotation = None
     return ast.unparse(bare)
 
 
-def _first_paragraph(node: ast.FunctionDef) -> str:
-    """What its docstring begins with."""
-    return _words((ast.get_docstring(node) or "").partition("\n\n")[0])
+def _settings(given: ast.arguments) -> dict[str, str]:
+    """The keyword-only parameters, each with its default."""
+    pairs = zip(given.kwonlyargs, given.kw_defaults, strict=True)
+    return {s.arg: f"{s.arg}={ast.unparse(d)}" if d else s.arg for s, d in pairs}
+
+
+def _paragraphs(node: ast.FunctionDef) -> tuple[str, str]:
+    """What its docstring begins with, and the rest of it."""
+    first, _, rest = (ast.get_docstring(node) or "").partition("\n\n")
+    return _words(first), rest
 
 
 # What is measured ---------------------------------------------------------------------------------

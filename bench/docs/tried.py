@@ -223,9 +223,11 @@ def _by_hand(record: dict) -> Table:
         ours, hand = found["try"], found["by_hand"]
         meet = ours["ci"] and ours["ci"][0] <= hand["ci"][1] and hand["ci"][0] <= ours["ci"][1]
         figures = [ratio(one["ratio"], one["ci"]) for one in (ours, hand, found["as_installed"])]
-        rows.append([name.removesuffix(".py"), technique, *figures, "yes" if meet else "no"])
+        plain = [number(1e3 * one["plain_s"]) for one in (hand, found["as_installed"])]
+        meeting = "yes" if meet else "no"
+        rows.append([name.removesuffix(".py"), technique, *figures, meeting, *plain])
     titles = ["model", "technique", "twinbench try", "by hand", "by hand, allocator as installed"]
-    titles.append("first two intervals meet")
+    titles += ["first two intervals meet", "plain step by hand [ms]", "the same, as installed [ms]"]
     return Table("", [Column("", title, right=False) for title in titles], rows)
 
 

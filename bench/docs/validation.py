@@ -19,12 +19,24 @@ from scipy import stats
 
 from bench.analysis.bounds import LOOKS
 from bench.analysis.reading import FRAMEWORKS
+from bench.analysis.verdicts import Interval, t_interval
 from bench.harness.folders import replace_file
 from bench.harness.processes import ROOT
 from bench.report.blocks import Column, Table
 from bench.report.figures import MISSING, number
 from bench.report.tables import markdown_table
-from bench.validate import COPIES, PLANTED, SIDES, WORKLOADS, Judged, failures, judged, moved
+from bench.validate import (
+    CONTROLS,
+    COPIES,
+    PLANTED,
+    SIDES,
+    WORKLOADS,
+    Judged,
+    failures,
+    judged,
+    moved,
+    workload_of,
+)
 
 RECORD, PAGE = ROOT / "docs" / "validation.json", ROOT / "docs" / "validation.md"
 KINDS = {"control": "equal work"} | {
@@ -53,10 +65,21 @@ decided at the first look, since they had looked small; that alone makes them lo
 """
 
 
+_PARENTS = """\
+## Workers of two parents
+
+In a block all workers are forked from two parents, and each pair has one of either. What the workers
+of a parent have in common, such as where its libraries lie in memory, is drawn anew in each block,
+and all pairs of the block show it alike: pairs of one kind of work are not told apart one by one.
+Equal work, mean of the block, the second parent's workers over the first's, with 95% intervals:
+"""
+
+
 def page(found: dict) -> str:
     """The page, from the record alone."""
     environment = found["environment"]
-    machine = f"{environment['cpu']}, {environment['threads']} cores"
+    kind = ", ".join([environment["cpu"], *environment["isa"][-1:]])
+    machine = f"{kind}, {environment['threads']} cores"
     whole, early = judged(found), judged(found, LOOKS[:2])
     lines = [_HEAD.format(machine=machine), markdown_table(_verdicts(whole, early)).strip(), ""]
     lines += [
@@ -68,6 +91,7 @@ def page(found: dict) -> str:
     lines += [f"- {line[0].upper()}{line[1:]}." for line in moved(found)]
     lines += [f"- {line[0].upper()}{line[1:]}." for line in failures(found)]
     lines += ["", _STAYED] if lines[-1] else []
+    lines += ["", _PARENTS, *_second_parents(found)]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -132,6 +156,38 @@ def _workloads(every: list[Judged]) -> Table:
         rows.append(row)
     heads = [f"{KINDS[kind]}:\ntold apart" for kind in kinds]
     return Table("", [Column("", "workload", right=False), *(Column("", h) for h in heads)], rows)
+
+
+def _second_parents(found: dict) -> list[str]:
+    """A line for each kind of work, and how many leave 1 out."""
+    every = _parents(found)
+    rows = []
+    for side, workload, one in every:
+        value, low, high = (f"{np.exp(part):.3f}" for part in (one.mean, one.low, one.high))
+        rows.append([TITLES[side], _named(workload), f"{value} ({low}–{high})", str(one.n)])
+    titles = ["framework", "workload", "second parent ÷ first", "blocks"]
+    table = Table("", [Column("", title, right=False) for title in titles], rows)
+    out = sum(not one.low <= 0 <= one.high for *_, one in every)
+    chance = 1 - stats.binom.cdf(out - 1, len(every), 0.05)
+    said = (
+        f"{out} of {len(every)} intervals leave 1 out; where parents are alike, so many or more do "
+        f"in {chance:.0%} of such measurements."
+    )
+    return [markdown_table(table).strip(), "", said]
+
+
+def _parents(found: dict) -> list[tuple[str, str, Interval]]:
+    """The log of what the second parent's workers took over the first's, by side and workload."""
+    kinds: dict[tuple[str, str], dict[int, list[float]]] = {}
+    for match in found["matches"]:
+        blocks = kinds.setdefault((match["framework"], workload_of(match)), {})
+        for number, times in enumerate(match["blocks"]):
+            equal = [times[f"same{n}"] for n in range(CONTROLS + 1) if f"same{n}" in times]
+            if len(equal) == CONTROLS + 1:  # they take turns
+                apart = float(np.mean(equal[1::2]) - np.mean(equal[::2]))
+                blocks.setdefault(number, []).append(apart)
+    means = {kind: [float(np.mean(each)) for each in own.values()] for kind, own in kinds.items()}
+    return [(*kind, t_interval(own)) for kind, own in sorted(means.items()) if len(own) > 1]
 
 
 def _named(workload: str) -> str:

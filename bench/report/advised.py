@@ -45,8 +45,9 @@ BRIEF_LEGEND = (
     "Gains over plain code of the same framework (x: times as fast), or over what is named; never "
     f"over the other framework: that is what “ahead” compares. Shown is at least {DELTA:.0%} of "
     "time, memory or size by the whole interval. Gains keep accuracy; “but” says why a row is not "
-    "advised, and then what it is held against is compared. Brackets hold 95% intervals. What each "
-    "row is held against stands in docs/report.md."
+    "advised, and then what it is held against is compared. Brackets hold 95% intervals, of memory "
+    "by the scatter of the rows that had several processes. What each row is held against stands in "
+    "docs/report.md."
 )
 
 
@@ -312,6 +313,6 @@ def _short(found: Advice, side: Side) -> str:
     gain += _over(row, found.figure)
     if found.provisional:
         gain += ", one block, no interval"
-    takes = f", {row.takes}" if side.best and row.takes else ""
-    takes = takes if side.best else f", but {_reason(side)}"
-    return f"{short_name_of(row.case)}: {gain}{takes}"
+    proven = accuracy_of(row.accuracy) if row.accuracy.proven_on else ""
+    beside = [proven, row.takes] if side.best else [f"but {_reason(side)}"]
+    return ", ".join(filter(None, [f"{short_name_of(row.case)}: {gain}", *beside]))

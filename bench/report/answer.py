@@ -88,7 +88,7 @@ def accuracy_of(found: Accuracy) -> str:
     if not found.asked:
         return ""
     if found.exact:
-        return "same work"
+        return "same work" + (f", proven on {found.proven_on}" if found.proven_on else "")
     if found.mean is None:
         return "accuracy not measured"
     change = plus_minus(found.mean, found.ci, signed=True)

@@ -95,7 +95,7 @@ def cost(rows: Rows) -> Table | None:
     heads = ["cold\n[s]", "warm\n[s]", "of peak\n[%]", "memory\n[MB]"]
     heads += ["GPU\n[MB]"] if device else []
     title = "First call, share of the machine's peak, memory above import"
-    return _side_by_side(title, heads, rows, figures)
+    return _side_by_side(title, heads, rows, figures, name="cost")
 
 
 def energy(rows: Rows) -> Table | None:

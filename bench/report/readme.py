@@ -7,11 +7,14 @@ can tell whether the page is theirs.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from bench.analysis.advice import advice
+from markupsafe import Markup
+
+from bench.analysis.advice import Advice, Side, advice
 from bench.analysis.decisions import (
     GOALS,
     TRAIN,
@@ -19,18 +22,22 @@ from bench.analysis.decisions import (
     Option,
     Work,
     answer,
+    families,
+    family_of,
     works,
 )
 from bench.analysis.reading import FRAMEWORKS
 from bench.analysis.values import at, is_number
 from bench.report import advised, gains, svg
 from bench.report.answer import figure_of
+from bench.report.blocks import Table
 from bench.report.content import machine_words, measured, run_line, warnings
 from bench.report.figures import ratio
 from bench.report.replace import write_atomically
 from bench.report.tables import advised_table, escape
 
 BEGIN, END = "<!-- table:begin -->", "<!-- table:end -->"
+PAGES = "docs/techniques"
 CHART = "docs/gains"  # beside README.md; -light.svg and -dark.svg follow
 FEW, MANY = 1_000, 100_000  # steps of training for which a sentence compares the advice
 
@@ -111,11 +118,33 @@ def _picture(title: str) -> str:
 def _tables(run: Record) -> list[str]:
     """The main aims in few words, and all others folded; report.md has the same in full."""
     shown, more = advised.split(advice(run))
-    made = [advised_table(advised.brief(shown))] if shown else []
+    made = [advised_table(_brief(shown))] if shown else []
     if more:
         head = f"<details><summary>{len(more)} more: other work, or nothing gained</summary>"
-        made.append(f"{head}\n\n{advised_table(advised.brief(more))}\n</details>")
+        made.append(f"{head}\n\n{advised_table(_brief(more))}\n</details>")
     return made
+
+
+def _brief(listed: list[Advice]) -> Table:
+    """What to use in few words, each row's name a link to the page of its technique."""
+    table = advised.brief(listed)
+    rows = []
+    for found, (work, *cells) in zip(listed, table.rows, strict=True):
+        sides = {side.framework: side for side in found.sides}
+        *own, ahead = cells
+        linked = [
+            _linked(cell, sides.get(name)) for name, cell in zip(FRAMEWORKS, own, strict=True)
+        ]
+        rows.append([work, *linked, ahead])
+    return replace(table, rows=rows)
+
+
+def _linked(cell: str, side: Side | None) -> str:
+    row = side and (side.best or side.tempting or side.nearest)
+    if not row or row.technique not in families():
+        return cell
+    name, page = escape(advised.short_name_of(row.case)), f"{family_of(row.technique)}/{row.technique}"
+    return Markup(escape(cell).replace(name, f"[{name}]({PAGES}/{page}.md)", 1))
 
 
 # Conclusions -------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ operators that it lacks. Check an export against its model on real data before i
 Run it alone: `python -m pt_impl.deployment.export` prints how far the files' predictions are from
 the model's, and how long they take.
 
-Copy with it: `pt_impl/kit/programs.py`, `shared/runtimes.py`.
+Copy with it: `pt_impl/kit/programs.py`, `shared/onnx_quantization.py`, `shared/runtimes.py`.
 """
 
 import shutil
@@ -48,7 +48,6 @@ from shared import runtimes
 # The most that a file's outputs may be from the model's, in relative L2: kernels round otherwise,
 # and what int8 loses is the user's to judge, unless little is left.
 MOST_APART = {"float32": 1e-3, "int8": 0.5}
-_QUANTIZER = "shared.onnx_quantization", "onnxruntime"  # and the package that it needs
 
 
 def export_onnx(
@@ -98,7 +97,9 @@ def export_onnx(
         program.save(str(draft), external_data=False)
         _check(runtimes.load_onnx, draft, flat, "float32")
         if batches is not None:
-            runtimes.package(*_QUANTIZER).replace(draft, batches)
+            from shared import onnx_quantization
+
+            onnx_quantization.replace(draft, batches)
             _check(runtimes.load_onnx, draft, flat, "int8")
     return Path(path)
 

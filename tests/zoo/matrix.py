@@ -25,6 +25,7 @@ from tests.zoo.foreign import TRAITS
 
 RECORD, PAGE = ROOT / "docs" / "any_model.json", ROOT / "docs" / "any_model.md"
 FRAMEWORKS = {"pt": "PyTorch", "tf": "TensorFlow (Keras 3)"}
+IN_PART = "in part"  # a cell that works, of which a variant is refused
 LIMIT_S = 300  # for a cell: one that compiles takes a minute, on a busy machine more
 
 
@@ -271,8 +272,9 @@ _HEAD = """# Does a technique work with a model like mine?
 
 The techniques of the train step, of compression and of deployment were applied, unchanged, to
 {models} that they were not written for, and compared with plain framework code; parallel ones,
-the batch-size finder and memory format to some of them. Find your technique; what has a number less
-than all is explained [below](#what-is-refused-and-why), before anything of the model has changed.
+the batch-size finder and memory format to some of them. Find your technique; what works in part, or
+with fewer than all, is explained [below](#what-is-refused-and-why). What is refused is refused
+before anything of the model has changed.
 
 """
 _MEANING = """
@@ -280,7 +282,7 @@ _MEANING = """
 of all weights and statistics, to the rounding of float32, which is measured for each model, or in
 float64 where plain code in float32 is itself off by more than half a percent{exact}); where
 it changes the mathematics, it is as near to the model as plain rounding is, or does what its
-definition says. Input pipelines take no model and are not here. What starts processes (the parallel
+definition says. *In part*: some of its variants are refused, such as one file format. Input pipelines take no model and are not here. What starts processes (the parallel
 techniques, the batch-size finder) is applied to a few small models, memory format to models of
 images: others have nothing to convert, and it says so. Made by `python -m tests.zoo`
 from [any_model.json](any_model.json); a test holds both together.
@@ -324,12 +326,13 @@ def _in_float64(cells: dict) -> str:
 
 
 def _told(found: dict[str, dict]) -> str:
-    """How many models a technique works with, and the few others."""
+    """How many models a technique works with, of them how many in part, and the few others."""
     others = [model for model, cell in found.items() if cell["status"] != WORKS]
-    if not others:
-        return f"all {len(found)}"
-    named = f": not {', '.join(others)}" if len(others) <= 3 else ""
-    return f"{len(found) - len(others)} of {len(found)}{named}"
+    parts = sum(_mark(cell) == IN_PART for cell in found.values())
+    worked = len(found) - len(others)
+    told = f"{worked} of {len(found)}" if others else f"all {len(found)}"
+    told += f" ({parts} in part)" if parts else ""
+    return told + (f": not {', '.join(others)}" if 0 < len(others) <= 3 else "")
 
 
 def _traits() -> Iterator[str]:
@@ -372,7 +375,7 @@ def _mark(cell: dict | None) -> str:
     if cell is None:
         return ""
     part = any(variant["status"] == REFUSED for variant in cell.get("variants", {}).values())
-    return "in part" if cell["status"] == WORKS and part else cell["status"]
+    return IN_PART if cell["status"] == WORKS and part else cell["status"]
 
 
 def _escaped(text: str) -> str:

@@ -31,7 +31,7 @@ Check an export against its model on real data before it is used.
 Run it alone: `python -m tf_impl.deployment.export` prints how far the files' predictions are from
 the model's, and how long they take.
 
-Copy with it: `shared/runtimes.py`, `tf_impl/kit/programs.py`.
+Copy with it: `shared/onnx_quantization.py`, `shared/runtimes.py`, `tf_impl/kit/programs.py`.
 """
 
 import json
@@ -55,7 +55,6 @@ from tf_impl.kit.programs import call, input_names, named_tensors
 # and what int8 loses is the user's to judge, unless little is left.
 MOST_APART = {"float32": 1e-3, "float16": 2e-2, "int8": 0.5}
 _OPSET = 18  # the newest that tf2onnx 1.17 writes
-_QUANTIZER = "shared.onnx_quantization", "onnxruntime"  # and the package that it needs
 
 
 def export_onnx(
@@ -109,7 +108,9 @@ def export_onnx(
         draft.write_bytes(file.SerializeToString())
         _check(runtimes.load_onnx, draft, graph, "float32")
         if batches is not None:
-            runtimes.package(*_QUANTIZER).replace(draft, batches)
+            from shared import onnx_quantization
+
+            onnx_quantization.replace(draft, batches)
             _check(runtimes.load_onnx, draft, graph, "int8")
     return Path(path)
 
