@@ -68,10 +68,10 @@ decided at the first look, since they had looked small; that alone makes them lo
 _PARENTS = """\
 ## Workers of two parents
 
-In a block all workers are forked from two parents, and each pair has one of either. What the workers
-of a parent have in common, such as where its libraries lie in memory, is drawn anew in each block,
-and all pairs of the block show it alike: pairs of one kind of work are not told apart one by one.
-Equal work, mean of the block, the second parent's workers over the first's, with 95% intervals:
+In a block all workers are forked from two parents, and each pair has one of either. What the
+workers of a parent have in common, such as where its libraries lie in memory, is drawn anew in each
+block, and all pairs of the block show it alike: pairs of one kind of work are not told apart one
+by one. Equal work, mean of the block, second parent's workers over the first's, 95% intervals:
 """
 
 
@@ -181,11 +181,11 @@ def _parents(found: dict) -> list[tuple[str, str, Interval]]:
     kinds: dict[tuple[str, str], dict[int, list[float]]] = {}
     for match in found["matches"]:
         blocks = kinds.setdefault((match["framework"], workload_of(match)), {})
-        for number, times in enumerate(match["blocks"]):
+        for block, times in enumerate(match["blocks"]):
             equal = [times[f"same{n}"] for n in range(CONTROLS + 1) if f"same{n}" in times]
             if len(equal) == CONTROLS + 1:  # they take turns
                 apart = float(np.mean(equal[1::2]) - np.mean(equal[::2]))
-                blocks.setdefault(number, []).append(apart)
+                blocks.setdefault(block, []).append(apart)
     means = {kind: [float(np.mean(each)) for each in own.values()] for kind, own in kinds.items()}
     return [(*kind, t_interval(own)) for kind, own in sorted(means.items()) if len(own) > 1]
 

@@ -46,8 +46,8 @@ BRIEF_LEGEND = (
     f"over the other framework: that is what “ahead” compares. Shown is at least {DELTA:.0%} of "
     "time, memory or size by the whole interval. Gains keep accuracy; “but” says why a row is not "
     "advised, and then what it is held against is compared. Brackets hold 95% intervals, of memory "
-    "by the scatter of the rows that had several processes. What each row is held against stands in "
-    "docs/report.md."
+    "by the scatter of the rows that had several processes. What each row is held against stands "
+    "in docs/report.md."
 )
 
 

@@ -143,8 +143,9 @@ def _linked(cell: str, side: Side | None) -> str:
     row = side and (side.best or side.tempting or side.nearest)
     if not row or row.technique not in families():
         return cell
-    name, page = escape(advised.short_name_of(row.case)), f"{family_of(row.technique)}/{row.technique}"
-    return Markup(escape(cell).replace(name, f"[{name}]({PAGES}/{page}.md)", 1))
+    name = escape(advised.short_name_of(row.case))
+    page = f"{PAGES}/{family_of(row.technique)}/{row.technique}.md"
+    return Markup(escape(cell).replace(name, f"[{name}]({page})", 1))
 
 
 # Conclusions -------------------------------------------------------------------------------------

@@ -84,10 +84,11 @@ def _normalise(norm: _BatchNorm, local: Callable, x: Tensor) -> Tensor:
     """Do what nn.SyncBatchNorm does, which upstream has for GPUs alone.
 
     The mean first and then the variance around it: two exchanges, but no difference of two large
-    numbers.
+    numbers. Half-width inputs are normalised in float32, as nn.BatchNorm does it.
     """
     if not norm.training:
         return local(x)
+    given, x = x.dtype, x if x.dtype == torch.float64 else x.float()
     axes, shape = [0, *range(2, x.ndim)], [1, -1] + [1] * (x.ndim - 2)
     sums = _Sum.apply(torch.cat([x.sum(axes), x.new_tensor([x.numel() / x.shape[1]])]))
     count = sums[-1].detach()
@@ -97,7 +98,8 @@ def _normalise(norm: _BatchNorm, local: Callable, x: Tensor) -> Tensor:
     if norm.track_running_stats:
         _track(norm, mean, variance * (count / (count - 1)))
     y = centred * (variance + norm.eps).rsqrt().view(shape)
-    return y * norm.weight.view(shape) + norm.bias.view(shape) if norm.affine else y
+    y = y * norm.weight.view(shape) + norm.bias.view(shape) if norm.affine else y
+    return y.to(given)
 
 
 @torch.no_grad()
@@ -105,8 +107,8 @@ def _track(norm: _BatchNorm, mean: Tensor, variance: Tensor) -> None:
     norm.num_batches_tracked.add_(1)
     # None is PyTorch's cumulative average.
     share = 1.0 / float(norm.num_batches_tracked) if norm.momentum is None else norm.momentum
-    norm.running_mean.lerp_(mean, share)
-    norm.running_var.lerp_(variance, share)
+    norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), share)
+    norm.running_var.lerp_(variance.to(norm.running_var.dtype), share)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -149,9 +149,9 @@ def make_predict(model: nn.Module) -> Predict:
     """Make `predict(x) -> output` in evaluation mode, x as in the step; modes are left as found."""
 
     def predict(x: Tensor) -> Tensor:
-        # Module by module, because a frozen BatchNorm may be in another mode than its model; a
-        # model that is in evaluation mode already pays nothing.
-        training = [m for m in model.modules() if m.training] if model.training else []
+        # Module by module: a part may be in another mode than its model, such as a frozen BatchNorm
+        # or, in a model that is frozen, a head that is trained.
+        training = [m for m in model.modules() if m.training]
         try:
             if training:
                 model.eval()

@@ -146,6 +146,7 @@ def make_train_step(
         synchronise_each: exchange them with each part: the same for more traffic.
     """
     replicas = dist.get_world_size()
+    model.train()
 
     def step(x, y, samples):
         optimizer.zero_grad(set_to_none=True)
@@ -246,6 +247,7 @@ def one_process(build, *, replicas: int = 2, communication: str = "auto") -> tup
         raise NotImplementedError("nn.DataParallel has one way to communicate: auto")
     model, optimizer, loss_fn = build()
     replicated = nn.DataParallel(model, device_ids=list(range(replicas)))
+    replicated.train()
 
     def step(x, y, samples):
         optimizer.zero_grad(set_to_none=True)

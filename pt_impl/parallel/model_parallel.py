@@ -106,6 +106,7 @@ def pipeline(build, x, *, cut: str, micro_batches: int, schedule: str = "gpipe")
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     groups = [[names[id(own)] for own in g["params"]] for g in optimizer.param_groups]
     micro_batch = tree_map(lambda whole: whole[: samples // micro_batches], x)
+    model.train()  # the trace keeps it
     stage = apply_model_parallel(model, micro_batch, cut=cut)
     kept = dict(stage.submod.named_parameters())  # copies, unknown to the optimizer yet
     for group, own in zip(optimizer.param_groups, groups, strict=True):

@@ -91,6 +91,7 @@ def make_train_step(model, optimizer, loss_fn, mesh):
     The losses of all processes add up to the mean over the batch.
     """
     replicas, replica = mesh["data"].size(), mesh["data"].get_local_rank()
+    model.train()
 
     def step(x, y, samples):
         rows = slice(replica * samples // replicas, (replica + 1) * samples // replicas)

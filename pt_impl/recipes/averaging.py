@@ -87,8 +87,8 @@ def update_statistics(model: nn.Module, batches: Iterable) -> None:
     """Make the running statistics of BatchNorm anew: their mean over `batches` of inputs x.
 
     x: as the model takes it: a tuple of its arguments, a dict of its keywords, or its one argument.
-    Nothing else changes, nor do the statistics of a BatchNorm whose parameters are frozen; a model
-    without BatchNorm does not run. Raises ValueError for no batch.
+    Nothing else changes, nor do the statistics of a BatchNorm that no batch goes through or whose
+    parameters are frozen; a model without BatchNorm does not run. Raises ValueError for no batch.
     """
     norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     norms = [norm for norm in norms if norm.track_running_stats]
@@ -97,6 +97,7 @@ def update_statistics(model: nn.Module, batches: Iterable) -> None:
         return
     modes = {module: module.training for module in model.modules()}
     momenta = {norm: norm.momentum for norm in norms}
+    before = {norm: [buffer.clone() for buffer in norm.buffers()] for norm in norms}
     batches = list(batches)
     if not batches:
         raise ValueError("statistics need at least one batch")
@@ -110,6 +111,9 @@ def update_statistics(model: nn.Module, batches: Iterable) -> None:
             for x in batches:
                 _call(model, x)
     finally:
+        for norm, buffers in before.items():
+            if not norm.num_batches_tracked:  # no batch went through it
+                _write(norm.buffers(), buffers)
         for module, mode in modes.items():
             module.training = mode
         for norm, momentum in momenta.items():

@@ -212,7 +212,7 @@ def eager_predict(model: nn.Module) -> Callable:
     """Make `predict(x) -> output`, x as in the step: in evaluation mode, then modes as found."""
 
     def predict(x):
-        training = [m for m in model.modules() if m.training] if model.training else []
+        training = [m for m in model.modules() if m.training]
         try:
             if training:
                 model.eval()

@@ -191,7 +191,7 @@ def make_predict(model: nn.Module, *, dtype: str = "bfloat16", keep_fp32: str = 
     precision = MixedPrecision(model, dtype=dtype, keep_fp32=keep_fp32)
 
     def predict(x):
-        training = [m for m in model.modules() if m.training] if model.training else []
+        training = [m for m in model.modules() if m.training]
         fused = torch.backends.mha.get_fastpath_enabled()
         try:
             if training:

@@ -282,9 +282,10 @@ _MEANING = """
 of all weights and statistics, to the rounding of float32, which is measured for each model, or in
 float64 where plain code in float32 is itself off by more than half a percent{exact}); where
 it changes the mathematics, it is as near to the model as plain rounding is, or does what its
-definition says. *In part*: some of its variants are refused, such as one file format. Input pipelines take no model and are not here. What starts processes (the parallel
-techniques, the batch-size finder) is applied to a few small models, memory format to models of
-images: others have nothing to convert, and it says so. Made by `python -m tests.zoo`
+definition says. *In part*: some of its variants are refused, such as one file format. Input
+pipelines take no model and are not here. What starts processes (the parallel techniques, the
+batch-size finder) is applied to a few small models, memory format to models of images: others have
+nothing to convert, and it says so. Made by `python -m tests.zoo`
 from [any_model.json](any_model.json); a test holds both together.
 """
 

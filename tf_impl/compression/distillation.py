@@ -58,13 +58,18 @@ def soft_loss(
     Logits of one shape, classes along `class_axis`, and any float dtype; half-width ones are cast
     to float32.
     """
+    logits = student_logits, teacher_logits
+    return tf.reduce_mean(_divergence(*logits, temperature=temperature, class_axis=class_axis))
+
+
+def _divergence(student_logits, teacher_logits, *, temperature: float, class_axis: int):
+    """T^2 KL(teacher || student) of every position."""
     log_q, log_p = (
         tf.nn.log_softmax(_at_least_float32(logits) / temperature, axis=class_axis)
         for logits in (student_logits, teacher_logits)
     )
     # Logarithms on both sides: a probability that underflows must not become an infinity.
-    divergence = tf.reduce_sum(tf.exp(log_p) * (log_p - log_q), axis=class_axis)
-    return tf.reduce_mean(divergence) * temperature**2
+    return tf.reduce_sum(tf.exp(log_p) * (log_p - log_q), axis=class_axis) * temperature**2
 
 
 def make_train_step(
@@ -183,12 +188,13 @@ class DistilledTraining:
         _check(self, temperature, alpha)
         _check_built(teacher, "teacher")
 
-        def weighted(x, y, output, hard):
+        def weighted(x, y, output, hard, weights):
             if alpha == 0:
                 return hard
             target = _logits(_call(teacher, x, training=False))
             target = tf.nest.map_structure(tf.stop_gradient, target)  # `fit` has a tape around it
-            return _loss(lambda *_: hard, output, y, target, temperature, alpha, class_axis)
+            of_batch = (output, y, target, temperature, alpha, class_axis)
+            return _loss(lambda *_: hard, *of_batch, weights=weights)
 
         # Functions: of an attribute that is a model Keras would train the variables, too.
         self._weighted, self._share = weighted, alpha
@@ -201,7 +207,8 @@ class DistilledTraining:
         if not hasattr(self, "_weighted"):
             raise ValueError("the student has no teacher yet: say learn_from(teacher)")
         # Its own losses are in `hard` already, and the teacher takes no share of them.
-        return self._weighted(x, y, y_pred, hard) + self._share * sum(self.losses)
+        soft_and_hard = self._weighted(x, y, y_pred, hard, sample_weight)
+        return soft_and_hard + self._share * sum(self.losses)
 
 
 def store_logits(teacher: tf.keras.Model, x, *, batch_size: int = 256) -> tf.Tensor:
@@ -243,8 +250,17 @@ def _logits(output):
     return output["logits"] if isinstance(output, dict) and "logits" in output else output
 
 
-def _loss(loss_fn, output, labels, target, temperature: float, alpha: float, class_axis: int):
-    """The weighted sum; what has no weight is not computed."""
+def _loss(
+    loss_fn,
+    output,
+    labels,
+    target,
+    temperature: float,
+    alpha: float,
+    class_axis: int,
+    weights=None,
+):
+    """The weighted sum; what has no weight is not computed. weights: of `fit`'s samples."""
     if alpha == 0:
         return loss_fn(output, labels)
     student = _logits(output)
@@ -252,11 +268,31 @@ def _loss(loss_fn, output, labels, target, temperature: float, alpha: float, cla
     _check_labels(target, labels, class_axis)
     pairs = zip(tf.nest.flatten(student), tf.nest.flatten(target), strict=True)
     settings = {"temperature": temperature, "class_axis": class_axis}
-    soft = alpha * sum(soft_loss(*pair, **settings) for pair in pairs)
+    if weights is None:
+        soft = alpha * sum(soft_loss(*pair, **settings) for pair in pairs)
+    else:
+        each = [_divergence(*pair, **settings) for pair in pairs]
+        soft = alpha * sum(map(_weighted_mean, each, _weights(weights, len(each))))
     if alpha == 1:
         return soft
     hard = (1 - alpha) * loss_fn(output, labels)
     return tf.cast(soft, hard.dtype) + hard
+
+
+def _weights(weights, outputs: int) -> list:
+    """Those of each output; one for all where `fit` was given no more."""
+    found = tf.nest.flatten(weights)
+    found = found * outputs if len(found) == 1 else found
+    if len(found) != outputs:
+        raise NotImplementedError(f"{len(found)} sample weights for {outputs} outputs of a teacher")
+    return found
+
+
+def _weighted_mean(values, weights):
+    """The mean over all positions of values times weights, as Keras's losses take it."""
+    for _ in range(values.shape.rank - weights.shape.rank):
+        weights = weights[..., tf.newaxis]
+    return tf.reduce_mean(values * tf.cast(weights, values.dtype))
 
 
 def _at_least_float32(logits):

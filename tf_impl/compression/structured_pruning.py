@@ -165,6 +165,9 @@ def remove_channels(model: tf.keras.Model, x, *, share: float) -> tf.keras.Model
         raise ValueError(f"share must be at least 0 and below 1, not {share!r}")
     if not model.built:
         raise ValueError("the model has no variables yet: call it once on an example input")
+    for layer in model._flatten_layers():  # of tfmot, or a `call` over a mask, which no copy has
+        if hasattr(layer, "pruning_obj") or hasattr(vars(layer).get("call"), "mask"):
+            raise ValueError("the model has pruning masks: finalize it first")
     makers = [layer for layer in model._flatten_layers() if _makes_channels(layer)]
     if not makers:
         raise ValueError("the model has no convolution or dense layer to take channels from")

@@ -137,9 +137,10 @@ def make_train_step(model, optimizer, loss_fn, *, micro_batches: int = 1, schedu
         schedule: "gpipe", or "1f1b", in which a stage keeps the activations of no more
             micro-batches than there are stages.
 
-    Raises NotImplementedError for an optimizer that clips by the norm of all gradients.
+    Raises NotImplementedError for an optimizer that clips by the norm of all gradients, or expects
+    a scaled loss.
     """
-    _refuse_clipping(optimizer)
+    _refuse(optimizer)
     optimizers = [_like(optimizer, stage) for stage in model]
 
     @tf.function(jit_compile=False)
@@ -182,7 +183,7 @@ def pipeline(build, x, *, cut: str, micro_batches: int, schedule: str = "gpipe")
     if schedule == "1f1b" and micro_batches < stages:
         raise ValueError(f"1f1b with {stages} stages needs {stages} micro_batches or more")
     model, optimizer, loss_fn = build()
-    _refuse_clipping(optimizer)
+    _refuse(optimizer)
     micro_batch = tf.nest.map_structure(lambda whole: whole[: samples // micro_batches], x)
     stages = apply_model_parallel(model, micro_batch, cut=cut)
     step = make_train_step(
@@ -250,9 +251,15 @@ def _split(samples, micro_batches: int) -> list:
     return [tf.nest.pack_sequence_as(samples, each) for each in zip(*parts, strict=True)]
 
 
-def _refuse_clipping(optimizer) -> None:
+def _refuse(optimizer) -> None:
     if getattr(optimizer, "global_clipnorm", None):
         raise NotImplementedError("global_clipnorm: a stage would clip by the norm of its own part")
+    scales = isinstance(optimizer, tf.keras.mixed_precision.LossScaleOptimizer)
+    if scales or getattr(optimizer, "loss_scale_factor", None):
+        raise NotImplementedError(
+            "a scaled loss: a stage would look for overflow in its own part: train in bfloat16, "
+            "which needs no scale"
+        )
 
 
 def _like(optimizer, stage: Stage):

@@ -122,9 +122,13 @@ def make_train_step(model, optimizer, loss_fn, mesh):
         model: of `apply_tensor_parallel`.
         optimizer: without state yet; one like it gets its state in the layout of the variables.
 
-    Raises NotImplementedError for an optimizer that Keras applies to a sparse gradient otherwise.
+    Raises NotImplementedError for an optimizer that Keras applies to a sparse gradient otherwise,
+    and for one that expects a scaled loss.
     """
     _refuse_sparse(model.model, optimizer)
+    scales = isinstance(optimizer, tf.keras.mixed_precision.LossScaleOptimizer)
+    if scales or getattr(optimizer, "loss_scale_factor", None):
+        raise NotImplementedError("a scaled loss: train in bfloat16, which needs no scale")
     with dtensor.default_mesh(mesh), tf.variable_creator_scope(_like(model.trained)):
         optimizer = type(optimizer).from_config(optimizer.get_config())
         optimizer.build(model.trained)

@@ -46,22 +46,32 @@ import tensorflow as tf
 
 
 class AveragedWeights:
-    """A running average of a model's trainable variables; see the functions below."""
+    """A running average of the variables that train when it is made; see the functions below."""
 
     def __init__(self, model: tf.keras.Model, share: Callable[[tf.Tensor], tf.Tensor]) -> None:
         if not model.built:
             raise ValueError("the model has no variables yet: call it once on an example input")
         # tf.Variable itself: Keras's own may be in a distribution's or a policy's disguise.
+        self._averaged = list(model.trainable_variables)
         self.variables = [
             tf.Variable(tf.convert_to_tensor(variable), trainable=False)
-            for variable in model.trainable_variables
+            for variable in self._averaged
         ]
         self.n_averaged = tf.Variable(0, dtype=tf.int64, trainable=False)
         self._share = share
 
     def update_parameters(self, model: tf.keras.Model) -> None:
         """Take in the model's weights as they are."""
-        self._update([tf.convert_to_tensor(variable) for variable in model.trainable_variables])
+        self._update([tf.convert_to_tensor(variable) for variable in self.averaged_of(model)])
+
+    def averaged_of(self, model: tf.keras.Model) -> list:
+        """The variables of `model`, or of another that is made alike, that this is the average of.
+
+        Which of them train may have changed since.
+        """
+        own = {id(variable) for variable in model.weights}
+        same = all(id(variable) in own for variable in self._averaged)
+        return self._averaged if same else model.trainable_variables
 
     @tf.function(jit_compile=False)
     def _update(self, weights) -> None:
@@ -74,8 +84,8 @@ class AveragedWeights:
 def make_exponential_average(model: tf.keras.Model, *, decay: float = 0.999) -> AveragedWeights:
     """Return an average to be updated after every step: `average.update_parameters(model)`.
 
-    average = decay average + (1 - decay) weights, of trainable variables alone. Raises ValueError
-    unless 0 <= decay < 1, and for a model without variables.
+    average = decay average + (1 - decay) weights, of the variables that train now. Raises
+    ValueError unless 0 <= decay < 1, and for a model without variables.
     """
     if not 0 <= decay < 1:
         raise ValueError(f"decay must be at least 0 and below 1, not {decay!r}")
@@ -95,18 +105,19 @@ def averaged(model: tf.keras.Model, average: AveragedWeights) -> Iterator[tf.ker
     the average was never updated.
     """
     _check_updated(average)
-    kept = [tf.identity(variable) for variable in model.trainable_variables]
+    variables = average.averaged_of(model)
+    kept = [tf.identity(variable) for variable in variables]
     try:
-        _write(model.trainable_variables, average.variables)
+        _write(variables, average.variables)
         yield model
     finally:
-        _write(model.trainable_variables, kept)
+        _write(variables, kept)
 
 
 def apply_average(model: tf.keras.Model, average: AveragedWeights) -> None:
     """Give the model the average's weights for good. Raises as `averaged`."""
     _check_updated(average)
-    _write(model.trainable_variables, average.variables)
+    _write(average.averaged_of(model), average.variables)
 
 
 def update_statistics(model: tf.keras.Model, batches: Iterable) -> None:
@@ -249,6 +260,8 @@ def _call(model: tf.keras.Model, x, training: bool):
     """Call `model` as `fit` does: x is one argument, but where `call` needs several."""
     inputs = inspect.signature(model.call).parameters.values()
     inputs = [p for p in inputs if p.name not in ("training", "mask") and p.kind != p.VAR_KEYWORD]
+    if isinstance(x, dict) and len(inputs) > 1 and x.keys() <= {p.name for p in inputs}:
+        return model(**x, training=training)
     needed = sum(2 if p.kind == p.VAR_POSITIONAL else p.default is p.empty for p in inputs)
     if isinstance(x, tuple | list) and needed > 1:
         return model(*x, training=training)

@@ -63,11 +63,11 @@ def save_checkpoint(
     """
     if not model.built:
         raise ValueError("the model has no variables yet: call it once on an example input")
-    arrays = {f"weight {n}": _array(v) for n, v in enumerate(_variables(model))}
+    arrays = {f"weight {n}": _array(v) for n, v in enumerate(_state(model))}
     if half_precision:
         arrays = {name: _halved(name, value) for name, value in arrays.items()}
     if optimizer is not None:
-        optimizer.build(model.trainable_variables)  # before its first step it has no state
+        _build(optimizer, model)
         arrays |= {f"optimizer {n}": _array(v) for n, v in enumerate(_variables(optimizer))}
         arrays["random"] = _array(tf.random.get_global_generator().state)
     head = {"version": VERSION, "state": state, "resumable": optimizer is not None}
@@ -100,16 +100,18 @@ def load_checkpoint(
     optimizer, or has no optimizer's state though one is given.
     """
     head, arrays = _read(Path(path))
-    pairs = _pairs(path, "weight", _variables(model), arrays)
+    pairs = _pairs(path, "weight", _state(model), arrays)
     if optimizer is not None:
         if not head["resumable"]:
             raise ValueError(f"{path} holds weights alone: it can't be resumed from")
-        optimizer.build(model.trainable_variables)
+        _build(optimizer, model)
         pairs += _pairs(path, "optimizer", _variables(optimizer), arrays)
         generator = tf.random.get_global_generator()
         pairs += [(generator.state, arrays["random"])]
     for variable, value in pairs:
         variable.assign(tf.cast(value, variable.dtype))
+    for layer in model._flatten_layers():
+        getattr(layer, "finalize_state", int)()  # what `Normalization` computes from its variables
     return head["state"]
 
 
@@ -191,6 +193,18 @@ def _number(value):
     if isinstance(value, np.generic):
         return value.item()
     raise ValueError(f"a state is of JSON values, and {type(value).__name__} is none")
+
+
+def _build(optimizer, model: tf.keras.Model) -> None:
+    """Make the optimizer's state, where it has none before its first step."""
+    if not getattr(optimizer, "built", False):  # a LossScaleOptimizer would make another scale
+        optimizer.build(model.trainable_variables)
+
+
+def _state(model: tf.keras.Model) -> list:
+    """All that a model's outputs depend on: its variables, and masks of a pruning in Keras 3."""
+    calls = [vars(layer).get("call") for layer in model._flatten_layers()]
+    return _variables(model) + [call.mask for call in calls if hasattr(call, "mask")]
 
 
 def _variables(owner) -> list:

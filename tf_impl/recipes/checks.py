@@ -583,6 +583,8 @@ def _call(model: tf.keras.Model, x, training: bool):
     """Call `model` as `fit` does: x is one argument, but where `call` needs several."""
     inputs = inspect.signature(model.call).parameters.values()
     inputs = [p for p in inputs if p.name not in ("training", "mask") and p.kind != p.VAR_KEYWORD]
+    if isinstance(x, dict) and len(inputs) > 1 and x.keys() <= {p.name for p in inputs}:
+        return model(**x, training=training)
     needed = sum(2 if p.kind == p.VAR_POSITIONAL else p.default is p.empty for p in inputs)
     if isinstance(x, tuple | list) and needed > 1:
         return model(*x, training=training)

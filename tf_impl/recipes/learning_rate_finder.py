@@ -91,7 +91,8 @@ def find_learning_rate(
     held = getattr(holder, "_learning_rate", None)
     if isinstance(held, tf.keras.optimizers.schedules.LearningRateSchedule):
         raise ValueError("the optimizer's rate is a schedule: make one with a number")
-    optimizer.build(model.trainable_variables)
+    if not getattr(optimizer, "built", False):  # a LossScaleOptimizer would make another scale
+        optimizer.build(model.trainable_variables)
 
     def set_rate(rate: float) -> None:
         holder.learning_rate = rate

@@ -208,10 +208,12 @@ def set_dropout_rate(model: tf.keras.Model, *, rate: float) -> list[str]:
 
 
 def _sequential(model, layers: list, at: int, dropout):
-    changed = tf.keras.Sequential([*layers[:at], dropout, *layers[at:]])
-    if model.built:
-        changed.build(model.input_shape)
-    return changed
+    layers = [*layers[:at], dropout, *layers[at:]]
+    if not model.built:
+        return tf.keras.Sequential(layers)
+    (x,) = model.inputs  # its dtype, too: a shape alone would make it one of floats
+    entry = tf.keras.Input(shape=x.shape[1:], batch_size=x.shape[0], dtype=x.dtype)
+    return tf.keras.Sequential([entry, *layers])
 
 
 def _functional(model, tail: list, dropout):
@@ -225,7 +227,8 @@ def _functional(model, tail: list, dropout):
     x = dropout(tail[0].input)
     for layer in tail:
         x = layer(x)
-    return tf.keras.Model(model.inputs, x)
+    # In their structures: a dict is called, and read, as before.
+    return tf.keras.Model(model.input, tf.nest.pack_sequence_as(model.output, [x]))
 
 
 def _one_input(layer) -> bool:

@@ -68,8 +68,8 @@ def apply_checkpointing(model: tf.keras.Model, *, blocks: str) -> tf.keras.Model
         ValueError: before anything is changed, unknown names, blocks that overlap or are recomputed
             already and a model without variables.
         NotImplementedError: tf_keras; and, when the model is traced, a block that adds a loss,
-            draws random numbers without a Keras seed generator of its own or changes variables of
-            others.
+            takes or gives complex numbers, draws random numbers without a Keras seed generator of
+            its own or changes variables of others.
     """
     if not model.built:
         raise ValueError("the model has no variables yet: call it once on an example input")
@@ -93,6 +93,7 @@ def apply_checkpointing(model: tf.keras.Model, *, blocks: str) -> tf.keras.Model
 def _recomputed(layer, forward, /, *args, **kwargs):
     """Run `forward`, and have the backward pass run it again, from the state that it found."""
     inputs = tf.nest.flatten((args, kwargs))
+    _refuse_complex(layer, inputs)
     floating = [index for index, value in enumerate(inputs) if _is_float(value)]
     if not floating:
         raise ValueError(f"{layer.name!r} has no floating-point input: it can't be recomputed")
@@ -157,6 +158,7 @@ def _run_checked(layer, forward, args, kwargs):
     operations_before = len(graph.get_operations())
     losses_before = _count_losses(layer)
     outputs = forward(*args, **kwargs)
+    _refuse_complex(layer, tf.nest.flatten(outputs))
     if _count_losses(layer) > losses_before:
         raise NotImplementedError(f"{layer.name!r} adds a loss, which no gradient would get out of")
     for operation in graph.get_operations()[operations_before:]:
@@ -171,6 +173,13 @@ def _count_losses(layer) -> int:
 
 def _is_float(value) -> bool:
     return tf.is_tensor(value) and tf.as_dtype(value.dtype).is_floating
+
+
+def _refuse_complex(layer, values) -> None:
+    if any(tf.is_tensor(value) and tf.as_dtype(value.dtype).is_complex for value in values):
+        raise NotImplementedError(
+            f"{layer.name!r} takes or gives complex numbers, whose gradient tf.recompute_grad loses"
+        )
 
 
 def _masked_like(source, tensor):

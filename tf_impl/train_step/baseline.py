@@ -32,9 +32,13 @@ def make_hand_written_step(
     """Make step(x, y) -> loss as TensorFlow's guides write it: one tf.function, float32.
 
     `x` is what the model takes in `fit`, `y` int64 (n,); the loss is a scalar. Raises ValueError,
-    before anything is changed, for a model that gives anything but one tensor of logits.
+    before anything is changed, for a model that gives anything but one tensor of logits,
+    NotImplementedError for an optimizer that expects a scaled loss.
     Source: "Writing a training loop from scratch", tensorflow.org/guide.
     """
+    scales = isinstance(optimizer, tf.keras.mixed_precision.LossScaleOptimizer)
+    if scales or getattr(optimizer, "loss_scale_factor", None):
+        raise NotImplementedError("a scaled loss: this is the step in float32, which needs none")
     loss_fn = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
     @tf.function

@@ -72,7 +72,9 @@ def apply_compile(model: Model, *, blocks: str = "") -> Model:
     layers = _find_layers(model, blocks) if blocks.strip(" ,") else [model]
     for layer in layers:
         compiled = tf.function(partial(_checked, layer, layer.call), jit_compile=True)
+        signature = inspect.signature(layer.call)
         layer.call = partial(compiled)  # Keras would track the function itself
+        layer.call.__signature__ = signature  # who calls it asks what it takes
     return model
 
 
@@ -120,7 +122,8 @@ def compiled_train_step(model: Model, optimizer: Optimizer, loss_fn: Callable) -
     Args, Returns, Raises: as in `eager_train_step`, and what `compile_function` says.
     """
     step = eager_train_step(model, optimizer, loss_fn)
-    optimizer.build(model.trainable_variables)  # XLA makes no variables
+    if not getattr(optimizer, "built", False):  # XLA makes no variables
+        optimizer.build(model.trainable_variables)
     return compile_function(step)
 
 
