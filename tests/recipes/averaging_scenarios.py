@@ -142,6 +142,68 @@ def frozen():
     return [np.array(norm.moving_mean).tolist() for norm in norms]
 
 
+def two_domains():
+    """Statistics of the normalization of two that no batch goes through, before and after."""
+    if FRAMEWORK != "pt":  # Keras's are as they were until a batch changes them
+        return [1, 1]
+    import torch
+
+    class TwoDomains(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norms = torch.nn.ModuleList(torch.nn.BatchNorm1d(3) for _ in range(2))
+
+        def forward(self, x, domain=0):
+            return self.norms[domain](x)
+
+    model, x = TwoDomains(), torch.randn(64, 3, generator=torch.Generator().manual_seed(0)) + 5
+    model(x, 1)
+    kept = {name: value.clone() for name, value in model.norms[1].state_dict().items()}
+    averaging.update_statistics(model, [x])
+    assert torch.allclose(model.norms[0].running_mean, x.mean(0), atol=1e-5)
+    after = model.norms[1].state_dict()
+    return [value.tolist() for found in (kept, after) for value in found.values()]
+
+
+def thawed():
+    """The first of two layers trains, then the second: what their averages are, ones and zeros."""
+    if FRAMEWORK == "pt":
+        import torch
+
+        model = torch.nn.Sequential(*(torch.nn.Linear(4, 4, bias=False) for _ in range(2)))
+        kernels, switch = [layer.weight for layer in model], torch.nn.Module.requires_grad_
+        with torch.no_grad():
+            kernels[0].fill_(1.0)
+            kernels[1].fill_(0.0)
+    else:
+        import tensorflow as tf
+
+        model = tf.keras.Sequential(
+            [
+                tf.keras.layers.Dense(4, use_bias=False, kernel_initializer=value)
+                for value in ("ones", "zeros")
+            ]
+        )
+        model(np.zeros((1, 4), np.float32))
+        kernels = [layer.kernel for layer in model.layers]
+
+        def switch(layer, trains):
+            layer.trainable = trains
+
+    layers = list(model) if FRAMEWORK == "pt" else model.layers
+    switch(layers[1], False)
+    average = averaging.make_equal_average(model)
+    average.update_parameters(model)
+    switch(layers[0], False)
+    switch(layers[1], True)
+    average.update_parameters(model)
+    with averaging.averaged(model, average):
+        return [
+            float(kernel.detach().mean() if FRAMEWORK == "pt" else np.mean(kernel.numpy()))
+            for kernel in kernels
+        ]
+
+
 def dropout():
     """Statistics of a layer behind dropout: those without it."""
     return own.statistics_behind_dropout()
@@ -305,6 +367,8 @@ SCENARIOS = (
     refusals,
     statistics,
     frozen,
+    two_domains,
+    thawed,
     dropout,
     noise,
     early_stopping,

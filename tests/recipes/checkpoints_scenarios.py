@@ -327,4 +327,50 @@ def drawn_damage():
     return {"said": said, "stays": stays, "folder": name}
 
 
-SCENARIOS = (resumed, kinds, faults, folder, returned, low_precision, drawn_damage)
+def of_keras():
+    """What Keras 3 keeps beside the variables of a layer or an optimizer; nothing in PyTorch."""
+    if NAME != "tf":
+        return {"not of it": True}
+    layers, found = tf.keras.layers, {}
+    inputs = np.random.default_rng(0).normal(5, 3, (64, 8)).astype(np.float32)
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / "kept.npz"
+
+        model, _ = make(0)
+        optimizer = tf.keras.mixed_precision.LossScaleOptimizer(tf.keras.optimizers.SGD(0.1))
+        optimizer.build(model.trainable_variables)
+        optimizer.dynamic_scale.assign(128.0)
+        before = len(optimizer.variables)
+        for _ in range(2):
+            checkpoints.save_checkpoint(path, model, optimizer, {})
+        found["variables"] = [before, len(optimizer.variables)]
+        other = tf.keras.mixed_precision.LossScaleOptimizer(tf.keras.optimizers.SGD(0.1))
+        checkpoints.load_checkpoint(path, model, other)
+        found["scales"] = [float(each.dynamic_scale) for each in (optimizer, other)]
+
+        def normalised(adapted):
+            normalisation = layers.Normalization()
+            model = tf.keras.Sequential([layers.Input((8,)), normalisation, layers.Dense(2)])
+            if adapted:
+                normalisation.adapt(inputs)
+            return model
+
+        one, same_later = normalised(True), normalised(False)
+        checkpoints.save_checkpoint(path, one, None, {})
+        checkpoints.load_checkpoint(path, same_later)
+        found["normalised"] = [np.array(each(inputs)).tolist() for each in (one, same_later)]
+
+        dense, _ = make(0)
+        pruning = workers.implementation("tf", "compression.pruning").compression.pruning
+        settings = {"final_sparsity": 0.9, "begin_step": 0, "end_step": 1, "frequency": 1}
+        (masked, update), (again, _) = (pruning.apply_pruning(dense, **settings) for _ in range(2))
+        update(1)
+        checkpoints.save_checkpoint(path, masked, None, {})
+        found["into a model without"] = _raised(lambda: checkpoints.load_checkpoint(path, dense))
+        checkpoints.load_checkpoint(path, again)
+        found["masked"] = [np.array(each(inputs)).tolist() for each in (masked, again)]
+        found["dense"] = np.array(dense(inputs)).tolist()
+    return found
+
+
+SCENARIOS = (resumed, kinds, faults, folder, returned, low_precision, drawn_damage, of_keras)

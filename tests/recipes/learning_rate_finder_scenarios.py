@@ -174,6 +174,20 @@ def put_back():
     return found
 
 
+def scaled():
+    """The variables and the scale of a LossScaleOptimizer of Keras 3, before and after."""
+    if sys.argv[1] != "tf":
+        return {"not of it": True}
+    model, inner = make()
+    optimizer = tf.keras.mixed_precision.LossScaleOptimizer(inner)
+    optimizer.build(model.trainable_variables)
+    optimizer.dynamic_scale.assign(128.0)
+    before = [len(optimizer.variables), float(optimizer.dynamic_scale)]
+    step = train_step(model, optimizer)
+    find(model, optimizer, step, batches(), lowest=1e-4, steps=STEPS)
+    return [before, [len(optimizer.variables), float(optimizer.dynamic_scale)]]
+
+
 def failures():
     """What is raised, and whether everything is as before."""
     found = {}
@@ -282,4 +296,4 @@ def groups():
     return {"seen": seen[: len(rates)], "rates": rates, "after": after, "same tensor": same}
 
 
-SCENARIOS = (curve, put_back, failures, divergence, suggestions, groups)
+SCENARIOS = (curve, put_back, scaled, failures, divergence, suggestions, groups)

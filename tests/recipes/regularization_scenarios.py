@@ -354,6 +354,26 @@ else:
         inputs = keras.Input((4,))
         return keras.Model(inputs, keras.layers.Add()([keras.layers.Dense(4)(inputs), inputs]))
 
+    def structured():
+        """Models whose inputs and outputs are in dicts, or are integers, with dropout added."""
+        one, other = keras.Input((4,), name="one"), keras.Input((4,), name="other")
+        logits = keras.layers.Dense(3)(keras.layers.Dense(5)(keras.layers.Add()([one, other])))
+        dicts = keras.Model({"x": one, "z": other}, {"logits": logits})
+        codes = keras.layers
+        integers = keras.Sequential(
+            [
+                keras.Input((7,), dtype="int32"),
+                codes.Embedding(10, 4),
+                codes.Flatten(),
+                codes.Dense(3),
+            ]
+        )
+        x = {"x": tf.ones((2, 4)), "z": tf.ones((2, 4))}
+        changed = regularization.add_dropout(dicts, rate=0.5)
+        same = np.allclose(changed(x)["logits"], dicts(x)["logits"])
+        taken = regularization.add_dropout(integers, rate=0.5).inputs[0].dtype
+        return {"same": bool(same), "dtype": tf.as_dtype(taken).name}
+
     def moments_stay():
         """Keras is told before there are moments."""
         return {"same": True, "once each": True}
@@ -524,6 +544,10 @@ def foreign_models():
     return foreign()
 
 
+def structures():
+    return structured() if FRAMEWORK == "tf" else {"none": True}  # modules have no such thing
+
+
 def split():
     return moments_stay()
 
@@ -554,6 +578,7 @@ SCENARIOS = (
     refusals,
     batch_norm,
     foreign_models,
+    structures,
     split,
     scaled,
     twice_the_batch,

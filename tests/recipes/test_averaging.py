@@ -108,3 +108,13 @@ def test_statistics_of_a_frozen_normalization_stay(every):
     frozen, other = every["averaging frozen"]
     assert frozen == [0, 0, 0]
     assert all(abs(mean - 5) < 1 for mean in other)
+
+
+def test_statistics_of_a_normalization_that_no_batch_goes_through_stay(every):
+    found = every["averaging two_domains"]
+    half = len(found) // 2
+    assert found[:half] == found[half:]
+
+
+def test_an_average_is_of_the_variables_that_trained_when_it_was_made(every):
+    assert every["averaging thawed"] == [1.0, 0.0]

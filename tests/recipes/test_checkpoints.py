@@ -94,3 +94,22 @@ def test_weights_in_bfloat16_come_back(every):
     before, after = every["checkpoints low_precision"]
     assert before == after
     assert any(value for weight in before for value in np.ravel(weight))
+
+
+def test_a_loss_scale_is_saved_as_it_is_and_comes_back(evidence):
+    found = evidence["tf"]["checkpoints of_keras"]
+    assert len(set(found["variables"])) == 1
+    assert found["scales"] == [128.0, 128.0]
+
+
+def test_what_keras_computes_from_variables_comes_back_with_them(evidence):
+    one, other = evidence["tf"]["checkpoints of_keras"]["normalised"]
+    assert np.allclose(one, other, atol=1e-5)
+
+
+def test_masks_of_a_pruning_come_back(evidence):
+    found = evidence["tf"]["checkpoints of_keras"]
+    one, other = found["masked"]
+    assert np.allclose(one, other, atol=1e-6)
+    assert not np.allclose(one, found["dense"], atol=1e-2)
+    assert "another model" in found["into a model without"]

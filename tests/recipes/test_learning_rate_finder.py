@@ -88,3 +88,8 @@ def test_groups_keep_their_ratio_and_get_their_rates_back(evidence):
         assert seen == pytest.approx([rate, rate / 10])
     assert found["after"] == pytest.approx([0.1, 0.01])
     assert found["same tensor"]
+
+
+def test_the_scale_of_a_loss_stays(evidence):
+    before, after = evidence["tf"]["learning_rate_finder scaled"]
+    assert before == after == [before[0], 128.0]

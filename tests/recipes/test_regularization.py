@@ -135,3 +135,8 @@ def test_rows_of_twice_the_batch_have_the_decay_as_it_is_and_scaled(every):
     assert found["decoupled"] == [pytest.approx(0.05), None]
     assert found["decoupled_x2"] == [pytest.approx(0.05), 120]
     assert found["decoupled_x2_scaled"] == [pytest.approx(0.1), 120]
+
+
+@pytest.mark.parametrize("framework", workers.keras())
+def test_a_model_with_dropout_is_called_as_before(evidence, framework):
+    assert evidence[framework]["regularization structures"] == {"same": True, "dtype": "int32"}
