@@ -1176,6 +1176,22 @@ class TensorFlow:
                     for model in (plain, taught)
                 ],
             }
+        weighted = {}
+        for name, weights in (("none", 0.0), ("all", 1.0), ("first half", None)):
+            taught = student(Taught)
+            taught.learn_from(over, temperature=3.0, alpha=0.75)
+            taught.compile(self.descent(taught, 0.1), loss)
+            half = len(x) // 2
+            own = np.full(len(x), 0.0 if weights is None else weights)
+            own[:half] = 1.0 if weights is None else weights
+            shown = taught.fit(x, y, batch_size=len(x), sample_weight=own, verbose=0)
+            weighted[name] = shown.history["loss"][0] - float(sum(student(Taught).losses))
+        taught = student(Taught)
+        taught.learn_from(over, temperature=3.0, alpha=0.75)
+        taught.compile(self.descent(taught, 0.1), loss)
+        shown = taught.fit(x[:half], y[:half], batch_size=half, verbose=0)
+        alone_loss = shown.history["loss"][0] - float(sum(student(Taught).losses))
+        found["weighted"] = weighted | {"half alone": alone_loss * half / len(x)}
         evaluated = taught.evaluate(x, y, batch_size=len(x), verbose=0)
         wanted = float(cross_entropy(taught(x), y) + sum(taught.losses))
         alone = student(Taught)

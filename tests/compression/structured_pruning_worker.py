@@ -6,6 +6,7 @@ JSON: scenario -> what was found, or {"error": traceback}. `test_structured_prun
 
 from __future__ import annotations
 
+import importlib
 import sys
 import tempfile
 import warnings
@@ -608,6 +609,15 @@ class TensorFlow:
 
         subclassed = Own()
         subclassed(IMAGES)
+        pruning = importlib.import_module("tf_impl.compression.pruning")
+        masked, update = pruning.apply_pruning(
+            network(lambda x: head(layers.Conv2D(4, 1)(x))),
+            final_sparsity=0.5,
+            begin_step=0,
+            end_step=1,
+            frequency=1,
+        )
+        update(1)
         features = layers.Conv2D(4, 1, name="features")
         images = keras.Input((8, 8, 4))
         mid = features(images)
@@ -632,6 +642,7 @@ class TensorFlow:
             "no head": network(lambda x: layers.Conv2D(4, 1, name="end")(x)),
             "two outputs": keras.Model(images, [mid, head(mid)]),
             "subclassed": subclassed,
+            "masked": masked,
         }
         images, rows = np.ones((2, 8, 8, 4), np.float32), np.ones((2, 4), np.float32)
         return {name: (m, rows if name in FLAT else images) for name, m in models.items()}

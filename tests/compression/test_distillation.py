@@ -236,6 +236,10 @@ def test_tf_in_fit_a_student_learns_as_in_the_step():
     evaluated, wanted = found.pop("evaluated")
     assert evaluated == pytest.approx(wanted, rel=1e-5)
     assert "the student has no teacher yet: say learn_from(teacher)" in found.pop("alone")
+    weighted = found.pop("weighted")
+    assert weighted["none"] == pytest.approx(0, abs=1e-5)
+    assert weighted["all"] > 2 * weighted["first half"] / 3 > 0
+    assert weighted["first half"] == pytest.approx(weighted["half alone"], rel=1e-4)
     assert len(found) == 3
     for alpha, case in found.items():
         (ours, wanted), (plain, taught) = case["losses"], case["weights"]

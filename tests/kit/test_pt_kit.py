@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.utils import prune
 
 from pt_impl.kit import data, models, programs, runtime, training
+from pt_impl.train_step import compilation, mixed_precision
 from shared.datasets import batch_order
 from shared.specs import NO_LABEL, TASKS, CNNSpec, GPTSpec, Recipe, ResNetSpec, parameter_count
 from shared.weights import checksum, init_weights
@@ -486,6 +487,20 @@ def test_predict_leaves_modes_as_found():
     with pytest.raises(RuntimeError):
         predict(x[:, :1])
     assert [m.training for m in model.modules()] == modes
+
+
+@pytest.mark.parametrize(
+    "make_predict",
+    [training.make_predict, mixed_precision.make_predict, compilation.eager_predict],
+)
+def test_a_head_that_trains_predicts_without_dropout_too(make_predict):
+    """As in fine-tuning: all else is in evaluation mode already."""
+    head = nn.Sequential(nn.Dropout(0.5), nn.Linear(64, 2))
+    model = nn.Sequential(nn.Linear(4, 64), head).eval()
+    head.train()
+    predict, x = make_predict(model), torch.ones(3, 4)
+    assert torch.equal(predict(x), predict(x))
+    assert [m.training for m in (model, model[0], *head.modules())] == [False] * 2 + [True] * 3
 
 
 def test_a_step_after_predict_trains_batchnorm():

@@ -509,8 +509,48 @@ def whole() -> dict[str, list]:
         "no block": said(apply_fsdp, model=model, blocks="blocks.*, layers.*"),
         "no precision": said(apply_fsdp, model=pt_mixed()[0], precision="float16"),
     }
+    words |= {"modes": modes(), "half-width statistics": half_width_statistics()}
     torch.distributed.destroy_process_group()
     return {"whole": found, **words}
+
+
+def modes() -> dict[str, list[bool]]:
+    """In which mode a model trains that is built in evaluation mode, as one that was loaded is."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from pt_impl.parallel import data_parallel, tensor_parallel
+
+    def built():
+        model, optimizer, loss_fn = pt_mixed()
+        return model.eval(), optimizer, loss_fn
+
+    models = {
+        "data": data_parallel.processes(built)[0],
+        "sharded": data_parallel.sharded(built)[0],
+        "tensor": built()[0],
+    }
+    mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("data", "model"))
+    tensor_parallel.make_train_step(models["tensor"], None, None, mesh)
+    return {name: [module.training for module in model.modules()] for name, model in models.items()}
+
+
+def half_width_statistics() -> dict[str, list]:
+    """A BatchNorm of the global batch on bfloat16 inputs: dtype, and what is off PyTorch's own."""
+    import torch
+    from torch import nn
+
+    from pt_impl.kit import collectives
+
+    x = torch.randn(64, 3, generator=torch.Generator().manual_seed(0)).bfloat16() * 3 + 20
+    plain, synchronised = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
+    collectives.synchronise_norms(synchronised)
+    wanted, output = plain(x), synchronised(x)
+    apart = [float((wanted - output).abs().max())]
+    apart += [
+        float((getattr(plain, name) - getattr(synchronised, name)).abs().max())
+        for name in ("running_mean", "running_var")
+    ]
+    return {"dtype": str(output.dtype), "apart": apart}
 
 
 FSDP = {

@@ -87,7 +87,8 @@ def pt_cnn():
 
 
 def pt_norm():
-    return _pt(_pt_net(norm=True))
+    """In evaluation mode, as a model is that was loaded."""
+    return _pt(_pt_net(norm=True).eval())
 
 
 def pt_gpt():
@@ -241,6 +242,13 @@ def tf_clipping():
 
     model, _, loss_fn = tf_cnn()
     return model, tf.keras.optimizers.SGD(RATE, global_clipnorm=1.0), loss_fn
+
+
+def tf_scaling():
+    import tensorflow as tf
+
+    model, optimizer, loss_fn = tf_cnn()
+    return model, tf.keras.mixed_precision.LossScaleOptimizer(optimizer), loss_fn
 
 
 def tf_adam():

@@ -237,10 +237,11 @@ def refusals(side):
         stages |= {"untraceable": {"model": "untraceable", "cut": "conv0"}}
         shards["tied"] = {"model": "tied", "pairs": "block*.up > block*.down"}
     else:
-        models = {"subclassed": "conv1", "clipping": "conv1", "skipping": "up", "tied": "up"}
+        models = {"subclassed": "conv1", "skipping": "up", "tied": "up"}
+        models |= dict.fromkeys(("clipping", "scaling"), "conv1")
         stages |= {name: {"model": name, "cut": cut} for name, cut in models.items()}
         stages["devices"] = {"cut": "conv0, conv1, pool, up, down"}
-        shards["sparse"] = {"model": "adam"}
+        shards |= {"sparse": {"model": "adam"}, "scaling": {"model": "scaling"}}
     return {
         "model": ("pipeline", {"cut": "conv1", "micro_batches": 4}, stages),
         "tensor": ("tensor_parallel", {"pairs": "up > down"}, shards),

@@ -254,6 +254,21 @@ def test_fsdp_computes_in_the_precision_and_keeps_float32(shares):
     assert shares("half")["kept"] == ["torch.float32"]
 
 
+def test_pt_a_model_that_was_loaded_in_evaluation_mode_trains(evidence):
+    found = evidence["pt"]["modes"]
+    assert found.keys() == {"data", "sharded", "tensor"}
+    assert all(all(modes) and len(modes) > 5 for modes in found.values())
+
+
+def test_pt_statistics_of_half_width_inputs_are_those_of_float32(evidence):
+    found = evidence["pt"]["half-width statistics"]
+    output, mean, variance = found["apart"]
+    assert found["dtype"] == "torch.bfloat16"
+    assert output <= 2**-5  # of numbers of 2 to 4 a last digit, at most, and one more
+    assert mean < 1e-4
+    assert variance < 1e-3
+
+
 def test_what_cannot_be_sharded_is_refused_before_anything_changes(evidence):
     words = evidence["pt"]
     assert words["a scalar"] == [

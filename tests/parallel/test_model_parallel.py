@@ -175,6 +175,7 @@ REFUSES = {
     "tf": {
         "subclassed": "NotImplementedError: only a functional or Sequential model",
         "clipping": "NotImplementedError: global_clipnorm: a stage would clip by the norm of its ",
+        "scaling": "NotImplementedError: a scaled loss: a stage would look for overflow in its ",
         "skipping": "NotImplementedError: cut: up can't be: ",
         "tied": "NotImplementedError: cut: up can't be: ",
         "devices": "ValueError: 6 stages need as many devices, not 4",

@@ -118,7 +118,10 @@ REFUSES = {
     "pt": {
         "tied": "NotImplementedError: a parameter is used twice: parts would train copies of it"
     },
-    "tf": {"sparse": "NotImplementedError: on one device Adam squares the sparse gradient of "},
+    "tf": {
+        "sparse": "NotImplementedError: on one device Adam squares the sparse gradient of ",
+        "scaling": "NotImplementedError: a scaled loss: train in bfloat16",
+    },
 }
 
 

@@ -535,11 +535,12 @@ class TensorFlow:
                     "loss": lambda: self.add_loss(tf.reduce_sum(x)) or x,
                     "draw": lambda: tf.nn.dropout(x, 0.5),
                     "global": lambda: keras.random.dropout(x, 0.5),
+                    "complex": lambda: tf.signal.fft(tf.cast(x, tf.complex64)),
                 }[self.name]()
 
         found = {}
         keras.random.uniform((1,))  # makes the global generator, outside a graph
-        for name in ("loss", "draw", "global"):
+        for name in ("loss", "draw", "global", "complex"):
             model = keras.Sequential([keras.Input((8,)), layers.Dense(8), Own(name=name)])
             found[name] = raised(self.gradients, lambda model=model: model, self.images(), name)
         inputs = keras.Input((8,), dtype="int32")

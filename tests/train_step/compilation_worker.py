@@ -428,6 +428,20 @@ class TensorFlow:
             found[name] = {"losses": losses, "programs": programs}
         return found
 
+    def two_inputs(self):
+        """Losses of steps over a functional model of two inputs, plain and compiled as a whole."""
+        tf, found = self.tf, {}
+        x = [tf.ones((16, 4)), tf.ones((16, 6))]
+        y = tf.range(16, dtype=tf.int64) % 3
+        for name, change in (("plain", lambda model: model), ("compiled", technique.apply_compile)):
+            tf.keras.utils.set_random_seed(0)
+            model = change(self.functional()[0])
+            step = technique.graph_train_step(
+                model, tf.keras.optimizers.SGD(0.1), lambda o, y: kit.training.cross_entropy(o, y)
+            )
+            found[name] = [float(step(x, y)) for _ in range(2)]
+        return found
+
     def unbuilt(self):
         """A model without variables is refused by every step."""
 

@@ -214,10 +214,11 @@ def test_tf_refuses_what_a_second_run_would_get_wrong(tf):
     assert "'loss' adds a loss, which no gradient would get out of" in refused["loss"]
     assert "'draw' draws with RandomUniform, anew in the second run" in refused["draw"]
     assert "'global' changes state of others, anew in the second run" in refused["global"]
+    assert "'complex' takes or gives complex numbers" in refused["complex"]
     assert "'codes' has no floating-point input" in refused["no_float"]
     assert refused["overlap"].startswith("ValueError: blocks: ")
     assert refused["overlap"].endswith(" overlap")
-    for name in ("loss", "draw", "global"):
+    for name in ("loss", "draw", "global", "complex"):
         assert refused[name].startswith("NotImplementedError: ")
     assert tf["subclassed"]["unbuilt"].startswith("ValueError: the model has no variables yet")
 

@@ -26,3 +26,7 @@ def test_tf_fit_does_the_work_of_the_kit(evidence):
     losses = evidence["tf"]
     assert losses["fit"] == pytest.approx(sum(losses["kit"]) / 6, rel=1e-5)
     assert losses["fit_seconds"] > 0
+
+
+def test_tf_hand_written_step_refuses_an_optimizer_that_expects_a_scaled_loss(evidence):
+    assert evidence["tf"]["a scaled loss"].startswith("a scaled loss: this is the step in float32")

@@ -305,6 +305,11 @@ def test_tf_a_model_that_was_compiled_is_so_in_any_step(tf):
     assert compiled["losses"] == pytest.approx(plain["losses"], rel=BAR)
 
 
+def test_tf_a_compiled_model_of_two_inputs_is_called_as_before(tf):
+    found = tf["two_inputs"]
+    assert found["compiled"] == pytest.approx(found["plain"], rel=BAR)
+
+
 def test_tf_a_model_without_variables_is_refused(tf):
     for name, message in tf["unbuilt"].items():
         assert message.startswith("ValueError: the model has no variables yet"), name
