@@ -659,6 +659,10 @@ def test_what_a_page_says_of_copying_holds(path, needs, tmp_path):
         assert any(words in error for words in ("No module named", "cannot import name")), missing
 
 
+def test_what_goes_with_a_file_is_what_a_function_of_it_imports_too():
+    assert "shared/onnx_quantization.py" in docs.needed("pt_impl/deployment/export.py")
+
+
 def elsewhere(module: str, *given: object) -> list[str]:
     """What `elsewhere_worker.py` says of a file, where this repository is not installed."""
     side = module.partition("_")[0]

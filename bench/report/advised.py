@@ -230,7 +230,7 @@ def brief(listed: list[Advice]) -> Table:
     columns = [Column("", head, right=False) for head in ("to", *FRAMEWORKS.values(), "ahead")]
     rows = []
     for each in listed:
-        sides = {side.framework: _short(each, side) for side in each.sides}
+        sides = {side.framework: _short(each, side, wide=True) for side in each.sides}
         size = [f"{rounded(count)} parameters" for count in parameters([each.task])]
         work = ", ".join([place_of(each), *size])
         leads = ahead(each)[0]
@@ -305,14 +305,15 @@ def _lines(found: Advice, width: int) -> list[str]:
     return [f"{pad(a, LABEL)}{b}".rstrip() for a, b in zip_longest(labels, said, fillvalue="")]
 
 
-def _short(found: Advice, side: Side) -> str:
+def _short(found: Advice, side: Side, *, wide: bool = False) -> str:
+    """A row and its gain; `wide`: where there is room, over what, and where that was proven."""
     row = side.best or side.tempting
     if not row:
         return _nothing(found, side)
     gain = gained(row.effects[found.figure], found.figure, SHORT)
-    gain += _over(row, found.figure)
+    gain += _over(row, found.figure) if wide else ""
     if found.provisional:
         gain += ", one block, no interval"
-    proven = accuracy_of(row.accuracy) if row.accuracy.proven_on else ""
+    proven = accuracy_of(row.accuracy) if wide and row.accuracy.proven_on else ""
     beside = [proven, row.takes] if side.best else [f"but {_reason(side)}"]
     return ", ".join(filter(None, [f"{short_name_of(row.case)}: {gain}", *beside]))

@@ -117,7 +117,10 @@ def test_a_row_without_losses_is_as_exact_as_all_of_its_kin():
     same = case(task="less", certificate=proof(*LOSSES))
     other = case(batch=4, certificate=proof(2.0, 1.8))
     every = [row, same, *bases]
-    assert accuracy.of(row, every, TASKS) == Accuracy(True, exact=True)
+    assert accuracy.of(row, every, TASKS) == Accuracy(True, exact=True, proven_on="less")
+    here = case(batch=4, certificate=proof(*LOSSES))
+    found = accuracy.of(row, [row, here, base(), base(batch=4)], TASKS)
+    assert found == Accuracy(True, exact=True)  # of the same task
     assert accuracy.of(row, [*every, other, base(batch=4)], TASKS) == Accuracy(None)
     apart = row | {"certificate": proof(2.0, 1.8)}  # its own losses decide, where it has some
     assert accuracy.of(apart, [apart, *every[1:]], TASKS) == Accuracy(None)

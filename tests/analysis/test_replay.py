@@ -179,9 +179,9 @@ def test_the_summary_counts_verdicts_and_tells_what_leaving_moved():
 
 
 def test_its_page_counts_what_is_told_apart_and_what_is_found():
-    found = live() | {"environment": {"cpu": "A CPU", "threads": 2}}
+    found = live() | {"environment": {"cpu": "A CPU", "isa": ["avx2"], "threads": 2}}
     said = validation.page(found)
-    assert "Measured on A CPU, 2 cores." in said
+    assert "Measured on A CPU, avx2, 2 cores." in said
     assert "| PyTorch | 10% longer, planted | 4 found of 4 | 4 slower | 1.1" in said
     assert said.count("| equal work | 0 told apart of 8 |") == 2
     for looks in ("8 blocks, with looks at 3, 5, 8", "5 blocks, with looks at 3, 5, as by default"):
@@ -196,11 +196,33 @@ def test_its_page_counts_what_is_told_apart_and_what_is_found():
         "digits-cnn, batch 4, train step | 0 of 12 | N of 6 | 6 of 6 | 6 of 6 | 3 of 3",
     ):
         assert re.search(re.escape(row).replace("N", r"\d"), said), row
-    found = live() | {"environment": {"cpu": "A CPU", "threads": 2}}
+    found = live() | {"environment": {"cpu": "A CPU", "isa": ["avx2"], "threads": 2}}
     for match in found["matches"][:2]:
         for block in match["blocks"]:
             block["same1"] += 0.3  # from the contenders on both sides of it
     assert "| PyTorch | equal work | 4 told apart of 8 |" in validation.page(found)
+
+
+def test_its_page_compares_the_workers_of_both_parents():
+    """Of each kind of work, block by block; and says how often chance does as much."""
+    found = live(sd=0.005) | {"environment": {"cpu": "A CPU", "isa": ["avx2"], "threads": 2}}
+    alike = validation.page(found)
+    for match in found["matches"][:2]:
+        for block in match["blocks"]:
+            block["same1"] += log(1.1)
+            block["same3"] += log(1.1)
+    said = validation.page(found)
+    row = r"\| PyTorch \| digits-cnn, batch 4, train step \| (\S+) \((\S+)–(\S+)\) \| 8 \|"
+    (before, *around), (after, *apart) = (re.search(row, each).groups() for each in (alike, said))
+    assert float(around[0]) <= 1 <= float(around[1])
+    assert float(after) / float(before) == pytest.approx(1.1, abs=0.002)
+    assert float(apart[0]) > 1
+    assert (
+        "0 of 2 intervals leave 1 out; where parents are alike, so many or more do in 100%" in alike
+    )
+    assert (
+        "1 of 2 intervals leave 1 out; where parents are alike, so many or more do in 10%" in said
+    )
 
 
 def test_pairs_of_all_sides_and_workloads_are_played_in_turn():

@@ -88,10 +88,7 @@ def operators():
 def products():
     """Products of known size, by themselves; and those of networks, forward and backward."""
     steps.forget()
-    found = {
-        name: told(profiling.profile_steps(step, [batch], steps=4))
-        for name, (step, batch) in steps.products().items()
-    }
+    found = {name: _undisturbed(step, batch) for name, (step, batch) in steps.products().items()}
     images = np.random.default_rng(0).normal(size=(4, 16, 16, 3)).astype(np.float32)
     batch = impl.kit.data.to_device(images, np.arange(4) % 2)
     step = steps.plain_step(steps.convolutional())
@@ -100,6 +97,15 @@ def products():
         "digits-cnn", 4
     )
     found["task"] = told(profiling.profile_steps(step, batches, steps=4))
+    return found
+
+
+def _undisturbed(step, batch, tries=3):
+    """The profile of a product, once more where others had the cores while the peak was taken."""
+    for _ in range(tries):
+        found = told(profiling.profile_steps(step, [batch], steps=4))
+        if all((one["of_peak"] or 0.0) < 1.3 for one in found["operators"]):
+            break
     return found
 
 

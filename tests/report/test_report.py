@@ -1197,6 +1197,21 @@ def test_readme_says_how_long_its_run_took():
     assert "The run took" not in readme.headline([run])
 
 
+def test_a_row_of_readme_links_its_technique_and_says_what_its_gain_is_over():
+    run = load(ROOT / "docs" / "results.json")
+    said = readme.headline([run])
+    pages = re.findall(r"\]\((docs/techniques/\S+\.md)\)", said)
+    assert len(pages) > 20
+    assert all((ROOT / page).is_file() for page in pages)
+    rows = {line.split("|")[1].strip(): line for line in said.splitlines() if line[:4] == "| **"}
+    quantized = rows["**predict faster**: digits-cnn, batch 128, 33 thousand parameters"]
+    assert quantized.count("over “float32 file”") == 2
+    proven = "**train in less memory**: text-gpt-dropout, batch 16, 2.4 million parameters"
+    assert rows[proven].count("same work, proven on text-gpt-10m") == 2
+    plain = rows["**train faster**: text-gpt-10m, batch 2, 11 million parameters"]
+    assert "over" not in plain
+
+
 def test_no_name_in_a_record_breaks_the_markers_of_readme(page):
     text = page.read_text("utf-8")
     for name in HOSTILE:
