@@ -562,8 +562,8 @@ FIGURES = (
     Fault(
         "accuracy that nobody measured is kept",
         "bench/analysis/accuracy.py",
-        "            return Accuracy(True, exact=True)\n    return Accuracy(None)",
-        "            return Accuracy(True, exact=True)\n    return Accuracy(True)",
+        "proven_on=proven_on)\n    return Accuracy(None)",
+        "proven_on=proven_on)\n    return Accuracy(True)",
         CHOOSE,
     ),
     Fault(
