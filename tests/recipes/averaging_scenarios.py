@@ -165,6 +165,39 @@ def two_domains():
     return [value.tolist() for found in (kept, after) for value in found.values()]
 
 
+def named_inputs():
+    """The mean that a normalization takes from two inputs that are given by name."""
+    x = np.random.default_rng(0).normal(size=(64, 3)).astype(np.float32)
+    if FRAMEWORK == "pt":
+        import torch
+
+        class Two(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.norm = torch.nn.BatchNorm1d(3)
+
+            def forward(self, left, right):
+                return self.norm(left + right)
+
+        model, given = Two(), torch.tensor(x)
+    else:
+        import tensorflow as tf
+
+        class Two(tf.keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.norm = tf.keras.layers.BatchNormalization()
+
+            def call(self, left, right, training=False):
+                return self.norm(left + right, training=training)
+
+        model, given = Two(), tf.constant(x)
+        model(given, given)
+    averaging.update_statistics(model, [{"left": given, "right": given}])
+    mean = model.norm.running_mean if FRAMEWORK == "pt" else model.norm.moving_mean
+    return {"mean": mean.numpy(), "expected": 2 * x.mean(0)}
+
+
 def thawed():
     """The first of two layers trains, then the second: what their averages are, ones and zeros."""
     if FRAMEWORK == "pt":
@@ -368,6 +401,7 @@ SCENARIOS = (
     statistics,
     frozen,
     two_domains,
+    named_inputs,
     thawed,
     dropout,
     noise,

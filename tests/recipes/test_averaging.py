@@ -118,3 +118,8 @@ def test_statistics_of_a_normalization_that_no_batch_goes_through_stay(every):
 
 def test_an_average_is_of_the_variables_that_trained_when_it_was_made(every):
     assert every["averaging thawed"] == [1.0, 0.0]
+
+
+def test_statistics_of_inputs_by_name(every):
+    found = every["averaging named_inputs"]
+    assert np.allclose(found["mean"], found["expected"], atol=1e-5)
