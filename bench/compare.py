@@ -248,9 +248,10 @@ def _accuracies(both: list[tuple[dict, dict]], tasks: dict, every: bool) -> Tabl
     rows = []
     for old, new in both:
         before, after = old.get("accuracy"), new.get("accuracy")
-        if not before or not after or new["task"] not in tasks:  # which says how to judge it
+        task = tasks.get(new["task"]) or {}
+        if not before or not after or not {"metric", "margin"} <= task.keys():  # how to judge it
             continue
-        task, seeds = tasks[new["task"]], [each["per_seed"] for each in (after, before)]
+        seeds = [each["per_seed"] for each in (after, before)]
         count = min(map(len, seeds))
         found = compare_accuracy(
             *(own[:count] for own in seeds),

@@ -121,8 +121,12 @@ def difference(
     """
     ours, theirs = ((each or {}).get("accuracy") or {} for each in (case, other))
     ours, theirs = ours.get("per_seed") or [], theirs.get("per_seed") or []
-    seeds, task = min(len(ours), len(theirs)), tasks[case["task"]]
-    if not seeds or not all(map(is_number, [*ours[:seeds], *theirs[:seeds]])):
+    seeds, task = min(len(ours), len(theirs)), tasks.get(case["task"]) or {}
+    if (
+        not {"metric", "margin"} <= task.keys()
+        or not seeds
+        or not all(map(is_number, [*ours[:seeds], *theirs[:seeds]]))
+    ):
         return None
     return verdicts.compare_accuracy(
         ours[:seeds],

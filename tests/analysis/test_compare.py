@@ -145,6 +145,14 @@ def test_accuracy_is_paired_by_seed(old, new):
     assert apart.startswith("-2.00")
 
 
+@pytest.mark.parametrize("lacking", ["metric", "margin"])
+def test_accuracy_of_a_task_that_does_not_say_how_to_judge_it_is_left_out(old, new, lacking):
+    case(new)["accuracy"]["per_seed"] = [0.0] * len(case(new)["accuracy"]["per_seed"])
+    assert titled(compare.tables(old, new), "Accuracy").rows
+    del new["tasks"][case(new)["task"]][lacking]
+    assert not any(table.title.startswith("Accuracy") for table in compare.tables(old, new))
+
+
 def test_a_run_that_trained_fewer_seeds_is_compared_by_those(old, new):
     """It ended at a look: its seeds are the first of the other's."""
     trained = case(new)["accuracy"]
