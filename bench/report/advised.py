@@ -195,10 +195,10 @@ def _plain_code(found: Advice) -> str:
     plain_ones = [side for side in found.sides if side.tempting and not side.best]
     if not plain_ones:
         return ""
-    first = plain_ones[0]
-    of_one = "" if len(plain_ones) == len(found.sides) else f" of {FRAMEWORKS[first.framework]}"
+    one = plain_ones[0]
+    of_one = "" if len(plain_ones) == len(found.sides) else f" of {FRAMEWORKS[one.framework]}"
     files = all(_is_file(side.plain) for side in plain_ones)
-    return (title(first.plain) if files else "plain code") + of_one
+    return (title(one.plain) if files else "plain code") + of_one
 
 
 def _is_file(case: dict) -> bool:
