@@ -11,7 +11,8 @@ Of three and more runs (machines, versions) each ratio has a line with a column 
 shown that some run has beyond the noise of it and of the first; with --all every one.
 
 With --fail-if the exit status is 1 where a ratio of step times rose by more than the given share:
-its 95% interval lies wholly beyond it.
+its 95% interval lies wholly beyond it. And where a row that was measured failed, or is not shown to
+do the same work any more.
 """
 
 from __future__ import annotations
@@ -282,7 +283,7 @@ def _memory(both: list[tuple[dict, dict]]) -> Table:
 
 
 def slower(old: Record, new: Record, share: float) -> list[str]:
-    """The ratios that rose by more than `share`, as sentences.
+    """The ratios that rose by more than `share`, and what can't be held to it any more: sentences.
 
     ValueError where the runs have no ratio in common: nothing can be said of any.
     """
@@ -290,6 +291,14 @@ def slower(old: Record, new: Record, share: float) -> list[str]:
     found, common = [], _common(old, new)
     if not common:
         raise ValueError("the runs have no ratio of step time in common: none can be held to it")
+    were = {case["id"]: case["status"] for case in old["cases"]}
+    for name, case in cases.items():
+        if were.get(name) == "OK" != case["status"]:
+            found.append(f"no longer measured: {name}: {case['status']}: {at(case, 'reason')}")
+    ours, theirs = _ratios_of(old), _ratios_of(new)
+    for key in ours.keys() & theirs.keys():
+        if ours[key]["verdict"] != DIFFERENT == theirs[key]["verdict"]:
+            found.append(f"no longer the same work: {_pair(theirs[key], cases)}")
     for before, after in common:
         change = _change(before, after)
         if change and change.ci[0] > 1 + share:

@@ -152,6 +152,7 @@ def pytest_configure(config: pytest.Config) -> None:
         try:
             begun = resume.begun(Path(option("resume") or results / "latest"))
             asked = begun.asked(asked)
+            chosen = {name: set(asked[f"--{name}"] or ()) for name in chosen}
         except ValueError as error:
             raise _refused(error) from None
         if option("results") and begun.folder.parent != results:
@@ -171,6 +172,12 @@ def pytest_configure(config: pytest.Config) -> None:
 def _own(asked: dict, settings: Settings) -> Own:
     """A user's file, checked; a usage error with one line where it is not as it has to be."""
     wanted = set(asked["--framework"] or ())
+    left_out = own_model.left_out(techniques())
+    for name in asked["--technique"] or ():
+        if name in left_out:
+            raise pytest.UsageError(
+                f"--technique: {name} is not measured of a file: {left_out[name]}"
+            )
 
     def say(what: str) -> None:
         print(f"checking {asked['--model']}: {what} ...", file=sys.stderr, flush=True)
@@ -181,6 +188,11 @@ def _own(asked: dict, settings: Settings) -> Own:
         )
     except BadFile as error:
         raise pytest.UsageError(f"--model: {error}") from None
+    except OSError as error:
+        place = error.filename or settings.results
+        raise pytest.UsageError(
+            f"{place} can't be written ({error.strerror}): give another folder with --results"
+        ) from None
 
 
 def _off(config: pytest.Config) -> bool:

@@ -20,7 +20,7 @@ import sys
 import textwrap
 from pathlib import Path
 
-from bench.analysis.reading import FRAMEWORKS, load
+from bench.analysis.reading import FRAMEWORKS, load, results_file
 from bench.analysis.remedies import REMEDIES, Remedy, remedies
 
 MODULES = {"torch": "pt", "torchvision": "pt", "tensorflow": "tf", "keras": "tf", "tf_keras": "tf"}
@@ -54,7 +54,7 @@ def framework_of(path: Path) -> str:
 def newest() -> list[Path]:
     """The newest record: of the last run here, or the published one."""
     places = (Path("results/latest"), DOCS)
-    return [place for place in places if (place / "results.json").is_file()][:1]
+    return [place for place in places if results_file(place).is_file()][:1]
 
 
 def known(records: dict[str, dict], framework: str, bottleneck: str) -> list[Remedy]:
@@ -64,15 +64,15 @@ def known(records: dict[str, dict], framework: str, bottleneck: str) -> list[Rem
 
 
 def _shown(place: Path) -> str:
-    """A record's place as its folder and name; the published one's as its folder."""
-    return DOCS.name if place.resolve() == DOCS else "/".join(place.parts[-2:])
+    """A record's place as it was given; the published one's as its folder."""
+    return DOCS.name if place.resolve() == DOCS else str(place)
 
 
 def diagnosed(framework: str, given: argparse.Namespace) -> dict:
     """What the framework's own process says. Raises ValueError with its last line of error."""
     command = [sys.executable, "-m", f"{framework}_impl.diagnosis.bottleneck", given.what]
     command += ["--json", "--steps", str(given.steps)]
-    if given.batch_size:
+    if given.batch_size is not None:
         command += ["--batch-size", str(given.batch_size)]
     if given.folder:
         command += ["--folder", str(Path(given.folder) / framework)]

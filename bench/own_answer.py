@@ -11,7 +11,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bench.analysis.decisions import GOALS, NAMES, PREDICT, TRAIN, Answer, Limits, answer, works
+from bench.analysis.decisions import (
+    GOALS,
+    NAMES,
+    PREDICT,
+    TRAIN,
+    Answer,
+    Limits,
+    answer,
+    title,
+    works,
+)
 from bench.analysis.reading import FRAMEWORKS, framework_title
 from bench.analysis.remedies import REMEDIES
 from bench.analysis.stacks import FASTER, SETTINGS
@@ -19,6 +29,7 @@ from bench.deployment import bench_export, bench_native_export
 from bench.harness import machine
 from bench.harness.folders import replace_file
 from bench.harness.processes import ROOT
+from bench.harness.schedule import techniques
 from bench.own_model import MEASURED, Own
 from bench.report.answer import perhaps, text
 from bench.report.figures import number, ratio
@@ -53,6 +64,13 @@ STARTED = """\
 #     {settings} \\
 #     python {name}
 """
+# Where a program runs: where its row did. TensorFlow chooses by itself.
+DEVICE = {"pt": ['device = "cuda" if torch.cuda.is_available() else "cpu"'], "tf": []}
+MOVED = {"pt": ["model.to(device)"], "tf": []}
+PLACED = {
+    "pt": "tree_map(lambda each: torch.as_tensor(each, device=device), {})",
+    "tf": "tf.nest.map_structure(tf.constant, {})",
+}
 MOST_NAMED = 5  # operators
 CODE_S = 300  # after which printed code counts as hung
 
@@ -71,7 +89,9 @@ def write(folder: Path, record: dict, own: Own) -> None:
         said += ["", *wrap(UNKNOWN, WIDTH)]
     said += ["", *_largest_batches(record), *_partly_compiled(record), *_not_measured(record)]
     said += _code(folder, found, own)
-    replace_file(folder / OWN, "\n".join(said) + "\n")
+    # A file's name need not be text.
+    whole = "\n".join(said).encode("utf-8", "backslashreplace").decode()
+    replace_file(folder / OWN, f"{whole}\n")
 
 
 def read(folder: Path) -> str:
@@ -221,12 +241,17 @@ def _code(folder: Path, found: list[Answer], own: Own) -> list[str]:
     said = []
     for side in own.sides:
         for kind, name, write in ((TRAIN, "use", _script), (PREDICT, "predict", _prediction)):
-            best = _best(found, side, kind)
-            text = best and write(own, side, best)
-            if text:
+            rows, framework = _faster(found, side, kind), FRAMEWORKS[side]
+            texts = [(row, text) for row in rows if (text := write(own, side, row))]
+            shown, text = texts[0] if texts else (None, "")
+            words = WORDS[kind]
+            if rows and rows[0] is not shown:
+                said += ["", *_by_its_file(rows[0], framework, words)]
+                words = shown and title(shown)
+            if shown:
                 path = folder / f"{name}_{MAKERS[side]}.py"
                 path.write_text(_started(path.name) + text, encoding="utf-8")
-                said += ["", *_shown(path, FRAMEWORKS[side], run(path, own, side), WORDS[kind])]
+                said += ["", *_shown(path, framework, run(path, own, side), words)]
     return said
 
 
@@ -246,9 +271,17 @@ def _shown(path: Path, framework: str, error: str | None, words: str) -> list[st
     return [f"{framework}: the code of {words} ({path.name})", "", *path.read_text().splitlines()]
 
 
-def _best(found: list[Answer], side: str, kind: str) -> dict | None:
-    """The case of a framework's fastest train step or prediction, of those shown to gain and to
-    keep accuracy. Of predictions that of one sample comes first."""
+def _by_its_file(case: dict, framework: str, words: str) -> list[str]:
+    """Where the code of a row lies that no few lines can show."""
+    module = techniques()[case["technique"]]
+    file = f"{case['framework']}_impl/{module.family}/{case['technique']}.py"
+    said = hanging("", f"{framework}: {words} is {title(case)}; how to get it:", WIDTH, 2)
+    return [*said, f"    {file}"]
+
+
+def _faster(found: list[Answer], side: str, kind: str) -> list[dict]:
+    """The cases of a framework's train steps or predictions that were shown to gain and to keep
+    accuracy, the fastest first. Of predictions those of one sample, where there are any."""
     of_kind = [each for each in found if each.work.kind == kind and each.goal.figure == "time"]
     for each in sorted(of_kind, key=lambda each: each.work.batch_size):
         ranked = [each.best, *each.equal, *each.rest]
@@ -257,10 +290,10 @@ def _best(found: list[Answer], side: str, kind: str) -> dict | None:
             for option in ranked
             if option.case["framework"] == side and (option.own or {}).get("verdict") in FASTER
         ]
-        if not faster:
-            continue
-        return min(faster, key=lambda option: each.figure(option).value).case
-    return None
+        if faster:
+            faster.sort(key=lambda option: each.figure(option).value)
+            return [option.case for option in faster]
+    return []
 
 
 def run(path: Path, own: Own, side: str) -> str | None:
@@ -298,7 +331,7 @@ def _script(own: Own, side: str, case: dict) -> str | None:
     names = "make_train_step, prepare_model" if made else "make_train_step"
     lines = [*_imports(own, side), f"from {side}_impl.train_step.stacking import {names}"]
     given = ["model, loss_fn", ", optimizer" if of["has_optimizer"] else ""]
-    lines += ["", f"{''.join(given)} = {MAKERS[side]}()"]
+    lines += ["", *DEVICE[side], f"{''.join(given)} = {MAKERS[side]}()", *MOVED[side]]
     if of["targets_first"]:
         lines += ["keras_loss = loss_fn", "loss_fn = lambda output, y: keras_loss(y, output)"]
     lines += _first_call(own, side)
@@ -320,8 +353,10 @@ def _prediction(own: Own, side: str, case: dict) -> str | None:
     if case["technique"] == "compilation":
         lines = _imports(own, side)
         lines.append(f"from {side}_impl.train_step.compilation import compiled_predict")
+        lines += ["", *DEVICE[side], given, *MOVED[side]]
+        drawn[1] = f"example = {PLACED[side].format('x')}"
         made = ["predict = compiled_predict(model)", "output = predict(example)"]
-        return "\n".join([*lines, "", given, *drawn, *made]) + "\n"
+        return "\n".join([*lines, *drawn, *made]) + "\n"
     route = ROUTES.get(case["technique"], {}).get(case["settings"].get("route"))
     if route is None or route.export is None:
         return None
@@ -391,14 +426,10 @@ def _optimizer(side: str, given: bool, fused: bool) -> list[str]:
 
 
 def _loop(own: Own, side: str) -> list[str]:
-    place = {
-        "pt": "tree_map(torch.as_tensor, (x, y))",
-        "tf": "tf.nest.map_structure(tf.constant, (x, y))",
-    }[side]
     return [
         "for seed in range(3):",
         f"    x, y = {_draw(own, side, 'seed')}",
-        f"    x, y = {place}",
+        f"    x, y = {PLACED[side].format('(x, y)')}",
         "    loss = step(x, y)",
         'print(f"loss {float(loss):.4f}")',
     ]

@@ -6,6 +6,7 @@ starts from. `technique` says what of a technique is measured of it.
 
 from __future__ import annotations
 
+import re
 import shutil
 import tempfile
 import threading
@@ -164,8 +165,12 @@ def _check(
         try:
             if paired and side == "tf" and "pt" in found:
                 say("copying PyTorch's weights into TensorFlow's model")
-                copied = _ask(processes, file, "pt", "check_pair", folder)
-                pairs[copied["weights_sha256"]] = found["pt"]["weights_sha256"]
+                copied = _copied(processes, file, folder)
+                if copied is None:
+                    paired = False
+                    say("PyTorch's Python has no TensorFlow: its weights can't be copied")
+                else:
+                    pairs[copied["weights_sha256"]] = found["pt"]["weights_sha256"]
             say(f"a few steps in {FRAMEWORKS[side].title}")
             found[side] = _ask(processes, file, side, "check", folder)
         except _Missing as error:
@@ -200,6 +205,16 @@ def _check(
     }
 
 
+def _copied(processes: Processes, file: File, folder: Path) -> dict | None:
+    """The weights that the file's function copied; None where one Python lacks a framework."""
+    try:
+        return _ask(processes, file, "pt", "check_pair", folder)
+    except BadFile as error:
+        if "ModuleNotFoundError: No module named 'tensorflow'" in str(error):
+            return None
+        raise
+
+
 class _Missing(Exception):
     """A framework is not installed."""
 
@@ -211,7 +226,7 @@ def _ask(processes: Processes, file: File, side: str, op: str, folder: Path) -> 
     try:
         worker = processes.execute(key, f"{op}-{side}")
     except Failed as error:
-        raise BadFile(f"{file.path.name}: {error}") from None
+        raise BadFile(f"{file.path.name}: {_with_log(str(error), processes.logs)}") from None
     guard = None
     try:
         try:
@@ -235,6 +250,15 @@ def _ask(processes: Processes, file: File, side: str, op: str, folder: Path) -> 
         raise BadFile(said if said.startswith(name) else f"{name} {said}") from None
     finally:
         worker.stop(kill=True)
+
+
+def _with_log(said: str, logs: Path) -> str:
+    """The last line of a log in the place of its name: it is deleted with the check."""
+    if not (named := re.search(r"\(see (.+\.log)\)", said)):
+        return said
+    path = logs / named[1]
+    lines = path.read_text("utf-8", "replace").strip().splitlines() if path.is_file() else []
+    return said.replace(named[0], f"({lines[-1]})" if lines else "").strip()
 
 
 class _Guard:

@@ -16,6 +16,7 @@ the code to copy, which was run as it is printed.
 from __future__ import annotations
 
 import argparse
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -44,7 +45,11 @@ def write_example(path: Path) -> int:
     if path.exists():
         print(f"twinbench try: {path} is there already: give another name", file=sys.stderr)
         return 2
-    path.write_text(EXAMPLE.read_text("utf-8"), encoding="utf-8")
+    try:
+        path.write_text(EXAMPLE.read_text("utf-8"), encoding="utf-8")
+    except OSError as error:
+        print(f"twinbench try: {path} can't be written ({error.strerror})", file=sys.stderr)
+        return 2
     print(f"{path} is written. Put your model into it, then: twinbench try {path}")
     return 0
 
@@ -85,9 +90,18 @@ def main(arguments: list[str] | None = None) -> int:
         value = getattr(given, name.strip("-").replace("-", "_"))
         command += [name, value] if value is not None else []
     command += ["--plan"] * given.plan + others
+    status = _wait_for(subprocess.Popen(command))
     # Rows that failed stand in the answer with their reason: pytest's 1 is no error of the run.
-    status = subprocess.run(command, check=False).returncode
     return 0 if status == 1 else 2 if status else 0
+
+
+def _wait_for(run: subprocess.Popen) -> int:
+    """How it ended. Ctrl-C is the run's, which ends with what it has and says how to go on."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        return run.wait()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 if __name__ == "__main__":

@@ -67,14 +67,17 @@ def look(path: str | Path) -> File:
     """Read a file without executing it. Raises BadFile where it cannot be what is asked for."""
     path = Path(path).resolve()
     try:
-        tree = ast.parse(path.read_text("utf-8"), str(path))
+        tree = ast.parse(path.read_bytes(), str(path))  # which knows marks of encodings
     except OSError as error:
         raise BadFile(f"{path} can't be read ({error.strerror}): give a file of Python") from None
     except SyntaxError as error:
+        if not error.lineno:  # of the whole: bytes that are no text
+            said = f"{path.name} is no Python ({error.msg}): give a file of Python"
+            raise BadFile(said) from None
         raise BadFile(f"{path.name}:{error.lineno}: {error.msg}: mend it first") from None
-    except ValueError as error:  # such as bytes that are no text
+    except (ValueError, RecursionError, MemoryError) as error:  # no text, or nested too deep
         raise BadFile(f"{path.name} is no Python ({error}): give a file of Python") from None
-    functions = frozenset(_names(tree)) & set(FUNCTIONS)
+    functions = frozenset(_names(tree.body)) & set(FUNCTIONS)
     if not functions & {"pytorch", "tensorflow"}:
         raise BadFile(
             f"{path.name} has neither pytorch() nor tensorflow(): write one that returns "
@@ -88,16 +91,19 @@ def look(path: str | Path) -> File:
     return File(path, functions)
 
 
-def _names(tree: ast.Module) -> set[str]:
-    """What a module defines at its top."""
+def _names(body: list[ast.stmt]) -> set[str]:
+    """What a module defines at its top, under a condition too."""
     found = set()
-    for node in tree.body:
+    for node in body:
         if isinstance(node, ast.FunctionDef):
             found.add(node.name)
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             found |= {alias.asname or alias.name for alias in node.names}
         elif isinstance(node, ast.Assign):
             found |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+        elif isinstance(node, (ast.If, ast.Try)):
+            found |= _names(node.body + node.orelse)
+            found |= _names(getattr(node, "finalbody", []))
     return found
 
 

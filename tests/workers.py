@@ -114,12 +114,14 @@ def environment(name: str) -> dict[str, str]:
     others = {key: value for key, value in os.environ.items() if key != "TF_USE_LEGACY_KERAS"}
     legacy = {"TF_USE_LEGACY_KERAS": "1"} if name == "tf_keras" else {}
     # One thread compiles: a pool would import torch once more. Which of the CPU's instructions the
-    # compiler knows it need not show in each empty cache, which takes eight seconds. Threads that
-    # wait leave the core to the workers beside them.
+    # compiler knows it need not show in each empty cache, which takes eight seconds. What calls the
+    # kernels of a package need not be fast. Threads that wait leave the core to the workers beside
+    # them.
     quiet = {
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
         "TORCHINDUCTOR_VEC_ISA_OK": "1",
+        "AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL": "O0",
         "OMP_WAIT_POLICY": "passive",
     }
     return others | quiet | legacy

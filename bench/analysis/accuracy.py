@@ -12,7 +12,7 @@ from math import inf
 
 from bench.analysis import verdicts
 from bench.analysis.pairing import baseline
-from bench.analysis.values import at, is_number, is_pair
+from bench.analysis.values import SMALLEST_LOSS, at, is_number, is_pair
 from shared.specs import more_is_better
 
 ROUNDING = 1e-5  # relative; the first losses of bfloat16 are up to 1e-4 apart
@@ -109,7 +109,8 @@ def agree(tasks: dict, task: str, ours: list, theirs: list, bar: float = inf) ->
     bar = min(bar, parity) if is_number(parity) else None
     if not ours or not theirs or not all(map(is_number, [bar, *ours, *theirs])):
         return False
-    return all(abs(a - b) <= bar * abs(b) for a, b in zip(ours, theirs, strict=False))
+    least = SMALLEST_LOSS * max(map(abs, theirs))  # a loss may come to 0
+    return all(abs(a - b) <= bar * max(abs(b), least) for a, b in zip(ours, theirs, strict=False))
 
 
 def difference(

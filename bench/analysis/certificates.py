@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from math import inf, isfinite
 
+from bench.analysis.values import SMALLEST_LOSS
+
 MOST_FLIPPED = 100  # a flipped ReLU was seen to move a loss by 4.5e-4, 45 of its tolerances
 
 
@@ -25,8 +27,9 @@ def difference(one: dict, other: dict) -> str | None:
     for ours, theirs in _pairs(one, other):
         if same_weights and ours["weights_sha256"] != theirs["weights_sha256"]:
             return "initial weights differ"
+        least = SMALLEST_LOSS * max((abs(loss) for loss in theirs["losses"] if loss), default=0.0)
         apart = [
-            (_apart(a, b), step)
+            (_apart(a, b, least), step)
             for step, (a, b) in enumerate(zip(ours["losses"], theirs["losses"], strict=False), 1)
         ]
         if apart[0][0] > tolerance:
@@ -65,11 +68,14 @@ def _same_weights(one: dict, other: dict) -> bool:
     return not (own and (one["changes_weights"] or other["changes_weights"]))
 
 
-def _apart(one: float | None, other: float | None) -> float:
-    """The relative difference of two losses; infinite where one is not finite (null)."""
+def _apart(one: float | None, other: float | None, least: float) -> float:
+    """The relative difference of two losses; infinite where one is not finite (null).
+
+    Relative to `least` where the loss is smaller: it may come to 0.
+    """
     if one is None or other is None:
         return inf
-    found = abs(one - other) / max(abs(other), 1e-12)
+    found = abs(one - other) / max(abs(other), least, 1e-12)
     return found if isfinite(found) else inf
 
 

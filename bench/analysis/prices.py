@@ -50,7 +50,9 @@ def _compiles(case: dict) -> bool:
     if case.get("mode") == "predict":
         first = at(case, "timing", "cold_first_call_s")
         return is_number(first) and first > COMPILES
-    return case["role"] == "variant" and any(
+    if case["role"] != "variant":
+        return False
+    return at(case, "settings", "compiled") is True or any(
         re.fullmatch(names, case["technique"]) and re.fullmatch(variants, case["variant"])
         for names, variants in _COMPILED.items()
     )

@@ -37,8 +37,13 @@ def load(path: str | Path) -> dict[str, Any]:
 
 
 def results_file(path: str | Path) -> Path:
-    """`path` itself, or the results.json in it where it is a folder."""
+    """`path` itself, or the results.json in it where it is a folder.
+
+    `latest` is a file with a folder's name where there are no symbolic links.
+    """
     path = Path(path)
+    if path.name == "latest" and path.is_file():
+        path = path.with_name(path.read_text("utf-8").strip())
     return path / "results.json" if path.is_dir() else path
 
 

@@ -59,8 +59,8 @@ class Remedy:
 def remedies(record: dict[str, Any], framework: str, bottleneck: str) -> list[Remedy]:
     """Rows of a framework that address a bottleneck and keep accuracy, the best gain first.
 
-    A row of a technique is the best one for each piece of work. Of a time that was compared over
-    blocks its interval has to be below 1.
+    A row of a technique is the best one for each piece of work. The interval of a time has to be
+    below 1: one block has none, and shows no gain.
     """
     kinds, figure, techniques = REMEDIES[bottleneck]
     found: dict[tuple[str, str], Remedy] = {}
@@ -86,7 +86,7 @@ def _remedy(option: Option, work: str, figure: str, others: list[Option]) -> Rem
     if figure == "memory":
         return _less_memory(option, work, others)
     ci = option.own.get("ci") if option.own else None
-    if option.gain is None or option.gain >= 1 or (is_pair(ci) and ci[1] >= 1):
+    if option.gain is None or option.gain >= 1 or (option.own and not (is_pair(ci) and ci[1] < 1)):
         return None
     pair = tuple(ci) if is_pair(ci) else None
     measure = "time" if option.own else "time a sample"

@@ -7,6 +7,7 @@ from math import isfinite
 from typing import Any
 
 LARGEST = 1e100  # beyond it nothing was measured, and arithmetic overflows
+SMALLEST_LOSS = 1e-6  # of the largest of a training: what is less is rounding
 
 
 def is_number(value: Any) -> bool:

@@ -107,7 +107,9 @@ def _records(results: Path, environment: dict) -> Iterator[dict]:
     for folder in folders:
         record = _read(folder / "results.json")
         its = record and record["environment"]
-        if its and all(its.get(name) == environment.get(name) for name in SAME_MACHINE):
+        # Before a framework was asked, a GPU is not known.
+        alike = (name for name in SAME_MACHINE if name in environment)
+        if its and all(its.get(name) == environment[name] for name in alike):
             read += 1
             yield record
         if read == NEWEST:

@@ -143,7 +143,7 @@ class Match:
         self.number, self.needs = number, needs
         self.side_by_side, self.first_calls = side_by_side, first_calls
         self.left_out: list[Case] = []
-        self._stepping = threading.Lock()
+        self._stepping, self._stopped = threading.Lock(), False
         self.blocks = {case.id: Played() for case in cases}
         self.workers: dict[str, Worker] = {}
         self.seconds: dict[str, float] = {}
@@ -218,6 +218,7 @@ class Match:
             for _ in pool.map(begin, self.cases):
                 pass
         except BaseException:
+            self._stopped = True
             for worker in list(self.workers.values()):
                 worker.stop(kill=True)  # so that no thread waits for its answer
             raise
@@ -263,6 +264,8 @@ class Match:
         label = case.id.replace("/", "-")
         worker = self.processes.fork(parent_key(case, self.threads), label)
         self.workers[case.id] = worker
+        if self._stopped:  # while it was forked
+            worker.stop(kill=True)
         return configure(worker, self.processes.limits, self.seed)
 
     def _build(self, case: Case) -> dict:

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.analysis.values import SMALLEST_LOSS
 from bench.harness import memory
 from shared import own_model
 from shared.own_model import BATCHES, MAKERS, SEED, BadFile
@@ -181,14 +182,12 @@ class Checking:
         The answer is what `about.json` says of the side. Weights that are there already, which
         another framework's were copied to, are used.
         """
-        start = time.perf_counter()
         module, side = own_model.load(path), self.impl.__name__.removesuffix("_impl")
         kit = importlib.import_module(f"{self.impl.__name__}.kit.own_model")
         place, own = Path(folder) / side, kit.OwnModel(_maker(module, side))
         size, batches = _batches(module, side)
         resident = kit.resident_batches(batches)
         own.example = resident[0][0]
-        before = memory.resident()
         try:
             model = own.build(None)
             if (place / "weights.npz").is_file():
@@ -227,12 +226,10 @@ class Checking:
             "scatter": scatter,
             "step_s": step_s,
             "peak_bytes": memory.own_peak(),
-            "step_bytes": max(0, (memory.peak() or 0) - (before or 0)),
             "evaluates": hasattr(module, "evaluate"),
             "margin": float(getattr(module, "margin", MARGIN)),
             "train_steps": int(getattr(module, "train_steps", TRAIN_STEPS)),
             "named": hasattr(module, "batch") and own_model.takes_framework(module),
-            "seconds": time.perf_counter() - start,
         }
 
     def _scatter(self, kit: Any, own: Any, weights: dict, batches: list) -> tuple[float, float]:
@@ -257,7 +254,8 @@ class Checking:
             last = 1 + int(np.isfinite(runs).all(0).argmin())
             raise BadFile(f"the loss of step {last} is not finite: choose a smaller learning rate")
         first = np.array(runs[0])
-        scale = np.maximum(np.abs(first), np.finfo(np.float32).tiny)  # a loss may come to 0
+        least = max(SMALLEST_LOSS * np.abs(first).max(), np.finfo(np.float32).tiny)
+        scale = np.maximum(np.abs(first), least)  # a loss may come to 0
         return float(max(np.abs(np.array(runs[1:]) - first).max(0) / scale)), step_s
 
     def _op_check_pair(self, path: str, folder: str) -> dict:

@@ -27,6 +27,7 @@ from bench.harness.plan import FRAMEWORKS
 from shared import scratch
 
 ROOT = Path(__file__).resolve().parents[2]
+MOST_OF_A_PATH = 90  # bytes of a folder with a socket in it
 FORKS = sys.platform == "linux"  # elsewhere forking after an import is not safe
 
 
@@ -186,10 +187,17 @@ class Processes:
         self._ending = contextlib.ExitStack()
         self.scratch = self._ending.enter_context(scratch.folder())
         # Named pipes of Windows have no folder.
-        place = None if os.name == "nt" else str(self.scratch / "listener")
+        place = None if os.name == "nt" else str(self._short() / "listener")
         self._listener = self._ending.enter_context(Listener(place, authkey=key))
         self._revival = threading.Lock()
         threading.Thread(target=self._accept, daemon=True).start()
+
+    def _short(self) -> Path:
+        """A folder whose path is short enough for a socket in it, which gets 100 characters."""
+        if len(os.fsencode(self.scratch)) < MOST_OF_A_PATH:
+            return self.scratch
+        folder = tempfile.TemporaryDirectory(prefix="twinbench-", dir="/tmp")
+        return Path(self._ending.enter_context(folder))
 
     @property
     def forks(self) -> bool:
@@ -360,11 +368,14 @@ class Processes:
         answer = parent.ask(
             self.limits.start, "fork", name=name, log=str(self.logs / f"{name}.log")
         )
+        if "error" in answer:  # such as no more processes; the parent has ended
+            raise ParentFailed(answer["error"])
         pid = answer["pid"]
 
         def reap() -> str:
             try:
-                return parent.ask(self.limits.start, "reap", pid=pid)["ended"]
+                answer = parent.ask(self.limits.start, "reap", pid=pid)
+                return answer.get("ended", "ended with its parent")
             except (wire.Gone, wire.Silent):
                 return "ended with its parent"
 

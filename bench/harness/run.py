@@ -114,6 +114,7 @@ class Run:
         self._next_record = 0.0
         most = settings.minutes and 60 * settings.minutes
         self._end = self._start + most if most else float("inf")
+        self._crowded: set[int] = set()  # matches of those who found no memory in another
         self._cut = False  # whether something was left out, since it would not end in time
         self.progress = Progress(say, most)
 
@@ -154,7 +155,7 @@ class Run:
             yield
             return
         before = signal.signal(ALARM, signal.default_int_handler)
-        alarm = threading.Timer(max(0.0, left), _interrupt)
+        alarm = threading.Timer(min(max(0.0, left), threading.TIMEOUT_MAX), _interrupt)
         alarm.start()
         try:
             yield
@@ -305,8 +306,9 @@ class Run:
             if self._in_time(durations.of_match(match)):
                 of = f"{done} of {done + len(lacking)}"
                 self._say(f"pass {block + 1} · {of}", _words(match))
-                if left_out := self._play(processes, number, match, block, data, alone):
-                    lacking.append(self._split(number, match, block, left_out))
+                one_by_one = alone or number in self._crowded
+                if left_out := self._play(processes, number, match, block, data, one_by_one):
+                    lacking += self._split(number, match, block, left_out)
         processes.stop_parents()
         self._show_table()
 
@@ -350,16 +352,26 @@ class Run:
 
     def _split(
         self, number: int, match: list[Case], block: int, left_out: list[Case]
-    ) -> tuple[int, list[Case]]:
-        """A match of their own for those who found no memory, with all baselines of the first."""
+    ) -> list[tuple[int, list[Case]]]:
+        """A match of their own for those who found no memory, with all baselines of the first.
+
+        There they begin one by one. Who finds none even then, beside baselines alone, fails.
+        """
         others = {case.id for case in left_out}
+        if number in self._crowded and all(c.is_baseline or c.id in others for c in match):
+            free = f"{machine.free_memory() / 1e9:.1f} GB are free"
+            for case in left_out:
+                needs = f"it needs {self.plan.durations.memory(case) / 1e9:.1f} GB of memory"
+                self.record.entries[case.id].fail("FAILED", f"{needs} beside its baseline, {free}")
+            return []
         bases = [case for case in match if case.is_baseline and case.id not in others]
         new = bases + left_out
         if block == 0:
             match[:] = [case for case in match if case.id not in others]
         found = self.record.add_match(new)
         self.record.passes[block].append(found)
-        return found, new
+        self._crowded.add(found)
+        return [(found, new)]
 
     def _show_table(self) -> None:
         """Show what there is: the first table when every match of small models has a block."""

@@ -43,11 +43,10 @@ LEGEND = (
 
 BRIEF_LEGEND = (
     "Gains over plain code of the same framework (x: times as fast), or over what is named; never "
-    f"over the other framework: that is what “ahead” compares. Shown is at least {DELTA:.0%} of "
-    "time, memory or size by the whole interval. Gains keep accuracy; “but” says why a row is not "
-    "advised, and then what it is held against is compared. Brackets hold 95% intervals, of memory "
-    "by the scatter of the rows that had several processes. What each row is held against stands "
-    "in docs/report.md."
+    "over the other framework: that is what “ahead” compares. Shown means that the whole 95% "
+    f"interval, in brackets, lies beyond {DELTA:.0%} of time, memory or size; that of memory is by "
+    "the scatter of the rows that had several processes. Gains keep accuracy; “but” says why a row "
+    "is not advised, and “ahead” then compares what it is held against: docs/report.md names that."
 )
 
 

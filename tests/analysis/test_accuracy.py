@@ -183,3 +183,9 @@ def test_looks_widen_the_interval():
 )
 def test_what_is_not_decided_is_not_lost(metric, ci, lost):
     assert Accuracy(False, mean=-1.0, ci=ci, metric=metric).lost is lost
+
+
+def test_losses_that_come_to_nothing_agree_by_the_largest():
+    tasks = {"task": {"parity": 1e-3}}
+    assert accuracy.agree(tasks, "task", [1.0, 0.0], [1.0, 1e-12])
+    assert not accuracy.agree(tasks, "task", [1.0, 1e-3], [1.0, 0.0])

@@ -122,3 +122,11 @@ def test_a_side_is_framework_and_flavour():
     assert same_side(keras, dict(keras))
     assert not same_side(keras, keras | {"flavour": "tf_keras"})
     assert not same_side(keras, keras | {"framework": "pt"})
+
+
+def test_a_loss_that_comes_to_nothing_is_held_to_the_largest():
+    """Rounding is relative to what it rounds, and other work still shows."""
+    ours = case("a", (2.0, 1e-9, 0.0))
+    assert difference(ours, case("b", (2.0, 0.0, 1e-10))) is None
+    assert "loss of step 3" in difference(ours, case("b", (2.0, 0.0, 1e-3)))
+    assert "loss of step 3" in difference(case("b", (2.0, 0.0, 1e-3)), ours)

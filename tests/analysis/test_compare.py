@@ -12,6 +12,7 @@ import pytest
 from scipy import stats as scipy_stats
 
 from bench import compare
+from bench.analysis.reading import DIFFERENT
 from bench.analysis.verdicts import Ratio, compare_runs
 from tests.report.test_report import record
 
@@ -316,6 +317,18 @@ def test_the_exit_status_for_a_user_s_own_checks(command, old, new, factor, limi
     found, said = command(old, new, options=["--fail-if", limit])
     assert found == status
     assert ("slower by more than" in said.err) == bool(status)
+
+
+def test_what_can_not_be_held_to_it_any_more_fails(command, old, new):
+    """A check that leaves out what broke would pass."""
+    case = next(case for case in new["cases"] if case["role"] == "variant")
+    case.update(status="FAILED", reason="it fell over")
+    own_ratio(new)["verdict"] = DIFFERENT
+    found, said = command(old, new, options=["--fail-if", "slower:5%"])
+    assert found == 1
+    assert f"no longer measured: {case['id']}: FAILED: it fell over\n" in said.err
+    assert said.err.count("no longer the same work: ") == 1
+    assert command(new, new, options=["--fail-if", "slower:5%"])[0] == 0  # it never was
 
 
 def test_a_noisy_run_fails_nothing(command, old, new):

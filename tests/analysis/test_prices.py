@@ -13,6 +13,12 @@ from bench.harness.schedule import techniques
 BENCH = Path(__file__).parents[2] / "bench" / "compression"
 
 
+def test_the_stack_of_what_was_faster_is_compiled_where_its_settings_say_so():
+    stack = row("stacking", "winners")
+    assert price(stack | {"settings": {"compiled": True}}) == (COMPILE, "compiling")
+    assert price(stack | {"settings": {"dtype": "bfloat16"}}) == (FREE, "")
+
+
 def row(technique, variant, role="variant", first=None):
     timing = {"cold_first_call_s": first}
     return {

@@ -15,6 +15,7 @@ from unittest import mock
 import numpy as np
 
 from tests import workers
+from tests.compression import quick
 
 FRAMEWORK = "pt" if sys.argv[1:] == ["pt"] else "tf"
 FAMILY = ("distillation", "feature_distillation", "structured_pruning", "pruning", "combinations")
@@ -369,6 +370,7 @@ def a_folder_that_is_there():
 def main() -> None:
     kit.runtime.configure(threads=1, seed=0)
     if FRAMEWORK == "pt":
+        quick.capture_patterns_once()
         scenarios = [names_of_inputs, code_in_a_keyword, graphs_within, left_in_float32]
         scenarios += [a_shared_slope, a_file_that_fails, bfloat16, a_file_for_the_cpu]
     else:

@@ -241,7 +241,8 @@ def constructions():
         prepared = technique.prepare_qat(model, x, weight_bits=8)
         expected, rounded = own.called(programs, model, x), own.called(programs, prepared, x)
         path = technique.export_qat(prepared, x, FOLDER / "constructed")
-        predict = technique.load_quantized(path)
+        with quick.without_code():
+            predict = technique.load_quantized(path)
         found[name] = {
             "rounded": programs.apart(rounded, expected),
             "same again": programs.apart(own.called(programs, prepared, x), rounded),
@@ -311,7 +312,7 @@ def evidence():
 
 class PyTorch:
     def sizes(self, bits):
-        return (3,) if bits == 8 else ()  # each batch size compiles
+        return (3,) if bits == 2 else ()  # each batch size of the other compiles
 
     def constructions(self):
         """Dropout inside of attention, an LSTM's; dicts in, structures and `.logits` out."""

@@ -243,7 +243,7 @@ def test_a_file_that_is_far_off_is_refused_with_what_8_bits_do_to_the_inputs(fou
 
 
 def test_refusals_leave_no_file(found):
-    assert found["refusals"]["files"] in ([], ["x"])
+    assert found["refusals"]["files"] == []
 
 
 @pytest.mark.parametrize("way", ["static", "onnxruntime"])

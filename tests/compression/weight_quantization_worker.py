@@ -57,7 +57,7 @@ def transformer(folder):
     found = {"model": np.array(kit.training.make_predict(model)(codes)).tolist()}
     for write in WRITERS:
         path = getattr(technique, write)(model, codes[:1], folder / write)
-        # One of the three is compiled; `kernels` compiles a layer of each.
+        # One of the three is compiled; `kernels` compiles a layer of the other widths.
         compiled = write == WRITERS[1] or workers.campaign()
         with contextlib.nullcontext() if compiled else quick.without_code():
             predict = technique.load_quantized(path)
@@ -72,13 +72,20 @@ def transformer(folder):
     return found
 
 
+FILES = {}  # by writer, of `kernels`
+
+
 def kernels(folder):
     """The kernel of a dense layer as each file has it: what the layer makes of an identity."""
     model, identity = own.dense(KERNEL), own.tensor(np.eye(64, dtype=np.float32))
     found = {"float32": KERNEL.tolist()}
     for write in WRITERS[1:]:
         path = getattr(technique, write)(model, identity, folder / write)
-        found[write] = np.array(technique.load_quantized(path)(identity)).tolist()
+        compiled = write != WRITERS[1] or workers.campaign()  # that one `transformer` compiles
+        with contextlib.nullcontext() if compiled else quick.without_code():
+            predict = technique.load_quantized(path)
+        found[write] = np.array(predict(identity)).tolist()
+        FILES[write] = path.read_bytes()
     return found
 
 
@@ -177,8 +184,7 @@ class Bomb:
 
 def files(folder):
     """What damaged and foreign files raise, and whether anything of them ran."""
-    model, identity = own.dense(KERNEL), own.tensor(np.eye(64, dtype=np.float32))
-    whole = technique.quantize_int8(model, identity, folder / "whole").read_bytes()
+    whole = FILES["quantize_int8"]
     contents = {f"first {p}%": whole[: len(whole) * p // 100] for p in (0, 30, 99)}
     contents |= {"text": b"no model\n" * 99, "bomb": pickle.dumps(Bomb(folder / "burst"))}
     contents |= own.bombs(folder / "burst") | {"flipped": flipped(whole)}

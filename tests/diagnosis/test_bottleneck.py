@@ -71,8 +71,8 @@ PLANTED = {
 
 
 @pytest.mark.parametrize("planted", PLANTED)
-def test_what_was_planted_is_named(every, planted):
-    found = every["bottleneck planted"][planted]
+def test_what_was_planted_is_named(timed, planted):
+    found = timed["bottleneck planted"][planted]
     assert found["bottleneck"] == PLANTED[planted], found["said"]
     assert found["healthy"] == (planted == "healthy")
     assert len(found["evidence"]) >= 2

@@ -185,8 +185,8 @@ def test_batches_begin_again_and_an_empty_loader_is_named():
 # Of either framework ------------------------------------------------------------------------------
 
 
-def test_the_parts_add_up_to_the_step_that_another_clock_saw(every):
-    found = every["profiling sleeping"]
+def test_the_parts_add_up_to_the_step_that_another_clock_saw(timed):
+    found = timed["profiling sleeping"]
     total = sum(parts(found).values())
     assert total == pytest.approx(found["step"], rel=1e-6)
     assert found["steps"] == 5 + 1 + 4 * 12
@@ -195,8 +195,8 @@ def test_the_parts_add_up_to_the_step_that_another_clock_saw(every):
     assert found["traced"] == pytest.approx(found["own"]["profiled"], rel=0.05)
 
 
-def test_known_times_are_found_where_they_were_planted(every):
-    found = every["profiling sleeping"]
+def test_known_times_are_found_where_they_were_planted(timed):
+    found = timed["profiling sleeping"]
     slept = found["slept"]  # as a busy machine wakes late: of all steps, not of the plain alone
     assert slept["forward"] >= FORWARD
     assert slept["backward"] >= BACKWARD
@@ -207,8 +207,8 @@ def test_known_times_are_found_where_they_were_planted(every):
     assert found["transfer"] == found["communication"] == 0
 
 
-def test_sleep_and_python_between_operators_are_told_apart(every):
-    found = every["profiling between_operators"]
+def test_sleep_and_python_between_operators_are_told_apart(timed):
+    found = timed["profiling between_operators"]
     asleep, busy = found["asleep"], found["busy"]
     assert asleep["idle"] == pytest.approx(found["slept"], rel=0.25)
     assert busy["overhead"] > 0.009
@@ -250,25 +250,25 @@ def counted(found) -> list[dict]:
     return [one for one in found["operators"] if one["flops"] is not None]
 
 
-def test_a_products_operations_are_exact(every):
-    found, known = every["profiling products"], KNOWN | OWN[every.name]
+def test_a_products_operations_are_exact(timed):
+    found, known = timed["profiling products"], KNOWN | OWN[timed.name]
     flops = {name: [one["flops"] for one in counted(found[name])] for name in known}
     assert flops == {name: [operations] for name, operations in known.items()}
     assert list(found["bfloat16"]["peaks"]) == ["bfloat16"]
 
 
-def test_a_share_of_the_peak_is_operations_over_seconds_and_the_peak(every):
-    for name, found in every["profiling products"].items():
+def test_a_share_of_the_peak_is_operations_over_seconds_and_the_peak(timed):
+    for name, found in timed["profiling products"].items():
         for one in counted(found):
             (peak,) = found["peaks"].values()
             assert one["of_peak"] == pytest.approx(one["flops"] / one["seconds"] / peak), name
             assert 0 < one["of_peak"] < 1.3, name
-    (large,) = counted(every["profiling products"]["large"])
+    (large,) = counted(timed["profiling products"]["large"])
     assert large["of_peak"] > 0.2
 
 
-def test_what_is_not_known_has_no_share(every):
-    found = every["profiling products"]
+def test_what_is_not_known_has_no_share(timed):
+    found = timed["profiling products"]
     for name in {"integers", "without a graph", "of any length"} & found.keys():
         assert counted(found[name]) == []
         assert found[name]["peaks"] == {}
@@ -277,20 +277,20 @@ def test_what_is_not_known_has_no_share(every):
     assert all(one["flops"] is None and one["of_peak"] is None for one in rest)
 
 
-def test_a_networks_operations_are_those_of_its_layers_forward_and_backward(every):
+def test_a_networks_operations_are_those_of_its_layers_forward_and_backward(timed):
     strided = 2 * (3 * 3 * 3 * 8) * (4 * 8 * 8)
     grouped = 2 * (3 * 3 * 8) * (4 * 4 * 4)
     transposed = 2 * (2 * 2 * 8 * 4) * (4 * 4 * 4)  # each weight once at each of its inputs
     dense = 2 * (4 * 8 * 8) * 2 * 4
     total = 2 * strided + 3 * (grouped + transposed + dense)  # images have no gradient
-    found = counted(every["profiling products"]["network"])
+    found = counted(timed["profiling products"]["network"])
     assert sum(one["flops"] for one in found) == pytest.approx(total, rel=1e-9)
     assert all(COMPUTES.search(one["name"]) for one in found)
 
 
-def test_a_tasks_operations_are_those_of_its_description(every):
+def test_a_tasks_operations_are_those_of_its_description(timed):
     total = train_step_flops(TASKS["digits-cnn"].model, 4)
-    found = counted(every["profiling products"]["task"])
+    found = counted(timed["profiling products"]["task"])
     assert sum(one["flops"] for one in found) == pytest.approx(total, rel=1e-9)
 
 

@@ -56,6 +56,7 @@ TECHNIQUE = Technique(
     variants=(
         Variant("good", role="baseline"),
         Variant("same"),
+        Variant("seldom", effort="ordinary"),
         Variant("hangs"),
         *(Variant(name) for name in FAULTS),
         Variant("as_installed", allocator="as installed"),
@@ -68,7 +69,7 @@ TECHNIQUE = Technique(
 )
 
 OPTIMIZER = "an optimizer"  # without state
-FEW = ("good", "same", "raises_late", "refuses", "prints")
+FEW = ("good", "same", "seldom", "raises_late", "refuses", "prints")
 SMALL = replace(TECHNIQUE, variants=tuple(v for v in TECHNIQUE.variants if v.name in FEW))
 
 # Predictions of a file are timed, and each case has a probe of its own.

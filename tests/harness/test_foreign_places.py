@@ -19,6 +19,7 @@ from tests import workers
 from tests.harness import command_line
 from tests.harness.command_line import PLAIN
 from tests.network.namespaces import refusal, wait_until
+from tests.report.test_report import record
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.timeout(240)
@@ -275,14 +276,14 @@ def test_the_workflow_s_commands_are_those_that_there_are(tmp_path):
 @pytest.mark.parametrize(("old", "new", "status"), [("same", "same", 0), ("same", "slower", 1)])
 def test_the_workflow_fails_where_a_ratio_rose(old, new, status, tmp_path):
     """Its own line, on records of the places that it names."""
-    record = json.loads(text_of("docs/results.json"))
+    found = record()
     for side, kind in (("old", old), ("new", new)):
         if kind == "slower":
-            for each in record["comparisons"]:
+            for each in found["comparisons"]:
                 if each["ratio"]:
                     each["ratio"] *= 2
         (folder := tmp_path / side / "results" / "latest").mkdir(parents=True)
-        (folder / "results.json").write_text(json.dumps(record))
+        (folder / "results.json").write_text(json.dumps(found))
     line = runs()[-1].replace("new/.venv/bin/twinbench", f"{shlex.quote(sys.executable)} -m bench")
     done = subprocess.run(
         ["sh", "-c", line],

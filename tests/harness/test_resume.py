@@ -650,8 +650,8 @@ def test_a_finished_run_has_nothing_left(start, stopped, resumed, tmp_path):
 
 
 def test_what_failed_fails_again_for_the_same_reason_and_the_rest_stands(start, tmp_path):
-    """In earnest, with real processes, in results/latest."""
-    options = (f"--results={tmp_path}", "--framework=pt", "--variant=same,raises_late")
+    """In earnest, with real processes, in results/latest; a row that was asked for by name too."""
+    options = (f"--results={tmp_path}", "--framework=pt", "--variant=same,seldom,raises_late")
     first = finish(start(*options, "--blocks=2"))
     again = finish(start(f"--results={tmp_path}", "--resume"))
     for found in (first, again):

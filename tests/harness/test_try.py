@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,10 +14,12 @@ from types import SimpleNamespace
 import pytest
 
 from bench import choose, own_answer, try_model
+from bench import own_model as bench_own_model
 from bench.harness import machine
 from bench.harness.schedule import techniques
 from bench.own_model import LEFT_OUT, MEASURED, OF_A_FAMILY, Own, left_out
 from shared import own_model
+from shared.own_model import BadFile
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.timeout(600)
@@ -78,8 +81,8 @@ def test_options_may_stand_before_the_file(monkeypatch, folder):
     ran = []
     monkeypatch.setattr(
         try_model.subprocess,
-        "run",
-        lambda command, **_: ran.append(command) or SimpleNamespace(returncode=0),
+        "Popen",
+        lambda command: ran.append(command) or SimpleNamespace(wait=lambda: 0),
     )
     path = str(folder / "my_model.py")
     assert try_model.main(["--technique", "compilation", "--plan", path, "-k", "bf16"]) == 0
@@ -88,6 +91,106 @@ def test_options_may_stand_before_the_file(monkeypatch, folder):
     assert asked == (
         ["--model", path, "--minutes", "12", "--technique", "compilation", "--plan", "-k", "bf16"]
     )
+
+
+SLOW_TO_END = """
+import sys, time
+try:
+    print("measuring", flush=True)
+    time.sleep(60)
+except KeyboardInterrupt:
+    time.sleep(0.7)
+    print("what was measured is kept", flush=True)
+    sys.exit(2)
+"""
+
+
+def test_ctrl_c_lets_the_run_keep_what_it_has(folder, tmp_path):
+    """A terminal sends it to both; the run takes its time to write."""
+    run = tmp_path / "python"
+    run.write_text(f"#!{sys.executable}\n{SLOW_TO_END}")
+    run.chmod(0o755)
+    code = f"import sys; from bench import try_model; sys.executable = {str(run)!r}; "
+    code += f"sys.exit(try_model.main([{str(folder / 'my_model.py')!r}]))"
+    command, pipes = [sys.executable, "-c", code], {"stdout": subprocess.PIPE}
+    pipes["stderr"] = subprocess.PIPE
+    tried = subprocess.Popen(command, cwd=ROOT, text=True, start_new_session=True, **pipes)
+    assert tried.stdout.readline() == "measuring\n"
+    os.killpg(tried.pid, signal.SIGINT)
+    out, err = tried.communicate(timeout=30)
+    assert out == "what was measured is kept\n"
+    assert err == ""
+    assert tried.returncode == 2
+
+
+def test_a_technique_that_is_not_measured_of_a_file_is_refused_at_once(folder):
+    done = try_(folder, "my_model.py", "--technique=compilation,pruning")
+    assert done.returncode == 2
+    assert "--technique: pruning is not measured of a file: zeros alone" in done.stderr
+    assert "checking" not in done.stderr
+
+
+def test_a_place_that_can_not_be_written_is_one_line(tmp_path, capsys):
+    assert try_model.main(["--example", str(tmp_path / "nowhere" / "my_model.py")]) == 2
+    said = capsys.readouterr().err
+    assert said.endswith("nowhere/my_model.py can't be written (No such file or directory)\n")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "\ufeff{0}",
+        "# coding: latin-1\n# \xe9\n{0}",
+        "if True:\n    {0}\n",
+        "try:\n    {0}\nfinally:\n    pass\n",
+    ],
+)
+def test_whatever_python_reads_is_looked_at(tmp_path, content):
+    encoding = "latin-1" if "latin" in content else "utf-8"
+    (tmp_path / "model.py").write_text(
+        content.format("from others import pytorch, batch"), encoding=encoding
+    )
+    assert own_model.look(tmp_path / "model.py").sides == ["pt"]
+
+
+def test_the_code_of_a_row_that_no_few_lines_show_is_named(monkeypatch, tmp_path):
+    """Micro-batches are the fastest; bfloat16 has lines of its own."""
+    rows = [
+        {"id": "micro", "technique": "gradient_accumulation", "variant": "micro_4"},
+        {"id": "bf16", "technique": "mixed_precision", "variant": "bf16"},
+    ]
+    rows = [row | {"framework": "pt", "role": "variant"} for row in rows]
+    monkeypatch.setattr(own_answer, "_faster", lambda found, side, kind: rows * (kind == "train"))
+    texts = {"bf16": "print('lines')\n"}
+    monkeypatch.setattr(own_answer, "_script", lambda own, side, row: texts.get(row["id"]))
+    monkeypatch.setattr(own_answer, "run", lambda path, own, side: None)
+    said = "\n".join(own_answer._code(tmp_path, [], SimpleNamespace(sides=["pt"])))
+    assert "its best train step is micro 4; how to get it:" in " ".join(said.split())
+    assert "pt_impl/train_step/gradient_accumulation.py" in said
+    assert "PyTorch: the code of bf16 (use_pytorch.py)" in said
+    assert "print('lines')" in said
+    texts.clear()
+    (_, *lines) = own_answer._code(tmp_path, [], SimpleNamespace(sides=["pt"]))
+    assert "gradient_accumulation.py" in "".join(lines)
+
+
+def test_a_python_without_tensorflow_copies_no_weights(monkeypatch, tmp_path):
+    """Each framework has an environment of its own: the models are no twins, and both measured."""
+    path = tmp_path / "pair.py"
+    path.write_text("from others import pytorch, tensorflow, batch, copy_weights\n")
+    side = {"batch_size": 8, "labels_sha256": "a", "weights_sha256": "b", "scatter": 0.0}
+    side |= {"margin": 1.0, "train_steps": 1}
+
+    def ask(processes, file, name, op, folder):
+        if op == "check_pair":
+            raise BadFile("pair.py: ModuleNotFoundError: No module named 'tensorflow'")
+        return side
+
+    monkeypatch.setattr(bench_own_model, "_ask", ask)
+    said = []
+    about = bench_own_model._check(None, own_model.look(path), ["pt", "tf"], tmp_path, said.append)
+    assert (about["paired"], about["pairs"], list(about["sides"])) == (False, {}, ["pt", "tf"])
+    assert "PyTorch's Python has no TensorFlow: its weights can't be copied" in said
 
 
 def test_the_twins_do_the_same_work(record):

@@ -181,7 +181,8 @@ def ends(side, folder, images):
 
 SCENARIOS = {
     "pt": (epochs, caches, work, settings, rates, ends, measured),
-    "tf": (epochs, caches, snapshots, work, settings, rates, measured),
+    # First, as long as the process has one thread: the limit's processes are then forks.
+    "tf": (measured, epochs, caches, snapshots, work, settings, rates),
 }
 
 

@@ -247,18 +247,24 @@ def fails() -> tuple:
     raise ValueError("no such thing as a model")
 
 
-def alone(side: str, data: Path, steps: int) -> parallel.Result:
-    """One process, the kit's own baseline step, no engine for replicas."""
+def alone(side: str, data: Path, folder: Path) -> None:
+    """One process, the kit's own baseline step, no engine for replicas: after few steps, and all.
+
+    Writes alone_few.npz and alone.npz.
+    """
     kit = {name: importlib.import_module(f"{side}_impl.kit.{name}") for name in KIT}
     model, optimizer, loss_fn = kit["examples"].digits_cnn()
     step = kit["training"].make_train_step(model, optimizer, loss_fn)
     x, y = datasets.load(data, "train")
     losses, stream = [], parallel.batches(len(x), global_batch=JOB["global_batch"], seed=0)
-    for rows in (next(stream) for _ in range(steps)):
-        losses.append(kit["runtime"].to_float(step(*kit["data"].to_device(x[rows], y[rows]))))
     none = np.zeros(0)
-    weights = kit["models"].export_weights(model)
-    return parallel.Result(weights, np.array(losses), *[none] * 5, 0.0)
+    for rows in (next(stream) for _ in range(JOB["steps"])):
+        losses.append(kit["runtime"].to_float(step(*kit["data"].to_device(x[rows], y[rows]))))
+        if name := {FEW: "alone_few", JOB["steps"]: "alone"}.get(len(losses)):
+            weights = kit["models"].export_weights(model)
+            parallel.Result(weights, np.array(losses), *[none] * 5, 0.0).save(
+                folder / f"{name}.npz"
+            )
 
 
 KIT = ("models", "training", "runtime", "data", "examples")
@@ -630,8 +636,7 @@ def main() -> None:
         train(f"{here}:fails", digits, start=launch, replicas=1)
     except Exception as error:
         words["a replica that fails"] = [type(error).__name__, str(error)]
-    for name, steps in (("alone", JOB["steps"]), ("alone_few", FEW)):
-        alone(side, Path(sys.argv[3]), steps).save(folder / f"{name}.npz")
+    alone(side, Path(sys.argv[3]), folder)
     names = ["mixed", "all_dense", *(["without_statistics"] if side == "pt" else [])]
     for name in names:
         plain(side, globals()[f"{side}_{name}"], mixed).save(folder / f"plain_{name}.npz")

@@ -18,15 +18,15 @@ from pathlib import Path
 import numpy as np
 
 
-def main(folder: Path = Path(__file__).parent) -> None:
-    """Run everything of a family: `folder` is that of its tests."""
+def main(folder: Path = Path(__file__).parent, which: str = "SCENARIOS") -> None:
+    """Run a family's scenarios: `folder` is that of its tests, `which` the name of their list."""
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)  # a second one would wait, and spin, for a core that others use
     found = {}
     for path in sorted(folder.glob("*_scenarios.py")):
         technique = path.stem.removesuffix("_scenarios")
         module = importlib.import_module(f"tests.{folder.name}.{path.stem}")
-        for scenario in module.SCENARIOS:
+        for scenario in getattr(module, which, ()):
             name = f"{technique} {scenario.__name__}"
             start, cpu = time.monotonic(), sum(os.times()[:4])
             try:

@@ -10,6 +10,7 @@ import json
 import re
 import shutil
 import time
+from functools import cache
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -22,10 +23,8 @@ from bench.analysis.advice import advice
 from bench.analysis.reading import DIFFERENT, load
 from bench.report import advised
 from bench.report import tables as tables_module
-from bench.report.content import build
 from bench.report.files import FORMATS, OWN, write_reports
 from bench.report.page import html
-from bench.report.tables import markdown
 from bench.report.text import plain, printable
 from bench.report.tidy import csv_text
 from tests.report.test_report import (
@@ -106,26 +105,38 @@ def tables(root: Element) -> list[list[list[str]]]:
     ]
 
 
+@cache
+def rendered(path: Path) -> tuple[str, float]:
+    """The page of a published record, and the seconds of a core that it took."""
+    run, begun = load(path), time.process_time()
+    return html(run), time.process_time() - begun
+
+
 @pytest.fixture(
     scope="module",
     params=sorted((ROOT / "docs").rglob("results.json")),
     ids=lambda path: path.parent.name,
 )
-def published(request) -> dict:
-    return load(request.param)
+def place(request) -> Path:
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def page(published) -> Element:
-    return read(published)
+def published(place) -> dict:
+    return load(place)
+
+
+@pytest.fixture(scope="module")
+def page(place) -> Element:
+    return Reader(rendered(place)[0]).root
 
 
 # What it holds -----------------------------------------------------------------------------------
 
 
-def test_the_page_has_every_row_of_report_md(published, page):
+def test_the_page_has_every_row_of_report_md(place, page):
     mine = tables(page)
-    answer, *others = markdown_tables(markdown(published))
+    answer, *others = markdown_tables(place.with_name("report.md").read_text("utf-8"))
     every = {" ".join(row).replace(": ", " ") for table in mine for row in table}
     assert {" ".join(row).replace(": ", " ") for row in answer} <= every  # two tables of the page
     for theirs in others:
@@ -213,14 +224,14 @@ def test_problems_give_their_reason():
 # The answer --------------------------------------------------------------------------------------
 
 
-def answered(results) -> str:
-    (section,) = [e for e in read(results).all("section") if e.attrs["id"] == "answer"]
+def answered(page: Element) -> str:
+    (section,) = [e for e in page.all("section") if e.attrs["id"] == "answer"]
     return section.words()
 
 
-def test_the_answer_names_what_gains_and_who_is_ahead(published):
+def test_the_answer_names_what_gains_and_who_is_ahead(published, page):
     """Whose figures tests/analysis works out in another way."""
-    text = answered(published)
+    text = answered(page)
     for found in advice(published):
         assert f"{found.question.aim} {advised.place_of(found)}" in text
         for side in filter(lambda side: side.best, found.sides):
@@ -237,7 +248,7 @@ def test_one_sentence_says_what_was_measured(published, page):
 
 
 def test_a_quick_run_gives_an_order_and_no_best():
-    text = answered(record("quick"))
+    text = answered(read(record("quick")))
     assert "times as fast against “fp32”, one block, no interval" in text
     assert "not compared" in text
 
@@ -253,10 +264,8 @@ def test_the_chart_has_every_technique_with_a_ratio_in_both_frameworks(published
 
 
 def test_all_techniques_in_one_page_are_below_two_megabytes_and_quickly_made():
-    whole = load(ROOT / "docs")
-    begun = time.process_time()
-    text = html(whole)
-    assert time.process_time() - begun < 5
+    text, took = rendered(ROOT / "docs" / "results.json")
+    assert took < 5
     assert len(text.encode()) < 2_000_000
 
 
@@ -265,7 +274,7 @@ def test_the_answer_of_a_terminal_holds_its_lines_and_names_each_aim():
         lines = tables_module.answered(run, 80).splitlines()
         assert len(lines) <= tables_module.MOST_LINES
         assert max(map(columns, lines)) <= 80
-        told, _ = advised.split(build(run).advice)
+        told, _ = advised.split(advice(run))
         assert all(any(line.startswith(a.question.aim) for line in lines) for a in told)
         assert lines[-1].startswith("… and ") != whole
 
@@ -302,12 +311,13 @@ def usual() -> list[tuple]:
 
 @pytest.mark.parametrize("name", [h for h in HOSTILE if h], ids=range(len(HOSTILE) - 1))
 def test_names_are_shown_literally_and_add_no_element(name, usual):
-    root = read(renamed(name))
+    text = html(renamed(name))
+    root = Reader(text).root
     assert shape(root) == usual
     shown = plain(name)
     texts = [" ".join(e.text.split()) for e in root.all("h3", "h4", "dd", "th", "li", "dt")]
     assert texts.count(shown) >= 3
-    html(renamed(name)).encode()
+    text.encode()
 
 
 KEPT = {"pt", "tf", "keras3", "tf_keras", "baseline", "framework", "control", "variant", "OK"}
@@ -473,10 +483,12 @@ def browser():
 def folder(tmp_path_factory) -> Path:
     """The report of a small record, and of the published one."""
     folder = tmp_path_factory.mktemp("page")
-    for name, results in {"small": small(), "all": load(ROOT / "docs")}.items():
+    for name in ("small", "all"):
         (folder / name).mkdir()
-        (folder / name / "results.json").write_text(json.dumps(results), "utf-8")
-        write_reports(folder / name, ["html"])
+    (folder / "small" / "results.json").write_text(json.dumps(small()), "utf-8")
+    write_reports(folder / "small", ["html"])
+    text, _ = rendered(ROOT / "docs" / "results.json")
+    (folder / "all" / FORMATS["html"]).write_text(text, "utf-8")
     return folder
 
 
@@ -516,8 +528,7 @@ def test_it_opens_from_disk_without_a_request_or_an_error(visit, scheme, name):
     assert (sum(map(int, re.findall(r"\d+", back))) < 200) == (scheme == "dark")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize(("scheme", "width"), [("light", 390), ("dark", 1280)])
 def test_axe_finds_no_violation(visit, scheme, width):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-core")
     tab = visit("small", color_scheme=scheme, width=width)
@@ -616,7 +627,7 @@ def test_the_filter_opens_and_scrolls_to_what_it_finds(visit):
 @pytest.mark.parametrize(("width", "height"), [(1280, 900), (390, 844)])
 def test_the_first_screen_has_the_sentence_the_chart_and_the_decisions(visit, width, height):
     tab = visit("all", width=width, height=height)
-    whole = visit("all", width=width, height=height).locator("#answer figure > svg").first
+    whole = tab.locator("#answer figure > svg").first
     assert whole.bounding_box()["y"] + whole.bounding_box()["height"] <= height
 
     def box(selector):
@@ -631,11 +642,7 @@ def test_the_first_screen_has_the_sentence_the_chart_and_the_decisions(visit, wi
         assert part["y"] + part["height"] <= height
         assert part["x"] >= 0
         assert part["x"] + part["width"] <= width
-
-
-@pytest.mark.parametrize(("width", "height"), [(1280, 900), (390, 844)])
-def test_folded_the_page_of_every_technique_is_three_screens_at_most(visit, width, height):
-    tab = visit("all", width=width, height=height)
+    # Folded, the page of every technique is three screens at most.
     assert tab.evaluate("document.documentElement.scrollHeight") <= 3 * height
 
 

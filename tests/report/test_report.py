@@ -860,7 +860,8 @@ def test_any_record_fits_the_terminal_and_makes_whole_tables(results, width):
         assert len({len(line) for line in table}) == 1
     bars = sum(line.startswith("|") for line in found.splitlines())
     assert bars == sum(len(table) + 1 for table in tables)
-    found.encode()
+    for made in (found, html_page.html(results), tidy.csv_text(results)):
+        made.encode()
 
 
 @given(st.text(alphabet=st.characters() | st.sampled_from(" -/")), st.integers(2, 40))

@@ -12,7 +12,7 @@ import json
 import math
 from collections import UserDict
 from contextlib import contextmanager
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from unittest import mock
 
 import torch
@@ -107,6 +107,7 @@ def trained(name, make_step, dtype=torch.float32):
     return losses, [t.detach().float() for t in (*model.parameters(), *model.buffers())]
 
 
+@cache
 def plain(gradients=backward, change=lambda model: None):
     def make_step(model, optimizer, loss_fn):
         model.train()
@@ -121,6 +122,12 @@ def plain(gradients=backward, change=lambda model: None):
         return step
 
     return make_step
+
+
+@cache
+def expected_of(name, make_step):
+    """What plain code gives, which is that of several techniques."""
+    return trained(name, make_step)
 
 
 def apart(ours, theirs):
@@ -196,7 +203,7 @@ def matrix():
         found[name] = {}
         for model in FEW if name == "graph" else MODELS:
             try:
-                expected = trained(model, theirs)
+                expected = expected_of(model, theirs)
             except Exception as error:  # a kernel that this CPU lacks
                 found[name][model] = {"plain": f"{type(error).__name__}: {error}"}
             else:

@@ -1,12 +1,13 @@
-"""One of two replicas: what a step exchanges, and its gradients, under DDP and in shards.
+"""Two replicas: what a step exchanges, and its gradients, under DDP and in shards.
 
-`python -m tests.train_step.pt_replicas RANK STORE` meets the other one at the file STORE, on the
-loopback interface, and prints one line of JSON: scenario -> what was found.
+`python -m tests.train_step.pt_replicas pt STORE` forks the second one, meets it at the file STORE,
+on the loopback interface, and prints one line of JSON: scenario -> what was found.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 
 import torch
@@ -20,7 +21,6 @@ from torch.nn.parallel import DistributedDataParallel
 from pt_impl.train_step import gradient_accumulation, gradient_clipping
 
 WORLD, ROWS = 2, 5  # of each replica; three parts of 1, 2 and 2 rows
-RANK = int(sys.argv[1])
 squares = nn.MSELoss()
 
 
@@ -86,7 +86,7 @@ def shards(micro_batches: int | None) -> dict:
 
 
 def run(replicated: nn.Module, micro_batches: int | None) -> None:
-    x, y = batch(RANK)
+    x, y = batch(dist.get_rank())
     optimizer = torch.optim.SGD(replicated.parameters(), lr=0.0)
     if micro_batches is None:
         optimizer.zero_grad()
@@ -109,7 +109,7 @@ def clipped() -> dict:
         step = gradient_clipping.make_train_step(
             net, optimizer, squares, max_norm=bound, check_finite=True
         )
-        step(*(batch(RANK) if name == "shards" else whole()))
+        step(*(batch(dist.get_rank()) if name == "shards" else whole()))
         weights = [p.full_tensor() if name == "shards" else p for p in net.parameters()]
         found[name] = {
             "norm": step.gradient_norm(),
@@ -119,15 +119,18 @@ def clipped() -> dict:
 
 
 def main() -> None:
+    torch.set_num_threads(1)  # no thread that a fork would lack
+    second = os.fork()
     store = dist.FileStore(sys.argv[2], WORLD)
-    dist.init_process_group("gloo", store=store, rank=RANK, world_size=WORLD)
+    dist.init_process_group("gloo", store=store, rank=0 if second else 1, world_size=WORLD)
     found = {"plain": plain_gradients(), "clipped": clipped()}
     for name, scenario in (("ddp", ddp), ("shards", shards)):
         found[name] = {str(parts): scenario(parts) for parts in (None, 1, 3)}
-    if RANK == 0:
-        print(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
+    if second:
+        assert os.waitstatus_to_exitcode(os.waitpid(second, 0)[1]) == 0
+        print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -7,10 +7,7 @@ compared and not what is left of them in a sum.
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
 import sys
 
 import numpy as np
@@ -308,21 +305,8 @@ def test_tf_a_model_without_variables_is_refused(evidence):
 def replicas(tmp_path_factory):
     """What two processes found that train together."""
     store = tmp_path_factory.mktemp("replicas") / "store"
-    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "tests.train_step.pt_replicas"]
-    settings = {"cwd": workers.ROOT, "env": environment, "text": True}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    both = [
-        subprocess.Popen([*command, str(rank), str(store)], **settings, **pipes) for rank in (0, 1)
-    ]
-    try:
-        said = [process.communicate(timeout=300) for process in both]
-    finally:
-        for process in both:
-            process.kill()
-    for process, (_, error) in zip(both, said, strict=True):
-        assert process.returncode == 0, error[-3000:]
-    return json.loads(said[0][0].splitlines()[-1])
+    worker, loopback = "train_step.pt_replicas", {"GLOO_SOCKET_IFNAME": "lo"}
+    return workers.run(worker, ("pt",), lambda name: [store], **loopback)["pt"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the loopback interface is named lo on Linux")
