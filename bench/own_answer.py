@@ -107,10 +107,11 @@ def _head(own: Own) -> str:
         return said
     if own.about["paired"]:
         return f"{said}; the frameworks start from equal weights"
-    return (
-        f"{said}\nNo copy_weights: each framework is compared with its own baseline alone, and "
-        "not with\nthe other."
-    )
+    why = "No copy_weights"
+    if "copy_weights" in own.file.functions:
+        why = "copy_weights was not run, since PyTorch's Python has no TensorFlow"
+    alone = "each framework is compared with its own baseline alone, and not with the other."
+    return "\n".join([said, *wrap(f"{why}: {alone}", WIDTH)])
 
 
 def _size(shape: list[int]) -> int:

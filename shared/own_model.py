@@ -101,9 +101,11 @@ def _names(body: list[ast.stmt]) -> set[str]:
             found |= {alias.asname or alias.name for alias in node.names}
         elif isinstance(node, ast.Assign):
             found |= {target.id for target in node.targets if isinstance(target, ast.Name)}
-        elif isinstance(node, (ast.If, ast.Try)):
+        elif isinstance(node, ast.If):
             found |= _names(node.body + node.orelse)
-            found |= _names(getattr(node, "finalbody", []))
+        elif isinstance(node, ast.Try):
+            handled = [each for handler in node.handlers for each in handler.body]
+            found |= _names(node.body + handled + node.orelse + node.finalbody)
     return found
 
 
