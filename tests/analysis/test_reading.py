@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from bench.analysis.reading import block_count, tasks, techniques, view, work_of
+from bench.analysis.reading import (
+    block_count,
+    results_file,
+    tasks,
+    techniques,
+    view,
+    work_of,
+)
 from tests.analysis.planted import planted
 
 GAIN = (0.6, 0.58, 0.62)
@@ -60,3 +67,11 @@ def test_predictions_are_other_work_than_train_steps():
 )
 def test_blocks_of_several_matches_count_once(played, count):
     assert block_count({"timing": {"step_s": played}}) == count
+
+
+def test_where_there_are_no_links_latest_is_a_file_that_names_a_folder(tmp_path):
+    (folder := tmp_path / "2026-01-01T00-00-00Z").mkdir()
+    (folder / "results.json").write_text("{}")
+    (tmp_path / "latest").write_text(folder.name)
+    assert results_file(tmp_path / "latest") == folder / "results.json"
+    assert results_file(folder) == folder / "results.json"

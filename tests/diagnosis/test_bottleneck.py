@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -98,6 +99,12 @@ def test_either_keras_is_diagnosed(evidence, flavour):
 
 
 # The command --------------------------------------------------------------------------------------
+
+
+def test_records_of_equal_names_are_told_apart():
+    here, there = (command._shown(Path(place, "results/latest")) for place in ("here", "there"))
+    assert here != there
+    assert command._shown(RECORD) == "docs"
 
 
 @pytest.mark.parametrize("framework", ["pt", "tf"])

@@ -136,6 +136,22 @@ def test_a_place_that_can_not_be_written_is_one_line(tmp_path, capsys):
     assert said.endswith("nowhere/my_model.py can't be written (No such file or directory)\n")
 
 
+def test_results_that_can_not_be_written_are_one_line(folder):
+    done = try_(folder, "my_model.py", "--results=my_model.py/below")
+    assert done.returncode == 2
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+    assert line.endswith("can't be written (Not a directory): give another folder with --results")
+
+
+def test_a_log_that_goes_with_the_check_is_quoted(tmp_path):
+    (tmp_path / "0001-check-pt.log").write_text("first\nSegmentation fault\n")
+    said = "the worker was killed by SIGSEGV before it answered (see 0001-check-pt.log)"
+    found = bench_own_model._with_log(said, tmp_path)
+    assert found == said.replace("see 0001-check-pt.log", "Segmentation fault")
+    assert bench_own_model._with_log("time-out", tmp_path) == "time-out"
+    assert bench_own_model._with_log("it ended (see gone.log)", tmp_path) == "it ended"
+
+
 @pytest.mark.parametrize(
     "content",
     [
