@@ -611,6 +611,8 @@ def _way_on(state: State) -> list[str]:
     lines = [str(path) for path in places if path.exists()]
     if not state.results["finished"]:
         again = f"--resume {os.path.relpath(state.folder)} goes on where it ended."
+        if state.own:
+            again = f"twinbench try {os.path.relpath(state.own.file.path)} {again}"
         lines[:0] = ["The run is not finished; what was measured is kept.", again]
     folder = os.path.relpath(state.folder)
     lines.append(f"More: twinbench choose {folder} --all")

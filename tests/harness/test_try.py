@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench import choose, own_answer, try_model
+from bench import choose, conftest, own_answer, try_model
 from bench import own_model as bench_own_model
 from bench.harness import machine
 from bench.harness.schedule import techniques
@@ -134,6 +134,15 @@ def test_a_place_that_can_not_be_written_is_one_line(tmp_path, capsys):
     assert try_model.main(["--example", str(tmp_path / "nowhere" / "my_model.py")]) == 2
     said = capsys.readouterr().err
     assert said.endswith("nowhere/my_model.py can't be written (No such file or directory)\n")
+
+
+def test_the_way_on_of_a_run_that_was_cut_short_is_a_command(folder, tmp_path):
+    own = SimpleNamespace(file=own_model.look(folder / "my_model.py"))
+    state = SimpleNamespace(own=own, folder=tmp_path, results={"finished": False})
+    lines = conftest._way_on(state)
+    (words,) = [line.split() for line in lines if line.startswith("twinbench try ")]
+    assert Path(words[2]).resolve() == (folder / "my_model.py").resolve()
+    assert words[3:5] == ["--resume", os.path.relpath(tmp_path)]
 
 
 def test_results_that_can_not_be_written_are_one_line(folder):
