@@ -1,7 +1,8 @@
 """How long parts of a run take, and how much memory: as earlier runs found it.
 
 A plan asks by case. What no earlier record of this machine in the results folder knows, the
-published record tells, or else what others of its technique took, or what was usual on two cores.
+published record tells, or else what its row took at other work, or others of its technique, or what
+was usual on two cores.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ class Durations:
         known = self.seconds.get(part, {})
         if case.id in known:
             return known[case.id]
-        near = [value for name, value in known.items() if name.startswith(f"{case.technique}/")]
+        ours = {n: value for n, value in known.items() if n.startswith(f"{case.technique}/")}
+        row = case.id.split("/", 2)[2]  # its framework and variant, at whatever work
+        near = [value for n, value in ours.items() if n.endswith(f"/{row}")] or [*ours.values()]
         usual = median(near) if near else USUAL_S[part]
         return usual * case.workload.training if part == "training" and not near else usual
 

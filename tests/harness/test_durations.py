@@ -1,12 +1,13 @@
 """What earlier records tell of how long a run takes."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from bench.conftest import _lacking
 from bench.harness import durations
-from bench.harness.durations import BEGINNING, learned
+from bench.harness.durations import BEGINNING, Durations, learned
 from bench.harness.plan import EFFORT
 from bench.harness.schedule import Plan
 from tests.harness.faulty import SMALL
@@ -135,3 +136,11 @@ def test_what_nobody_knows_is_that_of_the_technique_s_others_or_usual(results):
     own["seconds"]["cold"] = 8.0 * len(own["cases"])
     assert results(own).of("cold", FIRST) == pytest.approx(2.0)
     assert results(own).of("probe", FIRST) == durations.USUAL_S["probe"]
+
+
+def test_a_row_at_other_work_tells_more_than_other_rows_of_its_technique():
+    """What is compiled starts slowly whatever the model, and its baseline never."""
+    known = {FIRST.id: 20.0} | {case.id: 1.0 for case in OTHERS}
+    elsewhere = replace(FIRST, workload=replace(FIRST.workload, task="digits-few"))
+    assert elsewhere.id != FIRST.id
+    assert Durations(seconds={"cold": known}).of("cold", elsewhere) == 20.0
