@@ -93,6 +93,8 @@ def test_options_may_stand_before_the_file(monkeypatch, folder):
     )
 
 
+# It ends by itself where no Ctrl-C comes. After one `subprocess.run` kills what takes longer than a
+# quarter of a second to end: it has to take longer for that to show.
 SLOW_TO_END = """
 import sys, time
 try:
