@@ -6,7 +6,8 @@
 A task of this suite is diagnosed in both frameworks. A file has a function `make()` that returns
 `(step, batches)`: `step(*batch)` trains, `batches` is any iterable of tuples; which framework it is
 for is seen by its imports. The step is profiled in a process of its own. Gains are those of a
-record: `--record`, or the newest one in results/, or the published ones.
+record: `--record`, or results/latest where it has
+intervals, or the published one.
 """
 
 from __future__ import annotations
@@ -51,10 +52,17 @@ def framework_of(path: Path) -> str:
     return found.pop()
 
 
-def newest() -> list[Path]:
-    """The newest record: of the last run here, or the published one."""
-    places = (Path("results/latest"), DOCS)
-    return [place for place in places if results_file(place).is_file()][:1]
+def newest() -> dict[str, dict]:
+    """The newest record that shows what gains: of the last run here, or the published one.
+
+    One block has no intervals, and shows nothing.
+    """
+    for place in (Path("results/latest"), DOCS):
+        if results_file(place).is_file():
+            record = load(place)
+            if any(comparison.get("ci") for comparison in record["comparisons"]):
+                return {_shown(place): record}
+    return {}
 
 
 def known(records: dict[str, dict], framework: str, bottleneck: str) -> list[Remedy]:
@@ -130,7 +138,7 @@ def main(arguments: list[str] | None = None) -> int:
         sides = [given.framework] if given.framework else list(FRAMEWORKS)
         if of_file and not given.framework:
             sides = [framework_of(Path(given.what))]
-        records = {_shown(place): load(place) for place in given.record or newest()}
+        records = {_shown(place): load(place) for place in given.record or ()} or newest()
         found = {side: diagnosed(side, given) for side in sides}
     except ValueError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)

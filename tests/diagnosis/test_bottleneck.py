@@ -16,6 +16,7 @@ from bench.analysis.reading import load
 from bench.analysis.remedies import REMEDIES, remedies
 from shared.bottlenecks import BOTTLENECKS, diagnose
 from shared.profiles import Breakdown, Operator
+from tests.report.test_report import record as made_up_record
 from tests.workers import ROOT
 
 RECORD = ROOT / "docs"
@@ -105,6 +106,15 @@ def test_records_of_equal_names_are_told_apart():
     here, there = (command._shown(Path(place, "results/latest")) for place in ("here", "there"))
     assert here != there
     assert command._shown(RECORD) == "docs"
+
+
+def test_a_quick_run_does_not_hide_what_the_published_one_shows(tmp_path, monkeypatch):
+    """One block has no interval, and shows no gain."""
+    (latest := tmp_path / "results" / "latest").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    for effort, found in (("quick", "docs"), ("default", "results/latest")):
+        (latest / "results.json").write_text(json.dumps(made_up_record(effort)))
+        assert list(command.newest()) == [found]
 
 
 @pytest.mark.parametrize("framework", ["pt", "tf"])
