@@ -6,8 +6,7 @@
 A task of this suite is diagnosed in both frameworks. A file has a function `make()` that returns
 `(step, batches)`: `step(*batch)` trains, `batches` is any iterable of tuples; which framework it is
 for is seen by its imports. The step is profiled in a process of its own. Gains are those of a
-record: `--record`, or results/latest where it has
-intervals, or the published one.
+record: `--record`, or results/latest where it has intervals, or the published one.
 """
 
 from __future__ import annotations
