@@ -31,6 +31,7 @@ from bench.harness.selection import (
     at_a_glance,
     cases_of,
     choose,
+    one_by_one,
     spare_controls,
     with_baselines,
 )
@@ -291,6 +292,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if effort == "quick" and not (state.own or chosen["task"] or _asks_for(state, technique.name)):
         cases = at_a_glance(cases)
         state.left_out += [technique.name] * (not cases)
+    if effort == "ordinary" and not (state.own or chosen["task"] or chosen["variant"]):
+        cases = one_by_one(cases)
     if chosen["technique"] and technique.name not in chosen["technique"]:
         cases = []
     sides = chosen["framework"] or set(state.own.sides if state.own else ())
@@ -384,8 +387,10 @@ def _plan(cases: dict[str, list[Case]], state: State) -> Plan:
     settings = state.settings
     here, rounds = machine.describe(machine.usable_threads()), settings.amount.rounds
     durations = learned(settings.results, here, rounds)
+    every = [case for own in cases.values() for case in own]
+    durations.note_alone(every)
     if state.own:
-        state.own.note(durations, [case for own in cases.values() for case in own])
+        state.own.note(durations, every)
     room = SHARE_OF_MEMORY * machine.free_memory()
     left_out = tuple(state.left_out)
     return Plan(cases, _techniques(state), settings.amount, durations, room, left_out)

@@ -48,6 +48,25 @@ def test_a_default_run_answers_each_technique_s_question_in_both_frameworks(tech
     assert len({(c.variant.name, c.framework) for c in found}) <= 2 * 3
 
 
+def test_what_is_neither_a_headline_s_variant_nor_at_its_work_is_for_a_full_run():
+    """Or for who asks for the variant or the task."""
+    for name in TECHNIQUES:
+        every, default = cases("ordinary", name), cases("default", name)
+        found = selection.one_by_one(every)
+        assert {c.id for c in default} <= {c.id for c in found} <= {c.id for c in every}
+        assert {c.variant.name for c in found} == {c.variant.name for c in every}
+        assert {c.work for c in found} == {c.work for c in every}
+        own, works = {c.variant.name for c in default}, {c.work for c in default}
+        for case in found:
+            assert case.variant.measured.tasks or case.variant.name in own or case.work in works
+
+
+def test_of_a_model_of_ten_million_parameters_a_technique_by_name_shows_the_headline():
+    found = selection.one_by_one(cases("ordinary", "compilation"))
+    large = {(c.task.name, c.variant.name) for c in found if c.task.name in REALISTIC}
+    assert large == {(name, row) for name in REALISTIC for row in ("baseline", "compiled")}
+
+
 def test_asked_for_by_name_a_technique_shows_more():
     ordinary, default, full = (rows(cases(e)) for e in ("ordinary", "default", "full"))
     assert default < ordinary < full

@@ -1,8 +1,8 @@
 """How long parts of a run take, and how much memory: as earlier runs found it.
 
 A plan asks by case. What no earlier record of this machine in the results folder knows, the
-published record tells, or else what its row took at other work, or others of its technique, or what
-was usual on two cores.
+published record tells, or else what its row took at other work, or others of its technique in its
+framework, or what was usual on two cores.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ SAME_MACHINE = ("cpu", "isa", "isa_limits", "logical_cores", "threads", "gpu")
 class Durations:
     """Seconds by part and case, and bytes by case; `rounds` are those of the run to be planned.
 
+    `measured_as`: of a case that showed another's figures, as it runs the same program, that one.
+    `baselines`: what the baselines of a framework at a piece of work were measured as.
     `describe_s` is what asking the frameworks takes, `parents_s` the parents of a pass. `lacking`:
     the instructions of the CPU that all seconds are of which this one does not have.
     """
@@ -35,6 +37,8 @@ class Durations:
     rounds: int = ROUNDS
     seconds: dict[str, dict[str, float]] = field(default_factory=dict)
     bytes: dict[str, int] = field(default_factory=dict)
+    measured_as: dict[str, str] = field(default_factory=dict)
+    baselines: dict[tuple[str, str], set[str]] = field(default_factory=dict)
     describe_s: float = 10.0
     parents_s: float = 8.0
     lacking: tuple[str, ...] = ()
@@ -42,13 +46,40 @@ class Durations:
     def of(self, part: str, case: Case) -> float:
         """What a part takes for a case: "block", "cold", "probe", or "training" of a seed."""
         known = self.seconds.get(part, {})
-        if case.id in known:
-            return known[case.id]
-        ours = {n: value for n, value in known.items() if n.startswith(f"{case.technique}/")}
-        row = case.id.split("/", 2)[2]  # its framework and variant, at whatever work
-        near = [value for n, value in ours.items() if n.endswith(f"/{row}")] or [*ours.values()]
-        usual = median(near) if near else USUAL_S[part]
-        return usual * case.workload.training if part == "training" and not near else usual
+        for name in (case.id, self.measured_as.get(case.id)):
+            if name in known:
+                return known[name]
+        technique, work, side, variant = case.id.split("/")
+        plain = self._baseline(part, work, side)
+        if plain and case.variant.role in ("baseline", "control"):
+            return plain
+        ours = [n.split("/") for n in known if n.startswith(f"{technique}/")]
+        sides = [name for name in ours if name[2] == side]
+        nearest = [name for name in sides if name[3] == variant] or sides or ours
+        if nearest:
+            return median(
+                self._elsewhere(part, known["/".join(name)], plain, name[1:3]) for name in nearest
+            )
+        return USUAL_S[part] * (case.workload.training if part == "training" else 1)
+
+    def _baseline(self, part: str, work: str, side: str) -> float | None:
+        """What a framework's baseline takes at a piece of work, if it is known.
+
+        Probes differ by technique, and who is the first to be trained trains for others.
+        """
+        known = self.seconds.get(part, {}) if part in ("block", "cold") else {}
+        found = [known[n] for n in self.baselines.get((work, side), ()) if n in known]
+        return median(found) if found else None
+
+    def _elsewhere(self, part: str, took: float, here: float | None, there: list[str]) -> float:
+        """What a row takes here that `took` so long there: beyond its baseline, as much.
+
+        A compiler takes its time with any model.
+        """
+        plain = self._baseline(part, *there)
+        if here is None or plain is None:
+            return took
+        return here + took - plain if took > plain else here * took / plain
 
     def of_match(self, cases: list[Case]) -> float:
         """What a block of a match takes."""
@@ -68,6 +99,22 @@ class Durations:
     def memory(self, case: Case) -> int:
         """What a contender holds at most."""
         return self.bytes.get(case.id, max([USUAL_BYTES, *self._near(case)]))
+
+    def note_same(self, case_id: str, measured: str, role: str) -> None:
+        """As what a case was measured: itself, or another that runs the same program."""
+        if case_id != measured:
+            self.measured_as.setdefault(case_id, measured)
+        if role == "baseline":
+            _, work, side, _ = case_id.split("/")
+            self.baselines.setdefault((work, side), set()).add(measured)
+
+    def note_alone(self, cases: list[Case]) -> None:
+        """That these are all that is planned: who shared another's training trains for itself."""
+        planned, known = {case.id for case in cases}, self.seconds.get("training", {})
+        for case in cases:
+            same = self.measured_as.get(case.id)
+            if same in known and same not in planned:
+                known[case.id] = max(known.get(case.id, 0.0), known[same])
 
     def note_bytes(self, case_id: str, size: int | None) -> None:
         """What a contender held in a block; the most counts."""
@@ -93,6 +140,7 @@ def learned(results: Path, environment: dict, rounds: int) -> Durations:
         for part, seconds in _seconds(record, rounds).items():
             found.seconds[part] = seconds | found.seconds.get(part, {})
         for case in record["cases"]:
+            found.note_same(case["id"], case["program"], case["role"])
             sizes = [block.get("peak_bytes") or 0 for block in case["blocks"]]
             if case["id"] not in found.bytes:
                 found.note_bytes(case["id"], max(sizes, default=0))

@@ -53,6 +53,22 @@ def at_a_glance(cases: list[Case]) -> list[Case]:
     return [case for case in cases if case.timed and not case.task.blocks]
 
 
+def one_by_one(cases: list[Case]) -> list[Case]:
+    """What an ordinary run has of a technique of which no variant and no task was asked for.
+
+    The headline's variants at all of its work, the other ones at the headline's small models alone,
+    and where a variant says its tasks: each of these answers a question, all with all takes several
+    times as long.
+    """
+    return [
+        case
+        for case in cases
+        if case.variant.effort == "default"
+        or case.variant.measured.tasks
+        or not (case.workload.effort == "ordinary" or case.task.blocks)
+    ]
+
+
 def control_of(baseline: Variant) -> Variant:
     """The same work as `baseline` once more, for the noise floor."""
     return replace(

@@ -27,6 +27,8 @@ def record(usual=1.0, **others):
     cases = [
         {
             "id": case.id,
+            "program": case.id,
+            "role": case.variant.role,
             "seconds": {p: usual * (BLOCKS if p in IN_A_BLOCK else 4) for p in parts},
             "blocks": [{"peak_bytes": 1000 * usual}, {"peak_bytes": None}, {"peak_bytes": 500}],
             "cold_starts": [{}] * 4,
@@ -138,9 +140,65 @@ def test_what_nobody_knows_is_that_of_the_technique_s_others_or_usual(results):
     assert results(own).of("probe", FIRST) == durations.USUAL_S["probe"]
 
 
+def at_other_work(case):
+    """The same row with another task, which nobody has measured."""
+    found = replace(case, workload=replace(case.workload, task="digits-few"))
+    assert found.id != case.id
+    return found
+
+
 def test_a_row_at_other_work_tells_more_than_other_rows_of_its_technique():
     """What is compiled starts slowly whatever the model, and its baseline never."""
     known = {FIRST.id: 20.0} | {case.id: 1.0 for case in OTHERS}
-    elsewhere = replace(FIRST, workload=replace(FIRST.workload, task="digits-few"))
-    assert elsewhere.id != FIRST.id
-    assert Durations(seconds={"cold": known}).of("cold", elsewhere) == 20.0
+    assert Durations(seconds={"cold": known}).of("cold", at_other_work(FIRST)) == 20.0
+
+
+def test_other_rows_of_its_framework_tell_more_than_those_of_the_other():
+    one, other = (next(c for c in CASES if c.framework == name) for name in ("pt", "tf"))
+    assert one.technique == other.technique
+    unknown = replace(one, variant=replace(one.variant, name="new"))
+    found = Durations(seconds={"cold": {one.id: 20.0, other.id: 1.0}}).of("cold", unknown)
+    assert found == 20.0
+
+
+def test_what_ran_the_same_program_tells_how_long_it_takes(results):
+    """In another technique's name: a run by name measures the baseline itself."""
+    base = next(case for case in CASES if case.is_baseline)
+    found = record(usual=9.0)
+    cases = {case["id"]: case for case in found["cases"]}
+    other = base.id.replace("faulty/", "other/")
+    found["cases"].append(record(usual=1.0)["cases"][CASES.index(base)] | {"id": other})
+    found["cases"][-1]["program"] = cases[base.id]["program"] = other
+    cases[base.id] |= {"seconds": {}, "blocks": [], "cold_starts": []}
+    for part in (*IN_A_BLOCK, "cold"):
+        found["seconds"].pop(part)
+    durations = results(found)
+    assert durations.of("cold", base) == pytest.approx(1.0)
+    assert durations.of("block", base) == pytest.approx(len(IN_A_BLOCK))
+    control = replace(base, variant=replace(base.variant, name="control", role="control"))
+    assert durations.of("block", control) == pytest.approx(len(IN_A_BLOCK))
+    assert durations.of("block", CASES[-1]) == pytest.approx(9.0 * len(IN_A_BLOCK))
+
+
+def test_who_shared_another_s_training_trains_for_itself_where_that_is_not_planned():
+    base = next(case for case in CASES if case.is_baseline)
+    for planned, expected in ((CASES, 30.0), ([*CASES, replace(base, technique="other")], 0.5)):
+        found = Durations(seconds={"training": {base.id: 0.5, "other" + base.id[6:]: 30.0}})
+        found.note_same(base.id, "other" + base.id[6:], "baseline")
+        found.note_alone(planned)
+        assert found.of("training", base) == expected
+
+
+@pytest.mark.parametrize(
+    ("took", "expected"),
+    [(20.0, 24.0), (1.0, 5.0), (0.5, 2.5)],  # beyond the baseline as much; less in its proportion
+)
+def test_a_slower_baseline_makes_all_rows_of_its_work_slower(took, expected):
+    row = next(case for case in CASES if not case.is_baseline)
+    elsewhere = at_other_work(row)
+    found = Durations(seconds={"cold": {row.id: took, "a/here/x/plain": 1.0, "a/there/x/p": 5.0}})
+    for case, plain in ((row, "a/here/x/plain"), (elsewhere, "a/there/x/p")):
+        _, work, side, _ = case.id.split("/")
+        found.baselines[work, side] = {plain}
+    assert found.of("cold", elsewhere) == pytest.approx(expected)
+    assert found.of("probe", elsewhere) == durations.USUAL_S["probe"]
