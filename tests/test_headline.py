@@ -57,7 +57,7 @@ def test_what_is_neither_a_headline_s_variant_nor_at_its_work_is_for_a_full_run(
         assert {c.variant.name for c in found} == {c.variant.name for c in every}
         assert {c.work for c in found} == {c.work for c in every}
         own, works = {c.variant.name for c in default}, {c.work for c in default}
-        for case in found:
+        for case in (c for c in found if c.variant.role != "control"):
             assert case.variant.measured.tasks or case.variant.name in own or case.work in works
 
 

@@ -15,7 +15,7 @@ FREE, COMPILE, CALIBRATE, TEACHER = 0, 1, 2, 10
 # Variants (a pattern) of a technique that are compiled. Where predictions are, the baselines too:
 # that shows in a first call that takes so many seconds.
 _COMPILED = {
-    "compilation": ".*",
+    "compilation": "compiled|model_alone|fullgraph|graph_only|reduce_overhead|max_autotune",
     "native_export": "compiled|aotinductor.*",
     "data_parallel|optimizer_implementations": "compiled",
     "stacking": "[2-5]_.*",

@@ -9,6 +9,7 @@ import pytest
 
 from bench.analysis.prices import CALIBRATE, COMPILE, FREE, TEACHER, price
 from bench.harness.schedule import techniques
+from bench.train_step import bench_compilation
 
 BENCH = Path(__file__).parents[2] / "bench" / "compression"
 
@@ -68,6 +69,15 @@ def test_a_combination_trains_both_of_its_parts():
 def test_a_price_is_calibration_epochs_and_a_teacher(technique, variant, work, words):
     assert price(row(technique, variant)) == (work, words)
     assert price(row(technique, variant, role="baseline")) == (FREE, "")
+
+
+def test_of_compilation_s_rows_those_take_compiling_that_run_compiled_graphs():
+    """Neither eager steps, nor Keras's fit, nor TorchScript."""
+    made = {"compiled", "compiled_model", "fullgraph", "graph"}
+    compiled = {name for name, (maker, _) in bench_compilation.MADE_BY.items() if maker in made}
+    for variant in bench_compilation.TECHNIQUE.variants:
+        words = price(row("compilation", variant.name, variant.role))[1]
+        assert words == ("compiling" if variant.name in compiled else ""), variant.name
 
 
 @pytest.mark.parametrize(("first", "work"), [(None, FREE), (2.0, FREE), (2.1, COMPILE)])
