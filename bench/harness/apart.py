@@ -108,7 +108,9 @@ def cold_starts(
     starting = partial(begin, processes, what="cold start", threads=threads, seed=seed)
 
     def measure(case: Case, worker: Worker) -> Apart:
-        start = partial(_cold_start, processes, case, data[case.workload.task], seed)
+        work = {"case": case.message(), "data": data[case.workload.task], "weights_seed": seed}
+        work["files"] = files_of(processes, case, seed)
+        start = partial(_cold_start, processes, case, work)
         answer = start(worker, seen.get(case.id) or [])
         rehearsed = answer["wrote"]
         if seen.get(case.id) is None:
@@ -117,7 +119,13 @@ def cold_starts(
         if rehearsed:
             worker.stop(kill=True)
             worker = starting(case)
-            answer = _with(worker, partial(start, worker, seen[case.id]))
+        try:
+            if rehearsed:
+                answer = start(worker, seen[case.id])
+            if not case.timed:
+                answer |= _evidence(processes, case, work, worker)
+        finally:
+            worker.stop(kill=True)
         return Apart(answer, imports=seen[case.id])
 
     for case, worker in _started(processes, cases, starting, threads, failed):
@@ -128,19 +136,20 @@ def cold_starts(
 
 
 def _cold_start(
-    processes: Processes, case: Case, data: str, seed: int, worker: Worker, imports: list[str]
+    processes: Processes, case: Case, work: dict, worker: Worker, imports: list[str]
 ) -> dict:
     """First call, memory by phase and the artifact's size, after the `imports` of its code."""
-    limit = processes.limits.request
-    work = {"case": case.message(), "data": data, "weights_seed": seed}
-    work["files"] = files_of(processes, case, seed)
     forked, cache = _is_forked(processes, case), processes.new_folder()
-    answer = worker.ask(limit, "memory", **work, imports=imports, cache=cache, forked=forked)
-    if not case.timed:
-        if case.workload.mode == "predict":  # of which memory has forgotten what it does not need
-            worker.ask(limit, "build", **work)
-        answer |= worker.ask(limit, "evidence")
-    return answer
+    given = {"imports": imports, "cache": cache, "forked": forked}
+    return worker.ask(processes.limits.request, "memory", **work, **given)
+
+
+def _evidence(processes: Processes, case: Case, work: dict, worker: Worker) -> dict:
+    """The proof that the technique happened, in a worker that has had its cold start."""
+    limit = processes.limits.request
+    if case.workload.mode == "predict":  # of which memory has forgotten what it does not need
+        worker.ask(limit, "build", **work)
+    return worker.ask(limit, "evidence")
 
 
 def probes(

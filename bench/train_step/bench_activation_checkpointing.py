@@ -82,10 +82,12 @@ def _recomputed(impl, work: Work) -> list[str]:
 
 def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
     """A step has the products of the plain one and those of each recomputed block again."""
+    dtypes = impl.kit.runtime.operator_dtypes(prepared.step, *batch)
+    if not work.settings:  # it is the plain one
+        return {"operator_dtypes": dtypes, "repeated_products": 0}, None
     plain = impl.kit.models.build(work.task.model, work.weights)
     optimizer = impl.kit.training.make_optimizer(plain, work.task.recipe)
     step = impl.kit.training.make_train_step(plain, optimizer, impl.kit.training.cross_entropy)
-    dtypes = impl.kit.runtime.operator_dtypes(prepared.step, *batch)
     counts = [
         sum(d["matmul"].values()) for d in (dtypes, impl.kit.runtime.operator_dtypes(step, *batch))
     ]
