@@ -37,7 +37,7 @@ TECHNIQUE = Technique(
         Workload("text-gpt-10m", "compute"),
         # Twelve layers, so that activations outweigh all else: for the memory.
         Workload("text-gpt-dropout", "compute", timed=False),
-        Workload("text-gpt", "compute", effort="ordinary"),
+        Workload("text-gpt", "compute", effort="full"),
         Workload("text-gpt-deep", "compute", effort="full", timed=False),
         Workload("text-gpt-deep", "small", effort="full"),
         Workload("text-gpt-dropout", "small", effort="full"),

@@ -42,7 +42,7 @@ TECHNIQUE = Technique(
         Workload("digits-cnn", "compute", accuracy=True),
         Workload("photos-resnet18", "compute"),
         Workload("text-gpt-10m", "compute"),
-        Workload("text-gpt", "compute", effort="ordinary"),
+        Workload("text-gpt", "compute", effort="full"),
         Workload("digits-detection", "compute", effort="ordinary", accuracy=True),
         Workload("digits-cnn", "small", effort="ordinary"),
         Workload("text-gpt", "small", effort="full"),
