@@ -292,7 +292,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if effort == "quick" and not (state.own or chosen["task"] or _asks_for(state, technique.name)):
         cases = at_a_glance(cases)
         state.left_out += [technique.name] * (not cases)
-    if effort == "ordinary" and not (state.own or chosen["task"] or chosen["variant"]):
+    if not (state.own or chosen["task"] or chosen["variant"]):
         cases = one_by_one(cases)
     if chosen["technique"] and technique.name not in chosen["technique"]:
         cases = []

@@ -48,10 +48,10 @@ def test_a_default_run_answers_each_technique_s_question_in_both_frameworks(tech
     assert len({(c.variant.name, c.framework) for c in found}) <= 2 * 3
 
 
-def test_what_is_neither_a_headline_s_variant_nor_at_its_work_is_for_a_full_run():
-    """Or for who asks for the variant or the task."""
+@pytest.mark.parametrize("effort", ["ordinary", "full"])
+def test_what_is_neither_a_headline_s_variant_nor_at_its_work_is_asked_for(effort):
     for name in TECHNIQUES:
-        every, default = cases("ordinary", name), cases("default", name)
+        every, default = cases(effort, name), cases("default", name)
         found = selection.one_by_one(every)
         assert {c.id for c in default} <= {c.id for c in found} <= {c.id for c in every}
         assert {c.variant.name for c in found} == {c.variant.name for c in every}

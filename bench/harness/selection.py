@@ -54,7 +54,7 @@ def at_a_glance(cases: list[Case]) -> list[Case]:
 
 
 def one_by_one(cases: list[Case]) -> list[Case]:
-    """What an ordinary run has of a technique of which no variant and no task was asked for.
+    """What a run has of a technique of which no variant and no task was asked for.
 
     The headline's variants at all of its work, the other ones at the headline's small models alone,
     and where a variant says its tasks: each of these answers a question, all with all takes several
@@ -65,7 +65,7 @@ def one_by_one(cases: list[Case]) -> list[Case]:
         for case in cases
         if case.variant.effort == "default"
         or case.variant.measured.tasks
-        or not (case.workload.effort == "ordinary" or case.task.blocks)
+        or (case.workload.effort == "default" and not case.task.blocks)
     ]
 
 
