@@ -60,6 +60,7 @@ FIGURE = Maybe(Number())
 TIME = Number(above=0)
 SAMPLE = Number(above=1e-10, most=1e5)  # seconds a step
 RATIO = Number(above=0, most=1e9)
+BOUNDS = Pair(Number(above=0))  # of two blocks that are far apart they are far out
 TEXT = Maybe(str)
 _INTERVAL = Maybe(Pair(Number()))
 _DIFFERENCE = {"mean": FIGURE, "ci": _INTERVAL, "verdict": TEXT}
@@ -118,7 +119,7 @@ COMPARISON = {
     "denominator": str,
     "mode": TEXT,
     "ratio": Maybe(RATIO),
-    "ci": Maybe(Pair(RATIO)),
+    "ci": Maybe(BOUNDS),
     "sd": Maybe(Number(most=10)),
     "n": Maybe(Number(above=0, whole=True)),
     "freedom": Maybe(Number(above=0)),
@@ -127,7 +128,7 @@ COMPARISON = {
     "reason": TEXT,
 }
 CONTROL = {"framework": TEXT, "technique": TEXT, "task": TEXT, "verdict": TEXT}
-CONTROL |= {"ratio": Maybe(RATIO), "ci": Maybe(Pair(RATIO))}
+CONTROL |= {"ratio": Maybe(RATIO), "ci": Maybe(BOUNDS)}
 TECHNIQUE = {"title": TEXT, "differs_by_design": Maybe([str]), "notes": Maybe([str])}
 RECORD = {
     "command": str,

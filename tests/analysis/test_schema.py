@@ -128,6 +128,14 @@ def test_a_comparison_of_few_blocks_is_held(field, value):
     assert refusal(results) is None
 
 
+@pytest.mark.parametrize("bounds", [[1e-9, 1e8], [1e-39, 1e39]])
+def test_two_blocks_that_are_far_apart_make_a_wide_interval_and_whole_reports(bounds):
+    results = json.loads(SMALL)
+    results["comparisons"][0] |= {"ci": bounds, "n": 2, "sd": 10.0}
+    results["noise_floor"]["controls"][0] |= {"ci": bounds}
+    assert whole_or_refused(results)
+
+
 @pytest.mark.parametrize(
     ("looks", "fine"),
     [
