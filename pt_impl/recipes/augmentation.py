@@ -198,7 +198,12 @@ def draw_cutmix(x: Tensor, generator: torch.Generator, *, alpha: float = 0.0) ->
 
 
 def mixup(x: Tensor, y: Tensor, mix: Mix) -> tuple[Tensor, MixedLabels]:
-    """Blend each sample with its partner; y is of any shape that begins with the batch."""
+    """Blend each sample with its partner; y is of any shape that begins with the batch.
+
+    Raises ValueError for an x that is not float: its dtype has no shares.
+    """
+    if not x.is_floating_point():
+        raise ValueError(f"x must be float to be blended, not {x.dtype}")
     share = mix.share.to(x.dtype).view(-1, *[1] * (x.ndim - 1))
     mixed = share * x + (1 - share) * x[mix.partner]
     return mixed, MixedLabels(y, y[mix.partner], mix.share)

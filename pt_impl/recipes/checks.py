@@ -250,12 +250,12 @@ def make_checked_step(step: Callable, model: nn.Module, loss: Callable) -> Calla
 
     def checked(x, y):
         number = next(numbers)
-        kept = [tensor.detach().clone() for tensor in model.state_dict().values()]
+        kept = [tensor.detach().clone() for tensor in _tensors(model)]
         value = step(x, y)
         if torch.isfinite(value) and all(torch.isfinite(p).all() for p in model.parameters()):
             return value
         with torch.no_grad():
-            for tensor, before in zip(model.state_dict().values(), kept, strict=True):
+            for tensor, before in zip(_tensors(model), kept, strict=True):
                 tensor.copy_(before)
         report = find_nonfinite(model, loss, x, y, batch=number)
         if not report.findings:
@@ -264,6 +264,10 @@ def make_checked_step(step: Callable, model: nn.Module, loss: Callable) -> Calla
         raise FloatingPointError(str(report.findings[0]))
 
     return checked
+
+
+def _tensors(model: nn.Module) -> list[Tensor]:
+    return [*model.parameters(), *model.buffers()]
 
 
 class _Tally:

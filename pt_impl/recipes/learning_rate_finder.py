@@ -79,8 +79,9 @@ def find_learning_rate(
     step: `step(*batch) -> loss` trains the model with the optimizer. batches: begun again when they
     run out. window: losses, an odd number, over which the mean and the slope are taken. The losses
     of a diverged end are in the curve as far as they are numbers.
-    Parameters, buffers, gradients, modes, the optimizer and torch's random state come back bit for
-    bit, also where a step fails; what else the step keeps (a loss scale, an average) does not.
+    Parameters (those of a loss too, where the optimizer has them), buffers, gradients, modes, the
+    optimizer and torch's random state come back bit for bit, also where a step fails; what else the
+    step keeps (a loss scale, an average) does not.
 
     Raises ValueError for settings out of range, no batches, a scheduler at the optimizer, a first
     loss that is no number, and where the loss never falls by more than its noise.
@@ -111,9 +112,11 @@ def _put_back(model: nn.Module, optimizer: Optimizer) -> Iterator[None]:
     """Give model, optimizer and generators back what they had, whatever happens."""
     # A model may put another tensor in the place of a buffer.
     places = [(m, *each) for m in model.modules() for each in m.named_buffers(recurse=False)]
-    tensors = [*model.parameters(), *model.buffers()]
+    trained = [p for group in optimizer.param_groups for p in group["params"]]
+    parameters = list(dict.fromkeys([*model.parameters(), *trained]))
+    tensors = [*parameters, *model.buffers()]
     kept = [tensor.detach().clone() for tensor in tensors]
-    gradients = [_copy(parameter.grad) for parameter in model.parameters()]
+    gradients = [_copy(parameter.grad) for parameter in parameters]
     modes = {module: module.training for module in model.modules()}
     states = {p: {k: _kept(v) for k, v in s.items()} for p, s in optimizer.state.items()}
     rates = [_kept(group["lr"]) for group in optimizer.param_groups]
@@ -125,7 +128,7 @@ def _put_back(model: nn.Module, optimizer: Optimizer) -> Iterator[None]:
             setattr(module, name, buffer)
         for tensor, value in zip(tensors, kept, strict=True):
             _given_back(tensor, value)
-        for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+        for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
         for module, mode in modes.items():
             module.training = mode

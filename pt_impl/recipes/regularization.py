@@ -235,7 +235,7 @@ def _kinds(model: nn.Module) -> dict[int, str]:
     """Of each parameter: "kernel", "bias", "norm", "embedding" or "other"."""
     found: dict[int, str] = {}
     for module in model.modules():
-        for name, parameter in module.named_parameters(recurse=False):
+        for name, parameter in _own(module):
             if isinstance(module, nn.Embedding | nn.EmbeddingBag):
                 found[id(parameter)] = "embedding"  # also where a head is tied to it
             elif isinstance(module, NORMS):
@@ -245,6 +245,15 @@ def _kinds(model: nn.Module) -> dict[int, str]:
             else:
                 kernel = "weight" in name and parameter.ndim > 1
                 found.setdefault(id(parameter), "kernel" if kernel else "other")
+    return found
+
+
+def _own(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """The parameters of this module itself, by the names that it knows them by."""
+    found = list(module.named_parameters(recurse=False))
+    if nn.utils.parametrize.is_parametrized(module):  # what a weight is computed from is its own
+        for name, originals in module.parametrizations.items():
+            found += [(name, p) for p in originals.parameters(recurse=False)]
     return found
 
 

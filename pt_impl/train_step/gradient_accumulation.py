@@ -263,9 +263,11 @@ def _one_update(norms: list[_BatchNorm]) -> Iterator[None]:
     """
     norms = [norm for norm in norms if norm.training]
     before = [(norm.momentum, *(buffer.clone() for buffer in _statistics(norm))) for norm in norms]
-    pooled = {}
+    means, pooled = {norm: norm.running_mean for norm in norms}, {}
 
     def pool(norm, inputs, output):
+        if norm.running_mean is not means[norm]:
+            return  # a recomputed block runs again, on copies: its values have been counted
         count = output.numel() // norm.num_features
         seen, mean, variance = pooled.get(norm, (0, 0.0, 0.0))
         share = count / (seen + count)

@@ -57,11 +57,11 @@ class GradientClipper:
     """
 
     def __init__(self, model: nn.Module, *, max_norm: float = 1.0) -> None:
-        self.parameters, self.max_norm = _trainable(model, max_norm), max_norm
+        self.parameters, self.max_norm = _checked(model, max_norm), max_norm
 
     def norm(self) -> Tensor:
         """The L2 norm of all gradients as one vector, a scalar on the device."""
-        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        gradients = [p.grad for p in _trained(self.parameters)]
         norm = nn.utils.get_total_norm(gradients)
         return norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # of a sharded model
 
@@ -71,7 +71,7 @@ class GradientClipper:
             return
         if norm is None:
             norm = self.norm()
-        nn.utils.clip_grads_with_norm_(self.parameters, self.max_norm, norm)
+        nn.utils.clip_grads_with_norm_(_trained(self.parameters), self.max_norm, norm)
 
 
 class VariableClipper:
@@ -81,13 +81,13 @@ class VariableClipper:
     """
 
     def __init__(self, model: nn.Module, *, max_norm: float = 1.0) -> None:
-        self.parameters, self.max_norm = _trainable(model, max_norm), max_norm
+        self.parameters, self.max_norm = _checked(model, max_norm), max_norm
 
     def clip(self) -> None:
         """Scale each gradient to `max_norm` at most."""
         if self.max_norm == math.inf:
             return
-        for parameter in self.parameters:
+        for parameter in _trained(self.parameters):
             nn.utils.clip_grad_norm_(parameter, self.max_norm)
 
 
@@ -227,14 +227,18 @@ def _call(model: nn.Module, x):
     return model(*x) if isinstance(x, tuple) else model(x)
 
 
-def _trainable(model: nn.Module, max_norm: float) -> list[nn.Parameter]:
-    """Check the settings; return the trainable parameters."""
+def _checked(model: nn.Module, max_norm: float) -> list[nn.Parameter]:
+    """Check the settings; return all parameters, of which others may train later."""
     if not isinstance(max_norm, Real) or not max_norm > 0:
         raise ValueError(f"max_norm must be above 0 (inf does not clip), not {max_norm!r}")
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if not parameters:
+    parameters = list(model.parameters())
+    if not any(parameter.requires_grad for parameter in parameters):
         raise ValueError("the model has no trainable parameters: there is no gradient to clip")
     return parameters
+
+
+def _trained(parameters: list[nn.Parameter]) -> list[nn.Parameter]:
+    return [p for p in parameters if p.requires_grad and p.grad is not None]
 
 
 def _inputs(x, y) -> list[tuple[str, Tensor]]:

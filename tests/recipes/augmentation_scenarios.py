@@ -226,6 +226,9 @@ def refusals():
     averaged = ours.make_mixed_loss(lambda outputs, labels: own.numbers(np.float32(1)))
     cases = {
         "integers": lambda: ours.transform(own.label(images().astype(int)), Parameters()),
+        "mixup of integers": lambda: ours.mixup(
+            own.label(images().astype(int)), y, ours.draw_mixup(x, own.generator(0), alpha=1.0)
+        ),
         "one image": lambda: ours.transform(x[0], Parameters()),
         "one channel": lambda: ours.transform(
             one, own.parameters({"saturation": np.ones(2, np.float32)})

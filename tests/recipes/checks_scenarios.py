@@ -181,6 +181,11 @@ def nonfinite():
     return found
 
 
+def any_state():
+    """PyTorch's models hold more than tensors, and buffers that are not saved."""
+    return own.of_any_state() if FRAMEWORK == "pt" else None
+
+
 def step():
     """A training with a bad batch, and one that diverges: the batch, and the weights after it."""
     found = {}
@@ -383,6 +388,37 @@ class _PT:
             torch.get_rng_state().numpy()
         ]
 
+    def of_any_state(self):
+        """What a step says of a model with an extra state, and whether its buffer is back."""
+        import torch
+        from torch import nn
+
+        class Counting(nn.Linear):
+            def __init__(self):
+                super().__init__(4, 2)
+                self.register_buffer("calls", torch.zeros(()), persistent=False)
+
+            def forward(self, x):
+                self.calls += 1
+                return super().forward(x)
+
+            def get_extra_state(self):
+                return {"scale": 2}
+
+            def set_extra_state(self, state):
+                pass
+
+        model, loss = Counting(), nn.CrossEntropyLoss()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        plain = kit.training.make_train_step(model, optimizer, loss)
+        step = checks.make_checked_step(plain, model, loss)
+        x, y = torch.ones(2, 4), torch.tensor([0, 1])
+        step(x, y)
+        try:
+            step(x / 0, y)
+        except FloatingPointError as error:
+            return str(error), model.calls.item()
+
     def no_trace(self, model):
         grads = all(p.grad is None for p in model.parameters())
         return grads and not any(m._forward_hooks for m in model.modules())
@@ -576,4 +612,4 @@ def faults():
     return bench_checks._faults(impl, work, x, np.arange(600) % 10)
 
 
-SCENARIOS = (planted, structures, splits, losses, margins, nonfinite, step, faults)
+SCENARIOS = (planted, structures, splits, losses, margins, nonfinite, step, any_state, faults)

@@ -34,6 +34,10 @@ def kernels():
     return [random.normal(size=(8, 16)) / 3, random.normal(size=(16, 4)) / 4]
 
 
+def changed(after, before):
+    return max(np.abs(a - b).max() for a, b in zip(after, before, strict=True))
+
+
 if FRAMEWORK == "pt":
     import torch
 
@@ -63,6 +67,20 @@ if FRAMEWORK == "pt":
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
         modes = [module.training for module in model.modules()]
         return [np.array(tensor) for tensor in (*tensors, *gradients, rates, modes)]
+
+    def with_own_loss():
+        """The greatest change of the parameters of a loss, which the optimizer trains too."""
+        model, _ = make()
+        scale = torch.nn.Linear(4, 4)
+        optimizer = torch.optim.SGD([*model.parameters(), *scale.parameters()], lr=0.01)
+
+        def loss(output, y):
+            return impl.kit.training.cross_entropy(scale(output), y)
+
+        step = impl.kit.training.make_train_step(model, optimizer, loss)
+        before = [p.detach().numpy().copy() for p in scale.parameters()]
+        find(model, optimizer, step, batches(), lowest=1e-3, highest=10.0, steps=STEPS)
+        return changed([p.detach().numpy() for p in scale.parameters()], before)
 
     def with_schedule():
         model, optimizer = make()
@@ -110,6 +128,24 @@ else:
         own = optimizer.variables
         found += [*(own() if callable(own) else own), optimizer.learning_rate]
         return [np.array(tf.convert_to_tensor(variable)) for variable in found]
+
+    def with_own_loss():
+        """The greatest change of the variables of a loss, which the optimizer trains too."""
+        model, optimizer = make()
+        scale = layers.Dense(4)
+        scale.build((None, 4))
+        variables = [*model.trainable_variables, *scale.trainable_variables]
+        optimizer.build(variables)
+
+        def step(x, y):
+            with tf.GradientTape() as tape:
+                loss = impl.kit.training.cross_entropy(scale(model(x, training=True)), y)
+            optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+            return loss
+
+        before = [np.array(v) for v in scale.trainable_variables]
+        find(model, optimizer, step, batches(), lowest=1e-3, highest=10.0, steps=STEPS)
+        return changed([np.array(v) for v in scale.trainable_variables], before)
 
     def with_schedule():
         model, _ = make()
@@ -271,6 +307,11 @@ def suggestions():
     return found
 
 
+def own_loss():
+    """How far the variables of a loss are from what they were, where the optimizer has them."""
+    return with_own_loss()
+
+
 def groups():
     """PyTorch's groups keep their ratio, and a rate that is a tensor stays the same tensor."""
     if FRAMEWORK != "pt":
@@ -296,4 +337,4 @@ def groups():
     return {"seen": seen[: len(rates)], "rates": rates, "after": after, "same tensor": same}
 
 
-SCENARIOS = (curve, put_back, scaled, failures, divergence, suggestions, groups)
+SCENARIOS = (curve, put_back, scaled, own_loss, failures, divergence, suggestions, groups)

@@ -162,6 +162,17 @@ if FRAMEWORK == "pt":
             "layers": sum(isinstance(module, kinds) for module in model.modules()),
         }
 
+    def computed():
+        """What decays of layers whose weights are computed from others."""
+        parametrizations = nn.utils.parametrizations
+        model = nn.Sequential(
+            parametrizations.spectral_norm(nn.Embedding(5, 3)),
+            parametrizations.spectral_norm(nn.Conv1d(3, 4, 1)),
+            parametrizations.weight_norm(nn.Linear(4, 4)),
+            parametrizations.weight_norm(nn.LayerNorm(4), dim=None),
+        )
+        return regularization.decayed_parameters(model)
+
     def framework_s_own():
         """What only this framework refuses."""
         model = small()
@@ -333,6 +344,14 @@ else:
             "decayed": len(regularization.decayed_parameters(model)),
             "layers": sum(isinstance(layer, kinds) for layer in model.layers),
         }
+
+    def computed():
+        """What decays of layers whose kernels are computed from others."""
+        spectral = keras.layers.SpectralNormalization
+        inner = [keras.layers.Embedding(5, 3), keras.layers.Conv1D(4, 1), keras.layers.Dense(4)]
+        model = keras.Sequential([*map(spectral, inner), keras.layers.LayerNormalization()])
+        model(np.zeros((1, 2), np.int32))
+        return regularization.decayed_parameters(model)
 
     def framework_s_own():
         """What only this framework refuses."""
@@ -544,6 +563,10 @@ def foreign_models():
     return foreign()
 
 
+def computed_kernels():
+    return computed()
+
+
 def structures():
     return structured() if FRAMEWORK == "tf" else {"none": True}  # modules have no such thing
 
@@ -578,6 +601,7 @@ SCENARIOS = (
     refusals,
     batch_norm,
     foreign_models,
+    computed_kernels,
     structures,
     split,
     scaled,

@@ -250,6 +250,12 @@ def test_parts_of_models_are_named(evidence, framework, case):
         assert NAMED[framework, case] in evidence[worker]["checks nonfinite"][case]
 
 
+def test_pt_a_checked_step_takes_a_model_of_any_state(evidence):
+    said, calls = evidence["pt"]["checks any_state"]
+    assert said == "not finite: batch 1: x: 8 infinite of 8 values"
+    assert calls == 1
+
+
 def test_a_checked_step_names_the_batch_and_gives_the_weights_back(every):
     found = every["checks step"]
     assert found["clean"]["said"] is None

@@ -90,6 +90,12 @@ def test_groups_keep_their_ratio_and_get_their_rates_back(evidence):
     assert found["same tensor"]
 
 
+def test_what_a_loss_trains_comes_back_too(evidence):
+    # tf_keras's optimizers keep no list of what they train.
+    assert evidence["pt"]["learning_rate_finder own_loss"] == 0
+    assert evidence["tf"]["learning_rate_finder own_loss"] == 0
+
+
 def test_the_scale_of_a_loss_stays(evidence):
     before, after = evidence["tf"]["learning_rate_finder scaled"]
     assert before == after == [before[0], 128.0]

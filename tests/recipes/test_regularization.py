@@ -121,6 +121,19 @@ def test_kernels_of_models_of_others_decay(every):
     assert found["decayed"] == found["layers"] > 20
 
 
+def test_kernels_that_are_computed_from_others_decay(evidence):
+    """Behind spectral and weight normalisation: not an embedding, nor what normalises inputs."""
+    assert evidence["pt"]["regularization computed_kernels"] == [
+        "1.parametrizations.weight.original",
+        "2.parametrizations.weight.original0",
+        "2.parametrizations.weight.original1",
+    ]
+    for other in workers.keras():
+        names = evidence[other]["regularization computed_kernels"]
+        assert len(names) == 2
+        assert all("kernel" in name for name in names)
+
+
 def test_groups_are_split_without_a_loss(evidence):
     assert evidence["pt"]["regularization split"] == {"same": True, "once each": True}
 

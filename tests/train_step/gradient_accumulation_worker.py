@@ -335,6 +335,22 @@ class PyTorch:
         found["kept"] = torch.equal(mean, model[0].running_mean)
         return found
 
+    def recomputed(self):
+        """A first BatchNorm's variance: as it is, and in a block that runs again going back."""
+        from pt_impl.train_step.activation_checkpointing import apply_checkpointing
+
+        nn, found = self.torch.nn, []
+        for blocks in ("", "0"):
+            model = nn.Sequential(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 4)), nn.ReLU())
+            apply_checkpointing(model, blocks=blocks)
+            optimizer = self.torch.optim.SGD(model.parameters(), lr=0.0)
+            step = technique.make_train_step(
+                model, optimizer, nn.MSELoss(), micro_batches=4, statistics_once=True
+            )
+            step(self.torch.from_numpy(LEFT), self.torch.zeros(len(LEFT), 4))
+            found.append(model[0][0].running_var.tolist())
+        return found
+
 
 class TensorFlow:
     helpers = ("recorder", "state", "frozen", "order", "activations")

@@ -336,6 +336,23 @@ class PyTorch:
                 found["norm"] = step.gradient_norm()
         return found
 
+    def thawed(self):
+        """The norm that reaches the optimizer from a layer that trains since the second step."""
+        torch = self.torch
+        found = {}
+        for maker in ("make_train_step", "make_per_variable_step"):
+            model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+            model[0].requires_grad_(False)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+            loss_fn = torch.nn.MSELoss()
+            step = getattr(technique, maker)(model, optimizer, loss_fn, max_norm=1e-3)
+            x, y = torch.ones(3, 4), torch.full((3, 2), 100.0)
+            step(x, y)
+            model[0].requires_grad_(True)
+            step(x, y)
+            found[maker] = [torch.linalg.vector_norm(p.grad).item() for p in model.parameters()]
+        return found
+
 
 class TensorFlow:
     def __init__(self):
@@ -495,7 +512,7 @@ def main() -> None:
     scenarios = [applied, losses, guard]
     if sys.argv[1] != "tf_keras":
         scenarios += [scaled, refusals]
-        names = ("reads", "foreign", "functional", "embedding")
+        names = ("reads", "foreign", "functional", "embedding", "thawed")
         scenarios += [getattr(own, name) for name in names if hasattr(own, name)]
     workers.report(scenarios)
 

@@ -517,7 +517,7 @@ class TensorFlow:
 
             def call(self, a, b, training=False):
                 logits = self.block(a, b)
-                return {"logits": logits, "pair": (a, b)}
+                return {"logits": logits, "pair": (a, b), "scores": None}
 
         def loss_fn(output, y):
             tensors = (output["logits"], *output["pair"])

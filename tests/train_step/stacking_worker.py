@@ -395,6 +395,22 @@ class TensorFlow:
         moved = [after - b for after, b in zip(model.get_weights(), before, strict=True)]
         return np.array(losses), np.concatenate([part.ravel() for part in moved])
 
+    def double(self):
+        """Losses of a model in float64, as a whole and in four parts."""
+        tf, found = self.tf, []
+        x, y = self.plain_batch()
+        for parts in (1, 4):
+            tf.keras.utils.set_random_seed(0)
+            layers = [tf.keras.layers.Flatten(dtype="float64")]
+            layers += [tf.keras.layers.Dense(3, dtype="float64")]
+            model = tf.keras.Sequential(layers)
+            model(x)
+            step = technique.make_train_step(
+                model, self.sgd(model, 4.0), self.small_loss, micro_batches=parts
+            )
+            found.append([float(step(tf.cast(x, tf.float64), y)) for _ in range(3)])
+        return found
+
     def proof(self):
         """What the benchmark says of bfloat16 layers, traced alone and compiled by XLA."""
         task = TASKS["digits-cnn"]
@@ -437,7 +453,7 @@ def main() -> None:
         scenarios = [rungs, random_sets, ragged, own.own_refusals]
     else:
         scenarios = [rungs, dtypes, everything, random_sets, ragged, refusals, own.own_refusals]
-        mine = ("formats", "what_is_compiled", "proof")
+        mine = ("formats", "what_is_compiled", "proof", "double")
         scenarios += [getattr(own, name) for name in mine if hasattr(own, name)]
     workers.report(scenarios)
 

@@ -202,6 +202,11 @@ def test_pt_batchnorm_over_few_values(evidence):
     assert found["frozen"]
 
 
+def test_pt_what_a_recomputed_block_sees_again_is_not_pooled_twice(evidence):
+    plain, recomputed = evidence["pt"]["recomputed"]
+    assert recomputed == plain
+
+
 def test_pt_the_model_is_left_as_it_was(evidence):
     found = evidence["pt"]["norms"]
     assert found["momenta"] == found["momenta afterwards"] == [0.1, None, 0.1]

@@ -134,6 +134,12 @@ def test_an_embedding_is_clipped_by_the_norm_of_its_gradient(found):
         assert np.allclose(embedding[maker], gradient / size, rtol=1e-5)
 
 
+def test_pt_what_trains_later_is_clipped_too(evidence):
+    thawed = evidence["pt"]["thawed"]
+    assert np.linalg.norm(thawed["make_train_step"]) == pytest.approx(1e-3, rel=1e-4)
+    assert np.allclose(thawed["make_per_variable_step"], 1e-3, rtol=1e-4)
+
+
 def test_tf_keras_own_settings_mean_what_is_said(evidence):
     tf = evidence["tf"]
     for setting, case in (("global_clipnorm", "clip"), ("clipnorm", "per variable")):

@@ -151,6 +151,11 @@ def test_a_ragged_batch_is_cut_by_its_samples(evidence, side):
     assert "3 samples do not fill 4 micro-batches" in found["few"]
 
 
+def test_tf_a_batch_in_float64_is_cut_too(evidence):
+    whole, parts = evidence["tf"]["double"]
+    assert np.allclose(parts, whole, rtol=1e-6)  # shares are float32
+
+
 def test_tf_the_benchmark_tells_where_xla_runs_bfloat16_in_float32(evidence):
     found = evidence["tf"]["proof"]
     assert found["traced"] is None

@@ -201,7 +201,12 @@ def draw_cutmix(x: tf.Tensor, generator, *, alpha: float = 0.0) -> Mix:
 
 
 def mixup(x: tf.Tensor, y: tf.Tensor, mix: Mix) -> tuple[tf.Tensor, MixedLabels]:
-    """Blend each sample with its partner; y is of any shape that begins with the batch."""
+    """Blend each sample with its partner; y is of any shape that begins with the batch.
+
+    Raises ValueError for an x that is not float: its dtype has no shares.
+    """
+    if not x.dtype.is_floating:
+        raise ValueError(f"x must be float to be blended, not {x.dtype.name}")
     share = tf.cast(tf.reshape(mix.share, [-1] + [1] * (x.shape.rank - 1)), x.dtype)
     mixed = share * x + (1 - share) * tf.gather(x, mix.partner)
     return mixed, MixedLabels(y, tf.gather(y, mix.partner), mix.share)

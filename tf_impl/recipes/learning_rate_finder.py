@@ -78,8 +78,9 @@ def find_learning_rate(
     step: `step(*batch) -> loss` trains the model with the optimizer. batches: begun again when they
     run out. window: losses, an odd number, over which the mean and the slope are taken. The losses
     of a diverged end are in the curve as far as they are numbers.
-    All variables of model and optimizer and the global generator come back bit for bit, also where
-    a step fails; what else the step keeps (an average) does not.
+    All variables of model and optimizer, those that a Keras 3 optimizer trains beside the model's
+    (of a loss) and the global generator come back bit for bit, also where a step fails; what else
+    the step keeps (an average) does not.
 
     Raises ValueError for settings out of range, no batches, a schedule in the optimizer, a first
     loss that is no number, and where the loss never falls by more than its noise.
@@ -109,7 +110,9 @@ def find_learning_rate(
 def _put_back(model: tf.keras.Model, optimizer: Optimizer) -> Iterator[None]:
     """Give model, optimizer and generator back what they had, whatever happens."""
     holder = getattr(optimizer, "inner_optimizer", optimizer)
-    variables = [*_variables(model), *_variables(optimizer)]
+    trained = getattr(holder, "_trainable_variables", [])  # tf_keras keeps no list of them
+    variables = [*_variables(model), *_variables(optimizer), *trained]
+    variables = list({id(variable): variable for variable in variables}.values())
     variables.append(holder._learning_rate)  # tf_keras doesn't count it among the variables
     variables.append(tf.random.get_global_generator().state)
     kept = [tf.identity(variable) for variable in variables]

@@ -248,7 +248,7 @@ def _kinds(model: tf.keras.Model) -> dict[int, str]:
             name = _name(variable).rpartition("/")[2].partition(":")[0]
             if isinstance(layer, tf.keras.layers.Embedding):
                 found[id(variable)] = "embedding"
-            elif "Normalization" in type(layer).__name__:
+            elif _is_norm(layer):
                 found.setdefault(id(variable), "norm")
             elif "bias" in name:
                 found.setdefault(id(variable), "bias")
@@ -256,6 +256,12 @@ def _kinds(model: tf.keras.Model) -> dict[int, str]:
                 kernel = "kernel" in name and len(variable.shape) > 1
                 found.setdefault(id(variable), "kernel" if kernel else "other")
     return found
+
+
+def _is_norm(layer) -> bool:
+    """Whether it normalises what it gets: SpectralNormalization does so with a layer's kernel."""
+    is_wrapper = isinstance(layer, tf.keras.layers.Wrapper)
+    return "Normalization" in type(layer).__name__ and not is_wrapper
 
 
 def _own(layer) -> list:

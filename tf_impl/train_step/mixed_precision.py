@@ -225,8 +225,12 @@ def make_predict(
 
 def to_float32(tree):
     """Cast the bfloat16 and float16 tensors of a tensor, tuple, list or dict to float32."""
-    half = (tf.bfloat16, tf.float16)
-    return tf.nest.map_structure(lambda v: tf.cast(v, tf.float32) if v.dtype in half else v, tree)
+    return tf.nest.map_structure(_leaf_to_float32, tree)
+
+
+def _leaf_to_float32(leaf):
+    is_half = getattr(leaf, "dtype", None) in (tf.bfloat16, tf.float16)  # None may be one of many
+    return tf.cast(leaf, tf.float32) if is_half else leaf
 
 
 def _layer_policies(model: tf.keras.Model, dtype: str, keep_fp32: str) -> list[tuple]:

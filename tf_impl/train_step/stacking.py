@@ -120,7 +120,7 @@ def make_train_step(
             output = to_float32(_call(model, x, training=True))
             loss = _with_own_losses(loss_fn(output, y), model)
             if micro_batches > 1:
-                loss *= share
+                loss *= tf.cast(share, loss.dtype)
             scaled = precision.scale(loss)
         return loss, tape.gradient(scaled, variables)
 
