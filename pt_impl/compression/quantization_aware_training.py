@@ -57,6 +57,7 @@ SAME = 1e-3  # of the captured model to the model, both in float32
 _ATEN = torch.ops.aten
 _MODES = {  # the argument of whether the operator trains, or of its probability
     _ATEN.batch_norm.default: 5,
+    _ATEN.native_batch_norm.default: 5,
     _ATEN.instance_norm.default: 5,
     _ATEN.dropout.default: 2,
     _ATEN.dropout_.default: 2,
@@ -74,7 +75,11 @@ _MODES = {  # the argument of whether the operator trains, or of its probability
     _ATEN.rnn_tanh.input: 6,
     _ATEN.rnn_relu.input: 6,
 }
-_NORMS = _ATEN.batch_norm.default, _ATEN.instance_norm.default
+_NORMS = (
+    _ATEN.batch_norm.default,
+    _ATEN.native_batch_norm.default,
+    _ATEN.instance_norm.default,
+)
 
 
 def prepare_qat(model: nn.Module, example_inputs, *, weight_bits: int) -> nn.Module:
@@ -105,6 +110,7 @@ def prepare_qat(model: nn.Module, example_inputs, *, weight_bits: int) -> nn.Mod
         raise ValueError("example_inputs must be tensors of at least two samples")
     captured = programs.trace(model, example_inputs, training=True)
     _give_stochastic_depth_modes(captured.graph)
+    _set_norms_apart(captured.graph)
     _check_evaluation(captured, model, example_inputs)
     for node in captured.graph.find_nodes(op="call_function", target=_ATEN.linear.default):
         # Whoever called it, such as multi-head attention: the quantizer looks for this function.
@@ -229,6 +235,23 @@ def _give_stochastic_depth_modes(graph: fx.Graph) -> None:
         for node in (*users, draw):
             node.replace_all_uses_with(dropped)
             graph.erase_node(node)
+
+
+def _set_norms_apart(graph: fx.Graph) -> None:
+    """Keep from torchao each BatchNorm that it would fold and cannot, by the operator below it.
+
+    Those without weights or statistics, and behind transposed convolutions, which stay float32.
+    """
+    for norm in graph.find_nodes(op="call_function", target=_ATEN.batch_norm.default):
+        x, gamma, _, mean = norm.args[:4]
+        if gamma is not None and mean is not None and "transpose" not in str(x.target):
+            continue
+        with graph.inserting_before(norm):
+            three = graph.call_function(_ATEN.native_batch_norm.default, norm.args[:8])
+            apart = graph.call_function(operator.getitem, (three, 0))
+        apart.meta = dict(norm.meta)
+        norm.replace_all_uses_with(apart)
+        graph.erase_node(norm)
 
 
 def _check_evaluation(captured: fx.GraphModule, model: nn.Module, example_inputs) -> None:

@@ -31,7 +31,7 @@ import json
 import shutil
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -210,7 +210,8 @@ class _Flat(nn.Module):
     """A model as a function of tensors one by one, whose outputs are a tuple of tensors.
 
     example: the tensors that it is recorded with. inputs: name, dtype and sizes of each. outputs:
-    their names. shapes: the axes of each input whose size is open. wanted: what the model gives.
+    their names. shapes: the axes of each input whose size is open. samples: inputs of some calls,
+    of other sizes where these are open, and what the model made of them.
     """
 
     def __init__(self, model: nn.Module, example_inputs, batch: bool, sequence: bool):
@@ -224,7 +225,7 @@ class _Flat(nn.Module):
         if not tensors or not all(tensor.ndim for tensor in tensors):
             raise ValueError("the model's inputs are tensors with the samples along the first axis")
         names = programs.input_names(model, example_inputs, len(parts))
-        self.inputs, self.shapes, example = [], (), []
+        self.inputs, self.shapes, example, others = [], (), [], []
         for place, tensor in zip(self.places, tensors, strict=True):
             own = [axis for axis in axes if axis < tensor.ndim]
             for axis in own:  # a size of one would become a constant
@@ -234,11 +235,13 @@ class _Flat(nn.Module):
             self.inputs.append((names[place], dtype, sizes))
             self.shapes += (dict.fromkeys(own, torch.export.Dim.DYNAMIC),)
             example.append(tensor)
-        self.example = tuple(example)
+            others.append(_resized(tensor, own))
+        self.example, self.outputs = tuple(example), []
         with _recording(model, "A file"):
-            named = self._named(*example)
-            self.wanted = [part.cpu().numpy() for _, part in named]
-        self.outputs = [name for name, _ in named]
+            self.samples = [self._sample(example)]
+        # A trace takes `len(x)` for a constant, and loops as often as the example did.
+        with suppress(NotImplementedError), _recording(model, "Other sizes"):
+            self.samples += [self._sample(others)] if axes else []  # some models take one size
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """What the model gives."""
@@ -250,6 +253,13 @@ class _Flat(nn.Module):
         own = {"precision": precision, "device": self.example[0].device.type}
         return {"metadata": metadata or {}} | own | names
 
+    def _sample(self, inputs) -> tuple[list, list]:
+        named = self._named(*inputs)
+        self.outputs = [name for name, _ in named]
+        tensors = inputs, [part for _, part in named]
+        given, found = ([part.cpu().numpy() for part in each] for each in tensors)
+        return given, found
+
     def _named(self, *tensors: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
         parts = list(self.fixed)
         for place, tensor in zip(self.places, tensors, strict=True):
@@ -258,6 +268,16 @@ class _Flat(nn.Module):
             self.model, tree_unflatten(parts, self.structure)
         )
         return programs.named_tensors(self.model(*arguments, **named))
+
+
+def _resized(tensor: torch.Tensor, axes: list[int]) -> torch.Tensor:
+    """One sample more; a sequence shorter by one, since some models know a longest one."""
+    for axis in axes:
+        size = tensor.shape[axis]
+        length = size - 1 if axis and size > 2 else size + 1
+        rows = torch.arange(length, device=tensor.device) % size
+        tensor = tensor.index_select(axis, rows)
+    return tensor
 
 
 class _InBfloat16(nn.Module):
@@ -285,8 +305,7 @@ def _written(path, target: str, flat: _Flat, write: Callable, load: Callable, bo
             write(draft)
         try:
             predict = load(draft, threads=torch.get_num_threads())
-            samples = [([part.cpu().numpy() for part in flat.example], flat.wanted)]
-            runtimes.check_same(predict, samples, bound=bound)
+            runtimes.check_same(predict, flat.samples, bound=bound)
         except Exception as error:
             reason = runtimes.one_line(error).replace(str(draft), "it")
             raise NotImplementedError(

@@ -539,6 +539,34 @@ class PyTorch:
             "kernels": len(self.levels(path)),
         }
 
+    def norms_apart(self):
+        """BatchNorm that torchao cannot fold: how far a model and its file are from float32."""
+        torch, nn = self.torch, self.torch.nn
+        layers = {
+            "no weights": (nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8, affine=False)),
+            "no statistics": (nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8, track_running_stats=False)),
+            "transposed": (nn.ConvTranspose2d(4, 8, 3, groups=2), nn.BatchNorm2d(8)),
+        }
+        found = {}
+        for name, parts in layers.items():
+            source = nn.Sequential(nn.Conv2d(3, parts[0].in_channels, 1), *parts, nn.Hardswish())
+            x = torch.randn(32, 3, 6, 6)
+            prepared = technique.prepare_qat(source, x, weight_bits=8)
+            source(x), prepared(x)
+            moved = [
+                [v for n, v in self.state(m).items() if "running" in n] for m in (prepared, source)
+            ]
+            path = technique.export_qat(prepared, x, FOLDER / "norms")
+            with workers.without_inductor():
+                file = technique.load_quantized(path)(x)
+            wanted = source.eval()(x).detach()
+            found[name] = {
+                "model": apart(self.evaluate(prepared, x), wanted),
+                "file": apart(file, wanted),
+                "statistics": [apart(*pair) for pair in zip(*moved, strict=True)],
+            }
+        return found
+
     def foreign(self):
         """Two inputs, a custom forward, dropout, layers that stay in float32, two outputs."""
         torch, nn = self.torch, self.torch.nn
@@ -855,7 +883,7 @@ def main():
     scenarios += [drifted, goes_on, evidence, own.foreign]
     if sys.argv[1] != "tf_keras":
         scenarios += [constructions]
-    scenarios += [own.side_by_side] if FRAMEWORK == "pt" else [own.many]
+    scenarios += [own.side_by_side, own.norms_apart] if FRAMEWORK == "pt" else [own.many]
     scenarios += [own.amplified] if sys.argv[1] == "tf" else []
     workers.report(scenarios)
 

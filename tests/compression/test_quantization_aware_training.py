@@ -198,6 +198,15 @@ def test_pt_norms_keep_their_epsilon_and_momentum(evidence, bias):
     assert max(found["variances"]) < 0.02
 
 
+@pytest.mark.parametrize("kind", ["no weights", "no statistics", "transposed"])
+def test_pt_norms_that_cannot_be_folded_stay_as_they_are(evidence, kind):
+    found = evidence["pt"]["norms_apart"][kind]
+    assert 1e-5 < found["model"] < 0.03
+    assert found["file"] < 0.03
+    assert len(found["statistics"]) == (0 if kind == "no statistics" else 2)
+    assert all(apart < 0.02 for apart in found["statistics"])
+
+
 @pytest.mark.parametrize("place", ["residual", "constant", "convolution plus 1"])
 def test_pt_normalised_sums_are_exported(evidence, place):
     """BatchNorm stays after what the model adds."""

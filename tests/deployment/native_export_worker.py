@@ -222,6 +222,7 @@ class PyTorch:
             "compiled": float(np.abs(compiled.logits.numpy() - (LEFT - 2 * RIGHT)).max()),
             "outputs": {name: list(part.shape) for name, part in given.items()},
             "random": self.random(),
+            "loop": self.loop(),
             "left over": (FOLDER / "random").exists(),
         }
 
@@ -235,6 +236,23 @@ class PyTorch:
         Random.torch = self.torch
         x = self.torch.from_numpy(LEFT)
         return raised(technique.export_torchscript, Random(), x, FOLDER / "random")
+
+    def loop(self):
+        """A model of one's own loop over time, which a trace takes for one of so many steps."""
+
+        class Loop(self.torch.nn.Module):
+            def forward(self, x):
+                total = x[:, 0]
+                for step in range(1, x.shape[1]):
+                    total = (total + x[:, step]).tanh()
+                return total
+
+        x, path = self.torch.from_numpy(LEFT), FOLDER / "loop"
+        export = technique.export_torchscript
+        return {
+            "open": raised(export, Loop(), x, path, dynamic_sequence=True),
+            "fixed": raised(export, Loop(), x, path),
+        }
 
     def without_tensorrt(self, model):
         """With a GPU but without the package."""

@@ -116,6 +116,14 @@ def test_what_a_file_gives_is_compared_with_the_model(found):
     assert found["foreign"]["names"]["left over"] is False
 
 
+def test_a_trace_that_fits_its_example_alone_is_refused(found):
+    if found.framework == "tf":
+        pytest.skip("tf.function is told which sizes are open")
+    case = found["foreign"]["names"]["loop"]
+    assert case["open"].startswith("NotImplementedError: the file does not give what the model")
+    assert case["fixed"] is None
+
+
 def test_what_does_not_fit_gets_one_clear_line(found):
     case = found["package"]
     takes = {"pt": "(any, 1, 32, 32)", "tf": "(any, 32, 32, 1)"}[found.framework]

@@ -8,6 +8,8 @@ import json
 import numpy as np
 import tensorflow as tf
 
+from tf_impl.parallel import data_parallel
+
 
 def fitted(strategy: tf.distribute.Strategy) -> dict:
     """A small model with a loss of its own, after three epochs in the strategy's scope."""
@@ -25,11 +27,40 @@ def fitted(strategy: tf.distribute.Strategy) -> dict:
     return found | {"replicas": strategy.num_replicas_in_sync}
 
 
+def too_few() -> dict:
+    """What a step of two micro-batches says to shards of one sample, and whether weights stay."""
+    layers = tf.keras.layers
+
+    def build():
+        parts = layers.Dense(4), layers.BatchNormalization()
+        model = tf.keras.Sequential([tf.keras.Input((6,)), *parts])
+        return (
+            model,
+            tf.keras.optimizers.SGD(0.1),
+            lambda y, labels: tf.reduce_mean((y - labels) ** 2),
+        )
+
+    model, optimizer, _ = data_parallel.one_process(build)
+    step = data_parallel.make_train_step(model, optimizer, build()[2], micro_batches=2)
+    batches = tf.data.Dataset.from_tensors((tf.ones((2, 6)), tf.ones((2, 4))))
+    before, said = model.get_weights(), ""
+    try:
+        for (x, y), samples in data_parallel.distribute(model, batches):
+            step(x, y, samples)
+    except tf.errors.InvalidArgumentError as error:
+        said = str(error)
+    return {"said": said, "kept": all(map(np.array_equal, model.get_weights(), before))}
+
+
 def main() -> None:
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     two = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-    print(json.dumps({"one": fitted(tf.distribute.get_strategy()), "two": fitted(two)}))
+    print(
+        json.dumps(
+            {"one": fitted(tf.distribute.get_strategy()), "two": fitted(two), "too few": too_few()}
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -179,6 +179,8 @@ def test_tf_fit_under_mirrored_strategy_equals_fit_on_one_device():
     for what in ("losses", "weights"):
         np.testing.assert_allclose(two[what], one[what], rtol=BAR, atol=1e-6)
     assert two["losses"][-1] < two["losses"][0]
+    assert "too few samples of a replica for 2 micro-batches" in found["too few"]["said"]
+    assert found["too few"]["kept"]
 
 
 def test_both_frameworks_train_to_the_same_weights(evidence, folders):

@@ -112,11 +112,17 @@ def make_train_step(
         loss_fn: `loss_fn(output, y)`, the mean over samples.
         micro_batches: parts of a shard, one after another; gradients are exchanged with the last.
         synchronise_each: exchange them with each part: the same for more traffic.
+
+    The step raises tf.errors.InvalidArgumentError for shards of fewer samples than micro-batches.
     """
     variables = model.trainable_variables
 
     def replica_step(x, y, samples):
         size, whole = tf.shape(samples)[0], samples[0]
+        # The mean over a micro-batch without samples is no number, and stays in BatchNorm.
+        few = f"too few samples of a replica for {micro_batches} micro-batches"
+        with tf.control_dependencies([tf.debugging.assert_greater_equal(size, micro_batches, few)]):
+            size = tf.identity(size)
         total, gradients = 0.0, [None for _ in variables]
         for part in range(micro_batches):
             rows = slice(part * size // micro_batches, (part + 1) * size // micro_batches)
