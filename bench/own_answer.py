@@ -5,10 +5,12 @@ Everything is from the record, but for the code, which is run as it is printed b
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import platform
 import subprocess
 import sys
+from keyword import iskeyword
 from pathlib import Path
 
 from bench.analysis.decisions import (
@@ -299,9 +301,7 @@ def _faster(found: list[Answer], side: str, kind: str) -> list[dict]:
 
 def run(path: Path, own: Own, side: str) -> str | None:
     """Run printed code; the last line of its error, where it has one."""
-    places = [str(ROOT), str(own.file.path.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = os.environ | machine.TUNED_ALLOCATOR
-    environment |= {"PYTHONPATH": os.pathsep.join(places), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    environment = os.environ | machine.TUNED_ALLOCATOR | {"TF_CPP_MIN_LOG_LEVEL": "3"}
     try:
         done = subprocess.run(
             [own.interpreters.get(side, sys.executable), str(path)],
@@ -330,7 +330,9 @@ def _script(own: Own, side: str, case: dict) -> str | None:
     settings.pop("recomputed", None)
     of = own.about["sides"][side]
     names = "make_train_step, prepare_model" if made else "make_train_step"
-    lines = [*_imports(own, side), f"from {side}_impl.train_step.stacking import {names}"]
+    sliced = ["from itertools import islice"] if "batch" not in own.file.functions else []
+    lines = _imports(own, side, *sliced)
+    lines.append(f"from {side}_impl.train_step.stacking import {names}")
     given = ["model, loss_fn", ", optimizer" if of["has_optimizer"] else ""]
     lines += ["", *DEVICE[side], f"{''.join(given)} = {MAKERS[side]}()", *MOVED[side]]
     if of["targets_first"]:
@@ -372,7 +374,7 @@ def _prediction(own: Own, side: str, case: dict) -> str | None:
         f"predict = {load}(path, threads={machine.usable_threads()})",
         "output = predict(x)  # arrays in, arrays out",
     ]
-    lines = ["from pathlib import Path", "", *_imports(own, side), *imports]
+    lines = [*_imports(own, side, "from pathlib import Path"), *imports]
     return "\n".join([*lines, "", given, *drawn, *made]) + "\n"
 
 
@@ -380,18 +382,30 @@ def _arguments(settings: dict) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in settings.items())
 
 
-def _imports(own: Own, side: str) -> list[str]:
-    """Of the framework, and of what the user's file has."""
+def _imports(own: Own, side: str, *standard: str) -> list[str]:
+    """Of the framework, and of what the user's file has. standard: of Python's library, more."""
     drawn = "batch" if "batch" in own.file.functions else "batches"
     module = {"pt": "import torch", "tf": "import tensorflow as tf"}[side]
     tree = ["from torch.utils._pytree import tree_map"] if side == "pt" else []
     path, maker = own.file.path, MAKERS[side]
+    places = [str(ROOT), str(path.parent)]
+    found = [f"sys.path[:0] = {places!r}  # of the techniques, and of the model"]
     theirs = [f"from {path.stem} import {drawn}, {maker}"]
-    if not path.stem.isidentifier():  # no name for an import
+    if not _importable(path):
         theirs = ["import runpy", f"own = runpy.run_path({str(path)!r})"]
         theirs.append(f'{drawn}, {maker} = own["{drawn}"], own["{maker}"]')
     called = ["from tf_impl.kit.programs import call"] if side == "tf" else []
-    return [module, *tree, "", *theirs, *called]
+    if not own.about["sides"][side]["as_given"]:
+        called.append("from shared.own_model import pair")
+    return ["import sys", *standard, "", module, *tree, "", *found, *theirs, *called]
+
+
+def _importable(path: Path) -> bool:
+    """Whether a file's name can stand in an import, and means no other module there."""
+    if not path.stem.isidentifier() or iskeyword(path.stem):
+        return False
+    known = importlib.util.find_spec(path.stem)
+    return known is None or known.origin == str(path)
 
 
 def _first_call(own: Own, side: str) -> list[str]:
@@ -404,9 +418,14 @@ def _first_call(own: Own, side: str) -> list[str]:
 
 def _draw(own: Own, side: str, seed: str) -> str:
     if "batch" not in own.file.functions:
-        return "next(iter(batches()))"
+        return _paired(own, side, "next(iter(batches()))")
     more = f', "{MAKERS[side]}"' if own.about["sides"][side]["named"] else ""
-    return f"batch({own.about['batch_size']}, {seed}{more})"
+    return _paired(own, side, f"batch({own.about['batch_size']}, {seed}{more})")
+
+
+def _paired(own: Own, side: str, drawn: str) -> str:
+    """A batch in the structure that was measured, in which lists are tuples."""
+    return drawn if own.about["sides"][side]["as_given"] else f'pair({drawn}, "a batch")'
 
 
 def _optimizer(side: str, given: bool, fused: bool) -> list[str]:
@@ -427,9 +446,11 @@ def _optimizer(side: str, given: bool, fused: bool) -> list[str]:
 
 
 def _loop(own: Own, side: str) -> list[str]:
+    drawn = ["for seed in range(3):", f"    x, y = {_draw(own, side, 'seed')}"]
+    if "batch" not in own.file.functions:
+        drawn = ["for drawn in islice(batches(), 3):", f"    x, y = {_paired(own, side, 'drawn')}"]
     return [
-        "for seed in range(3):",
-        f"    x, y = {_draw(own, side, 'seed')}",
+        *drawn,
         f"    x, y = {PLACED[side].format('(x, y)')}",
         "    loss = step(x, y)",
         'print(f"loss {float(loss):.4f}")',

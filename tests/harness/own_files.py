@@ -57,6 +57,7 @@ BAD = {
     "float64": (", dtype=np.float32", ""),
     "wrong_size": ("standard_normal((size,", "standard_normal((size + 1,"),
     "other_numbers": ("default_rng(seed)", "default_rng()"),
+    "no_size": ("size=8", "size=None"),
     "random": ("nn.ReLU()", "Noise()"),
     "too_large": ("nn.ReLU()", "Huge()"),
 }

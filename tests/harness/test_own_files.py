@@ -18,6 +18,7 @@ SAID = {
     "float64": "x is float64: give float32",
     "wrong_size": "its first axis has to be the 8 samples of the batch",
     "other_numbers": "gives other numbers each time: draw them from np.random.default_rng(seed)",
+    "no_size": "batch has size=None: its first argument is the size of the batch, a whole number",
     "random": "the model draws random numbers in evaluation mode, too",
     "too_large": "a step at batch 8 does not fit into memory",
     "late_weights": "2 weights of the model appear in training alone",

@@ -9,8 +9,9 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 
+import numpy as np
 import pytest
 
 from bench import choose, conftest, own_answer, try_model
@@ -299,6 +300,70 @@ def test_the_code_of_a_prediction_runs(folder, tried, tmp_path, side, route, fil
     path.write_text(own_answer._prediction(own, side, case) + "assert output.shape == (8, 10)\n")
     assert own_answer.run(path, own, side) is None
     assert (tmp_path / file).stat().st_size > 20_000  # it has the weights
+
+
+LISTS = """
+import numpy as np
+def pytorch():
+    from torch import nn
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(6, 5), nn.Linear(4, 3)
+        def forward(self, left, right):
+            return self.a(left)[:, :3] * self.b(right)
+    return Two(), nn.CrossEntropyLoss()
+def drawn(size, seed):
+    draw = np.random.default_rng(seed).standard_normal
+    return [draw((size, 6), dtype=np.float32), draw((size, 4), dtype=np.float32)], [0] * size
+"""
+BATCH = "def batch(size=8, seed=0):\n    return drawn(size, seed)\n"
+BATCHES = "def batches():\n    for seed in range(3):\n        yield list(drawn(8, seed))\n"
+
+
+@pytest.mark.parametrize(("name", "more"), [("lists", BATCH), ("json", BATCHES)])
+def test_code_runs_where_it_lies_on_batches_with_lists(tmp_path, name, more):
+    """A DataLoader gives two inputs as a list. A module of Python's may have the file's name."""
+    file, place = tmp_path / "models" / f"{name}.py", tmp_path / "run" / "use.py"
+    for each in (file, place):
+        each.parent.mkdir()
+    file.write_text(LISTS + more)
+    module = own_model.load(file)
+    x, y = module.drawn(8, 0)
+    assert not own_model.keeps_structure(x)
+    assert not own_model.keeps_structure(y)
+    of = {"has_optimizer": False, "targets_first": False, "named": False, "as_given": False}
+    own = Own(own_model.look(file), None, {"batch_size": 8, "sides": {"pt": of}}, {})
+    text = own_answer._script(
+        own, "pt", {"technique": "stacking", "variant": "winners", "settings": {}}
+    )
+    place.write_text(f"{text}assert loss.isfinite()\n")
+    done = subprocess.run(
+        [sys.executable, place.name],
+        cwd=place.parent,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert own_answer.run(place, own, "pt") is None
+
+
+@pytest.mark.parametrize(
+    ("tree", "kept"),
+    [
+        (np.zeros(2), True),
+        ({"a": (np.zeros(2), 3)}, True),
+        ((1, 2), False),
+        ([np.zeros(2)], False),
+        ({"a": [np.zeros(2)]}, False),
+        ({1: np.zeros(2)}, False),
+        (MappingProxyType({"a": np.zeros(2)}), False),
+    ],
+)
+def test_what_becomes_another_structure_is_known(tree, kept):
+    assert own_model.keeps_structure(tree) is kept
 
 
 def test_an_answer_of_a_run_that_ended_early_is_written(folder, record, tmp_path):
