@@ -441,7 +441,7 @@ def _optimizer(side: str, given: bool, fused: bool) -> list[str]:
         return []
     return [
         "for group in (optimizer.defaults, *optimizer.param_groups):",
-        '    group["fused"] = True  # or say fused=True where you make it',
+        "    group.update(fused=True, foreach=None)  # or say fused=True where you make it",
     ]
 
 
