@@ -586,7 +586,7 @@ def pytest_terminal_summary(terminalreporter, config: pytest.Config):
     if shown:
         if config.option.verbose > 0:
             terminalreporter.write_line(tables.detail(state.results, width=80))
-        if state.own and state.results["ended"] != "interrupted":
+        if state.own:
             own_answer.write(state.folder, state.results, state.own)
             _report(state.folder)  # the page begins with it
             terminalreporter.write_line(f"\n{own_answer.read(state.folder)}")

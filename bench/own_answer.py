@@ -54,6 +54,8 @@ LIMITS = {
     "maximum": "of {budget:.3g} GB: a larger one would fit, and take too long to try",
     "time limit": "of {budget:.3g} GB: a larger one took too long",
 }
+CODE = {TRAIN: "use", PREDICT: "predict"}  # how its files begin
+UNTRIED = ["", "No code: it was not tried, since you interrupted; --resume tries it."]
 WORDS = {TRAIN: "its best train step", PREDICT: "its best prediction"}
 ROUTES = {"export": bench_export.ROUTES, "native_export": bench_native_export.ROUTES}
 UNKNOWN = (
@@ -78,7 +80,10 @@ CODE_S = 300  # after which printed code counts as hung
 
 
 def write(folder: Path, record: dict, own: Own) -> None:
-    """Write the answer into the folder of a run, with the code that was run."""
+    """Write the answer into the folder of a run, with the code that was run.
+
+    Who interrupted the run, or the code, has the answer without it, and at once.
+    """
     said = [_head(own)]
     for side in own.sides:
         said += ["", *_breakdown(record, side)]
@@ -90,7 +95,9 @@ def write(folder: Path, record: dict, own: Own) -> None:
     if not own.about["evaluates"] and any(perhaps(each) for each in found):
         said += ["", *wrap(UNKNOWN, WIDTH)]
     said += ["", *_largest_batches(record), *_partly_compiled(record), *_not_measured(record)]
-    said += _code(folder, found, own)
+    for path in _programs(folder):
+        path.unlink()  # of an answer before, where the run was taken up
+    said += UNTRIED if record["ended"] == "interrupted" else _code(folder, found, own)
     # A file's name need not be text.
     whole = "\n".join(said).encode("utf-8", "backslashreplace").decode()
     replace_file(folder / OWN, f"{whole}\n")
@@ -243,7 +250,7 @@ def _code(folder: Path, found: list[Answer], own: Own) -> list[str]:
     not the plain one."""
     said = []
     for side in own.sides:
-        for kind, name, write in ((TRAIN, "use", _script), (PREDICT, "predict", _prediction)):
+        for kind, write in ((TRAIN, _script), (PREDICT, _prediction)):
             rows, framework = _faster(found, side, kind), FRAMEWORKS[side]
             texts = [(row, text) for row in rows if (text := write(own, side, row))]
             shown, text = texts[0] if texts else (None, "")
@@ -252,10 +259,20 @@ def _code(folder: Path, found: list[Answer], own: Own) -> list[str]:
                 said += ["", *_by_its_file(rows[0], framework, words)]
                 words = shown and title(shown)
             if shown:
-                path = folder / f"{name}_{MAKERS[side]}.py"
+                path = folder / f"{CODE[kind]}_{MAKERS[side]}.py"
                 path.write_text(_started(path.name) + text, encoding="utf-8")
-                said += ["", *_shown(path, framework, run(path, own, side), words)]
+                try:
+                    error = run(path, own, side)
+                except KeyboardInterrupt:
+                    path.unlink()
+                    return said + UNTRIED
+                said += ["", *_shown(path, framework, error, words)]
     return said
+
+
+def _programs(folder: Path) -> list[Path]:
+    """The files of an answer's code."""
+    return [path for name in CODE.values() for path in folder.glob(f"{name}_*.py")]
 
 
 def _started(name: str) -> str:

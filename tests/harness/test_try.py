@@ -202,6 +202,20 @@ def test_the_code_of_a_row_that_no_few_lines_show_is_named(monkeypatch, tmp_path
     assert "gradient_accumulation.py" in "".join(lines)
 
 
+def test_ctrl_c_while_code_is_tried_leaves_the_answer(monkeypatch, tmp_path):
+    def interrupted(path, own, side):
+        assert path.is_file()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(own_answer, "run", interrupted)
+    monkeypatch.setattr(own_answer, "_faster", lambda found, side, kind: [{"id": "row"}])
+    for write in ("_script", "_prediction"):
+        monkeypatch.setattr(own_answer, write, lambda own, side, case: "step = 1")
+    (_, said) = own_answer._code(tmp_path, [], SimpleNamespace(sides=["pt", "tf"]))
+    assert said == "No code: it was not tried, since you interrupted; --resume tries it."
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_python_without_tensorflow_copies_no_weights(monkeypatch, tmp_path):
     """Each framework has an environment of its own: the models are no twins, and both measured."""
     path = tmp_path / "pair.py"
@@ -383,6 +397,19 @@ def test_an_answer_of_a_run_that_ended_early_is_written(folder, record, tmp_path
     assert "train step, batch 8: no time was left for its steps; give more --minutes" in said
     assert "argest batch" not in said
     assert not list(tmp_path.glob("*.py"))
+
+
+def test_an_interrupted_run_has_its_answer_at_once(monkeypatch, folder, record, tmp_path):
+    (data,) = (folder / "results" / "data").glob("my_model-*")
+    about = own_model.about(data)
+    own = Own(own_model.look(folder / "my_model.py"), own_model.task(about), about, {})
+    monkeypatch.setattr(own_answer, "run", lambda *given: pytest.fail("code was run"))
+    monkeypatch.setattr(own_answer, "_faster", lambda *given: pytest.fail("code was written"))
+    for name in ("use_pytorch.py", "predict_tensorflow.py"):
+        (tmp_path / name).touch()  # of the answer before, where the run was taken up
+    own_answer.write(tmp_path, record | {"ended": "interrupted"}, own)
+    assert own_answer.read(tmp_path).endswith("since you interrupted; --resume tries it.")
+    assert [path.name for path in tmp_path.iterdir()] == ["answer.txt"]
 
 
 def test_what_the_compiler_left_out_is_said(record):
