@@ -154,6 +154,8 @@ def pytest_configure(config: pytest.Config) -> None:
             begun = resume.begun(Path(option("resume") or results / "latest"))
             asked = begun.asked(asked)
             chosen = {name: set(asked[f"--{name}"] or ()) for name in chosen}
+            if asked["--model"]:
+                begun.check_file(Path(asked["--model"]))
         except ValueError as error:
             raise _refused(error) from None
         if option("results") and begun.folder.parent != results:

@@ -100,6 +100,11 @@ def _parts(found) -> tuple:
         raise BadFile(f"pytorch() returns a {type(model).__name__} as its model, not an nn.Module")
     if not callable(loss):
         raise BadFile(f"pytorch() returns a {type(loss).__name__} as loss_fn: give a function")
+    if isinstance(loss, type):
+        name = loss.__name__
+        raise BadFile(
+            f"pytorch() returns the class {name} as loss_fn: give {name}(), with brackets"
+        )
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         raise BadFile(f"pytorch() returns a {type(optimizer).__name__} as its optimizer")
     return model, loss, optimizer
@@ -188,7 +193,7 @@ def check(own: OwnModel, model: nn.Module, batch: tuple) -> dict:
     x, y = batch
     model.train()
     output = _fits("model", lambda: _run(model, x), x)
-    loss = _fits("loss_fn", lambda: own.loss(output, y), x)
+    loss = _fits("loss_fn(output, y)", lambda: own.loss(output, y), x)
     if not isinstance(loss, Tensor) or loss.numel() != 1 or loss.dim():
         said = f"of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         raise BadFile(f"loss_fn gives no scalar but {said}: return the mean over the batch")

@@ -11,6 +11,8 @@ SAID = {
     "raises": "in {maker} RuntimeError: no weights",
     "one_thing": "{maker}() has to return (model, loss_fn)",
     "no_model": "{maker}() returns a int as its model",
+    "loss_class": "returns the class ",
+    "loss_takes_other": "the batch does not fit loss_fn(output, y): ",
     "loss_not_scalar": "loss_fn gives no scalar but of shape (8,): return the mean over the batch",
     "loss_nan": "the loss of the first batch is nan: look at the data and the model",
     "loss_detached": "the loss depends on no parameter",

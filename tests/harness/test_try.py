@@ -14,7 +14,7 @@ from types import MappingProxyType, SimpleNamespace
 import numpy as np
 import pytest
 
-from bench import choose, conftest, own_answer, try_model
+from bench import choose, conftest, own_answer, resume, try_model
 from bench import own_model as bench_own_model
 from bench.harness import machine
 from bench.harness.schedule import techniques
@@ -410,6 +410,17 @@ def test_an_interrupted_run_has_its_answer_at_once(monkeypatch, folder, record, 
     own_answer.write(tmp_path, record | {"ended": "interrupted"}, own)
     assert own_answer.read(tmp_path).endswith("since you interrupted; --resume tries it.")
     assert [path.name for path in tmp_path.iterdir()] == ["answer.txt"]
+
+
+def test_a_run_of_a_file_that_was_changed_is_not_taken_up(folder, tried, tmp_path):
+    changed = tmp_path / "my_model.py"
+    changed.write_text((folder / "my_model.py").read_text("utf-8") + "# mended\n")
+    begun = resume.begun(folder / "results" / "latest")
+    begun.check_file(folder / "my_model.py")
+    with pytest.raises(ValueError, match=r"my_model\.py was changed since .* measure it anew"):
+        begun.check_file(changed)
+    begun.record["environment"].pop("peak_flops")  # it ended before it had measured anything
+    begun.check_file(changed)
 
 
 def test_what_the_compiler_left_out_is_said(record):
