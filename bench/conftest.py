@@ -154,6 +154,8 @@ def pytest_configure(config: pytest.Config) -> None:
             begun = resume.begun(Path(option("resume") or results / "latest"))
             asked = begun.asked(asked)
             chosen = {name: set(asked[f"--{name}"] or ()) for name in chosen}
+            if asked["--model"]:
+                begun.check_file(Path(asked["--model"]))
         except ValueError as error:
             raise _refused(error) from None
         if option("results") and begun.folder.parent != results:
@@ -586,7 +588,7 @@ def pytest_terminal_summary(terminalreporter, config: pytest.Config):
     if shown:
         if config.option.verbose > 0:
             terminalreporter.write_line(tables.detail(state.results, width=80))
-        if state.own and state.results["ended"] != "interrupted":
+        if state.own:
             own_answer.write(state.folder, state.results, state.own)
             _report(state.folder)  # the page begins with it
             terminalreporter.write_line(f"\n{own_answer.read(state.folder)}")

@@ -5,10 +5,12 @@ Everything is from the record, but for the code, which is run as it is printed b
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import platform
 import subprocess
 import sys
+from keyword import iskeyword
 from pathlib import Path
 
 from bench.analysis.decisions import (
@@ -52,6 +54,8 @@ LIMITS = {
     "maximum": "of {budget:.3g} GB: a larger one would fit, and take too long to try",
     "time limit": "of {budget:.3g} GB: a larger one took too long",
 }
+CODE = {TRAIN: "use", PREDICT: "predict"}  # how its files begin
+UNTRIED = ["", "No code: it was not tried, since you interrupted; --resume tries it."]
 WORDS = {TRAIN: "its best train step", PREDICT: "its best prediction"}
 ROUTES = {"export": bench_export.ROUTES, "native_export": bench_native_export.ROUTES}
 UNKNOWN = (
@@ -76,7 +80,10 @@ CODE_S = 300  # after which printed code counts as hung
 
 
 def write(folder: Path, record: dict, own: Own) -> None:
-    """Write the answer into the folder of a run, with the code that was run."""
+    """Write the answer into the folder of a run, with the code that was run.
+
+    Who interrupted the run, or the code, has the answer without it, and at once.
+    """
     said = [_head(own)]
     for side in own.sides:
         said += ["", *_breakdown(record, side)]
@@ -88,7 +95,9 @@ def write(folder: Path, record: dict, own: Own) -> None:
     if not own.about["evaluates"] and any(perhaps(each) for each in found):
         said += ["", *wrap(UNKNOWN, WIDTH)]
     said += ["", *_largest_batches(record), *_partly_compiled(record), *_not_measured(record)]
-    said += _code(folder, found, own)
+    for path in _programs(folder):
+        path.unlink()  # of an answer before, where the run was taken up
+    said += UNTRIED if record["ended"] == "interrupted" else _code(folder, found, own)
     # A file's name need not be text.
     whole = "\n".join(said).encode("utf-8", "backslashreplace").decode()
     replace_file(folder / OWN, f"{whole}\n")
@@ -241,7 +250,7 @@ def _code(folder: Path, found: list[Answer], own: Own) -> list[str]:
     not the plain one."""
     said = []
     for side in own.sides:
-        for kind, name, write in ((TRAIN, "use", _script), (PREDICT, "predict", _prediction)):
+        for kind, write in ((TRAIN, _script), (PREDICT, _prediction)):
             rows, framework = _faster(found, side, kind), FRAMEWORKS[side]
             texts = [(row, text) for row in rows if (text := write(own, side, row))]
             shown, text = texts[0] if texts else (None, "")
@@ -250,10 +259,20 @@ def _code(folder: Path, found: list[Answer], own: Own) -> list[str]:
                 said += ["", *_by_its_file(rows[0], framework, words)]
                 words = shown and title(shown)
             if shown:
-                path = folder / f"{name}_{MAKERS[side]}.py"
+                path = folder / f"{CODE[kind]}_{MAKERS[side]}.py"
                 path.write_text(_started(path.name) + text, encoding="utf-8")
-                said += ["", *_shown(path, framework, run(path, own, side), words)]
+                try:
+                    error = run(path, own, side)
+                except KeyboardInterrupt:
+                    path.unlink()
+                    return said + UNTRIED
+                said += ["", *_shown(path, framework, error, words)]
     return said
+
+
+def _programs(folder: Path) -> list[Path]:
+    """The files of an answer's code."""
+    return [path for name in CODE.values() for path in folder.glob(f"{name}_*.py")]
 
 
 def _started(name: str) -> str:
@@ -299,9 +318,7 @@ def _faster(found: list[Answer], side: str, kind: str) -> list[dict]:
 
 def run(path: Path, own: Own, side: str) -> str | None:
     """Run printed code; the last line of its error, where it has one."""
-    places = [str(ROOT), str(own.file.path.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = os.environ | machine.TUNED_ALLOCATOR
-    environment |= {"PYTHONPATH": os.pathsep.join(places), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    environment = os.environ | machine.TUNED_ALLOCATOR | {"TF_CPP_MIN_LOG_LEVEL": "3"}
     try:
         done = subprocess.run(
             [own.interpreters.get(side, sys.executable), str(path)],
@@ -330,7 +347,9 @@ def _script(own: Own, side: str, case: dict) -> str | None:
     settings.pop("recomputed", None)
     of = own.about["sides"][side]
     names = "make_train_step, prepare_model" if made else "make_train_step"
-    lines = [*_imports(own, side), f"from {side}_impl.train_step.stacking import {names}"]
+    sliced = ["from itertools import islice"] if "batch" not in own.file.functions else []
+    lines = _imports(own, side, *sliced)
+    lines.append(f"from {side}_impl.train_step.stacking import {names}")
     given = ["model, loss_fn", ", optimizer" if of["has_optimizer"] else ""]
     lines += ["", *DEVICE[side], f"{''.join(given)} = {MAKERS[side]}()", *MOVED[side]]
     if of["targets_first"]:
@@ -372,7 +391,7 @@ def _prediction(own: Own, side: str, case: dict) -> str | None:
         f"predict = {load}(path, threads={machine.usable_threads()})",
         "output = predict(x)  # arrays in, arrays out",
     ]
-    lines = ["from pathlib import Path", "", *_imports(own, side), *imports]
+    lines = [*_imports(own, side, "from pathlib import Path"), *imports]
     return "\n".join([*lines, "", given, *drawn, *made]) + "\n"
 
 
@@ -380,18 +399,30 @@ def _arguments(settings: dict) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in settings.items())
 
 
-def _imports(own: Own, side: str) -> list[str]:
-    """Of the framework, and of what the user's file has."""
+def _imports(own: Own, side: str, *standard: str) -> list[str]:
+    """Of the framework, and of what the user's file has. standard: of Python's library, more."""
     drawn = "batch" if "batch" in own.file.functions else "batches"
     module = {"pt": "import torch", "tf": "import tensorflow as tf"}[side]
     tree = ["from torch.utils._pytree import tree_map"] if side == "pt" else []
     path, maker = own.file.path, MAKERS[side]
+    places = [str(ROOT), str(path.parent)]
+    found = [f"sys.path[:0] = {places!r}  # of the techniques, and of the model"]
     theirs = [f"from {path.stem} import {drawn}, {maker}"]
-    if not path.stem.isidentifier():  # no name for an import
+    if not _importable(path):
         theirs = ["import runpy", f"own = runpy.run_path({str(path)!r})"]
         theirs.append(f'{drawn}, {maker} = own["{drawn}"], own["{maker}"]')
     called = ["from tf_impl.kit.programs import call"] if side == "tf" else []
-    return [module, *tree, "", *theirs, *called]
+    if not own.about["sides"][side]["as_given"]:
+        called.append("from shared.own_model import pair")
+    return ["import sys", *standard, "", module, *tree, "", *found, *theirs, *called]
+
+
+def _importable(path: Path) -> bool:
+    """Whether a file's name can stand in an import, and means no other module there."""
+    if not path.stem.isidentifier() or iskeyword(path.stem):
+        return False
+    known = importlib.util.find_spec(path.stem)
+    return known is None or known.origin == str(path)
 
 
 def _first_call(own: Own, side: str) -> list[str]:
@@ -404,9 +435,14 @@ def _first_call(own: Own, side: str) -> list[str]:
 
 def _draw(own: Own, side: str, seed: str) -> str:
     if "batch" not in own.file.functions:
-        return "next(iter(batches()))"
+        return _paired(own, side, "next(iter(batches()))")
     more = f', "{MAKERS[side]}"' if own.about["sides"][side]["named"] else ""
-    return f"batch({own.about['batch_size']}, {seed}{more})"
+    return _paired(own, side, f"batch({own.about['batch_size']}, {seed}{more})")
+
+
+def _paired(own: Own, side: str, drawn: str) -> str:
+    """A batch in the structure that was measured, in which lists are tuples."""
+    return drawn if own.about["sides"][side]["as_given"] else f'pair({drawn}, "a batch")'
 
 
 def _optimizer(side: str, given: bool, fused: bool) -> list[str]:
@@ -422,14 +458,16 @@ def _optimizer(side: str, given: bool, fused: bool) -> list[str]:
         return []
     return [
         "for group in (optimizer.defaults, *optimizer.param_groups):",
-        '    group["fused"] = True  # or say fused=True where you make it',
+        "    group.update(fused=True, foreach=None)  # or say fused=True where you make it",
     ]
 
 
 def _loop(own: Own, side: str) -> list[str]:
+    drawn = ["for seed in range(3):", f"    x, y = {_draw(own, side, 'seed')}"]
+    if "batch" not in own.file.functions:
+        drawn = ["for drawn in islice(batches(), 3):", f"    x, y = {_paired(own, side, 'drawn')}"]
     return [
-        "for seed in range(3):",
-        f"    x, y = {_draw(own, side, 'seed')}",
+        *drawn,
         f"    x, y = {PLACED[side].format('(x, y)')}",
         "    loss = step(x, y)",
         'print(f"loss {float(loss):.4f}")',

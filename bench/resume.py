@@ -5,6 +5,7 @@ Nothing here measures; `bench/conftest.py` asks it before anything is collected.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,6 +50,17 @@ class Begun:
                 how = "without" if then[option] is None else f"with {_words(then[option])} as"
                 raise ValueError(f"{self.folder} was begun {how} {option}: leave {option} out")
         return then
+
+    def check_file(self, path: Path) -> None:
+        """ValueError where the user's file is another now than that which was measured."""
+        environment = self.record["environment"]
+        if "peak_flops" not in environment or not path.is_file():
+            return  # nothing was measured, or it will be refused
+        if hashlib.sha256(path.read_bytes()).hexdigest() != environment["model"]["sha256"]:
+            raise ValueError(
+                f"{path.name} was changed since {self.folder} was begun: measure it anew, without "
+                "--resume"
+            )
 
 
 def _words(value: object) -> str:

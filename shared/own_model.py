@@ -17,6 +17,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from numbers import Integral
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -159,7 +160,14 @@ def usual_size(module: ModuleType) -> int:
     first = next(iter(inspect.signature(made).parameters.values()), None)
     if first is None:
         raise BadFile("batch takes no size: write it as batch(size, seed)")
-    return USUAL_BATCH if first.default is first.empty else int(first.default)
+    if first.default is first.empty:
+        return USUAL_BATCH
+    if not isinstance(first.default, Integral) or first.default < 1:
+        raise BadFile(
+            f"batch has {first.name}={first.default!r}: its first argument is the size of the "
+            f"batch, a whole number such as size={USUAL_BATCH}"
+        )
+    return int(first.default)
 
 
 def takes_framework(module: ModuleType) -> bool:
@@ -173,10 +181,14 @@ def argument_count(function: Callable) -> int:
 
 
 def draw(module: ModuleType, size: int, seed: int, side: str) -> tuple:
-    """A batch as NumPy arrays. `batch` may take a third argument: the framework's name."""
-    path, make = module.__file__, module.batch
-    given = (size, seed, MAKERS[side]) if takes_framework(module) else (size, seed)
-    return pair(call("batch", path, make, *given), "batch")
+    """A batch as NumPy arrays."""
+    return pair(given(module, size, seed, side), "batch")
+
+
+def given(module: ModuleType, size: int, seed: int, side: str) -> Any:
+    """What `batch` returns. It may take a third argument: the framework's name."""
+    asked = (size, seed, MAKERS[side]) if takes_framework(module) else (size, seed)
+    return call("batch", module.__file__, module.batch, *asked)
 
 
 def pair(found: Any, what: str) -> tuple:
@@ -184,6 +196,15 @@ def pair(found: Any, what: str) -> tuple:
     if not isinstance(found, (tuple, list)) or len(found) != 2:
         raise BadFile(f"{what} gives {_kind(found)}, not (x, y): return the inputs and the targets")
     return arrays(found[0]), arrays(found[1])
+
+
+def keeps_structure(tree: Any) -> bool:
+    """Whether `arrays` leaves a structure what it is: lists become tuples, numbers an array."""
+    if isinstance(tree, dict):
+        return all(isinstance(k, str) and keeps_structure(v) for k, v in tree.items())
+    if isinstance(tree, tuple):
+        return not all(map(np.isscalar, tree)) and all(map(keeps_structure, tree))
+    return not isinstance(tree, (list, Mapping))
 
 
 def _kind(found: Any) -> str:

@@ -185,7 +185,7 @@ class Checking:
         module, side = own_model.load(path), self.impl.__name__.removesuffix("_impl")
         kit = importlib.import_module(f"{self.impl.__name__}.kit.own_model")
         place, own = Path(folder) / side, kit.OwnModel(_maker(module, side))
-        size, batches = _batches(module, side)
+        size, batches, as_given = _batches(module, side)
         resident = kit.resident_batches(batches)
         own.example = resident[0][0]
         try:
@@ -229,6 +229,7 @@ class Checking:
             "evaluates": hasattr(module, "evaluate"),
             "margin": float(getattr(module, "margin", MARGIN)),
             "train_steps": int(getattr(module, "train_steps", TRAIN_STEPS)),
+            "as_given": as_given,
             "named": hasattr(module, "batch") and own_model.takes_framework(module),
         }
 
@@ -270,7 +271,7 @@ class Checking:
             importlib.import_module(f"{side}_impl.kit.training")
             kits[side] = kit = importlib.import_module(f"{side}_impl.kit.own_model")
             own = kit.OwnModel(_maker(module, side))
-            _, batches = _batches(module, side)
+            _, batches, _ = _batches(module, side)
             x, _ = kit.to_device(*batches[0])
             own.example = x
             weights = own_model.load_weights(place / "pt") if side == "pt" else None
@@ -301,11 +302,12 @@ def _check_outputs(ours: np.ndarray, theirs: np.ndarray) -> None:
         )
 
 
-def _batches(module: Any, side: str) -> tuple[int, list[tuple]]:
-    """The size that the file means, and its first batches."""
+def _batches(module: Any, side: str) -> tuple[int, list[tuple], bool]:
+    """The size that the file means, its first batches, and whether they have its structure."""
     if hasattr(module, "batch"):
         size = own_model.usual_size(module)
-        found = [own_model.draw(module, size, SEED + place, side) for place in range(BATCHES)]
+        given = [own_model.given(module, size, SEED + place, side) for place in range(BATCHES)]
+        found = [own_model.pair(each, "batch") for each in given]
         again = own_model.draw(module, size, SEED, side)
         ours, theirs = (_numbered(batch) for batch in (again, found[0]))
         if any(not np.array_equal(ours[name], theirs[name], equal_nan=True) for name in theirs):
@@ -316,16 +318,17 @@ def _batches(module: Any, side: str) -> tuple[int, list[tuple]]:
     else:
         made = own_model.call("batches", module.__file__, module.batches)
         stream = iter(made)
-        found = []
-        while len(found) < BATCHES:
+        given = []
+        while len(given) < BATCHES:
             each = own_model.call("batches", module.__file__, next, stream, None)
             if each is None:
-                raise BadFile(f"batches() ends after {len(found)}: {BATCHES} are needed at least")
-            found.append(own_model.pair(each, "batches"))
+                raise BadFile(f"batches() ends after {len(given)}: {BATCHES} are needed at least")
+            given.append(each)
+        found = [own_model.pair(each, "batches") for each in given]
         size = len(own_model.leaves(found[0][0])[0])
     for x, _ in found:
         own_model.check_size(x, size, "batch" if hasattr(module, "batch") else "batches")
-    return size, found
+    return size, found, all(map(own_model.keeps_structure, given[0]))
 
 
 def _numbered(tree: Any) -> dict[str, np.ndarray]:

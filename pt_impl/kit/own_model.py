@@ -49,7 +49,7 @@ class OwnModel:
             import_weights(model, weights)
         self._loss = loss
         if optimizer is not None:
-            self._optimizers[model], self._remade = optimizer, _remake(optimizer)
+            self._optimizers[model], self._remade = optimizer, _remake(optimizer, model)
         return model
 
     def loss(self, output, y) -> Tensor:
@@ -80,10 +80,12 @@ class OwnModel:
 
     def fused_optimizer(self, model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
         """The same optimizer as one kernel for all parameters, where torch has one for it."""
-        usual = self.optimizer(model, recipe)
-        if "fused" not in usual.defaults:
-            raise NotImplementedError(f"torch has no fused {type(usual).__name__}")
-        return _remake(usual)(model, fused=True, foreach=None)
+        optimizer = self.optimizer(model, recipe)
+        if "fused" not in optimizer.defaults:
+            raise NotImplementedError(f"torch has no fused {type(optimizer).__name__}")
+        for group in (optimizer.defaults, *optimizer.param_groups):
+            group.update(fused=True, foreach=None)
+        return optimizer
 
 
 def _parts(found) -> tuple:
@@ -98,21 +100,31 @@ def _parts(found) -> tuple:
         raise BadFile(f"pytorch() returns a {type(model).__name__} as its model, not an nn.Module")
     if not callable(loss):
         raise BadFile(f"pytorch() returns a {type(loss).__name__} as loss_fn: give a function")
+    if isinstance(loss, type):
+        name = loss.__name__
+        raise BadFile(
+            f"pytorch() returns the class {name} as loss_fn: give {name}(), with brackets"
+        )
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         raise BadFile(f"pytorch() returns a {type(optimizer).__name__} as its optimizer")
     return model, loss, optimizer
 
 
-def _remake(optimizer: torch.optim.Optimizer) -> Callable:
-    """How to make an optimizer of the same kind for a model, with some settings changed."""
-    kind, defaults, groups = type(optimizer), dict(optimizer.defaults), len(optimizer.param_groups)
+def _remake(optimizer: torch.optim.Optimizer, model: nn.Module) -> Callable:
+    """How to make an optimizer of the same kind, over the same parameters, for another model."""
+    kind, defaults = type(optimizer), dict(optimizer.defaults)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    groups = [
+        group | {"params": [names.get(id(parameter)) for parameter in group["params"]]}
+        for group in optimizer.param_groups
+    ]
 
-    def make(model: nn.Module, **other) -> torch.optim.Optimizer:
-        if groups > 1:
-            raise NotImplementedError("its optimizer has several groups of parameters")
-        taken = inspect.signature(kind.__init__).parameters
-        settings = {name: v for name, v in (defaults | other).items() if name in taken}
-        return kind(model.parameters(), **settings)
+    def make(other: nn.Module) -> torch.optim.Optimizer:
+        parameters, taken = dict(other.named_parameters()), inspect.signature(kind).parameters
+        if not all(parameters.keys() >= set(group["params"]) for group in groups):
+            raise NotImplementedError("its optimizer has parameters that the model has not")
+        theirs = [g | {"params": [parameters[name] for name in g["params"]]} for g in groups]
+        return kind(theirs, **{name: v for name, v in defaults.items() if name in taken})
 
     return make
 
@@ -181,7 +193,7 @@ def check(own: OwnModel, model: nn.Module, batch: tuple) -> dict:
     x, y = batch
     model.train()
     output = _fits("model", lambda: _run(model, x), x)
-    loss = _fits("loss_fn", lambda: own.loss(output, y), x)
+    loss = _fits("loss_fn(output, y)", lambda: own.loss(output, y), x)
     if not isinstance(loss, Tensor) or loss.numel() != 1 or loss.dim():
         said = f"of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         raise BadFile(f"loss_fn gives no scalar but {said}: return the mean over the batch")

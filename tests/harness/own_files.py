@@ -50,6 +50,8 @@ BAD = {
     "raises": ("return nn", "raise RuntimeError('no weights')\n    return nn"),
     "one_thing": (", F.cross_entropy", ""),
     "no_model": ("return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))", "return 7"),
+    "loss_class": ("F.cross_entropy", "nn.CrossEntropyLoss"),
+    "loss_takes_other": ("F.cross_entropy", "lambda y, o: F.cross_entropy(o, y)"),
     "loss_not_scalar": ("F.cross_entropy", "lambda o, y: F.cross_entropy(o, y, reduction='none')"),
     "loss_nan": ("F.cross_entropy", "lambda o, y: F.cross_entropy(o, y) * float('nan')"),
     "loss_detached": ("F.cross_entropy", "lambda o, y: F.cross_entropy(o.detach(), y)"),
@@ -57,6 +59,7 @@ BAD = {
     "float64": (", dtype=np.float32", ""),
     "wrong_size": ("standard_normal((size,", "standard_normal((size + 1,"),
     "other_numbers": ("default_rng(seed)", "default_rng()"),
+    "no_size": ("size=8", "size=None"),
     "random": ("nn.ReLU()", "Noise()"),
     "too_large": ("nn.ReLU()", "Huge()"),
 }
@@ -64,6 +67,11 @@ BAD_TF = {
     "raises": ("model = tf", "raise RuntimeError('no weights')\n    model = tf"),
     "one_thing": ("return model, tf.keras.losses", "return model  # "),
     "no_model": ("return model,", "return 7,"),
+    "loss_class": ("(from_logits=True)", ""),
+    "loss_takes_other": (
+        "tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)",
+        "tf.keras.losses.sparse_categorical_crossentropy",
+    ),
     "loss_not_scalar": ("(from_logits=True)", "(from_logits=True, reduction=None)"),
     "loss_nan": (
         "tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)",

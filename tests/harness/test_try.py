@@ -9,11 +9,12 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 
+import numpy as np
 import pytest
 
-from bench import choose, conftest, own_answer, try_model
+from bench import choose, conftest, own_answer, resume, try_model
 from bench import own_model as bench_own_model
 from bench.harness import machine
 from bench.harness.schedule import techniques
@@ -201,6 +202,20 @@ def test_the_code_of_a_row_that_no_few_lines_show_is_named(monkeypatch, tmp_path
     assert "gradient_accumulation.py" in "".join(lines)
 
 
+def test_ctrl_c_while_code_is_tried_leaves_the_answer(monkeypatch, tmp_path):
+    def interrupted(path, own, side):
+        assert path.is_file()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(own_answer, "run", interrupted)
+    monkeypatch.setattr(own_answer, "_faster", lambda found, side, kind: [{"id": "row"}])
+    for write in ("_script", "_prediction"):
+        monkeypatch.setattr(own_answer, write, lambda own, side, case: "step = 1")
+    (_, said) = own_answer._code(tmp_path, [], SimpleNamespace(sides=["pt", "tf"]))
+    assert said == "No code: it was not tried, since you interrupted; --resume tries it."
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_python_without_tensorflow_copies_no_weights(monkeypatch, tmp_path):
     """Each framework has an environment of its own: the models are no twins, and both measured."""
     path = tmp_path / "pair.py"
@@ -301,6 +316,70 @@ def test_the_code_of_a_prediction_runs(folder, tried, tmp_path, side, route, fil
     assert (tmp_path / file).stat().st_size > 20_000  # it has the weights
 
 
+LISTS = """
+import numpy as np
+def pytorch():
+    from torch import nn
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(6, 5), nn.Linear(4, 3)
+        def forward(self, left, right):
+            return self.a(left)[:, :3] * self.b(right)
+    return Two(), nn.CrossEntropyLoss()
+def drawn(size, seed):
+    draw = np.random.default_rng(seed).standard_normal
+    return [draw((size, 6), dtype=np.float32), draw((size, 4), dtype=np.float32)], [0] * size
+"""
+BATCH = "def batch(size=8, seed=0):\n    return drawn(size, seed)\n"
+BATCHES = "def batches():\n    for seed in range(3):\n        yield list(drawn(8, seed))\n"
+
+
+@pytest.mark.parametrize(("name", "more"), [("lists", BATCH), ("json", BATCHES)])
+def test_code_runs_where_it_lies_on_batches_with_lists(tmp_path, name, more):
+    """A DataLoader gives two inputs as a list. A module of Python's may have the file's name."""
+    file, place = tmp_path / "models" / f"{name}.py", tmp_path / "run" / "use.py"
+    for each in (file, place):
+        each.parent.mkdir()
+    file.write_text(LISTS + more)
+    module = own_model.load(file)
+    x, y = module.drawn(8, 0)
+    assert not own_model.keeps_structure(x)
+    assert not own_model.keeps_structure(y)
+    of = {"has_optimizer": False, "targets_first": False, "named": False, "as_given": False}
+    own = Own(own_model.look(file), None, {"batch_size": 8, "sides": {"pt": of}}, {})
+    text = own_answer._script(
+        own, "pt", {"technique": "stacking", "variant": "winners", "settings": {}}
+    )
+    place.write_text(f"{text}assert loss.isfinite()\n")
+    done = subprocess.run(
+        [sys.executable, place.name],
+        cwd=place.parent,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert own_answer.run(place, own, "pt") is None
+
+
+@pytest.mark.parametrize(
+    ("tree", "kept"),
+    [
+        (np.zeros(2), True),
+        ({"a": (np.zeros(2), 3)}, True),
+        ((1, 2), False),
+        ([np.zeros(2)], False),
+        ({"a": [np.zeros(2)]}, False),
+        ({1: np.zeros(2)}, False),
+        (MappingProxyType({"a": np.zeros(2)}), False),
+    ],
+)
+def test_what_becomes_another_structure_is_known(tree, kept):
+    assert own_model.keeps_structure(tree) is kept
+
+
 def test_an_answer_of_a_run_that_ended_early_is_written(folder, record, tmp_path):
     (data,) = (folder / "results" / "data").glob("my_model-*")
     about = own_model.about(data)
@@ -318,6 +397,30 @@ def test_an_answer_of_a_run_that_ended_early_is_written(folder, record, tmp_path
     assert "train step, batch 8: no time was left for its steps; give more --minutes" in said
     assert "argest batch" not in said
     assert not list(tmp_path.glob("*.py"))
+
+
+def test_an_interrupted_run_has_its_answer_at_once(monkeypatch, folder, record, tmp_path):
+    (data,) = (folder / "results" / "data").glob("my_model-*")
+    about = own_model.about(data)
+    own = Own(own_model.look(folder / "my_model.py"), own_model.task(about), about, {})
+    monkeypatch.setattr(own_answer, "run", lambda *given: pytest.fail("code was run"))
+    monkeypatch.setattr(own_answer, "_faster", lambda *given: pytest.fail("code was written"))
+    for name in ("use_pytorch.py", "predict_tensorflow.py"):
+        (tmp_path / name).touch()  # of the answer before, where the run was taken up
+    own_answer.write(tmp_path, record | {"ended": "interrupted"}, own)
+    assert own_answer.read(tmp_path).endswith("since you interrupted; --resume tries it.")
+    assert [path.name for path in tmp_path.iterdir()] == ["answer.txt"]
+
+
+def test_a_run_of_a_file_that_was_changed_is_not_taken_up(folder, tried, tmp_path):
+    changed = tmp_path / "my_model.py"
+    changed.write_text((folder / "my_model.py").read_text("utf-8") + "# mended\n")
+    begun = resume.begun(folder / "results" / "latest")
+    begun.check_file(folder / "my_model.py")
+    with pytest.raises(ValueError, match=r"my_model\.py was changed since .* measure it anew"):
+        begun.check_file(changed)
+    begun.record["environment"].pop("peak_flops")  # it ended before it had measured anything
+    begun.check_file(changed)
 
 
 def test_what_the_compiler_left_out_is_said(record):

@@ -15,7 +15,7 @@ import torchvision
 from torch import nn
 from torch.nn.utils import prune
 
-from pt_impl.kit import data, models, programs, runtime, training
+from pt_impl.kit import data, models, own_model, programs, runtime, training
 from pt_impl.train_step import compilation, mixed_precision
 from shared.datasets import batch_order
 from shared.specs import NO_LABEL, TASKS, CNNSpec, GPTSpec, Recipe, ResNetSpec, parameter_count
@@ -772,3 +772,44 @@ def test_matmul_flops_multiplies_in_its_dtype(dtype):
     found = runtime.operator_dtypes(measure, None, None)
     assert found.keys() == {"matmul"}
     assert found["matmul"].keys() == {dtype}
+
+
+def fine_tuned(**settings):
+    """A file's model of which two layers of three are trained, at rates of their own."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2))
+    groups = [{"params": model[2].parameters(), "lr": 0.2}, {"params": model[1].parameters()}]
+    return model, F.cross_entropy, torch.optim.SGD(groups, lr=0.1, **settings)
+
+
+def updated(own, make_optimizer):
+    """The weights after two steps of a file's model, from the same weights each time."""
+    torch.manual_seed(0)
+    model = own.build(None)
+    step = training.make_train_step(model, make_optimizer(model, SGD), own.loss)
+    x, y = torch.randn(8, 4), torch.arange(8) % 2
+    for _ in range(2):
+        step(x, y)
+    return model.state_dict()
+
+
+@pytest.mark.parametrize("foreach", [None, True])
+def test_a_file_s_optimizer_trains_the_same_fused(foreach):
+    own = own_model.OwnModel(lambda: fine_tuned(momentum=0.9, foreach=foreach))
+    usual, fused = updated(own, own.optimizer), updated(own, own.fused_optimizer)
+    assert usual.keys() == fused.keys()
+    for name, weight in usual.items():
+        torch.testing.assert_close(weight, fused[name])
+    with torch.profiler.profile() as seen:
+        updated(own, own.fused_optimizer)
+    assert any("_fused_sgd" in event.key for event in seen.key_averages())
+
+
+def test_a_file_s_optimizer_is_made_again_for_a_copy():
+    own = own_model.OwnModel(fine_tuned)
+    copied = programs.copy_model(own.build(None))
+    head, body = own.optimizer(copied, SGD).param_groups
+    assert [id(p) for p in head["params"]] == [id(p) for p in copied[2].parameters()]
+    assert [id(p) for p in body["params"]] == [id(p) for p in copied[1].parameters()]
+    assert (head["lr"], body["lr"]) == (0.2, 0.1)
+    with pytest.raises(NotImplementedError, match="has parameters that the model has not"):
+        own.optimizer(nn.Linear(4, 2), SGD)

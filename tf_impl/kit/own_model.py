@@ -93,6 +93,11 @@ def _parts(found) -> tuple:
         )
     if not callable(loss):
         raise BadFile(f"tensorflow() returns a {type(loss).__name__} as loss_fn: give a function")
+    if isinstance(loss, type):
+        name = loss.__name__
+        raise BadFile(
+            f"tensorflow() returns the class {name} as loss_fn: give {name}(), with brackets"
+        )
     if optimizer is not None and not isinstance(optimizer, tf.keras.optimizers.Optimizer):
         raise BadFile(f"tensorflow() returns a {type(optimizer).__name__} as its optimizer")
     return model, loss, optimizer
@@ -163,7 +168,7 @@ def check(own: OwnModel, model: tf.keras.Model, batch: tuple) -> dict:
     known = len(model.weights)
     with tf.GradientTape() as tape:
         output = _fits("model", lambda: _run(model, x, training=True), x)
-        loss = _fits("loss_fn", lambda: own.loss(output, y), x)
+        loss = _fits("loss_fn(output, y)", lambda: own.loss(output, y), x)
     if not tf.is_tensor(loss) or loss.shape.rank != 0:
         said = f"of shape {tuple(loss.shape)}" if tf.is_tensor(loss) else type(loss).__name__
         raise BadFile(f"loss_fn gives no scalar but {said}: return the mean over the batch")
