@@ -251,6 +251,7 @@ KEY = (
     "where “but” stands."
 )
 NOTHING = "Nothing was shown to gain over its own baseline; report.html has every row."
+NO_AIM = "Nothing was measured that a choice could rest on; report.html has every figure."
 
 
 def lines(listed: list[Advice], width: int, room: int) -> list[str]:
@@ -259,7 +260,7 @@ def lines(listed: list[Advice], width: int, room: int) -> list[str]:
     Where nothing gains, what comes nearest.
     """
     told, rest = split(listed)
-    head = wrap(KEY if told else NOTHING, width)
+    head = wrap(KEY if told else NOTHING if listed else NO_AIM, width)
     said = [(each, _lines(each, width)) for each in told or filter(lambda one: one.main, rest)]
     aims = [each.question for each, _ in said]
     nth = [aims[:place].count(aim) for place, aim in enumerate(aims)]

@@ -669,6 +669,16 @@ def test_a_run_without_any_figure_still_reports():
     assert markdown_tables(markdown(results))[0][0][0] == "framework"
 
 
+def test_where_no_aim_has_a_figure_the_terminal_does_not_say_that_nothing_gained():
+    """Checkpoints have bytes and seconds, and no baseline's time, memory or size to gain over."""
+    results = load(ROOT / "docs" / "recipes")
+    results["cases"] = [c for c in results["cases"] if c["technique"] == "checkpoints"]
+    results["comparisons"] = []
+    for text in (terminal(results), markdown(results)):
+        assert "Nothing was measured that a choice could rest on" in " ".join(text.split())
+        assert "gain over its own baseline" not in " ".join(text.split())
+
+
 def test_the_terminal_keeps_to_narrower_and_wider_screens():
     for width in (60, 72, 100, 200):
         widest = max(map(columns, terminal(record(), width=width).splitlines()))
