@@ -114,8 +114,10 @@ def _nothing(found: Advice, side: Side) -> str:
     if not side.nearest:
         return said
     which = "nearest " if side.tried > 1 else ""
-    once = ", one block, no interval" if found.provisional else ""
-    taken = _taken(side.nearest.effects[found.figure], found.figure)
+    effect = side.nearest.effects[found.figure]
+    once = "" if effect.bounded else ", measured once"
+    once = ", one block, no interval" if found.provisional else once
+    taken = _taken(effect, found.figure)
     return f"{said}; {which}{short_name_of(side.nearest.case)}: {taken}{once}"
 
 
@@ -248,10 +250,13 @@ LABEL = 26  # cells: an aim, and its work below
 MARKS = {True: "*", False: ":"}
 KEY = (
     "Gains that keep accuracy; x: times as fast as the own baseline; *: is ahead, with plain code "
-    "where “but” stands."
+    "where none gains or “but” stands."
 )
 NOTHING = "Nothing was shown to gain over its own baseline; report.html has every row."
-NO_AIM = "Nothing was measured that a choice could rest on; report.html has every figure."
+AHEAD = " *: plain code is ahead."
+NO_AIM = (
+    "No row beside the baselines has a figure that an aim asks for; report.html has every figure."
+)
 
 
 def lines(listed: list[Advice], width: int, room: int) -> list[str]:
@@ -260,8 +265,9 @@ def lines(listed: list[Advice], width: int, room: int) -> list[str]:
     Where nothing gains, what comes nearest.
     """
     told, rest = split(listed)
-    head = wrap(KEY if told else NOTHING if listed else NO_AIM, width)
     said = [(each, _lines(each, width)) for each in told or filter(lambda one: one.main, rest)]
+    nothing = NOTHING + AHEAD * any(each.ahead for each, _ in said)
+    head = wrap(KEY if told else nothing if listed else NO_AIM, width)
     aims = [each.question for each, _ in said]
     nth = [aims[:place].count(aim) for place, aim in enumerate(aims)]
     kept, left = [], room - len(head) - 1
