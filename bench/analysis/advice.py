@@ -225,5 +225,7 @@ def _first(row: Row) -> bool:
 
 
 def _each_once(found: Iterable[Row]) -> list[Row]:
-    """A program that several techniques have is one row."""
-    return list({program(row.case): row for row in found}.values())
+    """A program that several techniques have is one row, unless each trains it in its own way."""
+    return list(
+        {program(row.case) if row.accuracy.exact else row.case["id"]: row for row in found}.values()
+    )

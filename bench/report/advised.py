@@ -255,7 +255,8 @@ KEY = (
 NOTHING = "Nothing was shown to gain over its own baseline; report.html has every row."
 AHEAD = " *: plain code is ahead."
 NO_AIM = (
-    "No row beside the baselines has a figure that an aim asks for; report.html has every figure."
+    "Nothing could be shown to gain: no row beside the baselines has a figure that an aim asks "
+    "for; report.html has every figure."
 )
 
 

@@ -16,8 +16,10 @@ from statistics import fmean
 import pytest
 
 from bench.analysis.advice import advice
+from bench.analysis.analyse import analyse, raw
 from bench.analysis.priorities import ACCURACY, MEMORY, RATE, SIZE, TIME
 from bench.analysis.reading import load
+from bench.harness.schedule import techniques
 from bench.report import advised
 from shared.specs import TASKS, parameter_count
 from tests.analysis.planted import planted
@@ -152,6 +154,24 @@ def test_where_nothing_gains_the_terminal_says_what_comes_nearest(rows, said):
     head, *lines = advised.lines([found], 80, 12)
     assert head == advised.NOTHING
     assert said in " ".join(" ".join(line[advised.LABEL :] for line in lines).split())
+
+
+def test_of_two_rows_of_one_program_the_one_that_takes_less_is_named():
+    """Rounding after training predicts as rounding in training does; each keeps its accuracy."""
+    (technique,) = (t for n, t in techniques().items() if n == "quantization_aware_training")
+    programs = {v.name: v.program for v in technique.variants if v.name in ("qat_8", "ptq_8")}
+    assert programs["qat_8"] == programs["ptq_8"] is not None
+    measured = raw(load(DOCS))
+    for case in measured["cases"]:
+        if case["technique"] == technique.name and case["variant"] == "ptq_8":
+            case["program"] = case["id"].replace("ptq_8", "qat_8")
+    record = analyse(measured)
+    record["cases"] = [c for c in record["cases"] if c["technique"] == technique.name]
+    (found,) = [each for each in advice(record) if each.question.aim == "predict faster"]
+    for side in found.sides:
+        assert name(side.best) == (technique.name, "ptq_8")
+        assert side.best.takes == "calibration"
+        assert [name(row) for row in side.equal] == [(technique.name, "qat_8")]
 
 
 def test_each_aim_is_answered_before_any_is_twice():

@@ -688,7 +688,7 @@ def first_screen(results):
 )
 def test_where_no_aim_has_a_figure_the_terminal_does_not_say_that_nothing_gained(folder, technique):
     said = first_screen(only(folder, technique))
-    assert "No row beside the baselines has a figure that an aim asks for" in said
+    assert "no row beside the baselines has a figure that an aim asks for" in said
     assert "gain over its own baseline" not in said
 
 
