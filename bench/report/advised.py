@@ -8,7 +8,7 @@ from bench.analysis.advice import Advice, Side
 from bench.analysis.decisions import title
 from bench.analysis.effects import Effect
 from bench.analysis.pairing import baseline
-from bench.analysis.priorities import ACCURACY, MEMORY, RATE, SIZE, TIME, Row
+from bench.analysis.priorities import ACCURACY, BATCH, MEMORY, RATE, SIZE, TIME, Row
 from bench.analysis.reading import FRAMEWORKS, peak
 from bench.analysis.values import at
 from bench.analysis.verdicts import DELTA
@@ -21,16 +21,31 @@ COMPARED = {
     TIME: "{} times as fast",
     RATE: "{} times the samples/s",
     MEMORY: "{}% less memory",
+    BATCH: "{} times the largest batch",
     SIZE: "{}% smaller",
     ACCURACY: "{} points of accuracy",
 }
 NO_DIFFERENCE = "no difference shown"
-SHORT = {TIME: "{}x", RATE: "{}x", MEMORY: "{}% less", SIZE: "{}% smaller", ACCURACY: "{} points"}
-TAKEN = {TIME: "time", RATE: "time of a sample", MEMORY: "memory", SIZE: "size"}
+SHORT = {
+    TIME: "{}x",
+    RATE: "{}x",
+    MEMORY: "{}% less",
+    BATCH: "{}x the largest batch",
+    SIZE: "{}% smaller",
+    ACCURACY: "{} points",
+}
+TAKEN = {
+    TIME: "time",
+    RATE: "time of a sample",
+    MEMORY: "memory",
+    BATCH: "memory of a sample",
+    SIZE: "size",
+}
 SHOWN = {
     TIME: "to be faster",
     RATE: "to be faster",
     MEMORY: "to take less",
+    BATCH: "to fit a larger batch",
     SIZE: "to be smaller",
     ACCURACY: "to be more accurate",
 }
@@ -79,6 +94,7 @@ def _measured(case: dict, figure: str) -> str:
         TIME: (at(case, "timing", "median_s"), 1e-3, "ms"),
         RATE: (at(case, "metrics", "samples_per_s", "value"), 1.0, "samples/s"),
         MEMORY: (peak(case.get("memory")), 1e6, "MB"),
+        BATCH: (at(case, "metrics", BATCH, "value"), 1.0, "samples"),
         SIZE: (case.get("artifact_bytes"), 1e6, "MB"),
     }.get(figure, (None, 1.0, ""))
     return f"{number(value / size)} {unit}" if value else ""

@@ -17,7 +17,7 @@ import pytest
 
 from bench.analysis.advice import advice
 from bench.analysis.analyse import analyse, raw
-from bench.analysis.priorities import ACCURACY, MEMORY, RATE, SIZE, TIME
+from bench.analysis.priorities import ACCURACY, BATCH, MEMORY, RATE, SIZE, TIME
 from bench.analysis.reading import load
 from bench.harness.schedule import techniques
 from bench.report import advised
@@ -91,6 +91,24 @@ def test_memory_names_what_takes_least_with_the_price_in_time():
     said = advised.sentence(found, side, [])[1]
     assert said.startswith("50% less memory (")
     assert "takes 1.20 times the time (1.10–1.30)" in said
+
+
+def test_where_the_batch_was_found_and_no_memory_measured_the_larger_batch_is_named():
+    finder = {"technique": "batch_size_finder"}
+    grown, less = ({"metrics": {"largest_batch": (size, 100)}} for size in (210, 80))
+    record = planted(finder | {"variant": "bf16"} | grown, finder | {"variant": "fp16"} | less)
+    for case in record["cases"]:
+        case["memory"] = None
+    (found,) = advice(record)
+    assert (found.question.aim, found.figure, found.main) == ("train in less memory", BATCH, True)
+    (side,) = found.sides
+    assert name(side.best) == ("batch_size_finder", "bf16")
+    said = " ".join(advised.lines([found], 80, 9))
+    assert "PT: bf16: 2.10x the largest batch, measured 2.00" in said
+    record["cases"] = [case for case in record["cases"] if case["variant"] != "bf16"]
+    said = " ".join(" ".join(advised.lines(advice(record), 80, 9)).split())
+    assert "the one tried was not shown to fit a larger batch;" in said
+    assert "fp16: 1.25 times the memory of a sample" in said
 
 
 def test_training_s_price_is_said_and_a_cheaper_gain_beside_it():
