@@ -134,7 +134,9 @@ def _nothing(found: Advice, side: Side) -> str:
     once = "" if effect.bounded else ", measured once"
     once = ", one block, no interval" if found.provisional else once
     taken = _taken(effect, found.figure)
-    return f"{said}; {which}{short_name_of(side.nearest.case)}: {taken}{once}"
+    loses = found.figure != ACCURACY and not side.nearest.accuracy.kept
+    but = f", {accuracy_of(side.nearest.accuracy)}" if loses else ""
+    return f"{said}; {which}{short_name_of(side.nearest.case)}: {taken}{once}{but}"
 
 
 def _taken(effect: Effect, figure: str) -> str:

@@ -130,6 +130,14 @@ def test_one_block_gives_an_order_and_says_so():
         assert not re.search(r"\(\d[\d.]*–", said)
 
 
+def test_what_was_faster_in_one_block_says_why_it_is_not_named():
+    found, side = asked("train faster", row(time=(0.6,), changes_math=True))
+    assert (side.best, side.tempting) == (None, None)
+    said = " ".join(" ".join(advised.lines([found], 80, 9)).split())
+    assert "was not shown to be faster" in said
+    assert re.search(r"1.67x, one block,.* no interval, accuracy not measured", said)
+
+
 def test_the_terminal_s_lines_fit_and_what_is_left_is_counted():
     for width, room in product((60, 80, 100), (6, 12, 23, 60)):
         lines = advised.lines(FOUND, width, room)
