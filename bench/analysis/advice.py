@@ -196,7 +196,7 @@ def _side(
     ]
     gaining.sort(key=lambda row: level(row.case))
     tempting = [row for row in mine if not row.accuracy.kept and row.improves(figure)]
-    tempting = min(tempting, key=lambda row: level(row.case), default=None)
+    tempting = min(tempting, key=lambda row: (level(row.case), price(row.case)[0]), default=None)
     if not gaining:
         near = min(mine, key=lambda row: (not row.accuracy.kept, level(row.case)))
         nearest = None if tempting else near

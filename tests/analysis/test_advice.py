@@ -198,6 +198,10 @@ def test_of_two_rows_of_one_program_the_one_that_takes_less_is_named():
         assert name(side.best) == (technique.name, "ptq_8")
         assert side.best.takes == "calibration"
         assert [name(row) for row in side.equal] == [(technique.name, "qat_8")]
+    for case in record["cases"]:
+        case["accuracy"] = None  # before it is trained
+    (found,) = [each for each in advice(record) if each.question.aim == "predict faster"]
+    assert {name(side.tempting) for side in found.sides} == {(technique.name, "ptq_8")}
 
 
 def test_each_aim_is_answered_before_any_is_twice():
