@@ -48,11 +48,12 @@ def advise(
 
 def _nothing(goal: str | None, limits: Limits) -> str:
     """Why there is no answer."""
-    measured = "figure to choose by" if goal is None else GOALS[goal].title
+    measured = "a figure to choose by" if goal is None else GOALS[goal].title
+    measured = f"a {measured}" if goal and GOALS[goal].less else measured
     more = "; it may have timed no predictions" if goal == "latency" else ""
     limited = (limits.accuracy_drop, limits.memory) != (None, None)
     within = " within the limits" if limited else " that keeps accuracy"
-    return f"no row of this run has a {measured}{within}{more}"
+    return f"no row of this run has {measured}{within}{more}"
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -347,11 +347,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     And the controls that the run does without. A run that is taken up selects what it did.
     """
     state = config.stash[STATE]
-    chosen = state.chosen
     empty = [item for item in items if _parameter(item) and not isinstance(_parameter(item), str)]
     if empty and len(empty) == len(items):
-        options = (f"--{name} {','.join(sorted(names))}" for name, names in chosen.items() if names)
-        raise pytest.UsageError(f"nothing has all of {' '.join(options)}; leave one of them out")
+        files = {item.module.TECHNIQUE.name for item in empty}
+        raise pytest.UsageError(_nothing_left(state, files))
     selected = [state.cases[name] for item in items if (name := _parameter(item)) in state.cases]
     others = {case.id for case in spare_controls(selected)}
     if state.begun:
@@ -360,6 +359,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if out:
         config.hook.pytest_deselected(items=out)
         items[:] = [item for item in items if item not in out]
+
+
+def _nothing_left(state: State, files: set[str]) -> str:
+    """Why the options left no case of the techniques of `files`: another effort may have some."""
+    chosen = state.chosen
+    asked = " ".join(f"--{name} {','.join(sorted(each))}" for name, each in chosen.items() if each)
+    named = [each for name, each in _techniques(state).items() if name in files]
+    named = [each for each in named if each.name in (chosen["technique"] or files)]
+    names = {f"{name}s": chosen[name] for name in ("task", "variant", "framework")}
+    for effort in EFFORTS[1:]:
+        if any(choose(cases_of(each, "", effort), **names) for each in named):
+            return f"--effort {state.settings.effort} has nothing of {asked}; --effort {effort} has"
+    return f"nothing has all of {asked}; leave one of them out"
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -394,7 +406,8 @@ def _plan(cases: dict[str, list[Case]], state: State) -> Plan:
     if state.own:
         state.own.note(durations, every)
     room = SHARE_OF_MEMORY * machine.free_memory()
-    left_out = tuple(state.left_out)
+    named = any(_asks_for(state, name) for name in _techniques(state))
+    left_out = () if named else tuple(state.left_out)
     return Plan(cases, _techniques(state), settings.amount, durations, room, left_out)
 
 

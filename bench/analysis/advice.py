@@ -7,7 +7,7 @@ cannot be told from the best it is the one that takes least to get.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
@@ -17,6 +17,7 @@ from bench.analysis.pairing import baseline, program
 from bench.analysis.prices import price
 from bench.analysis.priorities import (
     ACCURACY,
+    BATCH,
     MORE_IS_BETTER,
     QUESTIONS,
     TIME,
@@ -106,8 +107,8 @@ class Advice:
 def advice(record: Record) -> list[Advice]:
     """Every aim with its works: large models first, then by how many rows there are to advise."""
     effects, every, found = Effects(record), rows(record), []
-    for question in QUESTIONS:
-        figure = question.figures[0]
+    first: set[tuple] = set()
+    for question, figure in _asked():
         works: dict[tuple, list[Row]] = {}
         for row in every:
             if question.asks(row) and figure in row.effects:
@@ -115,14 +116,21 @@ def advice(record: Record) -> list[Advice]:
                 key = key[:1] if figure == ACCURACY else key  # which no batch and no mode changes
                 works.setdefault(key, []).append(row)
         ordered = sorted(works.values(), key=_rank)
-        first: set[Any] = set()
         for own in ordered:
             size: Any = None if question.family else own[0].large
             size = own[0].case["task"] if figure == ACCURACY else size
             made = _advice(question, figure, own, every, effects)
-            found.append(replace(made, main=size not in first))
-            first.add(size)
+            found.append(replace(made, main=(question, size) not in first))
+            first.add((question, size))
     return found
+
+
+def _asked() -> Iterator[tuple[Question, str]]:
+    """The figures that answer each question: of memory the peak, then the largest batch."""
+    for question in QUESTIONS:
+        yield question, question.figures[0]
+        if BATCH in question.figures:
+            yield question, BATCH
 
 
 def _rank(own: list[Row]) -> tuple:
@@ -188,7 +196,7 @@ def _side(
     ]
     gaining.sort(key=lambda row: level(row.case))
     tempting = [row for row in mine if not row.accuracy.kept and row.improves(figure)]
-    tempting = min(tempting, key=lambda row: level(row.case), default=None)
+    tempting = min(tempting, key=lambda row: (level(row.case), price(row.case)[0]), default=None)
     if not gaining:
         near = min(mine, key=lambda row: (not row.accuracy.kept, level(row.case)))
         nearest = None if tempting else near
@@ -225,5 +233,7 @@ def _first(row: Row) -> bool:
 
 
 def _each_once(found: Iterable[Row]) -> list[Row]:
-    """A program that several techniques have is one row."""
-    return list({program(row.case): row for row in found}.values())
+    """A program that several techniques have is one row, unless each trains it in its own way."""
+    return list(
+        {program(row.case) if row.accuracy.exact else row.case["id"]: row for row in found}.values()
+    )

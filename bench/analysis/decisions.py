@@ -62,7 +62,7 @@ GOALS = {
         Goal("throughput", "rate", "samples per second", "samples/s", 1.0,
              (INPUT, DEVICES, PROBE), less=False),
         Goal("accuracy", "gained", "points gained over the plain training", "points", 1.0,
-             (RECIPE,), less=False),
+             (TRAIN, PREDICT, RECIPE), less=False),
         Goal("memory", "memory", "peak memory above import", "MB", 1e6, (TRAIN, PREDICT)),
         Goal("cold-start", "first_call", "first call in a new process", "s", 1.0,
              (TRAIN, PREDICT)),
@@ -202,7 +202,7 @@ def works(record: Record) -> list[Work]:
         apart = technique if kind == PROBE else side
         if not apart and not _same_work(record, base, proofs.setdefault(key, base)):
             apart = technique
-        options = [option(record, case, base, kind) for case in cases]
+        options = [option(record, case, base, kind, _learns(cases)) for case in cases]
         found.setdefault((*key[:3], apart), []).extend(o for o in options if o)
     fits, made = _fits(record), []
     for (kind, task, batch, apart), options in found.items():
@@ -283,6 +283,11 @@ def _kind(technique: str, cases: list[dict]) -> str:
     return PREDICT if cases[0].get("mode") == "predict" else TRAIN
 
 
+def _learns(cases: list[dict]) -> bool:
+    """Whether some of a technique's rows were trained against its baseline."""
+    return any(at(case, "accuracy", "difference", "mean") is not None for case in cases)
+
+
 def _same_work(record: Record, one: dict, other: dict) -> bool:
     """Whether two baselines start from the same weights and see the same first loss.
 
@@ -295,11 +300,11 @@ def _same_work(record: Record, one: dict, other: dict) -> bool:
     return same and agree(record["tasks"], one["task"], *(p["losses"][:1] for p in proofs))
 
 
-def option(record: Record, case: dict, base: dict, kind: str) -> Option | None:
+def option(record: Record, case: dict, base: dict, kind: str, learns: bool) -> Option | None:
     """A case with all that is known of it; None where nothing was measured."""
     own_base = baseline(case, record["cases"]) or base
     figures = dict(_figures(case))
-    if kind == RECIPE:
+    if kind == RECIPE or learns:
         figures |= _gained(case)
     if not figures:
         return None

@@ -26,12 +26,15 @@ _PRICES = [
     ("pruning", ".*", 4, False),
     ("semi_structured_pruning", ".*", 4, False),
     ("structured_pruning", ".*", 4, False),
+    # Its rows time weights that nobody trained: what keeps accuracy is trained as pruning's rows.
+    ("sparse_inference", ".*", 4, False),
     ("quantization_aware_training", "qat_.*", 2, False),
     ("quantization_aware_training", "ptq_.*", 0, False),
     ("combinations", ".*distilled.*", 6, True),
     ("combinations", ".*pruned.*", 6, False),
     ("distillation|feature_distillation", ".*", 4, True),
-    ("post_training_quantization|export|native_export", ".*int8.*", 0, False),
+    # Ranges that are found as it runs need no calibration.
+    ("post_training_quantization|export|native_export", "(?!dynamic).*int8.*", 0, False),
 ]
 
 

@@ -25,10 +25,11 @@ PRODUCTS = re.compile("conv|linear|fully_connected|matmul", re.IGNORECASE)
 
 
 def _rows(bits: int, effort: str, **sides) -> tuple[Variant, Variant]:
-    """Rounding in training, and after it, which is the same file for whoever predicts."""
+    """Rounding in training, and after it, which is the same program for whoever predicts."""
     common = {"settings": {"weight_bits": bits}, "effort": effort} | sides
     named = f"int{bits}" if bits == 8 else f"{bits}-bit weights"
     common |= {"changes": "math", "loss_tolerance": ROUNDED_LOSSES}
+    common |= {"program": f"rounded_{bits}"}
     # A step takes as long at any number of bits: fake quantization computes in float32.
     modes = ("train", "predict") if bits == 8 else ("predict",)
     return (
@@ -40,7 +41,7 @@ def _rows(bits: int, effort: str, **sides) -> tuple[Variant, Variant]:
         ),
         Variant(
             f"ptq_{bits}",
-            measured=Measure(modes=("predict",), time=False, cold=False),
+            measured=Measure(modes=("predict",)),
             title=f"{named}, rounded after training",
             **common,
         ),

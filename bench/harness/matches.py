@@ -356,7 +356,8 @@ class Match:
             self._drop(
                 case,
                 "FAILED",
-                f"not synchronised: its result came {late:.0%} of a sample after the sample's end",
+                f"not synchronised: its result came {late:.0%} of a sample after the sample's end; "
+                "a busy machine does that, too",
             )
         elif busy > MOST_WAITING_CPU:
             self._drop(

@@ -41,7 +41,7 @@ TECHNIQUE = Technique(
                     "without_batchnorm",
                     {"batch_norm": False},
                     "ordinary",
-                    "none, and no BatchNorm",
+                    "without BatchNorm",
                 ),
                 (
                     "together",

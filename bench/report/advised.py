@@ -8,7 +8,7 @@ from bench.analysis.advice import Advice, Side
 from bench.analysis.decisions import title
 from bench.analysis.effects import Effect
 from bench.analysis.pairing import baseline
-from bench.analysis.priorities import ACCURACY, MEMORY, RATE, SIZE, TIME, Row
+from bench.analysis.priorities import ACCURACY, BATCH, MEMORY, RATE, SIZE, TIME, Row
 from bench.analysis.reading import FRAMEWORKS, peak
 from bench.analysis.values import at
 from bench.analysis.verdicts import DELTA
@@ -21,16 +21,31 @@ COMPARED = {
     TIME: "{} times as fast",
     RATE: "{} times the samples/s",
     MEMORY: "{}% less memory",
+    BATCH: "{} times the largest batch",
     SIZE: "{}% smaller",
     ACCURACY: "{} points of accuracy",
 }
 NO_DIFFERENCE = "no difference shown"
-SHORT = {TIME: "{}x", RATE: "{}x", MEMORY: "{}% less", SIZE: "{}% smaller", ACCURACY: "{} points"}
-TAKEN = {TIME: "time", RATE: "time of a sample", MEMORY: "memory", SIZE: "size"}
+SHORT = {
+    TIME: "{}x",
+    RATE: "{}x",
+    MEMORY: "{}% less",
+    BATCH: "{}x the largest batch",
+    SIZE: "{}% smaller",
+    ACCURACY: "{} points",
+}
+TAKEN = {
+    TIME: "time",
+    RATE: "time of a sample",
+    MEMORY: "memory",
+    BATCH: "memory of a sample",
+    SIZE: "size",
+}
 SHOWN = {
     TIME: "to be faster",
     RATE: "to be faster",
     MEMORY: "to take less",
+    BATCH: "to fit a larger batch",
     SIZE: "to be smaller",
     ACCURACY: "to be more accurate",
 }
@@ -79,6 +94,7 @@ def _measured(case: dict, figure: str) -> str:
         TIME: (at(case, "timing", "median_s"), 1e-3, "ms"),
         RATE: (at(case, "metrics", "samples_per_s", "value"), 1.0, "samples/s"),
         MEMORY: (peak(case.get("memory")), 1e6, "MB"),
+        BATCH: (at(case, "metrics", BATCH, "value"), 1.0, "samples"),
         SIZE: (case.get("artifact_bytes"), 1e6, "MB"),
     }.get(figure, (None, 1.0, ""))
     return f"{number(value / size)} {unit}" if value else ""
@@ -114,9 +130,13 @@ def _nothing(found: Advice, side: Side) -> str:
     if not side.nearest:
         return said
     which = "nearest " if side.tried > 1 else ""
-    once = ", one block, no interval" if found.provisional else ""
-    taken = _taken(side.nearest.effects[found.figure], found.figure)
-    return f"{said}; {which}{short_name_of(side.nearest.case)}: {taken}{once}"
+    effect = side.nearest.effects[found.figure]
+    once = "" if effect.bounded else ", measured once"
+    once = ", one block, no interval" if found.provisional else once
+    taken = _taken(effect, found.figure)
+    loses = found.figure != ACCURACY and not side.nearest.accuracy.kept
+    but = f", {accuracy_of(side.nearest.accuracy)}" if loses else ""
+    return f"{said}; {which}{short_name_of(side.nearest.case)}: {taken}{once}{but}"
 
 
 def _taken(effect: Effect, figure: str) -> str:
@@ -248,9 +268,14 @@ LABEL = 26  # cells: an aim, and its work below
 MARKS = {True: "*", False: ":"}
 KEY = (
     "Gains that keep accuracy; x: times as fast as the own baseline; *: is ahead, with plain code "
-    "where “but” stands."
+    "where none gains or “but” stands."
 )
 NOTHING = "Nothing was shown to gain over its own baseline; report.html has every row."
+AHEAD = " *: plain code is ahead."
+NO_AIM = (
+    "Nothing could be shown to gain: no row beside the baselines has a figure that an aim asks "
+    "for; report.html has every figure."
+)
 
 
 def lines(listed: list[Advice], width: int, room: int) -> list[str]:
@@ -259,8 +284,9 @@ def lines(listed: list[Advice], width: int, room: int) -> list[str]:
     Where nothing gains, what comes nearest.
     """
     told, rest = split(listed)
-    head = wrap(KEY if told else NOTHING, width)
     said = [(each, _lines(each, width)) for each in told or filter(lambda one: one.main, rest)]
+    nothing = NOTHING + AHEAD * any(each.ahead for each, _ in said)
+    head = wrap(KEY if told else nothing if listed else NO_AIM, width)
     aims = [each.question for each, _ in said]
     nth = [aims[:place].count(aim) for place, aim in enumerate(aims)]
     kept, left = [], room - len(head) - 1

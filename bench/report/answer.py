@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from bench.analysis.decisions import (
+    RECIPE,
     Accuracy,
     Answer,
     Figure,
@@ -252,6 +253,8 @@ COLUMNS = {
 def decision_table(work: Work) -> Table:
     """Every row of a piece of work with all of its figures, what is beaten by others last."""
     names = [n for n in COLUMNS if any(n in o.figures for o in work.options)]
+    if work.kind != RECIPE:  # there it is the accuracy's column that says it
+        names = [name for name in names if name != "gained"]
     columns = [Column("", "row", right=False), Column("", "÷ own baseline")]
     columns += [Column("", COLUMNS[name][0]) for name in names]
     columns += [Column("", "accuracy", right=False), Column("", "takes", right=False)]

@@ -16,8 +16,10 @@ from statistics import fmean
 import pytest
 
 from bench.analysis.advice import advice
-from bench.analysis.priorities import ACCURACY, MEMORY, RATE, SIZE, TIME
+from bench.analysis.analyse import analyse, raw
+from bench.analysis.priorities import ACCURACY, BATCH, MEMORY, RATE, SIZE, TIME
 from bench.analysis.reading import load
+from bench.harness.schedule import techniques
 from bench.report import advised
 from shared.specs import TASKS, parameter_count
 from tests.analysis.planted import planted
@@ -91,6 +93,24 @@ def test_memory_names_what_takes_least_with_the_price_in_time():
     assert "takes 1.20 times the time (1.10–1.30)" in said
 
 
+def test_where_the_batch_was_found_and_no_memory_measured_the_larger_batch_is_named():
+    finder = {"technique": "batch_size_finder"}
+    grown, less = ({"metrics": {"largest_batch": (size, 100)}} for size in (210, 80))
+    record = planted(finder | {"variant": "bf16"} | grown, finder | {"variant": "fp16"} | less)
+    for case in record["cases"]:
+        case["memory"] = None
+    (found,) = advice(record)
+    assert (found.question.aim, found.figure, found.main) == ("train in less memory", BATCH, True)
+    (side,) = found.sides
+    assert name(side.best) == ("batch_size_finder", "bf16")
+    said = " ".join(advised.lines([found], 80, 9))
+    assert "PT: bf16: 2.10x the largest batch, measured 2.00" in said
+    record["cases"] = [case for case in record["cases"] if case["variant"] != "bf16"]
+    said = " ".join(" ".join(advised.lines(advice(record), 80, 9)).split())
+    assert "the one tried was not shown to fit a larger batch;" in said
+    assert "fp16: 1.25 times the memory of a sample" in said
+
+
 def test_training_s_price_is_said_and_a_cheaper_gain_beside_it():
     dear = row("pruning", time=MORE, accuracy=KEPT)
     found, side = asked("train faster", dear, row("memory_format"))
@@ -108,6 +128,14 @@ def test_one_block_gives_an_order_and_says_so():
     for said in (advised.sentence(found, side, [])[1], *advised.lines([found], 80, 9)[2:3]):
         assert "one block, no interval" in said
         assert not re.search(r"\(\d[\d.]*–", said)
+
+
+def test_what_was_faster_in_one_block_says_why_it_is_not_named():
+    found, side = asked("train faster", row(time=(0.6,), changes_math=True))
+    assert (side.best, side.tempting) == (None, None)
+    said = " ".join(" ".join(advised.lines([found], 80, 9)).split())
+    assert "was not shown to be faster" in said
+    assert re.search(r"1.67x, one block,.* no interval, accuracy not measured", said)
 
 
 def test_the_terminal_s_lines_fit_and_what_is_left_is_counted():
@@ -152,6 +180,28 @@ def test_where_nothing_gains_the_terminal_says_what_comes_nearest(rows, said):
     head, *lines = advised.lines([found], 80, 12)
     assert head == advised.NOTHING
     assert said in " ".join(" ".join(line[advised.LABEL :] for line in lines).split())
+
+
+def test_of_two_rows_of_one_program_the_one_that_takes_less_is_named():
+    """Rounding after training predicts as rounding in training does; each keeps its accuracy."""
+    (technique,) = (t for n, t in techniques().items() if n == "quantization_aware_training")
+    programs = {v.name: v.program for v in technique.variants if v.name in ("qat_8", "ptq_8")}
+    assert programs["qat_8"] == programs["ptq_8"] is not None
+    measured = raw(load(DOCS))
+    for case in measured["cases"]:
+        if case["technique"] == technique.name and case["variant"] == "ptq_8":
+            case["program"] = case["id"].replace("ptq_8", "qat_8")
+    record = analyse(measured)
+    record["cases"] = [c for c in record["cases"] if c["technique"] == technique.name]
+    (found,) = [each for each in advice(record) if each.question.aim == "predict faster"]
+    for side in found.sides:
+        assert name(side.best) == (technique.name, "ptq_8")
+        assert side.best.takes == "calibration"
+        assert [name(row) for row in side.equal] == [(technique.name, "qat_8")]
+    for case in record["cases"]:
+        case["accuracy"] = None  # before it is trained
+    (found,) = [each for each in advice(record) if each.question.aim == "predict faster"]
+    assert {name(side.tempting) for side in found.sides} == {(technique.name, "ptq_8")}
 
 
 def test_each_aim_is_answered_before_any_is_twice():

@@ -532,6 +532,7 @@ def test_the_answer_holds_80_columns(capsys, options):
     ("make", "options", "reason"),
     [
         (record, ["--goal", "size"], "no row of this run has a size on disk"),
+        (trained, ["--goal", "throughput"], "no row of this run has samples per second"),
         (record, ["--goal", "latency"], "it may have timed no predictions"),
         (record, ["--goal", "memory", "--memory-budget", "1KB"], "within the limits"),
         (record, ["--goal", "memory", "--task", "nothing"], "the run has no 'nothing'; it has"),
@@ -544,6 +545,17 @@ def test_what_cannot_be_answered_is_one_clear_line(command, make, options, reaso
     assert said.out == ""
     assert said.err.count("\n") == 1
     assert reason in said.err
+
+
+def test_the_goal_of_accuracy_is_that_of_whatever_was_trained(capsys):
+    """Distillation times a train step, combinations a prediction: both gain points, too."""
+    assert choose.main([str(DOCS), "--goal", "accuracy"]) == 0
+    answers = " ".join(capsys.readouterr().out.split())
+    points = "points gained over the plain training best"
+    assert f"digits-student, batch 64, train step: {points} PyTorch teacher's stored" in answers
+    assert f"digits-cnn, batch 128, prediction: {points} TensorFlow distilled, int8" in answers
+    assert choose.main([str(DOCS), "--task", "digits-student"]) == 0
+    assert "points gained" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

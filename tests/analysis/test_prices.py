@@ -59,6 +59,10 @@ def test_a_combination_trains_both_of_its_parts():
     [
         ("quantization_aware_training", "ptq_static", CALIBRATE, "calibration"),
         ("export", "static_int8", CALIBRATE, "calibration"),
+        ("post_training_quantization", "static_int8", CALIBRATE, "calibration"),
+        ("post_training_quantization", "onnxruntime_int8", CALIBRATE, "calibration"),
+        ("post_training_quantization", "dynamic_int8", FREE, ""),
+        ("sparse_inference", "structured_90", CALIBRATE + 4, "4 epochs of training"),
         ("pruning", "sparsity_80", CALIBRATE + 4, "4 epochs of training"),
         ("combinations", "2_pruned_int8", CALIBRATE + 6, "6 epochs of training"),
         ("combinations", "2_distilled_int8", CALIBRATE + TEACHER + 6,

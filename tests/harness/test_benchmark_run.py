@@ -408,6 +408,8 @@ BAD = {
     "--tf-python=/": ["--tf-python", "'/'", "interpreter"],
     "--results={file}/below": ["--results", "/below", "can't be written", "folder"],
     "--technique=baseline --task=text-gpt": ["--technique baseline --task text-gpt", "leave"],
+    "--variant=csr_80": ["--effort default has nothing of --variant csr_80", "--effort full has"],
+    "--technique=averaging --effort=quick": ["of --technique averaging", "--effort default has"],
 }
 
 
@@ -434,6 +436,16 @@ def test_bad_input_is_one_clear_line_and_a_usage_error(refused, given):
         assert word in line
     for noise in ("Traceback", "INTERNALERROR", "elapsed"):
         assert noise not in out + err
+
+
+def test_a_quick_run_names_what_takes_longer_only_where_nothing_was_named():
+    options = [[], ["--technique=export"], ["-k", "export"]]
+    common = ["bench/", *PLAIN, "--benchmark-only", "--plan", "--effort=quick"]
+    for given, (status, out, err) in zip(
+        options, in_one_process([common + given for given in options], ROOT), strict=True
+    ):
+        assert status == 0, err
+        assert ("take minutes each" in out) == (not given), given
 
 
 @pytest.mark.skipif(os.name != "posix", reason="a shell script")

@@ -31,7 +31,7 @@ from bench.report import command, figures, readme, tidy
 from bench.report import page as html_page
 from bench.report.content import merge
 from bench.report.files import FORMATS, write_reports
-from bench.report.tables import escape, markdown, terminal
+from bench.report.tables import answered, escape, markdown, terminal
 from bench.report.text import plain, wrap
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -667,6 +667,44 @@ def test_a_run_without_any_figure_still_reports():
     results = record() | {"cases": [], "comparisons": [], "techniques": {}, "finished": False}
     assert "NOT FINISHED" in terminal(results)
     assert markdown_tables(markdown(results))[0][0][0] == "framework"
+
+
+def only(folder, technique):
+    """What a run of one technique by name shows: its rows of a published record."""
+    results = load(ROOT / folder)
+    results["cases"] = [c for c in results["cases"] if c["technique"] == technique]
+    ids = {c["id"] for c in results["cases"]}
+    every = results["comparisons"]
+    results["comparisons"] = [c for c in every if {c["numerator"], c["denominator"]} <= ids]
+    return results
+
+
+def first_screen(results):
+    return " ".join(answered(results, 80).split())
+
+
+@pytest.mark.parametrize(
+    ("folder", "technique"), [("docs/recipes", "checkpoints"), ("docs", "data_parallel")]
+)
+def test_where_no_aim_has_a_figure_the_terminal_does_not_say_that_nothing_gained(folder, technique):
+    said = first_screen(only(folder, technique))
+    assert "no row beside the baselines has a figure that an aim asks for" in said
+    assert "gain over its own baseline" not in said
+
+
+def test_a_star_is_explained_where_nothing_gains_too():
+    starred, plain_one = (first_screen(only("docs", name)) for name in ("shards", "discrepancy"))
+    assert "Nothing was shown to gain" in starred
+    assert "Nothing was shown to gain" in plain_one
+    assert "TF* the one tried was not shown" in starred
+    assert "*: plain code is ahead." in starred
+    assert "*" not in plain_one
+
+
+def test_a_gain_that_was_measured_once_says_why_it_is_not_shown():
+    said = first_screen(only("docs", "gradient_accumulation"))
+    assert re.search(r"not shown to take less; 4 micro- batches: \d+% less, measured once", said)
+    assert re.search(r"batches: [\d.]+ times the time \([\d.–]+\) TF", said)
 
 
 def test_the_terminal_keeps_to_narrower_and_wider_screens():
