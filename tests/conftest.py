@@ -99,7 +99,8 @@ def pytest_configure(config: pytest.Config) -> None:
         del os.environ[name]
     if not hasattr(config, "workerinput"):
         _write_to_scratch(config)
-    os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")  # see `workers.environment`
+    for name in ("TORCHINDUCTOR_COMPILE_THREADS", "TORCHINDUCTOR_VEC_ISA_OK"):
+        os.environ.setdefault(name, "1")  # see `workers.environment`
     config.addinivalue_line("markers", "alone: what it measures needs the machine for itself")
     config.addinivalue_line("markers", "campaign: runs with --campaign alone, not at each change")
     if config.getoption("campaign", False):
@@ -225,9 +226,20 @@ def bench_file(tmp_path_factory) -> Path:
 def start(bench_file, results_folder):
     """Start pytest on the benchmark of the faulty technique."""
 
-    def run(*arguments, files=(), **environment):
-        arguments = (*(files or [bench_file]), f"--results={results_folder}", *arguments)
+    def start(*arguments, **environment):
+        arguments = (bench_file, f"--results={results_folder}", *arguments)
         return command_line.start(*arguments, folder=bench_file.parent, **environment)
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def run(bench_file, results_folder):
+    """Run the same to its end."""
+
+    def run(*arguments, **environment):
+        arguments = (bench_file, f"--results={results_folder}", *arguments)
+        return command_line.run(*arguments, folder=bench_file.parent, **environment)
 
     return run
 

@@ -14,7 +14,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -333,15 +332,7 @@ def run(text: str, folder: Path) -> subprocess.CompletedProcess:
     others["OMP_WAIT_POLICY"] = "passive"  # threads that wait leave the core to others
     program, *words = shlex.split(text)
     if (name := Path(program).name) in PROGRAMS and "&&" not in words:
-        module, *usual = PROGRAMS[name]
-        with tempfile.TemporaryDirectory() as said:
-            out, err = Path(said, "out"), Path(said, "err")
-            out.touch()
-            err.touch()
-            given = {"module": module, "arguments": usual + words, "environment": others}
-            status = parent(folder).fork(**given, out=str(out), err=str(err), timeout=230)
-            texts = out.read_text("utf-8"), err.read_text("utf-8")
-        return subprocess.CompletedProcess(text, status, *texts)
+        return parent(folder).run(*PROGRAMS[name], *words, folder=folder, timeout=230, **others)
     return subprocess.run(
         ["sh", "-c", text],
         cwd=folder,

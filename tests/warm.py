@@ -59,9 +59,15 @@ def main(framework: str) -> None:
 
 
 def work(
-    module: str, arguments: list[str], environment: dict[str, str], out: str, err: str, timeout: int
+    module: str,
+    arguments: list[str],
+    environment: dict[str, str],
+    folder: str,
+    out: str,
+    err: str,
+    timeout: int,
 ) -> None:
-    """Be `python -m MODULE ARGUMENTS` with this environment, and output in these files."""
+    """Be `python -m MODULE ARGUMENTS` in this folder and environment, and output in these files."""
     for number, path, flags in (
         (0, os.devnull, os.O_RDONLY),
         (1, out, os.O_WRONLY),
@@ -71,6 +77,7 @@ def work(
         os.dup2(opened, number)
         os.close(opened)
     os.environ.update(environment)
+    os.chdir(folder)
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

@@ -92,11 +92,36 @@ class Parent:
         atexit.register(self._end)
 
     def fork(self, **request: object) -> int | None:
-        """The exit status of a worker; None after its time is over."""
+        """The exit status of a process; None after its time is over."""
         print(json.dumps(request), file=self._pipes.stdin, flush=True)
         answer = self._pipes.stdout.readline()
         assert answer, "the parent of the workers ended: what it said stands above"
         return json.loads(answer)
+
+    def run(
+        self,
+        module: str,
+        *arguments: object,
+        folder: Path = ROOT,
+        timeout: int = TIMEOUT_S,
+        **variables: str,
+    ) -> subprocess.CompletedProcess:
+        """`python -m MODULE ARGUMENTS` in `folder`: what it said, and its status as of `fork`."""
+        with tempfile.TemporaryDirectory() as said:
+            out, err = Path(said, "out"), Path(said, "err")
+            out.touch()
+            err.touch()
+            status = self.fork(
+                module=module,
+                arguments=list(map(str, arguments)),
+                environment=variables,
+                folder=str(folder),
+                out=str(out),
+                err=str(err),
+                timeout=timeout,
+            )
+            texts = out.read_text("utf-8"), err.read_text("utf-8")
+        return subprocess.CompletedProcess([module, *arguments], status, *texts)
 
     def _end(self) -> None:
         self._pipes.stdin.close()
@@ -111,7 +136,8 @@ def parent(name: str) -> Parent:
 
 def environment(name: str) -> dict[str, str]:
     """The environment of a worker, whatever the tests were started with."""
-    others = {key: value for key, value in os.environ.items() if key != "TF_USE_LEGACY_KERAS"}
+    unset = ("TF_USE_LEGACY_KERAS", "KINETO_LOG_LEVEL")
+    others = {key: value for key, value in os.environ.items() if key not in unset}
     legacy = {"TF_USE_LEGACY_KERAS": "1"} if name == "tf_keras" else {}
     # One thread compiles: a pool would import torch once more. Which of the CPU's instructions the
     # compiler knows it need not show in each empty cache, which takes eight seconds. What calls the
@@ -186,26 +212,14 @@ def run(
 
     def one(name: str) -> Scenarios:
         module, given = f"tests.{worker}", [name, *map(str, arguments(name))]
-        with tempfile.TemporaryDirectory() as folder:
-            out, err = Path(folder, "out"), Path(folder, "err")
-            out.touch()
-            err.touch()
-            if fresh:
-                command = [sys.executable, "-m", module, *given]
-                settings = {"cwd": ROOT, "env": environment(name) | variables, "timeout": TIMEOUT_S}
-                with out.open("w") as o, err.open("w") as e:
-                    status = subprocess.run(command, stdout=o, stderr=e, **settings).returncode
-            else:
-                status = parent("tf" if name == "keras3" else name).fork(
-                    module=module,
-                    arguments=given,
-                    environment=variables,
-                    out=str(out),
-                    err=str(err),
-                    timeout=TIMEOUT_S,
-                )
-            assert status == 0, f"{name} ended with {status}: {err.read_text()[-3000:]}"
-            return Scenarios(name, json.loads(out.read_text().splitlines()[-1]))
+        if fresh:
+            command = [sys.executable, "-m", module, *given]
+            settings = {"cwd": ROOT, "env": environment(name) | variables, "timeout": TIMEOUT_S}
+            done = subprocess.run(command, capture_output=True, text=True, **settings)
+        else:
+            done = parent("tf" if name == "keras3" else name).run(module, *given, **variables)
+        assert done.returncode == 0, f"{name} ended with {done.returncode}: {done.stderr[-3000:]}"
+        return Scenarios(name, json.loads(done.stdout.splitlines()[-1]))
 
     with ThreadPoolExecutor(len(names)) as pool:
         return dict(zip(names, pool.map(one, names), strict=True))

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,7 +15,7 @@ from bench.analysis.remedies import REMEDIES, remedies
 from shared.bottlenecks import BOTTLENECKS, diagnose
 from shared.profiles import Breakdown, Operator
 from tests.report.test_report import record as made_up_record
-from tests.workers import ROOT
+from tests.workers import ROOT, parent
 
 RECORD = ROOT / "docs"
 
@@ -193,12 +191,8 @@ def test_the_terminal_is_left_to_the_diagnosis(tmp_path):
     """Of torch's profiler there is nothing, unless a user asks for it."""
     path = tmp_path / "model.py"
     path.write_text(MODEL)
-    run = [sys.executable, "-m", "pt_impl.diagnosis.bottleneck", str(path), "--steps", "4"]
-    others = {name: value for name, value in os.environ.items() if name != "KINETO_LOG_LEVEL"}
-    said = [
-        subprocess.run(run, cwd=ROOT, env=others | asked, capture_output=True, text=True)
-        for asked in ({}, {"KINETO_LOG_LEVEL": "0"})
-    ]
+    run = partial(parent("pt").run, "pt_impl.diagnosis.bottleneck", path, "--steps=4")
+    said = [run(**asked) for asked in ({}, {"KINETO_LOG_LEVEL": "0"})]
     assert [one.returncode for one in said] == [0, 0]
     assert said[0].stdout.startswith("overhead\n")
     kineto = re.compile(r"^(VERBOSE|INFO|WARNING|STAGE|ERROR|USDT):", re.M)

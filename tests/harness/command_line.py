@@ -13,8 +13,11 @@ from types import SimpleNamespace
 
 import psutil
 
+from tests import workers
+
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "TWINBENCH_TEST"
+UNSET = ("CI", "PYTEST_ADDOPTS")
 BENCH_FILE = """
 from tests.harness.faulty import SMALL as TECHNIQUE
 from tests.harness.faulty import prepare, took_effect
@@ -32,8 +35,12 @@ PLUGINS += ("--import-mode=prepend",)
 
 def environment(folder):
     """That of a process which imports from `folder` and from here."""
-    usual = {k: v for k, v in os.environ.items() if k not in ("CI", "PYTEST_ADDOPTS")}
-    return usual | {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", "FAKE_WARM_S": "0.005"}
+    usual = {k: v for k, v in os.environ.items() if k not in UNSET}
+    return usual | imports(folder)
+
+
+def imports(folder):
+    return {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", "FAKE_WARM_S": "0.005"}
 
 
 def start(*arguments, folder, **others):
@@ -47,32 +54,24 @@ def start(*arguments, folder, **others):
     )
 
 
-IN_ONE = """
-import contextlib, io, json, sys
-import pytest
-for arguments in json.load(sys.stdin):
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        status = pytest.main(arguments)
-    print(json.dumps([status, out.getvalue(), err.getvalue()]), flush=True)
-"""
+def run(*arguments, folder, **others):
+    """The same to its end."""
+    given = ("-c", ROOT / "pyproject.toml", *PLUGINS, *arguments)
+    done = forked("pytest", *given, folder=folder, **others)
+    return ended(done.stdout, done.stderr, done.returncode)
 
 
-def in_one_process(runs, folder, env=None):
-    """Exit status, output and errors of pytest with each list of arguments.
+def forked(module, *arguments, folder, **others):
+    """`python -m MODULE ARGUMENTS`, in a fork of what has imported pytest and this project."""
+    variables = dict.fromkeys(UNSET, "") | imports(folder) | others
+    parent = workers.parent("commands")
+    return parent.run(module, *arguments, folder=folder, timeout=120, **variables)
 
-    In one process, since most of a run that measures nothing is imports.
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", IN_ONE],
-        cwd=folder,
-        env=env,
-        input=json.dumps(runs),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
+
+def in_one_process(runs, folder):
+    """Exit status, output and errors of pytest with each list of arguments."""
+    done = forked("tests.harness.in_one", json.dumps(runs), folder=folder)
+    assert done.returncode == 0, done.stderr
     return list(map(json.loads, done.stdout.splitlines()))
 
 
@@ -83,7 +82,12 @@ def finish(process, timeout=120):
         process.kill()
         process.communicate()
         raise
-    return SimpleNamespace(out=out, err=err, status=process.returncode, record=record_of(out))
+    return ended(out, err, process.returncode)
+
+
+def ended(out, err, status):
+    """What a run that ended left."""
+    return SimpleNamespace(out=out, err=err, status=status, record=record_of(out))
 
 
 def record_of(out):

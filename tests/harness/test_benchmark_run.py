@@ -20,7 +20,6 @@ from tests.harness.command_line import (
     PLAIN,
     PLUGINS,
     blocks,
-    environment,
     finish,
     in_one_process,
     interrupt,
@@ -29,16 +28,6 @@ from tests.harness.command_line import (
 ROOT = Path(__file__).resolve().parents[2]
 DURATION = r"(?:\d+ h )?(?:\d+ min)? ?(?:\d+ s)?"
 pytestmark = pytest.mark.timeout(240)
-
-
-@pytest.fixture(scope="module")
-def run(start):
-    """Run it to its end."""
-
-    def go(*arguments, **settings):
-        return finish(start(*arguments, **settings))
-
-    return go
 
 
 def samples(record):
@@ -55,16 +44,17 @@ def samples(record):
 
 
 @pytest.fixture(scope="module")
-def whole(run, tmp_path_factory):
+def whole(start, tmp_path_factory):
     """A default run with everything that pytest-benchmark can write."""
     folder = tmp_path_factory.mktemp("whole")
-    found = run(
+    process = start(
         "--benchmark-only",
         f"--benchmark-json={folder / 'benchmark.json'}",
         f"--benchmark-storage=file://{folder / 'storage'}",
         "--benchmark-save=first",
         f"--benchmark-histogram={folder / 'histogram'}",
     )
+    found = finish(process)
     found.folder = folder
     return found
 
@@ -241,7 +231,7 @@ def test_nothing_is_measured_where_nothing_was_asked_for_or_can_be(bench_file, t
     ends = {**NOTHING, str(broken): (2, "No module named 'no_such_module'")}
     common = ["-c", str(ROOT / "pyproject.toml"), *PLUGINS, str(bench_file)]
     given = [[*common, f"--results={tmp_path / 'results'}", option] for option in ends]
-    found = in_one_process(given, bench_file.parent, env=environment(bench_file.parent))
+    found = in_one_process(given, bench_file.parent)
     for (status, out, err), (expected, said) in zip(found, ends.values(), strict=True):
         assert (status, said in out) == (expected, True), out
         assert "elapsed" not in err
@@ -449,7 +439,7 @@ def test_a_quick_run_names_what_takes_longer_only_where_nothing_was_named():
 
 
 @pytest.mark.skipif(os.name != "posix", reason="a shell script")
-def test_an_interpreter_is_found_by_its_command_and_ci_sees_no_progress(start, tmp_path):
+def test_an_interpreter_is_found_by_its_command_and_ci_sees_no_progress(run, tmp_path):
     """And its framework's workers run under it."""
     used = tmp_path / "used"
     python = tmp_path / "my-python"
@@ -457,7 +447,7 @@ def test_an_interpreter_is_found_by_its_command_and_ci_sees_no_progress(start, t
     python.chmod(0o755)
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
     options = ("--tf-python=my-python", "--effort=quick", "--variant=good", "--blocks=2")
-    found = finish(start(*options, PATH=path, CI="true"))
+    found = run(*options, PATH=path, CI="true")
     assert found.status == 0, found.out
     assert "elapsed" not in found.err
     assert blocks(found.record) == 2  # as --blocks says

@@ -196,20 +196,10 @@ def text_of(name: str) -> str:
     return (ROOT / name).read_text("utf-8")
 
 
-def collected(options: list[str], folder: Path) -> tuple[int, str, str]:
-    """Exit status, output and errors of a pytest of this project that measures nothing."""
-    out, err = folder / "out", folder / "err"
-    out.touch()
-    err.touch()
-    status = workers.parent("commands").fork(
-        module="pytest",
-        arguments=[*options, "--collect-only", *PLAIN],
-        environment={"PYTEST_ADDOPTS": ""},
-        out=str(out),
-        err=str(err),
-        timeout=60,
-    )
-    return status, out.read_text("utf-8"), err.read_text("utf-8")
+def collected(*options: str) -> subprocess.CompletedProcess:
+    """A pytest of this project that measures nothing."""
+    given = (*options, "--collect-only", *PLAIN)
+    return workers.parent("commands").run("pytest", *given, timeout=60, PYTEST_ADDOPTS="")
 
 
 def test_what_is_copied_into_the_image_can_be_installed_there(tmp_path):
@@ -227,12 +217,12 @@ def test_what_is_copied_into_the_image_can_be_installed_there(tmp_path):
     assert [path.suffix for path in (tmp_path / "wheel").iterdir()] == [".whl"]
 
 
-def test_the_image_begins_with_options_that_are_there(tmp_path):
+def test_the_image_begins_with_options_that_are_there():
     entry, usual = (json.loads(what) for kind, what in steps() if kind in ("ENTRYPOINT", "CMD"))
     assert entry[0] == "pytest"
-    status, out, err = collected([*entry[1:], *usual, "-q"], tmp_path)
-    assert status == 0, out + err
-    assert "bench_mixed_precision" in out
+    done = collected(*entry[1:], *usual, "-q")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "bench_mixed_precision" in done.stdout
 
 
 # The workflow -------------------------------------------------------------------------------------
@@ -268,8 +258,8 @@ def test_the_workflow_s_commands_are_those_that_there_are(tmp_path):
         )
     assert measures[0].removeprefix("cd old") == measures[1].removeprefix("cd new")
     options = measures[0].partition(".venv/bin/pytest ")[2].split()
-    status, out, err = collected(options, tmp_path)
-    assert status == 0, out + err
+    done = collected(*options)
+    assert done.returncode == 0, done.stdout + done.stderr
     assert compares.startswith("new/.venv/bin/twinbench compare ")
 
 

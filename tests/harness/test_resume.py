@@ -24,7 +24,7 @@ from bench.harness.schedule import Plan
 from bench.harness.selection import cases_of
 from tests import workers
 from tests.harness import command_line
-from tests.harness.command_line import ROOT, blocks, finish, interrupt
+from tests.harness.command_line import ROOT, blocks, interrupt
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -600,8 +600,8 @@ def stopped(start, tmp_path_factory, results_folder):
 
 
 @pytest.fixture(scope="module")
-def resumed(start, stopped):
-    return finish(start(f"--results={stopped.folder.parent}", f"--resume={stopped.folder}"))
+def resumed(run, stopped):
+    return run(f"--results={stopped.folder.parent}", f"--resume={stopped.folder}")
 
 
 def test_a_killed_run_is_taken_up(stopped, resumed):
@@ -637,10 +637,10 @@ def folder_of(out):
     )
 
 
-def test_a_finished_run_has_nothing_left(start, stopped, resumed, tmp_path):
+def test_a_finished_run_has_nothing_left(run, stopped, resumed, tmp_path):
     folder = copied(stopped.folder, tmp_path)
     before = (folder / "results.json").read_bytes()
-    found = finish(start(f"--results={tmp_path}", f"--resume={folder}"))
+    found = run(f"--results={tmp_path}", f"--resume={folder}")
     assert found.status == 0
     assert "is finished: there is nothing to measure" in found.err
     assert "What to use" in found.out
@@ -649,11 +649,11 @@ def test_a_finished_run_has_nothing_left(start, stopped, resumed, tmp_path):
     assert not (folder / "logs-3").exists()
 
 
-def test_what_failed_fails_again_for_the_same_reason_and_the_rest_stands(start, tmp_path):
+def test_what_failed_fails_again_for_the_same_reason_and_the_rest_stands(run, tmp_path):
     """In earnest, with real processes, in results/latest; a row that was asked for by name too."""
     options = (f"--results={tmp_path}", "--framework=pt", "--variant=same,seldom,raises_late")
-    first = finish(start(*options, "--blocks=2"))
-    again = finish(start(f"--results={tmp_path}", "--resume"))
+    first = run(*options, "--blocks=2")
+    again = run(f"--results={tmp_path}", "--resume")
     for found in (first, again):
         assert found.status == 1
         assert "FAILED: ValueError: step 41 is too much" in found.out
@@ -664,7 +664,7 @@ def test_what_failed_fails_again_for_the_same_reason_and_the_rest_stands(start, 
     assert not [name for name in logs if name.endswith("-same.log")]
 
 
-def test_a_run_on_another_machine_is_refused_and_left_as_it_was(start, stopped, tmp_path):
+def test_a_run_on_another_machine_is_refused_and_left_as_it_was(run, stopped, tmp_path):
     folder = copied(stopped.folder, tmp_path)
     data = json.loads((folder / "state.json").read_text("utf-8"))
     data["top"]["environment"] |= {"threads": 99, "cpu": "another"}
@@ -673,7 +673,7 @@ def test_a_run_on_another_machine_is_refused_and_left_as_it_was(start, stopped, 
     (folder / "state.json").write_text(json.dumps(data))
     (folder / "results.json").write_text(json.dumps(record))
     before = (folder / "results.json").read_bytes()
-    found = finish(start(f"--results={tmp_path}", f"--resume={folder}"))
+    found = run(f"--results={tmp_path}", f"--resume={folder}")
     assert found.status == pytest.ExitCode.USAGE_ERROR
     (line,) = [line for line in found.err.splitlines() if line.startswith("ERROR")]
     assert "cpu was another, is" in line
@@ -768,8 +768,7 @@ def refused(stopped, bench_file, tmp_path_factory):
         options = [option.format(folder=folder) for option in options]
         common = ["-c", str(ROOT / "pyproject.toml"), *command_line.PLUGINS, str(bench_file)]
         given.append([*common, f"--resume={folder}", *options])
-    env = command_line.environment(bench_file.parent)
-    return dict(zip(BAD, command_line.in_one_process(given, bench_file.parent, env), strict=True))
+    return dict(zip(BAD, command_line.in_one_process(given, bench_file.parent), strict=True))
 
 
 def reopen(folder):

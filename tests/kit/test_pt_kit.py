@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-import torchvision
 from torch import nn
 from torch.nn.utils import prune
 
@@ -275,6 +274,8 @@ def test_resnet20_has_twenty_layers():
 @pytest.mark.parametrize("depth", [18, 50])
 def test_the_large_resnets_are_the_standard_ones(depth):
     """With its weights, torchvision's (ResNet-50: v1.5) gives the same logits."""
+    import torchvision  # whose import takes longer than torch's: not where tests are collected
+
     spec = replace(TASKS[f"photos-resnet{depth}"].model, num_classes=1000)
     torch.manual_seed(0)
     theirs = getattr(torchvision.models, f"resnet{depth}")(weights=None).eval()

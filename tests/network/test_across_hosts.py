@@ -124,12 +124,8 @@ def alone(data, tmp_path_factory):
         if side not in found:
             training = Training(side, data, tmp_path_factory.mktemp(f"{side}-alone"))
             _, module, *arguments = training.program
-            log = training.folder / "log"
-            log.touch()
-            request = {"module": module, "arguments": arguments, "environment": QUIET}
-            files = {"out": str(log), "err": str(log)}
-            status = workers.parent(side).fork(**request, **files, timeout=120)
-            assert status == 0, log.read_text()
+            done = workers.parent(side).run(module, *arguments, timeout=120, **QUIET)
+            assert done.returncode == 0, done.stdout + done.stderr
             found[side] = Result.load(training.out)
         return found[side]
 

@@ -2,6 +2,9 @@
 
 Techniques that copy, trace or repeat such a model draw, from the same seed, what plain code draws,
 and nothing in evaluation; what they can't do so they refuse.
+
+What brings torchvision or the compiler along is imported in tests, of which one process runs each:
+all processes collect this file, and it would take them three seconds each.
 """
 
 from __future__ import annotations
@@ -12,18 +15,12 @@ from functools import partial
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._inductor import config as inductor
-from torchvision.models import efficientnet_b0
-from torchvision.ops import StochasticDepth
 
-from pt_impl.compression import post_training_quantization as ptq
-from pt_impl.compression import quantization_aware_training as qat
 from pt_impl.compression.structured_pruning import remove_channels
 from pt_impl.kit import programs
 from pt_impl.train_step.activation_checkpointing import apply_checkpointing
 from pt_impl.train_step.compilation import compiled_train_step, graph_train_step
 
-inductor.compile_threads = 1  # a pool would import torch once more
 CLASSES = 5
 EXACT = 1e-6  # the same operators in the same order
 ROUNDED = 0.05  # 8 bits for weights and for what layers give
@@ -95,10 +92,13 @@ class TwoSided(nn.Module):
         return (self.second(x), x) if self.training else self.second(x)
 
 
-MODELS = {
-    "in place": InPlace,
-    "stochastic depth": partial(Deep, partial(StochasticDepth, 0.5, "row")),
-}
+def stochastic_depth() -> nn.Module:
+    from torchvision.ops import StochasticDepth
+
+    return StochasticDepth(0.5, "row")
+
+
+MODELS = {"in place": InPlace, "stochastic depth": partial(Deep, stochastic_depth)}
 BLOCKS = {"in place": "block,head", "stochastic depth": "blocks.*"}
 
 
@@ -174,6 +174,8 @@ def test_a_block_that_runs_again_draws_the_same(name):
 
 
 def test_checkpointed_stochastic_depth_of_torchvision_is_exact():
+    from torchvision.models import efficientnet_b0
+
     torch.manual_seed(3)
     model = efficientnet_b0(num_classes=CLASSES, stochastic_depth_prob=0.5)
     x = images(4)[0].repeat(1, 1, 4, 4)
@@ -199,6 +201,8 @@ def test_a_block_that_begins_with_dropout_in_place_is_refused():
 
 @pytest.mark.parametrize("name", MODELS)
 def test_quantized_training_drops_what_plain_training_drops_and_evaluation_nothing(name, tmp_path):
+    from pt_impl.compression import quantization_aware_training as qat
+
     model, (x, _) = build(name), images()
     prepared = qat.prepare_qat(model, x, weight_bits=8)
     assert apart(evaluated(prepared, x), evaluated(model, x)) < ROUNDED
@@ -213,6 +217,8 @@ def test_quantized_training_drops_what_plain_training_drops_and_evaluation_nothi
 
 @pytest.mark.parametrize("make", [partial(Deep, Floored), TwoSided])
 def test_qat_refuses_what_it_could_not_switch_off(make):
+    from pt_impl.compression import quantization_aware_training as qat
+
     model = make()
     x = images()[0] if isinstance(model, Deep) else torch.randn(8, 8)
     with pytest.raises(NotImplementedError) as refused:
@@ -225,6 +231,8 @@ def test_qat_refuses_what_it_could_not_switch_off(make):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_quantized_after_training_it_drops_nothing(name):
+    from pt_impl.compression import post_training_quantization as ptq
+
     model, (x, _) = build(name).train(), images()
     found = ptq.apply_static_int8(model, x)
     assert apart(found(x), evaluated(model, x)) < ROUNDED
@@ -293,9 +301,11 @@ def test_a_captured_step_draws_as_the_plain_one(name):
 
 def test_a_compiled_step_draws_as_the_plain_one_where_it_is_asked_for():
     """By itself TorchInductor has numbers of its own. One block, since each has its kernels."""
+    from torch._inductor import config as inductor
+
     torch.compiler.reset()
     torch.manual_seed(3)
-    model = Deep(partial(StochasticDepth, 0.5, "row"), blocks=1)
+    model = Deep(stochastic_depth, blocks=1)
     wanted = trained(copy.deepcopy(model), plain)
     with inductor.patch(fallback_random=True):
         found = trained(model, compiled_train_step)
