@@ -41,6 +41,10 @@ class BadFile(ValueError):
     """What is wrong with a user's file, in one line that says what to do."""
 
 
+class NoFigure(BadFile):
+    """Its `evaluate` failed, but no prediction that it asked for: the model may be sound."""
+
+
 @dataclass(frozen=True)
 class File:
     """A user's file as far as it can be known without executing it."""

@@ -12,6 +12,7 @@ from bench.harness.own import Side
 from bench.harness.sizes import artifact_bytes
 from bench.harness.stages import Stages, train_plain
 from shared import datasets, teacher
+from shared.own_model import NoFigure
 
 PLAIN = "plain"  # the program of rows whose step is the framework's own
 EVALUATED = 600  # samples at once at most: a third of the test images
@@ -34,7 +35,8 @@ class Training:
         """Train to the task's plateau from weights and batch order of `seed`.
 
         The answer is the metric, the size of what would be deployed of it, if anything, how many
-        epochs it took, and what was seen on the way. `stages`: the folder of those that rows share.
+        epochs it took, and what was seen on the way; or why a user's file found no metric.
+        `stages`: the folder of those that rows share.
         `prove`: with the proof that the technique happened, which nothing else is asked for.
         """
         proof = self._proof(case, data, seed) if prove else {}
@@ -55,7 +57,10 @@ class Training:
             self.prepared = replace(self.prepared, predict=predict)
         self._deploy()
         artifact = artifact_bytes(self.prepared.artifact)
-        value = self._evaluate(folder, self.prepared.predict)
+        try:
+            value = self._evaluate(folder, self.prepared.predict)
+        except NoFigure as error:
+            return {"no_figure": str(error)}
         if task.metric == "mAP":
             at_half = self._evaluate(folder, self.prepared.predict, metric="mAP50")
             found.metrics["mAP50"] = {"value": at_half, "unit": "%"}

@@ -419,6 +419,9 @@ def _train(
                 if reason := answer.get("not_applied"):
                     found.status, found.reason = "NOT_APPLIED", reason
                     break
+                if reason := answer.get("no_figure"):
+                    found.reason = f"accuracy not measured: {reason}"
+                    break
                 found.per_seed.append(answer["value"])
                 found.artifacts += filter(None, [answer["artifact"]])
                 found.metrics += filter(None, [answer["metrics"]])

@@ -20,7 +20,7 @@ import numpy as np
 from bench.analysis.values import SMALLEST_LOSS
 from bench.harness import memory
 from shared import own_model
-from shared.own_model import BATCHES, MAKERS, SEED, BadFile
+from shared.own_model import BATCHES, MAKERS, SEED, BadFile, NoFigure
 from shared.profiles import endless
 from shared.weights import checksum
 
@@ -112,13 +112,24 @@ class Side:
 def _evaluated(module: Any, kit: Any, predict: Callable, side: str) -> float:
     """The file's figure. `evaluate` may take a second argument: the framework's name."""
 
+    failed = False
+
     def ask(x: Any) -> Any:
+        nonlocal failed
+        failed = True  # until it has answered
         x, _ = kit.to_device(own_model.arrays(x), np.zeros(0))
         found = predict(x)
-        return own_model.arrays(getattr(found, "logits", found))
+        found = own_model.arrays(getattr(found, "logits", found))
+        failed = False
+        return found
 
     given = (ask, MAKERS[side])[: own_model.argument_count(module.evaluate)]
-    value = float(own_model.call("evaluate", module.__file__, module.evaluate, *given))
+    try:
+        value = float(own_model.call("evaluate", module.__file__, module.evaluate, *given))
+    except BadFile as error:
+        if failed:
+            raise
+        raise NoFigure(str(error)) from error
     if not np.isfinite(value):
         raise BadFile(f"evaluate gives {value}: return a figure of which more is better")
     return value

@@ -134,7 +134,8 @@ def _nothing(found: Advice, side: Side) -> str:
     once = "" if effect.bounded else ", measured once"
     once = ", one block, no interval" if found.provisional else once
     taken = _taken(effect, found.figure)
-    loses = found.figure != ACCURACY and not side.nearest.accuracy.kept
+    tempts = found.figure != ACCURACY and effect.value < 1
+    loses = tempts and not side.nearest.accuracy.kept
     but = f", {accuracy_of(side.nearest.accuracy)}" if loses else ""
     return f"{said}; {which}{short_name_of(side.nearest.case)}: {taken}{once}{but}"
 

@@ -17,6 +17,7 @@ import numpy as np
 from bench.harness.machine import TUNED_ALLOCATOR
 from bench.harness.plan import Prepared, Technique, Variant, Workload
 from bench.harness.stages import train_on, train_plain
+from shared.own_model import NoFigure
 
 LEAK = 50_000_000
 LEFT = []  # what writing a file leaves in memory
@@ -44,6 +45,7 @@ FAULTS = (
     "odd_evidence",
     "fails_as_installed",
     "fails_in_training",
+    "has_no_figure",
     "leaves_a_child",
     "leaks",
     "imports_late",
@@ -141,7 +143,7 @@ def prepare(impl, work):
         write = partial(_write_file, work.variant, model)
         nothing = {"write": write, "read": _read_file, "train": lambda stages: None}
         return Prepared(_raise, _raise, model, OPTIMIZER, **nothing)
-    predict = _raise if work.variant == "fails_in_training" else predict
+    predict = {"fails_in_training": _raise, "has_no_figure": _no_figure}.get(work.variant, predict)
     return Prepared(step, predict, model, OPTIMIZER, train=train)
 
 
@@ -187,6 +189,10 @@ def _read_file(path):
 
 def _raise(*_):
     raise RuntimeError("this is wrong\nand more of it")
+
+
+def _no_figure(*_):
+    raise NoFigure("mine.py:3: in evaluate KeyError: 'labels'")
 
 
 def _refuse():

@@ -172,6 +172,16 @@ def test_a_case_that_fails_after_its_match_keeps_what_was_measured(faults):
         assert rounds_of(case) == [6]
 
 
+def test_where_a_file_s_own_figure_fails_what_was_timed_stands(faults):
+    """The fault is not the row's."""
+    case = faults.cases["pt", "has_no_figure"]
+    reason = "accuracy not measured: mine.py:3: in evaluate KeyError: 'labels'"
+    assert (case["status"], case["reason"]) == ("OK", reason)
+    assert case["timing"]["median_s"] > 0
+    assert case["accuracy"] is None or case["accuracy"]["per_seed"] == []
+    assert own(faults, "has_no_figure")["ratio"] > 0
+
+
 @pytest.mark.parametrize(
     ("variant", "reason"),
     [

@@ -1,9 +1,13 @@
 """A user's file in a worker: what is wrong is one line that says what to do."""
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 
 from bench import own_model
-from shared.own_model import BadFile
+from bench.harness import own
+from shared.own_model import BadFile, NoFigure
 from tests import workers
 from tests.harness.own_files import BAD, BAD_TF, EXPORTED, HEAD
 
@@ -134,6 +138,24 @@ def test_a_trial_of_a_larger_batch_has_its_samples(checked, side):
 def test_the_file_s_own_batches_are_taken(checked, side):
     assert checked[side]["batches"]["batch_size"] == 16
     assert checked[side]["batches"]["shapes"] == [[16, 6], [16]]
+
+
+@pytest.mark.parametrize(("at_fault", "without_a_figure"), [("evaluate", True), ("model", False)])
+def test_whose_fault_it_is_that_there_is_no_figure(at_fault, without_a_figure):
+    def predict(x):
+        if at_fault == "model":
+            raise RuntimeError("of another shape")
+        return x
+
+    def evaluate(predict):
+        predict(np.zeros((2, 3), np.float32))
+        raise KeyError("labels")
+
+    module = SimpleNamespace(evaluate=evaluate, __file__="mine.py")
+    kit = SimpleNamespace(to_device=lambda x, y: (x, y))
+    with pytest.raises(BadFile, match="in evaluate") as raised:
+        own._evaluated(module, kit, predict, "pt")
+    assert isinstance(raised.value, NoFigure) is without_a_figure
 
 
 def test_a_figure_of_the_file_s_own_is_taken(checked):

@@ -147,6 +147,7 @@ def install(patch, found):
     patch.setattr(apart, "describe", lambda *_: DESCRIBED)
     patch.setattr(apart, "begin", lambda *_, **__: SimpleNamespace(stop=lambda **_: 0))
     patch.setattr(apart, "_cold_start", found.cold_start)
+    patch.setattr(apart, "_evidence", lambda *_: {"evidence": None, "not_applied": None})
     patch.setattr(apart, "probes", found.probes)
     patch.setattr(apart, "train", found.train)
     patch.setattr(Processes, "start_parents", lambda self, keys: {})
