@@ -219,10 +219,11 @@ def _not_measured(record: dict) -> list[str]:
     """What was refused or failed, by its reason, and what of the suite was left out."""
     reasons: dict[str, dict[str, None]] = {}
     for case in record["cases"]:
-        if case["status"] != "OK":
+        failed = f"{case['status']}: " if case["status"] != "OK" else ""
+        if failed or case["reason"]:  # what was timed may lack its accuracy
             row = f"{framework_title(case)} {case['variant']} ({case['technique']})"
             # Of a prediction at two batch sizes once.
-            reasons.setdefault(f"{case['status']}: {case['reason']}", {})[row] = None
+            reasons.setdefault(f"{failed}{case['reason']}", {})[row] = None
     said = []
     for reason, rows in reasons.items():
         said += hanging("", plain(f"{', '.join(rows)}: {reason}"), WIDTH, 2)

@@ -316,6 +316,19 @@ def test_the_code_of_a_prediction_runs(folder, tried, tmp_path, side, route, fil
     assert (tmp_path / file).stat().st_size > 20_000  # it has the weights
 
 
+def test_why_there_is_no_accuracy_of_what_was_timed_is_said():
+    row = {"framework": "pt", "flavour": None, "technique": "stacking", "variant": "bf16"}
+    row |= {"timed": False}
+    cases = [row | {"status": "OK", "reason": None}]
+    assert own_answer._not_measured({"cases": cases, "blocks": [], "matches": []}) == []
+    cases = [row | {"status": "OK", "reason": "accuracy not measured: mine.py:3: in evaluate"}]
+    cases += [row | {"status": "FAILED", "reason": "it fell over"}]
+    said = own_answer._not_measured({"cases": cases, "blocks": [], "matches": []})
+    assert said[0] == "Not measured:"
+    assert "bf16 (stacking): accuracy not measured: mine.py:3: in evaluate" in " ".join(said)
+    assert "bf16 (stacking): FAILED: it fell over" in " ".join(said)
+
+
 LISTS = """
 import numpy as np
 def pytorch():
