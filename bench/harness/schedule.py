@@ -18,6 +18,7 @@ from bench.harness.selection import matches, programs
 # were open after 3 blocks, 12% after 5. Baselines and controls play on beside these.
 STAYING = {3: 0.35, 5: 0.2}
 SEEDS_STAYING = 0.3  # after a look at the seeds
+REPEATED_STARTS = 3  # of a baseline, where no technique asks for more than one
 
 
 def techniques() -> dict[str, Technique]:
@@ -93,6 +94,11 @@ class Plan:
         for case in self.every:
             name = self.shown[case.id]
             found[name] = max(found.get(name, 0), self._cold_starts(case))
+        # Nothing else would tell how memory scatters between processes.
+        if self.amount.blocks > 1 and max(found.values(), default=0) == 1:
+            starting = [c for c in self.every if c.is_baseline and found[self.shown[c.id]]]
+            first = [self.shown[c.id] for c in starting if c.work == starting[0].work]
+            found |= dict.fromkeys(first, REPEATED_STARTS)
         return found
 
     def _cold_starts(self, case: Case) -> int:

@@ -142,6 +142,7 @@ def lifetimes(rows: Rows) -> Table | None:
             if at(case, "metrics", "cold_first_calls_s")
         ]
         for batch, found in rows.items()
+        if any(at(c, "metrics", "break_even_steps") for row in found for c in (row.pt, row.tf))
     }
     return _table("First call against faster steps", columns, lines, words=2, name="lifetimes")
 

@@ -531,6 +531,20 @@ def test_cold_starts_are_repeated_at_the_first_workload_and_probes_follow():
     assert plan_of([warm_only]).cold_starts(warm_only) == 0
 
 
+def test_where_no_cold_start_is_repeated_those_of_baselines_tell_how_memory_scatters():
+    def starts(technique, effort="default"):
+        cases = cases_of(technique, "module", effort)
+        plan = plan_of(cases, EFFORT[effort], technique)
+        return {(c.workload.task, c.variant.role): plan.cold_starts(c) for c in cases}
+
+    first, other = (w.task for w in TECHNIQUE.workloads[:2])
+    assert starts(TECHNIQUE)[first, "baseline"] == 3
+    assert starts(TECHNIQUE)[first, "variant"] == 1
+    assert starts(TECHNIQUE)[other, "baseline"] == 1
+    assert starts(replace(TECHNIQUE, cold_starts=2))[first, "baseline"] == 2
+    assert set(starts(TECHNIQUE, "quick").values()) == {0}
+
+
 def test_a_quick_run_measures_apart_what_is_not_timed():
     untimed = replace(TECHNIQUE, workloads=(Workload("text-gpt", "small", timed=False),))
     for technique, starts, probed in (

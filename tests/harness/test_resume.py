@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from bench.analysis import reading
+from bench.analysis.cases import LIFETIMES
 from bench.harness import apart, run, state
 from bench.harness.matches import Match, Played, start_order
 from bench.harness.plan import LOOKS, SEED_LOOKS, Effort, Technique, Variant, Workload
@@ -192,7 +193,7 @@ def measured(record):
     return found
 
 
-OF_SPEED = ("samples_per_s", "share_of_peak")
+OF_SPEED = ("samples_per_s", "share_of_peak", *(f"total_{n}_steps_s" for n in LIFETIMES))
 
 
 def figures(record, *, but=()):
