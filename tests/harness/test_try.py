@@ -349,8 +349,9 @@ BATCHES = "def batches():\n    for seed in range(3):\n        yield list(drawn(8
 
 
 @pytest.mark.parametrize(("name", "more"), [("lists", BATCH), ("json", BATCHES)])
-def test_code_runs_where_it_lies_on_batches_with_lists(tmp_path, name, more):
+def test_code_runs_where_it_lies_on_batches_with_lists(tmp_path, monkeypatch, name, more):
     """A DataLoader gives two inputs as a list. A module of Python's may have the file's name."""
+    monkeypatch.setattr(sys, "path", [*sys.path])  # who is started later must find Python's own
     file, place = tmp_path / "models" / f"{name}.py", tmp_path / "run" / "use.py"
     for each in (file, place):
         each.parent.mkdir()
