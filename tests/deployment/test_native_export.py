@@ -116,10 +116,8 @@ def test_what_a_file_gives_is_compared_with_the_model(found):
     assert found["foreign"]["names"]["left over"] is False
 
 
-def test_a_trace_that_fits_its_example_alone_is_refused(found):
-    if found.framework == "tf":
-        pytest.skip("tf.function is told which sizes are open")
-    case = found["foreign"]["names"]["loop"]
+def test_a_torchscript_trace_that_fits_its_example_alone_is_refused(evidence):
+    case = evidence["pt"]["foreign"]["names"]["loop"]
     assert case["open"].startswith("NotImplementedError: the file does not give what the model")
     assert case["fixed"] is None
 
