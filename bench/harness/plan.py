@@ -191,7 +191,8 @@ class Technique:
     At the first timed workload each framework's baseline also plays against itself (A/A), unless
     that of another technique of the run does so with more company. `cold_starts`: how many times
     the first call is timed in a process of its own; with more than one the report has a table of
-    first calls and break-even. `probes`: the bench file has a function `probe`. `counts`: whether
+    first calls and break-even, and where no technique of a run asks for more, its first baselines
+    are repeated all the same. `probes`: the bench file has a function `probe`. `counts`: whether
     rows tell parameters, zeros and MACs of their models, see `worker.model_size`. `composed_of`:
     techniques of other files that its rows use, too, such as "train_step.gradient_clipping".
     """
