@@ -140,7 +140,7 @@ class Checkpoints:
         A metric of NaN is never the best.
         """
         metric = None if metric is None else float(metric)
-        kept = state | {"step": step, "metric": metric}
+        kept = state | {"step": step, "metric": metric, "saves": self.saves + 1}
         path = self.folder / f"step-{step:08}.pt"
         save_checkpoint(path, self.model, self.optimizer, kept)
         new = _known(metric)
@@ -158,14 +158,18 @@ class Checkpoints:
     def resume(self) -> dict | None:
         """Load the last checkpoint that is whole and return its state; None where there is none.
 
+        The state has "step", "metric" and the number of "saves" so far, which `every` counts on.
         Raises ValueError where there are some and none of them can be read.
         """
         reasons = []
         for path in reversed(self._last()):
             try:
-                return load_checkpoint(path, self.model, self.optimizer)
+                state = load_checkpoint(path, self.model, self.optimizer)
             except ValueError as error:
                 reasons.append(str(error))
+                continue
+            self.saves = state.get("saves", 0)  # earlier versions did not write it
+            return state
         if reasons:
             raise ValueError(f"no checkpoint can be read: {'; '.join(reasons)}")
         return None

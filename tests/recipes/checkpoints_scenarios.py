@@ -261,7 +261,12 @@ def folder():
         (folder / f"step-00000005.{SUFFIX}").write_bytes(b"cut off")
         found["resumed"] = again.resume()["step"]
         found["weight"] = float(weights(model)[0].ravel()[0])
-        (folder / f"step-00000004.{SUFFIX}").write_bytes(b"")
+        again.every = 3
+        for number in (5, 6, 7):  # after four saves
+            again.save(number, {})
+        found["periodic"] = sorted(path.stem for path in folder.glob("periodic-*"))
+        for last in folder.glob("step-*"):
+            last.write_bytes(b"")
         found["none is whole"] = _raised(again.resume)
     with tempfile.TemporaryDirectory() as name:
         found["nothing there"] = checkpoints.Checkpoints(name, model, optimizer).resume()

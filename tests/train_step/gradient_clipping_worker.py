@@ -336,6 +336,19 @@ class PyTorch:
                 found["norm"] = step.gradient_norm()
         return found
 
+    def several_dtypes(self):
+        """Gradients of two dtypes, one of them missing: their norm, and what clipping leaves."""
+        torch = self.torch
+        model = torch.nn.ParameterList([torch.zeros(2), torch.zeros(1).half(), torch.zeros(1)])
+        model[0].grad, model[1].grad = torch.tensor([0.0, 3.0]), torch.tensor([4.0]).half()
+        clipper = technique.GradientClipper(model, max_norm=1.0)
+        norm = float(clipper.norm())
+        clipper.clip()
+        return {
+            "norm": norm,
+            "clipped": [p.grad.tolist() for p in model if p.grad is not None],
+        }
+
     def thawed(self):
         """The norm that reaches the optimizer from a layer that trains since the second step."""
         torch = self.torch
@@ -506,13 +519,22 @@ class TensorFlow:
                 found["norm"] = step.gradient_norm()
         return found
 
+    def several_dtypes(self):
+        """Gradients of two dtypes, one of them missing: their norm, and what clipping leaves."""
+        tf = self.tf
+        gradients = [tf.constant([0.0, 3.0]), tf.constant([4.0], tf.float16), None]
+        model = tf.keras.Sequential([tf.keras.Input((1,)), tf.keras.layers.Dense(1)])
+        clipper = technique.GradientClipper(model, max_norm=1.0)
+        clipped = [one.numpy().tolist() for one in clipper.clip(gradients) if one is not None]
+        return {"norm": float(clipper.norm(gradients)), "clipped": clipped}
+
 
 def main() -> None:
     kit.runtime.configure(threads=1, seed=0)
     scenarios = [applied, losses, guard]
     if sys.argv[1] != "tf_keras":
         scenarios += [scaled, refusals]
-        names = ("reads", "foreign", "functional", "embedding", "thawed")
+        names = ("reads", "foreign", "functional", "embedding", "several_dtypes", "thawed")
         scenarios += [getattr(own, name) for name in names if hasattr(own, name)]
     workers.report(scenarios)
 

@@ -134,6 +134,14 @@ def test_an_embedding_is_clipped_by_the_norm_of_its_gradient(found):
         assert np.allclose(embedding[maker], gradient / size, rtol=1e-5)
 
 
+def test_gradients_of_several_dtypes_are_one_vector(found):
+    several = found["several_dtypes"]
+    assert several["norm"] == pytest.approx(5.0, rel=1e-3)
+    (first, second) = several["clipped"]
+    assert np.allclose(first, [0.0, 0.6], rtol=1e-3)
+    assert np.allclose(second, [0.8], rtol=1e-3)
+
+
 def test_pt_what_trains_later_is_clipped_too(evidence):
     thawed = evidence["pt"]["thawed"]
     assert np.linalg.norm(thawed["make_train_step"]) == pytest.approx(1e-3, rel=1e-4)

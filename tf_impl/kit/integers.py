@@ -10,12 +10,15 @@ what TorchInductor compiles.
 
 from collections import Counter
 from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 
 import tensorflow as tf
 from tensorflow.python.eager import context
 
 from tf_impl.kit import programs
+
+_functions = attrgetter("library.function")  # of a GraphDef
 
 
 def integer_operators(predict: Callable, path, x) -> dict[str, int]:
@@ -59,8 +62,8 @@ def integer_bytes_read(path, x) -> dict[str, int]:
 def _constants(graph) -> Counter:
     """The bytes of a graph's constants by dtype."""
     found = Counter()
-    nodes, functions = graph.node, graph.library.function
-    for node in [*nodes, *(node for inside in functions for node in inside.node_def)]:
+    functions = _functions(graph)
+    for node in [*graph.node, *(node for inside in functions for node in inside.node_def)]:
         if node.op == "Const":
             value = tf.make_ndarray(node.attr["value"].tensor)
             found[value.dtype.name] += value.nbytes

@@ -18,6 +18,7 @@ import re
 import tempfile
 import zipfile
 from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ from tensorflow.core.protobuf import meta_graph_pb2
 from tensorflow.python.framework import op_def_registry
 from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
+_functions = attrgetter("library.function")  # of a GraphDef
 _SIGNATURE, _MEMBER, _STRUCTURE = "predict", "program.pb", "outputs.json"
 # Calls and loops have what state their functions have, and these are looked at, too.
 _HARMLESS = {"Placeholder", "StatefulPartitionedCall", "While", "If"}
@@ -416,9 +418,9 @@ def _read(written):
 
 def _refused(graph) -> str | None:
     """The first operator that has a state, touches files or calls Python, or None."""
-    nodes, functions = graph.node, graph.library.function
+    functions = _functions(graph)
     names = {function.signature.name for function in functions}
-    for node in [*nodes, *(node for function in functions for node in function.node_def)]:
+    for node in [*graph.node, *(node for function in functions for node in function.node_def)]:
         known = op_def_registry.get(node.op)
         if node.op in names or node.op in _HARMLESS:
             continue

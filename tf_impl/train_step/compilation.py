@@ -36,10 +36,12 @@ import time
 from collections.abc import Callable
 from fnmatch import fnmatchcase
 from functools import partial
+from operator import attrgetter
 
 import tensorflow as tf
 
 Model, Optimizer = tf.keras.Model, tf.keras.optimizers.Optimizer
+_functions = attrgetter("library.function")  # of a GraphDef
 
 
 def compile_function(function: Callable) -> Callable:
@@ -269,7 +271,7 @@ def _refuse_lists_at_borders(graph: tf.Graph) -> None:
 
     XLA keeps such lists inside of a program only, and says so when the program first runs.
     """
-    for function in graph.as_graph_def().library.function:
+    for function in _functions(graph.as_graph_def()):
         outputs = function.signature.output_arg
         if function.attr["_XlaMustCompile"].b and tf.variant in [arg.type for arg in outputs]:
             error = NotImplementedError(

@@ -65,8 +65,17 @@ class GradientClipper:
         self.max_norm = max_norm
 
     def norm(self, gradients: list) -> tf.Tensor:
-        """The L2 norm of all gradients as one vector; None counts nothing."""
-        return tf.linalg.global_norm([_dense(gradient) for gradient in gradients])
+        """The L2 norm of all gradients as one vector, in the widest of their dtypes.
+
+        None counts nothing.
+        """
+        tensors = [_dense(gradient) for gradient in gradients if gradient is not None]
+        dtypes = {tensor.dtype for tensor in tensors}
+        if len(dtypes) < 2:
+            return tf.linalg.global_norm(tensors)
+        widest = max(dtypes, key=lambda dtype: dtype.size)
+        norms = [tf.linalg.global_norm([t for t in tensors if t.dtype == d]) for d in dtypes]
+        return tf.norm([tf.cast(norm, widest) for norm in norms])
 
     def clip(self, gradients: list, norm=None, scale=1.0) -> list:
         """Return the gradients scaled to `max_norm` at most.
