@@ -79,7 +79,7 @@ def main(arguments: list[str] | None = None) -> int:
     sys.stdout.reconfigure(errors="backslashreplace")  # a console without UTF-8 loses no line
     try:
         record = load(given.path)
-        known = {case["task"] for case in record["cases"]}
+        known = sorted({case["task"] for case in record["cases"]})
         if given.task and given.task not in known:
             raise ValueError(f"--task: the run has no {given.task!r}; it has {', '.join(known)}")
         found = advise(record, given.goal, limits, given.task)

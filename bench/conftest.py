@@ -347,6 +347,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     And the controls that the run does without. A run that is taken up selects what it did.
     """
     state = config.stash[STATE]
+    if not items and config.option.keyword:
+        raise pytest.UsageError(
+            f"-k {config.option.keyword!r} matches no row of --effort {state.settings.effort}; "
+            "--technique X shows all rows of one by name, --effort full has every row"
+        )
     empty = [item for item in items if _parameter(item) and not isinstance(_parameter(item), str)]
     if empty and len(empty) == len(items):
         files = {item.module.TECHNIQUE.name for item in empty}

@@ -84,9 +84,10 @@ def write(folder: Path, record: dict, own: Own) -> None:
 
     Who interrupted the run, or the code, has the answer without it, and at once.
     """
-    said = [_head(own)]
+    said = [_head(own), *_own_steps(own)]
     for side in own.sides:
-        said += ["", *_breakdown(record, side)]
+        if lines := _breakdown(record, side):
+            said += ["", *lines]
     for side, reason in own.about["missing"].items():
         said += wrap(f"{FRAMEWORKS[side]} could not be started: {reason}", WIDTH)
     found = _answers(record)
@@ -123,6 +124,19 @@ def _head(own: Own) -> str:
     return "\n".join([said, *wrap(f"{why}: {alone}", WIDTH)])
 
 
+def _own_steps(own: Own) -> list[str]:
+    """That a step which a model brings was not measured, and what was."""
+    said = []
+    for side in own.sides:
+        if name := own.about["sides"][side]["own_step"]:
+            said += wrap(
+                f"{FRAMEWORKS[side]}: the model's own {name} is not used; a step is loss_fn of its "
+                "output, the gradients and the optimizer.",
+                WIDTH,
+            )
+    return said
+
+
 def _size(shape: list[int]) -> int:
     count = 1
     for length in shape:
@@ -131,12 +145,13 @@ def _size(shape: list[int]) -> int:
 
 
 def _breakdown(record: dict, side: str) -> list[str]:
-    """Where the time of a step goes, and what that says is worth trying."""
+    """Where the time of a step goes, and what that says is worth trying; where it was asked for."""
     name = FRAMEWORKS[side]
     of = [c for c in record["cases"] if c["technique"] == "bottleneck" and c["framework"] == side]
-    seen = of[0]["evidence"] if of else None
+    if not of:
+        return []
+    seen, reason = of[0]["evidence"], of[0]["reason"]
     if not seen or "parts" not in seen:
-        reason = of[0]["reason"] if of else None
         return [
             f"{name}: where a step's time goes was not measured" + (f": {reason}" * bool(reason))
         ]

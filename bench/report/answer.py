@@ -47,7 +47,9 @@ def parameters(tasks: Iterable[str]) -> list[int]:
 
 
 def rounded(count: int) -> str:
-    """24 thousand, 10 million."""
+    """12, 24 thousand, 10 million."""
+    if count < 1e3:
+        return str(count)
     size, word = (1e6, "million") if count >= 1e6 else (1e3, "thousand")
     return f"{float(f'{count / size:.2g}'):g} {word}"
 

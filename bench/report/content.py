@@ -332,12 +332,16 @@ def _task(results: dict[str, Any], technique: str, task: str) -> TaskPart:
 
 
 def _problems(cases: list[dict]) -> Facts:
-    """Each case that is not OK, or has something to say, with its reason."""
+    """Each case that is not OK, or lacks a figure, with its reason."""
     return _grouped(
-        (f"{case['status']}: {title_of(case)}", case.get("reason") or "no reason given", case)
+        (f"{_status(case)}: {title_of(case)}", case.get("reason") or "no reason given", case)
         for case in cases
         if case["status"] != "OK" or case.get("reason")
     )
+
+
+def _status(case: dict) -> str:
+    return "IN PART" if case["status"] == "OK" else case["status"]
 
 
 def _grouped(found: Iterable[tuple[str, str, dict]]) -> Facts:

@@ -188,7 +188,8 @@ def check(own: OwnModel, model: nn.Module, batch: tuple) -> dict:
     """Call model and loss on a batch. Raises BadFile with what to do where no step can be made.
 
     Returns {"has_logits": whether the output is an object that has them, "targets_first": whether
-    the loss takes (y, output), "has_optimizer": whether the file has one}.
+    the loss takes (y, output), "has_optimizer": whether the file has one, "own_step": the name of
+    a step that the model brings and that is not used, or None}.
     """
     x, y = batch
     model.train()
@@ -209,6 +210,7 @@ def check(own: OwnModel, model: nn.Module, batch: tuple) -> dict:
         "has_logits": not isinstance(output, Tensor) and hasattr(output, "logits"),
         "targets_first": False,
         "has_optimizer": own._remade is not None,
+        "own_step": "training_step" if hasattr(model, "training_step") else None,  # Lightning's
     }
 
 

@@ -26,7 +26,7 @@ from bench.harness.plan import EFFORT
 from bench.harness.record import Record
 from bench.harness.schedule import techniques
 from bench.harness.selection import cases_of
-from bench.report.answer import lines, text
+from bench.report.answer import lines, rounded, text
 from tests.analysis.test_looks import measured
 from tests.report.test_report import record
 
@@ -545,6 +545,21 @@ def test_what_cannot_be_answered_is_one_clear_line(command, make, options, reaso
     assert said.out == ""
     assert said.err.count("\n") == 1
     assert reason in said.err
+
+
+def test_numbers_of_parameters_are_round():
+    said = [rounded(count) for count in (12, 999, 24_310, 10_020_000)]
+    assert said == ["12", "999", "24 thousand", "10 million"]
+
+
+def test_the_tasks_of_a_run_are_listed_by_name(command):
+    run = record()
+    for case, name in zip(run["cases"][:4], ("gpt", "photos", "cnn", "few"), strict=True):
+        case["task"] = name
+    _, said = command(run, "--task", "nothing")
+    listed = said.err.partition("it has ")[2].strip().split(", ")
+    assert len(listed) > 3
+    assert listed == sorted(listed)
 
 
 def test_the_goal_of_accuracy_is_that_of_whatever_was_trained(capsys):

@@ -160,6 +160,14 @@ def pytorch():
     model = Two()
     return model, nn.functional.mse_loss, torch.optim.Adam(model.parameters(), lr=0.01)
 """,
+        "own_step": f"""{HEAD}
+from torch import nn
+class Lit(nn.Linear):  # as a LightningModule has it
+    def training_step(self, batch, batch_idx):
+        return 7
+def pytorch():
+    return Lit(6, 3), nn.functional.cross_entropy
+""",
         "logits": f"""{HEAD}
 from types import SimpleNamespace
 from torch import nn
@@ -237,6 +245,14 @@ def batches():
         + PLAIN["pt"],
     },
     "tf": {
+        "own_step": HEAD
+        + PLAIN["tf"]
+        .replace("tf.keras.Sequential", "Own")
+        .replace(
+            "import layers",
+            "import layers\n    class Own(tf.keras.Sequential):\n"
+            "        def train_step(self, data):\n            return 7",
+        ),
         "dict_inputs": f"""{INPUTS}
 def tensorflow():
     import tensorflow as tf

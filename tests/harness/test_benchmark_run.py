@@ -399,6 +399,7 @@ BAD = {
     "--results={file}/below": ["--results", "/below", "can't be written", "folder"],
     "--technique=baseline --task=text-gpt": ["--technique baseline --task text-gpt", "leave"],
     "--variant=csr_80": ["--effort default has nothing of --variant csr_80", "--effort full has"],
+    "-k neutral": ["-k 'neutral' matches no row of --effort default", "--technique X"],
     "--technique=averaging --effort=quick": ["of --technique averaging", "--effort default has"],
 }
 

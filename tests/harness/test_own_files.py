@@ -92,6 +92,12 @@ def test_a_sound_file_is_known(checked, side):
     assert found["shapes"] == [[8, 6], [8]]
 
 
+@pytest.mark.parametrize(("side", "name"), [("pt", "training_step"), ("tf", "train_step")])
+def test_a_step_that_a_model_brings_is_known(checked, side, name):
+    assert checked[side]["own_step"]["own_step"] == name
+    assert checked[side]["plain"]["own_step"] is None
+
+
 @pytest.mark.parametrize("side", ["pt", "tf"])
 @pytest.mark.parametrize("name", ["dropout", "seeded"])
 def test_dropout_scatters_the_losses_and_is_no_fault(checked, side, name):

@@ -397,6 +397,7 @@ def test_what_becomes_another_structure_is_known(tree, kept):
 def test_an_answer_of_a_run_that_ended_early_is_written(folder, record, tmp_path):
     (data,) = (folder / "results" / "data").glob("my_model-*")
     about = own_model.about(data)
+    about["sides"]["tf"]["own_step"] = "train_step"
     own = Own(own_model.look(folder / "my_model.py"), own_model.task(about), about, {})
     cases = [
         case
@@ -408,9 +409,14 @@ def test_an_answer_of_a_run_that_ended_early_is_written(folder, record, tmp_path
     own_answer.write(tmp_path, record | {"cases": cases, "comparisons": []}, own)
     said = own_answer.read(tmp_path)
     assert "where a step's time goes was not measured" in said
+    assert "TensorFlow: the model's own train_step is not used; a step is loss_fn" in said
+    assert "PyTorch: the model's own" not in said
     assert "train step, batch 8: no time was left for its steps; give more --minutes" in said
     assert "argest batch" not in said
     assert not list(tmp_path.glob("*.py"))
+    named = [case for case in cases if case["technique"] == "mixed_precision"]
+    own_answer.write(tmp_path, record | {"cases": named, "comparisons": []}, own)
+    assert "where a step's time goes" not in own_answer.read(tmp_path)
 
 
 def test_an_interrupted_run_has_its_answer_at_once(monkeypatch, folder, record, tmp_path):

@@ -162,7 +162,8 @@ def check(own: OwnModel, model: tf.keras.Model, batch: tuple) -> dict:
     """Call model and loss on a batch. Raises BadFile with what to do where no step can be made.
 
     Returns {"has_logits": whether the output is an object that has them, "targets_first": whether
-    the loss takes (y, output), "has_optimizer": whether the file has one}.
+    the loss takes (y, output), "has_optimizer": whether the file has one, "own_step": the name of
+    a step that the model brings and that is not used, or None}.
     """
     x, y = batch
     known = len(model.weights)
@@ -189,6 +190,7 @@ def check(own: OwnModel, model: tf.keras.Model, batch: tuple) -> dict:
         "has_logits": not tf.is_tensor(output) and hasattr(output, "logits"),
         "targets_first": isinstance(own._loss, tf.keras.losses.Loss),
         "has_optimizer": own._last is not None,
+        "own_step": None if type(model).train_step is tf.keras.Model.train_step else "train_step",
     }
 
 
