@@ -61,6 +61,7 @@ class State:
         self.watch = watch
         self.cases: dict[str, Case] = {}
         self.left_out: list[str] = []
+        self.hint: str | None = None  # where -k left nothing
         self.plan: Plan | None = None
         self.results: dict | None = None
         self.folder: Path | None = None
@@ -348,9 +349,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     state = config.stash[STATE]
     if not items and config.option.keyword:
-        raise pytest.UsageError(
-            f"-k {config.option.keyword!r} matches no row of --effort {state.settings.effort}; "
-            "--technique X shows all rows of one by name, --effort full has every row"
+        state.hint = (
+            f"-k {config.option.keyword!r} matches no row of --effort {state.settings.effort}:\n"
+            "--technique X has more rows of one, --effort full has all."
         )
     empty = [item for item in items if _parameter(item) and not isinstance(_parameter(item), str)]
     if empty and len(empty) == len(items):
@@ -603,6 +604,8 @@ def pytest_terminal_summary(terminalreporter, config: pytest.Config):
     if shown and benchmarks and not _asks_pytest_benchmark(config):
         benchmarks.quiet = True
     done = yield
+    if state is not None and state.hint:
+        terminalreporter.write_line(state.hint)
     if shown:
         if config.option.verbose > 0:
             terminalreporter.write_line(tables.detail(state.results, width=80))
