@@ -7,9 +7,11 @@ into pytest-benchmark, so that its tables, JSON, comparison and histograms work 
 from __future__ import annotations
 
 import errno
+import io
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
@@ -126,6 +128,12 @@ def pytest_configure(config: pytest.Config) -> None:
     """Check every option before anything is collected: one clear line, usage-error exit."""
     if sys.platform == "linux" and not Path("/proc/self/stat").exists():
         raise pytest.UsageError("/proc is not mounted here, which tells time, memory and processes")
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a console without UTF-8 loses no line
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError as error:
+        raise pytest.UsageError(f"{error.strerror}: set TMPDIR to a folder that can be") from None
     option = config.getoption
     known = techniques()
     names = {v.name for technique in known.values() for v in technique.variants}
@@ -479,9 +487,9 @@ def _measure(state: State, speaker: Speaker) -> None:
     try:
         state.folder = begun.folder if begun else new_folder(state.settings.results)
     except OSError as error:
+        place = error.filename or state.settings.results
         raise pytest.UsageError(
-            f"--results: {state.settings.results} can't be written ({error.strerror}); "
-            "give a folder that can"
+            f"--results: {place} can't be written ({error.strerror}); give a folder that can"
         ) from None
     try:
         show = partial(_show, state, speaker)

@@ -339,7 +339,8 @@ def run(path: Path, own: Own, side: str) -> str | None:
         done = subprocess.run(
             [own.interpreters.get(side, sys.executable), str(path)],
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
             env=environment,
             timeout=CODE_S,
             check=False,

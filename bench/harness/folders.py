@@ -53,5 +53,10 @@ def new_folder(results: Path) -> Path:
         link.symlink_to(folder.name, target_is_directory=True)
     except OSError:  # no symbolic links here (Windows without the right): a file with the name
         link.write_text(folder.name, encoding="utf-8")
-    os.replace(link, results / "latest")
+    try:
+        os.replace(link, results / "latest")
+    except OSError as error:  # a copy that followed the link left a folder there
+        link.unlink()
+        folder.rmdir()
+        raise OSError(error.errno, error.strerror, str(results / "latest")) from None
     return folder

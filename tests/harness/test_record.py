@@ -369,6 +369,14 @@ def test_without_symbolic_links_latest_is_a_file_with_the_name(tmp_path, monkeyp
     assert (tmp_path / "latest").read_text() == second.name
 
 
+def test_where_latest_is_a_folder_it_is_named_and_nothing_is_left(tmp_path):
+    (tmp_path / "latest").mkdir()  # as a copy leaves it that followed the link
+    with pytest.raises(OSError, match="latest") as raised:
+        new_folder(tmp_path)
+    assert raised.value.filename == str(tmp_path / "latest")
+    assert [path.name for path in tmp_path.iterdir()] == ["latest"]
+
+
 # Certificates -----------------------------------------------------------------------------------
 
 

@@ -216,6 +216,12 @@ def test_ctrl_c_while_code_is_tried_leaves_the_answer(monkeypatch, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_code_that_fails_in_no_encoding_has_its_line(tmp_path):
+    path = tmp_path / "use.py"
+    path.write_text("import sys\nsys.stderr.buffer.write(b'no \\xff')\nsys.exit(3)\n")
+    assert own_answer.run(path, Own(None, None, {}, {}), "pt") == "no \ufffd"
+
+
 def test_a_python_without_tensorflow_copies_no_weights(monkeypatch, tmp_path):
     """Each framework has an environment of its own: the models are no twins, and both measured."""
     path = tmp_path / "pair.py"
