@@ -75,15 +75,17 @@ def make_train_step(
     x: a tensor, a tuple of the positional arguments of both models or a dict of the named ones;
     anything else is handed over as it is. Both give logits of one shape, or an output that has them
     as `.logits` or under "logits", or several of them in a tuple, list or dict: their soft losses
-    are added up. `loss_fn(logits, y)` returns the mean over the batch. loss: scalar on the
-    device, the weighted sum. temperature: above 0. alpha: the share of the teacher, 0 (the plain
-    step, no teacher runs) to 1 (`loss_fn` is not called, y may be anything). class_axis: where
-    logits have their classes; 1 for what convolutions give for each pixel.
+    are added up; one of one class adds nothing. `loss_fn(output, y)` returns the mean over the
+    batch. loss: scalar on the device, the weighted sum. temperature: above 0. alpha: the share of
+    the teacher, 0 (the plain step, no teacher runs) to 1 (`loss_fn` is not called, y may be
+    anything). class_axis: where logits have their classes; 1 for what convolutions give for each
+    pixel.
 
     Raises ValueError for settings out of range and for a student without trainable parameters; the
     first step does, before anything is changed, where the teacher's logits have another shape (it
-    knows other classes), where labels y say that classes are along another axis, and where one of
-    both gives probabilities: rows that sum to one.
+    knows other classes), where no output has two classes or one has no axis of classes, where
+    labels y say that classes are along another axis, and where one of both gives probabilities:
+    rows that sum to one.
     """
     learn = make_stored_train_step(
         student, optimizer, loss_fn, temperature=temperature, alpha=alpha, class_axis=class_axis
@@ -213,12 +215,29 @@ def _check_logits(student, teacher, class_axis: int) -> None:
             "student and teacher must give logits of one shape, with the same classes: "
             f"the student gives {ours}, the teacher {theirs}"
         )
+    _check_classes([list(logits.shape) for logits in pairs[1]], class_axis)
     for who, leaves in zip(("student", "teacher"), pairs, strict=True):
         if any(_are_probabilities(leaf.movedim(class_axis, -1)) for leaf in leaves):
             raise ValueError(
                 f"the {who} gives probabilities (rows that sum to one), not logits: leave out its "
                 "softmax, or take the logarithm"
             )
+
+
+def _check_classes(shapes: list[list], class_axis: int) -> None:
+    """Raise where softmax would be 1 everywhere, or be taken over the samples."""
+    counts = [_classes(shape, class_axis) for shape in shapes]
+    if min(counts) == 0 or max(counts) < 2:
+        raise ValueError(
+            f"logits of {shapes[counts.index(min(counts))]} have no two classes along axis "
+            f"{class_axis}, so there is nothing to teach: of one logit z give two, 0 and z"
+        )
+
+
+def _classes(shape: list, class_axis: int) -> int:
+    """How many there are; 0 where only samples have such an axis."""
+    inside = len(shape) > 1 and -len(shape) < class_axis < len(shape)
+    return shape[class_axis] if inside else 0
 
 
 def _are_alike(ours, theirs) -> bool:

@@ -203,10 +203,17 @@ def _mask_smallest(layers: list[nn.Module], sparsity: Tensor) -> None:
     magnitudes = [(layer.weight_orig * layer.weight_mask).abs() for layer in layers]
     every = torch.cat([magnitude.flatten() for magnitude in magnitudes])
     count = len(every)
-    kept = max(int(torch.round(count * (1 - sparsity))), 1)
-    threshold = every.kthvalue(count - kept + 1).values  # the smallest that stays
+    threshold = every.kthvalue(count - _kept(count, sparsity) + 1).values  # the smallest that stays
     for layer, magnitude in zip(layers, magnitudes, strict=True):
         layer.weight_mask.mul_(magnitude >= threshold)
+
+
+def _kept(count: int, sparsity: Tensor) -> int:
+    """How many of `count` weights stay: one or more, and no more than there are.
+
+    float32 rounds counts above 2**24, up as well.
+    """
+    return min(max(int(torch.round(count * (1 - sparsity))), 1), count)
 
 
 def main() -> None:

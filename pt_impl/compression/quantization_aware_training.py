@@ -286,10 +286,19 @@ def _check_evaluation(captured: fx.GraphModule, model: nn.Module, example_inputs
 class _Prepared(fx.GraphModule):
     """A captured model whose modes switch by `train()` and `eval()`, those of its copies too."""
 
+    _switched = None  # the mode of what the graph calls; a copy does not know it
+
     def train(self, mode: bool = True) -> nn.Module:
         """Set the mode of what the graph calls."""
         super().train(mode)
+        self._switched = mode
         return _switch(self, mode)
+
+    def __call__(self, *arguments, **named):
+        """Compute in the mode of `training`, which others set and put back without `train()`."""
+        if self._switched != self.training:
+            self.train(self.training)
+        return super().__call__(*arguments, **named)
 
 
 def _is_prepared(model: nn.Module) -> bool:

@@ -33,6 +33,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import prune
 
+_HOOKS = [name for name in vars(nn.Module()) if name.startswith("_forward_")]
+
 
 def make_predict(model: nn.Module, *, min_sparsity: float = 0.7) -> Callable:
     """Return `predict(x) -> output` in evaluation mode, over sparse kernels of linear layers.
@@ -43,8 +45,9 @@ def make_predict(model: nn.Module, *, min_sparsity: float = 0.7) -> Callable:
     `predict.layers` maps the name of each such layer to (bytes of the dense kernel, bytes of the
     sparse one). The model is left as it is; sparse kernels are copies, so make them after training.
 
-    Layers are `nn.Linear` exactly: a subclass may read its weight by itself, as that of
-    `nn.MultiheadAttention` does. `nn.TransformerEncoder` runs without its fast path, which does:
+    Layers are `nn.Linear` exactly, with their hooks: a subclass may read its weight by itself, as
+    that of `nn.MultiheadAttention` does. Dense stays what makes its weight anew in each call, such
+    as `weight_norm`. `nn.TransformerEncoder` runs without its fast path, which does:
     at positions of padding it gives values where that gives zeros.
 
     Raises ValueError for another min_sparsity, a model with pruning masks and where no linear layer
@@ -59,7 +62,9 @@ def make_predict(model: nn.Module, *, min_sparsity: float = 0.7) -> Callable:
     names = [
         name
         for name, module in model.named_modules()
-        if type(module) is nn.Linear and _zeros(module.weight) >= min_sparsity
+        if type(module) is nn.Linear
+        and isinstance(module.weight, nn.Parameter)  # and no tensor that a hook computes
+        and _zeros(module.weight) >= min_sparsity
     ]
     if not names:
         raise ValueError(f"no linear layer of the model has {min_sparsity:.0%} of zeros: prune it")
@@ -119,6 +124,8 @@ class _SparseLinear(nn.Module):
             rows, columns, kernel.values(), kernel.shape, check_invariants=False
         )
         self.bias = None if dense.bias is None else dense.bias.detach().clone()
+        for hooks in _HOOKS:
+            setattr(self, hooks, getattr(dense, hooks))
 
     def kernel_bytes(self) -> int:
         """Bytes of values and indices."""

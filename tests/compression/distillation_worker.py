@@ -461,6 +461,10 @@ def structures():
     step = logits.make_stored_train_step(plain, own.descent(plain, 0.1), cross_entropy)
     found["stored probabilities"] = raised(step, x, (y, stored))
     found["unchanged"] = before == weights_of(plain)
+    for name, make_one in (("one class", own.one_class), ("no axis of classes", own.flat)):
+        pair = make_one(), make_one()
+        step = logits.make_train_step(*pair, own.descent(pair[0], 0.1), never, alpha=1.0)
+        found[name] = raised(step, x, y)
     return found | own.by_name() | classes_second(x) | named_logits(x, y)
 
 
@@ -702,6 +706,12 @@ class PyTorch:
         layer = self.torch.nn.Linear(*kernel.shape, bias=False)
         layer.weight.data.copy_(self.torch.from_numpy(kernel.T.copy()))
         return layer
+
+    def one_class(self):
+        return self.torch.nn.Linear(4, 1)
+
+    def flat(self):
+        return self.torch.nn.Sequential(self.one_class(), self.torch.nn.Flatten(0))
 
     def kernel(self, model):
         return model.weight.detach().numpy().T
@@ -1011,6 +1021,13 @@ class TensorFlow:
         model = keras.Sequential([keras.Input((kernel.shape[0],)), layer])
         model.set_weights([kernel])
         return model
+
+    def one_class(self):
+        return self.linear(np.ones((4, 1), np.float32))
+
+    def flat(self):
+        keras = self.tf.keras
+        return keras.Sequential([self.one_class(), keras.layers.Reshape(())])
 
     def kernel(self, model):
         return model.get_weights()[0]

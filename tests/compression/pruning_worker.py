@@ -134,6 +134,12 @@ def rounding():
     return own.dense_of_45()
 
 
+def many_weights():
+    """How many stay of more weights than float32 can count, at the schedule's start."""
+    share = technique._sparsity(1, 0.5, 1, 101)
+    return [technique._kept(2**24 + 3, share), technique._kept(10, share)]
+
+
 def training():
     """Masks, zeros and predictions while SGD with momentum goes on after the schedule's end."""
     made, stream = prepare(CNN, AT_ONCE), batches(CNN, 12)
@@ -535,6 +541,17 @@ class TensorFlow:
         }
         return {name: raised(technique.apply_pruning, m, **NOW) for name, m in models.items()}
 
+    def widths(self):
+        """Zeros of kernels of two dtypes under one threshold, of 8 weights 1 to 4 twice."""
+        keras, dense = self.tf.keras, self.tf.keras.layers.Dense
+        first, last = dense(2, use_bias=False, dtype="float16"), dense(2, use_bias=False)
+        model = keras.Sequential([keras.Input((2,)), first, last])
+        model.set_weights([np.arange(1.0, 5.0).reshape(2, 2)] * 2)
+        model, update = technique.apply_global_pruning(model, **AT_ONCE | {"final_sparsity": 0.5})
+        update(4)
+        model = technique.finalize_pruning(model)
+        return [[kernel.tolist(), str(kernel.dtype)] for kernel in model.get_weights()]
+
     def latency(self):
         """Zeros by layer of a model that XNNPACK runs sparsely; what it can't is refused."""
         keras, layers = self.tf.keras, self.tf.keras.layers
@@ -630,12 +647,12 @@ NOW_90 = NOW | {"final_sparsity": 0.9}
 
 def main() -> None:
     kit.runtime.configure(threads=1, seed=0)
-    scenarios = [schedule, several_passes, rounding, training, neutral, losses]
+    scenarios = [schedule, several_passes, rounding, many_weights, training, neutral, losses]
     scenarios += [regrowth, refusals, together, small_layers]
     scenarios += [] if sys.argv[1] == "tf" else [stages]  # the benchmark's rows run tf_keras
     scenarios += [own.foreign]
     scenarios += [own.shared] if FRAMEWORK == "pt" else [own.unsupported, own.latency]
-    scenarios += [own.fit] if sys.argv[1] == "tf" else []
+    scenarios += [own.fit, own.widths] if sys.argv[1] == "tf" else []
     workers.report(scenarios)
 
 

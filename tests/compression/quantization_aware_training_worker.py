@@ -352,12 +352,9 @@ class PyTorch:
 
     def called(self, programs, model, x):
         """In evaluation mode, which changes no range to speak of."""
-        model = copy.deepcopy(model)
+        model = copy.deepcopy(model).eval()
         if hasattr(model, "graph"):
-            technique._switch(model, training=False)
             model.apply(self.pt2e().disable_observer)
-        else:
-            model.eval()
         with self.torch.no_grad():
             return programs.call(model, x)
 
@@ -380,8 +377,7 @@ class PyTorch:
 
     def evaluate(self, prepared, x):
         """What a prepared model gives in evaluation mode; its ranges stay."""
-        model = copy.deepcopy(prepared)
-        technique._switch(model, training=False)
+        model = copy.deepcopy(prepared).eval()
         model.apply(self.pt2e().disable_observer)
         with self.torch.no_grad():
             return model(*x if isinstance(x, tuple) else (x,)).numpy().tolist()
@@ -609,6 +605,9 @@ class PyTorch:
         model.train()
         copied = copy.deepcopy(model).eval()
         twice += [copied(*x).detach() for _ in range(2)]
+        kit.training.make_predict(model)(x)  # which puts modes back by itself
+        twice += [model(*x).detach() for _ in range(2)]
+        again = self.state(model)
         path = technique.export_qat(model, x, FOLDER / "foreign")
         with workers.without_inductor():
             predicted = technique.load_quantized(path)(x)
@@ -618,8 +617,12 @@ class PyTorch:
             "source kept": all(torch.equal(kept[n], v) for n, v in source.state_dict().items()),
             "modes kept": modes == [m.training for m in source.modules()],
             "dropout": [apart(*twice[:2]), apart(*twice[2:4])],
-            "dropout of a copy": apart(*twice[4:]),
+            "dropout of a copy": apart(*twice[4:6]),
+            "dropout after a prediction": apart(*twice[6:]),
             "statistics moved in evaluation": sorted(n for n in moved if "running" in n),
+            "statistics moved after a prediction": [
+                n for n, v in again.items() if "running" in n and np.any(v != statistics[n])
+            ],
             "apart": apart(predicted, self.evaluate(model, x)),
         }
 

@@ -189,6 +189,7 @@ class PyTorch:
             "encoders": encoders,
             "two names": self.two_names(),
             "asked": self.asked(),
+            "hooked": self.hooked(),
         }
 
     def masked(self):
@@ -233,6 +234,22 @@ class PyTorch:
             model.wide.weight.copy_(torch.from_numpy(KERNELS["wide"].T))
             x = torch.from_numpy(LEFT)
             return [technique.make_predict(model)(x.double()).tolist(), model(x).tolist()]
+
+    def hooked(self):
+        """Sparse and dense outputs of a layer with hooks, and of one with `weight_norm`."""
+        torch, nn = self.torch, self.torch.nn
+        model = nn.Sequential(nn.Linear(5, 8), nn.utils.weight_norm(nn.Linear(8, 8)))
+        model[0].register_forward_hook(lambda layer, inputs, output: 10 * output)
+        model[0].register_forward_pre_hook(
+            lambda layer, args, named: ((2 * args[0],), named), with_kwargs=True
+        )
+        with torch.no_grad():
+            model[0].weight.copy_(torch.from_numpy(KERNELS["wide"].T))
+            model[1].weight_v[:, :7] = 0.0
+            x = torch.from_numpy(LEFT)
+            dense = model(x)
+            predict = technique.make_predict(model)
+        return [predict(x).tolist(), dense.tolist(), list(predict.layers)]
 
     def encoders(self):
         """PyTorch's own encoders, which may compute without a call of their linear layers.
@@ -379,6 +396,12 @@ class TensorFlow:
             list(predict.layers),
         ]
         found["same names"] = self.same_names()
+        over_places = layers.Dense(8, lambda x: tf.nn.softmax(x, axis=1))
+        other = keras.Sequential([keras.Input((3, 5)), over_places])
+        other.set_weights([KERNELS["wide"], BIAS])
+        x = tf.reshape(tf.concat(inputs, 0), (6, 3, 5))
+        both = technique.make_predict(other)(x), other(x)
+        found["other axis"] = [np.array(value).tolist() for value in both]
         found["unbuilt"] = raised(technique.make_predict, Two())
         return found
 

@@ -414,6 +414,13 @@ def test_inputs_by_name_and_logits_in_an_output(every):
     assert found["stored by name"] == [9, 3]
 
 
+@pytest.mark.parametrize("shape", ["one class", "no axis of classes"])
+def test_logits_of_fewer_than_two_classes_teach_nothing_and_are_refused(every, shape):
+    said = every["structures"][shape]
+    assert said.startswith("ValueError: ")
+    assert "have no two classes along axis -1" in said
+
+
 def test_probabilities_are_refused_before_anything_changes(every):
     found = every["structures"]
     for name in ("probabilities of the teacher", "probabilities of the student"):

@@ -115,6 +115,11 @@ def test_counts_are_rounded_in_float32_on_both_sides(evidence):
     assert [evidence[name]["rounding"] for name in WORKERS] == [40, 40, 40]
 
 
+def test_of_more_weights_than_float32_counts_no_more_stay_than_there_are(evidence):
+    assert float(np.float32(2**24 + 3)) > 2**24 + 3
+    assert [evidence[name]["many_weights"] for name in WORKERS] == [[2**24 + 3, 10]] * len(WORKERS)
+
+
 @pytest.mark.parametrize("side", ["pt", "tf"])
 def test_global_magnitude_has_one_threshold(evidence, side):
     found = evidence[side]["together"]
@@ -126,6 +131,11 @@ def test_global_magnitude_has_one_threshold(evidence, side):
     assert mask.sum() == kept(mask.size, 0.8)
     shares = [m.mean() for m in masks.values()]
     assert max(shares) - min(shares) > 0.1  # not layer by layer
+
+
+def test_tf_global_magnitude_spans_dtypes(evidence):
+    kernel = [[0.0, 0.0], [3.0, 4.0]]
+    assert evidence["tf"]["widths"] == [[kernel, "float16"], [kernel, "float32"]]
 
 
 def test_tf_global_magnitude_is_refused_with_its_reason(evidence):

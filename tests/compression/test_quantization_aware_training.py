@@ -182,6 +182,13 @@ def test_pt_a_model_of_two_inputs(evidence):
     assert foreign["apart"] < 0.05
 
 
+def test_pt_training_goes_on_after_a_prediction(evidence):
+    """Whoever predicts sets `training` of each module back, without `train()`."""
+    foreign = evidence["pt"]["foreign"]
+    assert foreign["dropout after a prediction"] > 0.2
+    assert len(foreign["statistics moved after a prediction"]) == 2
+
+
 def test_pt_unequal_ranges_side_by_side_stay_their_own(evidence):
     found = evidence["pt"]["side_by_side"]["apart"]
     assert found["start"]["joined"] < 0.03

@@ -141,6 +141,19 @@ def test_pt_a_model_may_ask_a_sparse_layer_what_it_asks_a_dense_one(evidence):
     assert relative(sparse, dense) < 1e-6
 
 
+def test_pt_hooks_of_a_sparse_layer_stay(evidence):
+    """And what a hook makes the weight of in each call stays dense."""
+    sparse, dense, names = evidence["pt"]["foreign"]["hooked"]
+    assert relative(sparse, dense) < 1e-6
+    assert names == ["0"]
+
+
+@pytest.mark.parametrize("worker", workers.keras())
+def test_tf_an_activation_may_be_over_any_axis(evidence, worker):
+    sparse, dense = evidence[worker]["foreign"]["other axis"]
+    assert relative(sparse, dense) < 1e-6
+
+
 def test_twins_agree_on_a_model_that_is_not_ours(evidence):
     pt, *others = (evidence[name]["foreign"]["two inputs"][0] for name in WORKERS)
     assert all(relative(other, pt) < 1e-5 for other in others)

@@ -186,6 +186,13 @@ def test_operator_dtypes_sees_what_grappler_rewrote(answer):
     assert answer["operator_dtypes"]["rewritten"] == ran
 
 
+COPIED = {"same": True, "constant": False, "shared": 0, "kept": True, "trainable": True}
+
+
+def test_keras_3_a_model_of_sound_is_copied(answers):
+    assert answers["keras3"]["copies"]["sound"] == COPIED
+
+
 def test_a_copy_has_all_state_and_shares_none(answer):
     found = answer["copies"]
     for name in (
@@ -201,14 +208,23 @@ def test_a_copy_has_all_state_and_shares_none(answer):
         "tied",
         "subclassed",
     ):
-        wanted = {"same": True, "constant": False, "shared": 0, "kept": True, "trainable": True}
-        assert found[name] == wanted, name
+        assert found[name] == COPIED, name
 
 
 def test_a_copy_has_what_clone_model_loses(answers):
     """Keras 3: what `Normalization` adapted, and the seeds of dropout."""
     assert answers["keras3"]["copies"]["bare"] > 0.1
     assert answers["keras3"]["copies"]["masks"]
+
+
+def test_a_copy_of_what_draws_in_evaluation_draws_the_same(answers):
+    assert answers["keras3"]["copies"]["draws"] == {"seed kept": True, "same": True}
+
+
+def test_inputs_by_name_have_the_dtypes_of_the_inputs_of_these_names(answer):
+    right, wrong = answer["copies"]["by name"]
+    assert right is None
+    assert "it takes int32, float32" in wrong
 
 
 def test_what_cannot_be_copied_is_refused(answer):

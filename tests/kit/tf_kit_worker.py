@@ -353,6 +353,28 @@ def architectures():
     return {"shapes": shapes, "functional": type(model).__name__}
 
 
+def copy_of_what_draws():
+    """Whether a model that draws in evaluation, too, and its copy draw alike, and as before."""
+    keras = tf.keras
+
+    class Sampling(keras.layers.Layer):
+        """As the encoder of a variational autoencoder has it."""
+
+        def __init__(self, **settings):
+            super().__init__(**settings)
+            self.seeds = keras.random.SeedGenerator(1)
+
+        def call(self, x):
+            return x + keras.random.normal(tf.shape(x), seed=self.seeds)
+
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, Sampling()(keras.layers.Dense(3)(inputs)))
+    state = np.array(model.layers[-1].seeds.state)
+    copy, x = programs.copy_model(model), tf.ones((2, 4))
+    kept = np.array_equal(state, np.array(model.layers[-1].seeds.state))
+    return {"seed kept": kept, "same": np.allclose(model(x), copy(x))}
+
+
 def copies():
     """Copies of models with all kinds of state, against a bare clone_model and set_weights."""
     keras, layers, found = tf.keras, tf.keras.layers, {}
@@ -449,7 +471,14 @@ def copies():
         outer = keras.Input((4,))
         return keras.Model(outer, again(inner(outer)))
 
+    def sound():
+        """Of which too few samples leave nothing, and TensorFlow computes on with what is not."""
+        convolutions = [layers.Conv1D(4, 10, 5), layers.Conv1D(4, 8, 4)]
+        ends = [layers.GlobalAveragePooling1D(), layers.Dense(3)]
+        return keras.Sequential([keras.Input((None, 1)), *convolutions, *ends])
+
     makes = (normalization, vocabulary, buckets, dicts, nested, recurrent, silenced, late, task)
+    makes += (sound,) if hasattr(keras, "StatelessScope") else ()
     for make in (*makes, tied, subclassed):
         model = make()
         x = drawn if make is subclassed else programs._example(model)
@@ -466,6 +495,13 @@ def copies():
             "kept": all(map(np.array_equal, before, map(np.array, model.weights))),
             "trainable": trainable[0] == trainable[1],
         }
+    if hasattr(keras, "StatelessScope"):
+        found["draws"] = copy_of_what_draws()
+    a, b = keras.Input((3,), name="b", dtype="int32"), keras.Input((4,), name="a")
+    both = keras.Model([a, b], layers.Dense(2)(layers.Concatenate()([layers.Rescaling(2.0)(a), b])))
+    given = {"b": tf.ones((2, 3), "int32"), "a": tf.ones((2, 4))}
+    wrong = {name: tf.cast(value, "float32") for name, value in given.items()}
+    found["by name"] = [error_of(lambda x=x: programs.check(both, x)) for x in (given, wrong)]
     model = normalization()
     bare = keras.models.clone_model(model)
     bare.set_weights(model.get_weights())

@@ -86,16 +86,17 @@ def make_train_step(
 
     x: a tensor, or a structure of them as `fit` hands it over: unpacked only where `call` takes
     several arguments. Both give logits of one shape, or several of them in a tuple, list or dict,
-    whose soft losses are added up; of a dict with "logits" these alone. `loss_fn(output, y)`
-    returns the mean over the batch. loss: scalar on the device, the weighted sum and the student's
-    own losses (of regularisers, of `add_loss`). temperature: above 0. alpha: the share of the
-    teacher, 0 (the plain step, no teacher runs) to 1 (`loss_fn` is not called, y may be anything).
-    class_axis: where logits have their classes.
+    whose soft losses are added up (one of one class adds nothing); of a dict with "logits" these
+    alone. `loss_fn(output, y)` returns the mean over the batch. loss: scalar on the device, the
+    weighted sum and the student's own losses (of regularisers, of `add_loss`). temperature: above
+    0. alpha: the share of the teacher, 0 (the plain step, no teacher runs) to 1 (`loss_fn` is not
+    called, y may be anything). class_axis: where logits have their classes.
 
     Raises ValueError for settings out of range and for a student without trainable variables; the
     first step does, before anything is changed, where the teacher's logits have another shape (it
-    knows other classes), where labels y say that classes are along another axis, and, unless it is
-    traced into another graph, where one of both gives probabilities: rows that sum to one.
+    knows other classes), where no output has two classes or one has no axis of classes, where
+    labels y say that classes are along another axis, and, unless it is traced into another graph,
+    where one of both gives probabilities: rows that sum to one.
     """
     _check(student, temperature, alpha)
     _check_built(teacher, "teacher")
@@ -265,6 +266,8 @@ def _loss(
         return loss_fn(output, labels)
     student = _logits(output)
     _check_logits(student, target)
+    shapes = [logits.shape for logits in tf.nest.flatten(target)]
+    _check_classes([shape.as_list() for shape in shapes if shape.rank is not None], class_axis)
     _check_labels(target, labels, class_axis)
     pairs = zip(tf.nest.flatten(student), tf.nest.flatten(target), strict=True)
     settings = {"temperature": temperature, "class_axis": class_axis}
@@ -352,6 +355,22 @@ def _same_structure(student, teacher) -> bool:
     except (TypeError, ValueError):
         return False
     return True
+
+
+def _check_classes(shapes: list[list], class_axis: int) -> None:
+    """Raise where softmax would be 1 everywhere, or be taken over the samples."""
+    counts = [_classes(shape, class_axis) for shape in shapes]
+    if counts and (min(counts) == 0 or max(counts) < 2):
+        raise ValueError(
+            f"logits of {shapes[counts.index(min(counts))]} have no two classes along axis "
+            f"{class_axis}, so there is nothing to teach: of one logit z give two, 0 and z"
+        )
+
+
+def _classes(shape: list, class_axis: int) -> int:
+    """How many there are, 2 where a graph can't tell; 0 where only samples have such an axis."""
+    inside = len(shape) > 1 and -len(shape) < class_axis < len(shape)
+    return (shape[class_axis] or 2) if inside else 0
 
 
 def _are_alike(ours, theirs) -> bool:

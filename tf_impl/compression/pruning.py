@@ -252,12 +252,22 @@ def _sparsity(step: int, final: float, begin: int, end: int) -> np.float32:
 
 def _mask_smallest(calls: list[_MaskedCall], sparsity: np.float32) -> None:
     """Mask all but the largest weights; what is masked stays so."""
-    magnitudes = [tf.abs(call.kernel.value * call.mask) for call in calls]
+    dtypes = {call.mask.dtype for call in calls}
+    dtype = dtypes.pop() if len(dtypes) == 1 else tf.float64  # holds the values of all others
+    magnitudes = [tf.abs(tf.cast(call.kernel.value * call.mask, dtype)) for call in calls]
     every = tf.concat([tf.reshape(magnitude, [-1]) for magnitude in magnitudes], 0)
-    kept = max(int(np.round(np.float32(len(every)) * (np.float32(1) - sparsity))), 1)
+    kept = _kept(len(every), sparsity)
     threshold = tf.sort(every)[len(every) - kept]  # the smallest that stays
     for call, magnitude in zip(calls, magnitudes, strict=True):
         call.mask.assign(call.mask * tf.cast(magnitude >= threshold, call.mask.dtype))
+
+
+def _kept(count: int, sparsity: np.float32) -> int:
+    """How many of `count` weights stay: one or more, and no more than there are.
+
+    float32 rounds counts above 2**24, up as well.
+    """
+    return min(max(int(np.round(np.float32(count) * (np.float32(1) - sparsity))), 1), count)
 
 
 def _callback(model: tf.keras.Model):

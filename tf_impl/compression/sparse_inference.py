@@ -223,12 +223,11 @@ def _product(layer, kernel, inputs, training=None):
     )
     if layer.use_bias:
         product = product + tf.cast(layer.bias, product.dtype)
-    if layer.activation is not None:
-        product = layer.activation(product)
     shape = tf.concat([tf.shape(inputs)[:-1], [layer.units]], 0)
     product = tf.reshape(product, shape)
     product.set_shape([*inputs.shape[:-1], layer.units])
-    return product
+    # Of the whole product: an activation may be over another axis than that of the units.
+    return product if layer.activation is None else layer.activation(product)
 
 
 def main() -> None:

@@ -31,6 +31,7 @@ _functions = attrgetter("library.function")  # of a GraphDef
 _SIGNATURE, _MEMBER, _STRUCTURE = "predict", "program.pb", "outputs.json"
 # Calls and loops have what state their functions have, and these are looked at, too.
 _HARMLESS = {"Placeholder", "StatefulPartitionedCall", "While", "If"}
+_SIZES = (32, 128, 512, 2048, 16384, 262144)  # of an image side, of words, of sound
 _ROUNDING = 1e-5  # relative: the same operators in another order
 _LACKS = re.compile(r"'tf\.(\w+)' op is neither a custom op nor a flex op")
 _FILES = re.compile("File|Save|Restore|PyFunc|Directory")
@@ -166,7 +167,7 @@ def check(model: tf.keras.Model, inputs):
     if not all(np.isfinite(part).all() for part in tensors if part.dtype.is_floating):
         raise ValueError("inputs hold values that are not finite")
     try:
-        _check_dtypes(model, tensors)
+        _check_dtypes(model, inputs)
         output = call(model, tf.nest.map_structure(lambda part: part[:1], inputs))
     except Exception as error:
         given = ", ".join(f"{part.dtype.name} {list(part.shape[1:])}" for part in tensors)
@@ -220,17 +221,21 @@ def copy_model(model: tf.keras.Model, x=None) -> tf.keras.Model:
     """
     if not model.built:
         raise ValueError("the model has no variables yet: call it once on an example input")
-    x = _example(model) if x is None else x
+    given, x = x is not None, _example(model) if x is None else x
     try:
-        wanted = call(model, x)
+        with _state_kept():  # seeds, too: what draws has to draw the same in the copy
+            wanted = call(model, x)
     except Exception as error:
-        raise ValueError(f"the model does not take the example input: {one_line(error)}") from error
+        made = ", ".join(str(list(part.shape)) for part in parts(x))
+        what = "the example input" if given else f"one made from its input shapes, of {made}"
+        raise ValueError(f"the model does not take {what}: {one_line(error)}") from error
     try:
         copy, twins = _rebuilt(model)
         if not copy.built:
             call(copy, x)
         copy_state(twins)
-        difference = apart(call(copy, x), wanted)
+        with _state_kept():
+            difference = apart(call(copy, x), wanted)
     except Exception as error:
         raise NotImplementedError(f"Keras cannot rebuild the model: {one_line(error)}") from error
     if len(copy.weights) != len(model.weights):
@@ -253,9 +258,12 @@ def _example(model):
     layers = model._flatten_layers(include_self=False)
     words = [w for layer in layers for w in getattr(layer, "get_vocabulary", list)()][-8:]
     random = np.random.default_rng(0)
+    # Where it was built by a call, a Sequential model has no `input`.
+    structure = inputs[0] if isinstance(model, tf.keras.Sequential) else model.input
+    open_size = _open_size(model, structure)
 
     def made(tensor):
-        shape = [2 if axis == 0 else size or 32 for axis, size in enumerate(tensor.shape)]
+        shape = _sized(tensor, open_size)
         dtype = tf.as_dtype(tensor.dtype)
         if dtype == tf.string:
             return tf.constant(random.choice([str(word) for word in words] or ["a"], shape))
@@ -263,9 +271,27 @@ def _example(model):
             return tf.cast(random.normal(size=shape), dtype)
         return tf.cast(random.integers(0, 2, shape), dtype)
 
-    if isinstance(model, tf.keras.Sequential):  # where it was built by a call, it has no `input`
-        return made(inputs[0])
-    return tf.nest.map_structure(made, model.input)
+    return tf.nest.map_structure(made, structure)
+
+
+def _open_size(model, structure) -> int:
+    """The smallest of some sizes of which each layer leaves something (Keras 3 tells), else 32."""
+    most_open = max(list(tensor.shape[1:]).count(None) for tensor in tf.nest.flatten(structure))
+    sizes = [size for size in _SIZES if size**most_open <= _SIZES[-1]]
+    for size in sizes if most_open else ():
+        try:
+            model.compute_output_shape(
+                tf.nest.map_structure(lambda t, s=size: _sized(t, s), structure)
+            )
+        except Exception:  # TensorFlow itself computes on, with what is not there
+            continue
+        return size
+    return 32
+
+
+def _sized(tensor, size: int) -> tuple:
+    """The shape of two samples, with `size` in place of what is open."""
+    return (2, *(size if length is None else length for length in tensor.shape[1:]))
 
 
 def _rebuilt(model) -> tuple:
@@ -336,10 +362,14 @@ def copy_state(twins: list[tuple]) -> None:
             theirs.state.assign(ours.state)
 
 
-def _check_dtypes(model, parts) -> None:
+def _check_dtypes(model, inputs) -> None:
     """Keras would cast in silence, and the program take another dtype than the model states."""
-    wanted = [tf.as_dtype(tensor.dtype) for tensor in getattr(model, "inputs", None) or []]
-    if wanted and wanted != [part.dtype for part in parts]:
+    stated, given = getattr(model, "inputs", None) or [], parts(inputs)
+    names = [tensor.name.split(":")[0] for tensor in stated]
+    if isinstance(inputs, dict) and inputs.keys() == set(names):
+        given = [inputs[name] for name in names]  # Keras goes by them, whatever their order
+    wanted = [tf.as_dtype(tensor.dtype) for tensor in stated]
+    if wanted and wanted != [part.dtype for part in given]:
         raise TypeError(f"it takes {', '.join(dtype.name for dtype in wanted)}")
 
 
