@@ -40,7 +40,9 @@ Copy with it: nothing.
 """
 
 import math
+from collections.abc import Callable
 
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, ReduceLROnPlateau
 
@@ -58,7 +60,7 @@ def apply_linear_decay(
     def factor(step: int) -> float:
         return _warmed_up(step, warmup) * (1 - (1 - final) * _progress(step, warmup, steps))
 
-    return LambdaLR(optimizer, factor)
+    return _scheduler(optimizer, factor)
 
 
 def apply_cosine(
@@ -71,7 +73,7 @@ def apply_cosine(
         wave = (1 + math.cos(math.pi * _progress(step, warmup, steps))) / 2
         return _warmed_up(step, warmup) * (final + (1 - final) * wave)
 
-    return LambdaLR(optimizer, factor)
+    return _scheduler(optimizer, factor)
 
 
 def apply_one_cycle(
@@ -147,6 +149,14 @@ def scale_rate(*, rate: float, batch_size: int, reference_batch_size: int) -> fl
     if batch_size < 1 or reference_batch_size < 1:
         raise ValueError(f"batch sizes are 1 or more, not {batch_size}, {reference_batch_size}")
     return rate * batch_size / reference_batch_size
+
+
+def _scheduler(optimizer: Optimizer, factor: Callable) -> LambdaLR:
+    for group in optimizer.param_groups:
+        # torch would start from the rate that an earlier schedule has left here.
+        rate = group["lr"]
+        group["initial_lr"] = rate.clone() if isinstance(rate, Tensor) else rate
+    return LambdaLR(optimizer, factor)
 
 
 def _warmed_up(step: int, warmup: int) -> float:

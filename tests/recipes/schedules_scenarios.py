@@ -222,6 +222,23 @@ def wrapped():
     return found
 
 
+def second():
+    """Rates at which a second schedule begins, the optimizer's own set anew, of each first one."""
+    if FRAMEWORK != "pt":
+        return None  # Keras refuses a second schedule, as `wrapped` shows
+    found = []
+    for first, (name, settings) in (*CASES.items(), ("tensor", CASES["linear"])):
+        _, optimizer = make()
+        if first == "tensor":
+            optimizer.param_groups[0]["lr"] = torch.tensor(RATE)
+        getattr(schedules, name)(optimizer, **settings)
+        optimizer.param_groups[0]["lr"] = rate(optimizer) * 0 + RATE / 100
+        for again in ("apply_linear_decay", "apply_cosine"):
+            getattr(schedules, again)(optimizer, steps=STEPS)
+            found.append(schedules.current_rate(optimizer))
+    return found
+
+
 def scaled():
     return schedules.scale_rate(rate=0.1, batch_size=1024, reference_batch_size=256)
 
@@ -282,6 +299,7 @@ SCENARIOS = (
     plateau,
     refusals,
     wrapped,
+    second,
     scaled,
     accumulated,
     first_rates,

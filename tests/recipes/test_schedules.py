@@ -100,6 +100,10 @@ def test_an_optimizer_around_another_has_the_rate_of_that_one(every):
     assert "schedule already" in found["again"]
 
 
+def test_a_second_schedule_starts_from_the_rate_that_the_optimizer_has_then(evidence):
+    assert evidence["pt"]["schedules second"] == pytest.approx(14 * [RATE / 100])
+
+
 def test_the_linear_rule(every):
     assert every["schedules scaled"] == pytest.approx(0.4)
 
