@@ -656,6 +656,12 @@ def regions():
             losses = [step(x, y).item() for _ in range(STEPS)]
             rows.append((losses, [p.detach() for p in model.parameters()]))
         found[str(count)] = {"graphs": len(graphs), "apart": apart(rows[1], rows[0])}
+    torch.compiler.reset()
+    unlike = nn.Sequential(*[Deep(depth, blocks=1) for depth in range(1, 6)])
+    few = torch._dynamo.config.patch(recompile_limit=2)
+    with captured_alone() as graphs, few:
+        train.compilation.apply_compile(unlike, blocks="?")(torch.randn(5, 4))
+    found["unlike"] = len(graphs)
     copied = copy.deepcopy(model)
     found["compiled"] = [m.blocks[0]._compiled_call_impl is not None for m in (model, copied)]
     found["unknown"] = raised(make, *arguments, blocks="blocks.0, layer*")

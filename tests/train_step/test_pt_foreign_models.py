@@ -204,6 +204,11 @@ def test_like_blocks_share_a_compilation(found):
     assert regions["unknown"].startswith("ValueError: blocks: the model has no block 'layer*'; it")
 
 
+def test_unlike_blocks_have_a_compilation_each(found):
+    """Five of them where torch keeps two compilations of one piece of code."""
+    assert found["regions"]["unlike"] == 5
+
+
 def test_the_compiled_ladder_takes_keywords_and_a_dataclass(found):
     """bfloat16 keeps 8 significant bits."""
     assert found["compiled"] < 2**-8
