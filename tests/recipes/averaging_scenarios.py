@@ -334,14 +334,22 @@ class _TF:
     def statistics_behind_dropout(self):
         import tensorflow as tf
 
+        class Stretch(tf.keras.layers.Layer):
+            rate = 2.0  # not one of dropout
+
+            def call(self, x):
+                return x * self.rate
+
         layers = tf.keras.layers
-        model = tf.keras.Sequential([layers.Dropout(0.5), layers.BatchNormalization()])
-        x = tf.constant(np.random.default_rng(0).normal(2, 1, (64, 3)).astype(np.float32))
+        kinds = layers.Dropout, layers.SpatialDropout1D, layers.GaussianDropout, layers.AlphaDropout
+        dropouts = [kind(0.5) for kind in kinds]
+        model = tf.keras.Sequential([*dropouts, Stretch(), layers.BatchNormalization()])
+        x = tf.constant(np.random.default_rng(0).normal(2, 1, (8, 8, 3)).astype(np.float32))
         model(x)
         averaging.update_statistics(model, [x])
-        assert model.layers[0].rate == 0.5
-        mean = model.layers[1].moving_mean
-        return {"mean": np.asarray(mean), "expected": np.asarray(x).mean(0)}
+        assert [layer.rate for layer in model.layers[:-1]] == [0.5] * 4 + [2.0]
+        mean = model.layers[-1].moving_mean
+        return {"mean": np.asarray(mean), "expected": 2 * np.asarray(x).mean((0, 1))}
 
     def statistics_behind_noise(self):
         """What is said of noise, which can't be switched off, and whether the statistics stayed."""

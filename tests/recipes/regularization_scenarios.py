@@ -144,12 +144,13 @@ if FRAMEWORK == "pt":
         return sorted(model.state_dict())
 
     def dropped():
-        """A dropout, attention with dropout, one that is off."""
+        """Attention with dropout, one that is off, one of each other kind."""
         block = nn.TransformerEncoderLayer(8, 2, 8, dropout=0.1, batch_first=True)
-        return nn.Sequential(block, nn.Dropout(0.0), nn.Dropout2d(0.2))
+        kinds = nn.Dropout2d, nn.AlphaDropout, nn.FeatureAlphaDropout
+        return nn.Sequential(block, nn.Dropout(0.0), *[kind(0.2) for kind in kinds])
 
     def attention_rates(model):
-        return [model[0].self_attn.dropout, model[1].p, model[2].p]
+        return [model[0].self_attn.dropout, *(module.p for module in model[1:])]
 
     def foreign():
         """How many decay of ResNet-18, and how many convolutions and dense layers it has."""
@@ -325,16 +326,18 @@ else:
         return sorted(regularization._name(v) for v in model.weights)
 
     def dropped():
-        """A dropout, attention with dropout, one that is off."""
+        """Attention with dropout, one that is off, one of each other kind."""
         inputs = keras.Input((3, 8))
         x = keras.layers.MultiHeadAttention(2, 4, dropout=0.1)(inputs, inputs)
         x = keras.layers.Dropout(0.0)(x)
-        return keras.Model(inputs, keras.layers.SpatialDropout1D(0.2)(x))
+        for kind in ("SpatialDropout1D", "GaussianDropout", "AlphaDropout"):
+            x = getattr(keras.layers, kind)(0.2)(x)
+        return keras.Model(inputs, x)
 
     def attention_rates(model):
         attention = model.layers[1]
         assert attention._dropout == attention._dropout_layer.rate
-        return [attention._dropout, model.layers[2].rate, model.layers[3].rate]
+        return [attention._dropout, *(layer.rate for layer in model.layers[2:])]
 
     def foreign():
         """How many decay of MobileNetV2, and how many convolutions and dense layers it has."""

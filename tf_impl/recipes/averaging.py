@@ -238,7 +238,9 @@ def _is_batch_normalization(layer) -> bool:
 
 def _switch_off_dropout(model: tf.keras.Model) -> list[tuple]:
     """Set every dropout's rate to zero; return (layer, rate) of each."""
-    rates = [(layer, layer.rate) for layer in _layers(model) if getattr(layer, "rate", 0)]
+    layers = tf.keras.layers
+    kinds = layers.Dropout, layers.GaussianDropout, layers.AlphaDropout
+    rates = [(layer, layer.rate) for layer in _layers(model) if isinstance(layer, kinds)]
     for layer, _ in rates:
         layer.rate = 0.0
     return rates

@@ -195,12 +195,13 @@ def set_dropout_rate(model: tf.keras.Model, *, rate: float) -> list[str]:
     there is none.
     """
     _check_share(rate, "rate")
-    found = []
+    layers, found = tf.keras.layers, []
+    kinds = layers.Dropout, layers.GaussianDropout, layers.AlphaDropout
     for layer in model._flatten_layers(include_self=False):
-        if isinstance(layer, tf.keras.layers.Dropout) and layer.rate > 0:
+        if isinstance(layer, kinds) and layer.rate > 0:
             layer.rate = rate
             found.append(layer.name)
-        elif isinstance(layer, tf.keras.layers.MultiHeadAttention) and layer._dropout > 0:
+        elif isinstance(layer, layers.MultiHeadAttention) and layer._dropout > 0:
             layer._dropout = rate  # whether it calls its dropout layer at all
     if not found:
         raise ValueError("the model has no dropout that is on: use add_dropout")
