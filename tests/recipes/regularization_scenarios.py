@@ -578,6 +578,43 @@ def split():
     return moments_stay()
 
 
+def thawed():
+    """Of two dense layers, all ones, the first thawed after decay was applied: what a step leaves.
+
+    The gradients are zero; kernel, bias, kernel, bias. And what the penalty is then.
+    """
+    if FRAMEWORK == "pt":
+        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        model[0].requires_grad_(False)
+        optimizer = torch.optim.AdamW(model.named_parameters(), lr=torch.tensor(0.1))
+        for parameter in model.parameters():
+            parameter.data.fill_(1.0)
+            parameter.grad = torch.zeros_like(parameter)
+        penalized = regularization.make_penalized_loss(
+            lambda output, y: 0.0, model, weight_decay=0.5
+        )
+        regularization.apply_decoupled_decay(model, optimizer, weight_decay=0.5)
+        model.requires_grad_(True)
+        value = float(penalized(None, None).detach())
+        optimizer.step()
+        groups = optimizer.param_groups
+        names, (one, other) = [group["param_names"] for group in groups], groups
+        assert one["lr"] == other["lr"]
+        assert one["lr"] is not other["lr"]
+        left = [float(parameter.detach().mean()) for parameter in model.parameters()]
+        return {"left": left, "penalty": value, "names": names}
+    layers = [keras.layers.Dense(2, "linear", True, "ones", "ones") for _ in range(2)]
+    model = keras.Sequential([keras.Input((2,)), *layers])
+    layers[0].trainable = False
+    optimizer = keras.optimizers.AdamW(0.1)
+    penalized = regularization.make_penalized_loss(lambda output, y: 0.0, model, weight_decay=0.5)
+    regularization.apply_decoupled_decay(model, optimizer, weight_decay=0.5)
+    layers[0].trainable = True
+    value, variables = float(penalized(None, None)), model.trainable_variables
+    optimizer.apply_gradients([(tf.zeros(v.shape), v) for v in variables])
+    return {"left": [float(np.mean(v)) for v in model.get_weights()], "penalty": value}
+
+
 def scaled():
     return regularization.scale_decay(weight_decay=0.01, batch_size=256)
 
@@ -607,6 +644,7 @@ SCENARIOS = (
     computed_kernels,
     structures,
     split,
+    thawed,
     scaled,
     twice_the_batch,
 )

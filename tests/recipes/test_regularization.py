@@ -138,6 +138,15 @@ def test_groups_are_split_without_a_loss(evidence):
     assert evidence["pt"]["regularization split"] == {"same": True, "once each": True}
 
 
+def test_what_was_frozen_decays_once_it_trains_as_the_rest_does(every):
+    """Each group with the names of its own parameters, where the optimizer knows them."""
+    found = every["regularization thawed"]
+    assert found["left"] == pytest.approx([0.95, 1.0, 0.95, 1.0])
+    assert found["penalty"] == pytest.approx(0.5 / 2 * 8)
+    if every.framework == "pt":
+        assert found["names"] == [["0.weight", "1.weight"], ["0.bias", "1.bias"]]
+
+
 def test_an_epoch_takes_the_same_share_away_at_any_batch(every):
     scaled = every["regularization scaled"]
     assert (1 - 0.1 * scaled) ** 4 == pytest.approx((1 - 0.1 * 0.01) ** 16, rel=1e-4)
