@@ -123,7 +123,7 @@ def apply_reduction_on_plateau(
     than `patience` losses in a row that are not below the best by a relative `threshold` are a
     plateau; `cooldown` losses after a reduction are not counted; the rate stays above `lowest`.
     """
-    return ReduceLROnPlateau(
+    return _ReductionOnPlateau(
         optimizer,
         mode="min",
         factor=factor,
@@ -133,6 +133,13 @@ def apply_reduction_on_plateau(
         cooldown=cooldown,
         min_lr=lowest,
     )
+
+
+class _ReductionOnPlateau(ReduceLROnPlateau):
+    def step(self, metrics, epoch=None) -> None:
+        # Of a best loss below zero, torch's share would make worse ones count as better.
+        self.threshold = math.copysign(self.threshold, self.best)
+        super().step(metrics, epoch)
 
 
 def current_rate(optimizer: Optimizer) -> float:

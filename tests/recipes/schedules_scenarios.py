@@ -179,6 +179,18 @@ def plateau():
     return found
 
 
+def below_zero():
+    """The rate after losses below zero that hardly fall, or rise; and after some that fall."""
+    found = {}
+    for case, by in (("flat", -1e-4), ("rising", 1e-4), ("falling", -0.1)):
+        _, optimizer = make()
+        scheduler = schedules.apply_reduction_on_plateau(optimizer, **PLATEAU)
+        for number in range(4):
+            scheduler.step(-1.0 + by * number)
+        found[case] = rate(optimizer)
+    return found
+
+
 def refusals():
     """What bad settings raise."""
     found = {}
@@ -297,6 +309,7 @@ SCENARIOS = (
     resumed,
     serialized,
     plateau,
+    below_zero,
     refusals,
     wrapped,
     second,

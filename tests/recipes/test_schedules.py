@@ -81,6 +81,12 @@ def test_a_plateau_reduces_the_rate(every):
         assert np.abs(np.array(found) - wanted).max() < 1e-8  # Keras keeps the rate in float32
 
 
+def test_a_plateau_below_zero_reduces_the_rate(every):
+    found = every["schedules below_zero"]
+    wanted = {"flat": RATE / 2, "rising": RATE / 2, "falling": RATE}
+    assert found == pytest.approx(wanted)
+
+
 def test_bad_settings_are_refused_and_the_rate_stays(every):
     refusals = every["schedules refusals"]
     for case, reason in refusals.items():
