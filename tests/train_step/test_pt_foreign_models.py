@@ -114,6 +114,11 @@ def test_a_loss_gets_float32_in_the_structure_that_the_model_returns(found):
             assert set(seen[1:]) == {"torch.float32"}
 
 
+def test_a_mapping_in_float32_is_of_its_class(found):
+    whole, half = "torch.float32", "torch.bfloat16"
+    assert found["outputs"]["mapping"] == 2 * [[True, whole, whole, half]]
+
+
 def test_logits_of_a_dataclass(found):
     logits = found["logits"]
     assert logits["loss"]
