@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -119,6 +120,27 @@ def statistics():
         ),
         "modes as before": own.modes(model),
     }
+
+
+def failing():
+    """Whether the first batch was taken in before the second was read, and what stays if it fails.
+
+    Without a first one, too.
+    """
+    model, _ = model_and_step()
+    before, found = state(model), {}
+    x, _ = batches(1)[0]
+
+    def unreadable(first):
+        yield from first
+        found[f"{len(first)}: taken in"] = not same(before, state(model))
+        raise RuntimeError("a batch that can't be read")
+
+    for first in ([], [x]):
+        with suppress(RuntimeError):
+            averaging.update_statistics(model, unreadable(first))
+        found[f"{len(first)}: stays"] = same(before, state(model))
+    return found
 
 
 def frozen():
@@ -407,6 +429,7 @@ SCENARIOS = (
     averages,
     refusals,
     statistics,
+    failing,
     frozen,
     two_domains,
     named_inputs,
