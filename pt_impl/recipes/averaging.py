@@ -89,6 +89,7 @@ def update_statistics(model: nn.Module, batches: Iterable) -> None:
     x: as the model takes it: a tuple of its arguments, a dict of its keywords, or its one argument.
     Nothing else changes, nor do the statistics of a BatchNorm that no batch goes through or whose
     parameters are frozen; a model without BatchNorm does not run. Raises ValueError for no batch.
+    The statistics stay where it raises, or a batch does.
     """
     norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     norms = [norm for norm in norms if norm.track_running_stats]
@@ -98,9 +99,7 @@ def update_statistics(model: nn.Module, batches: Iterable) -> None:
     modes = {module: module.training for module in model.modules()}
     momenta = {norm: norm.momentum for norm in norms}
     before = {norm: [buffer.clone() for buffer in norm.buffers()] for norm in norms}
-    batches = list(batches)
-    if not batches:
-        raise ValueError("statistics need at least one batch")
+    seen, done = 0, False
     try:
         model.eval()  # dropout and the like stay off
         for norm in norms:
@@ -110,9 +109,13 @@ def update_statistics(model: nn.Module, batches: Iterable) -> None:
         with torch.no_grad():
             for x in batches:
                 _call(model, x)
+                seen += 1
+        if not seen:
+            raise ValueError("statistics need at least one batch")
+        done = True
     finally:
         for norm, buffers in before.items():
-            if not norm.num_batches_tracked:  # no batch went through it
+            if not done or not norm.num_batches_tracked:  # no batch went through it
                 _write(norm.buffers(), buffers)
         for module, mode in modes.items():
             module.training = mode

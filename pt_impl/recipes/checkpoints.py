@@ -43,6 +43,8 @@ import torch
 from torch import nn
 
 VERSION = 1
+# Settings that torch's schedules, and optimizers of named parameters, add to an optimizer's groups.
+ADDED = {"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr", "param_names"}
 
 
 def save_checkpoint(
@@ -91,7 +93,8 @@ def load_checkpoint(
 ) -> dict:
     """Read a checkpoint into model, optimizer and random generators; return its `state`.
 
-    With `optimizer` None the weights alone are read. Everything is checked before anything is
+    With `optimizer` None the weights alone are read. What schedules keep in the optimizer's groups
+    may be there, here or in neither. Everything is checked before anything is
     changed: raises ValueError where the file is no whole checkpoint, is of another model or
     optimizer, or has no optimizer's state though one is given.
     """
@@ -101,6 +104,9 @@ def load_checkpoint(
         if "optimizer" not in content:
             raise ValueError(f"{path} holds weights alone: it can't be resumed from")
         _check_optimizer(path, optimizer, content["optimizer"])
+        groups = content["optimizer"]["param_groups"]
+        for saved, group in zip(groups, optimizer.param_groups, strict=True):
+            saved |= {key: group[key] for key in ADDED & (group.keys() - saved.keys())}
         optimizer.load_state_dict(content["optimizer"])
         _restore_random_states(content["random"])
     model.load_state_dict(content["weights"])
@@ -187,7 +193,7 @@ def _plain(value):
     """The same with Python's numbers in the place of NumPy's, which no reader may load."""
     if isinstance(value, dict):
         return {_plain(key): _plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
+    if type(value) in (list, tuple):  # no reader may make other kinds
         return type(value)(map(_plain, value))
     return value.item() if isinstance(value, np.generic) else value
 
@@ -263,8 +269,8 @@ def _check_weights(path, model: nn.Module, weights: dict) -> None:
 def _check_optimizer(path, optimizer: torch.optim.Optimizer, saved: dict) -> None:
     ours = [len(group["params"]) for group in optimizer.param_groups]
     theirs = [len(group["params"]) for group in saved["param_groups"]]
-    keys = [set(group) - {"params"} for group in optimizer.param_groups]
-    same = keys == [set(group) - {"params"} for group in saved["param_groups"]]
+    keys = [set(group) - ADDED for group in optimizer.param_groups]
+    same = keys == [set(group) - ADDED for group in saved["param_groups"]]
     if ours != theirs or not same:
         raise ValueError(f"{path} is of another optimizer: its groups or their settings differ")
 

@@ -106,8 +106,8 @@ def check_data(
             if values is None or not values.numel():
                 continue
             limits = (low, high) if name.startswith("x") else (-math.inf, math.inf)
-            _check_values(tally, name, number, values, *limits)
-            if name.startswith("y"):
+            _check_values(tally, name, number, torch.atleast_1d(values), *limits)
+            if name.startswith("y") and values.ndim:
                 seen = _check_labels(tally, name, number, values, num_classes, ignore_label)
                 for label, count in seen:
                     classes.setdefault(name, {}).setdefault(label, 0)
@@ -144,7 +144,7 @@ def check_loss(model: nn.Module, loss: Callable, x, y, *, strict: bool = False) 
     What the loss takes is told by its value where all classes are equally likely. A loss that is
     not a cross-entropy is not judged: the report says so. The model is left as it was.
     """
-    outputs = _outputs(model, x)
+    outputs, loss = _classes_last(_outputs(model, x), loss, y)
     kind, takes = _form_of_loss(loss, outputs, y)
     report = Report(f"a batch of {len(outputs)}, whose loss takes {takes}")
     if takes == "neither logits nor probabilities":
@@ -334,6 +334,7 @@ def _check_labels(
         values, one_each = values[~apart].argmax(1), True
     elif values.dtype == torch.bool:
         return []
+    values = values.long()  # bytes would wrap what they are compared with
     bad = (values < 0) & (values != ignore)
     if num_classes:
         bad |= values >= num_classes
@@ -366,6 +367,8 @@ def _digests(data: Iterable) -> Iterator[bytes]:
         leaves = _leaves(_split(batch)[0], "x")
         rows = []
         for name, leaf in leaves:
+            if _is_one(leaf):
+                continue
             values = _tensor(leaf)
             if values is None:
                 rows.append([f"{name} {text!r}".encode() for text in leaf])
@@ -375,6 +378,18 @@ def _digests(data: Iterable) -> Iterator[bytes]:
             rows.append([head + row.tobytes() for row in flat])
         for parts in zip(*rows, strict=True):
             yield hashlib.blake2b(b"".join(parts), digest_size=16).digest()
+
+
+def _classes_last(outputs: Tensor, loss: Callable, y) -> tuple[Tensor, Callable]:
+    """Both with the classes as the last axis, where labels (n, ...) say that they are the second's.
+
+    Where both could be, they are the last.
+    """
+    shape = tuple(outputs.shape)
+    labels = isinstance(y, Tensor) and not y.is_floating_point() and len(shape) > 2
+    if not labels or y.shape == shape[:-1] or y.shape != shape[:1] + shape[2:]:
+        return outputs, loss
+    return outputs.movedim(1, -1), lambda outputs, y: loss(outputs.movedim(-1, 1), y)
 
 
 def _form_of_loss(loss: Callable, outputs: Tensor, y) -> tuple[str, str]:
@@ -488,17 +503,28 @@ def _leaves(tree, name: str) -> list[tuple[str, object]]:
         return []
     if isinstance(tree, Mapping):
         return [leaf for key in tree for leaf in _leaves(tree[key], f"{name}[{key!r}]")]
-    if isinstance(tree, tuple | list) and not all(isinstance(v, int | float | str) for v in tree):
+    if isinstance(tree, tuple | list) and not all(map(_is_one, tree)):
         return [leaf for at, each in enumerate(tree) for leaf in _leaves(each, f"{name}[{at}]")]
     return [(name, tree)]
 
 
+def _is_one(value) -> bool:
+    """Whether it is a number or a text: of one sample in a list, of the whole batch by itself."""
+    return isinstance(value, int | float | str | bytes) or getattr(value, "ndim", None) == 0
+
+
 def _tensor(leaf) -> Tensor | None:
     """The leaf as a tensor; None where it is text, which has no value to check."""
-    if isinstance(leaf, Tensor):
-        return torch.view_as_real(leaf.detach()) if leaf.is_complex() else leaf.detach()
-    array = np.asarray(leaf)
-    return None if array.dtype.kind in "SUOT" else torch.as_tensor(array)
+    if isinstance(leaf, tuple | list):
+        leaf = [each.item() if isinstance(each, Tensor) else each for each in leaf]
+    if not isinstance(leaf, Tensor):
+        array = np.asarray(leaf)
+        if array.dtype.kind in "SUOT":
+            return None
+        leaf = torch.as_tensor(array)
+    if leaf.dtype in (torch.uint16, torch.uint32, torch.uint64):
+        return leaf.long()  # torch compares none of these
+    return torch.view_as_real(leaf.detach()) if leaf.is_complex() else leaf.detach()
 
 
 def _numeric(leaves) -> list[tuple[str, Tensor]]:
@@ -508,9 +534,9 @@ def _numeric(leaves) -> list[tuple[str, Tensor]]:
 
 def _length(leaves: list) -> int:
     """How many samples a batch has; raises where its parts disagree."""
-    if not leaves:
+    lengths = {name: len(leaf) for name, leaf in leaves if not _is_one(leaf)}
+    if not lengths:
         raise ValueError("a batch is empty: neither x nor y has a tensor")
-    lengths = {name: len(leaf) for name, leaf in leaves}
     if len(set(lengths.values())) > 1:
         raise ValueError(f"parts of a batch have different lengths: {lengths}")
     return next(iter(lengths.values()))

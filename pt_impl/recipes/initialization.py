@@ -48,7 +48,7 @@ Copy with it: nothing.
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 
 import torch
 from torch import Tensor, nn
@@ -132,14 +132,16 @@ def gradient_norms(model: nn.Module, loss_fn: Callable, x, y) -> dict[str, float
         for module in model.modules()
         for name, buffer in module.named_buffers(recurse=False)
     ]
-    with torch.random.fork_rng():
-        output = _call(model, x)
-        leaves = [t for t in tree_leaves(output) if isinstance(t, Tensor) and t.requires_grad]
-        loss = loss_fn(output, y)
-    gradients = torch.autograd.grad(loss, [p for _, p in named] + leaves, allow_unused=True)
-    with torch.no_grad():
-        for module, name, buffer, value in buffers:
-            setattr(module, name, buffer.copy_(value))
+    try:
+        with torch.random.fork_rng():
+            output = _call(model, x)
+            leaves = [t for t in _leaves(output) if isinstance(t, Tensor) and t.requires_grad]
+            loss = loss_fn(output, y)
+        gradients = torch.autograd.grad(loss, [p for _, p in named] + leaves, allow_unused=True)
+    finally:
+        with torch.no_grad():
+            for module, name, buffer, value in buffers:
+                setattr(module, name, buffer.copy_(value))
     squares: dict[str, float] = {}
     names = [name.rpartition(".")[0] or name for name, _ in named] + ["output"] * len(leaves)
     for name, gradient in zip(names, gradients, strict=True):
@@ -167,6 +169,19 @@ def find_unhealthy(norms: Mapping[str, float], *, factor: float = 1000.0) -> dic
             found[name] = f"vanishing: {norm:.2g} where the output's is {output:.2g}"
         elif norm > factor * output:
             found[name] = f"exploding: {norm:.2g} where the output's is {output:.2g}"
+    return found
+
+
+def _leaves(output) -> list:
+    """What an output holds, also in the dataclasses and mappings that torch does not know."""
+    found = []
+    for leaf in tree_leaves(output):
+        if is_dataclass(leaf):
+            found += _leaves([getattr(leaf, field.name) for field in fields(leaf)])
+        elif isinstance(leaf, Mapping):
+            found += _leaves(list(leaf.values()))
+        else:
+            found.append(leaf)
     return found
 
 

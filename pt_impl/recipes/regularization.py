@@ -109,11 +109,11 @@ def make_penalized_loss(
     """Return `loss(output, y)`: the given one and the penalty, for any step that takes a loss."""
     settings = {"biases": biases, "norms": norms, "embeddings": embeddings}
     l2_penalty(model, weight_decay=weight_decay, **settings)  # refuses at once what it refuses
-    parameters = dict(model.named_parameters())
-    decayed = [parameters[name] for name in decayed_parameters(model, **settings)]
+    decayed = _wanted(model, **settings)
 
     def penalized(output, y) -> Tensor:
-        return loss_fn(output, y) + _penalty(decayed, weight_decay)
+        trained = [p for p in decayed if p.requires_grad]
+        return loss_fn(output, y) + _penalty(trained, weight_decay)
 
     return penalized
 
@@ -129,26 +129,28 @@ def apply_decoupled_decay(
 ) -> list[str]:
     """Let the optimizer take rate x weight_decay of kernels away each step, and of nothing else.
 
-    Splits each parameter group in two. Returns the names of what decays. Raises NotImplementedError
-    for an optimizer whose decay is L2, and ValueError where a scheduler stands at it, which counts
-    the groups.
+    Splits each parameter group in two; what is frozen decays once it trains. Returns the names of
+    what decays now. Raises NotImplementedError for an optimizer whose decay is L2, and ValueError
+    where a scheduler stands at it, which counts the groups.
     """
     _check_decay(weight_decay)
     _refuse_l2(optimizer)
     if any("initial_lr" in group for group in optimizer.param_groups):
         raise ValueError("a scheduler stands at the optimizer: set the decay first")
     names = decayed_parameters(model, biases=biases, norms=norms, embeddings=embeddings)
-    parameters = dict(model.named_parameters())
-    decayed = {id(parameters[name]) for name in names}
+    decayed = {id(p) for p in _wanted(model, biases=biases, norms=norms, embeddings=embeddings)}
     for group in list(optimizer.param_groups):
-        others = [p for p in group["params"] if id(p) not in decayed]
-        group["params"] = [p for p in group["params"] if id(p) in decayed]
-        settings = {key: value for key, value in group.items() if key != "params"}
+        # A rate may be a tensor, which a scheduler changes in place: each group needs its own.
+        others = {k: v.clone() if isinstance(v, Tensor) else v for k, v in group.items()}
+        decays = [id(p) in decayed for p in group["params"]]
+        for key in {"params", "param_names"} & group.keys():
+            others[key] = [v for v, yes in zip(group[key], decays, strict=True) if not yes]
+            group[key] = [v for v, yes in zip(group[key], decays, strict=True) if yes]
         group["weight_decay"] = weight_decay
         if not group["params"]:
             optimizer.param_groups.remove(group)
-        if others:
-            optimizer.add_param_group({**settings, "params": others, "weight_decay": 0.0})
+        if others["params"]:
+            optimizer.add_param_group(others | {"weight_decay": 0.0})
     return names
 
 
@@ -225,6 +227,12 @@ class _Dropout:
 
     def __call__(self, module: nn.Module, inputs: tuple) -> tuple:
         return (F.dropout(inputs[0], self.rate, module.training), *inputs[1:])
+
+
+def _wanted(model: nn.Module, **settings: bool) -> list[nn.Parameter]:
+    """What decays, or would if it were not frozen."""
+    wanted, kinds = {"kernel", *_asked(**settings)}, _kinds(model)
+    return [p for p in model.parameters() if kinds[id(p)] in wanted]
 
 
 def _penalty(parameters: list[nn.Parameter], weight_decay: float) -> Tensor:

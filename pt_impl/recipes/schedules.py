@@ -18,8 +18,8 @@ Where the frameworks differ and why:
 - A scheduler stands beside the optimizer and writes its rate: call `scheduler.step()` after
   `optimizer.step()`. Keras hands the schedule to the optimizer, which asks it for the rate of its
   own step count; there is nothing to call, and nothing that could be called in the wrong order.
-- To resume, save `scheduler.state_dict()` beside the optimizer's. Keras saves the step count with
-  the optimizer.
+- To resume, save `scheduler.state_dict()` beside the optimizer's, make the schedule and load both.
+  Keras saves the step count with the optimizer.
 - Rates are Python floats, in float64. Keras casts them to the variables' float32.
 - Momentum is a sum of gradients here, which the rate of the step multiplies; Keras sums up updates,
   each with the rate of its own step. The two are equal while the rate stays (Goyal et al., remark
@@ -40,7 +40,9 @@ Copy with it: nothing.
 """
 
 import math
+from collections.abc import Callable
 
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, ReduceLROnPlateau
 
@@ -58,7 +60,7 @@ def apply_linear_decay(
     def factor(step: int) -> float:
         return _warmed_up(step, warmup) * (1 - (1 - final) * _progress(step, warmup, steps))
 
-    return LambdaLR(optimizer, factor)
+    return _scheduler(optimizer, factor)
 
 
 def apply_cosine(
@@ -71,7 +73,7 @@ def apply_cosine(
         wave = (1 + math.cos(math.pi * _progress(step, warmup, steps))) / 2
         return _warmed_up(step, warmup) * (final + (1 - final) * wave)
 
-    return LambdaLR(optimizer, factor)
+    return _scheduler(optimizer, factor)
 
 
 def apply_one_cycle(
@@ -121,7 +123,7 @@ def apply_reduction_on_plateau(
     than `patience` losses in a row that are not below the best by a relative `threshold` are a
     plateau; `cooldown` losses after a reduction are not counted; the rate stays above `lowest`.
     """
-    return ReduceLROnPlateau(
+    return _ReductionOnPlateau(
         optimizer,
         mode="min",
         factor=factor,
@@ -131,6 +133,13 @@ def apply_reduction_on_plateau(
         cooldown=cooldown,
         min_lr=lowest,
     )
+
+
+class _ReductionOnPlateau(ReduceLROnPlateau):
+    def step(self, metrics, epoch=None) -> None:
+        # Of a best loss below zero, torch's share would make worse ones count as better.
+        self.threshold = math.copysign(self.threshold, self.best)
+        super().step(metrics, epoch)
 
 
 def current_rate(optimizer: Optimizer) -> float:
@@ -147,6 +156,14 @@ def scale_rate(*, rate: float, batch_size: int, reference_batch_size: int) -> fl
     if batch_size < 1 or reference_batch_size < 1:
         raise ValueError(f"batch sizes are 1 or more, not {batch_size}, {reference_batch_size}")
     return rate * batch_size / reference_batch_size
+
+
+def _scheduler(optimizer: Optimizer, factor: Callable) -> LambdaLR:
+    for group in optimizer.param_groups:
+        # torch would start from the rate that an earlier schedule has left here.
+        rate = group["lr"]
+        group["initial_lr"] = rate.clone() if isinstance(rate, Tensor) else rate
+    return LambdaLR(optimizer, factor)
 
 
 def _warmed_up(step: int, warmup: int) -> float:

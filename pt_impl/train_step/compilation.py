@@ -60,8 +60,7 @@ def compile_function(function: Callable, *, mode: str = "default") -> Callable:
     Raises:
         ValueError: an unknown mode.
     """
-    if mode not in _MODES:
-        raise ValueError(f"unknown mode {mode!r}: choose one of {', '.join(_MODES)}")
+    _check_mode(mode)
     return _compile(function, mode=mode)
 
 
@@ -76,7 +75,8 @@ def apply_compile(model: nn.Module, *, mode: str = "default", blocks: str = "") 
         mode: as in `compile_function`.
         blocks: comma-separated names of submodules as in `model.named_modules()`, or patterns with
             *, ? and [] ("block*"): each is compiled by itself, like ones together, and the rest of
-            the model stays eager. "" compiles the model as a whole.
+            the model stays eager. "" compiles the model as a whole. torch's limit of 8 compilations
+            (256 in all) holds for each block; before torch 2.15, for all together: it then raises.
 
     Returns:
         The model.
@@ -84,9 +84,10 @@ def apply_compile(model: nn.Module, *, mode: str = "default", blocks: str = "") 
     Raises:
         ValueError: before anything is changed, an unknown mode, or a name that no submodule has.
     """
+    _check_mode(mode)
     modules = _find_blocks(model, blocks) if blocks.strip(" ,") else [model]
     # As `nn.Module.compile`, but one `torch.compile` for all blocks: like ones find what is there.
-    compiled = compile_function(_run, mode=mode)
+    compiled = _compile(_run, blocks=len(modules), mode=mode)
     for module in modules:
         module._compiled_call_impl = partial(compiled, module)
     return model
@@ -295,9 +296,16 @@ def _find_blocks(model: nn.Module, blocks: str) -> list[nn.Module]:
     return [modules[name] for name in chosen if name not in inside]
 
 
-def _compile(function: Callable, **settings) -> Callable:
+def _check_mode(mode: str) -> None:
+    if mode not in _MODES:
+        raise ValueError(f"unknown mode {mode!r}: choose one of {', '.join(_MODES)}")
+
+
+def _compile(function: Callable, *, blocks: int = 1, **settings) -> Callable:
     if "isolate_recompiles" in signature(torch.compile).parameters:  # torch 2.15 has it
         settings["isolate_recompiles"] = True
+        if blocks > 1:  # one piece of code for all of them, each of which has modes and shapes
+            settings["recompile_limit"] = blocks * torch._dynamo.config.recompile_limit
     else:
         torch._dynamo.config.fail_on_recompile_limit_hit = True  # then the ninth raises
     return torch.compile(function, **settings)

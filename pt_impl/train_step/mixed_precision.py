@@ -36,7 +36,7 @@ Run it alone: `python -m pt_impl.train_step.mixed_precision` prints float32 agai
 Copy with it: nothing.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import fields, is_dataclass
@@ -224,6 +224,11 @@ def _leaf_to_float32(leaf):
         leaf = copy(leaf)
         for field in fields(leaf):
             object.__setattr__(leaf, field.name, to_float32(getattr(leaf, field.name)))
+    elif isinstance(leaf, MutableMapping):  # of its own class, whose attributes are kept
+        leaf = copy(leaf)
+        for held in (getattr(leaf, "__dict__", {}), leaf):
+            for key, value in list(held.items()):
+                held[key] = to_float32(value)
     elif isinstance(leaf, Mapping):
         return {key: to_float32(value) for key, value in leaf.items()}
     return leaf

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -119,6 +120,27 @@ def statistics():
         ),
         "modes as before": own.modes(model),
     }
+
+
+def failing():
+    """Whether the first batch was taken in before the second was read, and what stays if it fails.
+
+    Without a first one, too.
+    """
+    model, _ = model_and_step()
+    before, found = state(model), {}
+    x, _ = batches(1)[0]
+
+    def unreadable(first):
+        yield from first
+        found[f"{len(first)}: taken in"] = not same(before, state(model))
+        raise RuntimeError("a batch that can't be read")
+
+    for first in ([], [x]):
+        with suppress(RuntimeError):
+            averaging.update_statistics(model, unreadable(first))
+        found[f"{len(first)}: stays"] = same(before, state(model))
+    return found
 
 
 def frozen():
@@ -334,14 +356,22 @@ class _TF:
     def statistics_behind_dropout(self):
         import tensorflow as tf
 
+        class Stretch(tf.keras.layers.Layer):
+            rate = 2.0  # not one of dropout
+
+            def call(self, x):
+                return x * self.rate
+
         layers = tf.keras.layers
-        model = tf.keras.Sequential([layers.Dropout(0.5), layers.BatchNormalization()])
-        x = tf.constant(np.random.default_rng(0).normal(2, 1, (64, 3)).astype(np.float32))
+        kinds = layers.Dropout, layers.SpatialDropout1D, layers.GaussianDropout, layers.AlphaDropout
+        dropouts = [kind(0.5) for kind in kinds]
+        model = tf.keras.Sequential([*dropouts, Stretch(), layers.BatchNormalization()])
+        x = tf.constant(np.random.default_rng(0).normal(2, 1, (8, 8, 3)).astype(np.float32))
         model(x)
         averaging.update_statistics(model, [x])
-        assert model.layers[0].rate == 0.5
-        mean = model.layers[1].moving_mean
-        return {"mean": np.asarray(mean), "expected": np.asarray(x).mean(0)}
+        assert [layer.rate for layer in model.layers[:-1]] == [0.5] * 4 + [2.0]
+        mean = model.layers[-1].moving_mean
+        return {"mean": np.asarray(mean), "expected": 2 * np.asarray(x).mean((0, 1))}
 
     def statistics_behind_noise(self):
         """What is said of noise, which can't be switched off, and whether the statistics stayed."""
@@ -399,6 +429,7 @@ SCENARIOS = (
     averages,
     refusals,
     statistics,
+    failing,
     frozen,
     two_domains,
     named_inputs,

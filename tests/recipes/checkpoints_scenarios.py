@@ -9,6 +9,7 @@ from __future__ import annotations
 import resource
 import sys
 import tempfile
+from collections import namedtuple
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -290,6 +291,9 @@ def returned():
         found |= {"written": path.exists(), "best": again.best, "resumed": again.resume()}
         found["names"] = sorted(path.stem for path in Path(name).iterdir())
         found["object"] = _raised(lambda: again.save(151, {"folder": Path(name)}))
+        if FRAMEWORK == "pt":
+            place = namedtuple("Place", "epoch batch")(1, 2)  # JSON makes a list of it
+            found["named"] = _raised(lambda: again.save(151, {"place": place}))
         found["left"] = sorted(path.stem for path in Path(name).iterdir())
     return found
 
@@ -330,6 +334,38 @@ def drawn_damage():
             said.append(_raised(lambda: checkpoints.load_checkpoint(path, model, optimizer)))
             stays &= same(before, weights(model))
     return {"said": said, "stays": stays, "folder": name}
+
+
+def scheduled():
+    """Checkpoints written and read with and without a schedule: the rates of the next two steps."""
+    if FRAMEWORK != "pt":
+        return {"not of it": True}  # a schedule is of the optimizer, and leaves no trace in a file
+    found = {}
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / "one.pt"
+        for then in (False, True):
+            for now in (False, True):
+                rates = found[f"{then} {now}"] = []
+                for schedules in (then, now):
+                    model, optimizer = make(0)
+                    schedule = None
+                    if schedules:
+                        schedule = torch.optim.lr_scheduler.OneCycleLR(
+                            optimizer, 0.1, total_steps=9, cycle_momentum=False
+                        )
+                    if path.exists():
+                        checkpoints.load_checkpoint(path, model, optimizer)
+                    checkpoints.save_checkpoint(path, model, optimizer, {})
+                for _ in range(2):
+                    rates.append(optimizer.param_groups[0]["lr"])
+                    optimizer.step()
+                    if schedule:
+                        schedule.step()
+                path.unlink()
+        checkpoints.save_checkpoint(path, model, torch.optim.Adam(model.parameters()), {})
+        other = torch.optim.RAdam(model.parameters())
+        found["another"] = _raised(lambda: checkpoints.load_checkpoint(path, model, other))
+    return found
 
 
 def of_keras():
@@ -378,4 +414,14 @@ def of_keras():
     return found
 
 
-SCENARIOS = (resumed, kinds, faults, folder, returned, low_precision, drawn_damage, of_keras)
+SCENARIOS = (
+    resumed,
+    kinds,
+    faults,
+    folder,
+    returned,
+    low_precision,
+    drawn_damage,
+    scheduled,
+    of_keras,
+)

@@ -102,6 +102,23 @@ def structures():
     return found
 
 
+def numbers():
+    """Labels in other integers and in lists of numbers, and a number beside the inputs."""
+    x, y = np.zeros((400, 2), np.float32), np.arange(200).repeat(2)
+    one = [({"a": x, "scale": 1.0, "unit": np.float32(2)}, y)]
+    few = list(own.tensor(y[:8]))
+    found = {
+        "bytes": said(lambda: checks.check_data([(x, y.astype(np.uint8))], num_classes=200)),
+        "shorts": said(lambda: checks.check_data([(x, y.astype(np.uint16))], num_classes=200)),
+        "list": said(lambda: checks.check_data([(x, list(y))], num_classes=200)),
+        "tensors": said(lambda: checks.check_data([(x[:8], few)], num_classes=4)),
+        "beside": said(lambda: checks.check_data(one, num_classes=200)),
+        "nan beside": said(lambda: checks.check_data([({"a": x, "scale": math.nan}, y)])),
+        "more classes": said(lambda: checks.check_data([(x, y.astype(np.uint8))], num_classes=300)),
+    }
+    return found | {"splits": said(lambda: checks.check_splits(one, one))}
+
+
 def splits():
     """Samples in both splits."""
     x, y = arrays()
@@ -322,6 +339,19 @@ class _PT:
                 lambda: checks.check_loss(nn.Sequential(resnet, nn.Softmax(1)), loss, images, y[:4])
             ),
             "two outputs": said(lambda: checks.check_loss(pair, loss, x, y)),
+        } | self.of_pixels(loss)
+
+    def of_pixels(self, loss):
+        """Classes in the second axis, as many as the last one is wide."""
+        import torch
+        from torch import nn
+
+        images, y = torch.rand(2, 3, 4, 7), torch.randint(7, (2, 4, 7))
+        model = nn.Conv2d(3, 7, 1)
+        twice = nn.Sequential(model, nn.Softmax(1))
+        return {
+            "pixels": said(lambda: checks.check_loss(model, loss, images, y)),
+            "pixels with softmax": said(lambda: checks.check_loss(twice, loss, images, y)),
         }
 
     def functions_of_logits(self):
@@ -612,4 +642,15 @@ def faults():
     return bench_checks._faults(impl, work, x, np.arange(600) % 10)
 
 
-SCENARIOS = (planted, structures, splits, losses, margins, nonfinite, step, any_state, faults)
+SCENARIOS = (
+    planted,
+    structures,
+    numbers,
+    splits,
+    losses,
+    margins,
+    nonfinite,
+    step,
+    any_state,
+    faults,
+)

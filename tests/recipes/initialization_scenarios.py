@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -424,6 +426,8 @@ def norms():
     wanted = plain_norms(model, codes(), labels())
     before = everything(model), random_state()
     found = initialization.gradient_norms(model, cross_entropy, codes(), labels())
+    with suppress(ZeroDivisionError):
+        initialization.gradient_norms(model, lambda output, y: 1 / 0, codes(), labels())
     same = all(map(np.array_equal, before[0], everything(model)))
     gradients = FRAMEWORK == "pt" and any(p.grad is not None for p in model.parameters())
     return {
@@ -431,6 +435,48 @@ def norms():
         "found": found,
         "as before": same and np.array_equal(before[1], random_state()) and not gradients,
     }
+
+
+def frozen_kernel():
+    """What is said of a layer whose kernel alone is frozen, and whether that stayed."""
+    model = initialization.deep_network(layers=1, width=4)
+    if FRAMEWORK == "pt":
+        kernel = model.layers[0].weight.requires_grad_(False)
+    elif NAME == "tf":
+        layer = next(layer for layer in model.layers if layer.weights)
+        kernel, layer.kernel.trainable = layer.kernel, False
+    else:
+        return None  # freezes layers alone
+    before = numpy(kernel).copy()
+    said = initialization.apply_initialization(model)
+    return {
+        "said": next(iter(said.values())),
+        "stayed": np.array_equal(before, numpy(kernel)),
+        "others": list(said.values())[1:],
+    }
+
+
+@dataclass
+class Held:
+    """An output that frameworks do not know as a container."""
+
+    logits: object
+
+
+def held():
+    """The norm at an output in a dataclass, and at the same one plain; only PyTorch takes it."""
+    if FRAMEWORK != "pt":
+        return None
+    model, y = nn.Linear(3, 2), torch.tensor([0, 1])
+    outer = nn.Sequential(model)
+    outer.forward = lambda x: Held({"all": Held(model(x))})
+    norms = [
+        initialization.gradient_norms(model, cross_entropy, torch.ones(2, 3), y),
+        initialization.gradient_norms(
+            outer, lambda out, y: cross_entropy(out.logits["all"].logits, y), torch.ones(2, 3), y
+        ),
+    ]
+    return [each["output"] for each in norms]
 
 
 def twins():
@@ -509,7 +555,9 @@ SCENARIOS = (
     seeds,
     left,
     foreign_models,
+    frozen_kernel,
     norms,
+    held,
     twins,
     health,
     rules,

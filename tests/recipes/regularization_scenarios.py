@@ -144,12 +144,13 @@ if FRAMEWORK == "pt":
         return sorted(model.state_dict())
 
     def dropped():
-        """A dropout, attention with dropout, one that is off."""
+        """Attention with dropout, one that is off, one of each other kind."""
         block = nn.TransformerEncoderLayer(8, 2, 8, dropout=0.1, batch_first=True)
-        return nn.Sequential(block, nn.Dropout(0.0), nn.Dropout2d(0.2))
+        kinds = nn.Dropout2d, nn.AlphaDropout, nn.FeatureAlphaDropout
+        return nn.Sequential(block, nn.Dropout(0.0), *[kind(0.2) for kind in kinds])
 
     def attention_rates(model):
-        return [model[0].self_attn.dropout, model[1].p, model[2].p]
+        return [model[0].self_attn.dropout, *(module.p for module in model[1:])]
 
     def foreign():
         """How many decay of ResNet-18, and how many convolutions and dense layers it has."""
@@ -325,16 +326,18 @@ else:
         return sorted(regularization._name(v) for v in model.weights)
 
     def dropped():
-        """A dropout, attention with dropout, one that is off."""
+        """Attention with dropout, one that is off, one of each other kind."""
         inputs = keras.Input((3, 8))
         x = keras.layers.MultiHeadAttention(2, 4, dropout=0.1)(inputs, inputs)
         x = keras.layers.Dropout(0.0)(x)
-        return keras.Model(inputs, keras.layers.SpatialDropout1D(0.2)(x))
+        for kind in ("SpatialDropout1D", "GaussianDropout", "AlphaDropout"):
+            x = getattr(keras.layers, kind)(0.2)(x)
+        return keras.Model(inputs, x)
 
     def attention_rates(model):
         attention = model.layers[1]
         assert attention._dropout == attention._dropout_layer.rate
-        return [attention._dropout, model.layers[2].rate, model.layers[3].rate]
+        return [attention._dropout, *(layer.rate for layer in model.layers[2:])]
 
     def foreign():
         """How many decay of MobileNetV2, and how many convolutions and dense layers it has."""
@@ -575,6 +578,43 @@ def split():
     return moments_stay()
 
 
+def thawed():
+    """Of two dense layers, all ones, the first thawed after decay was applied: what a step leaves.
+
+    The gradients are zero; kernel, bias, kernel, bias. And what the penalty is then.
+    """
+    if FRAMEWORK == "pt":
+        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        model[0].requires_grad_(False)
+        optimizer = torch.optim.AdamW(model.named_parameters(), lr=torch.tensor(0.1))
+        for parameter in model.parameters():
+            parameter.data.fill_(1.0)
+            parameter.grad = torch.zeros_like(parameter)
+        penalized = regularization.make_penalized_loss(
+            lambda output, y: 0.0, model, weight_decay=0.5
+        )
+        regularization.apply_decoupled_decay(model, optimizer, weight_decay=0.5)
+        model.requires_grad_(True)
+        value = float(penalized(None, None).detach())
+        optimizer.step()
+        groups = optimizer.param_groups
+        names, (one, other) = [group["param_names"] for group in groups], groups
+        assert one["lr"] == other["lr"]
+        assert one["lr"] is not other["lr"]
+        left = [float(parameter.detach().mean()) for parameter in model.parameters()]
+        return {"left": left, "penalty": value, "names": names}
+    layers = [keras.layers.Dense(2, "linear", True, "ones", "ones") for _ in range(2)]
+    model = keras.Sequential([keras.Input((2,)), *layers])
+    layers[0].trainable = False
+    optimizer = keras.optimizers.AdamW(0.1)
+    penalized = regularization.make_penalized_loss(lambda output, y: 0.0, model, weight_decay=0.5)
+    regularization.apply_decoupled_decay(model, optimizer, weight_decay=0.5)
+    layers[0].trainable = True
+    value, variables = float(penalized(None, None)), model.trainable_variables
+    optimizer.apply_gradients([(tf.zeros(v.shape), v) for v in variables])
+    return {"left": [float(np.mean(v)) for v in model.get_weights()], "penalty": value}
+
+
 def scaled():
     return regularization.scale_decay(weight_decay=0.01, batch_size=256)
 
@@ -604,6 +644,7 @@ SCENARIOS = (
     computed_kernels,
     structures,
     split,
+    thawed,
     scaled,
     twice_the_batch,
 )

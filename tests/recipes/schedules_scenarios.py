@@ -179,6 +179,18 @@ def plateau():
     return found
 
 
+def below_zero():
+    """The rate after losses below zero that hardly fall, or rise; and after some that fall."""
+    found = {}
+    for case, by in (("flat", -1e-4), ("rising", 1e-4), ("falling", -0.1)):
+        _, optimizer = make()
+        scheduler = schedules.apply_reduction_on_plateau(optimizer, **PLATEAU)
+        for number in range(4):
+            scheduler.step(-1.0 + by * number)
+        found[case] = rate(optimizer)
+    return found
+
+
 def refusals():
     """What bad settings raise."""
     found = {}
@@ -219,6 +231,23 @@ def wrapped():
         schedules.apply_cosine(optimizer, steps=10)
     except ValueError as error:
         found["again"] = str(error)
+    return found
+
+
+def second():
+    """Rates at which a second schedule begins, the optimizer's own set anew, of each first one."""
+    if FRAMEWORK != "pt":
+        return None  # Keras refuses a second schedule, as `wrapped` shows
+    found = []
+    for first, (name, settings) in (*CASES.items(), ("tensor", CASES["linear"])):
+        _, optimizer = make()
+        if first == "tensor":
+            optimizer.param_groups[0]["lr"] = torch.tensor(RATE)
+        getattr(schedules, name)(optimizer, **settings)
+        optimizer.param_groups[0]["lr"] = rate(optimizer) * 0 + RATE / 100
+        for again in ("apply_linear_decay", "apply_cosine"):
+            getattr(schedules, again)(optimizer, steps=STEPS)
+            found.append(schedules.current_rate(optimizer))
     return found
 
 
@@ -280,8 +309,10 @@ SCENARIOS = (
     resumed,
     serialized,
     plateau,
+    below_zero,
     refusals,
     wrapped,
+    second,
     scaled,
     accumulated,
     first_rates,

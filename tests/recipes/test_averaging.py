@@ -60,6 +60,13 @@ def test_statistics_are_the_mean_over_batches_and_nothing_else_changes(every):
     assert found["modes as before"]
 
 
+def test_batches_are_read_one_by_one_and_the_statistics_stay_where_one_fails(every):
+    found = every["averaging failing"]
+    assert found["1: taken in"]
+    assert found["1: stays"]
+    assert found["0: stays"]
+
+
 def test_dropout_is_not_in_the_statistics(every):
     found = every["averaging dropout"]
     assert np.allclose(found["mean"], found["expected"], rtol=1e-4)

@@ -92,6 +92,18 @@ def test_what_could_not_be_read_again_is_not_written(every):
     assert found["left"] == found["names"]
 
 
+def test_a_named_tuple_is_refused_where_it_could_not_be_read_again(evidence):
+    assert "a checkpoint holds" in evidence["pt"]["checkpoints returned"]["named"]
+
+
+def test_a_checkpoint_is_read_whether_or_not_there_is_a_schedule_then_and_now(evidence):
+    found = evidence["pt"]["checkpoints scheduled"]
+    assert found["False False"] == [0.05, 0.05]
+    assert found["True False"] == pytest.approx([0.004, 0.004])
+    assert found["False True"][1] == found["True True"][1] > 0.004
+    assert "of another optimizer" in found["another"]
+
+
 def test_weights_in_bfloat16_come_back(every):
     before, after = every["checkpoints low_precision"]
     assert before == after

@@ -80,6 +80,23 @@ def test_data_may_come_as_the_framework_has_them(evidence, worker):
         assert line == "nan: x: 1 value in 1 sample, first in batch 0, sample 3"
 
 
+def test_numbers_of_any_kind_are_read_as_they_are(every):
+    found = every["checks numbers"]
+    for case in ("bytes", "shorts", "list", "beside"):
+        assert found[case] == "1 batch, 400 samples: nothing found"
+    assert found["tensors"] == "1 batch, 8 samples: nothing found"
+    assert "1 found\nnan: x['scale']: 1 value" in found["nan beside"]
+    assert "1 found\nbalance: y: no sample of class 200, 201" in found["more classes"]
+    assert "400 samples of the second" in found["splits"]
+
+
+def test_classes_in_the_second_axis_are_found_by_their_labels(evidence):
+    found = evidence["pt"]["checks losses"]
+    head = "a batch of 2, whose loss takes logits and whose model gives"
+    assert found["pixels"] == f"{head} logits: nothing found"
+    assert f"{head} probabilities: 1 found\nform: loss" in found["pixels with softmax"]
+
+
 def test_samples_in_both_splits_are_found(every):
     found = every["checks splits"]
     clean = "24 samples beside 64 different ones"

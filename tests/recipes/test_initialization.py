@@ -161,6 +161,19 @@ def test_norms_are_those_of_a_plain_backward_pass_and_nothing_changes(every):
     assert found["as before"]
 
 
+def test_the_output_s_norm_is_known_within_a_dataclass(evidence):
+    plain, held = evidence["pt"]["initialization held"]
+    assert plain == held > 0
+
+
+@pytest.mark.parametrize("framework", ["pt", "tf"])
+def test_a_kernel_that_is_frozen_by_itself_stays(evidence, framework):
+    found = evidence[framework]["initialization frozen_kernel"]
+    assert found["said"] == "left: frozen"
+    assert found["stayed"]
+    assert found["others"] == ["zeros", "he_normal", "zeros"]
+
+
 @pytest.mark.parametrize("residual", ["False", "True"])
 def test_twins_have_the_same_norms(evidence, residual):
     ours = evidence["pt"]["initialization twins"][residual]

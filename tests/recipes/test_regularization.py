@@ -105,7 +105,7 @@ def test_twins_with_and_without_batchnorm_agree(evidence, row, other):
 
 def test_rates_of_dropouts_that_are_on_change(every):
     found = every["regularization rates"]
-    assert found["rates"] == [0.6, 0.0, 0.6]
+    assert found["rates"] == [0.6, 0.0, 0.6, 0.6, 0.6]
     assert found["said"]
 
 
@@ -136,6 +136,15 @@ def test_kernels_that_are_computed_from_others_decay(evidence):
 
 def test_groups_are_split_without_a_loss(evidence):
     assert evidence["pt"]["regularization split"] == {"same": True, "once each": True}
+
+
+def test_what_was_frozen_decays_once_it_trains_as_the_rest_does(every):
+    """Each group with the names of its own parameters, where the optimizer knows them."""
+    found = every["regularization thawed"]
+    assert found["left"] == pytest.approx([0.95, 1.0, 0.95, 1.0])
+    assert found["penalty"] == pytest.approx(0.5 / 2 * 8)
+    if every.framework == "pt":
+        assert found["names"] == [["0.weight", "1.weight"], ["0.bias", "1.bias"]]
 
 
 def test_an_epoch_takes_the_same_share_away_at_any_batch(every):

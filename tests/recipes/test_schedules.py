@@ -81,6 +81,12 @@ def test_a_plateau_reduces_the_rate(every):
         assert np.abs(np.array(found) - wanted).max() < 1e-8  # Keras keeps the rate in float32
 
 
+def test_a_plateau_below_zero_reduces_the_rate(every):
+    found = every["schedules below_zero"]
+    wanted = {"flat": RATE / 2, "rising": RATE / 2, "falling": RATE}
+    assert found == pytest.approx(wanted)
+
+
 def test_bad_settings_are_refused_and_the_rate_stays(every):
     refusals = every["schedules refusals"]
     for case, reason in refusals.items():
@@ -98,6 +104,10 @@ def test_an_optimizer_around_another_has_the_rate_of_that_one(every):
     assert found["highest"] == pytest.approx(RATE)
     assert found["first"] == pytest.approx(1.0)
     assert "schedule already" in found["again"]
+
+
+def test_a_second_schedule_starts_from_the_rate_that_the_optimizer_has_then(evidence):
+    assert evidence["pt"]["schedules second"] == pytest.approx(14 * [RATE / 100])
 
 
 def test_the_linear_rule(every):

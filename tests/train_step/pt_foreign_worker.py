@@ -309,7 +309,30 @@ def outputs():
         for maker in (train.mixed_precision, train.stacking):
             maker.make_train_step(model, optimizer_of(model), watch, dtype="bfloat16")(x, y)
         found[name] = seen
+    found["mapping"] = []
+    for kind in (Named, Linked):
+        output = kind(logits=torch.ones(2, dtype=torch.bfloat16))
+        cast = train.mixed_precision.to_float32(output)
+        dtypes = [str(each.dtype) for each in (cast.logits, cast["logits"], output.logits)]
+        found["mapping"].append([type(cast) is kind, *dtypes])
     return found
+
+
+class Named(dict):
+    """A dict whose entries are attributes, too."""
+
+    def __getattr__(self, name):
+        if name in self:
+            return self[name]
+        raise AttributeError(name)
+
+
+class Linked(dict):
+    """The same, as it is often written."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.__dict__ = self
 
 
 def logits():
@@ -656,6 +679,12 @@ def regions():
             losses = [step(x, y).item() for _ in range(STEPS)]
             rows.append((losses, [p.detach() for p in model.parameters()]))
         found[str(count)] = {"graphs": len(graphs), "apart": apart(rows[1], rows[0])}
+    torch.compiler.reset()
+    unlike = nn.Sequential(*[Deep(depth, blocks=1) for depth in range(1, 6)])
+    few = torch._dynamo.config.patch(recompile_limit=2)
+    with captured_alone() as graphs, few:
+        train.compilation.apply_compile(unlike, blocks="?")(torch.randn(5, 4))
+    found["unlike"] = len(graphs)
     copied = copy.deepcopy(model)
     found["compiled"] = [m.blocks[0]._compiled_call_impl is not None for m in (model, copied)]
     found["unknown"] = raised(make, *arguments, blocks="blocks.0, layer*")

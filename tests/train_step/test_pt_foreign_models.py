@@ -114,6 +114,11 @@ def test_a_loss_gets_float32_in_the_structure_that_the_model_returns(found):
             assert set(seen[1:]) == {"torch.float32"}
 
 
+def test_a_mapping_in_float32_is_of_its_class(found):
+    whole, half = "torch.float32", "torch.bfloat16"
+    assert found["outputs"]["mapping"] == 2 * [[True, whole, whole, half]]
+
+
 def test_logits_of_a_dataclass(found):
     logits = found["logits"]
     assert logits["loss"]
@@ -202,6 +207,11 @@ def test_like_blocks_share_a_compilation(found):
     assert regions["compiled"] == [True, False]  # a copy computes with its own weights
     assert regions["kept"]
     assert regions["unknown"].startswith("ValueError: blocks: the model has no block 'layer*'; it")
+
+
+def test_unlike_blocks_have_a_compilation_each(found):
+    """Five of them where torch keeps two compilations of one piece of code."""
+    assert found["regions"]["unlike"] == 5
 
 
 def test_the_compiled_ladder_takes_keywords_and_a_dataclass(found):

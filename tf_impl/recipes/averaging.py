@@ -125,34 +125,39 @@ def update_statistics(model: tf.keras.Model, batches: Iterable) -> None:
 
     An input: as the model takes it, a tuple or list of arguments where `call` takes several.
     Nothing else changes, nor do the statistics of a layer that is frozen (`trainable = False`); a
-    model without BatchNormalization does not run. Raises ValueError for no
-    batch, and NotImplementedError for a model in which something other than dropout draws at random
-    while it trains: in Keras the mode is the whole call's.
+    model without BatchNormalization does not run. Raises ValueError for no batch, and
+    NotImplementedError for a model in which something other than dropout draws at random while it
+    trains: in Keras the mode is the whole call's. The statistics stay where it raises, or a batch
+    does.
     """
     norms = [layer for layer in _layers(model) if _is_batch_normalization(layer)]
     norms = [layer for layer in norms if layer.trainable]
     if not norms:
         return
-    batches = list(batches)
-    if not batches:
-        raise ValueError("statistics need at least one batch")
-    others = {id(v) for layer in norms for v in (layer.moving_mean, layer.moving_variance)}
-    kept = [(v, tf.identity(v)) for v in model.non_trainable_variables if id(v) not in others]
+    made = {id(v) for layer in norms for v in (layer.moving_mean, layer.moving_variance)}
+    kept = [(v, tf.identity(v)) for v in model.non_trainable_variables]
     momenta = [layer.momentum for layer in norms]
     dropouts = _switch_off_dropout(model)
+    seen, done = 0, False
     try:
-        _refuse_draws(model, batches[0])
-        for number, x in enumerate(batches):
+        for x in batches:
+            if not seen:
+                _refuse_draws(model, x)
             for layer in norms:
-                layer.momentum = number / (number + 1)  # a mean over all batches
+                layer.momentum = seen / (seen + 1)  # a mean over all batches
             _call(model, x, training=True)  # eagerly: a graph would keep the first momentum
+            seen += 1
+        if not seen:
+            raise ValueError("statistics need at least one batch")
+        done = True
     finally:
         for layer, momentum in zip(norms, momenta, strict=True):
             layer.momentum = momentum
         for layer, rate in dropouts:
             layer.rate = rate
         for variable, value in kept:
-            variable.assign(value)
+            if not done or id(variable) not in made:
+                variable.assign(value)
 
 
 class EarlyStopping:
@@ -238,7 +243,9 @@ def _is_batch_normalization(layer) -> bool:
 
 def _switch_off_dropout(model: tf.keras.Model) -> list[tuple]:
     """Set every dropout's rate to zero; return (layer, rate) of each."""
-    rates = [(layer, layer.rate) for layer in _layers(model) if getattr(layer, "rate", 0)]
+    layers = tf.keras.layers
+    kinds = layers.Dropout, layers.GaussianDropout, layers.AlphaDropout
+    rates = [(layer, layer.rate) for layer in _layers(model) if isinstance(layer, kinds)]
     for layer, _ in rates:
         layer.rate = 0.0
     return rates

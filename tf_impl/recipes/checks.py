@@ -108,8 +108,8 @@ def check_data(
             if values is None or not values.size:
                 continue
             limits = (low, high) if name.startswith("x") else (-math.inf, math.inf)
-            _check_values(tally, name, number, values, *limits)
-            if name.startswith("y"):
+            _check_values(tally, name, number, np.atleast_1d(values), *limits)
+            if name.startswith("y") and values.ndim:
                 seen = _check_labels(tally, name, number, values, num_classes, ignore_label)
                 for label, count in seen:
                     classes.setdefault(name, {}).setdefault(label, 0)
@@ -355,7 +355,7 @@ def _digests(data: Iterable) -> Iterator[bytes]:
     for batch in _batches(data):
         rows = []
         for name, leaf in _named(batch):
-            if not name.startswith("x"):
+            if not name.startswith("x") or _is_one(leaf):
                 continue
             values = _array(leaf)
             if values is None:
@@ -492,9 +492,14 @@ def _leaves(tree, name: str) -> list[tuple[str, object]]:
         return []
     if isinstance(tree, Mapping):
         return [leaf for key in tree for leaf in _leaves(tree[key], f"{name}[{key!r}]")]
-    if isinstance(tree, tuple | list) and not all(isinstance(v, int | float | str) for v in tree):
+    if isinstance(tree, tuple | list) and not all(map(_is_one, tree)):
         return [leaf for at, each in enumerate(tree) for leaf in _leaves(each, f"{name}[{at}]")]
     return [(name, tree)]
+
+
+def _is_one(value) -> bool:
+    """Whether it is a number or a text: of one sample in a list, of the whole batch by itself."""
+    return isinstance(value, int | float | str | bytes) or getattr(value, "ndim", None) == 0
 
 
 def _array(leaf) -> np.ndarray | None:
@@ -516,9 +521,9 @@ def _numeric(leaves) -> list[tuple[str, np.ndarray]]:
 
 def _length(leaves: list) -> int:
     """How many samples a batch has; raises where its parts disagree."""
-    if not leaves:
+    lengths = {name: len(leaf) for name, leaf in leaves if not _is_one(leaf)}
+    if not lengths:
         raise ValueError("a batch is empty: neither x nor y has a tensor")
-    lengths = {name: len(leaf) for name, leaf in leaves}
     if len(set(lengths.values())) > 1:
         raise ValueError(f"parts of a batch have different lengths: {lengths}")
     return next(iter(lengths.values()))

@@ -96,7 +96,9 @@ def apply_initialization(
         )
     _refuse(model)
     layers = list(model._flatten_layers(include_self=True))
-    kept = {id(v): "frozen" for layer in layers if not layer.trainable for v in _own(layer)}
+    # Keras 3 freezes single variables, too.
+    owned = [(layer, v) for layer in layers for v in _own(layer)]
+    kept = {id(v): "frozen" for layer, v in owned if not (layer.trainable and v.trainable)}
     for layer in layers:
         if isinstance(layer, tf.keras.layers.Embedding):
             kept |= {id(v): "of or shared with an embedding" for v in _own(layer)}
@@ -115,8 +117,7 @@ def apply_initialization(
             done[id(bias)] = "default" if scheme == "default" else said
     return {
         _name(v): done.get(id(v)) or f"left: {kept.get(id(v)) or f'of {type(layer).__name__}'}"
-        for layer in layers
-        for v in _own(layer)
+        for layer, v in owned
     }
 
 
@@ -130,14 +131,16 @@ def gradient_norms(model: tf.keras.Model, loss_fn: Callable, x, y) -> dict[str, 
     variables = model.trainable_variables
     others = [*model.non_trainable_variables, tf.random.get_global_generator().state]
     kept = [tf.identity(variable) for variable in others]
-    with tf.GradientTape() as tape:
-        output = _call(model, x)
-        loss = loss_fn(output, y)
-        loss = sum((tf.cast(term, loss.dtype) for term in model.losses), loss)
-    leaves = [t for t in tf.nest.flatten(output) if tf.as_dtype(t.dtype).is_floating]
-    gradients = tape.gradient(loss, [*variables, *leaves])
-    for variable, value in zip(others, kept, strict=True):
-        variable.assign(value)
+    try:
+        with tf.GradientTape() as tape:
+            output = _call(model, x)
+            loss = loss_fn(output, y)
+            loss = sum((tf.cast(term, loss.dtype) for term in model.losses), loss)
+        leaves = [t for t in tf.nest.flatten(output) if tf.as_dtype(t.dtype).is_floating]
+        gradients = tape.gradient(loss, [*variables, *leaves])
+    finally:
+        for variable, value in zip(others, kept, strict=True):
+            variable.assign(value)
     squares: dict[str, float] = {}
     names = [_name(v).rpartition("/")[0] or _name(v) for v in variables] + ["output"] * len(leaves)
     for name, gradient in zip(names, gradients, strict=True):

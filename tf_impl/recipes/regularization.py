@@ -124,8 +124,9 @@ def apply_decoupled_decay(
 ) -> list[str]:
     """Let the optimizer take rate x weight_decay of kernels away each step, and of nothing else.
 
-    Returns the names of what decays. Raises ValueError for a model that was not called yet and an
-    optimizer that is built: Keras wants to be told before.
+    What is frozen decays once it trains. Returns the names of what decays now. Raises ValueError
+    for a model that was not called yet and an optimizer that is built: Keras wants to be told
+    before.
     """
     _check_decay(weight_decay)
     holder = getattr(optimizer, "inner_optimizer", optimizer)  # of a LossScaleOptimizer
@@ -134,9 +135,9 @@ def apply_decoupled_decay(
     names = decayed_parameters(model, biases=biases, norms=norms, embeddings=embeddings)
     if not names:
         raise ValueError("the model has nothing that decays (or was not called yet)")
-    decayed = set(names)
     holder.weight_decay = weight_decay
-    left = [v for v in model.trainable_variables if _name(v) not in decayed]
+    wanted, kinds = {"kernel", *_asked(biases, norms, embeddings)}, _kinds(model)
+    left = [v for v in model.weights if kinds.get(id(v)) not in wanted]
     holder.exclude_from_weight_decay(var_list=left)
     return names
 
@@ -195,12 +196,13 @@ def set_dropout_rate(model: tf.keras.Model, *, rate: float) -> list[str]:
     there is none.
     """
     _check_share(rate, "rate")
-    found = []
+    layers, found = tf.keras.layers, []
+    kinds = layers.Dropout, layers.GaussianDropout, layers.AlphaDropout
     for layer in model._flatten_layers(include_self=False):
-        if isinstance(layer, tf.keras.layers.Dropout) and layer.rate > 0:
+        if isinstance(layer, kinds) and layer.rate > 0:
             layer.rate = rate
             found.append(layer.name)
-        elif isinstance(layer, tf.keras.layers.MultiHeadAttention) and layer._dropout > 0:
+        elif isinstance(layer, layers.MultiHeadAttention) and layer._dropout > 0:
             layer._dropout = rate  # whether it calls its dropout layer at all
     if not found:
         raise ValueError("the model has no dropout that is on: use add_dropout")

@@ -136,7 +136,8 @@ class ReductionOnPlateau:
     def step(self, loss: float) -> None:
         """Look at a new loss."""
         loss = float(loss)
-        if loss < self.best * (1 - self.threshold):
+        margin = self.threshold * abs(self.best) if math.isfinite(self.best) else 0.0
+        if loss < self.best - margin:
             self.best, self.bad_losses = loss, 0
         else:
             self.bad_losses += 1
