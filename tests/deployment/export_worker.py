@@ -256,6 +256,8 @@ def int8():
         "own": output(kit.training.make_predict(small), images),
         "out": output(runtimes.load_onnx(path, threads=1), images),
     }
+    if FRAMEWORK == "tf":
+        found["fixed batch litert"] = own.fixed_batch(fixed)
     return found | {"refusals": _int8_refusals(model, x)}
 
 
@@ -598,6 +600,8 @@ class TensorFlow:
         groups, found = tf.keras.Sequential(groups), {}
         path = FOLDER / "lstm.tflite"
         found["open loop"] = raised(technique.export_litert, lstm, x, path)
+        fixed = {"dynamic_batch": False, "precision": "int8"}
+        found["loop in int8"] = raised(technique.export_litert, lstm, x, path, **fixed)
         for kind, predict in everywhere(lstm, x, "lstm", dynamic_batch=False):
             found[f"lstm {kind}"] = by_name(predict, x.numpy(), [lstm(x)])
         for kind, predict in everywhere(groups, x, "groups"):
@@ -621,6 +625,8 @@ class TensorFlow:
             ("text", text, tf.constant([["a"], ["b"]])),
         ):
             found[name] = raised(technique.export_onnx, model, given, FOLDER / f"refused-{name}")
+        path = FOLDER / "refused-text"
+        found["text int8"] = raised(technique.export_onnx, text, given, path, precision="int8")
         path = FOLDER / "nowhere" / "model.onnx"
         return found | {"no folder": raised(technique.export_litert, random, x, path)}
 
@@ -644,6 +650,14 @@ class TensorFlow:
         model = keras.Model(given, keras.layers.ReLU()(given))
         given = (model, self.tf.ones((4, 3)), FOLDER / "refused.onnx")
         return {"onnx no layer": raised(technique.export_onnx, *given, precision="int8")}
+
+    def fixed_batch(self, settings):
+        """A model that is traced with its batch's size in a reshape."""
+        layers = self.tf.keras.layers
+        net = [self.tf.keras.Input((8, 8, 1)), layers.Conv2D(4, 3), layers.Flatten()]
+        model, x = self.tf.keras.Sequential(net), self.tf.random.normal((6, 8, 8, 1))
+        path = technique.export_litert(model, x, FOLDER / "int8-fixed.tflite", **settings)
+        return {"own": output(model, x), "out": output(runtimes.load_litert(path, threads=1), x)}
 
     def unsupported(self):
         tf = self.tf

@@ -244,6 +244,9 @@ def test_float32_files_have_no_layer_over_integers(found):
 def test_int8_of_a_fixed_batch(found):
     case = found["int8"]["fixed batch"]
     assert apart(case["out"], case["own"]) < 0.1
+    if found.framework == "tf":
+        case = found["int8"]["fixed batch litert"]
+        assert apart(case["out"], case["own"]) < 0.1
 
 
 def test_int8_refuses_what_it_cannot_be_calibrated_with(found):
@@ -323,6 +326,7 @@ def test_what_has_no_tensors_is_refused(found):
         return
     assert "are texts" in found["names"]["text"]
     assert found["names"]["text"].startswith("NotImplementedError: ")
+    assert found["names"]["text int8"] == found["names"]["text"]
 
 
 def test_tf_loops_and_groups_of_keras(evidence):
@@ -333,6 +337,8 @@ def test_tf_loops_and_groups_of_keras(evidence):
     said = found["names"]["open loop"]
     assert said.startswith("NotImplementedError: LiteRT's loops over time")
     assert said.endswith("dynamic_batch=False")
+    said = found["names"]["loop in int8"]
+    assert said == "NotImplementedError: LiteRT's loops over time (LSTM, GRU) can't be in int8"
 
 
 def test_tf_litert_needs_no_other_runtime(evidence):
