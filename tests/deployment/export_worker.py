@@ -8,6 +8,7 @@ judges.
 from __future__ import annotations
 
 import sys
+import zipfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from shared.provenance import provenance
 from shared.specs import TASKS
 from shared.weights import init_weights
 from tests import workers
+from tests.flipped import flipped
 
 FRAMEWORK = "pt" if sys.argv[1] == "pt" else "tf"
 FOLDER = Path(sys.argv[2])
@@ -320,6 +322,8 @@ def refusals():
         found[f"{name} layout"] = np.allclose(
             predict(np.asfortranarray(array)), fixed(array), atol=1e-5
         )
+        swapped = array.astype(array.dtype.newbyteorder())
+        found[f"{name} byte order"] = np.allclose(predict(swapped), fixed(array), atol=1e-5)
     return found | _damaged() | _missing(model, x) | own.unsupported()
 
 
@@ -342,6 +346,8 @@ def _damaged():
             if name == "onnx":
                 found[f"operators {kind}"] = raised(operators.onnx_operators, other)
         found[f"{name} gone"] = raised(load, FOLDER / f"nothing{path.suffix}", threads=1)
+    if FRAMEWORK == "tf":
+        found |= _damaged_behind_the_model((FOLDER / "cnn-float32.tflite").read_bytes())
     found["onnx unchecked"] = raised(
         _without_check, whole=(FOLDER / "digits-cnn.onnx").read_bytes()
     )
@@ -350,6 +356,24 @@ def _damaged():
         runtimes.load_openvino, FOLDER / "damaged.xml", threads=1
     )
     return found
+
+
+def _damaged_behind_the_model(whole):
+    """LiteRT files whose archive is damaged; one that others made has none, or their own."""
+    path, start = FOLDER / "damaged.tflite", whole.index(b"PK\x03\x04")
+    name = whole.rindex(b"metadata.json")
+    contents = {"tail": whole[:-10], "flipped": flipped(whole)}
+    contents["renamed"] = whole[:name] + b"M" + whole[name + 1 :]
+    found = {}
+    for kind, content in contents.items():
+        path.write_bytes(content)
+        found[f"litert {kind}"] = raised(runtimes.load_litert, path, threads=1)
+    path.write_bytes(whole[:start])
+    metadata = [runtimes.load_litert(path, threads=1).metadata]
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("labels.txt", "cat")
+    metadata.append(runtimes.load_litert(path, threads=1).metadata)
+    return found | {"litert of others": metadata}
 
 
 def _without_check(whole):

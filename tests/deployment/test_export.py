@@ -364,6 +364,7 @@ def test_what_does_not_fit_gets_one_clear_line(found):
         assert refusals[f"{runtime} number"].endswith("), not 2")
         assert refusals[f"{runtime} after"] is True
         assert refusals[f"{runtime} layout"] is True
+        assert refusals[f"{runtime} byte order"] is True
     assert "takes float32 (3, " in refusals["other batch"]
     assert refusals["the batch"] is True
 
@@ -386,6 +387,16 @@ def test_damaged_and_foreign_files_get_one_clear_line(found):
     assert "unchecked.onnx" in refusals["onnx unchecked"]
     assert refusals["onnx unchecked"].startswith("ValueError: ONNX Runtime can't load ")
     assert refusals["openvino without weights"].startswith("ValueError: OpenVINO can't load ")
+
+
+def test_tf_litert_files_are_ours_and_damaged_or_of_others(evidence):
+    refusals = evidence["tf"]["refusals"]
+    for kind in ("tail", "flipped", "renamed"):
+        said = refusals[f"litert {kind}"]
+        assert said is not None, kind
+        assert said.startswith("ValueError: LiteRT can't load "), said
+        assert "\n" not in said
+    assert refusals["litert of others"] == [{}, {}]
 
 
 def test_a_missing_package_is_named(found):
