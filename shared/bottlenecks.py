@@ -33,7 +33,9 @@ GROUP_LIMITS = (
 )
 SMALL = 20e-6  # seconds: an operator that takes less was hardly worth its call
 _COMPUTES = re.compile(
-    r"conv(?!ert)|matmul|(^|[:_])(b|add|badd)?b?mm($|_)|gemm|linear|einsum|attention|dot|lstm|gru|fft",
+    # Linear layers, not the interpolations of images.
+    r"conv(?!ert)|matmul|(^|[:_])(b|add|badd)?b?mm($|_)|gemm|(?<!bi)(?<!tri)linear|einsum|attention"
+    r"|dot|lstm|gru|fft",
     re.IGNORECASE,
 )
 _READS = re.compile(r"_local_scalar_dense|^(Eager)?PyFunc|^NumpyFunction", re.IGNORECASE)

@@ -190,13 +190,8 @@ def load_litert(path, *, threads: int) -> Callable:
     check_exists(path)
     try:
         model = interpreter.Interpreter(model_path=str(path), num_threads=threads)
-        with zipfile.ZipFile(path) as archive:
-            metadata = json.loads(archive.read(METADATA))
-            known = SIGNATURE in archive.namelist()  # files of before have none
-            signature = json.loads(archive.read(SIGNATURE)) if known else {}
-    except zipfile.BadZipFile:  # of other makers
-        metadata, signature = {}, {}
-    except (ValueError, KeyError) as error:
+        metadata, signature = _behind_the_model(path)
+    except Exception as error:  # damage may raise anything in zipfile
         raise ValueError(f"LiteRT can't load {path}: {one_line(error)}") from error
     inputs, outputs = model.get_input_details(), model.get_output_details()
     given = signature.get("inputs", [detail["name"] for detail in inputs])
@@ -222,6 +217,22 @@ def load_litert(path, *, threads: int) -> Callable:
     predict.metadata, predict.threads = metadata, None
     predict.precision = "float32"
     return predict
+
+
+def _behind_the_model(path) -> tuple[dict, dict]:
+    """The metadata and the signature that a LiteRT file carries: none where others made it."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if damaged := archive.testzip():
+                raise ValueError(f"{damaged} in it is damaged")
+            known = {METADATA, SIGNATURE} & set(archive.namelist())  # files of before lack one
+            found = {name: json.loads(archive.read(name)) for name in known}
+    except Exception:
+        whole = Path(path).read_bytes()
+        if b"PK\x03\x04" in whole and METADATA.encode() in whole:
+            raise
+        found = {}
+    return found.get(METADATA, {}), found.get(SIGNATURE, {})
 
 
 def predictor(wanted: Wanted, names: list[str], run: Callable) -> Callable:
@@ -303,15 +314,15 @@ def package(module: str, name: str) -> ModuleType:
 def fitting(x, wanted: Wanted) -> list[np.ndarray]:
     """x as the arrays of a model's inputs; ValueError where number, dtype or a shape differs.
 
-    A dict is taken by the names of the inputs. A view that is not contiguous is copied: not every
-    runtime asks for strides.
+    A dict is taken by the names of the inputs. A view that is not contiguous is copied, and so is
+    an array in the other byte order: not every runtime asks for strides, or how bytes lie.
     """
     if isinstance(x, dict):
         names = [name for name, _, _ in wanted]
         if x.keys() != set(names):
             raise ValueError(f"the model takes {', '.join(names)}, not {', '.join(map(str, x))}")
         x = tuple(x[name] for name in names)
-    arrays = [np.asarray(part, order="C") for part in (x if isinstance(x, tuple | list) else (x,))]
+    arrays = [_native(part) for part in (x if isinstance(x, tuple | list) else (x,))]
     if len(arrays) != len(wanted):
         names = ", ".join(name for name, _, _ in wanted)
         raise ValueError(f"the model takes {len(wanted)} inputs ({names}), not {len(arrays)}")
@@ -323,6 +334,11 @@ def fitting(x, wanted: Wanted) -> list[np.ndarray]:
                 f"input {name!r} takes {dtype} ({sizes}), not {array.dtype.name} ({given})"
             )
     return arrays
+
+
+def _native(part) -> np.ndarray:
+    array = np.asarray(part, order="C")
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 def _fits(given: tuple, shape: list) -> bool:

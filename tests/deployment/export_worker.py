@@ -8,6 +8,7 @@ judges.
 from __future__ import annotations
 
 import sys
+import zipfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from shared.provenance import provenance
 from shared.specs import TASKS
 from shared.weights import init_weights
 from tests import workers
+from tests.flipped import flipped
 
 FRAMEWORK = "pt" if sys.argv[1] == "pt" else "tf"
 FOLDER = Path(sys.argv[2])
@@ -256,6 +258,8 @@ def int8():
         "own": output(kit.training.make_predict(small), images),
         "out": output(runtimes.load_onnx(path, threads=1), images),
     }
+    if FRAMEWORK == "tf":
+        found["fixed batch litert"] = own.fixed_batch(fixed)
     return found | {"refusals": _int8_refusals(model, x)}
 
 
@@ -318,6 +322,8 @@ def refusals():
         found[f"{name} layout"] = np.allclose(
             predict(np.asfortranarray(array)), fixed(array), atol=1e-5
         )
+        swapped = array.astype(array.dtype.newbyteorder())
+        found[f"{name} byte order"] = np.allclose(predict(swapped), fixed(array), atol=1e-5)
     return found | _damaged() | _missing(model, x) | own.unsupported()
 
 
@@ -340,6 +346,8 @@ def _damaged():
             if name == "onnx":
                 found[f"operators {kind}"] = raised(operators.onnx_operators, other)
         found[f"{name} gone"] = raised(load, FOLDER / f"nothing{path.suffix}", threads=1)
+    if FRAMEWORK == "tf":
+        found |= _damaged_behind_the_model((FOLDER / "cnn-float32.tflite").read_bytes())
     found["onnx unchecked"] = raised(
         _without_check, whole=(FOLDER / "digits-cnn.onnx").read_bytes()
     )
@@ -348,6 +356,24 @@ def _damaged():
         runtimes.load_openvino, FOLDER / "damaged.xml", threads=1
     )
     return found
+
+
+def _damaged_behind_the_model(whole):
+    """LiteRT files whose archive is damaged; one that others made has none, or their own."""
+    path, start = FOLDER / "damaged.tflite", whole.index(b"PK\x03\x04")
+    name = whole.rindex(b"metadata.json")
+    contents = {"tail": whole[:-10], "flipped": flipped(whole)}
+    contents["renamed"] = whole[:name] + b"M" + whole[name + 1 :]
+    found = {}
+    for kind, content in contents.items():
+        path.write_bytes(content)
+        found[f"litert {kind}"] = raised(runtimes.load_litert, path, threads=1)
+    path.write_bytes(whole[:start])
+    metadata = [runtimes.load_litert(path, threads=1).metadata]
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("labels.txt", "cat")
+    metadata.append(runtimes.load_litert(path, threads=1).metadata)
+    return found | {"litert of others": metadata}
 
 
 def _without_check(whole):
@@ -598,6 +624,8 @@ class TensorFlow:
         groups, found = tf.keras.Sequential(groups), {}
         path = FOLDER / "lstm.tflite"
         found["open loop"] = raised(technique.export_litert, lstm, x, path)
+        fixed = {"dynamic_batch": False, "precision": "int8"}
+        found["loop in int8"] = raised(technique.export_litert, lstm, x, path, **fixed)
         for kind, predict in everywhere(lstm, x, "lstm", dynamic_batch=False):
             found[f"lstm {kind}"] = by_name(predict, x.numpy(), [lstm(x)])
         for kind, predict in everywhere(groups, x, "groups"):
@@ -621,6 +649,8 @@ class TensorFlow:
             ("text", text, tf.constant([["a"], ["b"]])),
         ):
             found[name] = raised(technique.export_onnx, model, given, FOLDER / f"refused-{name}")
+        path = FOLDER / "refused-text"
+        found["text int8"] = raised(technique.export_onnx, text, given, path, precision="int8")
         path = FOLDER / "nowhere" / "model.onnx"
         return found | {"no folder": raised(technique.export_litert, random, x, path)}
 
@@ -644,6 +674,14 @@ class TensorFlow:
         model = keras.Model(given, keras.layers.ReLU()(given))
         given = (model, self.tf.ones((4, 3)), FOLDER / "refused.onnx")
         return {"onnx no layer": raised(technique.export_onnx, *given, precision="int8")}
+
+    def fixed_batch(self, settings):
+        """A model that is traced with its batch's size in a reshape."""
+        layers = self.tf.keras.layers
+        net = [self.tf.keras.Input((8, 8, 1)), layers.Conv2D(4, 3), layers.Flatten()]
+        model, x = self.tf.keras.Sequential(net), self.tf.random.normal((6, 8, 8, 1))
+        path = technique.export_litert(model, x, FOLDER / "int8-fixed.tflite", **settings)
+        return {"own": output(model, x), "out": output(runtimes.load_litert(path, threads=1), x)}
 
     def unsupported(self):
         tf = self.tf

@@ -244,6 +244,9 @@ def test_float32_files_have_no_layer_over_integers(found):
 def test_int8_of_a_fixed_batch(found):
     case = found["int8"]["fixed batch"]
     assert apart(case["out"], case["own"]) < 0.1
+    if found.framework == "tf":
+        case = found["int8"]["fixed batch litert"]
+        assert apart(case["out"], case["own"]) < 0.1
 
 
 def test_int8_refuses_what_it_cannot_be_calibrated_with(found):
@@ -323,6 +326,7 @@ def test_what_has_no_tensors_is_refused(found):
         return
     assert "are texts" in found["names"]["text"]
     assert found["names"]["text"].startswith("NotImplementedError: ")
+    assert found["names"]["text int8"] == found["names"]["text"]
 
 
 def test_tf_loops_and_groups_of_keras(evidence):
@@ -333,6 +337,8 @@ def test_tf_loops_and_groups_of_keras(evidence):
     said = found["names"]["open loop"]
     assert said.startswith("NotImplementedError: LiteRT's loops over time")
     assert said.endswith("dynamic_batch=False")
+    said = found["names"]["loop in int8"]
+    assert said == "NotImplementedError: LiteRT's loops over time (LSTM, GRU) can't be in int8"
 
 
 def test_tf_litert_needs_no_other_runtime(evidence):
@@ -358,6 +364,7 @@ def test_what_does_not_fit_gets_one_clear_line(found):
         assert refusals[f"{runtime} number"].endswith("), not 2")
         assert refusals[f"{runtime} after"] is True
         assert refusals[f"{runtime} layout"] is True
+        assert refusals[f"{runtime} byte order"] is True
     assert "takes float32 (3, " in refusals["other batch"]
     assert refusals["the batch"] is True
 
@@ -380,6 +387,16 @@ def test_damaged_and_foreign_files_get_one_clear_line(found):
     assert "unchecked.onnx" in refusals["onnx unchecked"]
     assert refusals["onnx unchecked"].startswith("ValueError: ONNX Runtime can't load ")
     assert refusals["openvino without weights"].startswith("ValueError: OpenVINO can't load ")
+
+
+def test_tf_litert_files_are_ours_and_damaged_or_of_others(evidence):
+    refusals = evidence["tf"]["refusals"]
+    for kind in ("tail", "flipped", "renamed"):
+        said = refusals[f"litert {kind}"]
+        assert said is not None, kind
+        assert said.startswith("ValueError: LiteRT can't load "), said
+        assert "\n" not in said
+    assert refusals["litert of others"] == [{}, {}]
 
 
 def test_a_missing_package_is_named(found):

@@ -57,7 +57,7 @@ def of_the_framework():
 def refused():
     """What is said."""
     found = []
-    for settings in ({"rounds": 5}, {"warmup": 0}, {"least": 0.0}):
+    for settings in ({"rounds": 5}, {"warmup": 0}, {"least": 0.0}, {"steps": 0}):
         try:
             watch(lambda x: None, [(1,)], **settings)
         except ValueError as error:

@@ -30,13 +30,17 @@ def made_up(operators=(), **parts) -> Breakdown:
 PRODUCT = Operator("aten::addmm", 10, 0.7, 0.7)
 UPDATE = Operator("aten::add_", 10, 0.7, 0.7)
 SMALL = Operator("aten::mul", 1e5, 0.3, 0.3)
+ENLARGED = [Operator(name, 10, 0.5, 0.5) for name in ("upsample_bilinear2d", "ResizeBilinear")]
+LINEAR = Operator("aten::linear", 10, 0.7, 0.7)
 
 
 @pytest.mark.parametrize(
     ("breakdown", "named"),
     [
         (made_up([PRODUCT, SMALL], forward=1.0), "arithmetic"),
+        (made_up([LINEAR, SMALL], forward=1.0), "arithmetic"),
         (made_up([UPDATE, SMALL], forward=1.0), "memory bandwidth"),
+        (made_up(ENLARGED, forward=1.0), "memory bandwidth"),
         (made_up([PRODUCT], waiting=0.4, forward=0.6), "input"),
         (made_up([PRODUCT], transfer=0.4, forward=0.6), "input"),
         (made_up([PRODUCT], communication=0.4, forward=0.6), "communication"),

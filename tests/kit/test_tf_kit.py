@@ -211,6 +211,14 @@ def test_a_copy_has_all_state_and_shares_none(answer):
         assert found[name] == COPIED, name
 
 
+def test_a_file_s_optimizer_leaves_out_of_its_decay_what_it_was_told(answer):
+    """Keras does not keep that in an optimizer's configuration."""
+    found = answer["undecayed"]
+    for way in ("by name", "by variable"):
+        assert found[way] == pytest.approx([0.95, 1.0]), way
+    assert found["of another"].startswith("NotImplementedError: exclude_from_weight_decay: ")
+
+
 def test_a_copy_has_what_clone_model_loses(answers):
     """Keras 3: what `Normalization` adapted, and the seeds of dropout."""
     assert answers["keras3"]["copies"]["bare"] > 0.1

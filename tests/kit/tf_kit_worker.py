@@ -18,7 +18,7 @@ from shared.weights import checksum, init_weights
 from tests import workers
 from tf_impl.compression import combinations as compression
 from tf_impl.compression import distillation, feature_distillation
-from tf_impl.kit import data, models, programs, runtime, training
+from tf_impl.kit import data, models, own_model, programs, runtime, training
 from tf_impl.train_step import (
     compilation,
     gradient_accumulation,
@@ -275,6 +275,31 @@ def optimizers():
     for name in ("sgd", "adamw", "rmsprop"):
         optimizer = training.make_optimizer(model, replace(SGD, optimizer=name))
         found[name] = sum(int(np.prod(v.shape)) for v in optimizer.variables)
+    return found
+
+
+def undecayed():
+    """A kernel and a bias of ones after a step of a file's AdamW that has no gradients."""
+    ways = {
+        "by name": lambda model: {"var_names": ["bias"]},
+        "by variable": lambda model: {"var_list": [model.weights[1]]},
+    }
+    found = {}
+    for name, left_out in ways.items():
+
+        def make(left_out=left_out):
+            dense = tf.keras.layers.Dense(2, kernel_initializer="ones", bias_initializer="ones")
+            model = tf.keras.Sequential([tf.keras.Input((2,)), dense])
+            optimizer = tf.keras.optimizers.AdamW(0.1, weight_decay=0.5)
+            optimizer.exclude_from_weight_decay(**left_out(model))
+            return model, training.cross_entropy, optimizer
+
+        file = own_model.OwnModel(make)
+        model = file.build()
+        optimizer = file.optimizer(model, SGD)
+        optimizer.apply_gradients([(tf.zeros_like(v), v) for v in model.trainable_variables])
+        found[name] = [float(np.mean(np.array(v))) for v in model.weights]
+    found["of another"] = error_of(partial(file.optimizer, make()[0], SGD))
     return found
 
 
@@ -553,6 +578,7 @@ CHECKS = (
     own_losses,
     fit,
     optimizers,
+    undecayed,
     gradients,
     causal,
     dropout,

@@ -251,6 +251,28 @@ def tf_scaling():
     return model, tf.keras.mixed_precision.LossScaleOptimizer(optimizer), loss_fn
 
 
+def tf_undecayed():
+    """AdamW whose decay leaves biases out by name; those are ones, and have no gradient."""
+    import tensorflow as tf
+
+    layers = tf.keras.layers
+    net = [tf.keras.Input((6,)), layers.Dense(8, bias_initializer="ones", name="up")]
+    net += [layers.Dense(6, bias_initializer="ones", name="down")]
+    optimizer = tf.keras.optimizers.AdamW(0.1, weight_decay=0.5)
+    optimizer.exclude_from_weight_decay(var_names=["bias"])
+    return tf.keras.Sequential(net), optimizer, lambda output, y: 0.0 * tf.reduce_sum(output)
+
+
+def tf_undecayed_by_variable():
+    """Biases left out themselves, of which a stage has copies."""
+    import tensorflow as tf
+
+    model, _, loss_fn = tf_cnn()
+    optimizer = tf.keras.optimizers.AdamW(0.1)
+    optimizer.exclude_from_weight_decay(var_list=[v for v in model.weights if v.name == "bias"])
+    return model, optimizer, loss_fn
+
+
 def tf_adam():
     """A row of an embedding gets a gradient for each time that it is read."""
     import tensorflow as tf

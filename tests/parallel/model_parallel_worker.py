@@ -238,7 +238,7 @@ def refusals(side):
         shards["tied"] = {"model": "tied", "pairs": "block*.up > block*.down"}
     else:
         models = {"subclassed": "conv1", "skipping": "up", "tied": "up"}
-        models |= dict.fromkeys(("clipping", "scaling"), "conv1")
+        models |= dict.fromkeys(("clipping", "scaling", "undecayed_by_variable"), "conv1")
         stages |= {name: {"model": name, "cut": cut} for name, cut in models.items()}
         stages["devices"] = {"cut": "conv0, conv1, pool, up, down"}
         shards |= {"sparse": {"model": "adam"}, "scaling": {"model": "scaling"}}
@@ -332,9 +332,23 @@ def schedules(side, folder, arrays):
     return found
 
 
+def undecayed(side, folder, arrays):
+    """Means of the weights after a step whose decay leaves biases out."""
+    from tf_impl.parallel import model_parallel, tensor_parallel
+
+    build, x = model_parallel_models.tf_undecayed, as_tensor(side, np.ones((4, 6), np.float32))
+    stages, _, staged = model_parallel.layer_split(build, x, cut="down")
+    split, _, shared = tensor_parallel.tensor_parallel(build, pairs="up > down")
+    for step in (staged, shared):
+        step(x, x, 4)
+    found = {"model": stages[0].arrays() | stages[1].arrays(), "tensor": split.arrays()}
+    kept = {kind: {n: float(v.mean()) for n, v in own.items()} for kind, own in found.items()}
+    return kept
+
+
 SCENARIOS = {
     "pt": (alone, together, refused, drawn, groups, unequal),
-    "tf": (alone, together, refused, schedules),
+    "tf": (alone, together, refused, schedules, undecayed),
 }
 
 

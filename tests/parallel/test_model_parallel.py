@@ -89,6 +89,13 @@ def test_weights_that_are_drawn_in_each_process_are_those_of_the_seed():
     assert found["names"][0] == found["names"][1]
 
 
+@pytest.mark.parametrize("kind", ["model", "tensor"])
+def test_weight_decay_leaves_out_what_the_optimizer_was_told(kind):
+    found = scenario("tf", "undecayed")[kind]
+    assert found.keys() == {"up/kernel", "up/bias", "down/kernel", "down/bias"}
+    assert found["up/bias"] == found["down/bias"] == 1.0
+
+
 # Stages -----------------------------------------------------------------------------------------
 
 
@@ -176,6 +183,7 @@ REFUSES = {
         "subclassed": "NotImplementedError: only a functional or Sequential model",
         "clipping": "NotImplementedError: global_clipnorm: a stage would clip by the norm of its ",
         "scaling": "NotImplementedError: a scaled loss: a stage would look for overflow in its ",
+        "undecayed_by_variable": "NotImplementedError: exclude_from_weight_decay: variables of ",
         "skipping": "NotImplementedError: cut: up can't be: ",
         "tied": "NotImplementedError: cut: up can't be: ",
         "devices": "ValueError: 6 stages need as many devices, not 4",

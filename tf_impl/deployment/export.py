@@ -194,13 +194,20 @@ def export_litert(
     Arguments, result and errors as in `export_onnx`; names and metadata stand in a zip archive at
     the file's end. precision: "float32"; "float16" of the weights in the file, which halves it, a
     CPU computes in float32 either way; "int8" of weights and activations, the model's inputs and
-    outputs staying as they are. NotImplementedError too for a loop over time (LSTM, GRU) with an
-    open size: `dynamic_batch=False` writes it. Source: `tf.lite.TFLiteConverter`.
+    outputs staying as they are. NotImplementedError too for a loop over time (LSTM, GRU) in int8,
+    or with an open size: `dynamic_batch=False` writes it. Source: `tf.lite.TFLiteConverter`.
     """
     _check_precision(precision, *MOST_APART)
     runtimes.package("ai_edge_litert.interpreter", "ai-edge-litert")
     batches = _calibration(example_inputs, precision, dynamic_batch, size=1)
     graph = _freeze(model, example_inputs, dynamic_batch, dynamic_sequence)
+    loops = any(node.op in _LISTS for node in graph.function.graph.as_graph_def().node)
+    if loops and (dynamic_batch or dynamic_sequence):
+        raise NotImplementedError(
+            "LiteRT's loops over time (LSTM, GRU) take fixed sizes alone: dynamic_batch=False"
+        )
+    if loops and precision == "int8":  # its calibration of one ends the process
+        raise NotImplementedError("LiteRT's loops over time (LSTM, GRU) can't be in int8")
     # Given a Keras 3 model in place of its function, it loses the weights without a word.
     converter = tf.lite.TFLiteConverter.from_concrete_functions([graph.function])
     if precision != "float32":
@@ -211,11 +218,6 @@ def export_litert(
         samples = [*batches]
         converter.representative_dataset = lambda: map(list, samples)
         converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8]
-    loops = any(node.op in _LISTS for node in graph.function.graph.as_graph_def().node)
-    if loops and (dynamic_batch or dynamic_sequence):
-        raise NotImplementedError(
-            "LiteRT's loops over time (LSTM, GRU) take fixed sizes alone: dynamic_batch=False"
-        )
     with _refusing("LiteRT"):
         file = converter.convert()
     with _written(path) as draft:
@@ -254,11 +256,7 @@ def _freeze(model, example_inputs, dynamic_batch: bool, dynamic_sequence: bool) 
     tensors = tf.nest.flatten(example_inputs)
     if not tensors or not all(tensor.shape.rank for tensor in tensors):
         raise ValueError("the model's inputs are tensors with the samples along the first axis")
-    if strings := [tensor for tensor in tensors if tensor.dtype == tf.string]:
-        raise NotImplementedError(
-            f"{len(strings)} of the model's inputs are texts, which the runtimes' vectorization "
-            "lacks: export the model behind it, and give it codes"
-        )
+    _refuse_texts(tensors)
     dynamic = (dynamic_batch, dynamic_sequence)
     open_axes = [axis for axis, is_open in enumerate(dynamic) if is_open]
     signature = []
@@ -285,6 +283,14 @@ def _freeze(model, example_inputs, dynamic_batch: bool, dynamic_sequence: bool) 
         samples.append(([part.numpy() for part in given], [np.asarray(part) for _, part in own]))
     inputs = input_names(model, example_inputs, len(tensors))
     return _Graph(traced, function, inputs, names, samples)
+
+
+def _refuse_texts(tensors: list) -> None:
+    if strings := [tensor for tensor in tensors if tensor.dtype == tf.string]:
+        raise NotImplementedError(
+            f"{len(strings)} of the model's inputs are texts, which the runtimes' vectorization "
+            "lacks: export the model behind it, and give it codes"
+        )
 
 
 def _numbered(kind: str, place: int) -> str:
@@ -315,8 +321,10 @@ def _calibration(
     """For int8, the example inputs in batches, as arrays: ValueError where they are none."""
     if precision != "int8":
         return None
-    parts = [np.asarray(part) for part in tf.nest.flatten(example_inputs)]
-    fixed = not dynamic_batch and size > 1 and len(parts) and parts[0].ndim
+    tensors = [tf.convert_to_tensor(part) for part in tf.nest.flatten(example_inputs)]
+    _refuse_texts(tensors)
+    parts = [tensor.numpy() for tensor in tensors]
+    fixed = not dynamic_batch and len(parts) and parts[0].ndim
     return runtimes.calibration_batches(parts, size=max(len(parts[0]), 1) if fixed else size)
 
 

@@ -48,6 +48,8 @@ def watch_memory(
     pools and optimizers take what they keep. least: megabytes a round that are a leak.
     Raises ValueError for no batches and settings out of range.
     """
+    if steps < 1:
+        raise ValueError(f"growth needs 1 step a round, not {steps}")
     batches = endless(batches)
     on_gpu = bool(tf.config.list_physical_devices("GPU"))
 

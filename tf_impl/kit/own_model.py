@@ -68,9 +68,7 @@ class OwnModel:
         """The file's optimizer for a model, or, where it has none, that of `recipe`."""
         if self._last is None:
             return training.make_optimizer(model, recipe)
-        optimizer = type(self._last).from_config(self._last.get_config())
-        optimizer.build(model.trainable_variables)
-        return optimizer
+        return programs.copy_optimizer(self._last, model.trainable_variables)
 
     def fused_optimizer(
         self, model: tf.keras.Model, recipe: Recipe

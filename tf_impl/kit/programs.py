@@ -32,6 +32,7 @@ _SIGNATURE, _MEMBER, _STRUCTURE = "predict", "program.pb", "outputs.json"
 # Calls and loops have what state their functions have, and these are looked at, too.
 _HARMLESS = {"Placeholder", "StatefulPartitionedCall", "While", "If"}
 _SIZES = (32, 128, 512, 2048, 16384, 262144)  # of an image side, of words, of sound
+_UNDECAYED = "_exclude_from_weight_decay"  # of an optimizer: variables; with more behind it, names
 _ROUNDING = 1e-5  # relative: the same operators in another order
 _LACKS = re.compile(r"'tf\.(\w+)' op is neither a custom op nor a flex op")
 _FILES = re.compile("File|Save|Restore|PyFunc|Directory")
@@ -247,6 +248,31 @@ def copy_model(model: tf.keras.Model, x=None) -> tf.keras.Model:
         raise NotImplementedError(
             f"Keras rebuilds another model than this one: outputs are {difference:.1e} off"
         )
+    return copy
+
+
+def copy_optimizer(optimizer, variables: list, originals: list | None = None):
+    """An optimizer of the same settings, built for `variables`.
+
+    Its configuration lacks which variables no weight decay takes (`exclude_from_weight_decay`).
+    originals: those of the model that it was made for, in the same order, where names differ.
+    Raises NotImplementedError where a variable is left out that is not among them.
+    """
+    copy = type(optimizer).from_config(optimizer.get_config())
+    ours, theirs = (getattr(each, "inner_optimizer", each) for each in (optimizer, copy))
+    told = {name: value for name, value in vars(ours).items() if name.startswith(_UNDECAYED)}
+    if told:
+        originals = variables if originals is None else originals
+        known = {theirs._var_key(variable) for variable in originals}
+        if not known.issuperset(told.get(_UNDECAYED) or ()):
+            raise NotImplementedError(
+                "exclude_from_weight_decay: variables of another model; give names (var_names)"
+            )
+        vars(theirs).update(told, _exclude_from_weight_decay_cache={})
+        pairs = zip(variables, originals, strict=True)
+        left_out = [own for own, original in pairs if not theirs._use_weight_decay(original)]
+        theirs.exclude_from_weight_decay(var_list=left_out)
+    copy.build(variables)
     return copy
 
 

@@ -31,7 +31,7 @@ from functools import partial
 import numpy as np
 import tensorflow as tf
 
-from tf_impl.kit.programs import copy_model
+from tf_impl.kit.programs import copy_model, copy_optimizer
 
 
 @dataclass(frozen=True)
@@ -137,8 +137,8 @@ def make_train_step(model, optimizer, loss_fn, *, micro_batches: int = 1, schedu
         schedule: "gpipe", or "1f1b", in which a stage keeps the activations of no more
             micro-batches than there are stages.
 
-    Raises NotImplementedError for an optimizer that clips by the norm of all gradients, or expects
-    a scaled loss.
+    Raises NotImplementedError for an optimizer that clips by the norm of all gradients, expects a
+    scaled loss, or leaves variables out of its decay by anything but their names.
     """
     _refuse(optimizer)
     optimizers = [_like(optimizer, stage) for stage in model]
@@ -265,9 +265,7 @@ def _refuse(optimizer) -> None:
 def _like(optimizer, stage: Stage):
     """An optimizer of the same settings for the variables of a stage, on its device."""
     with tf.device(stage.device):
-        own = type(optimizer).from_config(optimizer.get_config())
-        own.build(stage.model.trainable_variables)
-    return own
+        return copy_optimizer(optimizer, stage.model.trainable_variables)
 
 
 def main() -> None:

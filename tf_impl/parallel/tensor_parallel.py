@@ -41,7 +41,7 @@ import tensorflow as tf
 from tensorflow.experimental import dtensor
 
 from shared.pairs import check_pair, match_pairs
-from tf_impl.kit.programs import call_arguments
+from tf_impl.kit.programs import call_arguments, copy_optimizer
 
 
 @dataclass(frozen=True)
@@ -130,8 +130,7 @@ def make_train_step(model, optimizer, loss_fn, mesh):
     if scales or getattr(optimizer, "loss_scale_factor", None):
         raise NotImplementedError("a scaled loss: train in bfloat16, which needs no scale")
     with dtensor.default_mesh(mesh), tf.variable_creator_scope(_like(model.trained)):
-        optimizer = type(optimizer).from_config(optimizer.get_config())
-        optimizer.build(model.trained)
+        optimizer = copy_optimizer(optimizer, model.trained, model.model.trainable_variables)
 
     @tf.function(jit_compile=False)
     def gradients(x, y):
