@@ -22,7 +22,7 @@ from bench.analysis.pairing import baseline
 from bench.analysis.prices import price
 from bench.analysis.reading import DIFFERENT, framework_title, on_device, peak, work_of
 from bench.analysis.values import at, is_number, is_pair
-from bench.analysis.verdicts import Ratio
+from bench.analysis.verdicts import Ratio, shown_less
 from shared.specs import more_is_better
 
 Record = dict[str, Any]
@@ -116,6 +116,12 @@ class Option:
     def is_baseline(self) -> bool:
         """Whether it is what others are compared with."""
         return self.case["role"] == "baseline"
+
+    @property
+    def faster(self) -> bool:
+        """Whether it was shown to take less time than its own baseline."""
+        own = self.own or {}
+        return own.get("verdict") != DIFFERENT and shown_less(own.get("ci"))
 
 
 Ratios = dict[tuple[str, str], Ratio]  # of the times of two programs
@@ -643,7 +649,7 @@ def _cheapest(kept: list[Option], ahead: list[Option], goal: Goal, limits: Limit
 def _helps(option: Option, kept: list[Option], goal: Goal, limits: Limits) -> bool:
     """Whether a row was shown to be better than its own baseline for this goal."""
     if goal.figure == "time" and limits.steps is None:
-        return "faster" in (at(option.own, "verdict") or "")
+        return option.faster
     same = ("technique", "framework", "flavour")
     bases = [
         each
