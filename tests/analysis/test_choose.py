@@ -26,7 +26,7 @@ from bench.harness.plan import EFFORT
 from bench.harness.record import Record
 from bench.harness.schedule import techniques
 from bench.harness.selection import cases_of
-from bench.report.answer import lines, rounded, text
+from bench.report.answer import lines, rounded, text, why
 from tests.analysis.test_looks import measured
 from tests.report.test_report import record
 
@@ -414,6 +414,21 @@ def test_one_block_gives_an_order_and_no_best(command):
     assert "time of a train step (provisional: one block, no interval) first PyTorch fp32" in out
     assert "in order of one block's times" in out
     assert "best" not in out.replace("times the best", "")
+
+
+def test_only_what_was_measured_repeatedly_is_shown_to_be_worse():
+    run = record()
+    for each in run["cases"]:
+        each["timing"]["cold_first_call_s"] = 30.0
+    for name in ("pt/bf16", "pt/fp32"):
+        first = {"value": 30.0, "unit": "s", "ci": None, "samples": [29.9, 30.0, 30.1]}
+        case(run, name)["metrics"]["cold_first_calls_s"] = first
+    found = advice(run, "train-speed", steps=1000)
+    said = lines(found, every=True)
+    worse, after = ([text for label, text in said if label == name] for name in ("worse", "next"))
+    assert [text.partition(" (")[0] for text in worse] == ["PyTorch fp32"]
+    assert len(after) == len(found.rest) - 1 > 1
+    assert f"1 shown to be worse; {len(after)} in order of values measured once" in why(found)
 
 
 # Recipes -----------------------------------------------------------------------------------------
