@@ -118,6 +118,7 @@ def difference(
 ) -> dict | None:
     """The metric of a case less that of another, by the seeds that both were trained with.
 
+    None where one has none, or not at every seed.
     `looks`: numbers of seeds after which who is decided is trained no further.
     """
     ours, theirs = ((each or {}).get("accuracy") or {} for each in (case, other))
@@ -126,7 +127,7 @@ def difference(
     if (
         not {"metric", "margin"} <= task.keys()
         or not seeds
-        or not all(map(is_number, [*ours[:seeds], *theirs[:seeds]]))
+        or not all(map(is_number, [*ours, *theirs]))
     ):
         return None
     return verdicts.compare_accuracy(

@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 from bench import choose
-from bench.analysis import decisions, reading
-from bench.analysis.analyse import analyse
+from bench.analysis import decisions, reading, schema
+from bench.analysis.analyse import analyse, raw
 from bench.analysis.decisions import GOALS, Limits
 from bench.harness.apart import Trained
 from bench.harness.plan import EFFORT
@@ -461,6 +461,20 @@ def test_a_recipe_is_chosen_by_what_it_gains_over_its_own_baseline():
     assert worse["none"] == 0
     said = " ".join(" ".join(text([found], 80)).split())
     assert "decoupled decay, 0.05 (regularization: decoupled): 2.00 points (1.86–2.14)" in said
+
+
+def test_a_training_that_diverged_says_so_in_a_record_that_can_be_read():
+    run = raw(trained("regularization", smoothing=-3.0))
+    diverged = next(c for c in run["cases"] if c["variant"] == "smoothing")
+    diverged["accuracy"]["per_seed"][2] = float("nan")
+    found = analyse(run)
+    schema.check(found)
+    assert analyse(raw(found)) == found
+    rows = {(c["variant"], c["framework"]): c for c in found["cases"]}
+    row, twin = (rows["smoothing", side] for side in ("pt", "tf"))
+    assert row["accuracy"]["mean"] is None
+    assert row["reason"] == "accuracy not measured: the metric is not finite at seed 2"
+    assert (twin["accuracy"]["difference"]["mean"], twin["reason"]) == (pytest.approx(-3.0), None)
 
 
 def test_where_no_recipe_gains_the_plain_training_is_named():

@@ -154,6 +154,13 @@ def test_accuracy_of_a_task_that_does_not_say_how_to_judge_it_is_left_out(old, n
     assert not any(table.title.startswith("Accuracy") for table in compare.tables(old, new))
 
 
+def test_what_diverged_in_a_run_has_no_accuracy_to_compare(old, new):
+    case(new)["accuracy"]["per_seed"] = [None, *case(new)["accuracy"]["per_seed"][1:]]
+    accuracies = titled(compare.tables(old, new, every=True), "Accuracy").rows
+    assert accuracies
+    assert CASE not in [row[0] for row in accuracies]
+
+
 def test_a_run_that_trained_fewer_seeds_is_compared_by_those(old, new):
     """It ended at a look: its seeds are the first of the other's."""
     trained = case(new)["accuracy"]
