@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.analysis.advice import Advice, advice
+from bench.analysis.certificates import largest_difference
 from bench.analysis.decisions import Work, title, works
+from bench.analysis.pairing import resolved
 from bench.analysis.reading import (
     DIFFERENT,
     FRAMEWORKS,
@@ -363,7 +365,7 @@ def _list(words: list[str]) -> str:
 def _same_work(results: dict[str, Any], technique: str) -> Facts:
     """For each variant, how many pairs of twins carry a matching certificate."""
     views = [view(results, technique, task) for task in tasks(results, technique)]
-    cases = {name: case for found in views for name, case in found.cases.items()}
+    cases = {case["id"]: case for case in resolved(results["cases"])}
     pairs: dict[str, list[dict]] = {}
     for found in views:
         for row in (row for rows in found.rows.values() for row in rows):
@@ -374,24 +376,14 @@ def _same_work(results: dict[str, Any], technique: str) -> Facts:
 
 def _certified(pairs: list[dict], cases: dict[str, dict]) -> str:
     matched = sum(c.get("verdict") != DIFFERENT and not c.get("reason") for c in pairs)
-    apart = [
-        value
-        for c in pairs
-        if is_number(value := _apart(cases.get(c["numerator"]), cases.get(c["denominator"])))
-    ]
+    sides = [(cases.get(c["numerator"]), cases.get(c["denominator"])) for c in pairs]
+    proven = [pair for pair in sides if all(at(case, "blocks") for case in pair)]
+    apart = [value for pair in proven if is_number(value := largest_difference(*pair))]
     return f"{matched} of {len(pairs)} pairs match; losses apart by {_most(apart)}"
 
 
 def _most(values: list[float]) -> str:
     return f"at most {max(values):.1e}" if values and max(values) else "0" if values else MISSING
-
-
-def _apart(first: dict | None, second: dict | None) -> float | None:
-    """Largest relative difference of two certificates' losses."""
-    pair = [at(case, "certificate", "losses") or [] for case in (first, second)]
-    if not all(pair) or not all(map(is_number, pair[0] + pair[1])):
-        return None
-    return max(abs(a - b) / max(abs(a), abs(b), 1e-12) for a, b in zip(*pair, strict=False))
 
 
 def _took_effect(cases: list[dict]) -> Facts:
