@@ -152,10 +152,15 @@ def _ratios_of(run: Record) -> dict[tuple, dict]:
 
 def _moved(first: dict, line: dict) -> str | None:
     """Whether a ratio changed against another run's; nothing where either has no interval."""
-    if None in [at(each, name) for each in (first, line) for name in ("ratio", "sd")]:
+    if not all(map(_has_noise, (first, line))):
         return None
     change = _change(first, line)
     return change.verdict if change else DIFFERENT
+
+
+def _has_noise(comparison: dict | None) -> bool:
+    """Whether a ratio has what its change is judged by."""
+    return all(is_number(at(comparison, name)) for name in ("ratio", "sd", "n"))
 
 
 def _cell(line: dict | None, verdict: str | None) -> str:
@@ -194,7 +199,7 @@ def _common(old: Record, new: Record) -> list[tuple[dict, dict]]:
     """
     ours, theirs = _ratios_of(old), _ratios_of(new)
     both = [(ours[key], theirs[key]) for key in ours if key in theirs]
-    judged = [pair for pair in both if all(is_number(each.get("sd")) for each in pair)]
+    judged = [pair for pair in both if all(map(_has_noise, pair))]
     if both and not judged:
         raise ValueError("a run of one block has no noise to compare with")
     return judged
@@ -220,7 +225,7 @@ def _ratios(common: list[tuple[dict, dict]], cases: dict[str, dict], every: bool
 
 def _change(old: dict, new: dict) -> Ratio | None:
     """How a comparison's ratio changed; None where a run held the two for different work."""
-    if DIFFERENT in (old["verdict"], new["verdict"]):
+    if DIFFERENT in (old.get("verdict"), new.get("verdict")):
         return None
     return compare_runs(*map(_judged, (new, old)))
 
