@@ -275,7 +275,10 @@ def _legend(effort: str) -> Facts:
         *facts,
         ("faster, slower", "the 95% interval lies wholly beyond 3%"),
         ("equivalent", "the 90% interval lies within 3% (accuracy: within the margin)"),
-        ("faster, less accurate", "faster, but less accurate by more than the margin"),
+        (
+            "faster, less accurate",
+            "faster, but less accurate by more than the margin (by the mean)",
+        ),
         ("slower, more accurate", "the other side is faster, but less accurate by more than that"),
         ("slightly faster, slightly slower", "the 95% interval excludes 1, but not 3%"),
         ("inconclusive", "none of these"),
