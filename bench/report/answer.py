@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from bench.analysis.decisions import (
+    GOALS,
     RECIPE,
     Accuracy,
     Answer,
@@ -238,7 +239,7 @@ def why(found: Answer) -> str:
 
 # figure -> its head and its unit's size
 COLUMNS = {
-    "gained": ("gained [points]", 1.0),
+    "gained": ("gained [{unit}]", 1.0),
     "steps": ("steps to target", 1.0),
     "time": ("time [ms]", 1e-3),
     "rate": ("samples/s", 1.0),
@@ -258,7 +259,8 @@ def decision_table(work: Work) -> Table:
     if work.kind != RECIPE:  # there it is the accuracy's column that says it
         names = [name for name in names if name != "gained"]
     columns = [Column("", "row", right=False), Column("", "÷ own baseline")]
-    columns += [Column("", COLUMNS[name][0]) for name in names]
+    unit = work.worded(GOALS["accuracy"]).unit
+    columns += [Column("", COLUMNS[name][0].format(unit=unit)) for name in names]
     columns += [Column("", "accuracy", right=False), Column("", "takes", right=False)]
     kept = {"to choose from": [o for o in work.options if o.accuracy.kept and not o.beaten]}
     kept["beaten in everything by one above"] = [
