@@ -101,9 +101,14 @@ def build(results: dict[str, Any]) -> Report:
 
 def run_line(results: dict[str, Any]) -> str:
     """Effort, blocks and start of the run."""
-    blocks = max(map(block_count, results["cases"]), default=0)
+    blocks = _blocks(results)
     plural = "" if blocks == 1 else "s"
     return f"{results['effort']} effort · {blocks} block{plural} · started {results['started']}"
+
+
+def _blocks(results: dict[str, Any]) -> int:
+    """In how many blocks the rows were timed that were in most."""
+    return max(map(block_count, results["cases"]), default=0)
 
 
 def _listed(value: Any) -> list:
@@ -156,8 +161,7 @@ ENDED = {
 def warnings(results: dict[str, Any]) -> list[str]:
     """What a reader must know before any figure."""
     found = []
-    played = [c["n"] for c in results["comparisons"] if c["kind"] == "baseline" and c.get("n")]
-    if results["effort"] == "quick" or (played and max(played) == 1):
+    if results["effort"] == "quick" or _blocks(results) == 1:
         found.append(
             "PROVISIONAL: one block, no intervals, no verdicts. "
             "It shows that everything runs, and about how fast it is."

@@ -591,6 +591,12 @@ def test_the_first_pass_of_a_run_is_as_provisional_as_a_quick_one():
     assert "* " not in shown.replace("*: ", "")  # nor anyone ahead
 
 
+def test_baselines_alone_of_one_block_are_provisional_too():
+    run = record("quick") | {"effort": "default", "comparisons": []}
+    run["cases"] = [each for each in run["cases"] if each["role"] == "baseline"]
+    assert "PROVISIONAL: one block" in " ".join(terminal(run).split())
+
+
 @pytest.mark.parametrize(
     ("ended", "words"),
     [
