@@ -25,6 +25,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from bench.analysis.accuracy import difference
 from bench.analysis.reading import (
     DIFFERENT,
     FRAMEWORKS,
@@ -35,14 +36,13 @@ from bench.analysis.reading import (
     work_of,
 )
 from bench.analysis.values import at, is_number
-from bench.analysis.verdicts import Ratio, compare_accuracy, compare_runs
+from bench.analysis.verdicts import Ratio, compare_runs
 from bench.report.blocks import Column, Table
 from bench.report.content import machine_words, run_line
 from bench.report.figures import MISSING, compact, interval, number, plus_minus, ratio, scaled
 from bench.report.shapes import letters
 from bench.report.tables import grid, markdown_table
 from bench.report.text import plain, wrap
-from shared.specs import more_is_better
 
 # verdicts that say that something did
 CHANGED = ("faster", "slower", "slightly faster", "slightly slower", "better", "worse")
@@ -152,10 +152,15 @@ def _ratios_of(run: Record) -> dict[tuple, dict]:
 
 def _moved(first: dict, line: dict) -> str | None:
     """Whether a ratio changed against another run's; nothing where either has no interval."""
-    if None in [at(each, name) for each in (first, line) for name in ("ratio", "sd")]:
+    if not all(map(_has_noise, (first, line))):
         return None
     change = _change(first, line)
     return change.verdict if change else DIFFERENT
+
+
+def _has_noise(comparison: dict | None) -> bool:
+    """Whether a ratio has what its change is judged by."""
+    return all(is_number(at(comparison, name)) for name in ("ratio", "sd", "n"))
 
 
 def _cell(line: dict | None, verdict: str | None) -> str:
@@ -194,7 +199,7 @@ def _common(old: Record, new: Record) -> list[tuple[dict, dict]]:
     """
     ours, theirs = _ratios_of(old), _ratios_of(new)
     both = [(ours[key], theirs[key]) for key in ours if key in theirs]
-    judged = [pair for pair in both if all(is_number(each.get("sd")) for each in pair)]
+    judged = [pair for pair in both if all(map(_has_noise, pair))]
     if both and not judged:
         raise ValueError("a run of one block has no noise to compare with")
     return judged
@@ -220,7 +225,7 @@ def _ratios(common: list[tuple[dict, dict]], cases: dict[str, dict], every: bool
 
 def _change(old: dict, new: dict) -> Ratio | None:
     """How a comparison's ratio changed; None where a run held the two for different work."""
-    if DIFFERENT in (old["verdict"], new["verdict"]):
+    if DIFFERENT in (old.get("verdict"), new.get("verdict")):
         return None
     return compare_runs(*map(_judged, (new, old)))
 
@@ -248,20 +253,12 @@ def _accuracies(both: list[tuple[dict, dict]], tasks: dict, every: bool) -> Tabl
     columns += [Column("", "difference\n(± half the 95% interval)"), Column("", "", right=False)]
     rows = []
     for old, new in both:
-        before, after = old.get("accuracy"), new.get("accuracy")
-        task = tasks.get(new["task"]) or {}
-        if not before or not after or not {"metric", "margin"} <= task.keys():  # how to judge it
-            continue
-        seeds = [each["per_seed"] for each in (after, before)]
-        count = min(map(len, seeds))
-        found = compare_accuracy(
-            *(own[:count] for own in seeds),
-            margin=task["margin"],
-            more_is_better=more_is_better(task["metric"]),
-        )
-        if every or found["verdict"] in CHANGED:
+        found = difference(new, old, tasks)
+        if found and (every or found["verdict"] in CHANGED):
+            seeds = [each["accuracy"]["per_seed"] for each in (old, new)]
+            count = min(map(len, seeds))
             apart = plus_minus(found["mean"], found["ci"], signed=True)
-            means = [number(fmean(own[:count]), places=2) for own in reversed(seeds)]
+            means = [number(fmean(own[:count]), places=2) for own in seeds]
             rows.append([new["id"], *means, apart, found["verdict"] or MISSING])
     return Table("Accuracy, paired by seed", columns, rows)
 

@@ -741,6 +741,33 @@ def test_the_page_of_tried_models_says_what_the_record_does():
 
 
 @pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (
+            [(0.8, [0.6, 1.07], "inconclusive"), (0.85, [0.83, 0.87], "faster")],
+            "1 0.850 (0.830–0.870)",
+        ),
+        (
+            [(0.5, [0.4, 0.6], "not comparable"), (0.85, [0.83, 0.98], "slightly faster")],
+            "the plain one",
+        ),
+        ([(0.5, None, "not comparable"), (0.85, None, None)], "1 0.850, one block"),
+        ([(0.5, None, None), (0.85, [0.83, 0.87], "faster")], "1 0.850 (0.830–0.870)"),
+        ([(1.2, None, None)], "the plain one"),
+        ([], "not measured"),
+    ],
+)
+def test_of_tried_rows_the_best_is_one_that_was_shown_to_be(rows, said):
+    about = {"framework": "PyTorch", "mode": "train", "batch_size": 16}
+    none = about | {"title": "failed", "ratio": None, "ci": None, "verdict": None}
+    given = [
+        about | {"title": str(place), "ratio": ratio, "ci": ci, "verdict": verdict}
+        for place, (ratio, ci, verdict) in enumerate(rows)
+    ]
+    assert tried._best([none, *given], "train", None) == f"PyTorch: {said}"
+
+
+@pytest.mark.parametrize(
     "maker", [attacked, instructions, tax, validated], ids=lambda m: m.__name__
 )
 def test_a_page_of_measurements_says_what_its_record_does(maker):

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import product
 from math import inf
 
 from bench.analysis import verdicts
-from bench.analysis.pairing import baseline
+from bench.analysis.pairing import baseline, work_of
 from bench.analysis.values import SMALLEST_LOSS, at, is_number, is_pair
 from shared.specs import more_is_better
 
@@ -113,11 +114,24 @@ def agree(tasks: dict, task: str, ours: list, theirs: list, bar: float = inf) ->
     return all(abs(a - b) <= bar * max(abs(b), least) for a, b in zip(ours, theirs, strict=False))
 
 
+def difference_at_any(
+    case: dict, other: dict, cases: list[dict], tasks: dict, looks: list | None = None
+) -> dict | None:
+    """The `difference` of two cases of one piece of work, or that of both at another.
+
+    As in `of`: what a training at one batch size has shown holds for the variant.
+    """
+    both = ([each, *_siblings(each, cases, ("task",))] for each in (case, other))
+    pairs = ((a, b) for a, b in product(*both) if work_of(a) == work_of(b))
+    return next(filter(None, (difference(*pair, tasks, looks) for pair in pairs)), None)
+
+
 def difference(
     case: dict, other: dict | None, tasks: dict, looks: list | None = None
 ) -> dict | None:
     """The metric of a case less that of another, by the seeds that both were trained with.
 
+    None where one has none, or not at every seed.
     `looks`: numbers of seeds after which who is decided is trained no further.
     """
     ours, theirs = ((each or {}).get("accuracy") or {} for each in (case, other))
@@ -126,7 +140,7 @@ def difference(
     if (
         not {"metric", "margin"} <= task.keys()
         or not seeds
-        or not all(map(is_number, [*ours[:seeds], *theirs[:seeds]]))
+        or not all(map(is_number, [*ours, *theirs]))
     ):
         return None
     return verdicts.compare_accuracy(

@@ -26,7 +26,7 @@ from bench.analysis.priorities import (
     rows,
 )
 from bench.analysis.values import at
-from bench.analysis.verdicts import DELTA
+from bench.analysis.verdicts import shown_less, shown_more
 
 Record = dict[str, Any]
 FRAMEWORKS = ("pt", "tf")
@@ -85,9 +85,7 @@ class Advice:
             return None
         if self.figure == ACCURACY:
             return "pt" if found.low > 0 else "tf" if found.high < 0 else None
-        if found.kind == "exact" and 1 / (1 + DELTA) <= found.value <= 1 + DELTA:
-            return None
-        return "pt" if found.high < 1 else "tf" if found.low > 1 else None
+        return "pt" if shown_less(found.bounds) else "tf" if shown_more(found.bounds) else None
 
     def seen_from(self, framework: str) -> Effect:
         """What that framework's side takes over what the other's takes."""

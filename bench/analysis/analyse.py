@@ -61,7 +61,8 @@ def _with_accuracy(measured: dict) -> list[dict]:
         | {
             "accuracy": cases.accuracy(
                 case, pairing.baseline(case, every), measured["tasks"], looks
-            )
+            ),
+            "reason": case.get("reason") or cases.not_finite(case),
         }
         for case in certified
     ]

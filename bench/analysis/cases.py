@@ -9,6 +9,7 @@ from bench.analysis import verdicts
 from bench.analysis.accuracy import difference
 from bench.analysis.bounds import confidence
 from bench.analysis.pairing import good, program
+from bench.analysis.values import is_number
 
 LIFETIMES = (100, 1_000, 10_000)  # steps whose total time is given beside the first call's
 
@@ -71,10 +72,14 @@ def _bytes(cold: dict) -> dict[str, float | None]:
 
 
 def accuracy(case: dict, base: dict | None, tasks: dict, looks: list | None) -> dict | None:
-    """The metric over seeds, and how far it is from the baseline's."""
+    """The metric over seeds, and how far it is from the baseline's; no figure of it without all."""
     raw = case["accuracy"]
     if not raw:
         return None
+    if not_finite(case):
+        return {name: raw[name] for name in ("metric", "per_seed")} | dict.fromkeys(
+            ("mean", "ci", "difference")
+        )
     found = verdicts.t_interval(raw["per_seed"], confidence(tuple(looks)) if looks else 0.95)
     return {
         "metric": raw["metric"],
@@ -83,6 +88,15 @@ def accuracy(case: dict, base: dict | None, tasks: dict, looks: list | None) -> 
         "ci": None if found.low is None else [found.low, found.high],
         "difference": difference(case, base, tasks, looks),
     }
+
+
+def not_finite(case: dict) -> str | None:
+    """Why a case that was trained has no accuracy: training that diverges has no finite metric."""
+    per_seed = (case["accuracy"] or {}).get("per_seed", ())
+    seeds = [str(seed) for seed, value in enumerate(per_seed) if not is_number(value)]
+    if not seeds:
+        return None
+    return f"accuracy not measured: the metric is not finite at seed {', '.join(seeds)}"
 
 
 def certificate(case: dict) -> dict | None:
@@ -129,7 +143,7 @@ def _seen_in_training(case: dict, looks: list | None) -> dict:
     seeds, found = case["trained_metrics"], {}
     for name, first in seeds[0].items() if seeds else ():
         values = [seed[name]["value"] for seed in seeds]
-        if None in values:
+        if not all(map(is_number, values)):
             found[name] = figure(None, first["unit"])
         else:
             mean = verdicts.t_interval(values, confidence(tuple(looks)) if looks else 0.95)

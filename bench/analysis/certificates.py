@@ -27,11 +27,7 @@ def difference(one: dict, other: dict) -> str | None:
     for ours, theirs in _pairs(one, other):
         if same_weights and ours["weights_sha256"] != theirs["weights_sha256"]:
             return "initial weights differ"
-        least = SMALLEST_LOSS * max((abs(loss) for loss in theirs["losses"] if loss), default=0.0)
-        apart = [
-            (_apart(a, b, least), step)
-            for step, (a, b) in enumerate(zip(ours["losses"], theirs["losses"], strict=False), 1)
-        ]
+        apart = _steps(ours, theirs)
         if apart[0][0] > tolerance:
             return _too_far(*apart[0], tolerance)
         largest.append(max(apart))
@@ -43,6 +39,12 @@ def difference(one: dict, other: dict) -> str | None:
         if found > allowed:
             return _too_far(found, step, allowed)
     return None
+
+
+def largest_difference(one: dict, other: dict) -> float:
+    """The largest relative difference of any two losses, over all blocks of both; 0 of none."""
+    pairs = _pairs(one, other)
+    return max((apart for pair in pairs for apart, _ in _steps(*pair)), default=0.0)
 
 
 def _pairs(one: dict, other: dict) -> list[tuple[dict, dict]]:
@@ -66,6 +68,13 @@ def _same_weights(one: dict, other: dict) -> bool:
     """Whether two cases must start from equal weights: twins, and rows that change none."""
     own = same_side(one, other) and one["variant"] != other["variant"]
     return not (own and (one["changes_weights"] or other["changes_weights"]))
+
+
+def _steps(ours: dict, theirs: dict) -> list[tuple[float, int]]:
+    """How far apart the losses of two blocks are, each with its step."""
+    least = SMALLEST_LOSS * max((abs(loss) for loss in theirs["losses"] if loss), default=0.0)
+    pairs = zip(ours["losses"], theirs["losses"], strict=False)
+    return [(_apart(a, b, least), step) for step, (a, b) in enumerate(pairs, 1)]
 
 
 def _apart(one: float | None, other: float | None, least: float) -> float:

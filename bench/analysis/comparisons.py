@@ -70,7 +70,7 @@ def compare_all(
         if best:  # chosen by its figures, it lends the others no variance
             last = _compared(own, [*pairs, best], looks)[-1:]
             made += [each for each in last if each["variant"] == best.name]
-    _flag_accuracy(made, {case["id"]: case for case in cases}, tasks, seed_looks)
+    _flag_accuracy(made, cases, tasks, seed_looks)
     return made
 
 
@@ -166,22 +166,24 @@ def _comparison(pair: Pair, ratio: verdicts.Ratio) -> dict:
 
 
 def _flag_accuracy(
-    comparisons: list[dict], cases: dict[str, dict], tasks: dict, seed_looks: list | None
+    comparisons: list[dict], cases: list[dict], tasks: dict, seed_looks: list | None
 ) -> None:
     """A win in speed that costs more of the metric than its margin is no win for either side.
 
+    The mean over seeds decides, whatever its interval: what may have lost is no win either.
     It is "faster, less accurate" where the numerator is faster, "slower, more accurate" where
     the denominator is.
     """
+    by_id = {case["id"]: case for case in cases}
     for comparison in comparisons:
-        sides = [cases[comparison[side]] for side in ("numerator", "denominator")]
+        sides = [by_id[comparison[side]] for side in ("numerator", "denominator")]
         if comparison["verdict"] in ("slower", "slightly slower"):
             (loser, winner), verdict = sides, "slower, more accurate"
         elif comparison["verdict"] in ("faster", "slightly faster"):
             (winner, loser), verdict = sides, "faster, less accurate"
         else:
             continue
-        found = accuracy.difference(winner, loser, tasks, seed_looks)
+        found = accuracy.difference_at_any(winner, loser, cases, tasks, seed_looks)
         task = tasks[winner["task"]]
         sign = 1 if more_is_better(task["metric"]) else -1
         if found and sign * found["mean"] < -task["margin"]:

@@ -22,7 +22,7 @@ from bench.analysis.pairing import baseline
 from bench.analysis.prices import price
 from bench.analysis.reading import DIFFERENT, framework_title, on_device, peak, work_of
 from bench.analysis.values import at, is_number, is_pair
-from bench.analysis.verdicts import Ratio
+from bench.analysis.verdicts import Ratio, shown_less
 from shared.specs import more_is_better
 
 Record = dict[str, Any]
@@ -73,6 +73,13 @@ GOALS = {
 }  # fmt: skip
 
 
+# metric -> what is gained of it, and its unit, where these are not those of accuracy
+GAINED = {
+    "bits_per_character": ("bits per character saved against the plain training", "bits saved"),
+    "mAP": ("points of mAP gained over the plain training", "points"),
+}
+
+
 @dataclass(frozen=True)
 class Figure:
     """A measured figure in base units. `kind`: interval, range, once or exact."""
@@ -117,6 +124,12 @@ class Option:
         """Whether it is what others are compared with."""
         return self.case["role"] == "baseline"
 
+    @property
+    def faster(self) -> bool:
+        """Whether it was shown to take less time than its own baseline."""
+        own = self.own or {}
+        return own.get("verdict") != DIFFERENT and shown_less(own.get("ci"))
+
 
 Ratios = dict[tuple[str, str], Ratio]  # of the times of two programs
 
@@ -145,6 +158,17 @@ class Work:
         """Whether its steps were timed in one block, so that no time has an interval."""
         times = [o.figures["time"] for o in self.options if "time" in o.figures]
         return bool(times) and all(time.kind == "once" for time in times)
+
+    def worded(self, goal: Goal) -> Goal:
+        """A goal in the words of what was measured here: of this metric, of a GPU's memory."""
+        cases = [option.case for option in self.options]
+        metric = next(filter(None, (at(case, "accuracy", "metric") for case in cases)), None)
+        if goal.figure == "gained" and metric in GAINED:
+            what, unit = GAINED[metric]
+            return replace(goal, title=what, unit=unit)
+        if goal.figure == "memory" and any(on_device(case.get("memory")) for case in cases):
+            return replace(goal, title="peak memory of the GPU")
+        return goal
 
     @property
     def goals(self) -> list[Goal]:
@@ -325,7 +349,7 @@ def option(record: Record, case: dict, base: dict, kind: str, learns: bool) -> O
 
 
 def _gained(case: dict) -> dict[str, Figure]:
-    """Points of the metric that a training ends with beyond its own baseline's."""
+    """How much better the metric is that a training ends with than its own baseline's."""
     if case["role"] == "baseline":
         return {"gained": Figure(0.0, 0.0, 0.0, "exact")}
     found = at(case, "accuracy", "difference") or {}
@@ -562,6 +586,7 @@ def deciding(option: Option, goal: Goal, limits: Limits) -> Figure | None:
 
 def answer(record: Record, work: Work, goal: Goal, limits: Limits) -> Answer | None:
     """What to use for a goal; None where no row has its figure and keeps to the limits."""
+    goal = work.worded(goal)
     sign = 1 if goal.less else -1
     every = [o for o in work.options if deciding(o, goal, limits)]
     every.sort(key=lambda o: sign * deciding(o, goal, limits).value)
@@ -643,7 +668,7 @@ def _cheapest(kept: list[Option], ahead: list[Option], goal: Goal, limits: Limit
 def _helps(option: Option, kept: list[Option], goal: Goal, limits: Limits) -> bool:
     """Whether a row was shown to be better than its own baseline for this goal."""
     if goal.figure == "time" and limits.steps is None:
-        return "faster" in (at(option.own, "verdict") or "")
+        return option.faster
     same = ("technique", "framework", "flavour")
     bases = [
         each

@@ -44,6 +44,11 @@ class Effect:
         """Whether it has bounds to judge by."""
         return self.kind != "once"
 
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        """The bounds to judge by."""
+        return (self.low, self.high) if self.bounded else None
+
     def turned(self) -> Effect:
         """The ratio the other way round."""
         return Effect(1 / self.value, _over(1, self.high), _over(1, self.low), self.kind)

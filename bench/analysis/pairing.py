@@ -40,7 +40,7 @@ def resolved(cases: list[dict]) -> list[dict]:
         if shown is not case:
             names = OF_A_PROGRAM if shown.get("timed", True) else OF_A_PROBE
             case = case | {name: shown[name] for name in names if name in shown}
-            if case["status"] == "OK":
+            if case["status"] == "OK" and shown["status"] != "OK":
                 case |= {"status": shown["status"], "reason": shown.get("reason")}
         found.append(case)
     return found

@@ -1,8 +1,8 @@
 """Which technique pays, what it costs, and under which conditions: made from a record's rows.
 
-A row gains in a figure if it was shown to be better than its own baseline by more than `DELTA`
-(accuracy: by any of it) with its whole interval, and keeps accuracy (see `accuracy`). It pays if it
-gains in some figure.
+A row gains in a figure if it was shown to be better than its own baseline with its whole interval,
+by more than what counts as no difference (accuracy: by any of it), and keeps accuracy (see
+`accuracy`). It pays if it gains in some figure.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bench.analysis.effects import Effect, Effects
 from bench.analysis.pairing import baseline
 from bench.analysis.prices import price
 from bench.analysis.values import at, is_number
-from bench.analysis.verdicts import DELTA
+from bench.analysis.verdicts import shown_less
 from shared.specs import TASKS, parameter_count
 
 Record = dict[str, Any]
@@ -66,7 +66,7 @@ class Row:
         found = self.effects.get(figure)
         if not found or not found.bounded:
             return False
-        return found.low > 0 if figure == ACCURACY else found.high < 1 / (1 + DELTA)
+        return found.low > 0 if figure == ACCURACY else shown_less(found.bounds)
 
     @property
     def pays(self) -> bool:

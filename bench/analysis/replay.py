@@ -10,7 +10,7 @@ from bench.analysis import comparisons, pairing
 from bench.analysis.bounds import LOOKS
 from bench.analysis.fit import Fit, Samples, fit
 from bench.analysis.sequential import DECIDED, Pair, judge
-from bench.analysis.values import at
+from bench.analysis.values import at, is_number
 from bench.analysis.verdicts import FEWEST_SEEDS, Ratio
 
 FEWER = 15  # rounds
@@ -103,6 +103,8 @@ def accuracy_noise_of(record: dict) -> dict[str, list[float]]:
     for case in record["cases"]:
         both = (case, pairing.baseline(case, record["cases"]))
         ours, theirs = (at(each, "accuracy", "per_seed") or [] for each in both)
+        if not all(map(is_number, (*ours, *theirs))):
+            continue
         differences = [a - b for a, b in zip(ours, theirs, strict=False)]
         if case["role"] == "baseline" or len(differences) <= FEWEST_SEEDS or not any(differences):
             continue

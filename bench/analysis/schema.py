@@ -107,6 +107,7 @@ CASE = {
     "metrics": Maybe(
         Each({"value": FIGURE, "unit": TEXT, "ci": Maybe(Pair(FIGURE)), "samples": Maybe([FIGURE])})
     ),
+    "blocks": Maybe([{"block": Number(whole=True), "losses": [FIGURE]}]),
     "certificate": Maybe({"losses": [FIGURE], "weights_sha256": TEXT}),
 }
 COMPARISON = {

@@ -7,6 +7,7 @@ measured and is never tuned to an outcome.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import exp, log
@@ -92,6 +93,16 @@ def verdict(wide: Interval, narrow: Interval) -> str:
     if wide.low > 0:
         return "slightly slower"
     return "inconclusive"
+
+
+def shown_less(bounds: Sequence[float] | None) -> bool:
+    """Whether a ratio's whole interval lies below what counts as no difference; none shows none."""
+    return bounds is not None and bounds[1] < 1 / (1 + DELTA)
+
+
+def shown_more(bounds: Sequence[float] | None) -> bool:
+    """Whether it lies wholly above that."""
+    return bounds is not None and bounds[0] > 1 + DELTA
 
 
 def summed(parts: list[tuple[float, float]]) -> tuple[float, float]:

@@ -23,7 +23,8 @@ from math import prod
 from pathlib import Path
 
 from bench.analysis.decisions import NAMES, TRAIN
-from bench.analysis.reading import framework_title, load
+from bench.analysis.reading import DIFFERENT, framework_title, load
+from bench.analysis.verdicts import shown_less
 from bench.harness import machine
 from bench.harness.folders import replace_file
 from bench.harness.plan import FRAMEWORKS
@@ -188,9 +189,9 @@ def _about(name: str) -> str:
 
 
 def _best(rows: list[dict], mode: str, size: int | None) -> str:
-    """By framework the row that takes least of its baseline's time, where one takes less.
+    """By framework, of the rows shown to take less time than their baseline, the one of the least.
 
-    A row of several blocks was shown to; one of a single block has no interval, and says so.
+    Where none was, of those of a single block, which have no interval, and say so.
     """
     said = []
     for framework in dict.fromkeys(row["framework"] for row in rows):
@@ -200,17 +201,18 @@ def _best(rows: list[dict], mode: str, size: int | None) -> str:
             if row["framework"] == framework
             and row["mode"] == mode
             and row["ratio"] is not None
+            and row["verdict"] != DIFFERENT
             and size in (None, row["batch_size"])
         ]
-        best = min(of_it, key=lambda row: row["ratio"], default=None)
-        if best is None:
-            said.append(f"{framework}: not measured")
-        elif best["ci"] is None and best["ratio"] < 1:
-            said.append(f"{framework}: {best['title']} {number(best['ratio'])}, one block")
-        elif "faster" not in (best["verdict"] or ""):
-            said.append(f"{framework}: the plain one")
+        shown = [row for row in of_it if shown_less(row["ci"])]
+        once = [row for row in of_it if row["ci"] is None and row["ratio"] < 1]
+        best = min(shown or once, key=lambda row: row["ratio"], default=None)
+        if best:
+            one_block = "" if shown else ", one block"
+            figure = ratio(best["ratio"], best["ci"])
+            said.append(f"{framework}: {best['title']} {figure}{one_block}")
         else:
-            said.append(f"{framework}: {best['title']} {ratio(best['ratio'], best['ci'])}")
+            said.append(f"{framework}: {'the plain one' if of_it else 'not measured'}")
     return "; ".join(said)
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
 from bench.analysis.decisions import (
+    GOALS,
     RECIPE,
     Accuracy,
     Answer,
@@ -179,7 +181,7 @@ def lines(found: Answer, *, every: bool = False) -> list[tuple[str, str]]:
         said += [("perhaps", sentence(found, option)) for option in perhaps(found)[:1]]
         return [*said, ("why", why(found))]
     said += [("equal", brief(found, o)) for o in found.equal]
-    said += [(_rest(found), brief(found, o)) for o in found.rest]
+    said += [(_rest(found, o), brief(found, o)) for o in found.rest]
     said += [("unknown", f"{brief(found, o)}") for o in found.unknown]
     said += [("left out", f"{brief(found, o)}: {reason}") for o, reason in found.refused]
     missing = "its figure was not measured"
@@ -195,13 +197,10 @@ def _first(found: Answer) -> str:
     return "first" if found.provisional else "best"
 
 
-def _rest(found: Answer) -> str:
-    """What was not timed in several blocks, nor measured twice, is in order and no more."""
-    return "next" if found.provisional or _once(found) else "worse"
-
-
-def _once(found: Answer) -> bool:
-    return found.figure(found.best).kind == "once"
+def _rest(found: Answer, option: Option) -> str:
+    """What was measured once, or is held against what was, is in order and no more."""
+    kinds = {found.figure(each).kind for each in (option, found.best)}
+    return "next" if "once" in kinds else "worse"
 
 
 def _other_side(found: Answer) -> Option | None:
@@ -225,10 +224,12 @@ def why(found: Answer) -> str:
         parts.append(f"{len(others)} more would be better, but their accuracy was not measured")
     if found.equal:
         parts.append(f"{len(found.equal)} with no measurable difference")
-    if found.rest:
-        what = "in order of values measured once" if _once(found) else "shown to be worse"
-        what = "in order of one block's times" if found.provisional else what
-        parts.append(f"{len(found.rest)} {what}")
+    counted = Counter(_rest(found, option) for option in found.rest)
+    if counted["worse"]:
+        parts.append(f"{counted['worse']} shown to be worse")
+    if counted["next"]:
+        of = "one block's times" if found.provisional else "values measured once"
+        parts.append(f"{counted['next']} in order of {of}")
     if found.refused or found.unknown:
         return "; ".join(parts) or "no other row that keeps accuracy has this figure"
     return "; ".join(parts) or "it is the only row with this figure"
@@ -238,7 +239,7 @@ def why(found: Answer) -> str:
 
 # figure -> its head and its unit's size
 COLUMNS = {
-    "gained": ("gained [points]", 1.0),
+    "gained": ("gained [{unit}]", 1.0),
     "steps": ("steps to target", 1.0),
     "time": ("time [ms]", 1e-3),
     "rate": ("samples/s", 1.0),
@@ -258,7 +259,8 @@ def decision_table(work: Work) -> Table:
     if work.kind != RECIPE:  # there it is the accuracy's column that says it
         names = [name for name in names if name != "gained"]
     columns = [Column("", "row", right=False), Column("", "÷ own baseline")]
-    columns += [Column("", COLUMNS[name][0]) for name in names]
+    unit = work.worded(GOALS["accuracy"]).unit
+    columns += [Column("", COLUMNS[name][0].format(unit=unit)) for name in names]
     columns += [Column("", "accuracy", right=False), Column("", "takes", right=False)]
     kept = {"to choose from": [o for o in work.options if o.accuracy.kept and not o.beaten]}
     kept["beaten in everything by one above"] = [

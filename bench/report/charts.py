@@ -7,7 +7,7 @@ from typing import Any
 
 from bench.analysis.reading import DIFFERENT, View, framework_title
 from bench.analysis.values import at, is_number, is_pair
-from bench.analysis.verdicts import DELTA
+from bench.analysis.verdicts import DELTA, shown_less, shown_more
 from bench.report.figures import compact, number, ratio
 from bench.report.shapes import (
     Box,
@@ -42,7 +42,7 @@ class Measured:
     @property
     def told(self) -> bool:
         """Whether a difference in speed was shown."""
-        return (self.verdict or "").startswith(("faster", "slower"))
+        return shown_less(self.ci) or shown_more(self.ci)
 
 
 Group = tuple[str | None, str, list[Measured]]  # a heading above it, its label, its ratios

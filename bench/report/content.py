@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.analysis.advice import Advice, advice
+from bench.analysis.certificates import largest_difference
 from bench.analysis.decisions import Work, title, works
+from bench.analysis.pairing import resolved
 from bench.analysis.reading import (
     DIFFERENT,
     FRAMEWORKS,
@@ -99,9 +101,14 @@ def build(results: dict[str, Any]) -> Report:
 
 def run_line(results: dict[str, Any]) -> str:
     """Effort, blocks and start of the run."""
-    blocks = max(map(block_count, results["cases"]), default=0)
+    blocks = _blocks(results)
     plural = "" if blocks == 1 else "s"
     return f"{results['effort']} effort · {blocks} block{plural} · started {results['started']}"
+
+
+def _blocks(results: dict[str, Any]) -> int:
+    """In how many blocks the rows were timed that were in most."""
+    return max(map(block_count, results["cases"]), default=0)
 
 
 def _listed(value: Any) -> list:
@@ -154,8 +161,7 @@ ENDED = {
 def warnings(results: dict[str, Any]) -> list[str]:
     """What a reader must know before any figure."""
     found = []
-    played = [c["n"] for c in results["comparisons"] if c["kind"] == "baseline" and c.get("n")]
-    if results["effort"] == "quick" or (played and max(played) == 1):
+    if results["effort"] == "quick" or _blocks(results) == 1:
         found.append(
             "PROVISIONAL: one block, no intervals, no verdicts. "
             "It shows that everything runs, and about how fast it is."
@@ -273,7 +279,10 @@ def _legend(effort: str) -> Facts:
         *facts,
         ("faster, slower", "the 95% interval lies wholly beyond 3%"),
         ("equivalent", "the 90% interval lies within 3% (accuracy: within the margin)"),
-        ("faster, less accurate", "faster, but less accurate by more than the margin"),
+        (
+            "faster, less accurate",
+            "faster, but less accurate by more than the margin (by the mean)",
+        ),
         ("slower, more accurate", "the other side is faster, but less accurate by more than that"),
         ("slightly faster, slightly slower", "the 95% interval excludes 1, but not 3%"),
         ("inconclusive", "none of these"),
@@ -363,7 +372,7 @@ def _list(words: list[str]) -> str:
 def _same_work(results: dict[str, Any], technique: str) -> Facts:
     """For each variant, how many pairs of twins carry a matching certificate."""
     views = [view(results, technique, task) for task in tasks(results, technique)]
-    cases = {name: case for found in views for name, case in found.cases.items()}
+    cases = {case["id"]: case for case in resolved(results["cases"])}
     pairs: dict[str, list[dict]] = {}
     for found in views:
         for row in (row for rows in found.rows.values() for row in rows):
@@ -374,24 +383,14 @@ def _same_work(results: dict[str, Any], technique: str) -> Facts:
 
 def _certified(pairs: list[dict], cases: dict[str, dict]) -> str:
     matched = sum(c.get("verdict") != DIFFERENT and not c.get("reason") for c in pairs)
-    apart = [
-        value
-        for c in pairs
-        if is_number(value := _apart(cases.get(c["numerator"]), cases.get(c["denominator"])))
-    ]
+    sides = [(cases.get(c["numerator"]), cases.get(c["denominator"])) for c in pairs]
+    proven = [pair for pair in sides if all(at(case, "blocks") for case in pair)]
+    apart = [value for pair in proven if is_number(value := largest_difference(*pair))]
     return f"{matched} of {len(pairs)} pairs match; losses apart by {_most(apart)}"
 
 
 def _most(values: list[float]) -> str:
     return f"at most {max(values):.1e}" if values and max(values) else "0" if values else MISSING
-
-
-def _apart(first: dict | None, second: dict | None) -> float | None:
-    """Largest relative difference of two certificates' losses."""
-    pair = [at(case, "certificate", "losses") or [] for case in (first, second)]
-    if not all(pair) or not all(map(is_number, pair[0] + pair[1])):
-        return None
-    return max(abs(a - b) / max(abs(a), abs(b), 1e-12) for a, b in zip(*pair, strict=False))
 
 
 def _took_effect(cases: list[dict]) -> Facts:

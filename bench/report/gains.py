@@ -13,7 +13,7 @@ from typing import Any
 from bench.analysis.decisions import NAMES, Option, Work
 from bench.analysis.reading import FRAMEWORKS
 from bench.analysis.values import at, is_pair
-from bench.analysis.verdicts import DELTA
+from bench.analysis.verdicts import DELTA, shown_less, shown_more
 from bench.report.answer import accuracy_of, gain_of, name_of
 from bench.report.figures import number
 from bench.report.shapes import Box, Chart, Label, Line, Mark, Scale, across, scale
@@ -129,17 +129,16 @@ def _interval(option: Option) -> list[float] | None:
 
 def _mark(axis: Scale, y: float, aside: float, side: str, option: Option) -> list[Any]:
     """A row's mark with its interval, PyTorch's above TensorFlow's, and its figure."""
-    verdict = at(option.own, "verdict") or ""
-    kept = option.accuracy.kept
-    told = kept and ("faster" in verdict or "slower" in verdict)
+    kept, ci = option.accuracy.kept, _interval(option)
+    faster, slower = kept and shown_less(ci), kept and shown_more(ci)
     middle = y - 4 - aside if side == "pt" else y - 4 + aside
     shapes: list[Any] = []
-    if ci := _interval(option):
+    if ci:
         low, high = map(axis, ci)
         shapes.append(Line(low, middle, high, middle, f"interval {side}"))
     tip = f"{name_of(option)}: {_said(option)}"
-    shapes.append(Mark(axis(option.gain), middle, side, not told, tip))
-    style = "good" if told and "faster" in verdict else "bad" if told else "even"
+    shapes.append(Mark(axis(option.gain), middle, side, not (faster or slower), tip))
+    style = "good" if faster else "bad" if slower else "even"
     text = number(option.gain, places=2 if option.gain < 10 else 1) + ("" if kept else "*")
     shapes.append(Label(PLACES[side], y, text, f"figure {style}", "end"))
     return shapes

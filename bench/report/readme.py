@@ -158,9 +158,9 @@ def conclusions(runs: list[Record], other: Record | None = None) -> list[str]:
     return [sentence for sentence in (*said, _turned(runs, other)) if sentence][:5]
 
 
-def _compared(every: list[Work]) -> list[tuple[Work, Option]]:
+def _compared(every: list[Work]) -> list[Option]:
     return [
-        (work, option)
+        option
         for work in every
         for option in work.options
         if not option.is_baseline and at(option.own, "verdict")
@@ -171,8 +171,8 @@ def _shares(every: list[Work]) -> str | None:
     """How many rows were shown to be faster than their own baseline."""
     parts = []
     for side, name in (("pt", "PyTorch"), ("tf", "TensorFlow")):
-        rows = [(w, o) for w, o in _compared(every) if o.case["framework"] == side]
-        faster = [o for w, o in rows if o.accuracy.kept and "faster" in at(o.own, "verdict")]
+        rows = [option for option in _compared(every) if option.case["framework"] == side]
+        faster = [option for option in rows if option.accuracy.kept and option.faster]
         if rows:
             parts.append(f"{len(faster)} of {len(rows)} rows in {name}")
     if not parts:

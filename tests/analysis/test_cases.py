@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf, nan
+
 import pytest
 from scipy import stats
 
@@ -31,8 +33,20 @@ def test_a_metric_over_seeds_has_the_interval_that_its_looks_ask_for(looks, leve
     assert seen["ci"] == pytest.approx(found["ci"])
 
 
-def test_a_seed_that_missed_its_target_leaves_no_mean():
-    trained = [{"steps": {"value": value, "unit": "1"}} for value in (4, None)]
+@pytest.mark.parametrize("value", [nan, inf, None])
+def test_a_seed_without_a_finite_metric_leaves_no_figure(value):
+    case = {"task": "more", "accuracy": {"metric": "accuracy", "per_seed": [90.0, value, 93.0]}}
+    base = {"task": "more", "accuracy": {"metric": "accuracy", "per_seed": [90.0]}}
+    found = cases.accuracy(case, base, TASKS, None)
+    assert [found[name] for name in ("mean", "ci", "difference")] == [None] * 3
+    assert cases.not_finite(case) == "accuracy not measured: the metric is not finite at seed 1"
+    assert cases.not_finite(base) is cases.not_finite({"accuracy": None}) is None
+    assert cases.accuracy(base, case, TASKS, None)["difference"] is None
+
+
+@pytest.mark.parametrize("missed", [None, nan])
+def test_a_seed_that_missed_its_target_leaves_no_mean(missed):
+    trained = [{"steps": {"value": value, "unit": "1"}} for value in (4, missed)]
     found = cases._seen_in_training({"trained_metrics": trained}, None)
     assert found == {"steps": cases.figure(None, "1")}
     assert cases._seen_in_training({"trained_metrics": []}, None) == {}

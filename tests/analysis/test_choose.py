@@ -18,15 +18,15 @@ import numpy as np
 import pytest
 
 from bench import choose
-from bench.analysis import decisions, reading
-from bench.analysis.analyse import analyse
+from bench.analysis import decisions, reading, schema
+from bench.analysis.analyse import analyse, raw
 from bench.analysis.decisions import GOALS, Limits
 from bench.harness.apart import Trained
 from bench.harness.plan import EFFORT
 from bench.harness.record import Record
 from bench.harness.schedule import techniques
 from bench.harness.selection import cases_of
-from bench.report.answer import lines, rounded, text
+from bench.report.answer import lines, rounded, text, why
 from tests.analysis.test_looks import measured
 from tests.report.test_report import record
 
@@ -416,6 +416,21 @@ def test_one_block_gives_an_order_and_no_best(command):
     assert "best" not in out.replace("times the best", "")
 
 
+def test_only_what_was_measured_repeatedly_is_shown_to_be_worse():
+    run = record()
+    for each in run["cases"]:
+        each["timing"]["cold_first_call_s"] = 30.0
+    for name in ("pt/bf16", "pt/fp32"):
+        first = {"value": 30.0, "unit": "s", "ci": None, "samples": [29.9, 30.0, 30.1]}
+        case(run, name)["metrics"]["cold_first_calls_s"] = first
+    found = advice(run, "train-speed", steps=1000)
+    said = lines(found, every=True)
+    worse, after = ([text for label, text in said if label == name] for name in ("worse", "next"))
+    assert [text.partition(" (")[0] for text in worse] == ["PyTorch fp32"]
+    assert len(after) == len(found.rest) - 1 > 1
+    assert f"1 shown to be worse; {len(after)} in order of values measured once" in why(found)
+
+
 # Recipes -----------------------------------------------------------------------------------------
 
 
@@ -446,6 +461,20 @@ def test_a_recipe_is_chosen_by_what_it_gains_over_its_own_baseline():
     assert worse["none"] == 0
     said = " ".join(" ".join(text([found], 80)).split())
     assert "decoupled decay, 0.05 (regularization: decoupled): 2.00 points (1.86–2.14)" in said
+
+
+def test_a_training_that_diverged_says_so_in_a_record_that_can_be_read():
+    run = raw(trained("regularization", smoothing=-3.0))
+    diverged = next(c for c in run["cases"] if c["variant"] == "smoothing")
+    diverged["accuracy"]["per_seed"][2] = float("nan")
+    found = analyse(run)
+    schema.check(found)
+    assert analyse(raw(found)) == found
+    rows = {(c["variant"], c["framework"]): c for c in found["cases"]}
+    row, twin = (rows["smoothing", side] for side in ("pt", "tf"))
+    assert row["accuracy"]["mean"] is None
+    assert row["reason"] == "accuracy not measured: the metric is not finite at seed 2"
+    assert (twin["accuracy"]["difference"]["mean"], twin["reason"]) == (pytest.approx(-3.0), None)
 
 
 def test_where_no_recipe_gains_the_plain_training_is_named():

@@ -154,6 +154,13 @@ def test_accuracy_of_a_task_that_does_not_say_how_to_judge_it_is_left_out(old, n
     assert not any(table.title.startswith("Accuracy") for table in compare.tables(old, new))
 
 
+def test_what_diverged_in_a_run_has_no_accuracy_to_compare(old, new):
+    case(new)["accuracy"]["per_seed"] = [None, *case(new)["accuracy"]["per_seed"][1:]]
+    accuracies = titled(compare.tables(old, new, every=True), "Accuracy").rows
+    assert accuracies
+    assert CASE not in [row[0] for row in accuracies]
+
+
 def test_a_run_that_trained_fewer_seeds_is_compared_by_those(old, new):
     """It ended at a look: its seeds are the first of the other's."""
     trained = case(new)["accuracy"]
@@ -164,10 +171,12 @@ def test_a_run_that_trained_fewer_seeds_is_compared_by_those(old, new):
     assert verdict == "worse"
 
 
-def test_a_ratio_of_one_block_is_left_out_and_the_rest_compared(old, new):
+@pytest.mark.parametrize("lacking", [("sd", "ci", "verdict"), ("ratio",), ("n",), ("verdict",)])
+def test_a_ratio_of_one_block_is_left_out_and_the_rest_compared(old, new, lacking):
     own_ratio(new)["ratio"] *= 1.2
     last = next(c for c in new["comparisons"] if c["numerator"].endswith("pt/bf16_fp32_head"))
-    last.update(sd=None, ci=None, n=1, verdict=None)
+    for name in lacking:
+        del last[name]
     (row,) = titled(compare.tables(old, new), "Ratios").rows
     assert row[4] == "slower"
 

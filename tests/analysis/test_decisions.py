@@ -12,6 +12,7 @@ from bench.analysis import decisions
 from bench.analysis.decisions import GOALS, Figure, Limits, answer, works
 from bench.analysis.effects import NOT_COMPARABLE, Effects
 from bench.analysis.reading import load
+from bench.report.answer import decision_table, text
 from tests.analysis.planted import planted
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -259,3 +260,25 @@ def test_of_a_gpu_memory_is_what_its_allocator_counts():
     found = answer(run, work, GOALS["memory"], Limits(memory=3e9))
     assert found.best.case["variant"] == "bf16"
     assert [reason for _, reason in found.refused] == ["takes 4,000 MB"]
+    assert found.goal.title == "peak memory of the GPU"
+
+
+def test_what_is_gained_has_the_words_of_its_metric():
+    lost = {"technique": "regularization", "variant": "smoothing", "accuracy": (0.03, 0.02, 0.04)}
+    run = planted(lost | {"task": "text-gpt"}, lost | {"task": "digits-detection"}, lost)
+    names = {"text-gpt": "bits_per_character", "digits-detection": "mAP"}
+    for case in variants(run):
+        case["accuracy"] |= {"metric": names.get(case["task"], "accuracy"), "mean": 1.0}
+    said, heads = {}, {}
+    for work in works(run):
+        found = answer(run, work, GOALS["accuracy"], Limits())
+        said[work.task] = text([found], 200, every=True)
+        heads[work.task] = [column.head for column in decision_table(work).columns]
+    heading, best, worse = said["text-gpt"]
+    assert "bits per character saved against the plain training" in heading
+    assert "0 bits saved" in best
+    assert "-0.0300 bits saved" in worse
+    assert "gained [bits saved]" in heads["text-gpt"]
+    assert "points of mAP gained" in said["digits-detection"][0]
+    assert "points gained over" in said["digits-cnn"][0]
+    assert "gained [points]" in heads["digits-cnn"]

@@ -69,6 +69,8 @@ def test_what_fails_as_a_program_fails_in_all_that_show_it():
     broken = case("b", status="FAILED", reason="killed")
     found = resolved([case("a", program="b"), broken])[0]
     assert (found["status"], found["reason"]) == ("FAILED", "killed")
+    own, shown = case("a", program="b", reason="no accuracy"), case("b", reason="of its training")
+    assert [each["reason"] for each in resolved([own, shown])] == ["no accuracy", "of its training"]
     for status in ("NOT_APPLIED", "UNSUPPORTED"):
         own = case("a", program="b", status=status, reason="its own")
         found = resolved([own, broken])[0]

@@ -321,6 +321,7 @@ def test_the_noise_of_accuracy_is_that_over_seeds_in_margins():
         ("row", "variant", many[0]),
         ("two", "variant", [5.0, 9.0]),
         ("same", "variant", many[1]),
+        ("diverged", "variant", [None, 1.0, 3.0, 2.0]),
     ):
         one = {"id": variant, "variant": variant, "role": role, "technique": "made_up"}
         one |= {"framework": "pt", "flavour": None, "task": "digits-cnn", "batch_size": 4}

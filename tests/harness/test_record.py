@@ -494,6 +494,20 @@ def test_a_win_that_costs_more_than_the_margin_is_no_win(tmp_path, difference, v
     assert comparison(found, CHANGED, TF_CHANGED)["verdict"] == verdict
 
 
+def test_a_win_that_lost_accuracy_at_another_batch_is_no_win_either(tmp_path):
+    work = Workload("digits-cnn", "small", accuracy=True)
+    technique = replace(TECHNIQUE, workloads=(work, replace(work, batch="compute")))
+    record = make_record(tmp_path, technique)
+    plain, changed = (
+        [name for name in record.entries if name.endswith(f"/pt/{own}")]
+        for own in ("plain", "changed")
+    )
+    record = fill(record, dict.fromkeys(changed, taking(0.5)))
+    found = with_accuracy(record, **{plain[0]: 0, changed[0]: -1.5}).as_dict()
+    for pair in zip(changed, plain, strict=True):
+        assert comparison(found, *pair)["verdict"] == "faster, less accurate"
+
+
 def test_bits_per_character_are_lost_upwards(tmp_path):
     technique = replace(TECHNIQUE, workloads=(Workload("text-gpt", "small", accuracy=True),))
     plain, changed = (f"made_up/text-gpt-2/pt/{name}" for name in ("plain", "changed"))

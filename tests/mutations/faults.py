@@ -670,7 +670,7 @@ SHOWN = (
     Fault(
         "a provisional run that does not say so",
         "bench/report/content.py",
-        'if results["effort"] == "quick" or (played and max(played) == 1):',
+        'if results["effort"] == "quick" or _blocks(results) == 1:',
         "if False:",
         REPORT,
     ),

@@ -8,8 +8,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from bench.analysis.advice import advice
+from bench.analysis.decisions import works
+from bench.analysis.priorities import TIME
 from bench.analysis.reading import view
-from bench.report import charts, graphs
+from bench.report import charts, gains, graphs, readme
 from bench.report.content import build
 from bench.report.curves import curves
 from bench.report.lifetimes import lifetimes
@@ -110,13 +113,36 @@ def test_marks_stand_at_their_ratio_between_their_bounds():
 
 
 @pytest.mark.parametrize(
-    ("verdict", "open_"),
-    [("faster", False), ("slower, more accurate", False), ("equivalent", True), ("noisy", True)],
+    ("ci", "verdict", "open_"),
+    [
+        ([0.90, 0.97], "faster", False),
+        ([0.90, 0.97], "faster, less accurate", False),
+        ([1.031, 1.2], "slower, more accurate", False),
+        ([0.90, 0.98], "faster, less accurate", True),
+        ([0.90, 0.98], "slightly faster", True),
+        ([0.99, 1.01], "equivalent", True),
+        (None, None, True),
+    ],
 )
-def test_a_mark_is_filled_where_a_difference_was_shown(verdict, open_):
+def test_a_mark_is_filled_where_a_difference_was_shown(ci, verdict, open_):
     results = small()
-    comparison(results, *BF16)["verdict"] = verdict
+    comparison(results, *BF16).update(ci=ci, verdict=verdict)
     assert mark(forest(results), "bf16: PyTorch ÷ own").open is open_
+
+
+@pytest.mark.parametrize(
+    ("ci", "verdict", "rows", "sides"),
+    [([0.90, 0.98], "slightly faster", 0, {None}), ([0.90, 0.96], "faster", 9, {"pt"})],
+)
+def test_shown_is_the_same_in_charts_conclusions_and_who_is_ahead(ci, verdict, rows, sides):
+    results = record()
+    for each in results["comparisons"]:
+        each.update(ratio=0.94, ci=ci, verdict=verdict)
+    for chart in (forest(results), gains.chart(works(results))):
+        assert {each.open for each in of(chart, "mark")} == {not rows}
+    (said,) = [each for each in readme.conclusions([results]) if each.startswith("Shown")]
+    assert f" {rows} of 9 rows in PyTorch" in said
+    assert {each.ahead for each in advice(results) if each.figure == TIME} == sides
 
 
 def test_unlike_work_has_no_mark():
