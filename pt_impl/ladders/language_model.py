@@ -100,7 +100,12 @@ class Training:
             if batch_size % replicas:
                 raise ValueError(f"a batch of {batch_size} is no multiple of {replicas} replicas")
             self.others = _Replicas(make, replicas)
-        self.model, step = make()
+        try:
+            self.model, step = make()
+        except BaseException:
+            if self.others:
+                self.others.close(at_once=True)
+            raise
         self.step = self.others.step(step) if self.others else step
         self.device = next(self.model.parameters()).device
 
@@ -175,9 +180,13 @@ class _Replicas:
         ]
         for other in self.others:
             other.start()
-        self._wait_for(begun)
-        torch.set_num_threads(each)
-        _join(0, replicas, meeting)
+        try:
+            self._wait_for(begun)
+            torch.set_num_threads(each)
+            _join(0, replicas, meeting)
+        except BaseException:
+            self._end()
+            raise
 
     def _wait_for(self, begun) -> None:
         """Wait until all have begun: the meeting itself waits half an hour for one that ended."""
@@ -185,9 +194,6 @@ class _Replicas:
             while not begun.acquire(timeout=0.2):
                 if all(other.is_alive() for other in self.others):
                     continue
-                for other in self.others:
-                    other.kill()
-                self.folder.cleanup()
                 raise RuntimeError(
                     "a replica ended before it began: the script that trains has to stand under "
                     "`if __name__ == '__main__':`, since each replica imports it"
@@ -204,14 +210,19 @@ class _Replicas:
 
         return step
 
-    def close(self) -> None:
-        """End them all; one that is gone already is no fault."""
-        with suppress(RuntimeError):
-            _hand_out(torch.empty(0, 0, 0, dtype=torch.int64))
+    def close(self, *, at_once: bool = False) -> None:
+        """End them all, whatever they do if `at_once`; one that is gone already is no fault."""
+        if not at_once:
+            with suppress(RuntimeError):
+                _hand_out(torch.empty(0, 0, 0, dtype=torch.int64))
         dist.destroy_process_group()
+        self._end(0 if at_once else 10)
+
+    def _end(self, patience: float = 0) -> None:
         for other in self.others:
-            other.join(10)
+            other.join(patience)
             other.kill()
+            other.join()
         torch.set_num_threads(self.threads)
         self.folder.cleanup()
 

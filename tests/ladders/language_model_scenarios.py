@@ -202,6 +202,20 @@ def dead_replicas():
         program._replica = begin
 
 
+def failing_model():
+    """What is left of a replica, the only one, where no model can be made."""
+    if FRAMEWORK == "tf":
+        return None  # one process has them all
+    import torch.distributed as dist
+
+    def build():
+        raise ValueError("no model")
+
+    settings = {"rungs": ("data_parallel",), "batch_size": BATCH, "replicas": 1}
+    said = refused(lambda: program.Training(build, FOLDER / "gpt", **settings))
+    return {"said": said, "group": dist.is_initialized()}
+
+
 def everything():
     """All rungs at once, to the model in use."""
     run, (batch,) = training(*program.RUNGS), shared(1)
@@ -256,5 +270,6 @@ SCENARIOS = (
     accumulation,
     data_parallel,
     dead_replicas,
+    failing_model,
     everything,
 )

@@ -79,6 +79,11 @@ def test_replicas_that_end_at_once_are_not_waited_for(evidence):
     assert "ended before it began" in of(evidence["pt"], "dead_replicas")
 
 
+def test_replicas_without_a_model_leave_nothing(evidence):
+    found = of(evidence["pt"], "failing_model")
+    assert found == {"said": "no model", "group": False}
+
+
 def test_all_rungs_at_once_train_and_predict(every):
     found = of(every, "everything")
     assert apart(found["shared"], of(every, "plain")["shared"]) < 0.02  # bfloat16
