@@ -12,11 +12,14 @@ import hashlib
 import importlib.util
 import inspect
 import json
+import linecache
+import os
 import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from importlib.machinery import SourceFileLoader
 from numbers import Integral
 from pathlib import Path
 from types import ModuleType
@@ -29,6 +32,7 @@ from shared.specs import TASKS, DatasetSpec, FileSpec, Recipe, Task
 MAKERS = {"pt": "pytorch", "tf": "tensorflow"}
 FUNCTIONS = ("pytorch", "tensorflow", "batch", "batches", "copy_weights", "evaluate")
 USUAL_BATCH = 32  # where the file's `batch` has no default size
+SOURCE = "source.py"  # the file as it was checked: it may be edited while it is measured
 BATCHES = 10  # that are prepared: their losses are the certificate
 SEED = 2026
 # Where the file brings no optimizer.
@@ -51,6 +55,7 @@ class File:
 
     path: Path
     functions: frozenset[str]
+    text: bytes = field(repr=False)
 
     @property
     def name(self) -> str:
@@ -65,14 +70,15 @@ class File:
 
     def sha256(self) -> str:
         """Of its text."""
-        return hashlib.sha256(self.path.read_bytes()).hexdigest()
+        return hashlib.sha256(self.text).hexdigest()
 
 
 def look(path: str | Path) -> File:
     """Read a file without executing it. Raises BadFile where it cannot be what is asked for."""
     path = Path(path).resolve()
     try:
-        tree = ast.parse(path.read_bytes(), str(path))  # which knows marks of encodings
+        text = path.read_bytes()
+        tree = ast.parse(text, str(path))  # which knows marks of encodings
     except OSError as error:
         raise BadFile(f"{path} can't be read ({error.strerror}): give a file of Python") from None
     except SyntaxError as error:
@@ -93,7 +99,7 @@ def look(path: str | Path) -> File:
             f"{path.name} has neither batch(size, seed) nor batches(): write one, so that there is "
             "something to train on"
         )
-    return File(path, functions)
+    return File(path, functions, text)
 
 
 def _names(body: list[ast.stmt]) -> set[str]:
@@ -114,17 +120,31 @@ def _names(body: list[ast.stmt]) -> set[str]:
     return found
 
 
-def load(path: str | Path) -> ModuleType:
-    """Execute a user's file. Raises BadFile with the line at which it fails."""
+def load_checked(path: str | Path, folder: Path, cwd: str) -> ModuleType:
+    """Execute a user's file as it was when its check began, where its user started the run."""
+    os.chdir(cwd)
+    return load(path, (folder / SOURCE).read_bytes())
+
+
+def load(path: str | Path, text: bytes | None = None) -> ModuleType:
+    """Execute a user's file, or a `text` of it. Raises BadFile with the line at which it fails."""
     path = Path(path)
+    text = path.read_bytes() if text is None else text
     name = path.stem if path.stem.isidentifier() and path.stem not in sys.modules else "own_file"
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))  # what lies beside it, it may import
-    found = importlib.util.spec_from_file_location(name, path)
+    loader = SourceFileLoader(name, str(path))  # whatever its suffix is
+    found = importlib.util.spec_from_file_location(name, path, loader=loader)
     module = importlib.util.module_from_spec(found)
     sys.modules[name] = module
-    call("", path, found.loader.exec_module, module)
+    call("", path, _execute, text, path, module)
     return module
+
+
+def _execute(text: bytes, path: Path, module: ModuleType) -> None:
+    lines = importlib.util.decode_source(text).splitlines(keepends=True)
+    linecache.cache[str(path)] = (len(text), None, lines, str(path))  # AutoGraph reads it there
+    exec(compile(text, str(path), "exec", dont_inherit=True), vars(module))
 
 
 def call(what: str, path: str | Path, function: Callable, *arguments: Any) -> Any:

@@ -46,7 +46,7 @@ class Side:
         self.folder = folder / self.name
         self.weights = own_model.load_weights(self.folder)
         kit = importlib.import_module(f"{impl.__name__}.kit.own_model")
-        module = own_model.load(self.about["path"])
+        module = own_model.load_checked(self.about["path"], folder, self.about["cwd"])
         own = kit.OwnModel(
             _maker(module, self.name),
             has_logits=self.about["sides"][self.name]["has_logits"],
@@ -187,13 +187,13 @@ def _check_margin(module: Any, value: float) -> None:
 class Checking:
     """Operations on a user's file: see `worker.Operations`."""
 
-    def _op_check(self, path: str, folder: str) -> dict:
+    def _op_check(self, path: str, folder: str, cwd: str) -> dict:
         """Hold a side of a file to what a run needs, and write its batches and initial weights.
 
         The answer is what `about.json` says of the side. Weights that are there already, which
         another framework's were copied to, are used.
         """
-        module, side = own_model.load(path), self.impl.__name__.removesuffix("_impl")
+        side, module = self.impl.__name__[:2], own_model.load_checked(path, Path(folder), cwd)
         kit = importlib.import_module(f"{self.impl.__name__}.kit.own_model")
         place, own = Path(folder) / side, kit.OwnModel(_maker(module, side))
         size, batches, as_given = _batches(module, side)
@@ -270,13 +270,13 @@ class Checking:
         scale = np.maximum(np.abs(first), least)  # a loss may come to 0
         return float(max(np.abs(np.array(runs[1:]) - first).max(0) / scale)), step_s
 
-    def _op_check_pair(self, path: str, folder: str) -> dict:
+    def _op_check_pair(self, path: str, folder: str, cwd: str) -> dict:
         """Copy weights from PyTorch to TensorFlow with the file's function, and compare outputs.
 
         Runs in PyTorch's worker, which imports TensorFlow too: the other way round the process
         aborts. PyTorch's side has been checked.
         """
-        module, place = own_model.load(path), Path(folder)
+        module, place = own_model.load_checked(path, Path(folder), cwd), Path(folder)
         kits, models = {}, {}
         for side in ("pt", "tf"):
             importlib.import_module(f"{side}_impl.kit.training")

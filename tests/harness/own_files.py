@@ -304,7 +304,7 @@ EXPORTED = ("plain", "dict_inputs", "two_outputs", "own_loss")
 def rows(side: str, folder: Path, about: dict, path: Path) -> dict:
     """What a row in ONNX Runtime and a trial of the finder of a batch size make of a sound file."""
     whole = {"path": str(path), "name": "own", "folder": "own", "paired": False, "pairs": {}}
-    whole["parity"] = 1e-5
+    whole |= {"parity": 1e-5, "cwd": str(folder)}
     shared = {name: about[name] for name in ("batch_size", "margin", "train_steps", "evaluates")}
     own_model.write_about(folder, whole | shared | {"sides": {side: about}})
     impl = Side(importlib.import_module(f"{side}_impl"), folder)
@@ -350,9 +350,11 @@ def pairs(bench: Operations, folder: Path) -> dict[str, str | None]:
         head = "def copy_weights(pytorch_model, tensorflow_model):\n"
         theirs = "    theirs = list(pytorch_model.state_dict().values())\n"
         path.write_text(f"{HEAD}{PLAIN['pt']}{PLAIN['tf']}{head}{theirs}{copying}\n")
-        bench._op_check(str(path), str(place))
+        check = {"path": str(path), "folder": str(place), "cwd": str(folder)}
+        (place / own_model.SOURCE).write_bytes(path.read_bytes())
+        bench._op_check(**check)
         try:
-            bench._op_check_pair(str(path), str(place))
+            bench._op_check_pair(**check)
             found[name] = None
         except BadFile as error:
             found[name] = str(error)
@@ -370,8 +372,9 @@ def main() -> None:
             path, place = Path(folder, f"file_{name}.py"), Path(folder, name)
             path.write_text(text)
             place.mkdir()
+            (place / own_model.SOURCE).write_text(text)
             try:
-                about = bench._op_check(str(path), str(place))
+                about = bench._op_check(str(path), str(place), folder)
                 batches = own_model.load_batches(place / side)
                 shapes = [list(leaf.shape) for leaf in own_model.leaves(batches[0])]
                 found[name] = about | {"shapes": shapes}
@@ -379,6 +382,7 @@ def main() -> None:
                     found[name]["rows"] = rows(side, place, about, path)
             except BadFile as error:
                 written = sorted(each.name for each in place.rglob("*"))
+                written.remove(own_model.SOURCE)
                 found[name] = {"bad": str(error), "written": written}
         if side == "pt":
             found["pairs"] = pairs(bench, Path(folder))

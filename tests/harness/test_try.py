@@ -21,6 +21,7 @@ from bench.harness.schedule import techniques
 from bench.own_model import LEFT_OUT, MEASURED, OF_A_FAMILY, Own, left_out
 from shared import own_model
 from shared.own_model import BadFile
+from shared.specs import TASKS
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.timeout(600)
@@ -216,6 +217,39 @@ def test_ctrl_c_while_code_is_tried_leaves_the_answer(monkeypatch, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_run_keeps_its_data_while_another_of_the_same_file_begins(monkeypatch, tmp_path):
+    path, results = tmp_path / "mine.py", tmp_path / "results"
+    path.write_text("from others import pytorch, tensorflow, batch\n")
+    side = {"parameters": [], "state": []}
+    found = {"path": str(path), "name": "mine", "batch_size": 8, "paired": False}
+    found |= {"margin": 1.0, "parity": 1e-5}
+
+    def check(processes, file, sides, folder, say):
+        return found | {"sides": dict.fromkeys(sides, side)}
+
+    monkeypatch.setattr(bench_own_model, "_check", check)
+    left = results / "data" / "own-mine-of_a_run_that_ended"
+    left.mkdir(parents=True, mode=0o700)
+
+    def prepared(*wanted):
+        about = bench_own_model.prepare(str(path), results, {}, set(wanted), print).about
+        return own_model.about(results / "data" / about["folder"])
+
+    first, second = prepared(), prepared("pt")
+    monkeypatch.delitem(TASKS, "mine")
+    assert not left.exists()
+    assert first == own_model.about(results / "data" / first["folder"])
+    assert (list(first["sides"]), list(second["sides"])) == (["pt", "tf"], ["pt"])
+
+
+def test_paths_of_modules_are_where_the_user_is(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", f"lib{os.pathsep}{os.pathsep}{ROOT}")
+    found = machine.process_environment(threads=1, flavour=None, allocator="tuned")
+    expected = [str(tmp_path / "lib"), str(tmp_path), str(ROOT)]
+    assert found["PYTHONPATH"].split(os.pathsep) == expected
+
+
 def test_a_python_without_tensorflow_copies_no_weights(monkeypatch, tmp_path):
     """Each framework has an environment of its own: the models are no twins, and both measured."""
     path = tmp_path / "pair.py"
@@ -305,7 +339,7 @@ def test_the_page_begins_with_the_answer_and_its_code(folder, tried):
     ],
 )
 def test_the_code_of_a_prediction_runs(folder, tried, tmp_path, side, route, file):
-    (data,) = (folder / "results" / "data").glob("my_model-*")
+    (data,) = (folder / "results" / "data").glob("own-my_model-*")
     about, named = own_model.about(data), tmp_path / "my-model 2.py"  # no name for an import
     shutil.copy(folder / "my_model.py", named)
     own = Own(own_model.look(named), own_model.task(about), about, {})
@@ -395,7 +429,7 @@ def test_what_becomes_another_structure_is_known(tree, kept):
 
 
 def test_an_answer_of_a_run_that_ended_early_is_written(folder, record, tmp_path):
-    (data,) = (folder / "results" / "data").glob("my_model-*")
+    (data,) = (folder / "results" / "data").glob("own-my_model-*")
     about = own_model.about(data)
     about["sides"]["tf"]["own_step"] = "train_step"
     own = Own(own_model.look(folder / "my_model.py"), own_model.task(about), about, {})
@@ -420,7 +454,7 @@ def test_an_answer_of_a_run_that_ended_early_is_written(folder, record, tmp_path
 
 
 def test_an_interrupted_run_has_its_answer_at_once(monkeypatch, folder, record, tmp_path):
-    (data,) = (folder / "results" / "data").glob("my_model-*")
+    (data,) = (folder / "results" / "data").glob("own-my_model-*")
     about = own_model.about(data)
     own = Own(own_model.look(folder / "my_model.py"), own_model.task(about), about, {})
     monkeypatch.setattr(own_answer, "run", lambda *given: pytest.fail("code was run"))

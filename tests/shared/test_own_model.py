@@ -1,5 +1,8 @@
 """A user's file: read without being executed, executed, and its batches in any structure."""
 
+import inspect
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -73,6 +76,24 @@ def test_it_imports_what_lies_beside_it(tmp_path):
     file(tmp_path, "WIDTH = 7\n", "own_width_of_a_test.py")
     path = file(tmp_path, f"from own_width_of_a_test import WIDTH\n{MODEL}{BATCH}")
     assert own_model.load(path).WIDTH == 7
+
+
+def test_it_is_executed_as_it_was_checked_where_it_was_started(tmp_path, monkeypatch):
+    monkeypatch.chdir(Path(__file__).parent)
+    text = f"import os\nPLACE = os.getcwd()\n{MODEL}{BATCH}"
+    path = file(tmp_path, text)
+    checked = own_model.look(path)
+    path.write_text(text.replace("PLACE", "EDITED").replace("pass", "return 7"))
+    (tmp_path / own_model.SOURCE).write_bytes(checked.text)
+    module = own_model.load_checked(path, tmp_path, str(tmp_path))
+    assert Path(module.PLACE).samefile(tmp_path)
+    assert inspect.getsource(module.pytorch) == MODEL  # which AutoGraph reads
+    assert own_model.look(path).sha256() != checked.sha256()
+
+
+def test_a_file_needs_no_suffix(tmp_path):
+    path = file(tmp_path, MODEL + BATCH, "my_model")
+    assert own_model.load(path).pytorch() is None
 
 
 def test_a_batch_has_the_size_that_the_file_means(tmp_path):
