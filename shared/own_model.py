@@ -269,6 +269,46 @@ def mapped(function: Callable, tree: Any) -> Any:
     return function(tree)
 
 
+def resized(tree: Any, whole: int, size: int) -> Any:
+    """What belongs to `whole` samples for `size` of them: cut, or repeated as often as it takes.
+
+    Samples are the first axis of an array, or a list's items, such as the boxes of each image.
+    What has neither, such as weights of classes, stays as it is.
+    """
+    if _lists_samples(tree, whole):
+        return tuple(tree[place % whole] for place in range(size))
+    if isinstance(tree, (Mapping, tuple)):
+        if isinstance(tree, Mapping):
+            return {key: resized(value, whole, size) for key, value in tree.items()}
+        return tuple(resized(value, whole, size) for value in tree)
+    return np.resize(tree, (size, *tree.shape[1:])) if _has_samples(tree, whole) else tree
+
+
+def joined(trees: list, whole: int) -> Any:
+    """What belongs to `whole` samples, of several batches, as one."""
+    one = trees[0]
+    if _lists_samples(one, whole):
+        return tuple(item for tree in trees for item in tree)
+    if isinstance(one, Mapping):
+        return {key: joined([tree[key] for tree in trees], whole) for key in one}
+    if isinstance(one, tuple):
+        return tuple(joined(list(parts), whole) for parts in zip(*trees, strict=True))
+    return np.concatenate(trees) if _has_samples(one, whole) else one
+
+
+def _has_samples(array: np.ndarray, whole: int) -> bool:
+    return array.ndim > 0 and len(array) == whole
+
+
+def _lists_samples(tree: Any, whole: int) -> bool:
+    """Whether it is a list as long as the batch, of items alike that are no batches themselves."""
+    if not isinstance(tree, tuple) or len(tree) != whole:
+        return False
+    kinds = [[(leaf.ndim, leaf.dtype) for leaf in leaves(item)] for item in tree]
+    alike = all(kind == kinds[0] for kind in kinds)
+    return alike and not all(_has_samples(leaf, whole) for leaf in leaves(tree))
+
+
 def first(tree: Any) -> Any:
     """The first array or tensor of what a model gives: of one with logits these."""
     if isinstance(tree, Mapping) and "logits" in tree:
@@ -331,16 +371,25 @@ def load_batches(folder: Path, size: int | None = None) -> list[tuple]:
         for place in range(BATCHES):
             stream = iter(range(len(held.files)))
             batch = _filled(shape, lambda p=place, s=stream: held[f"{p}_{next(s)}"])
-            found.append(mapped(lambda a: a[:size] if a.ndim else a, batch) if size else batch)
+            if size:
+                whole = sample_count(batch[0])
+                batch = tuple(resized(part, whole, size) for part in batch)
+            found.append(batch)
     return found
+
+
+def sample_count(x: Any) -> int:
+    """How many samples inputs have: the length of the first axis, see `check_size`."""
+    return next((len(array) for array in leaves(x) if array.ndim), 1)
 
 
 def samples(folder: Path, count: int) -> tuple:
     """x and y of the first `count` samples of a side's batches, as one batch."""
     batches = load_batches(folder)
-    alike = zip(*map(leaves, batches), strict=True)
-    whole = iter([np.concatenate(a)[:count] if a[0].ndim else a[0] for a in alike])
-    return mapped(lambda _: next(whole), batches[0])
+    size = sample_count(batches[0][0])
+    whole = size * len(batches)
+    x, y = (joined(list(parts), size) for parts in zip(*batches, strict=True))
+    return resized(x, whole, min(count, whole)), resized(y, whole, min(count, whole))
 
 
 def _filled(shape: Any, take: Callable) -> Any:

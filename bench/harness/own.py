@@ -72,12 +72,9 @@ class Side:
         """A batch of so many samples: of `batch`, or the prepared ones as often as it takes."""
         if hasattr(self.module, "batch"):
             return own_model.draw(self.module, size, SEED, self.name)
-        x, y = own_model.samples(self.folder, BATCHES * self.about["batch_size"])
-
-        def repeated(array: np.ndarray) -> np.ndarray:
-            return np.resize(array, (size, *array.shape[1:])) if array.ndim else array
-
-        return own_model.mapped(repeated, x), own_model.mapped(repeated, y)
+        whole = BATCHES * self.about["batch_size"]
+        x, y = own_model.samples(self.folder, whole)
+        return own_model.resized(x, whole, size), own_model.resized(y, whole, size)
 
     def most_samples(self, seconds: float) -> int:
         """How large a batch may be whose step takes so long, by the check's steps; its own may."""

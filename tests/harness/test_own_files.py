@@ -7,6 +7,7 @@ import pytest
 
 from bench import own_model
 from bench.harness import own
+from bench.harness.worker import Operations
 from shared.own_model import BadFile, NoFigure
 from tests import workers
 from tests.harness.own_files import BAD, BAD_TF, EXPORTED, HEAD
@@ -162,6 +163,24 @@ def test_whose_fault_it_is_that_there_is_no_figure(at_fault, without_a_figure):
     with pytest.raises(BadFile, match="in evaluate") as raised:
         own._evaluated(module, kit, predict, "pt")
     assert isinstance(raised.value, NoFigure) is without_a_figure
+
+
+@pytest.mark.parametrize(("size", "said"), [(1, 12.5), (8, None)])
+def test_a_loss_of_the_whole_batch_alone_fails_no_prediction_of_one_sample(size, said):
+    def loss(output, y):
+        raise ValueError("8 labels are needed")
+
+    bench = Operations()
+    bench.work, bench.impl = SimpleNamespace(mode="predict", batch_size=size), SimpleNamespace()
+    bench.impl.about = {"batch_size": 8}
+    data = SimpleNamespace(to_device=lambda x, y: (x, y))
+    bench.kit = SimpleNamespace(training=SimpleNamespace(prediction_loss=loss), data=data)
+    output = np.array([[3.0, 4.0]], np.float32)
+    if said:
+        assert bench._loss(output, np.zeros(8)) == said
+    else:
+        with pytest.raises(ValueError, match="8 labels"):
+            bench._loss(output, np.zeros(8))
 
 
 def test_a_figure_of_the_file_s_own_is_taken(checked):

@@ -128,6 +128,27 @@ def test_a_batch_is_arrays_in_any_structure(tmp_path):
     assert y.shape == ()  # what has no samples stays as it is
 
 
+def test_one_sample_leaves_what_is_of_no_sample(tmp_path):
+    def targets(seed):
+        boxes = [{"boxes": np.full((1 + place % 3, 4), seed)} for place in range(8)]
+        return {"of_images": tuple(boxes), "weights": np.ones(10), "label": np.arange(8)}
+
+    batches = [(np.zeros((8, 6)), targets(seed)) for seed in range(own_model.BATCHES)]
+    own_model.save_batches(tmp_path, batches)
+    _, y = own_model.load_batches(tmp_path, 1)[2]
+    assert len(y["of_images"]) == 1
+    assert y["of_images"][0]["boxes"].tolist() == [[2] * 4]
+    assert y["weights"].shape == (10,)
+    assert y["label"].tolist() == [0]
+    x, y = own_model.samples(tmp_path, 80)
+    assert x.shape == (80, 6)
+    assert [each["boxes"][0, 0] for each in y["of_images"]] == sorted([*range(10)] * 8)
+    assert y["weights"].shape == (10,)
+    assert len(own_model.resized(y, 80, 100)["of_images"]) == 100
+    two = (np.arange(2), np.ones(10))  # two targets of two samples are no list of samples
+    assert [len(each) for each in own_model.resized(two, 2, 1)] == [1, 10]
+
+
 def test_logits_are_found_wherever_an_output_has_them():
     logits = np.eye(2)
     for output in (logits, {"loss": 1.0, "logits": logits}, own_model.Logits(logits), (logits, 0)):
