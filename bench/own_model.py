@@ -22,7 +22,14 @@ from bench.harness.durations import Durations
 from bench.harness.matches import configure
 from bench.harness.own import LEAST_PARITY, SCATTER
 from bench.harness.plan import FRAMEWORKS, Case, Technique, Variant, Workload
-from bench.harness.processes import Failed, ParentKey, Processes, TimeLimits, Unsupported
+from bench.harness.processes import (
+    TIMED_OUT,
+    Failed,
+    ParentKey,
+    Processes,
+    TimeLimits,
+    Unsupported,
+)
 from shared import own_model, scratch
 from shared.own_model import BadFile, File
 from shared.specs import TASKS, Task
@@ -251,6 +258,8 @@ def _ask(processes: Processes, file: File, side: str, op: str, folder: Path) -> 
                 f"a step needs more memory than the {guard.most / 1e9:.1f} GB that are free: give "
                 "batch a smaller default size"
             )
+        elif said == TIMED_OUT.format(op, processes.limits.request):
+            said += ": its steps are slow; give batch a smaller default size"
         name = f"{file.path.name}:"
         raise BadFile(said if said.startswith(name) else f"{name} {said}") from None
     finally:

@@ -28,7 +28,7 @@ DRAWN = 1e-6  # relative: what rounding does to weights, of which float32 has se
 RUNS = 3  # of ten steps, to see how far rounding and dropout carry the losses
 SCATTER = 5.0  # times what these differ, losses of the same work may
 LEAST_PARITY = 1e-5
-STEPS_TIMED = 5
+SCATTER_S, LEAST_STEPS = 20.0, 3  # after which a run of slow steps ends, with these at least
 MARGIN = 1.0  # of the file's figure that count as no loss: a point, where it is in percent
 TRAIN_STEPS = 100  # before the file evaluates
 KIT = ("kit.models", "kit.data", "kit.training", "kit.runtime")
@@ -244,8 +244,8 @@ class Checking:
     def _scatter(self, kit: Any, own: Any, weights: dict, batches: list) -> tuple[float, float]:
         """How far losses of the same work may be apart here, and seconds a step.
 
-        Ten steps are run again from weights that differ by rounding, and with other seeds: what
-        carries a difference on shows in the losses, and so does dropout.
+        Ten steps, or fewer of slow ones, are run again from weights that differ by rounding, and
+        with other seeds: what carries a difference on shows in the losses, and so does dropout.
         """
         runs, recipe, usual = [], own_model.RECIPE, self.impl.kit
         for run in range(RUNS):
@@ -253,19 +253,18 @@ class Checking:
             model = own.build(_rounded(weights, random) if run else weights)
             step = usual.training.make_train_step(model, own.optimizer(model, recipe), own.loss)
             kit.reseed(model, run)  # the file may have set one seed as it made each
-            runs.append([usual.runtime.to_float(step(*batch)) for batch in batches])
-        usual.runtime.synchronize()
-        start = time.perf_counter()
-        for batch in batches[:STEPS_TIMED]:
-            usual.runtime.to_float(step(*batch))
-        step_s = (time.perf_counter() - start) / STEPS_TIMED
+            losses, step_s = _losses(step, batches, usual.runtime.to_float)
+            runs.append(losses)
+        fewest = min(map(len, runs))
+        runs = [losses[:fewest] for losses in runs]
         if not np.isfinite(runs).all():
             last = 1 + int(np.isfinite(runs).all(0).argmin())
             raise BadFile(f"the loss of step {last} is not finite: choose a smaller learning rate")
         first = np.array(runs[0])
         least = max(SMALLEST_LOSS * np.abs(first).max(), np.finfo(np.float32).tiny)
         scale = np.maximum(np.abs(first), least)  # a loss may come to 0
-        return float(max(np.abs(np.array(runs[1:]) - first).max(0) / scale)), step_s
+        apart = float(max(np.abs(np.array(runs[1:]) - first).max(0) / scale))
+        return apart * len(batches) / fewest, step_s  # it grows from step to step
 
     def _op_check_pair(self, path: str, folder: str, cwd: str) -> dict:
         """Copy weights from PyTorch to TensorFlow with the file's function, and compare outputs.
@@ -294,6 +293,18 @@ class Checking:
         weights = kits["tf"].export_weights(models["tf"][0])
         own_model.save_weights(place / "tf", weights)
         return {"weights_sha256": checksum(weights)}
+
+
+def _losses(step: Callable, batches: list, to_float: Callable) -> tuple[list[float], float]:
+    """A step's losses on each batch, or on fewer where it is slow; seconds a step."""
+    losses = [to_float(step(*batches[0]))]  # which may compile it
+    start = time.perf_counter()
+    for batch in batches[1:]:
+        losses.append(to_float(step(*batch)))
+        seconds = time.perf_counter() - start
+        if seconds > SCATTER_S and len(losses) >= LEAST_STEPS:
+            break
+    return losses, seconds / (len(losses) - 1)
 
 
 def _check_outputs(ours: np.ndarray, theirs: np.ndarray) -> None:

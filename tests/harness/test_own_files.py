@@ -1,5 +1,6 @@
 """A user's file in a worker: what is wrong is one line that says what to do."""
 
+import os
 from types import SimpleNamespace
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 
 from bench import own_model
 from bench.harness import own
+from bench.harness.processes import TIMED_OUT, Failed
 from bench.harness.worker import Operations
 from shared.own_model import BadFile, NoFigure
 from tests import workers
@@ -181,6 +183,35 @@ def test_a_loss_of_the_whole_batch_alone_fails_no_prediction_of_one_sample(size,
     else:
         with pytest.raises(ValueError, match="8 labels"):
             bench._loss(output, np.zeros(8))
+
+
+def test_slow_steps_end_a_run_of_the_check(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(own.time, "perf_counter", lambda: now[0])
+
+    def losses(step_s):
+        def step(x):
+            now[0] += step_s
+            return x
+
+        return own._losses(step, [(float(place),) for place in range(10)], float)
+
+    assert losses(1.0) == ([float(place) for place in range(10)], 1.0)
+    assert losses(6.0) == ([0.0, 1.0, 2.0, 3.0, 4.0], 6.0)
+    assert losses(60.0) == ([0.0, 1.0, 2.0], 60.0)
+
+
+def test_a_check_that_takes_too_long_says_what_to_do(monkeypatch, tmp_path):
+    def ask(timeout, op, **given):
+        raise Failed(TIMED_OUT.format(op, timeout))
+
+    worker = SimpleNamespace(ask=ask, peer=SimpleNamespace(pid=os.getpid()), stop=lambda kill: 0)
+    limits = SimpleNamespace(request=300)
+    processes = SimpleNamespace(execute=lambda key, name: worker, limits=limits, logs=tmp_path)
+    monkeypatch.setattr(own_model, "configure", lambda *given, **more: None)
+    file = SimpleNamespace(path=tmp_path / "slow.py")
+    with pytest.raises(BadFile, match=r"slow\.py: time-out: .* give batch a smaller default size"):
+        own_model._ask(processes, file, "pt", "check", tmp_path)
 
 
 def test_a_figure_of_the_file_s_own_is_taken(checked):
