@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from itertools import count, islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,7 +45,8 @@ class Side:
         self.folder = folder / self.name
         self.weights = own_model.load_weights(self.folder)
         kit = importlib.import_module(f"{impl.__name__}.kit.own_model")
-        module = own_model.load_checked(self.about["path"], folder, self.about["cwd"])
+        with impl.kit.runtime.same_threads():
+            module = own_model.load_checked(self.about["path"], folder, self.about["cwd"])
         own = kit.OwnModel(
             _maker(module, self.name),
             has_logits=self.about["sides"][self.name]["has_logits"],
@@ -167,9 +167,15 @@ def _with(module: Any, **others: Any) -> SimpleNamespace:
     return SimpleNamespace(**vars(module) | others)
 
 
-def _maker(module: Any, side: str) -> Any:
-    name = MAKERS[side]
-    return partial(own_model.call, name, module.__file__, getattr(module, name))
+def _maker(module: Any, side: str) -> Callable:
+    """What makes the file's model; rows are measured with the run's threads, not with its own."""
+    name, runtime = MAKERS[side], importlib.import_module(f"{side}_impl.kit.runtime")
+
+    def make() -> Any:
+        with runtime.same_threads():
+            return own_model.call(name, module.__file__, getattr(module, name))
+
+    return make
 
 
 def _check_margin(module: Any, value: float) -> None:
@@ -190,10 +196,14 @@ class Checking:
         The answer is what `about.json` says of the side. Weights that are there already, which
         another framework's were copied to, are used.
         """
-        side, module = self.impl.__name__[:2], own_model.load_checked(path, Path(folder), cwd)
+        side = self.impl.__name__.removesuffix("_impl")
+        with self.impl.kit.runtime.same_threads():
+            module = own_model.load_checked(path, Path(folder), cwd)
         kit = importlib.import_module(f"{self.impl.__name__}.kit.own_model")
         place, own = Path(folder) / side, kit.OwnModel(_maker(module, side))
         size, batches, as_given = _batches(module, side)
+        if (place / "weights.npz").is_file():
+            batches = _of_twins(module, batches, Path(folder))
         resident = kit.resident_batches(batches)
         own.example = resident[0][0]
         try:
@@ -279,7 +289,7 @@ class Checking:
             kits[side] = kit = importlib.import_module(f"{side}_impl.kit.own_model")
             own = kit.OwnModel(_maker(module, side))
             _, batches, _ = _batches(module, side)
-            x, _ = kit.to_device(*batches[0])
+            x, _ = kit.to_device(*_of_twins(module, batches, place)[0])
             own.example = x
             weights = own_model.load_weights(place / "pt") if side == "pt" else None
             models[side] = own.build(weights), x
@@ -348,6 +358,11 @@ def _batches(module: Any, side: str) -> tuple[int, list[tuple], bool]:
     for x, _ in found:
         own_model.check_size(x, size, "batch" if hasattr(module, "batch") else "batches")
     return size, found, all(map(own_model.keeps_structure, given[0]))
+
+
+def _of_twins(module: Any, batches: list[tuple], folder: Path) -> list[tuple]:
+    """What both twins are given: a file's own batches may be shuffled, so they are PyTorch's."""
+    return batches if hasattr(module, "batch") else own_model.load_batches(folder / "pt")
 
 
 def _numbered(tree: Any) -> dict[str, np.ndarray]:

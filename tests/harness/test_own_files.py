@@ -65,6 +65,7 @@ def test_a_bad_file_is_one_line_and_leaves_nothing(checked, side, name):
 def test_weights_that_are_not_copied_are_one_line(checked, name, said):
     found = checked["pt"]["pairs"]
     assert found["copies"] is None
+    assert found["shuffled"] is None
     assert said in found[name]
     assert "\n" not in found[name]
 
@@ -81,6 +82,15 @@ def pytorch():
     with pytest.raises(BadFile, match=r"large\.py: .* more memory than the 1\.0 GB that are free"):
         own_model.prepare(str(path), tmp_path / "results", {}, set(), lambda said: None)
     assert list((tmp_path / "results" / "data").iterdir()) == []
+
+
+def test_twins_are_given_the_same_of_batches_that_are_shuffled(checked):
+    assert checked["tf"]["batches"]["twin"]
+
+
+@pytest.mark.parametrize("side", ["pt", "tf"])
+def test_a_file_s_own_threads_are_not_measured(checked, side):
+    assert checked[side]["threads"]["threads"] == 1  # as they were asked for
 
 
 @pytest.mark.parametrize("side", ["pt", "tf"])
