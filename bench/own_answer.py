@@ -340,6 +340,7 @@ def run(path: Path, own: Own, side: str) -> str | None:
             [own.interpreters.get(side, sys.executable), str(path)],
             capture_output=True,
             text=True,
+            errors="replace",
             env=environment,
             timeout=CODE_S,
             check=False,

@@ -31,6 +31,7 @@ from shared.specs import TASKS, DatasetSpec, FileSpec, Recipe, Task
 
 MAKERS = {"pt": "pytorch", "tf": "tensorflow"}
 FUNCTIONS = ("pytorch", "tensorflow", "batch", "batches", "copy_weights", "evaluate")
+PACKAGES = ("shared", "bench", "pt_impl", "tf_impl")  # whose names a file's own can't have
 USUAL_BATCH = 32  # where the file's `batch` has no default size
 SOURCE = "source.py"  # the file as it was checked: it may be edited while it is measured
 BATCHES = 10  # that are prepared: their losses are the certificate
@@ -160,7 +161,15 @@ def call(what: str, path: str | Path, function: Callable, *arguments: Any) -> An
         lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if _same(f, path)]
         place = f"{Path(path).name}:{lines[-1]}" if lines else Path(path).name
         inside = f" in {what}" if what else ""
-        raise BadFile(f"{place}:{inside} {one_line(error)}") from error
+        raise BadFile(f"{place}:{inside} {one_line(error)}{_hint(error)}") from error
+
+
+def _hint(error: BaseException) -> str:
+    """What to do where the file looks for a package of its own and finds the suite's."""
+    name = (getattr(error, "name", None) or "").partition(".")[0]
+    if not isinstance(error, ImportError) or name not in PACKAGES:
+        return ""
+    return f" (the suite has a package {name!r}, too: give yours another name)"
 
 
 def _same(frame: traceback.FrameSummary, path: str | Path) -> bool:

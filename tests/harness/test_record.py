@@ -137,6 +137,13 @@ def test_the_record_has_the_names_that_other_programs_read(tmp_path):
     assert found["tasks"]["digits-cnn"]["metric"] == "accuracy"
 
 
+def test_a_copy_of_the_last_run_stays_what_it_is(tmp_path):
+    (tmp_path / "latest").mkdir()
+    with pytest.raises(OSError, match="its latest is a folder, not a link to the last run"):
+        new_folder(tmp_path)
+    assert list(tmp_path.iterdir()) == [tmp_path / "latest"]
+
+
 def cold(first_call_s, *peaks):
     """A cold start's answer; `peaks`: bytes after import, build, the first step, steady."""
     names = ("import_bytes", "build_bytes", "first_step_peak_bytes", "steady_peak_bytes")

@@ -1,6 +1,7 @@
 """`twinbench try` as its users call it: the example that it writes, with both frameworks."""
 
 import html
+import io
 import json
 import os
 import re
@@ -13,6 +14,7 @@ from types import MappingProxyType, SimpleNamespace
 
 import numpy as np
 import pytest
+from _pytest._io import TerminalWriter
 
 from bench import choose, conftest, own_answer, resume, try_model
 from bench import own_model as bench_own_model
@@ -250,6 +252,26 @@ def test_paths_of_modules_are_where_the_user_is(monkeypatch, tmp_path):
     assert found["PYTHONPATH"].split(os.pathsep) == expected
 
 
+def test_a_machine_without_a_temporary_folder_is_one_line(monkeypatch):
+    def nowhere():
+        raise FileNotFoundError("no usable temporary directory")
+
+    monkeypatch.setattr(conftest.tempfile, "gettempdir", nowhere)
+    with pytest.raises(pytest.UsageError, match="name one that can with TMPDIR=FOLDER"):
+        conftest.pytest_configure(None)
+
+
+def test_a_console_without_utf_8_loses_no_line(monkeypatch):
+    console = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", console)
+    monkeypatch.setattr(conftest, "techniques", lambda: 1 / 0)  # no more of it
+    with pytest.raises(ZeroDivisionError):
+        conftest.pytest_configure(SimpleNamespace(getoption=None))
+    TerminalWriter(console).line("1.2 ± 0.1\nmore")
+    console.flush()
+    assert console.buffer.getvalue() == b"1.2 \\xb1 0.1\nmore\n"
+
+
 def test_a_python_without_tensorflow_copies_no_weights(monkeypatch, tmp_path):
     """Each framework has an environment of its own: the models are no twins, and both measured."""
     path = tmp_path / "pair.py"
@@ -399,13 +421,13 @@ def test_code_runs_where_it_lies_on_batches_with_lists(tmp_path, monkeypatch, na
     text = own_answer._script(
         own, "pt", {"technique": "stacking", "variant": "winners", "settings": {}}
     )
-    place.write_text(f"{text}assert loss.isfinite()\n")
+    more = "sys.stdout.buffer.write(b'\\xfc')\n"  # as old consoles have it
+    place.write_text(f"{text}assert loss.isfinite()\n{more}")
     done = subprocess.run(
         [sys.executable, place.name],
         cwd=place.parent,
         env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
         capture_output=True,
-        text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr

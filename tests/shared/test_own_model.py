@@ -72,6 +72,12 @@ def test_what_upstream_refuses_is_named_as_well(tmp_path):
         own_model.call("pytorch", module.__file__, module.pytorch)
 
 
+def test_a_package_of_the_suite_s_name_is_said(tmp_path):
+    path = file(tmp_path, f"from shared.net import WIDTH\n{MODEL}{BATCH}")
+    with pytest.raises(BadFile, match=r"py:1: .*has a package 'shared', too: give yours another"):
+        own_model.load(path)
+
+
 def test_it_imports_what_lies_beside_it(tmp_path):
     file(tmp_path, "WIDTH = 7\n", "own_width_of_a_test.py")
     path = file(tmp_path, f"from own_width_of_a_test import WIDTH\n{MODEL}{BATCH}")
