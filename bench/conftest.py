@@ -21,6 +21,7 @@ import pytest
 
 from bench import own_answer, own_model, resume
 from bench.harness import machine
+from bench.harness import state as states
 from bench.harness.command import find_interpreter, this_command
 from bench.harness.durations import learned
 from bench.harness.folders import new_folder
@@ -128,12 +129,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Check every option before anything is collected: one clear line, usage-error exit."""
     if sys.platform == "linux" and not Path("/proc/self/stat").exists():
         raise pytest.UsageError("/proc is not mounted here, which tells time, memory and processes")
+    _check_temporary()
     if isinstance(sys.stdout, io.TextIOWrapper):  # a console without UTF-8 loses no line
         sys.stdout.reconfigure(errors="backslashreplace")
-    try:
-        tempfile.gettempdir()
-    except FileNotFoundError as error:
-        raise pytest.UsageError(f"{error.strerror}: set TMPDIR to a folder that can be") from None
     option = config.getoption
     known = techniques()
     names = {v.name for technique in known.values() for v in technique.variants}
@@ -179,6 +177,16 @@ def pytest_configure(config: pytest.Config) -> None:
         about = {"file": own.file.path.name, "sha256": own.file.sha256()}
         settings = replace(settings, model=about)
     config.stash[STATE] = State(settings, chosen, begun, watch, own)
+
+
+def _check_temporary() -> None:
+    """A usage error where no temporary file can be written."""
+    try:
+        tempfile.gettempdir()
+    except OSError:
+        raise pytest.UsageError(
+            "no folder for temporary files can be written: name one that can with TMPDIR=FOLDER"
+        ) from None
 
 
 def _own(asked: dict, settings: Settings) -> Own:
@@ -496,6 +504,8 @@ def _measure(state: State, speaker: Speaker) -> None:
         run = Run(
             state.plan, state.settings, state.folder, speaker.say, begun and begun.state, show
         )
+        if begun:
+            states.claim(state.folder, begun.record["started"])
     except ValueError as error:
         raise _refused(f"{state.folder}: {error}") from None
     speaker.plan(f"{run.describe()}{_cautions(state)}")

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import json
 import os
 import subprocess
@@ -84,11 +85,16 @@ def diagnosed(framework: str, given: argparse.Namespace) -> dict:
     if given.folder:
         command += ["--folder", str(Path(given.folder) / framework)]
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "KINETO_LOG_LEVEL": "99"} | dict(os.environ)
-    done = subprocess.run(command, capture_output=True, text=True, env=quiet, check=False)
+    given_back = {"capture_output": True, "text": True, "errors": "replace"}
+    done = subprocess.run(command, **given_back, env=quiet, check=False)
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["it said nothing"]
         raise ValueError(f"{given.what} in {FRAMEWORKS[framework]}: {lines[-1]}")
-    return json.loads(done.stdout.splitlines()[-1])
+    for line in reversed(done.stdout.splitlines()):  # a file may print more as it ends
+        with contextlib.suppress(ValueError):
+            if isinstance(found := json.loads(line), dict) and "bottleneck" in found:
+                return found
+    raise ValueError(f"{given.what} ended by itself, before its step was measured: let it return")
 
 
 def text(framework: str, found: dict, records: dict[str, dict]) -> list[str]:

@@ -436,7 +436,7 @@ def _imports(own: Own, side: str, *standard: str) -> list[str]:
 
 def _importable(path: Path) -> bool:
     """Whether a file's name can stand in an import, and means no other module there."""
-    if not path.stem.isidentifier() or iskeyword(path.stem):
+    if path.suffix != ".py" or not path.stem.isidentifier() or iskeyword(path.stem):
         return False
     known = importlib.util.find_spec(path.stem)
     return known is None or known.origin == str(path)

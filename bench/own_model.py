@@ -6,6 +6,7 @@ starts from. `technique` says what of a technique is measured of it.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import tempfile
@@ -21,8 +22,15 @@ from bench.harness.durations import Durations
 from bench.harness.matches import configure
 from bench.harness.own import LEAST_PARITY, SCATTER
 from bench.harness.plan import FRAMEWORKS, Case, Technique, Variant, Workload
-from bench.harness.processes import Failed, ParentKey, Processes, TimeLimits, Unsupported
-from shared import own_model
+from bench.harness.processes import (
+    TIMED_OUT,
+    Failed,
+    ParentKey,
+    Processes,
+    TimeLimits,
+    Unsupported,
+)
+from shared import own_model, scratch
 from shared.own_model import BadFile, File
 from shared.specs import TASKS, Task
 
@@ -122,7 +130,8 @@ def prepare(
     """Check a file in each of its frameworks that are `wanted` (all where none is said) and here.
 
     say: is told what begins. Raises BadFile with one line. What is written lies in `results`/data,
-    whole or not at all.
+    whole or not at all, and is this run's alone: it holds it until its process ends. What earlier
+    runs of the file left there is removed.
     """
     file = own_model.look(path)
     sides = [side for side in file.sides if not wanted or side in wanted]
@@ -131,20 +140,21 @@ def prepare(
         raise BadFile(f"{file.path.name} has a model for {has} alone: leave --framework out")
     place = results.resolve() / "data"
     place.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=place, prefix=".partial-") as partial:
-        folder = Path(partial) / "data"
-        folder.mkdir()
-        with Processes(
-            Path(partial) / "logs",
-            interpreters=interpreters,
-            limits=TimeLimits(request=CHECK_S),
-        ) as processes:
-            about = _check(processes, file, sides, folder, say)
-        about["folder"] = f"{file.name}-{file.sha256()[:12]}"
+    scratch.sweep(place, f"own-{file.name}-")
+    folder, _ = scratch.made(place, f"own-{file.name}-")
+    try:
+        (folder / own_model.SOURCE).write_bytes(file.text)
+        with (
+            tempfile.TemporaryDirectory(dir=folder) as logs,
+            Processes(
+                Path(logs), interpreters=interpreters, limits=TimeLimits(request=CHECK_S)
+            ) as processes,
+        ):
+            about = _check(processes, file, sides, folder, say) | {"folder": folder.name}
         own_model.write_about(folder, about)
-        target = place / about["folder"]
-        shutil.rmtree(target, ignore_errors=True)
-        folder.rename(target)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
     task = own_model.task(about)
     TASKS[task.name] = task
     return Own(file, task, about, interpreters)
@@ -193,6 +203,7 @@ def _check(
     return {
         "path": str(file.path),
         "name": file.name,
+        "cwd": os.getcwd(),
         "batch_size": next(iter(sizes.values())),
         "paired": paired,
         "pairs": pairs,
@@ -236,7 +247,8 @@ def _ask(processes: Processes, file: File, side: str, op: str, folder: Path) -> 
                 raise _Missing(str(error).removeprefix("ModuleNotFoundError: ")) from None
             raise
         with _Guard(worker.peer.pid) as guard:
-            return worker.ask(processes.limits.request, op, path=str(file.path), folder=str(folder))
+            given = {"path": str(file.path), "folder": str(folder), "cwd": os.getcwd()}
+            return worker.ask(processes.limits.request, op, **given)
     except Unsupported as error:
         raise BadFile(f"{file.path.name}: {error}") from None
     except Failed as error:
@@ -246,6 +258,8 @@ def _ask(processes: Processes, file: File, side: str, op: str, folder: Path) -> 
                 f"a step needs more memory than the {guard.most / 1e9:.1f} GB that are free: give "
                 "batch a smaller default size"
             )
+        elif said == TIMED_OUT.format(op, processes.limits.request):
+            said += ": its steps are slow; give batch a smaller default size"
         name = f"{file.path.name}:"
         raise BadFile(said if said.startswith(name) else f"{name} {said}") from None
     finally:

@@ -12,11 +12,14 @@ import hashlib
 import importlib.util
 import inspect
 import json
+import linecache
+import os
 import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from importlib.machinery import SourceFileLoader
 from numbers import Integral
 from pathlib import Path
 from types import ModuleType
@@ -28,7 +31,9 @@ from shared.specs import TASKS, DatasetSpec, FileSpec, Recipe, Task
 
 MAKERS = {"pt": "pytorch", "tf": "tensorflow"}
 FUNCTIONS = ("pytorch", "tensorflow", "batch", "batches", "copy_weights", "evaluate")
+PACKAGES = ("shared", "bench", "pt_impl", "tf_impl")  # whose names a file's own can't have
 USUAL_BATCH = 32  # where the file's `batch` has no default size
+SOURCE = "source.py"  # the file as it was checked: it may be edited while it is measured
 BATCHES = 10  # that are prepared: their losses are the certificate
 SEED = 2026
 # Where the file brings no optimizer.
@@ -51,6 +56,7 @@ class File:
 
     path: Path
     functions: frozenset[str]
+    text: bytes = field(repr=False)
 
     @property
     def name(self) -> str:
@@ -65,14 +71,15 @@ class File:
 
     def sha256(self) -> str:
         """Of its text."""
-        return hashlib.sha256(self.path.read_bytes()).hexdigest()
+        return hashlib.sha256(self.text).hexdigest()
 
 
 def look(path: str | Path) -> File:
     """Read a file without executing it. Raises BadFile where it cannot be what is asked for."""
     path = Path(path).resolve()
     try:
-        tree = ast.parse(path.read_bytes(), str(path))  # which knows marks of encodings
+        text = path.read_bytes()
+        tree = ast.parse(text, str(path))  # which knows marks of encodings
     except OSError as error:
         raise BadFile(f"{path} can't be read ({error.strerror}): give a file of Python") from None
     except SyntaxError as error:
@@ -93,7 +100,7 @@ def look(path: str | Path) -> File:
             f"{path.name} has neither batch(size, seed) nor batches(): write one, so that there is "
             "something to train on"
         )
-    return File(path, functions)
+    return File(path, functions, text)
 
 
 def _names(body: list[ast.stmt]) -> set[str]:
@@ -114,17 +121,31 @@ def _names(body: list[ast.stmt]) -> set[str]:
     return found
 
 
-def load(path: str | Path) -> ModuleType:
-    """Execute a user's file. Raises BadFile with the line at which it fails."""
+def load_checked(path: str | Path, folder: Path, cwd: str) -> ModuleType:
+    """Execute a user's file as it was when its check began, where its user started the run."""
+    os.chdir(cwd)
+    return load(path, (folder / SOURCE).read_bytes())
+
+
+def load(path: str | Path, text: bytes | None = None) -> ModuleType:
+    """Execute a user's file, or a `text` of it. Raises BadFile with the line at which it fails."""
     path = Path(path)
+    text = path.read_bytes() if text is None else text
     name = path.stem if path.stem.isidentifier() and path.stem not in sys.modules else "own_file"
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))  # what lies beside it, it may import
-    found = importlib.util.spec_from_file_location(name, path)
+    loader = SourceFileLoader(name, str(path))  # whatever its suffix is
+    found = importlib.util.spec_from_file_location(name, path, loader=loader)
     module = importlib.util.module_from_spec(found)
     sys.modules[name] = module
-    call("", path, found.loader.exec_module, module)
+    call("", path, _execute, text, path, module)
     return module
+
+
+def _execute(text: bytes, path: Path, module: ModuleType) -> None:
+    lines = importlib.util.decode_source(text).splitlines(keepends=True)
+    linecache.cache[str(path)] = (len(text), None, lines, str(path))  # AutoGraph reads it there
+    exec(compile(text, str(path), "exec", dont_inherit=True), vars(module))
 
 
 def call(what: str, path: str | Path, function: Callable, *arguments: Any) -> Any:
@@ -140,7 +161,15 @@ def call(what: str, path: str | Path, function: Callable, *arguments: Any) -> An
         lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if _same(f, path)]
         place = f"{Path(path).name}:{lines[-1]}" if lines else Path(path).name
         inside = f" in {what}" if what else ""
-        raise BadFile(f"{place}:{inside} {one_line(error)}") from error
+        raise BadFile(f"{place}:{inside} {one_line(error)}{_hint(error)}") from error
+
+
+def _hint(error: BaseException) -> str:
+    """What to do where the file looks for a package of its own and finds the suite's."""
+    name = (getattr(error, "name", None) or "").partition(".")[0]
+    if not isinstance(error, ImportError) or name not in PACKAGES:
+        return ""
+    return f" (the suite has a package {name!r}, too: give yours another name)"
 
 
 def _same(frame: traceback.FrameSummary, path: str | Path) -> bool:
@@ -249,6 +278,46 @@ def mapped(function: Callable, tree: Any) -> Any:
     return function(tree)
 
 
+def resized(tree: Any, whole: int, size: int) -> Any:
+    """What belongs to `whole` samples for `size` of them: cut, or repeated as often as it takes.
+
+    Samples are the first axis of an array, or a list's items, such as the boxes of each image.
+    What has neither, such as weights of classes, stays as it is.
+    """
+    if _lists_samples(tree, whole):
+        return tuple(tree[place % whole] for place in range(size))
+    if isinstance(tree, (Mapping, tuple)):
+        if isinstance(tree, Mapping):
+            return {key: resized(value, whole, size) for key, value in tree.items()}
+        return tuple(resized(value, whole, size) for value in tree)
+    return np.resize(tree, (size, *tree.shape[1:])) if _has_samples(tree, whole) else tree
+
+
+def joined(trees: list, whole: int) -> Any:
+    """What belongs to `whole` samples, of several batches, as one."""
+    one = trees[0]
+    if _lists_samples(one, whole):
+        return tuple(item for tree in trees for item in tree)
+    if isinstance(one, Mapping):
+        return {key: joined([tree[key] for tree in trees], whole) for key in one}
+    if isinstance(one, tuple):
+        return tuple(joined(list(parts), whole) for parts in zip(*trees, strict=True))
+    return np.concatenate(trees) if _has_samples(one, whole) else one
+
+
+def _has_samples(array: np.ndarray, whole: int) -> bool:
+    return array.ndim > 0 and len(array) == whole
+
+
+def _lists_samples(tree: Any, whole: int) -> bool:
+    """Whether it is a list as long as the batch, of items alike that are no batches themselves."""
+    if not isinstance(tree, tuple) or len(tree) != whole:
+        return False
+    kinds = [[(leaf.ndim, leaf.dtype) for leaf in leaves(item)] for item in tree]
+    alike = all(kind == kinds[0] for kind in kinds)
+    return alike and not all(_has_samples(leaf, whole) for leaf in leaves(tree))
+
+
 def first(tree: Any) -> Any:
     """The first array or tensor of what a model gives: of one with logits these."""
     if isinstance(tree, Mapping) and "logits" in tree:
@@ -311,16 +380,25 @@ def load_batches(folder: Path, size: int | None = None) -> list[tuple]:
         for place in range(BATCHES):
             stream = iter(range(len(held.files)))
             batch = _filled(shape, lambda p=place, s=stream: held[f"{p}_{next(s)}"])
-            found.append(mapped(lambda a: a[:size] if a.ndim else a, batch) if size else batch)
+            if size:
+                whole = sample_count(batch[0])
+                batch = tuple(resized(part, whole, size) for part in batch)
+            found.append(batch)
     return found
+
+
+def sample_count(x: Any) -> int:
+    """How many samples inputs have: the length of the first axis, see `check_size`."""
+    return next((len(array) for array in leaves(x) if array.ndim), 1)
 
 
 def samples(folder: Path, count: int) -> tuple:
     """x and y of the first `count` samples of a side's batches, as one batch."""
     batches = load_batches(folder)
-    alike = zip(*map(leaves, batches), strict=True)
-    whole = iter([np.concatenate(a)[:count] if a[0].ndim else a[0] for a in alike])
-    return mapped(lambda _: next(whole), batches[0])
+    size = sample_count(batches[0][0])
+    whole = size * len(batches)
+    x, y = (joined(list(parts), size) for parts in zip(*batches, strict=True))
+    return resized(x, whole, min(count, whole)), resized(y, whole, min(count, whole))
 
 
 def _filled(shape: Any, take: Callable) -> Any:

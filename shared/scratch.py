@@ -28,7 +28,7 @@ PREFIX = "twinbench-run-"
 def folder() -> Iterator[Path]:
     """An empty folder of this run alone, removed with all that it holds; sweeps before."""
     sweep()
-    path, lock = _made()
+    path, lock = made()
     try:
         yield path
     finally:
@@ -42,9 +42,10 @@ def environment(path: Path) -> dict[str, str]:
     return dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(path))
 
 
-def _made() -> tuple[Path, int | None]:
+def made(place: Path | None = None, prefix: str = PREFIX) -> tuple[Path, int | None]:
+    """A new folder in `place`, or in the temporary one, and the lock that holds it while open."""
     while True:
-        path = Path(tempfile.mkdtemp(prefix=PREFIX))  # readable by its owner alone
+        path = Path(tempfile.mkdtemp(prefix=prefix, dir=place))  # readable by its owner alone
         if fcntl is None:
             return path, None
         lock = os.open(path, os.O_RDONLY)
@@ -55,19 +56,20 @@ def _made() -> tuple[Path, int | None]:
         os.close(lock)  # swept by another run before it was locked
 
 
-def sweep() -> list[Path]:
-    """Remove the folders of this user's runs that were killed; those of others are not touched."""
+def sweep(place: Path | None = None, prefix: str = PREFIX) -> list[Path]:
+    """Remove this user's folders that no run holds any more; those of others are not touched."""
     if fcntl is None:
         return []
     with contextlib.suppress(OSError):
-        found = [Path(entry.path) for entry in os.scandir(tempfile.gettempdir()) if _ours(entry)]
+        entries = os.scandir(place or tempfile.gettempdir())
+        found = [Path(entry.path) for entry in entries if _ours(entry, prefix)]
         return [path for path in found if _removed(path)]
     return []
 
 
-def _ours(entry: os.DirEntry) -> bool:
+def _ours(entry: os.DirEntry, prefix: str) -> bool:
     """Whether it is a folder, no link to one, which this user made and nobody else may write."""
-    if not entry.name.startswith(PREFIX):
+    if not entry.name.startswith(prefix):
         return False
     with contextlib.suppress(OSError):
         found = entry.stat(follow_symlinks=False)

@@ -68,8 +68,8 @@ def tried(path: Path, *options: str) -> dict:
         command = [sys.executable, "-m", "bench", "try", str(path), *options]
         subprocess.run(command, check=True, cwd=ROOT)
         record = load(Path(folder) / "latest")
-        file = own_model.look(path)
-        about = own_model.about(Path(folder) / "data" / f"{file.name}-{file.sha256()[:12]}")
+        (data,) = (Path(folder) / "data").glob("own-*")
+        about = own_model.about(data)
     return condensed(record, about)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import os
 import tempfile
@@ -40,7 +41,14 @@ def written_once(place: Path, write: Callable[[Path], object]) -> tuple[Path, bo
 
 
 def new_folder(results: Path) -> Path:
-    """Make `results/<UTC time>` and point `results/latest` at it."""
+    """Make `results/<UTC time>` and point `results/latest` at it.
+
+    Raises OSError, and makes nothing, where that is a folder, as a copy of a link may be.
+    """
+    latest = results / "latest"
+    if latest.is_dir() and not latest.is_symlink():
+        said = "its latest is a folder, not a link to the last run: rename it"
+        raise FileExistsError(errno.EEXIST, said, str(latest))
     results.mkdir(parents=True, exist_ok=True)
     stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%SZ")
     for number in itertools.count(1):
@@ -53,10 +61,5 @@ def new_folder(results: Path) -> Path:
         link.symlink_to(folder.name, target_is_directory=True)
     except OSError:  # no symbolic links here (Windows without the right): a file with the name
         link.write_text(folder.name, encoding="utf-8")
-    try:
-        os.replace(link, results / "latest")
-    except OSError as error:  # a copy that followed the link left a folder there
-        link.unlink()
-        folder.rmdir()
-        raise OSError(error.errno, error.strerror, str(results / "latest")) from None
+    os.replace(link, latest)
     return folder

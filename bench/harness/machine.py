@@ -122,6 +122,9 @@ def compiler() -> str | None:
 def process_environment(*, threads: int, flavour: str | None, allocator: str) -> dict[str, str]:
     """The variables of a parent or worker: threads, allocator, Keras flavour, quiet logs."""
     environment = {k: v for k, v in os.environ.items() if k not in TUNED_ALLOCATOR}
+    if paths := environment.get("PYTHONPATH"):  # relative to where the user is, not to the process
+        places = map(os.path.abspath, paths.split(os.pathsep))
+        environment["PYTHONPATH"] = os.pathsep.join(places)
     environment |= dict.fromkeys(THREAD_VARIABLES, str(threads))
     environment |= {
         "TF_USE_LEGACY_KERAS": "1" if flavour == "tf_keras" else "0",

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from itertools import count, islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,7 +27,7 @@ DRAWN = 1e-6  # relative: what rounding does to weights, of which float32 has se
 RUNS = 3  # of ten steps, to see how far rounding and dropout carry the losses
 SCATTER = 5.0  # times what these differ, losses of the same work may
 LEAST_PARITY = 1e-5
-STEPS_TIMED = 5
+SCATTER_S, LEAST_STEPS = 20.0, 3  # after which a run of slow steps ends, with these at least
 MARGIN = 1.0  # of the file's figure that count as no loss: a point, where it is in percent
 TRAIN_STEPS = 100  # before the file evaluates
 KIT = ("kit.models", "kit.data", "kit.training", "kit.runtime")
@@ -46,7 +45,8 @@ class Side:
         self.folder = folder / self.name
         self.weights = own_model.load_weights(self.folder)
         kit = importlib.import_module(f"{impl.__name__}.kit.own_model")
-        module = own_model.load(self.about["path"])
+        with impl.kit.runtime.same_threads():
+            module = own_model.load_checked(self.about["path"], folder, self.about["cwd"])
         own = kit.OwnModel(
             _maker(module, self.name),
             has_logits=self.about["sides"][self.name]["has_logits"],
@@ -72,12 +72,9 @@ class Side:
         """A batch of so many samples: of `batch`, or the prepared ones as often as it takes."""
         if hasattr(self.module, "batch"):
             return own_model.draw(self.module, size, SEED, self.name)
-        x, y = own_model.samples(self.folder, BATCHES * self.about["batch_size"])
-
-        def repeated(array: np.ndarray) -> np.ndarray:
-            return np.resize(array, (size, *array.shape[1:])) if array.ndim else array
-
-        return own_model.mapped(repeated, x), own_model.mapped(repeated, y)
+        whole = BATCHES * self.about["batch_size"]
+        x, y = own_model.samples(self.folder, whole)
+        return own_model.resized(x, whole, size), own_model.resized(y, whole, size)
 
     def most_samples(self, seconds: float) -> int:
         """How large a batch may be whose step takes so long, by the check's steps; its own may."""
@@ -170,9 +167,15 @@ def _with(module: Any, **others: Any) -> SimpleNamespace:
     return SimpleNamespace(**vars(module) | others)
 
 
-def _maker(module: Any, side: str) -> Any:
-    name = MAKERS[side]
-    return partial(own_model.call, name, module.__file__, getattr(module, name))
+def _maker(module: Any, side: str) -> Callable:
+    """What makes the file's model; rows are measured with the run's threads, not with its own."""
+    name, runtime = MAKERS[side], importlib.import_module(f"{side}_impl.kit.runtime")
+
+    def make() -> Any:
+        with runtime.same_threads():
+            return own_model.call(name, module.__file__, getattr(module, name))
+
+    return make
 
 
 def _check_margin(module: Any, value: float) -> None:
@@ -187,16 +190,20 @@ def _check_margin(module: Any, value: float) -> None:
 class Checking:
     """Operations on a user's file: see `worker.Operations`."""
 
-    def _op_check(self, path: str, folder: str) -> dict:
+    def _op_check(self, path: str, folder: str, cwd: str) -> dict:
         """Hold a side of a file to what a run needs, and write its batches and initial weights.
 
         The answer is what `about.json` says of the side. Weights that are there already, which
         another framework's were copied to, are used.
         """
-        module, side = own_model.load(path), self.impl.__name__.removesuffix("_impl")
+        side = self.impl.__name__.removesuffix("_impl")
+        with self.impl.kit.runtime.same_threads():
+            module = own_model.load_checked(path, Path(folder), cwd)
         kit = importlib.import_module(f"{self.impl.__name__}.kit.own_model")
         place, own = Path(folder) / side, kit.OwnModel(_maker(module, side))
         size, batches, as_given = _batches(module, side)
+        if (place / "weights.npz").is_file():
+            batches = _of_twins(module, batches, Path(folder))
         resident = kit.resident_batches(batches)
         own.example = resident[0][0]
         try:
@@ -247,8 +254,8 @@ class Checking:
     def _scatter(self, kit: Any, own: Any, weights: dict, batches: list) -> tuple[float, float]:
         """How far losses of the same work may be apart here, and seconds a step.
 
-        Ten steps are run again from weights that differ by rounding, and with other seeds: what
-        carries a difference on shows in the losses, and so does dropout.
+        Ten steps, or fewer of slow ones, are run again from weights that differ by rounding, and
+        with other seeds: what carries a difference on shows in the losses, and so does dropout.
         """
         runs, recipe, usual = [], own_model.RECIPE, self.impl.kit
         for run in range(RUNS):
@@ -256,34 +263,33 @@ class Checking:
             model = own.build(_rounded(weights, random) if run else weights)
             step = usual.training.make_train_step(model, own.optimizer(model, recipe), own.loss)
             kit.reseed(model, run)  # the file may have set one seed as it made each
-            runs.append([usual.runtime.to_float(step(*batch)) for batch in batches])
-        usual.runtime.synchronize()
-        start = time.perf_counter()
-        for batch in batches[:STEPS_TIMED]:
-            usual.runtime.to_float(step(*batch))
-        step_s = (time.perf_counter() - start) / STEPS_TIMED
+            losses, step_s = _losses(step, batches, usual.runtime.to_float)
+            runs.append(losses)
+        fewest = min(map(len, runs))
+        runs = [losses[:fewest] for losses in runs]
         if not np.isfinite(runs).all():
             last = 1 + int(np.isfinite(runs).all(0).argmin())
             raise BadFile(f"the loss of step {last} is not finite: choose a smaller learning rate")
         first = np.array(runs[0])
         least = max(SMALLEST_LOSS * np.abs(first).max(), np.finfo(np.float32).tiny)
         scale = np.maximum(np.abs(first), least)  # a loss may come to 0
-        return float(max(np.abs(np.array(runs[1:]) - first).max(0) / scale)), step_s
+        apart = float(max(np.abs(np.array(runs[1:]) - first).max(0) / scale))
+        return apart * len(batches) / fewest, step_s  # it grows from step to step
 
-    def _op_check_pair(self, path: str, folder: str) -> dict:
+    def _op_check_pair(self, path: str, folder: str, cwd: str) -> dict:
         """Copy weights from PyTorch to TensorFlow with the file's function, and compare outputs.
 
         Runs in PyTorch's worker, which imports TensorFlow too: the other way round the process
         aborts. PyTorch's side has been checked.
         """
-        module, place = own_model.load(path), Path(folder)
+        module, place = own_model.load_checked(path, Path(folder), cwd), Path(folder)
         kits, models = {}, {}
         for side in ("pt", "tf"):
             importlib.import_module(f"{side}_impl.kit.training")
             kits[side] = kit = importlib.import_module(f"{side}_impl.kit.own_model")
             own = kit.OwnModel(_maker(module, side))
             _, batches, _ = _batches(module, side)
-            x, _ = kit.to_device(*batches[0])
+            x, _ = kit.to_device(*_of_twins(module, batches, place)[0])
             own.example = x
             weights = own_model.load_weights(place / "pt") if side == "pt" else None
             models[side] = own.build(weights), x
@@ -297,6 +303,18 @@ class Checking:
         weights = kits["tf"].export_weights(models["tf"][0])
         own_model.save_weights(place / "tf", weights)
         return {"weights_sha256": checksum(weights)}
+
+
+def _losses(step: Callable, batches: list, to_float: Callable) -> tuple[list[float], float]:
+    """A step's losses on each batch, or on fewer where it is slow; seconds a step."""
+    losses = [to_float(step(*batches[0]))]  # which may compile it
+    start = time.perf_counter()
+    for batch in batches[1:]:
+        losses.append(to_float(step(*batch)))
+        seconds = time.perf_counter() - start
+        if seconds > SCATTER_S and len(losses) >= LEAST_STEPS:
+            break
+    return losses, seconds / (len(losses) - 1)
 
 
 def _check_outputs(ours: np.ndarray, theirs: np.ndarray) -> None:
@@ -340,6 +358,11 @@ def _batches(module: Any, side: str) -> tuple[int, list[tuple], bool]:
     for x, _ in found:
         own_model.check_size(x, size, "batch" if hasattr(module, "batch") else "batches")
     return size, found, all(map(own_model.keeps_structure, given[0]))
+
+
+def _of_twins(module: Any, batches: list[tuple], folder: Path) -> list[tuple]:
+    """What both twins are given: a file's own batches may be shuffled, so they are PyTorch's."""
+    return batches if hasattr(module, "batch") else own_model.load_batches(folder / "pt")
 
 
 def _numbered(tree: Any) -> dict[str, np.ndarray]:

@@ -28,6 +28,7 @@ from shared import scratch
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST_OF_A_PATH = 90  # bytes of a folder with a socket in it
+TIMED_OUT = "time-out: no answer to {} within {:g} s"
 FORKS = sys.platform == "linux"  # elsewhere forking after an import is not safe
 
 
@@ -142,7 +143,7 @@ class Worker:
             raise Failed(f"the worker {self.stop()} during {op}") from None
         except wire.Silent:
             self.stop(kill=True)
-            raise Failed(f"time-out: no answer to {op} within {timeout:g} s") from None
+            raise Failed(TIMED_OUT.format(op, timeout)) from None
         if "error" in answer:
             self.stop(kill=True)
             raise Failed(answer["error"])

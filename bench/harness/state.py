@@ -101,6 +101,12 @@ def load(folder: Path, started: str) -> State:
     return state
 
 
+def claim(folder: Path, started: str) -> None:
+    """Write that this process measures the run in `folder`. ValueError where another does."""
+    found = load(folder, started) | {"process": _this_process()}
+    replace_file(folder / FILE, json.dumps(found))
+
+
 def restore(record: Record, state: State) -> None:
     """Put what `state` holds into a record of the same cases. ValueError if it is damaged."""
     try:

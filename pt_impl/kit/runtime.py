@@ -11,7 +11,7 @@ import contextlib
 import inspect
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from time import perf_counter
 
 import numpy as np
@@ -34,6 +34,16 @@ def configure(*, threads: int, seed: int) -> dict[str, int]:
     torch.backends.fp32_precision = "ieee"
     set_seed(seed)
     return {"intra_op": torch.get_num_threads(), "inter_op": torch.get_num_interop_threads()}
+
+
+@contextlib.contextmanager
+def same_threads() -> Iterator[None]:
+    """Threads are after it what they were before, whatever is set within."""
+    before = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def set_seed(seed: int) -> None:

@@ -6,6 +6,7 @@ import json
 import re
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -202,6 +203,19 @@ def test_the_terminal_is_left_to_the_diagnosis(tmp_path):
     kineto = re.compile(r"^(VERBOSE|INFO|WARNING|STAGE|ERROR|USDT):", re.M)
     assert not kineto.search(said[0].stderr)
     assert kineto.search(said[1].stderr)
+
+
+def test_what_a_file_prints_as_it_ends_is_not_its_verdict(monkeypatch):
+    given = SimpleNamespace(what="model.py", steps=8, batch_size=None, folder=None)
+
+    def found(*lines):
+        done = SimpleNamespace(returncode=0, stdout="\n".join(lines), stderr="")
+        monkeypatch.setattr(command.subprocess, "run", lambda *words, **settings: done)
+        return command.diagnosed("pt", given)
+
+    assert found("begun", '{"bottleneck": "input"}', "7", "bye") == {"bottleneck": "input"}
+    with pytest.raises(ValueError, match=r"model\.py ended by itself"):
+        found("not here")
 
 
 def test_a_users_file_is_diagnosed_from_the_command_line(tmp_path, capsys):

@@ -10,6 +10,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+import numpy as np
+
 from bench.deployment import bench_export
 from bench.harness.own import Side
 from bench.harness.plan import Work
@@ -130,8 +132,21 @@ class Late(tf.keras.layers.Layer):
 """,
     },
 }
+# As files may begin that take the cores for themselves.
+THREADS = {
+    "pt": "import torch\ntorch.set_num_threads(2)\n",
+    "tf": "import tensorflow as tf\ntf.config.threading.set_intra_op_parallelism_threads(2)\n",
+}
+SHUFFLED = """
+import numpy as np
+def batches():
+    random = np.random.default_rng()
+    for _ in range(10):
+        yield random.standard_normal((8, 6), dtype=np.float32), random.integers(0, 3, 8)
+"""
 # Functions of a file of twins that copies weights wrongly.
 PAIRS = {
+    "shuffled": "    tensorflow_model.set_weights([tensor.numpy().T for tensor in theirs])",
     "copies": "    tensorflow_model.set_weights([tensor.numpy().T for tensor in theirs])",
     "not_transposed": "    tensorflow_model.set_weights([tensor.numpy() for tensor in theirs])",
     "leaves_one_out": "    theirs[-1] = 0 * theirs[-1]\n"
@@ -284,7 +299,11 @@ def batches():
 
 def texts(side: str) -> dict[str, str]:
     """Every file of a framework by its name."""
-    plain, found = HEAD + PLAIN[side], {}
+    plain = HEAD + PLAIN[side]
+    found = {"threads": THREADS[side] + plain}  # first: TensorFlow has its threads once it runs
+    if side == "pt":
+        found["threads"] += "make = pytorch\ndef pytorch():\n    torch.set_num_threads(2)\n"
+        found["threads"] += "    return make()\n"
     for name, (old, new) in (BAD if side == "pt" else BAD_TF).items():
         assert old in plain, name
         before = MODULES.get(name, {}).get(side, "")
@@ -304,7 +323,7 @@ EXPORTED = ("plain", "dict_inputs", "two_outputs", "own_loss")
 def rows(side: str, folder: Path, about: dict, path: Path) -> dict:
     """What a row in ONNX Runtime and a trial of the finder of a batch size make of a sound file."""
     whole = {"path": str(path), "name": "own", "folder": "own", "paired": False, "pairs": {}}
-    whole["parity"] = 1e-5
+    whole |= {"parity": 1e-5, "cwd": str(folder)}
     shared = {name: about[name] for name in ("batch_size", "margin", "train_steps", "evaluates")}
     own_model.write_about(folder, whole | shared | {"sides": {side: about}})
     impl = Side(importlib.import_module(f"{side}_impl"), folder)
@@ -341,6 +360,21 @@ def rows(side: str, folder: Path, about: dict, path: Path) -> dict:
     }
 
 
+def threads(side: str) -> int:
+    """How many this process computes with."""
+    if side == "pt":
+        return sys.modules["torch"].get_num_threads()
+    return sys.modules["tensorflow"].config.threading.get_intra_op_parallelism_threads()
+
+
+def twin(bench: Operations, path: Path, place: Path) -> bool:
+    """Whether a file that was checked has its twin's batches where it is checked as one."""
+    theirs = [(np.ones((16, 6), np.float32), np.ones(16, np.int64))] * own_model.BATCHES
+    own_model.save_batches(place / "pt", theirs)
+    bench._op_check(str(path), str(place), str(place))
+    return all((x == 1).all() for x, _ in own_model.load_batches(place / "tf"))
+
+
 def pairs(bench: Operations, folder: Path) -> dict[str, str | None]:
     """What a check says of each way to copy weights; None where it is a sound one."""
     found = {}
@@ -349,10 +383,13 @@ def pairs(bench: Operations, folder: Path) -> dict[str, str | None]:
         place.mkdir()
         head = "def copy_weights(pytorch_model, tensorflow_model):\n"
         theirs = "    theirs = list(pytorch_model.state_dict().values())\n"
-        path.write_text(f"{HEAD}{PLAIN['pt']}{PLAIN['tf']}{head}{theirs}{copying}\n")
-        bench._op_check(str(path), str(place))
+        data = SHUFFLED if name == "shuffled" else HEAD
+        path.write_text(f"{data}{PLAIN['pt']}{PLAIN['tf']}{head}{theirs}{copying}\n")
+        check = {"path": str(path), "folder": str(place), "cwd": str(folder)}
+        (place / own_model.SOURCE).write_bytes(path.read_bytes())
+        bench._op_check(**check)
         try:
-            bench._op_check_pair(str(path), str(place))
+            bench._op_check_pair(**check)
             found[name] = None
         except BadFile as error:
             found[name] = str(error)
@@ -370,15 +407,19 @@ def main() -> None:
             path, place = Path(folder, f"file_{name}.py"), Path(folder, name)
             path.write_text(text)
             place.mkdir()
+            (place / own_model.SOURCE).write_text(text)
             try:
-                about = bench._op_check(str(path), str(place))
+                about = bench._op_check(str(path), str(place), folder)
                 batches = own_model.load_batches(place / side)
                 shapes = [list(leaf.shape) for leaf in own_model.leaves(batches[0])]
-                found[name] = about | {"shapes": shapes}
+                found[name] = about | {"shapes": shapes, "threads": threads(side)}
                 if name in (*EXPORTED, "batches"):
                     found[name]["rows"] = rows(side, place, about, path)
+                if (side, name) == ("tf", "batches"):
+                    found[name]["twin"] = twin(bench, path, place)
             except BadFile as error:
                 written = sorted(each.name for each in place.rglob("*"))
+                written.remove(own_model.SOURCE)
                 found[name] = {"bad": str(error), "written": written}
         if side == "pt":
             found["pairs"] = pairs(bench, Path(folder))

@@ -6,14 +6,12 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from bench import conftest
 from bench.harness.matches import MOST_OTHERS
 from bench.harness.plan import EFFORTS, FRAMEWORKS
 from bench.harness.schedule import techniques
@@ -225,19 +223,6 @@ NOTHING = {
     "--benchmark-disable": (0, "12 skipped"),
     "-k=no_such_case": (5, "-k 'no_such_case' matches no row of --effort default:\n--technique X"),
 }
-
-
-def test_a_console_that_knows_few_characters_has_all_lines(start):
-    found = finish(start("-k=żadne", PYTHONIOENCODING="ascii"))
-    assert found.status == 5, found.err
-    assert "-k '\\u017cadne' matches no row of --effort default:\n--technique" in found.out
-
-
-def test_without_a_temporary_folder_the_variable_is_named(monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", None)
-    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/proc/nowhere"])
-    with pytest.raises(pytest.UsageError, match=r"No usable .*: set TMPDIR to a folder"):
-        conftest.pytest_configure(None)
 
 
 def test_nothing_is_measured_where_nothing_was_asked_for_or_can_be(bench_file, tmp_path):

@@ -1,5 +1,6 @@
 """A user's file in a worker: what is wrong is one line that says what to do."""
 
+import os
 from types import SimpleNamespace
 
 import numpy as np
@@ -7,6 +8,8 @@ import pytest
 
 from bench import own_model
 from bench.harness import own
+from bench.harness.processes import TIMED_OUT, Failed
+from bench.harness.worker import Operations
 from shared.own_model import BadFile, NoFigure
 from tests import workers
 from tests.harness.own_files import BAD, BAD_TF, EXPORTED, HEAD
@@ -62,6 +65,7 @@ def test_a_bad_file_is_one_line_and_leaves_nothing(checked, side, name):
 def test_weights_that_are_not_copied_are_one_line(checked, name, said):
     found = checked["pt"]["pairs"]
     assert found["copies"] is None
+    assert found["shuffled"] is None
     assert said in found[name]
     assert "\n" not in found[name]
 
@@ -78,6 +82,15 @@ def pytorch():
     with pytest.raises(BadFile, match=r"large\.py: .* more memory than the 1\.0 GB that are free"):
         own_model.prepare(str(path), tmp_path / "results", {}, set(), lambda said: None)
     assert list((tmp_path / "results" / "data").iterdir()) == []
+
+
+def test_twins_are_given_the_same_of_batches_that_are_shuffled(checked):
+    assert checked["tf"]["batches"]["twin"]
+
+
+@pytest.mark.parametrize("side", ["pt", "tf"])
+def test_a_file_s_own_threads_are_not_measured(checked, side):
+    assert checked[side]["threads"]["threads"] == 1  # as they were asked for
 
 
 @pytest.mark.parametrize("side", ["pt", "tf"])
@@ -162,6 +175,53 @@ def test_whose_fault_it_is_that_there_is_no_figure(at_fault, without_a_figure):
     with pytest.raises(BadFile, match="in evaluate") as raised:
         own._evaluated(module, kit, predict, "pt")
     assert isinstance(raised.value, NoFigure) is without_a_figure
+
+
+@pytest.mark.parametrize(("size", "said"), [(1, 12.5), (8, None)])
+def test_a_loss_of_the_whole_batch_alone_fails_no_prediction_of_one_sample(size, said):
+    def loss(output, y):
+        raise ValueError("8 labels are needed")
+
+    bench = Operations()
+    bench.work, bench.impl = SimpleNamespace(mode="predict", batch_size=size), SimpleNamespace()
+    bench.impl.about = {"batch_size": 8}
+    data = SimpleNamespace(to_device=lambda x, y: (x, y))
+    bench.kit = SimpleNamespace(training=SimpleNamespace(prediction_loss=loss), data=data)
+    output = np.array([[3.0, 4.0]], np.float32)
+    if said:
+        assert bench._loss(output, np.zeros(8)) == said
+    else:
+        with pytest.raises(ValueError, match="8 labels"):
+            bench._loss(output, np.zeros(8))
+
+
+def test_slow_steps_end_a_run_of_the_check(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(own.time, "perf_counter", lambda: now[0])
+
+    def losses(step_s):
+        def step(x):
+            now[0] += step_s
+            return x
+
+        return own._losses(step, [(float(place),) for place in range(10)], float)
+
+    assert losses(1.0) == ([float(place) for place in range(10)], 1.0)
+    assert losses(6.0) == ([0.0, 1.0, 2.0, 3.0, 4.0], 6.0)
+    assert losses(60.0) == ([0.0, 1.0, 2.0], 60.0)
+
+
+def test_a_check_that_takes_too_long_says_what_to_do(monkeypatch, tmp_path):
+    def ask(timeout, op, **given):
+        raise Failed(TIMED_OUT.format(op, timeout))
+
+    worker = SimpleNamespace(ask=ask, peer=SimpleNamespace(pid=os.getpid()), stop=lambda kill: 0)
+    limits = SimpleNamespace(request=300)
+    processes = SimpleNamespace(execute=lambda key, name: worker, limits=limits, logs=tmp_path)
+    monkeypatch.setattr(own_model, "configure", lambda *given, **more: None)
+    file = SimpleNamespace(path=tmp_path / "slow.py")
+    with pytest.raises(BadFile, match=r"slow\.py: time-out: .* give batch a smaller default size"):
+        own_model._ask(processes, file, "pt", "check", tmp_path)
 
 
 def test_a_figure_of_the_file_s_own_is_taken(checked):

@@ -724,6 +724,14 @@ def alive(folder):
     changed("state.json", process=state._this_process())(folder)
 
 
+def test_a_run_is_taken_up_by_one_process(stopped, tmp_path):
+    folder = shutil.copytree(stopped.folder, tmp_path / "run")
+    started = json.loads((folder / "results.json").read_text("utf-8"))["started"]
+    state.claim(folder, started)
+    with pytest.raises(ValueError, match=f"process {os.getpid()} is still measuring it"):
+        state.claim(folder, started)
+
+
 def renamed_case(folder):
     text = (folder / "state.json").read_text("utf-8")
     (folder / "state.json").write_text(text.replace("pt/same", "pt/gone"))

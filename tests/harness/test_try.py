@@ -1,6 +1,7 @@
 """`twinbench try` as its users call it: the example that it writes, with both frameworks."""
 
 import html
+import io
 import json
 import os
 import re
@@ -13,6 +14,7 @@ from types import MappingProxyType, SimpleNamespace
 
 import numpy as np
 import pytest
+from _pytest._io import TerminalWriter
 
 from bench import choose, conftest, own_answer, resume, try_model
 from bench import own_model as bench_own_model
@@ -21,6 +23,7 @@ from bench.harness.schedule import techniques
 from bench.own_model import LEFT_OUT, MEASURED, OF_A_FAMILY, Own, left_out
 from shared import own_model
 from shared.own_model import BadFile
+from shared.specs import TASKS
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.timeout(600)
@@ -222,6 +225,59 @@ def test_code_that_fails_in_no_encoding_has_its_line(tmp_path):
     assert own_answer.run(path, Own(None, None, {}, {}), "pt") == "no \ufffd"
 
 
+def test_a_run_keeps_its_data_while_another_of_the_same_file_begins(monkeypatch, tmp_path):
+    path, results = tmp_path / "mine.py", tmp_path / "results"
+    path.write_text("from others import pytorch, tensorflow, batch\n")
+    side = {"parameters": [], "state": []}
+    found = {"path": str(path), "name": "mine", "batch_size": 8, "paired": False}
+    found |= {"margin": 1.0, "parity": 1e-5}
+
+    def check(processes, file, sides, folder, say):
+        return found | {"sides": dict.fromkeys(sides, side)}
+
+    monkeypatch.setattr(bench_own_model, "_check", check)
+    left = results / "data" / "own-mine-of_a_run_that_ended"
+    left.mkdir(parents=True, mode=0o700)
+
+    def prepared(*wanted):
+        about = bench_own_model.prepare(str(path), results, {}, set(wanted), print).about
+        return own_model.about(results / "data" / about["folder"])
+
+    first, second = prepared(), prepared("pt")
+    monkeypatch.delitem(TASKS, "mine")
+    assert not left.exists()
+    assert first == own_model.about(results / "data" / first["folder"])
+    assert (list(first["sides"]), list(second["sides"])) == (["pt", "tf"], ["pt"])
+
+
+def test_paths_of_modules_are_where_the_user_is(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", f"lib{os.pathsep}{os.pathsep}{ROOT}")
+    found = machine.process_environment(threads=1, flavour=None, allocator="tuned")
+    expected = [str(tmp_path / "lib"), str(tmp_path), str(ROOT)]
+    assert found["PYTHONPATH"].split(os.pathsep) == expected
+
+
+def test_a_machine_without_a_temporary_folder_is_one_line(monkeypatch):
+    def nowhere():
+        raise FileNotFoundError("no usable temporary directory")
+
+    monkeypatch.setattr(conftest.tempfile, "gettempdir", nowhere)
+    with pytest.raises(pytest.UsageError, match="name one that can with TMPDIR=FOLDER"):
+        conftest.pytest_configure(None)
+
+
+def test_a_console_without_utf_8_loses_no_line(monkeypatch):
+    console = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", console)
+    monkeypatch.setattr(conftest, "techniques", lambda: 1 / 0)  # no more of it
+    with pytest.raises(ZeroDivisionError):
+        conftest.pytest_configure(SimpleNamespace(getoption=None))
+    TerminalWriter(console).line("1.2 ± 0.1\nmore")
+    console.flush()
+    assert console.buffer.getvalue() == b"1.2 \\xb1 0.1\nmore\n"
+
+
 def test_a_python_without_tensorflow_copies_no_weights(monkeypatch, tmp_path):
     """Each framework has an environment of its own: the models are no twins, and both measured."""
     path = tmp_path / "pair.py"
@@ -311,7 +367,7 @@ def test_the_page_begins_with_the_answer_and_its_code(folder, tried):
     ],
 )
 def test_the_code_of_a_prediction_runs(folder, tried, tmp_path, side, route, file):
-    (data,) = (folder / "results" / "data").glob("my_model-*")
+    (data,) = (folder / "results" / "data").glob("own-my_model-*")
     about, named = own_model.about(data), tmp_path / "my-model 2.py"  # no name for an import
     shutil.copy(folder / "my_model.py", named)
     own = Own(own_model.look(named), own_model.task(about), about, {})
@@ -371,13 +427,13 @@ def test_code_runs_where_it_lies_on_batches_with_lists(tmp_path, monkeypatch, na
     text = own_answer._script(
         own, "pt", {"technique": "stacking", "variant": "winners", "settings": {}}
     )
-    place.write_text(f"{text}assert loss.isfinite()\n")
+    more = "sys.stdout.buffer.write(b'\\xfc')\n"  # as old consoles have it
+    place.write_text(f"{text}assert loss.isfinite()\n{more}")
     done = subprocess.run(
         [sys.executable, place.name],
         cwd=place.parent,
         env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
         capture_output=True,
-        text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -401,7 +457,7 @@ def test_what_becomes_another_structure_is_known(tree, kept):
 
 
 def test_an_answer_of_a_run_that_ended_early_is_written(folder, record, tmp_path):
-    (data,) = (folder / "results" / "data").glob("my_model-*")
+    (data,) = (folder / "results" / "data").glob("own-my_model-*")
     about = own_model.about(data)
     about["sides"]["tf"]["own_step"] = "train_step"
     own = Own(own_model.look(folder / "my_model.py"), own_model.task(about), about, {})
@@ -426,7 +482,7 @@ def test_an_answer_of_a_run_that_ended_early_is_written(folder, record, tmp_path
 
 
 def test_an_interrupted_run_has_its_answer_at_once(monkeypatch, folder, record, tmp_path):
-    (data,) = (folder / "results" / "data").glob("my_model-*")
+    (data,) = (folder / "results" / "data").glob("own-my_model-*")
     about = own_model.about(data)
     own = Own(own_model.look(folder / "my_model.py"), own_model.task(about), about, {})
     monkeypatch.setattr(own_answer, "run", lambda *given: pytest.fail("code was run"))

@@ -1,5 +1,8 @@
 """A user's file: read without being executed, executed, and its batches in any structure."""
 
+import inspect
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -69,10 +72,34 @@ def test_what_upstream_refuses_is_named_as_well(tmp_path):
         own_model.call("pytorch", module.__file__, module.pytorch)
 
 
+def test_a_package_of_the_suite_s_name_is_said(tmp_path):
+    path = file(tmp_path, f"from shared.net import WIDTH\n{MODEL}{BATCH}")
+    with pytest.raises(BadFile, match=r"py:1: .*has a package 'shared', too: give yours another"):
+        own_model.load(path)
+
+
 def test_it_imports_what_lies_beside_it(tmp_path):
     file(tmp_path, "WIDTH = 7\n", "own_width_of_a_test.py")
     path = file(tmp_path, f"from own_width_of_a_test import WIDTH\n{MODEL}{BATCH}")
     assert own_model.load(path).WIDTH == 7
+
+
+def test_it_is_executed_as_it_was_checked_where_it_was_started(tmp_path, monkeypatch):
+    monkeypatch.chdir(Path(__file__).parent)
+    text = f"import os\nPLACE = os.getcwd()\n{MODEL}{BATCH}"
+    path = file(tmp_path, text)
+    checked = own_model.look(path)
+    path.write_text(text.replace("PLACE", "EDITED").replace("pass", "return 7"))
+    (tmp_path / own_model.SOURCE).write_bytes(checked.text)
+    module = own_model.load_checked(path, tmp_path, str(tmp_path))
+    assert Path(module.PLACE).samefile(tmp_path)
+    assert inspect.getsource(module.pytorch) == MODEL  # which AutoGraph reads
+    assert own_model.look(path).sha256() != checked.sha256()
+
+
+def test_a_file_needs_no_suffix(tmp_path):
+    path = file(tmp_path, MODEL + BATCH, "my_model")
+    assert own_model.load(path).pytorch() is None
 
 
 def test_a_batch_has_the_size_that_the_file_means(tmp_path):
@@ -105,6 +132,27 @@ def test_a_batch_is_arrays_in_any_structure(tmp_path):
     assert x["ids"][:, 0].tolist() == [0] * 4 + [1] * 4 + [2] * 2
     assert x["parts"][0].shape == (10,)
     assert y.shape == ()  # what has no samples stays as it is
+
+
+def test_one_sample_leaves_what_is_of_no_sample(tmp_path):
+    def targets(seed):
+        boxes = [{"boxes": np.full((1 + place % 3, 4), seed)} for place in range(8)]
+        return {"of_images": tuple(boxes), "weights": np.ones(10), "label": np.arange(8)}
+
+    batches = [(np.zeros((8, 6)), targets(seed)) for seed in range(own_model.BATCHES)]
+    own_model.save_batches(tmp_path, batches)
+    _, y = own_model.load_batches(tmp_path, 1)[2]
+    assert len(y["of_images"]) == 1
+    assert y["of_images"][0]["boxes"].tolist() == [[2] * 4]
+    assert y["weights"].shape == (10,)
+    assert y["label"].tolist() == [0]
+    x, y = own_model.samples(tmp_path, 80)
+    assert x.shape == (80, 6)
+    assert [each["boxes"][0, 0] for each in y["of_images"]] == sorted([*range(10)] * 8)
+    assert y["weights"].shape == (10,)
+    assert len(own_model.resized(y, 80, 100)["of_images"]) == 100
+    two = (np.arange(2), np.ones(10))  # two targets of two samples are no list of samples
+    assert [len(each) for each in own_model.resized(two, 2, 1)] == [1, 10]
 
 
 def test_logits_are_found_wherever_an_output_has_them():

@@ -113,7 +113,7 @@ def test_a_folder_of_another_user_is_not_touched(temporary, monkeypatch):
 def test_a_folder_that_is_swept_before_it_is_locked_is_made_anew(temporary, monkeypatch):
     made = []
 
-    def mkdtemp(prefix: str) -> str:
+    def mkdtemp(prefix: str, dir: Path | None) -> str:
         made.append(temporary / f"{prefix}{len(made)}")
         made[-1].mkdir(mode=0o700)
         if len(made) == 1:  # between this and the lock another run sweeps

@@ -7,11 +7,12 @@ there. Gradients are temporaries of the graph here, and live between steps there
 denormal numbers to zero, PyTorch does not.
 """
 
+import contextlib
 import inspect
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import perf_counter
 
@@ -39,10 +40,30 @@ def configure(*, threads: int, seed: int) -> dict[str, int]:
     for gpu in tf.config.list_physical_devices("GPU"):
         tf.config.experimental.set_memory_growth(gpu, True)
     set_seed(seed)
+    return _threads()
+
+
+def _threads() -> dict[str, int]:
+    threading = tf.config.threading
     return {
         "intra_op": threading.get_intra_op_parallelism_threads(),
         "inter_op": threading.get_inter_op_parallelism_threads(),
     }
+
+
+@contextlib.contextmanager
+def same_threads() -> Iterator[None]:
+    """Threads are after it what they were before, whatever is set within.
+
+    Raises RuntimeError where TensorFlow began to run with others.
+    """
+    before = _threads()
+    try:
+        yield
+    finally:
+        if _threads() != before:
+            tf.config.threading.set_intra_op_parallelism_threads(before["intra_op"])
+            tf.config.threading.set_inter_op_parallelism_threads(before["inter_op"])
 
 
 def set_seed(seed: int) -> None:
