@@ -26,7 +26,10 @@ EXEMPT: set[str] = set()  # of the mirror; starts empty and should stay so
 # What the kit of one framework alone needs, in the form of a benchmark's UNSUPPORTED.
 KIT_LACKS = {
     "kit/programs.py": {
-        "pt": {"copy_state": "deepcopy copies a module, Keras makes each layer anew"},
+        "pt": {
+            "copy_state": "deepcopy copies a module, Keras makes each layer anew",
+            "copy_optimizer": "groups of parameters say what decays, Keras's configuration does not",
+        },
         "tf": {"warn_of_float_layers": "LiteRT has no layer that it leaves out without a word"},
     }
 }
