@@ -28,7 +28,7 @@ KIT_LACKS = {
     "kit/programs.py": {
         "pt": {
             "copy_state": "deepcopy copies a module, Keras makes each layer anew",
-            "copy_optimizer": "groups of parameters say what decays, Keras's configuration does not",
+            "copy_optimizer": "groups of parameters say what decays, Keras's settings do not",
         },
         "tf": {"warn_of_float_layers": "LiteRT has no layer that it leaves out without a word"},
     }
