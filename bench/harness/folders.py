@@ -61,5 +61,5 @@ def new_folder(results: Path) -> Path:
         link.symlink_to(folder.name, target_is_directory=True)
     except OSError:  # no symbolic links here (Windows without the right): a file with the name
         link.write_text(folder.name, encoding="utf-8")
-    os.replace(link, latest)
+    os.replace(link, results / "latest")
     return folder
