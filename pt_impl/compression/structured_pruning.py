@@ -87,8 +87,8 @@ def remove_channels(model: nn.Module, x, *, share: float) -> nn.Module:
 
     The copy's outputs are compared with those of the original in which nothing reads what was
     removed. Raises ValueError for another share, a model with pruning masks and one without such
-    layers; NotImplementedError, with the reason, where no layer can be cut and where the outputs
-    would differ.
+    layers; NotImplementedError, with the reason, where Python cannot copy the model, no layer can
+    be cut or the outputs would differ.
     Source: Li et al. (2017); `torch_pruning.DependencyGraph` (Fang et al., 2023).
     """
     if not 0.0 <= share < 1.0:
@@ -97,7 +97,7 @@ def remove_channels(model: nn.Module, x, *, share: float) -> nn.Module:
         raise ValueError("the model has pruning masks: finalize it first")
     if not any(_makes_channels(module) for module in model.modules()):
         raise ValueError("the model has no convolution or linear layer to take channels from")
-    smaller = copy.deepcopy(model).eval()
+    smaller = _copy(model).eval()
     groups, whole = _groups(smaller, x)
     if not groups:
         reason = _line(whole) or "all of them are its outputs"
@@ -116,6 +116,14 @@ def remove_channels(model: nn.Module, x, *, share: float) -> nn.Module:
     for module, source in zip(smaller.modules(), model.modules(), strict=True):
         module.training = source.training
     return smaller
+
+
+def _copy(model: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:  # of `weight_norm` after a pass with gradients: a computed tensor
+        line = " ".join(str(error).split())
+        raise NotImplementedError(f"Python cannot copy the model: {line}") from error
 
 
 class _Group(NamedTuple):

@@ -136,7 +136,7 @@ def foreign():
     return own.foreign()
 
 
-FLAT = ("outputs", "tied")  # models that take rows, not images
+FLAT = ("outputs", "tied", "no copy")  # models that take rows, not images
 
 
 def branches():
@@ -405,6 +405,7 @@ class PyTorch:
             "masked": self.masked(predictions=0),
             "masked, after a prediction": self.masked(predictions=1),
             "tied": tied,
+            "no copy": nn.utils.weight_norm(nn.Linear(4, 2)),
         }
         return {name: (m, rows if name in FLAT else images) for name, m in models.items()}
 

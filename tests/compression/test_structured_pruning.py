@@ -158,6 +158,7 @@ REASONS = {
         "flattens samples": "'conv': they are reshaped from [2, 4, 8, 8] to [8, 8, 8]",
         "splits": "'conv': they are split by the model's code",
         "tied": "Linear shares its weight with another module",
+        "no copy": "Python cannot copy the model: Only Tensors",
     },
     "tf": {
         "outputs": "can lose channels: all of them are its outputs",
