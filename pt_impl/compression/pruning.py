@@ -10,7 +10,8 @@ not to prune", section 3) gives for step t:
 It rises fast at first, while there is much to spare, and slowly at the end. What stays are the
 weights of largest magnitude: of each layer (`apply_pruning`) or of all layers together
 (`apply_global_pruning`). Biases, normalisation, embeddings (and a kernel that is an embedding,
-too), depthwise convolutions, recurrent layers and `nn.MultiheadAttention` stay dense.
+too), depthwise convolutions, recurrent layers, `nn.MultiheadAttention` and kernels that a
+parametrization computes (weight norm, spectral norm) stay dense.
 `finalize_pruning` writes the zeros into the weights.
 
 Its twin: `tf_impl/compression/pruning.py`.
@@ -77,7 +78,7 @@ def apply_pruning(
 
     Raises ValueError, before anything is changed, for settings that cannot work, a model that is
     pruned already and one without such layers; NotImplementedError for a kernel that two layers
-    share. `update` raises ValueError for a step below 1.
+    share and a model that Python cannot copy. `update` raises ValueError for a step below 1.
     Source: `torch.nn.utils.prune`; schedule: Zhu and Gupta (2017).
     """
     return _apply(model, False, final_sparsity, begin_step, end_step, frequency, min_weights)
@@ -118,7 +119,7 @@ def _apply(model, together, final_sparsity, begin_step, end_step, frequency, min
     """Check everything, copy the model, add masks of ones; `together`: one threshold for all."""
     _check_settings(final_sparsity, begin_step, end_step, frequency)
     _check_model(model, min_weights)
-    model = copy.deepcopy(model)
+    model = _copy(model)
     layers = _prunable(model, min_weights)
     for layer in layers:
         prune.identity(layer, "weight")
@@ -133,6 +134,14 @@ def _apply(model, together, final_sparsity, begin_step, end_step, frequency, min
                 _mask_smallest(group, sparsity)
 
     return model, update
+
+
+def _copy(model: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:  # of `weight_norm` after a pass with gradients: a computed tensor
+        line = " ".join(str(error).split())
+        raise NotImplementedError(f"Python cannot copy the model: {line}") from error
 
 
 def _check_settings(final_sparsity, begin_step, end_step, frequency) -> None:
@@ -167,6 +176,7 @@ def _prunable(model: nn.Module, min_weights: int) -> list[nn.Module]:
             # Depthwise convolutions have few weights, and tfmot leaves them dense too.
             or (type(module) in _CONVOLUTIONS and not 1 < module.groups == module.in_channels)
         )
+        and "weight" in module._parameters  # not computed before each pass, as `weight_norm` does
         and id(module.weight) not in embeddings
         and module.weight.numel() >= min_weights
     ]

@@ -37,17 +37,18 @@ def apply_two_to_four(model: nn.Module) -> nn.Module:
 
     Masked are `nn.Linear` and `nn.Conv2d` without groups, by their present weights, and of these
     types exactly: a subclass may read its weight without a forward pass. A kernel that is an
-    embedding, too, stays dense, as embeddings do. Make the optimizer for the copy; `model` stays as
-    it is. Finalize the copy before it is copied, exported or saved.
+    embedding, too, stays dense, as embeddings do, and one that a parametrization computes. Make the
+    optimizer for the copy; `model` stays as it is. Finalize the copy before it is copied, exported
+    or saved.
 
     Raises ValueError for a model that is masked already and one without such layers;
-    NotImplementedError for a kernel that two layers share.
+    NotImplementedError for a kernel that two layers share and a model that Python cannot copy.
     Source: Mishra et al. (2021); `torch.nn.utils.prune`.
     """
     if prune.is_pruned(model):
         raise ValueError("the model has pruning masks already: finalize it first")
     _check_layers(model)
-    model = copy.deepcopy(model)
+    model = _copy(model)
     for layer in _prunable(model):
         prune.custom_from_mask(layer, "weight", _two_of_four(layer.weight.detach()))
     return model
@@ -90,7 +91,7 @@ def compress_two_to_four(model: nn.Module) -> nn.Module:
             )
         if weight.dtype not in (torch.float16, torch.bfloat16):
             raise NotImplementedError(f"{name} is {weight.dtype}: 2:4 takes float16 and bfloat16")
-    model = copy.deepcopy(model).eval()
+    model = _copy(model).eval()
     for name in layers:
         layer = model.get_submodule(name)
         packed = torch.sparse.to_sparse_semi_structured(layer.weight.detach())
@@ -98,8 +99,18 @@ def compress_two_to_four(model: nn.Module) -> nn.Module:
     return model
 
 
+def _copy(model: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:  # of `weight_norm` after a pass with gradients: a computed tensor
+        line = " ".join(str(error).split())
+        raise NotImplementedError(f"Python cannot copy the model: {line}") from error
+
+
 def _is_compressible(module: nn.Module) -> bool:
-    if type(module) is not nn.Linear or module.in_features % 64 or module.out_features % 32:
+    if type(module) is not nn.Linear or "weight" not in module._parameters:
+        return False
+    if module.in_features % 64 or module.out_features % 32:
         return False
     return bool(((module.weight.unflatten(1, (-1, 4)) != 0).sum(-1) <= 2).all())
 
@@ -111,6 +122,7 @@ def _prunable(model: nn.Module) -> list[nn.Module]:
         module
         for module in model.modules()
         if (type(module) is nn.Linear or (type(module) is nn.Conv2d and module.groups == 1))
+        and "weight" in module._parameters  # not computed before each pass, as `weight_norm` does
         and id(module.weight) not in embeddings
     ]
 

@@ -87,8 +87,8 @@ def remove_channels(model: nn.Module, x, *, share: float) -> nn.Module:
 
     The copy's outputs are compared with those of the original in which nothing reads what was
     removed. Raises ValueError for another share, a model with pruning masks and one without such
-    layers; NotImplementedError, with the reason, where no layer can be cut and where the outputs
-    would differ.
+    layers; NotImplementedError, with the reason, where Python cannot copy the model, no layer can
+    be cut or the outputs would differ.
     Source: Li et al. (2017); `torch_pruning.DependencyGraph` (Fang et al., 2023).
     """
     if not 0.0 <= share < 1.0:
@@ -97,14 +97,18 @@ def remove_channels(model: nn.Module, x, *, share: float) -> nn.Module:
         raise ValueError("the model has pruning masks: finalize it first")
     if not any(_makes_channels(module) for module in model.modules()):
         raise ValueError("the model has no convolution or linear layer to take channels from")
-    smaller = copy.deepcopy(model).eval()
+    smaller = _copy(model).eval()
     groups, whole = _groups(smaller, x)
     if not groups:
         reason = _line(whole) or "all of them are its outputs"
         raise NotImplementedError(f"no layer of the model can lose channels: {reason}")
     removed = {}  # (module or parameter, "in" or "out") -> the channels that go
-    for group in groups:
+    for name, group in groups.items():
         weakest = _weakest(group, share)
+        if share and not weakest:
+            whole[name] = (
+                f"its groups of {group.size // group.parts} channels lose none at this share"
+            )
         for item in group.items:
             removed.setdefault((item.module, item.side), set()).update(
                 channel for channel, root in item.channels if root in weakest
@@ -116,6 +120,14 @@ def remove_channels(model: nn.Module, x, *, share: float) -> nn.Module:
     for module, source in zip(smaller.modules(), model.modules(), strict=True):
         module.training = source.training
     return smaller
+
+
+def _copy(model: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:  # of `weight_norm` after a pass with gradients: a computed tensor
+        line = " ".join(str(error).split())
+        raise NotImplementedError(f"Python cannot copy the model: {line}") from error
 
 
 class _Group(NamedTuple):
@@ -160,14 +172,14 @@ def _tensors(output) -> list[Tensor]:
     return [tensor for part in parts for tensor in _tensors(part)] if nested else []
 
 
-def _groups(model: nn.Module, x) -> tuple[list[_Group], dict[str, str]]:
-    """The groups that can be cut, and the layers that can't: name -> why."""
-    graph, outputs = _trace(model, x)
+def _groups(model: nn.Module, x) -> tuple[dict[str, _Group], dict[str, str]]:
+    """The groups that can be cut, by a layer's name, and the layers that can't: name -> why."""
+    graph, outputs = _trace_all(model, x)
     names = {module: name for name, module in model.named_modules()}
     owners = Counter(id(p) for m in model.modules() for p in m.parameters(recurse=False))
     layers = [module for module in model.modules() if _makes_channels(module)]
     most = sum(_channels(layer) + _reads(layer) for layer in layers)
-    found, whole, seen = [], {}, set()
+    found, whole, seen = {}, {}, set()
     # The widest first: what a narrower one makes may be a part of it.
     for layer in sorted(layers, key=_channels, reverse=True):
         if layer in seen:
@@ -178,7 +190,7 @@ def _groups(model: nn.Module, x) -> tuple[list[_Group], dict[str, str]]:
         try:
             members = _members(graph, layer, most)
             seen |= {member.node.module for member in members if member.side == "out"}
-            found.append(_group(model, layer, members, outputs, owners))
+            found[names[layer]] = _group(model, layer, members, outputs, owners)
         except _Whole as reason:
             if str(reason):
                 whole[names[layer]] = str(reason)
@@ -230,12 +242,32 @@ class _Whole(Exception):
     """Why a group can't be cut; nothing for the model's outputs, which are not to be."""
 
 
-def _trace(model: nn.Module, x) -> tuple[tp.DependencyGraph, set]:
-    """The dependencies that autograd's record of a pass shows, and the ends of that record."""
+def _trace_all(model: nn.Module, x) -> tuple[tp.DependencyGraph, set]:
+    """Trace the model, with the parts that run in training alone where it has such."""
+    graph, outputs = _trace(model, x)
+    layers = set(filter(_makes_channels, model.modules()))
+    if layers <= set(graph.module2node):
+        return graph, outputs
+    try:
+        more, ends = _trace(model, x, training=True)
+    except NotImplementedError:  # such as a model that then takes labels, too
+        return graph, outputs
+    known, found = layers.intersection(graph.module2node), layers.intersection(more.module2node)
+    return (more, ends) if known < found else (graph, outputs)
+
+
+def _trace(model: nn.Module, x, training: bool = False) -> tuple[tp.DependencyGraph, set]:
+    """The dependencies that autograd's record of a pass shows, and the ends of that record.
+
+    training: of modules that hold others, whose code may run auxiliary heads; dropout and
+    normalization stay in evaluation.
+    """
     needs = {parameter: parameter.requires_grad for parameter in model.parameters()}
     outputs = []
 
     def forward(model, x):
+        for module in model.modules():
+            module.training = training and any(module.children())
         outputs.extend(t for t in _tensors(_call(model, x)) if t.grad_fn is not None)
         return outputs
 
@@ -250,6 +282,7 @@ def _trace(model: nn.Module, x) -> tuple[tp.DependencyGraph, set]:
     except Exception as error:  # whatever the model's code or the tracer raises
         raise NotImplementedError(f"torch_pruning can't trace the model: {error}") from error
     finally:
+        model.eval()
         for parameter, need in needs.items():
             parameter.requires_grad_(need)
     return graph, {output.grad_fn for output in outputs}
@@ -282,7 +315,7 @@ def _group(model, root, members, outputs, owners) -> _Group:
             items.append(_Item(*_owner(model, module, size, channels), channels))
             continue
         if not isinstance(module, (*_CUT, nn.MultiheadAttention)):
-            _check_operator(node)
+            _check_operator(node, max(channels)[0] + 1)
             continue
         if side == "in" and max(channels)[0] >= _reads(module):
             raise _Whole(f"{type(module).__name__} reads something else in their place")
@@ -329,8 +362,8 @@ def _check_module(module, channels, size, owners) -> int:
     return runs
 
 
-def _check_operator(node) -> None:
-    """Raise unless an operator leaves channels apart, as far as its record in autograd tells."""
+def _check_operator(node, count: int) -> None:
+    """Raise unless an operator leaves `count` channels apart, as far as autograd's record tells."""
     record, kinds = node.grad_fn, tp.ops.OPTYPE
     if not node.inputs:
         return  # of a weight alone
@@ -340,12 +373,15 @@ def _check_operator(node) -> None:
     dims = getattr(record, "_saved_dim", ())
     dims = [dims] if isinstance(dims, int) else list(dims or ())
     dims = [dim - 2**64 if dim >= 2**63 else dim for dim in dims]
-    second = len(before) > 3 and any(dim % len(before) == 1 for dim in dims)
+    reduced = {dim % len(before) for dim in dims} if before else set()
+    # Where channels are the last axis, too: a root mean square, as norms take it.
+    last = len(before) == 2 or (before[-1:] == [count] and before.count(count) == 1)
+    over = (len(before) > 3 and 1 in reduced) or (last and reduced == {len(before) - 1})
     if node.type == kinds.RESHAPE:
         flat = [before[0], math.prod(before[1:])] if before else None
         rows = 2 in (len(before), len(after)) or before[:1] == after[:1]
-        last = rows and after[-1:] == before[-1:] and min(len(before), len(after)) < 4
-        if after and (last or after[:2] == before[:2] or after == flat):
+        same = rows and after[-1:] == before[-1:] and min(len(before), len(after)) < 4
+        if after and (same or after[:2] == before[:2] or after == flat):
             return
         raise _Whole(f"they are reshaped from {before} to {after}")
     if node.type in (kinds.SPLIT, kinds.UNBIND):
@@ -358,7 +394,7 @@ def _check_operator(node) -> None:
         return  # a part of nn.Linear
     if name.startswith("NativeLayerNorm") and feeds == {kinds.LN}:
         return  # a part of a norm that orders axes otherwise
-    if not (_REDUCTIONS.match(name) and dims and not second):
+    if not (_REDUCTIONS.match(name) and dims and not over):
         raise _Whole(f"{name.removesuffix('0')} can't be followed from channel to channel")
 
 
@@ -391,10 +427,12 @@ def _cut_and_compare(model: nn.Module, x, removed: dict) -> None:
         found = _tensors(_call(model, x))
     except Exception as error:  # whatever the model's code raises
         raise NotImplementedError(f"the model's code needs the channels it has: {error}") from error
+    dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    bar = max(1e-4, *(4 * torch.finfo(dtype).eps for dtype in dtypes))  # half precision rounds more
     for ours, theirs in zip(found, wanted, strict=True):
         same = ours.shape == theirs.shape
         off = (ours.double() - theirs.double()).norm() if same else math.inf
-        if not off <= 1e-4 * theirs.double().norm() + 1e-12:
+        if not off <= bar * theirs.double().norm() + 1e-12:
             raise NotImplementedError(
                 "the smaller model computes something else: its channels can't be followed"
             )

@@ -74,8 +74,9 @@ def quantize_int8(model: nn.Module, inputs, path) -> Path:
     """Write `path`: linear layers with int8 weights, symmetric, a scale for each output.
 
     Only layers that are called have their weights rounded: not the one within
-    `nn.MultiheadAttention`, which reads it itself. An embedding that is tied to a layer keeps its
-    weight in float32. The model is left as it is.
+    `nn.MultiheadAttention`, which reads it itself, and none whose weight a parametrization computes
+    (weight norm). An embedding that is tied to a layer keeps its weight in float32. The model is
+    left as it is.
 
     Args:
         inputs: one sample or more, for shapes, dtypes and a comparison of what was written: a
@@ -157,12 +158,15 @@ def _quantize(model: nn.Module, inputs, config, groups: tuple[int, int] = (1, 1)
 
 
 def _called(model: nn.Module, inputs) -> set[nn.Linear]:
-    """Linear layers that are called: `nn.MultiheadAttention` reads the weight of one and is not."""
+    """Linear layers that are called: not that which `nn.MultiheadAttention` reads.
+
+    Not those whose weight is computed before each pass, as a weight norm does.
+    """
     called = set()
     hooks = [
         layer.register_forward_hook(lambda layer, *_: called.add(layer))
         for layer in model.modules()
-        if isinstance(layer, nn.Linear)
+        if isinstance(layer, nn.Linear) and "weight" in layer._parameters
     ]
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # it calls no layer; not for integers

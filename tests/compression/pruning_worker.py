@@ -412,6 +412,20 @@ class PyTorch:
             "twice": [hasattr(module, "weight_mask") for module in twice],
         }
 
+    def computed(self):
+        """Kernels that old and new norms of weights compute, and one that is the layer's own."""
+        nn = self.torch.nn
+        old, new = nn.utils.weight_norm, nn.utils.parametrizations.weight_norm
+        layers = [norm(nn.Linear(4, 4)) for norm in (old, nn.utils.spectral_norm, new)]
+        model = nn.Sequential(*layers, nn.Linear(4, 4))
+        found = {"fresh": raised(technique.apply_pruning, model, **NOW)}
+        with self.torch.no_grad():
+            model(self.torch.ones(2, 4))  # now the first one can be copied
+        pruned, update = technique.apply_pruning(model, **NOW)
+        update(1)
+        final = technique.finalize_pruning(pruned)
+        return found | {"zeros": [float((layer.weight == 0).float().mean()) for layer in final]}
+
 
 class TensorFlow:
     def __init__(self):
@@ -651,7 +665,7 @@ def main() -> None:
     scenarios += [regrowth, refusals, together, small_layers]
     scenarios += [] if sys.argv[1] == "tf" else [stages]  # the benchmark's rows run tf_keras
     scenarios += [own.foreign]
-    scenarios += [own.shared] if FRAMEWORK == "pt" else [own.unsupported, own.latency]
+    scenarios += [own.shared, own.computed] if FRAMEWORK == "pt" else [own.unsupported, own.latency]
     scenarios += [own.fit, own.widths] if sys.argv[1] == "tf" else []
     workers.report(scenarios)
 

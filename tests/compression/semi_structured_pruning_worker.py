@@ -200,6 +200,16 @@ class PyTorch:
         twice = technique.apply_two_to_four(nn.Sequential(layer, nn.ReLU(), layer))
         return [hasattr(module, "weight_mask") for module in twice]
 
+    def computed(self):
+        """Which layers have a mask where norms compute their kernels, but the last one's."""
+        nn = self.torch.nn
+        norms = nn.utils.spectral_norm, nn.utils.parametrizations.weight_norm
+        model = nn.Sequential(*(norm(nn.Linear(4, 4)) for norm in norms), nn.Linear(4, 4))
+        masked = technique.apply_two_to_four(model)
+        old = nn.Sequential(nn.utils.weight_norm(nn.Linear(4, 4)), nn.Linear(4, 4))
+        masks = [hasattr(module, "weight_mask") for module in masked]
+        return [masks, raised(technique.apply_two_to_four, old)]
+
 
 class TensorFlow:
     def __init__(self):
@@ -262,7 +272,7 @@ class TensorFlow:
 def main() -> None:
     kit.runtime.configure(threads=1, seed=0)
     scenarios = [at_once, training, stages, own.foreign, own.refusals]
-    scenarios += [own.repeated, own.compressed, own.tied] if FRAMEWORK == "pt" else []
+    scenarios += [own.repeated, own.compressed, own.tied, own.computed] if FRAMEWORK == "pt" else []
     workers.report(scenarios)
 
 

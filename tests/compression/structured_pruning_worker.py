@@ -136,7 +136,7 @@ def foreign():
     return own.foreign()
 
 
-FLAT = ("outputs", "tied")  # models that take rows, not images
+FLAT = ("outputs", "tied", "no copy")  # models that take rows, not images
 
 
 def branches():
@@ -405,6 +405,7 @@ class PyTorch:
             "masked": self.masked(predictions=0),
             "masked, after a prediction": self.masked(predictions=1),
             "tied": tied,
+            "no copy": nn.utils.weight_norm(nn.Linear(4, 2)),
         }
         return {name: (m, rows if name in FLAT else images) for name, m in models.items()}
 
@@ -505,24 +506,54 @@ class PyTorch:
                 x = 0.6 * x + 0.8 * torch.cat([-x[..., 4:], x[..., :4]], -1)
                 return self.head(torch.relu(self.up(x)))
 
+        class Helped(nn.Module):
+            """A head that runs in training alone reads what the body makes."""
+
+            def __init__(self):
+                super().__init__()
+                self.up, self.middle = nn.Linear(5, 8), nn.Linear(8, 6)
+                self.aside, self.head = nn.Linear(8, 3), nn.Linear(6, 3)
+
+            def forward(self, x):
+                x = torch.relu(self.up(x))
+                y = self.head(torch.relu(self.middle(x)))
+                return y + self.aside(x) if self.training else y
+
+        class Rounds(nn.Module):
+            """As large sums do in half precision: half a percent off with half of its channels."""
+
+            def __init__(self):
+                super().__init__()
+                self.up, self.head = nn.Linear(5, 8), nn.Linear(8, 3)
+
+            def forward(self, x):
+                x = torch.relu(self.up(x))
+                return self.head(x) * (1 + x.shape[-1] / 800)
+
         frozen = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3)).requires_grad_(False)
         norms = nn.Sequential(
             *(nn.Conv1d(6, 8, 3), nn.GroupNorm(2, 8), nn.GELU(), nn.ConvTranspose1d(8, 4, 2)),
             *(nn.PReLU(4), nn.Flatten(), nn.Linear(16, 3)),
         )
+        squares = nn.Sequential(nn.Linear(5, 8), nn.RMSNorm(8), nn.Linear(8, 6), nn.Linear(6, 3))
+        alone = nn.Sequential(nn.Conv1d(6, 8, 3), nn.GroupNorm(8, 8), nn.Conv1d(8, 4, 3))
         x, found = torch.randn(4, 6, 5), {}
         models = {"attention": Attends(), "lstm": Recurs(), "encoder": Encodes(), "rotary": Turns()}
+        models |= {"auxiliary": Helped(), "squares": squares, "alone": alone}
+        models["half"] = Rounds().to(torch.bfloat16)
         for name, model in (models | {"frozen": frozen, "norms": norms}).items():
             with warnings.catch_warnings(record=True) as said:
                 warnings.simplefilter("always")
-                less = technique.remove_channels(model, x, share=0.5)
+                given = x.to(next(model.parameters()).dtype)
+                less = technique.remove_channels(model, given, share=0.5)
             found[name] = {
                 "shapes": {n: list(p.shape) for n, p in less.named_parameters()},
                 "warning": [str(one.message) for one in said],
                 "grad": [p.requires_grad for p in less.parameters()],
-                "finite": bool(less(x).isfinite().all()),
+                "finite": bool(less(given).isfinite().all()),
                 "modes": [m.training for m in less.modules()],
             }
+        found["single"] = raised(technique.remove_channels, Rounds(), x, share=0.5)
         return found
 
 

@@ -261,6 +261,12 @@ def test_pt_shared_tensors(evidence):
     assert shared["twice"] == [True, False, True]  # one module that runs twice has one mask
 
 
+def test_pt_kernels_that_are_computed_stay_dense(evidence):
+    computed = evidence["pt"]["computed"]
+    assert computed["zeros"] == [0.0, 0.0, 0.0, 0.5]
+    assert computed["fresh"].startswith("NotImplementedError: Python cannot copy the model: Only T")
+
+
 @pytest.mark.parametrize("flavour", FLAVOURS)
 @pytest.mark.parametrize("kind", ["functional", "sequential", "nested", "built late"])
 def test_tf_models_that_are_not_ours(evidence, kind, flavour):

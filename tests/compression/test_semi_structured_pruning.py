@@ -118,6 +118,12 @@ def test_pt_an_embedding_stays_dense_where_it_is_the_head_too(evidence):
     assert alone == "ValueError: the model has no nn.Linear or nn.Conv2d to prune"
 
 
+def test_pt_kernels_that_are_computed_stay_dense(evidence):
+    masks, fresh = evidence["pt"]["computed"]
+    assert masks == [False, False, True]
+    assert fresh.startswith("NotImplementedError: Python cannot copy the model: Only Tensors")
+
+
 def test_pt_kernels_have_the_pattern_that_gpus_leave_zeros_out_of(evidence):
     """PyTorch's own conversion, which drops what is not in the pattern, keeps all of it."""
     found = evidence["pt"]["compressed"]

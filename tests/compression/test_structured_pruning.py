@@ -158,6 +158,7 @@ REASONS = {
         "flattens samples": "'conv': they are reshaped from [2, 4, 8, 8] to [8, 8, 8]",
         "splits": "'conv': they are split by the model's code",
         "tied": "Linear shares its weight with another module",
+        "no copy": "Python cannot copy the model: Only Tensors",
     },
     "tf": {
         "outputs": "can lose channels: all of them are its outputs",
@@ -285,6 +286,34 @@ def test_pt_rotary_positions_stay_whole_and_the_rest_is_cut(evidence):
     assert rotary["shapes"]["up.weight"] == [3, 8]
     assert len(rotary["warning"]) == 1
     assert "'turned': torch_pruning loses count of them" in rotary["warning"][0]
+
+
+def test_pt_heads_that_run_in_training_alone_read_what_is_left(evidence):
+    auxiliary = evidence["pt"]["others"]["auxiliary"]
+    assert auxiliary["shapes"]["up.weight"] == [4, 5]
+    assert auxiliary["shapes"]["aside.weight"] == [3, 4]
+    assert auxiliary["warning"] == []
+    assert auxiliary["finite"]
+
+
+def test_pt_what_root_mean_squares_are_taken_of_stays_whole(evidence):
+    squares = evidence["pt"]["others"]["squares"]
+    assert squares["shapes"]["0.weight"] == [8, 5]
+    assert squares["shapes"]["2.weight"] == [3, 8]
+    assert "'0': MeanBackward1 can't be followed" in squares["warning"][0]
+
+
+def test_pt_a_warning_says_that_nothing_goes(evidence):
+    alone = evidence["pt"]["others"]["alone"]
+    assert alone["shapes"]["0.weight"] == [8, 6, 3]
+    assert "'0': its groups of 1 channels lose none at this share" in alone["warning"][0]
+
+
+def test_pt_half_precision_may_round_otherwise(evidence):
+    others = evidence["pt"]["others"]
+    assert others["half"]["shapes"]["up.weight"] == [4, 5]
+    assert others["half"]["finite"]
+    assert "the smaller model computes something else" in others["single"]
 
 
 @pytest.mark.parametrize("flavour", workers.keras())

@@ -128,6 +128,10 @@ def test_pt_only_layers_that_are_called_are_rounded(evidence):
     assert held == 2 * 32 * 64 + zero_points
 
 
+def test_pt_weights_that_are_computed_are_not_rounded(evidence):
+    assert evidence["pt"]["computed"] == [False, True]
+
+
 def test_the_model_is_left_as_it_was(found):
     assert found["transformer"]["kept"]
 

@@ -255,6 +255,15 @@ class PyTorch:
         narrow = self.dense(np.ones((48, 4), np.float32))
         return {"multiples": ("quantize_int4", narrow, x)}
 
+    def computed(self, folder):
+        """Whose weight is quantized: of a layer with a weight norm, and of one without."""
+        nn = self.torch.nn
+        model = nn.Sequential(
+            nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), nn.Linear(4, 2)
+        )
+        quantized = technique.apply_int8(model, self.torch.ones(2, 4))
+        return [type(layer.weight) is not type(self.torch.ones(1)) for layer in quantized]
+
     def bombs(self, target):
         return {}
 
@@ -337,7 +346,8 @@ def main() -> None:
     kit.runtime.configure(threads=1, seed=0)
     if FRAMEWORK == "pt" and not workers.campaign():  # a graph is read before code is made of it
         integers.compile_fx_inner = quick.as_it_is
-    scenarios = (transformer, kernels, read, constructions, proof, refusals, files)
+    scenarios = [transformer, kernels, read, constructions, proof, refusals, files]
+    scenarios += [own.computed] if FRAMEWORK == "pt" else []
     workers.report(map(workers.in_a_folder, scenarios))
 
 
