@@ -245,7 +245,9 @@ class _Whole(Exception):
 def _trace_all(model: nn.Module, x) -> tuple[tp.DependencyGraph, set]:
     """Trace the model, with the parts that run in training alone where it has such."""
     graph, outputs = _trace(model, x)
-    layers = set(filter(_makes_channels, model.modules()))
+    modules = set(model.modules())
+    read = {module.out_proj for module in modules if isinstance(module, nn.MultiheadAttention)}
+    layers = set(filter(_makes_channels, modules - read))  # it reads that one's weight, no call
     if layers <= set(graph.module2node):
         return graph, outputs
     try:

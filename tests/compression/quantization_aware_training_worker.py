@@ -445,6 +445,7 @@ class PyTorch:
         return {
             "branches": (Branches(), x),
             "one sample": (kit.models.build(CNN), x[:1]),
+            "half": (kit.models.build(CNN).half(), x.half()),
         }
 
     def bad_inputs(self, x):
