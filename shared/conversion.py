@@ -178,7 +178,10 @@ def _convert(target: Path, manifest: dict, jobs: dict, workers: int, progress: C
                 saved = time.monotonic()
             tell()
     except BrokenProcessPool:
-        raise RuntimeError(f"{target}: a worker died, perhaps for lack of memory") from None
+        raise RuntimeError(
+            f"{target}: a worker died, perhaps for lack of memory; a script that converts has to "
+            "stand under `if __name__ == '__main__':`, since each worker imports it"
+        ) from None
     finally:
         _save(target, manifest)
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tarfile
 import time
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import numpy as np
@@ -439,6 +440,15 @@ def test_a_target_within_the_source_is_refused(folder):
     with pytest.raises(ValueError, match="lies within the source"):
         convert(folder, folder / "shards", form="tar")
     assert not (folder / "shards").exists()
+
+
+def test_a_worker_that_dies_is_said_with_what_it_may_be(folder, tmp_path, monkeypatch):
+    def dies(*_):
+        raise BrokenProcessPool
+
+    monkeypatch.setattr(conversion, "_written", dies)
+    with pytest.raises(RuntimeError, match="for lack of memory; .*`if __name__ == '__main__'"):
+        convert(folder, tmp_path / "x", form="tar", samples=SAMPLES)
 
 
 @pytest.mark.parametrize(

@@ -94,8 +94,10 @@ def disk_cached_loader(
 ) -> Iterable:
     """`memory_cached_loader` that keeps the result in files in the folder `cache`.
 
-    They have a name of their own for each `source`, and serve every process and every run. If one
-    is killed while it writes them, TensorFlow asks to delete its lock file.
+    They have a name of their own for each `source`, and serve every process and every run, once
+    they are whole: the first epoch writes them, and an epoch that is left early does not keep
+    them. A second process meanwhile gets AlreadyExistsError, and so do all later ones if the first
+    is killed: TensorFlow asks to delete its lock file. PyTorch's twin writes when it is made.
     """
     x, y, batches = _open(source, batch_size, seed, start_batch)
     Path(cache).mkdir(parents=True, exist_ok=True)
