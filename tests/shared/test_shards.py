@@ -447,7 +447,7 @@ def test_a_worker_that_dies_is_said_with_what_it_may_be(folder, tmp_path, monkey
         raise BrokenProcessPool
 
     monkeypatch.setattr(conversion, "_written", dies)
-    with pytest.raises(RuntimeError, match="for lack of memory; .*`if __name__ == '__main__'"):
+    with pytest.raises(RuntimeError, match=r"for lack of memory; .*`if __name__ == '__main__'"):
         convert(folder, tmp_path / "x", form="tar", samples=SAMPLES)
 
 
