@@ -244,7 +244,7 @@ def test_a_run_keeps_its_data_while_another_of_the_same_file_begins(monkeypatch,
         return own_model.about(results / "data" / about["folder"])
 
     first, second = prepared(), prepared("pt")
-    monkeypatch.delitem(TASKS, "mine")
+    del TASKS["mine"]
     assert not left.exists()
     assert first == own_model.about(results / "data" / first["folder"])
     assert (list(first["sides"]), list(second["sides"])) == (["pt", "tf"], ["pt"])
