@@ -997,13 +997,13 @@ def test_memory_of_predictions_has_no_training_in_it(predicted):
 @linux
 def test_a_model_that_only_the_preparation_holds_is_none_of_the_prediction():
     """A file is made from it, say. Its memory is free before the prediction's is taken."""
-    held = np.ones(40 << 20, np.uint8)
+    held = np.ones(160 << 20, np.uint8)  # a megabyte more or less comes and goes
     bench = worker.Operations()
     bench.prepared = Prepared(held.sum, len, held, object(), write=held.max)
     before = memory.resident()
     del held
     bench._forget_training()
-    assert before - memory.resident() > 39 << 20
+    assert before - memory.resident() > 156 << 20
     assert bench.prepared.predict is len
 
 
