@@ -30,7 +30,10 @@ KIT_LACKS = {
             "copy_state": "deepcopy copies a module, Keras makes each layer anew",
             "copy_optimizer": "groups of parameters say what decays, Keras's settings do not",
         },
-        "tf": {"warn_of_float_layers": "LiteRT has no layer that it leaves out without a word"},
+        "tf": {
+            "warn_of_float_layers": "LiteRT has no layer that it leaves out without a word",
+            "beyond_bounds": "a tf.function keeps no bounds of a size that is open",
+        },
     }
 }
 # What they show is several techniques, which they import.

@@ -18,6 +18,9 @@ Where the frameworks differ and why:
   file. LiteRT's int8 is TensorFlow's own converter's.
 - A size of one in the example becomes a constant in `torch.export`; TensorFlow is told which sizes
   are open, whatever the example.
+- Of a branch on an open size (`if x.shape[1] > 8`) `torch.export` takes the example's side, with
+  its bounds, beyond which the file is held against the model, too. TensorFlow's trace sees None
+  there and knows no bounds: a shorter and a longer sequence are tried.
 - TensorFlow writes LiteRT files itself. PyTorch's way there is a package of its own, litert-torch,
   which is not among those that this project is tested with.
 
@@ -34,7 +37,7 @@ Copy with it: `pt_impl/kit/programs.py`, `shared/onnx_quantization.py`, `shared/
 
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -92,6 +95,7 @@ def export_onnx(
             output_names=flat.outputs,
             verbose=False,
         )
+    flat.look_beyond(program.exported_program)
     program.model.metadata_props.update(metadata or {})
     with _written(path) as draft:
         program.save(str(draft), external_data=False)
@@ -145,6 +149,7 @@ def _for_openvino(flat: "_Flat"):
     with _evaluating(flat.model), torch.no_grad(), _refusing("OpenVINO"):
         program = torch.export.export(flat, flat.example, dynamic_shapes=flat.shapes)
         converted = openvino.convert_model(program)
+    flat.look_beyond(program)
     for given, name, tensor in zip(converted.inputs, flat.inputs, flat.example, strict=True):
         open_axes = flat.open_axes(tensor)  # the conversion opens every size
         sizes = [-1 if axis in open_axes else size for axis, size in enumerate(tensor.shape)]
@@ -160,7 +165,8 @@ class _Flat(nn.Module):
     """A model as a function of tensors one by one, whose outputs are a tuple of tensors.
 
     example: the tensors that it is recorded with. inputs, outputs: their names. shapes: the axes of
-    each whose size is open. samples: inputs of some calls and what the model made of them.
+    each whose size is open. samples: inputs of some calls and what the model made of them; beyond:
+    the same, of sizes at which its code may branch.
     """
 
     def __init__(self, model: nn.Module, example_inputs, batch: bool, sequence: bool):
@@ -181,6 +187,10 @@ class _Flat(nn.Module):
         others = tuple(torch.cat([tensor, tensor[:1]]) for tensor in self.example)
         self.outputs: list[str] = []
         self.samples = [self._sample(inputs) for inputs in (self.example, others)[: 1 + batch]]
+        self.beyond: list[tuple[list, list]] = []
+        if sequence:
+            with suppress(NotImplementedError):  # some models take one length
+                self.samples.append(self._sample(tuple(map(_of_another_length, self.example))))
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """What the model gives."""
@@ -208,8 +218,23 @@ class _Flat(nn.Module):
             named = self._named(*inputs)
             given = [part.cpu().numpy() for part in inputs]  # which refuses bfloat16
             found = [part.cpu().numpy() for _, part in named]
-        self.outputs = [name for name, _ in named]
+        self.outputs = self.outputs or [name for name, _ in named]
         return given, found
+
+    def look_beyond(self, program: torch.export.ExportedProgram) -> None:
+        """Call the model with sizes beyond a program's bounds, where it takes them."""
+        for inputs in programs.beyond_bounds(program, self.example):
+            with suppress(NotImplementedError):
+                self.beyond.append(self._sample(tuple(inputs)))
+
+
+def _of_another_length(tensor: Tensor) -> Tensor:
+    """Shorter by one, since some models know a longest sequence."""
+    if tensor.ndim < 2:
+        return tensor
+    size = tensor.shape[1]
+    rows = torch.arange(size - 1 if size > 2 else size + 1, device=tensor.device) % size
+    return tensor.index_select(1, rows)
 
 
 def _check_precision(precision: str) -> None:
@@ -253,6 +278,15 @@ def _check(load: Callable, path: Path, flat: _Flat, precision: str) -> None:
         raise NotImplementedError(
             f"the file does not give what the model gives: {reason}"
         ) from error
+    for given, found in flat.beyond if precision == "float32" else ():
+        try:
+            runtimes.check_same(predict, [(given, found)], bound=MOST_APART[precision])
+        except Exception as error:
+            shapes = ", ".join(str(part.shape) for part in given)
+            raise NotImplementedError(
+                "the model branches on a size that is open: a file gives something else at "
+                f"{shapes}"
+            ) from error
 
 
 @contextmanager

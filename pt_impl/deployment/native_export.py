@@ -13,6 +13,8 @@ Where the frameworks differ and why:
 - Freezing knows the weights while it compiles. XLA in place gets them as arguments, so that it
   cannot fold them, and compiles for every batch size; the second size makes torch.compile open it.
 - A .pt2 file would read beyond the end of a wrong shape, so it remembers here what it takes.
+- Of a branch on an open size (`if x.shape[1] > 8`) a trace takes the example's side; what lies
+  beyond the bounds of `torch.export` is tried. TensorFlow, whose trace sees None, tries lengths.
 - TorchScript is PyTorch's old way, deprecated. TF-TRT is gone, Torch-TensorRT a package.
 
 When it helps and when it hurts: the package helps where PyTorch is installed but must not compile:
@@ -103,6 +105,7 @@ def export_package(
     def write(draft: Path) -> None:  # in evaluation mode, which a copy takes over
         recorded = _InBfloat16(flat) if precision == "bfloat16" else flat
         program = torch.export.export(recorded, flat.example, dynamic_shapes=(flat.shapes,))
+        flat.look_beyond(program)
         # Else kernels run as many threads as there are here now, whatever is asked for later.
         options = {"cpp.dynamic_threads": True, "aot_inductor.metadata": {_KEPT: json.dumps(kept)}}
         make = torch._inductor.aoti_compile_and_package
@@ -142,6 +145,8 @@ def export_torchscript(
     flat = _Flat(model, example_inputs, dynamic_batch, dynamic_sequence)
 
     def write(draft: Path) -> None:
+        with suppress(Exception):  # a trace knows no bounds; some models it takes alone
+            flat.look_beyond(torch.export.export(flat, flat.example, dynamic_shapes=(flat.shapes,)))
         recorded = torch.jit.freeze(torch.jit.trace(flat.eval(), flat.example, strict=False))
         kept = json.dumps(flat.kept(metadata, "float32"))
         torch.jit.save(recorded, str(draft), _extra_files={_KEPT: kept})
@@ -211,7 +216,8 @@ class _Flat(nn.Module):
 
     example: the tensors that it is recorded with. inputs: name, dtype and sizes of each. outputs:
     their names. shapes: the axes of each input whose size is open. samples: inputs of some calls,
-    of other sizes where these are open, and what the model made of them.
+    of other sizes where these are open, and what the model made of them; beyond: the same, of sizes
+    at which its code may branch.
     """
 
     def __init__(self, model: nn.Module, example_inputs, batch: bool, sequence: bool):
@@ -242,10 +248,17 @@ class _Flat(nn.Module):
         # A trace takes `len(x)` for a constant, and loops as often as the example did.
         with suppress(NotImplementedError), _recording(model, "Other sizes"):
             self.samples += [self._sample(others)] if axes else []  # some models take one size
+        self.beyond: list[tuple[list, list]] = []
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """What the model gives."""
         return tuple(part for _, part in self._named(*tensors))
+
+    def look_beyond(self, program: torch.export.ExportedProgram) -> None:
+        """Call the model with sizes beyond a program's bounds, where it takes them."""
+        for inputs in programs.beyond_bounds(program, self.example):
+            with suppress(NotImplementedError), _recording(self.model, "Other sizes"):
+                self.beyond.append(self._sample(inputs))
 
     def kept(self, metadata: dict | None, precision: str) -> dict:
         """What a file says of itself."""
@@ -255,7 +268,7 @@ class _Flat(nn.Module):
 
     def _sample(self, inputs) -> tuple[list, list]:
         named = self._named(*inputs)
-        self.outputs = [name for name, _ in named]
+        self.outputs = self.outputs or [name for name, _ in named]
         tensors = inputs, [part for _, part in named]
         given, found = ([part.cpu().numpy() for part in each] for each in tensors)
         return given, found
@@ -311,6 +324,15 @@ def _written(path, target: str, flat: _Flat, write: Callable, load: Callable, bo
             raise NotImplementedError(
                 f"the file does not give what the model gives: {reason}"
             ) from error
+        for given, found in flat.beyond:
+            try:
+                runtimes.check_same(predict, [(given, found)], bound=bound)
+            except Exception as error:
+                shapes = ", ".join(str(part.shape) for part in given)
+                raise NotImplementedError(
+                    "the model branches on a size that is open: a file gives something else at "
+                    f"{shapes}"
+                ) from error
         shutil.move(draft, path)
     return path
 

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_map, tree_unflatten
 
+_LARGE = 2**24  # elements of a tensor that is not made only to look
 _NAMESPACES = ("aten", "quantized_decomposed", "torchao")
 _FILES = ("from_file", "save")  # operators of ATen that read and write files
 _LAYERS = tuple(
@@ -134,6 +135,35 @@ def named_tensors(output, name: str = "") -> list[tuple[str, Tensor]]:
         if part is not None
         for pair in named_tensors(part, key)
     ]
+
+
+def _resized(tensor: Tensor, axis: int, size: int) -> Tensor:
+    """The tensor with another size along an axis: its rows as often as they are needed."""
+    rows = torch.arange(size, device=tensor.device) % tensor.shape[axis]
+    return tensor.index_select(axis, rows)
+
+
+def beyond_bounds(program, inputs: tuple[Tensor, ...]) -> Iterator[list[Tensor]]:
+    """Inputs of sizes for which an ExportedProgram may not hold: just beyond what it is bound to.
+
+    Of a branch on an open size (`if x.shape[1] > 8`) it has the side that the example took. Its
+    inputs are tensors, as many as `inputs`; those that would be large are left out.
+    """
+    nodes = {node.name: node for node in program.graph.nodes}
+    shapes = [nodes[name].meta["val"].shape for name in program.graph_signature.user_inputs]
+    for symbol, bounds in program.range_constraints.items():
+        # Below 2 all are bound: torch.export takes a size of 1 for a constant.
+        sizes = [int(bounds.lower) - 1] if bounds.lower > 2 else []
+        sizes += [int(bounds.upper) + 1] if bounds.upper < _LARGE else []
+        for size in sizes:
+            others = []
+            for tensor, shape in zip(inputs, shapes, strict=True):
+                for axis, own in enumerate(shape):
+                    if isinstance(own, torch.SymInt) and own.node.expr == symbol:
+                        large = tensor.numel() // tensor.shape[axis] * size > _LARGE
+                        tensor = tensor if large else _resized(tensor, axis, size)
+                others.append(tensor)
+            yield others
 
 
 def trace(model: nn.Module, inputs, *, training: bool = False) -> fx.GraphModule:

@@ -515,16 +515,38 @@ class PyTorch:
             def forward(self, x):
                 return x if x.sum() > 0 else -x
 
+        class Window(nn.Module):
+            def forward(self, x):
+                return (x[:, 4:] if x.shape[1] > 8 else x).mean(1)
+
+        class Same(nn.Module):
+            def forward(self, x):
+                return x.sum(1) if x.shape[1] > 6 else x.flip(1).sum(1)
+
         x = torch.randn(4, 4)
         cnn, _ = built("digits-cnn")
         wrong = torch.randn(2, 3, 32, 32)  # three channels, not one
-        return {
+        opened = {"dynamic_sequence": True}
+        found = {
+            f"window of {length} {kind}": raised(
+                export, Window(), torch.randn(2, length, 4), FOLDER / f"refused.{kind}", **opened
+            )
+            for length, kind, export in (
+                (6, "onnx", technique.export_onnx),
+                (12, "xml", technique.export_openvino),
+            )
+        }
+        path = FOLDER / "same.onnx"
+        given = Same(), torch.randn(2, 5, 4), path
+        found["same on both sides"] = raised(technique.export_onnx, *given, **opened)
+        found |= {
             f"misfit {kind}": raised(export, cnn, wrong, FOLDER / f"refused.{kind}")
             for kind, export in (
                 ("onnx", technique.export_onnx),
                 ("xml", technique.export_openvino),
             )
-        } | {
+        }
+        return found | {
             f"{name} {kind}": raised(export, model, x, FOLDER / f"refused.{kind}")
             for kind, export in (
                 ("onnx", technique.export_onnx),
@@ -695,7 +717,21 @@ class TensorFlow:
                 y = self.inside(x)
                 return tf.math.real(tf.linalg.eigvals(tf.matmul(y, y, transpose_b=True)))
 
+        class Window(tf.keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.inside = tf.keras.layers.Dense(4)
+
+            def call(self, x, training=False):
+                known = x.shape[1] is not None and x.shape[1] > 8
+                return tf.reduce_mean(self.inside(x[:, -8:] if known else x), 1)
+
         cnn, _ = built("digits-cnn")
+        window, x = Window(), tf.random.normal((2, 6, 4))
+        window(x)
+        said = raised(
+            technique.export_onnx, window, x, FOLDER / "refused.onnx", dynamic_sequence=True
+        )
         wrong = tf.zeros((2, 32, 32, 3))  # three channels, not one
         misfit = {
             f"misfit {kind}": raised(export, cnn, wrong, FOLDER / f"refused.{kind}")
@@ -716,7 +752,7 @@ class TensorFlow:
                 ("tflite", technique.export_litert),
             )
         }
-        return found | misfit | {"unbuilt": unbuilt}
+        return found | misfit | {"unbuilt": unbuilt, "window": said}
 
 
 def main() -> None:

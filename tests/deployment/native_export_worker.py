@@ -247,11 +247,25 @@ class PyTorch:
                     total = (total + x[:, step]).tanh()
                 return total
 
+        class Window(self.torch.nn.Module):
+            def forward(self, x):
+                return (x[:, -8:] if x.shape[1] > 8 else x).mean(1)
+
         x, path = self.torch.from_numpy(LEFT), FOLDER / "loop"
         export = technique.export_torchscript
         return {
             "open": raised(export, Loop(), x, path, dynamic_sequence=True),
             "fixed": raised(export, Loop(), x, path),
+            **{
+                f"window {kind}": raised(
+                    getattr(technique, f"export_{kind}"),
+                    Window(),
+                    x,
+                    self.path("window"),
+                    dynamic_sequence=True,
+                )
+                for kind in ("package", "torchscript")
+            },
         }
 
     def without_tensorrt(self, model):
@@ -415,7 +429,22 @@ class TensorFlow:
         }
 
     def refusals(self, model):
+        tf = self.tf
+
+        class Window(tf.keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.inside = tf.keras.layers.Dense(4)
+
+            def call(self, x, training=False):
+                known = x.shape[1] is not None and x.shape[1] > 8
+                return tf.reduce_mean(self.inside(x[:, -8:] if known else x), 1)
+
+        window, x = Window(), tf.random.normal((2, 6, 4))
+        window(x)
+        opened = {"dynamic_sequence": True}
         return {
+            "window": raised(technique.export_package, window, x, FOLDER / "window", **opened),
             "threads": raised(technique.load_package, FOLDER / "cnn", threads=7),
         }
 

@@ -428,6 +428,17 @@ def test_an_operator_that_the_format_lacks_is_named(found):
         assert refusals["unbuilt"].startswith("ValueError: the model has no variables yet")
 
 
+def test_a_branch_on_an_open_size_is_seen(found):
+    refusals = found["refusals"]
+    if found.framework == "tf":
+        assert refusals["window"].startswith("NotImplementedError: the file does not give what the")
+        return
+    branches = "NotImplementedError: the model branches on a size that is open: a file gives "
+    assert refusals["window of 6 onnx"] == branches + "something else at (2, 9, 4)"
+    assert refusals["window of 12 xml"] == branches + "something else at (2, 8, 4)"
+    assert refusals["same on both sides"] is None
+
+
 def test_no_refused_file_is_left(found, folders):
     assert found["refusals"]
     assert not list(folders[found.name].glob("refused*"))

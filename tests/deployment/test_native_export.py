@@ -120,6 +120,9 @@ def test_a_torchscript_trace_that_fits_its_example_alone_is_refused(evidence):
     case = evidence["pt"]["foreign"]["names"]["loop"]
     assert case["open"].startswith("NotImplementedError: the file does not give what the model")
     assert case["fixed"] is None
+    said = "NotImplementedError: the model branches on a size that is open: a file gives something"
+    for kind in ("package", "torchscript"):
+        assert case[f"window {kind}"] == f"{said} else at (64, 9)"
 
 
 def test_what_does_not_fit_gets_one_clear_line(found):
@@ -170,6 +173,9 @@ def test_what_a_framework_or_machine_lacks_is_said(found):
         assert refusals["compiler"].startswith("NotImplementedError: AOTInductor can't take this")
         assert "\n" not in refusals["compiler"]
         return
+    assert refusals["window"].startswith(
+        "NotImplementedError: the file does not give what the model"
+    )
     assert refusals["threads"] == "RuntimeError: TensorFlow runs already with 1 threads"
 
 

@@ -19,6 +19,8 @@ Where the frameworks differ and why:
   file. LiteRT's int8 is this side's own converter's.
 - Which sizes are open is said in the signature here, whatever the example's; in `torch.export` a
   size of one in the example is a constant.
+- A branch on an open size sees None in the trace: a shorter and a longer sequence are tried.
+  `torch.export` knows the bounds of the example's side, beyond which its files are tried.
 - LiteRT is TensorFlow's own small runtime; PyTorch needs a further package to write its files.
 - Keras 3's own `export(format="onnx")` calls tf2onnx too, but opens every model's batch and no
   other size, and tf_keras has none; this works in both flavours.
@@ -39,7 +41,7 @@ import re
 import shutil
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -277,10 +279,17 @@ def _freeze(model, example_inputs, dynamic_batch: bool, dynamic_sequence: bool) 
         traced = predict.get_concrete_function(*signature)
         function = convert_variables_to_constants_v2(traced, lower_control_flow=False)
     more = [tf.concat([tensor, tensor[:1]], 0) for tensor in tensors]
-    samples = []
-    for given in (tensors, more)[: 1 + dynamic_batch]:
+    samples: list[tuple[list, list]] = []
+
+    def sample(given: list) -> None:
         own = named_tensors(call(model, tf.nest.pack_sequence_as(example_inputs, given)))
         samples.append(([part.numpy() for part in given], [np.asarray(part) for _, part in own]))
+
+    for given in (tensors, more)[: 1 + dynamic_batch]:
+        sample(given)
+    for given in _other_lengths(tensors) if dynamic_sequence else ():
+        with suppress(Exception):  # some models take one length, or know a longest one
+            sample(given)
     inputs = input_names(model, example_inputs, len(tensors))
     return _Graph(traced, function, inputs, names, samples)
 
@@ -291,6 +300,14 @@ def _refuse_texts(tensors: list) -> None:
             f"{len(strings)} of the model's inputs are texts, which the runtimes' vectorization "
             "lacks: export the model behind it, and give it codes"
         )
+
+
+def _other_lengths(tensors: list[tf.Tensor]) -> list[list[tf.Tensor]]:
+    """Inputs whose sequences, along axis 1, are one shorter, and twice as long."""
+    has_some = [tensor.shape.rank > 1 and tensor.shape[1] > 1 for tensor in tensors]
+    pairs = list(zip(tensors, has_some, strict=True))
+    shorter = [tensor[:, :-1] if some else tensor for tensor, some in pairs]
+    return [shorter, [tf.concat([tensor, tensor], 1) if some else tensor for tensor, some in pairs]]
 
 
 def _numbered(kind: str, place: int) -> str:

@@ -13,6 +13,8 @@ Where the frameworks differ and why:
   compiles for every batch size. PyTorch freezes them into constants.
 - A SavedModel has a signature and refuses what does not fit; a package of PyTorch would read
   beyond its input's end.
+- A branch on an open size sees None in the trace: a shorter and a longer sequence are tried.
+  `torch.export` knows the bounds of the example's side, beyond which a package is tried.
 - Threads are those of the process, fixed before TensorFlow's first operation.
 - TorchScript is PyTorch's; here `tf.function` traces. TensorRT inside of TensorFlow (TF-TRT) is out
   of its builds since 2.18; Torch-TensorRT is a package.
@@ -33,7 +35,7 @@ Copy with it: `shared/runtimes.py`, `tf_impl/kit/programs.py`.
 import json
 import shutil
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -107,7 +109,7 @@ def export_package(
         kept = draft / _KEPT
         kept.parent.mkdir(exist_ok=True)
         kept.write_text(json.dumps({"metadata": metadata or {}} | names), encoding="utf-8")
-        _check(draft, model, example_inputs)
+        _check(draft, model, example_inputs, open_axes)
         if Path(path).is_dir():
             shutil.rmtree(path)
         shutil.move(draft, path)
@@ -149,19 +151,35 @@ def _save(predict, draft: Path) -> None:
         raise NotImplementedError(f"TensorFlow can't save this model: {reason}") from error
 
 
-def _check(draft: Path, model, example_inputs) -> None:
+def _check(draft: Path, model, example_inputs, open_axes: list[int]) -> None:
     """Refuse a folder in which the model is another one."""
+
+    def sample(given: list) -> tuple[list, list]:
+        own = named_tensors(call(model, tf.nest.pack_sequence_as(example_inputs, given)))
+        return [part.numpy() for part in given], [np.asarray(part) for _, part in own]
+
+    tensors = tf.nest.flatten(example_inputs)
     try:
         predict, names = _read(draft)
-        wanted = [np.asarray(part) for _, part in named_tensors(call(model, example_inputs))]
-        arrays = [part.numpy() for part in tf.nest.flatten(example_inputs)]
+        samples = [sample(tensors)]
+        for given in _other_lengths(tensors) if 1 in open_axes else ():
+            with suppress(Exception):  # some models take one length, or know a longest one
+                samples.append(sample(given))
         predict = runtimes.predictor(*names, predict)
-        runtimes.check_same(predict, [(arrays, wanted)], bound=MOST_APART)
+        runtimes.check_same(predict, samples, bound=MOST_APART)
     except Exception as error:
         reason = runtimes.one_line(error)
         raise NotImplementedError(
             f"the file does not give what the model gives: {reason}"
         ) from error
+
+
+def _other_lengths(tensors: list[tf.Tensor]) -> list[list[tf.Tensor]]:
+    """Inputs whose sequences, along axis 1, are one shorter, and twice as long."""
+    has_some = [tensor.shape.rank > 1 and tensor.shape[1] > 1 for tensor in tensors]
+    pairs = list(zip(tensors, has_some, strict=True))
+    shorter = [tensor[:, :-1] if some else tensor for tensor, some in pairs]
+    return [shorter, [tf.concat([tensor, tensor], 1) if some else tensor for tensor, some in pairs]]
 
 
 def _read(path: Path) -> tuple[Callable, tuple]:
