@@ -73,6 +73,8 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     if given.steps is not None and given.steps < 1:
         parser.error(f"--steps: {given.steps} is not a number of steps; give 1 or more")
+    if given.steps is not None and given.goal and GOALS[given.goal].figure != "time":
+        parser.error(f"--steps is the time of steps: --goal {given.goal} has none")
     if given.max_accuracy_drop is not None and not isfinite(given.max_accuracy_drop):
         parser.error(f"--max-accuracy-drop: {given.max_accuracy_drop} is no number of points")
     limits = Limits(given.max_accuracy_drop, given.memory_budget, given.steps)

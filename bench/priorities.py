@@ -68,6 +68,10 @@ def packages(source: str) -> set[str]:
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             found.add(node.module)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "runtimes.openvino_package":
+            found.add("openvino")
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "runtimes.package":
+            found |= {each.value for each in node.args[:1] if isinstance(each, ast.Constant)}
     return {name.split(".")[0] for name in found} - OWN - sys.stdlib_module_names
 
 

@@ -185,7 +185,7 @@ def _side(
             return level(one.case) > level(other.case)
         if figure == ACCURACY:
             return found.high < 0
-        return (found.turned() if figure in MORE_IS_BETTER else found).low > 1
+        return shown_more((found.turned() if figure in MORE_IS_BETTER else found).bounds)
 
     bases = [b for row in mine if (b := baseline(row.case, effects.record["cases"]))]
     plain = min(bases, key=level)

@@ -3,7 +3,9 @@
 Every figure is the one that was measured for its row. A figure has an interval where processes were
 repeated, a range where one process repeated itself, neither where it was measured once, and is
 exact where it is a count or the size of a file. Which of two is faster says their ratio in the
-blocks that both played, whose interval is narrower than those of their times.
+blocks that both played, whose interval is narrower than those of their times; which takes less
+memory, or starts sooner, their ratio with the scatter of the run (see `scatter`). Shown to be less
+or more is what lies wholly beyond 3%, of points gained beyond none.
 
 Only what keeps accuracy is advised (see `accuracy`).
 """
@@ -13,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +24,9 @@ from bench.analysis.accuracy import Accuracy, agree
 from bench.analysis.pairing import baseline
 from bench.analysis.prices import price
 from bench.analysis.reading import DIFFERENT, framework_title, on_device, peak, work_of
+from bench.analysis.scatter import SCATTERED, Scatter, processes, scatters
 from bench.analysis.values import at, is_number, is_pair
-from bench.analysis.verdicts import Ratio, shown_less
+from bench.analysis.verdicts import Ratio, shown_less, shown_more
 from shared.specs import more_is_better
 
 Record = dict[str, Any]
@@ -82,18 +86,16 @@ GAINED = {
 
 @dataclass(frozen=True)
 class Figure:
-    """A measured figure in base units. `kind`: interval, range, once or exact."""
+    """A measured figure in base units. `kind`: interval, range, once or exact.
+
+    `count`: of how many processes it is, where it is of one or a few.
+    """
 
     value: float
     low: float
     high: float
     kind: str
-
-    def above(self, other: Figure) -> bool:
-        """Whether it was shown to be more than the other: nothing measured once shows that."""
-        if "once" in (self.kind, other.kind):
-            return False
-        return self.low > other.high
+    count: int = 1
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,13 @@ class Option:
         return own.get("verdict") != DIFFERENT and shown_less(own.get("ci"))
 
 
+def quotient(ours: Figure, theirs: Figure) -> tuple[float, float] | None:
+    """Bounds of a ratio by those of both; None where one of them was measured once."""
+    if "once" in (ours.kind, theirs.kind) or min(ours.low, theirs.low) <= 0:
+        return None
+    return ours.low / theirs.high, ours.high / theirs.low
+
+
 Ratios = dict[tuple[str, str], Ratio]  # of the times of two programs
 
 
@@ -146,12 +155,27 @@ class Work:
     # the frameworks' models are no twins.
     apart: str = ""
     ratios: Ratios = field(default_factory=dict)
+    scatters: dict[str, Scatter] = field(default_factory=dict)
 
     @property
     def title(self) -> str:
         """digits-cnn, batch 128, train step."""
         words = f"{self.task}, batch {self.batch_size}, {NAMES[self.kind]}"
         return f"{words} ({self.apart})" if self.apart else words
+
+    def bounds(self, name: str, one: Option, other: Option) -> tuple[float, float] | None:
+        """Between which bounds a figure of a row is that of another, as a ratio.
+
+        None where one of them was measured once. Points gained have no ratio: see `_gained_less`.
+        """
+        ours, theirs = one.figures[name], other.figures[name]
+        pair = (pairing.program(one.case), pairing.program(other.case))
+        if name == "time" and pair in self.ratios and "once" not in (ours.kind, theirs.kind):
+            return self.ratios[pair].ci or (0.0, inf)  # of unlike work nothing is shown
+        if name in SCATTERED and "exact" not in (ours.kind, theirs.kind) and self.scatters:
+            counts = (ours.count, theirs.count)
+            return self.scatters[name].bounds(ours.value / theirs.value, counts)
+        return quotient(ours, theirs)
 
     @property
     def provisional(self) -> bool:
@@ -228,13 +252,13 @@ def works(record: Record) -> list[Work]:
             apart = technique
         options = [option(record, case, base, kind, _learns(cases)) for case in cases]
         found.setdefault((*key[:3], apart), []).extend(o for o in options if o)
-    fits, made = _fits(record), []
+    fits, scattered, made = _fits(record), scatters(record), []
     for (kind, task, batch, apart), options in found.items():
         if options:
             merged = _merged(options)
             ratios = _ratios(merged, fits, record)
-            judged = _judged(merged, MAIN[kind], ratios)
-            made.append(Work(kind, task, batch, judged, apart, ratios))
+            work = Work(kind, task, batch, merged, apart, ratios, scattered)
+            made.append(replace(work, options=_judged(work, MAIN[kind])))
     return sorted(made, key=lambda work: -len(work.options))
 
 
@@ -247,7 +271,7 @@ def _fits(record: Record) -> comparisons.Fits:
 def _ratios(options: list[Option], fits: comparisons.Fits, record: Record) -> Ratios:
     """How the timed rows of a piece of work compare with each other.
 
-    A row and its own baseline as the record compares them, so that no answer says two things.
+    What the record compares, as it does that, so that no answer says two things.
     """
     timed = [option.case for option in options if "time" in option.figures]
     fit = fits.get(pairing.work_of(timed[0])) if timed else None
@@ -261,12 +285,10 @@ def _ratios(options: list[Option], fits: comparisons.Fits, record: Record) -> Ra
         if own.get("verdict") == DIFFERENT and pair in found:  # of unlike work none is faster
             for names in (pair, pair[::-1]):
                 found[names] = replace(found[names], ci=None)
-        elif own["kind"] == "baseline" and pair in found and is_pair(own["ci"]):
-            low, high = own["ci"]
+        elif pair in found and is_number(own.get("ratio")) and is_pair(own.get("ci")):
+            (low, high), back = own["ci"], pair[::-1]
             found[pair] = replace(found[pair], ratio=own["ratio"], ci=(low, high))
-            found[pair[::-1]] = replace(
-                found[pair[::-1]], ratio=1 / own["ratio"], ci=(1 / high, 1 / low)
-            )
+            found[back] = replace(found[back], ratio=1 / own["ratio"], ci=(1 / high, 1 / low))
     return found
 
 
@@ -401,7 +423,8 @@ def _figures(case: dict) -> Iterator[tuple[str, Figure]]:
     for name, (value, ci, samples) in every.items():
         if is_number(value) and value > 0:
             exact = name == "size" or (name == "memory" and counted)
-            yield name, _figure(value, ci, samples, exact=exact)
+            found = _figure(value, ci, samples, exact=exact)
+            yield name, replace(found, count=processes(case, name)) if name in SCATTERED else found
 
 
 def _metric(metrics: dict, name: str) -> tuple[Any, Any, Any]:
@@ -461,31 +484,28 @@ MORE_IS_BETTER = ("rate", "efficiency", "of_limit", "gained")
 DECIDING = ("time", "rate", "memory", "size", "first_call", "start")
 
 
-def _judged(options: list[Option], main: str, ratios: Ratios) -> list[Option]:
+def _judged(work: Work, main: str) -> list[Option]:
     """In the order of the main figure, and which are beaten by a row that keeps accuracy."""
     sign = -1 if main in MORE_IS_BETTER else 1
-    last = float("inf")
     ordered = sorted(
-        options, key=lambda o: sign * o.figures[main].value if main in o.figures else last
+        work.options, key=lambda o: sign * o.figures[main].value if main in o.figures else inf
     )
     safe = [o for o in ordered if o.accuracy.kept]
     return [
-        replace(
-            o, beaten=next((s for s in safe if s is not o and _beats(s, o, main, ratios)), None)
-        )
+        replace(o, beaten=next((s for s in safe if s is not o and _beats(work, s, o, main)), None))
         for o in ordered
     ]
 
 
-def _beats(one: Option, other: Option, main: str, ratios: Ratios) -> bool:
+def _beats(work: Work, one: Option, other: Option, main: str) -> bool:
     """Better in the main figure by intervals, and nowhere worse: not in accuracy, nor in price."""
-    ours, theirs = one.figures.get(main), other.figures.get(main)
-    if not ours or not theirs:
+    if main not in one.figures or main not in other.figures:
         return False
-    if main == "time":
-        better = slower(other, one, ratios)
+    if main == "gained":
+        better = _gained_less(other.figures[main], one.figures[main])
     else:
-        better = ours.above(theirs) if main in MORE_IS_BETTER else theirs.above(ours)
+        shown = shown_more if main in MORE_IS_BETTER else shown_less
+        better = shown(work.bounds(main, one, other))
     if not better or one.work > other.work or _accuracy_rank(one) < _accuracy_rank(other):
         return False
     return all(
@@ -495,12 +515,9 @@ def _beats(one: Option, other: Option, main: str, ratios: Ratios) -> bool:
     )
 
 
-def slower(one: Option, other: Option, ratios: Ratios) -> bool:
-    """Whether a row was shown to take longer: by their ratio, else by the intervals of times."""
-    found = ratios.get((pairing.program(one.case), pairing.program(other.case)))
-    if found:
-        return found.ci is not None and found.ci[0] > 1
-    return one.figures["time"].above(other.figures["time"])
+def _gained_less(one: Figure, other: Figure) -> bool:
+    """Whether a row was shown to gain fewer points: what was measured once shows nothing."""
+    return "once" not in (one.kind, other.kind) and one.high < other.low
 
 
 def _no_worse(name: str, ours: Figure, theirs: Figure) -> bool:
@@ -532,8 +549,9 @@ class Limits:
 class Answer:
     """For one piece of work and one goal: what to use, and why not another.
 
-    `best` has the best figure, `equal` what cannot be told from it. `cheapest` takes less to get
-    than it: of the rows shown to gain over their own baseline the one that takes least, or a
+    `best` has the best figure, `equal` what cannot be told from it, `rest` all others: shown to be
+    worse, or, those in `next`, measured once and in order of that. `cheapest` takes less to get
+    than the best: of the rows shown to gain over their own baseline the one that takes least, or a
     baseline that cannot be told from the best. `unknown` are those
     whose accuracy was not measured, `refused` those that break a limit, with the reason, and
     `lacking` those of which the figure was not measured.
@@ -549,6 +567,7 @@ class Answer:
     refused: list[tuple[Option, str]]
     limits: Limits
     lacking: list[Option] = field(default_factory=list)
+    next: list[Option] = field(default_factory=list)
 
     def figure(self, option: Option) -> Figure:
         """The figure that decides, of a row of this answer."""
@@ -602,28 +621,42 @@ def answer(record: Record, work: Work, goal: Goal, limits: Limits) -> Answer | N
     if not kept:
         return None
     best, *others = kept
-    ahead = deciding(best, goal, limits)
 
-    def apart(option: Option) -> bool:  # what was measured once is in order, and no more
-        figure = deciding(option, goal, limits)
-        if "once" in (figure.kind, ahead.kind):
-            return True
-        if goal.figure == "time" and limits.steps is None:
-            return slower(option, best, work.ratios)
-        return figure.above(ahead) if goal.less else ahead.above(figure)
-
+    placed = {WORSE: [], NEXT: [], EQUAL: []}
+    for option in others:
+        placed[_place(work, option, best, goal, limits)].append(option)
     return Answer(
         work,
         goal,
         best,
-        _cheapest(kept, [o for o in kept if not apart(o)], goal, limits),
-        [o for o in others if not apart(o)],
-        [o for o in others if apart(o)],
+        _cheapest(work, kept, [best, *placed[EQUAL]], goal, limits),
+        placed[EQUAL],
+        [o for o in others if o not in placed[EQUAL]],
         unknown,
         refused,
         limits,
         [option for option in work.options if deciding(option, goal, limits) is None],
+        placed[NEXT],
     )
+
+
+WORSE, NEXT, EQUAL = "worse", "next", "equal"
+
+
+def _place(work: Work, option: Option, best: Option, goal: Goal, limits: Limits) -> str:
+    """Whether a row was shown to be worse than the best, cannot be told from it, or comes next.
+
+    Next are those that were measured once, or are held against such a one.
+    """
+    ours, theirs = (deciding(each, goal, limits) for each in (option, best))
+    if goal.figure == "gained":
+        once = "once" in (ours.kind, theirs.kind)
+        return NEXT if once else WORSE if _gained_less(ours, theirs) else EQUAL
+    whole = limits.steps is not None and goal.figure == "time"
+    bounds = quotient(ours, theirs) if whole else work.bounds(goal.figure, option, best)
+    if bounds is None:
+        return NEXT
+    return WORSE if (shown_more if goal.less else shown_less)(bounds) else EQUAL
 
 
 NOT_MEASURED = "its accuracy was not measured"
@@ -652,7 +685,9 @@ def _refused(record: Record, option: Option, limits: Limits, goal: Goal) -> str 
     return "loses accuracy" if found.lost else "was not shown to keep accuracy"
 
 
-def _cheapest(kept: list[Option], ahead: list[Option], goal: Goal, limits: Limits) -> Option | None:
+def _cheapest(
+    work: Work, kept: list[Option], ahead: list[Option], goal: Goal, limits: Limits
+) -> Option | None:
     """What takes least to get among the changes that gain over their own baseline.
 
     A baseline that cannot be told from the best takes nothing.
@@ -660,12 +695,12 @@ def _cheapest(kept: list[Option], ahead: list[Option], goal: Goal, limits: Limit
     for each in ahead:
         if each.is_baseline and each is not kept[0]:
             return each
-    gains = [o for o in kept if not o.is_baseline and _helps(o, kept, goal, limits)]
+    gains = [o for o in kept if not o.is_baseline and _helps(work, o, kept, goal, limits)]
     found = min(gains, key=lambda o: (o.work, kept.index(o)), default=None)
     return found if found and found.work < kept[0].work else None
 
 
-def _helps(option: Option, kept: list[Option], goal: Goal, limits: Limits) -> bool:
+def _helps(work: Work, option: Option, kept: list[Option], goal: Goal, limits: Limits) -> bool:
     """Whether a row was shown to be better than its own baseline for this goal."""
     if goal.figure == "time" and limits.steps is None:
         return option.faster
@@ -676,9 +711,8 @@ def _helps(option: Option, kept: list[Option], goal: Goal, limits: Limits) -> bo
         for each in (other, *other.repeats)
         if each.is_baseline and all(each.case.get(k) == option.case.get(k) for k in same)
     ]
-    ours = deciding(option, goal, limits)
-    for base in bases:
-        theirs = deciding(base, goal, limits)
-        if theirs and (theirs.above(ours) if goal.less else ours.above(theirs)):
-            return True
-    return False
+    return any(
+        _place(work, base, option, goal, limits) == WORSE
+        for base in bases
+        if deciding(base, goal, limits)
+    )

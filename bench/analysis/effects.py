@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from math import exp, inf, log
+from math import inf
 from typing import Any
 
 from bench.analysis import decisions, pairing
 from bench.analysis.accuracy import difference
 from bench.analysis.reading import DIFFERENT, on_device, peak
+from bench.analysis.scatter import SCATTERED, Scatter, processes, scatters
 from bench.analysis.values import at, is_number, is_pair
-from bench.analysis.verdicts import quantile
 
 # Why there is no effect, or none that decides.
 NOT_MEASURED = "not measured in this record"
@@ -121,12 +121,8 @@ class Effects:
     def _ratio(self, figure: str, ours: Effect, theirs: Effect) -> Effect:
         value = ours.value / theirs.value
         if figure in SCATTERED and "exact" not in (ours.kind, theirs.kind):
-            sd, freedom = self._scatter[figure]
-            if not freedom:
-                return Effect(value, value, value, "once")
-            share = 1 / ours.count + 1 / theirs.count
-            wide = exp(quantile(0.95, freedom) * sd * share**0.5)
-            return Effect(value, value / wide, value * wide, "interval")
+            bounds = self._scatters[figure].bounds(value, (ours.count, theirs.count))
+            return _bounded(value, bounds)
         kinds = {ours.kind, theirs.kind}
         kind = next(k for k in ("once", "range", "interval", "exact") if k in kinds)
         if kind == "once":
@@ -135,26 +131,8 @@ class Effects:
         return Effect(value, low, high, kind)
 
     @cached_property
-    def _scatter(self) -> dict[str, tuple[float, int]]:
-        """For each scattered figure the sd of its logarithm over processes, with its freedom."""
-        return {figure: self._pooled(path) for figure, path in SCATTERED.items()}
-
-    def _pooled(self, path: tuple[str, ...]) -> tuple[float, int]:
-        squares, freedom = 0.0, 0
-        for case in self.record["cases"]:
-            own = [log(v) for v in at(case, *path) or () if is_number(v) and v > 0]
-            if len(own) > 1 and pairing.program(case) == case["id"]:
-                mean = sum(own) / len(own)
-                squares += sum((each - mean) ** 2 for each in own)
-                freedom += len(own) - 1
-        return ((squares / freedom) ** 0.5 if freedom else 0.0), freedom
-
-
-# Figures of which a row has one process or a few, and where those that were repeated stand.
-SCATTERED = {
-    "memory": ("memory", "samples", "above_import_bytes"),
-    "first_call": ("metrics", "cold_first_calls_s", "samples"),
-}
+    def _scatters(self) -> dict[str, Scatter]:
+        return scatters(self.record)
 
 
 def _over(top: float, bottom: float) -> float:
@@ -171,7 +149,7 @@ def _figure(case: dict, figure: str) -> Effect | None:
         return _exact(at(case, "metrics", "compressed_artifact", "value"))
     if figure == "first_call":
         value = at(case, "timing", "cold_first_call_s")
-        return _once(value, len(at(case, *SCATTERED[figure]) or ()) or 1)
+        return _once(value, processes(case, figure))
     metric = at(case, "metrics", figure)
     value, samples = at(metric, "value"), at(metric, "samples")
     if not is_number(value):
@@ -194,9 +172,8 @@ def _memory(case: dict) -> Effect | None:
     memory = case.get("memory")
     if on_device(memory):
         return _exact(peak(memory))
-    count = len(at(memory, "samples", "above_import_bytes") or ()) or 1
     mean = at(memory, "above_import_bytes")
-    return _once(mean if is_number(mean) else peak(memory), count)
+    return _once(mean if is_number(mean) else peak(memory), processes(case, "memory"))
 
 
 def _once(value: Any, count: int = 1) -> Effect | None:

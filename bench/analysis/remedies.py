@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from bench.analysis.decisions import DEVICES, INPUT, TRAIN, Option, works
+from bench.analysis.decisions import DEVICES, INPUT, TRAIN, Option, Work, works
 from bench.analysis.values import is_pair
+from bench.analysis.verdicts import shown_less
 
 # Bottleneck -> the kinds of work whose rows count, the figure that has to be less than the
 # baseline's, and the techniques, by what they do about it.
@@ -59,8 +60,8 @@ class Remedy:
 def remedies(record: dict[str, Any], framework: str, bottleneck: str) -> list[Remedy]:
     """Rows of a framework that address a bottleneck and keep accuracy, the best gain first.
 
-    A row of a technique is the best one for each piece of work. The interval of a time has to be
-    below 1: one block has none, and shows no gain.
+    A row of a technique is the best one for each piece of work. Its gain is shown by the whole
+    interval: one block has none, and shows no gain.
     """
     kinds, figure, techniques = REMEDIES[bottleneck]
     found: dict[tuple[str, str], Remedy] = {}
@@ -70,7 +71,7 @@ def remedies(record: dict[str, Any], framework: str, bottleneck: str) -> list[Re
                 case = each.case
                 if case["technique"] not in techniques or case["framework"] != framework:
                     continue
-                remedy = _remedy(each, work.title, figure, work.options)
+                remedy = _remedy(each, work, figure)
                 if remedy is None:
                     continue
                 key = case["technique"], work.title
@@ -79,35 +80,37 @@ def remedies(record: dict[str, Any], framework: str, bottleneck: str) -> list[Re
     return sorted(found.values(), key=lambda one: one.left)
 
 
-def _remedy(option: Option, work: str, figure: str, others: list[Option]) -> Remedy | None:
+def _remedy(option: Option, work: Work, figure: str) -> Remedy | None:
     """What of the baseline's figure a row leaves; None where it is no gain."""
     if option.is_baseline or not option.accuracy.kept:
         return None
     if figure == "memory":
-        return _less_memory(option, work, others)
+        return _less_memory(option, work)
     ci = option.own.get("ci") if option.own else None
-    if option.gain is None or option.gain >= 1 or (option.own and not (is_pair(ci) and ci[1] < 1)):
+    if option.gain is None or option.gain >= 1 or (option.own and not shown_less(ci)):
         return None
     pair = tuple(ci) if is_pair(ci) else None
     measure = "time" if option.own else "time a sample"
-    return Remedy(option.case["technique"], option.name, work, measure, option.gain, pair)
+    return Remedy(option.case["technique"], option.name, work.title, measure, option.gain, pair)
 
 
-def _less_memory(option: Option, work: str, others: list[Option]) -> Remedy | None:
+def _less_memory(option: Option, work: Work) -> Remedy | None:
     """By the baselines of the same framework and flavour that do the same work."""
     ours = option.figures.get("memory")
     keys = ("framework", "flavour")
     bases = [
-        other.figures["memory"]
-        for other in others
+        other
+        for other in work.options
         if other.is_baseline
         and "memory" in other.figures
         and all(other.case.get(key) == option.case.get(key) for key in keys)
     ]
     if ours is None or not bases:
         return None
-    base = min(bases, key=lambda one: one.value)
-    if ours.high >= base.low:
+    base = min(bases, key=lambda one: one.figures["memory"].value)
+    bounds = work.bounds("memory", option, base)
+    if not shown_less(bounds):
         return None
-    left = ours.value / base.value
-    return Remedy(option.case["technique"], option.name, work, "memory above import", left, None)
+    left, words = ours.value / base.figures["memory"].value, "memory above import"
+    pair = None if ours.kind == "exact" else bounds
+    return Remedy(option.case["technique"], option.name, work.title, words, left, pair)

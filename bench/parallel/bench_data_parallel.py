@@ -17,6 +17,7 @@ SEED = 2026
 REPLICAS = 2
 STEPS = 60  # of each run, of which
 WARM_STEPS = 10  # do not count
+PARTS = 5  # of the steps that count, whose medians are a rate's range
 COMPARED = 10  # losses; after more steps, rounding alone drives runs apart
 
 MICRO = {"variant": "accumulated", "micro_batches": 4}
@@ -41,7 +42,8 @@ TECHNIQUE = Technique(
     name="data_parallel",
     title="Data parallelism: one and two replicas on one machine",
     variants=(
-        _row("processes", "a process a replica", "default", role="baseline"),
+        _row("one_replica", "one process", "default", role="baseline"),
+        _row("processes", "a process a replica", "default"),
         _row("one_process", "replicas in one process", "ordinary"),
         _row("sharded", "sharded states", "ordinary"),
         _row(
@@ -87,7 +89,8 @@ TECHNIQUE = Technique(
         "and what their exchange costs. Threads in total and the global batch are the same for one "
         "replica and for two. Efficiency is two replicas' rate in that of one: above 100% where "
         "one process leaves threads idle that two use. It says nothing of more hardware.",
-        f"Each figure is from one run; rates are medians of {STEPS - WARM_STEPS} steps. The "
+        f"Each figure is from one run; rates are medians of {STEPS - WARM_STEPS} steps, their "
+        f"ranges those of {PARTS} parts of them. The "
         "communication share is what a step of two replicas takes longer than that of two separate "
         "runs side by side, each with half of the batch and of the threads. It holds waiting for "
         "the other, too.",
@@ -117,7 +120,8 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
 def probe(impl, work: Work, batches) -> dict[str, dict]:
     """Rates of one and two replicas, the exchange's share, bytes, memory and losses.
 
-    Raises RuntimeError where the replicas did not train on each sample as often as one would.
+    Of the baseline, one replica, its rate and memory alone. Raises RuntimeError where the replicas
+    did not train on each sample as often as one would.
     """
     settings = dict(work.settings)
     variant = settings.pop("variant")
@@ -129,7 +133,8 @@ def probe(impl, work: Work, batches) -> dict[str, dict]:
     usual = {"global_batch": work.batch_size, "steps": STEPS, "seed": SEED, "threads": threads}
 
     def train(replicas: int, **changed) -> parallel.Result:
-        make = f"{impl.__name__}.parallel.data_parallel:{variant}"
+        kind = "processes" if variant == "one_replica" else variant
+        make = f"{impl.__name__}.parallel.data_parallel:{kind}"
         build = f"{impl.__name__}.kit.examples:digits_cnn"
         own = usual | changed
         if variant in ("one_process", "tpu"):
@@ -138,6 +143,10 @@ def probe(impl, work: Work, batches) -> dict[str, dict]:
         launch = parallel.find(f"{impl.__name__}.kit.replicas:launch")
         return launch(make, build, digits, run, settings)
 
+    if variant == "one_replica":
+        one = train(1)
+        seen = {"samples": len(one.seen), "losses": one.losses[:COMPARED].tolist()}
+        return {"samples_per_s": _rate(work.batch_size, one), "evidence": seen} | _memory(one)
     two, one = train(REPLICAS), train(1)
     if not np.array_equal(two.seen, one.seen):
         raise RuntimeError("the shards of the replicas are not those of the global batches")
@@ -146,17 +155,17 @@ def probe(impl, work: Work, batches) -> dict[str, dict]:
     with ThreadPoolExecutor(REPLICAS) as pool:
         separate = [pool.submit(train, 1, **alone) for _ in range(REPLICAS)]
         apart_s = median(_middle_s(run.result()) for run in separate)
-    rates = [work.batch_size / _step_s(run) for run in (one, two)]
+    rates = [_rate(work.batch_size, run) for run in (one, two)]
+    efficiency = 100 * rates[1]["value"] / rates[0]["value"]
     gradients = 4 * parameter_count(TASKS["digits-cnn"].model)
     return {
-        "samples_per_s": _figure("samples/s", rates[1]),
-        "one_replica": _figure("samples/s", rates[0]),
-        "efficiency": _figure("%", 100 * rates[1] / rates[0]),
+        "samples_per_s": rates[1],
+        "one_replica": rates[0],
+        "efficiency": _figure("%", efficiency),
         "communication_share": _figure("%", 100 * (1 - apart_s / _step_s(two))),
         "bytes_a_step": _figure("bytes", two.loopback_bytes),
         "ring_bytes_a_step": _figure("bytes", 2.0 * (REPLICAS - 1) * gradients),
-        "peak_a_process": _figure("bytes", float(two.peak_bytes.max())),
-        "above_imports": _figure("bytes", float((two.peak_bytes - two.import_bytes).max())),
+        **_memory(two),
         "losses_apart": _figure("ppm", 1e6 * _apart(one.losses, two.losses)),
         "evidence": {
             "samples": len(two.seen),
@@ -164,6 +173,20 @@ def probe(impl, work: Work, batches) -> dict[str, dict]:
             "losses": two.losses[:COMPARED].tolist(),
             "losses_of_one_replica": one.losses[:COMPARED].tolist(),
         },
+    }
+
+
+def _rate(batch_size: int, run: parallel.Result) -> dict:
+    """The median over all steps that count, and of each of PARTS runs of them."""
+    counted = run.step_s[WARM_STEPS:]
+    parts = [batch_size / float(np.median(part)) for part in np.split(counted, PARTS)]
+    return _figure("samples/s", batch_size / _step_s(run)) | {"samples": parts}
+
+
+def _memory(run: parallel.Result) -> dict[str, dict]:
+    return {
+        "peak_a_process": _figure("bytes", float(run.peak_bytes.max())),
+        "above_imports": _figure("bytes", float((run.peak_bytes - run.import_bytes).max())),
     }
 
 

@@ -342,4 +342,8 @@ def _short(found: Advice, side: Side, *, wide: bool = False) -> str:
         gain += ", one block, no interval"
     proven = accuracy_of(row.accuracy) if wide and row.accuracy.proven_on else ""
     beside = [proven, row.takes] if side.best else [f"but {_reason(side)}"]
-    return ", ".join(filter(None, [f"{short_name_of(row.case)}: {gain}", *beside]))
+    said = ", ".join(filter(None, [f"{short_name_of(row.case)}: {gain}", *beside]))
+    if wide and side.best and side.tempting:
+        more = gained(side.tempting.effects[found.figure], found.figure, SHORT)
+        said += f"; {short_name_of(side.tempting.case)}: {more}, but {_reason(side)}"
+    return said

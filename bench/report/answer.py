@@ -133,7 +133,8 @@ def share_of(found: Answer, option: Option) -> str:
             own = base.is_baseline and all(base.case.get(k) == option.case.get(k) for k in same)
             if own and theirs and not option.is_baseline:
                 value = found.figure(option).value / theirs.value
-                return f"{number(value, places=3)} of its baseline's"
+                places = 3 if value >= 0.01 else None
+                return f"{number(value, places=places)} of its baseline's"
     return "baseline" if option.is_baseline else ""
 
 
@@ -199,8 +200,7 @@ def _first(found: Answer) -> str:
 
 def _rest(found: Answer, option: Option) -> str:
     """What was measured once, or is held against what was, is in order and no more."""
-    kinds = {found.figure(each).kind for each in (option, found.best)}
-    return "next" if "once" in kinds else "worse"
+    return "next" if option in found.next else "worse"
 
 
 def _other_side(found: Answer) -> Option | None:

@@ -158,7 +158,8 @@ HOW = (
     "a GPU for a CPU, needs a record of its own.",
     "Lines are lines of code without comments and docstrings: of the technique's file and of those "
     "that go with it where it is copied. Refused models are those of the zoo of docs/any_model.md "
-    "that the technique refuses, whole or in part. Packages are imported beside the framework.",
+    "that the technique refuses, whole or in part. Packages are "
+    "imported beside the framework, some of them for one of several ways alone.",
 )
 
 

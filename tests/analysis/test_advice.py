@@ -77,6 +77,9 @@ def test_a_larger_gain_that_does_not_keep_accuracy_is_said_and_not_advised(given
     found, side = asked("train faster", row(), dear)
     assert name(side.best) == ("compilation", "changed")
     assert name(side.tempting) == ("mixed_precision", "changed")
+    ((_, cell, _, _),) = advised.brief([found]).rows
+    assert "compilation: changed" in cell or cell.startswith("changed")
+    assert "; changed: 2.00x (1.92–2.08), but accuracy" in cell
     found, side = asked("train faster", dear)
     assert side.best is None
     assert found.tells

@@ -606,7 +606,8 @@ def test_the_goal_of_accuracy_is_that_of_whatever_was_trained(capsys):
     "options",
     [
         ["--goal", "fame"],
-        ["--goal", "memory", "--steps", "0"],
+        ["--goal", "train-speed", "--steps", "0"],
+        ["--goal", "memory", "--steps", "100"],  # which has no steps
         ["--goal", "memory", "--memory-budget", "2"],
     ],
 )

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench.analysis import decisions
+from bench.analysis import decisions, pairing
 from bench.analysis.decisions import GOALS, Figure, Limits, answer, works
 from bench.analysis.effects import NOT_COMPARABLE, Effects
 from bench.analysis.reading import load
@@ -69,13 +69,43 @@ def test_a_figure_has_the_bounds_of_what_was_repeated(ci, samples, exact, expect
     assert decisions._figure(2.0, ci, samples, exact=exact) == expected
 
 
-def test_only_what_was_repeated_and_lies_wholly_above_was_shown_to_be_more():
+def test_what_was_measured_once_has_no_bounds_to_be_held_against():
     figure = Figure(2.0, 1.5, 2.5, "interval")
-    assert figure.above(Figure(1.0, 0.9, 1.4, "range"))
-    assert not figure.above(Figure(1.0, 0.9, 1.5, "range"))
-    assert figure.above(Figure(1.0, 1.0, 1.0, "exact"))
-    assert not figure.above(Figure(1.0, 1.0, 1.0, "once"))
-    assert not Figure(9.0, 9.0, 9.0, "once").above(figure)
+    assert decisions.quotient(figure, Figure(1.0, 0.5, 1.25, "range")) == (1.2, 5.0)
+    assert decisions.quotient(figure, Figure(1.0, 1.0, 1.0, "exact")) == (1.5, 2.5)
+    once = Figure(9.0, 9.0, 9.0, "once")
+    assert decisions.quotient(figure, once) is decisions.quotient(once, figure) is None
+
+
+def answered(goal, *rows):
+    """Which rows are best, not told from it, shown to be worse, or only next."""
+    run = planted(*rows)
+    (work,) = works(run)
+    found = decisions.answer(run, work, GOALS[goal], Limits())
+    worse = [option for option in found.rest if option not in found.next]
+    groups = ([found.best], found.equal, worse, found.next)
+    return [[option.case["variant"] for option in group] for group in groups]
+
+
+@pytest.mark.parametrize(("share", "worse"), [(1.029, False), (1.031, True)])
+def test_a_size_within_what_counts_as_no_difference_is_not_shown_to_be_worse(share, worse):
+    rest = ["changed"]
+    expected = [[], rest] if worse else [rest, []]
+    assert answered("size", row(size=share)) == [["base"], *expected, []]
+
+
+@pytest.mark.parametrize(
+    ("first", "expected"),
+    [
+        # The scatter of what was repeated is also that of what was measured once.
+        ([0.9, 0.901], [["changed"], [], ["other", "base"], []]),
+        ([0.9, 1.0], [["changed"], ["other", "base"], [], []]),
+        ([0.9], [["changed"], [], [], ["other", "base"]]),  # nothing was repeated
+    ],
+)
+def test_a_peak_measured_once_is_told_apart_by_the_scatter_of_the_run(first, expected):
+    rows = row(peaks=first), row(variant="other", memory=0.98)
+    assert answered("memory", *rows) == expected
 
 
 @pytest.mark.parametrize(
@@ -174,7 +204,7 @@ SLOWER = (1.2, 1.1, 1.3)
         ("memory", {"time": SLOWER, "peaks": [0.6, 0.61]}, True),
         ("memory", {"time": GAIN, "peaks": [1.2, 1.3]}, False),
         ("memory", {"time": GAIN, "peaks": [0.9, 1.0]}, False),  # not shown to be less
-        ("memory", {"time": GAIN, "peaks": [0.9, 0.99]}, True),
+        ("memory", {"time": GAIN, "peaks": [0.9, 0.905]}, True),
     ],
 )
 def test_the_cheapest_gains_in_the_figure_that_is_asked_for(goal, given, expected):
@@ -198,7 +228,7 @@ def test_what_loses_some_accuracy_beats_nothing_that_loses_none():
     (work,) = works(run)
     found = {option.case["variant"]: option for option in work.options}
     assert found["careless"].accuracy.kept
-    assert decisions.slower(found["exact"], found["careless"], work.ratios)
+    assert work.bounds("time", found["exact"], found["careless"])[0] > 1.03
     assert found["exact"].beaten is None
 
 
@@ -213,6 +243,19 @@ def two_sides(verdict: str, which: str) -> dict:
     pair = {"kind": "framework", "numerator": ids[0], "denominator": ids[1], "verdict": verdict}
     run["comparisons"].append(run["comparisons"][0] | pair)
     return run
+
+
+def test_what_the_record_compares_has_the_same_interval_in_every_answer():
+    run = load(DOCS)
+    ratios = {pair: found for work in works(run) for pair, found in work.ratios.items()}
+    programs = {case["id"]: pairing.program(case) for case in run["cases"]}
+    kinds = set()
+    for each in run["comparisons"]:
+        pair = (programs[each["numerator"]], programs[each["denominator"]])
+        if pair in ratios and each["ci"] and each["verdict"] != NOT_COMPARABLE:
+            kinds.add(each["kind"])
+            assert ratios[pair].ci == tuple(each["ci"])
+    assert {"baseline", "framework"} <= kinds
 
 
 def test_frameworks_whose_baselines_differ_are_not_put_into_one_order():

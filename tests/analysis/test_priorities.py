@@ -210,8 +210,9 @@ def test_lines_of_code_are_counted_without_comments_and_docstrings():
 def test_packages_are_those_that_neither_python_nor_the_framework_brings():
     source = (
         "import os, torch\nimport torchao.quantization as q\n\ndef f():\n    from onnx import x\n"
+        "    runtimes.openvino_package()\n    runtimes.package('tf2onnx.convert', 'tf2onnx')\n"
     )
-    assert command.packages(source) == {"torchao", "onnx"}
+    assert command.packages(source) == {"torchao", "onnx", "openvino", "tf2onnx"}
 
 
 def test_every_technique_has_a_cost_in_both_frameworks():

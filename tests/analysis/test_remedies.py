@@ -36,15 +36,15 @@ def test_the_best_row_of_each_technique_the_best_gain_first():
 @pytest.mark.parametrize(
     ("time", "gained"),
     [
-        ((0.9, 0.8, 0.999), True),
-        ((0.9, 0.8, 1.0), False),
+        ((0.9, 0.8, 0.97), True),
+        ((0.9, 0.8, 0.98), False),
         ((1.2, 1.1, 1.3), False),
         ((0.9,), False),  # one block
         ((1.0,), False),
         ((1.2,), False),
     ],
 )
-def test_a_gain_is_a_whole_interval_below_one(time, gained):
+def test_a_gain_is_a_whole_interval_beyond_what_counts_as_no_difference(time, gained):
     found = remedies(planted(row(time=time)), "pt", "overhead")
     assert bool(found) == gained
     assert [one.ci for one in found] == ([tuple(time[1:])] if gained else [])
@@ -87,20 +87,22 @@ def weighing(record, technique, framework, share):
 
 
 def test_a_smaller_peak_is_a_remedy_whatever_its_time():
-    record = planted(row("gradient_accumulation", memory=0.5, time=(1.2, 1.1, 1.3)))
+    record = planted(row("gradient_accumulation", peaks=[0.5, 0.5], time=(1.2, 1.1, 1.3)))
     assert left(record, "memory size") == [("gradient_accumulation", 0.5)]
-    assert left(planted(row("gradient_accumulation", memory=1.5)), "memory size") == []
+    once, larger = {"memory": 0.5}, {"peaks": [1.5, 1.5]}
+    for given in (once, larger):
+        assert left(planted(row("gradient_accumulation", **given)), "memory size") == []
 
 
-@pytest.mark.parametrize(("most", "gained"), [(0.99, True), (1.0, False), (1.2, False)])
-def test_its_whole_range_is_below_that_of_the_baseline(most, gained):
+@pytest.mark.parametrize(("most", "gained"), [(0.901, True), (1.0, False), (1.2, False)])
+def test_it_is_less_by_more_than_processes_scatter(most, gained):
     record = planted(row("stacking", peaks=[0.9, most]))
     assert left(record, "memory size") == ([("stacking", pytest.approx(0.9))] if gained else [])
 
 
 def test_the_smallest_baseline_of_its_own_framework_is_what_counts():
     rows = [
-        row(technique, memory=0.5, framework=framework)
+        row(technique, peaks=[0.5, 0.5], framework=framework)
         for technique in ("stacking", "mixed_precision")
         for framework in ("pt", "tf")
     ]
