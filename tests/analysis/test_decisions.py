@@ -11,7 +11,7 @@ import pytest
 from bench.analysis import decisions, pairing
 from bench.analysis.decisions import GOALS, Figure, Limits, answer, works
 from bench.analysis.effects import NOT_COMPARABLE, Effects
-from bench.analysis.reading import load
+from bench.analysis.reading import DIFFERENT, load
 from bench.report.answer import decision_table, text
 from tests.analysis.planted import planted
 
@@ -252,7 +252,7 @@ def test_what_the_record_compares_has_the_same_interval_in_every_answer():
     kinds = set()
     for each in run["comparisons"]:
         pair = (programs[each["numerator"]], programs[each["denominator"]])
-        if pair in ratios and each["ci"] and each["verdict"] != NOT_COMPARABLE:
+        if pair in ratios and each["ci"] and each["verdict"] != DIFFERENT:
             kinds.add(each["kind"])
             assert ratios[pair].ci == tuple(each["ci"])
     assert {"baseline", "framework"} <= kinds
