@@ -385,11 +385,19 @@ def _gained(case: dict) -> dict[str, Figure]:
 
 
 def _gain(found: Option, base: dict) -> float | None:
-    """Time over the own baseline's: as it was compared, or by the rates of what is not timed."""
+    """Time over the own baseline's: as it was compared, or by the rates of what is not timed.
+
+    Replicas are held against the one replica of the same probe, where there is one.
+    """
     if found.own and found.own.get("verdict") != DIFFERENT and is_number(found.own.get("ratio")):
         return found.own["ratio"]
     rate = found.figures.get("rate")
-    if "time" in found.figures or not rate or found.is_baseline or base is found.case:
+    if "time" in found.figures or not rate:
+        return None
+    one = at(found.case, "metrics", "one_replica", "value")
+    if is_number(one) and one > 0:
+        return one / rate.value
+    if found.is_baseline or base is found.case:
         return None
     if base["framework"] != found.case["framework"]:
         return None

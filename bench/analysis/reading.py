@@ -39,9 +39,12 @@ def load(path: str | Path) -> dict[str, Any]:
 def results_file(path: str | Path) -> Path:
     """`path` itself, or the results.json in it where it is a folder.
 
-    `latest` is a file with a folder's name where there are no symbolic links.
+    Of a folder of runs it is that of the latest. `latest` is a file with a folder's name where
+    there are no symbolic links.
     """
     path = Path(path)
+    if not (path / "results.json").exists() and (path / "latest").exists():
+        path = path / "latest"
     if path.name == "latest" and path.is_file():
         path = path.with_name(path.read_text("utf-8").strip())
     return path / "results.json" if path.is_dir() else path

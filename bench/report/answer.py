@@ -20,6 +20,7 @@ from bench.analysis.decisions import (
 )
 from bench.analysis.pairing import program
 from bench.analysis.reading import framework_title
+from bench.analysis.values import at
 from bench.report.blocks import Column, Table
 from bench.report.figures import MISSING, interval, number, plus_minus, ratio
 from bench.report.text import hanging, plain, wrap
@@ -111,7 +112,9 @@ def gain_of(option: Option) -> str:
     if option.gain is None:
         return "baseline" if option.is_baseline else ""
     if option.own is None:  # compared by its rate
-        return f"{number(1 / option.gain)} times its baseline's samples/s"
+        one = at(option.case, "metrics", "one_replica") is not None
+        whose = "one replica's" if one else "its baseline's"
+        return f"{number(1 / option.gain)} times {whose} samples/s"
     verdict = option.own.get("verdict")
     share = f"{number(option.gain, places=3)} of its baseline's time"
     return f"{share}, {verdict}" if verdict else share

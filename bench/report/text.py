@@ -58,9 +58,9 @@ def _wrap_line(text: str, width: int) -> list[str]:
 def _pieces(text: str, width: int) -> list[str]:
     """Parts after which a line may break; a word too long for one also breaks after _, then –.
 
-    No break before a digit: a minus sign stays with its number.
+    No break before a digit or a single letter: a minus sign stays with its number, samples/s whole.
     """
-    pieces = re.findall(r" *(?:[^ \-/]|[\-/](?=\d))*[\-/]*", text)
+    pieces = re.findall(r" *(?:[^ \-/]|[\-/](?=\d|\w\b))*[\-/]*", text)
     for break_after in ("_", "–"):
         finer = rf"[^{break_after}]*{break_after}*"
         pieces = [
@@ -73,7 +73,7 @@ def _pieces(text: str, width: int) -> list[str]:
 
 def least_width(text: str) -> int:
     """Cells that hold `text` with no word broken but after - / and _."""
-    return max(map(cells, re.findall(r"(?:[^\s\-/_]|[\-/](?=\d))*[\-/_]*", text)))
+    return max(map(cells, re.findall(r"(?:[^\s\-/_]|[\-/](?=\d|\w\b))*[\-/_]*", text)))
 
 
 def hanging(label: str, text: str, width: int, indent: int) -> list[str]:

@@ -137,6 +137,16 @@ def test_rates_tell_a_gain_over_the_own_baseline_alone():
     assert gains(record) == {"changed": None}
 
 
+def test_replicas_are_held_against_the_one_of_their_own_probe():
+    """Older records have no row of one replica: that of several is the baseline."""
+    rates = {"samples_per_s": (200.0, 100.0), "one_replica": (400.0, 50.0)}
+    (work,) = works(planted(row("data_parallel", metrics=rates)))
+    gains = {option.case["variant"]: option.gain for option in work.options}
+    assert gains == {"changed": 2.0, "base": 0.5}
+    said = " ".join(map(str, decision_table(work).rows))
+    assert "0.500" in said
+
+
 # A number of steps --------------------------------------------------------------------------------
 
 

@@ -75,3 +75,4 @@ def test_where_there_are_no_links_latest_is_a_file_that_names_a_folder(tmp_path)
     (tmp_path / "latest").write_text(folder.name)
     assert results_file(tmp_path / "latest") == folder / "results.json"
     assert results_file(folder) == folder / "results.json"
+    assert results_file(tmp_path) == folder / "results.json"  # of a folder of runs the latest

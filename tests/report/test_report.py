@@ -928,6 +928,7 @@ def test_wrap_loses_nothing_but_blanks(text, width):
 def test_wrap_breaks_after_a_hyphen_and_never_within_a_number():
     assert wrap("sub-model scikit-learn", 10) == ["sub-model", "scikit-", "learn"]
     assert wrap("+1 -1.5", 5) == ["+1", "-1.5"]
+    assert wrap("9 samples/s", 10) == ["9", "samples/s"]
     assert wrap("micro_4_statistics_once", 15) == ["micro_4_", "statistics_once"]
     assert wrap("12.5 (11.3–13.8)", 11) == ["12.5", "(11.3–13.8)"]
     assert wrap("(0.0246–0.0287)", 11) == ["(0.0246–", "0.0287)"]
