@@ -213,6 +213,10 @@ def _own(asked: dict, settings: Settings) -> Own:
         raise pytest.UsageError(
             f"{place} can't be written ({error.strerror}): give another folder with --results"
         ) from None
+    except KeyboardInterrupt:
+        raise pytest.UsageError(
+            "interrupted while the file was checked: nothing was measured"
+        ) from None
 
 
 def _off(config: pytest.Config) -> bool:

@@ -37,6 +37,7 @@ OPTIONS = {
     "--blocks": ("N", "exactly so many blocks, without looks at them"),
     "--memory-budget": ("SIZE", "for the largest batch, such as 2GB (default: what is free)"),
     "--results": ("DIR", "where results go (default: results)"),
+    "--resume": ("FOLDER", "go on with a run that was interrupted"),
 }
 
 

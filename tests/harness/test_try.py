@@ -267,6 +267,17 @@ def test_a_machine_without_a_temporary_folder_is_one_line(monkeypatch):
         conftest.pytest_configure(None)
 
 
+def test_ctrl_c_while_a_file_is_checked_says_that_nothing_was_measured(monkeypatch, tmp_path):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(conftest.own_model, "prepare", interrupted)
+    asked = {"--framework": None, "--technique": None, "--model": "mine.py"}
+    settings = SimpleNamespace(results=tmp_path, interpreters={})
+    with pytest.raises(pytest.UsageError, match="nothing was measured"):
+        conftest._own(asked, settings)
+
+
 def test_a_console_without_utf_8_loses_no_line(monkeypatch):
     console = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", console)
