@@ -255,7 +255,7 @@ def works(record: Record) -> list[Work]:
     fits, scattered, made = _fits(record), scatters(record), []
     for (kind, task, batch, apart), options in found.items():
         if options:
-            merged = _merged(options)
+            merged = _of_one_memory(_merged(options))
             ratios = _ratios(merged, fits, record)
             work = Work(kind, task, batch, merged, apart, ratios, scattered)
             made.append(replace(work, options=_judged(work, MAIN[kind])))
@@ -467,6 +467,19 @@ def _merged(options: list[Option]) -> list[Option]:
             repeats = [*found[place].repeats, replace(again, repeats=[])]
             found[place] = replace(kept, figures=figures, repeats=repeats)
     return found
+
+
+def _of_one_memory(options: list[Option]) -> list[Option]:
+    """Where a GPU's peaks were counted, those of what ran on the CPU are another figure."""
+    counted = [on_device(option.case.get("memory")) for option in options]
+    if not any(counted):
+        return options
+    return [
+        option
+        if own
+        else replace(option, figures={n: f for n, f in option.figures.items() if n != "memory"})
+        for option, own in zip(options, counted, strict=True)
+    ]
 
 
 def _width(option: Option) -> float:

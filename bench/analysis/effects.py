@@ -78,6 +78,11 @@ class Effects:
             return self._time(case, other)
         if figure == "accuracy":
             return _accuracy(self.record, case, other)
+        if (
+            figure == "memory"
+            and len({on_device(each.get("memory")) for each in (case, other)}) > 1
+        ):
+            return None, NOT_COMPARABLE  # a GPU's and the host's
         pair = [_figure(each, figure) for each in (case, other)]
         if None in pair or not all(each.value for each in pair):
             return None, NOT_MEASURED

@@ -316,6 +316,18 @@ def test_of_a_gpu_memory_is_what_its_allocator_counts():
     assert found.goal.title == "peak memory of the GPU"
 
 
+def test_what_runs_on_the_cpu_has_no_peak_beside_those_of_a_gpu():
+    runtime = {"technique": "export", "variant": "onnx", "mode": "predict", "memory": 0.1}
+    run = planted(runtime)
+    base, onnx = run["cases"]
+    base["memory"]["device_peak"] = {"allocated": 4e9, "reserved": 4e9}
+    (work,) = works(run)
+    found = answer(run, work, GOALS["memory"], Limits())
+    assert found.best.case["variant"] == "base"
+    assert [option.case["variant"] for option in found.lacking] == ["onnx"]
+    assert Effects(run).between(onnx, base, "memory") == (None, NOT_COMPARABLE)
+
+
 def test_what_is_gained_has_the_words_of_its_metric():
     lost = {"technique": "regularization", "variant": "smoothing", "accuracy": (0.03, 0.02, 0.04)}
     run = planted(lost | {"task": "text-gpt"}, lost | {"task": "digits-detection"}, lost)
