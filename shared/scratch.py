@@ -48,12 +48,16 @@ def made(place: Path | None = None, prefix: str = PREFIX) -> tuple[Path, int | N
         path = Path(tempfile.mkdtemp(prefix=prefix, dir=place))  # readable by its owner alone
         if fcntl is None:
             return path, None
-        lock = os.open(path, os.O_RDONLY)
+        # Until it is locked another run may sweep it, and holds the lock while it does.
+        try:
+            lock = os.open(path, os.O_RDONLY)
+        except FileNotFoundError:
+            continue
         with contextlib.suppress(OSError):  # no locks in this file system: nobody sweeps there
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX)
         if path.exists():
             return path, lock
-        os.close(lock)  # swept by another run before it was locked
+        os.close(lock)
 
 
 def sweep(place: Path | None = None, prefix: str = PREFIX) -> list[Path]:

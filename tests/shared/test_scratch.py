@@ -110,25 +110,44 @@ def test_a_folder_of_another_user_is_not_touched(temporary, monkeypatch):
     assert scratch.sweep() == [path]
 
 
-def test_a_folder_that_is_swept_before_it_is_locked_is_made_anew(temporary, monkeypatch):
+def swept_before_open(folder: Path) -> None:
+    folder.rmdir()
+
+
+def swept_after_open(folder: Path) -> None:
+    """Once it is opened, and not locked."""
+    opened = os.open
+
+    def sweeping(path, flags, *rest):
+        found = opened(path, flags, *rest)
+        if Path(path) == folder and folder.exists():
+            folder.rmdir()
+        return found
+
+    scratch.os.open = sweeping  # which the fixture of the test puts back
+
+
+def being_swept(folder: Path) -> None:
+    """Another run has it locked, and has not removed it yet."""
+    code = "import fcntl, os, sys, time; fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), 2); "
+    code += "print(flush=True); time.sleep(0.5); os.rmdir(sys.argv[1])"
+    run = subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE)
+    run.stdout.readline()
+
+
+@pytest.mark.parametrize("sweep", [swept_before_open, swept_after_open, being_swept])
+def test_a_folder_that_is_swept_before_it_is_locked_is_made_anew(temporary, monkeypatch, sweep):
     made = []
 
     def mkdtemp(prefix: str, dir: Path | None) -> str:
         made.append(temporary / f"{prefix}{len(made)}")
         made[-1].mkdir(mode=0o700)
-        if len(made) == 1:  # between this and the lock another run sweeps
-            opened = os.open
-
-            def sweeping(path, flags, *rest):
-                monkeypatch.setattr(os, "open", opened)
-                found = os.open(path, flags, *rest)
-                made[0].rmdir()
-                return found
-
-            monkeypatch.setattr(os, "open", sweeping)
+        if len(made) == 1:
+            sweep(made[0])
         return str(made[-1])
 
     monkeypatch.setattr(tempfile, "mkdtemp", mkdtemp)
+    monkeypatch.setattr(os, "open", os.open)
     with scratch.folder() as folder:
         assert folder == made[1]
         assert folder.exists()
