@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +63,8 @@ def save(record: Record, *, asked: dict, code: str) -> None:
 def _packed(entry: Entry) -> dict:
     found = {field.name: getattr(entry, field.name) for field in fields(entry)}
     del found["case"]
-    blocks = [[*place, asdict(block)] for place, block in entry.blocks.items()]
-    return found | {"blocks": blocks, "trained": entry.trained and asdict(entry.trained)}
+    blocks = [[*place, vars(block)] for place, block in entry.blocks.items()]
+    return found | {"blocks": blocks, "trained": entry.trained and vars(entry.trained)}
 
 
 def load(folder: Path, started: str) -> State:
