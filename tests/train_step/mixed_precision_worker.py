@@ -560,12 +560,14 @@ class TensorFlow:
         half = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2, dtype="bfloat16")])
         full = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
         scaling = keras.optimizers.LossScaleOptimizer(self.optimizer())
+        factor = keras.optimizers.SGD(0.1, loss_scale_factor=128.0)
         precision = technique.MixedPrecision(full, dtype="float16")
         precision.wrap(self.optimizer())
         return {
             "second": raised(precision.wrap, self.optimizer()),
             "half": raised(technique.make_predict, half),
             "scaling": raised(technique.make_train_step, full, scaling, kit.training.cross_entropy),
+            "factor": raised(technique.make_train_step, full, factor, kit.training.cross_entropy),
         }
 
 

@@ -238,6 +238,7 @@ def test_a_model_without_master_weights_is_refused(found):
         assert refused["float32"] is None
     else:
         assert refused["scaling"].startswith("ValueError: pass the optimizer itself")
+        assert refused["factor"] == refused["scaling"]
         assert refused["second"].startswith("ValueError: float16: one optimizer holds the loss's")
 
 

@@ -120,8 +120,12 @@ class MixedPrecision:
         It has the scale and its count of good steps in its variables: save it to resume. Raises
         ValueError for an optimizer that scales the loss already, and in float16 for a second one.
         """
-        if hasattr(optimizer, "inner_optimizer"):
-            raise ValueError("pass the optimizer itself: float16 wraps it in a LossScaleOptimizer")
+        # Keras 3's loss_scale_factor unscales as well.
+        if hasattr(optimizer, "inner_optimizer") or getattr(optimizer, "loss_scale_factor", None):
+            raise ValueError(
+                "pass the optimizer itself, without loss_scale_factor: float16 wraps it in a "
+                "LossScaleOptimizer, and nothing else needs a scale"
+            )
         if self.dtype == "float16" and self.optimizer is not None:
             raise ValueError(
                 "float16: one optimizer holds the loss's scale, another would hold a scale of its "
