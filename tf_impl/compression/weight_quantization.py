@@ -133,7 +133,8 @@ def _check_layers(model: tf.keras.Model) -> None:
     dense = [layer for layer in model._flatten_layers() if _is_dense(layer)]
     left = [layer for layer in _distributed(model) if layer in dense]
     if len(left) == len(dense):
-        raise NotImplementedError("the model has no dense layer, or has them in TimeDistributed")
+        where = " outside of TimeDistributed" if left else ""
+        raise NotImplementedError(f"the model has no dense layer{where}")
     if left:
         warnings.warn(
             f"left in float32: {', '.join(layer.name for layer in left)}: TimeDistributed calls "
