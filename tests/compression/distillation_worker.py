@@ -1216,6 +1216,61 @@ class TensorFlow:
         refused = raised(alone.fit, x, y, verbose=0)
         return found | {"evaluated": [evaluated, wanted], "alone": refused}
 
+    def seeds(self):
+        """Seeds of an LSTM's dropout, which Keras 3 moves on in evaluation mode, too, after a step.
+
+        By the kind of step: whether the teacher's stay, and the student's are those of a plain one.
+        """
+        keras, layers = self.tf.keras, self.tf.keras.layers
+        x, y = kit.data.to_device(LEFT[:, :, None], TARGET)
+        names = {"student_layer": "read", "teacher_layer": "read"}
+
+        class Taught(logits.DistilledTraining, keras.Model):
+            pass
+
+        def network(kind=keras.Model):
+            keras.utils.set_random_seed(0)
+            inputs = keras.Input((4, 1))
+            read = layers.LSTM(2, dropout=0.5, name="read")(inputs)
+            return kind(inputs, layers.Dense(3)(read))
+
+        def seeds(model):
+            return [array(v).tolist() for v in model.variables if "seed" in v.path]
+
+        def taught(student, over):
+            step = logits.make_train_step(student, over, self.descent(student, 0.1), cross_entropy)
+            step(x, y)
+
+        def stored(student, over):
+            rows = logits.store_logits(over, x, batch_size=4)
+            step = logits.make_stored_train_step(student, self.descent(student, 0.1), cross_entropy)
+            step(x, (y, rows))
+
+        def fitted(student, over):
+            student.learn_from(over)
+            student.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+            student.fit(x, y, batch_size=len(x), verbose=0)
+
+        def followed(student, over):
+            both = features.attach_regressor(student, over, x, **names)
+            optimizer = self.descent(both, 0.1)
+            features.make_train_step(both, over, optimizer, cross_entropy, teacher_layer="read")(
+                x, y
+            )
+
+        plain, found = network(), {}
+        kit.training.make_train_step(plain, self.descent(plain, 0.1), cross_entropy)(x, y)
+        for do in (taught, stored, fitted, followed):
+            student, over = network(Taught), network()
+            before = seeds(over)
+            do(student, over)
+            found[do.__name__] = [
+                len(before),
+                seeds(over) == before,
+                seeds(student) == seeds(plain),
+            ]
+        return found
+
     def foreign(self):
         """Functional models with a list of inputs; subclassed ones with two arguments."""
         tf = self.tf
@@ -1301,7 +1356,7 @@ def main() -> None:
     if sys.argv[1] == "pt":
         scenarios += [own.teach]
     if sys.argv[1] == "tf":
-        scenarios += [own.in_fit]
+        scenarios += [own.in_fit, own.seeds]
     workers.report(scenarios)
 
 

@@ -251,6 +251,15 @@ def test_tf_in_fit_a_student_learns_as_in_the_step():
     assert len({round(loss, 3) for loss in first}) == 3
 
 
+@pytest.mark.parametrize("step", ["taught", "stored", "fitted", "followed"])
+def test_tf_no_evaluation_moves_seeds_on(step):
+    """Neither the teacher's pass nor a look at what the student gives: two of one LSTM."""
+    count, kept, plain = side("tf")["seeds"][step]
+    assert count > 0
+    assert kept
+    assert plain
+
+
 # The teacher's file and the benchmark ---------------------------------------------------------
 
 

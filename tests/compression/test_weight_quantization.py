@@ -132,6 +132,20 @@ def test_pt_weights_that_are_computed_are_not_rounded(evidence):
     assert evidence["pt"]["computed"] == [False, True]
 
 
+def test_tf_layers_that_time_distributed_wraps_stay_float32_and_are_named(evidence):
+    found = evidence["tf"]["distributed"]
+    alone = "NotImplementedError: the model has no dense layer outside of TimeDistributed"
+    assert found["alone"]["raised"] == alone
+    beside, within = found["beside"], found["model"]
+    assert beside["said"][0].startswith("left in float32: wrapped: TimeDistributed")
+    assert len(beside["said"]) == 1
+    assert beside["integers"] == ["called"]
+    assert within["integers"] == ["inside"]  # a model calls its layers
+    assert within["said"] == []
+    assert 0 < beside["apart"] < 0.02
+    assert 0 < within["apart"] < 0.02
+
+
 def test_the_model_is_left_as_it_was(found):
     assert found["transformer"]["kept"]
 

@@ -10,6 +10,7 @@ import contextlib
 import os
 import pickle
 import sys
+import warnings
 from dataclasses import replace
 from importlib import import_module
 from unittest import mock
@@ -327,6 +328,35 @@ class TensorFlow:
         model(x)
         return {"subclassed": ("quantize_int8", model, x)}
 
+    def distributed(self, folder):
+        """Dense layers in TimeDistributed: alone, within a model, and beside one that is called."""
+        keras, layers = self.tf.keras, self.tf.keras.layers
+        keras.utils.set_random_seed(0)
+        x = self.tf.random.normal((4, 3, 16))
+        inside = keras.Sequential([layers.Dense(8, name="inside")])
+        found = {}
+        for name, wrapped, behind in (
+            ("alone", layers.Dense(8, name="wrapped"), layers.ReLU()),
+            ("beside", layers.Dense(8, name="wrapped"), layers.Dense(4, name="called")),
+            ("model", inside, layers.ReLU()),
+        ):
+            inputs = keras.Input((3, 16))
+            model = keras.Model(inputs, behind(layers.TimeDistributed(wrapped)(inputs)))
+            with warnings.catch_warnings(record=True) as said:
+                warnings.simplefilter("always", UserWarning)
+                found[name] = {"raised": raised(technique.apply_int8, model, x)}
+                if found[name]["raised"] is None:
+                    held = technique.apply_int8(model, x)
+                    off = self.tf.norm(held(x) - model(x)) / self.tf.norm(model(x))
+                    found[name]["apart"] = float(off)
+                    found[name]["integers"] = [
+                        layer.name
+                        for layer in held._flatten_layers(include_self=False)
+                        if getattr(layer, "quantization_mode", None) == "int8"
+                    ]
+            found[name]["said"] = sorted({str(one.message) for one in said})
+        return found
+
     def bombs(self, target):
         """A program that writes a file when it is called."""
         from tensorflow.core.protobuf import meta_graph_pb2
@@ -347,7 +377,7 @@ def main() -> None:
     if FRAMEWORK == "pt" and not workers.campaign():  # a graph is read before code is made of it
         integers.compile_fx_inner = quick.as_it_is
     scenarios = [transformer, kernels, read, constructions, proof, refusals, files]
-    scenarios += [own.computed] if FRAMEWORK == "pt" else []
+    scenarios += [own.computed if FRAMEWORK == "pt" else own.distributed]
     workers.report(map(workers.in_a_folder, scenarios))
 
 

@@ -478,6 +478,9 @@ class TensorFlow:
             found[f"{name} norm"] = step.gradient_norm()
         scaling = tf.keras.optimizers.LossScaleOptimizer(tf.keras.optimizers.SGD())
         found["scaling"] = raised(technique.make_train_step, model, scaling, squares)
+        factor = tf.keras.optimizers.SGD(loss_scale_factor=2.0)
+        for maker in (technique.make_train_step, technique.make_per_variable_step):
+            found[f"factor {maker.__name__}"] = raised(maker, model, factor, squares)
         return found
 
     def functional(self):

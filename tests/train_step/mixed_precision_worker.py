@@ -554,18 +554,45 @@ class TensorFlow:
             "policies": [layer.dtype_policy.name for layer in model.layers],
         }
 
+    def raw_data(self):
+        """How far predictions from years in bfloat16 are off float32's, by the layer that reads."""
+        keras, layers = self.tf.keras, self.tf.keras.layers
+        bins = [float(year) for year in range(1991, 2030)]
+        years = self.tf.constant([[float(year)] for year in range(1990, 2030)])
+        found = {}
+        for reader in (
+            layers.Normalization(mean=2010.0, variance=130.0),
+            layers.Rescaling(1 / 20, offset=-2010 / 20),
+            layers.Discretization(bin_boundaries=bins, output_mode="one_hot"),
+            layers.CategoryEncoding(2100, output_mode="one_hot"),
+        ):
+            keras.utils.set_random_seed(0)
+            inputs = keras.Input((1,))
+            dense = layers.Dense(4)
+            model = keras.Model(inputs, dense(reader(inputs)))
+            plain = model(years)
+            predictions = {"functional": technique.make_predict(model)(years)}
+            model = keras.Sequential([keras.Input((1,)), reader, dense])
+            predictions["Sequential"] = technique.make_predict(model)(years)
+            for kind, output in predictions.items():
+                apart = self.tf.norm(output - plain) / self.tf.norm(plain)
+                found[f"{type(reader).__name__}, {kind}"] = float(apart)
+        return found
+
     def refused(self):
         """A model in bfloat16, and an optimizer that scales already."""
         keras = self.tf.keras
         half = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2, dtype="bfloat16")])
         full = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
         scaling = keras.optimizers.LossScaleOptimizer(self.optimizer())
+        factor = keras.optimizers.SGD(0.1, loss_scale_factor=128.0)
         precision = technique.MixedPrecision(full, dtype="float16")
         precision.wrap(self.optimizer())
         return {
             "second": raised(precision.wrap, self.optimizer()),
             "half": raised(technique.make_predict, half),
             "scaling": raised(technique.make_train_step, full, scaling, kit.training.cross_entropy),
+            "factor": raised(technique.make_train_step, full, factor, kit.training.cross_entropy),
         }
 
 

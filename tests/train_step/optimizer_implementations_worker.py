@@ -199,6 +199,30 @@ def _train_keras(name):
     return {"losses": losses, "frozen": bool(tf.reduce_all(frozen == model.right.kernel))}
 
 
+def repeated_ids():
+    """The first update of an embedding that looks row 0 up twice, in units of the learning rate."""
+    ids, pulls = [0, 0, 1], [[1.0], [2.0], [3.0]]
+    found = {}
+    for name in [name for name in NAMES if (FRAMEWORK, name) != ("pt", "compiled")]:
+        if FRAMEWORK == "pt":
+            model = torch.nn.Embedding(3, 1, _weight=torch.zeros(3, 1))
+            optimizer = getattr(technique, f"{name}_optimizer")(model, learning_rate=0.5)
+            (model(torch.tensor(ids)) * torch.tensor(pulls)).sum().backward()
+            optimizer.step()
+            table = model.weight.detach()
+        else:
+            table = tf.keras.layers.Embedding(3, 1, embeddings_initializer="zeros")
+            model = tf.keras.Sequential([tf.keras.Input((), dtype="int64"), table])
+            optimizer = getattr(technique, f"{name}_optimizer")(model, learning_rate=0.5)
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(model(tf.constant(ids)) * tf.constant(pulls))
+            gradients = tape.gradient(loss, model.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+            table = table.get_weights()[0]
+        found[name] = [float(row[0]) / 0.5 for row in table]
+    return found
+
+
 def fused_limits():
     """Parameters that PyTorch's fused kernels do not take."""
     model = torch.nn.Linear(2, 2, dtype=torch.complex64)
@@ -285,7 +309,7 @@ def some_variables():
 
 def main() -> None:
     kit.runtime.configure(threads=1, seed=0)
-    scenarios = [updates, large_eps, refusals, foreign]
+    scenarios = [updates, large_eps, refusals, foreign, repeated_ids]
     scenarios += (
         [fused_limits, fused_sgd] if FRAMEWORK == "pt" else [fit, fit_compiled, some_variables]
     )

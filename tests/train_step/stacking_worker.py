@@ -443,6 +443,8 @@ class TensorFlow:
         if KERAS_3:
             half = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2, dtype="bfloat16")])
             found["half"] = raised(make, half, sgd, loss_fn, dtype="bfloat16")
+            factor = keras.optimizers.SGD(0.1, loss_scale_factor=128.0)
+            found["factor"] = raised(make, small, factor, loss_fn)
         return found
 
 

@@ -226,3 +226,5 @@ def test_tf_models_and_optimizers_that_are_refused(evidence):
     foreign = evidence["tf"]["foreign"]
     assert foreign["unbuilt"].startswith("ValueError: the model has no trainable variables")
     assert foreign["scaling"].startswith("ValueError: pass the optimizer itself")
+    for maker in ("make_train_step", "make_per_variable_step"):
+        assert foreign[f"factor {maker}"] == foreign["scaling"]

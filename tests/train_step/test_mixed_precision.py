@@ -207,6 +207,13 @@ def test_tf_switching_a_built_model_equals_the_global_policy(evidence):
     assert functional["technique_traces"] == 1
 
 
+def test_tf_layers_that_read_raw_data_read_all_of_it(evidence):
+    found = evidence["tf"]["raw_data"]
+    assert len(found) == 8
+    for case, apart in found.items():
+        assert 0 < apart < 0.02, case  # Dense itself is rounded
+
+
 # Bad input ------------------------------------------------------------------------------------
 
 
@@ -238,6 +245,7 @@ def test_a_model_without_master_weights_is_refused(found):
         assert refused["float32"] is None
     else:
         assert refused["scaling"].startswith("ValueError: pass the optimizer itself")
+        assert refused["factor"] == refused["scaling"]
         assert refused["second"].startswith("ValueError: float16: one optimizer holds the loss's")
 
 

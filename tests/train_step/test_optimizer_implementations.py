@@ -133,6 +133,15 @@ def test_tf_fused_is_one_kernel_a_tensor_and_trains_in_fit(evidence, side):
     assert found["refused"].startswith("NotImplementedError: ResourceApplyAdam has no amsgrad")
 
 
+@pytest.mark.parametrize("side", SIDES)
+def test_of_ids_that_repeat_only_keras_3_squares_the_slices_apart(evidence, side):
+    """Slices of 1 and 2: (1 + 2) / sqrt(1 + 4) there, and 3 / 3 by the rule."""
+    for name, moved in evidence[side]["repeated_ids"].items():
+        apart = side == "tf" and name != "fused"
+        row = -3 / 5**0.5 if apart else -1.0
+        assert moved == pytest.approx([row, -1.0, 0.0], rel=1e-4), name
+
+
 def test_fused_refuses_what_its_kernel_refuses(evidence):
     found = evidence["pt"]["fused_limits"]
     assert found["for_loop_optimizer"] is None

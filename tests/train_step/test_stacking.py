@@ -209,6 +209,7 @@ def test_tf_models_that_do_not_fit_are_refused(evidence):
     found = evidence["tf"]["own_refusals"]
     assert (found["bfloat16"], found["recomputed"]) == (None, None)
     assert "master weights are float32" in found["half"]
+    assert found["factor"].startswith("ValueError: pass the optimizer itself, without")
 
 
 @pytest.mark.campaign

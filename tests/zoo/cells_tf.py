@@ -283,7 +283,7 @@ def baseline(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
 def mixed_precision(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
     """float32 is the plain step; bfloat16 is the same model built under Keras's own policy.
 
-    But for `Normalization`, which stays float32 in both, and so what hands it the inputs.
+    But for layers that read raw data, which stay float32 in both, and so what hands it to them.
     """
 
     def float32():
@@ -297,8 +297,7 @@ def mixed_precision(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
             plain = a.foreign.build()
         finally:
             tf.keras.config.set_dtype_policy("float32")
-        if "normalization" in a.foreign.traits:
-            _normalize_in_float32(plain)
+        _read_in_float32(plain)
         wanted = parts(tf.function(partial(predict, plain))(a.x))  # a graph fuses what is cast
         found = parts(technique.make_predict(a.model())(a.x))
         cell.near("outputs", found, wanted, a.rounding.of_outputs)
@@ -306,9 +305,13 @@ def mixed_precision(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
     return {"float32": float32, "bfloat16": bfloat16}
 
 
-def _normalize_in_float32(model) -> None:
-    for layer in model._flatten_layers():
-        if isinstance(layer, layers.Normalization | tf.keras.Sequential):
+def _read_in_float32(model) -> None:
+    raw = layers.Normalization, layers.Rescaling, layers.Discretization, layers.CategoryEncoding
+    inside = list(model._flatten_layers())
+    if not any(isinstance(layer, raw) for layer in inside):
+        return
+    for layer in inside:
+        if isinstance(layer, (*raw, tf.keras.Sequential)):
             layer.dtype_policy = "float32"
         if isinstance(layer, layers.Normalization):
             layer.finalize_state()

@@ -17,7 +17,9 @@ Where the frameworks differ and why:
   which tutorials hand it, are below zero: all are clipped to one value and the gradient is zero,
   however plausible the loss. So the sum is written out here, over logarithms. PyTorch's `kl_div`
   takes log-probabilities, but by default divides by the classes too.
-- Keras has the mode per call; PyTorch sets the teacher's and puts it back.
+- Keras has the mode per call; PyTorch sets the teacher's and puts it back. Keras 3 moves the seeds
+  of an LSTM's dropout on in evaluation mode, too: such changes of both models are dropped, so that
+  a teacher that draws when it predicts draws the same in every step.
 - The teacher's pass stands outside the tape, so that nothing of it is kept for a backward pass.
   There it is under `no_grad`.
 - The graph knows shapes while it is traced, before it has changed anything; there the first step
@@ -38,6 +40,7 @@ Run it alone: `python -m tf_impl.compression.distillation` prints a student alon
 every step and with stored logits.
 """
 
+import contextlib
 import inspect
 import math
 from collections.abc import Callable
@@ -104,7 +107,7 @@ def make_train_step(
 
     @tf.function(jit_compile=False)
     def update(x, y):
-        target = _logits(_call(teacher, x, training=False)) if alpha else None
+        target = _logits(_evaluated(teacher, x)) if alpha else None
         with tf.GradientTape() as tape:
             output = _call(student, x, training=True)
             loss = _loss(loss_fn, output, y, target, temperature, alpha, class_axis)
@@ -119,7 +122,7 @@ def make_train_step(
     def step(x, y):
         nonlocal looked
         if not looked and tf.executing_eagerly():  # a graph would look again in every step
-            target = _logits(_call(teacher, x, training=False))
+            target = _logits(_evaluated(teacher, x))
             _refuse_probabilities(student, x, target, class_axis)
             looked = True
         return update(x, y)
@@ -192,7 +195,7 @@ class DistilledTraining:
         def weighted(x, y, output, hard, weights):
             if alpha == 0:
                 return hard
-            target = _logits(_call(teacher, x, training=False))
+            target = _logits(_evaluated(teacher, x))
             target = tf.nest.map_structure(tf.stop_gradient, target)  # `fit` has a tape around it
             of_batch = (output, y, target, temperature, alpha, class_axis)
             return _loss(lambda *_: hard, *of_batch, weights=weights)
@@ -222,12 +225,18 @@ def store_logits(teacher: tf.keras.Model, x, *, batch_size: int = 256) -> tf.Ten
     # A smaller last batch makes a graph for any batch size, not one for each.
     @tf.function(jit_compile=False, reduce_retracing=True)
     def infer(rows):
-        return _logits(_call(teacher, rows, training=False))
+        return _logits(_evaluated(teacher, rows))
 
     samples = tf.nest.flatten(x)[0].shape[0]
     starts = range(0, samples, batch_size)
     parts = [tf.nest.map_structure(lambda v, s=s: v[s : s + batch_size], x) for s in starts]
     return tf.nest.map_structure(lambda *rows: tf.concat(rows, axis=0), *map(infer, parts))
+
+
+def _evaluated(model: tf.keras.Model, x):
+    """The output in evaluation mode, in which no variable changes."""
+    with getattr(tf.keras, "StatelessScope", contextlib.nullcontext)():  # of Keras 3
+        return _call(model, x, training=False)
 
 
 def _call(model: tf.keras.Model, x, training: bool):
@@ -380,7 +389,7 @@ def _are_alike(ours, theirs) -> bool:
 
 def _refuse_probabilities(student, x, target, class_axis: int) -> None:
     """Raise where the teacher's rows, or the student's in evaluation mode, sum to one."""
-    outputs = {"student": _logits(_call(student, x, training=False)), "teacher": target}
+    outputs = {"student": _logits(_evaluated(student, x)), "teacher": target}
     for who, output in outputs.items():
         if any(_are_probabilities(part, class_axis) for part in tf.nest.flatten(output)):
             raise ValueError(

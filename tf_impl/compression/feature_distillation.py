@@ -21,6 +21,8 @@ Where the frameworks differ and why:
 - A name stands for what the layer gives: ReLU as a layer has a name of its own, as a function it
   has none. `get_layer` knows the layers of the first level, not those within a nested model.
 - Channels are last in images here and second there: a dense layer here, a 1x1 convolution there.
+- Keras 3 moves the seeds of an LSTM's dropout on in evaluation mode, too: such changes of both
+  models are dropped.
 - Keras 3's own `keras.distillation.FeatureDistillation` has no regressor: both layers must give the
   same width.
 
@@ -34,6 +36,7 @@ Run it alone: `python -m tf_impl.compression.feature_distillation` prints a stud
 features.
 """
 
+import contextlib
 import math
 from collections.abc import Callable
 
@@ -63,7 +66,7 @@ def attach_regressor(
     something else, NotImplementedError for a subclassed model.
     """
     readers = _reader(student, student_layer), _reader(teacher, teacher_layer)
-    ours, theirs = (reader(x, training=False).shape.as_list() for reader in readers)
+    ours, theirs = (_evaluated(reader, x).shape.as_list() for reader in readers)
     if len(ours) not in (2, 3, 4) or ours[:-1] != theirs[:-1]:
         raise ValueError(
             f"the student's {student_layer!r} gives {ours}, the teacher's {teacher_layer!r} "
@@ -105,7 +108,7 @@ def make_train_step(
 
     @tf.function(jit_compile=False)
     def step(x, y):
-        target = reader(x, training=False) if weight else None
+        target = _evaluated(reader, x) if weight else None
         with tf.GradientTape() as tape:
             output, features = taught(x, training=True)
             loss = loss_fn(output, y)
@@ -119,6 +122,12 @@ def make_train_step(
         return loss
 
     return step
+
+
+def _evaluated(model: tf.keras.Model, x):
+    """The output in evaluation mode, in which no variable changes."""
+    with getattr(tf.keras, "StatelessScope", contextlib.nullcontext)():  # of Keras 3
+        return model(x, training=False)
 
 
 def _at_least_float32(features):

@@ -9,6 +9,8 @@ Its twin: `pt_impl/compression/weight_quantization.py`.
 Where the frameworks differ and why:
 - Keras has `model.quantize`, which changes a model in place, so that a copy of its layers is
   needed: functional models alone. torchao replaces the weight tensors of any `nn.Module`.
+- Keras gives a layer another call, for integers, past which `TimeDistributed` goes straight to
+  the one for floats.
 - TensorFlow has no kernel that multiplies 8-bit or 4-bit weights by floats: the graph makes floats
   of the weights first. PyTorch has one for 4 bits on a CPU, which is slow over float32 activations.
 - Both do so in each call, but TensorFlow does it once for kernels of at most 100 KiB in float32.
@@ -58,7 +60,8 @@ def apply_int4(model: tf.keras.Model, inputs) -> tf.keras.Model:
 def quantize_int8(model: tf.keras.Model, inputs, path) -> Path:
     """Write `path`: dense layers with int8 weights, symmetric, a scale for each output.
 
-    The model is left as it is.
+    A dense layer that `TimeDistributed` wraps stays in float32, and a warning names it: `Dense`
+    alone does the same for each step of time. The model is left as it is.
 
     Args:
         inputs: one sample or more, for shapes, dtypes and a comparison of what was written: a
@@ -101,9 +104,9 @@ def _quantize(model: tf.keras.Model, inputs, *, bits: int) -> tf.keras.Model:
     if not hasattr(tf.keras, "quantizers"):
         raise NotImplementedError("tf_keras has no quantization of weights: use Keras 3")
     programs.trace(model, inputs)  # whatever is wrong with it, before it is copied
-    if not any(_is_dense(layer) for layer in model._flatten_layers()):
-        raise NotImplementedError("the model has no dense layer")
+    _check_layers(model)
     copy = programs.copy_model(model, inputs)
+    distributed = _distributed(copy)
     kinds = tf.keras.quantizers
     config = (
         kinds.Int8QuantizationConfig(activation_quantizer=None)
@@ -112,7 +115,9 @@ def _quantize(model: tf.keras.Model, inputs, *, bits: int) -> tf.keras.Model:
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # layers that stay in float: all but dense ones
-        copy.quantize(config=config, filters=_is_dense)
+        copy.quantize(
+            config=config, filters=lambda layer: _is_dense(layer) and layer not in distributed
+        )
     try:
         apart = programs.apart(programs.call(copy, inputs), programs.call(model, inputs))
     except Exception as error:  # of a layer that reads another one's kernel
@@ -121,6 +126,27 @@ def _quantize(model: tf.keras.Model, inputs, *, bits: int) -> tf.keras.Model:
     if not apart <= MOST_APART:
         raise RuntimeError(f"outputs of the quantized model are {apart:.2%} off the model's")
     return copy
+
+
+def _check_layers(model: tf.keras.Model) -> None:
+    """Refuse a model that keeps all its weights; warn of dense layers that keep theirs."""
+    dense = [layer for layer in model._flatten_layers() if _is_dense(layer)]
+    left = [layer for layer in _distributed(model) if layer in dense]
+    if len(left) == len(dense):
+        where = " outside of TimeDistributed" if left else ""
+        raise NotImplementedError(f"the model has no dense layer{where}")
+    if left:
+        warnings.warn(
+            f"left in float32: {', '.join(layer.name for layer in left)}: TimeDistributed calls "
+            "them past Keras's quantization; Dense alone does the same",
+            stacklevel=4,
+        )
+
+
+def _distributed(model: tf.keras.Model) -> list:
+    """The layers that TimeDistributed wraps: it calls their `call`, which reads integers then."""
+    wrappers = tf.keras.layers.TimeDistributed
+    return [one.layer for one in model._flatten_layers() if isinstance(one, wrappers)]
 
 
 def _is_dense(layer) -> bool:

@@ -271,8 +271,11 @@ def _check(model, max_norm: float) -> None:
 
 def _prepare(optimizer, variables: list) -> None:
     """Build the optimizer, which a branch of the graph could not; refuse one that unscales."""
-    if hasattr(optimizer, "inner_optimizer"):
-        raise ValueError("pass the optimizer itself: this step does not scale the loss")
+    # Keras 3's loss_scale_factor unscales as well.
+    if hasattr(optimizer, "inner_optimizer") or getattr(optimizer, "loss_scale_factor", None):
+        raise ValueError(
+            "pass the optimizer itself, without loss_scale_factor: this step scales no loss"
+        )
     if not getattr(optimizer, "built", False):
         optimizer.build(variables)
 

@@ -18,12 +18,13 @@ Where the frameworks differ and why:
 - BatchNorm and LayerNorm keep float32 variables and statistics on both sides. Keras casts what
   they get to float32 and back, and so gains nothing in them (Keras 3 builds them of many small
   operators); PyTorch's CPU kernels read bfloat16 and add up in float32.
-- `Normalization` stays float32 here, as under autocast. It gets raw data, of which bfloat16 keeps 8
-  bits (the year 2026 would be 2024) and float16 nothing beyond 65,504. Keras's own policy rounds
-  them, and the means; a subclassed model does so still, before its layers see them.
+- `Normalization`, `Rescaling`, `Discretization` and `CategoryEncoding` stay float32 here, as what
+  stands in their place does under autocast. They get raw data, of which bfloat16 keeps 8 bits (the
+  year 2026 would be 2024) and float16 nothing beyond 65,504. Keras's own policy rounds them, and
+  the means; a subclassed model does so still, before its layers see them.
 - `LossScaleOptimizer` decides inside the graph whether to skip; `GradScaler` asks the device.
 - The usual way is `keras.config.set_dtype_policy` before the model is built. Here the policies
-  last for one trace: any model will do, it is left as it was, and but for `Normalization` it
+  last for one trace: any model will do, it is left as it was, and but for these four layers it
   computes the same. (`fit` traces too: call it within `policies()`, with the optimizer that `wrap`
   returns.) tf_keras settles when a variable is made whether it can be cast, so there a built model
   is refused.
@@ -120,8 +121,12 @@ class MixedPrecision:
         It has the scale and its count of good steps in its variables: save it to resume. Raises
         ValueError for an optimizer that scales the loss already, and in float16 for a second one.
         """
-        if hasattr(optimizer, "inner_optimizer"):
-            raise ValueError("pass the optimizer itself: float16 wraps it in a LossScaleOptimizer")
+        # Keras 3's loss_scale_factor unscales as well.
+        if hasattr(optimizer, "inner_optimizer") or getattr(optimizer, "loss_scale_factor", None):
+            raise ValueError(
+                "pass the optimizer itself, without loss_scale_factor: float16 wraps it in a "
+                "LossScaleOptimizer, and nothing else needs a scale"
+            )
         if self.dtype == "float16" and self.optimizer is not None:
             raise ValueError(
                 "float16: one optimizer holds the loss's scale, another would hold a scale of its "
@@ -263,10 +268,11 @@ def _layer_policies(model: tf.keras.Model, dtype: str, keep_fp32: str) -> list[t
 
 
 def _gets_raw_data(layer) -> bool:
-    """Whether it is `Normalization`, or a Sequential model with one, which casts what it gets."""
-    kind = tf.keras.layers.Normalization
+    """Whether it is a layer for raw data, or a Sequential with one, which casts what it gets."""
+    kinds = tf.keras.layers
+    kinds = kinds.Normalization, kinds.Rescaling, kinds.Discretization, kinds.CategoryEncoding
     inside = layer._flatten_layers() if isinstance(layer, tf.keras.Sequential) else [layer]
-    return any(isinstance(one, kind) for one in inside)
+    return any(isinstance(one, kinds) for one in inside)
 
 
 def _find_layers(model: tf.keras.Model, names: str) -> list:

@@ -1,10 +1,10 @@
 """Implementations of one optimizer rule: AdamW, the ways that TensorFlow has to run an update.
 
 What it changes: how many kernels an update takes and how often it reads and writes memory; not the
-result. Keras writes AdamW as some twenty operations a variable, most of them a pass over memory of
-their own (for_loop); a kernel of TensorFlow's does all but the decay in one (fused); XLA fuses
-those of a variable to a few loops (compiled). Each function returns an optimizer to use as any
-other: in `fit`, or with `apply_gradients` in a step of your own.
+result, but for ids that repeat in a batch (below). Keras writes AdamW as some twenty operations a
+variable, most of them a pass over memory of their own (for_loop); a kernel of TensorFlow's does all
+but the decay in one (fused); XLA fuses those of a variable to a few loops (compiled). Each function
+returns an optimizer to use as any other: in `fit`, or with `apply_gradients` in a step of your own.
 
 Its twin: `pt_impl/train_step/optimizer_implementations.py`.
 
@@ -21,6 +21,9 @@ Where the frameworks differ and why:
   eps / sqrt(v̂) at most. Keras also computes 1 - beta2^t in float32, PyTorch in float64: for a
   beta2 of 0.999 that moves the first updates by a relative 3e-5 at most. The kernel takes 1 - beta2
   in float32 too, so that this cancels.
+- An embedding's gradient is slices here, one a lookup. Of an id that a batch holds twice, Keras 3
+  adds up the squares of its slices for the second moment, and so do for_loop and compiled. fused
+  squares their sum: the rule, as in PyTorch and tf_keras.
 
 When it helps and when it hurts: compiled helps where the update is a visible share of a step: many
 variables and little arithmetic for each. It needs its compile time back, and nothing is left to
@@ -50,7 +53,7 @@ def for_loop_optimizer(
     """AdamW that updates variable by variable, operation by operation: Keras's own.
 
     The rule: w -= lr weight_decay w, then w -= lr m̂ / (sqrt(v̂) + eps), with m̂ and v̂ the moments
-    corrected for bias (Loshchilov and Hutter, 2019).
+    corrected for bias (Loshchilov and Hutter, 2019). But for ids that repeat in a batch: see above.
 
     Args:
         model: its trainable variables are updated.
@@ -110,7 +113,8 @@ class FusedAdamW(tf.keras.optimizers.AdamW):
     """Keras's AdamW with its update of a variable in one kernel; for `fit` and custom loops.
 
     Everything else is Keras's: arguments, decoupled decay, schedules, clipping, saving. An
-    embedding's slices are summed first.
+    embedding's slices are summed first, which is the rule; Keras 3 squares each apart, so that its
+    updates of ids that repeat in a batch are others.
     """
 
     def build(self, variables):
