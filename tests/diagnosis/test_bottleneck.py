@@ -90,6 +90,8 @@ def test_a_tasks_step_trains_on_its_data_and_files_are_refused(every, evidence):
     assert found["said"].startswith(
         "'photos' is no task with data in memory; these are: digits-cnn"
     )
+    parts = found["told"]["breakdown"]
+    assert min(parts[part] for part in ("forward", "backward", "optimizer")) > 0
 
 
 FLAVOURS = ("Keras 3, a loop", "Keras 3, compile")
