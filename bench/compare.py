@@ -47,6 +47,7 @@ from bench.report.text import plain, wrap
 # verdicts that say that something did
 CHANGED = ("faster", "slower", "slightly faster", "slightly slower", "better", "worse")
 NOT_MEASURED = "not measured"
+WIDTH = 80  # of the terminal
 MEMORY_CHANGE = 0.10  # share by which a peak differs at least, to be shown
 MACHINE = (
     *("cpu", "isa", "isa_limits", "physical_cores", "threads"),
@@ -326,29 +327,29 @@ def _unfinished(runs: dict[str, Record]) -> list[str]:
     ]
 
 
-def render(old: Record, new: Record, *, every: bool, markdown: bool, width: int = 80) -> str:
+def render(old: Record, new: Record, *, every: bool, markdown: bool) -> str:
     """The whole comparison as text for the terminal, or as Markdown."""
-    return _rendered(sentences(old, new), tables(old, new, every=every), markdown, width)
+    return _rendered(sentences(old, new), tables(old, new, every=every), markdown)
 
 
-def render_many(runs: list[Record], *, every: bool, markdown: bool, width: int = 80) -> str:
+def render_many(runs: list[Record], *, every: bool, markdown: bool) -> str:
     """The comparison of any number of runs."""
     named = dict(zip(letters(len(runs)), runs, strict=True))
     said = [
         f"{name}: {machine_words(r['environment'])}; {run_line(r)}" for name, r in named.items()
     ]
-    return _rendered(said + _unfinished(named), many(runs, every=every), markdown, width)
+    return _rendered(said + _unfinished(named), many(runs, every=every), markdown)
 
 
-def _rendered(said: list[str], parts: list[Table], markdown: bool, width: int) -> str:
+def _rendered(said: list[str], parts: list[Table], markdown: bool) -> str:
     if markdown:
         lines = ["# What changed", *said]
         for table in parts:
             lines += [f"## {table.title}", markdown_table(table).strip("\n")]
         return "\n\n".join(lines) + "\n"
-    lines = [line for text in said for line in wrap(plain(text), width)]
+    lines = [line for text in said for line in wrap(plain(text), WIDTH)]
     for table in parts:
-        lines += ["", *grid(table, width)]
+        lines += ["", *grid(table, WIDTH)]
     return "\n".join(lines) + "\n"
 
 

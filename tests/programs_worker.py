@@ -21,6 +21,7 @@ from shared import datasets
 from shared.specs import forward_flops
 from shared.weights import checksum
 from tests import workers
+from tests.compression import quick
 
 STEPS = 3
 SEED = 7
@@ -90,7 +91,9 @@ def main(name: str) -> None:
     framework = "pt" if name == "pt" else "tf"
     flavour = {"pt": None, "tf": "keras3", "tf_keras": "tf_keras"}[name]
     found = {}
-    with tempfile.TemporaryDirectory() as folder:
+    if framework == "pt":
+        quick.capture_patterns_once()
+    with quick.without_code(), tempfile.TemporaryDirectory() as folder:
         for case in declared(framework, flavour):
             try:
                 measure = partial(run, folder=Path(folder)) if case.workload.timed else probe

@@ -85,6 +85,7 @@ SAVING = "--checkpoint saved --save-every 100"
 #   install   it would install: what it installs is checked below, or by other tests
 #   long      it would take an hour: that it starts, and has help, is
 #   help      it would take minutes: that its options are there, is
+#   diagnose  it is run in PyTorch alone, but in campaigns; tests/diagnosis has TensorFlow's part
 #   alone     it trains for minutes: that its file can be run is
 #   tour      it is run by the test of the tour, with the tour's files
 #   launch    it needs several hosts: its options are parsed, and what it names is there
@@ -126,7 +127,7 @@ COMMANDS = {
     ".venv/bin/twinbench try my_model.py": "own",
     f"{BENCH} --model my_model.py --minutes 12": "own",
     ".venv/bin/twinbench compare before/results.json results/latest --fail-if slower:5%": "own",
-    ".venv/bin/twinbench diagnose digits-cnn --batch-size 4": "run",
+    ".venv/bin/twinbench diagnose digits-cnn --batch-size 4": "diagnose",
     ".venv/bin/twinbench diagnose my_step.py": "run",
     ".venv/bin/python -m cProfile -s cumtime -m pt_impl.diagnosis.profiling": "outside",
     ".venv/bin/python -m shared.utilization -m pt_impl.diagnosis.profiling": "run",
@@ -346,6 +347,13 @@ def run(text: str, folder: Path) -> subprocess.CompletedProcess:
 @pytest.mark.parametrize("text", each(of_kind("run")))
 def test_it_runs(clone, text):
     done = run(text, clone)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("text", of_kind("diagnose"))
+def test_it_runs_in_a_framework(clone, text):
+    done = run(text if workers.campaign() else f"{text} --framework pt", clone)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
 

@@ -57,6 +57,21 @@ def has_vnni() -> bool:
     return not x86 or "avx512_vnni" in machine.describe(1)["isa"]
 
 
+def raised(function: Callable, *args, **kwargs) -> str | None:
+    """The error of a call; None where there is none."""
+    try:
+        function(*args, **kwargs)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def raised_on_one_line(function: Callable, *args, **kwargs) -> str | None:
+    """The error of a call, a blank between its words; None where there is none."""
+    error = raised(function, *args, **kwargs)
+    return error and " ".join(error.split())
+
+
 class Scenarios(dict):
     """What a worker found by scenario; a look-up fails with the traceback where it raised one.
 

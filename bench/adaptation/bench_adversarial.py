@@ -6,7 +6,6 @@ from bench.adaptation import domains
 from bench.harness.plan import WARM, Prepared, Technique, Variant, Work
 
 HIDDEN = 100  # units of the domain head, as for MNIST in Ganin et al.
-ROUNDING = 1e-5  # share of two steps' way that no rounding leads apart
 
 TECHNIQUE = Technique(
     family="adaptation",
@@ -76,12 +75,7 @@ def prepare(impl, work: Work) -> Prepared:
 
 def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
     """Two steps lead elsewhere than with a reversal of strength 0, or than on the source alone."""
-    if not work.settings:
-        return {}, None
-    without = work.settings | {"strength": 0.0} if "strength" in work.settings else {}
-    apart = domains.moved_apart(impl, work, prepare, batch, without)
-    reason = None if apart > ROUNDING else "two steps lead where they lead without it"
-    return {"moved_apart": apart}, reason
+    return domains.took_effect(impl, work, prepare, batch, "strength")
 
 
 def bench_adversarial(case, replay):

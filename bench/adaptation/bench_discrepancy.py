@@ -5,8 +5,6 @@ from __future__ import annotations
 from bench.adaptation import domains
 from bench.harness.plan import WARM, Prepared, Technique, Variant, Work
 
-ROUNDING = 1e-5  # share of two steps' way that no rounding leads apart
-
 TECHNIQUE = Technique(
     family="adaptation",
     name="discrepancy",
@@ -58,12 +56,7 @@ def prepare(impl, work: Work) -> Prepared:
 
 def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
     """Two steps lead elsewhere than with a discrepancy of no weight, or on the source alone."""
-    if not work.settings:
-        return {}, None
-    without = work.settings | {"weight": 0.0} if "weight" in work.settings else {}
-    apart = domains.moved_apart(impl, work, prepare, batch, without)
-    reason = None if apart > ROUNDING else "two steps lead where they lead without it"
-    return {"moved_apart": apart}, reason
+    return domains.took_effect(impl, work, prepare, batch, "weight")
 
 
 def bench_discrepancy(case, replay):

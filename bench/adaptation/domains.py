@@ -20,6 +20,7 @@ from bench.harness.watching import Watch
 from shared import datasets
 from shared.specs import ModelSpec, layers, parameter_shapes, train_step_flops
 
+ROUNDING = 1e-5  # share of two steps' way that no rounding leads apart
 SOURCE_ONLY = Variant(
     "source_only", role="baseline", measured=WARM, program="plain", title="source alone"
 )
@@ -111,11 +112,16 @@ def step_flops(spec: ModelSpec, batch_size: int, *, extra_macs: int) -> float:
     return (both + 3 * 2 * extra_macs) / train_step_flops(spec, batch_size)
 
 
-def moved_apart(impl, work: Work, prepare: Callable, batch, without: dict) -> float:
-    """How far two steps lead from where they lead with the settings `without`.
+def took_effect(
+    impl, work: Work, prepare: Callable, batch, setting: str
+) -> tuple[dict, str | None]:
+    """Two steps lead elsewhere than with a `setting` of 0, or than on the source alone.
 
-    As a share of how far these lead from the beginning.
+    By how much is a share of how far these lead from the beginning.
     """
+    if not work.settings:
+        return {}, None
+    without = work.settings | {setting: 0.0} if setting in work.settings else {}
     weights = []
     for settings in (work.settings, without):
         prepared = prepare(impl, replace(work, settings=settings))
@@ -124,5 +130,7 @@ def moved_apart(impl, work: Work, prepare: Callable, batch, without: dict) -> fl
         weights.append(impl.kit.models.export_weights(prepared.model))
     ours, theirs = weights
     names = parameter_shapes(work.task.model)
-    apart = math.sqrt(sum(np.square(ours[n] - theirs[n]).sum() for n in names))
-    return apart / math.sqrt(sum(np.square(theirs[n] - work.weights[n]).sum() for n in names))
+    way = math.sqrt(sum(np.square(theirs[n] - work.weights[n]).sum() for n in names))
+    apart = math.sqrt(sum(np.square(ours[n] - theirs[n]).sum() for n in names)) / way
+    reason = None if apart > ROUNDING else "two steps lead where they lead without it"
+    return {"moved_apart": apart}, reason

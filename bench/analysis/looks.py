@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bench.analysis import analyse, comparisons
-from bench.analysis.bounds import LOOKS as LOOKS
 from bench.analysis.pairing import program
 from bench.analysis.reading import DIFFERENT
 from bench.analysis.verdicts import compare_accuracy

@@ -161,11 +161,11 @@ def _together(replays: list[Replay]) -> Replay:
     return whole
 
 
-def fewer(samples: Samples, rounds: int = FEWER) -> Samples:
+def fewer(samples: Samples) -> Samples:
     """The first rounds of every block."""
     return {
         name: {
-            match: {block: own[:rounds] for block, own in blocks.items()}
+            match: {block: own[:FEWER] for block, own in blocks.items()}
             for match, blocks in matches.items()
         }
         for name, matches in samples.items()

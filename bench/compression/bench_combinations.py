@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.compression.bench_sparse_inference import pruned
+from bench.harness.examples import examples
 from bench.harness.plan import Measure, Prepared, Technique, Variant, Work, Workload
 from bench.harness.stages import Stages
-from shared import datasets, teacher
+from shared import teacher
 
 # Fixed before anything was measured: the settings of the techniques that are stacked, and their
 # epochs. All rows train as long, in three parts at one learning rate, each with a new optimizer:
@@ -115,8 +116,7 @@ class Row:
     @cached_property
     def examples(self):
         """Real inputs, which set the ranges of activations."""
-        x, y = datasets.load(Path(self.work.data), "train")
-        return self.impl.kit.data.to_device(x[:EXAMPLES], y[:EXAMPLES])[0]
+        return self.impl.kit.data.to_device(*examples(self.work, EXAMPLES))[0]
 
     def lessons(self, x, y) -> tuple:
         """Labels, and what the teacher says of the images."""

@@ -11,9 +11,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from bench.harness.examples import examples
 from bench.harness.plan import Measure, Prepared, Technique, Variant, Work, Workload
 from bench.harness.stages import Stages, train_plain
-from shared import datasets
 
 MORE_EPOCHS = 2  # beyond the recipe's, in every row: with fake quantization, or without
 EXAMPLES = 256  # images of the training split that set the ranges of activations
@@ -136,8 +136,7 @@ class Row:
     @cached_property
     def examples(self):
         """Real inputs, which set the ranges of activations."""
-        x, y = datasets.load(Path(self.work.data), "train")
-        return self.impl.kit.data.to_device(x[:EXAMPLES], y[:EXAMPLES])[0]
+        return self.impl.kit.data.to_device(*examples(self.work, EXAMPLES))[0]
 
     def round(self) -> None:
         """Put fake quantization in."""

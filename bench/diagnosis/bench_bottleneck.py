@@ -30,11 +30,6 @@ def prepare(impl, work: Work) -> Prepared:
     return Prepared(step, impl.kit.training.make_predict(model), model, optimizer)
 
 
-def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
-    """Nothing is timed: the probe proves what it measures."""
-    return {}, None
-
-
 def probe(impl, work: Work, batches) -> dict[str, dict]:
     """Shares of the step, and the seconds that it takes to tell them."""
     step = prepare(impl, work).step

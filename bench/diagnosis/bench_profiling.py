@@ -41,11 +41,6 @@ def prepare(impl, work: Work) -> Prepared:
     return Prepared(step, impl.kit.training.make_predict(model), model, optimizer)
 
 
-def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
-    """Nothing is timed: the probe proves what it measures."""
-    return {}, None
-
-
 def probe(impl, work: Work, batches) -> dict[str, dict]:
     """Seconds a step, and where they go.
 

@@ -135,21 +135,9 @@ def together(process: int, *forked: int) -> int | None:
 
     None where the kernel does not tell. One that has ended counts nothing.
     """
-    found = 0
-    for pid in (process, *forked):
-        counted = ("Rss:",) if pid == process else ("Private_Clean:", "Private_Dirty:")
-        try:
-            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-        except ProcessLookupError:
-            continue
-        except FileNotFoundError:
-            if Path("/proc/self/smaps_rollup").exists():
-                continue
-            return None
-        except OSError:
-            return None
-        found += sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(counted))
-    return found
+    private = ("Private_Clean:", "Private_Dirty:")
+    found = [_counted(process, "Rss:"), *(_counted(pid, *private) for pid in forked)]
+    return None if None in found else sum(found)
 
 
 def proportional(pids: Iterable[int]) -> int | None:
@@ -157,17 +145,18 @@ def proportional(pids: Iterable[int]) -> int | None:
 
     None where the kernel does not tell. A process that has ended counts nothing.
     """
-    found = 0
-    for pid in pids:
-        try:
-            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-        except ProcessLookupError:
-            continue
-        except FileNotFoundError:
-            if Path("/proc/self/smaps_rollup").exists():
-                continue
-            return None
-        except OSError:
-            return None
-        found += sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
-    return found
+    found = [_counted(pid, "Pss:") for pid in pids]
+    return None if None in found else sum(found)
+
+
+def _counted(pid: int, *names: str) -> int | None:
+    """Bytes of a process in lines of its `smaps_rollup`: 0 where it has ended, None without any."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except ProcessLookupError:
+        return 0
+    except FileNotFoundError:
+        return 0 if Path("/proc/self/smaps_rollup").exists() else None
+    except OSError:
+        return None
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(names))

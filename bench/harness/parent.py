@@ -20,6 +20,7 @@ import traceback
 from multiprocessing.connection import Connection
 
 from bench.harness import wire, worker
+from shared.own_model import one_line
 
 
 def main(address: str, name: str, modules: list[str]) -> None:
@@ -44,7 +45,7 @@ def main(address: str, name: str, modules: list[str]) -> None:
     except wire.Gone:
         pass
     except Exception as error:
-        wire.send(connection, {"error": worker.one_line(error)})
+        wire.send(connection, {"error": one_line(error)})
     finally:
         for child in children:
             _reap(child, patience=0)

@@ -1,13 +1,14 @@
 """What a benchmark file declares.
 
-A `bench_<technique>.py` holds one `Technique` and two functions that run in a worker:
+A `bench_<technique>.py` holds one `Technique` and functions that run in a worker. What is timed,
+trained or has its first call measured needs these two:
 
     prepare(impl, work) -> Prepared          build the step that is timed
     took_effect(impl, work, prepared, batch) -> (evidence, reason or None)
 
 `impl` is the side's package: `impl.kit.training`, `impl.compression.pruning`. Where a step's time
-and memory do not say it all, there is a third, which runs once a case in a process of its own
-(`Technique.probes`):
+and memory do not say it all, or nothing is timed, there is another, which runs once a case in a
+process of its own (`Technique.probes`):
 
     probe(impl, work, batches) -> {name: {"value": float, "unit": str, "samples": list or None}}
 

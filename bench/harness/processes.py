@@ -86,9 +86,8 @@ class ParentKey:
 class Peer:
     """A connected process: one request, one answer."""
 
-    def __init__(self, name: str, connection: Connection, pid: int) -> None:
-        self.name, self.pid = name, pid
-        self._connection = connection
+    def __init__(self, connection: Connection, pid: int) -> None:
+        self.pid, self._connection = pid, connection
         self._turn = threading.Lock()  # two threads may ask one parent
         self._owes = False  # an answer that nobody waits for any more (Ctrl-C, a time-out)
 
@@ -231,7 +230,7 @@ class Processes:
                     return
                 continue  # a caller that died while it called
             with self._arrival:
-                self._arrived[hello["name"]] = Peer(hello["name"], connection, hello["pid"])
+                self._arrived[hello["name"]] = Peer(connection, hello["pid"])
                 self._arrival.notify_all()
 
     def _wait_for(self, name: str, alive, timeout: float) -> Peer:

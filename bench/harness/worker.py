@@ -36,12 +36,6 @@ from shared.weights import checksum, init_weights
 RESIDENT_BATCHES = 10  # their ten losses are the certificate
 
 
-def one_line(error: BaseException) -> str:
-    """An exception as one line: its type and its message's first line."""
-    words = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {words[0]}" if words else type(error).__name__
-
-
 def on_cpu(device: str) -> bool:
     """Whether a kit's device name is the CPU ("cpu", "CPU:0")."""
     return device.lower().startswith("cpu")
@@ -69,7 +63,7 @@ def run(address: str, name: str, log: str) -> None:
             try:
                 wire.send(connection, answer)
             except TypeError as error:  # JSON has no such value
-                wire.send(connection, {"error": one_line(error)})
+                wire.send(connection, {"error": own_model.one_line(error)})
 
 
 def _answer(bench: Operations, op: str, **message: object) -> dict:
@@ -80,7 +74,7 @@ def _answer(bench: Operations, op: str, **message: object) -> dict:
         return {"unsupported": " ".join(str(error).split())}
     except (Exception, SystemExit) as error:
         traceback.print_exc()
-        return {"error": one_line(error)}
+        return {"error": own_model.one_line(error)}
 
 
 class Operations(Timing, Weighing, Training, Checking):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bench.harness.machine import usable_threads
-from bench.harness.plan import WARM, Prepared, Technique, Variant, Work, Workload
+from bench.harness.plan import WARM, Technique, Variant, Work, Workload
 from bench.probes import pipelines
 from shared.conversion import convert
 
@@ -65,19 +65,6 @@ TECHNIQUE = Technique(
     ),
     probes=True,
 )
-
-
-def prepare(impl, work: Work) -> Prepared:
-    """The baseline step: what is measured here is the probe."""
-    model = impl.kit.models.build(work.task.model, work.weights)
-    optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
-    step = impl.kit.training.make_train_step(model, optimizer, impl.kit.training.cross_entropy)
-    return Prepared(step, impl.kit.training.make_predict(model), model, optimizer)
-
-
-def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
-    """Nothing is timed: the probe counts the images of its epochs."""
-    return {}, None
 
 
 def probe(impl, work: Work, batches) -> dict[str, dict]:

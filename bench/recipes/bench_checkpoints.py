@@ -47,11 +47,6 @@ def prepare(impl, work: Work) -> Prepared:
     return Prepared(step, impl.kit.training.make_predict(model), model, optimizer)
 
 
-def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
-    """Nothing is timed: what the probe reads back is the proof."""
-    return {}, None
-
-
 def probe(impl, work: Work, batches) -> dict[str, dict]:
     """Bytes of a checkpoint, seconds to write and to read it, and how far the weights are off."""
     checkpoints, prepared = impl.recipes.checkpoints, prepare(impl, work)

@@ -166,14 +166,14 @@ def short(text: str) -> str:
     return f"{kept}…"
 
 
-def across(axis: Scale, top: float, bottom: float, unit: str = "") -> list[Any]:
-    """Vertical grid lines with their values below, and the unit under the right end."""
+def across(axis: Scale, top: float, bottom: float) -> list[Any]:
+    """Vertical grid lines with their values below."""
     shapes: list[Any] = []
     for tick in axis.ticks():
         x = axis(tick)
         shapes.append(Line(x, top, x, bottom, "rule"))
         shapes.append(Label(x, bottom + 15, tick_text(tick), "tick", "middle"))
-    return [*shapes, Label(99, bottom + 15, unit, "tick", "end")] if unit else shapes
+    return shapes
 
 
 def up_and_across(axis: Scale, up: Scale) -> list[Any]:

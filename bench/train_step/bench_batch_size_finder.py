@@ -14,7 +14,7 @@ import numpy as np
 
 from bench.harness import machine
 from bench.harness.own import KIT, Side
-from bench.harness.plan import WARM, Prepared, Technique, Variant, Work, Workload
+from bench.harness.plan import WARM, Technique, Variant, Work, Workload
 from shared.specs import TASKS
 
 BUDGET = 512 * 2**20  # where --memory-budget sets none
@@ -52,19 +52,6 @@ TECHNIQUE = Technique(
     ),
     probes=True,
 )
-
-
-def prepare(impl, work: Work) -> Prepared:
-    """The baseline step: what is measured here is the probe."""
-    model = impl.kit.models.build(work.task.model, work.weights)
-    optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
-    step = impl.kit.training.make_train_step(model, optimizer, impl.kit.training.cross_entropy)
-    return Prepared(step, impl.kit.training.make_predict(model), model, optimizer)
-
-
-def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
-    """Nothing is timed: the probe's last trials are the proof."""
-    return {}, None
 
 
 def probe(impl, work: Work, batches) -> dict[str, dict]:

@@ -10,6 +10,7 @@ import pytest
 
 from bench.analysis.schema import Number, check
 from bench.report import content, page, tables, tidy
+from tests import workers
 from tests.report.test_report import small
 
 DELETE = object()
@@ -202,9 +203,10 @@ def test_a_hand_edited_environment_gives_one_clear_line_or_whole_reports():
 def test_a_hand_edited_record_gives_one_clear_line_or_whole_reports(top):
     mine = [path for path in PLACES.values() if path[0] == top]
     assert mine
-    for path in mine:
-        for value in MISTYPED:
-            whole_or_refused(changed(path, value))
+    for place, path in enumerate(mine):
+        for number, value in enumerate(MISTYPED):
+            if workers.campaign() or (place + number) % 2 == 0:
+                whole_or_refused(changed(path, value))
 
 
 def test_what_may_be_missing_leaves_whole_reports():

@@ -21,6 +21,7 @@ from shared.specs import TASKS, CNNSpec
 from shared.weights import init_weights
 from tests import workers
 from tests.compression import quick
+from tests.workers import raised_on_one_line as raised
 
 FRAMEWORK = "pt" if sys.argv[1:] == ["pt"] else "tf"
 impl = workers.implementation(FRAMEWORK, "compression.combinations")
@@ -56,14 +57,6 @@ def step_of(model, make, **recipe):
 
 def kernels(weights):
     return {n: v.tolist() for n, v in weights.items() if n.endswith("kernel")}
-
-
-def raised(function, *args):
-    try:
-        function(*args)
-    except Exception as error:
-        return f"{type(error).__name__}: {' '.join(str(error).split())}"
-    return None
 
 
 def steps():

@@ -21,6 +21,7 @@ from shared import datasets, teacher
 from shared.specs import TASKS, CNNSpec, DatasetSpec, GPTSpec, ResNetSpec, parameter_shapes
 from shared.weights import init_weights
 from tests import workers
+from tests.workers import raised
 
 FRAMEWORK = "pt" if sys.argv[1:] == ["pt"] else "tf"
 NAMES = ("distillation", "feature_distillation", "pruning", "structured_pruning")
@@ -114,14 +115,6 @@ def weights(model):
 
 def array(tensor):
     return np.array(tensor.detach() if hasattr(tensor, "detach") else tensor)
-
-
-def raised(function, *args, **kwargs):
-    try:
-        function(*args, **kwargs)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return None
 
 
 def never(*arguments):

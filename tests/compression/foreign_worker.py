@@ -16,6 +16,7 @@ import numpy as np
 
 from tests import workers
 from tests.compression import quick
+from tests.workers import raised_on_one_line as raised
 
 FRAMEWORK = "pt" if sys.argv[1:] == ["pt"] else "tf"
 FAMILY = ("distillation", "feature_distillation", "structured_pruning", "pruning", "combinations")
@@ -35,14 +36,6 @@ else:
 
     keras, layers = tf.keras, tf.keras.layers
     KERAS_3 = keras.Model.__module__.startswith("keras.")
-
-
-def raised(function, *args, **kwargs):
-    try:
-        function(*args, **kwargs)
-    except Exception as error:
-        return f"{type(error).__name__}: {' '.join(str(error).split())}"
-    return None
 
 
 # PyTorch ------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from shared.specs import CNNSpec
 from shared.weights import init_weights
 from tests import workers
 from tests.compression import quick
+from tests.workers import raised
 
 FRAMEWORK = sys.argv[1]
 impl = workers.implementation(FRAMEWORK, "compression.post_training_quantization")
@@ -65,14 +66,6 @@ def built():
     model = kit.models.build(SPEC, WEIGHTS)
     x, _ = kit.data.to_device(IMAGES, LABELS)
     return model, x
-
-
-def raised(function, *args, **kwargs):
-    try:
-        function(*args, **kwargs)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return None
 
 
 # Scenarios for both frameworks ----------------------------------------------------------------

@@ -21,6 +21,7 @@ from bench.harness.stages import Stages
 from shared.specs import TASKS, CNNSpec, GPTSpec
 from shared.weights import init_weights
 from tests import workers
+from tests.workers import raised_on_one_line as raised
 
 FRAMEWORK = "pt" if sys.argv[1:] == ["pt"] else "tf"
 impl = workers.implementation(FRAMEWORK, "compression.pruning")
@@ -84,14 +85,6 @@ def predictions(model, x):
 
 def plain(arrays):
     return {name: np.asarray(value).tolist() for name, value in arrays.items()}
-
-
-def raised(function, *args, **kwargs):
-    try:
-        function(*args, **kwargs)
-    except Exception as error:
-        return f"{type(error).__name__}: {' '.join(str(error).split())}"
-    return None
 
 
 # Scenarios for both frameworks ----------------------------------------------------------------

@@ -24,6 +24,7 @@ from shared.specs import TASKS, CNNSpec
 from shared.weights import init_weights
 from tests import workers
 from tests.compression import quick
+from tests.workers import raised_on_one_line as raised
 
 FRAMEWORK = "pt" if sys.argv[1:] == ["pt"] else "tf"
 impl = workers.implementation(FRAMEWORK, "compression.quantization_aware_training")
@@ -70,14 +71,6 @@ def apart(ours, theirs):
     """Relative L2."""
     ours, theirs = np.array(ours, np.float64), np.array(theirs, np.float64)
     return float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs))
-
-
-def raised(function, *args, **kwargs):
-    try:
-        function(*args, **kwargs)
-    except Exception as error:
-        return f"{type(error).__name__}: {' '.join(str(error).split())}"
-    return None
 
 
 # Scenarios for both frameworks ----------------------------------------------------------------

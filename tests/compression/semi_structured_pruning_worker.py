@@ -19,6 +19,7 @@ from bench.harness.stages import Stages
 from shared.specs import TASKS, CNNSpec
 from shared.weights import init_weights
 from tests import workers
+from tests.workers import raised_on_one_line as raised
 
 FRAMEWORK = "pt" if sys.argv[1:] == ["pt"] else "tf"
 impl = workers.implementation(FRAMEWORK, "compression.semi_structured_pruning")
@@ -53,14 +54,6 @@ def kernels(model):
 
 def predictions(model, x):
     return np.array(kit.training.make_predict(model)(x)).tolist()
-
-
-def raised(function, *args):
-    try:
-        function(*args)
-    except Exception as error:
-        return f"{type(error).__name__}: {' '.join(str(error).split())}"
-    return None
 
 
 # Scenarios for both frameworks ----------------------------------------------------------------

@@ -17,6 +17,7 @@ from bench.compression.bench_sparse_inference import pruned
 from shared.specs import GPTSpec
 from shared.weights import init_weights
 from tests import workers
+from tests.workers import raised_on_one_line as raised
 
 FRAMEWORK = "pt" if sys.argv[1:] == ["pt"] else "tf"
 impl = workers.implementation(FRAMEWORK, "compression.sparse_inference")
@@ -39,14 +40,6 @@ KERNELS["wide"][:, 2] = 0.0  # a row of the CSR matrix without values
 def weights(sparsity):
     found = init_weights(GPT, seed=1)
     return {name: pruned(name, 20 * value, sparsity) for name, value in found.items()}
-
-
-def raised(function, *args, **kwargs):
-    try:
-        function(*args, **kwargs)
-    except Exception as error:
-        return f"{type(error).__name__}: {' '.join(str(error).split())}"
-    return None
 
 
 # Scenarios for both frameworks ----------------------------------------------------------------

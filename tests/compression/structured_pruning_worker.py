@@ -22,6 +22,7 @@ from bench.harness.stages import Stages
 from shared.specs import TASKS, CNNSpec, ResNetSpec
 from shared.weights import init_weights
 from tests import workers
+from tests.workers import raised_on_one_line as raised
 
 FRAMEWORK = "pt" if sys.argv[1:] == ["pt"] else "tf"
 impl = workers.implementation(FRAMEWORK, "compression.structured_pruning")
@@ -67,14 +68,6 @@ def losses(model, count=10):
     optimizer = kit.training.make_optimizer(model, TASKS["digits-cnn"].recipe)
     step = kit.training.make_train_step(model, optimizer, kit.training.cross_entropy)
     return [kit.runtime.to_float(step(*batch)) for batch in batches(count)]
-
-
-def raised(function, *args, **kwargs):
-    try:
-        function(*args, **kwargs)
-    except Exception as error:
-        return f"{type(error).__name__}: {' '.join(str(error).split())}"
-    return None
 
 
 # Scenarios for both frameworks ----------------------------------------------------------------

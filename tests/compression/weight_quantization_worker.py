@@ -24,6 +24,7 @@ from shared.weights import init_weights
 from tests import workers
 from tests.compression import quick
 from tests.flipped import flipped
+from tests.workers import raised
 
 FRAMEWORK = sys.argv[1]
 impl = workers.implementation(FRAMEWORK, "compression.weight_quantization", "kit.integers")
@@ -36,14 +37,6 @@ SPEC = GPTSpec(vocabulary=64, sequence_length=8, width=64, heads=4, layers=1)
 random = np.random.default_rng(7)
 CODES = random.integers(0, 64, (6, 8))
 KERNEL = random.normal(size=(64, 48)).astype(np.float32)
-
-
-def raised(function, *args):
-    try:
-        function(*args)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return None
 
 
 # Scenarios for both frameworks ----------------------------------------------------------------

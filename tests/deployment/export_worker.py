@@ -20,6 +20,7 @@ from shared.specs import TASKS
 from shared.weights import init_weights
 from tests import workers
 from tests.flipped import flipped
+from tests.workers import raised
 
 FRAMEWORK = "pt" if sys.argv[1] == "pt" else "tf"
 FOLDER = Path(sys.argv[2])
@@ -94,14 +95,6 @@ def everywhere(model, example, name, **settings):
         write, load = getattr(technique, f"export_{kind}"), getattr(runtimes, f"load_{kind}")
         path = write(model, example, FOLDER / f"{name}.{suffix}", **settings)
         yield kind, load(path, threads=1)
-
-
-def raised(function, *args, **kwargs):
-    try:
-        function(*args, **kwargs)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return None
 
 
 def built(task):

@@ -18,6 +18,7 @@ from shared.specs import TASKS, GPTSpec
 from shared.weights import init_weights
 from tests import workers
 from tests.flipped import flipped
+from tests.workers import raised
 
 FRAMEWORK = "pt" if sys.argv[1] == "pt" else "tf"
 FOLDER = Path(sys.argv[2])
@@ -49,14 +50,6 @@ def outputs(predict, x):
     found = predict(x)
     found = tuple(found.values()) if isinstance(found, dict) else found
     return [np.asarray(part).tolist() for part in (found if isinstance(found, tuple) else [found])]
-
-
-def raised(function, *args, **kwargs):
-    try:
-        function(*args, **kwargs)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return None
 
 
 def cnn():

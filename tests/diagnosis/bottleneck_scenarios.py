@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import io
+import json
+import sys
 from unittest import mock
 
 from tests.diagnosis import steps
@@ -34,7 +38,7 @@ def planted():
 
 
 def tasks():
-    """A task's step and its batches; a task whose data is files is refused."""
+    """A task's step and its batches, and what the program says of it; files are refused."""
     examples = importlib.import_module(f"{impl.__name__}.kit.examples")
     step, batches = examples.train_step("digits-cnn", 4)
     losses = [float(step(*batch)) for batch in batches]
@@ -42,7 +46,12 @@ def tasks():
         examples.train_step("photos")
     except ValueError as error:
         said = str(error)
-    return {"sizes": [len(y) for _, y in batches], "losses": losses, "said": said}
+    arguments = ["program", "digits-cnn", "--batch-size", "4", "--steps", "4", "--json"]
+    printed = io.StringIO()
+    with mock.patch.object(sys, "argv", arguments), contextlib.redirect_stdout(printed):
+        impl.diagnosis.bottleneck.main()
+    sizes, told = [len(y) for _, y in batches], json.loads(printed.getvalue())
+    return {"sizes": sizes, "losses": losses, "said": said, "told": told}
 
 
 def flavours():

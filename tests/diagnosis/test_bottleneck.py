@@ -90,6 +90,8 @@ def test_a_tasks_step_trains_on_its_data_and_files_are_refused(every, evidence):
     assert found["said"].startswith(
         "'photos' is no task with data in memory; these are: digits-cnn"
     )
+    parts = found["told"]["breakdown"]
+    assert min(parts[part] for part in ("forward", "backward", "optimizer")) > 0
 
 
 FLAVOURS = ("Keras 3, a loop", "Keras 3, compile")
@@ -191,7 +193,6 @@ def test_a_file_chooses_its_flavour_of_keras(tmp_path, capsys):
     assert capsys.readouterr().out.startswith("TensorFlow: held back by overhead\n")
 
 
-@pytest.mark.alone  # beside another process a step of 0.1 ms looks held back by what that does
 def test_the_terminal_is_left_to_the_diagnosis(tmp_path):
     """Of torch's profiler there is nothing, unless a user asks for it."""
     path = tmp_path / "model.py"
@@ -199,7 +200,7 @@ def test_the_terminal_is_left_to_the_diagnosis(tmp_path):
     run = partial(parent("pt").run, "pt_impl.diagnosis.bottleneck", path, "--steps=4")
     said = [run(**asked) for asked in ({}, {"KINETO_LOG_LEVEL": "0"})]
     assert [one.returncode for one in said] == [0, 0]
-    assert said[0].stdout.startswith("overhead\n")
+    assert said[0].stdout.partition("\n")[0] in BOTTLENECKS  # which one, the file below shows
     kineto = re.compile(r"^(VERBOSE|INFO|WARNING|STAGE|ERROR|USDT):", re.M)
     assert not kineto.search(said[0].stderr)
     assert kineto.search(said[1].stderr)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.analysis import looks
+from bench.analysis import bounds
 from bench.harness import progress
 from bench.harness.command import without_folders
 from bench.harness.durations import Durations
@@ -155,7 +155,7 @@ def test_efforts_grow():
     assert (quick.blocks, default.blocks, ordinary.blocks, full.blocks) == (1, 5, 8, 8)
     assert quick.looks == ()
     assert default.looks == LOOKS[:2]
-    assert ordinary.looks == full.looks == LOOKS == looks.LOOKS
+    assert ordinary.looks == full.looks == LOOKS == bounds.LOOKS
     assert quick.repetitions < default.repetitions < full.repetitions
     assert full.train_s is None
 

@@ -187,15 +187,13 @@ def trained_looking(spec: ModelSpec) -> dict[str, np.ndarray]:
 
 
 def _resnet50(kit, folder):
-    """The whole of it: forward in float32; loss and gradients, of four samples, in float64."""
+    """The whole of it: forward, loss and gradients, of four samples, in float64."""
     spec, start = RESNET50.model, trained_looking(RESNET50.model)
     x, y = datasets.load(datasets.materialise(RESNET50.dataset, folder), "train")
-    batch = (np.asarray(x[:4]), np.asarray(y[:4]))
-    found = {"float32": _forward(kit, kit.models.build(spec, start), [batch])}
     with _Float64(kit):
-        wide = [(batch[0].astype(np.float64), batch[1])]
-        found["float64"] = _gradients(kit, spec, kit.models.build(spec, start), wide)
-    return found
+        wide = [(x[:4].astype(np.float64), np.asarray(y[:4]))]
+        model = kit.models.build(spec, start)
+        return _forward(kit, model, wide) | _gradients(kit, spec, model, wide)
 
 
 def _forward(kit, model, batches):

@@ -482,8 +482,8 @@ MEASURING = (
     Fault(
         "shared pages count for each process",
         "bench/harness/memory.py",
-        'for line in lines if line.startswith("Pss:"))',
-        'for line in lines if line.startswith("Rss:"))',
+        '_counted(pid, "Pss:")',
+        '_counted(pid, "Rss:")',
         MEMORY,
     ),
     Fault(

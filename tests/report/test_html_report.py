@@ -27,6 +27,7 @@ from bench.report.files import FORMATS, OWN, write_reports
 from bench.report.page import html
 from bench.report.text import plain, printable
 from bench.report.tidy import csv_text
+from tests import workers
 from tests.report.test_report import (
     HOSTILE,
     case,
@@ -669,7 +670,8 @@ def test_on_a_phone_names_stay_and_figures_are_in_view(visit):
 @pytest.mark.parametrize("guarded", [True, False], ids=["policy", "no policy"])
 def test_nothing_of_a_record_runs(visit, tmp_path, guarded):
     """Escaping alone keeps it out, and so would the policy alone."""
-    for number, poison in enumerate(POISONS[::3] if guarded else POISONS):
+    some = POISONS[::3] if guarded else POISONS[1::3]
+    for number, poison in enumerate(POISONS if workers.campaign() else some):
         file = tmp_path / f"{number}.html"
         file.write_text(html(poisoned(small(), poison)), "utf-8")
         tab = visit(file, bypass_csp=not guarded)

@@ -21,6 +21,7 @@ import numpy as np
 from shared.specs import TASKS, CNNSpec, GPTSpec, ResNetSpec
 from shared.weights import init_weights
 from tests import workers
+from tests.workers import raised
 
 FRAMEWORK = "pt" if sys.argv[1:] == ["pt"] else "tf"
 impl = workers.implementation(FRAMEWORK, "train_step.activation_checkpointing")
@@ -62,14 +63,6 @@ def trained(spec, blocks=None):
     losses = [kit.runtime.to_float(prepared.step(*batch)) for batch in batches(spec)]
     weights = kit.models.export_weights(prepared.model)
     return {"losses": losses, "weights": {n: w.ravel().tolist() for n, w in weights.items()}}
-
-
-def raised(function, *args, **kwargs):
-    try:
-        function(*args, **kwargs)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return None
 
 
 # Scenarios for both frameworks ----------------------------------------------------------------

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tests import workers
 from tests.train_step.keras_models import KERAS_3, ROWS, ZOO
+from tests.workers import raised
 
 STEPS = (
     "mixed_precision",
@@ -441,14 +442,6 @@ def in_policies(name, rate):
         with precision.policies():
             model.fit(x, y, batch_size=ROWS, shuffle=False, verbose=0)
     return [np.array(w, np.float64) for w in model.get_weights()]
-
-
-def raised(function, *args, **kwargs):
-    try:
-        function(*args, **kwargs)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return None
 
 
 def refused_loop(blocks):

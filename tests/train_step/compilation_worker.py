@@ -21,6 +21,7 @@ from bench.train_step import bench_compilation as bench
 from shared.specs import TASKS, CNNSpec
 from shared.weights import init_weights
 from tests import workers
+from tests.workers import raised
 
 FRAMEWORK = "pt" if sys.argv[1] == "pt" else "tf"
 impl = workers.implementation(FRAMEWORK, "kit.operators", "train_step.compilation")
@@ -65,14 +66,6 @@ def make(name):
     model, optimizer = build()
     maker = getattr(technique, f"{name}_train_step")
     return model, maker(model, optimizer, kit.training.cross_entropy)
-
-
-def raised(function, *args, **kwargs):
-    try:
-        function(*args, **kwargs)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return None
 
 
 # Scenarios for both frameworks ----------------------------------------------------------------

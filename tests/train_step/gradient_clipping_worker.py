@@ -17,6 +17,7 @@ import numpy as np
 from shared.specs import TASKS, CNNSpec, GPTSpec, parameter_shapes
 from shared.weights import init_weights
 from tests import workers
+from tests.workers import raised
 
 FRAMEWORK = "pt" if sys.argv[1:] == ["pt"] else "tf"
 impl = workers.implementation(FRAMEWORK, "train_step.gradient_clipping")
@@ -178,14 +179,6 @@ def refusals():
     stream = batches(CNN, 2)
     found["unchanged"] = run(prepared, stream) == run(prepare(CNN), stream)
     return found
-
-
-def raised(function, *args, **kwargs):
-    try:
-        function(*args, **kwargs)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return None
 
 
 # Scenarios of one framework, on models that are not ours --------------------------------------

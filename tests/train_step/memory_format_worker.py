@@ -16,6 +16,7 @@ import numpy as np
 from shared.specs import TASKS
 from shared.weights import init_weights
 from tests import workers
+from tests.workers import raised
 
 FRAMEWORK = "pt" if sys.argv[1:] == ["pt"] else "tf"
 impl = workers.implementation(FRAMEWORK, "kit.operators", "train_step.memory_format")
@@ -61,14 +62,6 @@ def prepare(task, memory_format=None):
 
 def run(prepared, stream):
     return [kit.runtime.to_float(prepared.step(*batch)) for batch in stream]
-
-
-def raised(function, *args, **kwargs):
-    try:
-        function(*args, **kwargs)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return None
 
 
 # Scenarios for both frameworks ----------------------------------------------------------------

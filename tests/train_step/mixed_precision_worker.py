@@ -16,6 +16,7 @@ import numpy as np
 from shared.specs import TASKS, parameter_shapes
 from shared.weights import init_weights
 from tests import workers
+from tests.workers import raised
 
 FRAMEWORK = "pt" if sys.argv[1:] == ["pt"] else "tf"
 impl = workers.implementation(FRAMEWORK, "train_step.mixed_precision")
@@ -264,14 +265,6 @@ def refusals():
     stream = batches(CNN, 2)
     found["unchanged"] = run(prepared, stream) == baseline()[:2]
     return found
-
-
-def raised(function, *args, **kwargs):
-    try:
-        function(*args, **kwargs)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return None
 
 
 def statistics():

@@ -14,6 +14,7 @@ import numpy as np
 from shared.specs import CNNSpec, parameter_shapes
 from shared.weights import init_weights
 from tests import workers
+from tests.workers import raised
 
 SPEC = CNNSpec((8, 8, 2), ((4, 2), (6, 1)), num_classes=3)
 STEPS = 5
@@ -86,14 +87,6 @@ def run(name, steps=STEPS, **settings):
         put(gradients)
         update()
     return weights(model), update
-
-
-def raised(function, *args, **kwargs):
-    try:
-        function(*args, **kwargs)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return None
 
 
 def updates():

@@ -20,6 +20,7 @@ from torch import nn
 
 from tests import workers
 from tests.train_step import pt_foreign_models as foreign
+from tests.workers import raised
 
 NAMES = (
     "mixed_precision",
@@ -40,14 +41,6 @@ FEW = ("tied", "keywords", "in_place")  # to be captured, which takes a second e
 
 def optimizer_of(model):
     return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-
-def raised(function, *args, **kwargs):
-    try:
-        function(*args, **kwargs)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return None
 
 
 # Plain PyTorch code: how gradients come about, and what happens to them ---------------------------

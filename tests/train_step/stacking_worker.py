@@ -22,6 +22,7 @@ from bench.train_step import bench_stacking
 from shared.specs import TASKS, CNNSpec, parameter_shapes
 from shared.weights import init_weights
 from tests import workers
+from tests.workers import raised
 
 FRAMEWORK = "pt" if sys.argv[1:2] == ["pt"] else "tf"
 impl = workers.implementation(
@@ -75,14 +76,6 @@ def run(prepared, stream):
         "losses": losses,
         "weights": {name: weights[name].tolist() for name in parameter_shapes(SPEC)},
     }
-
-
-def raised(function, *args, **kwargs):
-    try:
-        function(*args, **kwargs)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return None
 
 
 # Scenarios for both frameworks ----------------------------------------------------------------

@@ -299,6 +299,7 @@ def test_a_captured_step_draws_as_the_plain_one(name):
     assert apart(trained(build(name), graph_train_step), wanted) < 1e-5
 
 
+@pytest.mark.campaign
 def test_a_compiled_step_draws_as_the_plain_one_where_it_is_asked_for():
     """By itself TorchInductor has numbers of its own. One block, since each has its kernels."""
     from torch._inductor import config as inductor
