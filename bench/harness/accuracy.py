@@ -42,7 +42,7 @@ class Training:
         proof = self._proof(case, data, seed) if prove else {}
         if proof.get("not_applied"):
             return proof
-        self._prepare(case, seed, data)
+        self._prepare(case, seed, data, trains=True)
         folder = Path(data)
         task, weights = self.work.task, self.work.weights
         of_split = [partial(ask, folder) for ask in (self._evaluate, self._split)]

@@ -595,11 +595,11 @@ FIGURES = (
         CHOOSE,
     ),
     Fault(
-        "slower without an interval that says so",
+        "worse by less than what counts as no difference",
         "bench/analysis/decisions.py",
-        "return found.ci is not None and found.ci[0] > 1",
-        "return found.ratio > 1",
-        CHOOSE,
+        "return WORSE if (shown_more if goal.less else shown_less)(bounds) else EQUAL",
+        "return WORSE if (bounds[0] > 1 if goal.less else bounds[1] < 1) else EQUAL",
+        ("tests/analysis/test_decisions.py",),
     ),
     Fault(
         "a row beaten by one that loses accuracy",
