@@ -169,8 +169,8 @@ def beyond_bounds(program, inputs: tuple[Tensor, ...]) -> Iterator[list[Tensor]]
 def trace(model: nn.Module, inputs, *, training: bool = False) -> fx.GraphModule:
     """Return the model as a graph of ATen operators, in evaluation mode, on the CPU.
 
-    inputs: as `check` takes them, and so does the graph, with any number of samples. It returns
-    what `call` does. The model is left as it is, and the graph holds copies of its weights.
+    inputs: as `check` takes them, and so does the graph: any number of samples of these sizes. It
+    returns what `call` does. The model is left as it is, and the graph holds copies of its weights.
     training: in training mode, on the model's device and by Dynamo, which notes the function of
     `torch.nn` that each operator is of.
 
@@ -203,10 +203,55 @@ def _capture(model: nn.Module, inputs, *, strict: bool) -> fx.GraphModule:
                 program = torch.export.export(
                     model, arguments, keywords, dynamic_shapes=varies, strict=way
                 )
-            return program.module(check_guards=False)
+            graph = program.module(check_guards=False)
+            places = graph.graph.find_nodes(op="placeholder")
+            kinds = map(_kind, parts(inputs))
+            graph.meta["takes"] = {a.target: b for a, b in zip(places, kinds, strict=True)}
+            return graph
         except Exception as error:
             refused = error
     raise NotImplementedError(f"torch.export cannot capture it: {one_line(refused)}") from refused
+
+
+def _kind(part: Tensor) -> tuple[str, tuple[int, ...]]:
+    """The dtype of an input, and its sizes but the number of samples."""
+    return str(part.dtype)[6:], tuple(part.shape[1:])
+
+
+class Program(fx.GraphModule):
+    """A graph of `trace`, or what was made of one, that refuses inputs of other sizes.
+
+    Where a model asks for a size, as in `interpolate(y, size=x.shape[-2:])`, its graph has that of
+    the example.
+    """
+
+    def __init__(self, root: fx.GraphModule, graph: fx.Graph):
+        super().__init__(root, graph)
+        self.meta.update(root.meta)
+
+    def __call__(self, *arguments, **named):
+        """Compute, or raise ValueError."""
+        takes = self.meta.get("takes", {})
+        check_sizes(self, dict(zip(takes, arguments, strict=False)) | named)
+        return super().__call__(*arguments, **named)
+
+
+def check_sizes(program: fx.GraphModule, inputs) -> None:
+    """Raise ValueError where inputs have other sizes than those of which a graph was made.
+
+    inputs: as `call` takes them; their number of samples is open. A file without sizes takes all.
+    """
+    takes = program.meta.get("takes", {})
+    arguments, named = call_arguments(program, inputs)
+    given = dict(zip(takes, arguments, strict=False)) | named
+    if given.keys() != takes.keys():
+        return  # whose own error tells the arguments
+    if any(tuple(given[name].shape[1:]) != sizes for name, (_, sizes) in takes.items()):
+        wanted = ", ".join(f"{dtype} {['any', *sizes]}" for dtype, sizes in takes.values())
+        found = ", ".join(f"{_kind(given[name])[0]} {list(given[name].shape)}" for name in takes)
+        raise ValueError(
+            f"inputs must be {wanted}, as those of the example, not {found}".replace("'", "")
+        )
 
 
 @contextlib.contextmanager
@@ -338,7 +383,7 @@ def save(program: fx.GraphModule, path) -> Path:
         elif kind == "output":
             arguments = [_structure(_returned(program, node), plain)]
         elif kind == "placeholder":
-            arguments = []
+            arguments = plain(program.meta.get("takes", {}).get(node.target, ()))
         else:
             raise NotImplementedError(f"the graph has {node.target}, which is no operator")
         nodes.append([kind, arguments, {key: plain(value) for key, value in node.kwargs.items()}])
@@ -414,7 +459,7 @@ def _graph(nodes: list, tensors: list, names: list) -> fx.GraphModule:
 
     Inputs that were a dict get the names of its keys, which have to be such as Python's are.
     """
-    graph, root, made = fx.Graph(), nn.Module(), []
+    graph, root, made, takes = fx.Graph(), nn.Module(), [], {}
     if not all(name.isidentifier() and not iskeyword(name) for name in names):
         raise ValueError("an input has a name that is none")
 
@@ -438,6 +483,8 @@ def _graph(nodes: list, tensors: list, names: list) -> fx.GraphModule:
         number = len(made)
         if kind == "placeholder":
             made.append(graph.placeholder(next(inputs) if names else f"x{number}"))
+            if arguments:
+                takes[made[-1].target] = str(arguments[0]), tuple(map(int, arguments[1]))
         elif kind == "get_attr":
             root.register_buffer(f"tensor{number}", tensors[arguments[0]])
             made.append(graph.get_attr(f"tensor{number}"))
@@ -450,7 +497,7 @@ def _graph(nodes: list, tensors: list, names: list) -> fx.GraphModule:
             made.append(graph.call_function(function, tuple(real(arguments)), keywords))
     graph.lint()
     program = fx.GraphModule(root, graph)
-    program.names = tuple(names)
+    program.names, program.meta["takes"] = tuple(names), takes
     return program
 
 
