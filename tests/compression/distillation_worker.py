@@ -963,6 +963,15 @@ class PyTorch:
             teacher_layer="0",
         )
         found["series"] = list(taught(series)[1].shape)
+        # Of as many channels each: the regressor's kernel tells which axis it takes for theirs.
+        images, found["images"] = torch.ones(2, 4, 4, 5), {}
+        within = nn.Sequential(nn.Linear(5, 5), nn.Dropout())
+        for name, layer in {"rows": within, "maps": nn.Conv2d(4, 4, 1)}.items():
+            model = nn.Sequential(layer)
+            taught = features.attach_regressor(
+                *(model, model, images), student_layer="0", teacher_layer="0"
+            )
+            found["images"][name] = list(taught.regressor.weight.shape)
         # A layer that runs twice has no one output.
         twice = nn.Sequential(linear := nn.Linear(4, 4), nn.Tanh(), linear)
         found["twice"] = raised(
