@@ -13,9 +13,14 @@ import contextlib
 import copy
 import functools
 import inspect
+import io
+import logging
 import math
 import operator
 import pickle
+import re
+import sys
+import textwrap
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator
@@ -199,7 +204,7 @@ def _capture(model: nn.Module, inputs, *, strict: bool) -> fx.GraphModule:
     # The plain tracer takes `len(x)` for a constant; Dynamo, which is slower, does not.
     for way in dict.fromkeys((strict, True)):
         try:
-            with _layers_by_operators():
+            with _layers_by_operators(), _quietly():
                 program = torch.export.export(
                     model, arguments, keywords, dynamic_shapes=varies, strict=way
                 )
@@ -210,7 +215,28 @@ def _capture(model: nn.Module, inputs, *, strict: bool) -> fx.GraphModule:
             return graph
         except Exception as error:
             refused = error
-    raise NotImplementedError(f"torch.export cannot capture it: {one_line(refused)}") from refused
+    raise NotImplementedError(f"torch.export cannot capture it: {_reason(refused)}") from refused
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Without what torch.export prints and logs of a model that it refuses: its graph so far."""
+    level, said = logging.root.manager.disable, io.StringIO()
+    logging.disable(logging.CRITICAL)
+    try:
+        with contextlib.redirect_stderr(said):
+            yield
+    finally:
+        logging.disable(level)
+    print(said.getvalue(), end="", file=sys.stderr)  # what others said, where nothing is refused
+
+
+def _reason(error: Exception) -> str:
+    """The begin of an error of torch.export, and the line of the model that it names."""
+    reason = textwrap.shorten(str(error), 300, placeholder=" ...") or type(error).__name__
+    places = re.findall(r'File "([^"]+)", line (\d+), in \w+\n\s+(.+)', str(error))
+    own = [place for place in places if "/torch/" not in Path(place[0]).as_posix()]
+    return f"{reason} ({Path(own[-1][0]).name}:{own[-1][1]}: {own[-1][2]})" if own else reason
 
 
 def _kind(part: Tensor) -> tuple[str, tuple[int, ...]]:

@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import sys
 import tempfile
 import warnings
@@ -99,11 +101,19 @@ def graphs_within():
                 x = self.layer(x)
             return self.head(x)
 
+    class Branching(nn.Module):
+        def forward(self, x):
+            return x + 1 if x.sum() > 0 else x
+
     x = torch.randn(4, 4)
     qat, ptq = compression.quantization_aware_training, compression.post_training_quantization
     with tempfile.TemporaryDirectory() as folder:
         autocast = Within(lambda: torch.autocast("cpu", enabled=False))
+        said, own = io.StringIO(), Branching()
+        with contextlib.redirect_stderr(said):
+            refused = raised(ptq.keep_float32, own, x, Path(folder) / "file")
         return {
+            "branch": [refused, said.getvalue()],
             "autocast": raised(ptq.keep_float32, autocast, x, Path(folder) / "file"),
             "no_grad": raised(qat.prepare_qat, Within(torch.no_grad), x, weight_bits=8),
         }
