@@ -112,6 +112,7 @@ def graphs_within():
         said, own = io.StringIO(), Branching()
         with contextlib.redirect_stderr(said):
             refused = raised(ptq.keep_float32, own, x, Path(folder) / "file")
+            raised(deployment.export.export_onnx, own, x, Path(folder) / "file")
         return {
             "branch": [refused, said.getvalue()],
             "autocast": raised(ptq.keep_float32, autocast, x, Path(folder) / "file"),
