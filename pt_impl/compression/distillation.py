@@ -141,14 +141,24 @@ def make_stored_train_step(
 def store_logits(teacher: nn.Module, x, *, batch_size: int = 256) -> Tensor:
     """Return the teacher's logits for all samples of x, computed `batch_size` at a time.
 
-    x: as in `make_train_step`, with the samples along the first axis of every tensor in it. Of
-    several outputs all are stored, in their structure.
+    x: as in `make_train_step`, with the samples along the first axis of every tensor in it; what
+    is none, such as None for a mask, goes with every part. Of several outputs all are stored, in
+    their structure.
     """
     parts = []
-    for start in range(0, len(tree_leaves(x)[0]), batch_size):
+    for start in range(0, _samples(x), batch_size):
         rows = slice(start, start + batch_size)
-        parts.append(_logits(_infer(teacher, tree_map(lambda v, rows=rows: v[rows], x))))
+        some = tree_map(lambda v, rows=rows: v[rows] if _has_samples(v) else v, x)
+        parts.append(_logits(_infer(teacher, some)))
     return tree_map(lambda *rows: torch.cat(rows), *parts)
+
+
+def _samples(x) -> int:
+    return len(next(filter(_has_samples, tree_leaves(x))))
+
+
+def _has_samples(value) -> bool:
+    return len(getattr(value, "shape", ())) > 0
 
 
 def _call(model: nn.Module, x):
@@ -190,16 +200,23 @@ def _check(student: nn.Module, temperature: float, alpha: float) -> None:
 
 
 def _check_labels(target, labels, class_axis: int) -> None:
-    """Raise where labels, which lack the axis of the classes, say that it is another one."""
-    if not isinstance(target, Tensor) or not isinstance(labels, Tensor):
-        return
-    shape = list(target.shape)
-    axes = [a for a in range(1, len(shape)) if shape[:a] + shape[a + 1 :] == list(labels.shape)]
-    if axes and class_axis % len(shape) not in axes:
-        raise ValueError(
-            f"labels of {list(labels.shape)} and logits of {shape} have the classes along axis "
-            f"{axes[0]}, not {class_axis}: say so by class_axis"
-        )
+    """Raise where labels, which lack the axis of the classes, say that it is another one.
+
+    Of several outputs each has its own labels, in the same structure, or all have the same.
+    """
+    outputs = tree_leaves(target)
+    same = tree_structure(labels) == tree_structure(target)
+    each = tree_leaves(labels) if same else [labels] * len(outputs)
+    for logits, own in zip(outputs, each, strict=True):
+        if not isinstance(own, Tensor):
+            continue
+        shape, found = list(logits.shape), list(own.shape)
+        axes = [a for a in range(1, len(shape)) if shape[:a] + shape[a + 1 :] == found]
+        if axes and class_axis % len(shape) not in axes:
+            raise ValueError(
+                f"labels of {found} and logits of {shape} have the classes along axis {axes[0]}, "
+                f"not {class_axis}: say so by class_axis"
+            )
 
 
 def _check_logits(student, teacher, class_axis: int) -> None:

@@ -41,6 +41,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 _CHANNELS_SECOND = (nn.Conv1d, nn.ConvTranspose1d, nn.BatchNorm1d)
+_CHANNELS_LAST = (nn.Linear, nn.LayerNorm)  # not kinds of them, which may turn images
 
 
 class Taught(nn.Module):
@@ -72,8 +73,9 @@ def attach_regressor(
     in the channels, the same at every position; NumPy draws its kernel from `seed`, the bias is 0.
     x: example input, as in `make_train_step`. Layers: names of modules (`named_modules`) that run
     once and give float tensors (n, channels), (n, t, channels), (n, channels, h, w), or
-    (n, channels, t) where one is a 1-D convolution or BatchNorm. The two must agree
-    in all but the channels.
+    (n, channels, t) where one is a 1-D convolution or BatchNorm, or (n, h, w, channels) where one
+    gives what an `nn.Linear` or `nn.LayerNorm` in it gave. The two must agree in all but the
+    channels. Other features of four axes have to have their channels second.
 
     Raises ValueError for a layer that is not there or gives something else.
     """
@@ -82,14 +84,18 @@ def attach_regressor(
     ours, theirs = _infer(student, student_layer, x), _infer(teacher, teacher_layer, x)
     kinds = student.get_submodule(student_layer), teacher.get_submodule(teacher_layer)
     second = ours.ndim == 3 and any(isinstance(kind, _CHANNELS_SECOND) for kind in kinds)
-    axis = 1 if second or ours.ndim == 4 else -1
+    last = ours.ndim != 4 or any(
+        _ends_in_rows(*pair, x) for pair in ((student, student_layer), (teacher, teacher_layer))
+    )
+    axis = -1 if last and not second else 1
     wanted = list(theirs.shape)
     if ours.ndim == theirs.ndim:
         wanted[axis] = ours.shape[axis]
     if ours.ndim not in (2, 3, 4) or list(ours.shape) != wanted:
         raise ValueError(
             f"the student's {student_layer!r} gives {list(ours.shape)}, the teacher's "
-            f"{teacher_layer!r} {list(theirs.shape)}: name layers that differ in channels alone"
+            f"{teacher_layer!r} {list(theirs.shape)}: name layers that differ in channels alone, "
+            f"axis {axis}"
         )
     inputs, outputs = ours.shape[axis], theirs.shape[axis]
     if axis == 1:
@@ -180,6 +186,26 @@ def _infer(model: nn.Module, layer: str, x, *, end: bool = False) -> Tensor:
     finally:
         for module in training:
             module.training = True
+
+
+def _ends_in_rows(model: nn.Module, layer: str, x) -> bool:
+    """Whether the layer gives the very tensor of one within that works on the last axis."""
+    named, rows, found = model.get_submodule(layer), [], []
+    within = [module for module in named.modules() if type(module) in _CHANNELS_LAST]
+    hooks = [
+        module.register_forward_hook(lambda *given: rows.append(given[2])) for module in within
+    ]
+    hooks.append(
+        named.register_forward_hook(
+            lambda *given: found.append(any(given[2] is row for row in rows))
+        )
+    )
+    try:
+        _infer(model, layer, x)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found[0]
 
 
 def _run(model: nn.Module, layer: str, x, *, end: bool = False) -> tuple:

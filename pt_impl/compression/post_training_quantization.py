@@ -86,7 +86,7 @@ def apply_static_int8(model: nn.Module, calibration, *, activation_bits: int = 8
     """Return a copy of the model over int8 weights and uint8 activations, a graph of operators.
 
     It predicts what the file of `quantize_static_int8` does, which raises the same: fast once it is
-    compiled as `load_quantized` does.
+    compiled as `load_quantized` does. A call raises ValueError for other sizes of a sample.
     """
     _, quantized = _quantize(model, calibration, activation_bits=activation_bits, dynamic=False)
     return quantized
@@ -107,7 +107,8 @@ def quantize_static_int8(model: nn.Module, calibration, path, *, activation_bits
     the model.
 
     Args:
-        model: takes any number of samples; returns tensors, also in tuples, lists and dicts.
+        model: takes any number of samples; returns tensors, also in tuples, lists and dicts. What
+            is written takes any number of samples, of the sizes of the calibration data.
         calibration: a tensor, a tuple of the model's positional arguments or a dict of those by
             name, tensors all; samples along the first axis, such as a few hundred of the training
             split.
@@ -182,18 +183,21 @@ def quantize_onnxruntime_int8(model: nn.Module, calibration, path) -> Path:
 def load_quantized(path, *, threads: int = 0) -> Callable:
     """Return `predict(x) -> output` over a file of this module, compiled, on the CPU.
 
-    The first call for a shape compiles; there can be eight. `predict.threads` is their number.
+    x: any number of samples, of the sizes of the example. The first call for a shape compiles;
+    there can be eight. `predict.threads` is their number.
 
     Args:
         threads: 0 leaves PyTorch's number; another one is set for the whole process, which has one
             pool.
 
-    Raises FileNotFoundError, and ValueError for a file that is damaged or something else.
+    Raises FileNotFoundError, and ValueError for a file that is damaged or something else, and in a
+    call for other sizes.
     """
     if threads:
         torch.set_num_threads(threads)
+    program = programs.load(path)
     # Upstream's integer convolutions are compiled wrongly for a size that varies.
-    compiled = torch.compile(programs.load(path), dynamic=False, fullgraph=True)
+    compiled = torch.compile(program, dynamic=False, fullgraph=True)
     known = set()
 
     def predict(x):
@@ -201,6 +205,7 @@ def load_quantized(path, *, threads: int = 0) -> Callable:
         with torch.inference_mode():
             if shapes in known:
                 return programs.call(compiled, x)
+            programs.check_sizes(program, x)
             with inductor.patch(freezing=True):  # is read while a shape is compiled
                 output = programs.call(compiled, x)
         known.add(shapes)
@@ -304,7 +309,7 @@ def _quantize(
         raise NotImplementedError("the model has no layer that torchao quantizes")
     if not dynamic:
         programs.warn_of_float_layers(quantized)
-    return graph, quantized
+    return graph, programs.Program(quantized, quantized.graph)
 
 
 def _saturates() -> bool:

@@ -90,7 +90,8 @@ def prepare_qat(model: nn.Module, example_inputs, *, weight_bits: int) -> nn.Mod
     keep their names; `model` stays as it is.
 
     example_inputs: two real samples or more, as a tensor or the tuple of the model's positional
-    arguments. It is traced with them, for any batch size, and ranges start with theirs.
+    arguments. It is traced with them, for any number of samples of their sizes (a call with others
+    raises ValueError), and ranges start with theirs.
     weight_bits: 2 to 8; at 2 bits weights are -s, 0 and s.
 
     Quantized are Conv2d, Linear and, before a ReLU, Conv1d, with what can be fused to them; the
@@ -133,8 +134,7 @@ def prepare_qat(model: nn.Module, example_inputs, *, weight_bits: int) -> nn.Mod
     if not _is_prepared(prepared):
         raise ValueError("the model has no Conv1d, Conv2d or Linear to quantize")
     _restore_norms(prepared.graph, literals)
-    meta, prepared = prepared.meta, _Prepared(prepared, prepared.graph)
-    prepared.meta = meta  # by which convert_pt2e knows it
+    prepared = _Prepared(prepared, prepared.graph)
     prepared.eval()
     with torch.no_grad():
         programs.call(prepared, example_inputs)  # ranges begin with the first values that are seen
@@ -197,22 +197,24 @@ def export_float(model: nn.Module, example_inputs, path) -> Path:
 def load_quantized(path) -> Callable:
     """Return `predict(x) -> output` of a file of this module, compiled by TorchInductor.
 
-    x: a tensor, or a tuple of positional arguments. The first call with each shape compiles, which
-    needs a C++ compiler; weights are frozen into the graph, or int8 would be no faster than
-    float32.
+    x: a tensor, or a tuple of positional arguments: any number of samples, of the sizes of the
+    example. The first call with each shape compiles, which needs a C++ compiler; weights are frozen
+    into the graph, or int8 would be no faster than float32.
 
     Raises FileNotFoundError, and ValueError for a file that is damaged or something else, before
-    anything of it runs.
+    anything of it runs, and in a call for other sizes.
     """
+    program = programs.load(path)
     # Not one graph for any batch size: TorchInductor 2.15 then expects another memory layout of
     # int8 convolutions than oneDNN returns.
-    compiled, known = torch.compile(programs.load(path), dynamic=False, fullgraph=True), set()
+    compiled, known = torch.compile(program, dynamic=False, fullgraph=True), set()
 
     def predict(x):
         shapes = tuple(part.shape for part in programs.parts(x))
         with torch.no_grad():
             if shapes in known:
                 return programs.call(compiled, x)
+            programs.check_sizes(program, x)
             # Tracing and compiling must both see it: torch.compile's options reach only the second.
             with inductor.patch(freezing=True):
                 output = programs.call(compiled, x)
@@ -288,7 +290,7 @@ def _check_evaluation(captured: fx.GraphModule, model: nn.Module, example_inputs
     _switch(captured, training=True)
 
 
-class _Prepared(fx.GraphModule):
+class _Prepared(programs.Program):
     """A captured model whose modes switch by `train()` and `eval()`, those of its copies too."""
 
     _switched = None  # the mode of what the graph calls; a copy does not know it

@@ -106,9 +106,10 @@ def quantize_int4(model: nn.Module, inputs, path) -> Path:
 def load_quantized(path) -> Callable:
     """Return `predict(x) -> output` over a file of this module, compiled, on the CPU.
 
-    The first call for a shape compiles.
+    x: any number of samples, of the sizes of the example. The first call for a shape compiles.
 
-    Raises FileNotFoundError, and ValueError for a file that is damaged or something else.
+    Raises FileNotFoundError, and ValueError for a file that is damaged or something else, and in a
+    call for other sizes.
     """
     program, known = programs.load(path), set()
     compiled = torch.compile(program)
@@ -120,6 +121,7 @@ def load_quantized(path) -> Callable:
         with torch.inference_mode():
             if shapes in known:
                 return programs.call(compiled, x)
+            programs.check_sizes(program, x)
             with inductor.patch(freezing=freezing):  # is read while a shape is compiled
                 output = programs.call(compiled, x)
         known.add(shapes)

@@ -13,9 +13,14 @@ import contextlib
 import copy
 import functools
 import inspect
+import io
+import logging
 import math
 import operator
 import pickle
+import re
+import sys
+import textwrap
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator
@@ -169,8 +174,8 @@ def beyond_bounds(program, inputs: tuple[Tensor, ...]) -> Iterator[list[Tensor]]
 def trace(model: nn.Module, inputs, *, training: bool = False) -> fx.GraphModule:
     """Return the model as a graph of ATen operators, in evaluation mode, on the CPU.
 
-    inputs: as `check` takes them, and so does the graph, with any number of samples. It returns
-    what `call` does. The model is left as it is, and the graph holds copies of its weights.
+    inputs: as `check` takes them, and so does the graph: any number of samples of these sizes. It
+    returns what `call` does. The model is left as it is, and the graph holds copies of its weights.
     training: in training mode, on the model's device and by Dynamo, which notes the function of
     `torch.nn` that each operator is of.
 
@@ -199,14 +204,80 @@ def _capture(model: nn.Module, inputs, *, strict: bool) -> fx.GraphModule:
     # The plain tracer takes `len(x)` for a constant; Dynamo, which is slower, does not.
     for way in dict.fromkeys((strict, True)):
         try:
-            with _layers_by_operators():
+            with _layers_by_operators(), _quietly():
                 program = torch.export.export(
                     model, arguments, keywords, dynamic_shapes=varies, strict=way
                 )
-            return program.module(check_guards=False)
+            graph = program.module(check_guards=False)
+            places = graph.graph.find_nodes(op="placeholder")
+            kinds = map(_kind, parts(inputs))
+            graph.meta["takes"] = {a.target: b for a, b in zip(places, kinds, strict=True)}
+            return graph
         except Exception as error:
             refused = error
-    raise NotImplementedError(f"torch.export cannot capture it: {one_line(refused)}") from refused
+    raise NotImplementedError(f"torch.export cannot capture it: {_reason(refused)}") from refused
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Without what torch.export prints and logs of a model that it refuses: its graph so far."""
+    level, said = logging.root.manager.disable, io.StringIO()
+    logging.disable(logging.CRITICAL)
+    try:
+        with contextlib.redirect_stderr(said):
+            yield
+    finally:
+        logging.disable(level)
+    print(said.getvalue(), end="", file=sys.stderr)  # what others said, where nothing is refused
+
+
+def _reason(error: Exception) -> str:
+    """The begin of an error of torch.export, and the line of the model that it names."""
+    reason = textwrap.shorten(str(error), 300, placeholder=" ...") or type(error).__name__
+    places = re.findall(r'File "([^"]+)", line (\d+), in \w+\n\s+(.+)', str(error))
+    own = [place for place in places if "/torch/" not in Path(place[0]).as_posix()]
+    return f"{reason} ({Path(own[-1][0]).name}:{own[-1][1]}: {own[-1][2]})" if own else reason
+
+
+def _kind(part: Tensor) -> tuple[str, tuple[int, ...]]:
+    """The dtype of an input, and its sizes but the number of samples."""
+    return str(part.dtype)[6:], tuple(part.shape[1:])
+
+
+class Program(fx.GraphModule):
+    """A graph of `trace`, or what was made of one, that refuses inputs of other sizes.
+
+    Where a model asks for a size, as in `interpolate(y, size=x.shape[-2:])`, its graph has that of
+    the example.
+    """
+
+    def __init__(self, root: fx.GraphModule, graph: fx.Graph):
+        super().__init__(root, graph)
+        self.meta.update(root.meta)
+
+    def __call__(self, *arguments, **named):
+        """Compute, or raise ValueError."""
+        takes = self.meta.get("takes", {})
+        check_sizes(self, dict(zip(takes, arguments, strict=False)) | named)
+        return super().__call__(*arguments, **named)
+
+
+def check_sizes(program: fx.GraphModule, inputs) -> None:
+    """Raise ValueError where inputs have other sizes than those of which a graph was made.
+
+    inputs: as `call` takes them; their number of samples is open. A file without sizes takes all.
+    """
+    takes = program.meta.get("takes", {})
+    arguments, named = call_arguments(program, inputs)
+    given = dict(zip(takes, arguments, strict=False)) | named
+    if given.keys() != takes.keys():
+        return  # whose own error tells the arguments
+    if any(tuple(given[name].shape[1:]) != sizes for name, (_, sizes) in takes.items()):
+        wanted = ", ".join(f"{dtype} {['any', *sizes]}" for dtype, sizes in takes.values())
+        found = ", ".join(f"{_kind(given[name])[0]} {list(given[name].shape)}" for name in takes)
+        raise ValueError(
+            f"inputs must be {wanted}, as those of the example, not {found}".replace("'", "")
+        )
 
 
 @contextlib.contextmanager
@@ -338,7 +409,7 @@ def save(program: fx.GraphModule, path) -> Path:
         elif kind == "output":
             arguments = [_structure(_returned(program, node), plain)]
         elif kind == "placeholder":
-            arguments = []
+            arguments = plain(program.meta.get("takes", {}).get(node.target, ()))
         else:
             raise NotImplementedError(f"the graph has {node.target}, which is no operator")
         nodes.append([kind, arguments, {key: plain(value) for key, value in node.kwargs.items()}])
@@ -414,7 +485,7 @@ def _graph(nodes: list, tensors: list, names: list) -> fx.GraphModule:
 
     Inputs that were a dict get the names of its keys, which have to be such as Python's are.
     """
-    graph, root, made = fx.Graph(), nn.Module(), []
+    graph, root, made, takes = fx.Graph(), nn.Module(), [], {}
     if not all(name.isidentifier() and not iskeyword(name) for name in names):
         raise ValueError("an input has a name that is none")
 
@@ -438,6 +509,8 @@ def _graph(nodes: list, tensors: list, names: list) -> fx.GraphModule:
         number = len(made)
         if kind == "placeholder":
             made.append(graph.placeholder(next(inputs) if names else f"x{number}"))
+            if arguments:
+                takes[made[-1].target] = str(arguments[0]), tuple(map(int, arguments[1]))
         elif kind == "get_attr":
             root.register_buffer(f"tensor{number}", tensors[arguments[0]])
             made.append(graph.get_attr(f"tensor{number}"))
@@ -450,7 +523,7 @@ def _graph(nodes: list, tensors: list, names: list) -> fx.GraphModule:
             made.append(graph.call_function(function, tuple(real(arguments)), keywords))
     graph.lint()
     program = fx.GraphModule(root, graph)
-    program.names = tuple(names)
+    program.names, program.meta["takes"] = tuple(names), takes
     return program
 
 

@@ -122,14 +122,16 @@ def apply_fsdp(
 def distribute(model, batches):
     """Yield this process's shard of each global batch, and the samples of the whole.
 
-    A batch is any structure of arrays or tensors with samples along their first axis. Shards are
-    contiguous, and have one sample more or less than any other.
+    A batch is any structure of arrays or tensors with samples along their first axis; what is none,
+    such as None for a mask, goes to all. Shards are contiguous, and have one sample more or less
+    than any other.
     """
     replicas, replica = dist.get_world_size(), dist.get_rank()
     for batch in batches:
         samples = _samples(batch)
         rows = slice(replica * samples // replicas, (replica + 1) * samples // replicas)
-        yield tree_map(lambda whole, rows=rows: whole[rows], batch), samples
+        shard = tree_map(lambda v, rows=rows: v[rows] if _has_samples(v) else v, batch)
+        yield shard, samples
 
 
 def make_train_step(
@@ -272,7 +274,11 @@ def _call(model: nn.Module, x):
 
 
 def _samples(batch) -> int:
-    return len(tree_flatten(batch)[0][0])
+    return len(next(filter(_has_samples, tree_flatten(batch)[0])))
+
+
+def _has_samples(value) -> bool:
+    return len(getattr(value, "shape", ())) > 0
 
 
 def _split(batch, parts: int) -> list:
@@ -280,7 +286,7 @@ def _split(batch, parts: int) -> list:
     if _samples(batch) < parts:
         raise ValueError(f"{_samples(batch)} samples of a replica make no {parts} micro-batches")
     tensors, structure = tree_flatten(batch)
-    split = [tensor.tensor_split(parts) for tensor in tensors]
+    split = [v.tensor_split(parts) if _has_samples(v) else [v] * parts for v in tensors]
     return [tree_unflatten(list(part), structure) for part in zip(*split, strict=True)]
 
 

@@ -467,6 +467,10 @@ def classes_second(x):
     _, y = kit.data.to_device(LEFT, np.zeros((len(LEFT), 2, 2), np.int64))
     step = logits.make_train_step(student, over, own.descent(student, 0.1), never, alpha=1.0)
     found = {"classes elsewhere": raised(step, x, y)}
+    pair = own.two_maps(0), own.two_maps(1)
+    for what, labels in (("all", y), ("each", {"out": y, "aux": y})):
+        step = logits.make_train_step(*pair, own.descent(pair[0], 0.1), never, alpha=1.0)
+        found[f"classes elsewhere of {what}"] = raised(step, x, labels)
     last = [np.moveaxis(array(own.predicted(model, x)), 1, -1) for model in (student, over)]
     found["soft of the last axis"], _ = own.soft(*last, 4.0)
     step = logits.make_train_step(
@@ -827,6 +831,13 @@ class PyTorch:
         self.torch.manual_seed(seed)
         return nn.Sequential(nn.Linear(4, 12), nn.Unflatten(1, (3, 2, 2)))
 
+    def two_maps(self, seed):
+        class Maps(self.torch.nn.Sequential):
+            def forward(self, x):
+                return {"out": super().forward(x), "aux": super().forward(x)}
+
+        return Maps(*self.pixels(seed))
+
     def forked(self, width, classes="classes"):
         nn = self.torch.nn
 
@@ -914,7 +925,7 @@ class PyTorch:
                 for parameter in self.parameters():
                     nn.init.normal_(parameter)
 
-            def forward(self, a, b):
+            def forward(self, a, b, offset=None):
                 return self.head(torch.tanh(self.norm(self.left(a) + self.right(b))))
 
         x = torch.from_numpy(LEFT), torch.from_numpy(RIGHT)
@@ -924,6 +935,9 @@ class PyTorch:
         step = logits.make_train_step(student, over, self.descent(student, 0.1), cross_entropy)
         found["logits"] = [step(x, y).item() for _ in range(20)]
         found["stored"] = logits.store_logits(over, x, batch_size=4).tolist()
+        named = {"offset": None, "a": x[0], "b": x[1]}
+        found["stored without"] = found["stored"]
+        found["stored with None"] = logits.store_logits(over, named, batch_size=4).tolist()
         with torch.no_grad():
             found["predicted"] = over.eval()(*x).tolist()
         student = Two(3)
@@ -942,6 +956,15 @@ class PyTorch:
             teacher_layer="0",
         )
         found["series"] = list(taught(series)[1].shape)
+        # Of as many channels each: the regressor's kernel tells which axis it takes for theirs.
+        images, found["images"] = torch.ones(2, 4, 4, 5), {}
+        within = nn.Sequential(nn.Linear(5, 5), nn.Dropout())
+        for name, layer in {"rows": within, "maps": nn.Conv2d(4, 4, 1)}.items():
+            model = nn.Sequential(layer)
+            taught = features.attach_regressor(
+                *(model, model, images), student_layer="0", teacher_layer="0"
+            )
+            found["images"][name] = list(taught.regressor.weight.shape)
         # A layer that runs twice has no one output.
         twice = nn.Sequential(linear := nn.Linear(4, 4), nn.Tanh(), linear)
         found["twice"] = raised(
@@ -1101,6 +1124,10 @@ class TensorFlow:
         keras.utils.set_random_seed(seed)
         given = [keras.Input((4,)), layers.Dense(12), layers.Reshape((3, 2, 2))]
         return keras.Sequential(given)
+
+    def two_maps(self, seed):
+        x, model = self.tf.keras.Input((4,)), self.pixels(seed)
+        return self.tf.keras.Model(x, {"out": model(x), "aux": model(x)})
 
     def forked(self, width, classes="classes"):
         keras, layers = self.tf.keras, self.tf.keras.layers
@@ -1276,7 +1303,7 @@ class TensorFlow:
                 self.norm = layers.BatchNormalization(name="norm")
                 self.top = layers.Dense(3)
 
-            def call(self, a, b, training=False):
+            def call(self, a, b, offset=None, training=False):
                 inside = self.norm(self.left(a) + self.right(b), training=training)
                 return self.top(tf.tanh(inside))
 
@@ -1309,6 +1336,10 @@ class TensorFlow:
         x = tuple(pair)
         for model in (subclassed, above):
             model(*x)
+        named = {"offset": None, "a": x[0], "b": x[1]}
+        for name, given in (("with None", named), ("without", x)):
+            stored = logits.store_logits(above, given, batch_size=4)
+            found[f"stored {name}"] = np.array(stored).tolist()
         step = logits.make_train_step(
             subclassed, above, self.descent(subclassed, 0.1), cross_entropy
         )

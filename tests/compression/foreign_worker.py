@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import sys
 import tempfile
 import warnings
@@ -92,14 +94,58 @@ def graphs_within():
                 x = self.layer(x)
             return self.head(x)
 
+    class Branching(nn.Module):
+        def forward(self, x):
+            return x + 1 if x.sum() > 0 else x
+
     x = torch.randn(4, 4)
     qat, ptq = compression.quantization_aware_training, compression.post_training_quantization
     with tempfile.TemporaryDirectory() as folder:
         autocast = Within(lambda: torch.autocast("cpu", enabled=False))
+        said, own = io.StringIO(), Branching()
+        with contextlib.redirect_stderr(said):
+            refused = raised(ptq.keep_float32, own, x, Path(folder) / "file")
+            raised(deployment.export.export_onnx, own, x, Path(folder) / "file")
         return {
+            "branch": [refused, said.getvalue()],
             "autocast": raised(ptq.keep_float32, autocast, x, Path(folder) / "file"),
             "no_grad": raised(qat.prepare_qat, Within(torch.no_grad), x, weight_bits=8),
         }
+
+
+def other_sizes():
+    """What programs of a model that reads its images' size make of others, and of other numbers."""
+
+    class Resized(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.head = nn.Conv2d(3, 4, 3, 2), nn.Linear(4, 4)
+
+        def forward(self, x, scale):
+            y = self.head(self.body(x).movedim(1, -1)).movedim(-1, 1)
+            return nn.functional.interpolate(y, size=x.shape[-2:]) * scale[:, None, None, None]
+
+    ptq, qat = compression.post_training_quantization, compression.quantization_aware_training
+    model, weights = Resized().eval(), compression.weight_quantization
+    x, more, large = (
+        {"scale": torch.ones(n), "x": torch.randn(n, 3, size, 8)}
+        for n, size in ((2, 8), (3, 8), (2, 9))
+    )
+    with tempfile.TemporaryDirectory() as folder, quick.without_code():
+        path = Path(folder) / "file"
+        programs = {
+            "ptq": ptq.load_quantized(ptq.keep_float32(model, x, path)),
+            "weights": weights.load_quantized(weights.keep_float32(model, x, path)),
+            "ptq in memory": ptq.apply_static_int8(model, x),
+            "qat": qat.load_quantized(qat.export_float(model, x, path)),
+            "qat in memory": qat.prepare_qat(model, x, weight_bits=8),
+        }
+    found = {}
+    for name, program in programs.items():
+        call = program if "memory" not in name else lambda x, program=program: program(**x)
+        with torch.no_grad():
+            found[name] = [raised(call, given) for given in (x, more, large)]
+    return found
 
 
 def left_in_float32():
@@ -365,7 +411,7 @@ def main() -> None:
     if FRAMEWORK == "pt":
         quick.capture_patterns_once()
         scenarios = [names_of_inputs, code_in_a_keyword, graphs_within, left_in_float32]
-        scenarios += [a_shared_slope, a_file_that_fails, bfloat16, a_file_for_the_cpu]
+        scenarios += [other_sizes, a_shared_slope, a_file_that_fails, bfloat16, a_file_for_the_cpu]
     else:
         scenarios = [state_within, frozen_within, a_folder_that_is_there]
         scenarios += [scaled_loss, half_width] if KERAS_3 else []

@@ -404,9 +404,17 @@ def test_several_outputs_are_stored_and_their_soft_losses_added(every):
 
 def test_classes_are_along_the_axis_that_is_said_and_labels_show_another_one(every):
     found = every["structures"]
-    assert "have the classes along axis 1, not -1" in found["classes elsewhere"]
+    for outputs in ("", " of all", " of each"):
+        said = found[f"classes elsewhere{outputs}"]
+        assert "have the classes along axis 1, not -1" in said
     wanted = found["soft of the last axis"]
     assert found["soft of the second axis"] == pytest.approx(wanted, rel=1e-5)
+
+
+def test_an_argument_that_is_none_goes_with_every_part_that_is_stored(every):
+    found = every["foreign"]
+    assert len(found["stored with None"]) == 9
+    assert np.allclose(found["stored with None"], found["stored without"], atol=1e-6)
 
 
 def test_of_a_dict_with_logits_these_alone_are_taught(every):

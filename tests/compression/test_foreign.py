@@ -45,6 +45,23 @@ def test_pt_a_graph_within_the_graph_is_refused_in_words(pt, region):
     assert "a graph of its own: autocast, no_grad or cond within forward" in said
 
 
+def test_pt_a_model_that_cannot_be_captured_is_refused_with_its_line_and_nothing_is_printed(pt):
+    refused, printed = pt["graphs_within"]["branch"]
+    assert refused.startswith("NotImplementedError: torch.export cannot capture it: ")
+    assert ": return x + 1 if x.sum() > 0 else x)" in refused
+    assert printed == ""
+
+
+@pytest.mark.parametrize("way", ["ptq", "weights", "qat", "ptq in memory", "qat in memory"])
+def test_pt_a_program_takes_the_sizes_of_its_example_and_any_number_of_samples(pt, way):
+    own, more, large = pt["other_sizes"][way]
+    assert (own, more) == (None, None)
+    assert large == (
+        "ValueError: inputs must be float32 [any], float32 [any, 3, 8, 8], as those of the example,"
+        " not float32 [2], float32 [2, 3, 9, 8]"
+    )
+
+
 @pytest.mark.parametrize("way", ["ptq", "qat"])
 def test_pt_layers_that_stay_in_float32_are_named(pt, way):
     (said,) = set(pt["left_in_float32"][f"1d {way}"])

@@ -171,6 +171,15 @@ def test_bad_input_gets_one_clear_line(found):
     assert not any("\n" in line for line in said.values())
 
 
+def test_a_file_takes_the_sizes_of_its_example_and_any_number_of_samples(found):
+    *taken, refused = found["other_sizes"]
+    assert taken == [None, None]
+    assert refused == (
+        "ValueError: inputs must be float32 [any, 3, 64], as those of the example,"
+        " not float32 [2, 4, 64]"
+    )
+
+
 def test_damaged_and_foreign_files_get_one_clear_line_and_run_nothing(found):
     said = dict(found["files"]["said"])
     assert said.pop("missing").startswith("FileNotFoundError: ")

@@ -176,6 +176,16 @@ class Bomb:
         return os.mkdir, (str(self.path),)
 
 
+def other_sizes(folder):
+    """What a file says of its example's sizes, of more samples and of another length."""
+    model, x = own.dense(KERNEL, (None,)), np.ones((2, 3, 64), np.float32)
+    path = technique.keep_float32(model, own.tensor(x), folder / "file")
+    with quick.without_code():
+        predict = technique.load_quantized(path)
+        given = x, x[[0, 0, 0]], x[:, [0, 0, 0, 0]]
+        return [raised(predict, own.tensor(each)) for each in given]
+
+
 def files(folder):
     """What damaged and foreign files raise, and whether anything of them ran."""
     whole = FILES["quantize_int8"]
@@ -198,7 +208,7 @@ class PyTorch:
     def tensor(self, array):
         return self.torch.from_numpy(array)
 
-    def dense(self, kernel):
+    def dense(self, kernel, axes=()):
         layer = self.torch.nn.Linear(*kernel.shape, bias=False)
         with self.torch.no_grad():
             layer.weight.copy_(self.tensor(kernel.T))
@@ -271,9 +281,9 @@ class TensorFlow:
     def tensor(self, array):
         return self.tf.constant(array)
 
-    def dense(self, kernel):
+    def dense(self, kernel, axes=()):
         layer = self.tf.keras.layers.Dense(kernel.shape[1], use_bias=False)
-        model = self.tf.keras.Sequential([self.tf.keras.Input((kernel.shape[0],)), layer])
+        model = self.tf.keras.Sequential([self.tf.keras.Input((*axes, kernel.shape[0])), layer])
         layer.set_weights([kernel])
         return model
 
@@ -369,7 +379,7 @@ def main() -> None:
     kit.runtime.configure(threads=1, seed=0)
     if FRAMEWORK == "pt" and not workers.campaign():  # a graph is read before code is made of it
         integers.compile_fx_inner = quick.as_it_is
-    scenarios = [transformer, kernels, read, constructions, proof, refusals, files]
+    scenarios = [transformer, kernels, read, constructions, proof, refusals, files, other_sizes]
     scenarios += [own.computed if FRAMEWORK == "pt" else own.distributed]
     workers.report(map(workers.in_a_folder, scenarios))
 

@@ -516,8 +516,31 @@ def whole() -> dict[str, list]:
         "no precision": said(apply_fsdp, model=pt_mixed()[0], precision="float16"),
     }
     words |= {"modes": modes(), "half-width statistics": half_width_statistics()}
+    words["losses with None"] = losses_with_none()
     torch.distributed.destroy_process_group()
     return {"whole": found, **words}
+
+
+def losses_with_none() -> list[float]:
+    """Losses of micro-batches of a dict, without a None in it and with one at its head."""
+    import torch
+    from torch import nn
+
+    from pt_impl.parallel import data_parallel
+
+    class Optional(nn.Linear):
+        def forward(self, x, mask=None):
+            return super().forward(x)
+
+    found, numbers = [], torch.arange(12.0).reshape(4, 3)
+    for x in ({"x": numbers}, {"mask": None, "x": numbers}):
+        torch.manual_seed(0)
+        model = data_parallel.apply_data_parallel(Optional(3, 2))
+        given = model, torch.optim.SGD(model.parameters(), 0.1), nn.functional.mse_loss
+        step = data_parallel.make_train_step(*given, micro_batches=2)
+        ((batch, samples),) = data_parallel.distribute(model, [(x, torch.zeros(4, 2))])
+        found.append(float(step(*batch, samples)))
+    return found
 
 
 def modes() -> dict[str, list[bool]]:

@@ -52,15 +52,38 @@ def too_few() -> dict:
     return {"said": said, "kept": all(map(np.array_equal, model.get_weights(), before))}
 
 
+def losses_with_none(strategy: tf.distribute.Strategy) -> list[float]:
+    """Losses of micro-batches of a dict, without a None in it and with one at its head."""
+
+    class Optional(tf.keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.layer = tf.keras.layers.Dense(2, kernel_initializer="ones")
+
+        def call(self, x, offset=None):
+            return self.layer(x)
+
+    found, numbers = [], tf.reshape(tf.range(12.0), (4, 3))
+    for x in (numbers, {"offset": None, "x": numbers}):
+        with strategy.scope():
+            model, optimizer = Optional(), tf.keras.optimizers.SGD(0.1)
+            model(numbers)
+            optimizer.build(model.trainable_variables)
+        given = model, optimizer, lambda y, _: tf.reduce_mean(y**2)
+        step = data_parallel.make_train_step(*given, micro_batches=2)
+        batches = tf.data.Dataset.from_tensors((x, tf.zeros(4)))
+        for (own_x, own_y), samples in data_parallel.distribute(model, batches):
+            found.append(float(step(own_x, own_y, samples)))
+    return found
+
+
 def main() -> None:
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     two = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-    print(
-        json.dumps(
-            {"one": fitted(tf.distribute.get_strategy()), "two": fitted(two), "too few": too_few()}
-        )
-    )
+    found = {"one": fitted(tf.distribute.get_strategy()), "two": fitted(two)}
+    found |= {"too few": too_few(), "losses with None": losses_with_none(two)}
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -172,8 +172,13 @@ def test_pt_synchronised_norm_without_running_statistics_sees_the_global_batch(f
     assert max(differences(one, two).values()) < BAR
 
 
-def test_tf_fit_under_mirrored_strategy_equals_fit_on_one_device():
-    found = workers.run("parallel.mirrored_fit", ("tf",))["tf"]
+@pytest.fixture(scope="module")
+def mirrored():
+    return workers.run("parallel.mirrored_fit", ("tf",))["tf"]
+
+
+def test_tf_fit_under_mirrored_strategy_equals_fit_on_one_device(mirrored):
+    found = mirrored
     one, two = found["one"], found["two"]
     assert (one["replicas"], two["replicas"]) == (1, 2)
     for what in ("losses", "weights"):
@@ -181,6 +186,11 @@ def test_tf_fit_under_mirrored_strategy_equals_fit_on_one_device():
     assert two["losses"][-1] < two["losses"][0]
     assert "too few samples of a replica for 2 micro-batches" in found["too few"]["said"]
     assert found["too few"]["kept"]
+
+
+def test_tf_an_argument_that_is_none_goes_to_every_replica_and_micro_batch(mirrored):
+    without, with_none = mirrored["losses with None"]
+    assert with_none == without > 0
 
 
 def test_both_frameworks_train_to_the_same_weights(evidence, folders):
@@ -260,6 +270,11 @@ def test_pt_a_model_that_was_loaded_in_evaluation_mode_trains(evidence):
     found = evidence["pt"]["modes"]
     assert found.keys() == {"data", "sharded", "tensor"}
     assert all(all(modes) and len(modes) > 5 for modes in found.values())
+
+
+def test_pt_an_argument_that_is_none_goes_to_every_replica_and_micro_batch(evidence):
+    without, with_none = evidence["pt"]["losses with None"]
+    assert with_none == without > 0
 
 
 def test_pt_statistics_of_half_width_inputs_are_those_of_float32(evidence):

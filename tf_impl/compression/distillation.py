@@ -218,8 +218,9 @@ class DistilledTraining:
 def store_logits(teacher: tf.keras.Model, x, *, batch_size: int = 256) -> tf.Tensor:
     """Return the teacher's logits for all samples of x, computed `batch_size` at a time.
 
-    x: as in `make_train_step`, with the samples along the first axis of every tensor in it. Of
-    several outputs all are stored, in their structure.
+    x: as in `make_train_step`, with the samples along the first axis of every tensor in it; what
+    is none, such as None for a mask, goes with every part. Of several outputs all are stored, in
+    their structure.
     """
 
     # A smaller last batch makes a graph for any batch size, not one for each.
@@ -227,9 +228,12 @@ def store_logits(teacher: tf.keras.Model, x, *, batch_size: int = 256) -> tf.Ten
     def infer(rows):
         return _logits(_evaluated(teacher, rows))
 
-    samples = tf.nest.flatten(x)[0].shape[0]
-    starts = range(0, samples, batch_size)
-    parts = [tf.nest.map_structure(lambda v, s=s: v[s : s + batch_size], x) for s in starts]
+    def some(start):
+        rows = slice(start, start + batch_size)
+        return tf.nest.map_structure(lambda v: v[rows] if _has_samples(v) else v, x)
+
+    samples = next(filter(_has_samples, tf.nest.flatten(x))).shape[0]
+    parts = map(some, range(0, samples, batch_size))
     return tf.nest.map_structure(lambda *rows: tf.concat(rows, axis=0), *map(infer, parts))
 
 
@@ -237,6 +241,10 @@ def _evaluated(model: tf.keras.Model, x):
     """The output in evaluation mode, in which no variable changes."""
     with getattr(tf.keras, "StatelessScope", contextlib.nullcontext)():  # of Keras 3
         return _call(model, x, training=False)
+
+
+def _has_samples(value) -> bool:
+    return len(getattr(value, "shape", ())) > 0
 
 
 def _call(model: tf.keras.Model, x, training: bool):
@@ -332,16 +340,23 @@ def _check_built(model: tf.keras.Model, who: str) -> None:
 
 
 def _check_labels(target, labels, class_axis: int) -> None:
-    """Raise where labels, which lack the axis of the classes, say that it is another one."""
-    if not tf.is_tensor(target) or not tf.is_tensor(labels):
-        return
-    shape, found = target.shape.as_list(), labels.shape.as_list()
-    axes = [axis for axis in range(1, len(shape)) if shape[:axis] + shape[axis + 1 :] == found]
-    if axes and class_axis % len(shape) not in axes:
-        raise ValueError(
-            f"labels of {found} and logits of {shape} have the classes along axis {axes[0]}, "
-            f"not {class_axis}: say so by class_axis"
-        )
+    """Raise where labels, which lack the axis of the classes, say that it is another one.
+
+    Of several outputs each has its own labels, in the same structure, or all have the same.
+    """
+    outputs = tf.nest.flatten(target)
+    same = _same_structure(labels, target)
+    each = tf.nest.flatten(labels) if same else [labels] * len(outputs)
+    for logits, own in zip(outputs, each, strict=True):
+        if not tf.is_tensor(own) or None in (logits.shape.rank, own.shape.rank):
+            continue
+        shape, found = logits.shape.as_list(), own.shape.as_list()
+        axes = [a for a in range(1, len(shape)) if shape[:a] + shape[a + 1 :] == found]
+        if axes and class_axis % len(shape) not in axes:
+            raise ValueError(
+                f"labels of {found} and logits of {shape} have the classes along axis {axes[0]}, "
+                f"not {class_axis}: say so by class_axis"
+            )
 
 
 def _check_logits(student, teacher) -> None:

@@ -90,11 +90,15 @@ def quantize_int4(model: tf.keras.Model, inputs, path) -> Path:
 def load_quantized(path) -> Callable:
     """Return `predict(x) -> output` over a file of this module, as a graph.
 
-    Raises FileNotFoundError, and ValueError for a file that is damaged or something else.
+    x: any number of samples, of the sizes of the example.
+
+    Raises FileNotFoundError, and ValueError for a file that is damaged or something else, and in a
+    call for other sizes.
     """
     program = programs.load(path)
 
     def predict(x):
+        programs.check_sizes(program, x)
         return program(*tf.nest.flatten(x))
 
     return predict

@@ -453,6 +453,26 @@ def load(path) -> Callable:
         raise ValueError(f"{path} is no whole file of a program: {one_line(error)}") from None
 
 
+def check_sizes(program, inputs) -> None:
+    """Raise ValueError where inputs have other sizes than those of which a program was traced.
+
+    What asks for a size has that of the example, and a graph that was read looks at none.
+    inputs: their number of samples is open.
+    """
+    tensors = parts(inputs)
+    if len(tensors) != len(program.inputs):
+        return  # whose own error tells the arguments
+    pairs = list(zip(program.inputs, tensors, strict=True))
+    if not all(own.shape.is_compatible_with(given.shape) for own, given in pairs):
+        wanted = ", ".join(f"{own.dtype.name} {['any', *own.shape[1:]]}" for own, _ in pairs)
+        found = ", ".join(
+            f"{tf.as_dtype(given.dtype).name} {list(given.shape)}" for _, given in pairs
+        )
+        raise ValueError(
+            f"inputs must be {wanted}, as those of the example, not {found}".replace("'", "")
+        )
+
+
 def _written(output):
     """The structure of outputs in terms of JSON."""
     if isinstance(output, dict):

@@ -81,15 +81,16 @@ def apply_data_parallel(
 def distribute(model, batches):
     """Give each replica its shard of each global batch, and the samples of the whole.
 
-    batches: a tf.data.Dataset of structures of tensors with samples along their first axis. Its
-    elements become (element, samples): beside each sample the size of its global batch.
+    batches: a tf.data.Dataset of structures of tensors with samples along their first axis, or of
+    None. Its elements become (element, samples): beside each sample the size of its global batch.
 
     AutoShardPolicy.DATA: all processes read the whole dataset, in the same order, and keep their
     parts of each batch. FILE, which AUTO tries first, would give them other files, of other sizes.
     """
 
     def with_size(*batch):
-        samples = tf.shape(tf.nest.flatten(batch)[0])[:1]
+        first = next(part for part in tf.nest.flatten(batch) if part is not None)
+        samples = tf.shape(first)[:1]
         return batch, tf.repeat(samples, samples[0])
 
     options = tf.data.Options()
@@ -126,7 +127,9 @@ def make_train_step(
         total, gradients = 0.0, [None for _ in variables]
         for part in range(micro_batches):
             rows = slice(part * size // micro_batches, (part + 1) * size // micro_batches)
-            own_x, own_y = tf.nest.map_structure(lambda shard, rows=rows: shard[rows], (x, y))
+            own_x, own_y = tf.nest.map_structure(
+                lambda shard, rows=rows: None if shard is None else shard[rows], (x, y)
+            )
             share = tf.cast(rows.stop - rows.start, tf.float32) / tf.cast(whole, tf.float32)
             before = [gradient for gradient in gradients if gradient is not None]
             with tf.control_dependencies(before):  # one micro-batch after another
