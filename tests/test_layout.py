@@ -33,6 +33,7 @@ KIT_LACKS = {
         "tf": {
             "warn_of_float_layers": "LiteRT has no layer that it leaves out without a word",
             "beyond_bounds": "a tf.function keeps no bounds of a size that is open",
+            "quietly": "TensorFlow prints no graph of what it refuses",
         },
     }
 }

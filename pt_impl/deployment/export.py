@@ -35,11 +35,9 @@ the model's, and how long they take.
 Copy with it: `pt_impl/kit/programs.py`, `shared/onnx_quantization.py`, `shared/runtimes.py`.
 """
 
-import io
 import shutil
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -305,13 +303,9 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _refusing(target: str) -> Iterator[None]:
-    """Turn an error of a translation into NotImplementedError with its reason on one line.
-
-    What torch.export prints of what it refuses, its graph so far, is left out.
-    """
-    said = io.StringIO()
+    """Turn an error of a translation into NotImplementedError with its reason on one line."""
     try:
-        with redirect_stderr(said):
+        with programs.quietly():
             yield
     except NotImplementedError:
         raise
@@ -321,7 +315,6 @@ def _refusing(target: str) -> Iterator[None]:
             text = text.partition(heading)[2] or text
         reason = runtimes.one_line(RuntimeError(text)) if text else type(error).__name__
         raise NotImplementedError(f"{target} can't take this: {reason}") from error
-    print(said.getvalue(), end="", file=sys.stderr)
 
 
 def main() -> None:

@@ -104,7 +104,8 @@ def export_package(
 
     def write(draft: Path) -> None:  # in evaluation mode, which a copy takes over
         recorded = _InBfloat16(flat) if precision == "bfloat16" else flat
-        program = torch.export.export(recorded, flat.example, dynamic_shapes=(flat.shapes,))
+        with programs.quietly():
+            program = torch.export.export(recorded, flat.example, dynamic_shapes=(flat.shapes,))
         flat.look_beyond(program)
         # Else kernels run as many threads as there are here now, whatever is asked for later.
         options = {"cpp.dynamic_threads": True, "aot_inductor.metadata": {_KEPT: json.dumps(kept)}}
@@ -145,7 +146,8 @@ def export_torchscript(
     flat = _Flat(model, example_inputs, dynamic_batch, dynamic_sequence)
 
     def write(draft: Path) -> None:
-        with suppress(Exception):  # a trace knows no bounds; some models it takes alone
+        # A trace knows no bounds; some models it takes alone.
+        with suppress(Exception), programs.quietly():
             flat.look_beyond(torch.export.export(flat, flat.example, dynamic_shapes=(flat.shapes,)))
         recorded = torch.jit.freeze(torch.jit.trace(flat.eval(), flat.example, strict=False))
         kept = json.dumps(flat.kept(metadata, "float32"))

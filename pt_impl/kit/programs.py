@@ -204,7 +204,7 @@ def _capture(model: nn.Module, inputs, *, strict: bool) -> fx.GraphModule:
     # The plain tracer takes `len(x)` for a constant; Dynamo, which is slower, does not.
     for way in dict.fromkeys((strict, True)):
         try:
-            with _layers_by_operators(), _quietly():
+            with _layers_by_operators(), quietly():
                 program = torch.export.export(
                     model, arguments, keywords, dynamic_shapes=varies, strict=way
                 )
@@ -219,8 +219,11 @@ def _capture(model: nn.Module, inputs, *, strict: bool) -> fx.GraphModule:
 
 
 @contextlib.contextmanager
-def _quietly() -> Iterator[None]:
-    """Without what torch.export prints and logs of a model that it refuses: its graph so far."""
+def quietly() -> Iterator[None]:
+    """Without what torch.export prints and logs of a model that it refuses: its graph so far.
+
+    What others say meanwhile is printed where nothing is refused.
+    """
     level, said = logging.root.manager.disable, io.StringIO()
     logging.disable(logging.CRITICAL)
     try:
@@ -228,7 +231,7 @@ def _quietly() -> Iterator[None]:
             yield
     finally:
         logging.disable(level)
-    print(said.getvalue(), end="", file=sys.stderr)  # what others said, where nothing is refused
+    print(said.getvalue(), end="", file=sys.stderr)
 
 
 def _reason(error: Exception) -> str:

@@ -7,7 +7,10 @@ FOLDER and prints one line of JSON: scenario -> what was found, or {"error": tra
 
 from __future__ import annotations
 
+import contextlib
+import io
 import sys
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -244,9 +247,17 @@ class PyTorch:
             def forward(self, x):
                 return (x[:, -8:] if x.shape[1] > 8 else x).mean(1)
 
+        class Branch(self.torch.nn.Module):
+            def forward(self, x):
+                return 2 * x if x.abs().sum() >= 0 else x
+
         x, path = self.torch.from_numpy(LEFT), FOLDER / "loop"
-        export = technique.export_torchscript
+        export, said = technique.export_torchscript, io.StringIO()
+        with contextlib.redirect_stderr(said), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the trace, that it takes one side
+            branch = raised(export, Branch(), x, path)
         return {
+            "branch": [branch, said.getvalue()],
             "open": raised(export, Loop(), x, path, dynamic_sequence=True),
             "fixed": raised(export, Loop(), x, path),
             **{

@@ -120,6 +120,7 @@ def test_a_torchscript_trace_that_fits_its_example_alone_is_refused(evidence):
     case = evidence["pt"]["foreign"]["names"]["loop"]
     assert case["open"].startswith("NotImplementedError: the file does not give what the model")
     assert case["fixed"] is None
+    assert case["branch"] == [None, ""]  # torch.export, which refuses it, prints its graph
     said = "NotImplementedError: the model branches on a size that is open: a file gives something"
     for kind in ("package", "torchscript"):
         assert case[f"window {kind}"] == f"{said} else at (64, 9)"
