@@ -99,6 +99,7 @@ def test_other_layouts_and_dtypes_give_the_same_images(every):
     assert found["layout kept"]
     assert found["half kept"]
     assert 0 < found["half apart"] < 0.1  # values up to 8 in bfloat16
+    assert found["of a large sum"] == 200  # 1024 such values are more than float16 can hold
 
 
 def test_draws_fill_their_ranges(every):
