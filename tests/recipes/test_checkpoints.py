@@ -104,6 +104,10 @@ def test_a_checkpoint_is_read_whether_or_not_there_is_a_schedule_then_and_now(ev
     assert "of another optimizer" in found["another"]
 
 
+def test_a_rate_that_was_reduced_comes_back(every):
+    assert every["checkpoints reduced"] == pytest.approx(0.005)
+
+
 def test_weights_in_bfloat16_come_back(every):
     before, after = every["checkpoints low_precision"]
     assert before == after
