@@ -169,7 +169,7 @@ def losses():
         )
     )
     found["left as it was"] = own.left_as_it_was(model, logits, x, y)
-    return found | own.further_losses(x, y)
+    return found | own.further_losses(x, y) | own.other_forms(x, y)
 
 
 def margins():
@@ -341,6 +341,29 @@ class _PT:
             "two outputs": said(lambda: checks.check_loss(pair, loss, x, y)),
         } | self.of_pixels(loss)
 
+    def other_forms(self, x, y):
+        """Outputs in bfloat16, without their last axis, and of several labels in integers."""
+        from torch import nn
+
+        cross_entropy = nn.CrossEntropyLoss()
+        one, several = (self.classifier(n, "probabilities", "sigmoid") for n in (1, 5))
+        clipped, many = self.loss("sigmoid", "probabilities"), (y[:, None] % 2).expand(-1, 5)
+        strict = nn.functional.binary_cross_entropy
+
+        def low(form):
+            model = self.classifier(CLASSES, form).bfloat16()
+            return said(lambda: checks.check_loss(model, cross_entropy, x.bfloat16(), y))
+
+        return {
+            "bfloat16": [low("logits"), low("probabilities")],
+            "squeezed": said(
+                lambda: checks.check_loss(one, lambda p, y: clipped(p.squeeze(), y), x, y % 2.0)
+            ),
+            "several in integers": said(
+                lambda: checks.check_loss(several, lambda p, y: strict(p, y.float()), x, many)
+            ),
+        }
+
     def of_pixels(self, loss):
         """Classes in the second axis, as many as the last one is wide."""
         import torch
@@ -349,7 +372,16 @@ class _PT:
         images, y = torch.rand(2, 3, 4, 7), torch.randint(7, (2, 4, 7))
         model = nn.Conv2d(3, 7, 1)
         twice = nn.Sequential(model, nn.Softmax(1))
+        mask = nn.Sequential(nn.Conv2d(3, 1, 1), nn.Sigmoid())
+        soft, squeezed = nn.functional.one_hot(y, 7).movedim(-1, 1).float(), nn.BCELoss()
         return {
+            "soft pixels": said(lambda: checks.check_loss(model, loss, images, soft)),
+            "soft pixels with softmax": said(lambda: checks.check_loss(twice, loss, images, soft)),
+            "mask": said(
+                lambda: checks.check_loss(
+                    mask, lambda p, y: squeezed(p.squeeze(1), y), images, y % 2.0
+                )
+            ),
             "pixels": said(lambda: checks.check_loss(model, loss, images, y)),
             "pixels with softmax": said(lambda: checks.check_loss(twice, loss, images, y)),
         }
@@ -552,6 +584,29 @@ class _TF:
                 lambda: checks.check_loss(self.classifier(CLASSES, "logits"), function, x, one_hot)
             ),
             "two outputs": said(lambda: checks.check_loss(two, loss, x, y)),
+        }
+
+    def other_forms(self, x, y):
+        """Outputs in bfloat16, and without their last axis."""
+        import tensorflow as tf
+
+        layers = tf.keras.layers
+        bce = tf.keras.losses.binary_crossentropy
+        one, odd = self.classifier(1, "probabilities", "sigmoid"), tf.cast(y % 2, tf.float32)
+
+        def cross_entropy(z, y):
+            return tf.nn.sparse_softmax_cross_entropy_with_logits(y, z)
+
+        def low(end):
+            dense = layers.Dense(CLASSES, dtype="bfloat16", activation=end)
+            model = tf.keras.Sequential([layers.Flatten(), dense])
+            return said(lambda: checks.check_loss(model, cross_entropy, x, y))
+
+        return {
+            "bfloat16": [low(None), low("softmax")],
+            "squeezed": said(
+                lambda: checks.check_loss(one, lambda p, y: bce(y, tf.squeeze(p)), x, odd)
+            ),
         }
 
     def functions_of_logits(self):

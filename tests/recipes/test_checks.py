@@ -95,6 +95,23 @@ def test_classes_in_the_second_axis_are_found_by_their_labels(evidence):
     head = "a batch of 2, whose loss takes logits and whose model gives"
     assert found["pixels"] == f"{head} logits: nothing found"
     assert f"{head} probabilities: 1 found\nform: loss" in found["pixels with softmax"]
+    assert found["soft pixels"] == found["pixels"]
+    assert found["soft pixels with softmax"] == found["pixels with softmax"]
+
+
+def test_outputs_in_bfloat16_are_judged(every):
+    right, twice = every["checks losses"]["bfloat16"]
+    assert right.endswith("whose loss takes logits and whose model gives logits: nothing found")
+    assert "form: loss: it takes logits, the model gives probabilities" in twice
+
+
+def test_a_loss_over_probabilities_is_judged_whatever_axes_it_squeezes_away(evidence):
+    for worker in ("pt", *workers.keras()):
+        found = evidence[worker]["checks losses"]["squeezed"]
+        assert "takes probabilities and whose model gives probabilities: 1 found" in found
+    for case in ("mask", "several in integers"):
+        found = evidence["pt"]["checks losses"][case]
+        assert "takes probabilities and whose model gives probabilities: 1 found" in found
 
 
 def test_samples_in_both_splits_are_found(every):

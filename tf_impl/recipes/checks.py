@@ -378,12 +378,13 @@ def _form_of_loss(loss: Callable, outputs: tf.Tensor, y) -> tuple[str, str]:
         cases = [
             ("softmax", "logits", 0.0, classes),
             ("softmax", "probabilities", 1 / classes, classes),
-            ("softmax", "log-probabilities", -math.log(classes), classes),
             *cases,
+            # The last: a loss over probabilities may refuse what is below 0.
+            ("softmax", "log-probabilities", -math.log(classes), classes),
         ]
     for kind, form, constant, count in cases:
         value = tf.reduce_mean(_value(loss, tf.ones_like(outputs) * constant, y)).numpy()
-        fits = math.isclose(value, math.log(count), rel_tol=1e-3)
+        fits = math.isclose(value, math.log(count), rel_tol=_rounding(outputs))
         if fits and (kind, form) == ("softmax", "logits"):
             fits = _ignores_a_shift(loss, outputs, y)
         if fits:
@@ -396,7 +397,12 @@ def _ignores_a_shift(loss: Callable, outputs: tf.Tensor, y) -> bool:
     row = tf.cast(tf.linspace(0.1, 0.9, outputs.shape[-1]), outputs.dtype)
     row = tf.broadcast_to(row, tf.shape(outputs))
     one, other = (tf.reduce_mean(_value(loss, each, y)).numpy() for each in (row, row + 1))
-    return math.isclose(one, other, rel_tol=1e-3)
+    return math.isclose(one, other, rel_tol=_rounding(outputs))
+
+
+def _rounding(outputs: tf.Tensor) -> float:
+    """How far apart losses may be that are the same."""
+    return 1e-2 if outputs.dtype == tf.bfloat16 else 1e-3
 
 
 def _form_of_outputs(outputs: tf.Tensor, kind: str) -> str:
@@ -430,10 +436,17 @@ def _precision(loss: Callable, kind: str, outputs: tf.Tensor, y, seen: bool) -> 
     one_hot = kind == "softmax" and not np.issubdtype(np.asarray(y).dtype, np.integer)
 
     def composed(z: tf.Tensor, label: tf.Tensor) -> tf.Tensor:
-        outputs = likely(z) if seen else tf.identity(likely(z))
-        return _value(loss, outputs, tf.one_hot(label, classes) if one_hot else label)
+        label = tf.one_hot(label, classes) if one_hot else label
+        if kind == "sigmoid":  # two samples of as many axes as theirs: losses squeeze some away
+            z, label = _two_like(z, outputs), _two_like(label, y)
+        given = likely(z) if seen else tf.identity(likely(z))
+        return _value(loss, given, label)
 
     return _lost(gradient_by_margin(composed, num_classes=classes))
+
+
+def _two_like(value: tf.Tensor, other) -> tf.Tensor:
+    return tf.repeat(tf.reshape(value, [1] * len(other.shape)), 2, axis=0)
 
 
 def _logits_are_seen(model: tf.keras.Model, x) -> bool:
