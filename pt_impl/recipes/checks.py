@@ -91,15 +91,17 @@ def check_data(
     """Look at all batches of `data` once.
 
     data: batches (x, y) or x, each a tensor, an array or a dict, tuple or list of them; a
-    DataLoader, or a Dataset of samples. num_classes: integer labels are 0 to num_classes - 1; of 0,
-    only negative ones are faults. low, high: of the values of x. imbalance: how many times as many
-    samples as the rarest class the most frequent one may have; counted where a sample has one
-    label. strict: raise what is found.
+    DataLoader, or a Dataset of samples. What is no pair, such as a dict or (x, y, weights), is x
+    alone. num_classes: integer labels are 0 to num_classes - 1; of 0, only negative ones are
+    faults. low, high: of the values of x. imbalance: how many times as many samples as the rarest
+    class the most frequent one may have; counted where a sample has one label. strict: raise what
+    is found. Raises ValueError for no batch, and for `num_classes` of batches without labels.
     """
     tally, counts, classes = _Tally(), [0, 0], {}
     for number, batch in enumerate(_batches(data)):
         x, y = _split(batch)
         leaves = [*_leaves(x, "x"), *_leaves(y, "y")]
+        _check_labelled(leaves, num_classes)
         counts[0], counts[1] = number + 1, counts[1] + _length(leaves)
         for name, leaf in leaves:
             values = _tensor(leaf)
@@ -303,6 +305,11 @@ def _many(count: int, what: str) -> str:
     return f"{count} {what if count == 1 else plural}"
 
 
+def _check_labelled(leaves: list, num_classes: int) -> None:
+    if num_classes and not any(name.startswith("y") for name, _ in leaves):
+        raise ValueError("num_classes is given, but a batch has no labels: each must be (x, y)")
+
+
 def _check_values(
     tally: _Tally, name: str, number: int, values: Tensor, low: float, high: float
 ) -> None:
@@ -311,6 +318,8 @@ def _check_values(
     least, most = (edge.item() for edge in torch.aminmax(values))  # NaN where one is
     if low <= least and most <= high and math.isfinite(least) and math.isfinite(most):
         return
+    if not values.is_floating_point():
+        values = values.long()  # bytes would wrap what they are compared with
     tally.add("nan", name, number, values.isnan(), "")
     tally.add("infinity", name, number, values.isinf(), "")
     finite = values.isfinite()

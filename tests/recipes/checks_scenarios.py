@@ -95,6 +95,7 @@ def structures():
         "arrays": said(lambda: checks.check_data([(bad, y)])),
         "half": said(lambda: checks.check_data([own.half(bad)])),
         "no batch": said(lambda: checks.check_data([])),
+        "no labels": said(lambda: checks.check_data([{"x": x, "y": y}], num_classes=CLASSES)),
         "parts apart": said(lambda: checks.check_data([(x, y[:3])])),
     }
     for name, dataset in own.datasets(bad, y).items():
@@ -114,6 +115,9 @@ def numbers():
         "tensors": said(lambda: checks.check_data([(x[:8], few)], num_classes=4)),
         "beside": said(lambda: checks.check_data(one, num_classes=200)),
         "nan beside": said(lambda: checks.check_data([({"a": x, "scale": math.nan}, y)])),
+        "bytes in range": said(
+            lambda: checks.check_data([np.array([[1, 2, 250]], np.uint8)], low=-1, high=200)
+        ),
         "more classes": said(lambda: checks.check_data([(x, y.astype(np.uint8))], num_classes=300)),
     }
     return found | {"splits": said(lambda: checks.check_splits(one, one))}

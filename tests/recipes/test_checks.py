@@ -62,6 +62,7 @@ def test_data_may_have_any_structure(every):
         assert found[case] == f"1 batch, 64 samples: 1 found\nnan: x: {line}"
     assert found["no batch"] == "ValueError: there is no batch to check"
     assert "different lengths: {'x': 64, 'y': 3}" in found["parts apart"]
+    assert found["no labels"].startswith("ValueError: num_classes is given, but a batch has no")
 
 
 DATASETS = {
@@ -87,6 +88,7 @@ def test_numbers_of_any_kind_are_read_as_they_are(every):
     assert found["tensors"] == "1 batch, 8 samples: nothing found"
     assert "1 found\nnan: x['scale']: 1 value" in found["nan beside"]
     assert "1 found\nbalance: y: no sample of class 200, 201" in found["more classes"]
+    assert "range: x: 1 value in 1 sample" in found["bytes in range"]
     assert "400 samples of the second" in found["splits"]
 
 

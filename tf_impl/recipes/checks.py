@@ -94,14 +94,17 @@ def check_data(
     """Look at all batches of `data` once.
 
     data: batches (x, y), (x, y, sample_weight) or x, each a tensor, an array or a dict, tuple or
-    list of them; a `tf.data.Dataset` of batches, or a `keras.utils.PyDataset`. num_classes: integer
-    labels are 0 to num_classes - 1; of 0, only negative ones are faults. low, high: of the values
-    of x. imbalance: how many times as many samples as the rarest class the most frequent one may
-    have; counted where a sample has one label. strict: raise what is found.
+    list of them; a `tf.data.Dataset` of batches, or a `keras.utils.PyDataset`. What is neither a
+    pair nor three, such as a dict, is x alone. num_classes: integer labels are 0 to num_classes -
+    1; of 0, only negative ones are faults. low, high: of the values of x. imbalance: how many times
+    as many samples as the rarest class the most frequent one may have; counted where a sample has
+    one label. strict: raise what is found. Raises ValueError for no batch, and for `num_classes` of
+    batches without labels.
     """
     tally, counts, classes = _Tally(), [0, 0], {}
     for number, batch in enumerate(_batches(data)):
         leaves = _named(batch)
+        _check_labelled(leaves, num_classes)
         counts[0], counts[1] = number + 1, counts[1] + _length(leaves)
         for name, leaf in leaves:
             values = _array(leaf)
@@ -292,6 +295,14 @@ class _Tally:
 def _many(count: int, what: str) -> str:
     plural = what + ("es" if what.endswith("ch") else "s")
     return f"{count} {what if count == 1 else plural}"
+
+
+def _check_labelled(leaves: list, num_classes: int) -> None:
+    if num_classes and not any(name.startswith("y") for name, _ in leaves):
+        raise ValueError(
+            "num_classes is given, but a batch has no labels: each must be (x, y) or "
+            "(x, y, sample_weight)"
+        )
 
 
 def _check_values(
