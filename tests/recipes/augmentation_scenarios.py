@@ -171,11 +171,13 @@ def loss():
     mix = Mix(own.label(partner), own.numbers(share.astype(np.float32)), None)
     _, mixed = ours.mixup(x, y, mix)
     soft = ours.soft_labels(mixed, num_classes=4)
+    _, many = ours.mixup(x, own.label(np.tile(labels()[:, None], BATCH)), mix)
     mean = ours.make_mixed_loss(own.sample_cross_entropy)
     value, gradient = own.with_gradient(lambda z: mean(z, mixed), logits)
     return {
         "logits": logits,
         "soft": np.array(soft),
+        "soft of many": np.array(ours.soft_labels(many, num_classes=4)),
         "labels": [np.array(part) for part in mixed],
         "value": value,
         "gradient": gradient,

@@ -244,9 +244,10 @@ def make_mixed_loss(sample_loss: Callable) -> Callable:
 
 
 def soft_labels(y: MixedLabels, *, num_classes: int) -> tf.Tensor:
-    """Mixed labels as distributions (batch, num_classes), for a loss of `fit` that takes these."""
+    """Mixed labels (batch, ...) as distributions (batch, ..., num_classes), for a loss of `fit`."""
     own, other = (tf.one_hot(labels, num_classes) for labels in (y.labels, y.partners))
-    return y.share[:, None] * own + (1 - y.share[:, None]) * other
+    share = tf.reshape(y.share, [-1] + [1] * (own.shape.rank - 1))
+    return share * own + (1 - share) * other
 
 
 def augment(policy: Policy, x: tf.Tensor, y, generator) -> tuple:
