@@ -156,7 +156,8 @@ def scale_decay(*, weight_decay: float, batch_size: int, nominal_batch_size: int
 def smoothed_cross_entropy(logits, labels: tf.Tensor, *, smoothing: float = 0.1) -> tf.Tensor:
     """Mean cross-entropy with 1 - smoothing of the target on the label, the rest on all classes.
 
-    logits (..., classes); labels integers of the leading shape. float32.
+    logits (..., classes); labels integers of the leading shape, each a class: PyTorch leaves -100
+    out. float32.
     """
     _check_share(smoothing, "smoothing")
     logits = tf.cast(logits, tf.float32)
