@@ -254,7 +254,8 @@ def make_checked_step(step: Callable, model: nn.Module, loss: Callable) -> Calla
         number = next(numbers)
         kept = [tensor.detach().clone() for tensor in _tensors(model)]
         value = step(x, y)
-        if torch.isfinite(value) and all(torch.isfinite(p).all() for p in model.parameters()):
+        figure = value.item() if isinstance(value, Tensor) else value
+        if math.isfinite(figure) and all(torch.isfinite(p).all() for p in model.parameters()):
             return value
         with torch.no_grad():
             for tensor, before in zip(_tensors(model), kept, strict=True):

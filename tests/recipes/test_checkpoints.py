@@ -89,6 +89,7 @@ def test_what_could_not_be_read_again_is_not_written(every):
     found = every["checkpoints returned"]
     assert "a checkpoint holds" in found["object"] or "JSON" in found["object"]
     assert "\n" not in found["object"]
+    assert "PosixPath" in found["object"]
     assert found["left"] == found["names"]
 
 
