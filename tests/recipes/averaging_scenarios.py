@@ -417,6 +417,11 @@ class _TF:
         x = tf.ones((8, 3))
         model(x)
         before = np.array(model.layers[1].moving_mean)
+        draws_nothing = tf.keras.Sequential(
+            [layers.BatchNormalization(), layers.Rescaling(float("nan"))]
+        )
+        draws_nothing(x)
+        averaging.update_statistics(draws_nothing, [x])  # NaN is no other than NaN
         try:
             averaging.update_statistics(model, [x])
         except NotImplementedError as error:

@@ -265,7 +265,8 @@ def _refuse_draws(model: tf.keras.Model, x) -> None:
     kept = [tf.identity(variable) for variable in model.non_trainable_variables]
     outputs = [tf.nest.flatten(_call(model, x, training=True)) for _ in range(2)]
     _write(model.non_trainable_variables, kept)
-    if not all(np.allclose(one, other, rtol=1e-3) for one, other in zip(*outputs, strict=True)):
+    pairs = zip(*outputs, strict=True)
+    if not all(np.allclose(*pair, rtol=1e-3, equal_nan=True) for pair in pairs):
         raise NotImplementedError(
             "a layer other than dropout draws at random while the model trains, which would be in "
             "the statistics: switch it off first"
