@@ -79,11 +79,11 @@ def apply_initialization(
 ) -> dict[str, str]:
     """Draw the kernels of dense, convolutional, recurrent and attention layers anew, in place.
 
-    gain: a factor for all kernels, not with "default". Returns for each parameter what became of
-    it: the scheme, "zeros", or "left: ..." with the reason: frozen, shared with an embedding, or of
-    a layer that is none of these. The global random state stays. Raises ValueError for an unknown
-    scheme and a model without parameters yet, NotImplementedError for kernels that are computed
-    from others (weight norm and the like), before anything is changed.
+    gain: a factor for all kernels but recurrent ones, not with "default". Returns for each
+    parameter what became of it: the scheme, "zeros", or "left: ..." with the reason: frozen, shared
+    with an embedding, or of a layer that is none of these. The global random state stays. Raises
+    ValueError for an unknown scheme and a model without parameters yet, NotImplementedError for
+    kernels that are computed from others (weight norm and the like), before anything is changed.
     """
     if scheme not in SCHEMES or gain <= 0 or (scheme == "default" and gain != 1):
         raise ValueError(

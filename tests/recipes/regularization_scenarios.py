@@ -375,6 +375,12 @@ else:
                 keras.Sequential([keras.layers.ReLU()]), rate=0.5
             ),
             "a branch": lambda: regularization.add_dropout(branched(), rate=0.5),
+            "a head within": lambda: regularization.add_dropout(
+                keras.Sequential(
+                    [keras.layers.Dense(2), keras.layers.TimeDistributed(keras.layers.Dense(2))]
+                ),
+                rate=0.5,
+            ),
         }
 
     def branched():
