@@ -384,7 +384,9 @@ def _digests(data: Iterable) -> Iterator[bytes]:
                 rows.append([f"{name} {text!r}".encode() for text in leaf])
                 continue
             head = f"{name} {values.dtype} {tuple(values.shape[1:])} ".encode()
-            flat = values.cpu().contiguous().reshape(len(values), -1).view(torch.uint8).numpy()
+            size = math.prod(values.shape[1:])  # which reshape cannot tell of no sample
+            flat = values.cpu().contiguous().reshape(len(values), size)
+            flat = flat.view(torch.uint8).numpy()
             rows.append([head + row.tobytes() for row in flat])
         for parts in zip(*rows, strict=True):
             yield hashlib.blake2b(b"".join(parts), digest_size=16).digest()

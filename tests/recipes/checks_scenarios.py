@@ -142,6 +142,7 @@ def splits():
     return {
         "clean": look(other),
         "two": look(leaking),
+        "no sample": said(lambda: checks.check_splits(first, [*batches(x, y), (x[:0], y[:0])])),
         "strict": look(leaking, strict=True),
         "near": look(near),
         "itself": said(lambda: checks.check_splits(named, named)),

@@ -124,6 +124,7 @@ def test_samples_in_both_splits_are_found(every):
     assert found["two"] == f"{clean}: 1 found\n{line}"
     assert found["strict"] == f"ValueError: {found['two']}"
     assert "64 samples of the second" in found["itself"]
+    assert found["no sample"].startswith("64 samples beside 64 different ones: 1 found")
     assert "0 is its 0, 1 is its 1, 2 is its 2, ..." in found["itself"]
     assert "nothing found" in found["one of two inputs"]
     assert "1 sample of the second also in the first: 1 is its 1" in found["texts"]
