@@ -237,9 +237,10 @@ def make_mixed_loss(sample_loss: Callable) -> Callable:
 
 
 def soft_labels(y: MixedLabels, *, num_classes: int) -> Tensor:
-    """Mixed labels as distributions (batch, num_classes), for a loss that takes these."""
+    """Mixed labels (batch, ...) as distributions (batch, ..., num_classes)."""
     own, other = (F.one_hot(labels, num_classes) for labels in (y.labels, y.partners))
-    return y.share[:, None] * own + (1 - y.share[:, None]) * other
+    share = y.share.view(-1, *[1] * (own.ndim - 1))
+    return share * own + (1 - share) * other
 
 
 def augment(policy: Policy, x: Tensor, y, generator: torch.Generator) -> tuple:

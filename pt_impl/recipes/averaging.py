@@ -43,21 +43,30 @@ import torch
 from torch import Tensor, nn
 from torch.optim import swa_utils
 
+HALVES = (torch.float16, torch.bfloat16)
+
 
 def make_exponential_average(model: nn.Module, *, decay: float = 0.999) -> swa_utils.AveragedModel:
     """Return an average to be updated after every step: `average.update_parameters(model)`.
 
-    average = decay average + (1 - decay) weights; buffers are the model's at the last update.
-    Raises ValueError unless 0 <= decay < 1.
+    average = decay average + (1 - decay) weights; buffers are the model's at the last update. Of a
+    model with weights in half precision it is in float32. Raises ValueError unless 0 <= decay < 1.
     """
     if not 0 <= decay < 1:
         raise ValueError(f"decay must be at least 0 and below 1, not {decay!r}")
+    if _in_half(model):
+        return _widened(swa_utils.AveragedModel(model, avg_fn=swa_utils.get_ema_avg_fn(decay)))
     follow = swa_utils.get_ema_multi_avg_fn(decay)
     return swa_utils.AveragedModel(model, multi_avg_fn=follow)
 
 
 def make_equal_average(model: nn.Module) -> swa_utils.AveragedModel:
-    """Return the mean of the weights at all updates, usually one at the end of each epoch."""
+    """Return the mean of the weights at all updates, usually one at the end of each epoch.
+
+    Of a model with weights in half precision it is in float32.
+    """
+    if _in_half(model):
+        return _widened(swa_utils.AveragedModel(model, avg_fn=swa_utils.get_swa_avg_fn()))
     return swa_utils.AveragedModel(model)
 
 
@@ -182,6 +191,18 @@ def make_averaging_step(step: Callable, model: nn.Module, average) -> Callable:
         return loss
 
     return averaging
+
+
+def _in_half(model: nn.Module) -> bool:
+    return any(parameter.dtype in HALVES for parameter in model.parameters())
+
+
+def _widened(average: swa_utils.AveragedModel) -> swa_utils.AveragedModel:
+    """Put the copy into float32: in half precision a small share of a weight rounds to nothing."""
+    for tensor in [*average.module.parameters(), *average.module.buffers()]:
+        if tensor.dtype in HALVES:
+            tensor.data = tensor.data.float()
+    return average
 
 
 def _check_updated(average: swa_utils.AveragedModel) -> None:

@@ -91,15 +91,17 @@ def check_data(
     """Look at all batches of `data` once.
 
     data: batches (x, y) or x, each a tensor, an array or a dict, tuple or list of them; a
-    DataLoader, or a Dataset of samples. num_classes: integer labels are 0 to num_classes - 1; of 0,
-    only negative ones are faults. low, high: of the values of x. imbalance: how many times as many
-    samples as the rarest class the most frequent one may have; counted where a sample has one
-    label. strict: raise what is found.
+    DataLoader, or a Dataset of samples. What is no pair, such as a dict or (x, y, weights), is x
+    alone. num_classes: integer labels are 0 to num_classes - 1; of 0, only negative ones are
+    faults. low, high: of the values of x. imbalance: how many times as many samples as the rarest
+    class the most frequent one may have; counted where a sample has one label. strict: raise what
+    is found. Raises ValueError for no batch, and for `num_classes` of batches without labels.
     """
     tally, counts, classes = _Tally(), [0, 0], {}
     for number, batch in enumerate(_batches(data)):
         x, y = _split(batch)
         leaves = [*_leaves(x, "x"), *_leaves(y, "y")]
+        _check_labelled(leaves, num_classes)
         counts[0], counts[1] = number + 1, counts[1] + _length(leaves)
         for name, leaf in leaves:
             values = _tensor(leaf)
@@ -144,7 +146,7 @@ def check_loss(model: nn.Module, loss: Callable, x, y, *, strict: bool = False) 
     What the loss takes is told by its value where all classes are equally likely. A loss that is
     not a cross-entropy is not judged: the report says so. The model is left as it was.
     """
-    outputs, loss = _classes_last(_outputs(model, x), loss, y)
+    outputs, loss, y = _classes_last(_outputs(model, x), loss, y)
     kind, takes = _form_of_loss(loss, outputs, y)
     report = Report(f"a batch of {len(outputs)}, whose loss takes {takes}")
     if takes == "neither logits nor probabilities":
@@ -252,7 +254,8 @@ def make_checked_step(step: Callable, model: nn.Module, loss: Callable) -> Calla
         number = next(numbers)
         kept = [tensor.detach().clone() for tensor in _tensors(model)]
         value = step(x, y)
-        if torch.isfinite(value) and all(torch.isfinite(p).all() for p in model.parameters()):
+        figure = value.item() if isinstance(value, Tensor) else value
+        if math.isfinite(figure) and all(torch.isfinite(p).all() for p in model.parameters()):
             return value
         with torch.no_grad():
             for tensor, before in zip(_tensors(model), kept, strict=True):
@@ -303,6 +306,11 @@ def _many(count: int, what: str) -> str:
     return f"{count} {what if count == 1 else plural}"
 
 
+def _check_labelled(leaves: list, num_classes: int) -> None:
+    if num_classes and not any(name.startswith("y") for name, _ in leaves):
+        raise ValueError("num_classes is given, but a batch has no labels: each must be (x, y)")
+
+
 def _check_values(
     tally: _Tally, name: str, number: int, values: Tensor, low: float, high: float
 ) -> None:
@@ -311,6 +319,8 @@ def _check_values(
     least, most = (edge.item() for edge in torch.aminmax(values))  # NaN where one is
     if low <= least and most <= high and math.isfinite(least) and math.isfinite(most):
         return
+    if not values.is_floating_point():
+        values = values.long()  # bytes would wrap what they are compared with
     tally.add("nan", name, number, values.isnan(), "")
     tally.add("infinity", name, number, values.isinf(), "")
     finite = values.isfinite()
@@ -374,41 +384,53 @@ def _digests(data: Iterable) -> Iterator[bytes]:
                 rows.append([f"{name} {text!r}".encode() for text in leaf])
                 continue
             head = f"{name} {values.dtype} {tuple(values.shape[1:])} ".encode()
-            flat = values.cpu().contiguous().reshape(len(values), -1).view(torch.uint8).numpy()
+            size = math.prod(values.shape[1:])  # which reshape cannot tell of no sample
+            flat = values.cpu().contiguous().reshape(len(values), size)
+            flat = flat.view(torch.uint8).numpy()
             rows.append([head + row.tobytes() for row in flat])
         for parts in zip(*rows, strict=True):
             yield hashlib.blake2b(b"".join(parts), digest_size=16).digest()
 
 
-def _classes_last(outputs: Tensor, loss: Callable, y) -> tuple[Tensor, Callable]:
-    """Both with the classes as the last axis, where labels (n, ...) say that they are the second's.
+def _classes_last(outputs: Tensor, loss: Callable, y) -> tuple[Tensor, Callable, object]:
+    """All with the classes as the last axis, where labels say that they are the second's.
 
-    Where both could be, they are the last.
+    Labels (n, ...), or a distribution over the classes for each. Where both could be, they are the
+    last.
     """
     shape = tuple(outputs.shape)
-    labels = isinstance(y, Tensor) and not y.is_floating_point() and len(shape) > 2
-    if not labels or y.shape == shape[:-1] or y.shape != shape[:1] + shape[2:]:
-        return outputs, loss
-    return outputs.movedim(1, -1), lambda outputs, y: loss(outputs.movedim(-1, 1), y)
+    if not isinstance(y, Tensor) or len(shape) < 3:
+        return outputs, loss, y
+    if y.shape == shape and _sums_to_one(y, 1) and not _sums_to_one(y, -1):
+        moved = outputs.movedim(1, -1), y.movedim(1, -1)
+        return moved[0], lambda o, y: loss(o.movedim(-1, 1), y.movedim(-1, 1)), moved[1]
+    if y.shape == shape[:-1] or y.shape != shape[:1] + shape[2:]:
+        return outputs, loss, y
+    return outputs.movedim(1, -1), lambda o, y: loss(o.movedim(-1, 1), y), y
+
+
+def _sums_to_one(y: Tensor, axis: int) -> bool:
+    return y.is_floating_point() and bool(((y.sum(axis) - 1).abs() < 1e-2).all())
 
 
 def _form_of_loss(loss: Callable, outputs: Tensor, y) -> tuple[str, str]:
     """("softmax" | "sigmoid", what the loss takes), by its value at equal probabilities."""
     classes = outputs.shape[-1] if outputs.ndim > 1 else 1
     many = isinstance(y, Tensor) and y.is_floating_point() and y.shape == outputs.shape
-    many = many and bool(((y.sum(-1) - 1).abs() > 1e-2).any())  # several labels a sample
+    many = many and not _sums_to_one(y, -1)  # several labels a sample
     cases = [("sigmoid", "logits", 0.0, 2), ("sigmoid", "probabilities", 0.5, 2)]
     if classes > 1 and not many:
         cases = [
             ("softmax", "logits", 0.0, classes),
             ("softmax", "probabilities", 1 / classes, classes),
-            ("softmax", "log-probabilities", -math.log(classes), classes),
             *cases,
+            # The last: a loss over probabilities may refuse what is below 0.
+            ("softmax", "log-probabilities", -math.log(classes), classes),
         ]
     for kind, form, constant, count in cases:
         with torch.no_grad():
             value = loss(torch.full_like(outputs, constant), y).float().mean().item()
-        fits = math.isclose(value, math.log(count), rel_tol=1e-3)
+        fits = math.isclose(value, math.log(count), rel_tol=_rounding(outputs))
         if fits and (kind, form) == ("softmax", "logits"):
             fits = _ignores_a_shift(loss, outputs, y)
         if fits:
@@ -421,7 +443,12 @@ def _ignores_a_shift(loss: Callable, outputs: Tensor, y) -> bool:
     row = torch.linspace(0.1, 0.9, outputs.shape[-1]).to(outputs).expand_as(outputs)
     with torch.no_grad():
         one, other = (loss(each, y).float().mean().item() for each in (row, row + 1))
-    return math.isclose(one, other, rel_tol=1e-3)
+    return math.isclose(one, other, rel_tol=_rounding(outputs))
+
+
+def _rounding(outputs: Tensor) -> float:
+    """How far apart losses may be that are the same."""
+    return 1e-2 if outputs.dtype == torch.bfloat16 else 1e-3
 
 
 def _form_of_outputs(outputs: Tensor, kind: str) -> str:
@@ -457,9 +484,15 @@ def _precision(loss: Callable, kind: str, outputs: Tensor, y) -> list[Finding]:
 
     def composed(z: Tensor, label: Tensor) -> Tensor:
         label = nn.functional.one_hot(label, classes).to(z.dtype) if one_hot else label
+        if kind == "sigmoid":  # two samples of as many axes as theirs: losses squeeze some away
+            z, label = _two_like(z, outputs), _two_like(label, y)
         return loss(likely(z, dim=-1), label)
 
     return _lost(gradient_by_margin(composed, num_classes=classes))
+
+
+def _two_like(value: Tensor, other: Tensor) -> Tensor:
+    return value.reshape([1] * other.ndim).expand(2, *[1] * (other.ndim - 1))
 
 
 def _lost(shares: dict[int, float]) -> list[Finding]:

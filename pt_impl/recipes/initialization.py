@@ -79,11 +79,11 @@ def apply_initialization(
 ) -> dict[str, str]:
     """Draw the kernels of dense, convolutional, recurrent and attention layers anew, in place.
 
-    gain: a factor for all kernels, not with "default". Returns for each parameter what became of
-    it: the scheme, "zeros", or "left: ..." with the reason: frozen, shared with an embedding, or of
-    a layer that is none of these. The global random state stays. Raises ValueError for an unknown
-    scheme and a model without parameters yet, NotImplementedError for kernels that are computed
-    from others (weight norm and the like), before anything is changed.
+    gain: a factor for all kernels but recurrent ones, not with "default". Returns for each
+    parameter what became of it: the scheme, "zeros", or "left: ..." with the reason: frozen, shared
+    with an embedding, or of a layer that is none of these. The global random state stays. Raises
+    ValueError for an unknown scheme and a model without parameters yet, NotImplementedError for
+    kernels that are computed from others (weight norm and the like), before anything is changed.
     """
     if scheme not in SCHEMES or gain <= 0 or (scheme == "default" and gain != 1):
         raise ValueError(
@@ -121,9 +121,10 @@ def apply_initialization(
 def gradient_norms(model: nn.Module, loss_fn: Callable, x, y) -> dict[str, float]:
     """The L2 norm of the loss's gradient by each layer's parameters, in the model's order.
 
-    The last one, "output", is by the model's output. The model runs once in the mode that it is in;
-    gradients, buffers and the random state are as before. x: a tuple of arguments, a mapping of
-    keywords, or the one argument.
+    The last one, "output", is by the model's output; a layer of this name is "output (layer)". The
+    model runs once in the mode that it is in; gradients, buffers and the random state are as
+    before. loss_fn: `loss_fn(output, y)`. x: a tuple of arguments, a mapping of keywords, or the
+    one argument.
     """
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     # With its place: a model may put another tensor there.
@@ -143,7 +144,9 @@ def gradient_norms(model: nn.Module, loss_fn: Callable, x, y) -> dict[str, float
             for module, name, buffer, value in buffers:
                 setattr(module, name, buffer.copy_(value))
     squares: dict[str, float] = {}
-    names = [name.rpartition(".")[0] or name for name, _ in named] + ["output"] * len(leaves)
+    layers = [name.rpartition(".")[0] or name for name, _ in named]
+    names = [f"{name} (layer)" if name == "output" else name for name in layers]
+    names += ["output"] * len(leaves)
     for name, gradient in zip(names, gradients, strict=True):
         square = 0.0 if gradient is None else float(gradient.double().square().sum())
         squares[name] = squares.get(name, 0.0) + square

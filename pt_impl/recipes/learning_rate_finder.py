@@ -171,7 +171,8 @@ def _sweep(
     last = (window + 1) // 2
     for rate, batch in zip(rates, _endless(batches), strict=False):
         set_rate(rate)
-        loss = float(step(*batch))
+        loss = step(*batch)
+        loss = loss.item() if isinstance(loss, Tensor) else float(loss)
         if not _has_rate(optimizer, rate):
             raise ValueError("the step sets the rate itself: leave its scheduler out")
         if not math.isfinite(loss):

@@ -131,14 +131,19 @@ def apply_decoupled_decay(
 
     Splits each parameter group in two; what is frozen decays once it trains. Returns the names of
     what decays now. Raises NotImplementedError for an optimizer whose decay is L2, and ValueError
-    where a scheduler stands at it, which counts the groups.
+    where a scheduler stands at it, which counts the groups, or nothing that it trains decays.
     """
     _check_decay(weight_decay)
     _refuse_l2(optimizer)
     if any("initial_lr" in group for group in optimizer.param_groups):
         raise ValueError("a scheduler stands at the optimizer: set the decay first")
-    names = decayed_parameters(model, biases=biases, norms=norms, embeddings=embeddings)
-    decayed = {id(p) for p in _wanted(model, biases=biases, norms=norms, embeddings=embeddings)}
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    wanted = _wanted(model, biases=biases, norms=norms, embeddings=embeddings)
+    decayed = {id(p) for p in wanted} & held
+    if not decayed:
+        raise ValueError("the model has nothing in the optimizer that decays")
+    named = model.named_parameters()
+    names = [name for name, p in named if p.requires_grad and id(p) in decayed]
     for group in list(optimizer.param_groups):
         # A rate may be a tensor, which a scheduler changes in place: each group needs its own.
         others = {k: v.clone() if isinstance(v, Tensor) else v for k, v in group.items()}
@@ -169,7 +174,7 @@ def smoothed_cross_entropy(logits, labels: Tensor, *, smoothing: float = 0.1) ->
     """Mean cross-entropy with 1 - smoothing of the target on the label, the rest on all classes.
 
     logits (..., classes), or an output that has them as `.logits`; labels integers of the leading
-    shape. float32.
+    shape, -100 for none. float32.
     """
     _check_share(smoothing, "smoothing")
     logits = getattr(logits, "logits", logits).float().flatten(0, -2)

@@ -171,11 +171,13 @@ def loss():
     mix = Mix(own.label(partner), own.numbers(share.astype(np.float32)), None)
     _, mixed = ours.mixup(x, y, mix)
     soft = ours.soft_labels(mixed, num_classes=4)
+    _, many = ours.mixup(x, own.label(np.tile(labels()[:, None], BATCH)), mix)
     mean = ours.make_mixed_loss(own.sample_cross_entropy)
     value, gradient = own.with_gradient(lambda z: mean(z, mixed), logits)
     return {
         "logits": logits,
         "soft": np.array(soft),
+        "soft of many": np.array(ours.soft_labels(many, num_classes=4)),
         "labels": [np.array(part) for part in mixed],
         "value": value,
         "gradient": gradient,
@@ -292,7 +294,10 @@ class _PT:
         last = self.image(x).contiguous(memory_format=torch.channels_last)
         out = ours.transform(last, parameters)
         half = ours.transform(self.image(x).bfloat16(), parameters)
+        bytes_ = torch.full((1, 1, 32, 32), 200, dtype=torch.float16)
+        contrast = ours.transform(bytes_, Parameters(contrast=torch.tensor([1.5])))
         return {
+            "of a large sum": float(contrast.mean(dtype=torch.float32)),
             "apart": float(np.abs(self.back(out) - wanted).max()),
             "layout kept": out.is_contiguous(memory_format=torch.channels_last),
             "half apart": float(np.abs(self.back(half) - wanted).max()),
@@ -407,7 +412,10 @@ class _TF(_PT):
         spec = tf.TensorSpec([None, None, None, 3])
         graph = tf.function(lambda x: ours.transform(x, parameters), input_signature=[spec])
         half = ours.transform(tf.cast(x, tf.bfloat16), parameters)
+        bytes_ = tf.fill([1, 32, 32, 1], tf.constant(200, tf.float16))
+        contrast = ours.transform(bytes_, Parameters(contrast=tf.constant([1.5])))
         return {
+            "of a large sum": float(tf.reduce_mean(tf.cast(contrast, tf.float32))),
             "apart": float(np.abs(self.back(graph(self.image(x))) - wanted).max()),
             "layout kept": graph(self.image(x)).shape == x.shape,
             "half apart": float(np.abs(self.back(half) - wanted).max()),

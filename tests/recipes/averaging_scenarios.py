@@ -259,6 +259,41 @@ def thawed():
         ]
 
 
+def half_precision():
+    """Of a bfloat16 weight that goes from 1 to 2: the average after 200 steps, and the weight."""
+    if FRAMEWORK == "pt":
+        import torch
+
+        model = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.BatchNorm1d(1)).bfloat16()
+        weight = model[0].weight
+
+        def fill(value):
+            torch.nn.init.constant_(weight, value)
+    else:
+        import tensorflow as tf
+
+        layers = tf.keras.layers
+        model = tf.keras.Sequential([layers.Dense(1, dtype="bfloat16")])
+        model(np.zeros((1, 1), np.float32))
+        weight = model.layers[0].kernel
+
+        def fill(value):
+            weight.assign([[value]])
+
+    def now():
+        return weight.item() if FRAMEWORK == "pt" else float(tf.cast(weight, tf.float32)[0, 0])
+
+    fill(1.0)
+    average = averaging.make_exponential_average(model, decay=0.999)
+    average.update_parameters(model)
+    fill(2.0)
+    for _ in range(200):
+        average.update_parameters(model)
+    with averaging.averaged(model, average):
+        inside = now()
+    return [inside, now()]
+
+
 def dropout():
     """Statistics of a layer behind dropout: those without it."""
     return own.statistics_behind_dropout()
@@ -382,6 +417,11 @@ class _TF:
         x = tf.ones((8, 3))
         model(x)
         before = np.array(model.layers[1].moving_mean)
+        draws_nothing = tf.keras.Sequential(
+            [layers.BatchNormalization(), layers.Rescaling(float("nan"))]
+        )
+        draws_nothing(x)
+        averaging.update_statistics(draws_nothing, [x])  # NaN is no other than NaN
         try:
             averaging.update_statistics(model, [x])
         except NotImplementedError as error:
@@ -434,6 +474,7 @@ SCENARIOS = (
     two_domains,
     named_inputs,
     thawed,
+    half_precision,
     dropout,
     noise,
     early_stopping,

@@ -368,6 +368,21 @@ def scheduled():
     return found
 
 
+def reduced():
+    """The rate of an optimizer that read the checkpoint of another, whose rate was reduced."""
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / f"one.{SUFFIX}"
+        model, optimizer = make(0)
+        if FRAMEWORK == "pt":
+            optimizer.param_groups[0]["lr"] = 0.005
+        else:
+            optimizer.learning_rate = 0.005
+        checkpoints.save_checkpoint(path, model, optimizer, {})
+        model, optimizer = make(0)
+        checkpoints.load_checkpoint(path, model, optimizer)
+    return float(optimizer.param_groups[0]["lr"] if FRAMEWORK == "pt" else optimizer.learning_rate)
+
+
 def of_keras():
     """What Keras 3 keeps beside the variables of a layer or an optimizer; nothing in PyTorch."""
     if NAME != "tf":
@@ -423,5 +438,6 @@ SCENARIOS = (
     low_precision,
     drawn_damage,
     scheduled,
+    reduced,
     of_keras,
 )

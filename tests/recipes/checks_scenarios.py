@@ -95,6 +95,7 @@ def structures():
         "arrays": said(lambda: checks.check_data([(bad, y)])),
         "half": said(lambda: checks.check_data([own.half(bad)])),
         "no batch": said(lambda: checks.check_data([])),
+        "no labels": said(lambda: checks.check_data([{"x": x, "y": y}], num_classes=CLASSES)),
         "parts apart": said(lambda: checks.check_data([(x, y[:3])])),
     }
     for name, dataset in own.datasets(bad, y).items():
@@ -114,6 +115,9 @@ def numbers():
         "tensors": said(lambda: checks.check_data([(x[:8], few)], num_classes=4)),
         "beside": said(lambda: checks.check_data(one, num_classes=200)),
         "nan beside": said(lambda: checks.check_data([({"a": x, "scale": math.nan}, y)])),
+        "bytes in range": said(
+            lambda: checks.check_data([np.array([[1, 2, 250]], np.uint8)], low=-1, high=200)
+        ),
         "more classes": said(lambda: checks.check_data([(x, y.astype(np.uint8))], num_classes=300)),
     }
     return found | {"splits": said(lambda: checks.check_splits(one, one))}
@@ -138,6 +142,7 @@ def splits():
     return {
         "clean": look(other),
         "two": look(leaking),
+        "no sample": said(lambda: checks.check_splits(first, [*batches(x, y), (x[:0], y[:0])])),
         "strict": look(leaking, strict=True),
         "near": look(near),
         "itself": said(lambda: checks.check_splits(named, named)),
@@ -169,7 +174,7 @@ def losses():
         )
     )
     found["left as it was"] = own.left_as_it_was(model, logits, x, y)
-    return found | own.further_losses(x, y)
+    return found | own.further_losses(x, y) | own.other_forms(x, y)
 
 
 def margins():
@@ -215,7 +220,8 @@ def step():
         recipe = Recipe("sgd", learning_rate=rate, epochs=1, accuracy_batch_size=8)
         optimizer = kit.training.make_optimizer(model, recipe)
         loss = kit.training.cross_entropy
-        plain = kit.training.make_train_step(model, optimizer, loss)
+        train = kit.training.make_train_step(model, optimizer, loss)
+        plain = train if bad is None else lambda x, y, step=train: float(step(x, y))
         checked = checks.make_checked_step(plain, model, loss)
         x, y = arrays()
         if bad is not None:
@@ -228,7 +234,7 @@ def step():
                 [(x[at : at + BATCH], y[at : at + BATCH]) for at in range(0, 64, BATCH)]
             ):
                 states.append(own.state(model))
-                checked(*batch)
+                assert math.isfinite(checked(*batch))
                 steps += 1
         except FloatingPointError as error:
             text = str(error)
@@ -341,6 +347,29 @@ class _PT:
             "two outputs": said(lambda: checks.check_loss(pair, loss, x, y)),
         } | self.of_pixels(loss)
 
+    def other_forms(self, x, y):
+        """Outputs in bfloat16, without their last axis, and of several labels in integers."""
+        from torch import nn
+
+        cross_entropy = nn.CrossEntropyLoss()
+        one, several = (self.classifier(n, "probabilities", "sigmoid") for n in (1, 5))
+        clipped, many = self.loss("sigmoid", "probabilities"), (y[:, None] % 2).expand(-1, 5)
+        strict = nn.functional.binary_cross_entropy
+
+        def low(form):
+            model = self.classifier(CLASSES, form).bfloat16()
+            return said(lambda: checks.check_loss(model, cross_entropy, x.bfloat16(), y))
+
+        return {
+            "bfloat16": [low("logits"), low("probabilities")],
+            "squeezed": said(
+                lambda: checks.check_loss(one, lambda p, y: clipped(p.squeeze(), y), x, y % 2.0)
+            ),
+            "several in integers": said(
+                lambda: checks.check_loss(several, lambda p, y: strict(p, y.float()), x, many)
+            ),
+        }
+
     def of_pixels(self, loss):
         """Classes in the second axis, as many as the last one is wide."""
         import torch
@@ -349,7 +378,16 @@ class _PT:
         images, y = torch.rand(2, 3, 4, 7), torch.randint(7, (2, 4, 7))
         model = nn.Conv2d(3, 7, 1)
         twice = nn.Sequential(model, nn.Softmax(1))
+        mask = nn.Sequential(nn.Conv2d(3, 1, 1), nn.Sigmoid())
+        soft, squeezed = nn.functional.one_hot(y, 7).movedim(-1, 1).float(), nn.BCELoss()
         return {
+            "soft pixels": said(lambda: checks.check_loss(model, loss, images, soft)),
+            "soft pixels with softmax": said(lambda: checks.check_loss(twice, loss, images, soft)),
+            "mask": said(
+                lambda: checks.check_loss(
+                    mask, lambda p, y: squeezed(p.squeeze(1), y), images, y % 2.0
+                )
+            ),
             "pixels": said(lambda: checks.check_loss(model, loss, images, y)),
             "pixels with softmax": said(lambda: checks.check_loss(twice, loss, images, y)),
         }
@@ -552,6 +590,29 @@ class _TF:
                 lambda: checks.check_loss(self.classifier(CLASSES, "logits"), function, x, one_hot)
             ),
             "two outputs": said(lambda: checks.check_loss(two, loss, x, y)),
+        }
+
+    def other_forms(self, x, y):
+        """Outputs in bfloat16, and without their last axis."""
+        import tensorflow as tf
+
+        layers = tf.keras.layers
+        bce = tf.keras.losses.binary_crossentropy
+        one, odd = self.classifier(1, "probabilities", "sigmoid"), tf.cast(y % 2, tf.float32)
+
+        def cross_entropy(z, y):
+            return tf.nn.sparse_softmax_cross_entropy_with_logits(y, z)
+
+        def low(end):
+            dense = layers.Dense(CLASSES, dtype="bfloat16", activation=end)
+            model = tf.keras.Sequential([layers.Flatten(), dense])
+            return said(lambda: checks.check_loss(model, cross_entropy, x, y))
+
+        return {
+            "bfloat16": [low(None), low("softmax")],
+            "squeezed": said(
+                lambda: checks.check_loss(one, lambda p, y: bce(y, tf.squeeze(p)), x, odd)
+            ),
         }
 
     def functions_of_logits(self):

@@ -456,6 +456,24 @@ def frozen_kernel():
     }
 
 
+def named_output():
+    """Norms of a model whose last layer is called "last", and of one where it is "output"."""
+    found = []
+    for last in ("last", "output"):
+        if FRAMEWORK == "pt":
+            parts = {"first": nn.Linear(3, 3), last: nn.Linear(3, 4)}
+            model = nn.Sequential()
+            for name, layer in parts.items():
+                model.add_module(name, layer)
+        else:
+            parts = [keras.layers.Dense(n, name=name) for n, name in ((3, "first"), (4, last))]
+            model = keras.Sequential([keras.Input((3,)), *parts])
+        initialization.apply_initialization(model)
+        x = np.ones((4, 3), np.float32)
+        found.append(initialization.gradient_norms(model, cross_entropy, tensor(x), labels()[:4]))
+    return found
+
+
 @dataclass
 class Held:
     """An output that frameworks do not know as a container."""
@@ -557,6 +575,7 @@ SCENARIOS = (
     foreign_models,
     frozen_kernel,
     norms,
+    named_output,
     held,
     twins,
     health,

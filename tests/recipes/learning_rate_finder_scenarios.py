@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import warnings
 
 import numpy as np
 
@@ -329,12 +330,22 @@ def groups():
 
     def step(x, y):
         seen.append([float(group["lr"]) for group in optimizer.param_groups])
-        return plain(x, y)
+        return plain(x, y).clone().requires_grad_()  # as that of a step that detaches nothing
 
-    rates = find(model, optimizer, step, batches(), highest=10.0, steps=STEPS).rates
+    torch.set_warn_always(True)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        rates = find(model, optimizer, step, batches(), highest=10.0, steps=STEPS).rates
+    torch.set_warn_always(False)
     after = [float(group["lr"]) for group in optimizer.param_groups]
     same = optimizer.param_groups[0]["lr"] is first
-    return {"seen": seen[: len(rates)], "rates": rates, "after": after, "same tensor": same}
+    return {
+        "seen": seen[: len(rates)],
+        "rates": rates,
+        "after": after,
+        "same tensor": same,
+        "warnings": [str(warning.message) for warning in said],
+    }
 
 
 SCENARIOS = (curve, put_back, scaled, own_loss, failures, divergence, suggestions, groups)

@@ -182,7 +182,9 @@ if FRAMEWORK == "pt":
         torch.optim.lr_scheduler.ConstantLR(scheduled)
         coupled = torch.optim.Adam(model.parameters())
         momentum = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        norm = torch.optim.AdamW(model.norm.parameters())
         return {
+            "a norm alone": lambda: decay(model, norm, weight_decay=0.1),
             "Adam": lambda: decay(model, coupled, weight_decay=0.1),
             "momentum": lambda: decay(model, momentum, weight_decay=0.1),
             "a scheduler": lambda: decay(model, scheduled, weight_decay=0.1),
@@ -199,7 +201,11 @@ if FRAMEWORK == "pt":
         regularization.apply_decoupled_decay(model, optimizer, weight_decay=0.1)
         groups = [p for group in optimizer.param_groups for p in group["params"]]
         trained = [p for p in model.parameters() if p.requires_grad]
+        part = torch.optim.AdamW(model.dense.parameters())
         return {
+            "of a part": regularization.apply_decoupled_decay(
+                model, part, weight_decay=0.1, norms=True
+            ),
             "same": all(torch.equal(optimizer.state[p]["exp_avg"], kept[id(p)]) for p in trained),
             "once each": sorted(map(id, groups)) == sorted(map(id, model.parameters())),
         }
@@ -369,6 +375,12 @@ else:
                 keras.Sequential([keras.layers.ReLU()]), rate=0.5
             ),
             "a branch": lambda: regularization.add_dropout(branched(), rate=0.5),
+            "a head within": lambda: regularization.add_dropout(
+                keras.Sequential(
+                    [keras.layers.Dense(2), keras.layers.TimeDistributed(keras.layers.Dense(2))]
+                ),
+                rate=0.5,
+            ),
         }
 
     def branched():

@@ -99,6 +99,7 @@ def test_other_layouts_and_dtypes_give_the_same_images(every):
     assert found["layout kept"]
     assert found["half kept"]
     assert 0 < found["half apart"] < 0.1  # values up to 8 in bfloat16
+    assert found["of a large sum"] == 200  # 1024 such values are more than float16 can hold
 
 
 def test_draws_fill_their_ranges(every):
@@ -169,6 +170,8 @@ def test_the_loss_is_exactly_that_of_mixed_distributions(every):
     own, other, share = (np.array(part) for part in found["labels"])
     soft = share[:, None] * np.eye(4)[own] + (1 - share[:, None]) * np.eye(4)[other]
     assert np.allclose(found["soft"], soft, atol=1e-6)
+    many = np.array(found["soft of many"])  # as many labels of each sample as there are samples
+    assert np.allclose(many, np.tile(soft[:, None], (1, len(soft), 1)), atol=1e-6)
     wanted = -(soft * special.log_softmax(logits, 1)).sum(1).mean()
     assert found["value"] == pytest.approx(wanted, rel=1e-6)
     gradient = (special.softmax(logits, 1) - soft) / len(logits)

@@ -130,3 +130,9 @@ def test_an_average_is_of_the_variables_that_trained_when_it_was_made(every):
 def test_statistics_of_inputs_by_name(every):
     found = every["averaging named_inputs"]
     assert np.allclose(found["mean"], found["expected"], atol=1e-5)
+
+
+def test_an_average_of_weights_in_half_precision_moves_by_less_than_they_can(every):
+    inside, after = every["averaging half_precision"]
+    assert inside == pytest.approx(2 - 0.999**200, abs=2**-8)
+    assert after == 2

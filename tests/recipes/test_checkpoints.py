@@ -89,6 +89,7 @@ def test_what_could_not_be_read_again_is_not_written(every):
     found = every["checkpoints returned"]
     assert "a checkpoint holds" in found["object"] or "JSON" in found["object"]
     assert "\n" not in found["object"]
+    assert "PosixPath" in found["object"]
     assert found["left"] == found["names"]
 
 
@@ -102,6 +103,10 @@ def test_a_checkpoint_is_read_whether_or_not_there_is_a_schedule_then_and_now(ev
     assert found["True False"] == pytest.approx([0.004, 0.004])
     assert found["False True"][1] == found["True True"][1] > 0.004
     assert "of another optimizer" in found["another"]
+
+
+def test_a_rate_that_was_reduced_comes_back(every):
+    assert every["checkpoints reduced"] == pytest.approx(0.005)
 
 
 def test_weights_in_bfloat16_come_back(every):

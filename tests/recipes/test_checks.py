@@ -62,6 +62,7 @@ def test_data_may_have_any_structure(every):
         assert found[case] == f"1 batch, 64 samples: 1 found\nnan: x: {line}"
     assert found["no batch"] == "ValueError: there is no batch to check"
     assert "different lengths: {'x': 64, 'y': 3}" in found["parts apart"]
+    assert found["no labels"].startswith("ValueError: num_classes is given, but a batch has no")
 
 
 DATASETS = {
@@ -87,6 +88,7 @@ def test_numbers_of_any_kind_are_read_as_they_are(every):
     assert found["tensors"] == "1 batch, 8 samples: nothing found"
     assert "1 found\nnan: x['scale']: 1 value" in found["nan beside"]
     assert "1 found\nbalance: y: no sample of class 200, 201" in found["more classes"]
+    assert "range: x: 1 value in 1 sample" in found["bytes in range"]
     assert "400 samples of the second" in found["splits"]
 
 
@@ -95,6 +97,23 @@ def test_classes_in_the_second_axis_are_found_by_their_labels(evidence):
     head = "a batch of 2, whose loss takes logits and whose model gives"
     assert found["pixels"] == f"{head} logits: nothing found"
     assert f"{head} probabilities: 1 found\nform: loss" in found["pixels with softmax"]
+    assert found["soft pixels"] == found["pixels"]
+    assert found["soft pixels with softmax"] == found["pixels with softmax"]
+
+
+def test_outputs_in_bfloat16_are_judged(every):
+    right, twice = every["checks losses"]["bfloat16"]
+    assert right.endswith("whose loss takes logits and whose model gives logits: nothing found")
+    assert "form: loss: it takes logits, the model gives probabilities" in twice
+
+
+def test_a_loss_over_probabilities_is_judged_whatever_axes_it_squeezes_away(evidence):
+    for worker in ("pt", *workers.keras()):
+        found = evidence[worker]["checks losses"]["squeezed"]
+        assert "takes probabilities and whose model gives probabilities: 1 found" in found
+    for case in ("mask", "several in integers"):
+        found = evidence["pt"]["checks losses"][case]
+        assert "takes probabilities and whose model gives probabilities: 1 found" in found
 
 
 def test_samples_in_both_splits_are_found(every):
@@ -105,6 +124,7 @@ def test_samples_in_both_splits_are_found(every):
     assert found["two"] == f"{clean}: 1 found\n{line}"
     assert found["strict"] == f"ValueError: {found['two']}"
     assert "64 samples of the second" in found["itself"]
+    assert found["no sample"].startswith("64 samples beside 64 different ones: 1 found")
     assert "0 is its 0, 1 is its 1, 2 is its 2, ..." in found["itself"]
     assert "nothing found" in found["one of two inputs"]
     assert "1 sample of the second also in the first: 1 is its 1" in found["texts"]

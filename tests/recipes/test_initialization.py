@@ -166,6 +166,12 @@ def test_the_output_s_norm_is_known_within_a_dataclass(evidence):
     assert plain == held > 0
 
 
+def test_a_layer_called_output_is_not_the_model_s_output(every):
+    other, found = every["initialization named_output"]
+    assert list(found.values()) == pytest.approx(list(other.values()))
+    assert list(found)[-1] == "output"
+
+
 @pytest.mark.parametrize("framework", ["pt", "tf"])
 def test_a_kernel_that_is_frozen_by_itself_stays(evidence, framework):
     found = evidence[framework]["initialization frozen_kernel"]

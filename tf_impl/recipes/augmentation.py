@@ -165,7 +165,9 @@ def transform(x: tf.Tensor, parameters: Parameters, *, border: str = "zero") -> 
         grey = tf.reduce_sum(x * tf.constant(GREY, x.dtype), -1, keepdims=True)
         x = grey + (x - grey) * tf.cast(_column(p.saturation), x.dtype)
     if p.contrast is not None:
-        mean = tf.reduce_mean(x, [1, 2, 3], keepdims=True)
+        # In float32: the sum of an image's values is beyond float16.
+        mean = tf.reduce_mean(tf.cast(x, tf.float32), [1, 2, 3], keepdims=True)
+        mean = tf.cast(mean, x.dtype)
         x = mean + (x - mean) * tf.cast(_column(p.contrast), x.dtype)
     return x if p.brightness is None else x + tf.cast(_column(p.brightness), x.dtype)
 
@@ -242,9 +244,10 @@ def make_mixed_loss(sample_loss: Callable) -> Callable:
 
 
 def soft_labels(y: MixedLabels, *, num_classes: int) -> tf.Tensor:
-    """Mixed labels as distributions (batch, num_classes), for a loss of `fit` that takes these."""
+    """Mixed labels (batch, ...) as distributions (batch, ..., num_classes), for a loss of `fit`."""
     own, other = (tf.one_hot(labels, num_classes) for labels in (y.labels, y.partners))
-    return y.share[:, None] * own + (1 - y.share[:, None]) * other
+    share = tf.reshape(y.share, [-1] + [1] * (own.shape.rank - 1))
+    return share * own + (1 - share) * other
 
 
 def augment(policy: Policy, x: tf.Tensor, y, generator) -> tuple:

@@ -54,15 +54,14 @@ class AveragedWeights:
         # tf.Variable itself: Keras's own may be in a distribution's or a policy's disguise.
         self._averaged = list(model.trainable_variables)
         self.variables = [
-            tf.Variable(tf.convert_to_tensor(variable), trainable=False)
-            for variable in self._averaged
+            tf.Variable(_widened(variable), trainable=False) for variable in self._averaged
         ]
         self.n_averaged = tf.Variable(0, dtype=tf.int64, trainable=False)
         self._share = share
 
     def update_parameters(self, model: tf.keras.Model) -> None:
         """Take in the model's weights as they are."""
-        self._update([tf.convert_to_tensor(variable) for variable in self.averaged_of(model)])
+        self._update([_widened(variable) for variable in self.averaged_of(model)])
 
     def averaged_of(self, model: tf.keras.Model) -> list:
         """The variables of `model`, or of another that is made alike, that this is the average of.
@@ -84,8 +83,9 @@ class AveragedWeights:
 def make_exponential_average(model: tf.keras.Model, *, decay: float = 0.999) -> AveragedWeights:
     """Return an average to be updated after every step: `average.update_parameters(model)`.
 
-    average = decay average + (1 - decay) weights, of the variables that train now. Raises
-    ValueError unless 0 <= decay < 1, and for a model without variables.
+    average = decay average + (1 - decay) weights, of the variables that train now; in float32 of
+    those in half precision. Raises ValueError unless 0 <= decay < 1, and for a model without
+    variables.
     """
     if not 0 <= decay < 1:
         raise ValueError(f"decay must be at least 0 and below 1, not {decay!r}")
@@ -93,7 +93,10 @@ def make_exponential_average(model: tf.keras.Model, *, decay: float = 0.999) -> 
 
 
 def make_equal_average(model: tf.keras.Model) -> AveragedWeights:
-    """Return the mean of the weights at all updates, usually one at the end of each epoch."""
+    """Return the mean of the weights at all updates, usually one at the end of each epoch.
+
+    In float32 of those in half precision.
+    """
     return AveragedWeights(model, lambda updates: 1.0 / tf.cast(updates + 1, tf.float32))
 
 
@@ -227,9 +230,15 @@ def _check_updated(average: AveragedWeights) -> None:
         raise ValueError("the average has seen no weights yet: call update_parameters(model)")
 
 
+def _widened(variable) -> tf.Tensor:
+    """Its value, not in half precision: there a small share of a weight rounds to nothing."""
+    value = tf.convert_to_tensor(variable)
+    return tf.cast(value, tf.float32) if value.dtype in (tf.float16, tf.bfloat16) else value
+
+
 def _write(variables, values) -> None:
     for variable, value in zip(variables, values, strict=True):
-        variable.assign(value)
+        variable.assign(tf.cast(value, variable.dtype))
 
 
 def _layers(model: tf.keras.Model) -> list:
@@ -256,7 +265,8 @@ def _refuse_draws(model: tf.keras.Model, x) -> None:
     kept = [tf.identity(variable) for variable in model.non_trainable_variables]
     outputs = [tf.nest.flatten(_call(model, x, training=True)) for _ in range(2)]
     _write(model.non_trainable_variables, kept)
-    if not all(np.allclose(one, other, rtol=1e-3) for one, other in zip(*outputs, strict=True)):
+    pairs = zip(*outputs, strict=True)
+    if not all(np.allclose(*pair, rtol=1e-3, equal_nan=True) for pair in pairs):
         raise NotImplementedError(
             "a layer other than dropout draws at random while the model trains, which would be in "
             "the statistics: switch it off first"

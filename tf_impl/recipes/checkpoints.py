@@ -70,6 +70,8 @@ def save_checkpoint(
         _build(optimizer, model)
         arrays |= {f"optimizer {n}": _array(v) for n, v in enumerate(_variables(optimizer))}
         arrays["random"] = _array(tf.random.get_global_generator().state)
+        for rate in _own_rate(optimizer):
+            arrays["rate"] = _array(rate)
     head = {"version": VERSION, "state": state, "resumable": optimizer is not None}
     arrays["head"] = np.frombuffer(json.dumps(head, default=_number).encode(), np.uint8)
     path = Path(path)
@@ -108,6 +110,8 @@ def load_checkpoint(
         pairs += _pairs(path, "optimizer", _variables(optimizer), arrays)
         generator = tf.random.get_global_generator()
         pairs += [(generator.state, arrays["random"])]
+        # Earlier versions did not write it.
+        pairs += [(rate, arrays["rate"]) for rate in _own_rate(optimizer) if "rate" in arrays]
     for variable, value in pairs:
         variable.assign(tf.cast(value, variable.dtype))
     for layer in model._flatten_layers():
@@ -214,6 +218,13 @@ def _state(model: tf.keras.Model) -> list:
 def _variables(owner) -> list:
     """All variables of a model or an optimizer: a property in Keras 3, a method in tf_keras."""
     return list(owner.variables() if callable(owner.variables) else owner.variables)
+
+
+def _own_rate(optimizer) -> list:
+    """The rate of tf_keras, a variable that it doesn't count among the optimizer's."""
+    held = getattr(getattr(optimizer, "inner_optimizer", optimizer), "_learning_rate", None)
+    counted = any(variable is held for variable in _variables(optimizer))
+    return [held] if isinstance(held, tf.Variable) and not counted else []
 
 
 def _array(variable) -> np.ndarray:

@@ -94,14 +94,17 @@ def check_data(
     """Look at all batches of `data` once.
 
     data: batches (x, y), (x, y, sample_weight) or x, each a tensor, an array or a dict, tuple or
-    list of them; a `tf.data.Dataset` of batches, or a `keras.utils.PyDataset`. num_classes: integer
-    labels are 0 to num_classes - 1; of 0, only negative ones are faults. low, high: of the values
-    of x. imbalance: how many times as many samples as the rarest class the most frequent one may
-    have; counted where a sample has one label. strict: raise what is found.
+    list of them; a `tf.data.Dataset` of batches, or a `keras.utils.PyDataset`. What is neither a
+    pair nor three, such as a dict, is x alone. num_classes: integer labels are 0 to num_classes -
+    1; of 0, only negative ones are faults. low, high: of the values of x. imbalance: how many times
+    as many samples as the rarest class the most frequent one may have; counted where a sample has
+    one label. strict: raise what is found. Raises ValueError for no batch, and for `num_classes` of
+    batches without labels.
     """
     tally, counts, classes = _Tally(), [0, 0], {}
     for number, batch in enumerate(_batches(data)):
         leaves = _named(batch)
+        _check_labelled(leaves, num_classes)
         counts[0], counts[1] = number + 1, counts[1] + _length(leaves)
         for name, leaf in leaves:
             values = _array(leaf)
@@ -294,6 +297,14 @@ def _many(count: int, what: str) -> str:
     return f"{count} {what if count == 1 else plural}"
 
 
+def _check_labelled(leaves: list, num_classes: int) -> None:
+    if num_classes and not any(name.startswith("y") for name, _ in leaves):
+        raise ValueError(
+            "num_classes is given, but a batch has no labels: each must be (x, y) or "
+            "(x, y, sample_weight)"
+        )
+
+
 def _check_values(
     tally: _Tally, name: str, number: int, values: np.ndarray, low: float, high: float
 ) -> None:
@@ -378,12 +389,13 @@ def _form_of_loss(loss: Callable, outputs: tf.Tensor, y) -> tuple[str, str]:
         cases = [
             ("softmax", "logits", 0.0, classes),
             ("softmax", "probabilities", 1 / classes, classes),
-            ("softmax", "log-probabilities", -math.log(classes), classes),
             *cases,
+            # The last: a loss over probabilities may refuse what is below 0.
+            ("softmax", "log-probabilities", -math.log(classes), classes),
         ]
     for kind, form, constant, count in cases:
         value = tf.reduce_mean(_value(loss, tf.ones_like(outputs) * constant, y)).numpy()
-        fits = math.isclose(value, math.log(count), rel_tol=1e-3)
+        fits = math.isclose(value, math.log(count), rel_tol=_rounding(outputs))
         if fits and (kind, form) == ("softmax", "logits"):
             fits = _ignores_a_shift(loss, outputs, y)
         if fits:
@@ -396,7 +408,12 @@ def _ignores_a_shift(loss: Callable, outputs: tf.Tensor, y) -> bool:
     row = tf.cast(tf.linspace(0.1, 0.9, outputs.shape[-1]), outputs.dtype)
     row = tf.broadcast_to(row, tf.shape(outputs))
     one, other = (tf.reduce_mean(_value(loss, each, y)).numpy() for each in (row, row + 1))
-    return math.isclose(one, other, rel_tol=1e-3)
+    return math.isclose(one, other, rel_tol=_rounding(outputs))
+
+
+def _rounding(outputs: tf.Tensor) -> float:
+    """How far apart losses may be that are the same."""
+    return 1e-2 if outputs.dtype == tf.bfloat16 else 1e-3
 
 
 def _form_of_outputs(outputs: tf.Tensor, kind: str) -> str:
@@ -430,10 +447,17 @@ def _precision(loss: Callable, kind: str, outputs: tf.Tensor, y, seen: bool) -> 
     one_hot = kind == "softmax" and not np.issubdtype(np.asarray(y).dtype, np.integer)
 
     def composed(z: tf.Tensor, label: tf.Tensor) -> tf.Tensor:
-        outputs = likely(z) if seen else tf.identity(likely(z))
-        return _value(loss, outputs, tf.one_hot(label, classes) if one_hot else label)
+        label = tf.one_hot(label, classes) if one_hot else label
+        if kind == "sigmoid":  # two samples of as many axes as theirs: losses squeeze some away
+            z, label = _two_like(z, outputs), _two_like(label, y)
+        given = likely(z) if seen else tf.identity(likely(z))
+        return _value(loss, given, label)
 
     return _lost(gradient_by_margin(composed, num_classes=classes))
+
+
+def _two_like(value: tf.Tensor, other) -> tf.Tensor:
+    return tf.repeat(tf.reshape(value, [1] * len(other.shape)), 2, axis=0)
 
 
 def _logits_are_seen(model: tf.keras.Model, x) -> bool:

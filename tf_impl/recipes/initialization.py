@@ -83,11 +83,12 @@ def apply_initialization(
 ) -> dict[str, str]:
     """Draw the kernels of dense, convolutional, recurrent and attention layers anew, in place.
 
-    gain: a factor for all kernels, not with "default". Returns for each parameter what became of
-    it: the scheme, "zeros", or "left: ..." with the reason: frozen, shared with an embedding, or of
-    a layer that is none of these. The global random state stays. Raises ValueError for an unknown
-    scheme and a model without variables yet, NotImplementedError for kernels that are computed from
-    others (spectral norm, LoRA, integers), before anything is changed.
+    gain: a factor for all kernels but recurrent ones, not with "default". Returns for each
+    parameter what became of it: the scheme, "zeros", or "left: ..." with the reason: frozen, shared
+    with an embedding, or of a layer that is none of these. The global random state stays. Raises
+    ValueError for an unknown scheme and a model without variables yet, NotImplementedError for
+    kernels that are computed from others (spectral norm, LoRA, integers), before anything is
+    changed.
     """
     if scheme not in SCHEMES or gain <= 0 or (scheme == "default" and gain != 1):
         raise ValueError(
@@ -124,9 +125,10 @@ def apply_initialization(
 def gradient_norms(model: tf.keras.Model, loss_fn: Callable, x, y) -> dict[str, float]:
     """The L2 norm of the loss's gradient by each layer's variables, in the model's order.
 
-    The last one, "output", is by the model's output. The model runs once as it trains; all
-    variables and the global generator are as before. The model's own losses are added, as `fit`
-    does. x: a tuple or list of arguments where `call` takes several, else the one argument.
+    The last one, "output", is by the model's output; a layer of this name is "output (layer)". The
+    model runs once as it trains; all variables and the global generator are as before. loss_fn:
+    `loss_fn(output, y)`, not Keras's order; the model's own losses are added, as `fit` does. x: a
+    tuple or list of arguments where `call` takes several, else the one argument.
     """
     variables = model.trainable_variables
     others = [*model.non_trainable_variables, tf.random.get_global_generator().state]
@@ -142,7 +144,9 @@ def gradient_norms(model: tf.keras.Model, loss_fn: Callable, x, y) -> dict[str, 
         for variable, value in zip(others, kept, strict=True):
             variable.assign(value)
     squares: dict[str, float] = {}
-    names = [_name(v).rpartition("/")[0] or _name(v) for v in variables] + ["output"] * len(leaves)
+    layers = [_name(v).rpartition("/")[0] or _name(v) for v in variables]
+    names = [f"{name} (layer)" if name == "output" else name for name in layers]
+    names += ["output"] * len(leaves)
     for name, gradient in zip(names, gradients, strict=True):
         square = 0.0 if gradient is None else _square(gradient)
         squares[name] = squares.get(name, 0.0) + square

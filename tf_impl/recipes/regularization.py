@@ -156,7 +156,8 @@ def scale_decay(*, weight_decay: float, batch_size: int, nominal_batch_size: int
 def smoothed_cross_entropy(logits, labels: tf.Tensor, *, smoothing: float = 0.1) -> tf.Tensor:
     """Mean cross-entropy with 1 - smoothing of the target on the label, the rest on all classes.
 
-    logits (..., classes); labels integers of the leading shape. float32.
+    logits (..., classes); labels integers of the leading shape, each a class: PyTorch leaves -100
+    out. float32.
     """
     _check_share(smoothing, "smoothing")
     logits = tf.cast(logits, tf.float32)
@@ -170,8 +171,9 @@ def add_dropout(model: tf.keras.Model, *, rate: float, head: str = "") -> tf.ker
     """Return a model over the same layers with dropout before the head.
 
     head: the name of its layer; without one, the last `Dense`. What follows the head must be one
-    layer after the other. Raises ValueError where there is no head, or dropout before it already,
-    NotImplementedError for a model that is no graph of layers.
+    layer after the other. Raises ValueError where there is no head, the last `Dense` is within a
+    layer (name that), or dropout is before it already, NotImplementedError for a model that is no
+    graph of layers.
     """
     _check_share(rate, "rate")
     layers = list(model.layers)
@@ -181,6 +183,10 @@ def add_dropout(model: tf.keras.Model, *, rate: float, head: str = "") -> tf.ker
     if not found:
         raise ValueError(f"no head {head!r}: name the layer before which dropout is to stand")
     at = layers.index(found[-1])
+    for layer in [] if head else layers[at + 1 :]:
+        inner = layer._flatten_layers(include_self=False)
+        if any(isinstance(each, tf.keras.layers.Dense) for each in inner):
+            raise ValueError(f"the last Dense is within {layer.name}: name the head")
     if at and isinstance(layers[at - 1], tf.keras.layers.Dropout):
         raise ValueError(f"{found[-1].name} has dropout before it: use set_dropout_rate")
     dropout = tf.keras.layers.Dropout(rate)
