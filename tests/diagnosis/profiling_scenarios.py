@@ -234,4 +234,4 @@ def refused():
 
 
 SCENARIOS = (operators, beside_the_step, files, refused)
-TIMED = (sleeping, made_ahead, between_operators, products)
+TIMED = (sleeping, between_operators, products, made_ahead)
