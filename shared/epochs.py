@@ -148,9 +148,9 @@ def open_arrays(
 ) -> tuple[np.ndarray, np.ndarray, Epochs]:
     """Images and labels of a folder's training split, mapped, and their epochs, with `shifts`.
 
-    Raises FileNotFoundError for a folder without train_x.npy or train_y.npy, and ValueError for
-    images that are not float32 (n, height, width, channels), for another number of labels, and
-    where `Epochs` does.
+    Labels are int64, whatever whole numbers the file has. Raises FileNotFoundError for a folder
+    without train_x.npy or train_y.npy, and ValueError for images that are not float32 (n, height,
+    width, channels), for another number of labels or other labels, and where `Epochs` does.
     """
     x, y = (
         np.load(Path(source) / f"train_{part}.npy", mmap_mode="r", allow_pickle=False)
@@ -161,6 +161,9 @@ def open_arrays(
             f"{source}: needs float32 images (n, height, width, channels) and n labels, not "
             f"{x.dtype} {x.shape} and {y.shape}"
         )
+    if y.dtype.kind not in "iu":
+        raise ValueError(f"{source}: needs labels that are whole numbers, not {y.dtype}")
+    y = y.astype(np.int64, copy=False)
     settings = {"batch_size": batch_size, "seed": seed, "start_batch": start_batch}
     return x, y, Epochs(len(x), **settings, draw=shifts)
 

@@ -19,10 +19,11 @@ What becomes of images that are not plain 8-bit RGB:
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -55,8 +56,8 @@ def list_images(folder: Path) -> tuple[list[Path], np.ndarray, list[str]]:
     """
     folder = Path(folder)
     entries = _entries(folder)
-    classes = [entry.name for entry in entries if entry.is_dir()]
-    loose = [entry.name for entry in entries if _named_as_image(entry) and not entry.is_dir()]
+    classes = [entry.name for entry in entries if _leads(entry.is_dir)]
+    loose = [entry.name for entry in entries if _named_as_image(entry) and not _leads(entry.is_dir)]
     if not entries:
         raise ValueError(f"{folder}: is empty, it needs a sub-folder of images for each class")
     if loose:
@@ -94,6 +95,16 @@ def _named_as_image(entry: os.DirEntry) -> bool:
     return entry.name.lower().endswith(SUFFIXES)
 
 
+def _leads(to: Callable[[], bool]) -> bool:
+    """What an entry's `is_dir` or `is_file` says; a link to itself leads to neither."""
+    try:
+        return to()
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        return False
+
+
 def _images_below(folder: Path, seen: set[str]) -> Iterator[Path]:
     """In the order of `sorted`, since each folder comes in the order of its names."""
     real = os.path.realpath(folder)
@@ -101,10 +112,10 @@ def _images_below(folder: Path, seen: set[str]) -> Iterator[Path]:
         return
     seen.add(real)
     for entry in _entries(folder):
-        if entry.is_dir():
+        if _leads(entry.is_dir):
             yield from _images_below(Path(entry.path), seen)
         elif _named_as_image(entry):
-            if not entry.is_file():
+            if not _leads(entry.is_file):
                 raise ValueError(f"{entry.path}: is named as an image, but is no file")
             yield Path(entry.path)
 

@@ -33,6 +33,7 @@ COMPUTING = ("forward", "backward", "optimizer")
 PARTS = (*COMPUTING, "communication", "transfer", "waiting", "overhead", "idle")
 BLOCKED = 1e-3  # seconds: the framework's own gaps between operators are shorter
 EVENT = 2e-6  # seconds that recording one event costs at most
+SETTLING = 5.0  # seconds at most: a compilation may last longer than a loader has batches for
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,8 @@ class Operator:
 class Breakdown:
     """Seconds a step by part, of a step that took `step` seconds without the profiler.
 
-    `profiled`: what it took with the profiler; `traced`: that by the trace's own clock.
+    `profiled`: what it took with the profiler, beside the same waiting; `traced`: all of it by the
+    trace's own clock.
     `operators`: the most expensive first. `gaps`: the longest times without an operator inside a
     step: seconds, and the operators before and after. `memory`: seconds since the first step and
     bytes allocated then; empty where the profiler has none. `peaks`: floating point operations a
@@ -199,6 +201,17 @@ def convolution_flops(weights: Sequence[int], positions: int) -> float:
     return 2.0 * math.prod(weights) * positions
 
 
+def settle(step: Callable, *, since: float, **take) -> None:
+    """Take a step, and more for as long as nothing was taken, which is `since` that moment.
+
+    What a loader made ahead meanwhile is then used up, and steps wait as they do in a training.
+    """
+    until = time.perf_counter() + min(SETTLING, time.perf_counter() - since)
+    run_steps(step, count=1, **take)
+    while time.perf_counter() < until:
+        run_steps(step, count=1, **take)
+
+
 # From spans to parts -----------------------------------------------------------------------------
 
 
@@ -283,7 +296,7 @@ def break_down(
     begin = steps[0][0].start
     return Breakdown(
         step=fmean(one.waiting + one.step for one in plain),
-        profiled=fmean(one.waiting + one.step for one in profiled),
+        profiled=fmean(one.waiting for one in plain) + fmean(one.step for one in profiled),
         traced=math.fsum(parts.values()),
         **corrected,
         operators=_operators(nodes, len(steps), on_device, peaks),

@@ -59,6 +59,7 @@ from shared.profiles import (
     nest,
     product_flops,
     run_steps,
+    settle,
     write_stacks,
 )
 
@@ -95,15 +96,17 @@ def profile_steps(
     folder: where the last turn's files go: `trace.json` (Chrome, Perfetto), `stacks.txt` (collapsed
     stacks, for flame graphs) and `tensorboard/` (a log for its profiler plug-in); "" writes none.
 
-    The model is trained by `2 * steps` steps and some before. Raises ValueError for no batches and
-    settings out of range.
+    The model is trained by `2 * steps` steps and some before and between, more where `batches` is
+    no list: a loader makes some ahead in the pauses. Raises ValueError for no batches and settings
+    out of range.
     """
     if steps < _TURNS or warmup < 1:
         raise ValueError(
             f"profiling needs {_TURNS} steps and one of warm-up, or more: {steps}, {warmup}"
         )
-    batches = endless(batches)
-    take = {"batches": batches, "synchronize": _synchronize}
+    ahead = not isinstance(batches, list | tuple)  # made while nobody asks, perhaps
+    take = {"batches": endless(batches), "synchronize": _synchronize}
+    paused = time.perf_counter()
     run_steps(step, count=warmup, **take)
     with _profiler():
         run_steps(step, count=1, **take)  # the first use of the profiler sets it up
@@ -113,12 +116,13 @@ def profile_steps(
         place.mkdir(parents=True, exist_ok=True)
         for turn in range(_TURNS):
             count = (turn + 1) * steps // _TURNS - turn * steps // _TURNS
-            run_steps(step, count=1, **take)
+            settle(step, since=paused if ahead else time.perf_counter(), **take)
             plain += run_steps(step, count=count, **take)
             with _profiler() as profiler:
                 run_steps(step, count=1, **take)
                 mark = torch.profiler.record_function
                 profiled += run_steps(step, count=count, mark=mark, **take)
+                paused = time.perf_counter()
             profiler.export_chrome_trace(str(place / "trace.json"))
             new, sizes = _read(place / "trace.json")
             spans += new

@@ -17,6 +17,8 @@ Where the frameworks differ and why:
   deprecated since 0.29 for TorchCodec's, which has the same name). There: the whole image
   ("standard"), or only what the crop needs of it ("fast"). All are libjpeg-turbo with its accurate
   transform, and all resize with a filter against aliasing.
+- CMYK files are taken as inverted here, as Adobe's programs write them; there only those that
+  have its marker.
 - Pixels are rounded to uint8 after the resize here. There they stay float32, but in `uint8_loader`.
 - A file that can't be read is met in the worker here, which goes on. A graph can't catch an error,
   so there it is looked for afterwards.
@@ -65,8 +67,9 @@ def naive_loader(
     source: a folder with a sub-folder of JPEG files for each class. decoder: "standard" or "fast".
     on_error: "raise" ends at a file that can't be read; "skip" makes its batch smaller and adds a
     line to the loader's list `skipped`. start_batch: batches seen before, over all epochs; the
-    first iteration yields exactly what is left of its epoch. image_size, mean, std: of the images,
-    as `ImageForm` has them. Yields (x, y), on the GPU where there is one; the last may be smaller.
+    first iteration yields exactly what is left of its epoch. A batch of which nothing can be read
+    is not yielded, but counts. image_size, mean, std: of the images, as `ImageForm` has them.
+    Yields (x, y), on the GPU where there is one; the last may be smaller.
 
     Raises ValueError for settings that don't exist and for a folder without images; while it
     iterates, for a file that can't be read, with its name and the reason. What libjpeg mends in

@@ -42,7 +42,8 @@ from shared.epochs import SHIFT, Epochs, fingerprint, open_arrays
 def naive_loader(source, *, batch_size: int, seed: int, start_batch: int = 0) -> Iterable:
     """The tutorial's form: `__getitem__` works on a sample, and the DataLoader stacks them.
 
-    source: a folder with train_x.npy, float32 (n, height, width, channels), and train_y.npy, int64.
+    source: a folder with train_x.npy, float32 (n, height, width, channels), and train_y.npy, whole
+    numbers.
     start_batch: batches seen before, over all epochs; the first iteration yields exactly what is
     left of its epoch. Yields (x, y) on the GPU if there is one; the last batch may be smaller.
 

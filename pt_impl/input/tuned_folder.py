@@ -63,9 +63,10 @@ def tuned_loader(
     source: a folder with a sub-folder of JPEG files for each class. decoder: "standard" (Pillow) or
     "fast" (torchvision). on_error: "raise" ends at a file that can't be read; "skip" makes its
     batch smaller and adds a line to the loader's list `skipped`. start_batch: batches seen before,
-    over all epochs; the first iteration yields exactly what is left of its epoch. image_size, mean,
-    std: of the images, as `ImageForm` has them. Yields (x, y) on the GPU if there is one: float32
-    (n, 3, image_size, image_size), channels last in memory, and int64.
+    over all epochs; the first iteration yields exactly what is left of its epoch. A batch of which
+    nothing can be read is not yielded, but counts. image_size, mean, std: of the images, as
+    `ImageForm` has them. Yields (x, y) on the GPU if there is one: float32 (n, 3, image_size,
+    image_size), channels last in memory, and int64.
 
     **A batch is valid until the next but one is asked for**, when its slot is written again. Copy
     what you keep: `x.clone()`. Workers and ring stay until the loader is deleted. The ring takes

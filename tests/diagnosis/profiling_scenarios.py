@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
+import queue
 import tempfile
+import threading
 import time
 from dataclasses import asdict
 from importlib.util import find_spec
@@ -14,6 +17,7 @@ from unittest import mock
 
 import numpy as np
 
+from shared import profiles
 from shared.profiles import STEP, WAITING
 from tests.diagnosis import steps
 from tests.diagnosis.steps import NAME, impl
@@ -49,7 +53,8 @@ def sleeping():
         inner(x, y)
         ends.append(time.perf_counter())
 
-    found = profiling.profile_steps(step, batches(), steps=20, warmup=5)
+    with mock.patch.object(profiles, "SETTLING", 0.0):  # nothing is made ahead
+        found = profiling.profile_steps(step, batches(), steps=20, warmup=5)
     taken = [end - begin for begin, end in zip(begins, ends, strict=True)]
     # After the warm-up and the profiler's first use four turns of 1 + 5 plain and 1 + 5 profiled.
     turns = [taken[6 + 12 * turn : 18 + 12 * turn] for turn in range(4)]
@@ -129,7 +134,33 @@ def beside_the_step():
         return tf.reduce_sum(tf.linalg.cholesky(x @ x + 1e6 * tf.eye(300)))
 
     numbers = tf.data.Dataset.range(1_000).map(prepare, num_parallel_calls=1).prefetch(4)
-    return counted(lambda number: step(*batch), ((number,) for number in numbers), steps=8)
+    with mock.patch.object(profiles, "SETTLING", 0.0):  # or there are not enough
+        return counted(lambda number: step(*batch), ((number,) for number in numbers), steps=8)
+
+
+def made_ahead():
+    """A loader that is slower than the step, and fills a queue while nothing is taken of it."""
+    batch, plain = steps.data(8, 16), steps.plain_step(steps.dense(8, 8, 2))
+    made, ended, seen = queue.Queue(16), threading.Event(), []
+
+    def make():
+        while not ended.wait(LATE):
+            with contextlib.suppress(queue.Full):
+                made.put_nowait(batch)
+
+    def step(x, y):
+        if not seen:
+            time.sleep(16 * LATE)  # as if it compiled
+        seen.append(True)
+        return plain(x, y)
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    try:
+        return counted(step, iter(made.get, None), steps=8)
+    finally:
+        ended.set()
+        thread.join()
 
 
 def opened(log: Path) -> list[str] | None:
@@ -203,4 +234,4 @@ def refused():
 
 
 SCENARIOS = (operators, beside_the_step, files, refused)
-TIMED = (sleeping, between_operators, products)
+TIMED = (sleeping, between_operators, products, made_ahead)

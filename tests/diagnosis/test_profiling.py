@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 
 import pytest
 
@@ -18,6 +19,7 @@ from shared.profiles import (
     endless,
     product_flops,
     run_steps,
+    settle,
     write_chrome_trace,
     write_stacks,
 )
@@ -182,6 +184,17 @@ def test_batches_begin_again_and_an_empty_loader_is_named():
         next(endless([]))
 
 
+@pytest.mark.parametrize(("pause", "least", "most"), [(0.0, 1, 1), (0.05, 2, 5)])
+def test_more_untimed_steps_follow_a_longer_pause(pause, least, most):
+    seen = []
+
+    def step(seconds):
+        seen.append(time.sleep(seconds))
+
+    settle(step, since=time.perf_counter() - pause, batches=endless([(0.01,)]))
+    assert least <= len(seen) <= most
+
+
 # Of either framework ------------------------------------------------------------------------------
 
 
@@ -193,6 +206,12 @@ def test_the_parts_add_up_to_the_step_that_another_clock_saw(timed):
     assert total == pytest.approx(found["own"]["plain"], rel=0.05)
     assert found["profiled"] == pytest.approx(found["own"]["profiled"], rel=0.05)
     assert found["traced"] == pytest.approx(found["own"]["profiled"], rel=0.05)
+
+
+def test_steps_wait_as_they_do_where_nothing_was_made_ahead(timed):
+    found = timed["profiling made_ahead"]
+    assert found["step"] > 0.012  # a batch comes every 15 ms
+    assert found["waiting"] > 0.6 * found["step"]
 
 
 def test_known_times_are_found_where_they_were_planted(timed):

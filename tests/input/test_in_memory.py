@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from bench.input.bench_in_memory import probe
-from shared.epochs import SHIFT, Epochs, shifts
+from shared.epochs import SHIFT, Epochs, open_arrays, shifts
 from tests.input import pipelines
 from tests.input.in_memory_worker import BATCH, LOADERS, ONE_SIDED, SEED, STARTS
 
@@ -135,6 +135,27 @@ def test_a_cache_on_disk_is_written_whole():
 
 
 # Settings, measuring, processes -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["<i8", ">i8", "uint8", "uint16"])
+def test_labels_are_int64_whatever_whole_numbers_the_file_has(tmp_path, dtype):
+    labels(tmp_path, np.array([3, 1, 200], dtype))
+    _, found, _ = open_arrays(tmp_path, 1, 0)
+    assert found.dtype == np.int64
+    assert found.dtype.isnative
+    assert found.tolist() == [3, 1, 200]
+
+
+@pytest.mark.parametrize("y", [["cat", "dog", "cat"], [0.0, 1.0, 0.5], [True, False, True]])
+def test_labels_that_are_no_whole_numbers_are_refused(tmp_path, y):
+    labels(tmp_path, np.array(y))
+    with pytest.raises(ValueError, match="needs labels that are whole numbers, not"):
+        open_arrays(tmp_path, 1, 0)
+
+
+def labels(folder: Path, y: np.ndarray) -> None:
+    np.save(folder / "train_x.npy", np.ones((len(y), 4, 4, 1), np.float32))
+    np.save(folder / "train_y.npy", y)
 
 
 @pytest.mark.parametrize("side", ["pt", "tf"])

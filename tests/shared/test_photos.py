@@ -255,6 +255,8 @@ def test_links_are_followed_and_end(tmp_path):
     (folder / "a" / "back").symlink_to(folder / "a")
     (elsewhere / "up").symlink_to(elsewhere)
     (elsewhere / "again").symlink_to(elsewhere / "deep")
+    (elsewhere / "itself").symlink_to("itself")
+    (folder / "itself").symlink_to("itself")
     (folder / "a" / "2.jpg").symlink_to(elsewhere / "x.jpg")
     paths, labels, _ = list_images(folder)
     assert [path.relative_to(folder).as_posix() for path in paths[:2]] == ["a/1.jpg", "a/2.jpg"]
@@ -292,10 +294,11 @@ def test_a_folder_that_is_missing_or_none(tmp_path):
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
 def test_a_pipe_or_a_broken_link_named_as_an_image(tmp_path):
     """Opening a pipe would hang."""
-    pipes, links = (tree(tmp_path / name, "a/1.jpg") for name in ("pipes", "links"))
+    pipes, links, loops = (tree(tmp_path / name, "a/1.jpg") for name in ("p", "links", "loops"))
     os.mkfifo(pipes / "a" / "2.jpg")
     (links / "a" / "2.jpg").symlink_to("gone")
-    for folder in (pipes, links):
+    (loops / "a" / "2.jpg").symlink_to("2.jpg")
+    for folder in (pipes, links, loops):
         with pytest.raises(ValueError, match=r"2\.jpg: is named as an image, but is no file"):
             list_images(folder)
     assert inspect_image(pipes / "a" / "2.jpg") == "no regular file"

@@ -65,6 +65,7 @@ from shared.profiles import (
     fastest,
     product_flops,
     run_steps,
+    settle,
     write_chrome_trace,
     write_stacks,
 )
@@ -108,8 +109,9 @@ def profile_steps(
     folder: where the last turn's files go: `trace.json` (Chrome, Perfetto), `stacks.txt` (collapsed
     stacks, for flame graphs) and `tensorboard/` (a log for its profiler plug-in); "" writes none.
 
-    The model is trained by `2 * steps` steps and some before. Raises ValueError for no batches and
-    settings out of range, NotImplementedError where XLA compiled the step.
+    The model is trained by `2 * steps` steps and some before and between, more where `batches` is
+    no list: a loader makes some ahead in the pauses. Raises ValueError for no batches and settings
+    out of range, NotImplementedError where XLA compiled the step.
     """
     if steps < _TURNS or warmup < 1:
         raise ValueError(
@@ -117,8 +119,9 @@ def profile_steps(
         )
     if getattr(step, "_jit_compile", None):
         raise NotImplementedError(_REFUSED)
-    batches = endless(batches)
-    take = {"batches": batches, "synchronize": _synchronize}
+    ahead = not isinstance(batches, list | tuple)  # made while nobody asks, perhaps
+    take = {"batches": endless(batches), "synchronize": _synchronize}
+    paused = time.perf_counter()
     run_steps(step, count=warmup, **take)
     plain, profiled, spans, memory, peaks = [], [], [], [], {}
     with tempfile.TemporaryDirectory() as own:
@@ -126,7 +129,7 @@ def profile_steps(
             run_steps(step, count=1, **take)  # the first use of the profiler sets it up
         for turn in range(_TURNS):
             count = (turn + 1) * steps // _TURNS - turn * steps // _TURNS
-            run_steps(step, count=1, **take)
+            settle(step, since=paused if ahead else time.perf_counter(), **take)
             plain += run_steps(step, count=count, **take)
             log = Path(own) / str(turn)
             if folder and turn == _TURNS - 1:
@@ -134,6 +137,7 @@ def profile_steps(
             with tf.profiler.experimental.Profile(str(log)):
                 run_steps(step, count=1, **take)
                 profiled += run_steps(step, count=count, mark=_mark, **take)
+                paused = time.perf_counter()
                 time.sleep(0.002)  # threads of the last step still have to say that they ran
             begin = max(
                 (span.end + 1 for span in spans), default=0.0

@@ -15,6 +15,8 @@ Where the frameworks differ and why:
 - Decoders here: the whole image ("standard"), or only what the crop needs of it ("fast"). There:
   Pillow, or torchvision's. All are libjpeg-turbo with its accurate transform, and all resize with
   a filter against aliasing, which `tf.image.resize` leaves out unless asked.
+- CMYK files are taken as inverted, as Adobe's programs write them, only with its marker here;
+  there all are.
 - Pixels stay float32 after the resize here, but in `uint8_loader`. There they are rounded.
 - `tf.image.sample_distorted_bounding_box` draws from another distribution: the box is computed.
 - A graph can't catch an error: a file that can't be read is found afterwards, by trying each.
@@ -55,8 +57,9 @@ def naive_loader(
     source: a folder with a sub-folder of JPEG files for each class. decoder: "standard" or "fast".
     on_error: "raise" ends at a file that can't be read; "skip" makes its batch smaller and adds a
     line to the loader's list `skipped`. start_batch: batches seen before, over all epochs; the
-    first iteration yields exactly what is left of one. image_size, mean, std: of the images, as
-    `ImageForm` has them. Yields (x, y); the last may be smaller.
+    first iteration yields exactly what is left of one. A batch of which nothing can be read is not
+    yielded, but counts. image_size, mean, std: of the images, as `ImageForm` has them. Yields
+    (x, y); the last may be smaller.
 
     Raises ValueError for settings that don't exist and for a folder without images; while it
     iterates, for a file that can't be read, with its name and the reason. What libjpeg mends in

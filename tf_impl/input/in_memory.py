@@ -40,9 +40,11 @@ from shared.epochs import SHIFT, fingerprint, open_arrays
 def naive_loader(source, *, batch_size: int, seed: int, start_batch: int = 0) -> Iterable:
     """The tutorial's form: map, which works on a sample, then batch.
 
-    source: a folder with train_x.npy, float32 (n, height, width, channels), and train_y.npy, int64.
+    source: a folder with train_x.npy, float32 (n, height, width, channels), and train_y.npy, whole
+    numbers.
     start_batch: batches seen before, over all epochs; the first iteration yields exactly what is
-    left of its epoch. Yields (x, y); the last batch may be smaller.
+    left of its epoch. Yields (x, y); the last batch may be smaller. Keras's `fit` takes later
+    epochs for as short as its first: give what is left of one a `fit` of its own.
 
     Raises FileNotFoundError for a folder without these files, and ValueError for arrays of other
     forms, batch_size below 1 and a negative start_batch.

@@ -50,8 +50,9 @@ def memory_mapped_loader(
     checksums. on_error: "raise" raises at once where a shard is not what was written; "skip" leaves
     its samples out, which makes their batches smaller, and adds a line for each to the loader's
     list `skipped`. start_batch: batches seen before, over all epochs; the first iteration yields
-    exactly what is left of its epoch. image_size, mean, std: of the images, as `ImageForm` has
-    them. Yields (x, y); the last batch may be smaller.
+    exactly what is left of its epoch. A batch of which nothing can be read is not yielded, but
+    counts. image_size, mean, std: of the images, as `ImageForm` has them. Yields (x, y); the last
+    batch may be smaller.
 
     Raises ValueError for settings that don't exist and for a damaged shard, with its file and the
     reason, and what `open_shards` raises.

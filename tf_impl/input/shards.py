@@ -61,8 +61,9 @@ def sequential_loader(
     written; "skip" leaves its samples out, which makes their batches smaller, and adds a line for
     each to the loader's list `skipped`. Every shard's checksum is compared when its turn comes.
     start_batch: batches seen before, over all epochs; the first iteration yields exactly what is
-    left of its epoch (what comes before is read, not decoded). image_size, mean, std: of the
-    images, as `ImageForm` has them. Yields (x, y).
+    left of its epoch (what comes before is read, not decoded). A batch of which nothing can be read
+    is not yielded, but counts. image_size, mean, std: of the images, as `ImageForm` has them.
+    Yields (x, y).
 
     Raises ValueError for settings that don't exist, and what `open_shards` raises; while it
     iterates, ValueError with the shard and the reason.

@@ -69,8 +69,9 @@ def tuned_loader(
     image) or "fast" (what the crop needs of it). on_error: "raise" ends at a file that can't be
     read; "skip" makes its batch smaller and adds a line to the loader's list `skipped`, and makes
     one batch after the other. start_batch: batches seen before, over all epochs; the first
-    iteration yields exactly what is left of its epoch. image_size, mean, std: of the images, as
-    `ImageForm` has them. Yields (x, y): float32 (n, image_size, image_size, 3) and int64.
+    iteration yields exactly what is left of its epoch. A batch of which nothing can be read is not
+    yielded, but counts. image_size, mean, std: of the images, as `ImageForm` has them. Yields
+    (x, y): float32 (n, image_size, image_size, 3) and int64.
 
     Raises ValueError for settings that don't exist and for a folder without images; while it
     iterates, for a file that can't be read, with its name and the reason.
