@@ -179,13 +179,17 @@ def _side(
         return 1 / value if figure in MORE_IS_BETTER else value
 
     def unlike(one: Row, other: Row) -> bool:
-        """Whether the first was shown to be worse than the second."""
+        """Whether the first is told from the second: its whole interval is worse.
+
+        By any difference, not by what counts as one: nobody gets a worse row in a better one's
+        place because that takes less.
+        """
         found, _ = effects.between(one.case, other.case, figure)
         if not found or not found.bounded:
             return level(one.case) > level(other.case)
         if figure == ACCURACY:
             return found.high < 0
-        return shown_more((found.turned() if figure in MORE_IS_BETTER else found).bounds)
+        return (found.turned() if figure in MORE_IS_BETTER else found).low > 1
 
     bases = [b for row in mine if (b := baseline(row.case, effects.record["cases"]))]
     plain = min(bases, key=level)

@@ -570,10 +570,10 @@ class Limits:
 class Answer:
     """For one piece of work and one goal: what to use, and why not another.
 
-    `best` has the best figure, `equal` what cannot be told from it, `rest` all others: shown to be
-    worse, or, those in `next`, measured once and in order of that. `cheapest` takes less to get
+    `best` has the best figure, `equal` what was not shown to be worse, `rest` all others: shown to
+    be worse, or, those in `next`, measured once and in order of that. `cheapest` takes less to get
     than the best: of the rows shown to gain over their own baseline the one that takes least, or a
-    baseline that cannot be told from the best. `unknown` are those
+    baseline that was not shown to be worse. `unknown` are those
     whose accuracy was not measured, `refused` those that break a limit, with the reason, and
     `lacking` those of which the figure was not measured.
     """
@@ -665,7 +665,7 @@ WORSE, NEXT, EQUAL = "worse", "next", "equal"
 
 
 def _place(work: Work, option: Option, best: Option, goal: Goal, limits: Limits) -> str:
-    """Whether a row was shown to be worse than the best, cannot be told from it, or comes next.
+    """Whether a row was shown to be worse than the best, was not, or comes next.
 
     Next are those that were measured once, or are held against such a one.
     """
@@ -711,7 +711,7 @@ def _cheapest(
 ) -> Option | None:
     """What takes least to get among the changes that gain over their own baseline.
 
-    A baseline that cannot be told from the best takes nothing.
+    A baseline that was not shown to be worse than the best takes nothing.
     """
     for each in ahead:
         if each.is_baseline and each is not kept[0]:

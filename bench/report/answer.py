@@ -184,7 +184,7 @@ def lines(found: Answer, *, every: bool = False) -> list[tuple[str, str]]:
         said += [("other", brief(found, other))] if other else []
         said += [("perhaps", sentence(found, option)) for option in perhaps(found)[:1]]
         return [*said, ("why", why(found))]
-    said += [("equal", brief(found, o)) for o in found.equal]
+    said += [("near", brief(found, o)) for o in found.equal]
     said += [(_rest(found, o), brief(found, o)) for o in found.rest]
     said += [("unknown", f"{brief(found, o)}") for o in found.unknown]
     said += [("left out", f"{brief(found, o)}: {reason}") for o, reason in found.refused]
@@ -226,7 +226,7 @@ def why(found: Answer) -> str:
     if others := perhaps(found)[1:]:
         parts.append(f"{len(others)} more would be better, but their accuracy was not measured")
     if found.equal:
-        parts.append(f"{len(found.equal)} with no measurable difference")
+        parts.append(f"{len(found.equal)} not shown to be worse")
     counted = Counter(_rest(found, option) for option in found.rest)
     if counted["worse"]:
         parts.append(f"{counted['worse']} shown to be worse")

@@ -124,6 +124,25 @@ def test_training_s_price_is_said_and_a_cheaper_gain_beside_it():
     assert "easier to get: changed (memory format), 1.67x (1.61–1.72)" in said
 
 
+@pytest.mark.parametrize(
+    ("bounds", "named"),
+    [((0.99, 1.11), "memory_format"), ((1.01, 1.09), "compilation"), ((1.06, 1.16), "compilation")],
+)
+def test_what_takes_less_is_named_only_where_it_is_not_told_from_the_best(bounds, named):
+    """Nor where the difference may be one that does not count."""
+    record = planted(row(time=(0.5, 0.48, 0.52)), row("memory_format", time=(0.55, 0.53, 0.57)))
+    dear, free = (case for case in record["cases"] if case["role"] == "variant")
+    for case, ratio in ((dear, 0.5), (free, 0.55)):
+        case["timing"]["median_s"] *= ratio
+    dear["settings"] = {"compiled": True}
+    record["comparisons"].append(
+        record["comparisons"][0]
+        | {"numerator": free["id"], "denominator": dear["id"], "ratio": 1.1, "ci": list(bounds)}
+    )
+    (found,) = [each for each in advice(record) if each.question.aim == "train faster"]
+    assert found.sides[0].best.technique == named
+
+
 def test_one_block_gives_an_order_and_says_so():
     found, side = asked("train faster", row(time=(0.6,)), row("memory_format", time=(1.1,)))
     assert found.provisional
