@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import json
 import queue
@@ -141,17 +140,17 @@ def beside_the_step():
 def made_ahead():
     """A loader that is slower than the step, and fills a queue while nothing is taken of it."""
     batch, plain = steps.data(8, 16), steps.plain_step(steps.dense(8, 8, 2))
-    made, ended, seen = queue.Queue(16), threading.Event(), []
+    made, full, ended = queue.Queue(16), threading.Event(), threading.Event()
 
     def make():
         while not ended.wait(LATE):
-            with contextlib.suppress(queue.Full):
+            try:
                 made.put_nowait(batch)
+            except queue.Full:
+                full.set()
 
-    def step(x, y):
-        if not seen:
-            time.sleep(16 * LATE)  # as if it compiled
-        seen.append(True)
+    def step(x, y):  # the first one lasts until there is no room for more, as if it compiled
+        assert full.wait(60), "the loader made nothing ahead"
         return plain(x, y)
 
     thread = threading.Thread(target=make)

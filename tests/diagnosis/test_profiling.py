@@ -184,15 +184,20 @@ def test_batches_begin_again_and_an_empty_loader_is_named():
         next(endless([]))
 
 
-@pytest.mark.parametrize(("pause", "least", "most"), [(0.0, 1, 1), (0.05, 2, 5)])
-def test_more_untimed_steps_follow_a_longer_pause(pause, least, most):
-    seen = []
+@pytest.mark.parametrize(
+    ("pause", "count"),
+    [(0, 1), (1, 2), (3, 6), (60, 10)],  # of half a second each, for 5 s at most
+)
+def test_more_untimed_steps_follow_a_longer_pause(monkeypatch, pause, count):
+    seconds = [100.0]
 
-    def step(seconds):
-        seen.append(time.sleep(seconds))
+    def step(more):
+        seconds.append(seconds[-1] + more)
 
-    settle(step, since=time.perf_counter() - pause, batches=endless([(0.01,)]))
-    assert least <= len(seen) <= most
+    with monkeypatch.context() as clock:
+        clock.setattr(time, "perf_counter", lambda: seconds[-1])
+        settle(step, since=100.0 - pause, batches=endless([(0.5,)]))
+    assert len(seconds) - 1 == count
 
 
 # Of either framework ------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Scratch folders: private, gone with their run, swept after a killed one, and nobody else's."""
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -110,44 +111,53 @@ def test_a_folder_of_another_user_is_not_touched(temporary, monkeypatch):
     assert scratch.sweep() == [path]
 
 
-def swept_before_open(folder: Path) -> None:
+def before_open(folder: Path, monkeypatch) -> None:
     folder.rmdir()
 
 
-def swept_after_open(folder: Path) -> None:
-    """Once it is opened, and not locked."""
+def after_open(folder: Path, monkeypatch) -> None:
     opened = os.open
 
-    def sweeping(path, flags, *rest):
+    def opening(path, flags, *rest):
         found = opened(path, flags, *rest)
-        if Path(path) == folder and folder.exists():
+        if Path(path) == folder:
             folder.rmdir()
         return found
 
-    scratch.os.open = sweeping  # which the fixture of the test puts back
+    monkeypatch.setattr(os, "open", opening)
 
 
-def being_swept(folder: Path) -> None:
-    """Another run has it locked, and has not removed it yet."""
-    code = "import fcntl, os, sys, time; fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), 2); "
-    code += "print(flush=True); time.sleep(0.5); os.rmdir(sys.argv[1])"
-    run = subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE)
-    run.stdout.readline()
+def while_it_locks(folder: Path, monkeypatch) -> None:
+    """Another run has it locked, and removes it only then: who does not wait, has it still."""
+    held, lock = os.open(folder, os.O_RDONLY), fcntl.flock
+    lock(held, fcntl.LOCK_EX)
+
+    def locking(file, how):
+        try:
+            lock(file, how | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if how & fcntl.LOCK_NB:
+                raise
+            folder.rmdir()
+            os.close(held)
+            lock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", locking)
 
 
-@pytest.mark.parametrize("sweep", [swept_before_open, swept_after_open, being_swept])
-def test_a_folder_that_is_swept_before_it_is_locked_is_made_anew(temporary, monkeypatch, sweep):
+@pytest.mark.parametrize("swept", [before_open, after_open, while_it_locks])
+def test_a_folder_that_is_swept_before_it_is_locked_is_made_anew(temporary, monkeypatch, swept):
     made = []
 
     def mkdtemp(prefix: str, dir: Path | None) -> str:
         made.append(temporary / f"{prefix}{len(made)}")
         made[-1].mkdir(mode=0o700)
         if len(made) == 1:
-            sweep(made[0])
+            swept(made[0], monkeypatch)
         return str(made[-1])
 
     monkeypatch.setattr(tempfile, "mkdtemp", mkdtemp)
-    monkeypatch.setattr(os, "open", os.open)
     with scratch.folder() as folder:
         assert folder == made[1]
         assert folder.exists()
+    assert not made[0].exists()
