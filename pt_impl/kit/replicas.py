@@ -20,6 +20,7 @@ import sys
 import time
 import warnings
 from argparse import Namespace
+from dataclasses import replace
 from datetime import timedelta
 from importlib import import_module
 from inspect import signature
@@ -92,8 +93,8 @@ def launch(
             command += ["--rdzv-backend=c10d", "--rdzv-conf=store_type=file", "--rdzv-id=replicas"]
             command += [f"--rdzv-endpoint={folder}/rendezvous", "-m"]
             environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-        command += [__spec__.name, f"--out={out}", f"--threads={threads}"]
-        command += parallel.arguments(make, build, data, run, settings)
+        command += [__spec__.name, f"--out={out}"]
+        command += parallel.arguments(make, build, data, replace(run, threads=threads), settings)
         parallel.run([(command, environment)])
         return parallel.Result.load(out)
 

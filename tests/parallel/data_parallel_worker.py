@@ -40,6 +40,31 @@ def mixed_data(folder: Path) -> Path:
     return folder
 
 
+def pt_digits() -> tuple:
+    """The digits CNN, in a process that notes how many threads it has."""
+    import torch
+
+    from pt_impl.kit import examples
+
+    note_threads(torch.get_num_threads())
+    return examples.digits_cnn()
+
+
+def tf_digits() -> tuple:
+    """The same."""
+    import tensorflow as tf
+
+    from tf_impl.kit import examples
+
+    note_threads(tf.config.threading.get_intra_op_parallelism_threads())
+    return examples.digits_cnn()
+
+
+def note_threads(count: int) -> None:
+    with Path(os.environ["THREADS_SEEN"]).open("a") as file:
+        file.write(f"{count}\n")
+
+
 def pt_mixed() -> tuple:
     """Two inputs by name, blocks in a list, a weight used twice, and an output with logits."""
     import torch
@@ -633,7 +658,9 @@ def main() -> None:
         return start(f"{module.__name__}:{variant}", build, dataset, run, own)
 
     own_runs = runs(side, digits, mixed)
-    started = train(**own_runs.pop("processes"), start=launch)
+    os.environ["THREADS_SEEN"] = str(folder / "threads")
+    counted = {"build": f"{here}:{side}_digits", "threads": 2}
+    started = train(**own_runs.pop("processes") | counted, start=launch)
     canonical(side, started).save(folder / "processes.npz")
     other = {"build": f"{here}:{side}_mixed", "dataset": mixed}
     for name, settings in own_runs.items():
@@ -652,6 +679,7 @@ def main() -> None:
         name: said(train, **other | {"dataset": digits, "start": launch} | settings)
         for name, settings in BAD.items()
     }
+    words["threads"] = (folder / "threads").read_text().split()
     words["lacking"] = said(getattr(module, LACKING[side]), build=None)
     (kernel,) = masks.weights.values()
     words["masks"] = [(part < 1).tolist() for part in kernel.reshape(2, 64)]

@@ -218,6 +218,10 @@ def test_a_resumed_run_trains_on_the_remaining_steps_alone(result):
     assert len(resumed.losses) == JOB["steps"]
 
 
+def test_processes_that_are_launched_share_the_threads(words):
+    assert words["threads"] == ["1", "1"]
+
+
 def test_memory_is_that_of_each_process(result):
     found = result("processes")
     assert len(found.peak_bytes) == len(found.import_bytes) == 2

@@ -25,6 +25,7 @@ import warnings
 from argparse import Namespace
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
@@ -76,7 +77,7 @@ def launch(
         threads = parallel.threads_each(run.threads, count)
         out = folder / "result.npz"
         command = [sys.executable, "-m", __spec__.name, f"--out={out}"]
-        command += [*parallel.arguments(make, build, data, run, settings), f"--threads={threads}"]
+        command += parallel.arguments(make, build, data, replace(run, threads=threads), settings)
         environment = parallel.environment(threads) | {"TF_USE_LEGACY_KERAS": _legacy_keras()}
         commands = [(command, environment | own) for own in _places(count)]
         parallel.run(commands, out_of_reach=count > 1)
