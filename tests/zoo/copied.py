@@ -1,7 +1,7 @@
-"""The process in which copies of technique files run: `python -m tests.zoo.copied pt` reads them.
+"""The process in which copies of technique files run: `python -m tests.zoo.copied pt FILE`.
 
-A line of standard input is JSON: the folder that holds a copy, its technique, and what it is tried
-on. The project's own packages are found in that folder and nowhere else.
+A line of FILE is JSON: the folder that holds a copy, its technique, and what it is tried on. The
+project's own packages are found in that folder and nowhere else.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import traceback
 from dataclasses import asdict
 from importlib.machinery import PathFinder
 from itertools import islice
+from pathlib import Path
 
 OURS = ("pt_impl", "tf_impl", "shared")
 LOADERS = {
@@ -102,15 +103,17 @@ def load(finder: Only, folder: str, name: str):
 
 def main() -> None:
     """Answer each line with what came of it, as JSON."""
-    framework = sys.argv[1]
+    framework, given = sys.argv[1:]
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the frameworks print is no answer
     cells = importlib.import_module(f"tests.zoo.cells_{framework}")
     builds = importlib.import_module(f"tests.zoo.builds_{framework}")
     shared_by_cells = importlib.import_module("tests.zoo.cells")  # whose refusals count
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)  # its processes are forked, and threads of a pool are not
     finder = Only()
     sys.meta_path.insert(0, finder)
-    for line in sys.stdin:
+    for line in Path(given).read_text().splitlines():
         asked = json.loads(line)
         try:
             module = load(finder, asked["folder"], asked["module"])

@@ -11,11 +11,8 @@ read photos, and a diagnosis looks at a plain train step of such a model.
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -34,10 +31,6 @@ from tests.zoo import copied
 # Small ones, compiled and quantized in little time; what refuses them is applied to others.
 MODELS = {"pt": "wide_and_deep", "tf": "dict_heads"}
 OTHERS = {"baseline": "conv1d_text", "memory_format": "dict_heads"}
-# One thread: PyTorch's processes are forked, and those of a pool are not. A pool of compilers would
-# import torch once more.
-SETTINGS = {"TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
-SETTINGS |= {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
 FORMS = {"pt": "tar", "tf": "tfrecord"}
 FEW = ("gradient_clipping", "structured_pruning", "schedules", "in_memory", "memory_growth")
 FILES = {
@@ -94,10 +87,10 @@ def asked(framework: str, place: Path, folder: Path, sources: dict[str, Path]) -
 @pytest.fixture(scope="module")
 def found(tmp_path_factory, sources) -> dict[Path, dict]:
     """What came of each copy; a process for each framework, both at once."""
-    answers, running = {}, {}
-    for framework, places in FILES.items():
+
+    def came_of(framework: str) -> dict[Path, dict]:
         lines = {}
-        for place in places:
+        for place in FILES[framework]:
             folder = tmp_path_factory.mktemp(place.stem)
             copy(place, folder)
             lines[place] = json.dumps(asked(framework, place, folder, sources))
@@ -108,29 +101,12 @@ def found(tmp_path_factory, sources) -> dict[Path, dict]:
             lines[LACKING] = json.dumps(asked(framework, LOADER, folder, sources))
         given = tmp_path_factory.mktemp(framework) / "lines"
         given.write_text("".join(f"{line}\n" for line in lines.values()))
-        with given.open() as stdin:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "tests.zoo.copied", framework],
-                cwd=ROOT,
-                env=os.environ | SETTINGS,
-                stdin=stdin,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                start_new_session=True,
-            )
-        running[framework] = process, lines
-    for process, lines in running.values():
-        try:
-            out, errors = process.communicate(timeout=600)
-        except subprocess.TimeoutExpired:
-            for started, _ in running.values():
-                os.killpg(started.pid, signal.SIGKILL)  # with those that it has forked
-            raise
-        assert process.returncode == 0, errors[-3000:]
-        results = map(json.loads, out.splitlines())
-        answers |= dict(zip(lines, results, strict=True))
-    return answers
+        done = workers.parent(framework).run("tests.zoo.copied", framework, given)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return dict(zip(lines, map(json.loads, done.stdout.splitlines()), strict=True))
+
+    with ThreadPoolExecutor(len(FILES)) as pool:
+        return {place: came for found in pool.map(came_of, FILES) for place, came in found.items()}
 
 
 @pytest.mark.parametrize("place", [p for places in FILES.values() for p in places], ids=str)
