@@ -9,6 +9,7 @@ import uuid
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
+from typing import TextIO
 
 import hypothesis
 import pytest
@@ -53,6 +54,7 @@ TOGETHER = (
 )
 # Fixtures of a module in which the harness measures time or what others do to it.
 MEASURING = {"harness/test_harness.py": {"faults", "planted"}}
+TURN = pytest.StashKey[TextIO]()  # while a test runs, and between two that run alone
 
 LIMITS = TimeLimits(start=60, request=30, sample=20, train=60)
 
@@ -125,30 +127,51 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = [item for item in items if item.get_closest_marker("campaign")]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in set(left_out)]
-    items.sort(key=lambda item: item.path.parent.name in SHORT)
     for file, fixtures in MEASURING.items():
         of_file = [item for item in items if item.path.as_posix().endswith(f"tests/{file}")]
         for fixture in fixtures:
             asking = (item for item in of_file if fixture in item.fixturenames)
             for item in islice(asking, 1):  # the others look at what was measured
                 item.add_marker("alone")
+    # Those of a file that run alone come first, and wait for the other process once.
+    place = {path: number for number, path in enumerate(dict.fromkeys(i.path for i in items))}
+    items.sort(
+        key=lambda item: (item.path.parent.name in SHORT, place[item.path], not _is_alone(item))
+    )
+
+
+def _is_alone(item: pytest.Item | None) -> bool:
+    return item is not None and item.get_closest_marker("alone") is not None
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item):
-    """Nothing runs in the other process beside a test that is marked `alone`."""
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None):
+    """Nothing runs in the other process beside a test that is marked `alone`, or between two."""
     if not hasattr(item.config, "workerinput"):
         return (yield)
+    stash = item.config.stash
+    if TURN not in stash:
+        stash[TURN] = _turn(item)
+    try:
+        return (yield)
+    finally:
+        if not (_is_alone(item) and _is_alone(nextitem)):
+            with stash[TURN] as now:
+                # Even where a process that was forked by the test holds it, too.
+                fcntl.flock(now, fcntl.LOCK_UN)
+            del stash[TURN]
+
+
+def _turn(item: pytest.Item) -> TextIO:
+    """Wait until a test may run; what is locked while it does."""
     folder = item.config.cache.mkdir("alone")
-    with (folder / "next").open("w") as following, (folder / "now").open("w") as now:
+    now = (folder / "now").open("w")
+    with (folder / "next").open("w") as following:
         # Who waits to be alone keeps others from beginning.
         fcntl.flock(following, fcntl.LOCK_EX)
-        fcntl.flock(now, fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH)
+        fcntl.flock(now, fcntl.LOCK_EX if _is_alone(item) else fcntl.LOCK_SH)
         fcntl.flock(following, fcntl.LOCK_UN)
-        try:
-            return (yield)
-        finally:
-            fcntl.flock(now, fcntl.LOCK_UN)  # even where a process forked by the test holds it too
+    return now
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.harness.machine import TUNED_ALLOCATOR
-from bench.harness.plan import Prepared, Technique, Variant, Workload
+from bench.harness.plan import WARM, Prepared, Technique, Variant, Workload
 from bench.harness.stages import train_on, train_plain
 from shared.own_model import NoFigure
 
@@ -70,6 +70,11 @@ TECHNIQUE = Technique(
     counts=True,
 )
 
+# No first call and no memory, which would take processes of their own.
+TRAINED = replace(
+    TECHNIQUE, variants=tuple(replace(each, measured=WARM) for each in TECHNIQUE.variants)
+)
+
 OPTIMIZER = "an optimizer"  # without state
 FEW = ("good", "same", "seldom", "raises_late", "refuses", "prints")
 SMALL = replace(TECHNIQUE, variants=tuple(v for v in TECHNIQUE.variants if v.name in FEW))
@@ -102,10 +107,10 @@ PLANTED = Technique(
     name="planted",
     title="Planted differences",
     variants=(
-        Variant("on_device", role="baseline"),
-        Variant("the_same"),
-        Variant("slower_by_a_tenth"),
-        Variant("faster_less_accurate"),
+        Variant("on_device", role="baseline", measured=WARM),
+        Variant("the_same", measured=WARM),
+        Variant("slower_by_a_tenth", measured=WARM),
+        Variant("faster_less_accurate", measured=WARM),
     ),
     workloads=(Workload("digits-cnn", "small", accuracy=True),),
 )

@@ -445,7 +445,8 @@ def test_a_parent_whose_imports_start_a_thread_is_not_forked(monkeypatch, starte
 
 def test_twins_start_from_the_same_weights_in_every_block_and_training(measure):
     """The fake's accuracy follows from a seed's weights alone."""
-    found = measure("good", frameworks=("pt", "tf"), amount=Effort(2, 3, 3))
+    amount, frameworks = Effort(2, 3, 3), ("pt", "tf")
+    found = measure("good", technique=faulty.TRAINED, frameworks=frameworks, amount=amount)
     ours, theirs = (found.cases[name, "good"] for name in ("pt", "tf"))
     for name in ("weights_sha256", "losses"):
         each = [[block[name] for block in case["blocks"]] for case in (ours, theirs)]
@@ -862,9 +863,34 @@ def test_bounds_of_waiting_and_lateness(play, answers, reason):
     assert {block.status for block in others} == {"OK"}
 
 
+STEP_S = 2**-9  # of which sums are exact
+
+
+class Clock:
+    """In the place of `time`: who sleeps has slept at once, as long as was asked for."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def perf_counter(self):
+        return self.now
+
+    process_time = perf_counter
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
 @pytest.fixture
-def bench():
-    """A worker in this process, whose step takes a millisecond and notes each call."""
+def clock(monkeypatch):
+    found = Clock()
+    monkeypatch.setattr(timing, "time", found)
+    return found
+
+
+@pytest.fixture
+def bench(clock):
+    """A worker in this process, whose step takes two milliseconds and notes each call."""
     found = worker.Operations()
     for name in worker.KIT:
         importlib.import_module(f"tests.harness.fake_impl.{name}")
@@ -875,7 +901,7 @@ def bench():
 
     def step(x, y):
         found.calls.append(x)
-        time.sleep(1e-3)
+        clock.sleep(STEP_S)
         return 0.0
 
     found.work = SimpleNamespace(mode="train")
@@ -885,22 +911,20 @@ def bench():
     gc.unfreeze()
 
 
-@pytest.mark.alone
 def test_an_untimed_step_precedes_each_sample(bench):
     bench._op_warm()
     assert not gc.isenabled()
-    bench.steps = steps = 12  # of a millisecond at least: no sample is too short
+    bench.steps = steps = 12  # of two milliseconds: no sample is too short
     bench.calls.clear()
     answer = bench._op_sample()
     assert len(bench.calls) == steps + 1
-    assert 1e-3 <= answer["seconds"] < 5e-3  # of one step, not of ten
+    assert answer["seconds"] == STEP_S  # of one step, not of twelve
     bench._op_sample()
     assert bench.calls == [
         (bench.calls[0] + i) % worker.RESIDENT_BATCHES for i in range(2 * (steps + 1))
     ]
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize(("slow_s", "untimed"), [(1.0, 1), (1e-3, 0)])
 def test_before_a_sample_of_slow_steps_there_is_none(bench, monkeypatch, slow_s, untimed):
     monkeypatch.setattr("bench.harness.timing.SLOW_S", slow_s)
@@ -912,7 +936,6 @@ def test_before_a_sample_of_slow_steps_there_is_none(bench, monkeypatch, slow_s,
     assert len(bench.calls) == steps + untimed
 
 
-@pytest.mark.alone
 def test_where_the_framework_owns_the_loop_it_times_all_but_the_first_batch(bench):
     given = []
 
@@ -928,28 +951,27 @@ def test_where_the_framework_owns_the_loop_it_times_all_but_the_first_batch(benc
     assert bench.calls == []
 
 
-@pytest.mark.alone
-def test_warm_up_ends_when_steps_stop_trending(bench):
+def test_warm_up_ends_when_steps_stop_trending(bench, clock):
     """A step that gets faster for a while, like one that is traced, then tuned."""
     speeds = iter([20e-3] * 3 + [10e-3] * 6 + [5e-3] * 12)
 
     def step(x, y):
         bench.calls.append(x)
-        time.sleep(next(speeds, 2e-3))
+        clock.sleep(next(speeds, 2e-3))
         return 0.0
 
     bench.prepared = Prepared(step, None, None, None)
     assert 3 <= bench._op_warm()["steps"] <= 6  # as fast as it became
 
 
-def test_warm_up_goes_on_while_steps_get_faster(bench):
+def test_warm_up_goes_on_while_steps_get_faster(bench, clock):
     """By 15% with each chunk, until a step takes an eighth: what is timed then has settled."""
     slept = 0.0
 
     def step(x, y):
         nonlocal slept
         seconds = max(2e-3, 16e-3 * 0.85 ** (slept / timing.WARM_S))
-        time.sleep(seconds)
+        clock.sleep(seconds)
         slept += seconds
         return seconds
 
@@ -1257,7 +1279,7 @@ def test_trainings_that_end_at_once_are_noted_by_the_thread_that_asked(started, 
 
 def test_training_ends_with_its_budget_and_says_so(measure, fakes, monkeypatch):
     monkeypatch.setenv("FAKE_FIT_S", "0.6")
-    found = measure("good", amount=Effort(1, 3, 8, train_s=1.5))
+    found = measure("good", technique=faulty.TRAINED, amount=Effort(1, 3, 8, train_s=1.5))
     case = found.cases["pt", "good"]
     trained = len(case["accuracy"]["per_seed"])
     assert case["status"] == "OK"
@@ -1269,8 +1291,8 @@ def test_training_ends_with_its_budget_and_says_so(measure, fakes, monkeypatch):
 
 def test_a_workload_that_trains_longer_has_a_larger_budget(measure, fakes, monkeypatch):
     monkeypatch.setenv("FAKE_FIT_S", "0.6")
-    longer = replace(faulty.TECHNIQUE.workloads[0], training=4.0)
-    technique = replace(faulty.TECHNIQUE, workloads=(longer,))
+    longer = replace(faulty.TRAINED.workloads[0], training=4.0)
+    technique = replace(faulty.TRAINED, workloads=(longer,))
     found = measure("good", technique=technique, amount=Effort(1, 3, 3, train_s=1.5))
     case = found.cases["pt", "good"]
     assert len(case["accuracy"]["per_seed"]) == 3
@@ -1315,7 +1337,7 @@ def test_first_calls_are_timed_one_by_one_after_the_first_block(
 
     monkeypatch.setattr(matches.Match, "play", watched)
     monkeypatch.setattr(machine, "usable_threads", lambda: threads)
-    found = measure("good", "same", amount=Effort(3, 3, 1))
+    found = measure("good", "same", amount=Effort(3, 3, 1, first_pass_alone=True))
     assert seen == [(threads, {True}), (1, {False}), (threads, {threads > 1})]
     assert found.cases["pt", "good"]["timing"]["warm_first_call_s"] > 0
 

@@ -24,22 +24,16 @@ from bench.own_model import LEFT_OUT, MEASURED, OF_A_FAMILY, Own, left_out
 from shared import own_model
 from shared.own_model import BadFile
 from shared.specs import TASKS
+from tests import workers
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.timeout(600)
 
 
 def try_(folder, *arguments):
-    environment = {k: v for k, v in os.environ.items() if k not in ("CI", "PYTEST_ADDOPTS")}
-    return subprocess.run(
-        [sys.executable, "-m", "bench", "try", *arguments],
-        cwd=folder,
-        # Threads that wait leave the core to what runs beside them.
-        env=environment | {"PYTHONPATH": str(ROOT), "OMP_WAIT_POLICY": "passive"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    """Run the command in a fork of what has imported it; users need no plugin of hypothesis."""
+    given = {"CI": "", "PYTEST_ADDOPTS": "-p no:hypothesispytest", "PYTHONPATH": str(ROOT)}
+    return workers.parent("commands").run("bench", "try", *arguments, folder=folder, **given)
 
 
 @pytest.fixture(scope="module")
@@ -54,9 +48,9 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tried(folder):
-    """A short run on the example: one block of what needs no compiler."""
+    """A quick run on the example: one block of what needs no compiler."""
     asked = ("--technique=mixed_precision,bottleneck", "--variant=bf16,plain")
-    done = try_(folder, "my_model.py", "--blocks=1", *asked)
+    done = try_(folder, "my_model.py", "--effort=quick", *asked)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done
 
@@ -385,7 +379,7 @@ def test_the_code_of_a_prediction_runs(folder, tried, tmp_path, side, route, fil
     case = {"technique": "export", "variant": route, "settings": {"route": route}}
     path = tmp_path / "predict.py"
     path.write_text(own_answer._prediction(own, side, case) + "assert output.shape == (8, 10)\n")
-    assert own_answer.run(path, own, side) is None
+    workers.run("example_worker", (side,), lambda _: [path])
     assert (tmp_path / file).stat().st_size > 20_000  # it has the weights
 
 
@@ -421,36 +415,34 @@ BATCH = "def batch(size=8, seed=0):\n    return drawn(size, seed)\n"
 BATCHES = "def batches():\n    for seed in range(3):\n        yield list(drawn(8, seed))\n"
 
 
-@pytest.mark.parametrize(("name", "more"), [("lists", BATCH), ("json", BATCHES)])
-def test_code_runs_where_it_lies_on_batches_with_lists(tmp_path, monkeypatch, name, more):
+def test_code_runs_where_it_lies_on_batches_with_lists(tmp_path, monkeypatch):
     """A DataLoader gives two inputs as a list. A module of Python's may have the file's name."""
     monkeypatch.setattr(sys, "path", [*sys.path])  # who is started later must find Python's own
-    file, place = tmp_path / "models" / f"{name}.py", tmp_path / "run" / "use.py"
-    for each in (file, place):
-        each.parent.mkdir()
-    file.write_text(LISTS + more)
-    module = own_model.load(file)
-    x, y = module.drawn(8, 0)
-    assert not own_model.keeps_structure(x)
-    assert not own_model.keeps_structure(y)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    models, place = tmp_path / "models", tmp_path / "run"
+    models.mkdir()
+    place.mkdir()
     of = {"has_optimizer": False, "targets_first": False, "named": False, "as_given": False}
-    own = Own(own_model.look(file), None, {"batch_size": 8, "sides": {"pt": of}}, {})
-    text = own_answer._script(
-        own, "pt", {"technique": "stacking", "variant": "winners", "settings": {}}
+    for name, more in (("lists", BATCH), ("json", BATCHES)):
+        file = models / f"{name}.py"
+        file.write_text(LISTS + more)
+        module = own_model.load(file)
+        x, y = module.drawn(8, 0)
+        assert not own_model.keeps_structure(x)
+        assert not own_model.keeps_structure(y)
+        own = Own(own_model.look(file), None, {"batch_size": 8, "sides": {"pt": of}}, {})
+        text = own_answer._script(
+            own, "pt", {"technique": "stacking", "variant": "winners", "settings": {}}
+        )
+        (place / f"use_{name}.py").write_text(f"{text}assert loss.isfinite()\n")
+    both = place / "both.py"  # in one process, most of which is an import
+    both.write_text(
+        "import pathlib, runpy, sys\n"
+        "for path in sorted(map(str, pathlib.Path(__file__).parent.glob('use_*.py'))):\n"
+        "    runpy.run_path(path)\n"
+        "sys.stdout.buffer.write(b'\\xfc')\n"  # as old consoles have it
     )
-    more = "sys.stdout.buffer.write(b'\\xfc')\n"  # as old consoles have it
-    place.write_text(f"{text}assert loss.isfinite()\n{more}")
-    if name == "json":  # as it is run before it is shown, else as its user starts it
-        assert own_answer.run(place, own, "pt") is None
-        return
-    done = subprocess.run(
-        [sys.executable, place.name],
-        cwd=place.parent,
-        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
-        capture_output=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    assert own_answer.run(both, own, "pt") is None
 
 
 @pytest.mark.parametrize(

@@ -556,8 +556,8 @@ def test_without_script_all_is_there(visit):
         return " ".join(tab.inner_text("main").split()).replace(" ", "")
 
     plain_page, live = (
-        visit("all", java_script_enabled=False, unfolded=True),
-        visit("all", unfolded=True),
+        visit("small", java_script_enabled=False, unfolded=True),
+        visit("small", unfolded=True),
     )
     assert shown(plain_page) == shown(live)
     assert plain_page.locator("#filter").is_hidden()
