@@ -30,7 +30,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp
 from pathlib import Path
 
@@ -48,6 +48,7 @@ from bench.harness.matches import Match, parent_key, start_order
 from bench.harness.plan import EFFORT, FRAMEWORKS, Case, Prepared, Variant, Work, Workload
 from bench.harness.processes import Processes
 from bench.harness.progress import clock
+from bench.harness.rows import plain
 from bench.harness.run import SEED
 from shared import datasets
 
@@ -71,14 +72,10 @@ WORKLOADS = {
 
 def prepare(impl, work: Work) -> Prepared:
     """The plain step and predictions; planted ones take `slowdown` of their own time longer."""
-    training = impl.kit.training
-    model = impl.kit.models.build(work.task.model, work.weights)
-    optimizer = training.make_optimizer(model, work.task.recipe)
-    step = training.make_train_step(model, optimizer, training.loss_of(work.task))
-    predict = training.make_predict(model)
-    if slowdown := work.settings.get("slowdown"):
-        step, predict = _longer(step, slowdown), _longer(predict, slowdown)
-    return Prepared(step, predict, model, optimizer)
+    row, slowdown = plain(impl, work), work.settings.get("slowdown")
+    if not slowdown:
+        return row
+    return replace(row, step=_longer(row.step, slowdown), predict=_longer(row.predict, slowdown))
 
 
 def _longer(call: Callable, share: float) -> Callable:

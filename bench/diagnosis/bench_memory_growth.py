@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 
 from bench.harness.plan import WARM, Prepared, Technique, Variant, Work, Workload
+from bench.harness.rows import once, plain
 
 ROUNDS = 50
 
@@ -33,17 +35,15 @@ TECHNIQUE = Technique(
 
 def prepare(impl, work: Work) -> Prepared:
     """The plain step, with what keeps memory around it."""
-    model = impl.kit.models.build(work.task.model, work.weights)
-    optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
-    plain = impl.kit.training.make_train_step(model, optimizer, impl.kit.training.cross_entropy)
-    kept: list[np.ndarray] = []
+    row, kept = plain(impl, work), []
+    usual = row.step
 
     def step(x, y):
         if "leak" in work.settings or ("cache" in work.settings and len(kept) < 15):
             kept.append(np.ones(int(sum(work.settings.values()) * 1e6), np.uint8))
-        return plain(x, y)
+        return usual(x, y)
 
-    return Prepared(step, impl.kit.training.make_predict(model), model, optimizer)
+    return replace(row, step=step)
 
 
 def probe(impl, work: Work, batches) -> dict[str, dict]:
@@ -59,8 +59,8 @@ def probe(impl, work: Work, batches) -> dict[str, dict]:
     if found.verdict != wanted:
         raise ValueError(f"not called {wanted}: {found}")
     return {
-        "growth": {"value": found.per_round, "unit": "bytes", "samples": None},
-        "watching": {"value": seconds, "unit": "s", "samples": None},
+        "growth": once("bytes", found.per_round),
+        "watching": once("s", seconds),
         "evidence": {"verdict": found.verdict, "sizes": found.sizes},
     }
 

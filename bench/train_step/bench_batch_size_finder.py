@@ -15,6 +15,7 @@ import numpy as np
 from bench.harness import machine
 from bench.harness.own import KIT, Side
 from bench.harness.plan import WARM, Technique, Variant, Work, Workload
+from bench.harness.rows import once
 from shared.specs import TASKS
 
 BUDGET = 512 * 2**20  # where --memory-budget sets none
@@ -67,9 +68,9 @@ def probe(impl, work: Work, batches) -> dict[str, dict]:
         maximum=maximum,
     )
     return {
-        "largest_batch": {"value": found.batch_size, "unit": "samples", "samples": None},
-        "rate_at_largest": {"value": found.samples_per_s, "unit": "samples/s", "samples": None},
-        "peak": {"value": found.peak_bytes, "unit": "bytes", "samples": None},
+        "largest_batch": once("samples", found.batch_size),
+        "rate_at_largest": once("samples/s", found.samples_per_s),
+        "peak": once("bytes", found.peak_bytes),
         "evidence": {
             "limit": found.limit,
             "budget_bytes": work.memory_budget or budget,
