@@ -25,7 +25,7 @@ import numpy as np
 from bench.harness.examples import examples
 from bench.harness.folders import written_once
 from bench.harness.machine import THREAD_VARIABLES, usable_threads
-from bench.harness.plan import Prepared, Work
+from bench.harness.plan import WARM, Prepared, Variant, Work
 from bench.harness.processes import ROOT
 from bench.harness.rows import figure
 from bench.harness.sizes import artifact_bytes
@@ -44,6 +44,15 @@ ALLOWED = {"float32": (1e-4, 0.999), "bfloat16": (5e-2, 0.95), "float16": (5e-2,
 ALLOWED |= {"int8": (1e-1, 0.9)}
 CALIBRATION = 256  # samples, the first of the training split, that int8 takes its ranges from
 LIVE = 0.2  # scale of a residual branch that begins at 0
+HALF_LOSSES = 5e-2  # relative: losses of predictions in bfloat16 against those of a twin
+IN_PLACE = Variant(
+    "baseline",
+    {"route": "in place"},
+    role="baseline",
+    measured=WARM,
+    title="the framework in place",
+    program="plain",
+)
 
 
 @dataclass(frozen=True)
@@ -58,6 +67,12 @@ class Route:
     export: str | None = None
     load: str | None = None
     file: str = ""
+
+
+def row(name: str, title: str, route: str, effort: str = "full", **more) -> Variant:
+    """A variant that predicts by a route; `more` are its fields, and settings beside the route."""
+    settings = {"route": route} | more.pop("settings", {})
+    return Variant(name, settings, effort=effort, measured=WARM, title=title, **more)
 
 
 def prepare(impl, work: Work, route: Route) -> Prepared:
