@@ -5,8 +5,6 @@ import io
 import os
 import pickle
 import struct
-import subprocess
-import sys
 import tempfile
 import warnings
 import zlib
@@ -22,8 +20,6 @@ from shared import images, photos
 from shared.images import ImageError, check_images, decode_rgb, inspect_image, list_images
 from shared.photos import CLASSES, make_photos
 from tests.input.pipelines import folder_for_all, ordinary_user
-
-ROOT = Path(photos.__file__).parent.parent
 
 
 def picture(height: int = 24, width: int = 32) -> np.ndarray:
@@ -150,38 +146,6 @@ def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         make_photos(tmp_path, images=20, size=64, seed=3)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_what_a_killed_process_left_is_not_taken_for_complete(tmp_path):
-    program = """
-import os, sys
-from pathlib import Path
-from PIL import Image
-from shared.photos import make_photos
-
-Image.Image.save = lambda *args, **settings: os._exit(9)
-make_photos(Path(sys.argv[1]), images=20, size=64, seed=3)
-"""
-    killed = subprocess.run([sys.executable, "-c", program, tmp_path], cwd=ROOT, check=False)
-    assert killed.returncode == 9
-    (left,) = tmp_path.iterdir()
-    folder = make_photos(tmp_path, images=20, size=64, seed=3)
-    assert folder != left
-    assert len(list_images(folder)[0]) == 20
-
-
-def test_two_processes_may_make_the_same_photos(tmp_path, monkeypatch):
-    find = photos._photos
-
-    def slower_than_another():
-        monkeypatch.setattr(photos, "_photos", find)
-        make_photos(tmp_path, images=20, size=64, seed=3)
-        return find()
-
-    monkeypatch.setattr(photos, "_photos", slower_than_another)
-    folder = make_photos(tmp_path, images=20, size=64, seed=3)
-    assert list(tmp_path.iterdir()) == [folder]
-    assert len(list_images(folder)[0]) == 20
 
 
 # Any folder ----------------------------------------------------------------------------------
