@@ -182,8 +182,7 @@ def _left(found: dict) -> list[tuple[int, str, list[int]]]:
 
 
 def _start_parents(processes: Processes, side: str, threads: int) -> None:
-    keys = {parent_key(case, threads): None for case in contenders(side)}
-    failures = processes.start_parents(list(keys))
+    failures = processes.start_parents(parent_key(case, threads) for case in contenders(side))
     if failures:
         raise SystemExit(f"{side}: {next(iter(failures.values()))}")
 
