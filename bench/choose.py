@@ -78,7 +78,6 @@ def main(arguments: list[str] | None = None) -> int:
     if given.max_accuracy_drop is not None and not isfinite(given.max_accuracy_drop):
         parser.error(f"--max-accuracy-drop: {given.max_accuracy_drop} is no number of points")
     limits = Limits(given.max_accuracy_drop, given.memory_budget, given.steps)
-    sys.stdout.reconfigure(errors="backslashreplace")  # a console without UTF-8 loses no line
     try:
         record = load(given.path)
         known = sorted({case["task"] for case in record["cases"]})

@@ -42,7 +42,6 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     if given.technique and (given.write or given.check):
         parser.error("the page has every technique: leave out --technique")
-    sys.stdout.reconfigure(errors="backslashreplace")  # a console without UTF-8 loses no line
     try:
         return _run(given)
     except ValueError as error:

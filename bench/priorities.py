@@ -134,7 +134,6 @@ def main(arguments: list[str] | None = None) -> int:
     kinds.add_argument("--write", action="store_true", help="make docs/priorities.md")
     kinds.add_argument("--check", action="store_true", help="exit 1 if that page is another")
     given = parser.parse_args(arguments)
-    sys.stdout.reconfigure(errors="backslashreplace")  # a console without UTF-8 loses no line
     try:
         record = load(given.path)
         found = priorities(record, costs(read_models(MODELS)))

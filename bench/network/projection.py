@@ -223,7 +223,6 @@ def main(arguments: list[str] | None = None) -> int:
         shown.add_argument(option, type=kind, default=usual, help=meaning)
     given = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    sys.stdout.reconfigure(errors="backslashreplace")  # a console without UTF-8 loses no table
     try:
         return _measure(given) if given.command == "measure" else _show(given)
     except (ValueError, Refused, RuntimeError) as error:
