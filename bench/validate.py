@@ -190,7 +190,7 @@ def _start_parents(processes: Processes, side: str, threads: int) -> None:
 def _play(processes, match: dict, number: int, threads: int, results: Path) -> dict[str, float]:
     """One block of a match: the log time of each who still plays."""
     block, alive = len(match["blocks"]), staying(match["blocks"])
-    every = contenders(match["framework"], workload_of(match))
+    every = contenders(match["framework"], match["workload"])
     cases = [case for case in every if case.variant.name in alive]
     data = datasets.materialise(cases[0].task.dataset, results / "data")
     played = Match(
@@ -245,15 +245,10 @@ def judged(found: dict, looks: tuple[int, ...] = LOOKS) -> list[Judged]:
         asked = pairs()
         results = judge(fit_of(match["blocks"][: looks[-1]]), list(asked.values()), looks)
         for name, one in zip(asked, results, strict=True):
-            if one is not None:  # a measurement of before may lack one
+            if one is not None:  # nobody is left of a pair of which one failed
                 kind = "control" if name.startswith("same") else name.partition("_")[0]
-                every.append(Judged(match["framework"], workload_of(match), kind, one))
+                every.append(Judged(match["framework"], match["workload"], kind, one))
     return every
-
-
-def workload_of(match: dict) -> str:
-    """Its name; a measurement of before they had one is of small steps."""
-    return match.get("workload", "small")
 
 
 def by_kind(found: dict) -> dict[tuple[str, str], dict[str, list[int]]]:
@@ -379,7 +374,10 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     run = {"measure": _measure, "simulate": _simulate, "replay": _replay}
     run |= {"company": _company, "leaks": _leaks, "tax": _tax, "mutations": _mutations}
-    return run[given.command](parser, given)
+    try:
+        return run[given.command](parser, given)
+    except KeyboardInterrupt:
+        return 130
 
 
 def _named(parser: argparse.ArgumentParser, given: str, what: str, known: Iterable[str]) -> list:
@@ -469,10 +467,7 @@ def _company(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
     _check_minutes(parser, given)
     results, runs, minutes = given.results.resolve(), given.runs, given.minutes
     keep = _kept(given, "company", attacked.on_this_machine() if given.publish else {}, "kind")
-    try:
-        return company.report(contenders, frameworks, chosen, runs, results, minutes, keep)
-    except KeyboardInterrupt:
-        return 130
+    return company.report(contenders, frameworks, chosen, runs, results, minutes, keep)
 
 
 def _leaks(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
@@ -481,11 +476,8 @@ def _leaks(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
         parser.error("--processes takes 1 or more")
     if given.publish and set(frameworks) != set(FRAMEWORKS):
         parser.error("--publish is of both frameworks: leave --framework")
-    try:
-        results, publish = given.results.resolve(), given.publish
-        return leaks.report(frameworks, given.processes, results, publish=publish)
-    except KeyboardInterrupt:
-        return 130
+    results, publish = given.results.resolve(), given.publish
+    return leaks.report(frameworks, given.processes, results, publish=publish)
 
 
 def _tax(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
@@ -494,11 +486,8 @@ def _tax(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
         parser.error("--processes takes 2 or more")
     if not all(tax.pairs(framework, given.only) for framework in frameworks):
         parser.error(f"--only: {given.only!r} is no technique of the train step with such a row")
-    try:
-        results, publish = given.results.resolve(), given.publish
-        return tax.report(frameworks, given.only, given.processes, results, publish=publish)
-    except KeyboardInterrupt:
-        return 130
+    results, publish = given.results.resolve(), given.publish
+    return tax.report(frameworks, given.only, given.processes, results, publish=publish)
 
 
 def _mutations(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
@@ -519,8 +508,6 @@ def _mutations(parser: argparse.ArgumentParser, given: argparse.Namespace) -> in
         return mutations.report(faults, given.minutes, _kept(given, section, about))
     except ValueError as error:
         parser.error(str(error))
-    except KeyboardInterrupt:
-        return 130
 
 
 def _kept(
