@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from bench.harness.plan import WARM, Prepared, Technique, Variant, Work, Workload
+from bench.harness.plan import Prepared, Technique, Work, Workload, warm
 from bench.harness.rows import once, plain
 
 ROUNDS = 50
@@ -17,15 +17,9 @@ TECHNIQUE = Technique(
     name="memory_growth",
     title="Memory growth",
     variants=(
-        Variant("plain", role="baseline", measured=WARM, title="a plain step"),
-        Variant("leak", {"leak": 1.0}, measured=WARM, title="1 MB kept a round"),
-        Variant(
-            "cache",
-            {"cache": 2.0},
-            measured=WARM,
-            effort="ordinary",
-            title="2 MB kept in 15 rounds",
-        ),
+        warm("plain", role="baseline", title="a plain step"),
+        warm("leak", {"leak": 1.0}, title="1 MB kept a round"),
+        warm("cache", {"cache": 2.0}, effort="ordinary", title="2 MB kept in 15 rounds"),
     ),
     workloads=(Workload("digits-cnn", "small", timed=False),),
     notes=(f"{ROUNDS} rounds of a step. Growth: of a round, over the second half of them.",),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import fmean
 
-from bench.harness.plan import WARM, Technique, Variant, Work, Workload
+from bench.harness.plan import Technique, Work, Workload, warm
 from bench.harness.rows import figure, plain
 from shared.profiles import endless, run_steps
 
@@ -18,8 +18,8 @@ TECHNIQUE = Technique(
     name="profiling",
     title="Profiling",
     variants=(
-        Variant("plain", role="baseline", measured=WARM, title="without the profiler"),
-        Variant("profiled", {"profiled": True}, measured=WARM, title="under the profiler"),
+        warm("plain", role="baseline", title="without the profiler"),
+        warm("profiled", {"profiled": True}, title="under the profiler"),
     ),
     workloads=(
         Workload("digits-cnn", "compute", timed=False),

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +152,9 @@ class Variant:
     program: str | None = None
     title: str = ""
     later: bool = False
+
+
+warm = partial(Variant, measured=WARM)  # a row that has no first call and no memory
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from bench.harness.plan import WARM, Technique, Variant, Work, Workload
+from bench.harness.plan import Technique, Work, Workload, warm
 from bench.harness.rows import figure, once, plain
 
 TECHNIQUE = Technique(
@@ -12,12 +12,11 @@ TECHNIQUE = Technique(
     name="checkpoints",
     title="Checkpoints",
     variants=(
-        Variant("whole", role="baseline", measured=WARM, title="to resume from"),
-        Variant("weights", {"optimizer": False}, measured=WARM, title="weights alone"),
-        Variant(
+        warm("whole", role="baseline", title="to resume from"),
+        warm("weights", {"optimizer": False}, title="weights alone"),
+        warm(
             "half_precision",
             {"optimizer": False, "half_precision": True},
-            measured=WARM,
             title="weights in float16",
         ),
     ),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.harness.plan import WARM, Prepared, Technique, Variant, Work, Workload
+from bench.harness.plan import Prepared, Technique, Work, Workload, warm
 from bench.harness.rows import figure, once, plain
 from shared import datasets
 
@@ -17,13 +17,8 @@ TECHNIQUE = Technique(
     name="checks",
     title="Checks of data and loss",
     variants=(
-        Variant("plain", role="baseline", measured=WARM, program="plain", title="without"),
-        Variant(
-            "checked",
-            {"checked": True},
-            measured=WARM,
-            title="every step and the data checked",
-        ),
+        warm("plain", role="baseline", program="plain", title="without"),
+        warm("checked", {"checked": True}, title="every step and the data checked"),
     ),
     workloads=(
         Workload("digits-cnn", "compute"),
