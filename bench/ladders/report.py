@@ -14,7 +14,7 @@ from bench.harness.worker import on_cpu
 from bench.ladders import rule
 from bench.ladders.climbing import Record
 from bench.ladders.ladder import JUDGED, Ladder
-from bench.ladders.rule import Step
+from bench.ladders.rule import Step, climbs_of
 from bench.report.blocks import Column, Table
 from bench.report.figures import MISSING, number, ratio, scaled
 from bench.report.shapes import Box, Chart, Label, Line, Mark, Scale, across, scale
@@ -48,14 +48,6 @@ STATES = {  # of a rung that does not help -> how it is called
 PRICES = {"iteration": "time", "memory": "memory"}
 
 Climbs = dict[str, list[Step]]
-
-
-def climbs_of(ladder: Ladder, record: Record) -> Climbs:
-    """Framework -> the rungs of a record."""
-    return {
-        framework: rule.climb(ladder, record["runs"], framework, record["blocks"])
-        for framework in record["frameworks"]
-    }
 
 
 def content(ladder: Ladder, record: Record) -> list[str | Table]:
