@@ -2,8 +2,8 @@
 
     twinbench validate measure [--framework pt,tf,tf_keras] [--workloads small,text] [--pairs 20]
                                [--minutes N] [--resume FOLDER]
-    twinbench validate simulate results/latest/validation.json | docs/default
-    twinbench validate replay docs/default ...
+    twinbench validate simulate results/latest/validation.json | docs
+    twinbench validate replay docs ...
     twinbench validate company [--kinds cores,disk] [--minutes N]
     twinbench validate leaks [--framework pt,tf] [--processes 10]
     twinbench validate tax [--framework pt,tf] [--only gradient_clipping] [--processes 8]

@@ -198,7 +198,7 @@ class Technique:
     the first call is timed in a process of its own; with more than one the report has a table of
     first calls and break-even, and where no technique of a run asks for more, its first baselines
     are repeated all the same. `probes`: the bench file has a function `probe`. `counts`: whether
-    rows tell parameters, zeros and MACs of their models, see `worker.model_size`. `composed_of`:
+    rows tell parameters, zeros and MACs of their models, see `sizes.model_size`. `composed_of`:
     techniques of other files that its rows use, too, such as "train_step.gradient_clipping".
     """
 
