@@ -38,6 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("command", metavar="COMMAND", choices=COMMANDS)
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
+    sys.stdout.reconfigure(errors="backslashreplace")  # a console without UTF-8 loses no line
     try:
         status = import_module(COMMANDS[given.command][0]).main(given.arguments)
         sys.stdout.flush()

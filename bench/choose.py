@@ -12,7 +12,6 @@ brackets hold 95% intervals. With --all each row is named, and what is left out 
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from math import isfinite
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 
 from bench.analysis.decisions import GOALS, Answer, Limits, answer, works
 from bench.analysis.reading import load
+from bench.network.quantities import size
 from bench.report.answer import text
 from bench.report.content import warnings
 from bench.report.text import plain, wrap
@@ -68,7 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--task", help="only this task")
     parser.add_argument("--steps", type=int, metavar="N", help="the whole time of N steps")
     parser.add_argument("--max-accuracy-drop", type=float, metavar="P", help="points of the metric")
-    parser.add_argument("--memory-budget", type=_size, metavar="SIZE", help="for example 2GB")
+    parser.add_argument("--memory-budget", type=size, metavar="SIZE", help="for example 2GB")
     parser.add_argument("--all", action="store_true", help="every row, and what is left out")
     given = parser.parse_args(arguments)
     if given.steps is not None and given.steps < 1:
@@ -78,7 +78,6 @@ def main(arguments: list[str] | None = None) -> int:
     if given.max_accuracy_drop is not None and not isfinite(given.max_accuracy_drop):
         parser.error(f"--max-accuracy-drop: {given.max_accuracy_drop} is no number of points")
     limits = Limits(given.max_accuracy_drop, given.memory_budget, given.steps)
-    sys.stdout.reconfigure(errors="backslashreplace")  # a console without UTF-8 loses no line
     try:
         record = load(given.path)
         known = sorted({case["task"] for case in record["cases"]})
@@ -92,10 +91,3 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 2
     return 0
-
-
-def _size(text: str) -> float:
-    found = re.fullmatch(r"(\d{1,12}(?:\.\d+)?) ?([KMG]B)", text.strip().upper())
-    if not found:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size; give one such as 512MB or 2GB")
-    return float(found[1]) * 1000 ** " KMG".index(found[2][0])

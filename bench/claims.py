@@ -18,7 +18,7 @@ from bench.analysis.claims import LEDGER, judge, load_ledger
 from bench.analysis.decisions import families
 from bench.analysis.reading import load
 from bench.report.claims import data, page, text
-from bench.report.replace import write_atomically
+from bench.report.replace import put
 
 PAGE = Path(__file__).parents[1] / "docs" / "claims.md"
 
@@ -42,7 +42,6 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     if given.technique and (given.write or given.check):
         parser.error("the page has every technique: leave out --technique")
-    sys.stdout.reconfigure(errors="backslashreplace")  # a console without UTF-8 loses no line
     try:
         return _run(given)
     except ValueError as error:
@@ -62,13 +61,7 @@ def _run(given: argparse.Namespace) -> int:
         print(json.dumps(data(records, found), indent=1, ensure_ascii=False))
     elif given.write or given.check:
         paths = " ".join(path.as_posix() for path in given.paths)
-        made = page(records, found, paths)
-        if given.check:
-            same = PAGE.exists() and PAGE.read_text("utf-8") == made
-            print(f"{PAGE}: {'as' if same else 'not what'} {paths} gives", file=sys.stderr)
-            return 0 if same else 1
-        write_atomically({PAGE: made})
-        print(PAGE)
+        return put(PAGE, page(records, found, paths), paths, check=given.check)
     else:
         print("\n".join(text(records, found)))
     return 0

@@ -227,8 +227,7 @@ def disturbed(
     blocks, others, why = [], [], None
     with kinds()[kind]():
         for block in range(BLOCKS):
-            keys = {parent_key(case, threads): None for case in cases}
-            failures = processes.start_parents(list(keys))
+            failures = processes.start_parents(parent_key(case, threads) for case in cases)
             if failures:
                 why = str(next(iter(failures.values())))
                 break

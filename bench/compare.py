@@ -369,7 +369,6 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     if len(given.runs) < 2 or (len(given.runs) > 2 and given.fail_if is not None):
         parser.error("give two runs, or more without --fail-if")
-    sys.stdout.reconfigure(errors="backslashreplace")  # a console without UTF-8 loses no table
     try:
         runs = [load(path) for path in given.runs]
         shown = {"every": given.all, "markdown": given.format == "markdown"}

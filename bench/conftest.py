@@ -6,6 +6,8 @@ into pytest-benchmark, so that its tables, JSON, comparison and histograms work 
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import errno
 import io
 import os
@@ -38,6 +40,7 @@ from bench.harness.selection import (
     spare_controls,
     with_baselines,
 )
+from bench.network.quantities import size
 from bench.own_model import Own
 from bench.report import tables
 from bench.report.files import FORMATS, OWN, write_reports
@@ -288,13 +291,12 @@ def _minutes(given: str | None) -> float | None:
 def _bytes(given: str | None) -> int | None:
     if given is None:
         return None
-    found = re.fullmatch(r"(\d{1,12}(?:\.\d+)?) ?([KMG]B)", given.strip().upper())
-    size = float(found[1]) * 1000 ** " KMG".index(found[2][0]) if found else 0
-    if size < 1:
-        raise pytest.UsageError(
-            f"--memory-budget: {given!r} is not a size; give one such as 512MB or 2GB"
-        )
-    return int(size)
+    with contextlib.suppress(argparse.ArgumentTypeError):
+        if (found := size(given)) >= 1:
+            return int(found)
+    raise pytest.UsageError(
+        f"--memory-budget: {given!r} is not a size; give one such as 512MB or 2GB"
+    )
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

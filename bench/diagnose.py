@@ -137,7 +137,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--folder", help="where the profiler's files go")
     parser.add_argument("--json", action="store_true", help="for other programs")
     given = parser.parse_args(arguments)
-    sys.stdout.reconfigure(errors="backslashreplace")
     try:
         of_file = given.what.endswith(".py")
         sides = [given.framework] if given.framework else list(FRAMEWORKS)

@@ -11,6 +11,7 @@ import platform
 import subprocess
 import sys
 from keyword import iskeyword
+from math import prod
 from pathlib import Path
 
 from bench.analysis.decisions import (
@@ -111,7 +112,7 @@ def read(folder: Path) -> str:
 
 def _head(own: Own) -> str:
     side = own.about["sides"][own.sides[0]]
-    count = sum(_size(shape) for _, shape in side["parameters"])
+    count = sum(prod(shape) for _, shape in side["parameters"])
     said = f"{own.file.path.name}: {count:,} parameters, batch {own.about['batch_size']}"
     if len(own.sides) < 2:
         return said
@@ -135,13 +136,6 @@ def _own_steps(own: Own) -> list[str]:
                 WIDTH,
             )
     return said
-
-
-def _size(shape: list[int]) -> int:
-    count = 1
-    for length in shape:
-        count *= length
-    return count
 
 
 def _breakdown(record: dict, side: str) -> list[str]:

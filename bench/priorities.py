@@ -23,7 +23,7 @@ from bench.analysis.priorities import Cost, priorities
 from bench.analysis.reading import load
 from bench.docs import needed
 from bench.report.priorities import page, text
-from bench.report.replace import write_atomically
+from bench.report.replace import put
 
 ROOT = Path(__file__).parents[1]
 PAGE, MODELS = ROOT / "docs" / "priorities.md", ROOT / "docs" / "any_model.json"
@@ -134,22 +134,15 @@ def main(arguments: list[str] | None = None) -> int:
     kinds.add_argument("--write", action="store_true", help="make docs/priorities.md")
     kinds.add_argument("--check", action="store_true", help="exit 1 if that page is another")
     given = parser.parse_args(arguments)
-    sys.stdout.reconfigure(errors="backslashreplace")  # a console without UTF-8 loses no line
     try:
         record = load(given.path)
         found = priorities(record, costs(read_models(MODELS)))
         if not found:
             raise ValueError(f"{given.path}: no row ran that is no baseline")
         if given.check or given.write:
-            made = page(record, found, given.path.as_posix())
-            if given.check:
-                same = PAGE.exists() and PAGE.read_text("utf-8") == made
-                print(f"{PAGE}: {'as' if same else 'not what'} {given.path} gives", file=sys.stderr)
-                return 0 if same else 1
-            write_atomically({PAGE: made})
-            print(PAGE)
-        else:
-            print("\n".join(text(record, found)))
+            place = given.path.as_posix()
+            return put(PAGE, page(record, found, place), place, check=given.check)
+        print("\n".join(text(record, found)))
     except ValueError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 2

@@ -2,8 +2,8 @@
 
     twinbench validate measure [--framework pt,tf,tf_keras] [--workloads small,text] [--pairs 20]
                                [--minutes N] [--resume FOLDER]
-    twinbench validate simulate results/latest/validation.json | docs/default
-    twinbench validate replay docs/default ...
+    twinbench validate simulate results/latest/validation.json | docs
+    twinbench validate replay docs ...
     twinbench validate company [--kinds cores,disk] [--minutes N]
     twinbench validate leaks [--framework pt,tf] [--processes 10]
     twinbench validate tax [--framework pt,tf] [--only gradient_clipping] [--processes 8]
@@ -30,7 +30,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp
 from pathlib import Path
 
@@ -48,6 +48,7 @@ from bench.harness.matches import Match, parent_key, start_order
 from bench.harness.plan import EFFORT, FRAMEWORKS, Case, Prepared, Variant, Work, Workload
 from bench.harness.processes import Processes
 from bench.harness.progress import clock
+from bench.harness.rows import plain
 from bench.harness.run import SEED
 from shared import datasets
 
@@ -71,14 +72,10 @@ WORKLOADS = {
 
 def prepare(impl, work: Work) -> Prepared:
     """The plain step and predictions; planted ones take `slowdown` of their own time longer."""
-    training = impl.kit.training
-    model = impl.kit.models.build(work.task.model, work.weights)
-    optimizer = training.make_optimizer(model, work.task.recipe)
-    step = training.make_train_step(model, optimizer, training.loss_of(work.task))
-    predict = training.make_predict(model)
-    if slowdown := work.settings.get("slowdown"):
-        step, predict = _longer(step, slowdown), _longer(predict, slowdown)
-    return Prepared(step, predict, model, optimizer)
+    row, slowdown = plain(impl, work), work.settings.get("slowdown")
+    if not slowdown:
+        return row
+    return replace(row, step=_longer(row.step, slowdown), predict=_longer(row.predict, slowdown))
 
 
 def _longer(call: Callable, share: float) -> Callable:
@@ -185,8 +182,7 @@ def _left(found: dict) -> list[tuple[int, str, list[int]]]:
 
 
 def _start_parents(processes: Processes, side: str, threads: int) -> None:
-    keys = {parent_key(case, threads): None for case in contenders(side)}
-    failures = processes.start_parents(list(keys))
+    failures = processes.start_parents(parent_key(case, threads) for case in contenders(side))
     if failures:
         raise SystemExit(f"{side}: {next(iter(failures.values()))}")
 
@@ -194,7 +190,7 @@ def _start_parents(processes: Processes, side: str, threads: int) -> None:
 def _play(processes, match: dict, number: int, threads: int, results: Path) -> dict[str, float]:
     """One block of a match: the log time of each who still plays."""
     block, alive = len(match["blocks"]), staying(match["blocks"])
-    every = contenders(match["framework"], workload_of(match))
+    every = contenders(match["framework"], match["workload"])
     cases = [case for case in every if case.variant.name in alive]
     data = datasets.materialise(cases[0].task.dataset, results / "data")
     played = Match(
@@ -249,15 +245,10 @@ def judged(found: dict, looks: tuple[int, ...] = LOOKS) -> list[Judged]:
         asked = pairs()
         results = judge(fit_of(match["blocks"][: looks[-1]]), list(asked.values()), looks)
         for name, one in zip(asked, results, strict=True):
-            if one is not None:  # a measurement of before may lack one
+            if one is not None:  # nobody is left of a pair of which one failed
                 kind = "control" if name.startswith("same") else name.partition("_")[0]
-                every.append(Judged(match["framework"], workload_of(match), kind, one))
+                every.append(Judged(match["framework"], match["workload"], kind, one))
     return every
-
-
-def workload_of(match: dict) -> str:
-    """Its name; a measurement of before they had one is of small steps."""
-    return match.get("workload", "small")
 
 
 def by_kind(found: dict) -> dict[tuple[str, str], dict[str, list[int]]]:
@@ -383,7 +374,10 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     run = {"measure": _measure, "simulate": _simulate, "replay": _replay}
     run |= {"company": _company, "leaks": _leaks, "tax": _tax, "mutations": _mutations}
-    return run[given.command](parser, given)
+    try:
+        return run[given.command](parser, given)
+    except KeyboardInterrupt:
+        return 130
 
 
 def _named(parser: argparse.ArgumentParser, given: str, what: str, known: Iterable[str]) -> list:
@@ -473,10 +467,7 @@ def _company(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
     _check_minutes(parser, given)
     results, runs, minutes = given.results.resolve(), given.runs, given.minutes
     keep = _kept(given, "company", attacked.on_this_machine() if given.publish else {}, "kind")
-    try:
-        return company.report(contenders, frameworks, chosen, runs, results, minutes, keep)
-    except KeyboardInterrupt:
-        return 130
+    return company.report(contenders, frameworks, chosen, runs, results, minutes, keep)
 
 
 def _leaks(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
@@ -485,11 +476,8 @@ def _leaks(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
         parser.error("--processes takes 1 or more")
     if given.publish and set(frameworks) != set(FRAMEWORKS):
         parser.error("--publish is of both frameworks: leave --framework")
-    try:
-        results, publish = given.results.resolve(), given.publish
-        return leaks.report(frameworks, given.processes, results, publish=publish)
-    except KeyboardInterrupt:
-        return 130
+    results, publish = given.results.resolve(), given.publish
+    return leaks.report(frameworks, given.processes, results, publish=publish)
 
 
 def _tax(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
@@ -498,11 +486,8 @@ def _tax(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
         parser.error("--processes takes 2 or more")
     if not all(tax.pairs(framework, given.only) for framework in frameworks):
         parser.error(f"--only: {given.only!r} is no technique of the train step with such a row")
-    try:
-        results, publish = given.results.resolve(), given.publish
-        return tax.report(frameworks, given.only, given.processes, results, publish=publish)
-    except KeyboardInterrupt:
-        return 130
+    results, publish = given.results.resolve(), given.publish
+    return tax.report(frameworks, given.only, given.processes, results, publish=publish)
 
 
 def _mutations(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
@@ -523,8 +508,6 @@ def _mutations(parser: argparse.ArgumentParser, given: argparse.Namespace) -> in
         return mutations.report(faults, given.minutes, _kept(given, section, about))
     except ValueError as error:
         parser.error(str(error))
-    except KeyboardInterrupt:
-        return 130
 
 
 def _kept(

@@ -12,11 +12,11 @@ import sysconfig
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 
 from shared import photos, scenes
+from shared.atomic import whole_folder
 from shared.specs import NO_LABEL, DatasetSpec
 
 # Newline, tab and printable ASCII; with one code for every other character that makes 98.
@@ -51,23 +51,11 @@ def materialise(spec: DatasetSpec, folder: Path) -> Path:
         "scenes": _make_scenes,
         "domains": _make_domains,
     }[spec.kind]
-    folder.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=folder, prefix=".partial-") as partial:
-        whole = Path(partial) / "data"
-        whole.mkdir()
+    with whole_folder(target) as whole:
         for split, (x, y) in make(spec).items():
             np.save(whole / f"{split}_x.npy", x)
             np.save(whole / f"{split}_y.npy", y)
-        _move(whole, target)
     return target
-
-
-def _move(whole: Path, target: Path) -> None:
-    try:
-        whole.rename(target)
-    except OSError:
-        if not target.is_dir():  # else another process was faster: its files are the same
-            raise
 
 
 def domain_folders(
@@ -81,14 +69,12 @@ def domain_folders(
     arrays = materialise(spec, folder)
     target = arrays.with_name(f"{arrays.name}-folders")
     if not target.is_dir():
-        with TemporaryDirectory(dir=folder, prefix=".partial-") as partial:
-            whole = Path(partial) / "data"
+        with whole_folder(target) as whole:
             for name, split in (("source", "train"), ("target", "target")):
                 x, y = load(arrays, split)
-                (whole / name).mkdir(parents=True)
+                (whole / name).mkdir()
                 np.save(whole / name / "train_x.npy", x)
                 np.save(whole / name / "train_y.npy", y if name == "source" else np.zeros_like(y))
-            _move(whole, target)
     x, y = load(arrays, "test")
     pixels = (1, 2, 3)
     deviation = np.maximum(x.std(pixels, keepdims=True), x[0].size ** -0.5)

@@ -1,7 +1,7 @@
 """Folders of images, one sub-folder a class: `photos.py` makes one, others are the user's own.
 
 `list_images` reads any folder of this form. `decode_rgb` is the reference that every decoder in
-both frameworks is compared with, and `inspect_image` says why a file can't be decoded.
+both frameworks is compared with, and says why a file can't be decoded.
 
 What becomes of images that are not plain 8-bit RGB:
 - Grayscale: the value goes into all three channels. 16 bits a channel: the upper eight are kept, as
@@ -23,7 +23,7 @@ import errno
 import io
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -44,7 +44,7 @@ def list_images(folder: Path) -> tuple[list[Path], np.ndarray, list[str]]:
     Each sub-folder is a class; a label is the place of its class among the sorted names. Images lie
     in it at any depth; links are followed, each real folder once. An image is what has one of
     SUFFIXES, in any case. Hidden files and folders and all other files are ignored. Nothing is
-    opened, see `check_images`.
+    opened.
 
     One class is allowed: a pipeline can be run and timed on it, and whether a task needs a second
     class is for the task to say.
@@ -214,17 +214,3 @@ def _rgb(image: Image.Image) -> np.ndarray:
         return np.repeat(gray[..., None], 3, axis=2)
     image.info.pop("transparency", None)  # else Pillow warns that it is lost
     return np.array(image.convert("RGB"))
-
-
-def inspect_image(path: Path) -> str | None:
-    """Return the reason for which the image can't be decoded, or None. Decodes all of it."""
-    try:
-        decode_rgb(path)
-    except ImageError as error:
-        return error.reason
-    return None
-
-
-def check_images(paths: Iterable[Path]) -> list[tuple[Path, str]]:
-    """Decode all images; return those that can't be, each with the reason."""
-    return [(path, reason) for path in paths if (reason := inspect_image(path))]

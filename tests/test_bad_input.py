@@ -59,7 +59,7 @@ def folder() -> Iterator[Path]:
 
 def called(main: Callable, *arguments: object) -> tuple[int, str, str]:
     """The exit status of a command, and what it wrote."""
-    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8") for _ in range(2))
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", "backslashreplace") for _ in range(2))
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             status = main([str(each) for each in arguments])

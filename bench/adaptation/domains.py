@@ -15,6 +15,7 @@ import numpy as np
 
 from bench.harness.accuracy import even_batch
 from bench.harness.plan import WARM, Prepared, Variant, Work, Workload
+from bench.harness.rows import plain
 from bench.harness.stages import Stages
 from bench.harness.watching import Watch
 from shared import datasets
@@ -51,16 +52,15 @@ NOTES = (
 
 def prepare_plain(impl, work: Work) -> Prepared:
     """The plain step on one domain: the source, or the target with its labels."""
-    model = impl.kit.models.build(work.task.model, work.weights)
-    optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
-    plain = impl.kit.training.make_train_step(model, optimizer, impl.kit.training.cross_entropy)
-    domain, step = "source", lambda x, y: plain(x, y[0])
+    alone = plain(impl, work)
+    usual = alone.step
+    domain, step = "source", lambda x, y: usual(x, y[0])
     if work.settings:
-        domain, step = "target", lambda x, y: plain(y[1], y[2])
-    row = finish(impl, work, step, model, optimizer, work_ratio=1.0)
+        domain, step = "target", lambda x, y: usual(y[1], y[2])
+    row = finish(impl, work, step, alone.model, alone.optimizer, work_ratio=1.0)
 
     def train(stages: Stages) -> None:
-        stages.train_once(f"alone on {domain}", model, lambda: row.train(stages))
+        stages.train_once(f"alone on {domain}", alone.model, lambda: row.train(stages))
 
     return replace(row, train=train)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
 from bench.harness.plan import Measure, Prepared, Technique, Variant, Work, Workload
+from bench.harness.rows import plain
 from shared import teacher
 from shared.specs import parameter_shapes
 
@@ -69,23 +71,21 @@ TECHNIQUE = Technique(
 
 def prepare(impl, work: Work) -> Prepared:
     """The baseline step, or the technique's with a teacher or with its stored logits."""
-    student = impl.kit.models.build(work.task.model, work.weights)
-    optimizer = impl.kit.training.make_optimizer(student, work.task.recipe)
-    predict, loss_fn = impl.kit.training.make_predict(student), impl.kit.training.cross_entropy
+    row = plain(impl, work)
     if not work.settings:
-        step = impl.kit.training.make_train_step(student, optimizer, loss_fn)
-        return Prepared(step, predict, student, optimizer)
-    technique = impl.compression.distillation
+        return row
+    technique, loss_fn = impl.compression.distillation, impl.kit.training.cross_entropy
     guide = impl.kit.models.build(teacher.TASK.model, teacher.load().weights)
     if not work.variant.startswith("stored"):
-        step = technique.make_train_step(student, guide, optimizer, loss_fn, **work.settings)
-        return Prepared(step, predict, student, optimizer)
+        make = technique.make_train_step
+        return replace(row, step=make(row.model, guide, row.optimizer, loss_fn, **work.settings))
 
     def targets(x, y):
         return y, technique.store_logits(guide, x)
 
-    step = technique.make_stored_train_step(student, optimizer, loss_fn, **work.settings)
-    return Prepared(step, predict, student, optimizer, targets=targets)
+    make = technique.make_stored_train_step
+    step = make(row.model, row.optimizer, loss_fn, **work.settings)
+    return replace(row, step=step, targets=targets)
 
 
 def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
@@ -94,18 +94,19 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
     Neither is zero, and the two differ: a loss that looks plausible may teach nothing.
     """
     x, y = batch
-    labels = _gradient(impl, replace(work, settings={}), (x, y[0] if prepared.targets else y))
-    evidence = {"norm_of_labels": _norm(labels)}
+    alone, y = replace(work, settings={}), y[0] if prepared.targets else y
+    labels = gradient(prepare, impl, alone, (x, y))
+    evidence = {"norm_of_labels": norm(labels)}
     if not work.settings:
         return evidence, None
     alpha = work.settings["alpha"]
-    found = _gradient(impl, work, batch)
-    evidence["norm_of_step"] = _norm(found)
+    found = gradient(prepare, impl, work, batch)
+    evidence["norm_of_step"] = norm(found)
     wanted = labels
     if alpha:
         only = replace(work, settings=work.settings | {"alpha": 1.0})
-        soft = _gradient(impl, only, batch)
-        evidence["norm_of_teacher"] = _norm(soft)
+        soft = gradient(prepare, impl, only, batch)
+        evidence["norm_of_teacher"] = norm(soft)
         evidence["teacher_to_labels"] = _apart(soft, labels)
         if not evidence["norm_of_teacher"] > MOST_APART * evidence["norm_of_labels"]:
             return evidence, "the teacher's term has no gradient"
@@ -118,7 +119,7 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
     return evidence, None
 
 
-def _gradient(impl, work: Work, batch) -> dict[str, np.ndarray]:
+def gradient(prepare: Callable, impl, work: Work, batch) -> dict[str, np.ndarray]:
     """The gradient of one step: by how much plain descent at rate 1 moves a fresh student."""
     recipe = replace(work.task.recipe, optimizer="sgd", learning_rate=1.0, momentum=0.0)
     prepared = prepare(impl, replace(work, task=replace(work.task, recipe=recipe)))
@@ -127,12 +128,13 @@ def _gradient(impl, work: Work, batch) -> dict[str, np.ndarray]:
     return {n: work.weights[n] - after[n] for n in parameter_shapes(work.task.model)}
 
 
-def _norm(tensors: dict[str, np.ndarray]) -> float:
+def norm(tensors: dict[str, np.ndarray]) -> float:
+    """The norm of all tensors together."""
     return float(np.sqrt(sum(np.sum(np.square(value, dtype=float)) for value in tensors.values())))
 
 
 def _apart(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> float:
-    return _norm({n: ours[n] - theirs[n] for n in theirs}) / _norm(theirs)
+    return norm({n: ours[n] - theirs[n] for n in theirs}) / norm(theirs)
 
 
 def bench_distillation(case, replay):

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 
+from bench.compression.bench_distillation import MOST_APART, gradient, norm
 from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from bench.harness.rows import plain
 from shared import teacher
-from shared.specs import parameter_shapes
 
 # The student's second convolution and the teacher's last stage: both give 8 x 8 pixels.
 LAYERS = {"pt_impl": ("conv1", "stage2"), "tf_impl": ("conv1.bn", "stage2.block2.relu")}
 REACHED = ("conv0.", "conv1.")  # what lies in front of the regressor
-MOST_APART = 1e-3  # relative: a float32 weight minus its update has lost some digits
 
 TECHNIQUE = Technique(
     family="compression",
@@ -59,12 +59,10 @@ TECHNIQUE = Technique(
 
 def prepare(impl, work: Work) -> Prepared:
     """The baseline step, or the technique's with its regressor and the teacher."""
+    if not work.settings:
+        return plain(impl, work)
     student = impl.kit.models.build(work.task.model, work.weights)
     predict, loss_fn = impl.kit.training.make_predict(student), impl.kit.training.cross_entropy
-    if not work.settings:
-        optimizer = impl.kit.training.make_optimizer(student, work.task.recipe)
-        step = impl.kit.training.make_train_step(student, optimizer, loss_fn)
-        return Prepared(step, predict, student, optimizer)
     guide = impl.kit.models.build(teacher.TASK.model, teacher.load().weights)
     example = np.zeros((1, *work.task.model.input_shape), np.float32)
     x, _ = impl.kit.data.to_device(example, np.zeros(1, np.int64))
@@ -81,40 +79,27 @@ def prepare(impl, work: Work) -> Prepared:
 
 def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
     """The teacher's features move the layers that lead to the regressor, and no others."""
-    labels = _gradient(impl, replace(work, settings={}), batch)
-    found = _gradient(impl, work, batch) if work.settings else labels
+    labels = gradient(prepare, impl, replace(work, settings={}), batch)
+    found = gradient(prepare, impl, work, batch) if work.settings else labels
     difference = {n: found[n] - labels[n] for n in labels}
     reached = {n: value for n, value in difference.items() if n.startswith(REACHED)}
     behind = {n: value for n, value in difference.items() if n not in reached}
     evidence = {
-        "norm_of_labels": _norm(labels),
-        "norm_of_features": _norm(reached),
-        "norm_of_features_behind": _norm(behind),
+        "norm_of_labels": norm(labels),
+        "norm_of_features": norm(reached),
+        "norm_of_features_behind": norm(behind),
     }
-    least = MOST_APART * _norm(labels)
-    if _norm(behind) > least:
+    least = MOST_APART * norm(labels)
+    if norm(behind) > least:
         return evidence, "layers behind the regressor were moved by the features"
     if work.settings.get("weight"):
-        if not all(_norm({n: value}) > 0 for n, value in reached.items() if "kernel" in n):
+        if not all(norm({n: value}) > 0 for n, value in reached.items() if "kernel" in n):
             return evidence, "the features have no gradient in a layer that leads to them"
-        if not _norm(reached) > least:
+        if not norm(reached) > least:
             return evidence, "the features' gradient is nothing beside that of the labels"
-    elif _norm(reached) > least:
+    elif norm(reached) > least:
         return evidence, "the features have a gradient, but no weight"
     return evidence, None
-
-
-def _gradient(impl, work: Work, batch) -> dict[str, np.ndarray]:
-    """The gradient of one step: by how much plain descent at rate 1 moves a fresh student."""
-    recipe = replace(work.task.recipe, optimizer="sgd", learning_rate=1.0, momentum=0.0)
-    prepared = prepare(impl, replace(work, task=replace(work.task, recipe=recipe)))
-    prepared.step(*batch)
-    after = impl.kit.models.export_weights(prepared.model)
-    return {n: work.weights[n] - after[n] for n in parameter_shapes(work.task.model)}
-
-
-def _norm(tensors: dict[str, np.ndarray]) -> float:
-    return float(np.sqrt(sum(np.sum(np.square(value, dtype=float)) for value in tensors.values())))
 
 
 def bench_feature_distillation(case, replay):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import numpy as np
 from bench.harness.accuracy import even_batch
 from bench.harness.examples import examples
 from bench.harness.plan import Measure, Prepared, Technique, Variant, Work, Workload
+from bench.harness.rows import plain
 from bench.harness.stages import train_plain
 from shared import datasets, operators, teacher
 from shared.own_model import leaves
@@ -97,21 +99,18 @@ TECHNIQUE = Technique(
 
 def prepare(impl, work: Work) -> Prepared:
     """The framework's own step and predictions, or those of a file that a runtime has loaded."""
-    model = impl.kit.models.build(work.task.model, work.weights)
-    optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
-    step = impl.kit.training.make_train_step(model, optimizer, impl.kit.training.cross_entropy)
-    predict = impl.kit.training.make_predict(model)
+    row = plain(impl, work)
     if not work.settings:
-        if hasattr(model, "eval"):
-            model.eval()  # once, as for serving; Keras says it in each call
-        return Prepared(step, predict, model, optimizer)
+        if hasattr(row.model, "eval"):
+            row.model.eval()  # once, as for serving; Keras says it in each call
+        return row
     if impl.kit.runtime.device().lower() not in ("cpu", "cpu:0"):
         raise NotImplementedError("these integer operators are for a CPU: hide the GPU")
-    return Prepared(
-        *(step, predict, model, optimizer),
-        write=partial(_write, impl, work, model),
+    return replace(
+        row,
+        write=partial(_write, impl, work, row.model),
         read=getattr(impl.compression.post_training_quantization, work.settings["read"]),
-        train=train_plain(impl, model),
+        train=train_plain(impl, row.model),
     )
 
 

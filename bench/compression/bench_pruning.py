@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import count
 
 from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from bench.harness.rows import plain
 from bench.harness.sizes import model_size
 from bench.harness.stages import train_on
 
@@ -113,26 +114,20 @@ def _row(impl, work: Work) -> Prepared:
     """The baseline's step and prediction, over a masked model whose masks are updated first."""
     model = impl.kit.models.build(work.task.model, work.weights)
     if not work.settings:
-        return _prepared(impl, work, model, model)
+        return plain(impl, work, model)
     pruned, update = _prune(impl, work, model)
     named = pruned
     if type(model).__module__.startswith("tf_keras"):
         # The same layers and variables under their canonical names; there is no mask yet.
         named = impl.compression.pruning.finalize_pruning(pruned)
-    plain = _prepared(impl, work, pruned, named)
-    step, numbers = plain.step, count(1)
+    row, numbers = plain(impl, work, pruned), count(1)
+    step = row.step
 
     def pruning_step(x, y):
         update(next(numbers))
         return step(x, y)
 
-    return Prepared(pruning_step, plain.predict, named, plain.optimizer)
-
-
-def _prepared(impl, work: Work, model, named) -> Prepared:
-    optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
-    step = impl.kit.training.make_train_step(model, optimizer, impl.kit.training.cross_entropy)
-    return Prepared(step, impl.kit.training.make_predict(model), named, optimizer)
+    return replace(row, step=pruning_step, model=named)
 
 
 def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
@@ -153,7 +148,7 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
         impl.kit.models.build(work.task.model, work.weights),
         **{"begin_step": 0, "end_step": 1, "frequency": 1},
     )
-    fresh = _prepared(impl, work, model, model)
+    fresh = plain(impl, work, model)
     update(1)
     fresh.step(*batch)
     weights = impl.kit.models.export_weights(impl.compression.pruning.finalize_pruning(model))

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from bench.harness.rows import plain
 from bench.harness.stages import train_on
 
 UNSUPPORTED = {"tf": {"compress_two_to_four": "TensorFlow has no kernels for the pattern"}}
@@ -65,9 +66,7 @@ def _row(impl, work: Work) -> Prepared:
         if type(model).__module__.startswith("tf_keras"):
             # The same layers and variables under their canonical names.
             named = impl.compression.semi_structured_pruning.finalize_two_to_four(model)
-    optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
-    step = impl.kit.training.make_train_step(model, optimizer, impl.kit.training.cross_entropy)
-    return Prepared(step, impl.kit.training.make_predict(model), named, optimizer)
+    return replace(plain(impl, work, model), model=named)
 
 
 def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:

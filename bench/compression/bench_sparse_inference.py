@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from bench.harness.rows import plain
 from bench.harness.sizes import model_size
 from shared import datasets
 from shared.specs import GPTSpec, parameter_shapes
@@ -116,14 +117,14 @@ def prepare(impl, work: Work) -> Prepared:
     else:
         weights = {name: pruned(name, value, sparsity) for name, value in work.weights.items()}
     model = impl.kit.models.build(spec, weights)
-    optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
-    step = impl.kit.training.make_train_step(model, optimizer, impl.kit.training.cross_entropy)
-    technique = impl.compression.sparse_inference if settings else impl.kit.training
+    row = plain(impl, work, model)
     if hasattr(model, "eval"):
         model.eval()  # once, as for serving; Keras says it in each call
-    predict = technique.make_predict(model, **settings)
+    if settings:
+        predict = impl.compression.sparse_inference.make_predict(model, **settings)
+        row = replace(row, predict=predict)
     if not kind:
-        return Prepared(step, predict, model, optimizer)
+        return row
 
     def write(path):
         x, _ = impl.kit.data.to_device(
@@ -131,8 +132,7 @@ def prepare(impl, work: Work) -> Prepared:
         )
         impl.compression.sparse_inference.export_file(model, x, path, sparse=kind == "sparse")
 
-    read = impl.compression.sparse_inference.load_file
-    return Prepared(step, predict, model, optimizer, write=write, read=read)
+    return replace(row, write=write, read=impl.compression.sparse_inference.load_file)
 
 
 def narrower(spec: GPTSpec, share: float) -> GPTSpec:

@@ -8,6 +8,7 @@ import numpy as np
 
 from bench.harness.examples import examples
 from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from bench.harness.rows import plain
 from bench.harness.stages import train_on
 from shared.specs import CNNSpec, parameter_count
 
@@ -68,9 +69,7 @@ def _row(impl, work: Work) -> Prepared:
     if work.settings:
         ((x, _),) = impl.kit.data.resident_batches([_example(work)])
         model = impl.compression.structured_pruning.remove_channels(model, x, **work.settings)
-    optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
-    step = impl.kit.training.make_train_step(model, optimizer, impl.kit.training.cross_entropy)
-    return Prepared(step, impl.kit.training.make_predict(model), model, optimizer)
+    return plain(impl, work, model)
 
 
 def _example(work: Work) -> tuple:

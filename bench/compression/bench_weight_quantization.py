@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 
 from bench.harness.examples import examples
 from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from bench.harness.rows import plain
 from bench.harness.stages import train_plain
 
 # Relative losses of twins: they round the same weights by rules of their own.
@@ -61,23 +63,17 @@ TECHNIQUE = Technique(
 
 def prepare(impl, work: Work) -> Prepared:
     """The baseline's step, and predictions of a file that is written and loaded."""
-    model = impl.kit.models.build(work.task.model, work.weights)
-    optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
-    step = impl.kit.training.make_train_step(model, optimizer, impl.kit.training.cross_entropy)
+    row = plain(impl, work)
     if impl.kit.runtime.device().lower() not in ("cpu", "cpu:0"):
         raise NotImplementedError("these files are for a CPU: hide the GPU")
     technique = impl.compression.weight_quantization
 
     def write(path):
         example, _ = impl.kit.data.to_device(*examples(work, 2))
-        getattr(technique, work.settings["write"])(model, example, path)
+        getattr(technique, work.settings["write"])(row.model, example, path)
 
-    return Prepared(
-        *(step, impl.kit.training.make_predict(model), model, optimizer),
-        write=write,
-        read=technique.load_quantized,
-        train=train_plain(impl, model),
-    )
+    read, train = technique.load_quantized, train_plain(impl, row.model)
+    return replace(row, write=write, read=read, train=train)
 
 
 def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:

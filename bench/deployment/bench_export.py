@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from bench.harness.plan import WARM, Prepared, Technique, Variant, Work, Workload
+from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
 from bench.probes import serving
-from bench.probes.serving import Route
+from bench.probes.serving import HALF_LOSSES, IN_PLACE, Route, row
 from shared import operators
 
 ROUTES = {
@@ -38,8 +38,7 @@ UNSUPPORTED = {
         " not installed with this project"
     }
 }
-HALF_LOSSES = 5e-2  # relative: losses of predictions in bfloat16 against those of a twin
-INT8_LOSSES = 1e-1  # and in int8, each from its own ranges
+INT8_LOSSES = 1e-1  # relative: those in int8, each from its own ranges
 INTEGER_LAYERS = {  # counts them in a file: shared/operators.py
     "onnx": operators.onnx_integer_layers,
     "openvino": operators.openvino_integer_layers,
@@ -49,15 +48,10 @@ INTEGER_LAYERS = {  # counts them in a file: shared/operators.py
 UNCHECKED = {"load": {"check": False}}
 
 
-def _row(name: str, title: str, route: str, effort: str = "full", **more) -> Variant:
-    settings = {"route": route} | more.pop("settings", {})
-    return Variant(name, settings, effort=effort, measured=WARM, title=title, **more)
-
-
 def _int8(title: str, route: str, **more) -> Variant:
     more |= {"loss_tolerance": INT8_LOSSES, "changes": "math", "effort": "ordinary"}
     settings = {"export": {"precision": "int8"}} | more.pop("settings", {})
-    return _row(f"{route}_int8", title, route, settings=settings, **more)
+    return row(f"{route}_int8", title, route, settings=settings, **more)
 
 
 TECHNIQUE = Technique(
@@ -65,18 +59,11 @@ TECHNIQUE = Technique(
     name="export",
     title="Export to runtimes that need no framework",
     variants=(
-        Variant(
-            "baseline",
-            {"route": "in place"},
-            role="baseline",
-            measured=WARM,
-            title="the framework in place",
-            program="plain",
-        ),
-        _row("onnx", "ONNX Runtime", "onnx", "default", settings=UNCHECKED),
-        _row("openvino", "OpenVINO", "openvino", "default"),
-        _row("litert", "LiteRT", "litert", "default", frameworks=("tf",)),
-        _row(
+        IN_PLACE,
+        row("onnx", "ONNX Runtime", "onnx", "default", settings=UNCHECKED),
+        row("openvino", "OpenVINO", "openvino", "default"),
+        row("litert", "LiteRT", "litert", "default", frameworks=("tf",)),
+        row(
             "openvino_bf16",
             "OpenVINO, bfloat16",
             "openvino",
@@ -85,7 +72,7 @@ TECHNIQUE = Technique(
             loss_tolerance=HALF_LOSSES,
             changes="math",
         ),
-        _row(
+        row(
             "litert_fp16",
             "LiteRT, float16 weights",
             "litert",
@@ -97,8 +84,8 @@ TECHNIQUE = Technique(
         _int8("ONNX Runtime, int8", "onnx", settings=UNCHECKED),
         _int8("OpenVINO, int8", "openvino"),
         _int8("LiteRT, int8", "litert", frameworks=("tf",)),
-        _row("litert", "LiteRT", "litert", frameworks=("pt",)),
-        _row("tensorrt", "TensorRT", "tensorrt"),
+        row("litert", "LiteRT", "litert", frameworks=("pt",)),
+        row("tensorrt", "TensorRT", "tensorrt"),
     ),
     workloads=(
         Workload("digits-cnn", "single", mode="predict"),

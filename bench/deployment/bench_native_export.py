@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from bench.harness.plan import WARM, Prepared, Technique, Variant, Work, Workload
+from bench.harness.plan import Prepared, Technique, Work, Workload
 from bench.probes import serving
-from bench.probes.serving import Route
+from bench.probes.serving import HALF_LOSSES, IN_PLACE, Route, row
 
 ROUTES = {
     "in place": Route(make="{impl}.kit.training:make_predict"),
@@ -35,28 +35,14 @@ UNSUPPORTED = {
     }
 }
 LACKING = {"torchscript": "export_torchscript", "tensorrt": "tensorrt_predict"}  # by route
-HALF_LOSSES = 5e-2  # relative: losses of predictions in bfloat16 against those of a twin
-
-
-def _row(name: str, title: str, route: str, effort: str = "full", **more) -> Variant:
-    settings = {"route": route} | more.pop("settings", {})
-    return Variant(name, settings, effort=effort, measured=WARM, title=title, **more)
-
 
 TECHNIQUE = Technique(
     family="deployment",
     name="native_export",
     title="Export to the frameworks' own runtimes",
     variants=(
-        Variant(
-            "baseline",
-            {"route": "in place"},
-            role="baseline",
-            measured=WARM,
-            title="the framework in place",
-            program="plain",
-        ),
-        _row(
+        IN_PLACE,
+        row(
             "aotinductor",
             "AOTInductor package",
             "aotinductor",
@@ -64,8 +50,8 @@ TECHNIQUE = Technique(
             frameworks=("pt",),
             requires="compiler",
         ),
-        _row("saved_model", "SavedModel", "saved_model", "default", frameworks=("tf",)),
-        _row(
+        row("saved_model", "SavedModel", "saved_model", "default", frameworks=("tf",)),
+        row(
             "compiled",
             "torch.compile in place",
             "compiled",
@@ -73,16 +59,16 @@ TECHNIQUE = Technique(
             frameworks=("pt",),
             requires="compiler",
         ),
-        _row("compiled", "XLA in place", "compiled", "ordinary", frameworks=("tf",)),
-        _row("torchscript", "TorchScript file", "torchscript", "ordinary"),
-        _row(
+        row("compiled", "XLA in place", "compiled", "ordinary", frameworks=("tf",)),
+        row("torchscript", "TorchScript file", "torchscript", "ordinary"),
+        row(
             "saved_model_bf16",
             "SavedModel, bfloat16",
             "saved_model",
             settings={"export": {"precision": "bfloat16"}},
             frameworks=("tf",),
         ),
-        _row(
+        row(
             "aotinductor_bf16",
             "AOTInductor package, bfloat16",
             "aotinductor",
@@ -92,7 +78,7 @@ TECHNIQUE = Technique(
             loss_tolerance=HALF_LOSSES,
             changes="math",
         ),
-        _row("tensorrt", "TensorRT", "tensorrt"),
+        row("tensorrt", "TensorRT", "tensorrt"),
     ),
     workloads=(
         Workload("digits-cnn", "single", mode="predict"),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 
-from bench.harness.plan import WARM, Prepared, Technique, Variant, Work, Workload
+from bench.harness.plan import WARM, Technique, Variant, Work, Workload
+from bench.harness.rows import once, plain
 
 PARTS = ("waiting", "transfer", "forward", "backward", "optimizer", "overhead", "idle")
 
@@ -22,25 +23,17 @@ TECHNIQUE = Technique(
 )
 
 
-def prepare(impl, work: Work) -> Prepared:
-    """The plain step."""
-    model = impl.kit.models.build(work.task.model, work.weights)
-    optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
-    step = impl.kit.training.make_train_step(model, optimizer, impl.kit.training.cross_entropy)
-    return Prepared(step, impl.kit.training.make_predict(model), model, optimizer)
-
-
 def probe(impl, work: Work, batches) -> dict[str, dict]:
     """Shares of the step, and the seconds that it takes to tell them."""
-    step = prepare(impl, work).step
+    step = plain(impl, work).step
     # A user's file may bring the batches of its own loop.
     batches = getattr(impl, "stream", None) or impl.kit.data.resident_batches(batches)
     start = time.perf_counter()
     found = impl.diagnosis.bottleneck.find_bottleneck(step, batches)
     seconds = time.perf_counter() - start
-    told = {"diagnosing": {"value": seconds, "unit": "s", "samples": None}}
+    told = {"diagnosing": once("s", seconds)}
     for name, share in found.shares.items():
-        told[name.replace(" ", "_")] = {"value": share, "unit": "share", "samples": None}
+        told[name.replace(" ", "_")] = once("share", share)
     parts = {part: found.breakdown.share(part) for part in PARTS}
     return told | {
         "evidence": {

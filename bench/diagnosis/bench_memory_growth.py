@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 
-from bench.harness.plan import WARM, Prepared, Technique, Variant, Work, Workload
+from bench.harness.plan import Prepared, Technique, Work, Workload, warm
+from bench.harness.rows import once, plain
 
 ROUNDS = 50
 
@@ -15,15 +17,9 @@ TECHNIQUE = Technique(
     name="memory_growth",
     title="Memory growth",
     variants=(
-        Variant("plain", role="baseline", measured=WARM, title="a plain step"),
-        Variant("leak", {"leak": 1.0}, measured=WARM, title="1 MB kept a round"),
-        Variant(
-            "cache",
-            {"cache": 2.0},
-            measured=WARM,
-            effort="ordinary",
-            title="2 MB kept in 15 rounds",
-        ),
+        warm("plain", role="baseline", title="a plain step"),
+        warm("leak", {"leak": 1.0}, title="1 MB kept a round"),
+        warm("cache", {"cache": 2.0}, effort="ordinary", title="2 MB kept in 15 rounds"),
     ),
     workloads=(Workload("digits-cnn", "small", timed=False),),
     notes=(f"{ROUNDS} rounds of a step. Growth: of a round, over the second half of them.",),
@@ -33,17 +29,15 @@ TECHNIQUE = Technique(
 
 def prepare(impl, work: Work) -> Prepared:
     """The plain step, with what keeps memory around it."""
-    model = impl.kit.models.build(work.task.model, work.weights)
-    optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
-    plain = impl.kit.training.make_train_step(model, optimizer, impl.kit.training.cross_entropy)
-    kept: list[np.ndarray] = []
+    row, kept = plain(impl, work), []
+    usual = row.step
 
     def step(x, y):
         if "leak" in work.settings or ("cache" in work.settings and len(kept) < 15):
             kept.append(np.ones(int(sum(work.settings.values()) * 1e6), np.uint8))
-        return plain(x, y)
+        return usual(x, y)
 
-    return Prepared(step, impl.kit.training.make_predict(model), model, optimizer)
+    return replace(row, step=step)
 
 
 def probe(impl, work: Work, batches) -> dict[str, dict]:
@@ -59,8 +53,8 @@ def probe(impl, work: Work, batches) -> dict[str, dict]:
     if found.verdict != wanted:
         raise ValueError(f"not called {wanted}: {found}")
     return {
-        "growth": {"value": found.per_round, "unit": "bytes", "samples": None},
-        "watching": {"value": seconds, "unit": "s", "samples": None},
+        "growth": once("bytes", found.per_round),
+        "watching": once("s", seconds),
         "evidence": {"verdict": found.verdict, "sizes": found.sizes},
     }
 

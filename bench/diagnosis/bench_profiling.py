@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from statistics import fmean, median
+from statistics import fmean
 
-from bench.harness.plan import WARM, Prepared, Technique, Variant, Work, Workload
+from bench.harness.plan import Technique, Work, Workload, warm
+from bench.harness.rows import figure, plain
 from shared.profiles import endless, run_steps
 
 STEPS = 20  # of either kind, a repetition
@@ -17,8 +18,8 @@ TECHNIQUE = Technique(
     name="profiling",
     title="Profiling",
     variants=(
-        Variant("plain", role="baseline", measured=WARM, title="without the profiler"),
-        Variant("profiled", {"profiled": True}, measured=WARM, title="under the profiler"),
+        warm("plain", role="baseline", title="without the profiler"),
+        warm("profiled", {"profiled": True}, title="under the profiler"),
     ),
     workloads=(
         Workload("digits-cnn", "compute", timed=False),
@@ -33,22 +34,14 @@ TECHNIQUE = Technique(
 )
 
 
-def prepare(impl, work: Work) -> Prepared:
-    """The plain step."""
-    model = impl.kit.models.build(work.task.model, work.weights)
-    optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
-    step = impl.kit.training.make_train_step(model, optimizer, impl.kit.training.cross_entropy)
-    return Prepared(step, impl.kit.training.make_predict(model), model, optimizer)
-
-
 def probe(impl, work: Work, batches) -> dict[str, dict]:
     """Seconds a step, and where they go.
 
     Raises ValueError where the profiler saw no forward pass, backward pass or update.
     """
-    step, batches = prepare(impl, work).step, impl.kit.data.resident_batches(batches)
+    step, batches = plain(impl, work).step, impl.kit.data.resident_batches(batches)
     if not work.settings:
-        return {"step": _metric(_plain(impl, work, step, batches), "s")}
+        return {"step": figure("s", _plain(impl, work, step, batches))}
     found = [
         impl.diagnosis.profiling.profile_steps(step, batches, steps=STEPS)
         for _ in range(work.repetitions)
@@ -58,11 +51,10 @@ def probe(impl, work: Work, batches) -> dict[str, dict]:
     ]
     if missing:
         raise ValueError(f"the profiler saw no {', '.join(missing)}")
-    parts = {part: _metric([one.share(part) for one in found], "share") for part in PARTS}
-    cost = [one.profiler_cost for one in found]
+    parts = {part: figure("share", [one.share(part) for one in found]) for part in PARTS}
     return {
-        "step": _metric([one.profiled for one in found], "s"),
-        "cost": _metric(cost, "share"),
+        "step": figure("s", [one.profiled for one in found]),
+        "cost": figure("share", [one.profiler_cost for one in found]),
         "evidence": {"operators": {one.name: one.calls for one in found[0].operators[:10]}},
     } | parts
 
@@ -73,10 +65,6 @@ def _plain(impl, work: Work, step, batches: list) -> list[float]:
     run_steps(step, count=WARM_STEPS, **take)
     turns = [run_steps(step, count=STEPS, **take) for _ in range(work.repetitions)]
     return [fmean(one.waiting + one.step for one in taken) for taken in turns]
-
-
-def _metric(samples: list[float], unit: str) -> dict:
-    return {"value": median(samples), "unit": unit, "samples": samples}
 
 
 def bench_profiling(case, replay):

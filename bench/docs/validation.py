@@ -35,7 +35,6 @@ from bench.validate import (
     failures,
     judged,
     moved,
-    workload_of,
 )
 
 RECORD, PAGE = ROOT / "docs" / "validation.json", ROOT / "docs" / "validation.md"
@@ -180,7 +179,7 @@ def _parents(found: dict) -> list[tuple[str, str, Interval]]:
     """The log of what the second parent's workers took over the first's, by side and workload."""
     kinds: dict[tuple[str, str], dict[int, list[float]]] = {}
     for match in found["matches"]:
-        blocks = kinds.setdefault((match["framework"], workload_of(match)), {})
+        blocks = kinds.setdefault((match["framework"], match["workload"]), {})
         for block, times in enumerate(match["blocks"]):
             equal = [times[f"same{n}"] for n in range(CONTROLS + 1) if f"same{n}" in times]
             if len(equal) == CONTROLS + 1:  # they take turns

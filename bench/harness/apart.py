@@ -277,7 +277,7 @@ def _started(
     and is not measured, and then wait for their turn.
     """
     forked = [_key(case, threads) for case in cases if _is_forked(processes, case)]
-    failures = processes.start_parents(list(dict.fromkeys(forked)))
+    failures = processes.start_parents(forked)
 
     def start(case: Case) -> Worker:
         if _is_forked(processes, case) and (failure := failures.get(_key(case, threads))):
@@ -362,7 +362,7 @@ def train(
     for case in cases:
         lanes.setdefault((case.workload.task, case.framework, case.flavour), []).append(case)
     keys = {case.id: replace(parent_key(case, 1), arm="main") for case in cases}
-    failures = processes.start_parents(list(dict.fromkeys(keys.values())))
+    failures = processes.start_parents(keys.values())
 
     def trained_now(case: Case) -> Trained:
         found = copy.deepcopy(trained.get(case.id)) or Trained()

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,9 @@ class Variant:
     later: bool = False
 
 
+warm = partial(Variant, measured=WARM)  # a row that has no first call and no memory
+
+
 @dataclass(frozen=True)
 class Workload:
     """A task at its "small" or "compute" batch size or "single" samples, measured from `effort` on.
@@ -194,7 +198,7 @@ class Technique:
     the first call is timed in a process of its own; with more than one the report has a table of
     first calls and break-even, and where no technique of a run asks for more, its first baselines
     are repeated all the same. `probes`: the bench file has a function `probe`. `counts`: whether
-    rows tell parameters, zeros and MACs of their models, see `worker.model_size`. `composed_of`:
+    rows tell parameters, zeros and MACs of their models, see `sizes.model_size`. `composed_of`:
     techniques of other files that its rows use, too, such as "train_step.gradient_clipping".
     """
 

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import count
 from multiprocessing import AuthenticationError
@@ -124,18 +125,10 @@ class Worker:
 
     def ask(self, timeout: float, op: str, **message: object) -> dict:
         """Send a request and wait for its answer; `Failed` or `Unsupported` with the reason."""
-        self.post(op, **message)
-        return self.answer(timeout, op)
-
-    def post(self, op: str, **message: object) -> None:
-        """Send a request without waiting."""
         try:
             self.peer.post(op, **message)
         except wire.Gone:
             raise Failed(f"the worker {self.stop()} before {op}") from None
-
-    def answer(self, timeout: float, op: str) -> dict:
-        """Wait for the answer to `op`."""
         try:
             answer = self.peer.answer(timeout)
         except wire.Gone:
@@ -249,7 +242,7 @@ class Processes:
     def _name(self, stem: str) -> str:
         return f"{next(self._numbers):04d}-{stem}"
 
-    def _execute(self, program: str, name: str, key: ParentKey, arguments: list[str], **extra: str):
+    def _execute(self, program: str, name: str, key: ParentKey, arguments: list[str]):
         """Start `python -m program ADDRESS NAME ARGUMENTS` in a session of its own.
 
         Of its own, so that the terminal's Ctrl-C reaches the harness alone, which then ends it.
@@ -258,7 +251,7 @@ class Processes:
             threads=key.threads, flavour=key.flavour, allocator=key.allocator
         )
         environment |= {wire.KEY: self._key} | scratch.environment(self.scratch)
-        environment |= {"TORCHINDUCTOR_CACHE_DIR": f"{self.scratch}/inductor"} | extra
+        environment |= {"TORCHINDUCTOR_CACHE_DIR": f"{self.scratch}/inductor"}
         with open(self.logs / f"{name}.log", "ab") as log:
             process = subprocess.Popen(
                 [
@@ -277,8 +270,8 @@ class Processes:
 
     # Parents --------------------------------------------------------------------------------
 
-    def start_parents(self, keys: list[ParentKey]) -> dict[ParentKey, ParentFailed]:
-        """Start a fresh parent for each key, side by side; return why each that failed did.
+    def start_parents(self, keys: Iterable[ParentKey]) -> dict[ParentKey, ParentFailed]:
+        """Start a fresh parent for each different key, side by side; why each that failed did.
 
         A parent that dies is started once more. One whose import fails is not.
         """
@@ -286,11 +279,11 @@ class Processes:
         if not FORKS:
             return {}
         failures: dict[ParentKey, ParentFailed] = {}
-        started = {key: self._begin_parent(key) for key in keys}
-        for key in keys:
+        started = {key: self._begin_parent(key) for key in dict.fromkeys(keys)}
+        for key, begun in started.items():
             try:
                 try:
-                    self._parents[key] = self._finish_parent(*started[key])
+                    self._parents[key] = self._finish_parent(*begun)
                 except ParentDied:
                     self._parents[key] = self._finish_parent(*self._begin_parent(key))
             except ParentFailed as error:
@@ -379,32 +372,28 @@ class Processes:
             except (wire.Gone, wire.Silent):
                 return "ended with its parent"
 
-        try:
-            peer = self._wait_for(name, lambda: _lives(pid), self.limits.start)
-        except wire.Gone:
-            raise Failed(f"the worker {reap()} before it answered (see {name}.log)") from None
-        except wire.Silent:
-            _kill(pid)
-            reap()
-            raise Failed(f"time-out: no worker within {self.limits.start:g} s") from None
-        return Worker(key, peer, reap)
+        return self._worker(key, name, pid, lambda: _lives(pid), reap)
 
-    def execute(self, key: ParentKey, label: str, **extra: str) -> Worker:
-        """A freshly executed worker; `extra` are environment variables of its own."""
+    def execute(self, key: ParentKey, label: str) -> Worker:
+        """A freshly executed worker."""
         name = self._name(label)
         log = str(self.logs / f"{name}.log")
-        process = self._execute("bench.harness.worker", name, key, [log], **extra)
+        process = self._execute("bench.harness.worker", name, key, [log])
 
         def reap() -> str:
             _end(process, patience=5)
             return worker.ending(process.returncode)
 
+        return self._worker(key, name, process.pid, lambda: process.poll() is None, reap)
+
+    def _worker(self, key: ParentKey, name: str, pid: int, alive, reap) -> Worker:
+        """The worker called `name` once it has connected; `reap` ends it and says how it ended."""
         try:
-            peer = self._wait_for(name, lambda: process.poll() is None, self.limits.start)
+            peer = self._wait_for(name, alive, self.limits.start)
         except wire.Gone:
             raise Failed(f"the worker {reap()} before it answered (see {name}.log)") from None
         except wire.Silent:
-            _kill(process.pid)
+            _kill(pid)
             reap()
             raise Failed(f"time-out: no worker within {self.limits.start:g} s") from None
         return Worker(key, peer, reap)

@@ -384,7 +384,7 @@ class Run:
     def _start_parents(self, processes: Processes, cases: list[Case]) -> None:
         """Start a block's parents; the cases of one that can't be started fail."""
         keys = {case.id: parent_key(case, self.threads) for case in cases}
-        failures = processes.start_parents(list(dict.fromkeys(keys.values())))
+        failures = processes.start_parents(keys.values())
         for case in cases:
             failure = failures.get(keys[case.id])
             if isinstance(failure, ParentDied):

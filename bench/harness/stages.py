@@ -96,14 +96,18 @@ class Stages:
 
     def watch_plain(self, model: Any) -> None:
         """Give `model` what the framework's plain step makes of it, watched once for all rows."""
-        kit = self.impl.kit
+        make_predict = self.impl.kit.training.make_predict
 
         def train() -> None:
-            optimizer = kit.training.make_optimizer(model, self.task.recipe)
-            step = kit.training.make_train_step(model, optimizer, kit.training.loss_of(self.task))
-            self.watch(step, kit.training.make_predict(model))
+            self.watch(self._plain_step(model), make_predict(model))
 
         self.train_once("watched", model, train)
+
+    def _plain_step(self, model: Any) -> Callable:
+        """The framework's plain step of a model, with a new optimizer."""
+        training = self.impl.kit.training
+        optimizer = training.make_optimizer(model, self.task.recipe)
+        return training.make_train_step(model, optimizer, training.loss_of(self.task))
 
     def train_once(self, name: str, model: Any, train: Callable[[], None]) -> None:
         """Give `model` what `train()` makes of it, with its `metrics`: once for all rows.
@@ -137,13 +141,10 @@ class Stages:
 
     def plain(self, weights: Weights | None = None, epochs: int | None = None) -> Weights:
         """What the framework's plain step makes of `weights`, or of the seed's initial ones."""
-        kit = self.impl.kit
 
         def make(weights: Weights) -> tuple[Callable, Callable]:
-            model = kit.models.build(self.task.model, weights)
-            optimizer = kit.training.make_optimizer(model, self.task.recipe)
-            step = kit.training.make_train_step(model, optimizer, kit.training.loss_of(self.task))
-            return step, lambda: model
+            model = self.impl.kit.models.build(self.task.model, weights)
+            return self._plain_step(model), lambda: model
 
         return self.shared("plain", make, weights, epochs)
 

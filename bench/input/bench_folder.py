@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bench.harness.machine import usable_threads
-from bench.harness.plan import WARM, Technique, Variant, Work, Workload
+from bench.harness.plan import Technique, Work, Workload, warm
 from bench.probes import pipelines
 
 GPUS = 1  # this suite trains on one
@@ -13,61 +13,37 @@ TECHNIQUE = Technique(
     name="folder",
     title="Input pipelines: a folder of photos",
     variants=(
-        Variant(
-            "naive",
-            {"loader": "naive"},
-            role="baseline",
-            measured=WARM,
-            title="as in the tutorials, no workers",
+        warm(
+            "naive", {"loader": "naive"}, role="baseline", title="as in the tutorials, no workers"
         ),
-        Variant(
+        warm(
             "parallel_auto",
             {"loader": "parallel"},
-            measured=WARM,
             title="workers, as many as cores",
             program="folder of photos, workers",
         ),
-        Variant(
+        warm(
             "fast_decoder",
             {"loader": "parallel", "decoder": "fast"},
             effort="ordinary",
-            measured=WARM,
             title="workers, the fast decoder",
         ),
-        Variant(
-            "uint8",
-            {"loader": "uint8"},
-            effort="ordinary",
-            measured=WARM,
-            title="workers that hand over uint8",
+        warm("uint8", {"loader": "uint8"}, effort="ordinary", title="workers that hand over uint8"),
+        warm(
+            "workers_1", {"loader": "parallel", "workers": 1}, effort="ordinary", title="one worker"
         ),
-        Variant(
-            "workers_1",
-            {"loader": "parallel", "workers": 1},
-            effort="ordinary",
-            measured=WARM,
-            title="one worker",
-        ),
-        Variant(
-            "workers_2",
-            {"loader": "parallel", "workers": 2},
-            effort="full",
-            measured=WARM,
-            title="two workers",
-        ),
-        Variant(
+        warm("workers_2", {"loader": "parallel", "workers": 2}, effort="full", title="two workers"),
+        warm(
             "workers_1_5_a_core",
             {"loader": "parallel", "workers_a_core": 1.5},
             effort="full",
-            measured=WARM,
             title="1.5 workers a core",
         ),
-        Variant(
+        warm(
             "workers_4_a_gpu",
             {"loader": "parallel", "workers": 4 * GPUS},
             effort="full",
             requires="cuda",
-            measured=WARM,
             title="four workers a GPU",
         ),
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bench.harness.plan import WARM, Technique, Variant, Work, Workload
+from bench.harness.plan import Technique, Work, Workload, warm
 from bench.probes import pipelines
 
 UNSUPPORTED = {
@@ -17,51 +17,26 @@ TECHNIQUE = Technique(
     name="in_memory",
     title="Input pipelines: small images in memory",
     variants=(
-        Variant(
-            "naive",
-            {"loader": "naive"},
-            role="baseline",
-            measured=WARM,
-            title="a sample at a time",
-        ),
-        Variant(
-            "vectorised",
-            {"loader": "vectorised"},
-            measured=WARM,
-            title="a batch at a time",
-        ),
-        Variant(
-            "memory_cached",
-            {"loader": "memory_cached"},
-            measured=WARM,
-            title="a batch at a time, cached",
-        ),
-        Variant(
+        warm("naive", {"loader": "naive"}, role="baseline", title="a sample at a time"),
+        warm("vectorised", {"loader": "vectorised"}, title="a batch at a time"),
+        warm("memory_cached", {"loader": "memory_cached"}, title="a batch at a time, cached"),
+        warm(
             "parallel_auto",
             {"loader": "parallel"},
             effort="ordinary",
-            measured=WARM,
             title="workers, as many as cores",
         ),
-        Variant(
-            "workers_1",
-            {"loader": "parallel", "workers": 1},
-            effort="full",
-            measured=WARM,
-            title="one worker",
-        ),
-        Variant(
+        warm("workers_1", {"loader": "parallel", "workers": 1}, effort="full", title="one worker"),
+        warm(
             "disk_cached",
             {"loader": "disk_cached"},
             effort="ordinary",
-            measured=WARM,
             title="a batch at a time, cached on disk",
         ),
-        Variant(
+        warm(
             "snapshot",
             {"loader": "snapshot"},
             effort="full",
-            measured=WARM,
             title="a batch at a time, in a snapshot",
         ),
     ),

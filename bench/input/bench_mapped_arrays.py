@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 
-from bench.harness.plan import WARM, Technique, Variant, Work, Workload
+from bench.harness.plan import Technique, Work, Workload, warm
 from bench.probes import pipelines
 from shared.conversion import convert
 
@@ -15,25 +15,22 @@ TECHNIQUE = Technique(
     name="mapped_arrays",
     title="Input pipelines: decoded photos in mapped arrays",
     variants=(
-        Variant(
+        warm(
             "folder",
             {"technique": "folder", "loader": "parallel"},
             role="baseline",
-            measured=WARM,
             title="folder of photos, workers",
             program="folder of photos, workers",
         ),
-        Variant(
+        warm(
             "mapped_auto",
             {"loader": "memory_mapped"},
-            measured=WARM,
             title="mapped arrays, as many workers as cores",
         ),
-        Variant(
+        warm(
             "workers_1",
             {"loader": "memory_mapped", "workers": 1},
             effort="ordinary",
-            measured=WARM,
             title="mapped arrays, one worker",
         ),
     ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bench.harness.machine import usable_threads
-from bench.harness.plan import WARM, Technique, Variant, Work, Workload
+from bench.harness.plan import Technique, Work, Workload, warm
 from bench.probes import pipelines
 from shared.conversion import convert
 
@@ -14,38 +14,28 @@ TECHNIQUE = Technique(
     name="shards",
     title="Input pipelines: photos in shards",
     variants=(
-        Variant(
-            "sequential",
-            {"loader": "sequential"},
-            role="baseline",
-            measured=WARM,
-            title="shard after shard",
-        ),
-        Variant(
+        warm("sequential", {"loader": "sequential"}, role="baseline", title="shard after shard"),
+        warm(
             "interleaved_auto",
             {"loader": "interleaved"},
-            measured=WARM,
             title="interleaved, as many workers as cores",
         ),
-        Variant(
+        warm(
             "any_order",
             {"loader": "interleaved", "deterministic": False},
             effort="ordinary",
-            measured=WARM,
             title="interleaved, in any order",
         ),
-        Variant(
+        warm(
             "workers_1",
             {"loader": "interleaved", "workers": 1},
             effort="full",
-            measured=WARM,
             title="interleaved, one worker",
         ),
-        Variant(
+        warm(
             "workers_1_5_a_core",
             {"loader": "interleaved", "workers_a_core": 1.5},
             effort="full",
-            measured=WARM,
             title="interleaved, 1.5 workers a core",
         ),
     ),

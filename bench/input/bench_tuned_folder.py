@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 
-from bench.harness.plan import WARM, Technique, Variant, Work, Workload
+from bench.harness.plan import Technique, Work, Workload, warm
 from bench.probes import pipelines
 
 UNSUPPORTED = {
@@ -17,50 +17,44 @@ TECHNIQUE = Technique(
     name="tuned_folder",
     title="Tuned input pipelines: a folder of photos",
     variants=(
-        Variant(
+        warm(
             "parallel",
             {"technique": "folder", "loader": "parallel"},
             role="baseline",
-            measured=WARM,
             title="workers, as many as cores",
             program="folder of photos, workers",
         ),
-        Variant("tuned", {"loader": "tuned"}, measured=WARM, title="tuned"),
-        Variant(
+        warm("tuned", {"loader": "tuned"}, title="tuned"),
+        warm(
             "tuned_one_op_thread",
             {"loader": "tuned", "op_threads": 1},
             frameworks=("tf",),
             effort="ordinary",
-            measured=WARM,
             title="tuned, operators on one thread",
         ),
-        Variant(
+        warm(
             "tuned_kept_memory",
             {"loader": "tuned", "op_threads": 1},
             effort="ordinary",
             allocator="tuned",
-            measured=WARM,
             title="tuned, freed memory kept",
         ),
-        Variant(
+        warm(
             "tuned_fast_decoder",
             {"loader": "tuned", "decoder": "fast"},
             effort="ordinary",
-            measured=WARM,
             title="tuned, the fast decoder",
         ),
-        Variant(
+        warm(
             "threads",
             {"loader": "threads"},
             effort="ordinary",
-            measured=WARM,
             title="threads in place of processes",
         ),
-        Variant(
+        warm(
             "threads_fast_decoder",
             {"loader": "threads", "decoder": "fast"},
             effort="full",
-            measured=WARM,
             title="threads, the fast decoder",
         ),
     ),

@@ -158,12 +158,7 @@ class Climb:
 
     def _next(self) -> Wanted | None:
         """The runs that are next to each other next: a pair of each framework; None at the end."""
-        climbs = {
-            framework: rule.climb(
-                self.ladder, self.record["runs"], framework, self.record["blocks"]
-            )
-            for framework in self.record["frameworks"]
-        }
+        climbs = rule.climbs_of(self.ladder, self.record)
         for rung in self.ladder.rungs:
             open_steps = {
                 framework: step

@@ -50,7 +50,6 @@ def find(name: str) -> Ladder:
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit status (2: an error, 130: interrupted)."""
     given = options().parse_args(arguments)
-    sys.stdout.reconfigure(errors="backslashreplace")  # a console without UTF-8 loses no table
     try:
         if given.show:
             record = climbing.load(given.show)

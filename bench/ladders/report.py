@@ -14,12 +14,11 @@ from bench.harness.worker import on_cpu
 from bench.ladders import rule
 from bench.ladders.climbing import Record
 from bench.ladders.ladder import JUDGED, Ladder
-from bench.ladders.rule import Step
+from bench.ladders.rule import Step, climbs_of
 from bench.report.blocks import Column, Table
 from bench.report.figures import MISSING, number, ratio, scaled
 from bench.report.shapes import Box, Chart, Label, Line, Mark, Scale, across, scale
-from bench.report.tables import escape, grid, markdown_table
-from bench.report.text import wrap
+from bench.report.tables import escape, parts_as_markdown, parts_as_text
 
 # figure -> head of its column, factor to its unit
 SHOWN = {
@@ -49,14 +48,6 @@ STATES = {  # of a rung that does not help -> how it is called
 PRICES = {"iteration": "time", "memory": "memory"}
 
 Climbs = dict[str, list[Step]]
-
-
-def climbs_of(ladder: Ladder, record: Record) -> Climbs:
-    """Framework -> the rungs of a record."""
-    return {
-        framework: rule.climb(ladder, record["runs"], framework, record["blocks"])
-        for framework in record["frameworks"]
-    }
 
 
 def content(ladder: Ladder, record: Record) -> list[str | Table]:
@@ -185,28 +176,19 @@ def _machine(record: Record) -> str:
 
 def as_text(ladder: Ladder, record: Record, width: int = 100) -> str:
     """For the terminal."""
-    parts = content(ladder, record)
-    blocks = [wrap(p, width) if isinstance(p, str) else grid(p, width) for p in parts]
-    return "\n\n".join("\n".join(block) for block in blocks) + "\n"
+    return parts_as_text(content(ladder, record), width)
 
 
 def as_markdown(ladder: Ladder, record: Record) -> str:
     """For a page, with the picture that stands beside it."""
-    blocks = [
-        escape(part)
-        if isinstance(part, str)
-        else f"**{escape(part.title)}**\n\n{markdown_table(part).strip()}"
-        for part in content(ladder, record)
-    ]
-    drawn = [f"![{escape(ladder.title)}](ladder.svg)"] if picture(ladder, record) else []
-    return "\n\n".join([f"# {escape(ladder.title)}", *drawn, *blocks]) + "\n"
+    title = escape(ladder.title)
+    drawn = [f"![{title}](ladder.svg)"] if picture(ladder, record) else []
+    return "\n\n".join([f"# {title}", *drawn, parts_as_markdown(content(ladder, record))])
 
 
 def _figures(ladder: Ladder, record: Record, framework: str, steps: list[Step]) -> Table:
     """The figures of every program of a framework, from plain to the top."""
-    runs = [run for run in record["runs"] if run["framework"] == framework]
-    first = next((step.rung.name for step in steps if step.state != "nothing"), None)
-    plain = rule.means([run for run in runs if run["stage"] == first], ())
+    plain = _plain(record, framework, steps)
     rows = [("plain", plain), *((step.rung.title, step.figures) for step in steps)]
     shown = [name for name in SHOWN if any(name in figures for _, figures in rows)]
     better = "more is better" if ladder.more_is_better else "less is better"
@@ -224,6 +206,14 @@ def _figures(ladder: Ladder, record: Record, framework: str, steps: list[Step]) 
             if figures
         ],
     )
+
+
+def _plain(record: Record, framework: str, steps: list[Step]) -> dict[str, float]:
+    """The figures of the plain program, beside the first rung that was run."""
+    first = next((step.rung.name for step in steps if step.state != "nothing"), None)
+    at_first = (framework, first)
+    runs = [run for run in record["runs"] if (run["framework"], run["stage"]) == at_first]
+    return rule.means(runs, ())
 
 
 def _ratios(ladder: Ladder, record: Record, climbs: Climbs) -> Table:
@@ -388,10 +378,7 @@ def _rows(ladder: Ladder, record: Record, climbs: Climbs) -> list[tuple[str, lis
     """Title -> (framework, figure -> (value, interval)) of each program; "kept": whether it is."""
     rows: dict[str, list] = {}
     for framework, steps in climbs.items():
-        runs = [run for run in record["runs"] if run["framework"] == framework]
-        first = next((step.rung.name for step in steps if step.state != "nothing"), None)
-        plain = rule.means([run for run in runs if run["stage"] == first], ())
-        if plain:
+        if plain := _plain(record, framework, steps):
             figures: dict[str, Any] = {"iteration": (1.0, None), "memory": (1.0, None)}
             figures |= {"quality": (plain.get("quality"), None), "kept": True}
             rows.setdefault("plain", []).append((framework, figures))

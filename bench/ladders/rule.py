@@ -104,6 +104,14 @@ def climb(ladder: Ladder, runs: Sequence[dict], framework: str, blocks: int) -> 
     return steps
 
 
+def climbs_of(ladder: Ladder, record: dict) -> dict[str, list[Step]]:
+    """Framework -> the rungs of a record."""
+    return {
+        framework: climb(ladder, record["runs"], framework, record["blocks"])
+        for framework in record["frameworks"]
+    }
+
+
 def _step(
     ladder: Ladder, rung: Rung, below: Rungs, runs: list[dict], blocks: int, before: list[Step]
 ) -> Step:

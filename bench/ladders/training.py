@@ -20,6 +20,7 @@ import psutil
 from bench.harness import machine, memory
 from bench.harness.accuracy import even_batch
 from bench.harness.plan import Work
+from bench.harness.rows import once
 from shared.utilization import Gpu, watch_utilization
 from shared.weights import checksum
 
@@ -121,20 +122,20 @@ def measure(
     yield
     found = {
         **_pace(watched, batch_size),
-        "first_step": _figure("s", first),
-        "whole": _figure("s", whole),
-        "quality": _figure(work.task.metric, quality),
-        "latency": _figure("s", _latency(kit, predict, x[:1])),
-        "size": _figure("bytes", path.stat().st_size),
+        "first_step": once("s", first),
+        "whole": once("s", whole),
+        "quality": once(work.task.metric, quality),
+        "latency": once("s", _latency(kit, predict, x[:1])),
+        "size": once("bytes", path.stat().st_size),
         "evidence": {"losses": certificate, "weights_sha256": _weights(impl, work)},
     }
     if resets:
-        host = _figure("bytes", trained - imported + watched.beside)
+        host = once("bytes", trained - imported + watched.beside)
         found["host_memory" if device else "memory"] = host
         most = peak - imported + max(watched.beside, after.beside)
-        found["whole_memory"] = _figure("bytes", most)
+        found["whole_memory"] = once("bytes", most)
     if device:
-        found["memory"] = _figure("bytes", device["allocated"])
+        found["memory"] = once("bytes", device["allocated"])
     if on_gpu:
         found |= _busiest(used.gpus)
     return found
@@ -157,13 +158,13 @@ def _pace(watched: Watched, batch_size: int) -> dict[str, dict]:
     seconds, steps = watched.seconds[steady], watched.steps[steady]
     each = sum(seconds) / sum(steps)
     found = {
-        "iteration": _figure("s", each),
-        "epoch": _figure("s", median(seconds)),
-        "samples_per_s": _figure("samples/s", batch_size / each),
+        "iteration": once("s", each),
+        "epoch": once("s", median(seconds)),
+        "samples_per_s": once("samples/s", batch_size / each),
     }
     if watched.shares:
-        found["utilisation"] = _figure("%", 100 * sum(watched.shares) / len(watched.shares))
-        found["fluctuation"] = _figure("%", 100 * pstdev(watched.shares))
+        found["utilisation"] = once("%", 100 * sum(watched.shares) / len(watched.shares))
+        found["fluctuation"] = once("%", 100 * pstdev(watched.shares))
     return found
 
 
@@ -174,8 +175,8 @@ def _busiest(gpus: Iterable[Gpu]) -> dict[str, dict]:
         return {}
     ours = max(told, key=lambda gpu: gpu.mean)
     return {
-        "device_utilisation": _figure("%", 100 * ours.mean),
-        "device_fluctuation": _figure("%", 100 * ours.sd),
+        "device_utilisation": once("%", 100 * ours.mean),
+        "device_fluctuation": once("%", 100 * ours.sd),
     }
 
 
@@ -194,7 +195,3 @@ def _weights(impl, work: Work) -> str:
     """The checksum of the initial weights, as the framework has them."""
     model = impl.kit.models.build(work.task.model, work.weights)
     return checksum(impl.kit.models.export_weights(model))
-
-
-def _figure(unit: str, value: float) -> dict:
-    return {"value": value, "unit": unit, "samples": None}

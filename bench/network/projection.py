@@ -17,7 +17,6 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterable
 from dataclasses import asdict, fields
 from pathlib import Path
 
@@ -29,8 +28,7 @@ from bench.report import readme
 from bench.report.blocks import Column, Table
 from bench.report.figures import MISSING, number
 from bench.report.replace import write_atomically
-from bench.report.tables import escape, grid, markdown_table
-from bench.report.text import wrap
+from bench.report.tables import parts_as_markdown, parts_as_text
 
 BEGIN, END = "<!-- projection:begin -->", "<!-- projection:end -->"
 TITLES = {"pt": "PyTorch, gloo", "tf": "TensorFlow, RING"}
@@ -190,21 +188,6 @@ def _end(replicas: int | None, steps: list[Projected]) -> str:
     return f"{replicas:,}{' or more' if last else ''}"
 
 
-def as_text(parts: Iterable[str | Table], width: int = 100) -> str:
-    """For the terminal."""
-    blocks = [wrap(p, width) if isinstance(p, str) else grid(p, width) for p in parts]
-    return "\n\n".join("\n".join(block) for block in blocks) + "\n"
-
-
-def as_markdown(parts: Iterable[str | Table]) -> str:
-    """For a page: a table's title stands above it."""
-    blocks = [
-        escape(p) if isinstance(p, str) else f"**{escape(p.title)}**\n\n{markdown_table(p).strip()}"
-        for p in parts
-    ]
-    return "\n\n".join(blocks) + "\n"
-
-
 # Command line -------------------------------------------------------------------------------------
 
 # field of a job -> how it is read, what it is
@@ -240,7 +223,6 @@ def main(arguments: list[str] | None = None) -> int:
         shown.add_argument(option, type=kind, default=usual, help=meaning)
     given = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    sys.stdout.reconfigure(errors="backslashreplace")  # a console without UTF-8 loses no table
     try:
         return _measure(given) if given.command == "measure" else _show(given)
     except (ValueError, Refused, RuntimeError) as error:
@@ -266,18 +248,17 @@ def _show(given: argparse.Namespace) -> int:
         raise ValueError(f"--{wrong[0].replace('_', '-')} must be above 0")
     parts = content([sweeps.load(path) for path in given.records], job)
     if given.page is None:
-        print(as_text(parts, width=int(os.environ.get("COLUMNS", "100"))), end="")
+        print(parts_as_text(parts, int(os.environ.get("COLUMNS", "100"))), end="")
         return 0
     old = readme.read(given.page)
-    before, begin, rest = old.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"{given.page}: no text between {BEGIN} and {END} to replace")
-    new = f"{before}{BEGIN}\n{as_markdown(parts)}{END}{after}"
+    try:
+        new = readme.between(old, BEGIN, END, parts_as_markdown(parts))
+    except ValueError as error:
+        raise ValueError(f"{given.page}: {error}") from None
     if given.check and old != new:
         print(f"{given.page}: its tables are not what the records give", file=sys.stderr)
         return 1
     if not given.check:
-        readme.write(given.page, new)
+        write_atomically({given.page: new})
         print(given.page)
     return 0

@@ -23,6 +23,7 @@ def size(text: str) -> float:
 
 def _quantity(text: str, units: dict[str, float]) -> float:
     found = re.fullmatch(r"(\d{1,12}(?:\.\d+)?) ?([A-Za-z]+)", text.strip())
-    if not found or found[2] not in units:
+    unit = next((unit for unit in units if found and unit.lower() == found[2].lower()), None)
+    if unit is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number with one of {', '.join(units)}")
-    return float(found[1]) * units[found[2]]
+    return float(found[1]) * units[unit]

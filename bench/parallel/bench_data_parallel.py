@@ -10,6 +10,7 @@ import numpy as np
 
 from bench.harness.machine import usable_threads
 from bench.harness.plan import WARM, Technique, Variant, Work, Workload
+from bench.harness.rows import once
 from shared import datasets, parallel
 from shared.specs import TASKS, parameter_count
 
@@ -148,12 +149,12 @@ def probe(impl, work: Work, batches) -> dict[str, dict]:
     return {
         "samples_per_s": rates[1],
         "one_replica": rates[0],
-        "efficiency": _figure("%", efficiency),
-        "communication_share": _figure("%", 100 * (1 - apart_s / _step_s(two))),
-        "bytes_a_step": _figure("bytes", two.loopback_bytes),
-        "ring_bytes_a_step": _figure("bytes", 2.0 * (REPLICAS - 1) * gradients),
+        "efficiency": once("%", efficiency),
+        "communication_share": once("%", 100 * (1 - apart_s / _step_s(two))),
+        "bytes_a_step": once("bytes", two.loopback_bytes),
+        "ring_bytes_a_step": once("bytes", 2.0 * (REPLICAS - 1) * gradients),
         **_memory(two),
-        "losses_apart": _figure("ppm", 1e6 * _apart(one.losses, two.losses)),
+        "losses_apart": once("ppm", 1e6 * _apart(one.losses, two.losses)),
         "evidence": {
             "samples": len(two.seen),
             "each_seen": [int(two.seen.min()), int(two.seen.max())],
@@ -167,13 +168,13 @@ def _rate(batch_size: int, run: parallel.Result) -> dict:
     """The median over all steps that count, and of each of PARTS runs of them."""
     counted = run.step_s[WARM_STEPS:]
     parts = [batch_size / float(np.median(part)) for part in np.split(counted, PARTS)]
-    return _figure("samples/s", batch_size / _step_s(run)) | {"samples": parts}
+    return once("samples/s", batch_size / _step_s(run)) | {"samples": parts}
 
 
 def _memory(run: parallel.Result) -> dict[str, dict]:
     return {
-        "peak_a_process": _figure("bytes", float(run.peak_bytes.max())),
-        "above_imports": _figure("bytes", float((run.peak_bytes - run.import_bytes).max())),
+        "peak_a_process": once("bytes", float(run.peak_bytes.max())),
+        "above_imports": once("bytes", float((run.peak_bytes - run.import_bytes).max())),
     }
 
 
@@ -189,10 +190,6 @@ def _middle_s(run: parallel.Result) -> float:
     """Of the steps in the middle, when the other run has begun and has not ended."""
     quarter = len(run.step_s) // 4
     return float(np.median(run.step_s[quarter:-quarter]))
-
-
-def _figure(unit: str, value: float) -> dict:
-    return {"value": value, "unit": unit, "samples": None}
 
 
 def bench_data_parallel(case, replay):

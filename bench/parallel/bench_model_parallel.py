@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.harness.plan import WARM, Technique, Variant, Work, Workload
+from bench.harness.plan import Technique, Work, Workload, warm
 from bench.probes import model_parallel
 
 STAGES = 2
@@ -13,38 +13,19 @@ TECHNIQUE = Technique(
     name="model_parallel",
     title="Model parallel: layer split and pipelines",
     variants=(
-        Variant(
-            "one_device",
-            role="baseline",
-            measured=WARM,
-            title="one device",
-            program="one device",
-        ),
-        Variant(
-            "pipeline",
-            {"micro_batches": 4},
-            measured=WARM,
-            title="pipeline of 4 micro-batches",
-        ),
-        Variant(
-            "layer_split",
-            {"micro_batches": 1},
-            effort="ordinary",
-            measured=WARM,
-            title="layers on two devices",
-        ),
-        Variant(
+        warm("one_device", role="baseline", title="one device", program="one device"),
+        warm("pipeline", {"micro_batches": 4}, title="pipeline of 4 micro-batches"),
+        warm("layer_split", {"micro_batches": 1}, effort="ordinary", title="layers on two devices"),
+        warm(
             "pipeline_1f1b",
             {"micro_batches": 4, "schedule": "1f1b"},
             effort="ordinary",
-            measured=WARM,
             title="pipeline of 4, one forward one backward",
         ),
-        Variant(
+        warm(
             "pipeline_16",
             {"micro_batches": 16},
             effort="full",
-            measured=WARM,
             title="pipeline of 16 micro-batches",
         ),
     ),

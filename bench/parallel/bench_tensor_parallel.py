@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.harness.plan import WARM, Technique, Variant, Work, Workload
+from bench.harness.plan import Technique, Work, Workload, warm
 from bench.probes import model_parallel
 
 PAIRS = "block*.up > block*.down"
@@ -13,26 +13,9 @@ TECHNIQUE = Technique(
     name="tensor_parallel",
     title="Tensor parallel, and a hybrid of data and tensor parallel",
     variants=(
-        Variant(
-            "one_device",
-            role="baseline",
-            measured=WARM,
-            title="one device",
-            program="one device",
-        ),
-        Variant(
-            "tensor_parallel",
-            {"replicas": 1},
-            measured=WARM,
-            title="layers split over two devices",
-        ),
-        Variant(
-            "hybrid",
-            {"replicas": 2},
-            effort="ordinary",
-            measured=WARM,
-            title="layers split, two replicas",
-        ),
+        warm("one_device", role="baseline", title="one device", program="one device"),
+        warm("tensor_parallel", {"replicas": 1}, title="layers split over two devices"),
+        warm("hybrid", {"replicas": 2}, effort="ordinary", title="layers split, two replicas"),
     ),
     workloads=(Workload("text-gpt-wide", "compute", timed=False),),
     differs_by_design=(

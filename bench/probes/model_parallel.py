@@ -12,13 +12,13 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from statistics import median
 
 import numpy as np
 import psutil
 
 from bench.harness.machine import usable_threads
 from bench.harness.plan import Work
+from bench.harness.rows import figure
 from shared import parallel
 from shared.datasets import first_batches
 
@@ -78,11 +78,6 @@ def measure(
     expected = {name: figure(units[name], [value]) for name, value in reference.items()}
     measured = figures(glances, list(found.ended), work.batch_size)
     return measured | expected | {"evidence": evidence}
-
-
-def figure(unit: str, samples: list) -> dict:
-    """A metric as a probe returns it."""
-    return {"value": median(samples), "unit": unit, "samples": samples}
 
 
 def figures(glances: list[Glance], ended: list[float], batch_size: int) -> dict[str, dict]:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil
 from pathlib import Path
-from statistics import harmonic_mean, mean, median
+from statistics import harmonic_mean, mean
 
 import numpy as np
 import psutil
@@ -31,6 +31,7 @@ import psutil
 from bench.harness import machine, memory
 from bench.harness.machine import usable_threads
 from bench.harness.plan import Work
+from bench.harness.rows import figure, plain
 
 SEED = 2026
 SHORTEST_S = 0.3  # of a repetition
@@ -66,20 +67,16 @@ def measure(
     starts = [epochs.first_batch_s for epochs in repetitions]
     cpu = [1000 * epochs.cpu_s / epochs.images for epochs in repetitions]
     return {
-        "samples_per_s": _figure("samples/s", rates),
-        "work_limit": _figure("samples/s", limits),
-        "share_of_limit": _figure("%", shares),
-        "first_batch": _figure("s", [made + first.first_batch_s]),
-        "later_first_batch": _figure("s", starts),
-        "cpu_per_1000": _figure("s", cpu),
-        "data_stall": _figure("%", [data_stall(impl, work, loader)]),
-        "memory": _figure("bytes", [peak]),
+        "samples_per_s": figure("samples/s", rates),
+        "work_limit": figure("samples/s", limits),
+        "share_of_limit": figure("%", shares),
+        "first_batch": figure("s", [made + first.first_batch_s]),
+        "later_first_batch": figure("s", starts),
+        "cpu_per_1000": figure("s", cpu),
+        "data_stall": figure("%", [data_stall(impl, work, loader)]),
+        "memory": figure("bytes", [peak]),
         "evidence": {"read": pipeline.read},
     }
-
-
-def _figure(unit: str, samples: list) -> dict:
-    return {"value": median(samples), "unit": unit, "samples": samples}
 
 
 # The pipeline -----------------------------------------------------------------------------------
@@ -179,10 +176,7 @@ def _read(epochs: int, labels: list) -> dict:
 
 def data_stall(impl, work: Work, loader: Iterable) -> float:
     """Percent of the time of real train steps that passes waiting for their batches."""
-    model = impl.kit.models.build(work.task.model, work.weights)
-    optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
-    step = impl.kit.training.make_train_step(model, optimizer, impl.kit.training.cross_entropy)
-    waited = total = 0.0
+    step, waited, total = plain(impl, work).step, 0.0, 0.0
     batches = iter(loader)
     for number in range(WARM_STEPS + STALL_STEPS):
         start = time.perf_counter()

@@ -19,15 +19,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
 from pathlib import Path
-from statistics import median
 
 import numpy as np
 
 from bench.harness.examples import examples
 from bench.harness.folders import written_once
 from bench.harness.machine import THREAD_VARIABLES, usable_threads
-from bench.harness.plan import Prepared, Work
+from bench.harness.plan import WARM, Prepared, Variant, Work
 from bench.harness.processes import ROOT
+from bench.harness.rows import figure
 from bench.harness.sizes import artifact_bytes
 from shared import datasets
 from shared.own_model import arrays, first
@@ -44,6 +44,15 @@ ALLOWED = {"float32": (1e-4, 0.999), "bfloat16": (5e-2, 0.95), "float16": (5e-2,
 ALLOWED |= {"int8": (1e-1, 0.9)}
 CALIBRATION = 256  # samples, the first of the training split, that int8 takes its ranges from
 LIVE = 0.2  # scale of a residual branch that begins at 0
+HALF_LOSSES = 5e-2  # relative: losses of predictions in bfloat16 against those of a twin
+IN_PLACE = Variant(
+    "baseline",
+    {"route": "in place"},
+    role="baseline",
+    measured=WARM,
+    title="the framework in place",
+    program="plain",
+)
 
 
 @dataclass(frozen=True)
@@ -58,6 +67,12 @@ class Route:
     export: str | None = None
     load: str | None = None
     file: str = ""
+
+
+def row(name: str, title: str, route: str, effort: str = "full", **more) -> Variant:
+    """A variant that predicts by a route; `more` are its fields, and settings beside the route."""
+    settings = {"route": route} | more.pop("settings", {})
+    return Variant(name, settings, effort=effort, measured=WARM, title=title, **more)
 
 
 def prepare(impl, work: Work, route: Route) -> Prepared:
@@ -230,17 +245,17 @@ def probe(impl, work: Work, route: Route) -> dict[str, dict]:
     if thorough and threads > 1:
         sweeps[1] = [_serve(request, 1, batches, 0, work.folder) for _ in range(whole)]
     figures = {
-        "start": _figure("s", [one["start"] for one in found + others]),
-        "load": _figure("ms", [1e3 * one["load"] for one in found]),
-        "memory": _figure("bytes", [one["memory"] for one in found]),
+        "start": figure("s", [one["start"] for one in found + others]),
+        "load": figure("ms", [1e3 * one["load"] for one in found]),
+        "memory": figure("bytes", [one["memory"] for one in found]),
     }
     for name in ("latency", "latency_p95", "latency_p99"):
         if None not in (times := [one[name] for one in found]):
-            figures[name] = _figure("ms", [1e3 * seconds for seconds in times])
+            figures[name] = figure("ms", [1e3 * seconds for seconds in times])
     for threads, swept in sorted(sweeps.items()):
         for size in batches:
             rates = [one["rates"][str(size)] for one in swept]
-            figures[f"rate_{threads}_threads_batch_{size}"] = _figure("samples/s", rates)
+            figures[f"rate_{threads}_threads_batch_{size}"] = figure("samples/s", rates)
     return figures | _sizes(folder)
 
 
@@ -271,18 +286,12 @@ def _serve(request: dict, threads: int, batches: list[int], longest_s: float, fo
     return found | {"start": found["ready"] - start}
 
 
-def _figure(unit: str, samples: list) -> dict:
-    known = [sample for sample in samples if sample is not None]
-    value = median(known) if known else None
-    return {"value": value, "unit": unit, "samples": samples}
-
-
 def _sizes(folder: Path | None) -> dict[str, dict]:
     """The artifact's size as it is and compressed, as the harness has it of a cold start."""
     sizes = artifact_bytes(folder)
     if sizes is None:
         return {}
     return {
-        "artifact": _figure("bytes", [sizes["bytes"]]),
-        "compressed_artifact": _figure("bytes", [sizes["compressed_bytes"]]),
+        "artifact": figure("bytes", [sizes["bytes"]]),
+        "compressed_artifact": figure("bytes", [sizes["compressed_bytes"]]),
     }

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from math import ceil
 from pathlib import Path
-from statistics import median
 
 import numpy as np
 
 from bench.harness.plan import Measure, Prepared, Technique, Variant, Work, Workload
+from bench.harness.rows import figure
 from bench.harness.stages import Stages
 from shared import datasets
 
@@ -115,15 +115,11 @@ def probe(impl, work: Work, batches) -> dict[str, dict]:
         ways["train_device"] = (plain, prepare(impl, work).step)
     ways["pipeline"] = (pipeline, lambda x, y: None)
     rates = _rates(impl, work, ways)
-    found = {name: _figure(samples, "samples/s") for name, samples in rates.items()}
+    found = {name: figure("samples/s", samples) for name, samples in rates.items()}
     for place in ("host", "device") if work.settings else ():
         pairs = zip(rates[f"train_{place}"], rates["train_plain"], strict=True)
-        found[f"lost_on_{place}"] = _figure([100 * (1 - ours / b) for ours, b in pairs], "%")
+        found[f"lost_on_{place}"] = figure("%", [100 * (1 - ours / b) for ours, b in pairs])
     return found
-
-
-def _figure(samples: list[float], unit: str) -> dict:
-    return {"value": median(samples), "unit": unit, "samples": samples}
 
 
 def _rates(impl, work: Work, ways: dict[str, tuple[Iterable, Callable]]) -> dict[str, list]:

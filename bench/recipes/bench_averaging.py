@@ -7,6 +7,7 @@ from contextlib import contextmanager, nullcontext
 import numpy as np
 
 from bench.harness.plan import Measure, Prepared, Technique, Variant, Work, Workload
+from bench.harness.rows import plain
 from bench.harness.stages import Stages
 from shared.specs import more_is_better
 
@@ -72,17 +73,15 @@ def prepare(impl, work: Work) -> Prepared:
 
 def _build(impl, work: Work) -> tuple:
     """Model, optimizer, step, and the average that is kept, or None."""
-    model = impl.kit.models.build(work.task.model, work.weights)
-    optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
-    loss = impl.kit.training.loss_of(work.task)
-    step = impl.kit.training.make_train_step(model, optimizer, loss)
+    row = plain(impl, work)
+    model, step = row.model, row.step
     kept, averaging = work.settings.get("kept", []), impl.recipes.averaging
     average = averaging.make_equal_average(model) if "swa" in kept else None
     if "ema" in kept:
         steps = work.task.recipe.epochs * (work.task.dataset.train_size // _batch_size(work))
         average = averaging.make_exponential_average(model, decay=1 - 1 / (MEMORY * steps))
         step = averaging.make_averaging_step(step, model, average)
-    return model, optimizer, step, average
+    return model, row.optimizer, step, average
 
 
 def _train(impl, work: Work, stages: Stages, model, step, predict, average) -> None:

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import time
-from statistics import median
 
-from bench.harness.plan import WARM, Prepared, Technique, Variant, Work, Workload
+from bench.harness.plan import Technique, Work, Workload, warm
+from bench.harness.rows import figure, once, plain
 
 TECHNIQUE = Technique(
     family="recipes",
     name="checkpoints",
     title="Checkpoints",
     variants=(
-        Variant("whole", role="baseline", measured=WARM, title="to resume from"),
-        Variant("weights", {"optimizer": False}, measured=WARM, title="weights alone"),
-        Variant(
+        warm("whole", role="baseline", title="to resume from"),
+        warm("weights", {"optimizer": False}, title="weights alone"),
+        warm(
             "half_precision",
             {"optimizer": False, "half_precision": True},
-            measured=WARM,
             title="weights in float16",
         ),
     ),
@@ -39,17 +38,9 @@ TECHNIQUE = Technique(
 )
 
 
-def prepare(impl, work: Work) -> Prepared:
-    """The plain step: what is measured here is the probe."""
-    model = impl.kit.models.build(work.task.model, work.weights)
-    optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
-    step = impl.kit.training.make_train_step(model, optimizer, impl.kit.training.cross_entropy)
-    return Prepared(step, impl.kit.training.make_predict(model), model, optimizer)
-
-
 def probe(impl, work: Work, batches) -> dict[str, dict]:
     """Bytes of a checkpoint, seconds to write and to read it, and how far the weights are off."""
-    checkpoints, prepared = impl.recipes.checkpoints, prepare(impl, work)
+    checkpoints, prepared = impl.recipes.checkpoints, plain(impl, work)
     prepared.step(*impl.kit.data.resident_batches(batches[:1])[0])
     optimizer = prepared.optimizer if work.settings.get("optimizer", True) else None
     half = work.settings.get("half_precision", False)
@@ -65,9 +56,9 @@ def probe(impl, work: Work, batches) -> dict[str, dict]:
     after = impl.kit.models.export_weights(prepared.model)
     off = max(float(abs(after[name] - value).max()) for name, value in before.items())
     return {
-        "checkpoint": {"value": size, "unit": "bytes", "samples": None},
-        "save": {"value": median(saves), "unit": "s", "samples": saves},
-        "load": {"value": median(loads), "unit": "s", "samples": loads},
+        "checkpoint": once("bytes", size),
+        "save": figure("s", saves),
+        "load": figure("s", loads),
         "evidence": {"largest_rounding": off},
     }
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
-from statistics import median
 
 import numpy as np
 
-from bench.harness.plan import WARM, Prepared, Technique, Variant, Work, Workload
+from bench.harness.plan import Prepared, Technique, Work, Workload, warm
+from bench.harness.rows import figure, once, plain
 from shared import datasets
 
 TECHNIQUE = Technique(
@@ -16,13 +17,8 @@ TECHNIQUE = Technique(
     name="checks",
     title="Checks of data and loss",
     variants=(
-        Variant("plain", role="baseline", measured=WARM, program="plain", title="without"),
-        Variant(
-            "checked",
-            {"checked": True},
-            measured=WARM,
-            title="every step and the data checked",
-        ),
+        warm("plain", role="baseline", program="plain", title="without"),
+        warm("checked", {"checked": True}, title="every step and the data checked"),
     ),
     workloads=(
         Workload("digits-cnn", "compute"),
@@ -41,13 +37,10 @@ TECHNIQUE = Technique(
 
 def prepare(impl, work: Work) -> Prepared:
     """The plain step, checked or not."""
-    model = impl.kit.models.build(work.task.model, work.weights)
-    optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
-    loss_fn = impl.kit.training.cross_entropy
-    step = impl.kit.training.make_train_step(model, optimizer, loss_fn)
-    if work.settings:
-        step = impl.recipes.checks.make_checked_step(step, model, loss_fn)
-    return Prepared(step, impl.kit.training.make_predict(model), model, optimizer)
+    row, loss_fn = plain(impl, work), impl.kit.training.cross_entropy
+    if not work.settings:
+        return row
+    return replace(row, step=impl.recipes.checks.make_checked_step(row.step, row.model, loss_fn))
 
 
 def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
@@ -81,10 +74,10 @@ def probe(impl, work: Work, batches) -> dict[str, dict]:
         else:
             sum(float(y[0]) for _, y in split)
         passes.append(time.perf_counter() - start)
-    found = {"pass": {"value": median(passes), "unit": "s", "samples": passes}}
+    found = {"pass": figure("s", passes)}
     if work.settings:
         seen = _faults(impl, work, x[:600], y[:600])
-        found["found"] = {"value": sum(map(bool, seen.values())), "unit": "faults", "samples": None}
+        found["found"] = once("faults", sum(map(bool, seen.values())))
         found["evidence"] = {"faults": seen}
     return found
 

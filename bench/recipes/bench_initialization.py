@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from bench.harness.plan import Measure, Prepared, Technique, Variant, Work, Workload
+from bench.harness.rows import once, plain
 from bench.harness.stages import Stages
 from shared.specs import Recipe
 
@@ -69,16 +70,13 @@ TECHNIQUE = Technique(
 
 def prepare(impl, work: Work) -> Prepared:
     """The plain step on weights that are drawn anew."""
-    model = impl.kit.models.build(work.task.model, work.weights)
-    predict = impl.kit.training.make_predict(model)
-    optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
-    step = impl.kit.training.make_train_step(model, optimizer, impl.kit.training.cross_entropy)
+    row, technique = plain(impl, work), impl.recipes.initialization
 
     def train(stages: Stages) -> None:
-        impl.recipes.initialization.apply_initialization(model, **work.settings, seed=stages.seed)
-        stages.watch(step, predict)
+        technique.apply_initialization(row.model, **work.settings, seed=stages.seed)
+        stages.watch(row.step, row.predict)
 
-    return Prepared(step, predict, model, optimizer, train=train)
+    return replace(row, train=train)
 
 
 def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
@@ -94,9 +92,9 @@ def probe(impl, work: Work, batches) -> dict[str, dict]:
     found = {}
     for name, residual in (("plain", False), ("residual", True)):
         ratio, unhealthy, accuracy = _deep(impl, work, residual)
-        found[f"{name}_gradient"] = {"value": ratio, "unit": "", "samples": None}
-        found[f"{name}_unhealthy"] = {"value": unhealthy, "unit": "layers", "samples": None}
-        found[f"{name}_accuracy"] = {"value": accuracy, "unit": "%", "samples": None}
+        found[f"{name}_gradient"] = once("", ratio)
+        found[f"{name}_unhealthy"] = once("layers", unhealthy)
+        found[f"{name}_accuracy"] = once("%", accuracy)
     return found
 
 

@@ -49,7 +49,6 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("--check needs --readme")
     if len(chosen.paths) > 1 and not chosen.readme:
         parser.error("several runs need --readme")
-    sys.stdout.reconfigure(errors="backslashreplace")  # a console without UTF-8 loses no table
     try:
         return _make(chosen)
     except ValueError as error:

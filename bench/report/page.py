@@ -10,24 +10,20 @@ import base64
 import hashlib
 import re
 from dataclasses import dataclass
-from functools import cache
-from html import escape
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from bench.analysis.decisions import FAMILIES, Limits, Work, family_of
 from bench.analysis.decisions import answer as decide
 from bench.analysis.reading import View, task_of, techniques, view
-from bench.report import advised, answer, charts, gains
+from bench.report import advised, answer, charts, gains, svg
 from bench.report.blocks import Table, phases
 from bench.report.content import Facts, Report, TaskPart, TechniquePart, build
 from bench.report.curves import curves
 from bench.report.lifetimes import lifetimes
 from bench.report.shapes import Chart
 from bench.report.tables import GRAPHS, SAME_WORK
-from bench.report.text import plain, printable
 from bench.report.tradeoffs import tradeoffs
 
 
@@ -69,7 +65,7 @@ def html(results: dict[str, Any], own: str = "") -> str:
     sections = _sections(results, report)
     shown, more = advised.first(report.advice, FIRST)
     return (
-        _environment()
+        svg.environment()
         .get_template("report.html.j2")
         .render(
             report=report,
@@ -133,24 +129,8 @@ VERDICTS = {
 }
 
 
-@cache
-def _environment() -> Environment:
-    """Everything of a record is escaped, its control characters shown, its lines joined."""
-    made = Environment(
-        loader=PackageLoader("bench.report", "."),
-        autoescape=True,
-        finalize=lambda value: value if isinstance(value, Markup | int | float) else plain(value),
-        lstrip_blocks=True,
-        trim_blocks=True,
-        undefined=StrictUndefined,
-    )
-    made.filters["breakable"] = lambda text: Markup(escape(plain(text)).replace("_", "_<wbr>"))
-    made.filters["as_lines"] = lambda text: Markup("\n").join(map(printable, text.splitlines()))
-    return made
-
-
 def _asset(name: str) -> str:
-    return _environment().get_template(name).render()
+    return svg.environment().get_template(name).render()
 
 
 def _hash(text: str) -> str:

@@ -33,7 +33,6 @@ from bench.report.answer import figure_of
 from bench.report.blocks import Table
 from bench.report.content import machine_words, measured, run_line, warnings
 from bench.report.figures import ratio
-from bench.report.replace import write_atomically
 from bench.report.tables import advised_table, escape
 
 BEGIN, END = "<!-- table:begin -->", "<!-- table:end -->"
@@ -52,11 +51,6 @@ def read(path: Path) -> str:
         raise ValueError(f"{path}: cannot be read") from None
 
 
-def write(path: Path, text: str) -> None:
-    """Replace README.md at once."""
-    write_atomically({path: text})
-
-
 def files(path: Path, runs: list[Record], other: Record | None = None) -> dict[Path, str]:
     """README.md with what `runs` show, and its charts: each file with its text."""
     made = {path: with_tables(read(path), runs, other)}
@@ -71,11 +65,16 @@ def with_tables(text: str, runs: list[Record], other: Record | None = None) -> s
 
     ValueError where a marker is missing, or the records have no technique that ran.
     """
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"no text between {BEGIN} and {END} to replace")
-    return f"{before}{BEGIN}\n{headline(runs, other)}{END}{after}"
+    return between(text, BEGIN, END, headline(runs, other))
+
+
+def between(text: str, begin: str, end: str, new: str) -> str:
+    """`text` with other lines between two markers. ValueError where one is missing."""
+    before, first, rest = text.partition(begin)
+    _, last, after = rest.partition(end)
+    if not first or not last:
+        raise ValueError(f"no text between {begin} and {end} to replace")
+    return f"{before}{begin}\n{new}{end}{after}"
 
 
 def _works(runs: list[Record]) -> list[Work]:

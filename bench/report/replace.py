@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 
@@ -17,3 +18,14 @@ def write_atomically(texts: dict[Path, str]) -> None:
         for partial in partials.values():
             partial.unlink(missing_ok=True)
         raise ValueError(f"{target}: cannot be written ({error.strerror})") from None
+
+
+def put(page: Path, made: str, given: str, *, check: bool) -> int:
+    """Write a page that was `made` of what was `given`; to `check` it, tell whether it is that."""
+    if check:
+        same = page.exists() and page.read_text("utf-8") == made
+        print(f"{page}: {'as' if same else 'not what'} {given} gives", file=sys.stderr)
+        return 0 if same else 1
+    write_atomically({page: made})
+    print(page)
+    return 0

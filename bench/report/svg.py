@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from functools import cache
+from html import escape
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from bench.report.shapes import Chart
-from bench.report.text import plain
+from bench.report.text import plain, printable
 
 WIDTH = 800  # pixels
 # style -> colour: those of the page (`report.css.j2`)
@@ -27,8 +28,9 @@ SCHEMES = {
 
 
 @cache
-def _environment() -> Environment:
-    return Environment(
+def environment() -> Environment:
+    """Everything of a record is escaped, its control characters shown, its lines joined."""
+    made = Environment(
         loader=PackageLoader("bench.report", "."),
         autoescape=True,
         finalize=lambda value: value if isinstance(value, Markup | int | float) else plain(value),
@@ -36,6 +38,9 @@ def _environment() -> Environment:
         trim_blocks=True,
         undefined=StrictUndefined,
     )
+    made.filters["breakable"] = lambda text: Markup(escape(plain(text)).replace("_", "_<wbr>"))
+    made.filters["as_lines"] = lambda text: Markup("\n").join(map(printable, text.splitlines()))
+    return made
 
 
 def standalone(chart: Chart, scheme: str | None = None) -> str:
@@ -50,5 +55,5 @@ def standalone(chart: Chart, scheme: str | None = None) -> str:
     for _, words in chart.key:
         places.append(x)
         x += 34 + 7 * len(words)
-    template = _environment().get_template("chart.svg.j2")
+    template = environment().get_template("chart.svg.j2")
     return template.render(chart=chart, schemes=schemes, width=WIDTH, places=places)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -117,6 +118,12 @@ def _short(text: str) -> str:
     return text if len(text) <= LONGEST_REASON else f"{text[:LONGEST_REASON]} … (more in report.md)"
 
 
+def parts_as_text(parts: Iterable[str | Table], width: int) -> str:
+    """Paragraphs and tables, one below the other."""
+    blocks = [wrap(p, width) if isinstance(p, str) else grid(p, width) for p in parts]
+    return "\n\n".join("\n".join(block) for block in blocks) + "\n"
+
+
 def grid(table: Table, width: int, prefix: str = "") -> list[str]:
     """A table: title, frameworks over their columns, heads, a rule, rows.
 
@@ -210,6 +217,15 @@ def markdown(results: dict[str, Any]) -> str:
             legend=advised.LEGEND,
         )
     )
+
+
+def parts_as_markdown(parts: Iterable[str | Table]) -> str:
+    """Paragraphs and tables for a page: a table's title stands above it."""
+    blocks = [
+        escape(p) if isinstance(p, str) else f"**{escape(p.title)}**\n\n{markdown_table(p).strip()}"
+        for p in parts
+    ]
+    return "\n\n".join(blocks) + "\n"
 
 
 def markdown_table(table: Table) -> str:

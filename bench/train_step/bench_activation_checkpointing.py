@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from bench.harness.rows import plain
 
 # Of a transformer block, the second run repeats qkv, attention, projection and up, but not the last
 # product, whose result no gradient needs. TensorFlow's attention counts as two products, and
@@ -61,13 +64,13 @@ TECHNIQUE = Technique(
 
 def prepare(impl, work: Work) -> Prepared:
     """The baseline step of a model with the chosen blocks recomputed."""
-    model = trained = impl.kit.models.build(work.task.model, work.weights)
-    if work.settings:
-        blocks = ", ".join(_recomputed(impl, work))
-        trained = impl.train_step.activation_checkpointing.apply_checkpointing(model, blocks=blocks)
-    optimizer = impl.kit.training.make_optimizer(trained, work.task.recipe)
-    step = impl.kit.training.make_train_step(trained, optimizer, impl.kit.training.cross_entropy)
-    return Prepared(step, impl.kit.training.make_predict(model), model, optimizer)
+    model = impl.kit.models.build(work.task.model, work.weights)
+    if not work.settings:
+        return plain(impl, work, model)
+    blocks = ", ".join(_recomputed(impl, work))
+    trained = impl.train_step.activation_checkpointing.apply_checkpointing(model, blocks=blocks)
+    predict = impl.kit.training.make_predict(model)
+    return replace(plain(impl, work, trained), predict=predict, model=model)
 
 
 def _recomputed(impl, work: Work) -> list[str]:
@@ -85,12 +88,8 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
     dtypes = impl.kit.runtime.operator_dtypes(prepared.step, *batch)
     if not work.settings:  # it is the plain one
         return {"operator_dtypes": dtypes, "repeated_products": 0}, None
-    plain = impl.kit.models.build(work.task.model, work.weights)
-    optimizer = impl.kit.training.make_optimizer(plain, work.task.recipe)
-    step = impl.kit.training.make_train_step(plain, optimizer, impl.kit.training.cross_entropy)
-    counts = [
-        sum(d["matmul"].values()) for d in (dtypes, impl.kit.runtime.operator_dtypes(step, *batch))
-    ]
+    usual = impl.kit.runtime.operator_dtypes(plain(impl, work).step, *batch)
+    counts = [sum(d["matmul"].values()) for d in (dtypes, usual)]
     repeated = counts[0] - counts[1]
     least = 1 if work.task.model.family == "file" else LEAST_PRODUCTS_A_BLOCK
     expected = least * len(_recomputed(impl, work))

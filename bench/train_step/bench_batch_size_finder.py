@@ -14,7 +14,8 @@ import numpy as np
 
 from bench.harness import machine
 from bench.harness.own import KIT, Side
-from bench.harness.plan import WARM, Technique, Variant, Work, Workload
+from bench.harness.plan import Technique, Work, Workload, warm
+from bench.harness.rows import once
 from shared.specs import TASKS
 
 BUDGET = 512 * 2**20  # where --memory-budget sets none
@@ -30,15 +31,10 @@ TECHNIQUE = Technique(
     name="batch_size_finder",
     title="Largest batch within a memory budget",
     variants=(
-        Variant("fp32", role="baseline", measured=WARM, title="float32"),
-        Variant("bf16", effort="ordinary", measured=WARM, title="bfloat16"),
-        Variant("checkpointed", effort="ordinary", measured=WARM, title="activation checkpointing"),
-        Variant(
-            "accumulated",
-            effort="ordinary",
-            measured=WARM,
-            title=f"{MICRO_BATCHES} micro-batches",
-        ),
+        warm("fp32", role="baseline", title="float32"),
+        warm("bf16", effort="ordinary", title="bfloat16"),
+        warm("checkpointed", effort="ordinary", title="activation checkpointing"),
+        warm("accumulated", effort="ordinary", title=f"{MICRO_BATCHES} micro-batches"),
     ),
     workloads=(Workload(TASK, "compute", timed=False),),
     differs_by_design=(
@@ -67,9 +63,9 @@ def probe(impl, work: Work, batches) -> dict[str, dict]:
         maximum=maximum,
     )
     return {
-        "largest_batch": {"value": found.batch_size, "unit": "samples", "samples": None},
-        "rate_at_largest": {"value": found.samples_per_s, "unit": "samples/s", "samples": None},
-        "peak": {"value": found.peak_bytes, "unit": "bytes", "samples": None},
+        "largest_batch": once("samples", found.batch_size),
+        "rate_at_largest": once("samples/s", found.samples_per_s),
+        "peak": once("bytes", found.peak_bytes),
         "evidence": {
             "limit": found.limit,
             "budget_bytes": work.memory_budget or budget,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 
 from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from bench.harness.rows import plain
 
 DEFAULTS = {"pt_impl": "channels_first", "tf_impl": "channels_last"}
 
@@ -61,13 +63,12 @@ def prepare(impl, work: Work) -> Prepared:
     model = impl.kit.models.build(work.task.model, work.weights)
     if work.settings:
         model = impl.train_step.memory_format.apply_memory_format(model, **work.settings)
-    optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
-    step = impl.kit.training.make_train_step(model, optimizer, impl.kit.training.cross_entropy)
-    predict = impl.kit.training.make_predict(model)
+    row = plain(impl, work, model)
     if work.mode == "predict" and hasattr(model, "eval"):
         model.eval()  # once, as for serving; Keras says it in each call
     if not work.settings:
-        return Prepared(step, predict, model, optimizer)
+        return row
+    step, predict = row.step, row.predict
     convert = impl.train_step.memory_format.convert_batch
 
     def converting_step(x, y):
@@ -76,7 +77,7 @@ def prepare(impl, work: Work) -> Prepared:
     def converting_predict(x):
         return predict(convert(x, **work.settings))
 
-    return Prepared(converting_step, converting_predict, model, optimizer)
+    return replace(row, step=converting_step, predict=converting_predict)
 
 
 def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:

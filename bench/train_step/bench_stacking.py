@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 
 from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from bench.harness.rows import plain
 
 # bfloat16 keeps 8 significant bits: each operand is rounded by up to 2^-9 = 0.2%, and a loss is
 # several layers of that. 5% over ten steps is far above rounding and far below another batch.
@@ -123,13 +124,11 @@ TECHNIQUE = Technique(
 
 def prepare(impl, work: Work) -> Prepared:
     """The baseline's step, or the technique's with the settings of its rung."""
+    if not work.settings:
+        return plain(impl, work)
     recipe = work.task.recipe
     model = impl.kit.models.build(work.task.model, work.weights)
     loss, predict = impl.kit.training.cross_entropy, impl.kit.training.make_predict(model)
-    if not work.settings:
-        optimizer = impl.kit.training.make_optimizer(model, recipe)
-        step = impl.kit.training.make_train_step(model, optimizer, loss)
-        return Prepared(step, predict, model, optimizer)
     settings = dict(work.settings)
     fused = settings.pop("fused", False)
     technique = impl.train_step.stacking

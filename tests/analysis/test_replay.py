@@ -156,7 +156,7 @@ def live(blocks=8, sd=0.02, shift=0.0, left=0.0, seed=0):
                     for n in sorted(names)
                 }
             )
-        matches.append({"framework": framework, "blocks": played})
+        matches.append({"framework": framework, "workload": "small", "blocks": played})
     return {"matches": matches}
 
 

@@ -7,9 +7,10 @@ import pytest
 
 from bench.network import projection, sweeps
 from bench.network.hosts import Hosts, Link, Refused
-from bench.network.projection import BEGIN, END, JOB, PROJECTION, as_markdown, as_text, content
+from bench.network.projection import BEGIN, END, JOB, PROJECTION, content
 from bench.network.ring import steps_and_bytes
 from bench.network.sweeps import FITTED_AT, LINKS, VALIDATED_AT
+from bench.report.tables import parts_as_markdown, parts_as_text
 from tests.harness.command_line import ROOT
 
 WAITS, OWN, SENT = 2.0, 2e-4, 1.02  # a, o and b of the model
@@ -79,7 +80,8 @@ def test_each_projection_says_that_it_is_one():
         beyond = any("1,0" in row[0] or "FSDP" in row[0] or "often" in row[0] for row in table.rows)
         assert beyond == (PROJECTION in table.title), table.title
     assert sum(PROJECTION in part for part in parts if isinstance(part, str)) == 2
-    assert as_markdown(parts).count(PROJECTION) == as_text(parts).count(PROJECTION) == 6
+    assert parts_as_markdown(parts).count(PROJECTION) == 6
+    assert parts_as_text(parts, 100).count(PROJECTION) == 6
 
 
 def test_a_step_is_what_the_model_says(written, capsys):

@@ -1044,14 +1044,6 @@ def test_a_record_that_is_none_gives_one_clear_line(folder, text, message):
     assert len(str(error.value).splitlines()) == 1
 
 
-def test_contenders_of_a_block_play_the_same_rounds():
-    results = record()
-    for found, count in zip(results["cases"], (9, 8), strict=False):
-        found["timing"]["step_s"] = {"0": {"0": [0.1] * count}}
-    with pytest.raises(ValueError, match=r"case 1: .* match 0, block 0 has not as many rounds"):
-        check(results)
-
-
 def test_load_says_what_is_not_there_or_no_text(folder):
     with pytest.raises(ValueError, match="No such file"):
         load(folder / "nothing.json")
