@@ -122,11 +122,16 @@ def _evaluated(module: Any, kit: Any, predict: Callable, side: str) -> float:
 
     given = (ask, MAKERS[side])[: own_model.argument_count(module.evaluate)]
     try:
-        value = float(own_model.call("evaluate", module.__file__, module.evaluate, *given))
+        found = own_model.call("evaluate", module.__file__, module.evaluate, *given)
     except BadFile as error:
         if failed:
             raise
         raise NoFigure(str(error)) from error
+    try:
+        value = float(found)
+    except (TypeError, ValueError):
+        said = f"evaluate gives a {type(found).__name__}, no number"
+        raise BadFile(f"{said}: return a figure of which more is better") from None
     if not np.isfinite(value):
         raise BadFile(f"evaluate gives {value}: return a figure of which more is better")
     return value
@@ -179,8 +184,15 @@ def _maker(module: Any, side: str) -> Callable:
 
 
 def _check_margin(module: Any, value: float) -> None:
-    """Of a fraction every loss would be within the margin that is usual for percent."""
-    if 0 <= value <= 1 and not hasattr(module, "margin"):
+    """Of what is no percent every loss could be within the margin that is usual for percent."""
+    if hasattr(module, "margin"):
+        return
+    if value < 0:
+        raise BadFile(
+            f"evaluate gives {value:.3g}, which is no percent: write margin = ... into the file "
+            "(how much less counts as no loss)"
+        )
+    if value <= 1:
         raise BadFile(
             f"evaluate gives {value:.3g}: if that is a fraction, write margin = 0.01 into the file "
             f"(how much less counts as no loss); if it is percent, margin = {MARGIN:g}"

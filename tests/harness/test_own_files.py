@@ -177,6 +177,22 @@ def test_whose_fault_it_is_that_there_is_no_figure(at_fault, without_a_figure):
     assert isinstance(raised.value, NoFigure) is without_a_figure
 
 
+@pytest.mark.parametrize("found", [None, (0.9, 0.1), "90%"])
+def test_what_is_no_figure_is_said(found):
+    module = SimpleNamespace(evaluate=lambda predict: found, __file__="mine.py")
+    said = f"evaluate gives a {type(found).__name__}, no number: return a figure"
+    with pytest.raises(BadFile, match=said):
+        own._evaluated(module, None, None, "pt")
+
+
+@pytest.mark.parametrize(("value", "said"), [(-0.3, "which is no percent"), (0.3, "a fraction")])
+def test_a_figure_that_is_no_percent_has_a_margin_of_its_own(value, said):
+    with pytest.raises(BadFile, match=f"{said}.* margin = "):
+        own._check_margin(SimpleNamespace(), value)
+    own._check_margin(SimpleNamespace(margin=0.01), value)
+    own._check_margin(SimpleNamespace(), 30.0)
+
+
 @pytest.mark.parametrize(("size", "said"), [(1, 12.5), (8, None)])
 def test_a_loss_of_the_whole_batch_alone_fails_no_prediction_of_one_sample(size, said):
     def loss(output, y):
