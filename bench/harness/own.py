@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import count, islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -69,9 +70,15 @@ class Side:
         return own_model.load_batches(self.folder, None if whole else size)
 
     def of_size(self, size: int) -> tuple:
-        """A batch of so many samples: of `batch`, or the prepared ones as often as it takes."""
+        """A batch of so many samples: of `batch`, or the prepared ones as often as it takes.
+
+        These, too, where `batch` has not so many: cut off in silence they would count as all.
+        """
         if hasattr(self.module, "batch"):
-            return own_model.draw(self.module, size, SEED, self.name)
+            with suppress(BadFile):
+                x, y = own_model.draw(self.module, size, SEED, self.name)
+                own_model.check_size(x, size, "batch")
+                return x, y
         whole = BATCHES * self.about["batch_size"]
         x, y = own_model.samples(self.folder, whole)
         return own_model.resized(x, whole, size), own_model.resized(y, whole, size)

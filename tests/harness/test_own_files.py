@@ -10,6 +10,7 @@ from bench import own_model
 from bench.harness import own
 from bench.harness.processes import TIMED_OUT, Failed
 from bench.harness.worker import Operations
+from shared import own_model as files
 from shared.own_model import BadFile, NoFigure
 from tests import workers
 from tests.harness.own_files import BAD, BAD_TF, EXPORTED, HEAD
@@ -209,6 +210,24 @@ def test_a_loss_of_the_whole_batch_alone_fails_no_prediction_of_one_sample(size,
     else:
         with pytest.raises(ValueError, match="8 labels"):
             bench._loss(output, np.zeros(8))
+
+
+@pytest.mark.parametrize("draws", ["fewer", "none"])
+def test_a_batch_of_more_samples_than_the_file_has_is_filled(tmp_path, draws):
+    x, y = np.arange(24.0).reshape(8, 3), np.arange(8)
+
+    def batch(size, seed):
+        if draws == "none" and size > 8:
+            raise ValueError("cannot take a larger sample than population")
+        return x[:size], y[:size]
+
+    files.save_batches(tmp_path, [(x, y)] * files.BATCHES)
+    module = SimpleNamespace(batch=batch, __file__="mine.py")
+    side = SimpleNamespace(module=module, name="pt", folder=tmp_path, about={"batch_size": 8})
+    for size in (4, 20, 100):
+        drawn = own.Side.of_size(side, size)
+        assert [len(part) for part in drawn] == [size, size]
+        assert (drawn[0][-1] == x[(size - 1) % 8]).all()
 
 
 def test_slow_steps_end_a_run_of_the_check(monkeypatch):
