@@ -90,9 +90,12 @@ class Side:
         return max(size, int(size * seconds / step_s))
 
     def drawn(self, seed: int) -> Iterator[tuple]:
-        """Batches to train on until the file evaluates: those of a seed, or the file's own."""
+        """Batches to train on until the file evaluates: those of a seed, or the file's own.
+
+        Of these each seed begins one later: in a fixed order all seeds would train the same.
+        """
         if hasattr(self.module, "batches"):
-            stream = endless(self.stream)
+            stream = islice(endless(self.stream), seed, None)
         else:
             size, first = self.about["batch_size"], (1 + seed) * 1_000_000
             numbers = count(first)

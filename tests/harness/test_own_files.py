@@ -230,6 +230,13 @@ def test_a_batch_of_more_samples_than_the_file_has_is_filled(tmp_path, draws):
         assert (drawn[0][-1] == x[(size - 1) % 8]).all()
 
 
+def test_batches_in_a_fixed_order_are_another_training_for_each_seed():
+    module, about = SimpleNamespace(batches=None), {"train_steps": 4}
+    side = SimpleNamespace(module=module, stream=[0, 1, 2], about=about)
+    assert list(own.Side.drawn(side, 0)) == [0, 1, 2, 0]
+    assert list(own.Side.drawn(side, 2)) == [2, 0, 1, 2]
+
+
 def test_slow_steps_end_a_run_of_the_check(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(own.time, "perf_counter", lambda: now[0])
