@@ -12,7 +12,8 @@ shown that some run has beyond the noise of it and of the first; with --all ever
 
 With --fail-if the exit status is 1 where a ratio of step times rose by more than the given share:
 its 95% interval lies wholly beyond it. And where a row that was measured failed, or is not shown to
-do the same work any more.
+do the same work any more. A row of other settings, such as a stack of what else was faster, is
+another program: it is named, and not compared.
 """
 
 from __future__ import annotations
@@ -89,12 +90,13 @@ def tables(old: Record, new: Record, *, every: bool = False) -> list[Table]:
     both = [(cases[0][name], cases[1][name]) for name in cases[0] if name in cases[1]]
     if not both:
         raise ValueError("the two runs have no case in common")
+    same = [pair for pair in both if len(set(map(_settings, pair))) == 1]
     found = [
         _conditions(conditions(old, new)),
         _statuses(*cases, every),
         _ratios(_common(old, new), cases[1], every),
-        _accuracies(both, new["tasks"], every),
-        _memory(both),
+        _accuracies(same, new["tasks"], every),
+        _memory(same),
     ]
     return [table for table in found if table.rows]
 
@@ -143,12 +145,17 @@ def _all_ratios(runs: list[Record], names: list[str], every: bool) -> Table:
 
 
 def _ratios_of(run: Record) -> dict[tuple, dict]:
-    ids = {case["id"] for case in run["cases"]}
+    """By what is divided by what, with the settings of both: with others it is another program."""
+    settings = {case["id"]: _settings(case) for case in run["cases"]}
     return {
-        (c["kind"], c["numerator"], c["denominator"]): c
+        (c["kind"], *((c[side], settings[c[side]]) for side in ("numerator", "denominator"))): c
         for c in run["comparisons"]
-        if c["kind"] != "control" and {c["numerator"], c["denominator"]} <= ids
+        if c["kind"] != "control" and {c["numerator"], c["denominator"]} <= settings.keys()
     }
+
+
+def _settings(case: dict | None) -> str:
+    return compact(at(case, "settings"))
 
 
 def _moved(first: dict, line: dict) -> str | None:
@@ -189,6 +196,8 @@ def _statuses(old: dict[str, dict], new: dict[str, dict], every: bool) -> Table:
             alone[ended] += 1
         elif ended[0] != ended[1]:
             rows.append([name, *ended])
+        elif len(set(its := [_settings(cases.get(name)) for cases in (old, new)])) > 1:
+            rows.append([name, *map(", ".join, zip(ended, its, strict=True))])
     rows += [[f"{count} cases", *ended] for ended, count in alone.items()]
     return Table("Cases that ended otherwise", columns, rows)
 
@@ -289,9 +298,9 @@ def slower(old: Record, new: Record, share: float) -> list[str]:
     found, common = [], _common(old, new)
     if not common:
         raise ValueError("the runs have no ratio of step time in common: none can be held to it")
-    were = {case["id"]: case["status"] for case in old["cases"]}
+    were = {(case["id"], _settings(case)): case["status"] for case in old["cases"]}
     for name, case in cases.items():
-        if were.get(name) == "OK" != case["status"]:
+        if were.get((name, _settings(case))) == "OK" != case["status"]:
             found.append(f"no longer measured: {name}: {case['status']}: {at(case, 'reason')}")
     ours, theirs = _ratios_of(old), _ratios_of(new)
     for key in ours.keys() & theirs.keys():

@@ -23,29 +23,40 @@ from pathlib import Path
 
 from bench.analysis.reading import FRAMEWORKS, load, results_file
 from bench.analysis.remedies import REMEDIES, Remedy, remedies
+from shared.own_model import names
 
 MODULES = {"torch": "pt", "torchvision": "pt", "tensorflow": "tf", "keras": "tf", "tf_keras": "tf"}
 MOST = 5  # remedies
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
 
-def framework_of(path: Path) -> str:
-    """The framework that a file imports. Raises ValueError where it is none, or both."""
+def read(path: Path) -> ast.Module:
+    """A file's code, which is not run. Raises ValueError where it is none."""
     try:
-        tree = ast.parse(path.read_text("utf-8"))
+        return ast.parse(path.read_text("utf-8"))
     except OSError as error:
         raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
     except SyntaxError as error:
         raise ValueError(f"{path}:{error.lineno}: {error.msg}") from None
     except (ValueError, RecursionError, MemoryError) as error:  # no UTF-8, or nested too deep
         raise ValueError(f"{path}: is no Python: {error or type(error).__name__}") from None
-    names = {
+
+
+def check_make(path: Path) -> None:
+    """Raise ValueError where a file has no `make`, before it is run: it may train for hours."""
+    if not names(read(path).body) & {"make", "*"}:
+        raise ValueError(f"{path} has no function make() that returns (step, batches): write one")
+
+
+def framework_of(path: Path) -> str:
+    """The framework that a file imports. Raises ValueError where it is none, or both."""
+    imported = {
         (alias.name if isinstance(node, ast.Import) else node.module or "").partition(".")[0]
-        for node in ast.walk(tree)
+        for node in ast.walk(read(path))
         if isinstance(node, (ast.Import, ast.ImportFrom))
         for alias in node.names
     }
-    found = {MODULES[name] for name in names if name in MODULES}
+    found = {MODULES[name] for name in imported if name in MODULES}
     if len(found) != 1:
         said = "both torch and tensorflow" if found else "neither torch nor tensorflow"
         raise ValueError(f"{path} imports {said}: say which with --framework")
@@ -139,6 +150,8 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         of_file = given.what.endswith(".py")
+        if of_file:
+            check_make(Path(given.what))
         sides = [given.framework] if given.framework else list(FRAMEWORKS)
         if of_file and not given.framework:
             sides = [framework_of(Path(given.what))]

@@ -89,7 +89,7 @@ def look(path: str | Path) -> File:
         raise BadFile(f"{path.name}:{error.lineno}: {error.msg}: mend it first") from None
     except (ValueError, RecursionError, MemoryError) as error:  # no text, or nested too deep
         raise BadFile(f"{path.name} is no Python ({error}): give a file of Python") from None
-    functions = frozenset(_names(tree.body)) & set(FUNCTIONS)
+    functions = frozenset(names(tree.body)) & set(FUNCTIONS)
     if not functions & {"pytorch", "tensorflow"}:
         raise BadFile(
             f"{path.name} has neither pytorch() nor tensorflow(): write one that returns "
@@ -103,7 +103,7 @@ def look(path: str | Path) -> File:
     return File(path, functions, text)
 
 
-def _names(body: list[ast.stmt]) -> set[str]:
+def names(body: list[ast.stmt]) -> set[str]:
     """What a module defines at its top, under a condition too."""
     found = set()
     for node in body:
@@ -114,10 +114,10 @@ def _names(body: list[ast.stmt]) -> set[str]:
         elif isinstance(node, ast.Assign):
             found |= {target.id for target in node.targets if isinstance(target, ast.Name)}
         elif isinstance(node, ast.If):
-            found |= _names(node.body + node.orelse)
+            found |= names(node.body + node.orelse)
         elif isinstance(node, ast.Try):
             handled = [each for handler in node.handlers for each in handler.body]
-            found |= _names(node.body + handled + node.orelse + node.finalbody)
+            found |= names(node.body + handled + node.orelse + node.finalbody)
     return found
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import count, islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -69,9 +70,15 @@ class Side:
         return own_model.load_batches(self.folder, None if whole else size)
 
     def of_size(self, size: int) -> tuple:
-        """A batch of so many samples: of `batch`, or the prepared ones as often as it takes."""
+        """A batch of so many samples: of `batch`, or the prepared ones as often as it takes.
+
+        These, too, where `batch` has not so many: cut off in silence they would count as all.
+        """
         if hasattr(self.module, "batch"):
-            return own_model.draw(self.module, size, SEED, self.name)
+            with suppress(BadFile):
+                x, y = own_model.draw(self.module, size, SEED, self.name)
+                own_model.check_size(x, size, "batch")
+                return x, y
         whole = BATCHES * self.about["batch_size"]
         x, y = own_model.samples(self.folder, whole)
         return own_model.resized(x, whole, size), own_model.resized(y, whole, size)
@@ -83,9 +90,12 @@ class Side:
         return max(size, int(size * seconds / step_s))
 
     def drawn(self, seed: int) -> Iterator[tuple]:
-        """Batches to train on until the file evaluates: those of a seed, or the file's own."""
+        """Batches to train on until the file evaluates: those of a seed, or the file's own.
+
+        Of these each seed begins one later: in a fixed order all seeds would train the same.
+        """
         if hasattr(self.module, "batches"):
-            stream = endless(self.stream)
+            stream = islice(endless(self.stream), seed, None)
         else:
             size, first = self.about["batch_size"], (1 + seed) * 1_000_000
             numbers = count(first)
@@ -122,11 +132,16 @@ def _evaluated(module: Any, kit: Any, predict: Callable, side: str) -> float:
 
     given = (ask, MAKERS[side])[: own_model.argument_count(module.evaluate)]
     try:
-        value = float(own_model.call("evaluate", module.__file__, module.evaluate, *given))
+        found = own_model.call("evaluate", module.__file__, module.evaluate, *given)
     except BadFile as error:
         if failed:
             raise
         raise NoFigure(str(error)) from error
+    try:
+        value = float(found)
+    except (TypeError, ValueError):
+        said = f"evaluate gives a {type(found).__name__}, no number"
+        raise BadFile(f"{said}: return a figure of which more is better") from None
     if not np.isfinite(value):
         raise BadFile(f"evaluate gives {value}: return a figure of which more is better")
     return value
@@ -179,8 +194,15 @@ def _maker(module: Any, side: str) -> Callable:
 
 
 def _check_margin(module: Any, value: float) -> None:
-    """Of a fraction every loss would be within the margin that is usual for percent."""
-    if 0 <= value <= 1 and not hasattr(module, "margin"):
+    """Of what is no percent every loss could be within the margin that is usual for percent."""
+    if hasattr(module, "margin"):
+        return
+    if value < 0:
+        raise BadFile(
+            f"evaluate gives {value:.3g}, which is no percent: write margin = ... into the file "
+            "(how much less counts as no loss)"
+        )
+    if value <= 1:
         raise BadFile(
             f"evaluate gives {value:.3g}: if that is a fraction, write margin = 0.01 into the file "
             f"(how much less counts as no loss); if it is percent, margin = {MARGIN:g}"

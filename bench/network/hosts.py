@@ -249,6 +249,7 @@ def _programs(path: str) -> dict[str, str]:
 def run(hosts: Hosts, command: str) -> int:
     """Run the shell's command on every host and show what it says; the first status but 0, or 0."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    pipes["errors"] = "backslashreplace"  # who reads must not end while a command writes
     started = [hosts.start(n, ["sh", "-c", command], **pipes) for n in range(hosts.count)]
     readers = [
         threading.Thread(target=_show, args=(host, process)) for host, process in enumerate(started)

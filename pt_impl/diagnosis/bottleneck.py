@@ -68,8 +68,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or the profiler logs to the terminal
-    sys.path.insert(0, ".")  # of a file's own imports
     if given.what.endswith(".py"):
+        sys.path[:0] = [os.path.dirname(os.path.abspath(given.what)), "."]  # of its own imports
         step, batches = runpy.run_path(given.what)["make"]()
     else:
         from pt_impl.kit import examples

@@ -112,12 +112,13 @@ def work_rate(
 ) -> Callable[[], float]:
     """Return `measure() -> samples/s`: the work on batches in this process, with nothing around it.
 
-    Each call works on every `parts`-th batch of epoch 0, without what a cache saves if `cached`. As
-    the limit of a pipeline call it in one single-threaded process a core, at the same time, each
-    with a `part` of its own, and add up what they return.
+    Each call works on every `parts`-th batch of epoch 0 (on one where they are fewer), without what
+    a cache saves if `cached`. As the limit of a pipeline call it in one single-threaded process a
+    core, at the same time, each with a `part` of its own, and add up what they return.
     """
     x, _, epochs = _open(source, batch_size, seed, 0)
-    batches = list(epochs)[part::parts]
+    batches = list(epochs)
+    batches = batches[part % len(batches) :: parts]
     x, work = (_standardise(x), _shift) if cached else (x, _work)
 
     def measure() -> float:

@@ -131,16 +131,18 @@ def work_rate(
 ) -> Callable[[], float]:
     """Return `measure() -> samples/s`: the work on samples in this process, with nothing around it.
 
-    Each call works on every `parts`-th shard, into the same memory. As the limit of a pipeline call
-    it in one single-threaded process a core, at once, each with its `part`, and add up.
+    Each call works on every `parts`-th shard, into the same memory, and on one where they are fewer
+    than `parts`. As the limit of a pipeline call it in one single-threaded process a core, at once,
+    each with its `part`, and add up.
     """
     form, opened = ImageForm(image_size, mean, std), open_shards(source, FORM)
+    shards = opened.shards[part % len(opened.shards) :: parts]
     numbers = draw(opened.size, seed=seed, epoch=0)
     out = np.zeros((image_size, 3 * image_size), np.float32)
 
     def measure() -> float:
         start, seen = time.perf_counter(), 0
-        for shard in opened.shards[part::parts]:
+        for shard in shards:
             for row, _, data in read_tar(shard.files[0]):
                 pixels = _pixels(data, numbers[row], image_size)
                 np.multiply(pixels.reshape(out.shape), form.scale, out=out)

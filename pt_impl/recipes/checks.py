@@ -345,9 +345,10 @@ def _check_labels(
     elif values.dtype == torch.bool:
         return []
     values = values.long()  # bytes would wrap what they are compared with
-    bad = (values < 0) & (values != ignore)
+    bad = values < 0
     if num_classes:
         bad |= values >= num_classes
+    bad &= values != ignore
     if bad.any():
         some = ", ".join(str(each) for each in values[bad].unique()[:5].tolist())
         valid = f"0 to {num_classes - 1}" if num_classes else "0 or more"

@@ -340,6 +340,23 @@ def test_what_can_not_be_held_to_it_any_more_fails(command, old, new):
     assert command(new, new, options=["--fail-if", "slower:5%"])[0] == 0  # it never was
 
 
+@pytest.mark.parametrize("again", [{"compiled": True}, {}])
+def test_a_stack_of_other_winners_is_another_program(command, old, new, again):
+    """What is stacked follows from what each run found faster; where too little was, nothing is."""
+    case(old)["settings"] = {"compiled": True, "fused": True}
+    case(new)["settings"] = again
+    if again:
+        own_ratio(new)["ratio"] *= 2
+    else:
+        case(new).update(status="UNSUPPORTED", reason="there is nothing to stack")
+    found, said = command(old, new, options=["--fail-if", "slower:5%"])
+    assert (found, said.err) == (0, "")
+    rows = titled(compare.tables(old, new), "Cases").rows
+    was = "OK, compiled yes, fused yes"
+    assert rows == [[CASE, was, "OK, compiled yes"] if again else [CASE, "OK", "UNSUPPORTED"]]
+    assert titled(compare.tables(old, new), "Ratios").rows[0][0] == "none changed"
+
+
 def test_a_noisy_run_fails_nothing(command, old, new):
     own_ratio(new).update(ratio=own_ratio(old)["ratio"] * 2, sd=0.9)
     assert command(old, new, options=["--fail-if", "slower:5%"])[0] == 0

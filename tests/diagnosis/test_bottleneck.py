@@ -219,9 +219,18 @@ def test_what_a_file_prints_as_it_ends_is_not_its_verdict(monkeypatch):
         found("not here")
 
 
+def test_a_file_without_make_is_not_run(tmp_path, capsys):
+    path = tmp_path / "train.py"
+    path.write_text(f"import torch\nopen({str(tmp_path / 'executed')!r}, 'w')\n")
+    assert command.main([str(path)]) == 2
+    assert f"{path} has no function make() that returns (step, batches)" in capsys.readouterr().err
+    assert not (tmp_path / "executed").exists()
+
+
 def test_a_users_file_is_diagnosed_from_the_command_line(tmp_path, capsys):
     path = tmp_path / "model.py"
-    path.write_text(MODEL)
+    path.with_name("beside.py").write_text("SIZE = 4\n")
+    path.write_text(f"from beside import SIZE\n{MODEL}")
     arguments = [str(path), "--record", str(RECORD), "--steps", "8"]
     assert command.main([*arguments, "--folder", str(tmp_path / "files")]) == 0
     said = capsys.readouterr().out

@@ -10,6 +10,7 @@ from bench import own_model
 from bench.harness import own
 from bench.harness.processes import TIMED_OUT, Failed
 from bench.harness.worker import Operations
+from shared import own_model as files
 from shared.own_model import BadFile, NoFigure
 from tests import workers
 from tests.harness.own_files import BAD, BAD_TF, EXPORTED, HEAD
@@ -177,6 +178,22 @@ def test_whose_fault_it_is_that_there_is_no_figure(at_fault, without_a_figure):
     assert isinstance(raised.value, NoFigure) is without_a_figure
 
 
+@pytest.mark.parametrize("found", [None, (0.9, 0.1), "90%"])
+def test_what_is_no_figure_is_said(found):
+    module = SimpleNamespace(evaluate=lambda predict: found, __file__="mine.py")
+    said = f"evaluate gives a {type(found).__name__}, no number: return a figure"
+    with pytest.raises(BadFile, match=said):
+        own._evaluated(module, None, None, "pt")
+
+
+@pytest.mark.parametrize(("value", "said"), [(-0.3, "which is no percent"), (0.3, "a fraction")])
+def test_a_figure_that_is_no_percent_has_a_margin_of_its_own(value, said):
+    with pytest.raises(BadFile, match=f"{said}.* margin = "):
+        own._check_margin(SimpleNamespace(), value)
+    own._check_margin(SimpleNamespace(margin=0.01), value)
+    own._check_margin(SimpleNamespace(), 30.0)
+
+
 @pytest.mark.parametrize(("size", "said"), [(1, 12.5), (8, None)])
 def test_a_loss_of_the_whole_batch_alone_fails_no_prediction_of_one_sample(size, said):
     def loss(output, y):
@@ -193,6 +210,31 @@ def test_a_loss_of_the_whole_batch_alone_fails_no_prediction_of_one_sample(size,
     else:
         with pytest.raises(ValueError, match="8 labels"):
             bench._loss(output, np.zeros(8))
+
+
+@pytest.mark.parametrize("draws", ["fewer", "none"])
+def test_a_batch_of_more_samples_than_the_file_has_is_filled(tmp_path, draws):
+    x, y = np.arange(24.0).reshape(8, 3), np.arange(8)
+
+    def batch(size, seed):
+        if draws == "none" and size > 8:
+            raise ValueError("cannot take a larger sample than population")
+        return x[:size], y[:size]
+
+    files.save_batches(tmp_path, [(x, y)] * files.BATCHES)
+    module = SimpleNamespace(batch=batch, __file__="mine.py")
+    side = SimpleNamespace(module=module, name="pt", folder=tmp_path, about={"batch_size": 8})
+    for size in (4, 20, 100):
+        drawn = own.Side.of_size(side, size)
+        assert [len(part) for part in drawn] == [size, size]
+        assert (drawn[0][-1] == x[(size - 1) % 8]).all()
+
+
+def test_batches_in_a_fixed_order_are_another_training_for_each_seed():
+    module, about = SimpleNamespace(batches=None), {"train_steps": 4}
+    side = SimpleNamespace(module=module, stream=[0, 1, 2], about=about)
+    assert list(own.Side.drawn(side, 0)) == [0, 1, 2, 0]
+    assert list(own.Side.drawn(side, 2)) == [2, 0, 1, 2]
 
 
 def test_slow_steps_end_a_run_of_the_check(monkeypatch):

@@ -142,7 +142,8 @@ def rates(side, folder, images):
     for cached in (False, True):
         rate = module.work_rate(f"{folder}/data", **given, cached=cached)
         found[str(cached)] = max(rate() for _ in range(5))
-    return found
+    rate = module.work_rate(f"{folder}/data", **given | {"part": 98, "parts": 99})
+    return found | {"more cores than batches": max(rate() for _ in range(5))}
 
 
 def measured(side, folder, images):

@@ -11,6 +11,7 @@ import sys
 import time
 import uuid
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -307,6 +308,13 @@ def test_a_command_runs_on_every_host_in_this_folder():
     said = [f"host{host}: I am {host} of 3" for host in range(3)]
     assert sorted(out.splitlines()) == sorted(said + [f"host{host}: {ROOT}" for host in range(3)])
     assert (process.returncode, err) == (2, "")
+
+
+def test_output_that_is_no_text_is_shown(capsys):
+    here = SimpleNamespace(count=1, close=lambda: None)
+    here.start = lambda host, command, **settings: subprocess.Popen(command, **settings)
+    assert hosts.run(here, r"printf '\377 and more\n'; exit 3") == 3
+    assert capsys.readouterr().out == "host0: \\xff and more\n"
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,7 @@ def planted():
     look("label", relabel([5], 4))
     look("negative label", relabel([5], -1), num_classes=0)
     look("ignored label", relabel([5], -100))
+    look("ignored label of its own", relabel([5], 255), ignore_label=255)
     look("absent class", lambda x, y: (x, y % 3))
     look("imbalance", lambda x, y: (x, np.where(np.arange(64) < 2, 3, y % 3)))
     look("imbalance allowed", lambda x, y: (x, np.where(y == 3, 2, y)), num_classes=3)

@@ -57,6 +57,7 @@ def main() -> None:
     """Diagnose a task's train step, or that of a file; print it, or JSON for programs."""
     import argparse
     import json
+    import os
     import runpy
     import sys
 
@@ -67,8 +68,8 @@ def main() -> None:
     parser.add_argument("--folder", default="", help="where the profiler's files go")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    sys.path.insert(0, ".")  # of a file's own imports
     if given.what.endswith(".py"):
+        sys.path[:0] = [os.path.dirname(os.path.abspath(given.what)), "."]  # of its own imports
         step, batches = runpy.run_path(given.what)["make"]()
     else:  # not for a file: the kit would settle the flavour of Keras before it
         from tf_impl.kit import examples

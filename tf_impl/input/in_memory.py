@@ -127,12 +127,13 @@ def work_rate(
 ) -> Callable[[], float]:
     """Return `measure() -> samples/s`: the work on batches in this process, with nothing around it.
 
-    A call works on every `parts`-th full batch of epoch 0, in a loop within one graph, without what
-    a cache saves if `cached`. For the limit of a pipeline call it in a single-threaded process a
-    core, at once, each with its `part`, and add up.
+    A call works on every `parts`-th full batch of epoch 0 (on one where they are fewer), in a loop
+    within one graph, without what a cache saves if `cached`. For the limit of a pipeline call it in
+    a single-threaded process a core, at once, each with its `part`, and add up.
     """
     x, _, epochs = open_arrays(source, batch_size, seed)
-    full = [batch for batch in epochs if len(batch[0]) == batch_size][part::parts]
+    full = [batch for batch in epochs if len(batch[0]) == batch_size]
+    full = full[part % len(full) :: parts]
     rows, places = (tf.constant(np.stack(each)) for each in zip(*full, strict=True))
     x, prepare = (_standardise(x), tf.identity) if cached else (tf.constant(x), _standardise)
 

@@ -138,11 +138,13 @@ def work_rate(
 ) -> Callable[[], float]:
     """Return `measure() -> samples/s`: the work on samples in this process, with nothing around it.
 
-    A call works on every `parts`-th shard, in a loop within one graph. For the limit of a pipeline
-    call it in a single-threaded process a core, at once, each with its `part`, and add up.
+    A call works on every `parts`-th shard, in a loop within one graph, and on one where they are
+    fewer than `parts`. For the limit of a pipeline call it in a single-threaded process a core, at
+    once, each with its `part`, and add up.
     """
     form, opened = ImageForm(image_size, mean, std), open_shards(source, FORM)
-    shards, numbers = opened.shards[part::parts], draw(opened.size, seed=seed, epoch=0)
+    shards = opened.shards[part % len(opened.shards) :: parts]
+    numbers = draw(opened.size, seed=seed, epoch=0)
     count = sum(len(shard.rows) for shard in shards)
     records = tf.data.TFRecordDataset([str(shard.files[0]) for shard in shards])
 

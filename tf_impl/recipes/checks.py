@@ -335,9 +335,10 @@ def _check_labels(
         apart = (np.abs(values.sum(1) - 1) > 1e-3) | (values < 0).any(1)
         tally.add("label", name, number, apart, ": they are not distributions over the classes")
         values, one_each = values[~apart].argmax(1), True
-    bad = (values < 0) & (values != ignore)
+    bad = values < 0
     if num_classes:
         bad |= values >= num_classes
+    bad &= values != ignore
     if bad.any():
         some = ", ".join(str(each) for each in np.unique(values[bad])[:5].tolist())
         valid = f"0 to {num_classes - 1}" if num_classes else "0 or more"
