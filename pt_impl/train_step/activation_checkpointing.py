@@ -48,6 +48,7 @@ from functools import partial
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode  # torch has no public one
 from torch.utils._pytree import tree_leaves  # torch has no public one
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
@@ -80,10 +81,9 @@ def apply_checkpointing(
         ValueError: before anything is changed, a name or pattern that no submodule has, or a block
             that is recomputed already.
         NotImplementedError: before that, a block that its owner never calls; in the forward pass, a
-            block that changes its own input, which the second run would find changed, offload
-            where the inputs are on the host, and save_products with a GRU on a CPU. With
-            save_products the backward pass raises torch's RuntimeError where a product is changed
-            in place, and a second backward pass does.
+            block that changes its own input, or with save_products a product, which the second run
+            would find changed, and offload where the inputs are on the host. With save_products a
+            second backward pass raises torch's RuntimeError.
     """
     for name, module in _find_blocks(model, blocks).items():
         # A partial object, since copy.deepcopy follows it to the copy's own module; a closure
@@ -147,18 +147,13 @@ def _recomputed(module: nn.Module, forward: Callable, options: _Options, /, *arg
     leaves = tree_leaves((args, kwargs))
     inputs = [v for v in leaves if isinstance(v, Tensor) and not v.is_inference()]
     versions = [leaf._version for leaf in inputs]
-    if options.save_products and any(map(_changes_products, module.modules())):
-        raise NotImplementedError(
-            f"save_products: block {options.name!r} has a GRU, which changes products unseen on a"
-            " CPU: recompute it whole"
-        )
     before = _Before(module)
 
     def contexts():
         if not options.save_products:
             return nullcontext(), before  # which another backward pass enters again
         first, second = selected()
-        return first, _Both(before, second)
+        return _Both(first, _Watch(options.name)), _Both(before, second)
 
     with _on_host(inputs) if options.offload else nullcontext():
         output = run(context_fn=contexts)
@@ -179,10 +174,33 @@ def _products() -> list:
     return [getattr(torch.ops.aten, n).default for n in names if hasattr(torch.ops.aten, n)]
 
 
-def _changes_products(module: nn.Module) -> bool:
-    """Whether it writes into products through views that share no version with them."""
-    on_cpu = any(parameter.is_cpu for parameter in module.parameters())
-    return on_cpu and isinstance(module, (nn.GRU, nn.GRUCell))
+class _Watch(TorchDispatchMode):
+    """Refuses what changes a kept product in place, which torch misses where a view lies between.
+
+    Such as `y += x` after a linear layer of three axes, or what a GRU does on a CPU.
+    """
+
+    def __init__(self, name: str):
+        super().__init__()
+        self.name, self.products, self.kept = name, set(_products()), set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function is not torch.ops.aten.relu_.default:  # done twice, it is done once
+            for argument, value in zip(function._schema.arguments, args, strict=False):
+                if getattr(argument.alias_info, "is_write", False) and _places(value) & self.kept:
+                    raise NotImplementedError(
+                        f"save_products: block {self.name!r} changes a product in place"
+                        f" ({function}), so that its second run would find another one"
+                    )
+        output = function(*args, **(kwargs or {}))
+        if function in self.products:
+            self.kept |= _places(output)
+        return output
+
+
+def _places(tree) -> set[int]:
+    """Where the tensors of a structure lie."""
+    return {v.untyped_storage().data_ptr() for v in tree_leaves(tree) if isinstance(v, Tensor)}
 
 
 def _on_host(inputs: list[Tensor]):

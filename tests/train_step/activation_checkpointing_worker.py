@@ -311,11 +311,24 @@ class PyTorch:
         return found
 
     def products_in_place(self):
-        """What blocks raise that write into products, unseen by torch, or run backward twice."""
+        """What blocks raise that write into products, some unseen by torch; run backward twice."""
         torch, nn = self.torch, self.torch.nn
+
+        class Added(nn.Linear):
+            def forward(self, x):
+                y = super().forward(x)
+                y += x
+                return y.tanh()
+
+        blocks = {
+            "gru": nn.GRU(4, 4),
+            "silu": nn.Sequential(nn.Linear(4, 4), nn.SiLU(inplace=True)),
+            "added": Added(4, 4),
+            "relu": nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True)),
+            "tanh": nn.Sequential(nn.Linear(4, 4), nn.Tanh()),
+        }
         x, found = torch.ones(2, 3, 4, requires_grad=True), {}
-        tanh = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
-        for name, block in (("gru", nn.GRU(4, 4)), ("tanh", tanh)):
+        for name, block in blocks.items():
             model = apply_checkpointing(nn.ModuleList([block]), blocks="0", save_products=True)
             found[name] = raised(model[0], x)
         loss = model[0](x).square().sum()

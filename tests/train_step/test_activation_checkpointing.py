@@ -212,11 +212,12 @@ def test_pt_refuses_what_a_second_run_would_find_changed(pt):
     assert refused["in place, evaluated"] is refused["on the host, evaluated"] is None
 
 
-def test_pt_products_that_change_unseen_are_refused_and_a_second_backward_pass(pt):
-    found = pt["products_in_place"]
-    assert found["gru"].startswith("NotImplementedError: save_products: block '0' has a GRU")
-    assert found["tanh"] is None
-    assert found["twice"].startswith("RuntimeError: Trying to backward")
+def test_pt_products_that_are_changed_in_place_are_refused_seen_by_torch_or_not(pt):
+    found = dict(pt["products_in_place"])
+    assert found.pop("twice").startswith("RuntimeError: Trying to backward an extra time")
+    assert found.pop("relu") is found.pop("tanh") is None
+    for name, said in found.items():
+        assert said.startswith("NotImplementedError: save_products: block '0' changes a"), name
 
 
 def test_tf_refuses_what_a_second_run_would_get_wrong(tf):
