@@ -342,7 +342,7 @@ def _written(path, target: str, flat: _Flat, write: Callable, load: Callable, bo
 @contextmanager
 def _recording(model: nn.Module, target: str) -> Iterator[None]:
     """Evaluation mode without gradients, then modes as found; errors become refusals, one line."""
-    training = [module for module in model.modules() if module.training]
+    modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
         with torch.no_grad():
@@ -353,8 +353,9 @@ def _recording(model: nn.Module, target: str) -> Iterator[None]:
         reason = runtimes.one_line(error)
         raise NotImplementedError(f"{target} can't take this model: {reason}") from error
     finally:
-        for module in training:
-            module.training = True
+        for module, mode in modes.items():
+            if module.training != mode:
+                module.train(mode)  # some do more in it, as LoRA does
 
 
 def main() -> None:

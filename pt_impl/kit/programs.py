@@ -85,14 +85,15 @@ def copy_model(model: nn.Module, x=None) -> nn.Module:
 
 def _evaluated(model: nn.Module, x):
     """The output in evaluation mode; every module's mode as it was."""
-    training = [module for module in model.modules() if module.training]
+    modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
         with torch.no_grad():
             return call(model, x)
     finally:
-        for module in training:
-            module.training = True
+        for module, mode in modes.items():
+            if module.training != mode:
+                module.train(mode)  # some do more in it, as LoRA does
 
 
 def parts(inputs) -> tuple[Tensor, ...]:

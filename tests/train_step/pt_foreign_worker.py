@@ -282,6 +282,28 @@ def predictions():
     return found
 
 
+def merged():
+    """Modes of a model, a part of which is frozen, after a prediction; whether more is trained."""
+    baseline = workers.implementation("pt", "train_step.baseline").train_step.baseline
+    makers = {
+        "kit": kit.training.make_predict,
+        "mixed_precision": partial(train.mixed_precision.make_predict, dtype="float32"),
+        "compilation": train.compilation.eager_predict,
+    }
+    found = {}
+    for name in (*makers, "baseline"):
+        model = nn.Sequential(foreign.Merging(), nn.BatchNorm1d(4))
+        if name == "baseline":
+            step = baseline.make_hand_written_step(model, optimizer_of(model))
+            run = partial(step, y=torch.arange(3))
+        else:
+            run = makers[name](model)
+        model[1].eval()
+        run(torch.randn(3, 4))
+        found[name] = [[m.training for m in model.modules()], model[0].merged]
+    return found
+
+
 def tensors(output):
     if isinstance(output, foreign.Output):
         return [output.logits, *output.hidden]
@@ -707,7 +729,7 @@ def compiled():
 
 def main() -> None:
     kit.runtime.configure(threads=1, seed=0)
-    scenarios = [matrix, half_width, rows, predictions, outputs, logits, float16]
+    scenarios = [matrix, half_width, rows, predictions, merged, outputs, logits, float16]
     scenarios += [refusals, optimizers, sparse, ninth, regions, compiled]
     workers.report(scenarios)
 
