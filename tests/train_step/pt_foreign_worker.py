@@ -32,7 +32,9 @@ NAMES = (
     "optimizer_implementations",
     "stacking",
 )
-impl = workers.implementation("pt", *(f"train_step.{name}" for name in NAMES))
+impl = workers.implementation(
+    "pt", *(f"train_step.{name}" for name in NAMES), "deployment.native_export"
+)
 kit, train = impl.kit, impl.train_step
 STEPS, SCALE, NORM, PARTS = 2, 1024.0, 0.1, 3
 MODELS = [maker.__name__ for maker in foreign.ALL]
@@ -651,6 +653,9 @@ def ninth():
         "predict": lambda model, *_: one_argument(compilation.compiled_predict(model)),
         "stacking": lambda *a: stacked(*a, compiled=True),
         "update": lambda model, *_: one_argument(compiled_update(model)),
+        "in place": lambda model, *_: one_argument(
+            impl.deployment.native_export.compiled_predict(model.eval())
+        ),
     }
     found = {}
     for name, maker in makers.items():
