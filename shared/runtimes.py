@@ -269,7 +269,7 @@ def check_same(predict: Callable, samples: list[tuple[list, list]], *, bound: fl
         for name, one, other in zip(predict.outputs, found, wanted, strict=True):
             if one.shape != other.shape:
                 raise ValueError(f"it gives {name} of {one.shape}, the model of {other.shape}")
-            apart = _apart(np.float64(one), np.float64(other))
+            apart = _apart(*(np.asarray(v, np.result_type(v, np.float64)) for v in (one, other)))
             if not apart <= bound:
                 raise ValueError(f"its {name} is {apart:.1%} from the model's")
 

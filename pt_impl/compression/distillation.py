@@ -162,28 +162,29 @@ def _has_samples(value) -> bool:
 
 
 def _call(model: nn.Module, x):
-    """The logits for x: the output, or what it has under that name."""
     named = x if isinstance(x, dict) else {}
-    output = model(*(() if named else x if isinstance(x, tuple) else (x,)), **named)
-    return getattr(output, "logits", output)
+    return model(*(() if named else x if isinstance(x, tuple) else (x,)), **named)
 
 
 def _logits(output):
-    """What says classes: all of an output, or of a dict what it has under that name."""
-    return output["logits"] if isinstance(output, dict) and "logits" in output else output
+    """What says classes: all of an output, or what it has under that name."""
+    if isinstance(output, dict) and "logits" in output:
+        return output["logits"]
+    return getattr(output, "logits", output)
 
 
 def _infer(model: nn.Module, x):
     """The output in evaluation mode, without gradients; each module gets its mode back."""
-    training = [module for module in model.modules() if module.training]
+    modes = {module: module.training for module in model.modules()}
     try:
-        if training:
+        if any(modes.values()):
             model.eval()
         with torch.no_grad():
             return _call(model, x)
     finally:
-        for module in training:
-            module.training = True
+        for module, mode in modes.items():
+            if module.training != mode:
+                module.train(mode)  # some do more in it, as LoRA does
 
 
 def _at_least_float32(logits: Tensor) -> Tensor:

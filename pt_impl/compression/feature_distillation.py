@@ -177,15 +177,16 @@ def _infer(model: nn.Module, layer: str, x, *, end: bool = False) -> Tensor:
 
     end: run nothing behind the layer.
     """
-    training = [module for module in model.modules() if module.training]
+    modes = {module: module.training for module in model.modules()}
     try:
-        if training:
+        if any(modes.values()):
             model.eval()
         with torch.no_grad():
             return _run(model, layer, x, end=end)[1]
     finally:
-        for module in training:
-            module.training = True
+        for module, mode in modes.items():
+            if module.training != mode:
+                module.train(mode)  # some do more in it, as LoRA does
 
 
 def _ends_in_rows(model: nn.Module, layer: str, x) -> bool:

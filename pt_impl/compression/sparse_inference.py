@@ -52,7 +52,7 @@ def make_predict(model: nn.Module, *, min_sparsity: float = 0.7) -> Callable:
 
     Raises ValueError for another min_sparsity, a model with pruning masks and where no linear layer
     has so many zeros; NotImplementedError for kernels that are not float32 or float64, which MKL
-    does not multiply.
+    does not multiply, and for a model that Python cannot copy.
     Source: `torch.sparse_csr_tensor` (beta in PyTorch).
     """
     if not 0.0 < min_sparsity <= 1.0:
@@ -71,7 +71,7 @@ def make_predict(model: nn.Module, *, min_sparsity: float = 0.7) -> Callable:
     for name in names:
         if (dtype := model.get_submodule(name).weight.dtype) not in (torch.float32, torch.float64):
             raise NotImplementedError(f"{name}.weight is {dtype}: MKL multiplies float32, float64")
-    sparse = copy.deepcopy(model).eval()
+    sparse = _copy(model).eval()
     made = {dense: _SparseLinear(dense).eval() for dense in map(sparse.get_submodule, names)}
     layers = {
         name: (dense.weight.nbytes, module.kernel_bytes())
@@ -93,6 +93,14 @@ def make_predict(model: nn.Module, *, min_sparsity: float = 0.7) -> Callable:
 
     predict.layers = layers
     return predict
+
+
+def _copy(model: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:  # of `weight_norm` after a pass with gradients: a computed tensor
+        line = " ".join(str(error).split())
+        raise NotImplementedError(f"Python cannot copy the model: {line}") from error
 
 
 def _leave_fast_path(model: nn.Module) -> None:

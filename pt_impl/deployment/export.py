@@ -292,13 +292,14 @@ def _check(load: Callable, path: Path, flat: _Flat, precision: str) -> None:
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
     """Evaluation mode, then every module's mode as found."""
-    training = [module for module in model.modules() if module.training]
+    modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
         yield
     finally:
-        for module in training:
-            module.training = True
+        for module, mode in modes.items():
+            if module.training != mode:
+                module.train(mode)  # some do more in it, as LoRA does
 
 
 @contextmanager

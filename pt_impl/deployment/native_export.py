@@ -34,6 +34,7 @@ import shutil
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from inspect import signature
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -60,7 +61,7 @@ def compiled_predict(model: nn.Module) -> Callable:
     """
     if any(module.training for module in model.modules()):
         raise ValueError("the model is in training mode: call model.eval() first")
-    compiled, seen = torch.compile(model), set()
+    compiled, seen = _compile(model), set()
 
     def predict(x):
         shapes = tuple(part.shape for part in tree_leaves(x) if isinstance(part, torch.Tensor))
@@ -72,6 +73,18 @@ def compiled_predict(model: nn.Module) -> Callable:
             return compiled(*arguments, **named)
 
     return predict
+
+
+def _compile(model: nn.Module) -> Callable:
+    """`torch.compile`, such that a model is compiled however many were before it.
+
+    torch keeps 8 compilations of one piece of code, of all models of a process together, and runs
+    what comes after them eagerly.
+    """
+    if "isolate_recompiles" in signature(torch.compile).parameters:  # torch 2.15 has it
+        return torch.compile(model, isolate_recompiles=True)
+    torch._dynamo.config.fail_on_recompile_limit_hit = True  # then the ninth raises
+    return torch.compile(model)
 
 
 def export_package(
@@ -342,7 +355,7 @@ def _written(path, target: str, flat: _Flat, write: Callable, load: Callable, bo
 @contextmanager
 def _recording(model: nn.Module, target: str) -> Iterator[None]:
     """Evaluation mode without gradients, then modes as found; errors become refusals, one line."""
-    training = [module for module in model.modules() if module.training]
+    modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
         with torch.no_grad():
@@ -353,8 +366,9 @@ def _recording(model: nn.Module, target: str) -> Iterator[None]:
         reason = runtimes.one_line(error)
         raise NotImplementedError(f"{target} can't take this model: {reason}") from error
     finally:
-        for module in training:
-            module.training = True
+        for module, mode in modes.items():
+            if module.training != mode:
+                module.train(mode)  # some do more in it, as LoRA does
 
 
 def main() -> None:

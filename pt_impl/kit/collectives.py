@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm  # the common base; torch's own tools use it too
 
 WARM_UP = 2  # untimed all-reduces of each size: connections, buffers, TCP's window
+_FORWARDS = (_BatchNorm.forward, nn.SyncBatchNorm.forward)
 
 
 def all_reduce_seconds(
@@ -57,7 +58,17 @@ def _repeat(count: int, repeats: int) -> list[float]:
 
 
 def synchronise_norms(model: nn.Module) -> None:
-    """Let BatchNorm layers normalise with the statistics of the global batch, in place."""
+    """Let BatchNorm layers normalise with the statistics of the global batch, in place.
+
+    Raises NotImplementedError, before anything is changed, for kinds of BatchNorm that do more.
+    """
+    for name, module in model.named_modules():
+        forward = type(module).forward
+        if isinstance(module, _BatchNorm) and forward not in _FORWARDS:
+            raise NotImplementedError(
+                f"{name} is a {type(module).__name__}: what it does beside BatchNorm, such as an"
+                " activation, would be lost"
+            )
     if torch.cuda.is_available():
         nn.SyncBatchNorm.convert_sync_batchnorm(model)
         return

@@ -133,8 +133,9 @@ def _remake(optimizer: torch.optim.Optimizer, model: nn.Module) -> Callable:
 
 
 def export_weights(model: nn.Module) -> dict[str, np.ndarray]:
-    """Copies of all that `state_dict` holds."""
-    return {name: _array(tensor) for name, tensor in model.state_dict().items()}
+    """Copies of all tensors that `state_dict` holds."""
+    state = model.state_dict().items()
+    return {name: _array(tensor) for name, tensor in state if isinstance(tensor, Tensor)}
 
 
 def _array(tensor: Tensor) -> np.ndarray:
@@ -143,8 +144,9 @@ def _array(tensor: Tensor) -> np.ndarray:
 
 
 def import_weights(model: nn.Module, weights: dict[str, np.ndarray]) -> None:
-    """Copy `weights` into a model. Raises ValueError where they do not fit."""
-    given = {name: torch.from_numpy(np.array(value)) for name, value in weights.items()}
+    """Copy `weights` into a model; its extra state stays. ValueError where they do not fit."""
+    given = {n: v for n, v in model.state_dict().items() if not isinstance(v, Tensor)}
+    given |= {name: torch.from_numpy(np.array(value)) for name, value in weights.items()}
     try:
         model.load_state_dict(given)
     except RuntimeError as error:

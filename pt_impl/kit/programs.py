@@ -76,23 +76,29 @@ def copy_model(model: nn.Module, x=None) -> nn.Module:
         twin = copy.deepcopy(model)
     except Exception as error:  # such as a tensor that is not a leaf of the graph
         raise NotImplementedError(f"Python cannot copy the model: {one_line(error)}") from error
-    if apart(twin.state_dict(), model.state_dict()) > 0:
+    if apart(*map(_state, (twin, model))) > 0:
         raise NotImplementedError("the copy has another state")
     if x is not None and apart(_evaluated(twin, x), wanted) > 1e-5:
         raise NotImplementedError("the copy computes something else")
     return twin
 
 
+def _state(model: nn.Module) -> list[Tensor]:
+    """Parameters and buffers, and no extra state of a module."""
+    return [value for value in model.state_dict().values() if isinstance(value, Tensor)]
+
+
 def _evaluated(model: nn.Module, x):
     """The output in evaluation mode; every module's mode as it was."""
-    training = [module for module in model.modules() if module.training]
+    modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
         with torch.no_grad():
             return call(model, x)
     finally:
-        for module in training:
-            module.training = True
+        for module, mode in modes.items():
+            if module.training != mode:
+                module.train(mode)  # some do more in it, as LoRA does
 
 
 def parts(inputs) -> tuple[Tensor, ...]:
@@ -365,7 +371,7 @@ def apart(ours, theirs) -> float:
 
 def _distance(ours: Tensor, theirs: Tensor) -> float:
     """Relative L2; what is not a finite number has to be the same in both."""
-    ours, theirs = ours.double(), theirs.double()
+    ours, theirs = (v.to(torch.promote_types(v.dtype, torch.float64)) for v in (ours, theirs))
     finite = theirs.isfinite()
     same = torch.equal(ours.isfinite(), finite)
     if not same or not torch.allclose(ours[~finite], theirs[~finite], equal_nan=True):

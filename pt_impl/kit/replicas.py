@@ -266,8 +266,10 @@ def _weights(model: nn.Module) -> dict[str, np.ndarray]:
     """On rank 0 the weights of the whole model, whether processes hold copies or parts of it."""
     state = {}
     for name, value in model.state_dict().items():
-        whole = value.full_tensor() if isinstance(value, DTensor) else value
-        state[name] = whole.detach().cpu().numpy()
+        if isinstance(value, torch.Tensor):  # and no extra state of a module
+            whole = value.full_tensor() if isinstance(value, DTensor) else value
+            whole = whole.detach().cpu()
+            state[name] = (whole.float() if whole.dtype == torch.bfloat16 else whole).numpy()
     names = [None] * dist.get_world_size()
     dist.all_gather_object(names, list(state))
     before = set().union(*names[: dist.get_rank()])

@@ -151,15 +151,16 @@ def make_predict(model: nn.Module) -> Predict:
     def predict(x: Tensor) -> Tensor:
         # Module by module: a part may be in another mode than its model, such as a frozen BatchNorm
         # or, in a model that is frozen, a head that is trained.
-        training = [m for m in model.modules() if m.training]
+        modes = {module: module.training for module in model.modules()}
         try:
-            if training:
+            if any(modes.values()):
                 model.eval()
             with torch.inference_mode():
                 return _call(model, x)
         finally:
-            for module in training:
-                module.training = True
+            for module, mode in modes.items():
+                if module.training != mode:
+                    module.train(mode)  # some do more in it, as LoRA does
 
     return predict
 

@@ -146,8 +146,14 @@ def make_train_step(
         loss_fn: `loss_fn(output, y)`, the mean over samples.
         micro_batches: parts of the shard, one after another; gradients are exchanged with the last.
         synchronise_each: exchange them with each part: the same for more traffic.
+
+    The step raises NotImplementedError where a parameter of the optimizer's alone, such as a loss's
+    own, gets a gradient: each replica would train it apart.
     """
     replicas = dist.get_world_size()
+    own = set(map(id, model.parameters()))
+    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    others = [parameter for parameter in held if id(parameter) not in own]
     model.train()
 
     def step(x, y, samples):
@@ -160,6 +166,8 @@ def make_train_step(
                 loss = loss_fn(_call(model, own_x), own_y) * (_samples(own_y) / samples)
                 (loss * replicas).backward()  # DDP and FSDP divide the sum by the replicas
             total = total + loss.detach()
+        if any(parameter.grad is not None for parameter in others):
+            raise NotImplementedError(_OTHERS)
         optimizer.step()
         return total
 
@@ -224,7 +232,9 @@ def sharded(
     """
     model, optimizer, loss_fn = build()
     names = {parameter: name for name, parameter in model.named_parameters()}
-    groups = [[names[parameter] for parameter in g["params"]] for g in optimizer.param_groups]
+    groups = [[names.get(parameter) for parameter in g["params"]] for g in optimizer.param_groups]
+    if any(None in group for group in groups):
+        raise NotImplementedError(_OTHERS)
     apply_fsdp(
         model,
         blocks=blocks,
@@ -264,6 +274,10 @@ def one_process(build, *, replicas: int = 2, communication: str = "auto") -> tup
 # Parts ------------------------------------------------------------------------------------------
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+_OTHERS = (
+    "the optimizer has parameters that the model has not, such as a loss's own: make them"
+    " the model's"
+)
 
 
 def _call(model: nn.Module, x):

@@ -104,7 +104,12 @@ def pipeline(build, x, *, cut: str, micro_batches: int, schedule: str = "gpipe")
         raise ValueError(f"1f1b with {stages} stages needs {stages} micro_batches or more")
     model, optimizer, loss_fn = build()
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    groups = [[names[id(own)] for own in g["params"]] for g in optimizer.param_groups]
+    groups = [[names.get(id(own)) for own in g["params"]] for g in optimizer.param_groups]
+    if any(None in group for group in groups):
+        raise NotImplementedError(
+            "the optimizer has parameters that the model has not, such as a loss's own: make them"
+            " the model's"
+        )
     micro_batch = tree_map(lambda whole: whole[: samples // micro_batches], x)
     model.train()  # the trace keeps it
     stage = apply_model_parallel(model, micro_batch, cut=cut)

@@ -122,7 +122,12 @@ def hybrid(build, *, pairs: str, shards: int = 2) -> tuple:
     model, optimizer, loss_fn = build()
     plan = plan_pairs(model, pairs=pairs, shards=shards)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    groups = [[names[id(own)] for own in g["params"]] for g in optimizer.param_groups]
+    groups = [[names.get(id(own)) for own in g["params"]] for g in optimizer.param_groups]
+    if any(None in group for group in groups):
+        raise NotImplementedError(
+            "the optimizer has parameters that the model has not, such as a loss's own: make them"
+            " the model's"
+        )
     device = next(model.parameters()).device.type
     shape = (dist.get_world_size() // shards, shards)
     mesh = init_device_mesh(device, shape, mesh_dim_names=("data", "model"))

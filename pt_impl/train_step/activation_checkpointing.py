@@ -2,7 +2,7 @@
 
 What it changes: a named block keeps its inputs alone for the backward pass. What it computed on
 the way to its output is freed, and computed once more when the gradient gets there, under the
-random state, autocast and buffers of the first time. Losses, gradients, dropout masks and running
+random numbers, autocast and buffers of the first time. Losses, gradients, dropout masks and running
 statistics are those of the plain model. With a model of n like blocks, memory for activations
 falls from n times the inside of a block to n block inputs plus one inside, for one more forward
 pass (Chen et al., 2016, "Training Deep Nets with Sublinear Memory Cost").
@@ -37,14 +37,18 @@ technique.
 Copy with it: nothing.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+import pickle
+import random
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode  # torch has no public one
 from torch.utils._pytree import tree_leaves  # torch has no public one
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
@@ -57,8 +61,9 @@ def apply_checkpointing(
     Calls without gradients run as before. A block takes any arguments and returns any structure of
     tensors. It must do the same both times: what it changes other than buffers (a counter, a list)
     it changes twice. Buffers that it changes (BatchNorm's statistics) are kept as they were before
-    each forward pass, so that the second run finds what the first one found. Source:
-    `torch.utils.checkpoint`, use_reentrant=False.
+    each forward pass, so that the second run finds what the first one found; and so are the numbers
+    that it draws from torch, Python, NumPy or a `torch.Generator` that is an attribute of a module.
+    Source: `torch.utils.checkpoint`, use_reentrant=False.
 
     Args:
         model: changed in place.
@@ -76,9 +81,9 @@ def apply_checkpointing(
         ValueError: before anything is changed, a name or pattern that no submodule has, or a block
             that is recomputed already.
         NotImplementedError: before that, a block that its owner never calls; in the forward pass, a
-            block that changes its own input, which the second run would find changed, and offload
-            where the inputs are on the host. With save_products the backward pass raises torch's
-            RuntimeError where a product is changed in place.
+            block that changes its own input, or with save_products a product, which the second run
+            would find changed, and offload where the inputs are on the host. With save_products a
+            second backward pass raises torch's RuntimeError.
     """
     for name, module in _find_blocks(model, blocks).items():
         # A partial object, since copy.deepcopy follows it to the copy's own module; a closure
@@ -142,17 +147,17 @@ def _recomputed(module: nn.Module, forward: Callable, options: _Options, /, *arg
     leaves = tree_leaves((args, kwargs))
     inputs = [v for v in leaves if isinstance(v, Tensor) and not v.is_inference()]
     versions = [leaf._version for leaf in inputs]
-    buffers = _Buffers(module)
+    before = _Before(module)
 
     def contexts():
         if not options.save_products:
-            return nullcontext(), buffers  # which another backward pass enters again
+            return nullcontext(), before  # which another backward pass enters again
         first, second = selected()
-        return first, _both(buffers, second)
+        return _Both(first, _Watch(options.name)), _Both(before, second)
 
     with _on_host(inputs) if options.offload else nullcontext():
         output = run(context_fn=contexts)
-    buffers.keep_changed(options)
+    before.keep_changed(options)
     if versions != [leaf._version for leaf in inputs]:
         raise NotImplementedError(
             f"block {options.name!r} changes its input in place, so that its second run would find"
@@ -169,6 +174,35 @@ def _products() -> list:
     return [getattr(torch.ops.aten, n).default for n in names if hasattr(torch.ops.aten, n)]
 
 
+class _Watch(TorchDispatchMode):
+    """Refuses what changes a kept product in place, which torch misses where a view lies between.
+
+    Such as `y += x` after a linear layer of three axes, or what a GRU does on a CPU.
+    """
+
+    def __init__(self, name: str):
+        super().__init__()
+        self.name, self.products, self.kept = name, set(_products()), set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function is not torch.ops.aten.relu_.default:  # done twice, it is done once
+            for argument, value in zip(function._schema.arguments, args, strict=False):
+                if getattr(argument.alias_info, "is_write", False) and _places(value) & self.kept:
+                    raise NotImplementedError(
+                        f"save_products: block {self.name!r} changes a product in place"
+                        f" ({function}), so that its second run would find another one"
+                    )
+        output = function(*args, **(kwargs or {}))
+        if function in self.products:
+            self.kept |= _places(output)
+        return output
+
+
+def _places(tree) -> set[int]:
+    """Where the tensors of a structure lie."""
+    return {v.untyped_storage().data_ptr() for v in tree_leaves(tree) if isinstance(v, Tensor)}
+
+
 def _on_host(inputs: list[Tensor]):
     """The context in which what autograd keeps is moved to the host, and back when it is needed."""
     if any(leaf.device.type == "cpu" and leaf.requires_grad for leaf in inputs):
@@ -176,17 +210,26 @@ def _on_host(inputs: list[Tensor]):
     return torch.autograd.graph.save_on_cpu(pin_memory=torch.cuda.is_available())
 
 
-@contextmanager
-def _both(first, second) -> Iterator[None]:
-    with first, second:
-        yield
+class _Both:
+    """Two contexts as one, which may be entered again."""
+
+    def __init__(self, *contexts):
+        self.contexts = contexts
+
+    def __enter__(self) -> None:
+        for context in self.contexts:
+            context.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        for context in reversed(self.contexts):
+            context.__exit__(*error)
 
 
-class _Buffers:
-    """A block's buffers as they are now; as a context, they stand in for those of the block.
+class _Before:
+    """A block's buffers and generators as they are now; as a context, they stand in for its own.
 
-    A second run inside the context reads what the first one read, and its updates (BatchNorm's
-    running statistics) are dropped.
+    A second run inside the context reads and draws what the first one did, and its updates
+    (BatchNorm's running statistics) are dropped.
     """
 
     def __init__(self, module: nn.Module):
@@ -196,9 +239,10 @@ class _Buffers:
             for prefix, owner in module.named_modules()
             for name, buffer in owner.named_buffers(recurse=False)
         ]
+        self.generators = [(read, write, read()) for read, write in _generators(module)]
 
     def keep_changed(self, options: _Options) -> None:
-        """Forget the copies of what the first run has not changed, such as masks."""
+        """Forget what the first run has not changed, such as masks."""
         if options.changing is None:  # once by value, which a change through `.data` shows in
             options.changing = {
                 key
@@ -212,16 +256,34 @@ class _Buffers:
             or getattr(owner, key[1], None) is not buffer
             or buffer._version != version
         ]
+        self.generators = [
+            (read, write, state)
+            for read, write, state in self.generators
+            if pickle.dumps(read()) != pickle.dumps(state)
+        ]
 
     def __enter__(self) -> None:
         self.own = [getattr(owner, name) for (_, name), owner, *_ in self.copies]
         again = {id(copy): copy.clone() for *_, copy in self.copies}  # for another backward pass
         for (_, name), owner, *_, copy in self.copies:
             setattr(owner, name, again[id(copy)])
+        self.drawn = [read() for read, _, _ in self.generators]
+        for _, write, state in self.generators:
+            write(state)
 
     def __exit__(self, *_: object) -> None:
         for ((_, name), owner, *_), buffer in zip(self.copies, self.own, strict=True):
             setattr(owner, name, buffer)
+        for (_, write, _), state in zip(self.generators, self.drawn, strict=True):
+            write(state)
+
+
+def _generators(module: nn.Module) -> list[tuple[Callable, Callable]]:
+    """How to read and to set the generators that torch does not put back by itself."""
+    held = (value for owner in module.modules() for value in vars(owner).values())
+    own = [(g.get_state, g.set_state) for g in held if isinstance(g, torch.Generator)]
+    numpy = np.random.get_state, np.random.set_state
+    return [(random.getstate, random.setstate), numpy, *own]
 
 
 def main() -> None:

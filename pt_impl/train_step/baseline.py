@@ -59,14 +59,15 @@ def _call(model: nn.Module, x):
 
 def _check_output(model: nn.Module, loss_fn: nn.Module, x, y) -> None:
     """Raise unless the loss takes what the model gives: in evaluation mode, so nothing moves."""
-    training = [module for module in model.modules() if module.training]
+    modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
         with torch.no_grad():
             output = _call(model, x)
     finally:
-        for module in training:
-            module.training = True
+        for module, mode in modes.items():
+            if module.training != mode:
+                module.train(mode)  # some do more in it, as LoRA does
     try:
         loss_fn(getattr(output, "logits", output), y)
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:

@@ -213,15 +213,16 @@ def eager_predict(model: nn.Module) -> Callable:
     """Make `predict(x) -> output`, x as in the step: in evaluation mode, then modes as found."""
 
     def predict(x):
-        training = [m for m in model.modules() if m.training]
+        modes = {module: module.training for module in model.modules()}
         try:
-            if training:
+            if any(modes.values()):
                 model.eval()
             with torch.inference_mode():
                 return _call(model, x)
         finally:
-            for module in training:
-                module.training = True
+            for module, mode in modes.items():
+                if module.training != mode:
+                    module.train(mode)  # some do more in it, as LoRA does
 
     return predict
 

@@ -266,6 +266,8 @@ def _one_update(norms: list[_BatchNorm]) -> Iterator[None]:
     means, pooled = {norm: norm.running_mean for norm in norms}, {}
 
     def pool(norm, inputs, output):
+        if not (norm.training and norm.track_running_stats):
+            return  # for this pass, as the model has it
         if norm.running_mean is not means[norm]:
             return  # a recomputed block runs again, on copies: its values have been counted
         count = output.numel() // norm.num_features

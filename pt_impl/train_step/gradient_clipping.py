@@ -154,7 +154,8 @@ def make_train_step(
     Args:
         model, optimizer: as ever; the model is put into training mode.
         loss_fn: `loss_fn(output, y)` returns a scalar.
-        max_norm: the most that the norm may be after clipping; `math.inf` does not clip.
+        max_norm: the most that the norm may be after clipping, of what the optimizer holds;
+            `math.inf` does not clip.
         check_finite: whether a `FiniteGuard` looks at each step.
         measure_norm: take the norm also where neither needs it, for `step.gradient_norm()`.
 
@@ -179,6 +180,7 @@ def make_train_step(
         loss = loss_fn(_call(model, x), y)
         loss.backward()
         if needs_norm:
+            clipper.parameters = _held(optimizer)
             norm = clipper.norm()
         if check_finite:
             guard.check(x, y, loss, norm)
@@ -213,6 +215,7 @@ def make_per_variable_step(
         optimizer.zero_grad(set_to_none=True)
         loss = loss_fn(_call(model, x), y)
         loss.backward()
+        clipper.parameters = _held(optimizer)
         clipper.clip()
         optimizer.step()
         return loss.detach()
@@ -237,6 +240,11 @@ def _checked(model: nn.Module, max_norm: float) -> list[nn.Parameter]:
     return parameters
 
 
+def _held(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    """What the update changes: what it leaves out keeps, and adds up, gradients of other steps."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
 def _trained(parameters: list[nn.Parameter]) -> list[nn.Parameter]:
     return [p for p in parameters if p.requires_grad and p.grad is not None]
 
@@ -250,8 +258,11 @@ def _floating(name: str, tree) -> Iterator[tuple[str, Tensor]]:
     if isinstance(tree, Mapping | list | tuple):
         for key, value in tree.items() if isinstance(tree, Mapping) else enumerate(tree):
             yield from _floating(f"{name}[{key!r}]", value)
-    elif isinstance(tree, Tensor) and tree.is_floating_point() and tree.numel():
-        yield name, tree
+    elif isinstance(tree, Tensor) and (tree.is_floating_point() or tree.is_complex()):
+        if tree.layout != torch.strided:  # torch has no norm of a sparse one
+            tree = (tree.coalesce() if tree.is_sparse else tree).values()
+        if tree.numel():
+            yield name, tree
 
 
 def main() -> None:

@@ -3,7 +3,8 @@
 What it changes: the strides of 4-D parameters and activations. "channels_last" keeps the channels
 of one pixel side by side, as convolution kernels like to read them; "channels_first" keeps each
 channel's image together. Shapes stay (n, channels, height, width), and so do names, checkpoints and
-results: nothing in the model's code has to know.
+results: nothing in the model's code has to know, but for `x.view(n, -1)`, which raises for such
+strides: `x.flatten(1)` takes them.
 
 Its twin: `tf_impl/train_step/memory_format.py`.
 

@@ -191,10 +191,10 @@ def make_predict(model: nn.Module, *, dtype: str = "bfloat16", keep_fp32: str = 
     precision = MixedPrecision(model, dtype=dtype, keep_fp32=keep_fp32)
 
     def predict(x):
-        training = [m for m in model.modules() if m.training]
+        modes = {module: module.training for module in model.modules()}
         fused = torch.backends.mha.get_fastpath_enabled()
         try:
-            if training:
+            if any(modes.values()):
                 model.eval()
             # The fused kernel of TransformerEncoderLayer knows no autocast of a CPU: it would
             # compute in float32, and without calling the layers inside.
@@ -204,8 +204,9 @@ def make_predict(model: nn.Module, *, dtype: str = "bfloat16", keep_fp32: str = 
             return to_float32(output)
         finally:
             torch.backends.mha.set_fastpath_enabled(fused)
-            for module in training:
-                module.training = True
+            for module, mode in modes.items():
+                if module.training != mode:
+                    module.train(mode)  # some do more in it, as LoRA does
 
     return predict
 

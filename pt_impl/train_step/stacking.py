@@ -132,11 +132,17 @@ def make_train_step(
         loss = accumulator.run(backward, x, y)
         if max_norm < math.inf:
             precision.unscale(optimizer)
-            clipper.clip()
+            _clip(clipper, optimizer)
         precision.step(optimizer)
         return loss
 
     return _with_scale(step, precision)
+
+
+def _clip(clipper: GradientClipper, optimizer: torch.optim.Optimizer) -> None:
+    """Clip what the optimizer holds: other gradients are still scaled, and add up over steps."""
+    clipper.parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    clipper.clip()
 
 
 def _with_scale(step: Callable, precision: MixedPrecision) -> Callable:

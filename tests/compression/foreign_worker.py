@@ -12,6 +12,7 @@ import sys
 import tempfile
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -223,6 +224,54 @@ def a_file_for_the_cpu():
         return float(np.abs(found - model(x).numpy()).max())
 
 
+def merged():
+    """Modes of models, a part of which is frozen, after a pass; whether more is trained."""
+    from tests.train_step.pt_foreign_models import Merging
+
+    logits, features = compression.distillation, compression.feature_distillation
+    x, bad, found = torch.randn(3, 4), torch.randn(3, 5), {}
+    for name in ("logits", "features", "copy", "onnx", "torchscript"):
+        model, other = (nn.Sequential(Merging(), nn.BatchNorm1d(4)) for _ in range(2))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        step = logits.make_train_step(model, other, optimizer, None, alpha=1.0)
+        for each in (model, other):
+            each[1].eval()
+        if name == "logits":
+            step(x, None)
+        elif name == "features":
+            features.attach_regressor(model, other, x, student_layer="0", teacher_layer="0")
+        elif name == "copy":
+            kit.programs.copy_model(model, x)
+        else:
+            ways = deployment.export.export_onnx, deployment.native_export.export_torchscript
+            raised(ways[name == "torchscript"], model, bad, "file")
+        found[name] = [
+            [[m.training for m in each.modules()], each[0].merged] for each in (model, other)
+        ]
+    return found
+
+
+def a_loss_of_an_object():
+    """What a loss gets of a student whose output is an object, at each alpha."""
+
+    class Wrapped(nn.Linear):
+        def forward(self, x):
+            return SimpleNamespace(logits=super().forward(x), more=x)
+
+    technique, found = compression.distillation, []
+    for alpha in (0.0, 0.5):
+        student, teacher = Wrapped(4, 3), Wrapped(4, 3)
+        step = technique.make_train_step(
+            student,
+            teacher,
+            torch.optim.SGD(student.parameters(), 0.1),
+            lambda output, y: found.append(hasattr(output, "more")) or output.logits.sum(),
+            alpha=alpha,
+        )
+        step(torch.randn(5, 4), torch.arange(5) % 3)
+    return found
+
+
 # TensorFlow ---------------------------------------------------------------------------------------
 
 
@@ -412,6 +461,7 @@ def main() -> None:
         quick.capture_patterns_once()
         scenarios = [names_of_inputs, code_in_a_keyword, graphs_within, left_in_float32]
         scenarios += [other_sizes, a_shared_slope, a_file_that_fails, bfloat16, a_file_for_the_cpu]
+        scenarios += [merged, a_loss_of_an_object]
     else:
         scenarios = [state_within, frozen_within, a_folder_that_is_there]
         scenarios += [scaled_loss, half_width] if KERAS_3 else []

@@ -183,7 +183,16 @@ class PyTorch:
             "two names": self.two_names(),
             "asked": self.asked(),
             "hooked": self.hooked(),
+            "no copy": self.no_copy(),
         }
+
+    def no_copy(self):
+        """What a model raises whose weight is computed, after a pass with gradients."""
+        nn = self.torch.nn
+        model = nn.Sequential(nn.utils.weight_norm(nn.Linear(4, 4)), nn.Linear(4, 4))
+        nn.init.zeros_(model[1].weight)
+        model(self.torch.ones(2, 4))
+        return raised(technique.make_predict, model)
 
     def masked(self):
         from torch.nn.utils import prune

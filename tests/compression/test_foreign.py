@@ -88,6 +88,16 @@ def test_pt_a_file_for_the_cpu_predicts_there_whatever_else_the_machine_has(pt):
     assert pt["a_file_for_the_cpu"] < 1e-6
 
 
+def test_pt_a_pass_puts_modes_back_as_layers_change_them(pt):
+    """One merges weights to predict, and has to take them apart again; a frozen one stays so."""
+    for way, models in pt["merged"].items():
+        assert models == [[[True, True, False], False]] * 2, way
+
+
+def test_pt_a_loss_gets_what_the_student_gives_and_not_its_logits_alone(pt):
+    assert pt["a_loss_of_an_object"] == [True, True]
+
+
 @pytest.mark.parametrize("model", ["nested", "texts", "own"])
 def test_tf_a_smaller_copy_has_the_state_of_layers_within_layers(tf, model):
     found = tf["state_within"][model]

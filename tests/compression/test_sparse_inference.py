@@ -176,6 +176,11 @@ def test_a_model_with_pruning_masks_is_refused(found):
     assert found["refusals"]["masked"] == [said] * 2
 
 
+def test_pt_a_model_that_python_cannot_copy_is_refused(evidence):
+    said = evidence["pt"]["foreign"]["no copy"]
+    assert said.startswith("NotImplementedError: Python cannot copy the model: Only Tensors")
+
+
 @pytest.mark.parametrize("worker", workers.keras())
 def test_tf_layers_of_the_same_name_are_all_listed(evidence, worker):
     """Kernels of 4 by 2, 2 by 3 and 3 by 5 zeros: no values, and a row for each unit and one."""

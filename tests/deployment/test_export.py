@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,7 +20,7 @@ import pytest
 from bench.deployment.bench_export import ROUTES, TECHNIQUE, prepare
 from shared import operators
 from shared.provenance import class_names
-from shared.runtimes import load_onnx
+from shared.runtimes import check_same, load_onnx, predictor
 from shared.specs import TASKS
 from tests import workers
 
@@ -454,6 +455,14 @@ def test_settings_and_machines_that_lack_something(found):
 
 
 # The benchmark ----------------------------------------------------------------------------------
+
+
+def test_complex_outputs_are_compared_in_both_of_their_parts():
+    wanted = [np.array([1 + 1j])]
+    for value, said in ((1 + 1j, None), (1 + 2j, "its output is 70.7% from the model's")):
+        run = predictor([], ["output"], lambda arrays, value=value: [np.array([value])])
+        with nullcontext() if said is None else pytest.raises(ValueError, match=said):
+            check_same(run, [((), wanted)], bound=1e-3)
 
 
 def test_what_pytorch_lacks_is_said_before_anything_is_made():

@@ -152,6 +152,34 @@ def test_a_copy_has_all_state_and_shares_none(given):
         assert torch.equal(model.eval()(codes, shift)["logits"], twin(codes, shift)["logits"])
 
 
+class Counting(nn.Linear):
+    """A layer with an extra state, which is no tensor."""
+
+    steps = 1
+
+    def get_extra_state(self):
+        return {"steps": self.steps}
+
+    def set_extra_state(self, state):
+        self.steps = state["steps"]
+
+
+def test_an_extra_state_is_no_weight():
+    model, other = Counting(4, 2), Counting(4, 2)
+    other.steps = 5
+    weights = own_model.export_weights(model)
+    assert weights.keys() == {"weight", "bias"}
+    own_model.import_weights(other, weights)
+    assert other.steps == programs.copy_model(other).steps == 5
+    assert torch.equal(other.weight, model.weight)
+
+
+def test_complex_outputs_are_compared_in_both_of_their_parts():
+    one, other, nan = (torch.tensor([1 + v, 2.0]) for v in (1j, 2j, 1j * float("nan")))
+    assert programs.apart(one, other) > 0.1
+    assert programs.apart(nan, nan) == programs.apart(one, one) == 0.0
+
+
 def test_what_cannot_be_copied_is_refused():
     class Hides(nn.Module):
         """Keeps what it computes with where no copy takes it."""

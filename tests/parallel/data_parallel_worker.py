@@ -541,6 +541,8 @@ def whole() -> dict[str, list]:
         "no precision": said(apply_fsdp, model=pt_mixed()[0], precision="float16"),
     }
     words |= {"modes": modes(), "half-width statistics": half_width_statistics()}
+    words |= {"weights of a loss": weights_of_a_loss(), "kept weights": kept_weights()}
+    words["a norm with an activation"] = norm_with_an_activation()
     words["losses with None"] = losses_with_none()
     torch.distributed.destroy_process_group()
     return {"whole": found, **words}
@@ -566,6 +568,57 @@ def losses_with_none() -> list[float]:
         ((batch, samples),) = data_parallel.distribute(model, [(x, torch.zeros(4, 2))])
         found.append(float(step(*batch, samples)))
     return found
+
+
+def weights_of_a_loss() -> dict[str, list[str]]:
+    """What is said of an optimizer that trains a loss's own parameter beside the model."""
+    import torch
+    from torch import nn
+
+    from pt_impl.parallel import data_parallel, model_parallel, tensor_parallel
+
+    def weighted():
+        model, scale = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 2)), nn.Parameter(torch.ones(1))
+        optimizer = torch.optim.SGD([*model.parameters(), scale], 0.1)
+        return model, optimizer, lambda output, y: nn.functional.mse_loss(output * scale, y)
+
+    x = torch.ones(2, 6)
+    step = data_parallel.processes(weighted)[2]
+    settings = {"build": weighted, "x": x, "cut": "1", "micro_batches": 1}
+    return {
+        "processes": said(step, x=x, y=torch.zeros(2, 2), samples=2),
+        "sharded": said(data_parallel.sharded, build=weighted),
+        "pipeline": said(model_parallel.pipeline, **settings),
+        "tensor": said(tensor_parallel.hybrid, build=weighted, pairs="0 > 1"),
+    }
+
+
+def kept_weights() -> dict[str, str]:
+    """Name and dtype of the weights of a model in bfloat16 that has an extra state."""
+    import torch
+
+    from pt_impl.kit import replicas
+
+    class Counting(torch.nn.Linear):
+        def get_extra_state(self):
+            return {"steps": 1}
+
+    model = Counting(2, 2, bias=False).bfloat16()
+    return {name: str(value.dtype) for name, value in replicas._weights(model).items()}
+
+
+def norm_with_an_activation() -> list:
+    """What is said of a BatchNorm that does more, and whether its neighbour is as before."""
+    from torch import nn
+
+    from pt_impl.kit import collectives
+
+    class NormAct(nn.BatchNorm1d):  # as in timm
+        def forward(self, x):
+            return super().forward(x).relu()
+
+    model = nn.Sequential(nn.BatchNorm1d(3), NormAct(3))
+    return [*said(collectives.synchronise_norms, model=model), "forward" in vars(model[0])]
 
 
 def modes() -> dict[str, list[bool]]:

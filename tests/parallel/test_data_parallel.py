@@ -290,6 +290,26 @@ def test_pt_statistics_of_half_width_inputs_are_those_of_float32(evidence):
     assert variance < 1e-3
 
 
+@pytest.mark.parametrize("way", ["processes", "sharded", "pipeline", "tensor"])
+def test_pt_a_loss_with_parameters_of_its_own_is_refused(evidence, way):
+    """Replicas would train them apart."""
+    kind, words = evidence["pt"]["weights of a loss"][way]
+    assert kind == "NotImplementedError"
+    assert words.startswith("the optimizer has parameters that the model has not, such as a loss's")
+
+
+def test_pt_weights_are_those_that_numpy_has_without_extra_states(evidence):
+    assert evidence["pt"]["kept weights"] == {"weight": "float32"}
+
+
+def test_pt_a_norm_that_does_more_is_not_synchronised(evidence):
+    """Its activation would be lost."""
+    kind, words, changed = evidence["pt"]["a norm with an activation"]
+    assert kind == "NotImplementedError"
+    assert words.startswith("1 is a NormAct: what it does beside BatchNorm")
+    assert not changed
+
+
 def test_what_cannot_be_sharded_is_refused_before_anything_changes(evidence):
     words = evidence["pt"]
     assert words["a scalar"] == [

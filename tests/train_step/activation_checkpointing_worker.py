@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import ctypes
 import gc
+import random
 import sys
 from dataclasses import replace
 from importlib import import_module
@@ -200,6 +201,33 @@ class PyTorch:
             found[name] |= {n: p.grad.ravel().tolist() for n, p in model.named_parameters()}
         return found
 
+    def numbers(self):
+        """Gradients of blocks that draw numbers not only from torch, and the number drawn next."""
+        torch, nn = self.torch, self.torch.nn
+        own = torch.Generator()
+        draws = {
+            "python": random.random,
+            "numpy": np.random.random,
+            "own": lambda: torch.rand((), generator=own).item(),
+        }
+
+        class Noisy(nn.Linear):
+            def forward(self, x):
+                return (super().forward(x) * self.draw()).tanh()
+
+        found = {}
+        for source, draw in draws.items():
+            for name, blocks in (("plain", ""), ("recomputed", "*")):
+                kit.runtime.set_seed(0)
+                own.manual_seed(0)
+                model = nn.Sequential(*[Noisy(4, 4) for _ in range(3)])
+                for block in model:
+                    block.draw, block.generator = draw, own
+                apply_checkpointing(model, blocks=blocks)(torch.ones(5, 4)).sum().backward()
+                row = [p.grad.ravel().tolist() for p in model.parameters()]
+                found[f"{source} {name}"] = [*row, [draw()]]
+        return found
+
     def held(self):
         """Bytes of copies between the passes, of blocks with a mask and statistics; gradients.
 
@@ -281,6 +309,31 @@ class PyTorch:
             with torch.no_grad():
                 found[f"{name}, evaluated"] = raised(model, torch.ones(2, 4))
         return found
+
+    def products_in_place(self):
+        """What blocks raise that write into products, some unseen by torch; run backward twice."""
+        torch, nn = self.torch, self.torch.nn
+
+        class Added(nn.Linear):
+            def forward(self, x):
+                y = super().forward(x)
+                y += x
+                return y.tanh()
+
+        blocks = {
+            "gru": nn.GRU(4, 4),
+            "silu": nn.Sequential(nn.Linear(4, 4), nn.SiLU(inplace=True)),
+            "added": Added(4, 4),
+            "relu": nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True)),
+            "tanh": nn.Sequential(nn.Linear(4, 4), nn.Tanh()),
+        }
+        x, found = torch.ones(2, 3, 4, requires_grad=True), {}
+        for name, block in blocks.items():
+            model = apply_checkpointing(nn.ModuleList([block]), blocks="0", save_products=True)
+            found[name] = raised(model[0], x)
+        loss = model[0](x).square().sum()
+        loss.backward(retain_graph=True)
+        return found | {"twice": raised(loss.backward)}
 
     def copies(self):
         """A copy computes with its own weights; names and types stay; evaluation is untouched."""

@@ -351,6 +351,33 @@ class PyTorch:
             found.append(model[0][0].running_var.tolist())
         return found
 
+    def untracked(self):
+        """The mean of a BatchNorm, without and with other inputs that go through it untracked."""
+        torch, found = self.torch, []
+
+        class Perturbed(torch.nn.Module):
+            def __init__(self, often):
+                super().__init__()
+                self.norm, self.often = torch.nn.BatchNorm1d(4), often
+
+            def forward(self, x):
+                output = self.norm(x)
+                self.norm.track_running_stats = False  # as virtual adversarial training does
+                for _ in range(self.often):
+                    self.norm(x[:2] + 100.0)
+                self.norm.track_running_stats = True
+                return output
+
+        for often in (0, 1):
+            model = Perturbed(often)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+            step = technique.make_train_step(
+                model, optimizer, torch.nn.MSELoss(), micro_batches=2, statistics_once=True
+            )
+            step(torch.from_numpy(LEFT), torch.zeros(len(LEFT), 4))
+            found.append(model.norm.running_mean.tolist())
+        return found
+
 
 class TensorFlow:
     helpers = ("recorder", "state", "frozen", "order", "activations")

@@ -359,6 +359,49 @@ class PyTorch:
             found[maker] = [torch.linalg.vector_norm(p.grad).item() for p in model.parameters()]
         return found
 
+    def partly(self):
+        """Norms of steps alike whose optimizer holds the last layer alone, and that layer's own."""
+        torch = self.torch
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+        optimizer = torch.optim.SGD(model[1].parameters(), lr=0.0)
+        step = technique.make_train_step(
+            model, optimizer, torch.nn.MSELoss(), max_norm=math.inf, measure_norm=True
+        )
+        norms = []
+        for _ in range(3):
+            step(torch.ones(3, 4), torch.full((3, 2), 100.0))
+            norms.append(step.gradient_norm())
+        own = torch.nn.utils.get_total_norm([p.grad for p in model[1].parameters()])
+        return {"norms": norms, "own": own.item()}
+
+    def kinds_of_inputs(self):
+        """What the guard says of sparse and complex inputs, sound and with a NaN."""
+        torch = self.torch
+
+        class Mixed(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = torch.nn.Linear(3, 2)
+
+            def forward(self, graph, x):
+                return graph @ self.layer(x.abs())
+
+        found = {}
+        for name in ("sound", "sparse", "compressed", "complex"):
+            model = Mixed()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            step = technique.make_train_step(
+                model, optimizer, torch.nn.MSELoss(), check_finite=True
+            )
+            graph, x = torch.eye(4), torch.ones(4, 3, dtype=torch.complex64)
+            if name in ("sparse", "compressed"):
+                graph[0, 0] = math.nan
+            if name == "complex":
+                x[0, 0] = math.nan
+            graph = graph.to_sparse_csr() if name == "compressed" else graph.to_sparse()
+            found[name] = raised(step, (graph, x), torch.zeros(4, 2))
+        return found
+
 
 class TensorFlow:
     def __init__(self):
@@ -531,6 +574,7 @@ def main() -> None:
     if sys.argv[1] != "tf_keras":
         scenarios += [scaled, refusals]
         names = ("reads", "foreign", "functional", "embedding", "several_dtypes", "thawed")
+        names += ("partly", "kinds_of_inputs")
         scenarios += [getattr(own, name) for name in names if hasattr(own, name)]
     workers.report(scenarios)
 

@@ -32,7 +32,9 @@ NAMES = (
     "optimizer_implementations",
     "stacking",
 )
-impl = workers.implementation("pt", *(f"train_step.{name}" for name in NAMES))
+impl = workers.implementation(
+    "pt", *(f"train_step.{name}" for name in NAMES), "deployment.native_export"
+)
 kit, train = impl.kit, impl.train_step
 STEPS, SCALE, NORM, PARTS = 2, 1024.0, 0.1, 3
 MODELS = [maker.__name__ for maker in foreign.ALL]
@@ -279,6 +281,28 @@ def predictions():
         found[name] = all(
             torch.equal(a, b) for row in leaves for a, b in zip(row, leaves[-1], strict=True)
         )
+    return found
+
+
+def merged():
+    """Modes of a model, a part of which is frozen, after a prediction; whether more is trained."""
+    baseline = workers.implementation("pt", "train_step.baseline").train_step.baseline
+    makers = {
+        "kit": kit.training.make_predict,
+        "mixed_precision": partial(train.mixed_precision.make_predict, dtype="float32"),
+        "compilation": train.compilation.eager_predict,
+    }
+    found = {}
+    for name in (*makers, "baseline"):
+        model = nn.Sequential(foreign.Merging(), nn.BatchNorm1d(4))
+        if name == "baseline":
+            step = baseline.make_hand_written_step(model, optimizer_of(model))
+            run = partial(step, y=torch.arange(3))
+        else:
+            run = makers[name](model)
+        model[1].eval()
+        run(torch.randn(3, 4))
+        found[name] = [[m.training for m in model.modules()], model[0].merged]
     return found
 
 
@@ -629,6 +653,9 @@ def ninth():
         "predict": lambda model, *_: one_argument(compilation.compiled_predict(model)),
         "stacking": lambda *a: stacked(*a, compiled=True),
         "update": lambda model, *_: one_argument(compiled_update(model)),
+        "in place": lambda model, *_: one_argument(
+            impl.deployment.native_export.compiled_predict(model.eval())
+        ),
     }
     found = {}
     for name, maker in makers.items():
@@ -707,7 +734,7 @@ def compiled():
 
 def main() -> None:
     kit.runtime.configure(threads=1, seed=0)
-    scenarios = [matrix, half_width, rows, predictions, outputs, logits, float16]
+    scenarios = [matrix, half_width, rows, predictions, merged, outputs, logits, float16]
     scenarios += [refusals, optimizers, sparse, ninth, regions, compiled]
     workers.report(scenarios)
 

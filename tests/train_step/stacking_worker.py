@@ -295,6 +295,17 @@ class PyTorch:
         last = self.torch.channels_last
         return [v.is_contiguous(memory_format=last) and not v.is_contiguous() for v in tensors]
 
+    def partly(self):
+        """The norm of what an optimizer holds, the head, after two clipped steps in float16."""
+        model = self.plain_model("float16")
+        optimizer = self.sgd(model.head, 0.0)
+        step = technique.make_train_step(
+            model, optimizer, kit.training.cross_entropy, dtype="float16", max_norm=1e-3
+        )
+        for _ in range(2):
+            step(*self.plain_batch())
+        return self.torch.nn.utils.get_total_norm([p.grad for p in model.head.parameters()]).item()
+
     def what_is_compiled(self):
         """A fused update is left alone, a loop is compiled."""
         with workers.without_inductor():
@@ -448,7 +459,7 @@ def main() -> None:
         scenarios = [rungs, random_sets, ragged, own.own_refusals]
     else:
         scenarios = [rungs, dtypes, everything, random_sets, ragged, refusals, own.own_refusals]
-        mine = ("formats", "what_is_compiled", "proof", "double")
+        mine = ("formats", "partly", "what_is_compiled", "proof", "double")
         scenarios += [getattr(own, name) for name in mine if hasattr(own, name)]
     workers.report(scenarios)
 

@@ -92,6 +92,12 @@ def test_pt_a_second_run_finds_the_buffers_of_the_first(pt):
     assert difference(pt["buffers"]["recomputed"], pt["buffers"]["plain"]) < EXACT
 
 
+@pytest.mark.parametrize("source", ["python", "numpy", "own"])
+def test_pt_a_second_run_draws_the_numbers_of_the_first(pt, source):
+    """And takes none of those that come next."""
+    assert pt["numbers"][f"{source} recomputed"] == pt["numbers"][f"{source} plain"]
+
+
 def test_pt_only_what_training_changes_is_copied(pt):
     """Two vectors and a count of BatchNorm and one mean of a block, and no mask."""
     held = pt["held"]
@@ -204,6 +210,14 @@ def test_pt_refuses_what_a_second_run_would_find_changed(pt):
     assert refused["in place"].startswith(start)
     assert refused["on the host"].startswith("NotImplementedError: offload: the activations of a")
     assert refused["in place, evaluated"] is refused["on the host, evaluated"] is None
+
+
+def test_pt_products_that_are_changed_in_place_are_refused_seen_by_torch_or_not(pt):
+    found = dict(pt["products_in_place"])
+    assert found.pop("twice").startswith("RuntimeError: Trying to backward an extra time")
+    assert found.pop("relu") is found.pop("tanh") is None
+    for name, said in found.items():
+        assert said.startswith("NotImplementedError: save_products: block '0' changes a"), name
 
 
 def test_tf_refuses_what_a_second_run_would_get_wrong(tf):

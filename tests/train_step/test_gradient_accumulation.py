@@ -207,6 +207,11 @@ def test_pt_what_a_recomputed_block_sees_again_is_not_pooled_twice(evidence):
     assert recomputed == plain
 
 
+def test_pt_what_a_layer_does_not_track_is_not_pooled(evidence):
+    without, with_others = evidence["pt"]["untracked"]
+    assert with_others == without
+
+
 def test_pt_the_model_is_left_as_it_was(evidence):
     found = evidence["pt"]["norms"]
     assert found["momenta"] == found["momenta afterwards"] == [0.1, None, 0.1]

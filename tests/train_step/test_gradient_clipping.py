@@ -148,6 +148,12 @@ def test_pt_what_trains_later_is_clipped_too(evidence):
     assert np.allclose(thawed["make_per_variable_step"], 1e-3, rtol=1e-4)
 
 
+def test_pt_the_norm_is_of_what_the_optimizer_holds(evidence):
+    """The other layer's gradients are never put to zero, and would add up from step to step."""
+    partly = evidence["pt"]["partly"]
+    assert partly["norms"] == pytest.approx([partly["own"]] * 3, rel=1e-6)
+
+
 def test_tf_keras_own_settings_mean_what_is_said(evidence):
     tf = evidence["tf"]
     for setting, case in (("global_clipnorm", "clip"), ("clipnorm", "per variable")):
@@ -200,6 +206,15 @@ def test_the_guard_names_what_it_is_in_a_model_of_two_inputs(found):
     # It does not reach the loss: the input itself has been looked at.
     assert "step 1: 1 of 1000 values of input y[1] are not finite" in foreign["ignored"]
     assert foreign["ignored norm"] == pytest.approx(foreign["good norm"])
+
+
+def test_pt_the_guard_looks_at_sparse_and_complex_inputs(evidence):
+    said = evidence["pt"]["kinds_of_inputs"]
+    assert said.pop("sound") is None
+    for name, line in said.items():
+        place = "x[1]" if name == "complex" else "x[0]"
+        assert line.startswith("FloatingPointError: step 1: 1 of "), name
+        assert f"values of input {place} are not finite" in line, name
 
 
 def test_tf_a_dictionary_of_inputs(evidence):

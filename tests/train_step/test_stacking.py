@@ -171,6 +171,11 @@ def test_pt_channels_last_holds_from_kernel_to_optimizer(evidence):
     assert evidence["pt"]["formats"] == [True] * 6
 
 
+def test_pt_what_the_optimizer_holds_is_clipped_by_its_own_norm(evidence):
+    """Other layers' gradients add up, and stay scaled."""
+    assert evidence["pt"]["partly"] == pytest.approx(1e-3, rel=1e-2)
+
+
 def test_pt_a_fused_update_is_not_compiled(evidence):
     assert evidence["pt"]["what_is_compiled"] == {"False": True, "True": False}
 
