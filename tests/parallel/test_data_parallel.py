@@ -139,10 +139,21 @@ def differences(one, other) -> dict[str, float]:
     }
 
 
-def test_replicas_of_legacy_keras_normalise_over_the_global_batch(data, tmp_path):
-    given = [tmp_path, data]
+@pytest.fixture(scope="module")
+def legacy(data, tmp_path_factory):
+    given = [tmp_path_factory.mktemp("legacy"), data]
     found = workers.run("parallel.legacy_keras_worker", ("tf_keras",), lambda name: given)
-    assert found["tf_keras"]["apart"] < BAR
+    return found["tf_keras"]
+
+
+def test_replicas_of_legacy_keras_normalise_over_the_global_batch(legacy):
+    assert legacy["apart"] < BAR
+
+
+def test_masks_of_legacy_keras_go_from_stage_to_stage(legacy):
+    one, staged = legacy["masked"]
+    assert one[1] < one[0]
+    np.testing.assert_allclose(staged, one, rtol=BAR)
 
 
 def test_two_replicas_train_to_the_weights_of_one_process(result):
