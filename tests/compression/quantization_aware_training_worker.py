@@ -678,6 +678,8 @@ class TensorFlow:
         pooled = layers.Concatenate()([pooled, layers.Conv2D(4, 1, activation="relu")(pooled)])
         pooled = layers.Dense(4)(layers.GlobalAveragePooling2D()(pooled))
         random, row = tf.random.normal, tf.random.normal((8, 5, 16))
+        activated = layers.Conv2D(8, 3, activation=layers.LeakyReLU(0.2))(picture)
+        activated = layers.Dense(4, activation=layers.ReLU())(layers.Flatten()(activated))
         subclassed = Subclassed()
         subclassed(row[:, 0], row[:, 1])
         return {
@@ -690,6 +692,7 @@ class TensorFlow:
             "concatenated": (keras.Model(vector, layers.Dense(4)(joined)), row[:, 0]),
             "subclassed": (subclassed, (row[:, 0], row[:, 1])),
             "pooled": (keras.Model(picture, pooled), random((8, 8, 8, 3))),
+            "activated": (keras.Model(picture, activated), random((8, 8, 8, 3))),
         }
 
     def called(self, programs, model, x):

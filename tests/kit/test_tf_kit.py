@@ -219,6 +219,10 @@ def test_a_file_s_optimizer_leaves_out_of_its_decay_what_it_was_told(answer):
     assert found["of another"].startswith("NotImplementedError: exclude_from_weight_decay: ")
 
 
+def test_a_file_s_optimizer_keeps_a_schedule_without_a_configuration(answer):
+    assert answer["scheduled"] == {"weight": 0.25, "kept": True}
+
+
 def test_a_copy_has_what_clone_model_loses(answers):
     """Keras 3: what `Normalization` adapted, and the seeds of dropout."""
     assert answers["keras3"]["copies"]["bare"] > 0.1

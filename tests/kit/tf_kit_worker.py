@@ -303,6 +303,29 @@ def undecayed():
     return found
 
 
+class Halved(tf.keras.optimizers.schedules.LearningRateSchedule):
+    """A schedule as tutorials have them: without a configuration."""
+
+    def __call__(self, step):
+        return 0.5 ** (1.0 + tf.cast(step, tf.float32))
+
+
+def scheduled():
+    """A weight of one after two steps against a gradient of one."""
+
+    def make():
+        dense = tf.keras.layers.Dense(1, kernel_initializer="ones", use_bias=False)
+        model = tf.keras.Sequential([tf.keras.Input((1,)), dense])
+        return model, training.cross_entropy, tf.keras.optimizers.SGD(Halved())
+
+    file = own_model.OwnModel(make)
+    model = file.build()
+    optimizer, rate = file.optimizer(model, SGD), file._last._learning_rate
+    for _ in "ab":
+        optimizer.apply_gradients([(tf.ones((1, 1)), model.weights[0])])
+    return {"weight": float(model.weights[0][0, 0]), "kept": isinstance(rate, Halved)}
+
+
 def gradients():
     """The embedding's gradient is dense and sums the positions of a code."""
     model = models.build(GPT, init_weights(GPT, 0))
@@ -448,7 +471,7 @@ def copies():
 
     def dicts():
         a, b = keras.Input((3,), name="a"), keras.Input((4,), name="b")
-        both = layers.Lambda(lambda x: 2.0 * x)(layers.Concatenate()([a, b]))
+        both = layers.Lambda(lambda x: tf.nn.relu(x))(layers.Concatenate()([a, b]))
         return keras.Model({"a": a, "b": b}, {"one": layers.Dense(2)(both), "two": both})
 
     def nested():
@@ -579,6 +602,7 @@ CHECKS = (
     fit,
     optimizers,
     undecayed,
+    scheduled,
     gradients,
     causal,
     dropout,

@@ -8,17 +8,30 @@ import json
 import numpy as np
 import tensorflow as tf
 
+from tf_impl.compression.distillation import DistilledTraining
 from tf_impl.parallel import data_parallel
+from tf_impl.train_step.gradient_accumulation import AccumulatedTraining
 
 
-def fitted(strategy: tf.distribute.Strategy) -> dict:
+class Accumulated(AccumulatedTraining, tf.keras.Model):
+    """In four micro-batches."""
+
+
+class Taught(DistilledTraining, tf.keras.Model):
+    """A student of `fit`."""
+
+
+def fitted(strategy: tf.distribute.Strategy, kind=tf.keras.Model) -> dict:
     """A small model with a loss of its own, after three epochs in the strategy's scope."""
     layers, random = tf.keras.layers, np.random.default_rng(0)
     x, y = random.normal(size=(48, 6)).astype(np.float32), random.integers(0, 4, 48)
     with strategy.scope():
         tf.keras.utils.set_random_seed(0)
         hidden = layers.Dense(8, "tanh", kernel_regularizer=tf.keras.regularizers.L2(0.05))
-        model = tf.keras.Sequential([tf.keras.Input((6,)), hidden, layers.Dense(4)])
+        inputs = tf.keras.Input((6,))
+        model = kind(inputs, layers.Dense(4)(hidden(inputs)))
+        if kind is Taught:
+            model.learn_from(tf.keras.Sequential([tf.keras.Input((6,)), layers.Dense(4)]))
         loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(tf.keras.optimizers.Adam(0.01), loss)
     history = model.fit(x, y, batch_size=16, epochs=3, shuffle=False, verbose=0)
@@ -81,7 +94,9 @@ def main() -> None:
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     two = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-    found = {"one": fitted(tf.distribute.get_strategy()), "two": fitted(two)}
+    found = {}
+    for kind in (tf.keras.Model, Accumulated, Taught):
+        found[kind.__name__] = [fitted(each, kind) for each in (tf.distribute.get_strategy(), two)]
     found |= {"too few": too_few(), "losses with None": losses_with_none(two)}
     print(json.dumps(found))
 

@@ -251,6 +251,15 @@ def tf_scaling():
     return model, tf.keras.mixed_precision.LossScaleOptimizer(optimizer), loss_fn
 
 
+def tf_bound():
+    """Weights of a layer that may not be negative."""
+    import tensorflow as tf
+
+    layers = tf.keras.layers
+    net = [tf.keras.Input((6,)), layers.Dense(8, kernel_constraint="non_neg", name="up")]
+    return _tf(tf.keras.Sequential([*net, layers.Dense(4, name="down")]))
+
+
 def tf_undecayed():
     """AdamW whose decay leaves biases out by name; those are ones, and have no gradient."""
     import tensorflow as tf

@@ -139,10 +139,21 @@ def differences(one, other) -> dict[str, float]:
     }
 
 
-def test_replicas_of_legacy_keras_normalise_over_the_global_batch(data, tmp_path):
-    given = [tmp_path, data]
+@pytest.fixture(scope="module")
+def legacy(data, tmp_path_factory):
+    given = [tmp_path_factory.mktemp("legacy"), data]
     found = workers.run("parallel.legacy_keras_worker", ("tf_keras",), lambda name: given)
-    assert found["tf_keras"]["apart"] < BAR
+    return found["tf_keras"]
+
+
+def test_replicas_of_legacy_keras_normalise_over_the_global_batch(legacy):
+    assert legacy["apart"] < BAR
+
+
+def test_masks_of_legacy_keras_go_from_stage_to_stage(legacy):
+    one, staged = legacy["masked"]
+    assert one[1] < one[0]
+    np.testing.assert_allclose(staged, one, rtol=BAR)
 
 
 def test_two_replicas_train_to_the_weights_of_one_process(result):
@@ -177,15 +188,18 @@ def mirrored():
     return workers.run("parallel.mirrored_fit", ("tf",))["tf"]
 
 
-def test_tf_fit_under_mirrored_strategy_equals_fit_on_one_device(mirrored):
-    found = mirrored
-    one, two = found["one"], found["two"]
+@pytest.mark.parametrize("kind", ["Model", "Accumulated", "Taught"])
+def test_tf_fit_under_mirrored_strategy_equals_fit_on_one_device(mirrored, kind):
+    one, two = mirrored[kind]
     assert (one["replicas"], two["replicas"]) == (1, 2)
     for what in ("losses", "weights"):
         np.testing.assert_allclose(two[what], one[what], rtol=BAR, atol=1e-6)
     assert two["losses"][-1] < two["losses"][0]
-    assert "too few samples of a replica for 2 micro-batches" in found["too few"]["said"]
-    assert found["too few"]["kept"]
+
+
+def test_tf_shards_of_fewer_samples_than_micro_batches_change_nothing(mirrored):
+    assert "too few samples of a replica for 2 micro-batches" in mirrored["too few"]["said"]
+    assert mirrored["too few"]["kept"]
 
 
 def test_tf_an_argument_that_is_none_goes_to_every_replica_and_micro_batch(mirrored):

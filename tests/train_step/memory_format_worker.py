@@ -367,6 +367,9 @@ class TensorFlow:
         found = {"adapted": self.apart(adapted()), "sequences": self.apart(sequences())}
         found["squeezed"] = self.apart(squeezed())
         found["rescaled"] = self.apart(pixels(layers.Rescaling(2.0, 0.5)))
+        made = pixels()
+        lengths = layers.Lambda(lambda x: self.tf.nn.l2_normalize(x, -1))(made.output)
+        found["by a lambda"] = self.apart(keras.Model(made.input, lengths))
         if KERAS_3:
             found["by operators"] = self.apart(by_operators())
         else:

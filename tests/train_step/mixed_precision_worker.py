@@ -572,6 +572,29 @@ class TensorFlow:
                 found[f"{type(reader).__name__}, {kind}"] = float(apart)
         return found
 
+    def masking(self):
+        """In bfloat16: a time of -1.001 beside the -1 of padding, and the same of 3."""
+        keras, layers = self.tf.keras, self.tf.keras.layers
+        recurrent = layers.SimpleRNN(1, "linear", kernel_initializer="ones", use_bias=False)
+        model = keras.Sequential([keras.Input((2, 1)), layers.Masking(-1.0), recurrent])
+        predict = technique.make_predict(model)
+        recurrent.set_weights([[[1.0]], [[1.0]]])
+        return [float(predict(self.tf.constant([[[3.0], [last]]]))) for last in (-1.001, -1.0)]
+
+    def spectral(self):
+        """How far a step of no rate in bfloat16 leaves a kernel from that of float32."""
+        keras, layers = self.tf.keras, self.tf.keras.layers
+        found = []
+        for dtype in ("float32", "bfloat16"):
+            keras.utils.set_random_seed(0)
+            normed = layers.SpectralNormalization(layers.Dense(8))
+            model = keras.Sequential([keras.Input((6,)), normed, layers.Dense(3)])
+            given = model, self.optimizer(0.0), kit.training.cross_entropy
+            step = technique.make_train_step(*given, dtype=dtype)
+            step(self.tf.ones((4, 6)), self.tf.zeros(4, "int64"))
+            found.append(normed.layer.kernel.numpy())
+        return float(np.abs(found[1] - found[0]).max() / np.abs(found[0]).max())
+
     def refused(self):
         """A model in bfloat16, and an optimizer that scales already."""
         keras = self.tf.keras

@@ -212,6 +212,11 @@ def test_tf_layers_that_read_raw_data_read_all_of_it(evidence):
     assert len(found) == 8
     for case, apart in found.items():
         assert 0 < apart < 0.02, case  # Dense itself is rounded
+    assert evidence["tf"]["masking"] == [2.0, 3.0]
+
+
+def test_tf_a_layer_that_writes_its_kernel_writes_all_of_it(evidence):
+    assert evidence["tf"]["spectral"] < 1e-6
 
 
 # Bad input ------------------------------------------------------------------------------------

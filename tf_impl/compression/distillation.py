@@ -210,9 +210,11 @@ class DistilledTraining:
             return hard
         if not hasattr(self, "_weighted"):
             raise ValueError("the student has no teacher yet: say learn_from(teacher)")
+        # Keras divides the loss of each replica by their number, since gradients are summed.
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        soft_and_hard = self._weighted(x, y, y_pred, hard * replicas, sample_weight)
         # Its own losses are in `hard` already, and the teacher takes no share of them.
-        soft_and_hard = self._weighted(x, y, y_pred, hard, sample_weight)
-        return soft_and_hard + self._share * sum(self.losses)
+        return (soft_and_hard + self._share * sum(self.losses)) / replicas
 
 
 def store_logits(teacher: tf.keras.Model, x, *, batch_size: int = 256) -> tf.Tensor:

@@ -202,7 +202,8 @@ def _products() -> tuple[type, ...]:
 def _record(model, inputs) -> tuple[list, set[int]]:
     """Calls of innermost layers, (layer, what goes in, what comes out); tensors that are returned.
 
-    Calls that hand on what they got, such as those of dropout, are left out.
+    A product is one with the layer that may be its activation. Calls that hand on what they got,
+    such as those of dropout, are left out.
     """
     calls = []
 
@@ -219,10 +220,13 @@ def _record(model, inputs) -> tuple[list, set[int]]:
 
         return call
 
+    layers = list(model._flatten_layers(include_self=False))
+    products = [layer for layer in layers if isinstance(layer, _products())]
+    inside = {id(part) for one in products for part in one._flatten_layers(include_self=False)}
     innermost = [
         layer
-        for layer in model._flatten_layers(include_self=False)
-        if len(layer._flatten_layers()) == 1
+        for layer in layers
+        if layer in products or (len(layer._flatten_layers()) == 1 and id(layer) not in inside)
     ]
     for layer in innermost:
         layer.call = recording(layer, layer.call)

@@ -258,7 +258,7 @@ def copy_optimizer(optimizer, variables: list, originals: list | None = None):
     originals: those of the model that it was made for, in the same order, where names differ.
     Raises NotImplementedError where a variable is left out that is not among them.
     """
-    copy = type(optimizer).from_config(optimizer.get_config())
+    copy = type(optimizer).from_config(_settings(optimizer))
     ours, theirs = (getattr(each, "inner_optimizer", each) for each in (optimizer, copy))
     told = {name: value for name, value in vars(ours).items() if name.startswith(_UNDECAYED)}
     if told:
@@ -274,6 +274,18 @@ def copy_optimizer(optimizer, variables: list, originals: list | None = None):
         theirs.exclude_from_weight_decay(var_list=left_out)
     copy.build(variables)
     return copy
+
+
+def _settings(optimizer) -> dict:
+    """Its configuration, with a schedule itself: one of the user's may have none of its own."""
+    rate = getattr(optimizer, "_learning_rate", None)
+    if not isinstance(rate, tf.keras.optimizers.schedules.LearningRateSchedule):
+        return optimizer.get_config()
+    optimizer._learning_rate = 0.0
+    try:
+        return optimizer.get_config() | {"learning_rate": rate}
+    finally:
+        optimizer._learning_rate = rate
 
 
 def _example(model):
@@ -350,13 +362,14 @@ def _rebuilt(model) -> tuple:
 
 
 def _clone_layer(layer):
-    settings = {}
-    if isinstance(layer, tf.keras.layers.Lambda) and hasattr(tf.keras, "StatelessScope"):
-        settings["safe_mode"] = False  # its code is here already: it is not read from a file
+    kind = tf.keras.layers.Lambda
+    if type(layer) is kind:  # its code, read anew by Keras 3, would not know its module
+        given = layer.function, layer._output_shape, layer.mask, layer.arguments
+        return kind(*given, **tf.keras.layers.Layer.get_config(layer))
     config = layer.get_config()
     if "activation" in config and inspect.isfunction(getattr(layer, "activation", None)):
         config["activation"] = layer.activation  # not by its name, which others may have
-    return type(layer).from_config(config, **settings)
+    return type(layer).from_config(config)
 
 
 def _pairs(twins: list[tuple]) -> list[tuple]:

@@ -55,7 +55,7 @@ class Stage:
         The last stage's output is its loss.
         """
         with tf.device(self.device), tf.control_dependencies(wait):
-            x = tf.nest.map_structure(tf.identity, x)
+            x = tf.nest.map_structure(_entered, x)
             with tf.GradientTape() as tape:
                 tape.watch([part for part in tf.nest.flatten(x) if part.dtype.is_floating])
                 output = loss(self.model(x, training=True))
@@ -225,6 +225,14 @@ def _passes(stages: list[Stage], loss_fn: Callable, parts: list, schedule: str) 
     for number in range(len(parts) if schedule == "gpipe" else 0):
         backward(number)
     return losses, gradients
+
+
+def _entered(tensor):
+    """The tensor on a stage's device, with the mask that tf_keras hangs on tensors."""
+    own, mask = tf.identity(tensor), getattr(tensor, "_keras_mask", None)
+    if mask is not None:
+        own._keras_mask = mask
+    return own
 
 
 def _loss(loss_fn: Callable, labels, last: bool, output):

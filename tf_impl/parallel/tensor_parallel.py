@@ -123,9 +123,13 @@ def make_train_step(model, optimizer, loss_fn, mesh):
         optimizer: without state yet; one like it gets its state in the layout of the variables.
 
     Raises NotImplementedError for an optimizer that Keras applies to a sparse gradient otherwise,
-    and for one that expects a scaled loss.
+    for one that expects a scaled loss, and for weights with a constraint.
     """
     _refuse_sparse(model.model, optimizer)
+    for variable in model.model.trainable_variables:
+        if variable.constraint is not None:
+            name = variable.path.removeprefix(f"{model.model.name}/")
+            raise NotImplementedError(f"{name} has a constraint: variables of DTensor have none")
     scales = isinstance(optimizer, tf.keras.mixed_precision.LossScaleOptimizer)
     if scales or getattr(optimizer, "loss_scale_factor", None):
         raise NotImplementedError("a scaled loss: train in bfloat16, which needs no scale")

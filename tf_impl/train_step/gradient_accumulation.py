@@ -213,7 +213,9 @@ class AccumulatedTraining:
         loss, gradients = accumulator.run(gradients_of, x, (y, sample_weight))
         self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
         samples = tf.shape(next(each for each in tf.nest.flatten(x) if each is not None))[0]
-        self._loss_tracker.update_state(loss, sample_weight=samples)
+        # Keras divides the loss of each replica by their number, since gradients are summed.
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        self._loss_tracker.update_state(loss * replicas, sample_weight=samples)
         return self.get_metrics_result()
 
 

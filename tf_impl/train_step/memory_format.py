@@ -150,8 +150,11 @@ def _input(tensor, axes: tuple[int, ...]):
 
 def _rebuilt(layer, memory_format: str):
     """A new layer of the configuration of `layer`, with its channel axis in `memory_format`."""
+    images = _has_images(_tensors(layer))
+    if type(layer) is tf.keras.layers.Lambda and not images:
+        return layer  # it has no state, and Keras 3 cannot make a lambda anew
     config = layer.get_config()
-    if not _has_images(_tensors(layer)):
+    if not images:
         return type(layer).from_config(config)
     if "axis" in config:
         config["axis"] = _channel_axis(layer, config["axis"], memory_format)

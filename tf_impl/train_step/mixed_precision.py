@@ -18,13 +18,15 @@ Where the frameworks differ and why:
 - BatchNorm and LayerNorm keep float32 variables and statistics on both sides. Keras casts what
   they get to float32 and back, and so gains nothing in them (Keras 3 builds them of many small
   operators); PyTorch's CPU kernels read bfloat16 and add up in float32.
-- `Normalization`, `Rescaling`, `Discretization` and `CategoryEncoding` stay float32 here, as what
-  stands in their place does under autocast. They get raw data, of which bfloat16 keeps 8 bits (the
-  year 2026 would be 2024) and float16 nothing beyond 65,504. Keras's own policy rounds them, and
-  the means; a subclassed model does so still, before its layers see them.
+- `Normalization`, `Rescaling`, `Discretization`, `CategoryEncoding` and `Masking` stay float32
+  here, as what stands in their place does under autocast. They get raw data, of which bfloat16
+  keeps 8 bits (the year 2026 would be 2024) and float16 nothing beyond 65,504. Keras's own policy
+  rounds them, and the means; a subclassed model does so still, before its layers see them.
+- `SpectralNormalization` stays float32, too, but not the layer that it wraps: it writes the kernel
+  that it has normalised back, which Keras's own policy rounds in every step.
 - `LossScaleOptimizer` decides inside the graph whether to skip; `GradScaler` asks the device.
 - The usual way is `keras.config.set_dtype_policy` before the model is built. Here the policies
-  last for one trace: any model will do, it is left as it was, and but for these four layers it
+  last for one trace: any model will do, it is left as it was, and but for these six layers it
   computes the same. (`fit` traces too: call it within `policies()`, with the optimizer that `wrap`
   returns.) tf_keras settles when a variable is made whether it can be cast, so there a built model
   is refused.
@@ -261,16 +263,24 @@ def _layer_policies(model: tf.keras.Model, dtype: str, keep_fp32: str) -> list[t
             raise NotImplementedError("this GPU has no bfloat16 arithmetic: choose float16")
     # Layers with an integer, float64 or quantized policy keep it, as autocast does.
     return [
-        (layer, "float32" if id(layer) in kept or _gets_raw_data(layer) else _POLICIES[dtype])
+        (layer, "float32" if id(layer) in kept or _must_not_round(layer) else _POLICIES[dtype])
         for layer in model._flatten_layers()
         if layer.dtype_policy.name in _POLICIES.values()
     ]
 
 
-def _gets_raw_data(layer) -> bool:
-    """Whether it is a layer for raw data, or a Sequential with one, which casts what it gets."""
+def _must_not_round(layer) -> bool:
+    """Whether it writes weights, is for raw data, or a Sequential with one, which casts it."""
     kinds = tf.keras.layers
-    kinds = kinds.Normalization, kinds.Rescaling, kinds.Discretization, kinds.CategoryEncoding
+    if isinstance(layer, kinds.SpectralNormalization):
+        return True
+    kinds = (
+        kinds.Normalization,
+        kinds.Rescaling,
+        kinds.Discretization,
+        kinds.CategoryEncoding,
+        kinds.Masking,
+    )
     inside = layer._flatten_layers() if isinstance(layer, tf.keras.Sequential) else [layer]
     return any(isinstance(one, kinds) for one in inside)
 
