@@ -23,7 +23,6 @@ from shared.specs import TASKS
 from tests import workers
 from tests.harness.command_line import MARK, marked
 from tests.network.namespaces import wait_until
-from tests.parallel.data_parallel_worker import PLACES
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.usefixtures("hosts_permitted")]
 SIDES = ("pt", "tf")
@@ -157,17 +156,14 @@ def test_two_hosts_train_as_one_process_does(side, data, alone, tmp_path):
 
 @pytest.mark.parametrize("side", SIDES)
 def test_a_worker_that_never_arrives_is_named_in_time(side, data, tmp_path):
-    """Whoever is first waits for the other, on this host as on two."""
-    training, ports = Training(side, data, tmp_path, patience=2), parallel.free_ports(2)
-    _, module, *arguments = training.program
-    start = time.monotonic()
-    done = workers.parent(side).run(module, *arguments, **QUIET, **PLACES[side](ports)[0])
-    assert time.monotonic() - start > 2
-    assert done.returncode == 1
-    assert "Traceback" not in done.stderr
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith(parallel._ERROR)]
-    other = f"{parallel.LOOPBACK}:{ports[1]} did not come"
-    assert {"pt": "1/2 clients joined", "tf": other}[side] in line
+    training = Training(side, data, tmp_path, patience=2)
+    with Hosts(2) as hosts:
+        start = time.monotonic()
+        started = training.start(hosts, only=[0])
+        line = training.error(started, 0, seconds=60)
+        assert time.monotonic() - start > 2
+        assert hosts.processes(0) == []
+    assert {"pt": "1/2 clients joined", "tf": "10.77.0.2:29500 did not come"}[side] in line
 
 
 @pytest.mark.campaign

@@ -736,6 +736,10 @@ def main() -> None:
     words["lacking"] = said(getattr(module, LACKING[side]), build=None)
     (kernel,) = masks.weights.values()
     words["masks"] = [(part < 1).tolist() for part in kernel.reshape(2, 64)]
+    try:
+        train(f"{here}:fails", digits, start=launch, replicas=1)
+    except Exception as error:
+        words["a replica that fails"] = [type(error).__name__, str(error)]
     alone(side, Path(sys.argv[3]), folder)
     names = ["mixed", "all_dense", *(["without_statistics"] if side == "pt" else [])]
     for name in names:

@@ -377,14 +377,9 @@ def test_what_a_machine_lacks_is_said(words):
     assert "GPU" in text or "TPU" in text
 
 
-def test_what_goes_wrong_in_a_replica_is_one_line(side, data):
-    """Which `launch` raises, as test_hanging.py shows."""
-    made = f"{side}_impl.parallel.data_parallel:processes"
-    given = [made, "tests.parallel.data_parallel_worker:fails", data, "--global-batch=32"]
-    done = workers.parent(side).run(f"{side}_impl.kit.replicas", *given, "--steps=1")
-    assert done.returncode == 1
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith(parallel._ERROR)]
-    assert line == f"{parallel._ERROR}no such thing as a model"
+def test_what_a_replica_said_is_what_is_raised(words):
+    kind, text = words["a replica that fails"]
+    assert (kind, text) == ("RuntimeError", "no such thing as a model")
 
 
 def test_a_port_in_use_is_named(words):
