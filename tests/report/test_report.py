@@ -700,7 +700,7 @@ def first_screen(results):
 
 
 @pytest.mark.parametrize(
-    ("folder", "technique"), [("docs/recipes", "checkpoints"), ("docs", "data_parallel")]
+    ("folder", "technique"), [("docs/recipes", "checkpoints"), ("docs", "batch_size_finder")]
 )
 def test_where_no_aim_has_a_figure_the_terminal_does_not_say_that_nothing_gained(folder, technique):
     said = first_screen(only(folder, technique))
