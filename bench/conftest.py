@@ -22,12 +22,12 @@ from pathlib import Path
 import pytest
 
 from bench import own_answer, own_model, resume
+from bench.analysis.values import MOST_OTHERS
 from bench.harness import machine
 from bench.harness import state as states
 from bench.harness.command import find_interpreter, this_command
 from bench.harness.durations import learned
 from bench.harness.folders import new_folder
-from bench.harness.matches import MOST_OTHERS
 from bench.harness.plan import EFFORTS, FRAMEWORKS, Case, Technique
 from bench.harness.progress import clock
 from bench.harness.run import OtherConditions, Run, Settings

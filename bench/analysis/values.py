@@ -8,6 +8,8 @@ from typing import Any
 
 LARGEST = 1e100  # beyond it nothing was measured, and arithmetic overflows
 SMALLEST_LOSS = 1e-6  # of the largest of a training: what is less is rounding
+MOST_STOLEN = 0.02  # share of the cores' time that a hypervisor may take from a block's rounds
+MOST_OTHERS = 0.05  # and that other processes may use
 
 
 def is_number(value: Any) -> bool:

@@ -18,6 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bench.analysis.values import MOST_OTHERS, MOST_STOLEN
 from bench.harness import machine
 from bench.harness.plan import FRAMEWORKS, Case
 from bench.harness.processes import (
@@ -37,8 +38,6 @@ MESSAGE_CPU_S = 1e-3  # and what it may use to answer and to be asked, however s
 SAMPLED_S = 0.25  # a block's rounds end when each contender was sampled for so long,
 SAMPLING_S = 8.0  # or after this, where they are many and slow,
 FEWEST_ROUNDS = 3  # but never before so many: blocks of slow steps differ by more than their rounds
-MOST_STOLEN = 0.02  # share of the cores' time that a hypervisor may take from a block's rounds
-MOST_OTHERS = 0.05  # and that other processes may use
 RESERVE = 512 << 20  # bytes that stay free whoever starts
 MOST_TRIES = 2  # of a block's rounds; the least disturbed one counts
 

@@ -25,7 +25,7 @@ from bench.analysis.reading import (
     view,
     work_of,
 )
-from bench.analysis.values import at, is_number
+from bench.analysis.values import MOST_OTHERS, MOST_STOLEN, at, is_number
 from bench.report import graphs
 from bench.report.answer import parameters, rounded
 from bench.report.blocks import Column, Table, tables
@@ -168,10 +168,27 @@ def warnings(results: dict[str, Any]) -> list[str]:
         )
     if not results["finished"]:
         found.append(ENDED.get(results.get("ended"), ENDED[None]))
+    return found + _busy(results)
+
+
+def _busy(results: dict[str, Any]) -> list[str]:
+    """What else used the machine while steps were timed; before the run, where none were.
+
+    The load is an average, in which a machine is still busy a minute after it is not.
+    """
+    watched = [b for b in results.get("blocks") or [] if is_number(at(b, "others"))]
+    disturbed = sum(
+        b["others"] > MOST_OTHERS or (at(b, "stolen") or 0) > MOST_STOLEN for b in watched
+    )
+    if disturbed:
+        return [
+            f"BUSY MACHINE: in {disturbed} of {len(watched)} blocks other programs took more than "
+            f"{MOST_OTHERS:.0%} of the cores, or the machine's host {MOST_STOLEN:.0%}."
+        ]
     load, cores = (results["environment"].get(name) for name in ("load", "logical_cores"))
-    if is_number(load) and is_number(cores) and load > cores:
-        found.append(f"BUSY MACHINE: load {load:.1f} on {cores} cores before the run.")
-    return found
+    if not watched and is_number(load) and is_number(cores) and load > cores:
+        return [f"BUSY MACHINE: load {load:.1f} on {cores} cores before the run."]
+    return []
 
 
 def _environment(found: dict[str, Any]) -> Facts:

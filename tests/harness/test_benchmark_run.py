@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.harness.matches import MOST_OTHERS
+from bench.analysis.values import MOST_OTHERS
 from bench.harness.plan import EFFORTS, FRAMEWORKS
 from bench.harness.schedule import techniques
 from shared.specs import TASKS

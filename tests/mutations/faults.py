@@ -397,7 +397,7 @@ MEASURING = (
     ),
     Fault(
         "others may take the cores",
-        "bench/harness/matches.py",
+        "bench/analysis/values.py",
         "MOST_OTHERS = 0.05",
         "MOST_OTHERS = 5.0",
         harness("disturbed"),

@@ -653,6 +653,12 @@ def test_a_busy_machine_is_warned_of():
     results["environment"]["load"] = 9.22
     for text in (terminal(results), markdown(results)):
         assert "BUSY MACHINE: load 9.2 on 4 cores before the run." in text
+    quiet = {"others": 0.01, "stolen": None}
+    results["blocks"] = [quiet, quiet | {"others": None}]
+    assert "BUSY" not in terminal(results)  # while steps were timed nothing else ran
+    results["blocks"] += [quiet | {"others": 0.2}, quiet | {"stolen": 0.1}]
+    said = " ".join(markdown(results).split())
+    assert "BUSY MACHINE: in 2 of 3 blocks other programs took more than 5% of the cores" in said
 
 
 def test_limited_instructions_are_told_beside_the_machine():
@@ -709,10 +715,11 @@ def test_where_no_aim_has_a_figure_the_terminal_does_not_say_that_nothing_gained
 
 
 def test_a_star_is_explained_where_nothing_gains_too():
-    starred, plain_one = (first_screen(only("docs", name)) for name in ("shards", "discrepancy"))
+    names = "feature_distillation", "discrepancy"
+    starred, plain_one = (first_screen(only("docs", name)) for name in names)
     assert "Nothing was shown to gain" in starred
     assert "Nothing was shown to gain" in plain_one
-    assert "TF* the one tried was not shown" in starred
+    assert "PT* the one tried was not shown" in starred
     assert "*: plain code is ahead." in starred
     assert "*" not in plain_one
 
