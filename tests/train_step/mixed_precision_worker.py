@@ -578,8 +578,9 @@ class TensorFlow:
         recurrent = layers.SimpleRNN(1, "linear", kernel_initializer="ones", use_bias=False)
         model = keras.Sequential([keras.Input((2, 1)), layers.Masking(-1.0), recurrent])
         predict = technique.make_predict(model)
-        recurrent.set_weights([[[1.0]], [[1.0]]])
-        return [float(predict(self.tf.constant([[[3.0], [last]]]))) for last in (-1.001, -1.0)]
+        recurrent.set_weights([np.ones((1, 1))] * 2)
+        x = [[[[3.0], [last]]] for last in (-1.001, -1.0)]
+        return [float(predict(self.tf.constant(each))[0, 0]) for each in x]
 
     def spectral(self):
         """How far a step of no rate in bfloat16 leaves a kernel from that of float32."""

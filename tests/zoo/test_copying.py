@@ -87,23 +87,24 @@ def asked(framework: str, place: Path, folder: Path, sources: dict[str, Path]) -
 @pytest.fixture(scope="module")
 def found(tmp_path_factory, sources) -> dict[Path, dict]:
     """What came of each copy; a process for each framework, both at once."""
-
-    def came_of(framework: str) -> dict[Path, dict]:
-        lines = {}
-        for place in FILES[framework]:
+    lines = {}
+    for framework, places in FILES.items():
+        lines[framework] = {}
+        for place in places:
             folder = tmp_path_factory.mktemp(place.stem)
             copy(place, folder)
-            lines[place] = json.dumps(asked(framework, place, folder, sources))
-        if framework == "pt":
-            folder = tmp_path_factory.mktemp("lacking")
-            copy(LOADER, folder)
-            (folder / "shared" / "epochs.py").unlink()
-            lines[LACKING] = json.dumps(asked(framework, LOADER, folder, sources))
+            lines[framework][place] = json.dumps(asked(framework, place, folder, sources))
+    folder = tmp_path_factory.mktemp("lacking")
+    copy(LOADER, folder)
+    (folder / "shared" / "epochs.py").unlink()
+    lines["pt"][LACKING] = json.dumps(asked("pt", LOADER, folder, sources))
+
+    def came_of(framework: str) -> dict[Path, dict]:
         given = tmp_path_factory.mktemp(framework) / "lines"
-        given.write_text("".join(f"{line}\n" for line in lines.values()))
+        given.write_text("".join(f"{line}\n" for line in lines[framework].values()))
         done = workers.parent(framework).run("tests.zoo.copied", framework, given)
         assert done.returncode == 0, done.stderr[-3000:]
-        return dict(zip(lines, map(json.loads, done.stdout.splitlines()), strict=True))
+        return dict(zip(lines[framework], map(json.loads, done.stdout.splitlines()), strict=True))
 
     with ThreadPoolExecutor(len(FILES)) as pool:
         return {place: came for found in pool.map(came_of, FILES) for place, came in found.items()}
