@@ -35,7 +35,10 @@ KIT_LACKS = {
             "beyond_bounds": "a tf.function keeps no bounds of a size that is open",
             "quietly": "TensorFlow prints no graph of what it refuses",
         },
-    }
+    },
+    "kit/runtime.py": {
+        "tf": {"first_compile": "XLA keeps nothing on disk about the machine"},
+    },
 }
 # What they show is several techniques, which they import.
 STACKS = {"combinations", "stacking", "bottleneck"}

@@ -139,7 +139,10 @@ RECORD = {
     "ended": TEXT,
     "looks": Maybe([Number(above=1, most=1000, whole=True)]),
     "seed_looks": Maybe([Number(above=1, most=1000, whole=True)]),
-    "environment": {"packages": Maybe(Each(Maybe(dict)))},
+    "environment": {
+        "packages": Maybe(Each(Maybe(dict))),
+        "first_compile_s": Maybe(Each(TIME)),
+    },
     "noise_floor": {"controls": Maybe([CONTROL])},
     "techniques": Each(TECHNIQUE),
     "tasks": Each({"metric": TEXT, "margin": FIGURE, "parity": FIGURE}),

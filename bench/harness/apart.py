@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shutil
 import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -10,6 +11,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
+from pathlib import Path
 
 from bench.harness import memory
 from bench.harness.matches import configure, files_of, parent_key
@@ -87,6 +89,24 @@ def _describe(processes: Processes, key: ParentKey, dtypes: tuple[str, ...]) -> 
 # Cold starts and probes ---------------------------------------------------------------------------
 
 
+def first_compile(processes: Processes, key: ParentKey) -> Path:
+    """The folder of what a compiler keeps on disk about the machine; `Failed` if it can't compile.
+
+    A program of one operator makes it, once a run: what the first program of a machine pays for all
+    others is in no row's first call. What that takes is in the processes' `first_compile_s`.
+    """
+    folder = processes.scratch / f"first-compile-{key.framework}"
+    if key.framework not in processes.first_compile_s:
+        worker = processes.execute(key, f"first-compile-{key.framework}")
+        try:
+            configure(worker, processes.limits, seed=0)
+            answer = worker.ask(processes.limits.request, "first_compile", cache=str(folder))
+        finally:
+            worker.stop(kill=True)
+        processes.first_compile_s[key.framework] = answer["seconds"]
+    return folder
+
+
 def cold_starts(
     processes: Processes,
     cases: list[Case],
@@ -101,7 +121,8 @@ def cold_starts(
 
     `imports`: by case what its match has seen that its own code imports. Where it played none, a
     rehearsal shows whether there are any; and where predictions are those of a file that is not
-    there, it writes it. With evidence where no match asks for it.
+    there, it writes it. So it is where it is the first that compiles, see `first_compile`. With
+    evidence where no match asks for it.
     """
     failed: set[str] = set()
     seen = dict(imports)
@@ -110,9 +131,9 @@ def cold_starts(
     def measure(case: Case, worker: Worker) -> Apart:
         work = {"case": case.message(), "data": data[case.workload.task], "weights_seed": seed}
         work["files"] = files_of(processes, case, seed)
-        start = partial(_cold_start, processes, case, work)
+        start = partial(_cold_start, processes, case, work, threads)
         answer = start(worker, seen.get(case.id) or [])
-        rehearsed = answer["wrote"]
+        rehearsed = answer["wrote"] or answer["tried_the_machine"]
         if seen.get(case.id) is None:
             seen[case.id] = answer["modules"]
             rehearsed = rehearsed or bool(answer["modules"])
@@ -136,12 +157,26 @@ def cold_starts(
 
 
 def _cold_start(
-    processes: Processes, case: Case, work: dict, worker: Worker, imports: list[str]
+    processes: Processes, case: Case, work: dict, threads: int, worker: Worker, imports: list[str]
 ) -> dict:
-    """First call, memory by phase and the artifact's size, after the `imports` of its code."""
-    forked, cache = _is_forked(processes, case), processes.new_folder()
-    given = {"imports": imports, "cache": cache, "forked": forked}
-    return worker.ask(processes.limits.request, "memory", **work, **given)
+    """First call, memory by phase and the artifact's size, after the `imports` of its code.
+
+    A compiler knows the machine, if one was seen at work in this run, and nothing of its program.
+    "tried_the_machine": whether it had to find that out.
+    """
+    cache, compiled = Path(processes.new_folder()), processes.compiled(case.framework)
+    knows = case.framework in processes.first_compile_s or (
+        compiled.exists() and any(compiled.iterdir())
+    )
+    if knows:
+        known = first_compile(processes, _key(case, threads))
+        shutil.copytree(known, cache, dirs_exist_ok=True)
+    given = {"imports": imports, "cache": str(cache), "forked": _is_forked(processes, case)}
+    answer = worker.ask(processes.limits.request, "memory", **work, **given)
+    tried = not knows and any(cache.iterdir())
+    if tried:
+        first_compile(processes, _key(case, threads))
+    return answer | {"tried_the_machine": tried}
 
 
 def _evidence(processes: Processes, case: Case, work: dict, worker: Worker) -> dict:

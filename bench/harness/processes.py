@@ -175,6 +175,7 @@ class Processes:
         self._parents: dict[ParentKey, tuple[subprocess.Popen, Peer]] = {}
         self._running: list[subprocess.Popen] = []
         self._closed = False
+        self.first_compile_s: dict[str, float] = {}  # by framework, see `apart.first_compile`
         # What processes write beside their logs: gone with the run, however they ended. Among it
         # torch.compile's cache, so that no earlier run warms it.
         self._ending = contextlib.ExitStack()
@@ -200,6 +201,10 @@ class Processes:
     def new_folder(self) -> str:
         """An empty folder that is deleted when the run ends."""
         return tempfile.mkdtemp(dir=self.scratch)
+
+    def compiled(self, framework: str) -> Path:
+        """Where a compiler keeps on disk what workers of a framework have compiled, if anything."""
+        return self.scratch / f"compiled-{framework}"
 
     def __enter__(self) -> Processes:
         return self
@@ -251,7 +256,7 @@ class Processes:
             threads=key.threads, flavour=key.flavour, allocator=key.allocator
         )
         environment |= {wire.KEY: self._key} | scratch.environment(self.scratch)
-        environment |= {"TORCHINDUCTOR_CACHE_DIR": f"{self.scratch}/inductor"}
+        environment |= {"TORCHINDUCTOR_CACHE_DIR": str(self.compiled(key.framework))}
         with open(self.logs / f"{name}.log", "ab") as log:
             process = subprocess.Popen(
                 [

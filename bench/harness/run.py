@@ -571,6 +571,11 @@ class Run:
                     seed=SEED,
                     done=note,
                 )
+            if processes.first_compile_s:
+                environment = self.record.top["environment"]
+                before = environment.get("first_compile_s", {})
+                environment["first_compile_s"] = processes.first_compile_s | before
+                self.save()
 
     def _imports(self, case: Case) -> list[str] | None:
         """What the case's code was seen to import, on its own task or on another."""

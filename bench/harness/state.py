@@ -34,7 +34,7 @@ MEASURED_BY = (
     "bench/*/bench_*.py",
 )
 # What may differ when a run is taken up: figures, not conditions.
-VOLATILE = ("load", "peak_flops")
+VOLATILE = ("load", "peak_flops", "first_compile_s")
 
 # What a run was asked for: its options by name, and the ids of the cases that were selected.
 ASKED = {"options", "selected"}

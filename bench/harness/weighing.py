@@ -23,6 +23,11 @@ STATE = ("parameters", "gradients", "optimizer")
 class Weighing:
     """Operations on a case that is not prepared yet: see `worker.Operations`."""
 
+    def _op_first_compile(self, cache: str) -> dict:
+        """What a first program takes to compile, which leaves in `cache` what others find there."""
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
+        return {"seconds": self.kit.runtime.first_compile()}
+
     def _op_memory(
         self,
         case: dict,
@@ -38,9 +43,9 @@ class Weighing:
 
         What the case's own code imports is imported first: `imports` are the modules that it was
         seen to import, wherever it does so. "modules" are those that it imported nevertheless.
-        torch.compile's cache on disk outlives processes: `cache` is an empty one. Where the worker
-        is `forked`, it begins with all pages that its parent has. "wrote": whether the file of
-        `files` was not there, so that what is left of writing it is in the figures.
+        torch.compile's cache on disk outlives processes: `cache` is one without the case's program.
+        Where the worker is `forked`, it begins with all pages that its parent has. "wrote": whether
+        the file of `files` was not there, so that what is left of writing it is in the figures.
         """
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
         if forked and not memory.adopt_pages(os.getppid()):

@@ -217,7 +217,17 @@ def _environment(found: dict[str, Any]) -> Facts:
         ("Order", compact(found.get("order"))),
     ]
     facts += [("Energy", _counters(found["energy"]))] if "energy" in found else []
+    first = found.get("first_compile_s") or {}  # records of before have it in cold first calls
+    facts += [("First compile", _first_compile(name, took)) for name, took in first.items()]
     return facts if found.get("gpu") else [fact for fact in facts if fact[0] != "GPU"]
+
+
+def _first_compile(name: str, seconds: float) -> str:
+    """What the first program that a machine compiles has to itself."""
+    return (
+        f"{FRAMEWORKS.get(name, name)} took {number(seconds)} s to compile one operator with "
+        "nothing on disk; cold first calls know the machine, and not their program"
+    )
 
 
 def _counters(names: Any) -> str:

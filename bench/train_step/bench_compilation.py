@@ -133,8 +133,8 @@ TECHNIQUE = Technique(
         "call.",
     ),
     notes=(
-        "First calls compile into an empty cache. SGD compiles its update a second time in the "
-        "second step, which the first call does not show.",
+        "First calls compile a program that no cache knows. SGD compiles its update a second time "
+        "in the second step, which the first call does not show.",
         "reduce_overhead turns on CUDA graphs and nothing else: on a CPU it is compiled again, and "
         "its ratio to compiled should be 1.",
         "torchscript_trace and torchscript_script are legacy: deprecated in PyTorch.",

@@ -104,6 +104,19 @@ def to_float(loss: Tensor) -> float:
     return loss.item()
 
 
+def first_compile() -> float:
+    """Compile a program of one operator and run it; the seconds that this takes.
+
+    With an empty cache on disk it is tried, too, which of the processor's instructions the C++
+    compiler knows. The cache keeps the answer for all programs that follow.
+    """
+    x = torch.zeros(64, device=device())
+    start = perf_counter()
+    torch.compile(torch.sin)(x)
+    synchronize()
+    return perf_counter() - start
+
+
 # Memory -------------------------------------------------------------------------------------
 
 

@@ -1440,8 +1440,18 @@ def one_case(**fields):
     return replace(case, variant=replace(case.variant, **fields))
 
 
-def test_a_cold_start_has_an_empty_cache_and_the_plain_allocator(started, digits, monkeypatch):
-    """Whether its worker is forked or, as a compiler's is, executed."""
+@pytest.mark.parametrize("in_a_match", [False, True])
+def test_a_cold_start_has_a_cache_without_its_program_and_the_plain_allocator(
+    started, digits, monkeypatch, in_a_match
+):
+    """Whether its worker is forked or, as a compiler's is, executed.
+
+    What the first program of a machine finds out is found out apart: at once where a match has
+    compiled one, or else as soon as a cold start does, which is made once more.
+    """
+    if in_a_match:
+        started.compiled("pt").mkdir()
+        (started.compiled("pt") / "program").touch()
     begun, folders = [], []
     fork, execute, new_folder = started.fork, started.execute, started.new_folder
     monkeypatch.setattr(
@@ -1455,14 +1465,20 @@ def test_a_cold_start_has_an_empty_cache_and_the_plain_allocator(started, digits
         *(started, "new_folder"), lambda: folders.append(new_folder()) or folders[-1]
     )
     cases = [
-        one_case(name="fills_cache"),  # which fails where something is there already
-        one_case(name="fills_cache", allocator="tuned"),
-        one_case(name="fills_cache", requires="compiler"),
+        one_case(name="good"),
+        one_case(name="compiles"),  # which fails where its program is there already
+        one_case(name="compiles", allocator="tuned"),
+        one_case(name="compiles", requires="compiler"),
     ]
     assert all(found["first_call_s"] > 0 for found in cold_starts(started, cases, digits))
     if started.forks and memory.adopts_pages():
-        assert begun == ["as installed", "tuned", "as installed executed"]
-    assert [os.listdir(folder) for folder in folders] == [["compiled"]] * 3
+        first = ["as installed executed", "as installed"]
+        first = ["as installed", *first] if in_a_match else ["as installed", "as installed", *first]
+        assert begun == [*first, "tuned", "as installed executed"]
+    kept = [set(os.listdir(folder)) for folder in folders]
+    assert kept[-3:] == [{"machine", "program"}] * 3
+    assert kept[:-3] == ([{"machine"}] if in_a_match else [set(), {"program"}])
+    assert started.first_compile_s == {"pt": 0.5}
     started.__exit__()
     assert not any(map(os.path.exists, folders))  # gone with the run
 

@@ -453,6 +453,13 @@ def test_device_memory_has_columns_where_there_is_a_device():
     assert "name H200, driver 580.1" in terminal(results)
 
 
+def test_what_the_first_program_of_a_machine_took_is_said_once():
+    results = record()
+    assert "First compile" not in terminal(results)
+    results["environment"]["first_compile_s"] = {"pt": 9.81}
+    assert "PyTorch took 9.81 s to compile one operator" in " ".join(terminal(results).split())
+
+
 def test_accuracy_shows_mean_difference_and_verdict():
     results = record()
     found = case(results, "digits-cnn-64/tf/bf16")["accuracy"]

@@ -1,5 +1,6 @@
 import os
 import time
+from pathlib import Path
 
 import numpy as np
 
@@ -25,6 +26,13 @@ def device():
 
 def device_info():
     return {"name": "fake"}
+
+
+def first_compile():
+    folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+    folder.mkdir()  # which fails where one was there: a run needs it once
+    (folder / "machine").touch()
+    return 0.5
 
 
 def put_on_device(seconds, result):
