@@ -387,6 +387,10 @@ def copy_state(twins: list[tuple]) -> None:
     for layer, twin in pairs:
         twin.trainable = layer.trainable  # and of all inside, whose turn comes later
     for layer, twin in pairs:
+        copy_frozen(layer, twin)
+        if getattr(layer, "lora_enabled", False):  # Keras would save the sum, and no factors
+            twin.set_weights(layer.get_weights())
+            continue
         store = {}
         layer.save_own_variables(store)
         if store:
@@ -399,6 +403,15 @@ def copy_state(twins: list[tuple]) -> None:
         seeds = (getattr(part, "_seed_generators", ()) for part in (layer, twin))  # of Keras 3
         for ours, theirs in zip(*seeds, strict=False):  # none of a dropout that was set to 0
             theirs.state.assign(ours.state)
+
+
+def copy_frozen(layer, twin) -> None:
+    """Freeze the variables that are frozen by themselves within a layer of Keras 3 that trains."""
+    if not layer.trainable:
+        return
+    for ours, theirs in zip(layer.variables, twin.variables, strict=False):
+        if not getattr(ours, "trainable", True):
+            theirs.trainable = False
 
 
 def _check_dtypes(model, inputs) -> None:
