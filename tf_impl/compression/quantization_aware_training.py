@@ -21,8 +21,8 @@ Where the frameworks differ and why:
 - A range moves by 1% of the way a batch in Keras 3 and there, by 0.1% in tfmot. Dense kernels have
   a scale for each output in Keras 3 and there, one in all in tfmot. Outputs of pooling and of the
   last layer have 8 bits here.
-- A layer that runs several times has one grid for all of its calls in Keras 3, as wide as the widest
-  needs; there each call has its own.
+- A layer that runs several times has one grid for all of its calls in Keras 3, as wide as the
+  widest needs; there each call has its own.
 - A dense layer that rounds is a 1x1 convolution in Keras 3's file, as fast: of a matrix product
   LiteRT's converter loses which axis has the scales.
 - Files: here LiteRT's (TensorFlow Lite), in which weights of at most 4 bits are int4, on a grid of
