@@ -121,6 +121,8 @@ def trace(model: tf.keras.Model, inputs, *, training: bool = False):
     Raises ValueError and NotImplementedError as `check` does, NotImplementedError for a model that
     cannot be traced.
     """
+    if not training:
+        refuse_state(model)
     check(model, inputs)
     signature = [  # names in the order of the inputs: a converted file has no other order
         tf.TensorSpec([None, *part.shape[1:]], part.dtype, name=f"x{number:03}")
@@ -138,6 +140,24 @@ def trace(model: tf.keras.Model, inputs, *, training: bool = False):
     except Exception as error:
         raise NotImplementedError(f"tf.function cannot trace it: {one_line(error)}") from error
     return program
+
+
+def refuse_state(model: tf.keras.Model) -> None:
+    """Raise NotImplementedError for a recurrent layer whose state a program would lose."""
+    kind = tf.keras.layers.RNN
+    layers = [layer for layer in model._flatten_layers() if isinstance(layer, kind)]
+    if names := [layer.name for layer in layers if layer.stateful]:
+        raise NotImplementedError(
+            f"{', '.join(names)} would lose the state that it keeps from call to call: make the"
+            " model with stateful=False"
+        )
+
+
+def tables(model: tf.keras.Model) -> list:
+    """What layers look values up in, as `StringLookup` and `IntegerLookup` do."""
+    kind = tf.saved_model.experimental.TrackableResource
+    parts = [part for layer in model._flatten_layers() for part in vars(layer).values()]
+    return [part for part in parts if isinstance(part, kind)]
 
 
 def _state_kept():
