@@ -52,7 +52,7 @@ import tensorflow as tf
 from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
 from shared import runtimes
-from tf_impl.kit.programs import call, input_names, named_tensors, refuse_state, tables
+from tf_impl.kit.programs import call, input_names, named_tensors, refuse_state, tables, to_tensors
 
 # The most that a file's outputs may be from the model's, in relative L2: kernels round otherwise,
 # and what int8 loses is the user's to judge, unless little is left.
@@ -255,7 +255,7 @@ def _freeze(model, example_inputs, dynamic_batch: bool, dynamic_sequence: bool) 
     if not model.built:
         raise ValueError("the model has no variables yet: call it once on an example input")
     refuse_state(model)
-    example_inputs = tf.nest.map_structure(tf.convert_to_tensor, example_inputs)
+    example_inputs = to_tensors(example_inputs)
     tensors = tf.nest.flatten(example_inputs)
     if not tensors or not all(tensor.shape.rank for tensor in tensors):
         raise ValueError("the model's inputs are tensors with the samples along the first axis")

@@ -43,7 +43,7 @@ import numpy as np
 import tensorflow as tf
 
 from shared import runtimes
-from tf_impl.kit.programs import call, input_names, named_tensors, refuse_state, tables
+from tf_impl.kit.programs import call, input_names, named_tensors, refuse_state, tables, to_tensors
 
 MOST_APART = 1e-3  # the most that a folder's outputs may be from the model's, in relative L2
 _KEPT = Path("assets.extra", "twinbench.json")  # where TF Serving looks for files that go along
@@ -99,7 +99,7 @@ def export_package(
         raise FileNotFoundError(f"no folder {Path(path).parent}")
     if Path(path).exists() and not Path(path, "saved_model.pb").is_file():
         raise FileExistsError(f"{path} is there and no SavedModel: name another folder")
-    example_inputs = tf.nest.map_structure(tf.convert_to_tensor, example_inputs)
+    example_inputs = to_tensors(example_inputs)
     dynamic = (dynamic_batch, dynamic_sequence)
     open_axes = [axis for axis, is_open in enumerate(dynamic) if is_open]
     predict, outputs = _traced(model, example_inputs, open_axes)

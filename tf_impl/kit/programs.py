@@ -179,7 +179,7 @@ def check(model: tf.keras.Model, inputs):
     if not model.built:
         raise ValueError("the model has no variables yet: call it once on an example input")
     tensors = parts(inputs)
-    if not all(tf.is_tensor(part) and part.shape.rank for part in tensors):
+    if not all(_is_dense(part) and part.shape.rank for part in tensors):
         kinds = ", ".join(type(part).__name__ for part in tensors)
         raise ValueError(f"inputs must be tensors with samples along an axis, not {kinds}")
     counts = [len(part) for part in tensors]
@@ -194,11 +194,23 @@ def check(model: tf.keras.Model, inputs):
         given = ", ".join(f"{part.dtype.name} {list(part.shape[1:])}" for part in tensors)
         raise ValueError(f"the model takes no samples of {given}: {one_line(error)}") from error
     for part in tf.nest.flatten(output):
-        if not tf.is_tensor(part) or isinstance(part, tf.RaggedTensor | tf.SparseTensor):
+        if not _is_dense(part):
             raise NotImplementedError(
                 f"the model returns {type(part).__name__}, which is no tensor"
             )
     return output
+
+
+def _is_dense(part) -> bool:
+    return tf.is_tensor(part) and not isinstance(part, tf.RaggedTensor | tf.SparseTensor)
+
+
+def to_tensors(inputs):
+    """Return inputs as tensors; ValueError for those that a file can't take, sparse or ragged."""
+    found = {type(part).__name__ for part in parts(inputs) if tf.is_tensor(part)}
+    if other := found & {"SparseTensor", "RaggedTensor"}:
+        raise ValueError(f"inputs must be dense tensors, not {', '.join(sorted(other))}")
+    return tf.nest.map_structure(tf.convert_to_tensor, inputs)
 
 
 def apart(ours, theirs) -> float:
@@ -278,6 +290,10 @@ def copy_optimizer(optimizer, variables: list, originals: list | None = None):
     originals: those of the model that it was made for, in the same order, where names differ.
     Raises NotImplementedError where a variable is left out that is not among them.
     """
+    if not hasattr(optimizer, "build"):
+        raise NotImplementedError(
+            "a legacy optimizer: take the one of its name in keras.optimizers"
+        )
     copy = type(optimizer).from_config(_settings(optimizer))
     ours, theirs = (getattr(each, "inner_optimizer", each) for each in (optimizer, copy))
     told = {name: value for name, value in vars(ours).items() if name.startswith(_UNDECAYED)}

@@ -241,6 +241,10 @@ def tpu(build, *, replicas: int = 8) -> tuple:
 def _made(build, synchronised_norm: bool = False) -> tuple:
     """Model, optimizer and loss function, made within the scope of a strategy."""
     model, optimizer, loss_fn = build()
+    if not hasattr(optimizer, "build"):
+        raise NotImplementedError(
+            "a legacy optimizer: take the one of its name in keras.optimizers"
+        )
     if hasattr(tf.keras, "StatelessScope"):  # Keras 3
         for name in ("clipnorm", "global_clipnorm", "clipvalue", "gradient_accumulation_steps"):
             if getattr(optimizer, name, None):

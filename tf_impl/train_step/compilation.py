@@ -124,6 +124,10 @@ def compiled_train_step(model: Model, optimizer: Optimizer, loss_fn: Callable) -
     Args, Returns, Raises: as in `eager_train_step`, and what `compile_function` says.
     """
     step = eager_train_step(model, optimizer, loss_fn)
+    if not hasattr(optimizer, "build"):
+        raise NotImplementedError(
+            "a legacy optimizer: take the one of its name in keras.optimizers"
+        )
     if not getattr(optimizer, "built", False):  # XLA makes no variables
         optimizer.build(model.trainable_variables)
     return compile_function(step)

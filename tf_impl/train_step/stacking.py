@@ -133,6 +133,10 @@ def make_train_step(
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
         return loss
 
+    if not hasattr(optimizer, "build"):
+        raise NotImplementedError(
+            "a legacy optimizer: take the one of its name in keras.optimizers"
+        )
     if not getattr(optimizer, "built", False):
         optimizer.build(variables)  # XLA makes no variables
     step = compile_function(train) if compiled else tf.function(train, jit_compile=False)
