@@ -529,7 +529,9 @@ def _copy(model: tf.keras.Model, flow: _Flow, removed: set[int]) -> tf.keras.Mod
         if layer in flow.uses:
             copied.set_weights(_cut(layer, flow, removed))
             copied.trainable = layer.trainable
-            programs.copy_frozen(layer, copied)
+            for own, other in zip(layer.variables, copied.variables, strict=True):
+                if other.trainable and not own.trainable:  # frozen by itself, in Keras 3
+                    other.trainable = False
     programs.copy_state([pair for pair in copies.items() if pair[0] not in flow.uses])
     return smaller
 

@@ -423,7 +423,7 @@ def copy_state(twins: list[tuple]) -> None:
     for layer, twin in pairs:
         twin.trainable = layer.trainable  # and of all inside, whose turn comes later
     for layer, twin in pairs:
-        copy_frozen(layer, twin)
+        _copy_frozen(layer, twin)
         if getattr(layer, "lora_enabled", False):  # Keras would save the sum, and no factors
             twin.set_weights(layer.get_weights())
             continue
@@ -441,12 +441,12 @@ def copy_state(twins: list[tuple]) -> None:
             theirs.state.assign(ours.state)
 
 
-def copy_frozen(layer, twin) -> None:
+def _copy_frozen(layer, twin) -> None:
     """Freeze the variables that are frozen by themselves within a layer of Keras 3 that trains."""
-    if not layer.trainable:
+    if not layer.trainable or not hasattr(tf.keras, "StatelessScope"):
         return
     for ours, theirs in zip(layer.variables, twin.variables, strict=False):
-        if not getattr(ours, "trainable", True):
+        if theirs.trainable and not ours.trainable:
             theirs.trainable = False
 
 
