@@ -327,7 +327,8 @@ def fitting(x, wanted: Wanted) -> list[np.ndarray]:
         names = ", ".join(name for name, _, _ in wanted)
         raise ValueError(f"the model takes {len(wanted)} inputs ({names}), not {len(arrays)}")
     for array, (name, dtype, shape) in zip(arrays, wanted, strict=True):
-        if array.dtype.name != dtype or not _fits(array.shape, shape):
+        is_right = array.dtype.kind in "OSU" if dtype == "string" else array.dtype.name == dtype
+        if not is_right or not _fits(array.shape, shape):
             sizes = ", ".join(str(size) if isinstance(size, int) else "any" for size in shape)
             given = ", ".join(map(str, array.shape))
             raise ValueError(

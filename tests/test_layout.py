@@ -28,6 +28,9 @@ KIT_LACKS = {
     "kit/programs.py": {
         "pt": {
             "copy_state": "deepcopy copies a module, Keras makes each layer anew",
+            "refuse_state": "a recurrent layer of Keras may keep its state from call to call",
+            "tables": "layers of Keras look words up, modules of PyTorch get codes",
+            "to_tensors": "Keras takes arrays, too, and inputs that are sparse or ragged",
             "copy_optimizer": "groups of parameters say what decays, Keras's settings do not",
         },
         "tf": {

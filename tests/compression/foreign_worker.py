@@ -23,6 +23,7 @@ from tests.workers import raised_on_one_line as raised
 
 FRAMEWORK = "pt" if sys.argv[1:] == ["pt"] else "tf"
 FAMILY = ("distillation", "feature_distillation", "structured_pruning", "pruning", "combinations")
+FAMILY += ("semi_structured_pruning",)
 OF_PYTORCH = ("post_training_quantization", "quantization_aware_training", "weight_quantization")
 OWN = [f"compression.{name}" for name in (*FAMILY, *(OF_PYTORCH if FRAMEWORK == "pt" else ()))]
 OWN += ["deployment.native_export", "kit.programs"]
@@ -346,11 +347,44 @@ def frozen_within():
     """Which layers of a model are trainable, and which of its smaller copy."""
     inner = keras.Sequential([keras.Input((4,)), layers.Dense(4, name="a"), layers.Dense(4)])
     inner.layers[0].trainable = False
-    inputs = keras.Input((4,))
-    model = keras.Model(inputs, layers.Dense(3)(layers.Dense(8)(inner(inputs))))
+    inputs, last = keras.Input((4,)), layers.Dense(3)
+    model = keras.Model(inputs, last(layers.Dense(8)(inner(inputs))))
     x = np.ones((2, 4), np.float32)
+    if KERAS_3:  # a variable by itself
+        last.kernel.trainable = inner.layers[1].kernel.trainable = False
     smaller = compression.structured_pruning.remove_channels(model, x, share=0.5)
-    return [[layer.trainable for layer in m._flatten_layers()] for m in (model, smaller)]
+    return [
+        [part.trainable for part in [*m._flatten_layers(), *m.variables]] for m in (model, smaller)
+    ]
+
+
+def adapters():
+    """LoRA's factors in a copy, what refuses their layer, and what is left of one by one more."""
+
+    def make(*more):
+        keras.utils.set_random_seed(0)
+        adapted = layers.Dense(8, name="adapted")
+        model = keras.Sequential([keras.Input((4,)), adapted, *more, layers.Dense(3)])
+        adapted.enable_lora(2)
+        adapted.lora_kernel_b.assign(keras.random.normal((2, 8)))
+        return model
+
+    model, more = make(), make(layers.Dense(6, name="more"))
+    copy = kit.programs.copy_model(model, X)
+    settings = {"final_sparsity": 0.5, "begin_step": 1, "end_step": 2, "frequency": 1}
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        smaller = compression.structured_pruning.remove_channels(more, X, share=0.5)
+    return {
+        "apart": [
+            float(np.abs(a - b).max()) for a, b in zip(copy.weights, model.weights, strict=True)
+        ],
+        "trained": [[v.name for v in m.trainable_variables] for m in (copy, model)],
+        "pruned": raised(compression.pruning.apply_pruning, model, **settings),
+        "2:4": raised(compression.semi_structured_pruning.apply_two_to_four, model),
+        "units": [smaller.get_layer(name).units for name in ("adapted", "more")],
+        "whole": [str(one.message) for one in said if "left whole" in str(one.message)],
+    }
 
 
 def pair(width=4, policy=None):
@@ -464,7 +498,7 @@ def main() -> None:
         scenarios += [merged, a_loss_of_an_object]
     else:
         scenarios = [state_within, frozen_within, a_folder_that_is_there]
-        scenarios += [scaled_loss, half_width] if KERAS_3 else []
+        scenarios += [scaled_loss, half_width, adapters] if KERAS_3 else []
     workers.report(scenarios)
 
 

@@ -673,6 +673,8 @@ class TensorFlow:
         vector, small = keras.Input((16,)), keras.initializers.RandomNormal(stddev=0.02)
         narrow = layers.Dense(8, kernel_initializer=small)(vector)  # beside what has no grid
         joined = layers.Concatenate()([narrow, layers.LayerNormalization()(vector)])
+        both = layers.Dense(8)  # two calls, of which the first sees the larger values
+        shared = layers.Concatenate()([both(vector), both(layers.Rescaling(0.2)(vector))])
         picture = keras.Input((8, 8, 3))
         pooled = layers.AveragePooling2D(2)(layers.Conv2D(8, 3, padding="same")(picture))
         pooled = layers.Concatenate()([pooled, layers.Conv2D(4, 1, activation="relu")(pooled)])
@@ -690,6 +692,7 @@ class TensorFlow:
             "attention": (keras.Model(sequence, attended), row),
             "recurrent": (keras.Model(sequence, recurrent), row),
             "concatenated": (keras.Model(vector, layers.Dense(4)(joined)), row[:, 0]),
+            "shared": (keras.Model(vector, layers.Dense(4)(shared)), row[:, 0]),
             "subclassed": (subclassed, (row[:, 0], row[:, 1])),
             "pooled": (keras.Model(picture, pooled), random((8, 8, 8, 3))),
             "activated": (keras.Model(picture, activated), random((8, 8, 8, 3))),

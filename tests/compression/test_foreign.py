@@ -132,3 +132,15 @@ def test_keras_3_masks_and_features_compute_in_half_width(evidence):
     assert np.isfinite([*found["masked"], *found["features"]]).all()
     assert found["zeros"] == 0.5
     assert found["features"][-1] < found["features"][0]
+
+
+def test_keras_3_adapters_stay_what_they_are_in_a_copy_and_are_not_pruned(evidence):
+    found = evidence["tf"]["adapters"]
+    assert max(found["apart"]) == 0.0
+    assert found["trained"][0] == found["trained"][1]
+    for refused in (found["pruned"], found["2:4"]):
+        assert refused == (
+            "NotImplementedError: 'adapted' makes its kernel of others (LoRA, integers)"
+        )
+    assert found["units"] == [8, 3]
+    assert "LoRA" in found["whole"][0]

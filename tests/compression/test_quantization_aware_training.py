@@ -238,6 +238,7 @@ PRODUCTS = {  # that run over integers in the file
         "concatenated": 2,
         "subclassed": 2,
         "pooled": 3,
+        "shared": 3,
         "activated": 2,  # by layers
     },
 }

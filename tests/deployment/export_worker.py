@@ -745,6 +745,16 @@ class TensorFlow:
                 ("tflite", technique.export_litert),
             )
         }
+        inputs, kept = tf.keras.Input((2,), dtype="int64"), tf.keras.Input(batch_shape=(2, 6, 4))
+        lookup = tf.keras.layers.IntegerLookup(vocabulary=[5, 7])(inputs)
+        lookup = tf.keras.Model(inputs, tf.keras.layers.Embedding(4, 2)(lookup))
+        stateful = tf.keras.Model(kept, tf.keras.layers.GRU(2, stateful=True, name="kept")(kept))
+        settings = {"path": FOLDER / "refused.onnx", "dynamic_batch": False}
+        codes = tf.constant([[5, 7]], tf.int64)
+        found |= {
+            "lookup": raised(technique.export_onnx, lookup, codes, **settings),
+            "stateful": raised(technique.export_onnx, stateful, x, **settings),
+        }
         return found | misfit | {"unbuilt": unbuilt, "window": said}
 
 

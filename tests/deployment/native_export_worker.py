@@ -377,7 +377,23 @@ class TensorFlow:
             "functional": self._packaged(functional, [a, b], functional([a, b])),
             "unbuilt": unbuilt,
             "names": self.names(),
+            "lookup": self.lookup(),
         }
+
+    def lookup(self):
+        """How far words by their vectors are from the model's; a recurrent model with a state."""
+        keras, layers = self.tf.keras, self.tf.keras.layers
+        words = layers.TextVectorization(vocabulary=["a", "b"], output_sequence_length=3)
+        inputs = keras.Input((), dtype="string")
+        model, texts = keras.Model(inputs, layers.Embedding(4, 2)(words(inputs))), ["a b", "c", ""]
+        given = self.tf.constant(texts)
+        path = technique.export_package(model, given, FOLDER / "words")
+        apart = technique.load_package(path, threads=1)(np.array(texts)) - np.array(model(given))
+        kept = keras.Input(batch_shape=(64, 5, 1))
+        model = keras.Model(kept, layers.GRU(2, stateful=True, name="kept")(kept))
+        given = self.tf.constant(LEFT[..., None])
+        said = raised(technique.export_package, model, given, FOLDER / "kept", dynamic_batch=False)
+        return {"apart": float(np.abs(apart).max()), "stateful": said}
 
     def names(self):
         """Inputs and outputs by name, in an order that is not that of the names."""

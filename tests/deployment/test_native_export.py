@@ -15,6 +15,10 @@ from bench.deployment.bench_native_export import ROUTES, TECHNIQUE, prepare
 from tests import workers
 
 WORKERS = ("pt", *workers.keras())
+STATEFUL = (
+    "NotImplementedError: kept would lose the state that it keeps from call to call: make the model"
+    " with stateful=False"
+)
 ROUNDED = 1e-5  # outputs of a file and of its model, as a share of the largest
 
 
@@ -88,6 +92,9 @@ def test_models_that_are_not_ours(found):
     cases.pop("names")
     if found.framework == "tf":
         assert cases.pop("unbuilt").startswith("ValueError: the model has no variables yet")
+        lookup = cases.pop("lookup")
+        assert lookup["apart"] == 0.0
+        assert (lookup["stateful"] or STATEFUL) == STATEFUL  # in tf_keras its states are variables
     for case in cases.values():
         for kind in ("package", "torchscript") if found.framework == "pt" else ("package",):
             for size, given in case[kind].items():

@@ -143,7 +143,9 @@ def rates(side, folder, images):
         rate = module.work_rate(f"{folder}/data", **given, cached=cached)
         found[str(cached)] = max(rate() for _ in range(5))
     rate = module.work_rate(f"{folder}/data", **given | {"part": 98, "parts": 99})
-    return found | {"more cores than batches": max(rate() for _ in range(5))}
+    found["more cores than batches"] = max(rate() for _ in range(5))
+    rate = module.work_rate(f"{folder}/data", **given | {"batch_size": 999_999})
+    return found | {"fewer samples than a batch": max(rate() for _ in range(5))}
 
 
 def measured(side, folder, images):

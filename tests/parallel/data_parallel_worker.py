@@ -686,8 +686,14 @@ def refused() -> dict[str, list[str]]:
         model, _, loss_fn = tf_mixed()
         return model, tf.keras.optimizers.SGD(0.1, loss_scale_factor=2.0), loss_fn
 
+    def overwriting():
+        model, _, loss_fn = tf_mixed()
+        settings = {"use_ema": True, "ema_overwrite_frequency": 2}
+        return model, tf.keras.optimizers.SGD(0.1, **settings), loss_fn
+
     made = tf_mixed()[0]
     return {
+        "overwriting": said(data_parallel.one_process, build=overwriting, replicas=1),
         "clipping": said(data_parallel.one_process, build=clipping, replicas=1),
         "scaling": said(data_parallel.one_process, build=scaling, replicas=1),
         "a constant scale": said(data_parallel.one_process, build=constant, replicas=1),

@@ -338,6 +338,7 @@ def test_what_would_differ_from_one_process_is_refused(evidence):
     words = evidence["tf"]
     assert words["clipping"][0] == words["made already"][0] == "NotImplementedError"
     assert words["clipping"][1].startswith("global_clipnorm: Keras 3 does this on each replica")
+    assert words["overwriting"][1].startswith("ema_overwrite_frequency: Keras 3 overwrites outside")
     for name in ("scaling", "a constant scale"):
         assert words[name][0] == "NotImplementedError"
         assert words[name][1].startswith(

@@ -624,7 +624,10 @@ def thawed():
     layers[0].trainable = True
     value, variables = float(penalized(None, None)), model.trainable_variables
     optimizer.apply_gradients([(tf.zeros(v.shape), v) for v in variables])
-    return {"left": [float(np.mean(v)) for v in model.get_weights()], "penalty": value}
+    wide = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, dtype="float64")])
+    wide = regularization.l2_penalty(wide, weight_decay=0.5).dtype.name
+    left = [float(np.mean(v)) for v in model.get_weights()]
+    return {"left": left, "penalty": value, "wide": wide}
 
 
 def scaled():

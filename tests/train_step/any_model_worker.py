@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tests import workers
-from tests.train_step.keras_models import KERAS_3, ROWS, ZOO
+from tests.train_step.keras_models import KERAS_3, ROWS, ZOO, squares
 from tests.workers import raised
 
 STEPS = (
@@ -25,7 +25,9 @@ STEPS = (
     "stacking",
     "baseline",
 )
-impl = workers.implementation("tf", "kit.operators", *(f"train_step.{name}" for name in STEPS))
+impl = workers.implementation(
+    "tf", "kit.operators", "kit.programs", *(f"train_step.{name}" for name in STEPS)
+)
 kit, family, operators = impl.kit, impl.train_step, impl.kit.operators
 keras, layers = tf.keras, tf.keras.layers
 
@@ -414,7 +416,7 @@ def losses_of_fit():
     found = []
     for change in (lambda model: model, with_accumulation):
         keras.utils.set_random_seed(0)
-        model = change(keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)]))
+        model = change(keras.Sequential([keras.layers.Dense(2)]))  # it has no variables yet
         model.compile(keras.optimizers.SGD(0.1), "mse")
         history = model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
         found.append(history.history["loss"][0])
@@ -479,6 +481,17 @@ def settings():
     inner = keras.Model(inside, layers.Embedding(9, 4, mask_zero=True)(inside), name="inner")
     inputs = keras.Input((6,), dtype="int64")
     model = keras.Model(inputs, layers.LSTM(3)(inner(inputs)))
+    if not KERAS_3:
+        made_of = {
+            "clipped": family.gradient_clipping.make_train_step,
+            "stacked": family.stacking.make_train_step,
+            "compiled": compilation.compiled_train_step,
+            "copied": lambda model, optimizer, _: impl.kit.programs.copy_optimizer(
+                optimizer, model.trainable_variables
+            ),
+        }
+        old = keras.optimizers.legacy.SGD(0.1)
+        found["legacy"] = [raised(make, model, old, squares) for make in made_of.values()]
     predict = compilation.compiled_predict(model, blocks="inner")
     found["mask"] = raised(predict, made("looked_up")[2])
     return found

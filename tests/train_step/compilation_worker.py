@@ -475,6 +475,10 @@ class TensorFlow:
         found["none"] = raised(
             technique.fit_loop, model, optimizer, kit.training.cross_entropy, steps_per_execution=0
         )
+        keras, inputs = self.tf.keras, self.tf.keras.Input((4,))
+        two = keras.Model(inputs, [keras.layers.Dense(2)(inputs) for _ in range(2)])
+        loop = technique.fit_loop(two, keras.optimizers.SGD(), lambda output, y: output[0][0, 0])
+        found["one of two"] = raised(loop, [(self.tf.ones((3, 4)), self.tf.ones((3, 2)))])
         return found
 
 

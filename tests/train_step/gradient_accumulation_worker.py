@@ -482,6 +482,9 @@ class TensorFlow:
         data = [tf.constant(v) for v in (LEFT, RIGHT, CODES, TARGET)]
         unbuilt = technique.make_train_step, Two(), tf.keras.optimizers.SGD(), self.squares
         found["unbuilt"] = raised(*unbuilt)
+        dense = tf.keras.Sequential([tf.keras.Input((4,)), tf.keras.layers.Dense(2)])
+        step = technique.make_train_step(dense, tf.keras.optimizers.SGD(), self.squares)
+        found["sparse"] = raised(step, tf.sparse.from_dense(LEFT), data[3])
         for parts in (None, 1, 4):
             model = Two()
             model(*data[:3])

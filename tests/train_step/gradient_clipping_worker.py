@@ -519,6 +519,34 @@ class TensorFlow:
             found[f"factor {maker.__name__}"] = raised(maker, model, factor, squares)
         return found
 
+    def kinds_of_inputs(self):
+        """What the guard says of sparse and complex inputs, sound and with a NaN."""
+        tf = self.tf
+
+        class Mixed(tf.keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.layer = tf.keras.layers.Dense(2)
+
+            def call(self, graph, x):
+                return tf.sparse.sparse_dense_matmul(graph, self.layer(tf.abs(x)))
+
+        found = {}
+        for name in ("sound", "sparse", "complex"):
+            bad = {name: math.nan}
+            graph = tf.linalg.diag([bad.get("sparse", 1.0), 1.0, 1.0, 1.0])
+            x = tf.constant([[bad.get("complex", 1.0)], [1.0], [1.0], [1.0]], tf.complex64)
+            graph, model = tf.sparse.from_dense(graph), Mixed()
+            model(graph, x)
+            step = technique.make_train_step(
+                model,
+                tf.keras.optimizers.SGD(0.1),
+                lambda output, y: tf.reduce_mean(tf.square(output - y)),
+                check_finite=True,
+            )
+            found[name] = raised(step, (graph, x), tf.zeros((4, 2)))
+        return found
+
     def functional(self):
         """A functional model with a dictionary of inputs, one of which is poisoned."""
         tf = self.tf

@@ -277,6 +277,7 @@ def test_tf_fit_trains_on_each_batch_once(tf):
         assert 0 < fit[size]["seconds"] < 60
         assert fit[size]["jit_compile"] is False  # what "auto" is on a CPU
     assert fit["none"].startswith("ValueError: steps_per_execution must be at least 1")
+    assert fit["one of two"].startswith("NotImplementedError: `fit` of Keras 3 has a loss for each")
 
 
 # Bad input ------------------------------------------------------------------------------------

@@ -306,6 +306,7 @@ def test_bad_input_gets_one_clear_line_and_changes_nothing(found):
 def test_tf_a_model_without_variables_is_refused(evidence):
     unbuilt = evidence["tf"]["foreign"]["unbuilt"]
     assert unbuilt.startswith("ValueError: the model has no variables yet: call it once")
+    assert "a SparseTensor is not cut into parts" in evidence["tf"]["foreign"]["sparse"]
 
 
 # Replicas and shards --------------------------------------------------------------------------

@@ -208,8 +208,9 @@ def test_the_guard_names_what_it_is_in_a_model_of_two_inputs(found):
     assert foreign["ignored norm"] == pytest.approx(foreign["good norm"])
 
 
-def test_pt_the_guard_looks_at_sparse_and_complex_inputs(evidence):
-    said = evidence["pt"]["kinds_of_inputs"]
+@pytest.mark.parametrize("framework", ["pt", "tf"])
+def test_the_guard_looks_at_sparse_and_complex_inputs(evidence, framework):
+    said = evidence[framework]["kinds_of_inputs"]
     assert said.pop("sound") is None
     for name, line in said.items():
         place = "x[1]" if name == "complex" else "x[0]"

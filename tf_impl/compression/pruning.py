@@ -332,6 +332,8 @@ def _prunable(model: tf.keras.Model, min_weights: int) -> list:
         raise ValueError(f"the model has no dense or convolution layer{least} to prune")
     owners = Counter(id(w) for layer in model._flatten_layers() for w in _own_weights(layer))
     for layer in found:
+        if getattr(layer, "lora_enabled", False) or getattr(layer, "quantization_mode", None):
+            raise NotImplementedError(f"{layer.name!r} makes its kernel of others (LoRA, integers)")
         if owners[id(layer.kernel)] > 1:
             raise NotImplementedError(f"the kernel of {layer.name!r} has two owners")
     return found

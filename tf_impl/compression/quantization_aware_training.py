@@ -21,6 +21,8 @@ Where the frameworks differ and why:
 - A range moves by 1% of the way a batch in Keras 3 and there, by 0.1% in tfmot. Dense kernels have
   a scale for each output in Keras 3 and there, one in all in tfmot. Outputs of pooling and of the
   last layer have 8 bits here.
+- A layer that runs several times has one grid for all of its calls in Keras 3, as wide as the
+  widest needs; there each call has its own.
 - A dense layer that rounds is a 1x1 convolution in Keras 3's file, as fast: of a matrix product
   LiteRT's converter loses which axis has the scales.
 - Files: here LiteRT's (TensorFlow Lite), in which weights of at most 4 bits are int4, on a grid of
@@ -40,7 +42,7 @@ Copy with it: `tf_impl/kit/programs.py`.
 import os
 import re
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -177,13 +179,14 @@ def _check(model: tf.keras.Model) -> None:
 
 def _prepare_keras3(model, example_inputs, weight_bits: int):
     copy = programs.copy_model(model, example_inputs)
-    places = _places(*_record(copy, example_inputs))
+    calls, returned = _record(copy, example_inputs)
+    places, times = _places(calls, returned), Counter(layer for layer, *_ in calls)
     if not any(isinstance(layer, _products()) for layer in places):
         raise ValueError("the model has no convolution or dense layer to quantize")
     ranges = [
         moving
         for layer, names in places.items()
-        for moving in _round_layer(layer, names, weight_bits)
+        for moving in _round_layer(layer, names, weight_bits, several=times[layer] > 1)
     ]
     for moving in ranges:
         moving.starts = True
@@ -340,9 +343,12 @@ def _movers() -> tuple[type, ...]:
 
 
 class _Range:
-    """The grid of one tensor: 256 values between ends that follow what is seen in training."""
+    """The grid of one tensor: 256 values between ends that follow what is seen in training.
 
-    def __init__(self, layer, name: str, activation=None) -> None:
+    several: calls of the layer in one pass, which have one grid, as wide as the widest needs.
+    """
+
+    def __init__(self, layer, name: str, activation=None, *, several: bool) -> None:
         # The integer kernels of these have one range, which cannot move.
         fixed = {
             "sigmoid": (0.0, 255 / 256),
@@ -350,7 +356,7 @@ class _Range:
             "tanh": (-1.0, 127 / 128),
         }
         self.ends, self.starts = fixed.get(getattr(activation, "__name__", None)), False
-        self.moves = self.ends is None
+        self.moves, self.several = self.ends is None, several
         if self.moves:
             self.ends = [
                 layer.add_weight(
@@ -368,17 +374,23 @@ class _Range:
         if self.moves and (self.starts or training):
             rate, (low, high) = 1.0 if self.starts else RATE, self.ends
             # A grid has a zero, which padding needs.
-            low.assign(low + rate * (tf.minimum(tf.reduce_min(values), 0.0) - low))
-            high.assign(high + rate * (tf.maximum(tf.reduce_max(values), 1e-6) - high))
+            seen = tf.minimum(tf.reduce_min(values), 0.0), tf.maximum(tf.reduce_max(values), 1e-6)
+            if self.several:
+                seen = tf.minimum(seen[0], low), tf.maximum(seen[1], high)
+            low.assign(low + rate * (seen[0] - low))
+            high.assign(high + rate * (seen[1] - high))
         low, high = (tf.convert_to_tensor(end) for end in self.ends)
         return tf.cast(tf.quantization.fake_quant_with_min_max_vars(values, low, high), x.dtype)
 
 
-def _round_layer(layer, names: set[str], bits: int) -> list[_Range]:
+def _round_layer(layer, names: set[str], bits: int, *, several: bool) -> list[_Range]:
     """Let a layer compute with a rounded kernel, input and output, from now on; its ranges."""
     activation = getattr(layer, "activation", None)
     layer._tracker.unlock()  # Keras's own way to give a built layer more variables
-    ranges = {name: _Range(layer, name, activation if name == "output" else None) for name in names}
+    ranges = {
+        name: _Range(layer, name, activation if name == "output" else None, several=several)
+        for name in names
+    }
     layer._tracker.lock()
     product = isinstance(layer, _products())
     plain = partial(_product, layer, bits) if product else layer.call

@@ -171,6 +171,8 @@ def _prunable(model: tf.keras.Model) -> list:
         raise ValueError("the model has no Dense or Conv2D to prune")
     owners = Counter(id(w) for layer in model._flatten_layers() for w in _own_weights(layer))
     for layer in found:
+        if getattr(layer, "lora_enabled", False) or getattr(layer, "quantization_mode", None):
+            raise NotImplementedError(f"{layer.name!r} makes its kernel of others (LoRA, integers)")
         if owners[id(layer.kernel)] > 1:
             raise NotImplementedError(f"the kernel of {layer.name!r} has two owners")
     return found

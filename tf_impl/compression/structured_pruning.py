@@ -324,6 +324,8 @@ def _refusal(layer, kind: str | None) -> str | None:
     """Why a layer of a known kind can't be followed; None if it can."""
     config = layer.get_config() if isinstance(layer, tf.keras.layers.Layer) else {}
     axis = config.get("axis", -1)
+    if getattr(layer, "lora_enabled", False) or getattr(layer, "quantization_mode", None):
+        return f"{layer.name!r} makes its kernel of others (LoRA, integers)"
     if config.get("data_format") == "channels_first":
         return f"{layer.name!r} does not have its channels last"
     if kind in _NORMS and not isinstance(axis, int) and len(axis) != 1:
@@ -527,6 +529,9 @@ def _copy(model: tf.keras.Model, flow: _Flow, removed: set[int]) -> tf.keras.Mod
         if layer in flow.uses:
             copied.set_weights(_cut(layer, flow, removed))
             copied.trainable = layer.trainable
+            for own, other in zip(layer.variables, copied.variables, strict=True):
+                if other.trainable and not own.trainable:  # frozen by itself, in Keras 3
+                    other.trainable = False
     programs.copy_state([pair for pair in copies.items() if pair[0] not in flow.uses])
     return smaller
 

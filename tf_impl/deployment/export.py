@@ -52,7 +52,7 @@ import tensorflow as tf
 from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
 from shared import runtimes
-from tf_impl.kit.programs import call, input_names, named_tensors
+from tf_impl.kit.programs import call, input_names, named_tensors, refuse_state, tables, to_tensors
 
 # The most that a file's outputs may be from the model's, in relative L2: kernels round otherwise,
 # and what int8 loses is the user's to judge, unless little is left.
@@ -254,11 +254,17 @@ def _freeze(model, example_inputs, dynamic_batch: bool, dynamic_sequence: bool) 
     """Trace the model and make constants of all that it reads: variables, and adapted state."""
     if not model.built:
         raise ValueError("the model has no variables yet: call it once on an example input")
-    example_inputs = tf.nest.map_structure(tf.convert_to_tensor, example_inputs)
+    refuse_state(model)
+    example_inputs = to_tensors(example_inputs)
     tensors = tf.nest.flatten(example_inputs)
     if not tensors or not all(tensor.shape.rank for tensor in tensors):
         raise ValueError("the model's inputs are tensors with the samples along the first axis")
     _refuse_texts(tensors)
+    if tables(model):
+        raise NotImplementedError(
+            "the model looks values up in tables, which the runtimes lack: export the model behind"
+            " its lookups, and give it codes"
+        )
     dynamic = (dynamic_batch, dynamic_sequence)
     open_axes = [axis for axis, is_open in enumerate(dynamic) if is_open]
     signature = []

@@ -43,7 +43,7 @@ import numpy as np
 import tensorflow as tf
 
 from shared import runtimes
-from tf_impl.kit.programs import call, input_names, named_tensors
+from tf_impl.kit.programs import call, input_names, named_tensors, refuse_state, tables, to_tensors
 
 MOST_APART = 1e-3  # the most that a folder's outputs may be from the model's, in relative L2
 _KEPT = Path("assets.extra", "twinbench.json")  # where TF Serving looks for files that go along
@@ -93,11 +93,13 @@ def export_package(
         raise NotImplementedError("a SavedModel computes as its model does: cast that before")
     if not model.built:
         raise ValueError("the model has no variables yet: call it once on an example input")
+    if hasattr(tf.keras, "StatelessScope"):  # tf_keras's states are variables as all others
+        refuse_state(model)
     if not Path(path).parent.is_dir():
         raise FileNotFoundError(f"no folder {Path(path).parent}")
     if Path(path).exists() and not Path(path, "saved_model.pb").is_file():
         raise FileExistsError(f"{path} is there and no SavedModel: name another folder")
-    example_inputs = tf.nest.map_structure(tf.convert_to_tensor, example_inputs)
+    example_inputs = to_tensors(example_inputs)
     dynamic = (dynamic_batch, dynamic_sequence)
     open_axes = [axis for axis, is_open in enumerate(dynamic) if is_open]
     predict, outputs = _traced(model, example_inputs, open_axes)
@@ -105,7 +107,7 @@ def export_package(
     names = {"inputs": inputs, "outputs": outputs}
     with TemporaryDirectory(dir=Path(path).parent) as folder:
         draft = Path(folder, "draft")
-        _save(predict, draft)
+        _save(model, predict, draft)
         kept = draft / _KEPT
         kept.parent.mkdir(exist_ok=True)
         kept.write_text(json.dumps({"metadata": metadata or {}} | names), encoding="utf-8")
@@ -140,10 +142,11 @@ def _traced(model, example_inputs, open_axes: list[int]) -> tuple[Callable, list
     return predict, outputs
 
 
-def _save(predict, draft: Path) -> None:
-    """Write a traced function and its variables."""
+def _save(model, predict, draft: Path) -> None:
+    """Write a traced function, its variables and its tables, such as those of `StringLookup`."""
     module = tf.Module()  # not the model, for which Keras would trace functions of its own
     module.predict, module.weights = predict, predict.get_concrete_function().variables
+    module.tables = tables(model)
     try:
         tf.saved_model.save(module, str(draft), signatures={"serving_default": predict})
     except Exception as error:  # of what a model holds that no file can

@@ -127,12 +127,14 @@ def work_rate(
 ) -> Callable[[], float]:
     """Return `measure() -> samples/s`: the work on batches in this process, with nothing around it.
 
-    A call works on every `parts`-th full batch of epoch 0 (on one where they are fewer), in a loop
-    within one graph, without what a cache saves if `cached`. For the limit of a pipeline call it in
+    A call works on every `parts`-th full batch of epoch 0 (on one where they are fewer, and on all
+    samples where they fill none), in a loop within one graph, without what a cache saves if
+    `cached`. For the limit of a pipeline call it in
     a single-threaded process a core, at once, each with its `part`, and add up.
     """
     x, _, epochs = open_arrays(source, batch_size, seed)
-    full = [batch for batch in epochs if len(batch[0]) == batch_size]
+    size = min(batch_size, len(x))
+    full = [batch for batch in epochs if len(batch[0]) == size]
     full = full[part % len(full) :: parts]
     rows, places = (tf.constant(np.stack(each)) for each in zip(*full, strict=True))
     x, prepare = (_standardise(x), tf.identity) if cached else (tf.constant(x), _standardise)
@@ -147,7 +149,7 @@ def work_rate(
     def measure() -> float:
         start = time.perf_counter()
         work()
-        return len(full) * batch_size / (time.perf_counter() - start)
+        return len(full) * size / (time.perf_counter() - start)
 
     measure()  # traces
     return measure

@@ -121,6 +121,8 @@ def trace(model: tf.keras.Model, inputs, *, training: bool = False):
     Raises ValueError and NotImplementedError as `check` does, NotImplementedError for a model that
     cannot be traced.
     """
+    if not training:
+        refuse_state(model)
     check(model, inputs)
     signature = [  # names in the order of the inputs: a converted file has no other order
         tf.TensorSpec([None, *part.shape[1:]], part.dtype, name=f"x{number:03}")
@@ -138,6 +140,24 @@ def trace(model: tf.keras.Model, inputs, *, training: bool = False):
     except Exception as error:
         raise NotImplementedError(f"tf.function cannot trace it: {one_line(error)}") from error
     return program
+
+
+def refuse_state(model: tf.keras.Model) -> None:
+    """Raise NotImplementedError for a recurrent layer whose state a program would lose."""
+    kind = tf.keras.layers.RNN
+    layers = [layer for layer in model._flatten_layers() if isinstance(layer, kind)]
+    if names := [layer.name for layer in layers if layer.stateful]:
+        raise NotImplementedError(
+            f"{', '.join(names)} would lose the state that it keeps from call to call: make the"
+            " model with stateful=False"
+        )
+
+
+def tables(model: tf.keras.Model) -> list:
+    """What layers look values up in, as `StringLookup` and `IntegerLookup` do."""
+    kind = tf.saved_model.experimental.TrackableResource
+    parts = [part for layer in model._flatten_layers() for part in vars(layer).values()]
+    return [part for part in parts if isinstance(part, kind)]
 
 
 def _state_kept():
@@ -159,7 +179,7 @@ def check(model: tf.keras.Model, inputs):
     if not model.built:
         raise ValueError("the model has no variables yet: call it once on an example input")
     tensors = parts(inputs)
-    if not all(tf.is_tensor(part) and part.shape.rank for part in tensors):
+    if not all(_is_dense(part) and part.shape.rank for part in tensors):
         kinds = ", ".join(type(part).__name__ for part in tensors)
         raise ValueError(f"inputs must be tensors with samples along an axis, not {kinds}")
     counts = [len(part) for part in tensors]
@@ -174,11 +194,23 @@ def check(model: tf.keras.Model, inputs):
         given = ", ".join(f"{part.dtype.name} {list(part.shape[1:])}" for part in tensors)
         raise ValueError(f"the model takes no samples of {given}: {one_line(error)}") from error
     for part in tf.nest.flatten(output):
-        if not tf.is_tensor(part) or isinstance(part, tf.RaggedTensor | tf.SparseTensor):
+        if not _is_dense(part):
             raise NotImplementedError(
                 f"the model returns {type(part).__name__}, which is no tensor"
             )
     return output
+
+
+def _is_dense(part) -> bool:
+    return tf.is_tensor(part) and not isinstance(part, tf.RaggedTensor | tf.SparseTensor)
+
+
+def to_tensors(inputs):
+    """Return inputs as tensors; ValueError for those that a file can't take, sparse or ragged."""
+    found = {type(part).__name__ for part in parts(inputs) if tf.is_tensor(part)}
+    if other := found & {"SparseTensor", "RaggedTensor"}:
+        raise ValueError(f"inputs must be dense tensors, not {', '.join(sorted(other))}")
+    return tf.nest.map_structure(tf.convert_to_tensor, inputs)
 
 
 def apart(ours, theirs) -> float:
@@ -258,6 +290,10 @@ def copy_optimizer(optimizer, variables: list, originals: list | None = None):
     originals: those of the model that it was made for, in the same order, where names differ.
     Raises NotImplementedError where a variable is left out that is not among them.
     """
+    if not hasattr(optimizer, "build"):
+        raise NotImplementedError(
+            "a legacy optimizer: take the one of its name in keras.optimizers"
+        )
     copy = type(optimizer).from_config(_settings(optimizer))
     ours, theirs = (getattr(each, "inner_optimizer", each) for each in (optimizer, copy))
     told = {name: value for name, value in vars(ours).items() if name.startswith(_UNDECAYED)}
@@ -387,6 +423,10 @@ def copy_state(twins: list[tuple]) -> None:
     for layer, twin in pairs:
         twin.trainable = layer.trainable  # and of all inside, whose turn comes later
     for layer, twin in pairs:
+        _copy_frozen(layer, twin)
+        if getattr(layer, "lora_enabled", False):  # Keras would save the sum, and no factors
+            twin.set_weights(layer.get_weights())
+            continue
         store = {}
         layer.save_own_variables(store)
         if store:
@@ -399,6 +439,15 @@ def copy_state(twins: list[tuple]) -> None:
         seeds = (getattr(part, "_seed_generators", ()) for part in (layer, twin))  # of Keras 3
         for ours, theirs in zip(*seeds, strict=False):  # none of a dropout that was set to 0
             theirs.state.assign(ours.state)
+
+
+def _copy_frozen(layer, twin) -> None:
+    """Freeze the variables that are frozen by themselves within a layer of Keras 3 that trains."""
+    if not layer.trainable or not hasattr(tf.keras, "StatelessScope"):
+        return
+    for ours, theirs in zip(layer.variables, twin.variables, strict=False):
+        if theirs.trainable and not ours.trainable:
+            theirs.trainable = False
 
 
 def _check_dtypes(model, inputs) -> None:

@@ -106,8 +106,8 @@ def make_train_step(
 
     x, y and samples are the shards that `distribute` gives the replicas of this process, which
     count by their share of the global batch; the losses of all processes add up to the mean over
-    it, with the model's own losses. An activity regulariser, which sums over samples in Keras 3,
-    counts by the share, too, as under `fit`.
+    it, with the model's own losses. An activity regulariser, whose sum Keras divides by the samples
+    of a shard, counts by the share, too, as under `fit`.
 
     Args:
         loss_fn: `loss_fn(output, y)`, the mean over samples.
@@ -241,12 +241,21 @@ def tpu(build, *, replicas: int = 8) -> tuple:
 def _made(build, synchronised_norm: bool = False) -> tuple:
     """Model, optimizer and loss function, made within the scope of a strategy."""
     model, optimizer, loss_fn = build()
+    if not hasattr(optimizer, "build"):
+        raise NotImplementedError(
+            "a legacy optimizer: take the one of its name in keras.optimizers"
+        )
     if hasattr(tf.keras, "StatelessScope"):  # Keras 3
         for name in ("clipnorm", "global_clipnorm", "clipvalue", "gradient_accumulation_steps"):
             if getattr(optimizer, name, None):
                 raise NotImplementedError(
                     f"{name}: Keras 3 does this on each replica, before gradients are summed"
                 )
+        if optimizer.use_ema and optimizer.ema_overwrite_frequency:
+            raise NotImplementedError(
+                "ema_overwrite_frequency: Keras 3 overwrites outside of replicas alone: let"
+                " finalize_variable_values do it after training"
+            )
         scales = isinstance(optimizer, tf.keras.mixed_precision.LossScaleOptimizer)
         if scales or getattr(optimizer, "loss_scale_factor", None):
             raise NotImplementedError(

@@ -90,7 +90,8 @@ def l2_penalty(
     decayed = [v for v in model.trainable_variables if kinds.get(id(v)) in wanted]
     if not decayed:
         raise ValueError("the model has nothing that decays (or was not called yet)")
-    squares = [tf.reduce_sum(tf.square(tf.cast(v, tf.float32))) for v in decayed]
+    widest = tf.float64 if all(v.dtype == "float64" for v in decayed) else tf.float32
+    squares = [tf.reduce_sum(tf.square(tf.cast(v, widest))) for v in decayed]
     return weight_decay / 2 * tf.add_n(squares)
 
 

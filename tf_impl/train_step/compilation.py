@@ -124,6 +124,10 @@ def compiled_train_step(model: Model, optimizer: Optimizer, loss_fn: Callable) -
     Args, Returns, Raises: as in `eager_train_step`, and what `compile_function` says.
     """
     step = eager_train_step(model, optimizer, loss_fn)
+    if not hasattr(optimizer, "build"):
+        raise NotImplementedError(
+            "a legacy optimizer: take the one of its name in keras.optimizers"
+        )
     if not getattr(optimizer, "built", False):  # XLA makes no variables
         optimizer.build(model.trainable_variables)
     return compile_function(step)
@@ -185,7 +189,8 @@ def fit_loop(
         mean over all batches, a float. `loop.calls()`: how many calls the last loop made.
 
     Raises:
-        ValueError: fewer than one step a call.
+        ValueError: fewer than one step a call. The loop: NotImplementedError in Keras 3 for several
+        outputs with labels in another structure, of which `fit` makes a loss for each output.
     """
     if steps_per_execution < 1:
         raise ValueError(f"steps_per_execution must be at least 1, not {steps_per_execution}")
@@ -207,6 +212,7 @@ def fit_loop(
 
     def loop(batches):
         ends.clear()
+        _refuse_other_labels(model, batches[0][1])
         timed_calls = -(-(len(batches) - 1) // steps_per_execution)
         steps = (1 + timed_calls) * steps_per_execution if timed_calls else 1
         stacked = tf.nest.map_structure(lambda *parts: tf.stack(parts), *batches)
@@ -217,6 +223,16 @@ def fit_loop(
 
     loop.calls = lambda: len(ends)
     return loop
+
+
+def _refuse_other_labels(model: Model, y) -> None:
+    outputs = getattr(model, "output", None)
+    kinds = [kind for kind in (dict, (list, tuple)) if isinstance(outputs, kind)]
+    if hasattr(tf.keras, "StatelessScope") and kinds and not isinstance(y, kinds[0]):
+        raise NotImplementedError(
+            f"`fit` of Keras 3 has a loss for each of the model's {len(outputs)} outputs: give"
+            " labels for each, or take a step (`graph_train_step`)"
+        )
 
 
 def eager_predict(model: Model) -> Callable:

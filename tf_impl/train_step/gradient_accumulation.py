@@ -199,6 +199,8 @@ class AccumulatedTraining:
     def train_step(self, data):
         """One update from one batch, as Keras calls it."""
         x, y, sample_weight = tf.keras.utils.unpack_x_y_sample_weight(data)
+        if not self.built:  # makes the variables, which the function of a part cannot
+            self(x, training=False)
         accumulator = GradientAccumulator(self, micro_batches=self.micro_batches)
 
         def gradients_of(x, targets, share):
@@ -269,6 +271,8 @@ def _scaled(loss, optimizer):
 def _samples(x, y, micro_batches: int):
     """The number of samples: an int where it is known while tracing, else a scalar tensor."""
     tensors = _tensors((x, y))
+    if any(isinstance(tensor, tf.SparseTensor) for tensor in tensors):
+        raise NotImplementedError("a SparseTensor is not cut into parts: give tf.sparse.to_dense")
     sizes = {leaf.shape[0] if leaf.shape.rank else "a scalar" for leaf in tensors}
     known = sizes - {None}
     if not sizes or len(known) > 1 or "a scalar" in known:

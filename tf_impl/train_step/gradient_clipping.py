@@ -148,7 +148,7 @@ class FiniteGuard:
         def count():
             return tf.stack([_count_not_finite(tensor) for tensor in suspects])
 
-        flags = [tf.reduce_all(tf.math.is_finite(tensor)) for tensor in [*inputs, loss, norm]]
+        flags = [tf.reduce_all(_is_finite(tensor)) for tensor in [*inputs, loss, norm]]
         finite = tf.reduce_all(flags)
         return finite, tf.cond(finite, update, count)
 
@@ -276,6 +276,10 @@ def _prepare(optimizer, variables: list) -> None:
         raise ValueError(
             "pass the optimizer itself, without loss_scale_factor: this step scales no loss"
         )
+    if not hasattr(optimizer, "build"):
+        raise NotImplementedError(
+            "a legacy optimizer: take the one of its name in keras.optimizers"
+        )
     if not getattr(optimizer, "built", False):
         optimizer.build(variables)
 
@@ -296,11 +300,17 @@ def _dense(gradient):
 def _count_not_finite(tensor) -> tf.Tensor:
     if tensor is None:
         return tf.constant(0, tf.int64)
-    return tf.math.count_nonzero(~tf.math.is_finite(_dense(tensor)))
+    return tf.math.count_nonzero(~_is_finite(_dense(tensor)))
+
+
+def _is_finite(tensor) -> tf.Tensor:
+    if tensor.dtype.is_complex:
+        return tf.math.is_finite(tf.math.real(tensor)) & tf.math.is_finite(tf.math.imag(tensor))
+    return tf.math.is_finite(tensor)
 
 
 def _inputs(x, y) -> list[tuple]:
-    """The floating-point tensors of x and y with their names, such as "input x[0]"."""
+    """The floating-point and complex tensors of x and y, named as in "input x[0]"."""
     return [*_floating("input x", x), *_floating("input y", y)]
 
 
@@ -308,8 +318,12 @@ def _floating(name: str, tree) -> Iterator[tuple]:
     if isinstance(tree, dict | list | tuple):
         for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
             yield from _floating(f"{name}[{key!r}]", value)
-    elif hasattr(tree, "dtype") and tf.as_dtype(tree.dtype).is_floating:
-        yield name, tree
+    elif isinstance(tree, tf.SparseTensor | tf.RaggedTensor):
+        yield from _floating(name, tree.values)
+    elif hasattr(tree, "dtype"):
+        dtype = tf.as_dtype(tree.dtype)
+        if dtype.is_floating or dtype.is_complex:
+            yield name, tf.convert_to_tensor(tree)
 
 
 def _call(model, x, training: bool):

@@ -133,11 +133,20 @@ def make_train_step(
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
         return loss
 
-    if not getattr(optimizer, "built", False):
-        optimizer.build(variables)  # XLA makes no variables
+    _build(optimizer, variables)
     step = compile_function(train) if compiled else tf.function(train, jit_compile=False)
     step.loss_scale, step.optimizer = precision.loss_scale, optimizer
     return step
+
+
+def _build(optimizer, variables: list) -> None:
+    """Make the optimizer's variables, which XLA would not."""
+    if not hasattr(optimizer, "build"):
+        raise NotImplementedError(
+            "a legacy optimizer: take the one of its name in keras.optimizers"
+        )
+    if not getattr(optimizer, "built", False):
+        optimizer.build(variables)
 
 
 def _call(model, x, training: bool):
