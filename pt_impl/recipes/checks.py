@@ -599,7 +599,8 @@ def _outputs(model: nn.Module, x) -> Tensor:
             outputs = _call(model.eval(), x)
     finally:
         for module, mode in modes.items():
-            module.training = mode
+            if module.training != mode:
+                module.train(mode)  # some do more in it, as LoRA does
     outputs = outputs["logits"] if isinstance(outputs, dict) and "logits" in outputs else outputs
     outputs = getattr(outputs, "logits", outputs)
     if not isinstance(outputs, Tensor):

@@ -292,9 +292,10 @@ def test_parts_of_models_are_named(evidence, framework, case):
 
 
 def test_pt_a_checked_step_takes_a_model_of_any_state(evidence):
-    said, calls = evidence["pt"]["checks any_state"]
+    said, calls, merged = evidence["pt"]["checks any_state"]
     assert said == "not finite: batch 1: x: 8 infinite of 8 values"
     assert calls == 1
+    assert not merged
 
 
 def test_a_checked_step_names_the_batch_and_gives_the_weights_back(every):
