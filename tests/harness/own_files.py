@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +17,10 @@ from bench.deployment import bench_export
 from bench.harness.own import Side
 from bench.harness.plan import Work
 from bench.harness.worker import KIT, Operations
-from bench.train_step import bench_batch_size_finder
+from bench.train_step import bench_batch_size_finder, bench_gradient_accumulation
 from shared import own_model
 from shared.own_model import BadFile
+from tests.workers import raised
 
 HEAD = """
 import numpy as np
@@ -64,6 +66,15 @@ BAD = {
     "no_size": ("size=8", "size=None"),
     "random": ("nn.ReLU()", "Noise()"),
     "too_large": ("nn.ReLU()", "Huge()"),
+    "closure": (
+        "return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), F.cross_entropy",
+        "import torch; model = nn.Linear(6, 3)\n"
+        "    return model, F.cross_entropy, torch.optim.LBFGS(model.parameters())",
+    ),
+    "bfloat16": (
+        "random.standard_normal((size, 6), dtype=np.float32)",
+        "__import__('torch').ones(size, 6).bfloat16()",
+    ),
 }
 BAD_TF = {
     "raises": ("model = tf", "raise RuntimeError('no weights')\n    model = tf"),
@@ -163,15 +174,16 @@ def batch(size=8, seed=0):
 MORE = {
     "pt": {
         "dict_inputs": f"""{INPUTS}
+import torch
 from torch import nn
 class Two(nn.Module):
     def __init__(self):
         super().__init__()
         self.a, self.b = nn.Linear(6, 5), nn.Linear(4, 5)
+        self.file = nn.Parameter(torch.zeros(()))
     def forward(self, left, right):
-        return (self.a(left) * self.b(right)).sum(-1)
+        return (self.a(left) * self.b(right)).sum(-1) + self.file
 def pytorch():
-    import torch
     model = Two()
     return model, nn.functional.mse_loss, torch.optim.Adam(model.parameters(), lr=0.01)
 """,
@@ -348,6 +360,7 @@ def rows(side: str, folder: Path, about: dict, path: Path) -> dict:
         for predict in (exported.predict, impl.kit.training.make_predict(exported.model))
     ]
     evidence, reason = bench_export.took_effect(impl, work, exported, (x, y))
+    few = replace(work, settings={"micro_batches": 4}, batch_size=2)
     os.environ[bench_batch_size_finder.OWN_FILE] = str(folder)
     step = getattr(bench_batch_size_finder, f"{side}_own")(20)
     return {
@@ -356,6 +369,7 @@ def rows(side: str, folder: Path, about: dict, path: Path) -> dict:
         "checked": evidence["samples"],
         "loss_of_20": impl.kit.runtime.to_float(step()),
         "of_20": [list(leaf.shape) for leaf in own_model.leaves(impl.of_size(20))],
+        "too_few": raised(bench_gradient_accumulation.prepare, impl, few),
         "most": [impl.most_samples(times * about["step_s"]) for times in (10.01, 0.5)],
     }
 
