@@ -35,6 +35,7 @@ Copy with it: nothing.
 import io
 import math
 import os
+import time
 import zipfile
 from pathlib import Path
 
@@ -67,6 +68,7 @@ def save_checkpoint(
     if half_precision:
         weights = {name: _halved(name, value) for name, value in weights.items()}
     content = {"version": VERSION, "weights": weights, "state": _plain(state)}
+    content["written"] = time.time_ns()
     if optimizer is not None:
         content["optimizer"] = optimizer.state_dict()
         content["optimizer"]["param_groups"] = _plain(content["optimizer"]["param_groups"])
@@ -182,7 +184,15 @@ class Checkpoints:
 
     def _last(self) -> list[Path]:
         found = self.folder.glob("step-*.pt")
-        return sorted(found, key=lambda path: (path.stat().st_mtime_ns, path.name))
+        return sorted(found, key=lambda path: (_written(path), path.name))
+
+
+def _written(path: Path) -> int:
+    """When a checkpoint was written, in ns: a copy has another time in its folder."""
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)["written"]
+    except Exception:  # of a damaged file, and of one of an earlier version
+        return path.stat().st_mtime_ns
 
 
 def _known(metric: float | None) -> float | None:
@@ -293,7 +303,6 @@ def _line(error: Exception) -> str:
 def main() -> None:
     """Print what each kind of checkpoint of a small GPT takes on disk, to write and to read."""
     import tempfile
-    import time
 
     from pt_impl.kit import models, training
     from shared.specs import TASKS
