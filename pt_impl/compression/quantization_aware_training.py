@@ -99,15 +99,20 @@ def prepare_qat(model: nn.Module, example_inputs, *, weight_bits: int) -> nn.Mod
     The copy is exported on trial: what cannot be exported is not trained, either.
     Raises ValueError for other bits, one sample, values that are not finite, inputs that the model
     does not take, and a model without such a layer;
-    NotImplementedError, with the reason, for a model in half precision, where `torch.export` can't
+    NotImplementedError, with the reason, for a model in another dtype, where `torch.export` can't
     capture the model, for one that does other things of its own in training alone, and where
     torchao can't follow it; RuntimeError as `export_qat`.
     Source: torchao's `prepare_qat_pt2e` with `X86InductorQuantizer`.
     """
     if weight_bits not in range(2, 9):
         raise ValueError(f"weight_bits must be 2 to 8, not {weight_bits!r}")
-    for name, tensor in model.state_dict().items():
-        if getattr(tensor, "dtype", None) in (torch.float16, torch.bfloat16):
+    others = {
+        name: tensor for name, tensor in model.named_parameters() if tensor.is_floating_point()
+    }
+    for name, tensor in (others | dict(model.named_buffers())).items():
+        if tensor.dtype in (torch.float16, torch.bfloat16) or (
+            name in others and tensor.dtype != torch.float32
+        ):
             raise NotImplementedError(
                 f"{name} is {tensor.dtype}: torchao rounds models of float32: call .float() first"
             )

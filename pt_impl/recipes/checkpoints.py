@@ -42,6 +42,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 VERSION = 1
 # Settings that torch's schedules, and optimizers of named parameters, add to an optimizer's groups.
@@ -263,17 +264,26 @@ def _read(path: Path) -> dict:
 
 
 def _check_weights(path, model: nn.Module, weights: dict) -> None:
-    # A module's extra state may be anything.
     ours, theirs = (
-        {name: tuple(getattr(value, "shape", ())) for name, value in each.items()}
+        {name: _shape(value) for name, value in each.items()}
         for each in (model.state_dict(), weights)
     )
+    for name in ours.keys() & theirs.keys():
+        if ours[name] is None:
+            ours[name] = theirs[name]
     for name in ours | theirs:
         if ours.get(name) != theirs.get(name):
             raise ValueError(
                 f"{path} is of another model: {name} is {theirs.get(name, 'missing')} there, "
                 f"{ours.get(name, 'missing')} here"
             )
+
+
+def _shape(value) -> tuple | None:
+    """None of a lazy layer that was not called yet; a module's extra state may be anything."""
+    if is_lazy(value):
+        return None
+    return tuple(getattr(value, "shape", ()))
 
 
 def _check_optimizer(path, optimizer: torch.optim.Optimizer, saved: dict) -> None:

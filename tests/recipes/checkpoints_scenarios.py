@@ -365,6 +365,10 @@ def scheduled():
                         schedule.step()
                 path.unlink()
         checkpoints.save_checkpoint(path, model, torch.optim.Adam(model.parameters()), {})
+        lazy = torch.nn.LazyLinear(2)  # which has its sizes from its first call, or a file
+        checkpoints.save_checkpoint(path.with_name("lazy"), torch.nn.Linear(3, 2), None, {})
+        checkpoints.load_checkpoint(path.with_name("lazy"), lazy)
+        found["lazy"] = list(lazy.weight.shape)
         other = torch.optim.RAdam(model.parameters())
         found["another"] = _raised(lambda: checkpoints.load_checkpoint(path, model, other))
     return found

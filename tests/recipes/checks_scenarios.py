@@ -341,6 +341,10 @@ class _PT:
             "a dict of inputs and outputs": said(
                 lambda: checks.check_loss(wrapped, loss, {"image": x}, y)
             ),
+            "losses of outputs": [
+                said(lambda read=read: checks.check_loss(wrapped, read, {"image": x}, y))
+                for read in (lambda o, y: loss(o.logits, y), lambda o, y: loss(o["logits"], y))
+            ],
             "resnet18": said(lambda: checks.check_loss(resnet, loss, images, y[:4])),
             "resnet18 with softmax": said(
                 lambda: checks.check_loss(nn.Sequential(resnet, nn.Softmax(1)), loss, images, y[:4])

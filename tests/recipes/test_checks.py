@@ -222,6 +222,7 @@ def test_models_of_other_makers_are_checked(evidence):
         assert "the model gives probabilities" in found["a dict of inputs and outputs"]
         assert "must be one tensor" in found["two outputs"]
     found = evidence["pt"]["checks losses"]
+    assert found["losses of outputs"] == 2 * [found["a dict of inputs and outputs"]]
     assert found["resnet18"].endswith("nothing found")
     assert "a softmax twice" in found["resnet18 with softmax"]
     for worker in workers.keras():
