@@ -156,6 +156,11 @@ def test_a_trial_of_a_larger_batch_has_its_samples(checked, side):
     assert repeated["loss_of_20"] > 0
 
 
+def test_pt_what_a_file_brings_itself_is_no_fault_of_a_row(checked):
+    """It is in float64, in channels_last, and its optimizer is fused."""
+    assert checked["pt"]["as_it_is"]["untouched"] == [None, None, None]
+
+
 @pytest.mark.parametrize("side", ["pt", "tf"])
 def test_a_batch_of_too_few_samples_is_not_accumulated(checked, side):
     said = checked[side]["plain"]["rows"]["too_few"]
