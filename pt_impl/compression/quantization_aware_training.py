@@ -106,16 +106,7 @@ def prepare_qat(model: nn.Module, example_inputs, *, weight_bits: int) -> nn.Mod
     """
     if weight_bits not in range(2, 9):
         raise ValueError(f"weight_bits must be 2 to 8, not {weight_bits!r}")
-    others = {
-        name: tensor for name, tensor in model.named_parameters() if tensor.is_floating_point()
-    }
-    for name, tensor in (others | dict(model.named_buffers())).items():
-        if tensor.dtype in (torch.float16, torch.bfloat16) or (
-            name in others and tensor.dtype != torch.float32
-        ):
-            raise NotImplementedError(
-                f"{name} is {tensor.dtype}: torchao rounds models of float32: call .float() first"
-            )
+    _check_dtypes(model)
     programs.check(model, example_inputs)
     if len(programs.parts(example_inputs)[0]) < 2:
         raise ValueError("example_inputs must be tensors of at least two samples")
@@ -264,6 +255,17 @@ def _set_norms_apart(graph: fx.Graph) -> None:
         apart.meta = dict(norm.meta)
         norm.replace_all_uses_with(apart)
         graph.erase_node(norm)
+
+
+def _check_dtypes(model: nn.Module) -> None:
+    half = torch.float16, torch.bfloat16
+    parameters, buffers = model.named_parameters(), model.named_buffers()
+    wrong = [each for each in parameters if each[1].dtype in (*half, torch.float64)]
+    wrong += [each for each in buffers if each[1].dtype in half]
+    for name, tensor in wrong:
+        raise NotImplementedError(
+            f"{name} is {tensor.dtype}: torchao rounds models of float32: call .float() first"
+        )
 
 
 def _check_evaluation(captured: fx.GraphModule, model: nn.Module, example_inputs) -> None:
