@@ -254,7 +254,10 @@ def arrays(tree: Any) -> Any:
         return tuple(map(arrays, tree))
     if hasattr(tree, "detach"):
         tree = tree.detach().cpu()
-    found = np.asarray(tree)
+    try:
+        found = np.asarray(tree)
+    except TypeError:
+        raise BadFile(f"a batch holds {tree.dtype}, which NumPy has not: give float32") from None
     if found.dtype == object or found.dtype.kind in "OSU":
         raise BadFile(f"a batch holds {_kind(tree)}: give arrays of numbers")
     return found
@@ -412,13 +415,14 @@ def _filled(shape: Any, take: Callable) -> Any:
 def save_weights(folder: Path, weights: dict[str, np.ndarray]) -> None:
     """Write a side's initial weights."""
     folder.mkdir(parents=True, exist_ok=True)
-    np.savez(folder / "weights.npz", **weights)
+    # A name as "file" would be an argument of savez.
+    np.savez(folder / "weights.npz", **{f"weights/{name}": v for name, v in weights.items()})
 
 
 def load_weights(folder: Path) -> dict[str, np.ndarray]:
     """A side's initial weights. Never executes code (no pickle)."""
     with np.load(folder / "weights.npz", allow_pickle=False) as kept:
-        return dict(kept)
+        return {name.removeprefix("weights/"): value for name, value in kept.items()}
 
 
 def write_about(folder: Path, about: dict) -> None:

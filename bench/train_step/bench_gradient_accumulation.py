@@ -64,6 +64,9 @@ def prepare(impl, work: Work) -> Prepared:
     """The baseline step, or the technique's with its settings."""
     if work.settings.get("statistics_once") and not state_shapes(work.task.model):
         raise NotImplementedError(f"no layer of {work.task.name} keeps running statistics")
+    parts = work.settings.get("micro_batches", 1)
+    if work.batch_size < parts:
+        raise NotImplementedError(f"{work.batch_size} samples can't be cut into {parts} parts")
     model = impl.kit.models.build(work.task.model, work.weights)
     optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
     step = _make_step(impl, work, model, optimizer, impl.kit.training.cross_entropy)

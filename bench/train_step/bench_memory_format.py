@@ -91,7 +91,8 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
     wanted = work.settings.get("memory_format", DEFAULTS[impl.__name__])
     # On a GPU grappler decides; what it decided stands in the evidence.
     free = impl.__name__ == "tf_impl" and not impl.kit.runtime.device().startswith("CPU")
-    if set(formats) == {wanted} or (free and formats):
+    as_it_is = work.task.model.family == "file" and not work.settings
+    if set(formats) == {wanted} or (free and formats) or as_it_is:
         return {"convolution_formats": formats}, None
     seen = ", ".join(sorted(formats)) or "no format"
     return {"convolution_formats": formats}, f"convolutions ran in {seen}, not in {wanted} alone"

@@ -81,6 +81,8 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
     allowed = {wanted, "float32"} if mixed else {wanted}
     ran = {dtype for operators in dtypes.values() for dtype in operators}
     applied = wanted in ran and ran <= allowed
+    if work.task.model.family == "file" and not work.settings:
+        applied = True  # in whatever dtype it is
     return (
         {"operator_dtypes": dtypes},
         None if applied else f"ran in {', '.join(sorted(ran)) or 'nothing'}, not only {wanted}",

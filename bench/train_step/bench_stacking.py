@@ -176,8 +176,12 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
         "channels_last": not pytorch or settings.get("memory_format") == "channels_last",
         "fused": settings.get("fused", False),
     }
-    if work.task.model.family == "file" and settings.get("dtype") in ran:
-        wanted["dtype"] = seen["dtype"]  # not every product of any model has a kernel for it
+    if work.task.model.family == "file":
+        if settings.get("dtype") in ran:
+            wanted["dtype"] = seen["dtype"]  # not every product of any model has a kernel for it
+        # What it brings itself, such as a fused optimizer, stays.
+        asked = {name.replace("memory_format", "channels_last") for name in settings}
+        wanted |= {name: seen[name] for name in seen.keys() - asked}
     wrong = [f"{name} is {seen[name]}" for name in wanted if seen[name] != wanted[name]]
     if wrong == ["dtype is float32"] and not pytorch and seen["compiled"]:
         raise NotImplementedError("XLA runs bfloat16 layers in float32 on this device")

@@ -116,7 +116,7 @@ def make_stored_train_step(
 
     def step(x, y):
         nonlocal fits
-        labels, target = y
+        labels, target = y[0], _in_order(y[1])
         if not fits:  # in evaluation mode, so that BatchNorm has not moved if this raises
             _check_logits(_logits(_infer(student, x)), target, class_axis)
             _check_labels(target, labels, class_axis)
@@ -170,7 +170,16 @@ def _logits(output):
     """What says classes: all of an output, or what it has under that name."""
     if isinstance(output, dict) and "logits" in output:
         return output["logits"]
-    return getattr(output, "logits", output)
+    return _in_order(getattr(output, "logits", output))
+
+
+def _in_order(tree):
+    """A dict by its keys: both models, and labels, may have another order."""
+    return (
+        dict(sorted(tree.items(), key=lambda each: str(each[0])))
+        if isinstance(tree, dict)
+        else tree
+    )
 
 
 def _infer(model: nn.Module, x):
@@ -180,7 +189,9 @@ def _infer(model: nn.Module, x):
         if any(modes.values()):
             model.eval()
         with torch.no_grad():
-            return _call(model, x)
+            # It may change its inputs in place, such as `x.sub_(mean)`, and others read them, too.
+            own = tree_map(lambda v: v.clone() if isinstance(v, Tensor) else v, x)
+            return _call(model, own)
     finally:
         for module, mode in modes.items():
             if module.training != mode:
@@ -206,6 +217,7 @@ def _check_labels(target, labels, class_axis: int) -> None:
     Of several outputs each has its own labels, in the same structure, or all have the same.
     """
     outputs = tree_leaves(target)
+    labels = _in_order(labels)
     same = tree_structure(labels) == tree_structure(target)
     each = tree_leaves(labels) if same else [labels] * len(outputs)
     for logits, own in zip(outputs, each, strict=True):

@@ -39,9 +39,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map  # torch has no public one
 
 _CHANNELS_SECOND = (nn.Conv1d, nn.ConvTranspose1d, nn.BatchNorm1d)
 _CHANNELS_LAST = (nn.Linear, nn.LayerNorm)  # not kinds of them, which may turn images
+_IMAGES = (nn.Conv2d, nn.ConvTranspose2d, nn.BatchNorm2d, nn.GroupNorm)
 
 
 class Taught(nn.Module):
@@ -74,8 +76,8 @@ def attach_regressor(
     x: example input, as in `make_train_step`. Layers: names of modules (`named_modules`) that run
     once and give float tensors (n, channels), (n, t, channels), (n, channels, h, w), or
     (n, channels, t) where one is a 1-D convolution or BatchNorm, or (n, h, w, channels) where one
-    gives what an `nn.Linear` or `nn.LayerNorm` in it gave. The two must agree in all but the
-    channels. Other features of four axes have to have their channels second.
+    gives what an `nn.Linear` or `nn.LayerNorm` in it gave, or a sum with it. The two must agree in
+    all but the channels. Other features of four axes have to have their channels second.
 
     Raises ValueError for a layer that is not there or gives something else.
     """
@@ -182,7 +184,9 @@ def _infer(model: nn.Module, layer: str, x, *, end: bool = False) -> Tensor:
         if any(modes.values()):
             model.eval()
         with torch.no_grad():
-            return _run(model, layer, x, end=end)[1]
+            # It may change its inputs in place, such as `x.sub_(mean)`, and others read them, too.
+            own = tree_map(lambda v: v.clone() if isinstance(v, Tensor) else v, x)
+            return _run(model, layer, own, end=end)[1]
     finally:
         for module, mode in modes.items():
             if module.training != mode:
@@ -190,17 +194,23 @@ def _infer(model: nn.Module, layer: str, x, *, end: bool = False) -> Tensor:
 
 
 def _ends_in_rows(model: nn.Module, layer: str, x) -> bool:
-    """Whether the layer gives the very tensor of one within that works on the last axis."""
-    named, rows, found = model.get_submodule(layer), [], []
-    within = [module for module in named.modules() if type(module) in _CHANNELS_LAST]
-    hooks = [
-        module.register_forward_hook(lambda *given: rows.append(given[2])) for module in within
-    ]
-    hooks.append(
-        named.register_forward_hook(
-            lambda *given: found.append(any(given[2] is row for row in rows))
+    """Whether the layer gives the very tensor of one within that works on the last axis.
+
+    Or one of its shape, as a sum has, where none within that has channels second gives such.
+    """
+    named, given, found = model.get_submodule(layer), [], []
+    kinds = (*_CHANNELS_LAST, *_IMAGES)
+    within = [module for module in named.modules() if type(module) in kinds]
+    hooks = [m.register_forward_hook(lambda m, _, y: given.append((m, y))) for m in within]
+
+    def look(module, inputs, features):
+        alike = [m for m, y in given if y.shape == features.shape]
+        found.append(
+            any(y is features and type(m) in _CHANNELS_LAST for m, y in given)
+            or (bool(alike) and all(type(m) in _CHANNELS_LAST for m in alike))
         )
-    )
+
+    hooks.append(named.register_forward_hook(look))
     try:
         _infer(model, layer, x)
     finally:

@@ -99,18 +99,14 @@ def prepare_qat(model: nn.Module, example_inputs, *, weight_bits: int) -> nn.Mod
     The copy is exported on trial: what cannot be exported is not trained, either.
     Raises ValueError for other bits, one sample, values that are not finite, inputs that the model
     does not take, and a model without such a layer;
-    NotImplementedError, with the reason, for a model in half precision, where `torch.export` can't
+    NotImplementedError, with the reason, for a model in another dtype, where `torch.export` can't
     capture the model, for one that does other things of its own in training alone, and where
     torchao can't follow it; RuntimeError as `export_qat`.
     Source: torchao's `prepare_qat_pt2e` with `X86InductorQuantizer`.
     """
     if weight_bits not in range(2, 9):
         raise ValueError(f"weight_bits must be 2 to 8, not {weight_bits!r}")
-    for name, tensor in model.state_dict().items():
-        if getattr(tensor, "dtype", None) in (torch.float16, torch.bfloat16):
-            raise NotImplementedError(
-                f"{name} is {tensor.dtype}: torchao rounds models of float32: call .float() first"
-            )
+    _check_dtypes(model)
     programs.check(model, example_inputs)
     if len(programs.parts(example_inputs)[0]) < 2:
         raise ValueError("example_inputs must be tensors of at least two samples")
@@ -259,6 +255,17 @@ def _set_norms_apart(graph: fx.Graph) -> None:
         apart.meta = dict(norm.meta)
         norm.replace_all_uses_with(apart)
         graph.erase_node(norm)
+
+
+def _check_dtypes(model: nn.Module) -> None:
+    half = torch.float16, torch.bfloat16
+    parameters, buffers = model.named_parameters(), model.named_buffers()
+    wrong = [each for each in parameters if each[1].dtype in (*half, torch.float64)]
+    wrong += [each for each in buffers if each[1].dtype in half]
+    for name, tensor in wrong:
+        raise NotImplementedError(
+            f"{name} is {tensor.dtype}: torchao rounds models of float32: call .float() first"
+        )
 
 
 def _check_evaluation(captured: fx.GraphModule, model: nn.Module, example_inputs) -> None:

@@ -143,6 +143,8 @@ def _quantize(model: nn.Module, inputs, config, groups: tuple[int, int] = (1, 1)
 
     if not called:
         raise NotImplementedError("the model has no linear layer that it calls")
+    if any(layer.weight.dtype == torch.float64 for layer in called):
+        raise NotImplementedError("torchao rounds no weights of float64: call .float() first")
     if not any(fits(layer) for layer in called):
         multiples = f"multiples of {groups[0]} inputs and {groups[1]} outputs"
         raise NotImplementedError(f"the model has no linear layer with {multiples}")

@@ -107,7 +107,17 @@ def _parts(found) -> tuple:
         )
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         raise BadFile(f"pytorch() returns a {type(optimizer).__name__} as its optimizer")
+    if optimizer is not None and _needs_closure(optimizer):
+        raise BadFile(
+            f"the optimizer {type(optimizer).__name__} calls the model itself, several times a step"
+            " (its step needs a closure): give one that takes the gradients, such as AdamW"
+        )
     return model, loss, optimizer
+
+
+def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    return closure is not None and closure.default is closure.empty
 
 
 def _remake(optimizer: torch.optim.Optimizer, model: nn.Module) -> Callable:

@@ -151,11 +151,12 @@ def make_predict(model: nn.Module) -> Predict:
     def predict(x: Tensor) -> Tensor:
         # Module by module: a part may be in another mode than its model, such as a frozen BatchNorm
         # or, in a model that is frozen, a head that is trained.
-        modes = {module: module.training for module in model.modules()}
+        modes = {module: module.training for module in model.modules()} if _trains(model) else {}
         try:
-            if any(modes.values()):
+            if modes:
                 model.eval()
-            with torch.inference_mode():
+            # What a model keeps of a call, such as a mask, is trained with later.
+            with torch.no_grad() if modes else torch.inference_mode():
                 return _call(model, x)
         finally:
             for module, mode in modes.items():
@@ -163,6 +164,17 @@ def make_predict(model: nn.Module) -> Predict:
                     module.train(mode)  # some do more in it, as LoRA does
 
     return predict
+
+
+def _trains(model: nn.Module) -> bool:
+    """Whether any part is in training mode; a walk by `modules()` takes several times as long."""
+    left = [model]
+    while left:
+        module = left.pop()
+        if module.training:
+            return True
+        left += [part for part in module._modules.values() if part is not None]
+    return False
 
 
 def _call(model: nn.Module, x):

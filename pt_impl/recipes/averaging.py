@@ -127,7 +127,8 @@ def update_statistics(model: nn.Module, batches: Iterable) -> None:
             if not done or not norm.num_batches_tracked:  # no batch went through it
                 _write(norm.buffers(), buffers)
         for module, mode in modes.items():
-            module.training = mode
+            if module.training != mode:
+                module.train(mode)  # some do more in it, as LoRA does
         for norm, momentum in momenta.items():
             norm.momentum = momentum
 

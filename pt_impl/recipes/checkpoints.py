@@ -35,12 +35,14 @@ Copy with it: nothing.
 import io
 import math
 import os
+import time
 import zipfile
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 VERSION = 1
 # Settings that torch's schedules, and optimizers of named parameters, add to an optimizer's groups.
@@ -67,6 +69,7 @@ def save_checkpoint(
     if half_precision:
         weights = {name: _halved(name, value) for name, value in weights.items()}
     content = {"version": VERSION, "weights": weights, "state": _plain(state)}
+    content["written"] = time.time_ns()
     if optimizer is not None:
         content["optimizer"] = optimizer.state_dict()
         content["optimizer"]["param_groups"] = _plain(content["optimizer"]["param_groups"])
@@ -182,7 +185,15 @@ class Checkpoints:
 
     def _last(self) -> list[Path]:
         found = self.folder.glob("step-*.pt")
-        return sorted(found, key=lambda path: (path.stat().st_mtime_ns, path.name))
+        return sorted(found, key=lambda path: (_written(path), path.name))
+
+
+def _written(path: Path) -> int:
+    """When a checkpoint was written, in ns: a copy has another time in its folder."""
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)["written"]
+    except Exception:  # of a damaged file, and of one of an earlier version
+        return path.stat().st_mtime_ns
 
 
 def _known(metric: float | None) -> float | None:
@@ -253,17 +264,26 @@ def _read(path: Path) -> dict:
 
 
 def _check_weights(path, model: nn.Module, weights: dict) -> None:
-    # A module's extra state may be anything.
     ours, theirs = (
-        {name: tuple(getattr(value, "shape", ())) for name, value in each.items()}
+        {name: _shape(value) for name, value in each.items()}
         for each in (model.state_dict(), weights)
     )
+    for name in ours.keys() & theirs.keys():
+        if ours[name] is None:
+            ours[name] = theirs[name]
     for name in ours | theirs:
         if ours.get(name) != theirs.get(name):
             raise ValueError(
                 f"{path} is of another model: {name} is {theirs.get(name, 'missing')} there, "
                 f"{ours.get(name, 'missing')} here"
             )
+
+
+def _shape(value) -> tuple | None:
+    """None of a lazy layer that was not called yet; a module's extra state may be anything."""
+    if is_lazy(value):
+        return None
+    return tuple(getattr(value, "shape", ()))
 
 
 def _check_optimizer(path, optimizer: torch.optim.Optimizer, saved: dict) -> None:
@@ -293,7 +313,6 @@ def _line(error: Exception) -> str:
 def main() -> None:
     """Print what each kind of checkpoint of a small GPT takes on disk, to write and to read."""
     import tempfile
-    import time
 
     from pt_impl.kit import models, training
     from shared.specs import TASKS

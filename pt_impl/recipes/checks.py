@@ -143,10 +143,12 @@ def check_splits(first: Iterable, second: Iterable, *, strict: bool = False) -> 
 def check_loss(model: nn.Module, loss: Callable, x, y, *, strict: bool = False) -> Report:
     """Compare what the model gives with what `loss(outputs, y)` takes, on one batch.
 
-    What the loss takes is told by its value where all classes are equally likely. A loss that is
-    not a cross-entropy is not judged: the report says so. The model is left as it was.
+    loss: of the logits, or of the output that has them as `.logits` or under "logits". What it
+    takes is told by its value where all classes are equally likely. A loss that is not a
+    cross-entropy is not judged: the report says so. The model is left as it was.
     """
-    outputs, loss, y = _classes_last(_outputs(model, x), loss, y)
+    outputs = _outputs(model, x)
+    outputs, loss, y = _classes_last(outputs, _of_logits(loss, outputs, y), y)
     kind, takes = _form_of_loss(loss, outputs, y)
     report = Report(f"a batch of {len(outputs)}, whose loss takes {takes}")
     if takes == "neither logits nor probabilities":
@@ -410,6 +412,24 @@ def _classes_last(outputs: Tensor, loss: Callable, y) -> tuple[Tensor, Callable,
     return outputs.movedim(1, -1), lambda o, y: loss(o.movedim(-1, 1), y), y
 
 
+class _Output(dict):
+    """Logits, as an output has them."""
+
+    @property
+    def logits(self) -> Tensor:
+        return self["logits"]
+
+
+def _of_logits(loss: Callable, outputs: Tensor, y) -> Callable:
+    """The loss of logits alone, also where it looks for them in the model's output."""
+    try:
+        with torch.no_grad():
+            loss(outputs, y)
+    except (AttributeError, IndexError):  # of `output.logits`, of `output["logits"]`
+        return lambda logits, y: loss(_Output(logits=logits), y)
+    return loss
+
+
 def _sums_to_one(y: Tensor, axis: int) -> bool:
     return y.is_floating_point() and bool(((y.sum(axis) - 1).abs() < 1e-2).all())
 
@@ -599,7 +619,8 @@ def _outputs(model: nn.Module, x) -> Tensor:
             outputs = _call(model.eval(), x)
     finally:
         for module, mode in modes.items():
-            module.training = mode
+            if module.training != mode:
+                module.train(mode)  # some do more in it, as LoRA does
     outputs = outputs["logits"] if isinstance(outputs, dict) and "logits" in outputs else outputs
     outputs = getattr(outputs, "logits", outputs)
     if not isinstance(outputs, Tensor):

@@ -124,14 +124,15 @@ def _put_back(model: nn.Module, optimizer: Optimizer) -> Iterator[None]:
     try:
         yield
     finally:
+        for module, mode in modes.items():  # first: some write their weights in it, as LoRA does
+            if module.training != mode:
+                module.train(mode)
         for module, name, buffer in places:
             setattr(module, name, buffer)
         for tensor, value in zip(tensors, kept, strict=True):
             _given_back(tensor, value)
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
-        for module, mode in modes.items():
-            module.training = mode
         optimizer.state.clear()
         for parameter, state in states.items():
             optimizer.state[parameter] = {name: _given_back(*v) for name, v in state.items()}

@@ -213,11 +213,12 @@ def eager_predict(model: nn.Module) -> Callable:
     """Make `predict(x) -> output`, x as in the step: in evaluation mode, then modes as found."""
 
     def predict(x):
-        modes = {module: module.training for module in model.modules()}
+        modes = {module: module.training for module in model.modules()} if _trains(model) else {}
         try:
-            if any(modes.values()):
+            if modes:
                 model.eval()
-            with torch.inference_mode():
+            # What a model keeps of a call, such as a mask, is trained with later.
+            with torch.no_grad() if modes else torch.inference_mode():
                 return _call(model, x)
         finally:
             for module, mode in modes.items():
@@ -310,6 +311,17 @@ def _compile(function: Callable, *, blocks: int = 1, **settings) -> Callable:
     else:
         torch._dynamo.config.fail_on_recompile_limit_hit = True  # then the ninth raises
     return torch.compile(function, **settings)
+
+
+def _trains(model: nn.Module) -> bool:
+    """Whether any part is in training mode; a walk by `modules()` takes several times as long."""
+    left = [model]
+    while left:
+        module = left.pop()
+        if module.training:
+            return True
+        left += [part for part in module._modules.values() if part is not None]
+    return False
 
 
 def _call(model: nn.Module, x):

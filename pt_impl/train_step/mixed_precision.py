@@ -191,15 +191,16 @@ def make_predict(model: nn.Module, *, dtype: str = "bfloat16", keep_fp32: str = 
     precision = MixedPrecision(model, dtype=dtype, keep_fp32=keep_fp32)
 
     def predict(x):
-        modes = {module: module.training for module in model.modules()}
+        modes = {module: module.training for module in model.modules()} if _trains(model) else {}
         fused = torch.backends.mha.get_fastpath_enabled()
         try:
-            if any(modes.values()):
+            if modes:
                 model.eval()
             # The fused kernel of TransformerEncoderLayer knows no autocast of a CPU: it would
             # compute in float32, and without calling the layers inside.
             torch.backends.mha.set_fastpath_enabled(fused and dtype == "float32")
-            with torch.inference_mode(), precision.autocast():
+            # What a model keeps of a call, such as a mask, is trained with later.
+            with torch.no_grad() if modes else torch.inference_mode(), precision.autocast():
                 output = _call(model, x)
             return to_float32(output)
         finally:
@@ -233,6 +234,17 @@ def _leaf_to_float32(leaf):
     elif isinstance(leaf, Mapping):
         return {key: to_float32(value) for key, value in leaf.items()}
     return leaf
+
+
+def _trains(model: nn.Module) -> bool:
+    """Whether any part is in training mode; a walk by `modules()` takes several times as long."""
+    left = [model]
+    while left:
+        module = left.pop()
+        if module.training:
+            return True
+        left += [part for part in module._modules.values() if part is not None]
+    return False
 
 
 def _call(model: nn.Module, x):

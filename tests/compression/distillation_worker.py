@@ -468,7 +468,7 @@ def classes_second(x):
     step = logits.make_train_step(student, over, own.descent(student, 0.1), never, alpha=1.0)
     found = {"classes elsewhere": raised(step, x, y)}
     pair = own.two_maps(0), own.two_maps(1)
-    for what, labels in (("all", y), ("each", {"out": y, "aux": y})):
+    for what, labels in (("all", y), ("each", {"aux": y, "out": y})):
         step = logits.make_train_step(*pair, own.descent(pair[0], 0.1), never, alpha=1.0)
         found[f"classes elsewhere of {what}"] = raised(step, x, labels)
     last = [np.moveaxis(array(own.predicted(model, x)), 1, -1) for model in (student, over)]
@@ -958,13 +958,26 @@ class PyTorch:
         found["series"] = list(taught(series)[1].shape)
         # Of as many channels each: the regressor's kernel tells which axis it takes for theirs.
         images, found["images"] = torch.ones(2, 4, 4, 5), {}
+
+        class Sum(nn.Sequential):
+            def forward(self, x):
+                return x + super().forward(x)
+
         within = nn.Sequential(nn.Linear(5, 5), nn.Dropout())
-        for name, layer in {"rows": within, "maps": nn.Conv2d(4, 4, 1)}.items():
+        layers = {"rows": within, "sum": Sum(nn.LayerNorm(5)), "maps": nn.Conv2d(4, 4, 1)}
+        for name, layer in layers.items():
             model = nn.Sequential(layer)
             taught = features.attach_regressor(
                 *(model, model, images), student_layer="0", teacher_layer="0"
             )
             found["images"][name] = list(taught.regressor.weight.shape)
+        # A teacher that changes its input in place.
+        over, given = nn.Sequential(nn.ReLU(True), nn.Linear(4, 3)), (0 - x[0]).clamp(max=-1)
+        student = nn.Linear(4, 3)
+        logits.make_train_step(student, over, self.descent(student, 0.1), cross_entropy)(given, y)
+        logits.store_logits(over, given)
+        features.attach_regressor(over, over, given, student_layer="1", teacher_layer="1")
+        found["changed"] = (given > -1).sum().item()
         # A layer that runs twice has no one output.
         twice = nn.Sequential(linear := nn.Linear(4, 4), nn.Tanh(), linear)
         found["twice"] = raised(

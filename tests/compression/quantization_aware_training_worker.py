@@ -439,6 +439,7 @@ class PyTorch:
             "branches": (Branches(), x),
             "one sample": (kit.models.build(CNN), x[:1]),
             "half": (kit.models.build(CNN).half(), x.half()),
+            "double": (kit.models.build(CNN).double(), x.double()),
         }
 
     def bad_inputs(self, x):

@@ -139,7 +139,11 @@ def test_pt_channels_of_a_series_are_second_behind_a_convolution():
 
 def test_pt_channels_of_images_are_last_behind_a_linear_layer_and_else_second():
     found = side("pt")["foreign"]["images"]
-    assert found == {"rows": [5, 5], "maps": [4, 4, 1, 1]}
+    assert found == {"rows": [5, 5], "sum": [5, 5], "maps": [4, 4, 1, 1]}
+
+
+def test_pt_a_teacher_changes_no_input():
+    assert side("pt")["foreign"]["changed"] == 0
 
 
 def test_pt_hooks_are_removed():

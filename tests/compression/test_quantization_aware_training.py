@@ -306,7 +306,8 @@ def test_pt_what_cannot_be_captured_is_refused(evidence):
     assert refusals["branches"].startswith("NotImplementedError: torch.export cannot capture it: ")
     said = "ValueError: example_inputs must be tensors of at least two samples"
     assert refusals["one sample"] == said
-    assert "is torch.float16: torchao rounds models of float32" in refusals["half"]
+    for case, dtype in (("half", "torch.float16"), ("double", "torch.float64")):
+        assert f"is {dtype}: torchao rounds models of float32" in refusals[case]
 
 
 def test_tf_what_tfmot_cannot_follow_is_refused(evidence):

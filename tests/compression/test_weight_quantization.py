@@ -166,6 +166,9 @@ def test_bad_input_gets_one_clear_line(found):
         assert said["multiples"].endswith(
             "no linear layer with multiples of 32 inputs and 16 outputs"
         )
+        assert said["double"].startswith(
+            "NotImplementedError: torchao rounds no weights of float64"
+        )
     else:
         assert said["subclassed"].startswith("NotImplementedError: Keras cannot rebuild the model")
     assert not any("\n" in line for line in said.values())

@@ -257,7 +257,11 @@ class PyTorch:
 
     def refused(self, x):
         narrow = self.dense(np.ones((48, 4), np.float32))
-        return {"multiples": ("quantize_int4", narrow, x)}
+        double = self.dense(np.ones((48, 4), np.float32)).double()
+        return {
+            "multiples": ("quantize_int4", narrow, x),
+            "double": ("quantize_int8", double, x.double()),
+        }
 
     def computed(self, folder):
         """Whose weight is quantized: of a layer with a weight norm, and of one without."""

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +17,16 @@ from bench.deployment import bench_export
 from bench.harness.own import Side
 from bench.harness.plan import Work
 from bench.harness.worker import KIT, Operations
-from bench.train_step import bench_batch_size_finder
+from bench.train_step import (
+    bench_batch_size_finder,
+    bench_gradient_accumulation,
+    bench_memory_format,
+    bench_mixed_precision,
+    bench_stacking,
+)
 from shared import own_model
 from shared.own_model import BadFile
+from tests.workers import raised
 
 HEAD = """
 import numpy as np
@@ -64,6 +72,15 @@ BAD = {
     "no_size": ("size=8", "size=None"),
     "random": ("nn.ReLU()", "Noise()"),
     "too_large": ("nn.ReLU()", "Huge()"),
+    "closure": (
+        "return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), F.cross_entropy",
+        "import torch; model = nn.Linear(6, 3)\n"
+        "    return model, F.cross_entropy, torch.optim.LBFGS(model.parameters())",
+    ),
+    "bfloat16": (
+        "random.standard_normal((size, 6), dtype=np.float32)",
+        "__import__('torch').ones(size, 6).bfloat16()",
+    ),
 }
 BAD_TF = {
     "raises": ("model = tf", "raise RuntimeError('no weights')\n    model = tf"),
@@ -163,17 +180,29 @@ def batch(size=8, seed=0):
 MORE = {
     "pt": {
         "dict_inputs": f"""{INPUTS}
+import torch
 from torch import nn
 class Two(nn.Module):
     def __init__(self):
         super().__init__()
         self.a, self.b = nn.Linear(6, 5), nn.Linear(4, 5)
+        self.file = nn.Parameter(torch.zeros(()))
     def forward(self, left, right):
-        return (self.a(left) * self.b(right)).sum(-1)
+        return (self.a(left) * self.b(right)).sum(-1) + self.file
 def pytorch():
-    import torch
     model = Two()
     return model, nn.functional.mse_loss, torch.optim.Adam(model.parameters(), lr=0.01)
+""",
+        "as_it_is": f"""{HEAD}
+import torch
+from torch import nn
+class Images(nn.Sequential):
+    def forward(self, x):
+        return super().forward(x.double()[..., None, None])
+def pytorch():
+    model = Images(nn.Conv2d(6, 8, 3, padding=1), nn.Flatten(), nn.Linear(8, 3)).double()
+    model.to(memory_format=torch.channels_last)
+    return model, nn.functional.cross_entropy, torch.optim.SGD(model.parameters(), 0.1, fused=True)
 """,
         "own_step": f"""{HEAD}
 from torch import nn
@@ -320,23 +349,22 @@ def texts(side: str) -> dict[str, str]:
 EXPORTED = ("plain", "dict_inputs", "two_outputs", "own_loss")
 
 
-def rows(side: str, folder: Path, about: dict, path: Path) -> dict:
-    """What a row in ONNX Runtime and a trial of the finder of a batch size make of a sound file."""
+def own_work(side: str, folder: Path, about: dict, path: Path) -> tuple[Work, Side]:
+    """A row of a sound file that changes nothing, and the file's side."""
     whole = {"path": str(path), "name": "own", "folder": "own", "paired": False, "pairs": {}}
     whole |= {"parity": 1e-5, "cwd": str(folder)}
     shared = {name: about[name] for name in ("batch_size", "margin", "train_steps", "evaluates")}
     own_model.write_about(folder, whole | shared | {"sides": {side: about}})
     impl = Side(importlib.import_module(f"{side}_impl"), folder)
-    work = Work(
-        task=impl.task,
-        variant="onnx",
-        settings={"route": "onnx"},
-        batch_size=8,
-        weights=impl.weights,
-        mode="predict",
-        data=str(impl.folder),
-        files=Path(tempfile.mkdtemp(dir=folder)),
-    )
+    work = Work(impl.task, "baseline", {}, 8, impl.weights, data=str(impl.folder))
+    return work, impl
+
+
+def rows(side: str, folder: Path, about: dict, path: Path) -> dict:
+    """What a row in ONNX Runtime and a trial of the finder of a batch size make of a sound file."""
+    work, impl = own_work(side, folder, about, path)
+    files = Path(tempfile.mkdtemp(dir=folder))
+    work = replace(work, variant="onnx", settings={"route": "onnx"}, mode="predict", files=files)
     bench = Operations()
     bench.impl, bench.kit, bench.work = impl, impl.kit, work
     bench.prepared = bench_export.prepare(impl, work)
@@ -348,6 +376,7 @@ def rows(side: str, folder: Path, about: dict, path: Path) -> dict:
         for predict in (exported.predict, impl.kit.training.make_predict(exported.model))
     ]
     evidence, reason = bench_export.took_effect(impl, work, exported, (x, y))
+    few = replace(work, settings={"micro_batches": 4}, batch_size=2)
     os.environ[bench_batch_size_finder.OWN_FILE] = str(folder)
     step = getattr(bench_batch_size_finder, f"{side}_own")(20)
     return {
@@ -356,8 +385,17 @@ def rows(side: str, folder: Path, about: dict, path: Path) -> dict:
         "checked": evidence["samples"],
         "loss_of_20": impl.kit.runtime.to_float(step()),
         "of_20": [list(leaf.shape) for leaf in own_model.leaves(impl.of_size(20))],
+        "too_few": raised(bench_gradient_accumulation.prepare, impl, few),
         "most": [impl.most_samples(times * about["step_s"]) for times in (10.01, 0.5)],
     }
+
+
+def untouched(side: str, folder: Path, about: dict, path: Path) -> list[str | None]:
+    """Why rows that change nothing of a file would not count as applied."""
+    work, impl = own_work(side, folder, about, path)
+    batch = impl.kit.data.resident_batches(impl.batches(8))[0]
+    benches = (bench_stacking, bench_mixed_precision, bench_memory_format)
+    return [each.took_effect(impl, work, each.prepare(impl, work), batch)[1] for each in benches]
 
 
 def threads(side: str) -> int:
@@ -415,6 +453,8 @@ def main() -> None:
                 found[name] = about | {"shapes": shapes, "threads": threads(side)}
                 if name in (*EXPORTED, "batches"):
                     found[name]["rows"] = rows(side, place, about, path)
+                if name == "as_it_is":
+                    found[name]["untouched"] = untouched(side, place, about, path)
                 if (side, name) == ("tf", "batches"):
                     found[name]["twin"] = twin(bench, path, place)
             except BadFile as error:

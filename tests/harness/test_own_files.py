@@ -31,6 +31,8 @@ SAID = {
     "no_size": "batch has size=None: its first argument is the size of the batch, a whole number",
     "random": "the model draws random numbers in evaluation mode, too",
     "too_large": "a step at batch 8 does not fit into memory",
+    "closure": "(its step needs a closure): give one that takes the gradients",
+    "bfloat16": "a batch holds torch.bfloat16, which NumPy has not: give float32",
     "late_weights": "2 weights of the model appear in training alone",
     "diverges": "choose a smaller learning rate",
     "evaluate_fails": "in evaluate IndexError",
@@ -152,6 +154,17 @@ def test_a_trial_of_a_larger_batch_has_its_samples(checked, side):
     repeated = checked[side]["batches"]["rows"]  # which the file can't draw
     assert repeated["of_20"] == [[20, 6], [20]]
     assert repeated["loss_of_20"] > 0
+
+
+def test_pt_what_a_file_brings_itself_is_no_fault_of_a_row(checked):
+    """It is in float64, in channels_last, and its optimizer is fused."""
+    assert checked["pt"]["as_it_is"]["untouched"] == [None, None, None]
+
+
+@pytest.mark.parametrize("side", ["pt", "tf"])
+def test_a_batch_of_too_few_samples_is_not_accumulated(checked, side):
+    said = checked[side]["plain"]["rows"]["too_few"]
+    assert said == "NotImplementedError: 2 samples can't be cut into 4 parts"
 
 
 @pytest.mark.parametrize("side", ["pt", "tf"])

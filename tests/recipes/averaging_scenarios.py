@@ -170,9 +170,12 @@ def two_domains():
         return [1, 1]
     import torch
 
+    from tests.train_step.pt_foreign_models import Merging
+
     class TwoDomains(torch.nn.Module):
         def __init__(self):
             super().__init__()
+            self.other = Merging()
             self.norms = torch.nn.ModuleList(torch.nn.BatchNorm1d(3) for _ in range(2))
 
         def forward(self, x, domain=0):
@@ -183,6 +186,7 @@ def two_domains():
     kept = {name: value.clone() for name, value in model.norms[1].state_dict().items()}
     averaging.update_statistics(model, [x])
     assert torch.allclose(model.norms[0].running_mean, x.mean(0), atol=1e-5)
+    assert not model.other.merged
     after = model.norms[1].state_dict()
     return [value.tolist() for found in (kept, after) for value in found.values()]
 

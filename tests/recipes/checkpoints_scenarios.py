@@ -6,6 +6,7 @@ step count and random numbers.
 
 from __future__ import annotations
 
+import os
 import resource
 import sys
 import tempfile
@@ -287,6 +288,7 @@ def returned():
         state = {"rate": np.float64(0.5), "counts": [np.int64(3)]}
         other = checkpoints.Checkpoints(name, model, optimizer, keep=2)
         path = other.save(150, state, np.mean([0.25, 0.75]))
+        os.utime(path, (0, 0))  # as a copy of the folder may have it
         again = checkpoints.Checkpoints(name, model, optimizer)
         found |= {"written": path.exists(), "best": again.best, "resumed": again.resume()}
         found["names"] = sorted(path.stem for path in Path(name).iterdir())
@@ -363,6 +365,10 @@ def scheduled():
                         schedule.step()
                 path.unlink()
         checkpoints.save_checkpoint(path, model, torch.optim.Adam(model.parameters()), {})
+        lazy = torch.nn.LazyLinear(2)  # which has its sizes from its first call, or a file
+        checkpoints.save_checkpoint(path.with_name("lazy"), torch.nn.Linear(3, 2), None, {})
+        checkpoints.load_checkpoint(path.with_name("lazy"), lazy)
+        found["lazy"] = list(lazy.weight.shape)
         other = torch.optim.RAdam(model.parameters())
         found["another"] = _raised(lambda: checkpoints.load_checkpoint(path, model, other))
     return found

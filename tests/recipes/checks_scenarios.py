@@ -341,6 +341,10 @@ class _PT:
             "a dict of inputs and outputs": said(
                 lambda: checks.check_loss(wrapped, loss, {"image": x}, y)
             ),
+            "losses of outputs": [
+                said(lambda read=read: checks.check_loss(wrapped, read, {"image": x}, y))
+                for read in (lambda o, y: loss(o.logits, y), lambda o, y: loss(o["logits"], y))
+            ],
             "resnet18": said(lambda: checks.check_loss(resnet, loss, images, y[:4])),
             "resnet18 with softmax": said(
                 lambda: checks.check_loss(nn.Sequential(resnet, nn.Softmax(1)), loss, images, y[:4])
@@ -458,9 +462,14 @@ class _PT:
         ]
 
     def of_any_state(self):
-        """What a step says of a model with an extra state, and whether its buffer is back."""
+        """What a step says of a model with an extra state, and whether its buffer is back.
+
+        And whether a layer that merges its weights to predict was left so.
+        """
         import torch
         from torch import nn
+
+        from tests.train_step.pt_foreign_models import Merging
 
         class Counting(nn.Linear):
             def __init__(self):
@@ -483,10 +492,12 @@ class _PT:
         step = checks.make_checked_step(plain, model, loss)
         x, y = torch.ones(2, 4), torch.tensor([0, 1])
         step(x, y)
+        merging = Merging()
+        checks.check_loss(merging, loss, torch.ones(2, 4), y)
         try:
             step(x / 0, y)
         except FloatingPointError as error:
-            return str(error), model.calls.item()
+            return str(error), model.calls.item(), merging.merged
 
     def no_trace(self, model):
         grads = all(p.grad is None for p in model.parameters())

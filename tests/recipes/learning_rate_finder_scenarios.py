@@ -314,10 +314,16 @@ def own_loss():
 
 
 def groups():
-    """PyTorch's groups keep their ratio, and a rate that is a tensor stays the same tensor."""
+    """PyTorch's groups keep their ratio, and a rate that is a tensor stays the same tensor.
+
+    A layer that merges its weights to predict has them merged again.
+    """
     if FRAMEWORK != "pt":
         return None
-    model, _ = make()
+    from tests.train_step.pt_foreign_models import Merging
+
+    model, merging = make()[0], Merging()
+    model.append(merging)
     first = torch.tensor(0.1)
     optimizer = torch.optim.SGD(
         [
@@ -330,8 +336,11 @@ def groups():
 
     def step(x, y):
         seen.append([float(group["lr"]) for group in optimizer.param_groups])
+        model.train()
         return plain(x, y).clone().requires_grad_()  # as that of a step that detaches nothing
 
+    model.eval()
+    weight = merging.weight.clone()
     torch.set_warn_always(True)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -344,6 +353,7 @@ def groups():
         "rates": rates,
         "after": after,
         "same tensor": same,
+        "merged": merging.merged and torch.equal(weight, merging.weight),
         "warnings": [str(warning.message) for warning in said],
     }
 

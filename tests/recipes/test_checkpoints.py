@@ -103,6 +103,7 @@ def test_a_checkpoint_is_read_whether_or_not_there_is_a_schedule_then_and_now(ev
     assert found["True False"] == pytest.approx([0.004, 0.004])
     assert found["False True"][1] == found["True True"][1] > 0.004
     assert "of another optimizer" in found["another"]
+    assert found["lazy"] == [2, 3]
 
 
 def test_a_rate_that_was_reduced_comes_back(every):

@@ -222,6 +222,7 @@ def test_models_of_other_makers_are_checked(evidence):
         assert "the model gives probabilities" in found["a dict of inputs and outputs"]
         assert "must be one tensor" in found["two outputs"]
     found = evidence["pt"]["checks losses"]
+    assert found["losses of outputs"] == 2 * [found["a dict of inputs and outputs"]]
     assert found["resnet18"].endswith("nothing found")
     assert "a softmax twice" in found["resnet18 with softmax"]
     for worker in workers.keras():
@@ -292,9 +293,10 @@ def test_parts_of_models_are_named(evidence, framework, case):
 
 
 def test_pt_a_checked_step_takes_a_model_of_any_state(evidence):
-    said, calls = evidence["pt"]["checks any_state"]
+    said, calls, merged = evidence["pt"]["checks any_state"]
     assert said == "not finite: batch 1: x: 8 infinite of 8 values"
     assert calls == 1
+    assert not merged
 
 
 def test_a_checked_step_names_the_batch_and_gives_the_weights_back(every):

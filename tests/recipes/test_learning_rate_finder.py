@@ -88,6 +88,7 @@ def test_groups_keep_their_ratio_and_get_their_rates_back(evidence):
         assert seen == pytest.approx([rate, rate / 10])
     assert found["after"] == pytest.approx([0.1, 0.01])
     assert found["same tensor"]
+    assert found["merged"]
     assert not found["warnings"]
 
 

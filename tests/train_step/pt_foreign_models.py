@@ -215,6 +215,16 @@ class Merging(nn.Linear):
         return F.linear(x, self.weight if self.merged else self.weight + self.more, self.bias)
 
 
+class Keeping(nn.Module):
+    """Keeps a tensor of its first call, as others do the angles of their positions."""
+
+    kept = None
+
+    def forward(self, x):
+        self.kept = torch.ones(4) if self.kept is None else self.kept
+        return x * self.kept
+
+
 ALL = (tied, attention, encoder, lstm, two_inputs, keywords, in_place, pieces)
 
 

@@ -285,7 +285,7 @@ def predictions():
 
 
 def merged():
-    """Modes of a model, a part of which is frozen, after a prediction; whether more is trained."""
+    """Modes of a model, a part of which is frozen, after a prediction, and training it."""
     baseline = workers.implementation("pt", "train_step.baseline").train_step.baseline
     makers = {
         "kit": kit.training.make_predict,
@@ -294,7 +294,7 @@ def merged():
     }
     found = {}
     for name in (*makers, "baseline"):
-        model = nn.Sequential(foreign.Merging(), nn.BatchNorm1d(4))
+        model = nn.Sequential(foreign.Merging(), nn.BatchNorm1d(4), foreign.Keeping())
         if name == "baseline":
             step = baseline.make_hand_written_step(model, optimizer_of(model))
             run = partial(step, y=torch.arange(3))
@@ -303,6 +303,7 @@ def merged():
         model[1].eval()
         run(torch.randn(3, 4))
         found[name] = [[m.training for m in model.modules()], model[0].merged]
+        model(torch.randn(3, 4)).sum().backward()
     return found
 
 

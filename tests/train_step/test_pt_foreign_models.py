@@ -113,7 +113,7 @@ def test_predictions(found):
 def test_a_prediction_puts_modes_back_as_layers_change_them(found):
     """One merges weights to predict, and has to take them apart again; a frozen one stays so."""
     ways = ("kit", "mixed_precision", "compilation", "baseline")
-    assert found["merged"] == {way: [[True, True, False], False] for way in ways}
+    assert found["merged"] == {way: [[True, True, False, True], False] for way in ways}
 
 
 def test_a_loss_gets_float32_in_the_structure_that_the_model_returns(found):

@@ -37,6 +37,7 @@ Copy with it: nothing.
 import json
 import math
 import os
+import time
 from pathlib import Path
 
 import numpy as np
@@ -73,6 +74,7 @@ def save_checkpoint(
         for rate in _own_rate(optimizer):
             arrays["rate"] = _array(rate)
     head = {"version": VERSION, "state": state, "resumable": optimizer is not None}
+    head["written"] = time.time_ns()
     arrays["head"] = np.frombuffer(json.dumps(head, default=_number).encode(), np.uint8)
     path = Path(path)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
@@ -189,7 +191,16 @@ class Checkpoints:
 
     def _last(self) -> list[Path]:
         found = self.folder.glob("step-*.npz")
-        return sorted(found, key=lambda path: (path.stat().st_mtime_ns, path.name))
+        return sorted(found, key=lambda path: (_written(path), path.name))
+
+
+def _written(path: Path) -> int:
+    """When a checkpoint was written, in ns: a copy has another time in its folder."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return json.loads(archive["head"].tobytes())["written"]
+    except Exception:  # of a damaged file, and of one of an earlier version
+        return path.stat().st_mtime_ns
 
 
 def _known(metric: float | None) -> float | None:
@@ -298,7 +309,6 @@ def _line(error: Exception) -> str:
 def main() -> None:
     """Print what each kind of checkpoint of a small GPT takes on disk, to write and to read."""
     import tempfile
-    import time
 
     from shared.specs import TASKS
     from shared.weights import init_weights
