@@ -315,6 +315,8 @@ def test_wherever_a_run_ends_it_is_taken_up_as_if_it_had_not(
         interrupted = begin(folder)
         with pytest.raises(KeyboardInterrupt):
             interrupted.measure()
+        blocks_played = [what for what in before.done if what[0] == "block"]
+        assert len(reading.load(folder)["blocks"]) == len(blocks_played)
         if not killed:
             interrupted.save()  # as bench/conftest.py does
         after = made_up()
