@@ -22,7 +22,8 @@ def replace_file(path: Path, text: str) -> None:
         partial.write_text(text, encoding="utf-8")
         os.replace(partial, path)
     except OSError as error:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # as a disk that can't be written says it once more
+            partial.unlink()
         raise OSError(error.errno, error.strerror, str(path)) from None
 
 

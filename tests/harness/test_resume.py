@@ -721,6 +721,11 @@ def emptied(*entries):
     return damage
 
 
+def blocked(folder):
+    """Nothing can be written in its place, whoever asks."""
+    (folder / "state.partial").mkdir()
+
+
 def alive(folder):
     """The process that measures is this one."""
     changed("state.json", process=state._this_process())(folder)
@@ -762,6 +767,7 @@ BAD = {
     "no entries": (emptied("entries"), [], "state.json is damaged"),
     "odd entries": (changed("state.json", entries={"x": 1}), [], "state.json is damaged"),
     "two runs": (changed("results.json", started="then"), [], "are not of the same run"),
+    "not writable": (blocked, [], "state.json can't be written (Is a directory)"),
     "still measured": (alive, [], "is still measuring it"),
     "not collected": (renamed_case, [], "pt/gone was not collected; give all files of the run"),
 }
