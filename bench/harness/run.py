@@ -27,6 +27,7 @@ from bench.harness.processes import (
     ParentDied,
     Processes,
     TimeLimits,
+    Unsupported,
 )
 from bench.harness.progress import Progress, clock
 from bench.harness.record import Record
@@ -477,7 +478,7 @@ class Run:
         for name in {case.framework: None for case in self.plan.every}:
             try:
                 found = apart.describe(processes, name, self.threads)
-            except Failed as error:
+            except (Failed, Unsupported) as error:
                 missing[name] = str(error)
                 continue
             environment["packages"][name] = found["versions"] | {"python": found["python"]}

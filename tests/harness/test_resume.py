@@ -808,6 +808,12 @@ def test_bad_input_is_one_clear_line(refused, name):
     assert "Traceback" not in out + err
 
 
+def test_a_process_whose_clock_was_set_is_still_measuring(monkeypatch):
+    before, create_time = state._this_process(), state.psutil.Process.create_time
+    monkeypatch.setattr(state.psutil.Process, "create_time", lambda self: create_time(self) + 1)
+    assert state._is_alive(before)
+
+
 def test_a_process_that_ended_is_not_measuring():
     """Nor is another one that has its number by now."""
     done = subprocess.Popen([sys.executable, "-c", ""])
