@@ -372,10 +372,14 @@ RUN = {"effort": "default", "environment": {"packages": {}}}
         ["--workloads", "huge"],
         ["--pairs", "0"],
         ["--resume", "nowhere"],
+        ["--resume", "."],
         ["--minutes", "0"],
     ],
 )
-def test_measure_refuses_bad_options(options):
+def test_measure_refuses_bad_options(options, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cut = '{"matches": [{"framework": "pt", "workload": "small"}'
+    (tmp_path / "validation.json").write_text(cut)
     with pytest.raises(SystemExit) as stopped:
         validate.main(["measure", *options])
     assert stopped.value.code == 2

@@ -395,6 +395,7 @@ def test_the_busiest_gpu_is_that_of_the_training():
         ([], "which ladder?"),
         (["image_classification", "--blocks", "0"], "--blocks"),
         (["image_classification", "--minutes", "0"], "--minutes"),
+        (["image_classification", "--minutes", "nan"], "--minutes"),
         (["--resume", "nowhere"], "nowhere"),
         (["image_classification", "--write"], "give --show FOLDER"),
     ],
