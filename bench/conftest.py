@@ -12,6 +12,7 @@ import errno
 import io
 import os
 import re
+import shlex
 import sys
 import tempfile
 from collections.abc import Iterable
@@ -517,7 +518,7 @@ def _measure(state: State, speaker: Speaker) -> None:
     except OSError as error:
         raise _refused(f"{error.filename} can't be written ({error.strerror})") from None
     speaker.plan(f"{run.describe()}{_cautions(state)}")
-    again = f"--resume {os.path.relpath(state.folder)} goes on"
+    again = f"--resume {_typed(state.folder)} goes on"
     try:
         _run(state, run, again)
     except OtherConditions as error:
@@ -682,12 +683,19 @@ def _way_on(state: State) -> list[str]:
     places = [state.folder / name for name in ("results.json", *FORMATS.values())]
     lines = [str(path) for path in places if path.exists()]
     if not state.results["finished"]:
-        again = f"--resume {os.path.relpath(state.folder)} goes on where it ended."
+        again = f"--resume {_typed(state.folder)} goes on where it ended."
         if state.own:
-            again = f"twinbench try {os.path.relpath(state.own.file.path)} {again}"
+            again = f"twinbench try {_typed(state.own.file.path)} {again}"
         lines[:0] = ["The run is not finished; what was measured is kept.", again]
-    folder = os.path.relpath(state.folder)
+    folder = _typed(state.folder)
     lines.append(f"More: twinbench choose {folder} --all")
     lines.append("      or --goal, --steps, --max-accuracy-drop in the place of --all;")
     lines.append(f"all tables: twinbench report {folder} --format terminal")
     return lines
+
+
+def _typed(path: Path) -> str:
+    """A path as it is typed in a command, from here where there is a way."""
+    with contextlib.suppress(ValueError):  # on Windows there is none to another drive
+        path = os.path.relpath(path)
+    return shlex.quote(str(path))

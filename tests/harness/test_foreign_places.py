@@ -168,13 +168,21 @@ def test_a_full_disk_is_one_line_and_leaves_no_half_of_a_file(
 
 
 def test_data_that_can_not_be_written_is_one_line(run, tmp_path):
-    """As where another user's run made the folder."""
-    (tmp_path / "data").write_text("a file, which no folder can be in, whoever asks")
-    found = run(*QUICK, f"--results={tmp_path}")
+    """As where another user's run made the folder. How it goes on can be pasted."""
+    (results := tmp_path / "my results").mkdir()
+    (results / "data").write_text("a file, which no folder can be in, whoever asks")
+    found = run(*QUICK, f"--results={results}")
     assert found.status == 2
     assert "INTERNALERROR" not in found.out + found.err
-    assert f"{tmp_path / 'data'}: File exists; once it can be written --resume" in found.out
-    assert json.loads((tmp_path / "latest" / "state.json").read_text("utf-8"))
+    (said,) = [
+        line for line in found.out.splitlines() if f"{results / 'data'}: File exists" in line
+    ]
+    _, option, rest = said.partition("; once it can be written --resume ")
+    folder = shlex.split(rest.partition(" goes on")[0])[0]
+    assert option
+    assert folder.endswith((results / "latest").resolve().name)
+    assert "my results" in folder
+    assert json.loads((results / "latest" / "state.json").read_text("utf-8"))
 
 
 # The image ----------------------------------------------------------------------------------------
