@@ -62,7 +62,8 @@ def measure(
     amount = {"global_batch": work.batch_size, "steps": STEPS, "seed": SEED}
     with watched() as glances:
         if make:
-            run = parallel.Run(**devices, **amount)
+            threads = max(devices["replicas"] * devices["parts"], usable_threads())
+            run = parallel.Run(**devices, **amount, threads=threads)
             data = impl.kit.data.to_device(*dataset)
             build = f"{impl.__name__}.{BUILD}"
             launch = parallel.find(f"{impl.__name__}.kit.replicas:launch")

@@ -252,6 +252,25 @@ def own_cpu_s() -> float:
     return times.user + times.system
 
 
+@pytest.mark.parametrize(("cores", "threads"), [(6, 6), (1, 2)])
+def test_stages_share_the_threads_that_one_process_has(monkeypatch, cores, threads):
+    """Which a container's quota cuts, whatever cores there are; one each at least."""
+    ran = []
+
+    def launch(make, build, data, run, settings):
+        ran.append(run)
+        raise RuntimeError("seen")
+
+    data = SimpleNamespace(to_device=lambda *arrays: arrays)
+    impl = SimpleNamespace(__name__="impl", kit=SimpleNamespace(data=data))
+    monkeypatch.setattr(model_parallel, "usable_threads", lambda: cores)
+    monkeypatch.setattr(model_parallel.parallel, "find", lambda name: launch)
+    batches, devices = [(np.ones(4), np.ones(4))], {"replicas": 1, "parts": 2}
+    with pytest.raises(RuntimeError, match="seen"):
+        model_parallel.measure(impl, SimpleNamespace(batch_size=4), batches, "a:b", devices=devices)
+    assert ran[0].threads == threads
+
+
 OFF = 1 + 2 * TASKS["text-gpt"].parity
 
 
