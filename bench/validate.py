@@ -405,6 +405,7 @@ def _measure(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
     else:
         folder, found = new_folder(results), _begun(sides, workloads, given.pairs)
     path = folder / "validation.json"
+    replace_file(path, json.dumps(found, indent=1))  # that there is something to go on with
     try:
         whole = measure(path, found, results, given.minutes)
     except KeyboardInterrupt:
