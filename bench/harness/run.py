@@ -426,7 +426,7 @@ class Run:
             self._within = outer + took
 
     def save(self, block: bool = False) -> None:
-        """Write the state, and after a `block` the record; of other findings it has the sum."""
+        """Write the state, and the record: after a `block`, and else now and then."""
         with self._part("writing"):
             self._save_state()
             if block or time.monotonic() >= self._next_record:
