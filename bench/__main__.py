@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 from importlib import import_module
@@ -24,6 +25,9 @@ COMMANDS = {
     "docs": ("bench.docs.command", "make the pages of docs/techniques again"),
     "teacher": ("bench.teacher", "train the teacher of the distillation benchmarks again"),
 }
+# Of a place where nothing can be written.
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+UNWRITABLE += (errno.ENOTDIR, errno.EEXIST, errno.EISDIR)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -45,6 +49,12 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:  # a reader such as `head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if error.filename is None or error.errno not in UNWRITABLE:
+            raise
+        said = f"{error.filename}: {error.strerror}"
+        print(f"twinbench {given.command}: {said}", file=sys.stderr)
+        return 2
     return status
 
 

@@ -12,6 +12,7 @@ import errno
 import io
 import os
 import re
+import shlex
 import sys
 import tempfile
 from collections.abc import Iterable
@@ -514,26 +515,46 @@ def _measure(state: State, speaker: Speaker) -> None:
             states.claim(state.folder, begun.record["started"])
     except ValueError as error:
         raise _refused(f"{state.folder}: {error}") from None
+    except OSError as error:
+        raise _refused(f"{error.filename} can't be written ({error.strerror})") from None
     speaker.plan(f"{run.describe()}{_cautions(state)}")
+    again = f"--resume {_typed(state.folder)} goes on"
     try:
-        state.results = run.measure()
+        _run(state, run, again)
     except OtherConditions as error:
         raise _refused(f"{state.folder}: {error}") from None
-    except KeyboardInterrupt:
-        state.results = run.show_record()
-        again = f"--resume {os.path.relpath(state.folder)}"
-        pytest.exit(f"interrupted: {again} goes on where it ended", returncode=2)
-    except BaseException as error:
-        if getattr(error, "errno", None) in NO_ROOM:
-            again = f"--resume {os.path.relpath(state.folder)}"
-            why = f"{error.filename}: {error.strerror}; with more room {again} goes on"
-            pytest.exit(why, returncode=2)
-        state.results = run.show_record()
-        raise
+    except OSError as error:
+        if not _unwritten(error, state):
+            raise
+        wants = "with more room" if error.errno in NO_ROOM else "once it can be written"
+        pytest.exit(f"{error.filename}: {error.strerror}; {wants} {again}", returncode=2)
     finally:
         speaker.end()
         if state.results:
             _report(state.folder)
+
+
+def _run(state: State, run: Run, again: str) -> None:
+    """Run to the end; whatever ends it before that, the record keeps what there is."""
+    try:
+        state.results = run.measure()
+    except OtherConditions:
+        raise
+    except KeyboardInterrupt:
+        state.results = run.show_record()
+        pytest.exit(f"interrupted: {again} where it ended", returncode=2)
+    except BaseException as error:
+        if not _unwritten(error, state):
+            state.results = run.show_record()
+        raise
+
+
+def _unwritten(error: BaseException, state: State) -> bool:
+    """Whether there was no room for a file, or one of the results could not be written."""
+    if not isinstance(error, OSError):
+        return False
+    among = Path(str(error.filename)).is_relative_to(state.settings.results)
+    return error.errno in NO_ROOM or among
 
 
 def _report(folder: Path) -> None:
@@ -662,12 +683,19 @@ def _way_on(state: State) -> list[str]:
     places = [state.folder / name for name in ("results.json", *FORMATS.values())]
     lines = [str(path) for path in places if path.exists()]
     if not state.results["finished"]:
-        again = f"--resume {os.path.relpath(state.folder)} goes on where it ended."
+        again = f"--resume {_typed(state.folder)} goes on where it ended."
         if state.own:
-            again = f"twinbench try {os.path.relpath(state.own.file.path)} {again}"
+            again = f"twinbench try {_typed(state.own.file.path)} {again}"
         lines[:0] = ["The run is not finished; what was measured is kept.", again]
-    folder = os.path.relpath(state.folder)
+    folder = _typed(state.folder)
     lines.append(f"More: twinbench choose {folder} --all")
     lines.append("      or --goal, --steps, --max-accuracy-drop in the place of --all;")
     lines.append(f"all tables: twinbench report {folder} --format terminal")
     return lines
+
+
+def _typed(path: Path) -> str:
+    """A path as it is typed in a command, from here where there is a way."""
+    with contextlib.suppress(ValueError):  # on Windows there is none to another drive
+        path = os.path.relpath(path)
+    return shlex.quote(str(path))

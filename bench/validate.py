@@ -395,15 +395,17 @@ def _measure(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
     if given.pairs < 1:
         parser.error("--pairs takes 1 or more")
     _check_minutes(parser, given)
-    if given.resume and not (given.resume / "validation.json").is_file():
-        parser.error(f"--resume: {given.resume} holds no validation.json")
     results = given.results.resolve()
-    folder = given.resume.resolve() if given.resume else new_folder(results)
-    path = folder / "validation.json"
     if given.resume:
-        found = json.loads(path.read_text("utf-8"))
+        folder = given.resume.resolve()
+        try:
+            found = _read(folder / "validation.json")
+        except ValueError as error:
+            parser.error(f"--resume: {given.resume} {error}")
     else:
-        found = _begun(sides, workloads, given.pairs)
+        folder, found = new_folder(results), _begun(sides, workloads, given.pairs)
+    path = folder / "validation.json"
+    replace_file(path, json.dumps(found, indent=1))  # that there is something to go on with
     try:
         whole = measure(path, found, results, given.minutes)
     except KeyboardInterrupt:
@@ -413,6 +415,21 @@ def _measure(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
         again = f"twinbench validate measure --resume {folder}"
         print(f"not finished: {again} goes on where it ended", file=sys.stderr)
     return 0 if whole else 2
+
+
+def _read(path: Path) -> dict:
+    """What was measured before. ValueError where that is not there, or damaged."""
+    if not path.is_file():
+        raise ValueError(f"holds no {path.name}")
+    try:
+        found = json.loads(path.read_text("utf-8"))
+        for match in found["matches"]:
+            contenders(match["framework"], match["workload"])
+            if match["blocks"]:
+                fit_of(match["blocks"])
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ValueError(f"holds a damaged {path.name}") from None
+    return found
 
 
 def _begun(sides: list[str], workloads: list[str], count: int) -> dict:

@@ -35,7 +35,7 @@ SHOWN = 10  # threads
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU: shares of time in which it was busy (None: NVML does not tell), and bytes in use.
+    """A GPU: shares of time in which it was busy, and bytes in use. None: NVML does not tell.
 
     `sd`: the standard deviation of those shares, by which they fluctuate.
     """
@@ -44,9 +44,9 @@ class Gpu:
     mean: float | None
     most: float | None
     sd: float | None
-    mean_bytes: float
-    most_bytes: int
-    whole_bytes: int
+    mean_bytes: float | None
+    most_bytes: int | None
+    whole_bytes: int | None
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ class Utilization:
         rows = [f"{'GPU':30}{'busy':>8}{'most':>8}{'memory':>12}{'most':>10}{'of':>10}"]
         rows += [
             f"{gpu.name[:29]:30}{_percent(gpu.mean)}{_percent(gpu.most)}"
-            f"{gpu.mean_bytes / 1e9:9.2f} GB{gpu.most_bytes / 1e9:7.2f} GB"
-            f"{gpu.whole_bytes / 1e9:7.1f} GB"
+            f"{_gigabytes(gpu.mean_bytes, 9)}{_gigabytes(gpu.most_bytes, 7)}"
+            f"{_gigabytes(gpu.whole_bytes, 7, digits=1)}"
             for gpu in self.gpus
         ]
         rows = rows if self.gpus else [f"no GPU: {self.without}"]
@@ -90,6 +90,10 @@ class Utilization:
 
 def _percent(share: float | None) -> str:
     return f"{'?' if share is None else f'{share:.0%}':>8}"
+
+
+def _gigabytes(size: float | None, width: int, digits: int = 2) -> str:
+    return f"{'?' if size is None else f'{size / 1e9:.{digits}f}':>{width}} GB"
 
 
 @contextmanager
@@ -207,7 +211,8 @@ class _Gpus:
 
     def sample(self) -> None:
         for number, gpu in enumerate(self._gpus):
-            self._memory[number].append(self._nvml.nvmlDeviceGetMemoryInfo(gpu))
+            with suppress(self._nvml.NVMLError):  # one that has the host's memory tells none
+                self._memory[number].append(self._nvml.nvmlDeviceGetMemoryInfo(gpu))
             with suppress(self._nvml.NVMLError):  # a part of a GPU (MIG) is not told to be busy
                 self._busy[number].append(self._nvml.nvmlDeviceGetUtilizationRates(gpu).gpu)
 
@@ -223,9 +228,9 @@ class _Gpus:
                     fmean(busy) if busy else None,
                     max(busy, default=None),
                     pstdev(busy) if busy else None,
-                    fmean(used),
-                    max(used),
-                    self._memory[number][-1].total,
+                    fmean(used) if used else None,
+                    max(used, default=None),
+                    self._memory[number][-1].total if used else None,
                 )
             )
         if self._gpus:

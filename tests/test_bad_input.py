@@ -24,6 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from bench import __main__ as commands
 from bench import choose, claims, compare, conftest, diagnose, priorities, resume, validate
 from bench.harness import state
 from bench.network import hosts, projection
@@ -280,6 +281,13 @@ def test_an_option_that_makes_no_sense_is_one_line(data, name):
     with folder():
         Path("results.json").write_bytes(TEXT)
         refused(main, *before, f"{option}={value}")
+
+
+def test_a_folder_that_can_not_be_written_is_one_line():
+    with folder():
+        Path("results.json").write_bytes(TEXT)
+        said = refused(commands.main, "validate", "measure", "--results", "results.json/in it")
+    assert said.endswith("results.json/in it: Not a directory")
 
 
 RUN_OPTIONS = {

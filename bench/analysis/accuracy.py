@@ -82,7 +82,8 @@ def _siblings(case: dict, cases: list[dict], also: Iterable[str] = ()) -> list[d
     return [
         other
         for other in cases
-        if other is not case
+        if other["variant"] == case["variant"]  # of most it is not, and the others cost more
+        and other is not case
         and other["status"] == "OK"
         and all(other.get(k) == case.get(k) for k in same)
     ]

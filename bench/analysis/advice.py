@@ -104,7 +104,8 @@ class Advice:
 
 def advice(record: Record) -> list[Advice]:
     """Every aim with its works: large models first, then by how many rows there are to advise."""
-    effects, every, found = Effects(record), rows(record), []
+    effects, found = Effects(record), []
+    every = rows(record, effects)
     first: set[tuple] = set()
     for question, figure in _asked():
         works: dict[tuple, list[Row]] = {}

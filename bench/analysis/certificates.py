@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import inf, isfinite
 
-from bench.analysis.values import SMALLEST_LOSS
+from bench.analysis.values import SMALLEST_LOSS, is_number
 
 MOST_FLIPPED = 100  # a flipped ReLU was seen to move a loss by 4.5e-4, 45 of its tolerances
 
@@ -78,11 +78,11 @@ def _steps(ours: dict, theirs: dict) -> list[tuple[float, int]]:
 
 
 def _apart(one: float | None, other: float | None, least: float) -> float:
-    """The relative difference of two losses; infinite where one is not finite (null).
+    """The relative difference of two losses; infinite where one is no number (null).
 
     Relative to `least` where the loss is smaller: it may come to 0.
     """
-    if one is None or other is None:
+    if not is_number(one) or not is_number(other):
         return inf
     found = abs(one - other) / max(abs(other), least, 1e-12)
     return found if isfinite(found) else inf

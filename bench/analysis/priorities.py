@@ -123,9 +123,9 @@ class Priority:
         return sum(row.loses_accuracy for row in self.rows)
 
 
-def rows(record: Record) -> list[Row]:
-    """Every row that ran, but for baselines and controls."""
-    effects = Effects(record)
+def rows(record: Record, effects: Effects | None = None) -> list[Row]:
+    """Every row that ran, but for baselines and controls; `effects`: of the record, if made."""
+    effects = effects or Effects(record)
     return [
         _row(record, effects, case)
         for case in record["cases"]

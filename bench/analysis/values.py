@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import isfinite
 from typing import Any
 
 LARGEST = 1e100  # beyond it nothing was measured, and arithmetic overflows
@@ -31,11 +30,11 @@ def at(entry: Any, *path: str) -> Any:
 
 
 def finite(value: Any) -> Any:
-    """The same JSON value with null for NaN and infinities, which JSON does not have."""
+    """The same JSON value with null for NaN, infinities and floats beyond `LARGEST`."""
     if isinstance(value, dict):
         return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [finite(item) for item in value]
-    if isinstance(value, float) and not isfinite(value):
+    if isinstance(value, float) and not is_number(value):
         return None
     return value

@@ -72,7 +72,8 @@ def describe(processes: Processes, framework: str, threads: int) -> dict:
     key = ParentKey(framework, flavour, "tuned", "main", threads)
     try:
         return _describe(processes, key, PEAK_DTYPES)
-    except Failed:  # a product in bfloat16 aborts where oneDNN is kept from its instructions
+    # A product in bfloat16 aborts where oneDNN is kept from its instructions; others refuse it.
+    except (Failed, Unsupported):
         return _describe(processes, key, PEAK_DTYPES[:1])
 
 

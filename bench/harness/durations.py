@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
+from bench.analysis.values import is_number
 from bench.harness.plan import ROUNDS, Case
 
 NEWEST = 5  # records that are read
@@ -102,10 +103,10 @@ class Durations:
 
     def note_same(self, case_id: str, measured: str, role: str) -> None:
         """As what a case was measured: itself, or another that runs the same program."""
+        _, work, side, _ = case_id.split("/")
         if case_id != measured:
             self.measured_as.setdefault(case_id, measured)
         if role == "baseline":
-            _, work, side, _ = case_id.split("/")
             self.baselines.setdefault((work, side), set()).add(measured)
 
     def note_alone(self, cases: list[Case]) -> None:
@@ -137,18 +138,30 @@ def learned(results: Path, environment: dict, rounds: int) -> Durations:
         theirs = [name for record in others for name in record["environment"].get("isa", ())]
         found.lacking = tuple(name for name in theirs if name not in environment["isa"])
     for record in own + others:
-        for part, seconds in _seconds(record, rounds).items():
-            found.seconds[part] = seconds | found.seconds.get(part, {})
-        for case in record["cases"]:
-            found.note_same(case["id"], case["program"], case["role"])
-            sizes = [block.get("peak_bytes") or 0 for block in case["blocks"]]
-            if case["id"] not in found.bytes:
-                found.note_bytes(case["id"], max(sizes, default=0))
+        _learn(found, record)
     for record in own[:1]:
-        passes = len({block["block"] for block in record["blocks"]})
-        found.describe_s = record["seconds"].get("describe", found.describe_s)
-        found.parents_s = record["seconds"].get("parents", 0) / max(passes, 1) or found.parents_s
+        _learn_starts(found, record)
     return found
+
+
+def _learn(found: Durations, record: dict) -> None:
+    """Add what a record tells of its cases to what newer ones told."""
+    for part, seconds in _seconds(record, found.rounds).items():
+        found.seconds[part] = seconds | found.seconds.get(part, {})
+    for case in record["cases"]:
+        found.note_same(case["id"], case["program"], case["role"])
+        sizes = [block.get("peak_bytes") or 0 for block in case["blocks"]]
+        if case["id"] not in found.bytes:
+            found.note_bytes(case["id"], max(sizes, default=0))
+
+
+def _learn_starts(found: Durations, record: dict) -> None:
+    """What asking the frameworks took, and the parents of a pass."""
+    passes, seconds = len({block["block"] for block in record["blocks"]}), record["seconds"]
+    if _is_time(seconds.get("describe")):
+        found.describe_s = seconds["describe"]
+    if _is_time(seconds.get("parents")):
+        found.parents_s = seconds["parents"] / max(passes, 1)
 
 
 def _records(results: Path, environment: dict) -> Iterator[dict]:
@@ -171,8 +184,9 @@ def _read(path: Path) -> dict | None:
     """A record that holds what is asked of it."""
     try:
         record = json.loads(path.read_text("utf-8"))
-        if record["schema_version"] == 3 and record["environment"]:
-            _seconds(record, ROUNDS)
+        if record["schema_version"] == 3 and record["environment"].keys():
+            for learn in (_learn, _learn_starts):
+                learn(Durations(), record)
             return record
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError):
         pass
@@ -198,7 +212,11 @@ def _seconds(record: dict, rounds: int) -> dict[str, dict[str, float]]:
         if blocks := len(case["blocks"]):
             parts = (*BEGINNING, "rounds")
             found["block"][name] = sum(scale[p] * own.get(p, 0.0) for p in parts) / blocks
-    return found
+    return {part: {n: s for n, s in own.items() if _is_time(s)} for part, own in found.items()}
+
+
+def _is_time(seconds: object) -> bool:
+    return is_number(seconds) and seconds > 0
 
 
 def _scale(record: dict, part: str) -> float:

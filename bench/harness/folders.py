@@ -7,9 +7,14 @@ import errno
 import itertools
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # Windows, where nobody is kept off
+    fcntl = None
 
 
 def replace_file(path: Path, text: str) -> None:
@@ -22,8 +27,27 @@ def replace_file(path: Path, text: str) -> None:
         partial.write_text(text, encoding="utf-8")
         os.replace(partial, path)
     except OSError as error:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # as a disk that can't be written says it once more
+            partial.unlink()
         raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Nobody else measures into `folder`, as long as this process lives; ValueError if one does."""
+    if fcntl is None:
+        yield
+        return
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # no locks in this file system
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ValueError(f"{folder}: another process is still measuring it") from None
+        yield
+    finally:
+        os.close(lock)
 
 
 def written_once(place: Path, write: Callable[[Path], object]) -> tuple[Path, bool]:

@@ -27,6 +27,7 @@ from bench.harness.processes import (
     ParentDied,
     Processes,
     TimeLimits,
+    Unsupported,
 )
 from bench.harness.progress import Progress, clock
 from bench.harness.record import Record
@@ -39,7 +40,8 @@ SEED = 2026
 # Ends a run in time: a shell starts what runs in its background with Ctrl-C's signal ignored.
 ALARM = getattr(signal, "SIGALRM", signal.SIGINT)
 WRITING_S = 4.0  # what the end of a run takes: its record and its reports
-SHARE_OF_WRITING = 0.01  # of the time: what is derived for the record, which a run needs at its end
+# Of the time between blocks: what is derived for the record, which a run needs at its end.
+SHARE_OF_WRITING = 0.0025
 
 
 @dataclass(frozen=True)
@@ -347,7 +349,7 @@ class Run:
         self.record.add_block(number, block, played, playing.conditions())
         for part, seconds in playing.seconds.items():
             self.record.spend(part, seconds)
-        self.save()
+        self.save(block=True)
         return playing.left_out
 
     def _split(
@@ -423,11 +425,11 @@ class Run:
             self.record.spend(name, took - self._within)
             self._within = outer + took
 
-    def save(self) -> None:
-        """Write the state, and now and then the record, of which much is derived."""
+    def save(self, block: bool = False) -> None:
+        """Write the state, and the record: after a `block`, and else now and then."""
         with self._part("writing"):
             self._save_state()
-            if time.monotonic() >= self._next_record:
+            if block or time.monotonic() >= self._next_record:
                 self._write_record()
 
     def show_record(self) -> dict:
@@ -476,7 +478,7 @@ class Run:
         for name in {case.framework: None for case in self.plan.every}:
             try:
                 found = apart.describe(processes, name, self.threads)
-            except Failed as error:
+            except (Failed, Unsupported) as error:
                 missing[name] = str(error)
                 continue
             environment["packages"][name] = found["versions"] | {"python": found["python"]}

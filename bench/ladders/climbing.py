@@ -20,7 +20,7 @@ from bench.analysis.reading import as_lines
 from bench.analysis.values import at, finite
 from bench.harness import apart, machine, state
 from bench.harness.durations import USUAL_BYTES
-from bench.harness.folders import replace_file
+from bench.harness.folders import alone, replace_file
 from bench.harness.plan import FRAMEWORKS, Case
 from bench.harness.processes import Processes, TimeLimits
 from bench.harness.progress import clock
@@ -103,9 +103,13 @@ class Climb:
     def measure(self) -> bool:
         """Measure until the top, or until time is over: whether everything is measured.
 
-        Raises ValueError where what was measured before was under other conditions, and Failed
-        where a framework can't be imported.
+        Raises ValueError where what was measured before was under other conditions, or another
+        process measures it, and Failed where a framework can't be imported.
         """
+        with alone(self.folder):
+            return self._measure()
+
+    def _measure(self) -> bool:
         if not self.record["environment"]:
             self.save()  # so that there is something to go on with, whenever it ends
         settings = {"interpreters": self.interpreters, "limits": self.limits}

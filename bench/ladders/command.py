@@ -86,7 +86,7 @@ def options() -> argparse.ArgumentParser:
 
 
 def _climb(given: argparse.Namespace) -> int:
-    if given.minutes is not None and given.minutes <= 0:
+    if given.minutes is not None and not given.minutes > 0:  # nor is "nan"
         raise ValueError(f"--minutes: {given.minutes:g} is not above 0")
     interpreters = {}
     for name in FRAMEWORKS:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache, partial
 from pathlib import Path
 
 from bench.analysis.reading import load, results_file
 from bench.report import page, tables, tidy
+from bench.report.content import build
 from bench.report.replace import write_atomically
 
 # format -> the file beside the record
@@ -23,11 +25,12 @@ def write_reports(path: str | Path, formats: Iterable[str] = FORMATS) -> list[Pa
     results, file = load(path), results_file(path)
     answer = file.with_name(OWN)
     own = answer.read_text("utf-8").rstrip() if answer.exists() else ""
+    report = cache(partial(build, results))  # of both pages
     makers = {
-        "markdown": tables.markdown,
-        "html": lambda results: page.html(results, own),
-        "csv": tidy.csv_text,
+        "markdown": lambda: tables.markdown(results, report()),
+        "html": lambda: page.html(results, own, report()),
+        "csv": lambda: tidy.csv_text(results),
     }
-    texts = {file.with_name(FORMATS[name]): makers[name](results) for name in formats}
+    texts = {file.with_name(FORMATS[name]): makers[name]() for name in formats}
     write_atomically(texts)
     return list(texts)

@@ -58,9 +58,12 @@ class Decision:
 FIRST = 6  # aims on the first screen; what follows is folded
 
 
-def html(results: dict[str, Any], own: str = "") -> str:
-    """The whole page. own: the answer of a run on a user's model, as text."""
-    report = build(results)
+def html(results: dict[str, Any], own: str = "", report: Report | None = None) -> str:
+    """The whole page. own: the answer of a run on a user's model, as text.
+
+    report: of `results`, if it is made.
+    """
+    report = report or build(results)
     style, script = (_asset(name) for name in ("report.css.j2", "report.js.j2"))
     sections = _sections(results, report)
     shown, more = advised.first(report.advice, FIRST)

@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from bench.report import advised, answer
 from bench.report.blocks import Table
-from bench.report.content import Facts, TechniquePart, build
+from bench.report.content import Facts, Report, TechniquePart, build
 from bench.report.text import (
     GAP,
     column_widths,
@@ -203,9 +203,9 @@ def _groups(table: Table, widths: list[int]) -> list[str]:
 # Markdown --------------------------------------------------------------------------------------
 
 
-def markdown(results: dict[str, Any]) -> str:
-    """The whole report as GitHub-flavoured Markdown."""
-    report = build(results)
+def markdown(results: dict[str, Any], report: Report | None = None) -> str:
+    """The whole report as GitHub-flavoured Markdown. report: of `results`, if it is made."""
+    report = report or build(results)
     return (
         _environment()
         .get_template("report.md.j2")

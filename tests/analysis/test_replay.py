@@ -372,23 +372,27 @@ RUN = {"effort": "default", "environment": {"packages": {}}}
         ["--workloads", "huge"],
         ["--pairs", "0"],
         ["--resume", "nowhere"],
+        ["--resume", "."],
         ["--minutes", "0"],
     ],
 )
-def test_measure_refuses_bad_options(options):
+def test_measure_refuses_bad_options(options, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cut = '{"matches": [{"framework": "pt", "workload": "small"}'
+    (tmp_path / "validation.json").write_text(cut)
     with pytest.raises(SystemExit) as stopped:
         validate.main(["measure", *options])
     assert stopped.value.code == 2
 
 
-def played_without_workers(monkeypatch, seconds=0.0, fails=None):
-    """`measure` plays at once; `fails` is raised by the third block of a match."""
+def played_without_workers(monkeypatch, seconds=0.0, fails=None, at=3):
+    """`measure` plays at once; `fails` is raised by the block of this number."""
     now, count = [0.0], [0]
 
     def play(processes, match, number, threads, results):
         count[0] += 1
         now[0] += seconds
-        if fails and count[0] == 3:
+        if fails and count[0] == at:
             raise fails
         return dict.fromkeys(validate.staying(match["blocks"]), 0.0)
 
@@ -453,8 +457,9 @@ def test_measure_ends_in_time_and_goes_on(tmp_path, monkeypatch, capsys):
     assert "pt control: 4 equivalent; 8.0 blocks on average" in capsys.readouterr().out
 
 
-def test_an_interrupted_measurement_keeps_what_it_has(tmp_path, monkeypatch, capsys):
-    played_without_workers(monkeypatch, fails=KeyboardInterrupt())
+@pytest.mark.parametrize(("at", "kept"), [(1, [0, 0]), (3, [1, 1])])
+def test_an_interrupted_measurement_keeps_what_it_has(tmp_path, monkeypatch, capsys, at, kept):
+    played_without_workers(monkeypatch, fails=KeyboardInterrupt(), at=at)
     assert validate.main(["measure", "--pairs", "4", "--results", str(tmp_path)]) == 2
-    assert counts(tmp_path) == [1, 1]
+    assert counts(tmp_path) == kept
     assert "goes on where it ended" in capsys.readouterr().err

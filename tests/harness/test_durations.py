@@ -124,8 +124,22 @@ def test_fewer_rounds_take_less(results):
     assert results(record(), rounds=10).of("block", FIRST) == pytest.approx(len(IN_A_BLOCK) - 0.5)
 
 
+def edited(**of_a_case):
+    """A record of which one case was edited by hand, or written by another version."""
+    found = record()
+    found["cases"][0] |= of_a_case
+    return json.dumps(found)
+
+
 @pytest.mark.parametrize(
-    "damage", ["", "{", "[]", '{"schema_version": 3}', '{"schema_version": 2}']
+    "damage",
+    [
+        *("", "{", "[]", '{"schema_version": 3}', '{"schema_version": 2}'),
+        *(edited(program=None, role="baseline", id="x"), edited(blocks=None)),
+        *(edited(seconds={"cold": "1"}), json.dumps(record(blocks=[{}]))),
+        *(json.dumps(record(environment=[1])), edited(seconds={"cold": 1e999})),
+        json.dumps({**record(), "seconds": dict.fromkeys(IN_A_BLOCK, 0.0) | {"describe": None}}),
+    ],
 )
 def test_what_can_not_be_read_tells_nothing(results, tmp_path, damage):
     results(record())

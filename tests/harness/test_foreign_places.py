@@ -167,6 +167,22 @@ def test_a_full_disk_is_one_line_and_leaves_no_half_of_a_file(
             assert json.loads((after / name).read_text("utf-8"))
 
 
+def test_data_that_can_not_be_written_is_one_line(run, tmp_path):
+    """As where another user's run made the folder. How it goes on can be pasted."""
+    (results := tmp_path / "my results").mkdir()
+    (results / "data").write_text("a file, which no folder can be in, whoever asks")
+    found = run(*QUICK, f"--results={results}")
+    assert found.status == 2
+    assert "INTERNALERROR" not in found.out + found.err
+    (said,) = [
+        line for line in found.out.splitlines() if f"{results / 'data'}: File exists" in line
+    ]
+    _, _, rest = said.partition("; once it can be written --resume ")
+    folder = shlex.split(rest.partition(" goes on")[0])[0]
+    assert folder.endswith(f"/my results/{(results / 'latest').resolve().name}")
+    assert json.loads((results / "latest" / "state.json").read_text("utf-8"))
+
+
 # The image ----------------------------------------------------------------------------------------
 
 

@@ -1413,8 +1413,9 @@ def test_describe_says_what_is_there(started):
     assert found["python"] == sys.version.split()[0]
 
 
-def test_a_product_that_aborts_leaves_the_other(started, monkeypatch):
-    monkeypatch.setenv("ABORTS", "bfloat16")
+@pytest.mark.parametrize("how", ["ABORTS", "REFUSES"])
+def test_a_product_that_there_is_not_leaves_the_other(started, monkeypatch, how):
+    monkeypatch.setenv(how, "bfloat16")
     found = apart.describe(started, "pt", threads=1)
     assert found["matmul_flops"] == {"float32": 4e9}
 

@@ -315,6 +315,8 @@ def test_wherever_a_run_ends_it_is_taken_up_as_if_it_had_not(
         interrupted = begin(folder)
         with pytest.raises(KeyboardInterrupt):
             interrupted.measure()
+        blocks_played = [what for what in before.done if what[0] == "block"]
+        assert len(reading.load(folder)["blocks"]) == len(blocks_played)
         if not killed:
             interrupted.save()  # as bench/conftest.py does
         after = made_up()
@@ -719,6 +721,11 @@ def emptied(*entries):
     return damage
 
 
+def blocked(folder):
+    """Nothing can be written in its place, whoever asks."""
+    (folder / "state.partial").mkdir()
+
+
 def alive(folder):
     """The process that measures is this one."""
     changed("state.json", process=state._this_process())(folder)
@@ -760,6 +767,7 @@ BAD = {
     "no entries": (emptied("entries"), [], "state.json is damaged"),
     "odd entries": (changed("state.json", entries={"x": 1}), [], "state.json is damaged"),
     "two runs": (changed("results.json", started="then"), [], "are not of the same run"),
+    "not writable": (blocked, [], "state.json can't be written (Is a directory)"),
     "still measured": (alive, [], "is still measuring it"),
     "not collected": (renamed_case, [], "pt/gone was not collected; give all files of the run"),
 }
@@ -798,6 +806,12 @@ def test_bad_input_is_one_clear_line(refused, name):
     assert lines[0].startswith("ERROR: --resume: ")
     assert BAD[name][2] in lines[0]
     assert "Traceback" not in out + err
+
+
+def test_a_process_whose_clock_was_set_is_still_measuring(monkeypatch):
+    before, create_time = state._this_process(), state.psutil.Process.create_time
+    monkeypatch.setattr(state.psutil.Process, "create_time", lambda self: create_time(self) + 1)
+    assert state._is_alive(before)
 
 
 def test_a_process_that_ended_is_not_measuring():

@@ -11,6 +11,7 @@ import pytest
 
 from bench.harness import apart, machine
 from bench.harness.durations import USUAL_BYTES
+from bench.harness.folders import alone
 from bench.ladders import climbing, command, report, rule, training
 from bench.report.svg import standalone
 from shared.specs import parameter_count
@@ -238,6 +239,14 @@ def test_a_climb_ends_in_time(fakes_in_module, results_folder, tmp_path):
     assert not climbing.load(tmp_path)["finished"]
 
 
+def test_a_climb_is_gone_on_with_by_one_process(tmp_path):
+    record = begin(tmp_path, blocks=1)
+    with alone(tmp_path), pytest.raises(ValueError, match="another process is still measuring it"):
+        climb(record, tmp_path, tmp_path)
+    with alone(tmp_path):  # it lets go
+        pass
+
+
 def test_a_climb_does_not_go_on_under_other_conditions(
     whole, fakes_in_module, results_folder, tmp_path
 ):
@@ -395,6 +404,7 @@ def test_the_busiest_gpu_is_that_of_the_training():
         ([], "which ladder?"),
         (["image_classification", "--blocks", "0"], "--blocks"),
         (["image_classification", "--minutes", "0"], "--minutes"),
+        (["image_classification", "--minutes", "nan"], "--minutes"),
         (["--resume", "nowhere"], "nowhere"),
         (["image_classification", "--write"], "give --show FOLDER"),
     ],

@@ -241,8 +241,8 @@ PARITY = (
     Fault(
         "a loss that is no number agrees",
         "bench/analysis/certificates.py",
-        "    if one is None or other is None:\n        return inf",
-        "    if one is None or other is None:\n        return 0.0",
+        "    if not is_number(one) or not is_number(other):\n        return inf",
+        "    if not is_number(one) or not is_number(other):\n        return 0.0",
         CERTIFICATES,
     ),
     Fault(

@@ -252,15 +252,46 @@ def own_cpu_s() -> float:
     return times.user + times.system
 
 
-@pytest.mark.parametrize("wrong", ["the losses", "head.kernel"])
-def test_a_case_that_does_other_work_fails(wrong):
+@pytest.mark.parametrize(("cores", "threads"), [(6, 6), (1, 2)])
+def test_stages_share_the_threads_that_one_process_has(monkeypatch, cores, threads):
+    """Which a container's quota cuts, whatever cores there are; one each at least."""
+    ran = []
+
+    def launch(make, build, data, run, settings):
+        ran.append(run)
+        raise RuntimeError("seen")
+
+    data = SimpleNamespace(to_device=lambda *arrays: arrays)
+    impl = SimpleNamespace(__name__="impl", kit=SimpleNamespace(data=data))
+    monkeypatch.setattr(model_parallel, "usable_threads", lambda: cores)
+    monkeypatch.setattr(model_parallel.parallel, "find", lambda name: launch)
+    batches, devices = [(np.ones(4), np.ones(4))], {"replicas": 1, "parts": 2}
+    with pytest.raises(RuntimeError, match="seen"):
+        model_parallel.measure(impl, SimpleNamespace(batch_size=4), batches, "a:b", devices=devices)
+    assert ran[0].threads == threads
+
+
+OFF = 1 + 2 * TASKS["text-gpt"].parity
+
+
+@pytest.mark.parametrize(
+    ("wrong", "off", "said"),
+    [
+        ("the losses", OFF, "2.0e"),
+        ("head.kernel", OFF, "2.0e"),
+        ("the losses", np.nan, "nan"),
+        ("head.bias", np.nan, "nan"),
+    ],
+)
+def test_a_case_that_does_other_work_fails(wrong, off, said):
     models = SimpleNamespace(to_canonical=lambda name, array: array)
     impl = SimpleNamespace(kit=SimpleNamespace(models=models))
     work = SimpleNamespace(task=TASKS["text-gpt"])
-    wanted = Alone({"head.kernel": np.ones(4)}, [2.0, 1.0], [0.0, 1.0])
+    names = ("head.kernel", "head.bias")
+    wanted = Alone({name: np.ones(4) for name in names}, [2.0, 1.0], [0.0, 1.0])
     model_parallel.check(impl, work, wanted, wanted)
-    off = 1 + 2 * TASKS["text-gpt"].parity
-    weights = {"head.kernel": np.ones(4) * (off if wrong == "head.kernel" else 1)}
+    weights = {name: np.ones(4) * (off if wrong == name else 1) for name in names}
     losses = [2.0, off if wrong == "the losses" else 1.0]
-    with pytest.raises(RuntimeError, match=f"not the work of one process: {wrong} differ by 2.0e"):
+    said = f"not the work of one process: {wrong} differ by {said}"
+    with pytest.raises(RuntimeError, match=said):
         model_parallel.check(impl, work, Alone(weights, losses, [0.0, 1.0]), wanted)

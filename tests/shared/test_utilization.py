@@ -112,7 +112,10 @@ def test_an_interval_of_nothing_is_refused():
 
 
 class Driver(types.ModuleType):
-    """NVML of two GPUs: one whose figures go up and down, and a part of one, which is not told."""
+    """NVML of a GPU whose figures go up and down, a part of one, and one of the host's memory.
+
+    Of the last two not all is told.
+    """
 
     class NVMLError(Exception):
         pass
@@ -128,7 +131,7 @@ class Driver(types.ModuleType):
             raise self.NVMLError(self.broken)
 
     def nvmlDeviceGetCount(self):  # noqa: N802
-        return 2
+        return 3
 
     def nvmlDeviceGetHandleByIndex(self, number):  # noqa: N802
         return number
@@ -137,12 +140,14 @@ class Driver(types.ModuleType):
         return f"Made-up {gpu}"
 
     def nvmlDeviceGetUtilizationRates(self, gpu):  # noqa: N802
-        if gpu == 1:
+        if gpu:
             raise self.NVMLError("Not Supported")
         self.gave["busy"].append(next(self.percents))
         return types.SimpleNamespace(gpu=self.gave["busy"][-1], memory=0)
 
     def nvmlDeviceGetMemoryInfo(self, gpu):  # noqa: N802
+        if gpu == 2:
+            raise self.NVMLError("Not Supported")
         if gpu == 1:
             return types.SimpleNamespace(used=10**9, total=4 * 10**9, free=3 * 10**9)
         self.gave["bytes"].append(next(self.sizes) * 10**9)
@@ -162,7 +167,7 @@ def watched(monkeypatch, driver, seconds=0.0):
 def test_samples_of_nvml_come_back_as_mean_most_and_bytes(monkeypatch):
     driver = Driver()
     found = watched(monkeypatch, driver, 0.5)
-    first, part = found.gpus
+    first, part, hosts = found.gpus
     assert len(driver.gave["busy"]) > 5
     assert first.mean == pytest.approx(fmean(driver.gave["busy"]) / 100)
     assert first.most == 0.9
@@ -170,6 +175,7 @@ def test_samples_of_nvml_come_back_as_mean_most_and_bytes(monkeypatch):
     assert first.mean_bytes == pytest.approx(fmean(driver.gave["bytes"]))
     assert (first.most_bytes, first.whole_bytes) == (8 * 10**9, 80 * 10**9)
     assert (part.mean, part.most, part.sd, part.most_bytes) == (None, None, None, 10**9)
+    assert (hosts.mean_bytes, hosts.most_bytes, hosts.whole_bytes) == (None, None, None)
     assert found.without == ""
     assert driver.ended
     lines = str(found).splitlines()
@@ -178,6 +184,7 @@ def test_samples_of_nvml_come_back_as_mean_most_and_bytes(monkeypatch):
         *(f"{first.mean_bytes / 1e9:.2f}", "GB", "8.00", "GB", "80.0", "GB"),
     ]
     assert lines[2].split()[3:5] == ["?", "?"]
+    assert lines[3].split()[3:] == ["?", "?", "?", "GB", "?", "GB", "?", "GB"]
     assert all(len(line) <= 80 for line in lines)
 
 
