@@ -137,7 +137,8 @@ def share_of(found: Answer, option: Option) -> str:
             if own and theirs and not option.is_baseline:
                 value = found.figure(option).value / theirs.value
                 places = 3 if value >= 0.01 else None
-                return f"{number(value, places=places)} of its baseline's"
+                words = "of" if found.goal.less else "times"
+                return f"{number(value, places=places)} {words} its baseline's"
     return "baseline" if option.is_baseline else ""
 
 
@@ -248,6 +249,7 @@ COLUMNS = {
     "rate": ("samples/s", 1.0),
     "efficiency": ("efficiency [%]", 1.0),
     "of_limit": ("of the limit [%]", 1.0),
+    "batch": ("largest batch [samples]", 1.0),
     "memory": ("memory [MB]", 1e6),
     "processes": ("memory, imports too [MB]", 1e6),
     "size": ("size [MB]", 1e6),
