@@ -4,9 +4,10 @@
         [--steps N] [--folder FOLDER] [--json]
 
 A task of this suite is diagnosed in both frameworks. A file has a function `make()` that returns
-`(step, batches)`: `step(*batch)` trains, `batches` is any iterable of tuples; which framework it is
-for is seen by its imports. The step is profiled in a process of its own. Gains are those of a
-record: `--record`, or results/latest where it has intervals, or the published one.
+`(step, batches)`: `step(*batch)` trains, `batches` is any iterable of tuples (what is no tuple,
+such as a dict, is handed to the step whole); which framework it is for is seen by its imports. The
+step is profiled in a process of its own. Gains are those of a record: `--record`, or results/latest
+where it has intervals, or the published one.
 """
 
 from __future__ import annotations
@@ -100,7 +101,9 @@ def diagnosed(framework: str, given: argparse.Namespace) -> dict:
     done = subprocess.run(command, **given_back, env=quiet, check=False)
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["it said nothing"]
-        raise ValueError(f"{given.what} in {FRAMEWORKS[framework]}: {lines[-1]}")
+        name = f"{Path(given.what).name}:"  # with which what is said of a file begins
+        told = next((line for line in reversed(lines) if line.startswith(name)), None)
+        raise ValueError(told or f"{given.what} in {FRAMEWORKS[framework]}: {lines[-1]}")
     for line in reversed(done.stdout.splitlines()):  # a file may print more as it ends
         with contextlib.suppress(ValueError):
             if isinstance(found := json.loads(line), dict) and "bottleneck" in found:

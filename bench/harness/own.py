@@ -245,6 +245,8 @@ class Checking:
                 _check_margin(module, _evaluated(module, kit, predict, side))
             memory.reset_peak()
             scatter, step_s = self._scatter(kit, own, weights, resident)
+        except BadFile as error:
+            raise own_model.placed(error, path) from error
         except Exception as error:
             if not kit.is_out_of_memory(error):
                 raise

@@ -248,5 +248,5 @@ def test_a_users_file_is_diagnosed_from_the_command_line(tmp_path, capsys, monke
     assert (tmp_path / "files" / "pt" / "trace.json").is_file()
     path.write_text("import torch\n\ndef make():\n    raise KeyError('no such thing')\n")
     assert command.main(arguments) == 2
-    assert "in PyTorch: KeyError: 'no such thing'" in capsys.readouterr().err
+    assert "diagnose: model.py:4: in make KeyError: 'no such thing'" in capsys.readouterr().err
     assert json.loads((tmp_path / "files" / "pt" / "trace.json").read_text())["traceEvents"]

@@ -1,6 +1,7 @@
 """A user's file in a worker: what is wrong is one line that says what to do."""
 
 import os
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -53,6 +54,11 @@ def test_a_bad_file_is_one_line_and_leaves_nothing(checked, side, name):
     assert SAID[name].format(maker=MAKERS[side]) in found["bad"]
     assert "\n" not in found["bad"]
     assert found["written"] == []
+
+
+def test_the_line_of_the_file_at_which_a_batch_does_not_fit_is_said(checked):
+    said = checked["pt"]["loss_takes_other"]["bad"]
+    assert re.search(r"\.py:\d+: the batch does not fit loss_fn\(output, y\): ", said), said
 
 
 @pytest.mark.parametrize(
