@@ -35,9 +35,10 @@ SAID = {
     "late_weights": "2 weights of the model appear in training alone",
     "diverges": "choose a smaller learning rate",
     "evaluate_fails": "in evaluate IndexError",
+    "same_numbers": "batch gives the same numbers whatever its seed",
     "fraction": "if that is a fraction, write margin = 0.01 into the file",
 }
-OTHERS = ("diverges", "evaluate_fails", "fraction")
+OTHERS = ("diverges", "evaluate_fails", "fraction", "same_numbers")
 MAKERS = {"pt": "pytorch", "tf": "tensorflow"}
 
 
