@@ -28,6 +28,7 @@ from shared.own_model import names
 
 MODULES = {"torch": "pt", "torchvision": "pt", "tensorflow": "tf", "keras": "tf", "tf_keras": "tf"}
 MOST = 5  # remedies
+LEAST_STEPS = 4  # that the profiler takes in turns
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
 
@@ -116,7 +117,7 @@ def text(framework: str, found: dict, records: dict[str, dict]) -> list[str]:
     name = found["bottleneck"]
     verdict = "healthy, bound by its arithmetic" if found["healthy"] else f"held back by {name}"
     lines = [f"{FRAMEWORKS[framework]}: {verdict}", *(f"  {line}" for line in found["evidence"])]
-    cost = found["breakdown"]["cost"]
+    cost = max(0.0, found["breakdown"]["cost"])  # on a busy machine it drowns in the noise
     lines.append(f"  the profiler cost {cost:.1%} of the step, taken away from these shares")
     place, help_ = ", ".join(records) or "no record", known(records, framework, name)
     if help_:
@@ -151,8 +152,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--folder", help="where the profiler's files go")
     parser.add_argument("--json", action="store_true", help="for other programs")
     given = parser.parse_args(arguments)
+    of_file = given.what.endswith(".py")
+    if given.batch_size is not None and (of_file or given.batch_size < 1):
+        parser.error("--batch-size is that of a task, 1 or more; a file brings its own batches")
+    if given.steps < LEAST_STEPS:
+        parser.error(f"--steps: give {LEAST_STEPS} or more")
     try:
-        of_file = given.what.endswith(".py")
         if of_file:
             check_make(Path(given.what))
         sides = [given.framework] if given.framework else list(FRAMEWORKS)

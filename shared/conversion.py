@@ -409,7 +409,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         found = convert(given.pop("folder"), given.pop("target"), **given, progress=progress)
     except (OSError, ValueError, RuntimeError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"{parser.prog}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(

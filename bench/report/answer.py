@@ -145,7 +145,7 @@ def share_of(found: Answer, option: Option) -> str:
 def sentence(found: Answer, option: Option) -> str:
     """A row with its figure, its gain, its accuracy and its price."""
     figure = figure_of(found.figure(option), found.goal, found.limits)
-    if found.goal.figure in ("time", "rate") and not found.limits.steps:
+    if found.goal.figure == "rate" or (found.goal.figure == "time" and not found.limits.steps):
         gain = gain_of(option)
     else:
         gain = "" if found.goal.figure == "gained" else share_of(found, option)

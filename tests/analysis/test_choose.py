@@ -604,6 +604,11 @@ def test_the_goal_of_accuracy_is_that_of_whatever_was_trained(capsys):
     assert "points gained" not in capsys.readouterr().out
 
 
+def test_a_rate_is_one_beside_the_time_of_steps_too(capsys):
+    assert choose.main([str(DOCS), "--task", "photos", "--steps", "1000"]) == 0
+    assert "times its baseline's samples/s" in " ".join(capsys.readouterr().out.split())
+
+
 def test_the_largest_batch_is_an_aim(capsys):
     cases = [case for case in load(DOCS)["cases"] if "largest_batch" in (case["metrics"] or {})]
     most = max(case["metrics"]["largest_batch"]["value"] for case in cases)

@@ -219,6 +219,13 @@ def test_what_a_file_prints_as_it_ends_is_not_its_verdict(monkeypatch):
         found("not here")
 
 
+def test_a_profiler_that_cost_less_than_the_noise_cost_nothing():
+    found = diagnose(made_up([PRODUCT], forward=1.0), full=0.5, faults=0).as_json()
+    for cost, said in ((-0.27, "0.0%"), (0.05, "5.0%")):
+        found["breakdown"]["cost"] = cost
+        assert f"  the profiler cost {said} of the step" in "\n".join(command.text("pt", found, {}))
+
+
 def test_a_file_without_make_is_not_run(tmp_path, capsys):
     path = tmp_path / "train.py"
     path.write_text(f"import torch\nopen({str(tmp_path / 'executed')!r}, 'w')\n")

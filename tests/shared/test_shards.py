@@ -582,14 +582,14 @@ def test_the_command_converts_and_goes_on(folder, tmp_path, capsys):
 
 def test_the_command_says_in_one_line_what_is_wrong(folder, tmp_path, capsys):
     assert main([str(tmp_path / "gone"), str(tmp_path / "x"), "--format", "tar"]) == 1
-    assert capsys.readouterr().err == f"error: {tmp_path / 'gone'}: no such folder\n"
+    assert capsys.readouterr().err == f"twinbench shards: {tmp_path / 'gone'}: no such folder\n"
     source = tmp_path / "source"
     shutil.copytree(folder, source)
     bad = list_images(source)[0][0]
     bad.write_bytes(b"")
     command = [str(source), str(tmp_path / "y"), "--format", "tar", "--workers", "1"]
     assert main(command) == 1
-    assert capsys.readouterr().err.splitlines()[-1] == f"error: {bad}: empty"
+    assert capsys.readouterr().err.splitlines()[-1] == f"twinbench shards: {bad}: empty"
     command[1] = str(tmp_path / "z")
     assert main([*command, "--on-error", "skip"]) == 0
     assert f"skipped {bad}: empty\n" in capsys.readouterr().err
