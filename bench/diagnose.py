@@ -24,6 +24,7 @@ from pathlib import Path
 
 from bench.analysis.reading import FRAMEWORKS, load, results_file
 from bench.analysis.remedies import REMEDIES, Remedy, remedies
+from bench.harness.worker import ending
 from shared.own_model import names
 
 MODULES = {"torch": "pt", "torchvision": "pt", "tensorflow": "tf", "keras": "tf", "tf_keras": "tf"}
@@ -50,8 +51,11 @@ def check_make(path: Path) -> None:
         raise ValueError(f"{path} has no function make() that returns (step, batches): write one")
 
 
-def framework_of(path: Path) -> str:
-    """The framework that a file imports. Raises ValueError where it is none, or both."""
+def framework_of(path: Path, asked: str | None = None) -> str:
+    """The framework that a file imports, or the one asked for where that is not said by it.
+
+    Raises ValueError where it is none, or both, or another than asked for.
+    """
     imported = {
         (alias.name if isinstance(node, ast.Import) else node.module or "").partition(".")[0]
         for node in ast.walk(read(path))
@@ -59,10 +63,15 @@ def framework_of(path: Path) -> str:
         for alias in node.names
     }
     found = {MODULES[name] for name in imported if name in MODULES}
+    if asked and (asked in found or not found):
+        return asked
     if len(found) != 1:
         said = "both torch and tensorflow" if found else "neither torch nor tensorflow"
         raise ValueError(f"{path} imports {said}: say which with --framework")
-    return found.pop()
+    (own,) = found
+    if asked:
+        raise ValueError(f"{path} is of {FRAMEWORKS[own]} alone: leave --framework out")
+    return own
 
 
 def newest() -> dict[str, dict]:
@@ -101,7 +110,9 @@ def diagnosed(framework: str, given: argparse.Namespace) -> dict:
     given_back = {"capture_output": True, "text": True, "errors": "replace"}
     done = subprocess.run(command, **given_back, env=quiet, check=False)
     if done.returncode:
-        lines = done.stderr.strip().splitlines() or ["it said nothing"]
+        lines = done.stderr.strip().splitlines()
+        if done.returncode < 0 or not lines:  # killed, for lack of memory perhaps
+            lines.append("; ".join([*lines[-1:], f"it {ending(done.returncode)}"]))
         name = f"{Path(given.what).name}:"  # with which what is said of a file begins
         told = next((line for line in reversed(lines) if line.startswith(name)), None)
         raise ValueError(told or f"{given.what} in {FRAMEWORKS[framework]}: {lines[-1]}")
@@ -161,8 +172,8 @@ def main(arguments: list[str] | None = None) -> int:
         if of_file:
             check_make(Path(given.what))
         sides = [given.framework] if given.framework else list(FRAMEWORKS)
-        if of_file and not given.framework:
-            sides = [framework_of(Path(given.what))]
+        if of_file:
+            sides = [framework_of(Path(given.what), given.framework)]
         records = {_shown(place): load(place) for place in given.record or ()} or newest()
         found = {side: diagnosed(side, given) for side in sides}
     except ValueError as error:
