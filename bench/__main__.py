@@ -41,6 +41,9 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("command", metavar="COMMAND", choices=COMMANDS)
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    if not (sys.argv[1:] if arguments is None else arguments):
+        parser.print_help(sys.stderr)
+        return 2
     given = parser.parse_args(arguments)
     sys.stdout.reconfigure(errors="backslashreplace")  # a console without UTF-8 loses no line
     try:

@@ -49,7 +49,8 @@ def advise(
 def _nothing(goal: str | None, limits: Limits) -> str:
     """Why there is no answer."""
     measured = "a figure to choose by" if goal is None else GOALS[goal].title
-    measured = f"a {measured}" if goal and GOALS[goal].less else measured
+    plural = goal is None or GOALS[goal].figure in ("rate", "gained")
+    measured = measured if plural else f"a {measured}"
     more = "; it may have timed no predictions" if goal == "latency" else ""
     limited = (limits.accuracy_drop, limits.memory) != (None, None)
     within = " within the limits" if limited else " that keeps accuracy"
@@ -75,6 +76,8 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"--steps: {given.steps} is not a number of steps; give 1 or more")
     if given.steps is not None and given.goal and GOALS[given.goal].figure != "time":
         parser.error(f"--steps is the time of steps: --goal {given.goal} has none")
+    if given.memory_budget is not None and given.goal == "batch":
+        parser.error("--goal batch is of the run's own budget: give pytest bench/ --memory-budget")
     if given.max_accuracy_drop is not None and not isfinite(given.max_accuracy_drop):
         parser.error(f"--max-accuracy-drop: {given.max_accuracy_drop} is no number of points")
     limits = Limits(given.max_accuracy_drop, given.memory_budget, given.steps)

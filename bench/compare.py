@@ -374,7 +374,9 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--all", action="store_true", help="also what did not change")
     parser.add_argument("--format", choices=("terminal", "markdown"), default="terminal")
-    parser.add_argument("--fail-if", type=_limit, metavar="slower:P%", help="exit with status 1 if")
+    parser.add_argument(
+        "--fail-if", type=_limit, metavar="slower:P%", help="then exit with status 1"
+    )
     given = parser.parse_args(arguments)
     if len(given.runs) < 2 or (len(given.runs) > 2 and given.fail_if is not None):
         parser.error("give two runs, or more without --fail-if")

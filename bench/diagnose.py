@@ -4,9 +4,10 @@
         [--steps N] [--folder FOLDER] [--json]
 
 A task of this suite is diagnosed in both frameworks. A file has a function `make()` that returns
-`(step, batches)`: `step(*batch)` trains, `batches` is any iterable of tuples; which framework it is
-for is seen by its imports. The step is profiled in a process of its own. Gains are those of a
-record: `--record`, or results/latest where it has intervals, or the published one.
+`(step, batches)`: `step(*batch)` trains, `batches` is any iterable of tuples (what is no tuple,
+such as a dict, is handed to the step whole); which framework it is for is seen by its imports. The
+step is profiled in a process of its own. Gains are those of a record: `--record`, or results/latest
+where it has intervals, or the published one.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ from pathlib import Path
 
 from bench.analysis.reading import FRAMEWORKS, load, results_file
 from bench.analysis.remedies import REMEDIES, Remedy, remedies
+from bench.harness.worker import ending
 from shared.own_model import names
 
 MODULES = {"torch": "pt", "torchvision": "pt", "tensorflow": "tf", "keras": "tf", "tf_keras": "tf"}
 MOST = 5  # remedies
+LEAST_STEPS = 4  # that the profiler takes in turns
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
 
@@ -48,8 +51,11 @@ def check_make(path: Path) -> None:
         raise ValueError(f"{path} has no function make() that returns (step, batches): write one")
 
 
-def framework_of(path: Path) -> str:
-    """The framework that a file imports. Raises ValueError where it is none, or both."""
+def framework_of(path: Path, asked: str | None = None) -> str:
+    """The framework that a file imports, or the one asked for where that is not said by it.
+
+    Raises ValueError where it is none, or both, or another than asked for.
+    """
     imported = {
         (alias.name if isinstance(node, ast.Import) else node.module or "").partition(".")[0]
         for node in ast.walk(read(path))
@@ -57,10 +63,15 @@ def framework_of(path: Path) -> str:
         for alias in node.names
     }
     found = {MODULES[name] for name in imported if name in MODULES}
+    if asked and (asked in found or not found):
+        return asked
     if len(found) != 1:
         said = "both torch and tensorflow" if found else "neither torch nor tensorflow"
         raise ValueError(f"{path} imports {said}: say which with --framework")
-    return found.pop()
+    (own,) = found
+    if asked:
+        raise ValueError(f"{path} is of {FRAMEWORKS[own]} alone: leave --framework out")
+    return own
 
 
 def newest() -> dict[str, dict]:
@@ -99,8 +110,12 @@ def diagnosed(framework: str, given: argparse.Namespace) -> dict:
     given_back = {"capture_output": True, "text": True, "errors": "replace"}
     done = subprocess.run(command, **given_back, env=quiet, check=False)
     if done.returncode:
-        lines = done.stderr.strip().splitlines() or ["it said nothing"]
-        raise ValueError(f"{given.what} in {FRAMEWORKS[framework]}: {lines[-1]}")
+        lines = done.stderr.strip().splitlines()
+        if done.returncode < 0 or not lines:  # killed, for lack of memory perhaps
+            lines.append("; ".join([*lines[-1:], f"it {ending(done.returncode)}"]))
+        name = f"{Path(given.what).name}:"  # with which what is said of a file begins
+        told = next((line for line in reversed(lines) if line.startswith(name)), None)
+        raise ValueError(told or f"{given.what} in {FRAMEWORKS[framework]}: {lines[-1]}")
     for line in reversed(done.stdout.splitlines()):  # a file may print more as it ends
         with contextlib.suppress(ValueError):
             if isinstance(found := json.loads(line), dict) and "bottleneck" in found:
@@ -113,7 +128,7 @@ def text(framework: str, found: dict, records: dict[str, dict]) -> list[str]:
     name = found["bottleneck"]
     verdict = "healthy, bound by its arithmetic" if found["healthy"] else f"held back by {name}"
     lines = [f"{FRAMEWORKS[framework]}: {verdict}", *(f"  {line}" for line in found["evidence"])]
-    cost = found["breakdown"]["cost"]
+    cost = max(0.0, found["breakdown"]["cost"])  # on a busy machine it drowns in the noise
     lines.append(f"  the profiler cost {cost:.1%} of the step, taken away from these shares")
     place, help_ = ", ".join(records) or "no record", known(records, framework, name)
     if help_:
@@ -148,13 +163,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--folder", help="where the profiler's files go")
     parser.add_argument("--json", action="store_true", help="for other programs")
     given = parser.parse_args(arguments)
+    of_file = given.what.endswith(".py")
+    if given.batch_size is not None and (of_file or given.batch_size < 1):
+        parser.error("--batch-size is that of a task, 1 or more; a file brings its own batches")
+    if given.steps < LEAST_STEPS:
+        parser.error(f"--steps: give {LEAST_STEPS} or more")
     try:
-        of_file = given.what.endswith(".py")
         if of_file:
             check_make(Path(given.what))
         sides = [given.framework] if given.framework else list(FRAMEWORKS)
-        if of_file and not given.framework:
-            sides = [framework_of(Path(given.what))]
+        if of_file:
+            sides = [framework_of(Path(given.what), given.framework)]
         records = {_shown(place): load(place) for place in given.record or ()} or newest()
         found = {side: diagnosed(side, given) for side in sides}
     except ValueError as error:

@@ -131,7 +131,7 @@ def prepare(
 
     say: is told what begins. Raises BadFile with one line. What is written lies in `results`/data,
     whole or not at all, and is this run's alone: it holds it until its process ends. What earlier
-    runs of the file left there is removed.
+    runs left there, of this file or another, is removed.
     """
     file = own_model.look(path)
     sides = [side for side in file.sides if not wanted or side in wanted]
@@ -140,7 +140,7 @@ def prepare(
         raise BadFile(f"{file.path.name} has a model for {has} alone: leave --framework out")
     place = results.resolve() / "data"
     place.mkdir(parents=True, exist_ok=True)
-    scratch.sweep(place, f"own-{file.name}-")
+    scratch.sweep(place, "own-")
     folder, _ = scratch.made(place, f"own-{file.name}-")
     try:
         (folder / own_model.SOURCE).write_bytes(file.text)

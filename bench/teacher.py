@@ -54,7 +54,11 @@ def train(path: Path) -> float:
 
 def main(arguments: list[str] | None = None) -> int:
     """Train it, write it and say how good it is; return the exit status (2: an error)."""
-    parser = argparse.ArgumentParser(prog="twinbench teacher", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="twinbench teacher",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("path", type=Path, nargs="?", default=teacher.PATH)
     given, start = parser.parse_args(arguments), time.monotonic()
     try:

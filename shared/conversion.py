@@ -77,7 +77,8 @@ def convert(
     told the finished shards, all shards, and the images skipped so far.
 
     A `target` that holds shards of the same source and settings is taken up: shards whose files
-    have their size and checksum stay, the others are written.
+    have their size and checksum stay, the others are written. Where none has skipped an image,
+    `on_error` may be another.
 
     Raises ValueError for settings that don't exist, for an image that can't be stored, for a target
     that holds something else or lies within the source, and where no image is left; RuntimeError
@@ -149,6 +150,8 @@ def _take_up(target: Path, settings: dict) -> dict | None:
             raise ValueError(f"{target}: holds no shards, but {others[0]!r}: choose a new folder")
         return None
     old = manifest["settings"]
+    if not any(shard["skipped"] for shard in manifest["shards"] if shard):
+        old["on_error"] = settings["on_error"]  # what ended at a bad image may go on without it
     differing = [name for name, value in settings.items() if old.get(name) != value]
     if differing:
         raise ValueError(
@@ -388,7 +391,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--samples", type=int, default=256, help="images a shard (256)")
     parser.add_argument("--seed", type=int, default=0, help="of the order of images (0)")
     parser.add_argument("--workers", type=int, default=0, help="processes (0: one a core)")
-    parser.add_argument("--on-error", choices=("raise", "skip"), default="raise")
+    parser.add_argument(
+        "--on-error",
+        choices=("raise", "skip"),
+        default="raise",
+        help="end at an image that can't be stored, or leave it out (raise)",
+    )
     given = vars(parser.parse_args(arguments))
     done = (0, 0, 0)
 
@@ -401,7 +409,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         found = convert(given.pop("folder"), given.pop("target"), **given, progress=progress)
     except (OSError, ValueError, RuntimeError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"{parser.prog}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(

@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from shared.profiles import in_order
 from shared.specs import TASKS, DatasetSpec, FileSpec, Recipe, Task
 
 MAKERS = {"pt": "pytorch", "tf": "tensorflow"}
@@ -40,6 +41,10 @@ SEED = 2026
 RECIPE = Recipe(
     "adamw", learning_rate=1e-3, epochs=1, accuracy_batch_size=USUAL_BATCH, weight_decay=0.01
 )
+
+
+# Colours of a terminal, and what TensorFlow calls a function and an operator.
+_NOISE = re.compile(r"\x1b\[[\d;]*m|\{\{function_node [^}]*\}\} |\[Op:\w+\] name: *$", re.M)
 
 
 class BadFile(ValueError):
@@ -158,10 +163,60 @@ def call(what: str, path: str | Path, function: Callable, *arguments: Any) -> An
     except BadFile:
         raise
     except (Exception, SystemExit) as error:
-        lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if _same(f, path)]
-        place = f"{Path(path).name}:{lines[-1]}" if lines else Path(path).name
         inside = f" in {what}" if what else ""
-        raise BadFile(f"{place}:{inside} {one_line(error)}{_hint(error)}") from error
+        raise BadFile(f"{_place(error, path)}:{inside} {one_line(error)}{_hint(error)}") from error
+
+
+def placed(fault: BadFile, path: str | Path) -> BadFile:
+    """A fault with the line of the file that its cause came through, if it has none yet."""
+    cause, named = fault.__cause__, str(fault).startswith(f"{Path(path).name}:")
+    return fault if cause is None or named else BadFile(f"{_place(cause, path)}: {fault}")
+
+
+def _place(error: BaseException, path: str | Path) -> str:
+    """The file's name and the last of its lines that an error came through, if any."""
+    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if _same(f, path)]
+    return f"{Path(path).name}:{lines[-1]}" if lines else Path(path).name
+
+
+def made(path: str | Path) -> tuple[Callable, Any]:
+    """The step and its batches that `make()` of a file returns. Raises BadFile where it has none.
+
+    What is no list is not looked into: its batches may be gone then.
+    """
+    name, make = Path(path).name, getattr(load(path), "make", None)
+    if make is None:
+        raise BadFile(f"{name} has no function make() that returns (step, batches): write one")
+    found = call("make", path, make)
+    if not isinstance(found, (tuple, list)) or len(found) != 2 or not callable(found[0]):
+        raise BadFile(f"{name}: make() gives {_kind(found)}, not (step, batches)")
+    step, batches = found
+    expected = "give a list of tuples, one for each step, such as [(x, y)]"
+    if isinstance(batches, Mapping) or not hasattr(batches, "__iter__"):
+        raise BadFile(f"{name}: make() gives {_kind(batches)} as its batches: {expected}")
+    if isinstance(batches, (tuple, list)) and batches and (why := _refuses(step, batches[0])):
+        raise BadFile(
+            f"{name}: step does not take its first batch ({why}): {expected}; what is no tuple, "
+            "such as a dict, is handed to it whole"
+        )
+    return step, batches
+
+
+def _refuses(step: Callable, batch: Any) -> str | None:
+    """Why a step does not take a batch, as far as its signature says."""
+    try:
+        inspect.signature(step).bind(*in_order(batch))
+    except TypeError as error:
+        return str(error)
+    except ValueError:  # it has none
+        return None
+    return None
+
+
+def with_made(path: str | Path, function: Callable) -> Any:
+    """`function(step, batches)` of what `make()` of a file returns. Raises BadFile, too."""
+    step, batches = made(path)
+    return call("", path, function, step, batches)
 
 
 def _hint(error: BaseException) -> str:
@@ -177,8 +232,12 @@ def _same(frame: traceback.FrameSummary, path: str | Path) -> bool:
 
 
 def one_line(error: BaseException) -> str:
-    """An exception's type and the first line of its message."""
-    words = str(error).strip().splitlines()
+    """An exception's type and the line of its message that says why."""
+    words = [line.strip() for line in _NOISE.sub("", str(error)).splitlines() if line.strip()]
+    if words[:1] == ["Graph execution error:"]:  # TensorFlow's own reason follows its calls
+        words = [line for line in words if not line.startswith("[[")][-1:]
+    elif words[1:] and words[0].startswith("Exception encountered when calling"):  # Keras's
+        words = [f"{words[0].removesuffix('.')}: {words[1]}"]
     return f"{type(error).__name__}: {words[0]}" if words else type(error).__name__
 
 
@@ -258,8 +317,8 @@ def arrays(tree: Any) -> Any:
         found = np.asarray(tree)
     except TypeError:
         raise BadFile(f"a batch holds {tree.dtype}, which NumPy has not: give float32") from None
-    if found.dtype == object or found.dtype.kind in "OSU":
-        raise BadFile(f"a batch holds {_kind(tree)}: give arrays of numbers")
+    if found.dtype.kind in "OSU":
+        raise BadFile(f"a batch holds {_kind(tree)} of {found.dtype}: give arrays of numbers")
     return found
 
 

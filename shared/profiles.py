@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 from statistics import fmean, median
+from typing import Any
 
 WAITING, STEP = "waiting for data", "train step"  # the marks of each step in a trace
 COMPUTING = ("forward", "backward", "optimizer")
@@ -147,6 +148,11 @@ def endless(batches: Iterable) -> Iterator:
             raise ValueError("there are no batches (or no more of an iterator: give a list)")
 
 
+def in_order(batch: Any) -> Sequence:
+    """What a step gets of a batch: a tuple's or a list's items; a dict or a tensor as it is."""
+    return batch if isinstance(batch, tuple | list) else (batch,)
+
+
 def run_steps(
     step: Callable,
     batches: Iterator,
@@ -163,7 +169,7 @@ def run_steps(
             batch = next(batches)
         middle, cpu = time.perf_counter(), time.thread_time()
         with mark(STEP):
-            step(*batch)
+            step(*in_order(batch))
             synchronize()
         cpu = time.thread_time() - cpu
         found.append(Taken(middle - start, time.perf_counter() - middle, cpu))

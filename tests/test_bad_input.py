@@ -14,6 +14,7 @@ import io
 import json
 import os
 import pickle
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,7 +25,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from bench import __main__ as commands
+from bench import __main__ as twinbench
 from bench import choose, claims, compare, conftest, diagnose, priorities, resume, validate
 from bench.harness import state
 from bench.network import hosts, projection
@@ -235,6 +236,12 @@ def test_a_damaged_ledger_gives_a_whole_answer_or_one_line(text):
         whole_or_refused(claims.main, "results.json", "--ledger", "claims.json")
 
 
+def test_no_command_shows_them_all(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["twinbench"])
+    assert twinbench.main() == 2
+    assert "\n  choose      what to use for one aim" in capsys.readouterr().err
+
+
 # Options -----------------------------------------------------------------------------------------
 
 words = st.text(st.characters(codec="utf-8", exclude_categories=["C", "Zl", "Zp"]), max_size=12)
@@ -261,6 +268,9 @@ OPTIONS = {
     "fail if": (compare.main, ["results.json"] * 2, "--fail-if", no_number),
     "technique": (claims.main, ["results.json"], "--technique", no_number.filter(bool)),
     "format": (report.main, ["results.json"], "--format", no_number),
+    "batch size": (diagnose.main, ["digits-cnn"], "--batch-size", no_count),
+    "batch size of a file": (diagnose.main, ["mine.py"], "--batch-size", st.just("8")),
+    "profiled steps": (diagnose.main, ["digits-cnn"], "--steps", st.sampled_from(["0", "3"])),
     "pairs": (validate.main, ["measure"], "--pairs", no_count),
     "minutes": (validate.main, ["measure"], "--minutes", no_amount),
     "framework": (validate.main, ["measure"], "--framework", no_number),
@@ -286,7 +296,7 @@ def test_an_option_that_makes_no_sense_is_one_line(data, name):
 def test_a_folder_that_can_not_be_written_is_one_line():
     with folder():
         Path("results.json").write_bytes(TEXT)
-        said = refused(commands.main, "validate", "measure", "--results", "results.json/in it")
+        said = refused(twinbench.main, "validate", "measure", "--results", "results.json/in it")
     assert said.endswith("results.json/in it: Not a directory")
 
 
@@ -410,7 +420,7 @@ def test_a_damaged_image_is_stored_or_named_and_no_shard_is_half_written(form, d
         else:
             said = [line for line in err.splitlines() if "of 1 shards" not in line]
             assert (status, out, len(said)) == (1, "", 1), err
-            assert said[0].startswith("error: ")
+            assert said[0].startswith("twinbench shards: ")
             assert "1.jpg" in said[0]
             assert written == set()
 

@@ -922,6 +922,11 @@ def letters(text: str) -> str:
     return re.sub(r"^\d+\. |[`\s\-]", "", text, flags=re.M).lower()
 
 
+def test_the_page_of_compilation_says_after_how_many_steps_it_is_repaid():
+    page = (ROOT / "docs/techniques/train_step/compilation.md").read_text("utf-8")
+    assert "| break-even [steps] (interval) |" in page
+
+
 def test_a_page_lists_the_variants_and_tasks_of_the_benchmark():
     page = pages()["train_step/compilation.md"]
     assert "| baseline (the baseline) | — | yes | Keras 3 | default |" in page

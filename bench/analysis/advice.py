@@ -64,8 +64,9 @@ class Advice:
 
     `between`: what PyTorch's side takes over what TensorFlow's takes; of accuracy the difference in
     points. `main`: of the works with models of its size (for accuracy: of its task) the one with
-    most rows to advise, whatever came out. `batch_size`: None where it makes no difference.
-    `provisional`: one block's times, without intervals.
+    most rows to advise, whatever came out; where that tells nothing, also the next that does.
+    `batch_size`: None where it makes no difference. `provisional`: one block's times, without
+    intervals.
     """
 
     question: Question
@@ -106,7 +107,7 @@ def advice(record: Record) -> list[Advice]:
     """Every aim with its works: large models first, then by how many rows there are to advise."""
     effects, found = Effects(record), []
     every = rows(record, effects)
-    first: set[tuple] = set()
+    before: dict[tuple, list[bool]] = {}  # whether the works before tell something
     for question, figure in _asked():
         works: dict[tuple, list[Row]] = {}
         for row in every:
@@ -119,8 +120,10 @@ def advice(record: Record) -> list[Advice]:
             size: Any = None if question.family else own[0].large
             size = own[0].case["task"] if figure == ACCURACY else size
             made = _advice(question, figure, own, every, effects)
-            found.append(replace(made, main=(question, size) not in first))
-            first.add((question, size))
+            told = before.setdefault((question, size), [])
+            after_nothing = size is not None and made.tells and not any(told)
+            found.append(replace(made, main=not told or after_nothing))
+            told.append(made.tells)
     return found
 
 

@@ -31,7 +31,7 @@ from shared.specs import more_is_better
 
 Record = dict[str, Any]
 TRAIN, PREDICT, INPUT, DEVICES, PROBE = "train", "predict", "input", "devices", "probe"
-RECIPE = "recipe"
+RECIPE, FIT = "recipe", "fit"
 NAMES = {
     TRAIN: "train step",
     PREDICT: "prediction",
@@ -39,6 +39,7 @@ NAMES = {
     DEVICES: "several devices",
     PROBE: "probe",
     RECIPE: "training",
+    FIT: "train step",
 }
 FAMILIES = ("train_step", "input", "parallel", "recipes", "compression", "deployment")
 FAMILIES += ("diagnosis", "adaptation")
@@ -68,6 +69,8 @@ GOALS = {
         Goal("accuracy", "gained", "points gained over the plain training", "points", 1.0,
              (TRAIN, PREDICT, RECIPE), less=False),
         Goal("memory", "memory", "peak memory above import", "MB", 1e6, (TRAIN, PREDICT)),
+        Goal("batch", "batch", "largest batch that fits into memory", "samples", 1.0, (FIT,),
+             less=False),
         Goal("cold-start", "first_call", "first call in a new process", "s", 1.0,
              (TRAIN, PREDICT)),
         Goal("start", "start", "time to the first prediction in a new process", "s", 1.0,
@@ -159,8 +162,9 @@ class Work:
 
     @property
     def title(self) -> str:
-        """digits-cnn, batch 128, train step."""
-        words = f"{self.task}, batch {self.batch_size}, {NAMES[self.kind]}"
+        """digits-cnn, batch 128, train step; the largest batch is of no batch size."""
+        size = "" if self.kind == FIT else f"batch {self.batch_size}, "
+        words = f"{self.task}, {size}{NAMES[self.kind]}"
         return f"{words} ({self.apart})" if self.apart else words
 
     def bounds(self, name: str, one: Option, other: Option) -> tuple[float, float] | None:
@@ -192,6 +196,9 @@ class Work:
             return replace(goal, title=what, unit=unit)
         if goal.figure == "memory" and any(on_device(case.get("memory")) for case in cases):
             return replace(goal, title="peak memory of the GPU")
+        budget = next(filter(None, (at(case, "evidence", "budget_bytes") for case in cases)), None)
+        if goal.figure == "batch" and is_number(budget):
+            return replace(goal, title=f"largest batch in {budget / 1e6:,.0f} MB above import")
         return goal
 
     @property
@@ -320,6 +327,8 @@ def _unpaired(record: Record, case: dict) -> bool:
 
 def _kind(technique: str, cases: list[dict]) -> str:
     family = family_of(technique)
+    if any(at(case, "metrics", "largest_batch", "value") for case in cases):
+        return FIT
     if family in OF_LEARNING and any(at(case, "accuracy", "mean") is not None for case in cases):
         return RECIPE
     if any(at(case, "timing", "median_s") for case in cases):
@@ -364,7 +373,7 @@ def option(record: Record, case: dict, base: dict, kind: str, learns: bool) -> O
     )
     needs = price(case)
     kept = accuracy.of(case, record["cases"], record["tasks"])
-    if kind in (INPUT, DEVICES):  # what feeds or spreads is trained elsewhere
+    if kind in (INPUT, DEVICES, FIT):  # what feeds, spreads or fits is trained elsewhere
         kept = Accuracy(True, asked=False)
     found = Option(case, figures, kept, *needs, own=own)
     return replace(found, gain=_gain(found, own_base))
@@ -428,6 +437,8 @@ def _figures(case: dict) -> Iterator[tuple[str, Figure]]:
         "of_limit": _metric(metrics, "share_of_limit"),
         "steps": _metric(metrics, "steps_to_target"),
     }
+    if is_number(most := at(metrics, "largest_batch", "value")):
+        yield "batch", Figure(most, most, 1.05 * most, "exact")  # 5% more does not fit
     for name, (value, ci, samples) in every.items():
         if is_number(value) and value > 0:
             exact = name == "size" or (name == "memory" and counted)
@@ -500,8 +511,9 @@ MAIN = {
     DEVICES: "rate",
     PROBE: "rate",
     RECIPE: "gained",
+    FIT: "batch",
 }
-MORE_IS_BETTER = ("rate", "efficiency", "of_limit", "gained")
+MORE_IS_BETTER = ("rate", "efficiency", "of_limit", "gained", "batch")
 DECIDING = ("time", "rate", "memory", "size", "first_call", "start")
 
 

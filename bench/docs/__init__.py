@@ -29,7 +29,8 @@ from bench.report.tables import escape, markdown_table
 from shared.specs import TASKS, parameter_count, train_step_flops
 
 FOLDER = ROOT / "docs" / "techniques"
-SHOWN = ("speed", "ratios", "cost", "accuracy", "probed", "rates")  # tables of a page's results
+# Tables of a page's results.
+SHOWN = ("speed", "ratios", "cost", "lifetimes", "accuracy", "probed", "rates")
 SECTIONS = (
     "What it changes",
     "Its twin",

@@ -245,6 +245,8 @@ class Checking:
                 _check_margin(module, _evaluated(module, kit, predict, side))
             memory.reset_peak()
             scatter, step_s = self._scatter(kit, own, weights, resident)
+        except BadFile as error:
+            raise own_model.placed(error, path) from error
         except Exception as error:
             if not kit.is_out_of_memory(error):
                 raise
@@ -359,12 +361,15 @@ def _batches(module: Any, side: str) -> tuple[int, list[tuple], bool]:
         size = own_model.usual_size(module)
         given = [own_model.given(module, size, SEED + place, side) for place in range(BATCHES)]
         found = [own_model.pair(each, "batch") for each in given]
-        again = own_model.draw(module, size, SEED, side)
-        ours, theirs = (_numbered(batch) for batch in (again, found[0]))
-        if any(not np.array_equal(ours[name], theirs[name], equal_nan=True) for name in theirs):
+        if not _equal(own_model.draw(module, size, SEED, side), found[0]):
             raise BadFile(
                 f"batch({size}, {SEED}) gives other numbers each time: draw them from "
                 "np.random.default_rng(seed)"
+            )
+        if hasattr(module, "evaluate") and _equal(found[1], found[0]):
+            raise BadFile(
+                "batch gives the same numbers whatever its seed, so that every training for "
+                "evaluate would be the same: draw them from np.random.default_rng(seed)"
             )
     else:
         made = own_model.call("batches", module.__file__, module.batches)
@@ -385,6 +390,14 @@ def _batches(module: Any, side: str) -> tuple[int, list[tuple], bool]:
 def _of_twins(module: Any, batches: list[tuple], folder: Path) -> list[tuple]:
     """What both twins are given: a file's own batches may be shuffled, so they are PyTorch's."""
     return batches if hasattr(module, "batch") else own_model.load_batches(folder / "pt")
+
+
+def _equal(one: tuple, other: tuple) -> bool:
+    """Whether two batches hold the same numbers."""
+    ours, theirs = _numbered(one), _numbered(other)
+    return ours.keys() == theirs.keys() and all(
+        np.array_equal(ours[name], theirs[name], equal_nan=True) for name in theirs
+    )
 
 
 def _numbered(tree: Any) -> dict[str, np.ndarray]:

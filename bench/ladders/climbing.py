@@ -116,9 +116,9 @@ class Climb:
         with Processes(self.folder / "logs", **settings) as processes:
             self._conditions(processes)
             arrays, settings = self.ladder.materialise(self.data, self.ladder.task)
+            self._drop_halves()  # before what failed, which would be next in their place
             if self.record["resumed"]:
                 self._drop_failed()
-            self._drop_halves()
             while wanted := self._next():
                 if self.end is not None and time.monotonic() >= self.end:
                     return False

@@ -137,14 +137,15 @@ def share_of(found: Answer, option: Option) -> str:
             if own and theirs and not option.is_baseline:
                 value = found.figure(option).value / theirs.value
                 places = 3 if value >= 0.01 else None
-                return f"{number(value, places=places)} of its baseline's"
+                words = "of" if found.goal.less else "times"
+                return f"{number(value, places=places)} {words} its baseline's"
     return "baseline" if option.is_baseline else ""
 
 
 def sentence(found: Answer, option: Option) -> str:
     """A row with its figure, its gain, its accuracy and its price."""
     figure = figure_of(found.figure(option), found.goal, found.limits)
-    if found.goal.figure in ("time", "rate") and not found.limits.steps:
+    if found.goal.figure == "rate" or (found.goal.figure == "time" and not found.limits.steps):
         gain = gain_of(option)
     else:
         gain = "" if found.goal.figure == "gained" else share_of(found, option)
@@ -248,6 +249,7 @@ COLUMNS = {
     "rate": ("samples/s", 1.0),
     "efficiency": ("efficiency [%]", 1.0),
     "of_limit": ("of the limit [%]", 1.0),
+    "batch": ("largest batch [samples]", 1.0),
     "memory": ("memory [MB]", 1e6),
     "processes": ("memory, imports too [MB]", 1e6),
     "size": ("size [MB]", 1e6),

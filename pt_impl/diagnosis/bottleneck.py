@@ -25,6 +25,7 @@ Copy with it: `pt_impl/diagnosis/profiling.py`, `shared/bottlenecks.py`, `shared
 """
 
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import psutil
 
@@ -57,7 +58,6 @@ def main() -> None:
     import argparse
     import json
     import os
-    import runpy
     import sys
 
     parser = argparse.ArgumentParser(description=main.__doc__)
@@ -68,14 +68,19 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or the profiler logs to the terminal
+    find = partial(find_bottleneck, steps=given.steps, folder=given.folder)
     if given.what.endswith(".py"):
-        sys.path[:0] = [os.path.dirname(os.path.abspath(given.what)), "."]  # of its own imports
-        step, batches = runpy.run_path(given.what)["make"]()
+        from shared import own_model
+
+        sys.path.insert(0, ".")  # of its own imports
+        try:
+            found = own_model.with_made(os.path.abspath(given.what), find)
+        except own_model.BadFile as error:
+            sys.exit(str(error))
     else:
         from pt_impl.kit import examples
 
-        step, batches = examples.train_step(given.what, given.batch_size)
-    found = find_bottleneck(step, batches, steps=given.steps, folder=given.folder)
+        found = find(*examples.train_step(given.what, given.batch_size))
     print(json.dumps(found.as_json()) if given.json else f"{found}\n\n{found.breakdown}")
 
 

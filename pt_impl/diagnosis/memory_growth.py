@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterable
 import torch
 
 from shared.growth import Growth, watch
-from shared.profiles import endless
+from shared.profiles import endless, in_order
 
 
 def watch_memory(
@@ -55,7 +55,7 @@ def watch_memory(
 
     def work() -> None:
         for _ in range(steps):
-            step(*next(batches))
+            step(*in_order(next(batches)))
         if torch.cuda.is_available():
             torch.cuda.synchronize()
 

@@ -27,6 +27,7 @@ from bench.harness.record import Record
 from bench.harness.schedule import techniques
 from bench.harness.selection import cases_of
 from bench.report.answer import lines, rounded, text, why
+from bench.report.figures import number
 from tests.analysis.test_looks import measured
 from tests.report.test_report import record
 
@@ -562,6 +563,7 @@ def test_the_answer_holds_80_columns(capsys, options):
     [
         (record, ["--goal", "size"], "no row of this run has a size on disk"),
         (trained, ["--goal", "throughput"], "no row of this run has samples per second"),
+        (record, ["--goal", "batch"], "no row of this run has a largest batch that fits"),
         (record, ["--goal", "latency"], "it may have timed no predictions"),
         (record, ["--goal", "memory", "--memory-budget", "1KB"], "within the limits"),
         (record, ["--goal", "memory", "--task", "nothing"], "the run has no 'nothing'; it has"),
@@ -602,6 +604,20 @@ def test_the_goal_of_accuracy_is_that_of_whatever_was_trained(capsys):
     assert "points gained" not in capsys.readouterr().out
 
 
+def test_a_rate_is_one_beside_the_time_of_steps_too(capsys):
+    assert choose.main([str(DOCS), "--task", "photos", "--steps", "1000"]) == 0
+    assert "times its baseline's samples/s" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_largest_batch_is_an_aim(capsys):
+    cases = [case for case in load(DOCS)["cases"] if "largest_batch" in (case["metrics"] or {})]
+    most = max(case["metrics"]["largest_batch"]["value"] for case in cases)
+    assert choose.main([str(DOCS), "--goal", "batch"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.startswith("digits-cnn, train step: largest batch in 537 MB above import best ")
+    assert f" float32 (baseline of batch_size_finder): {number(most)} samples; baseline" in said
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -609,6 +625,7 @@ def test_the_goal_of_accuracy_is_that_of_whatever_was_trained(capsys):
         ["--goal", "train-speed", "--steps", "0"],
         ["--goal", "memory", "--steps", "100"],  # which has no steps
         ["--goal", "memory", "--memory-budget", "2"],
+        ["--goal", "batch", "--memory-budget", "2GB"],  # which is the run's own
     ],
 )
 def test_bad_options_are_usage_errors(command, run, options):

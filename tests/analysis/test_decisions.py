@@ -17,7 +17,7 @@ from tests.analysis.planted import planted
 
 DOCS = Path(__file__).parents[2] / "docs"
 
-SIZES = {"ms": 1e-3, "s": 1, "MB": 1e6, "samples/s": 1, "points": 1}
+SIZES = {"ms": 1e-3, "s": 1, "MB": 1e6, "samples/s": 1, "samples": 1, "points": 1}
 GAIN = (0.6, 0.58, 0.62)
 
 

@@ -25,12 +25,13 @@ def planted():
         kept.append(Chunk())
         return plain(x, y)
 
-    def fill(x, y):
+    def fill(named):  # a batch that is a dict comes whole
         cache.setdefault(len(cache) if len(cache) < 15 else 0, np.ones(2 * 2**20, np.uint8))
-        return plain(x, y)
+        return plain(named["x"], named["y"])
 
-    steps_ = {"steady": plain, "cache": fill, "leak": leak}
-    found = {name: watch(step, [batch], rounds=50) for name, step in steps_.items()}
+    named = dict(zip("xy", batch, strict=True))
+    steps_ = {"steady": (plain, batch), "cache": (fill, named), "leak": (leak, batch)}
+    found = {name: watch(step, [one], rounds=50) for name, (step, one) in steps_.items()}
     return {name: asdict(one) | {"said": str(one)} for name, one in found.items()}
 
 

@@ -158,8 +158,13 @@ def test_a_file_is_run_by_the_framework_that_it_imports(tmp_path, source, said):
     path = tmp_path / "model.py"
     path.write_text(source)
     if said in ("pt", "tf"):
-        assert command.framework_of(path) == said
+        assert command.framework_of(path) == command.framework_of(path, said) == said
+        other = {"pt": "tf", "tf": "pt"}[said]
+        with pytest.raises(ValueError, match="alone: leave --framework out"):
+            command.framework_of(path, other)
     else:
+        if "imports" in said:
+            assert command.framework_of(path, "tf") == "tf"
         with pytest.raises(ValueError, match=said):
             command.framework_of(path)
 
@@ -219,6 +224,29 @@ def test_what_a_file_prints_as_it_ends_is_not_its_verdict(monkeypatch):
         found("not here")
 
 
+@pytest.mark.parametrize(
+    ("code", "lines", "said"),
+    [
+        (3, "", "in PyTorch: it exited with status 3"),
+        (-9, "a warning\n", "in PyTorch: a warning; it was killed by SIGKILL"),
+        (1, "model.py:3: KeyError: 7\nof what else ends\n", "model.py:3: KeyError: 7"),
+    ],
+)
+def test_how_a_file_ended_is_said(monkeypatch, code, lines, said):
+    given = SimpleNamespace(what="a/model.py", steps=8, batch_size=None, folder=None)
+    done = SimpleNamespace(returncode=code, stdout="", stderr=lines)
+    monkeypatch.setattr(command.subprocess, "run", lambda *words, **settings: done)
+    with pytest.raises(ValueError, match=f"{said}$"):
+        command.diagnosed("pt", given)
+
+
+def test_a_profiler_that_cost_less_than_the_noise_cost_nothing():
+    found = diagnose(made_up([PRODUCT], forward=1.0), full=0.5, faults=0).as_json()
+    for cost, said in ((-0.27, "0.0%"), (0.05, "5.0%")):
+        found["breakdown"]["cost"] = cost
+        assert f"  the profiler cost {said} of the step" in "\n".join(command.text("pt", found, {}))
+
+
 def test_a_file_without_make_is_not_run(tmp_path, capsys):
     path = tmp_path / "train.py"
     path.write_text(f"import torch\nopen({str(tmp_path / 'executed')!r}, 'w')\n")
@@ -248,5 +276,5 @@ def test_a_users_file_is_diagnosed_from_the_command_line(tmp_path, capsys, monke
     assert (tmp_path / "files" / "pt" / "trace.json").is_file()
     path.write_text("import torch\n\ndef make():\n    raise KeyError('no such thing')\n")
     assert command.main(arguments) == 2
-    assert "in PyTorch: KeyError: 'no such thing'" in capsys.readouterr().err
+    assert "diagnose: model.py:4: in make KeyError: 'no such thing'" in capsys.readouterr().err
     assert json.loads((tmp_path / "files" / "pt" / "trace.json").read_text())["traceEvents"]

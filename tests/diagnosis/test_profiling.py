@@ -179,7 +179,8 @@ def test_batches_begin_again_and_an_empty_loader_is_named():
     batches = endless([(1,), (2,)])
     seen = []
     run_steps(seen.append, batches, count=5)
-    assert seen == [1, 2, 1, 2, 1]
+    run_steps(seen.append, endless([{"x": 1}]), count=1)  # what is no tuple is handed over whole
+    assert seen == [1, 2, 1, 2, 1, {"x": 1}]
     with pytest.raises(ValueError, match="no batches"):
         next(endless([]))
 

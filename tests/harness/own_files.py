@@ -268,6 +268,10 @@ def pytorch():
 def evaluate(predict):
     return predict(np.zeros((4, 6), np.float32)).argmax(-1)[9]
 """,
+        "same_numbers": f"""{HEAD.replace("default_rng(seed)", "default_rng(0)")}{PLAIN["pt"]}
+def evaluate(predict):
+    return 50.0
+""",
         "fraction": f"""{HEAD}{PLAIN["pt"]}
 def evaluate(predict):
     x, y = batch(100, 7)

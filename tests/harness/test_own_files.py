@@ -1,6 +1,7 @@
 """A user's file in a worker: what is wrong is one line that says what to do."""
 
 import os
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -36,9 +37,10 @@ SAID = {
     "late_weights": "2 weights of the model appear in training alone",
     "diverges": "choose a smaller learning rate",
     "evaluate_fails": "in evaluate IndexError",
+    "same_numbers": "batch gives the same numbers whatever its seed",
     "fraction": "if that is a fraction, write margin = 0.01 into the file",
 }
-OTHERS = ("diverges", "evaluate_fails", "fraction")
+OTHERS = ("diverges", "evaluate_fails", "fraction", "same_numbers")
 MAKERS = {"pt": "pytorch", "tf": "tensorflow"}
 
 
@@ -55,6 +57,11 @@ def test_a_bad_file_is_one_line_and_leaves_nothing(checked, side, name):
     assert SAID[name].format(maker=MAKERS[side]) in found["bad"]
     assert "\n" not in found["bad"]
     assert found["written"] == []
+
+
+def test_the_line_of_the_file_at_which_a_batch_does_not_fit_is_said(checked):
+    said = checked["pt"]["loss_takes_other"]["bad"]
+    assert re.search(r"\.py:\d+: the batch does not fit loss_fn\(output, y\): ", said), said
 
 
 @pytest.mark.parametrize(

@@ -230,8 +230,9 @@ def test_a_run_keeps_its_data_while_another_of_the_same_file_begins(monkeypatch,
         return found | {"sides": dict.fromkeys(sides, side)}
 
     monkeypatch.setattr(bench_own_model, "_check", check)
-    left = results / "data" / "own-mine-of_a_run_that_ended"
-    left.mkdir(parents=True, mode=0o700)
+    left = [results / "data" / f"own-{name}-of_a_run_that_ended" for name in ("mine", "other")]
+    for each in left:
+        each.mkdir(parents=True, mode=0o700)
 
     def prepared(*wanted):
         about = bench_own_model.prepare(str(path), results, {}, set(wanted), print).about
@@ -239,7 +240,7 @@ def test_a_run_keeps_its_data_while_another_of_the_same_file_begins(monkeypatch,
 
     first, second = prepared(), prepared("pt")
     del TASKS["mine"]
-    assert not left.exists()
+    assert not any(each.exists() for each in left)
     assert first == own_model.about(results / "data" / first["folder"])
     assert (list(first["sides"]), list(second["sides"])) == (["pt", "tf"], ["pt"])
 

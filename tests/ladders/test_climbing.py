@@ -220,6 +220,19 @@ def test_a_climb_that_was_interrupted_goes_on_to_the_same_end(
     assert all(run["metrics"] == figures(run["rungs"], run["block"]) for run in parts)
 
 
+def test_a_pair_that_failed_before_does_not_hide_one_that_was_cut_off(
+    whole, fakes_in_module, results_folder, tmp_path
+):
+    record = begin(tmp_path)
+    record |= {key: whole[0][key] for key in ("environment", "task")}
+    record |= {"runs": [dict(run) for run in whole[0]["runs"][:7]], "resumed": ["now"]}
+    record["runs"][2] |= {"status": "FAILED", "reason": "probe: it was killed", "metrics": {}}
+    ended, _ = climb(record, tmp_path, results_folder, replace(LADDER, rungs=LADDER.rungs[:1]))
+    assert ended
+    pairs = [run["together"] for run in record["runs"] if run["stage"] == "quick"]
+    assert pairs == [2] * 8
+
+
 def test_what_is_left_follows_the_plan_first_and_then_what_runs_took(tmp_path):
     record = begin(tmp_path)
     climbed = climbing.Climb(LADDER, record, tmp_path, tmp_path, say=print)

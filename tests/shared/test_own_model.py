@@ -8,6 +8,7 @@ import pytest
 
 from shared import own_model
 from shared.own_model import BadFile
+from shared.profiles import in_order
 
 MODEL = "def pytorch(): pass\n"
 BATCH = "def batch(size, seed): pass\n"
@@ -54,6 +55,53 @@ def test_a_file_that_is_none_says_so(tmp_path):
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(BadFile, match="is no Python"):
         own_model.look(path)
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        ("print", "make() gives a builtin_function_or_method, not (step, batches)"),
+        ("print, {'x': 1}", "make() gives a dict as its batches: give a list of tuples"),
+        ("lambda x, y: x, ([1], [2])", "(missing a required argument: 'y'): give a list of tuples"),
+        ("lambda x, y: x, [{'x': 1, 'y': 2}]", "such as a dict, is handed to it whole"),
+        ("lambda x: x['y'], [{'x': 1}]", "my_model.py:2: KeyError: 'y'"),
+        ("lambda x: x['x'], [{'x': 1}]", "1"),
+        ("lambda x, y: y, iter([([1], [2])])", "[2]"),
+    ],
+)
+def test_a_step_and_its_batches_are_made_by_a_file(tmp_path, returned, said):
+    def first(step, batches):
+        return step(*in_order(next(iter(batches))))
+
+    path = file(tmp_path, f"def make():\n    return {returned}\n")
+    if said in ("1", "[2]"):
+        assert str(own_model.with_made(path, first)) == said
+        return
+    with pytest.raises(BadFile) as found:
+        own_model.with_made(path, first)
+    assert said in str(found.value)
+    assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        (
+            "Graph execution error:\n\nDetected at node a defined at:\n\n9 is not in [0, 4)\n"
+            "\t [[{{node a}}]] [Op:__inference_step_1]",
+            "9 is not in [0, 4)",
+        ),
+        (
+            "Exception encountered when calling A.call().\n\n\x1b[1m{{function_node __wrapped__"
+            "Gather_device_/device:CPU:0}} 9 is not in [0, 4) [Op:GatherV2]\x1b[0m\n\nArguments",
+            "Exception encountered when calling A.call(): 9 is not in [0, 4) [Op:GatherV2]",
+        ),
+        ("{{function_node __wrapped}} a label of 9 [Op:A] name: ", "a label of 9"),
+        ("of what is asked\nthe first line", "of what is asked"),
+    ],
+)
+def test_of_an_error_s_lines_the_reason_is_said(message, said):
+    assert own_model.one_line(RuntimeError(message)) == f"RuntimeError: {said}"
 
 
 def test_the_line_that_fails_is_named(tmp_path):

@@ -402,7 +402,7 @@ def test_a_full_disk_leaves_no_shard_that_is_not_whole(folder, tmp_path, monkeyp
 
 @pytest.mark.parametrize(
     ("change", "what"),
-    [({"seed": 1}, "seed"), ({"samples": 5}, "samples"), ({"on_error": "skip"}, "on_error")],
+    [({"seed": 1}, "seed"), ({"samples": 5}, "samples")],
 )
 def test_a_target_with_other_settings_is_refused(made, folder, change, what):
     form, target, _ = made
@@ -476,7 +476,11 @@ def test_bad_images_are_named_or_counted(folder, tmp_path, form):
         with pytest.raises(ValueError, match=r"truncated|empty|is no JPEG") as raised:
             convert(source, tmp_path / f"raise-{workers}", form=form, samples=3, workers=workers)
         assert str(raised.value) in {f"{path}: {reason}" for path, reason in bad.items()}
-    found = convert(source, tmp_path / "skip", form=form, samples=3, on_error="skip", workers=1)
+    # What ended at a bad image goes on without it, and not back.
+    settings = {"form": form, "samples": 3, "workers": 1}
+    found = convert(source, tmp_path / "raise-1", **settings, on_error="skip")
+    with pytest.raises(ValueError, match="holds shards of another on_error"):
+        convert(source, tmp_path / "raise-1", **settings)
     assert sorted(found.skipped) == sorted(f"{path}: {reason}" for path, reason in bad.items())
     paths, labels, _ = list_images(source)
     expected = {row: label for row, label in enumerate(labels) if paths[row] not in bad}
@@ -578,14 +582,14 @@ def test_the_command_converts_and_goes_on(folder, tmp_path, capsys):
 
 def test_the_command_says_in_one_line_what_is_wrong(folder, tmp_path, capsys):
     assert main([str(tmp_path / "gone"), str(tmp_path / "x"), "--format", "tar"]) == 1
-    assert capsys.readouterr().err == f"error: {tmp_path / 'gone'}: no such folder\n"
+    assert capsys.readouterr().err == f"twinbench shards: {tmp_path / 'gone'}: no such folder\n"
     source = tmp_path / "source"
     shutil.copytree(folder, source)
     bad = list_images(source)[0][0]
     bad.write_bytes(b"")
     command = [str(source), str(tmp_path / "y"), "--format", "tar", "--workers", "1"]
     assert main(command) == 1
-    assert capsys.readouterr().err.splitlines()[-1] == f"error: {bad}: empty"
+    assert capsys.readouterr().err.splitlines()[-1] == f"twinbench shards: {bad}: empty"
     command[1] = str(tmp_path / "z")
     assert main([*command, "--on-error", "skip"]) == 0
     assert f"skipped {bad}: empty\n" in capsys.readouterr().err

@@ -26,6 +26,7 @@ Copy with it: `shared/bottlenecks.py`, `shared/profiles.py`, `tf_impl/diagnosis/
 """
 
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import psutil
 
@@ -58,7 +59,6 @@ def main() -> None:
     import argparse
     import json
     import os
-    import runpy
     import sys
 
     parser = argparse.ArgumentParser(description=main.__doc__)
@@ -68,14 +68,19 @@ def main() -> None:
     parser.add_argument("--folder", default="", help="where the profiler's files go")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
+    find = partial(find_bottleneck, steps=given.steps, folder=given.folder)
     if given.what.endswith(".py"):
-        sys.path[:0] = [os.path.dirname(os.path.abspath(given.what)), "."]  # of its own imports
-        step, batches = runpy.run_path(given.what)["make"]()
+        from shared import own_model
+
+        sys.path.insert(0, ".")  # of its own imports
+        try:
+            found = own_model.with_made(os.path.abspath(given.what), find)
+        except own_model.BadFile as error:
+            sys.exit(str(error))
     else:  # not for a file: the kit would settle the flavour of Keras before it
         from tf_impl.kit import examples
 
-        step, batches = examples.train_step(given.what, given.batch_size)
-    found = find_bottleneck(step, batches, steps=given.steps, folder=given.folder)
+        found = find(*examples.train_step(given.what, given.batch_size))
     print(json.dumps(found.as_json()) if given.json else f"{found}\n\n{found.breakdown}")
 
 

@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterable
 import tensorflow as tf
 
 from shared.growth import Growth, watch
-from shared.profiles import endless
+from shared.profiles import endless, in_order
 
 
 def watch_memory(
@@ -55,7 +55,7 @@ def watch_memory(
 
     def work() -> None:
         for _ in range(steps):
-            step(*next(batches))
+            step(*in_order(next(batches)))
         if on_gpu:
             tf.test.experimental.sync_devices()
 
