@@ -375,15 +375,6 @@ class PyTorch:
             found.append([step(x, None).item() for _ in range(5)])
         return found
 
-    def modes(self):
-        """Predicting leaves a frozen BatchNorm frozen and the rest in training mode."""
-        torch = self.torch
-        model = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.BatchNorm2d(2))
-        model.train()
-        model[1].eval()
-        technique.make_predict(model)(torch.zeros(1, 1, 8, 8))
-        return [module.training for module in model.modules()]
-
     def refused(self):
         """A model in bfloat16 has no master weights; a device without autocast is refused."""
         torch = self.torch
@@ -570,7 +561,14 @@ class TensorFlow:
             for kind, output in predictions.items():
                 apart = self.tf.norm(output - plain) / self.tf.norm(plain)
                 found[f"{type(reader).__name__}, {kind}"] = float(apart)
-        return found
+        outputs = []
+        for dtype in ("float32", "mixed_bfloat16"):
+            keras.utils.set_random_seed(0)
+            norm = layers.Normalization(mean=2010.0, variance=130.0, dtype=dtype)
+            model = keras.Sequential([keras.Input((1,)), norm, layers.Dense(4, dtype=dtype)])
+            outputs.append(self.tf.cast(model(years), "float32"))
+        apart = self.tf.norm(outputs[1] - outputs[0]) / self.tf.norm(outputs[0])
+        return found | {"Keras's own": float(apart)}
 
     def masking(self):
         """In bfloat16: a time of -1.001 beside the -1 of padding, and the same of 3."""

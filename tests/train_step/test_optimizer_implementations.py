@@ -184,10 +184,3 @@ def test_bad_input_gets_one_clear_line_and_changes_nothing(evidence, side):
         assert said[case.split()[1]] in message
         assert "\n" not in message
     assert found["untouched"]
-
-
-@pytest.mark.parametrize("side", SIDES)
-def test_models_that_are_not_ours_learn_and_keep_frozen_layers(evidence, side):
-    for name, found in evidence[side]["foreign"].items():
-        assert found["losses"][-1] < 0.7 * found["losses"][0], name
-        assert found["frozen"], name
