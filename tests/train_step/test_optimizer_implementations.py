@@ -68,13 +68,6 @@ def test_the_update_is_the_published_one(evidence, side, name):
     check(after, rule(len(given_gradients()), **SETTINGS), BAR)
 
 
-@pytest.mark.parametrize(("side", "name"), HAVE_MARKED)
-def test_every_implementation_gives_what_the_twins_loop_gives(evidence, side, name):
-    after = arrays(evidence[side]["updates"][name]["weights"])
-    for other in SIDES:
-        check(after, arrays(evidence[other]["updates"]["for_loop"]["weights"]), BAR)
-
-
 @pytest.mark.parametrize("side", SIDES)
 def test_another_decay_is_noticed(evidence, side):
     planted = arrays(evidence[side]["updates"]["planted"]["weights"])
