@@ -165,22 +165,6 @@ def ten_steps():
     return {"losses": losses, "weights": weights(made), "domain": domain_weights(head)}
 
 
-def clipped():
-    """How far descent at rate 1 moves all parameters with clipping at 0.2, and without."""
-    x, y = batches(1)[0]
-    found = {}
-    for name, most in (("clipped", 0.2), ("free", 1e9)):
-        made, head, both = adversary()
-        before = [*weights(made).values(), *domain_weights(head)]
-        optimizer = kit.training.make_optimizer(both, DESCENT)
-        make = impl.train_step.gradient_clipping.make_train_step
-        make(both, optimizer, LOSS, max_norm=most)(x, y)
-        after = [*weights(made).values(), *domain_weights(head)]
-        moved = [np.square(b - a).sum() for b, a in zip(before, after, strict=True)]
-        found[name] = float(np.sqrt(sum(moved)))
-    return found
-
-
 def other_inputs():
     """Features of two inputs, and in lower precision; compiled where that is quick."""
     return own.other_inputs()
@@ -379,7 +363,6 @@ SCENARIOS = (
     put_back,
     descent,
     ten_steps,
-    clipped,
     other_inputs,
     split,
     refusals,

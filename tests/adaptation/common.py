@@ -11,7 +11,7 @@ from shared.weights import init_weights
 from tests import workers
 
 FRAMEWORK = "pt" if sys.argv[1:] == ["pt"] else "tf"
-TECHNIQUES = ("adaptation.adversarial", "adaptation.discrepancy", "train_step.gradient_clipping")
+TECHNIQUES = ("adaptation.adversarial", "adaptation.discrepancy")
 impl = workers.implementation(FRAMEWORK, *TECHNIQUES)
 kit = impl.kit
 SPEC = CNNSpec((8, 8, 2), ((4, 1), (6, 2)), num_classes=10)

@@ -10,7 +10,6 @@ import importlib
 import sys
 from pathlib import Path
 
-from tests import workers
 from tests.input.folder_worker import children, gone, message, run, taken
 from tests.input.pipelines import shared_memory
 
@@ -148,29 +147,6 @@ def rates(side, folder, images):
     return found | {"fewer samples than a batch": max(rate() for _ in range(5))}
 
 
-def measured(side, folder, images):
-    """The harness's figures: epochs of milliseconds are repeated."""
-    from dataclasses import replace
-    from unittest import mock
-
-    from bench.harness.plan import Work
-    from bench.probes import pipelines
-    from shared.specs import TASKS
-    from shared.weights import init_weights
-
-    impl = workers.implementation(side)
-    task = TASKS["digits-cnn"]
-    task = replace(task, dataset=replace(task.dataset, train_size=30))
-    work = Work(task, "vectorised", {}, 2, init_weights(task.model, 0), repetitions=2)
-    with mock.patch.object(pipelines, "usable_threads", return_value=1):
-        return pipelines.measure(
-            *(impl, work, lambda: loader(side, "vectorised", folder, batch_size=2)),
-            technique="in_memory",
-            source=f"{folder}/data",
-            batch_size=2,
-        )
-
-
 def ends(side, folder, images):
     """What is left of the processes of a loader that was left."""
     before = shared_memory()
@@ -184,9 +160,8 @@ def ends(side, folder, images):
 
 
 SCENARIOS = {
-    "pt": (epochs, caches, work, settings, rates, ends, measured),
-    # First, as long as the process has one thread: the limit's processes are then forks.
-    "tf": (measured, epochs, caches, snapshots, work, settings, rates),
+    "pt": (epochs, caches, work, settings, rates, ends),
+    "tf": (epochs, caches, snapshots, work, settings, rates),
 }
 
 

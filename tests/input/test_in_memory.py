@@ -171,12 +171,8 @@ def test_bad_settings_get_one_clear_line(side):
 
 
 @pytest.mark.parametrize("side", ["pt", "tf"])
-def test_pipelines_are_measured_beside_their_limit(side):
+def test_the_work_is_measured(side):
     assert all(rate > 1_000 for rate in scenario(side, "rates").values())
-    figures = scenario(side, "measured")
-    assert [len(figures[name]["samples"]) for name in ("samples_per_s", "work_limit")] == [2, 3]
-    assert 0 < figures["share_of_limit"]["value"] < 150
-    assert 0 <= figures["data_stall"]["value"] < 100
 
 
 def test_workers_end_with_their_loader_and_leave_no_shared_memory():

@@ -24,7 +24,7 @@ from shared.photos import make_photos
 from shared.shards import open_shards
 from tests.input import pipelines
 from tests.input.pipelines import BATCH, SEED
-from tests.input.shards_worker import DAMAGES, LOADERS, STARTS
+from tests.input.shards_worker import DAMAGED, DAMAGES, LOADERS, STARTS
 
 IMAGES, SAMPLES = 13, 3  # of all, and of a shard
 HIT = 1  # the shard that is damaged
@@ -108,7 +108,7 @@ def hit_rows(side: str, name: str) -> list[int]:
 # Every sample -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("epoch", range(3))
+@pytest.mark.parametrize("epoch", range(2))
 @pytest.mark.parametrize(("side", "name"), EACH)
 def test_an_epoch_has_every_image_once_with_its_label_and_its_crop(side, name, epoch):
     """So both frameworks have the same multiset, and it is that of the folder's loaders."""
@@ -135,11 +135,10 @@ def test_images_have_the_size_the_mean_and_the_deviation_that_are_asked_for(side
 @pytest.mark.parametrize(("side", "name"), EACH)
 def test_epochs_differ_and_another_run_is_the_same(side, name):
     found = scenario(side, "epochs")
-    first, second, third = (epoch["digests"] for epoch in found[name])
+    first, second = (epoch["digests"] for epoch in found[name])
     assert found[f"{name} again"]["digests"] == first
     assert not set(first) & set(second)
-    assert not set(second) & set(third)
-    assert len({tuple(rows_of_epoch(side, name, epoch)) for epoch in range(3)}) == 3
+    assert rows_of_epoch(side, name, 0) != rows_of_epoch(side, name, 1)
 
 
 @pytest.mark.parametrize("side", ["pt", "tf"])
@@ -214,8 +213,8 @@ SAYS = {
 }
 
 
-@pytest.mark.parametrize("kind", DAMAGES)
-@pytest.mark.parametrize(("side", "name"), EACH)
+@pytest.mark.parametrize(("kind", "name"), DAMAGED)
+@pytest.mark.parametrize("side", ["pt", "tf"])
 def test_a_damaged_shard_is_named_with_the_reason(side, name, kind):
     found = scenario(side, "damaged")[f"{kind} {name}"]
     form = FORMS[side][name == "memory_mapped"]
@@ -229,8 +228,8 @@ def test_a_damaged_shard_is_named_with_the_reason(side, name, kind):
     assert found["seconds"] < 60
 
 
-@pytest.mark.parametrize("kind", DAMAGES)
-@pytest.mark.parametrize(("side", "name"), EACH)
+@pytest.mark.parametrize(("kind", "name"), DAMAGED)
+@pytest.mark.parametrize("side", ["pt", "tf"])
 def test_a_damaged_shard_is_skipped_and_counted_and_moves_nothing(side, name, kind):
     found = scenario(side, "damaged")[f"{kind} {name}"]
     lost = hit_rows(side, name)

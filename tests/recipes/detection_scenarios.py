@@ -20,7 +20,6 @@ NAME = "digits-detection"
 ROWS = {
     "recipes.bench_schedules": ("cosine",),
     "recipes.bench_averaging": ("swa_early_stopping",),
-    "train_step.bench_mixed_precision": ("bf16_fp32_head",),
 }
 
 

@@ -42,14 +42,6 @@ def test_the_average_is_that_of_numpy_and_leaves_no_trace(every, name, formula):
     assert found["applied"]
 
 
-@pytest.mark.parametrize("name", ["exponential", "equal"])
-def test_twins_have_the_same_averages(evidence, name):
-    ours = {k: np.array(v) for k, v in evidence["pt"]["averaging averages"][name].items()}
-    for other in workers.keras():
-        theirs = evidence[other]["averaging averages"][name]
-        assert apart(ours, {k: np.array(v) for k, v in theirs.items()}) < 1e-5
-
-
 def test_statistics_are_the_mean_over_batches_and_nothing_else_changes(every):
     found = every["averaging statistics"]
     mean, variance = found["moments"]

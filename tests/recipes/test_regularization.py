@@ -95,14 +95,6 @@ def test_a_sample_s_output_depends_on_its_companions_by_batchnorm_alone(every):
         assert row["losses"][-1] < 0.5 * row["losses"][0]
 
 
-@pytest.mark.parametrize("row", ["none", "without_batchnorm"])
-@pytest.mark.parametrize("other", OTHERS)
-def test_twins_with_and_without_batchnorm_agree(evidence, row, other):
-    ours, theirs = (evidence[name]["regularization batch_norm"][row] for name in ("pt", other))
-    assert np.allclose(ours["outputs"], theirs["outputs"], rtol=1e-4, atol=1e-5)
-    assert theirs["losses"][:5] == pytest.approx(ours["losses"][:5], rel=1e-4)
-
-
 def test_rates_of_dropouts_that_are_on_change(every):
     found = every["regularization rates"]
     assert found["rates"] == [0.6, 0.0, 0.6, 0.6, 0.6]

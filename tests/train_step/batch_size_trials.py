@@ -57,12 +57,6 @@ def unsupported(batch_size):
     raise NotImplementedError("upstream refuses this")
 
 
-def slow(batch_size):
-    """Hangs from nine samples on."""
-    step = affine(batch_size)
-    return lambda: time.sleep(60) if batch_size > 8 else step()
-
-
 def hanging(batch_size):
     time.sleep(60)
 

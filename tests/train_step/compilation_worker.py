@@ -1,6 +1,6 @@
 """One framework's share of the compilation tests, in a process of its own.
 
-`python compilation_worker.py pt|tf|tf_keras [no-compiler]` runs every scenario and prints one line
+`python compilation_worker.py pt|tf [no-compiler]` runs every scenario and prints one line
 of JSON: scenario -> what was found, or {"error": traceback}. `test_compilation.py` judges it. With
 "no-compiler" nothing is compiled for which PyTorch needs one.
 """
@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from bench.harness.plan import Work
 from bench.train_step import bench_compilation as bench
@@ -163,8 +160,8 @@ class PyTorch:
         self.torch.compiler.reset()
         self.torch._dynamo.utils.counters.clear()
 
-    def two(self, *, broken=False):
-        """A module with a custom forward, two inputs and a dict as output."""
+    def two(self):
+        """A module of two inputs, with a branch that depends on data."""
         torch = self.torch
         nn = torch.nn
 
@@ -176,7 +173,7 @@ class PyTorch:
 
             def forward(self, a, b):
                 a = torch.tanh(self.left(a) + self.right(b))
-                if broken and a.sum() > 1e9:  # a branch that depends on data
+                if a.sum() > 1e9:
                     a = a + 1
                 return {"logits": self.head(a)}
 
@@ -190,26 +187,14 @@ class PyTorch:
 
         return model, optimizer, loss_fn, x, torch.arange(16) % 3
 
-    def foreign(self):
-        """Two inputs and a dict as output: the losses of each step that needs no compiler."""
-        found = {}
-        for name in ("eager", "graph"):
-            self.reset()
-            model, optimizer, loss_fn, x, y = self.two()
-            step = getattr(technique, f"{name}_train_step")(model, optimizer, loss_fn)
-            losses = [step(x, y).item() for _ in range(6)]
-            predicted = getattr(technique, f"{name}_predict")(model)(x)["logits"]
-            found[name] = {"losses": losses, "predicted": predicted.tolist()}
-        return found
-
     def broken(self):
         """A graph break in the model: more graphs, the reason, and what fullgraph says."""
         self.reset()
-        model, optimizer, loss_fn, x, y = self.two(broken=True)
+        model, optimizer, loss_fn, x, y = self.two()
         step = technique.graph_train_step(model, optimizer, loss_fn)
         found = {"graph": operators.executed_graphs(step, x, y)}
         self.reset()
-        model, optimizer, loss_fn, x, y = self.two(broken=True)
+        model, optimizer, loss_fn, x, y = self.two()
         step = technique.fullgraph_train_step(model, optimizer, loss_fn)
         found["fullgraph"] = raised(step, x, y)
         found["gradients"] = [p.grad is None for p in model.parameters()]
@@ -303,19 +288,6 @@ class PyTorch:
         found["unchanged"] = run(step, batches(3)) == run(other, batches(3))
         return found
 
-    def modes(self):
-        """Predicting leaves a frozen BatchNorm frozen and the rest in training mode."""
-        torch = self.torch
-        self.reset()
-        model = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.BatchNorm2d(2))
-        model.train()
-        model[1].eval()
-        found = []
-        for predict in (technique.eager_predict(model), technique.graph_predict(model)):
-            predict(torch.zeros(1, 1, 8, 8))
-            found.append([module.training for module in model.modules()])
-        return found
-
 
 class TensorFlow:
     STEPS = ("eager", "graph", "compiled", "compiled_model")
@@ -331,16 +303,8 @@ class TensorFlow:
     def reset(self):
         """A tf.function keeps its traces to itself."""
 
-    def functional(self):
-        """A functional model with two inputs, as a list."""
-        keras, layers = self.tf.keras, self.tf.keras.layers
-        a, b = keras.Input((4,)), keras.Input((6,))
-        x = layers.Add()([layers.Dense(8)(a), layers.Dense(8)(b)])
-        model = keras.Model([a, b], layers.Dense(3)(layers.Activation("tanh")(x)))
-        return model, list, lambda output: output
-
-    def subclassed(self, *, host=False):
-        """A subclassed model with two positional inputs and a dict as output."""
+    def on_the_host(self):
+        """A subclassed model of two inputs with Python in its graph, which XLA cannot compile."""
         tf = self.tf
         layers = tf.keras.layers
 
@@ -352,13 +316,12 @@ class TensorFlow:
 
             def call(self, a, b, training=False):
                 a = tf.tanh(self.left(a) + self.right(b))
-                if host:  # Python in the graph, which XLA cannot compile
-                    a = tf.reshape(tf.py_function(lambda v: v, [a], tf.float32), (-1, 8))
+                a = tf.reshape(tf.py_function(lambda v: v, [a], tf.float32), (-1, 8))
                 return {"logits": self.head(a)}
 
         model = Two()
         model(*self.inputs())
-        return model, tuple, lambda output: output["logits"]
+        return model
 
     def inputs(self):
         random = np.random.default_rng(0)
@@ -367,42 +330,19 @@ class TensorFlow:
             self.tf.constant(random.normal(size=(16, size)).astype(np.float32)) for size in sizes
         ]
 
-    def foreign(self):
-        """Two inputs, functional and subclassed: the losses of each step."""
-        y = self.tf.range(16, dtype=self.tf.int64) % 3
-        found = {}
-        for make_model in (self.functional, self.subclassed):
-            for name in ("eager", "compiled"):
-                self.tf.keras.utils.set_random_seed(0)
-                model, kind, logits = make_model()
-                x = kind(self.inputs())
-
-                def loss_fn(output, y, logits=logits):
-                    return kit.training.cross_entropy(logits(output), y)
-
-                optimizer = self.tf.keras.optimizers.Adam(0.01)
-                step = getattr(technique, f"{name}_train_step")(model, optimizer, loss_fn)
-                found[f"{make_model.__name__}/{name}"] = [float(step(x, y)) for _ in range(6)]
-            predicted = [
-                logits(getattr(technique, f"{name}_predict")(model)(x)).numpy().tolist()
-                for name in ("eager", "graph")
-            ]
-            found[f"{make_model.__name__}/predicted"] = predicted
-        return found
-
     def not_compilable(self):
         """Python in the model's graph: runs captured, and XLA refuses before it updates."""
         y = self.tf.range(16, dtype=self.tf.int64) % 3
         found = {}
         for name in ("graph", "compiled"):
-            model, kind, _ = self.subclassed(host=True)
+            model = self.on_the_host()
             before = [v.numpy() for v in model.trainable_variables]
             step = getattr(technique, f"{name}_train_step")(
                 model,
                 self.tf.keras.optimizers.SGD(0.1),
                 lambda output, y: kit.training.cross_entropy(output["logits"], y),
             )
-            error = raised(step, kind(self.inputs()), y)
+            error = raised(step, tuple(self.inputs()), y)
             after = [v.numpy() for v in model.trainable_variables]
             moved = any((one != other).any() for one, other in zip(before, after, strict=True))
             found[name] = {"error": error and error[:300], "moved": moved}
@@ -419,20 +359,6 @@ class TensorFlow:
             losses = run(step, batches(3))
             programs = operators.executed_graphs(step, *batches(1)[0])["compiled"]
             found[name] = {"losses": losses, "programs": programs}
-        return found
-
-    def two_inputs(self):
-        """Losses of steps over a functional model of two inputs, plain and compiled as a whole."""
-        tf, found = self.tf, {}
-        x = [tf.ones((16, 4)), tf.ones((16, 6))]
-        y = tf.range(16, dtype=tf.int64) % 3
-        for name, change in (("plain", lambda model: model), ("compiled", technique.apply_compile)):
-            tf.keras.utils.set_random_seed(0)
-            model = change(self.functional()[0])
-            step = technique.graph_train_step(
-                model, tf.keras.optimizers.SGD(0.1), lambda o, y: kit.training.cross_entropy(o, y)
-            )
-            found[name] = [float(step(x, y)) for _ in range(2)]
         return found
 
     def unbuilt(self):
@@ -482,33 +408,16 @@ class TensorFlow:
         return found
 
 
-def tf_keras():
-    """The other Keras flavour: losses of each step, and of fit's default whether it uses XLA."""
-    import tensorflow as tf
-
-    stream, found = batches(), {"flavour": tf.keras.Model.__module__.split(".")[0]}
-    _, step = make("compiled")
-    found["compiled"] = run(step, stream)
-    found["ran"] = operators.executed_graphs(step, *stream[0])
-    model, optimizer = build()
-    technique.fit_loop(model, optimizer, kit.training.cross_entropy)
-    found["jit_compile"] = bool(model.jit_compile)
-    return found
-
-
 def main() -> None:
     kit.runtime.configure(threads=1, seed=0)
-    if sys.argv[1] == "tf_keras":
-        scenarios = [tf_keras]
-    else:
-        helpers = ("reset", "two", "inputs", "functional", "subclassed")
-        scenarios = [steps, predictions]
-        scenarios += [
-            getattr(own, name)
-            for name, value in vars(type(own)).items()
-            if callable(value) and not name.startswith("_") and name not in helpers
-        ]
-        scenarios.append(evidence)
+    helpers = ("reset", "two", "inputs", "on_the_host")
+    scenarios = [steps, predictions]
+    scenarios += [
+        getattr(own, name)
+        for name, value in vars(type(own)).items()
+        if callable(value) and not name.startswith("_") and name not in helpers
+    ]
+    scenarios.append(evidence)
     workers.report(scenarios)
 
 

@@ -73,14 +73,6 @@ def branches():
     return keras.Model(inputs, outputs), values(6, 6, 4), values(2, seed=1), squares
 
 
-def statistics():
-    """BatchNorm: not the same in parts."""
-    inputs = keras.Input((6, 6, 2))
-    x = layers.BatchNormalization()(layers.Conv2D(4, 3, use_bias=False, name="block")(inputs))
-    outputs = layers.Dense(2)(layers.GlobalAveragePooling2D()(layers.ReLU()(x)))
-    return keras.Model(inputs, outputs), values(6, 6, 2), values(2, seed=1), squares
-
-
 def attention():
     """Attention within a residual stream; a bias of keys would have a gradient of rounding."""
     inputs = keras.Input((5, 8))
@@ -216,7 +208,6 @@ ZOO = {
         regularized,
         sequence,
         branches,
-        statistics,
         attention,
         recurrent,
         looked_up,

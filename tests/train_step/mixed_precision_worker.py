@@ -78,6 +78,13 @@ def baseline():
     return run(prepare(CNN), batches(CNN))
 
 
+@functools.cache
+def prepared_as(name, dtype):
+    """A model and its step in a dtype: one for all scenarios."""
+    task = {CNN.name: CNN, GPT.name: GPT}[name]
+    return prepare(task, dtype=dtype, keep_fp32="head" if dtype == "float32" else "")
+
+
 # Scenarios for both frameworks ----------------------------------------------------------------
 
 
@@ -87,8 +94,7 @@ def losses():
     for task in (CNN, GPT):
         stream = batches(task)
         found[task.name] = {
-            "float32": run(prepare(task, dtype="float32", keep_fp32="head"), stream),
-            "bfloat16": run(prepare(task, dtype="bfloat16"), stream),
+            dtype: run(prepared_as(task.name, dtype), stream) for dtype in ("float32", "bfloat16")
         }
         if FRAMEWORK == "pt":
             off = replace(task.recipe, learning_rate=task.recipe.learning_rate * 1.1)
@@ -100,17 +106,16 @@ def losses():
 
 def operators():
     """The dtypes that convolutions and matrix products ran in."""
-    stream = batches(CNN, 1)
-    found = {}
-    for name, settings in (
-        ("float32", {"dtype": "float32"}),
-        ("bfloat16", {"dtype": "bfloat16"}),
-        ("two", {"dtype": "bfloat16", "keep_fp32": "conv0, head"}),
-    ):
-        found[name] = kit.runtime.operator_dtypes(prepare(CNN, **settings).step, *stream[0])
-    stream = batches(GPT, 1)
-    found["gpt"] = kit.runtime.operator_dtypes(prepare(GPT, dtype="bfloat16").step, *stream[0])
-    return found
+    cases = {
+        "float32": (CNN, prepared_as(CNN.name, "float32")),
+        "bfloat16": (CNN, prepared_as(CNN.name, "bfloat16")),
+        "two": (CNN, prepare(CNN, dtype="bfloat16", keep_fp32="conv0, head")),
+        "gpt": (GPT, prepared_as(GPT.name, "bfloat16")),
+    }
+    return {
+        name: kit.runtime.operator_dtypes(prepared.step, *batches(task, 1)[0])
+        for name, (task, prepared) in cases.items()
+    }
 
 
 def master_weights():
@@ -375,15 +380,6 @@ class PyTorch:
             found.append([step(x, None).item() for _ in range(5)])
         return found
 
-    def modes(self):
-        """Predicting leaves a frozen BatchNorm frozen and the rest in training mode."""
-        torch = self.torch
-        model = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.BatchNorm2d(2))
-        model.train()
-        model[1].eval()
-        technique.make_predict(model)(torch.zeros(1, 1, 8, 8))
-        return [module.training for module in model.modules()]
-
     def refused(self):
         """A model in bfloat16 has no master weights; a device without autocast is refused."""
         torch = self.torch
@@ -570,7 +566,14 @@ class TensorFlow:
             for kind, output in predictions.items():
                 apart = self.tf.norm(output - plain) / self.tf.norm(plain)
                 found[f"{type(reader).__name__}, {kind}"] = float(apart)
-        return found
+        outputs = []
+        for dtype in ("float32", "mixed_bfloat16"):
+            keras.utils.set_random_seed(0)
+            norm = layers.Normalization(mean=2010.0, variance=130.0, dtype=dtype)
+            model = keras.Sequential([keras.Input((1,)), norm, layers.Dense(4, dtype=dtype)])
+            outputs.append(self.tf.cast(model(years), "float32"))
+        apart = self.tf.norm(outputs[1] - outputs[0]) / self.tf.norm(outputs[0])
+        return found | {"Keras's own": float(apart)}
 
     def masking(self):
         """In bfloat16: a time of -1.001 beside the -1 of padding, and the same of 3."""

@@ -57,7 +57,7 @@ def difference(one, other):
 # It changes no number -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", ["resnet", "gpt", "gpt_dropout"])
+@pytest.mark.parametrize("family", ["resnet", "gpt"])
 def test_three_steps_are_those_of_the_plain_model(found, family):
     """Losses, weights and BatchNorm's statistics: none of them updated twice."""
     rows = dict(found["steps"][family])
@@ -65,11 +65,6 @@ def test_three_steps_are_those_of_the_plain_model(found, family):
     assert rows
     for blocks, row in rows.items():
         assert difference(row, plain) < EXACT, blocks
-
-
-def test_dropout_changes_the_steps(found):
-    """So that the test above says something about masks."""
-    assert difference(*(found["steps"][name]["plain"] for name in ("gpt", "gpt_dropout"))) > 0.01
 
 
 @pytest.mark.parametrize("family", ["resnet", "gpt"])
@@ -167,7 +162,7 @@ def test_pt_the_backward_pass_repeats_each_block_up_to_its_last_product(pt):
 def test_products_are_repeated(found):
     """Five a block: PyTorch's attention is one and it enters `down`, TensorFlow's is two."""
     products = found["products"]
-    assert products["one"] - products["plain"] == 5
+    assert products["both"] - products["plain"] == 5 * BLOCKS
 
 
 def test_pt_products_are_kept_and_the_rest_is_repeated(pt):

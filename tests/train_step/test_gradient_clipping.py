@@ -88,7 +88,7 @@ def test_each_variable_is_clipped_as_numpy_does(every):
     assert norm(ours) > 1.1 * MAX_NORM  # not what the global norm gives
 
 
-@pytest.mark.parametrize("case", ["loose", "off", "measured", "per variable off"])
+@pytest.mark.parametrize("case", ["loose", "off", "measured"])
 def test_a_bound_that_does_not_bind_changes_nothing(every, case):
     assert apart(gradients(every, case), gradients(every, "plain")) < 1e-6
 
@@ -105,23 +105,10 @@ def test_twins_agree(evidence, case, other):
     pt, tf = evidence["pt"], evidence[other]
     assert apart(gradients(pt, case), gradients(tf, case)) < PARITY["gpt"]
     assert pt["applied"]["clip"]["norm"] == pytest.approx(tf["applied"]["clip"]["norm"], rel=1e-5)
-    for name, bar in PARITY.items():
-        ours, theirs = (side["losses"][name] for side in (pt, tf))
-        assert relative(ours["clip"], theirs["clip"]) < bar
-        assert relative(ours["clip"], ours["baseline"]) > bar
-
-
-def test_without_a_bound_and_with_the_guard_it_is_the_baseline(every):
-    losses = every["losses"]["cnn"]
-    assert relative(losses["neutral"], losses["baseline"]) < 1e-6
-    assert relative(losses["guard"], losses["baseline"]) < 1e-6
-    traces = None if every.framework == "pt" else 1
-    assert [losses[f"{k} traces"] for k in ("neutral", "guard", "clip")] == [traces] * 3
-
-
-def test_pt_without_a_bound_it_is_the_baseline_to_the_last_bit(evidence):
-    losses = evidence["pt"]["losses"]["cnn"]
-    assert losses["neutral"] == losses["guard"] == losses["baseline"]
+    ours, theirs = pt["losses"], tf["losses"]
+    assert relative(ours["clip"], theirs["clip"]) < PARITY["cnn"]
+    assert relative(ours["clip"], ours["baseline"]) > PARITY["cnn"]
+    assert (ours["traces"], theirs["traces"]) == (None, 1)
 
 
 def test_an_embedding_is_clipped_by_the_norm_of_its_gradient(found):
