@@ -263,9 +263,9 @@ def test_what_needs_a_gpu_says_so_and_all_else_does_not():
             assert block.startswith(NEEDS_A_GPU) == asks, block
 
 
-@pytest.mark.parametrize("text", COMMANDS)
-def test_the_shell_understands_it(text):
-    subprocess.run(["sh", "-n", "-c", text], check=True)
+def test_the_shell_understands_them():
+    for text in COMMANDS:
+        subprocess.run(["sh", "-n", "-c", text], check=True)
 
 
 # Commands -----------------------------------------------------------------------------------------
