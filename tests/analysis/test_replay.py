@@ -365,22 +365,6 @@ def test_replay_is_a_command(tmp_path, capsys):
 RUN = {"effort": "default", "environment": {"packages": {}}}
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        ["--framework", "jax"],
-        ["--workloads", "huge"],
-        ["--pairs", "0"],
-        ["--resume", "nowhere"],
-        ["--minutes", "0"],
-    ],
-)
-def test_measure_refuses_bad_options(options):
-    with pytest.raises(SystemExit) as stopped:
-        validate.main(["measure", *options])
-    assert stopped.value.code == 2
-
-
 def played_without_workers(monkeypatch, seconds=0.0, fails=None):
     """`measure` plays at once; `fails` is raised by the third block of a match."""
     now, count = [0.0], [0]
