@@ -274,6 +274,7 @@ OPTIONS = {
     "pairs": (validate.main, ["measure"], "--pairs", no_count),
     "minutes": (validate.main, ["measure"], "--minutes", no_amount),
     "framework": (validate.main, ["measure"], "--framework", no_number),
+    "workloads": (validate.main, ["measure"], "--workloads", no_number),
     "resume": (validate.main, ["measure"], "--resume", no_number.filter(bool)),
     "hosts": (hosts.main, ["true"], "--hosts", st.one_of(no_count, st.sampled_from(["65"]))),
     "latency": (hosts.main, ["true"], "--latency", st.sampled_from(["5", "-5ms", "9" * 400 + "s"])),

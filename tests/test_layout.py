@@ -168,7 +168,7 @@ def constructors(path: Path) -> dict[str, ast.FunctionDef]:
     """The `__init__` of each public class."""
     return {
         node.name: method
-        for node in ast.parse(path.read_text("utf-8")).body
+        for node in parsed(path.read_text("utf-8")).body
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
         for method in node.body
         if isinstance(method, ast.FunctionDef) and method.name == "__init__"
@@ -396,19 +396,24 @@ def needed(root: Path, place: str) -> list[str]:
     """The files that a file imports, but in its `main`, and those that these import, sorted."""
     found, new = {place}, [place]
     while new:
-        tree = parsed((root / new.pop()).read_text("utf-8"))
-        used = [node for node in tree.body if getattr(node, "name", "") != "main"]
-        names = {
-            name.replace(".", "/") + ".py"
-            for part in used
-            for node in ast.walk(part)
-            if isinstance(node, ast.ImportFrom) and node.module
-            for name in (node.module, *(f"{node.module}.{alias.name}" for alias in node.names))
-        }
+        names = _used((root / new.pop()).read_text("utf-8"))
         own = [name for name in sorted(names - found) if (root / name).is_file()]
         found.update(own)
         new += own
     return sorted(found - {place})
+
+
+@functools.cache
+def _used(source: str) -> set[str]:
+    """The files that a file may import, but in its `main`."""
+    return {
+        name.replace(".", "/") + ".py"
+        for part in parsed(source).body
+        if getattr(part, "name", "") != "main"
+        for node in ast.walk(part)
+        if isinstance(node, ast.ImportFrom) and node.module
+        for name in (node.module, *(f"{node.module}.{alias.name}" for alias in node.names))
+    }
 
 
 def named_to_copy(path: Path) -> list[str]:

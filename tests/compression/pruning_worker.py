@@ -165,7 +165,8 @@ def training():
 def neutral():
     """Ten losses without pruning and with a final sparsity of zero, and the weights after them."""
     found = {}
-    for name, spec in (("cnn", CNN), ("gpt", GPT)):
+    specs = {"cnn": CNN} | ({"gpt": GPT} if FRAMEWORK == "pt" else {})
+    for name, spec in specs.items():
         stream = batches(spec, 10)
         none = prepare(spec, AT_ONCE | {"final_sparsity": 0.0, "frequency": 1})
         dense = prepare(spec, None)

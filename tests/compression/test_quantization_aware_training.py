@@ -248,7 +248,8 @@ PRODUCTS = {  # that run over integers in the file
 def test_models_of_other_construction(evidence, name):
     """Residual, depthwise, grouped, attention, LSTM, several inputs and outputs, `.logits`."""
     cases = evidence[name]["constructions"]
-    assert cases.keys() == PRODUCTS[name].keys()
+    rare = () if workers.campaign() else ("recurrent", "pooled")
+    assert cases.keys() == PRODUCTS[name].keys() - set(rare)
     for case, found in cases.items():
         assert 1e-5 < found["rounded"] < 0.05, case
         assert found["same again"] == 0.0, case  # no dropout, and no range that moves

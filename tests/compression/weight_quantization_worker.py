@@ -6,7 +6,6 @@ scenario -> what was found, or {"error": traceback}. `test_weight_quantization.p
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle
 import sys
@@ -51,9 +50,7 @@ def transformer(folder):
     found = {"model": np.array(kit.training.make_predict(model)(codes)).tolist()}
     for write in WRITERS:
         path = getattr(technique, write)(model, codes[:1], folder / write)
-        # One of the three is compiled; `kernels` compiles a layer of the other widths.
-        compiled = write == WRITERS[1] or workers.campaign()
-        with contextlib.nullcontext() if compiled else quick.without_code():
+        with quick.without_code():  # `kernels` compiles a layer of each width
             predict = technique.load_quantized(path)
             found[write] = {
                 "logits": np.array(predict(codes)).tolist(),
@@ -75,9 +72,7 @@ def kernels(folder):
     found = {"float32": KERNEL.tolist()}
     for write in WRITERS[1:]:
         path = getattr(technique, write)(model, identity, folder / write)
-        compiled = write != WRITERS[1] or workers.campaign()  # that one `transformer` compiles
-        with contextlib.nullcontext() if compiled else quick.without_code():
-            predict = technique.load_quantized(path)
+        predict = technique.load_quantized(path)
         found[write] = np.array(predict(identity)).tolist()
         FILES[write] = path.read_bytes()
     return found

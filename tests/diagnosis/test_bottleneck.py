@@ -256,7 +256,7 @@ def test_a_file_without_make_is_not_run(tmp_path, capsys):
 
 
 def test_a_users_file_is_diagnosed_from_the_command_line(tmp_path, capsys, monkeypatch):
-    """By a fork; tests/test_docs.py runs the command as it is."""
+    """By a fork; the test of flavours above starts a process, as the command does."""
 
     def run(words, **settings):
         done = parent("pt").run(*words[2:])

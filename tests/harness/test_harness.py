@@ -519,19 +519,20 @@ def mortal(tmp_path, monkeypatch):
 def test_a_parent_that_dies_is_started_once_more(mortal, measure, at):
     """Before its second fork a worker of its is alive, and stays in the match."""
     starts = mortal(lives=1, at=at)
-    found = measure("same", "prints", amount=Effort(1, 3, 1))
+    found = measure("same", "prints", technique=faulty.TRAINED, amount=Effort(1, 3, 1))
     for variant in ("good", "same", "prints"):
         case = found.cases["pt", variant]
         assert (case["status"], case["reason"]) == ("OK", None)
         assert rounds_of(case) == [3]
-    assert starts() == 4  # dead, again, and the parents for cold starts and training
+    assert starts() == 3  # dead, again, and the parent for training
     assert marked(found.mark) == []
 
 
 @linux
 def test_a_parent_that_always_dies_fails_its_own_cases_alone(mortal, measure):
     starts = mortal(lives=100, at=1)
-    found = measure("good", frameworks=("pt", "tf"), amount=Effort(2, 3, 1))
+    amount, frameworks = Effort(2, 3, 1), ("pt", "tf")
+    found = measure("good", technique=faulty.TRAINED, frameworks=frameworks, amount=amount)
     case = found.cases["pt", "good"]
     assert case["status"] == "FAILED"
     assert case["reason"].startswith("its parent ")
@@ -994,7 +995,7 @@ def predicted(measure, fakes_in_module, tmp_path_factory):
             *("good", "same", "control", "raises_in_probe"),
             technique=faulty.PREDICTED,
             memory_budget=5_000_000,
-            amount=Effort(3, 3, 1),
+            amount=Effort(2, 3, 1),
         )
     found.written = Counter(writes.read_text().split())
     return found
@@ -1005,7 +1006,7 @@ def test_predictions_are_timed_and_certified(predicted):
     good, same = predicted.cases["pt", "good"], predicted.cases["pt", "same"]
     assert good["id"] == "predicted/digits-cnn-4-predict/pt/good"
     assert (good["mode"], good["status"]) == ("predict", "OK")
-    assert rounds_of(good) == [3, 3, 3]
+    assert rounds_of(good) == [3, 3]
     losses = good["certificate"]["losses"]
     assert len(set(losses)) == worker.RESIDENT_BATCHES
     assert losses == same["certificate"]["losses"]
@@ -1074,10 +1075,10 @@ def writes(tmp_path, monkeypatch):
 def test_a_file_is_written_once_for_all_blocks_and_cold_starts(predicted):
     for name in ("good", "same", "control"):
         case = predicted.cases["pt", name]
-        assert (case["status"], rounds_of(case)) == ("OK", [3, 3, 3])
+        assert (case["status"], rounds_of(case)) == ("OK", [3, 3])
         assert len(case["cold_starts"]) == (0 if name == "control" else 2)
-        one, *others = [(block["weights_sha256"], block["losses"]) for block in case["blocks"]]
-        assert others == [one, one]
+        one, other = [(block["weights_sha256"], block["losses"]) for block in case["blocks"]]
+        assert other == one
     written = predicted.written
     assert written["same"] == 1
     # Its control is one more that looks for it, perhaps while the first one writes.
@@ -1277,26 +1278,21 @@ def test_trainings_that_end_at_once_are_noted_by_the_thread_that_asked(started, 
     assert sorted(noted) == sorted((case.id, "OK", threading.get_ident()) for case in cases)
 
 
-def test_training_ends_with_its_budget_and_says_so(measure, fakes, monkeypatch):
+def test_training_ends_with_the_budget_of_its_workload_and_says_so(measure, fakes, monkeypatch):
     monkeypatch.setenv("FAKE_FIT_S", "0.6")
-    found = measure("good", technique=faulty.TRAINED, amount=Effort(1, 3, 8, train_s=1.5))
-    case = found.cases["pt", "good"]
-    trained = len(case["accuracy"]["per_seed"])
-    assert case["status"] == "OK"
-    assert 1 <= trained <= 2
-    assert case["reason"] == (
-        f"accuracy: {trained} of 8 seeds trained in 1.5 s; --effort full trains all"
-    )
-
-
-def test_a_workload_that_trains_longer_has_a_larger_budget(measure, fakes, monkeypatch):
-    monkeypatch.setenv("FAKE_FIT_S", "0.6")
-    longer = replace(faulty.TRAINED.workloads[0], training=4.0)
-    technique = replace(faulty.TRAINED, workloads=(longer,))
+    (usual,) = faulty.TRAINED.workloads
+    longer = replace(usual, batch="compute", training=4.0)
+    technique = replace(faulty.TRAINED, workloads=(usual, longer))
     found = measure("good", technique=technique, amount=Effort(1, 3, 3, train_s=1.5))
-    case = found.cases["pt", "good"]
-    assert len(case["accuracy"]["per_seed"]) == 3
-    assert case["reason"] is None
+    cut, whole = sorted(found.results["cases"], key=lambda case: case["batch_size"])
+    trained = len(cut["accuracy"]["per_seed"])
+    assert cut["status"] == "OK"
+    assert 1 <= trained <= 2
+    assert cut["reason"] == (
+        f"accuracy: {trained} of 3 seeds trained in 1.5 s; --effort full trains all"
+    )
+    assert len(whole["accuracy"]["per_seed"]) == 3
+    assert whole["reason"] is None
 
 
 def test_accuracy_is_that_of_samples_that_were_not_trained_on(digits):

@@ -109,16 +109,11 @@ def mixed_precision():
 
 
 def memory_format():
-    """Where the channels lie of the weights and of what a convolution makes."""
-    found = {}
-    for rungs in ((), ("memory_format",)):
-        run, (batch,) = training(*rungs), shared(1)
-        found["+".join(rungs) or "plain"] = {
-            "loss": float(run.step(*batch)),
-            "last": is_channels_last(run.model),
-        }
-        run.close()
-    return found
+    """Where the channels lie of the weights and of what a convolution makes; plain, too."""
+    run, (batch,) = training("memory_format"), shared(1)
+    found = {"loss": float(run.step(*batch)), "last": is_channels_last(run.model)}
+    run.close()
+    return found | {"plain last": is_channels_last(build())}
 
 
 def is_channels_last(model):
@@ -136,10 +131,10 @@ def is_channels_last(model):
 
 
 def accumulation():
-    """The first loss of the whole, and of its halves by the plain program."""
+    """The first loss of the whole, and of its halves by plain framework code."""
     (x, y), half = shared(1)[0], BATCH // 2
     whole = float(training("accumulation").step(x, y))
-    halves = [float(training().step(x[part], y[part])) for part in (slice(half), slice(half, None))]
+    halves = [by_hand([(x[part], y[part])]) for part in (slice(half), slice(half, None))]
     return {"whole": whole, "halves": halves}
 
 

@@ -64,16 +64,16 @@ def losses(run, model="gpt"):
 
 
 def plain(name="gpt"):
-    """Losses on its own data, those of plain framework code on the same, and on shared batches."""
-    found = {"epoch": [float(loss) for loss in training(model=name).epoch()]}
-    x, y = (np.load(FOLDER / name / f"train_{part}.npy") for part in "xy")
-    order = np.random.default_rng([2, 0]).permutation(18)
-    rows = [np.sort(order[first : first + BATCH]) for first in range(0, 16, BATCH)]
-    found["by hand"] = by_hand(name, kit.data.resident_batches([(x[r], y[r]) for r in rows]))
+    """Losses on shared batches, then of nine rows of its own; of plain framework code on both."""
     run = training(model=name, sequences=9)
-    found["shared"] = [float(run.step(*batch)) for batch in shared(4, name)]
-    found["few"] = len(list(run.epoch()))
+    found = {"shared": [float(run.step(*batch)) for batch in shared(4, name)]}
+    found["epoch"] = [float(loss) for loss in run.epoch()]
     run.close()
+    x, y = (np.load(FOLDER / name / f"train_{part}.npy") for part in "xy")
+    order = np.random.default_rng([2, 0]).permutation(9)
+    rows = [np.sort(order[first : first + BATCH]) for first in (0, BATCH)]
+    own = kit.data.resident_batches([(x[r], y[r]) for r in rows])
+    found["by hand"] = by_hand(name, [*shared(4, name), *own])
     return found
 
 
@@ -116,34 +116,22 @@ def mixed_precision():
     return {"step": products(run), "shared": losses(run)}
 
 
-def fused_optimizer():
-    """The kernel of the update, and its losses."""
-    run, (batch,) = training("fused_optimizer"), shared(1)
-    found = {"shared": losses(run)}
+def is_fused(run, batch):
+    """Whether the update has a kernel of its own."""
     if FRAMEWORK == "pt":
         import torch
 
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
             run.step(*batch)
-        names = {event.name for event in profile.events()}
-        return found | {"fused": "aten::_fused_adamw_" in names}
+        return "aten::_fused_adamw_" in {event.name for event in profile.events()}
     graph = run.step.get_concrete_function(*batch).graph
-    kinds = {operation.type for operation in graph.get_operations()}
-    return found | {"fused": "ResourceApplyAdam" in kinds}
+    return "ResourceApplyAdam" in {operation.type for operation in graph.get_operations()}
 
 
 def checkpointing():
-    """Products of a step, plain and with blocks that are computed again, and losses."""
+    """Products of a step whose blocks are computed again, and losses."""
     run = training("checkpointing")
-    found = {"shared": losses(run), "again": products(run)}
-    return found | {"plain": products(training())}
-
-
-def accumulation():
-    """Losses, and how many samples the model sees at once."""
-    run, sizes = training("accumulation"), []
-    watch(run.model, sizes)
-    return {"shared": losses(run), "sizes": sizes}
+    return {"shared": losses(run), "again": products(run)}
 
 
 def watch(model, sizes):
@@ -229,10 +217,16 @@ def everything():
 
 
 def masked():
-    """As plain, of a BERT; with rungs that change no loss; what it sees and learns of."""
+    """As plain, of a BERT; what it sees and learns of; and of rungs that change no loss.
+
+    That is how many samples the model sees at once, and whether its update is fused.
+    """
     found = plain("bert")
     rungs = [rung for rung in program.RUNGS[1:] if rung != "data_parallel"]
-    found["rungs"] = losses(training(*rungs, model="bert"), "bert")
+    run, sizes = training(*rungs, model="bert"), []
+    watch(run.model, sizes)
+    found |= {"rungs": losses(run, "bert"), "sizes": sizes}
+    found["fused"] = is_fused(run, shared(1, "bert")[0])
     (x, y), model = codes(BATCH, seed=3, model="bert"), BUILD["bert"]()
     predict = kit.training.make_predict(model)
     other = x.copy()
@@ -265,9 +259,7 @@ SCENARIOS = (
     plain,
     masked,
     mixed_precision,
-    fused_optimizer,
     checkpointing,
-    accumulation,
     data_parallel,
     dead_replicas,
     failing_model,

@@ -26,6 +26,7 @@ CHOOSE = ("tests/analysis/test_choose.py",)
 COMPARE = ("tests/analysis/test_compare.py",)
 CLAIMS = ("tests/analysis/test_claims.py",)
 CERTIFICATES = ("tests/analysis/test_certificates.py",)
+CASES = ("tests/analysis/test_cases.py",)
 RECORD = ("tests/harness/test_record.py", "-k", "not killed")
 MEMORY = ("tests/harness/test_memory.py",)
 PLAN = ("tests/harness/test_plan.py",)
@@ -229,14 +230,14 @@ PARITY = (
         "bench/analysis/certificates.py",
         "if apart[0][0] > tolerance:",
         "if False:",
-        RECORD,
+        CERTIFICATES,
     ),
     Fault(
         "one block may do any other work",
         "bench/analysis/certificates.py",
         "MOST_FLIPPED = 100 ",
         "MOST_FLIPPED = 1e12 ",
-        RECORD,
+        CERTIFICATES,
     ),
     Fault(
         "a loss that is no number agrees",
@@ -250,7 +251,7 @@ PARITY = (
         "bench/analysis/certificates.py",
         'own = one["variant"] != other["variant"]\n    if own and (one["changes_math"]',
         'own = True\n    if own and (one["changes_math"]',
-        RECORD,
+        CERTIFICATES,
     ),
     Fault(
         "a verdict on other work",
@@ -515,14 +516,14 @@ FIGURES = (
         "bench/analysis/cases.py",
         'figure(size / step, "samples/s"',
         'figure(size / step / 1e3, "samples/s"',
-        RECORD,
+        CASES,
     ),
     Fault(
         "a rate with the interval of a time",
         "bench/analysis/cases.py",
         "edges = ci and ci[::-1]",
         "edges = ci",
-        RECORD,
+        CASES,
     ),
     Fault(
         "memory with what is imported",

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bench import attacked, mutations, validate
-from bench.mutations import BROKEN, KILLED, SURVIVED
+from bench.mutations import BROKEN, KILLED, SURVIVED, Outcome
 from tests.mutations.faults import FAULTS, Fault
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,23 +62,47 @@ HANGS = fault("no end", "while True: pass")
 NO_PYTHON = fault("no Python", "return 3 *", "test_source.py")
 
 
+def small(folder: Path, patch: pytest.MonkeyPatch) -> Path:
+    (folder / "source.py").write_text(SOURCE)
+    (folder / "test_source.py").write_text(TEST)
+    patch.setattr(mutations, "ROOT", folder)
+    patch.setattr(mutations, "LIMIT_S", 20.0)
+    # Each fault starts pytest twice, which else is mostly the imports of plugins.
+    patch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    return folder
+
+
 @pytest.fixture
 def tree(tmp_path, monkeypatch) -> Path:
-    (tmp_path / "source.py").write_text(SOURCE)
-    (tmp_path / "test_source.py").write_text(TEST)
-    monkeypatch.setattr(mutations, "ROOT", tmp_path)
-    monkeypatch.setattr(mutations, "LIMIT_S", 20.0)
-    # Each fault starts pytest twice, which else is mostly the imports of plugins.
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-    return tmp_path
+    return small(tmp_path, monkeypatch)
 
 
-def test_what_a_fault_comes_to_is_seen_and_the_tree_stays_as_it_is(tree):
-    faults = [NOTICED, NOT_NOTICED, NO_PYTHON]
-    found = [(one.name, outcome.status) for one, outcome in mutations.plant(faults)]
-    expected = zip((each.name for each in faults), (KILLED, SURVIVED, BROKEN), strict=True)
-    assert found == list(expected)
-    assert (tree / "source.py").read_text() == SOURCE
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory) -> list[tuple[Fault, Outcome]]:
+    """What three faults come to."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = small(tmp_path_factory.mktemp("tree"), patch)
+        found = list(mutations.plant([NOTICED, NOT_NOTICED, NO_PYTHON]))
+        assert (folder / "source.py").read_text() == SOURCE  # the tree stays as it is
+    return found
+
+
+@pytest.fixture
+def known(planted, monkeypatch):
+    """The command plants these faults, and what they come to is what `planted` found."""
+
+    def know(*faults):
+        monkeypatch.setattr(mutations, "known", lambda: faults)
+        monkeypatch.setattr(mutations, "plant", lambda given, _: zip(given, outcomes, strict=False))
+
+    outcomes = [outcome for _, outcome in planted]
+    return know
+
+
+def test_what_a_fault_comes_to_is_seen(planted):
+    found = [(one.name, outcome.status) for one, outcome in planted]
+    names = [each.name for each in (NOTICED, NOT_NOTICED, NO_PYTHON)]
+    assert found == list(zip(names, (KILLED, SURVIVED, BROKEN), strict=True))
 
 
 def test_tests_that_do_not_end_have_noticed(tree, monkeypatch):
@@ -100,9 +124,11 @@ def test_a_fault_without_its_place_is_named(tree):
 
 
 @pytest.mark.parametrize(("faults", "status"), [((NOTICED,), 0), ((NOTICED, NOT_NOTICED), 1)])
-def test_the_exit_status_says_whether_all_were_noticed(tree, monkeypatch, capsys, faults, status):
-    monkeypatch.setattr(mutations, "known", lambda: faults)
-    monkeypatch.setattr(attacked, "RECORD", tree / "attacked.json")
+def test_the_exit_status_says_whether_all_were_noticed(
+    known, tmp_path, monkeypatch, capsys, faults, status
+):
+    known(*faults)
+    monkeypatch.setattr(attacked, "RECORD", tmp_path / "attacked.json")
     assert validate.main(["mutations"]) == status
     assert not attacked.RECORD.exists()  # nothing is kept that nobody asked for
     said = capsys.readouterr().out
@@ -110,10 +136,10 @@ def test_the_exit_status_says_whether_all_were_noticed(tree, monkeypatch, capsys
     assert ("not noticed: three times, with" in said) == (status == 1)
 
 
-def test_what_became_of_them_is_kept_and_shown(tree, monkeypatch):
-    monkeypatch.setattr(attacked, "RECORD", tree / "attacked.json")
-    monkeypatch.setattr(attacked, "PAGE", tree / "attacked.md")
-    monkeypatch.setattr(mutations, "known", lambda: (NOTICED, NOT_NOTICED))
+def test_what_became_of_them_is_kept_and_shown(known, tmp_path, monkeypatch):
+    monkeypatch.setattr(attacked, "RECORD", tmp_path / "attacked.json")
+    monkeypatch.setattr(attacked, "PAGE", tmp_path / "attacked.md")
+    known(NOTICED, NOT_NOTICED)
     validate.main(["mutations", "--publish"])
     page = attacked.PAGE.read_text("utf-8")
     assert "1 of 2 were noticed" in " ".join(page.split())
