@@ -299,6 +299,28 @@ def _bytes(given: str | None) -> int | None:
     )
 
 
+class BenchFile(pytest.Module):
+    """A file that declares a technique: the items that replay its cases need no code in it."""
+
+    def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
+        """Its function has the file's name, by which items are shown and selected."""
+        setattr(self.obj, self.path.stem, _replay_case)
+        return super().collect()
+
+
+def _replay_case(case, replay) -> None:
+    replay(case)
+
+
+def pytest_pycollect_makemodule(
+    module_path: Path, parent: pytest.Collector
+) -> pytest.Module | None:
+    """Bench files are collected as such."""
+    if module_path.name.startswith("bench_"):
+        return BenchFile.from_parent(parent, path=module_path)
+    return None
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """One item for each case of the module's technique."""
     if "case" not in metafunc.fixturenames:

@@ -76,8 +76,3 @@ def prepare(impl, work: Work) -> Prepared:
 def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
     """Two steps lead elsewhere than with a reversal of strength 0, or than on the source alone."""
     return domains.took_effect(impl, work, prepare, batch, "strength")
-
-
-def bench_adversarial(case, replay):
-    """Replay one measured case."""
-    replay(case)

@@ -57,8 +57,3 @@ def prepare(impl, work: Work) -> Prepared:
 def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
     """Two steps lead elsewhere than with a discrepancy of no weight, or on the source alone."""
     return domains.took_effect(impl, work, prepare, batch, "weight")
-
-
-def bench_discrepancy(case, replay):
-    """Replay one measured case."""
-    replay(case)

@@ -236,8 +236,3 @@ def large_kernels(work: Work) -> list[str]:
     """Names of the kernels that are pruned, if any."""
     least = work.settings.get("min_weights", 0)
     return [n for n, value in work.weights.items() if n.endswith(".kernel") and value.size >= least]
-
-
-def bench_combinations(case, replay):
-    """Replay one measured case."""
-    replay(case)

@@ -135,8 +135,3 @@ def norm(tensors: dict[str, np.ndarray]) -> float:
 
 def _apart(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> float:
     return norm({n: ours[n] - theirs[n] for n in theirs}) / norm(theirs)
-
-
-def bench_distillation(case, replay):
-    """Replay one measured case."""
-    replay(case)

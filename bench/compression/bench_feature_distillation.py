@@ -100,8 +100,3 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
     elif norm(reached) > least:
         return evidence, "the features have a gradient, but no weight"
     return evidence, None
-
-
-def bench_feature_distillation(case, replay):
-    """Replay one measured case."""
-    replay(case)

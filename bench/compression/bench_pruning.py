@@ -179,8 +179,3 @@ def _zeros(weights: dict) -> dict[str, float]:
 
 def _is_kernel(name: str) -> bool:
     return name.endswith(".kernel")
-
-
-def bench_pruning(case, replay):
-    """Replay one measured case."""
-    replay(case)

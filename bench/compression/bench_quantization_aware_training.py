@@ -202,8 +202,3 @@ def _fake_quantizers(impl, prepared: Prepared, batch) -> dict[str, int]:
         trained = inspect.getclosurevars(prepared.step).nonlocals["model"]
         names = [type(module).__name__ for module in trained.modules()]
     return dict(Counter(name for name in names if "FakeQuant" in name))
-
-
-def bench_quantization_aware_training(case, replay):
-    """Replay one measured case."""
-    replay(case)

@@ -92,8 +92,3 @@ def most_of_four(kernel: np.ndarray) -> int:
     used = np.moveaxis(kernel != 0, -2, -1)
     used = np.pad(used, [(0, 0)] * (used.ndim - 1) + [(0, -used.shape[-1] % 4)])
     return int(used.reshape(-1, 4).sum(-1).max())
-
-
-def bench_semi_structured_pruning(case, replay):
-    """Replay one measured case."""
-    replay(case)

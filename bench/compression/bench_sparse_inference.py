@@ -193,8 +193,3 @@ def _judge_narrower(work: Work, weights: dict, size: int) -> tuple[dict, str | N
     if abs(removed - work.settings["sparsity"]) < 0.01:
         return evidence, None
     return evidence, f"{removed:.1%} of the weights are gone"
-
-
-def bench_sparse_inference(case, replay):
-    """Replay one measured case."""
-    replay(case)

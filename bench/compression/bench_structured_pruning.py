@@ -101,8 +101,3 @@ def smaller(spec: CNNSpec, share: float) -> CNNSpec:
     """The spec of the network that is left."""
     kept = tuple((max(round(n * (1 - share)), 1), stride) for n, stride in spec.convolutions)
     return replace(spec, convolutions=kept)
-
-
-def bench_structured_pruning(case, replay):
-    """Replay one measured case."""
-    replay(case)

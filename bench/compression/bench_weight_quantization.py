@@ -102,8 +102,3 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
     if sum(read.values()) < wanted:
         return evidence, f"a call reads {read} bytes of integers, not {wanted} or more"
     return evidence, None
-
-
-def bench_weight_quantization(case, replay):
-    """Replay one measured case."""
-    replay(case)

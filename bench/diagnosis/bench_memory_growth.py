@@ -57,8 +57,3 @@ def probe(impl, work: Work, batches) -> dict[str, dict]:
         "watching": once("s", seconds),
         "evidence": {"verdict": found.verdict, "sizes": found.sizes},
     }
-
-
-def bench_memory_growth(case, replay):
-    """Replay one measured case."""
-    replay(case)

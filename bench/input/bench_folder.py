@@ -81,8 +81,3 @@ def probe(impl, work: Work, batches) -> dict[str, dict]:
         source=work.data,
         decoder=settings.get("decoder", "standard"),
     )
-
-
-def bench_folder(case, replay):
-    """Replay one measured case."""
-    replay(case)

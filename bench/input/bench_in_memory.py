@@ -73,8 +73,3 @@ def probe(impl, work: Work, batches) -> dict[str, dict]:
         batch_size=work.batch_size,
         cached=name in CACHED,
     )
-
-
-def bench_in_memory(case, replay):
-    """Replay one measured case."""
-    replay(case)

@@ -64,8 +64,3 @@ def probe(impl, work: Work, batches) -> dict[str, dict]:
         technique=technique,
         source=source,
     )
-
-
-def bench_mapped_arrays(case, replay):
-    """Replay one measured case."""
-    replay(case)

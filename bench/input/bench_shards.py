@@ -72,8 +72,3 @@ def probe(impl, work: Work, batches) -> dict[str, dict]:
         technique="shards",
         source=folder,
     )
-
-
-def bench_shards(case, replay):
-    """Replay one measured case."""
-    replay(case)

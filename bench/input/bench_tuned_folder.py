@@ -96,8 +96,3 @@ def probe(impl, work: Work, batches) -> dict[str, dict]:
         source=work.data,
         decoder=settings.get("decoder", "standard"),
     )
-
-
-def bench_tuned_folder(case, replay):
-    """Replay one measured case."""
-    replay(case)

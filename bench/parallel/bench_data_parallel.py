@@ -190,8 +190,3 @@ def _middle_s(run: parallel.Result) -> float:
     """Of the steps in the middle, when the other run has begun and has not ended."""
     quarter = len(run.step_s) // 4
     return float(np.median(run.step_s[quarter:-quarter]))
-
-
-def bench_data_parallel(case, replay):
-    """Replay one measured case."""
-    replay(case)

@@ -69,8 +69,3 @@ def probe(impl, work: Work, batches) -> dict[str, dict]:
         bubble_reference=100 * (STAGES - 1) / (count + STAGES - 1),
         reference_bytes=2 * (STAGES - 1) * activations,
     )
-
-
-def bench_model_parallel(case, replay):
-    """Replay one measured case."""
-    replay(case)

@@ -52,8 +52,3 @@ def probe(impl, work: Work, batches) -> dict[str, dict]:
     return model_parallel.measure(
         impl, work, batches, make, settings, devices, reference_bytes=reference
     )
-
-
-def bench_tensor_parallel(case, replay):
-    """Replay one measured case."""
-    replay(case)

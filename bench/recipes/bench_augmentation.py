@@ -156,8 +156,3 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
     before, after = (np.asarray(x.cpu() if hasattr(x, "cpu") else x) for x in (batch[0], seen))
     share = float((before != after).reshape(len(before), -1).any(axis=1).mean())
     return {"images_changed": share}, None if share else "no image was changed"
-
-
-def bench_augmentation(case, replay):
-    """Replay one measured case."""
-    replay(case)

@@ -167,8 +167,3 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
     found = impl.kit.models.export_weights(model)
     apart = max(float(np.abs(found[name] - value).max()) for name, value in last.items())
     return {"largest_difference": apart}, None if apart else "the last weights were kept"
-
-
-def bench_averaging(case, replay):
-    """Replay one measured case."""
-    replay(case)

@@ -61,8 +61,3 @@ def probe(impl, work: Work, batches) -> dict[str, dict]:
         "load": figure("s", loads),
         "evidence": {"largest_rounding": off},
     }
-
-
-def bench_checkpoints(case, replay):
-    """Replay one measured case."""
-    replay(case)

@@ -124,8 +124,3 @@ def _lost(impl) -> str:
         if not share > 0.5:
             return f"{share:.2g} is left of that of a sample that is wrong by {margin} in logits"
     return ""
-
-
-def bench_checks(case, replay):
-    """Replay one measured case."""
-    replay(case)

@@ -129,8 +129,3 @@ def _digits() -> tuple[np.ndarray, np.ndarray]:
     order = np.random.default_rng(0).permutation(len(x))
     x = (x - x.mean()) / x.std()
     return x[order].astype(np.float32), y[order].astype(np.int64)
-
-
-def bench_initialization(case, replay):
-    """Replay one measured case."""
-    replay(case)

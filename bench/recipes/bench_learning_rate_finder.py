@@ -87,8 +87,3 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
     rate = work.settings["factor"] * find(prepared.model, optimizer, step, [batch]).suggestion
     same = rate == work.task.recipe.learning_rate
     return {"rate_from_one_batch": rate}, "the rate is the task's own" if same else None
-
-
-def bench_learning_rate_finder(case, replay):
-    """Replay one measured case."""
-    replay(case)

@@ -145,8 +145,3 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
     ours, theirs = (impl.kit.models.export_weights(p.model) for p in (prepared, plain))
     apart = max(float(np.abs(ours[name] - value).max()) for name, value in theirs.items())
     return {"largest_difference": apart}, None if apart else "the weights are those without it"
-
-
-def bench_regularization(case, replay):
-    """Replay one measured case."""
-    replay(case)

@@ -254,8 +254,3 @@ def _rate_and_parts(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, 
     found |= {"first_loss": parts, "first_loss_of_the_whole_batch": whole}
     apart = abs(parts - whole) > 1e-4 * whole
     return found, None if apart else "the batch was seen at once"
-
-
-def bench_schedules(case, replay):
-    """Replay one measured case."""
-    replay(case)

@@ -98,8 +98,3 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
         {"operator_dtypes": dtypes, "repeated_products": repeated},
         None if applied else f"repeated {repeated} products, not {expected} or more",
     )
-
-
-def bench_activation_checkpointing(case, replay):
-    """Replay one measured case."""
-    replay(case)

@@ -79,8 +79,3 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
     ran = {dtype for operators in dtypes.values() for dtype in operators}
     reason = None if ran == {"float32"} else f"ran in {', '.join(sorted(ran))}, not float32"
     return {"operator_dtypes": dtypes}, reason
-
-
-def bench_baseline(case, replay):
-    """Replay one measured case."""
-    replay(case)

@@ -162,8 +162,3 @@ def _trial(package: str, technique: str, batch_size: int, *, recomputed: str = "
     images = random.normal(size=(batch_size, *task.model.input_shape)).astype(np.float32)
     batch = data.to_device(images, random.integers(0, 10, batch_size))
     return lambda: step(*batch)
-
-
-def bench_batch_size_finder(case, replay):
-    """Replay one measured case."""
-    replay(case)

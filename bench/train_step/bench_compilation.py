@@ -258,8 +258,3 @@ def _fit_took_effect(work: Work, prepared: Prepared, batch) -> tuple[dict, str |
     }
     applied = found["steps"] == wanted * found["calls"]
     return found, None if applied else f"ran {found['steps']} steps in {found['calls']} calls"
-
-
-def bench_compilation(case, replay):
-    """Replay one measured case."""
-    replay(case)

@@ -105,8 +105,3 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
     elif means and updates != [1 if work.settings.get("statistics_once") else parts]:
         reason = f"running statistics were updated {updates} times"
     return {"samples_at_a_time": seen, "updates_of_statistics": updates}, reason
-
-
-def bench_gradient_accumulation(case, replay):
-    """Replay one measured case."""
-    replay(case)

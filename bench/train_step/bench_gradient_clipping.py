@@ -131,8 +131,3 @@ def _moved(impl, work, batch, poison: bool = False) -> tuple[str, float]:
     after = impl.kit.models.export_weights(model)
     names = parameter_shapes(work.task.model)
     return said, math.sqrt(sum(((work.weights[n] - after[n]) ** 2).sum() for n in names))
-
-
-def bench_gradient_clipping(case, replay):
-    """Replay one measured case."""
-    replay(case)

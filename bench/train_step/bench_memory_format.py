@@ -95,8 +95,3 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
         return {"convolution_formats": formats}, None
     seen = ", ".join(sorted(formats)) or "no format"
     return {"convolution_formats": formats}, f"convolutions ran in {seen}, not in {wanted} alone"
-
-
-def bench_memory_format(case, replay):
-    """Replay one measured case."""
-    replay(case)

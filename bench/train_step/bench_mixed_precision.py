@@ -85,8 +85,3 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
         {"operator_dtypes": dtypes},
         None if applied else f"ran in {', '.join(sorted(ran)) or 'nothing'}, not only {wanted}",
     )
-
-
-def bench_mixed_precision(case, replay):
-    """Replay one measured case."""
-    replay(case)

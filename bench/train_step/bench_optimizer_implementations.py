@@ -135,8 +135,3 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
     if wanted not in ran or seen:
         reason = f"ran {', '.join(seen) or 'other operators'}, not {wanted} alone"
     return {"operators": ran}, reason
-
-
-def bench_optimizer_implementations(case, replay):
-    """Replay one measured case."""
-    replay(case)

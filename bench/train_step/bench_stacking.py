@@ -194,8 +194,3 @@ def _is_channels_last(model) -> bool:
     """Whether channels are next to each other in every kernel of more than one pixel."""
     kernels = [p for p in model.parameters() if p.ndim == 4 and p.shape[2] * p.shape[3] > 1]
     return bool(kernels) and all(kernel.stride()[1] == 1 for kernel in kernels)
-
-
-def bench_stacking(case, replay):
-    """Replay one measured case."""
-    replay(case)
