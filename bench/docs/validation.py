@@ -22,7 +22,7 @@ from bench.analysis.reading import FRAMEWORKS
 from bench.analysis.verdicts import Interval, t_interval
 from bench.harness.folders import replace_file
 from bench.harness.processes import ROOT
-from bench.report.blocks import Column, Table
+from bench.report.blocks import Table, of_figures, of_words
 from bench.report.figures import MISSING, number
 from bench.report.tables import markdown_table
 from bench.validate import (
@@ -138,7 +138,7 @@ def _verdicts(whole: list[Judged], early: list[Judged]) -> Table:
         )
     titles = ["framework", "pairs", "wrong or found", "verdicts", "ratio on average"]
     titles += ["blocks on average", f"wrong or found in {LOOKS[1]} blocks, as by default"]
-    return Table("", [Column("", title, right=False) for title in titles], rows)
+    return Table("", of_words(*titles), rows)
 
 
 def _workloads(every: list[Judged]) -> Table:
@@ -154,7 +154,7 @@ def _workloads(every: list[Judged]) -> Table:
             row.append(f"{told} of {len(own)}" if own else MISSING)
         rows.append(row)
     heads = [f"{KINDS[kind]}:\ntold apart" for kind in kinds]
-    return Table("", [Column("", "workload", right=False), *(Column("", h) for h in heads)], rows)
+    return Table("", [*of_words("workload"), *of_figures(*heads)], rows)
 
 
 def _second_parents(found: dict) -> list[str]:
@@ -165,7 +165,7 @@ def _second_parents(found: dict) -> list[str]:
         value, low, high = (f"{np.exp(part):.3f}" for part in (one.mean, one.low, one.high))
         rows.append([TITLES[side], _named(workload), f"{value} ({low}–{high})", str(one.n)])
     titles = ["framework", "workload", "second parent ÷ first", "blocks"]
-    table = Table("", [Column("", title, right=False) for title in titles], rows)
+    table = Table("", of_words(*titles), rows)
     out = sum(not one.low <= 0 <= one.high for *_, one in every)
     chance = 1 - stats.binom.cdf(out - 1, len(every), 0.05)
     said = (

@@ -25,7 +25,7 @@ from bench.network.hosts import Refused
 from bench.network.ring import Estimate, Fit, Job, Projected, Validation
 from bench.network.sweeps import FITTED_AT, VALIDATED_AT, Record
 from bench.report import readme
-from bench.report.blocks import Column, Table
+from bench.report.blocks import Table, of_figures, of_words
 from bench.report.figures import MISSING, number
 from bench.report.replace import write_atomically
 from bench.report.tables import parts_as_markdown, parts_as_text
@@ -106,7 +106,7 @@ def _described(job: Job) -> str:
 
 
 def _table(title: str, heads: list[str], rows: list[list[str]]) -> Table:
-    return Table(title, [Column("", head, right=n > 0) for n, head in enumerate(heads)], rows)
+    return Table(title, [*of_words(heads[0]), *of_figures(*heads[1:])], rows)
 
 
 def _bounds(estimate: Estimate, factor: float = 1.0) -> str:

@@ -13,7 +13,7 @@ from bench.analysis.reading import FRAMEWORKS, peak
 from bench.analysis.values import at
 from bench.analysis.verdicts import DELTA
 from bench.report.answer import accuracy_of, parameters, rounded
-from bench.report.blocks import Column, Table
+from bench.report.blocks import Table, of_words
 from bench.report.figures import interval, number
 from bench.report.text import hanging, pad, plain, wrap
 
@@ -234,7 +234,7 @@ def _over(row: Row, figure: str) -> str:
 
 def table(listed: list[Advice], cases: list[dict]) -> Table:
     """A line for each aim at a piece of work: what to use in both frameworks, and who is ahead."""
-    columns = [Column("", head, right=False) for head in ("to", *FRAMEWORKS.values(), "ahead")]
+    columns = of_words("to", *FRAMEWORKS.values(), "ahead")
     rows = []
     for each in listed:
         sides = {side.framework: sentence(each, side, cases) for side in each.sides}
@@ -247,7 +247,7 @@ def table(listed: list[Advice], cases: list[dict]) -> Table:
 
 def brief(listed: list[Advice]) -> Table:
     """The same in few words: a row and its gain in each framework."""
-    columns = [Column("", head, right=False) for head in ("to", *FRAMEWORKS.values(), "ahead")]
+    columns = of_words("to", *FRAMEWORKS.values(), "ahead")
     rows = []
     for each in listed:
         sides = {side.framework: _short(each, side, wide=True) for side in each.sides}

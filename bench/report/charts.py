@@ -185,8 +185,8 @@ def memory_bars(found: View) -> Chart | None:
         for place, (row, case) in enumerate(
             (row, case)
             for row in rows
-            for case in (row.pt, row.tf)
-            if at(case, "status") == "OK" and any(is_number(v) for v in phases_of(case))
+            for case in row.cases
+            if case["status"] == "OK" and any(is_number(v) for v in phases_of(case))
         )
     ]
     largest = max((v for e in entries for v in phases_of(e[2]) if v is not None), default=0)
