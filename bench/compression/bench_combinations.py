@@ -46,12 +46,7 @@ TECHNIQUE = Technique(
     name="combinations",
     title="Compression, stacked: prune or distil, then quantize",
     variants=(
-        Variant(
-            "0_fp32",
-            role="baseline",
-            title="float32 file",
-            program="float_file",
-        ),
+        Variant("0_fp32", role="baseline", title="float32 file", program="float_file"),
         _row("2_pruned_int8", "80% zeros, int8", "ordinary", **PRUNED, **ROUNDED),
         _row("2_distilled_int8", "distilled, int8", **LESSON, **ROUNDED),
         _row("1_pruned", "80% zeros", effort="ordinary", **PRUNED),

@@ -19,12 +19,7 @@ TECHNIQUE = Technique(
     name="weight_quantization",
     title="Weight quantization: dense layers in 8 or 4 bits",
     variants=(
-        Variant(
-            "fp32",
-            {"write": "keep_float32"},
-            role="baseline",
-            title="float32 file",
-        ),
+        Variant("fp32", {"write": "keep_float32"}, role="baseline", title="float32 file"),
         Variant(
             "int8_weights",
             {"write": "quantize_int8"},

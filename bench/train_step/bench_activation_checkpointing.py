@@ -25,12 +25,7 @@ TECHNIQUE = Technique(
     name="activation_checkpointing",
     title="Activation checkpointing",
     variants=(
-        Variant(
-            "baseline",
-            role="baseline",
-            title="all activations kept",
-            program="plain",
-        ),
+        Variant("baseline", role="baseline", title="all activations kept", program="plain"),
         # `every`: each block is recomputed, each second one, or (0) none.
         Variant("checkpointed", {"every": 1}, title="each block recomputed"),
         Variant("every_other_block", {"every": 2}, effort="ordinary", title="every other block"),

@@ -19,12 +19,7 @@ TECHNIQUE = Technique(
     name="baseline",
     title="Baselines: what the reference train step costs",
     variants=(
-        Variant(
-            "baseline",
-            role="baseline",
-            title="plain step, float32",
-            program="plain",
-        ),
+        Variant("baseline", role="baseline", title="plain step, float32", program="plain"),
         Variant("hand_written", measured=LOOPS, title="loop written by hand"),
         Variant("fit", measured=LOOPS, title="Keras's fit"),
         Variant(

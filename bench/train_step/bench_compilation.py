@@ -48,19 +48,9 @@ TECHNIQUE = Technique(
     name="compilation",
     title="Compilation",
     variants=(
-        Variant(
-            "baseline",
-            role="baseline",
-            title="default: eager, or one graph",
-            program="plain",
-        ),
+        Variant("baseline", role="baseline", title="default: eager, or one graph", program="plain"),
         # Only PyTorch's compiler needs a C++ compiler.
-        Variant(
-            "compiled",
-            frameworks=("pt",),
-            requires="compiler",
-            title="torch.compile",
-        ),
+        Variant("compiled", frameworks=("pt",), requires="compiler", title="torch.compile"),
         Variant("compiled", frameworks=("tf",), title="XLA"),
         Variant("eager", frameworks=("tf",), effort="ordinary", title="eager, no tf.function"),
         Variant(

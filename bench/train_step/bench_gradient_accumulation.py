@@ -16,12 +16,7 @@ TECHNIQUE = Technique(
     title="Gradient accumulation",
     variants=(
         Variant("one_batch", role="baseline", title="one batch", program="plain"),
-        Variant(
-            "micro_4",
-            {"micro_batches": 4},
-            changes="math",
-            title="4 micro-batches",
-        ),
+        Variant("micro_4", {"micro_batches": 4}, changes="math", title="4 micro-batches"),
         Variant(
             "micro_4_statistics_once",
             {"micro_batches": 4, "statistics_once": True},

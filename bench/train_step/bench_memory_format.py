@@ -15,17 +15,8 @@ TECHNIQUE = Technique(
     name="memory_format",
     title="Memory format of images",
     variants=(
-        Variant(
-            "default",
-            role="baseline",
-            title="the framework's own format",
-            program="plain",
-        ),
-        Variant(
-            "channels_last",
-            {"memory_format": "channels_last"},
-            title="channels_last (NHWC)",
-        ),
+        Variant("default", role="baseline", title="the framework's own format", program="plain"),
+        Variant("channels_last", {"memory_format": "channels_last"}, title="channels_last (NHWC)"),
         Variant(
             "channels_first",
             {"memory_format": "channels_first"},

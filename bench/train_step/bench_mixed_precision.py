@@ -15,12 +15,7 @@ TECHNIQUE = Technique(
     title="Mixed precision training",
     variants=(
         Variant("fp32", role="baseline", title="float32", program="plain"),
-        Variant(
-            "bf16",
-            {"dtype": "bfloat16"},
-            loss_tolerance=BF16_LOSSES,
-            title="bfloat16",
-        ),
+        Variant("bf16", {"dtype": "bfloat16"}, loss_tolerance=BF16_LOSSES, title="bfloat16"),
         Variant(
             "bf16_fp32_head",
             {"dtype": "bfloat16", "keep_fp32": "head"},

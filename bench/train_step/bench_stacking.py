@@ -21,12 +21,7 @@ TECHNIQUE = Technique(
     name="stacking",
     title="Stacking: rung upon rung",
     variants=(
-        Variant(
-            "baseline",
-            role="baseline",
-            title="plain step, float32",
-            program="plain",
-        ),
+        Variant("baseline", role="baseline", title="plain step, float32", program="plain"),
         Variant("1_channels_last", CHANNELS_LAST, effort="ordinary", title="channels_last"),
         # Only PyTorch's compiler needs a C++ compiler: XLA brings its own.
         Variant(
@@ -36,12 +31,7 @@ TECHNIQUE = Technique(
             requires="compiler",
             title="channels_last + compile",
         ),
-        Variant(
-            "2_compiled",
-            COMPILED,
-            frameworks=("tf",),
-            title="channels_last + compile",
-        ),
+        Variant("2_compiled", COMPILED, frameworks=("tf",), title="channels_last + compile"),
         Variant(
             "3_bf16",
             BF16,
