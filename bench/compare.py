@@ -38,6 +38,7 @@ from bench.analysis.reading import (
 )
 from bench.analysis.values import at, is_number
 from bench.analysis.verdicts import Ratio, compare_runs
+from bench.report import parsers
 from bench.report.blocks import Table, of_figures, of_words
 from bench.report.content import machine_words, run_line
 from bench.report.figures import MISSING, compact, interval, number, plus_minus, ratio, scaled
@@ -362,11 +363,7 @@ def _rendered(said: list[str], parts: list[Table], markdown: bool) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit status (1: --fail-if holds, 2: an error)."""
-    parser = argparse.ArgumentParser(
-        prog="twinbench compare",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parsers.described("twinbench compare", __doc__)
     parser.add_argument(
         "runs", type=Path, nargs="+", help="two or more: a results.json, or the folder of one"
     )

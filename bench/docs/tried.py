@@ -12,7 +12,6 @@ transformers and keras-hub: `pip install 'twinbench[models]'`.
 
 from __future__ import annotations
 
-import argparse
 import ast
 import json
 import subprocess
@@ -29,6 +28,7 @@ from bench.harness import machine
 from bench.harness.folders import replace_file
 from bench.harness.plan import FRAMEWORKS
 from bench.harness.processes import ROOT
+from bench.report import parsers
 from bench.report.blocks import Table, of_words
 from bench.report.figures import number, ratio
 from bench.report.tables import markdown_table
@@ -245,11 +245,7 @@ def _reasons(rows: list[dict]) -> dict[str, list[str]]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit status (1: a file could not be measured)."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.docs.tried",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parsers.described("python -m bench.docs.tried", __doc__)
     known = sorted(path.name for path in MODELS.glob("*.py"))
     parser.add_argument("files", nargs="*", metavar="FILE", help=f"of {', '.join(known)}")
     parser.add_argument("--minutes", default=MINUTES, help=f"for each file (default: {MINUTES})")

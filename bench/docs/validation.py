@@ -8,7 +8,6 @@ The first keeps the pairs of that run in docs/validation.json; both make the pag
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections import Counter
@@ -22,6 +21,7 @@ from bench.analysis.reading import FRAMEWORKS
 from bench.analysis.verdicts import Interval, t_interval
 from bench.harness.folders import replace_file
 from bench.harness.processes import ROOT
+from bench.report import parsers
 from bench.report.blocks import Table, of_figures, of_words
 from bench.report.figures import MISSING, number
 from bench.report.tables import markdown_table
@@ -197,11 +197,7 @@ def _named(workload: str) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.docs.validation",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parsers.described("python -m bench.docs.validation", __doc__)
     parser.add_argument("file", nargs="?", type=Path, metavar="validation.json")
     parser.add_argument("--page", action="store_true", help="only make the page anew")
     given = parser.parse_args(arguments)

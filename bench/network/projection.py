@@ -24,7 +24,7 @@ from bench.network import quantities, ring, sweeps
 from bench.network.hosts import Refused
 from bench.network.ring import Estimate, Fit, Job, Projected, Validation
 from bench.network.sweeps import FITTED_AT, VALIDATED_AT, Record
-from bench.report import readme
+from bench.report import parsers, readme
 from bench.report.blocks import Table, of_figures, of_words
 from bench.report.figures import MISSING, number
 from bench.report.replace import write_atomically
@@ -205,16 +205,12 @@ KINDS = {
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit status (1: a check failed, 2: an error)."""
-    parser = argparse.ArgumentParser(
-        prog="twinbench projection",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    commands = parser.add_subparsers(dest="command", required=True)
-    live = commands.add_parser("measure", help="time all-reduces between hosts")
+    parser = parsers.described("twinbench projection", __doc__)
+    choice = parser.add_subparsers(dest="command", required=True)
+    live = choice.add_parser("measure", help="time all-reduces between hosts")
     live.add_argument("--framework", choices=TITLES, required=True)
     live.add_argument("record", type=Path, help="the file to write")
-    shown = commands.add_parser("show", help="fit, validate and project")
+    shown = choice.add_parser("show", help="fit, validate and project")
     shown.add_argument("records", type=Path, nargs="+", help="files of `measure`")
     shown.add_argument("--page", type=Path, help="put the tables into this page")
     shown.add_argument("--check", action="store_true", help="with --page: exit 1 if they differ")
