@@ -6,7 +6,7 @@ import importlib
 from dataclasses import replace
 
 from bench.harness.examples import examples
-from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from bench.harness.plan import Prepared, Technique, Variant, Work, Workload, other_math
 from bench.harness.rows import plain
 from bench.harness.stages import train_plain
 
@@ -20,20 +20,9 @@ TECHNIQUE = Technique(
     title="Weight quantization: dense layers in 8 or 4 bits",
     variants=(
         Variant("fp32", {"write": "keep_float32"}, role="baseline", title="float32 file"),
-        Variant(
-            "int8_weights",
-            {"write": "quantize_int8"},
-            changes="math",
-            loss_tolerance=APART,
-            title="8-bit weights",
-        ),
-        Variant(
-            "int4_weights",
-            {"write": "quantize_int4"},
-            effort="ordinary",
-            changes="math",
-            loss_tolerance=APART,
-            title="4-bit weights",
+        other_math("int8_weights", "8-bit weights", loss_tolerance=APART, write="quantize_int8"),
+        other_math(
+            "int4_weights", "4-bit weights", "ordinary", loss_tolerance=APART, write="quantize_int4"
         ),
     ),
     workloads=(

@@ -18,8 +18,8 @@ TECHNIQUE = Technique(
     name="profiling",
     title="Profiling",
     variants=(
-        warm("plain", role="baseline", title="without the profiler"),
-        warm("profiled", {"profiled": True}, title="under the profiler"),
+        warm("plain", "without the profiler", role="baseline"),
+        warm("profiled", "under the profiler", profiled=True),
     ),
     workloads=(
         Workload("digits-cnn", "compute", timed=False),

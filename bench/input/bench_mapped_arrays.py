@@ -17,21 +17,15 @@ TECHNIQUE = Technique(
     variants=(
         warm(
             "folder",
-            {"technique": "folder", "loader": "parallel"},
+            "folder of photos, workers",
             role="baseline",
-            title="folder of photos, workers",
             program="folder of photos, workers",
+            technique="folder",
+            loader="parallel",
         ),
+        warm("mapped_auto", "mapped arrays, as many workers as cores", loader="memory_mapped"),
         warm(
-            "mapped_auto",
-            {"loader": "memory_mapped"},
-            title="mapped arrays, as many workers as cores",
-        ),
-        warm(
-            "workers_1",
-            {"loader": "memory_mapped", "workers": 1},
-            effort="ordinary",
-            title="mapped arrays, one worker",
+            "workers_1", "mapped arrays, one worker", "ordinary", loader="memory_mapped", workers=1
         ),
     ),
     workloads=(Workload("photos", "compute", timed=False),),

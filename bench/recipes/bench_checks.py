@@ -17,8 +17,8 @@ TECHNIQUE = Technique(
     name="checks",
     title="Checks of data and loss",
     variants=(
-        warm("plain", role="baseline", program="plain", title="without"),
-        warm("checked", {"checked": True}, title="every step and the data checked"),
+        warm("plain", "without", role="baseline", program="plain"),
+        warm("checked", "every step and the data checked", checked=True),
     ),
     workloads=(
         Workload("digits-cnn", "compute"),

@@ -6,12 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from bench.harness.plan import Measure, Prepared, Technique, Variant, Work, Workload
+from bench.harness.plan import TRAINED, Prepared, Technique, Variant, Work, Workload
 from bench.harness.rows import once, plain
 from bench.harness.stages import Stages
 from shared.specs import Recipe
 
-TRAINED = Measure(time=False, cold=False)
 PROBED = replace(TRAINED, accuracy=False)  # for the deep network: digits-cnn has no residuals
 LAYERS, WIDTH = 30, 64  # of the deep network, which sees digits of 8 x 8
 RECIPE = Recipe("sgd", learning_rate=0.02, epochs=10, accuracy_batch_size=64)

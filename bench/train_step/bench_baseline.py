@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bench.harness.plan import WARM, Prepared, Technique, Variant, Work, Workload
+from bench.harness.plan import WARM, Prepared, Technique, Variant, Work, Workload, warm
 
 LOOPS = replace(WARM, tasks=("digits-cnn",))  # of a large model a loop costs nothing to see
 UNSUPPORTED = {
@@ -22,12 +22,7 @@ TECHNIQUE = Technique(
         Variant("baseline", role="baseline", title="plain step, float32", program="plain"),
         Variant("hand_written", measured=LOOPS, title="loop written by hand"),
         Variant("fit", measured=LOOPS, title="Keras's fit"),
-        Variant(
-            "as_installed",
-            allocator="as installed",
-            measured=WARM,
-            title="allocator as installed",
-        ),
+        warm("as_installed", "allocator as installed", allocator="as installed"),
     ),
     workloads=(
         Workload("digits-cnn", "small"),

@@ -6,7 +6,7 @@ import importlib
 
 import numpy as np
 
-from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from bench.harness.plan import Prepared, Technique, Variant, Work, Workload, row
 
 STEPS_PER_EXECUTION = 10
 
@@ -60,9 +60,7 @@ TECHNIQUE = Technique(
             requires="compiler",
             title="torch.compile of the model alone",
         ),
-        Variant(
-            "model_alone", frameworks=("tf",), effort="ordinary", title="XLA for the model alone"
-        ),
+        row("model_alone", "XLA for the model alone", "ordinary", frameworks=("tf",)),
         Variant(
             "fullgraph",
             frameworks=("pt",),
@@ -87,12 +85,8 @@ TECHNIQUE = Technique(
             title="torch.compile, max-autotune",
         ),
         Variant("graph_only", frameworks=("pt",), effort="full", title="graph, eager's kernels"),
-        Variant(
-            "torchscript_trace", frameworks=("pt",), effort="full", title="TorchScript, traced"
-        ),
-        Variant(
-            "torchscript_script", frameworks=("pt",), effort="full", title="TorchScript, scripted"
-        ),
+        row("torchscript_trace", "TorchScript, traced", "full", frameworks=("pt",)),
+        row("torchscript_script", "TorchScript, scripted", "full", frameworks=("pt",)),
         Variant("fit", frameworks=("tf",), effort="ordinary", title="Keras's fit"),
         Variant(
             "fit_steps_per_execution",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from dataclasses import replace
 
-from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from bench.harness.plan import Prepared, Technique, Variant, Work, Workload, row
 from bench.harness.rows import plain
 
 DEFAULTS = {"pt_impl": "channels_first", "tf_impl": "channels_last"}
@@ -17,12 +17,7 @@ TECHNIQUE = Technique(
     variants=(
         Variant("default", role="baseline", title="the framework's own format", program="plain"),
         Variant("channels_last", {"memory_format": "channels_last"}, title="channels_last (NHWC)"),
-        Variant(
-            "channels_first",
-            {"memory_format": "channels_first"},
-            effort="ordinary",
-            title="channels_first (NCHW)",
-        ),
+        row("channels_first", "channels_first (NCHW)", "ordinary", memory_format="channels_first"),
     ),
     workloads=(
         Workload("digits-cnn", "compute"),
