@@ -11,7 +11,7 @@ from typing import Any
 
 from bench.compression.bench_sparse_inference import pruned
 from bench.harness.examples import examples
-from bench.harness.plan import Measure, Prepared, Technique, Variant, Work, Workload
+from bench.harness.plan import Measure, Prepared, Technique, Variant, Work, Workload, row
 from bench.harness.stages import Stages
 from shared import teacher
 
@@ -29,16 +29,9 @@ ROUNDED_LOSSES = 0.05  # relative: twins round to the same grids, but not at the
 
 
 def _row(name: str, title: str, effort: str = "default", timed: bool = True, **settings) -> Variant:
-    tolerance = ROUNDED_LOSSES if "weight_bits" in settings else None
-    return Variant(
-        name,
-        settings,
-        effort=effort,
-        measured=Measure(time=timed),
-        changes="weights" if "final_sparsity" in settings else "math",
-        loss_tolerance=tolerance,
-        title=title,
-    )
+    given = {"changes": "weights" if "final_sparsity" in settings else "math"}
+    given |= {"loss_tolerance": ROUNDED_LOSSES if "weight_bits" in settings else None}
+    return row(name, title, effort, measured=Measure(time=timed), **given, **settings)
 
 
 TECHNIQUE = Technique(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from bench.harness.plan import Prepared, Technique, Variant, Work, Workload, row
 from bench.harness.rows import plain
 from bench.harness.stages import train_on
 
@@ -20,13 +20,7 @@ def _rows(**settings) -> tuple[Variant, Variant]:
     """The dense model, and the one with masks."""
     return (
         Variant("dense", role="baseline", title="dense", program="plain", **settings),
-        Variant(
-            "two_to_four",
-            {"masked": True},
-            changes="weights",
-            title="two zeros in four",
-            **settings,
-        ),
+        row("two_to_four", "two zeros in four", changes="weights", masked=True, **settings),
     )
 
 

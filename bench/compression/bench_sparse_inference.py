@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from bench.harness.plan import Prepared, Technique, Variant, Work, Workload, row
 from bench.harness.rows import plain
 from bench.harness.sizes import model_size
 from shared import datasets
@@ -25,12 +25,8 @@ SAME = 1e-4  # relative L2: predictions of sparse and of dense kernels, the task
 
 def _row(name: str, title: str, percent: int, effort: str, **settings) -> Variant:
     chosen = {"sparsity": percent / 100} | settings
-    return Variant(
-        f"{name}_{percent}",
-        chosen,
-        effort=effort,
-        changes="weights",
-        title=title.format(f"{percent}%"),
+    return row(
+        f"{name}_{percent}", title.format(f"{percent}%"), effort, changes="weights", **chosen
     )
 
 
@@ -62,9 +58,13 @@ TECHNIQUE = Technique(
         _csr(50, "ordinary"),
         _file(90, "ordinary"),
         _file(50, "ordinary"),
-        replace(
-            _row("dense_file", "LiteRT, {} zeros, dense", 90, "ordinary", file="dense"),
+        _row(
+            "dense_file",
+            "LiteRT, {} zeros, dense",
+            90,
+            "ordinary",
             frameworks=("tf",),
+            file="dense",
         ),
         _csr(80, "full"),
         _csr(95, "full"),

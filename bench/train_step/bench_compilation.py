@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from functools import partial
 
 import numpy as np
 
@@ -43,47 +44,25 @@ UNSUPPORTED = {
     },
 }
 
+# Only PyTorch's compiler needs a C++ compiler.
+_torch_compile = partial(row, frameworks=("pt",), requires="compiler")
+
 TECHNIQUE = Technique(
     family="train_step",
     name="compilation",
     title="Compilation",
     variants=(
         Variant("baseline", role="baseline", title="default: eager, or one graph", program="plain"),
-        # Only PyTorch's compiler needs a C++ compiler.
-        Variant("compiled", frameworks=("pt",), requires="compiler", title="torch.compile"),
+        _torch_compile("compiled", "torch.compile"),
         Variant("compiled", frameworks=("tf",), title="XLA"),
         Variant("eager", frameworks=("tf",), effort="ordinary", title="eager, no tf.function"),
-        Variant(
-            "model_alone",
-            frameworks=("pt",),
-            effort="ordinary",
-            requires="compiler",
-            title="torch.compile of the model alone",
-        ),
+        _torch_compile("model_alone", "torch.compile of the model alone", "ordinary"),
         row("model_alone", "XLA for the model alone", "ordinary", frameworks=("tf",)),
-        Variant(
-            "fullgraph",
-            frameworks=("pt",),
-            effort="full",
-            requires="compiler",
-            title="torch.compile, one graph or none",
+        _torch_compile("fullgraph", "torch.compile, one graph or none", "full"),
+        _torch_compile(
+            "reduce_overhead", "torch.compile, reduce-overhead", "full", mode="reduce-overhead"
         ),
-        Variant(
-            "reduce_overhead",
-            {"mode": "reduce-overhead"},
-            frameworks=("pt",),
-            effort="full",
-            requires="compiler",
-            title="torch.compile, reduce-overhead",
-        ),
-        Variant(
-            "max_autotune",
-            {"mode": "max-autotune"},
-            frameworks=("pt",),
-            effort="full",
-            requires="compiler",
-            title="torch.compile, max-autotune",
-        ),
+        _torch_compile("max_autotune", "torch.compile, max-autotune", "full", mode="max-autotune"),
         Variant("graph_only", frameworks=("pt",), effort="full", title="graph, eager's kernels"),
         row("torchscript_trace", "TorchScript, traced", "full", frameworks=("pt",)),
         row("torchscript_script", "TorchScript, scripted", "full", frameworks=("pt",)),
@@ -137,11 +116,8 @@ def prepare(impl, work: Work) -> Prepared:
         if hasattr(model, "eval"):
             model.eval()  # once, as for serving; Keras says it in each call
         return Prepared(_not_timed, _prediction(impl, work, model), model, optimizer)
-    predict, loss, loop = (
-        impl.kit.training.make_predict(model),
-        impl.kit.training.cross_entropy,
-        None,
-    )
+    predict, loss = impl.kit.training.make_predict(model), impl.kit.training.cross_entropy
+    loop = None
     if work.variant == "baseline":
         step = impl.kit.training.make_train_step(model, optimizer, loss)
     elif work.variant in MADE_BY:
