@@ -15,7 +15,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -52,25 +52,21 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 SHARE_OF_MEMORY = 0.8  # of what is free, that the contenders of a match may hold together
 
 
+@dataclass
 class State:
     """What the hooks below share."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        chosen: dict[str, set[str]],
-        begun: resume.Begun | None,
-        watch: machine.Watch,
-        own: Own | None = None,
-    ) -> None:
-        self.settings, self.chosen, self.begun, self.own = settings, chosen, begun, own
-        self.watch = watch
-        self.cases: dict[str, Case] = {}
-        self.left_out: list[str] = []
-        self.hint: str | None = None  # where -k left nothing
-        self.plan: Plan | None = None
-        self.results: dict | None = None
-        self.folder: Path | None = None
+    settings: Settings
+    chosen: dict[str, set[str]]
+    begun: resume.Begun | None
+    watch: machine.Watch
+    own: Own | None = None
+    cases: dict[str, Case] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
+    hint: str | None = None  # where -k left nothing
+    plan: Plan | None = None
+    results: dict | None = None
+    folder: Path | None = None
 
 
 class ReplayClock:

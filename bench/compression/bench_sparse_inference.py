@@ -24,10 +24,8 @@ SAME = 1e-4  # relative L2: predictions of sparse and of dense kernels, the task
 
 
 def _row(name: str, title: str, percent: int, effort: str, **settings) -> Variant:
-    chosen = {"sparsity": percent / 100} | settings
-    return row(
-        f"{name}_{percent}", title.format(f"{percent}%"), effort, changes="weights", **chosen
-    )
+    name, title = f"{name}_{percent}", title.format(f"{percent}%")
+    return row(name, title, effort, changes="weights", sparsity=percent / 100, **settings)
 
 
 def _masked(percent: int, effort: str) -> Variant:
