@@ -135,12 +135,11 @@ def _planted(found: dict) -> str:
 
 
 def _faults(rows: list[dict]) -> Table:
-    titles = ("fault", "in", "noticed by")
     said = [
         [row["name"], row["file"], row["how"] if row["status"] == KILLED else "nothing"]
         for row in rows
     ]
-    return Table("", of_words(*titles), said)
+    return Table("", of_words("fault", "in", "noticed by"), said)
 
 
 def _scores(drawn: dict[str, dict]) -> Table:
@@ -151,14 +150,12 @@ def _scores(drawn: dict[str, dict]) -> Table:
         share = stats.binomtest(noticed, tried).proportion_ci(method="exact")
         interval = f"{noticed / tried:.0%} ({share.low:.0%}–{share.high:.0%})"
         rows.append([name.partition(" ")[2], f"{noticed} of {tried}", interval, found["made"]])
-    titles = ("files of", "noticed", "share of all, 95% interval", "made")
-    return Table("", of_words(*titles), rows)
+    return Table("", of_words("files of", "noticed", "share of all, 95% interval", "made"), rows)
 
 
 def _survivors(drawn: dict[str, dict]) -> Table:
     rows = [[row["file"], row["name"]] for found in drawn.values() for row in _missed(found)]
-    titles = ("not noticed, in", "what was exchanged")
-    return Table("", of_words(*titles), rows)
+    return Table("", of_words("not noticed, in", "what was exchanged"), rows)
 
 
 def _company(found: dict) -> str:

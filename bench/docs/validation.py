@@ -164,8 +164,7 @@ def _second_parents(found: dict) -> list[str]:
     for side, workload, one in every:
         value, low, high = (f"{np.exp(part):.3f}" for part in (one.mean, one.low, one.high))
         rows.append([TITLES[side], _named(workload), f"{value} ({low}–{high})", str(one.n)])
-    titles = ["framework", "workload", "second parent ÷ first", "blocks"]
-    table = Table("", of_words(*titles), rows)
+    table = Table("", of_words("framework", "workload", "second parent ÷ first", "blocks"), rows)
     out = sum(not one.low <= 0 <= one.high for *_, one in every)
     chance = 1 - stats.binom.cdf(out - 1, len(every), 0.05)
     said = (

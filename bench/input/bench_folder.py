@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bench.harness.machine import usable_threads
 from bench.harness.plan import Technique, Work, Workload, warm
 from bench.probes import pipelines
 
@@ -68,15 +67,8 @@ TECHNIQUE = Technique(
 
 def probe(impl, work: Work, batches) -> dict[str, dict]:
     """Rates, limits, starts, CPU time and memory of a loader."""
-    settings = dict(work.settings)
-    make = getattr(impl.input.folder, f"{settings.pop('loader')}_loader")
-    if each := settings.pop("workers_a_core", None):
-        settings["workers"] = round(each * usable_threads())
+    make = pipelines.maker(impl.input.folder, work, work.data, **work.settings)
+    decoder = work.settings.get("decoder", "standard")
     return pipelines.measure(
-        impl,
-        work,
-        lambda: make(work.data, batch_size=work.batch_size, seed=pipelines.SEED, **settings),
-        technique="folder",
-        source=work.data,
-        decoder=settings.get("decoder", "standard"),
+        impl, work, make, technique="folder", source=work.data, decoder=decoder
     )

@@ -44,15 +44,15 @@ TECHNIQUE = Technique(
 def probe(impl, work: Work, batches) -> dict[str, dict]:
     """Rates, limits, starts, CPU time and memory of a loader."""
     settings = dict(work.settings)
-    name = settings.pop("loader")
+    name = settings["loader"]
     if impl.__name__ == "pt_impl" and name == "snapshot":
         raise NotImplementedError(UNSUPPORTED["pt"]["snapshot_loader"])
-    make = getattr(impl.input.in_memory, f"{name}_loader")
     if name in ("disk_cached", "snapshot"):
         settings["cache"] = str(Path(work.data).with_name(f"{name}-{impl.__name__}"))
     return pipelines.measure(
-        *(impl, work),
-        lambda: make(work.data, batch_size=work.batch_size, seed=pipelines.SEED, **settings),
+        impl,
+        work,
+        pipelines.maker(impl.input.in_memory, work, work.data, **settings),
         technique="in_memory",
         source=work.data,
         batch_size=work.batch_size,

@@ -48,13 +48,8 @@ def probe(impl, work: Work, batches) -> dict[str, dict]:
     settings = dict(work.settings)
     technique, source = settings.pop("technique", "mapped_arrays"), work.data
     module = importlib.import_module(f"{impl.__name__}.input.{technique}")
-    make = getattr(module, f"{settings.pop('loader')}_loader")
     if technique == "mapped_arrays":
         source = f"{work.data}-arrays"
         convert(work.data, source, form="arrays", samples=SAMPLES)
-    return pipelines.measure(
-        *(impl, work),
-        lambda: make(source, batch_size=work.batch_size, seed=pipelines.SEED, **settings),
-        technique=technique,
-        source=source,
-    )
+    make = pipelines.maker(module, work, source, **settings)
+    return pipelines.measure(impl, work, make, technique=technique, source=source)

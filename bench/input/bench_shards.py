@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bench.harness.machine import usable_threads
 from bench.harness.plan import Technique, Work, Workload, warm
 from bench.probes import pipelines
 from shared.conversion import convert
@@ -52,16 +51,8 @@ TECHNIQUE = Technique(
 
 def probe(impl, work: Work, batches) -> dict[str, dict]:
     """Rates, limits, starts, CPU time and memory of a loader."""
-    settings = dict(work.settings)
-    make = getattr(impl.input.shards, f"{settings.pop('loader')}_loader")
-    if each := settings.pop("workers_a_core", None):
-        settings["workers"] = round(each * usable_threads())
     form = impl.input.shards.FORM
     folder = f"{work.data}-{form}"
     convert(work.data, folder, form=form, samples=SAMPLES)
-    return pipelines.measure(
-        *(impl, work),
-        lambda: make(folder, batch_size=work.batch_size, seed=pipelines.SEED, **settings),
-        technique="shards",
-        source=folder,
-    )
+    make = pipelines.maker(impl.input.shards, work, folder, **work.settings)
+    return pipelines.measure(impl, work, make, technique="shards", source=folder)

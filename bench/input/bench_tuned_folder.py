@@ -85,14 +85,10 @@ def probe(impl, work: Work, batches) -> dict[str, dict]:
     name = f"{impl.__name__}.input.{settings.pop('technique', 'tuned_folder')}"
     if impl.__name__ == "tf_impl" and settings["loader"] == "threads":
         raise NotImplementedError(UNSUPPORTED["tf"]["threads_loader"])
-    make = getattr(importlib.import_module(name), f"{settings.pop('loader')}_loader")
     if threads := settings.pop("op_threads", None):  # TensorFlow has not run anything yet
         impl.kit.runtime.configure(threads=threads, seed=pipelines.SEED)
+    make = pipelines.maker(importlib.import_module(name), work, work.data, **settings)
+    decoder = settings.get("decoder", "standard")
     return pipelines.measure(
-        impl,
-        work,
-        lambda: make(work.data, batch_size=work.batch_size, seed=pipelines.SEED, **settings),
-        technique="folder",
-        source=work.data,
-        decoder=settings.get("decoder", "standard"),
+        impl, work, make, technique="folder", source=work.data, decoder=decoder
     )

@@ -7,10 +7,7 @@ from functools import partial
 
 from bench.harness.plan import Prepared, Technique, Variant, Work, Workload, row
 from bench.harness.rows import plain
-
-# bfloat16 keeps 8 significant bits: each operand is rounded by up to 2^-9 = 0.2%, and a loss is
-# several layers of that. 5% over ten steps is far above rounding and far below another batch.
-BF16_LOSSES = 0.05
+from bench.train_step.bench_mixed_precision import BF16_LOSSES
 
 CHANNELS_LAST = {"memory_format": "channels_last"}
 COMPILED = CHANNELS_LAST | {"compiled": True}
