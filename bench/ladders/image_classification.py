@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from bench.harness.plan import TRAINED, Work
+from bench.harness.plan import Work
 from bench.ladders import training
 from bench.ladders.ladder import MIXED_PRECISION, UNNAMED, Ladder, Published, Rung
 from shared import datasets, photos
