@@ -22,7 +22,7 @@ from bench.analysis.reading import FRAMEWORKS
 from bench.harness import machine
 from bench.harness.folders import replace_file
 from bench.harness.processes import ROOT
-from bench.report.blocks import Column, Table
+from bench.report.blocks import Table, of_figures, of_words
 from bench.report.tables import markdown_table
 from shared.growth import LEAK
 
@@ -135,12 +135,11 @@ def _planted(found: dict) -> str:
 
 
 def _faults(rows: list[dict]) -> Table:
-    titles = ("fault", "in", "noticed by")
     said = [
         [row["name"], row["file"], row["how"] if row["status"] == KILLED else "nothing"]
         for row in rows
     ]
-    return Table("", [Column("", title, right=False) for title in titles], said)
+    return Table("", of_words("fault", "in", "noticed by"), said)
 
 
 def _scores(drawn: dict[str, dict]) -> Table:
@@ -151,14 +150,12 @@ def _scores(drawn: dict[str, dict]) -> Table:
         share = stats.binomtest(noticed, tried).proportion_ci(method="exact")
         interval = f"{noticed / tried:.0%} ({share.low:.0%}–{share.high:.0%})"
         rows.append([name.partition(" ")[2], f"{noticed} of {tried}", interval, found["made"]])
-    titles = ("files of", "noticed", "share of all, 95% interval", "made")
-    return Table("", [Column("", title, right=False) for title in titles], rows)
+    return Table("", of_words("files of", "noticed", "share of all, 95% interval", "made"), rows)
 
 
 def _survivors(drawn: dict[str, dict]) -> Table:
     rows = [[row["file"], row["name"]] for found in drawn.values() for row in _missed(found)]
-    titles = ("not noticed, in", "what was exchanged")
-    return Table("", [Column("", title, right=False) for title in titles], rows)
+    return Table("", of_words("not noticed, in", "what was exchanged"), rows)
 
 
 def _company(found: dict) -> str:
@@ -182,7 +179,7 @@ def _disturbed(rows: list[dict]) -> Table:
             line.append(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
         said.append([*line, str(sum(row["wrong"] for row in own))])
     titles = ["disturbed by", "framework", *dict.fromkeys(row["pair"] for row in rows), "wrong"]
-    return Table("", [Column("", title, right=False) for title in titles], said)
+    return Table("", of_words(*titles), said)
 
 
 def _called_leaks(rows: list[dict]) -> Table:
@@ -196,7 +193,7 @@ def _called_leaks(rows: list[dict]) -> Table:
             line.append(f"{verdicts.count(LEAK)} of {len(verdicts)}")
         said.append(line)
     titles = [f"{size:g} MB a round" for size in sorted({row["size"] for row in rows})]
-    columns = [Column("", "called a leak", right=False), *(Column("", title) for title in titles)]
+    columns = [*of_words("called a leak"), *of_figures(*titles)]
     return Table("", columns, said)
 
 
@@ -213,7 +210,7 @@ def _told(rows: list[dict]) -> Table:
         for row in rows
     ]
     titles = ("true ratio", "slower", "faster", "equivalent", "interval covers it", "blocks")
-    columns = [Column("", "noise of", right=False), *(Column("", title) for title in titles)]
+    columns = [*of_words("noise of"), *of_figures(*titles)]
     return Table("", columns, said)
 
 
@@ -233,5 +230,5 @@ def _shown(rows: list[dict]) -> Table:
         for row in rows
     ]
     titles = ("seeds scatter by", "true loss", "kept", "shown to be worse", "interval covers it")
-    columns = [Column("", "task", right=False), *(Column("", title) for title in titles)]
+    columns = [*of_words("task"), *of_figures(*titles)]
     return Table("", columns, said)

@@ -11,7 +11,6 @@ brackets hold 95% intervals. With --all each row is named, and what is left out 
 
 from __future__ import annotations
 
-import argparse
 import sys
 from math import isfinite
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 from bench.analysis.decisions import GOALS, Answer, Limits, answer, works
 from bench.analysis.reading import load
 from bench.network.quantities import size
+from bench.report import parsers
 from bench.report.answer import text
 from bench.report.content import warnings
 from bench.report.text import plain, wrap
@@ -59,11 +59,7 @@ def _nothing(goal: str | None, limits: Limits) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit status (2: an error)."""
-    parser = argparse.ArgumentParser(
-        prog="twinbench choose",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parsers.described("twinbench choose", __doc__)
     parser.add_argument("path", type=Path, help="a results.json, or the folder that holds one")
     parser.add_argument("--goal", choices=GOALS, help="default: the main figure of each work")
     parser.add_argument("--task", help="only this task")

@@ -17,6 +17,7 @@ from pathlib import Path
 from bench.analysis.claims import LEDGER, judge, load_ledger
 from bench.analysis.decisions import families
 from bench.analysis.reading import load
+from bench.report import parsers
 from bench.report.claims import data, page, text
 from bench.report.replace import put
 
@@ -25,11 +26,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "claims.md"
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit status (1: --check found an old page, 2: an error)."""
-    parser = argparse.ArgumentParser(
-        prog="twinbench claims",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parsers.described("twinbench claims", __doc__)
     parser.add_argument(
         "paths", type=Path, nargs="+", help="one or more: a results.json, or the folder of one"
     )

@@ -44,7 +44,6 @@ WRONG = {
     "equal work": ("faster", "slower"),
     "10% more": ("faster", "slightly faster", "equivalent"),
 }
-FAILED = "could not be measured"
 CLOCKS = Path("/sys/devices/system/cpu/cpufreq")
 
 
@@ -52,7 +51,7 @@ CLOCKS = Path("/sys/devices/system/cpu/cpufreq")
 class Found:
     """What a run said of a pair while it was disturbed. `others`: the cores' share that others had.
 
-    `said`: a verdict, nothing where none was reached, or why there is no figure.
+    `verdict`: nothing where none was reached. `reason`: why there is no figure.
     """
 
     kind: str
@@ -60,31 +59,26 @@ class Found:
     pair: str
     ratio: float | None
     ci: tuple[float, float] | None
-    said: str | None
+    verdict: str | None
     others: float | None
+    reason: str | None = None
 
     @property
     def wrong(self) -> bool:
         """Whether it said something that is not true."""
-        return self.said in WRONG[self.pair]
-
-    @property
-    def verdict(self) -> str | None:
-        """What was reached, where anything was."""
-        return None if self.said and self.said.startswith(FAILED) else self.said
+        return self.verdict in WRONG[self.pair]
 
     def as_row(self) -> dict:
         """As it is kept."""
-        row = {name: getattr(self, name) for name in ("kind", "framework", "pair", "ratio", "ci")}
-        reason = None if self.verdict else self.said
-        return row | {"verdict": self.verdict, "reason": reason, "wrong": self.wrong}
+        kept = ("kind", "framework", "pair", "ratio", "ci", "verdict", "reason", "wrong")
+        return {name: getattr(self, name) for name in kept}
 
     def __str__(self) -> str:
         figure = "-" if self.ratio is None else f"{self.ratio:.3f}"
         figure += f" [{self.ci[0]:.3f}, {self.ci[1]:.3f}]" if self.ci else ""
         taken = "" if self.others is None else f", others had {self.others:.0%} of the cores"
         end = "WRONG" if self.wrong else "right, or it can't tell"
-        said = self.said or "no verdict"
+        said = self.verdict or self.reason or "no verdict"
         return f"{self.kind:12} {self.framework} {self.pair:10} {figure}: {said}{taken}: {end}"
 
 
@@ -260,8 +254,8 @@ def said_of(
 ) -> list[Found]:
     """What the analysis says of each pair; nothing but `why` where a block is missing."""
     if why:
-        said = f"{FAILED}: {why}"
-        return [Found(kind, framework, name, None, None, said, others) for name in PAIRS]
+        reason = f"could not be measured: {why}"
+        return [Found(kind, framework, name, None, None, None, others, reason) for name in PAIRS]
     judged = judge(fit_of(blocks), list(PAIRS.values()), LOOKS)
     return [
         Found(kind, framework, name, one.ratio, one.ci, one.verdict, others)

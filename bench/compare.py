@@ -38,7 +38,8 @@ from bench.analysis.reading import (
 )
 from bench.analysis.values import at, is_number
 from bench.analysis.verdicts import Ratio, compare_runs
-from bench.report.blocks import Column, Table
+from bench.report import parsers
+from bench.report.blocks import Table, of_figures, of_words
 from bench.report.content import machine_words, run_line
 from bench.report.figures import MISSING, compact, interval, number, plus_minus, ratio, scaled
 from bench.report.shapes import letters
@@ -116,7 +117,7 @@ def many(runs: list[Record], *, every: bool = False) -> list[Table]:
         for name in dict.fromkeys(name for each in stated for name in each)
         if len(set(values := [each.get(name, MISSING) for each in stated])) > 1
     ]
-    columns = [Column("", head, right=False) for head in ("what", *names)]
+    columns = of_words("what", *names)
     return [Table("Not the same in all runs", columns, rows), _all_ratios(runs, names, every)]
 
 
@@ -139,7 +140,7 @@ def _all_ratios(runs: list[Record], names: list[str], every: bool) -> Table:
             cells.append(_cell(line, verdict))
         if changed or every:
             rows.append([_pair(first, cases), *cells])
-    columns = [Column("", "ratio of", right=False), *(Column("", name) for name in names)]
+    columns = [*of_words("ratio of"), *of_figures(*names)]
     title = f"Ratios of step time: {len(several)} in two runs or more"
     return Table(title, columns, rows or [["none changed", *[""] * len(names)]])
 
@@ -181,14 +182,14 @@ def _cell(line: dict | None, verdict: str | None) -> str:
 
 
 def _conditions(differing: dict[str, tuple[str, str]]) -> Table:
-    columns = [Column("", head, right=False) for head in ("what", "old", "new")]
+    columns = of_words("what", "old", "new")
     rows = [[name, *values] for name, values in differing.items()]
     return Table("Not the same in both runs", columns, rows)
 
 
 def _statuses(old: dict[str, dict], new: dict[str, dict], every: bool) -> Table:
     """Cases that ended otherwise, or were measured in one run alone (counted, or with `every`)."""
-    columns = [Column("", head, right=False) for head in ("case", "old", "new")]
+    columns = of_words("case", "old", "new")
     rows, alone = [], Counter()
     for name in dict.fromkeys([*old, *new]):
         ended = tuple(at(cases.get(name), "status") or NOT_MEASURED for cases in (old, new))
@@ -217,9 +218,8 @@ def _common(old: Record, new: Record) -> list[tuple[dict, dict]]:
 
 def _ratios(common: list[tuple[dict, dict]], cases: dict[str, dict], every: bool) -> Table:
     """Ratios of step time in both runs, and by how much they changed."""
-    heads = ("old", "new", "new ÷ old\n(95% interval)")
-    columns = [Column("", "ratio of", right=False), *(Column("", head) for head in heads)]
-    columns += [Column("", "the first is", right=False)]
+    heads = of_figures("old", "new", "new ÷ old\n(95% interval)")
+    columns = [*of_words("ratio of"), *heads, *of_words("the first is")]
     rows, counts = [], Counter()
     for old, new in common:
         change = _change(old, new)
@@ -259,8 +259,8 @@ def _pair(comparison: dict, cases: dict[str, dict]) -> str:
 
 def _accuracies(both: list[tuple[dict, dict]], tasks: dict, every: bool) -> Table:
     """Accuracies, paired by the seeds that both runs trained: one may have ended at a look."""
-    columns = [Column("", "case", right=False), Column("", "old"), Column("", "new")]
-    columns += [Column("", "difference\n(± half the 95% interval)"), Column("", "", right=False)]
+    heads = of_figures("old", "new", "difference\n(± half the 95% interval)")
+    columns = [*of_words("case"), *heads, *of_words("")]
     rows = []
     for old, new in both:
         found = difference(new, old, tasks)
@@ -275,8 +275,7 @@ def _accuracies(both: list[tuple[dict, dict]], tasks: dict, every: bool) -> Tabl
 
 def _memory(both: list[tuple[dict, dict]]) -> Table:
     """Peaks that changed by more than `MEMORY_CHANGE`; one value a run."""
-    columns = [Column("", "case", right=False), Column("", "old [MB]"), Column("", "new [MB]")]
-    columns += [Column("", "new ÷ old")]
+    columns = [*of_words("case"), *of_figures("old [MB]", "new [MB]", "new ÷ old")]
     rows = []
     for pair in both:
         old, new = (peak(case.get("memory")) for case in pair)
@@ -364,11 +363,7 @@ def _rendered(said: list[str], parts: list[Table], markdown: bool) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit status (1: --fail-if holds, 2: an error)."""
-    parser = argparse.ArgumentParser(
-        prog="twinbench compare",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parsers.described("twinbench compare", __doc__)
     parser.add_argument(
         "runs", type=Path, nargs="+", help="two or more: a results.json, or the folder of one"
     )

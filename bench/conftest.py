@@ -16,7 +16,7 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -53,25 +53,21 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 SHARE_OF_MEMORY = 0.8  # of what is free, that the contenders of a match may hold together
 
 
+@dataclass
 class State:
     """What the hooks below share."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        chosen: dict[str, set[str]],
-        begun: resume.Begun | None,
-        watch: machine.Watch,
-        own: Own | None = None,
-    ) -> None:
-        self.settings, self.chosen, self.begun, self.own = settings, chosen, begun, own
-        self.watch = watch
-        self.cases: dict[str, Case] = {}
-        self.left_out: list[str] = []
-        self.hint: str | None = None  # where -k left nothing
-        self.plan: Plan | None = None
-        self.results: dict | None = None
-        self.folder: Path | None = None
+    settings: Settings
+    chosen: dict[str, set[str]]
+    begun: resume.Begun | None
+    watch: machine.Watch
+    own: Own | None = None
+    cases: dict[str, Case] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
+    hint: str | None = None  # where -k left nothing
+    plan: Plan | None = None
+    results: dict | None = None
+    folder: Path | None = None
 
 
 class ReplayClock:
@@ -298,6 +294,28 @@ def _bytes(given: str | None) -> int | None:
     raise pytest.UsageError(
         f"--memory-budget: {given!r} is not a size; give one such as 512MB or 2GB"
     )
+
+
+class BenchFile(pytest.Module):
+    """A file that declares a technique: the items that replay its cases need no code in it."""
+
+    def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
+        """Its function has the file's name, by which items are shown and selected."""
+        setattr(self.obj, self.path.stem, _replay_case)
+        return super().collect()
+
+
+def _replay_case(case, replay) -> None:
+    replay(case)
+
+
+def pytest_pycollect_makemodule(
+    module_path: Path, parent: pytest.Collector
+) -> pytest.Module | None:
+    """Bench files are collected as such."""
+    if module_path.name.startswith("bench_"):
+        return BenchFile.from_parent(parent, path=module_path)
+    return None
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -25,6 +25,7 @@ from pathlib import Path
 from bench.analysis.reading import FRAMEWORKS, load, results_file
 from bench.analysis.remedies import REMEDIES, Remedy, remedies
 from bench.harness.worker import ending
+from bench.report import parsers
 from shared.own_model import names
 
 MODULES = {"torch": "pt", "torchvision": "pt", "tensorflow": "tf", "keras": "tf", "tf_keras": "tf"}
@@ -148,11 +149,7 @@ def _wrapped(line: str) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit status (2: an error)."""
-    parser = argparse.ArgumentParser(
-        prog="twinbench diagnose",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parsers.described("twinbench diagnose", __doc__)
     parser.add_argument("what", metavar="TASK|model.py")
     parser.add_argument("--framework", choices=FRAMEWORKS)
     parser.add_argument(

@@ -8,7 +8,6 @@ were shown to help, with their figures and their price. --write makes docs/prior
 
 from __future__ import annotations
 
-import argparse
 import ast
 import io
 import json
@@ -22,6 +21,7 @@ from bench.analysis.decisions import families
 from bench.analysis.priorities import Cost, priorities
 from bench.analysis.reading import load
 from bench.docs import needed
+from bench.report import parsers
 from bench.report.priorities import page, text
 from bench.report.replace import put
 
@@ -124,11 +124,7 @@ def read_models(path: Path) -> dict[str, Any] | None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit status (1: --check found an old page, 2: an error)."""
-    parser = argparse.ArgumentParser(
-        prog="twinbench priorities",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parsers.described("twinbench priorities", __doc__)
     parser.add_argument("path", type=Path, help="a results.json, or the folder that holds one")
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument("--write", action="store_true", help="make docs/priorities.md")

@@ -27,7 +27,7 @@ from bench.harness.processes import ROOT, answer_of
 from bench.harness.progress import clock
 from bench.harness.selection import cases_of
 from bench.harness.worker import Operations
-from bench.report.blocks import Column, Table
+from bench.report.blocks import Table, of_figures, of_words
 from bench.report.figures import MISSING, ratio
 from bench.report.tables import markdown_table
 from shared import datasets
@@ -118,10 +118,7 @@ def page(record: dict) -> str:
     head = _HEAD.format(**record, promised=PROMISED, **said)
     table = Table(
         "",
-        [
-            Column("", "pair, batch of digits-cnn", right=False),
-            *(Column("", title) for title in ("PyTorch", "TensorFlow")),
-        ],
+        [*of_words("pair, batch of digits-cnn"), *of_figures("PyTorch", "TensorFlow")],
         [[pair, *_both(rows, pair)] for pair in dict.fromkeys(row["pair"] for row in rows)],
     )
     return f"{head}\n{markdown_table(table).strip()}\n"

@@ -15,13 +15,13 @@ the code to copy, which was run as it is printed.
 
 from __future__ import annotations
 
-import argparse
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 from bench.harness.processes import ROOT
+from bench.report import parsers
 from shared.own_model import BadFile, look
 
 EXAMPLE = Path(__file__).with_name("example_model.txt")
@@ -57,11 +57,7 @@ def write_example(path: Path) -> int:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit status (2: an error)."""
-    parser = argparse.ArgumentParser(
-        prog="twinbench try",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parsers.described("twinbench try", __doc__)
     parser.add_argument("file", nargs="?", default="my_model.py", metavar="my_model.py")
     parser.add_argument("--example", action="store_true", help="write a file to start from")
     parser.add_argument(

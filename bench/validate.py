@@ -50,6 +50,7 @@ from bench.harness.processes import Processes
 from bench.harness.progress import clock
 from bench.harness.rows import plain
 from bench.harness.run import SEED
+from bench.report import parsers
 from shared import datasets
 
 CONTROLS = 4  # pairs of equal work in a match: a chain, in which the parents take turns
@@ -328,49 +329,40 @@ def noise_of(found: dict) -> dict[str, list[float]]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one of the commands; return the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="twinbench validate",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    commands = parser.add_subparsers(dest="command", required=True)
-    live = commands.add_parser("measure", help="play live pairs")
+    parser = parsers.described("twinbench validate", __doc__)
+    choice = parser.add_subparsers(dest="command", required=True)
+    live = choice.add_parser("measure", help="play live pairs")
     live.add_argument("--framework", default="pt,tf", help=f"of {', '.join(SIDES)}")
     live.add_argument("--workloads", default=",".join(WORKLOADS), help="of these, in turn")
     live.add_argument("--pairs", type=int, default=20, help="of equal work, in each framework")
-    live.add_argument("--results", type=Path, default=Path("results"))
-    live.add_argument("--minutes", type=float, metavar="N", help="end after so many")
     live.add_argument("--resume", type=Path, metavar="FOLDER", help="go on where it ended")
-    again = commands.add_parser("simulate", help="resample the noise of what was measured")
+    again = choice.add_parser("simulate", help="resample the noise of what was measured")
     again.add_argument("path", type=Path, help="a validation.json, or a record or its folder")
     again.add_argument("--publish", action="store_true", help="make docs/attacked.md, of docs")
-    past = commands.add_parser("replay", help="judge records as if their runs had ended early")
+    past = choice.add_parser("replay", help="judge records as if their runs had ended early")
     past.add_argument("path", type=Path, nargs="+", help="a record, or its folder")
-    bad = commands.add_parser("company", help="play pairs in bad company")
-    bad.add_argument("--framework", default="pt,tf", help="pt, tf or both")
+    bad = choice.add_parser("company", help="play pairs in bad company")
     bad.add_argument("--kinds", metavar="A,B", help=f"of {', '.join(company.kinds())}")
     bad.add_argument("--runs", type=int, default=1, help="of each kind and framework")
-    bad.add_argument("--results", type=Path, default=Path("results"))
-    bad.add_argument("--minutes", type=float, metavar="N", help="end after so many")
-    bad.add_argument("--publish", action="store_true", help="make docs/attacked.md of it")
-    grown = commands.add_parser("leaks", help="how small a leak is found")
-    grown.add_argument("--framework", default="pt,tf", help="pt, tf or both")
+    grown = choice.add_parser("leaks", help="how small a leak is found")
     grown.add_argument("--processes", type=int, default=10, help="of each framework")
-    grown.add_argument("--results", type=Path, default=Path("results"))
-    grown.add_argument("--publish", action="store_true", help="make docs/attacked.md of it")
-    costs = commands.add_parser("tax", help="what the suite's code costs where it does nothing")
-    costs.add_argument("--framework", default="pt,tf", help="pt, tf or both")
+    costs = choice.add_parser("tax", help="what the suite's code costs where it does nothing")
     costs.add_argument("--only", default="", metavar="TECHNIQUE", help="one technique's")
     costs.add_argument("--processes", type=int, default=8, help="of each framework")
-    costs.add_argument("--results", type=Path, default=Path("results"))
     costs.add_argument("--publish", action="store_true", help="make docs/tax.md of it")
-    planted = commands.add_parser("mutations", help="plant faults: do the tests notice?")
+    planted = choice.add_parser("mutations", help="plant faults: do the tests notice?")
     planted.add_argument("--only", default="", metavar="WORDS", help="faults whose name has these")
     planted.add_argument("--drawn", type=int, metavar="N", help="draw N others in their place")
     planted.add_argument("--of", default="bench/analysis", help="from the files of this folder")
     planted.add_argument("--seed", type=int, default=0, help="which are drawn")
-    planted.add_argument("--minutes", type=float, metavar="N", help="end after so many")
-    planted.add_argument("--publish", action="store_true", help="make docs/attacked.md of it")
+    for each in (bad, grown, costs):
+        each.add_argument("--framework", default="pt,tf", help="pt, tf or both")
+    for each in (live, bad, grown, costs):
+        each.add_argument("--results", type=Path, default=Path("results"))
+    for each in (live, bad, planted):
+        each.add_argument("--minutes", type=float, metavar="N", help="end after so many")
+    for each in (bad, grown, planted):
+        each.add_argument("--publish", action="store_true", help="make docs/attacked.md of it")
     given = parser.parse_args(arguments)
     run = {"measure": _measure, "simulate": _simulate, "replay": _replay}
     run |= {"company": _company, "leaks": _leaks, "tax": _tax, "mutations": _mutations}

@@ -7,6 +7,7 @@ frameworks' own defaults differ (Adam's epsilon, BatchNorm's momentum, AdamW's d
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -204,6 +205,7 @@ class Task:
     `small_batch` shows what a step costs beside its arithmetic; `compute_batch` is large enough
     for arithmetic to dominate. `metric`: one of METRICS. `margin` is the difference in the metric
     that counts as none. `parity` bounds relative differences between the frameworks in float32.
+    Without these three it is a classifier: a point of accuracy is no difference.
     `target`: the metric at which a training counts as having learned the task, where rows show how
     soon: about nine tenths of what plain training ends with.
     `rounding`: how far losses of the same work may be from one another within a framework.
@@ -217,9 +219,9 @@ class Task:
     recipe: Recipe
     small_batch: int
     compute_batch: int
-    metric: str
-    margin: float
-    parity: float
+    metric: str = "accuracy"
+    margin: float = 1.0
+    parity: float = 1e-5
     target: float | None = None
     rounding: float = 1e-5
     paired: bool = True
@@ -286,9 +288,6 @@ TASKS: dict[str, Task] = {
             recipe=Recipe("sgd", learning_rate=0.02, epochs=4, accuracy_batch_size=64),
             small_batch=4,
             compute_batch=128,
-            metric="accuracy",
-            margin=1.0,
-            parity=1e-5,
             target=90.0,
         ),
         # Few labels, each seen often: the training split is learned by heart, the test split isn't.
@@ -299,9 +298,6 @@ TASKS: dict[str, Task] = {
             recipe=Recipe("sgd", learning_rate=0.02, epochs=40, accuracy_batch_size=60),
             small_batch=4,
             compute_batch=60,
-            metric="accuracy",
-            margin=1.0,
-            parity=1e-5,
             target=60.0,
         ),
         Task(
@@ -311,9 +307,6 @@ TASKS: dict[str, Task] = {
             recipe=Recipe("sgd", learning_rate=0.05, epochs=6, accuracy_batch_size=64),
             small_batch=4,
             compute_batch=32,
-            metric="accuracy",
-            margin=1.0,
-            parity=1e-5,
         ),
         # Domain adaptation: MNIST to MNIST-M (Ganin et al., 2016, section 5.2.4) in small. Network
         # and rate are those of digits-cnn; the epochs make about 500 steps.
@@ -324,9 +317,6 @@ TASKS: dict[str, Task] = {
             recipe=Recipe("sgd", learning_rate=0.02, epochs=12, accuracy_batch_size=64),
             small_batch=16,
             compute_batch=64,
-            metric="accuracy",
-            margin=1.0,
-            parity=1e-5,
         ),
         # At most a tenth of the parameters of digits-resnet20, its teacher: for distillation.
         Task(
@@ -336,9 +326,6 @@ TASKS: dict[str, Task] = {
             recipe=Recipe("sgd", learning_rate=0.02, epochs=4, accuracy_batch_size=64),
             small_batch=4,
             compute_batch=64,
-            metric="accuracy",
-            margin=1.0,
-            parity=1e-5,
         ),
         _text_task("text-gpt", _TEXT, width=96, heads=4, layers=2, small_batch=2, compute_batch=8),
         _text_task(
@@ -427,9 +414,6 @@ TASKS: dict[str, Task] = {
             recipe=Recipe("sgd", learning_rate=0.001, epochs=4, accuracy_batch_size=32),
             small_batch=4,
             compute_batch=16,
-            metric="accuracy",
-            margin=1.0,
-            parity=1e-5,
             blocks=3,
         ),
         # Photos that are really decoded: files, for input pipelines alone.
@@ -442,9 +426,6 @@ TASKS: dict[str, Task] = {
             recipe=Recipe("sgd", learning_rate=0.02, epochs=1, accuracy_batch_size=32),
             small_batch=8,
             compute_batch=32,
-            metric="accuracy",
-            margin=1.0,
-            parity=1e-5,
         ),
         # ResNet-50, of the size in which models are deployed: for predictions in runtimes.
         Task(
@@ -456,9 +437,6 @@ TASKS: dict[str, Task] = {
             recipe=Recipe("sgd", learning_rate=0.02, epochs=1, accuracy_batch_size=8),
             small_batch=2,
             compute_batch=8,
-            metric="accuracy",
-            margin=1.0,
-            parity=1e-5,
         ),
         # Where are the digits, and which? The margin is twice that of accuracy, set before anything
         # was trained: mAP averages ten overlaps of which the strictest ask for half a pixel, and
@@ -500,38 +478,60 @@ class Layer:
 
 def layers(spec: ModelSpec) -> list[Layer]:
     """The matrix products and convolutions of `spec`, in order, with their MACs a sample."""
-    if isinstance(spec, CNNSpec):
-        return _cnn_layers(spec)
+    if isinstance(spec, GPTSpec):
+        return _gpt_layers(spec)
+    found = [
+        Layer(name, prod(size) * prod(kernel), input_gradient=number > 0)
+        for number, (name, kernel, size) in enumerate(_convolutions(spec))
+    ]
+    places = 1
     if isinstance(spec, DetectorSpec):
-        return _detector_layers(spec)
-    if isinstance(spec, ResNetSpec):
-        return _resnet_layers(spec)
-    if isinstance(spec, BottleneckSpec):
-        return _bottleneck_layers(spec)
-    return _gpt_layers(spec)
+        places = sum(height * width for height, width, _ in level_sizes(spec))
+    return [*found, Layer("head", places * prod(_head(spec)))]
 
 
-def _cnn_layers(spec: CNNSpec) -> list[Layer]:
-    channels = spec.convolutions[-1][0]
-    return [*_convolutions(spec), Layer("head", channels * spec.num_classes)]
+Kernel = tuple[int, int, int, int]  # height, width, channels in and out
 
 
-def _convolutions(spec: CNNSpec | DetectorSpec) -> list[Layer]:
+def _convolutions(spec: ModelSpec) -> Iterator[tuple[str, Kernel, list[int]]]:
+    """Each convolution but a head, in order: its name, its kernel, height and width behind it."""
     *size, channels = spec.input_shape
-    found = []
-    for index, (filters, stride) in enumerate(spec.convolutions):
-        size = _strided(size, stride)
-        macs = prod(size) * 9 * channels * filters
-        found.append(Layer(f"conv{index}", macs, input_gradient=index > 0))
-        channels = filters
-    return found
+    if isinstance(spec, CNNSpec | DetectorSpec):
+        for index, (filters, stride) in enumerate(spec.convolutions):
+            size = _strided(size, stride)
+            yield f"conv{index}", (3, 3, channels, filters), size
+            channels = filters
+        return
+    bottleneck = isinstance(spec, BottleneckSpec)
+    large = bottleneck or spec.large_stem
+    length, stride = (7, 2) if large else (3, 1)
+    size = _strided(size, stride)
+    yield "stem", (length, length, channels, spec.widths[0]), size
+    size = _strided(size, stride)  # the maximum, where there is one
+    for name, inputs, width, stride in residual_blocks(spec):
+        small = _strided(size, stride)
+        outputs = _outputs(spec, width)
+        if bottleneck:
+            yield f"{name}.conv0", (1, 1, inputs, width), size
+            yield f"{name}.conv1", (3, 3, width, width), small
+            yield f"{name}.conv2", (1, 1, width, outputs), small
+        else:
+            yield f"{name}.conv0", (3, 3, inputs, width), small
+            yield f"{name}.conv1", (3, 3, width, width), small
+        if inputs != outputs:
+            yield f"{name}.shortcut", (1, 1, inputs, outputs), small
+        size = small
 
 
-def _detector_layers(spec: DetectorSpec) -> list[Layer]:
-    places = sum(height * width for height, width, _ in level_sizes(spec))
-    channels = spec.convolutions[-1][0]
-    head = places * 9 * channels * (spec.num_classes + 4)
-    return [*_convolutions(spec), Layer("head", head)]
+def _head(spec: ModelSpec) -> tuple[int, ...]:
+    """The shape of the head's kernel: a detector's is a convolution."""
+    if isinstance(spec, CNNSpec | DetectorSpec):
+        channels = spec.convolutions[-1][0]
+    else:
+        channels = _outputs(spec, spec.widths[-1])
+    if isinstance(spec, DetectorSpec):
+        return (3, 3, channels, spec.num_classes + 4)
+    return (channels, spec.num_classes)
 
 
 def level_sizes(spec: DetectorSpec) -> list[tuple[int, int, int]]:
@@ -549,52 +549,22 @@ def _strided(size: list[int], stride: int) -> list[int]:
     return [-(-length // stride) for length in size]
 
 
-def _resnet_layers(spec: ResNetSpec) -> list[Layer]:
-    *size, channels = spec.input_shape
-    kernel = 3
-    if spec.large_stem:
-        size, kernel = _strided(size, 2), 7
-    macs = prod(size) * kernel**2 * channels * spec.widths[0]
-    found, channels = [Layer("stem", macs, input_gradient=False)], spec.widths[0]
-    if spec.large_stem:
-        size = _strided(size, 2)  # the maximum
-    for stage, width in enumerate(spec.widths):
-        for block in range(spec.blocks_per_stage):
-            name = f"stage{stage}.block{block}"
-            size = _strided(size, 2 if stage > 0 and block == 0 else 1)
-            found.append(Layer(f"{name}.conv0", prod(size) * 9 * channels * width))
-            found.append(Layer(f"{name}.conv1", prod(size) * 9 * width * width))
-            if channels != width:
-                found.append(Layer(f"{name}.shortcut", prod(size) * channels * width))
-            channels = width
-    return [*found, Layer("head", channels * spec.num_classes)]
-
-
-def _bottleneck_layers(spec: BottleneckSpec) -> list[Layer]:
-    *size, channels = spec.input_shape
-    size = _strided(size, 2)
-    found = [Layer("stem", prod(size) * 49 * channels * spec.widths[0], input_gradient=False)]
-    size, channels = _strided(size, 2), spec.widths[0]
-    for name, inputs, width, stride in bottlenecks(spec):
-        small = _strided(size, stride)
-        found.append(Layer(f"{name}.conv0", prod(size) * inputs * width))
-        found.append(Layer(f"{name}.conv1", prod(small) * 9 * width * width))
-        size, channels = small, EXPANSION * width
-        found.append(Layer(f"{name}.conv2", prod(size) * width * channels))
-        if inputs != channels:
-            found.append(Layer(f"{name}.shortcut", prod(size) * inputs * channels))
-    return [*found, Layer("head", channels * spec.num_classes)]
-
-
-def bottlenecks(spec: BottleneckSpec) -> list[tuple[str, int, int, int]]:
+def residual_blocks(spec: ResNetSpec | BottleneckSpec) -> list[tuple[str, int, int, int]]:
     """Name, channels that go in, width and stride of each block, in order."""
+    stages = len(spec.widths)
+    counts = spec.blocks if isinstance(spec, BottleneckSpec) else [spec.blocks_per_stage] * stages
     found, channels = [], spec.widths[0]
-    for stage, (count, width) in enumerate(zip(spec.blocks, spec.widths, strict=True)):
+    for stage, (count, width) in enumerate(zip(counts, spec.widths, strict=True)):
         for block in range(count):
             stride = 2 if stage > 0 and block == 0 else 1
             found.append((f"stage{stage}.block{block}", channels, width, stride))
-            channels = EXPANSION * width
+            channels = _outputs(spec, width)
     return found
+
+
+def _outputs(spec: ResNetSpec | BottleneckSpec, width: int) -> int:
+    """The channels that leave a block of this width."""
+    return EXPANSION * width if isinstance(spec, BottleneckSpec) else width
 
 
 def _gpt_layers(spec: GPTSpec) -> list[Layer]:
@@ -643,47 +613,14 @@ def parameter_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     if isinstance(spec, GPTSpec):
         return _gpt_shapes(spec)
     shapes: dict[str, tuple[int, ...]] = {}
-
-    def convolution(name: str, inputs: int, outputs: int, kernel: int = 3) -> None:
-        shapes[f"{name}.kernel"] = (kernel, kernel, inputs, outputs)
+    for name, kernel, _ in _convolutions(spec):
+        shapes[f"{name}.kernel"] = kernel
         if isinstance(spec, CNNSpec) and not spec.batch_norm:
-            shapes[f"{name}.bias"] = (outputs,)
-            return
-        shapes[f"{name}.bn.gamma"] = (outputs,)
-        shapes[f"{name}.bn.beta"] = (outputs,)
-
-    channels = spec.input_shape[2]
-    if isinstance(spec, CNNSpec | DetectorSpec):
-        for index, (filters, _) in enumerate(spec.convolutions):
-            convolution(f"conv{index}", channels, filters)
-            channels = filters
-    elif isinstance(spec, BottleneckSpec):
-        convolution("stem", channels, spec.widths[0], kernel=7)
-        for name, inputs, width, _ in bottlenecks(spec):
-            channels = EXPANSION * width
-            convolution(f"{name}.conv0", inputs, width, kernel=1)
-            convolution(f"{name}.conv1", width, width)
-            convolution(f"{name}.conv2", width, channels, kernel=1)
-            if inputs != channels:
-                convolution(f"{name}.shortcut", inputs, channels, kernel=1)
-    else:
-        convolution("stem", channels, spec.widths[0], kernel=7 if spec.large_stem else 3)
-        channels = spec.widths[0]
-        for stage, width in enumerate(spec.widths):
-            for block in range(spec.blocks_per_stage):
-                name = f"stage{stage}.block{block}"
-                convolution(f"{name}.conv0", channels, width)
-                convolution(f"{name}.conv1", width, width)
-                if channels != width:
-                    convolution(f"{name}.shortcut", channels, width, kernel=1)
-                channels = width
-    if isinstance(spec, DetectorSpec):
-        shapes["head.kernel"] = (3, 3, channels, spec.num_classes + 4)
-        shapes["head.bias"] = (spec.num_classes + 4,)
-    else:
-        shapes["head.kernel"] = (channels, spec.num_classes)
-        shapes["head.bias"] = (spec.num_classes,)
-    return shapes
+            shapes[f"{name}.bias"] = kernel[-1:]
+        else:
+            shapes[f"{name}.bn.gamma"] = shapes[f"{name}.bn.beta"] = kernel[-1:]
+    head = _head(spec)
+    return shapes | {"head.kernel": head, "head.bias": head[-1:]}
 
 
 def _gpt_shapes(spec: GPTSpec) -> dict[str, tuple[int, ...]]:

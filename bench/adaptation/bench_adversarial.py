@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bench.adaptation import domains
-from bench.harness.plan import WARM, Prepared, Technique, Variant, Work
+from bench.harness.plan import Prepared, Technique, Work
 
 HIDDEN = 100  # units of the domain head, as for MNIST in Ganin et al.
 
@@ -13,24 +13,9 @@ TECHNIQUE = Technique(
     title="Adversarial domain adaptation (DANN)",
     variants=(
         domains.SOURCE_ONLY,
-        *(
-            Variant(name, s, measured=WARM, effort=effort, changes="math", title=title)
-            for name, s, effort, title in (
-                ("dann", {"strength": 1.0}, "default", "gradient reversal (DANN)"),
-                (
-                    "dann_clipped",
-                    {"strength": 1.0, "max_norm": 0.5},
-                    "ordinary",
-                    "DANN, clipped at 0.5",
-                ),
-                (
-                    "dann_clipped_1",
-                    {"strength": 1.0, "max_norm": 1.0},
-                    "ordinary",
-                    "DANN, clipped at 1",
-                ),
-            )
-        ),
+        domains.row("dann", "gradient reversal (DANN)", strength=1.0),
+        domains.row("dann_clipped", "DANN, clipped at 0.5", "ordinary", strength=1.0, max_norm=0.5),
+        domains.row("dann_clipped_1", "DANN, clipped at 1", "ordinary", strength=1.0, max_norm=1.0),
         domains.TARGET_LABELS,
     ),
     workloads=domains.WORKLOADS,
@@ -76,8 +61,3 @@ def prepare(impl, work: Work) -> Prepared:
 def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
     """Two steps lead elsewhere than with a reversal of strength 0, or than on the source alone."""
     return domains.took_effect(impl, work, prepare, batch, "strength")
-
-
-def bench_adversarial(case, replay):
-    """Replay one measured case."""
-    replay(case)

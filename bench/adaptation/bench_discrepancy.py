@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bench.adaptation import domains
-from bench.harness.plan import WARM, Prepared, Technique, Variant, Work
+from bench.harness.plan import Prepared, Technique, Work
 
 TECHNIQUE = Technique(
     family="adaptation",
@@ -11,20 +11,9 @@ TECHNIQUE = Technique(
     title="Domain adaptation by discrepancy (MMD)",
     variants=(
         domains.SOURCE_ONLY,
-        Variant(
-            "mmd",
-            {"weight": 1.0},
-            measured=WARM,
-            changes="math",
-            title="MMD with five kernels",
-        ),
-        Variant(
-            "mmd_one_kernel",
-            {"weight": 1.0, "bandwidths": [1.0]},
-            measured=WARM,
-            effort="ordinary",
-            changes="math",
-            title="MMD with one kernel",
+        domains.row("mmd", "MMD with five kernels", weight=1.0),
+        domains.row(
+            "mmd_one_kernel", "MMD with one kernel", "ordinary", weight=1.0, bandwidths=[1.0]
         ),
         domains.TARGET_LABELS,
     ),
@@ -57,8 +46,3 @@ def prepare(impl, work: Work) -> Prepared:
 def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
     """Two steps lead elsewhere than with a discrepancy of no weight, or on the source alone."""
     return domains.took_effect(impl, work, prepare, batch, "weight")
-
-
-def bench_discrepancy(case, replay):
-    """Replay one measured case."""
-    replay(case)

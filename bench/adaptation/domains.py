@@ -9,30 +9,28 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from bench.harness.accuracy import even_batch
-from bench.harness.plan import WARM, Prepared, Variant, Work, Workload
+from bench.harness.plan import WARM, Prepared, Work, Workload, other_math, warm
 from bench.harness.rows import plain
 from bench.harness.stages import Stages
 from bench.harness.watching import Watch
 from shared import datasets
 from shared.specs import ModelSpec, layers, parameter_shapes, train_step_flops
 
+row = partial(other_math, measured=WARM)
 ROUNDING = 1e-5  # share of two steps' way that no rounding leads apart
-SOURCE_ONLY = Variant(
-    "source_only", role="baseline", measured=WARM, program="plain", title="source alone"
-)
-TARGET_LABELS = Variant(
+SOURCE_ONLY = warm("source_only", "source alone", role="baseline", program="plain")
+TARGET_LABELS = row(
     "target_labels",
-    {"labels": "target"},
+    "labels of the target (the bound)",
     role="bound",
-    measured=WARM,
     program="target",
-    changes="math",
-    title="labels of the target (the bound)",
+    labels="target",
 )
 WORKLOADS = (
     Workload("digits-to-photos", "compute", accuracy=True, timed=False),

@@ -109,14 +109,16 @@ def _best(cases: list[dict], own: Fit) -> Pair | None:
 
 def _compared(own: Fit, pairs: list[Pair], looks: list | None) -> list[dict]:
     """The comparisons of one piece of work."""
-    sides = [(program(pair.top), program(pair.bottom)) for pair in pairs]
+    asked = [sequential.Pair(program(p.top), program(p.bottom), _kin(p)) for p in pairs]
+    judged = zip(pairs, _judged(own, asked, looks), strict=True)
+    return [_comparison(pair, ratio) for pair, ratio in judged if ratio]
+
+
+def _judged(own: Fit, asked: list[sequential.Pair], looks: list | None) -> list[Ratio | None]:
+    """The ratio of each pair: at a look, where a run has any, or over all blocks."""
     if looks:
-        kin = [_kin(pair) for pair in pairs]
-        asked = [sequential.Pair(*ids, each) for ids, each in zip(sides, kin, strict=True)]
-        ratios = sequential.judge(own, asked, tuple(looks))
-    else:
-        ratios = [own.ratio(*ids) for ids in sides]
-    return [_comparison(*each) for each in zip(pairs, ratios, strict=True) if each[1]]
+        return sequential.judge(own, asked, tuple(looks))
+    return [own.ratio(each.top, each.bottom) for each in asked]
 
 
 def side_by_side(own: Fit, sides: dict[str, str], looks: list | None) -> dict[tuple, Ratio]:
@@ -129,11 +131,8 @@ def side_by_side(own: Fit, sides: dict[str, str], looks: list | None) -> dict[tu
     # Each way by itself: a pair would lend its own variance to itself, turned round.
     for order in (names, names[::-1]):
         asked = [sequential.Pair(a, b, (sides[a], sides[b])) for a, b in combinations(order, 2)]
-        if looks:
-            ratios = sequential.judge(own, asked, tuple(looks))
-        else:
-            ratios = [own.ratio(each.top, each.bottom) for each in asked]
-        found |= {(p.top, p.bottom): one for p, one in zip(asked, ratios, strict=True) if one}
+        ratios = zip(asked, _judged(own, asked, looks), strict=True)
+        found |= {(pair.top, pair.bottom): ratio for pair, ratio in ratios if ratio}
     return found
 
 

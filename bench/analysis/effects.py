@@ -15,6 +15,7 @@ from typing import Any
 
 from bench.analysis import decisions, pairing
 from bench.analysis.accuracy import difference
+from bench.analysis.decisions import Figure
 from bench.analysis.reading import DIFFERENT, on_device, peak
 from bench.analysis.scatter import SCATTERED, Scatter, processes, scatters
 from bench.analysis.values import at, is_number, is_pair
@@ -26,18 +27,8 @@ ONCE = "measured once, without an interval"
 NOT_COMPARABLE = "not the same work"
 
 
-@dataclass(frozen=True)
-class Effect:
-    """A figure or an effect on one, with its bounds. `kind`: interval, range, once or exact.
-
-    `count`: of how many processes it is.
-    """
-
-    value: float
-    low: float
-    high: float
-    kind: str
-    count: int = 1
+class Effect(Figure):
+    """A figure or an effect on one, with its bounds."""
 
     @property
     def bounded(self) -> bool:

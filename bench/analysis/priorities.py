@@ -73,11 +73,6 @@ class Row:
         """Whether it gains in some figure."""
         return any(map(self.gains, self.effects))
 
-    @property
-    def loses_accuracy(self) -> bool:
-        """Whether it was shown to be less accurate."""
-        return self.accuracy.lost
-
 
 @dataclass(frozen=True)
 class Cost:
@@ -120,7 +115,7 @@ class Priority:
     @property
     def lossy(self) -> int:
         """How many rows lose accuracy."""
-        return sum(row.loses_accuracy for row in self.rows)
+        return sum(row.accuracy.lost for row in self.rows)
 
 
 def rows(record: Record, effects: Effects | None = None) -> list[Row]:

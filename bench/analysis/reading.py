@@ -98,6 +98,11 @@ class Row:
     pt: dict | None
     tf: dict | None
 
+    @property
+    def cases(self) -> list[dict]:
+        """Those that there are."""
+        return [case for case in (self.pt, self.tf) if case]
+
 
 @dataclass(frozen=True)
 class View:

@@ -11,7 +11,7 @@ from typing import Any
 
 from bench.compression.bench_sparse_inference import pruned
 from bench.harness.examples import examples
-from bench.harness.plan import Measure, Prepared, Technique, Variant, Work, Workload
+from bench.harness.plan import Measure, Prepared, Technique, Variant, Work, Workload, row
 from bench.harness.stages import Stages
 from shared import teacher
 
@@ -29,16 +29,9 @@ ROUNDED_LOSSES = 0.05  # relative: twins round to the same grids, but not at the
 
 
 def _row(name: str, title: str, effort: str = "default", timed: bool = True, **settings) -> Variant:
-    tolerance = ROUNDED_LOSSES if "weight_bits" in settings else None
-    return Variant(
-        name,
-        settings,
-        effort=effort,
-        measured=Measure(time=timed),
-        changes="weights" if "final_sparsity" in settings else "math",
-        loss_tolerance=tolerance,
-        title=title,
-    )
+    given = {"changes": "weights" if "final_sparsity" in settings else "math"}
+    given |= {"loss_tolerance": ROUNDED_LOSSES if "weight_bits" in settings else None}
+    return row(name, title, effort, measured=Measure(time=timed), **given, **settings)
 
 
 TECHNIQUE = Technique(
@@ -46,12 +39,7 @@ TECHNIQUE = Technique(
     name="combinations",
     title="Compression, stacked: prune or distil, then quantize",
     variants=(
-        Variant(
-            "0_fp32",
-            role="baseline",
-            title="float32 file",
-            program="float_file",
-        ),
+        Variant("0_fp32", role="baseline", title="float32 file", program="float_file"),
         _row("2_pruned_int8", "80% zeros, int8", "ordinary", **PRUNED, **ROUNDED),
         _row("2_distilled_int8", "distilled, int8", **LESSON, **ROUNDED),
         _row("1_pruned", "80% zeros", effort="ordinary", **PRUNED),
@@ -236,8 +224,3 @@ def large_kernels(work: Work) -> list[str]:
     """Names of the kernels that are pruned, if any."""
     least = work.settings.get("min_weights", 0)
     return [n for n, value in work.weights.items() if n.endswith(".kernel") and value.size >= least]
-
-
-def bench_combinations(case, replay):
-    """Replay one measured case."""
-    replay(case)

@@ -7,7 +7,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from bench.harness.plan import Measure, Prepared, Technique, Variant, Work, Workload
+from bench.harness.plan import (
+    Measure,
+    Prepared,
+    Technique,
+    Variant,
+    Work,
+    Workload,
+    other_math,
+    row,
+)
 from bench.harness.rows import plain
 from shared import teacher
 from shared.specs import parameter_shapes
@@ -23,32 +32,18 @@ TECHNIQUE = Technique(
     title="Distillation: digits-resnet20 teaches a student of less than a tenth of its size",
     variants=(
         Variant("alone", role="baseline", title="student alone", program="plain"),
-        Variant("stored", HEADLINE, changes="math", title="teacher's stored logits"),
+        other_math("stored", "teacher's stored logits", **HEADLINE),
         # What it trains is what `stored` trains: the data is not augmented.
-        Variant(
-            "taught",
-            HEADLINE,
-            measured=Measure(accuracy=False),
-            changes="math",
-            title="teacher in every step",
+        other_math("taught", "teacher in every step", measured=Measure(accuracy=False), **HEADLINE),
+        other_math("stored_t1", "stored logits, T = 1", "ordinary", temperature=1.0, alpha=0.9),
+        other_math("stored_t8", "stored logits, T = 8", "ordinary", temperature=8.0, alpha=0.9),
+        other_math(
+            "stored_half", "stored logits, half of the loss", "full", temperature=4.0, alpha=0.5
         ),
-        *(
-            Variant(
-                name, {"temperature": t, "alpha": alpha}, effort=effort, changes="math", title=title
-            )
-            for name, t, alpha, effort, title in (
-                ("stored_t1", 1.0, 0.9, "ordinary", "stored logits, T = 1"),
-                ("stored_t8", 8.0, 0.9, "ordinary", "stored logits, T = 8"),
-                ("stored_half", 4.0, 0.5, "full", "stored logits, half of the loss"),
-                ("stored_no_labels", 4.0, 1.0, "full", "stored logits, no labels"),
-            )
+        other_math(
+            "stored_no_labels", "stored logits, no labels", "full", temperature=4.0, alpha=1.0
         ),
-        Variant(
-            "neutral",
-            {"temperature": 4.0, "alpha": 0.0},
-            effort="full",
-            title="teacher with no weight",
-        ),
+        row("neutral", "teacher with no weight", "full", temperature=4.0, alpha=0.0),
     ),
     workloads=(Workload("digits-student", "compute", accuracy=True),),
     differs_by_design=(
@@ -135,8 +130,3 @@ def norm(tensors: dict[str, np.ndarray]) -> float:
 
 def _apart(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> float:
     return norm({n: ours[n] - theirs[n] for n in theirs}) / norm(theirs)
-
-
-def bench_distillation(case, replay):
-    """Replay one measured case."""
-    replay(case)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from bench.compression.bench_distillation import MOST_APART, gradient, norm
-from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from bench.harness.plan import Prepared, Technique, Variant, Work, Workload, other_math
 from bench.harness.rows import plain
 from shared import teacher
 
@@ -21,19 +21,8 @@ TECHNIQUE = Technique(
     title="Feature distillation: digits-resnet20 guides a layer of the student",
     variants=(
         Variant("alone", role="baseline", title="student alone", program="plain"),
-        Variant(
-            "features",
-            {"weight": 1.0},
-            changes="math",
-            title="teacher's features in every step",
-        ),
-        Variant(
-            "features_strong",
-            {"weight": 10.0},
-            effort="full",
-            changes="math",
-            title="teacher's features, weight 10",
-        ),
+        other_math("features", "teacher's features in every step", weight=1.0),
+        other_math("features_strong", "teacher's features, weight 10", "full", weight=10.0),
         Variant("neutral", {"weight": 0.0}, effort="full", title="features with no weight"),
     ),
     workloads=(
@@ -100,8 +89,3 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
     elif norm(reached) > least:
         return evidence, "the features have a gradient, but no weight"
     return evidence, None
-
-
-def bench_feature_distillation(case, replay):
-    """Replay one measured case."""
-    replay(case)

@@ -158,8 +158,3 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
         return evidence, None if found else "no layer ran over integers"
     reason = None if found == kernels else f"{found} of {kernels} layers ran over integers"
     return evidence, reason
-
-
-def bench_post_training_quantization(case, replay):
-    """Replay one measured case."""
-    replay(case)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import count
 
-from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from bench.harness.plan import Prepared, Technique, Variant, Work, Workload, other_math
 from bench.harness.rows import plain
 from bench.harness.sizes import model_size
 from bench.harness.stages import train_on
@@ -45,12 +45,12 @@ TECHNIQUE = Technique(
         _sparsity(80, "80% zeros in every layer", "uniform_80", effort="full"),
         _sparsity(50, "50% zeros", effort="full"),
         _sparsity(90, "90% zeros", effort="full"),
-        Variant(
+        other_math(
             "every_step_80",
-            {"final_sparsity": 0.8} | SCHEDULE | {"frequency": 1},
-            effort="full",
-            changes="math",
-            title="80% zeros, masks in every step",
+            "80% zeros, masks in every step",
+            "full",
+            final_sparsity=0.8,
+            **SCHEDULE | {"frequency": 1},
         ),
         _sparsity(0, "masks of ones", "neutral", effort="full"),
         Variant("dense", role="baseline", title="dense", program="plain", **LEGACY),
@@ -179,8 +179,3 @@ def _zeros(weights: dict) -> dict[str, float]:
 
 def _is_kernel(name: str) -> bool:
     return name.endswith(".kernel")
-
-
-def bench_pruning(case, replay):
-    """Replay one measured case."""
-    replay(case)

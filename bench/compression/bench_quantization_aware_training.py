@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness.examples import examples
-from bench.harness.plan import Measure, Prepared, Technique, Variant, Work, Workload
+from bench.harness.plan import Measure, Prepared, Technique, Variant, Work, Workload, row
 from bench.harness.stages import Stages, train_plain
 
 MORE_EPOCHS = 2  # beyond the recipe's, in every row: with fake quantization, or without
@@ -21,47 +21,30 @@ EXAMPLES = 256  # images of the training split that set the ranges of activation
 LEGACY = {"frameworks": ("tf",), "flavours": ("tf_keras",)}
 # Twins round to the same grids, but not everywhere at the same places (see differs_by_design).
 ROUNDED_LOSSES = 0.05
+TRAINS, PREDICTS = Measure(modes=("train",)), Measure(modes=("predict",))
 PRODUCTS = re.compile("conv|linear|fully_connected|matmul", re.IGNORECASE)
 
 
 def _rows(bits: int, effort: str, **sides) -> tuple[Variant, Variant]:
     """Rounding in training, and after it, which is the same program for whoever predicts."""
-    common = {"settings": {"weight_bits": bits}, "effort": effort} | sides
+    common = {"weight_bits": bits, "effort": effort} | sides
     named = f"int{bits}" if bits == 8 else f"{bits}-bit weights"
     common |= {"changes": "math", "loss_tolerance": ROUNDED_LOSSES}
     common |= {"program": f"rounded_{bits}"}
     # A step takes as long at any number of bits: fake quantization computes in float32.
-    modes = ("train", "predict") if bits == 8 else ("predict",)
+    measured = Measure() if bits == 8 else PREDICTS
     return (
-        Variant(
-            f"qat_{bits}",
-            measured=Measure(modes=modes),
-            title=f"{named}, trained with rounding",
-            **common,
-        ),
-        Variant(
-            f"ptq_{bits}",
-            measured=Measure(modes=("predict",)),
-            title=f"{named}, rounded after training",
-            **common,
-        ),
+        row(f"qat_{bits}", f"{named}, trained with rounding", measured=measured, **common),
+        row(f"ptq_{bits}", f"{named}, rounded after training", measured=PREDICTS, **common),
     )
 
 
 def _baselines(effort: str, **sides) -> tuple[Variant, Variant]:
     """Of predictions those of a file, of train steps the plain one."""
-    kinds = (("predict", "float32 file", "float_file"), ("train", "float32", "plain"))
+    kinds = ((PREDICTS, "float32 file", "float_file"), (TRAINS, "float32", "plain"))
     return tuple(
-        Variant(
-            "fp32",
-            role="baseline",
-            effort=effort,
-            measured=Measure(modes=(mode,)),
-            title=title,
-            program=program,
-            **sides,
-        )
-        for mode, title, program in kinds
+        row("fp32", title, effort, role="baseline", measured=measured, program=program, **sides)
+        for measured, title, program in kinds
     )
 
 
@@ -202,8 +185,3 @@ def _fake_quantizers(impl, prepared: Prepared, batch) -> dict[str, int]:
         trained = inspect.getclosurevars(prepared.step).nonlocals["model"]
         names = [type(module).__name__ for module in trained.modules()]
     return dict(Counter(name for name in names if "FakeQuant" in name))
-
-
-def bench_quantization_aware_training(case, replay):
-    """Replay one measured case."""
-    replay(case)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from bench.harness.plan import Prepared, Technique, Variant, Work, Workload, row
 from bench.harness.rows import plain
 from bench.harness.stages import train_on
 
@@ -20,13 +20,7 @@ def _rows(**settings) -> tuple[Variant, Variant]:
     """The dense model, and the one with masks."""
     return (
         Variant("dense", role="baseline", title="dense", program="plain", **settings),
-        Variant(
-            "two_to_four",
-            {"masked": True},
-            changes="weights",
-            title="two zeros in four",
-            **settings,
-        ),
+        row("two_to_four", "two zeros in four", changes="weights", masked=True, **settings),
     )
 
 
@@ -92,8 +86,3 @@ def most_of_four(kernel: np.ndarray) -> int:
     used = np.moveaxis(kernel != 0, -2, -1)
     used = np.pad(used, [(0, 0)] * (used.ndim - 1) + [(0, -used.shape[-1] % 4)])
     return int(used.reshape(-1, 4).sum(-1).max())
-
-
-def bench_semi_structured_pruning(case, replay):
-    """Replay one measured case."""
-    replay(case)

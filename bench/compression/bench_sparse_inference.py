@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from bench.harness.plan import Prepared, Technique, Variant, Work, Workload, row
 from bench.harness.rows import plain
 from bench.harness.sizes import model_size
 from shared import datasets
@@ -24,14 +24,8 @@ SAME = 1e-4  # relative L2: predictions of sparse and of dense kernels, the task
 
 
 def _row(name: str, title: str, percent: int, effort: str, **settings) -> Variant:
-    chosen = {"sparsity": percent / 100} | settings
-    return Variant(
-        f"{name}_{percent}",
-        chosen,
-        effort=effort,
-        changes="weights",
-        title=title.format(f"{percent}%"),
-    )
+    name, title = f"{name}_{percent}", title.format(f"{percent}%")
+    return row(name, title, effort, changes="weights", sparsity=percent / 100, **settings)
 
 
 def _masked(percent: int, effort: str) -> Variant:
@@ -62,9 +56,13 @@ TECHNIQUE = Technique(
         _csr(50, "ordinary"),
         _file(90, "ordinary"),
         _file(50, "ordinary"),
-        replace(
-            _row("dense_file", "LiteRT, {} zeros, dense", 90, "ordinary", file="dense"),
+        _row(
+            "dense_file",
+            "LiteRT, {} zeros, dense",
+            90,
+            "ordinary",
             frameworks=("tf",),
+            file="dense",
         ),
         _csr(80, "full"),
         _csr(95, "full"),
@@ -193,8 +191,3 @@ def _judge_narrower(work: Work, weights: dict, size: int) -> tuple[dict, str | N
     if abs(removed - work.settings["sparsity"]) < 0.01:
         return evidence, None
     return evidence, f"{removed:.1%} of the weights are gone"
-
-
-def bench_sparse_inference(case, replay):
-    """Replay one measured case."""
-    replay(case)

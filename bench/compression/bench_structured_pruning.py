@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from bench.harness.examples import examples
-from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from bench.harness.plan import Prepared, Technique, Variant, Work, Workload, row
 from bench.harness.rows import plain
 from bench.harness.stages import train_on
 from shared.specs import CNNSpec, parameter_count
@@ -16,14 +16,8 @@ MORE_EPOCHS = 4  # beyond the recipe's, as many as it takes digits-cnn to its pl
 
 
 def _removed(percent: int, effort: str) -> Variant:
-    settings, changes = {"share": percent / 100}, percent > 0
-    return Variant(
-        f"channels_{percent}",
-        settings,
-        effort=effort,
-        changes="weights" if changes else None,
-        title=f"{percent}% of the channels removed",
-    )
+    name, title = f"channels_{percent}", f"{percent}% of the channels removed"
+    return row(name, title, effort, changes="weights" if percent else None, share=percent / 100)
 
 
 TECHNIQUE = Technique(
@@ -101,8 +95,3 @@ def smaller(spec: CNNSpec, share: float) -> CNNSpec:
     """The spec of the network that is left."""
     kept = tuple((max(round(n * (1 - share)), 1), stride) for n, stride in spec.convolutions)
     return replace(spec, convolutions=kept)
-
-
-def bench_structured_pruning(case, replay):
-    """Replay one measured case."""
-    replay(case)

@@ -6,7 +6,7 @@ import importlib
 from dataclasses import replace
 
 from bench.harness.examples import examples
-from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from bench.harness.plan import Prepared, Technique, Variant, Work, Workload, other_math
 from bench.harness.rows import plain
 from bench.harness.stages import train_plain
 
@@ -19,26 +19,10 @@ TECHNIQUE = Technique(
     name="weight_quantization",
     title="Weight quantization: dense layers in 8 or 4 bits",
     variants=(
-        Variant(
-            "fp32",
-            {"write": "keep_float32"},
-            role="baseline",
-            title="float32 file",
-        ),
-        Variant(
-            "int8_weights",
-            {"write": "quantize_int8"},
-            changes="math",
-            loss_tolerance=APART,
-            title="8-bit weights",
-        ),
-        Variant(
-            "int4_weights",
-            {"write": "quantize_int4"},
-            effort="ordinary",
-            changes="math",
-            loss_tolerance=APART,
-            title="4-bit weights",
+        Variant("fp32", {"write": "keep_float32"}, role="baseline", title="float32 file"),
+        other_math("int8_weights", "8-bit weights", loss_tolerance=APART, write="quantize_int8"),
+        other_math(
+            "int4_weights", "4-bit weights", "ordinary", loss_tolerance=APART, write="quantize_int4"
         ),
     ),
     workloads=(
@@ -102,8 +86,3 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
     if sum(read.values()) < wanted:
         return evidence, f"a call reads {read} bytes of integers, not {wanted} or more"
     return evidence, None
-
-
-def bench_weight_quantization(case, replay):
-    """Replay one measured case."""
-    replay(case)

@@ -127,8 +127,3 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
 def probe(impl, work: Work, batches) -> dict[str, dict]:
     """Start, load, memory, latency, and samples/s by batch size."""
     return serving.probe(impl, work, ROUTES[work.settings["route"]])
-
-
-def bench_native_export(case, replay):
-    """Replay one measured case."""
-    replay(case)

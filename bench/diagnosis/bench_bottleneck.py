@@ -47,8 +47,3 @@ def probe(impl, work: Work, batches) -> dict[str, dict]:
             ],
         }
     }
-
-
-def bench_bottleneck(case, replay):
-    """Replay one measured case."""
-    replay(case)

@@ -17,9 +17,9 @@ TECHNIQUE = Technique(
     name="memory_growth",
     title="Memory growth",
     variants=(
-        warm("plain", role="baseline", title="a plain step"),
-        warm("leak", {"leak": 1.0}, title="1 MB kept a round"),
-        warm("cache", {"cache": 2.0}, effort="ordinary", title="2 MB kept in 15 rounds"),
+        warm("plain", "a plain step", role="baseline"),
+        warm("leak", "1 MB kept a round", leak=1.0),
+        warm("cache", "2 MB kept in 15 rounds", "ordinary", cache=2.0),
     ),
     workloads=(Workload("digits-cnn", "small", timed=False),),
     notes=(f"{ROUNDS} rounds of a step. Growth: of a round, over the second half of them.",),
@@ -57,8 +57,3 @@ def probe(impl, work: Work, batches) -> dict[str, dict]:
         "watching": once("s", seconds),
         "evidence": {"verdict": found.verdict, "sizes": found.sizes},
     }
-
-
-def bench_memory_growth(case, replay):
-    """Replay one measured case."""
-    replay(case)

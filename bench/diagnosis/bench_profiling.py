@@ -18,8 +18,8 @@ TECHNIQUE = Technique(
     name="profiling",
     title="Profiling",
     variants=(
-        warm("plain", role="baseline", title="without the profiler"),
-        warm("profiled", {"profiled": True}, title="under the profiler"),
+        warm("plain", "without the profiler", role="baseline"),
+        warm("profiled", "under the profiler", profiled=True),
     ),
     workloads=(
         Workload("digits-cnn", "compute", timed=False),
@@ -65,8 +65,3 @@ def _plain(impl, work: Work, step, batches: list) -> list[float]:
     run_steps(step, count=WARM_STEPS, **take)
     turns = [run_steps(step, count=STEPS, **take) for _ in range(work.repetitions)]
     return [fmean(one.waiting + one.step for one in taken) for taken in turns]
-
-
-def bench_profiling(case, replay):
-    """Replay one measured case."""
-    replay(case)

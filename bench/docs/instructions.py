@@ -10,7 +10,6 @@ page from that record.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -22,7 +21,8 @@ from bench.analysis.reading import FRAMEWORKS, load
 from bench.harness import machine
 from bench.harness.folders import replace_file
 from bench.harness.processes import ROOT
-from bench.report.blocks import Column, Table
+from bench.report import parsers
+from bench.report.blocks import Table, of_words
 from bench.report.figures import MISSING, number, ratio
 from bench.report.tables import markdown_table
 
@@ -151,7 +151,7 @@ def _steps(record: dict) -> Table:
             shown = [number(1e3 * _step(found, side, size)) for side in FRAMEWORKS]
             pair = ratio(twin["ratio"], twin["ci"])
             rows.append([level, str(size), *shown, pair, twin["verdict"] or MISSING])
-    return Table("", [Column("", title, right=False) for title in titles], rows)
+    return Table("", of_words(*titles), rows)
 
 
 def _operators(record: dict, batch: int) -> Table:
@@ -169,7 +169,7 @@ def _operators(record: dict, batch: int) -> Table:
             share = number(times[1] / times[0], places=2) if all(times) else MISSING
             shown = [number(1e3 * each) if each else MISSING for each in times]
             rows.append([name, operator, number(calls), *shown, share])
-    return Table("", [Column("", title, right=False) for title in titles], rows)
+    return Table("", of_words(*titles), rows)
 
 
 def _seconds(found: dict, side: str, batch: int) -> dict[str, dict]:
@@ -184,11 +184,7 @@ def _seconds(found: dict, side: str, batch: int) -> dict[str, dict]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.docs.instructions",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parsers.described("python -m bench.docs.instructions", __doc__)
     parser.add_argument("--page", action="store_true", help="only make the page anew")
     given = parser.parse_args(arguments)
     if not given.page:

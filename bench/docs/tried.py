@@ -12,7 +12,6 @@ transformers and keras-hub: `pip install 'twinbench[models]'`.
 
 from __future__ import annotations
 
-import argparse
 import ast
 import json
 import subprocess
@@ -29,7 +28,8 @@ from bench.harness import machine
 from bench.harness.folders import replace_file
 from bench.harness.plan import FRAMEWORKS
 from bench.harness.processes import ROOT
-from bench.report.blocks import Column, Table
+from bench.report import parsers
+from bench.report.blocks import Table, of_words
 from bench.report.figures import number, ratio
 from bench.report.tables import markdown_table
 from shared import own_model
@@ -179,7 +179,7 @@ def _overview(models: dict) -> Table:
             ]
         )
     titles = ["model", "size", "rows", "lowest train step", "lowest prediction of one", "minutes"]
-    return Table("", [Column("", title, right=False) for title in titles], rows)
+    return Table("", of_words(*titles), rows)
 
 
 def _about(name: str) -> str:
@@ -230,7 +230,7 @@ def _by_hand(record: dict) -> Table:
         rows.append([name.removesuffix(".py"), technique, *figures, meeting, *plain])
     titles = ["model", "technique", "twinbench try", "by hand", "by hand, allocator as installed"]
     titles += ["first two intervals meet", "plain step by hand [ms]", "the same, as installed [ms]"]
-    return Table("", [Column("", title, right=False) for title in titles], rows)
+    return Table("", of_words(*titles), rows)
 
 
 def _reasons(rows: list[dict]) -> dict[str, list[str]]:
@@ -245,11 +245,7 @@ def _reasons(rows: list[dict]) -> dict[str, list[str]]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit status (1: a file could not be measured)."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.docs.tried",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parsers.described("python -m bench.docs.tried", __doc__)
     known = sorted(path.name for path in MODELS.glob("*.py"))
     parser.add_argument("files", nargs="*", metavar="FILE", help=f"of {', '.join(known)}")
     parser.add_argument("--minutes", default=MINUTES, help=f"for each file (default: {MINUTES})")

@@ -8,7 +8,6 @@ The first keeps the pairs of that run in docs/validation.json; both make the pag
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections import Counter
@@ -22,7 +21,8 @@ from bench.analysis.reading import FRAMEWORKS
 from bench.analysis.verdicts import Interval, t_interval
 from bench.harness.folders import replace_file
 from bench.harness.processes import ROOT
-from bench.report.blocks import Column, Table
+from bench.report import parsers
+from bench.report.blocks import Table, of_figures, of_words
 from bench.report.figures import MISSING, number
 from bench.report.tables import markdown_table
 from bench.validate import (
@@ -138,7 +138,7 @@ def _verdicts(whole: list[Judged], early: list[Judged]) -> Table:
         )
     titles = ["framework", "pairs", "wrong or found", "verdicts", "ratio on average"]
     titles += ["blocks on average", f"wrong or found in {LOOKS[1]} blocks, as by default"]
-    return Table("", [Column("", title, right=False) for title in titles], rows)
+    return Table("", of_words(*titles), rows)
 
 
 def _workloads(every: list[Judged]) -> Table:
@@ -154,7 +154,7 @@ def _workloads(every: list[Judged]) -> Table:
             row.append(f"{told} of {len(own)}" if own else MISSING)
         rows.append(row)
     heads = [f"{KINDS[kind]}:\ntold apart" for kind in kinds]
-    return Table("", [Column("", "workload", right=False), *(Column("", h) for h in heads)], rows)
+    return Table("", [*of_words("workload"), *of_figures(*heads)], rows)
 
 
 def _second_parents(found: dict) -> list[str]:
@@ -164,8 +164,7 @@ def _second_parents(found: dict) -> list[str]:
     for side, workload, one in every:
         value, low, high = (f"{np.exp(part):.3f}" for part in (one.mean, one.low, one.high))
         rows.append([TITLES[side], _named(workload), f"{value} ({low}–{high})", str(one.n)])
-    titles = ["framework", "workload", "second parent ÷ first", "blocks"]
-    table = Table("", [Column("", title, right=False) for title in titles], rows)
+    table = Table("", of_words("framework", "workload", "second parent ÷ first", "blocks"), rows)
     out = sum(not one.low <= 0 <= one.high for *_, one in every)
     chance = 1 - stats.binom.cdf(out - 1, len(every), 0.05)
     said = (
@@ -197,11 +196,7 @@ def _named(workload: str) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.docs.validation",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parsers.described("python -m bench.docs.validation", __doc__)
     parser.add_argument("file", nargs="?", type=Path, metavar="validation.json")
     parser.add_argument("--page", action="store_true", help="only make the page anew")
     given = parser.parse_args(arguments)

@@ -20,7 +20,7 @@ Nothing here imports a framework.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -113,6 +113,7 @@ class Measure:
 
 
 WARM = Measure(cold=False)
+TRAINED = Measure(time=False, cold=False)
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,14 @@ class Variant:
     later: bool = False
 
 
-warm = partial(Variant, measured=WARM)  # a row that has no first call and no memory
+def row(name: str, title: str, effort: str = "default", **given: Any) -> Variant:
+    """A variant from keywords: those that are no fields of it are its settings."""
+    own = {one.name: given.pop(one.name) for one in fields(Variant) if one.name in given}
+    return Variant(name, given, title=title, effort=effort, **own)
+
+
+warm = partial(row, measured=WARM)  # a row that has no first call and no memory
+other_math = partial(row, changes="math")  # one whose losses are not those of its baseline
 
 
 @dataclass(frozen=True)

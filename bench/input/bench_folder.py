@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bench.harness.machine import usable_threads
 from bench.harness.plan import Technique, Work, Workload, warm
 from bench.probes import pipelines
 
@@ -13,38 +12,37 @@ TECHNIQUE = Technique(
     name="folder",
     title="Input pipelines: a folder of photos",
     variants=(
-        warm(
-            "naive", {"loader": "naive"}, role="baseline", title="as in the tutorials, no workers"
-        ),
+        warm("naive", "as in the tutorials, no workers", role="baseline", loader="naive"),
         warm(
             "parallel_auto",
-            {"loader": "parallel"},
-            title="workers, as many as cores",
+            "workers, as many as cores",
             program="folder of photos, workers",
+            loader="parallel",
         ),
         warm(
             "fast_decoder",
-            {"loader": "parallel", "decoder": "fast"},
-            effort="ordinary",
-            title="workers, the fast decoder",
+            "workers, the fast decoder",
+            "ordinary",
+            loader="parallel",
+            decoder="fast",
         ),
-        warm("uint8", {"loader": "uint8"}, effort="ordinary", title="workers that hand over uint8"),
-        warm(
-            "workers_1", {"loader": "parallel", "workers": 1}, effort="ordinary", title="one worker"
-        ),
-        warm("workers_2", {"loader": "parallel", "workers": 2}, effort="full", title="two workers"),
+        warm("uint8", "workers that hand over uint8", "ordinary", loader="uint8"),
+        warm("workers_1", "one worker", "ordinary", loader="parallel", workers=1),
+        warm("workers_2", "two workers", "full", loader="parallel", workers=2),
         warm(
             "workers_1_5_a_core",
-            {"loader": "parallel", "workers_a_core": 1.5},
-            effort="full",
-            title="1.5 workers a core",
+            "1.5 workers a core",
+            "full",
+            loader="parallel",
+            workers_a_core=1.5,
         ),
         warm(
             "workers_4_a_gpu",
-            {"loader": "parallel", "workers": 4 * GPUS},
-            effort="full",
+            "four workers a GPU",
+            "full",
             requires="cuda",
-            title="four workers a GPU",
+            loader="parallel",
+            workers=4 * GPUS,
         ),
     ),
     workloads=(Workload("photos", "compute", timed=False),),
@@ -69,20 +67,8 @@ TECHNIQUE = Technique(
 
 def probe(impl, work: Work, batches) -> dict[str, dict]:
     """Rates, limits, starts, CPU time and memory of a loader."""
-    settings = dict(work.settings)
-    make = getattr(impl.input.folder, f"{settings.pop('loader')}_loader")
-    if each := settings.pop("workers_a_core", None):
-        settings["workers"] = round(each * usable_threads())
+    make = pipelines.maker(impl.input.folder, work, work.data, **work.settings)
+    decoder = work.settings.get("decoder", "standard")
     return pipelines.measure(
-        impl,
-        work,
-        lambda: make(work.data, batch_size=work.batch_size, seed=pipelines.SEED, **settings),
-        technique="folder",
-        source=work.data,
-        decoder=settings.get("decoder", "standard"),
+        impl, work, make, technique="folder", source=work.data, decoder=decoder
     )
-
-
-def bench_folder(case, replay):
-    """Replay one measured case."""
-    replay(case)

@@ -17,28 +17,13 @@ TECHNIQUE = Technique(
     name="in_memory",
     title="Input pipelines: small images in memory",
     variants=(
-        warm("naive", {"loader": "naive"}, role="baseline", title="a sample at a time"),
-        warm("vectorised", {"loader": "vectorised"}, title="a batch at a time"),
-        warm("memory_cached", {"loader": "memory_cached"}, title="a batch at a time, cached"),
-        warm(
-            "parallel_auto",
-            {"loader": "parallel"},
-            effort="ordinary",
-            title="workers, as many as cores",
-        ),
-        warm("workers_1", {"loader": "parallel", "workers": 1}, effort="full", title="one worker"),
-        warm(
-            "disk_cached",
-            {"loader": "disk_cached"},
-            effort="ordinary",
-            title="a batch at a time, cached on disk",
-        ),
-        warm(
-            "snapshot",
-            {"loader": "snapshot"},
-            effort="full",
-            title="a batch at a time, in a snapshot",
-        ),
+        warm("naive", "a sample at a time", role="baseline", loader="naive"),
+        warm("vectorised", "a batch at a time", loader="vectorised"),
+        warm("memory_cached", "a batch at a time, cached", loader="memory_cached"),
+        warm("parallel_auto", "workers, as many as cores", "ordinary", loader="parallel"),
+        warm("workers_1", "one worker", "full", loader="parallel", workers=1),
+        warm("disk_cached", "a batch at a time, cached on disk", "ordinary", loader="disk_cached"),
+        warm("snapshot", "a batch at a time, in a snapshot", "full", loader="snapshot"),
     ),
     workloads=(Workload("digits-cnn", "compute", timed=False),),
     differs_by_design=(
@@ -59,22 +44,17 @@ TECHNIQUE = Technique(
 def probe(impl, work: Work, batches) -> dict[str, dict]:
     """Rates, limits, starts, CPU time and memory of a loader."""
     settings = dict(work.settings)
-    name = settings.pop("loader")
+    name = settings["loader"]
     if impl.__name__ == "pt_impl" and name == "snapshot":
         raise NotImplementedError(UNSUPPORTED["pt"]["snapshot_loader"])
-    make = getattr(impl.input.in_memory, f"{name}_loader")
     if name in ("disk_cached", "snapshot"):
         settings["cache"] = str(Path(work.data).with_name(f"{name}-{impl.__name__}"))
     return pipelines.measure(
-        *(impl, work),
-        lambda: make(work.data, batch_size=work.batch_size, seed=pipelines.SEED, **settings),
+        impl,
+        work,
+        pipelines.maker(impl.input.in_memory, work, work.data, **settings),
         technique="in_memory",
         source=work.data,
         batch_size=work.batch_size,
         cached=name in CACHED,
     )
-
-
-def bench_in_memory(case, replay):
-    """Replay one measured case."""
-    replay(case)

@@ -17,21 +17,15 @@ TECHNIQUE = Technique(
     variants=(
         warm(
             "folder",
-            {"technique": "folder", "loader": "parallel"},
+            "folder of photos, workers",
             role="baseline",
-            title="folder of photos, workers",
             program="folder of photos, workers",
+            technique="folder",
+            loader="parallel",
         ),
+        warm("mapped_auto", "mapped arrays, as many workers as cores", loader="memory_mapped"),
         warm(
-            "mapped_auto",
-            {"loader": "memory_mapped"},
-            title="mapped arrays, as many workers as cores",
-        ),
-        warm(
-            "workers_1",
-            {"loader": "memory_mapped", "workers": 1},
-            effort="ordinary",
-            title="mapped arrays, one worker",
+            "workers_1", "mapped arrays, one worker", "ordinary", loader="memory_mapped", workers=1
         ),
     ),
     workloads=(Workload("photos", "compute", timed=False),),
@@ -54,18 +48,8 @@ def probe(impl, work: Work, batches) -> dict[str, dict]:
     settings = dict(work.settings)
     technique, source = settings.pop("technique", "mapped_arrays"), work.data
     module = importlib.import_module(f"{impl.__name__}.input.{technique}")
-    make = getattr(module, f"{settings.pop('loader')}_loader")
     if technique == "mapped_arrays":
         source = f"{work.data}-arrays"
         convert(work.data, source, form="arrays", samples=SAMPLES)
-    return pipelines.measure(
-        *(impl, work),
-        lambda: make(source, batch_size=work.batch_size, seed=pipelines.SEED, **settings),
-        technique=technique,
-        source=source,
-    )
-
-
-def bench_mapped_arrays(case, replay):
-    """Replay one measured case."""
-    replay(case)
+    make = pipelines.maker(module, work, source, **settings)
+    return pipelines.measure(impl, work, make, technique=technique, source=source)

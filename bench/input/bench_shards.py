@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bench.harness.machine import usable_threads
 from bench.harness.plan import Technique, Work, Workload, warm
 from bench.probes import pipelines
 from shared.conversion import convert
@@ -14,29 +13,22 @@ TECHNIQUE = Technique(
     name="shards",
     title="Input pipelines: photos in shards",
     variants=(
-        warm("sequential", {"loader": "sequential"}, role="baseline", title="shard after shard"),
-        warm(
-            "interleaved_auto",
-            {"loader": "interleaved"},
-            title="interleaved, as many workers as cores",
-        ),
+        warm("sequential", "shard after shard", role="baseline", loader="sequential"),
+        warm("interleaved_auto", "interleaved, as many workers as cores", loader="interleaved"),
         warm(
             "any_order",
-            {"loader": "interleaved", "deterministic": False},
-            effort="ordinary",
-            title="interleaved, in any order",
+            "interleaved, in any order",
+            "ordinary",
+            loader="interleaved",
+            deterministic=False,
         ),
-        warm(
-            "workers_1",
-            {"loader": "interleaved", "workers": 1},
-            effort="full",
-            title="interleaved, one worker",
-        ),
+        warm("workers_1", "interleaved, one worker", "full", loader="interleaved", workers=1),
         warm(
             "workers_1_5_a_core",
-            {"loader": "interleaved", "workers_a_core": 1.5},
-            effort="full",
-            title="interleaved, 1.5 workers a core",
+            "interleaved, 1.5 workers a core",
+            "full",
+            loader="interleaved",
+            workers_a_core=1.5,
         ),
     ),
     workloads=(Workload("photos", "compute", timed=False),),
@@ -59,21 +51,8 @@ TECHNIQUE = Technique(
 
 def probe(impl, work: Work, batches) -> dict[str, dict]:
     """Rates, limits, starts, CPU time and memory of a loader."""
-    settings = dict(work.settings)
-    make = getattr(impl.input.shards, f"{settings.pop('loader')}_loader")
-    if each := settings.pop("workers_a_core", None):
-        settings["workers"] = round(each * usable_threads())
     form = impl.input.shards.FORM
     folder = f"{work.data}-{form}"
     convert(work.data, folder, form=form, samples=SAMPLES)
-    return pipelines.measure(
-        *(impl, work),
-        lambda: make(folder, batch_size=work.batch_size, seed=pipelines.SEED, **settings),
-        technique="shards",
-        source=folder,
-    )
-
-
-def bench_shards(case, replay):
-    """Replay one measured case."""
-    replay(case)
+    make = pipelines.maker(impl.input.shards, work, folder, **work.settings)
+    return pipelines.measure(impl, work, make, technique="shards", source=folder)

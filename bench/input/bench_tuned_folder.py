@@ -19,43 +19,43 @@ TECHNIQUE = Technique(
     variants=(
         warm(
             "parallel",
-            {"technique": "folder", "loader": "parallel"},
+            "workers, as many as cores",
             role="baseline",
-            title="workers, as many as cores",
             program="folder of photos, workers",
+            technique="folder",
+            loader="parallel",
         ),
-        warm("tuned", {"loader": "tuned"}, title="tuned"),
+        warm("tuned", "tuned", loader="tuned"),
         warm(
             "tuned_one_op_thread",
-            {"loader": "tuned", "op_threads": 1},
+            "tuned, operators on one thread",
+            "ordinary",
             frameworks=("tf",),
-            effort="ordinary",
-            title="tuned, operators on one thread",
+            loader="tuned",
+            op_threads=1,
         ),
         warm(
             "tuned_kept_memory",
-            {"loader": "tuned", "op_threads": 1},
-            effort="ordinary",
+            "tuned, freed memory kept",
+            "ordinary",
             allocator="tuned",
-            title="tuned, freed memory kept",
+            loader="tuned",
+            op_threads=1,
         ),
         warm(
             "tuned_fast_decoder",
-            {"loader": "tuned", "decoder": "fast"},
-            effort="ordinary",
-            title="tuned, the fast decoder",
+            "tuned, the fast decoder",
+            "ordinary",
+            loader="tuned",
+            decoder="fast",
         ),
-        warm(
-            "threads",
-            {"loader": "threads"},
-            effort="ordinary",
-            title="threads in place of processes",
-        ),
+        warm("threads", "threads in place of processes", "ordinary", loader="threads"),
         warm(
             "threads_fast_decoder",
-            {"loader": "threads", "decoder": "fast"},
-            effort="full",
-            title="threads, the fast decoder",
+            "threads, the fast decoder",
+            "full",
+            loader="threads",
+            decoder="fast",
         ),
     ),
     workloads=(Workload("photos", "compute", timed=False),),
@@ -85,19 +85,10 @@ def probe(impl, work: Work, batches) -> dict[str, dict]:
     name = f"{impl.__name__}.input.{settings.pop('technique', 'tuned_folder')}"
     if impl.__name__ == "tf_impl" and settings["loader"] == "threads":
         raise NotImplementedError(UNSUPPORTED["tf"]["threads_loader"])
-    make = getattr(importlib.import_module(name), f"{settings.pop('loader')}_loader")
     if threads := settings.pop("op_threads", None):  # TensorFlow has not run anything yet
         impl.kit.runtime.configure(threads=threads, seed=pipelines.SEED)
+    make = pipelines.maker(importlib.import_module(name), work, work.data, **settings)
+    decoder = settings.get("decoder", "standard")
     return pipelines.measure(
-        impl,
-        work,
-        lambda: make(work.data, batch_size=work.batch_size, seed=pipelines.SEED, **settings),
-        technique="folder",
-        source=work.data,
-        decoder=settings.get("decoder", "standard"),
+        impl, work, make, technique="folder", source=work.data, decoder=decoder
     )
-
-
-def bench_tuned_folder(case, replay):
-    """Replay one measured case."""
-    replay(case)

@@ -27,6 +27,7 @@ from bench.harness.processes import Failed
 from bench.harness.progress import clock
 from bench.ladders import climbing, report
 from bench.ladders.ladder import Ladder
+from bench.report import parsers
 from bench.report.replace import write_atomically
 from bench.report.svg import standalone
 
@@ -65,11 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def options() -> argparse.ArgumentParser:
     """What the command line takes."""
-    parser = argparse.ArgumentParser(
-        prog="twinbench ladder",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parsers.described("twinbench ladder", __doc__)
     parser.add_argument("name", nargs="?", metavar="NAME", help=", ".join(LADDERS))
     parser.add_argument("--minutes", type=float, metavar="N", help="end after so many")
     parser.add_argument("--blocks", type=int, metavar="N", help=f"pairs a rung (usual: {BLOCKS})")

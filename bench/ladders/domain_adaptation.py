@@ -17,7 +17,7 @@ import numpy as np
 from bench.harness.plan import Work
 from bench.harness.worker import RESIDENT_BATCHES
 from bench.ladders import training
-from bench.ladders.ladder import BF16_LOSSES, UNNAMED, Ladder, Published, Rung
+from bench.ladders.ladder import MIXED_PRECISION, UNNAMED, Ladder, Published, Rung
 from shared import datasets
 from shared.specs import TASKS
 
@@ -42,12 +42,7 @@ LADDER = Ladder(
     seconds=40.0,
     rungs=(
         Rung("input_pipeline", "input pipeline (batches, cached)", judged="iteration"),
-        Rung(
-            "mixed_precision",
-            "mixed precision (bfloat16)",
-            judged="iteration",
-            loss_tolerance=BF16_LOSSES,
-        ),
+        MIXED_PRECISION,
         Rung("clipping", "gradients clipped at 0.5", judged="quality"),
         Rung("compiled", "compiled", judged="iteration", compiles=("pt",)),
     ),

@@ -19,7 +19,7 @@ from PIL import Image
 
 from bench.harness.plan import Work
 from bench.ladders import training
-from bench.ladders.ladder import BF16_LOSSES, UNNAMED, Ladder, Published, Rung
+from bench.ladders.ladder import MIXED_PRECISION, UNNAMED, Ladder, Published, Rung
 from shared import datasets, photos
 from shared.epochs import MEAN, STD, ImageForm
 from shared.images import decode_rgb, list_images
@@ -55,12 +55,7 @@ LADDER = Ladder(
     seconds=15.0,
     rungs=(
         Rung("input_pipeline", "input pipeline", judged="iteration"),
-        Rung(
-            "mixed_precision",
-            "mixed precision (bfloat16)",
-            judged="iteration",
-            loss_tolerance=BF16_LOSSES,
-        ),
+        MIXED_PRECISION,
         Rung(
             "memory_format",
             "memory format (channels last)",

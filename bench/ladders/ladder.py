@@ -21,7 +21,6 @@ JUDGED = {
     "latency": "latency of a prediction",
     "quality": "quality",
 }
-BF16_LOSSES = 0.05  # relative, over ten steps: as in the benchmark of stacking
 UNNAMED = "neither is named"
 
 
@@ -42,6 +41,14 @@ class Rung:
     loss_tolerance: float | None = None
     compiles: tuple[str, ...] = ()
     nothing: dict[str, str] = field(default_factory=dict)
+
+
+MIXED_PRECISION = Rung(
+    "mixed_precision",
+    "mixed precision (bfloat16)",
+    judged="iteration",
+    loss_tolerance=0.05,  # relative, over ten steps: as in the benchmark of stacking
+)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from pathlib import Path
 from bench.harness.plan import Work
 from bench.harness.worker import RESIDENT_BATCHES
 from bench.ladders import training
-from bench.ladders.ladder import BF16_LOSSES, UNNAMED, Ladder, Published, Rung
+from bench.ladders.ladder import MIXED_PRECISION, UNNAMED, Ladder, Published, Rung
 from shared import datasets
 from shared.specs import TASKS
 
@@ -49,12 +49,7 @@ LADDER = Ladder(
     seconds=25.0,
     batch_size=BATCH,
     rungs=(
-        Rung(
-            "mixed_precision",
-            "mixed precision (bfloat16)",
-            judged="iteration",
-            loss_tolerance=BF16_LOSSES,
-        ),
+        MIXED_PRECISION,
         Rung("fused_optimizer", "fused optimizer", judged="iteration"),
         Rung("checkpointing", "checkpointing (every block)", judged="memory"),
         Rung("accumulation", "accumulation (2 micro-batches)", judged="memory"),

@@ -15,7 +15,7 @@ from bench.ladders import rule
 from bench.ladders.climbing import Record
 from bench.ladders.ladder import JUDGED, Ladder
 from bench.ladders.rule import Step, climbs_of
-from bench.report.blocks import Column, Table
+from bench.report.blocks import Table, of_figures, of_words
 from bench.report.figures import MISSING, number, ratio, scaled
 from bench.report.shapes import Box, Chart, Label, Line, Mark, Scale, across, scale
 from bench.report.tables import escape, parts_as_markdown, parts_as_text
@@ -195,7 +195,7 @@ def _figures(ladder: Ladder, record: Record, framework: str, steps: list[Step]) 
     heads = [*(SHOWN[name][0] for name in shown), ladder.spec.metric.replace("_", " ")]
     return Table(
         f"{FRAMEWORKS[framework]}: each rung on those below that were kept ({heads[-1]}: {better})",
-        [Column("", "program", right=False), *(Column("", head) for head in heads)],
+        [*of_words("program"), *of_figures(*heads)],
         [
             [
                 title,
@@ -218,17 +218,12 @@ def _plain(record: Record, framework: str, steps: list[Step]) -> dict[str, float
 
 def _ratios(ladder: Ladder, record: Record, climbs: Climbs) -> Table:
     """Every rung against the one below and against plain, and what the rule says of it."""
-    columns = [Column("", "rung", right=False), Column("", "judged by", right=False)]
+    heads = ("÷ below", "quality\nto below", "iteration\n÷ plain", "memory\n÷ plain")
+    columns = of_words("rung", "judged by")
     for framework in climbs:
-        group = FRAMEWORKS[framework]
-        columns += [
-            Column(group, "÷ below"),
-            Column(group, "quality\nto below"),
-            Column(group, "iteration\n÷ plain"),
-            Column(group, "memory\n÷ plain"),
-            Column(group, "rule", right=False),
-        ]
-    columns.append(Column("", "first losses\nof twins", right=False))
+        columns += of_figures(*heads, group=FRAMEWORKS[framework])
+        columns += of_words("rule", group=FRAMEWORKS[framework])
+    columns += of_words("first losses\nof twins")
     rows = []
     for rung in ladder.rungs:
         row = [rung.title, JUDGED[rung.judged]]
@@ -285,8 +280,8 @@ def _promised(ladder: Ladder, record: Record, framework: str, steps: list[Step])
         ["their stack gave", *(_ratio(p.gave) for p in found.values())],
         ["the whole ladder gave", *(_ratio(p.top) for p in found.values())],
     ]
-    columns = [Column("", "program", right=False)]
-    columns += [Column("", f"{heads[figure]}\n÷ plain") for figure in found]
+    columns = of_words("program")
+    columns += of_figures(*(f"{heads[figure]}\n÷ plain" for figure in found))
     title = f"{FRAMEWORKS[framework]}: what the parts promised, and what the stack gave"
     return Table(title, columns, rows)
 
@@ -307,9 +302,10 @@ def _top(ladder: Ladder, top: Interval) -> str:
 
 def _published(ladder: Ladder, record: Record, climbs: Climbs) -> Table:
     """What others published of such trainings, beside the top of this ladder."""
-    columns = [Column("", "published", right=False), Column("", "machine and source", right=False)]
-    columns.append(Column("", "÷ before,\nor points"))
-    columns += [Column(FRAMEWORKS[framework], "top ÷ plain,\nor points") for framework in climbs]
+    columns = of_words("published", "machine and source")
+    columns += of_figures("÷ before,\nor points")
+    for framework in climbs:
+        columns += of_figures("top ÷ plain,\nor points", group=FRAMEWORKS[framework])
     rows = []
     for claim in ladder.published:
         points = claim.figure == "quality"

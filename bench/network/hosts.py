@@ -19,7 +19,6 @@ long.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -31,6 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.network.quantities import bits, seconds
+from bench.report import parsers
 
 MOST_HOSTS = 64
 PORT = 29500  # torchrun's own default; free, since no host has a program yet
@@ -271,11 +271,7 @@ def _show(host: int, process: subprocess.Popen) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit status (2: refused)."""
-    parser = argparse.ArgumentParser(
-        prog="twinbench hosts",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parsers.described("twinbench hosts", __doc__)
     parser.add_argument("--hosts", type=int, default=2, help="how many (default 2)")
     parser.add_argument("--latency", type=seconds, default=0.0, help="one way, such as 5ms or 50us")
     parser.add_argument("--bandwidth", type=bits, help="of each host, such as 100mbit or 1gbit")

@@ -24,8 +24,8 @@ from bench.network import quantities, ring, sweeps
 from bench.network.hosts import Refused
 from bench.network.ring import Estimate, Fit, Job, Projected, Validation
 from bench.network.sweeps import FITTED_AT, VALIDATED_AT, Record
-from bench.report import readme
-from bench.report.blocks import Column, Table
+from bench.report import parsers, readme
+from bench.report.blocks import Table, of_figures, of_words
 from bench.report.figures import MISSING, number
 from bench.report.replace import write_atomically
 from bench.report.tables import parts_as_markdown, parts_as_text
@@ -106,7 +106,7 @@ def _described(job: Job) -> str:
 
 
 def _table(title: str, heads: list[str], rows: list[list[str]]) -> Table:
-    return Table(title, [Column("", head, right=n > 0) for n, head in enumerate(heads)], rows)
+    return Table(title, [*of_words(heads[0]), *of_figures(*heads[1:])], rows)
 
 
 def _bounds(estimate: Estimate, factor: float = 1.0) -> str:
@@ -205,16 +205,12 @@ KINDS = {
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit status (1: a check failed, 2: an error)."""
-    parser = argparse.ArgumentParser(
-        prog="twinbench projection",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    commands = parser.add_subparsers(dest="command", required=True)
-    live = commands.add_parser("measure", help="time all-reduces between hosts")
+    parser = parsers.described("twinbench projection", __doc__)
+    choice = parser.add_subparsers(dest="command", required=True)
+    live = choice.add_parser("measure", help="time all-reduces between hosts")
     live.add_argument("--framework", choices=TITLES, required=True)
     live.add_argument("record", type=Path, help="the file to write")
-    shown = commands.add_parser("show", help="fit, validate and project")
+    shown = choice.add_parser("show", help="fit, validate and project")
     shown.add_argument("records", type=Path, nargs="+", help="files of `measure`")
     shown.add_argument("--page", type=Path, help="put the tables into this page")
     shown.add_argument("--check", action="store_true", help="with --page: exit 1 if they differ")

@@ -9,7 +9,7 @@ from statistics import median
 import numpy as np
 
 from bench.harness.machine import usable_threads
-from bench.harness.plan import WARM, Technique, Variant, Work, Workload
+from bench.harness.plan import Technique, Variant, Work, Workload, warm
 from bench.harness.rows import once
 from shared import datasets, parallel
 from shared.specs import TASKS, parameter_count
@@ -33,9 +33,7 @@ UNSUPPORTED = {
 
 def _row(name: str, title: str, effort: str, **given) -> Variant:
     """A variant whose settings are what is no field of it; without them its name."""
-    fields = {key: given.pop(key) for key in ("role", "frameworks", "requires") if key in given}
-    settings = {"variant": name} | given
-    return Variant(name, settings, effort=effort, measured=WARM, title=title, **fields)
+    return warm(name, title, effort, **({"variant": name} | given))
 
 
 TECHNIQUE = Technique(
@@ -190,8 +188,3 @@ def _middle_s(run: parallel.Result) -> float:
     """Of the steps in the middle, when the other run has begun and has not ended."""
     quarter = len(run.step_s) // 4
     return float(np.median(run.step_s[quarter:-quarter]))
-
-
-def bench_data_parallel(case, replay):
-    """Replay one measured case."""
-    replay(case)

@@ -13,21 +13,17 @@ TECHNIQUE = Technique(
     name="model_parallel",
     title="Model parallel: layer split and pipelines",
     variants=(
-        warm("one_device", role="baseline", title="one device", program="one device"),
-        warm("pipeline", {"micro_batches": 4}, title="pipeline of 4 micro-batches"),
-        warm("layer_split", {"micro_batches": 1}, effort="ordinary", title="layers on two devices"),
+        warm("one_device", "one device", role="baseline", program="one device"),
+        warm("pipeline", "pipeline of 4 micro-batches", micro_batches=4),
+        warm("layer_split", "layers on two devices", "ordinary", micro_batches=1),
         warm(
             "pipeline_1f1b",
-            {"micro_batches": 4, "schedule": "1f1b"},
-            effort="ordinary",
-            title="pipeline of 4, one forward one backward",
+            "pipeline of 4, one forward one backward",
+            "ordinary",
+            micro_batches=4,
+            schedule="1f1b",
         ),
-        warm(
-            "pipeline_16",
-            {"micro_batches": 16},
-            effort="full",
-            title="pipeline of 16 micro-batches",
-        ),
+        warm("pipeline_16", "pipeline of 16 micro-batches", "full", micro_batches=16),
     ),
     workloads=(Workload("text-gpt-wide", "compute", timed=False),),
     differs_by_design=(
@@ -69,8 +65,3 @@ def probe(impl, work: Work, batches) -> dict[str, dict]:
         bubble_reference=100 * (STAGES - 1) / (count + STAGES - 1),
         reference_bytes=2 * (STAGES - 1) * activations,
     )
-
-
-def bench_model_parallel(case, replay):
-    """Replay one measured case."""
-    replay(case)

@@ -13,9 +13,9 @@ TECHNIQUE = Technique(
     name="tensor_parallel",
     title="Tensor parallel, and a hybrid of data and tensor parallel",
     variants=(
-        warm("one_device", role="baseline", title="one device", program="one device"),
-        warm("tensor_parallel", {"replicas": 1}, title="layers split over two devices"),
-        warm("hybrid", {"replicas": 2}, effort="ordinary", title="layers split, two replicas"),
+        warm("one_device", "one device", role="baseline", program="one device"),
+        warm("tensor_parallel", "layers split over two devices", replicas=1),
+        warm("hybrid", "layers split, two replicas", "ordinary", replicas=2),
     ),
     workloads=(Workload("text-gpt-wide", "compute", timed=False),),
     differs_by_design=(
@@ -52,8 +52,3 @@ def probe(impl, work: Work, batches) -> dict[str, dict]:
     return model_parallel.measure(
         impl, work, batches, make, settings, devices, reference_bytes=reference
     )
-
-
-def bench_tensor_parallel(case, replay):
-    """Replay one measured case."""
-    replay(case)

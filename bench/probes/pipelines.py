@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from math import ceil
 from pathlib import Path
@@ -38,6 +39,14 @@ SHORTEST_S = 0.3  # of a repetition
 THREADS = Path("/proc/self/task")  # its threads, on Linux
 STALL_STEPS = 10  # train steps whose waiting counts, after
 WARM_STEPS = 3  # that many
+
+
+def maker(module, work: Work, source: str, *, loader: str, **settings) -> Callable[[], Iterable]:
+    """What makes a loader of `module` over `source`, by the settings of a row."""
+    if each := settings.pop("workers_a_core", None):
+        settings["workers"] = round(each * usable_threads())
+    make = getattr(module, f"{loader}_loader")
+    return partial(make, source, batch_size=work.batch_size, seed=SEED, **settings)
 
 
 def measure(

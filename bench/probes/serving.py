@@ -25,7 +25,7 @@ import numpy as np
 from bench.harness.examples import examples
 from bench.harness.folders import written_once
 from bench.harness.machine import THREAD_VARIABLES, usable_threads
-from bench.harness.plan import WARM, Prepared, Variant, Work
+from bench.harness.plan import WARM, Prepared, Variant, Work, warm
 from bench.harness.processes import ROOT
 from bench.harness.rows import figure
 from bench.harness.sizes import artifact_bytes
@@ -45,13 +45,8 @@ ALLOWED |= {"int8": (1e-1, 0.9)}
 CALIBRATION = 256  # samples, the first of the training split, that int8 takes its ranges from
 LIVE = 0.2  # scale of a residual branch that begins at 0
 HALF_LOSSES = 5e-2  # relative: losses of predictions in bfloat16 against those of a twin
-IN_PLACE = Variant(
-    "baseline",
-    {"route": "in place"},
-    role="baseline",
-    measured=WARM,
-    title="the framework in place",
-    program="plain",
+IN_PLACE = warm(
+    "baseline", "the framework in place", role="baseline", program="plain", route="in place"
 )
 
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.harness.plan import Measure, Prepared, Technique, Variant, Work, Workload
+from bench.harness.plan import WARM, Prepared, Technique, Variant, Work, Workload, other_math
 from bench.harness.rows import figure
 from bench.harness.stages import Stages
 from shared import datasets
 
 SHORTEST_S = 0.3  # of a repetition: epochs of a small data set take milliseconds
-NO_COLD = Measure(cold=False)
+_row = partial(other_math, measured=WARM)
 GEOMETRY = {"rotation": 10.0, "zoom": 0.1, "shift": 0.1}
 
 TECHNIQUE = Technique(
@@ -24,27 +24,14 @@ TECHNIQUE = Technique(
     name="augmentation",
     title="Augmentation",
     variants=(
-        Variant("none", role="baseline", measured=NO_COLD, program="plain", title="as it is"),
-        *(
-            Variant(name, policy, measured=NO_COLD, effort=effort, changes="math", title=title)
-            for name, policy, effort, title in (
-                ("geometry", GEOMETRY, "default", "rotation, zoom and shift"),
-                ("mixup", {"mixup": 0.2}, "ordinary", "mixup"),
-                ("cutmix", {"cutmix": 1.0}, "ordinary", "cutmix"),
-                (
-                    "colour",
-                    {"brightness": 0.2, "contrast": 0.2},
-                    "ordinary",
-                    "brightness, contrast",
-                ),
-                ("flip", {"flip_horizontal": 0.5}, "ordinary", "horizontal flips"),
-                (
-                    "geometry_mixup",
-                    GEOMETRY | {"mixup": 0.2},
-                    "ordinary",
-                    "rotation, zoom, shift and mixup",
-                ),
-            )
+        Variant("none", role="baseline", measured=WARM, program="plain", title="as it is"),
+        _row("geometry", "rotation, zoom and shift", **GEOMETRY),
+        _row("mixup", "mixup", "ordinary", mixup=0.2),
+        _row("cutmix", "cutmix", "ordinary", cutmix=1.0),
+        _row("colour", "brightness, contrast", "ordinary", brightness=0.2, contrast=0.2),
+        _row("flip", "horizontal flips", "ordinary", flip_horizontal=0.5),
+        _row(
+            "geometry_mixup", "rotation, zoom, shift and mixup", "ordinary", **GEOMETRY, mixup=0.2
         ),
     ),
     workloads=(Workload("digits-few", "compute", accuracy=True),),
@@ -156,8 +143,3 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
     before, after = (np.asarray(x.cpu() if hasattr(x, "cpu") else x) for x in (batch[0], seen))
     share = float((before != after).reshape(len(before), -1).any(axis=1).mean())
     return {"images_changed": share}, None if share else "no image was changed"
-
-
-def bench_augmentation(case, replay):
-    """Replay one measured case."""
-    replay(case)

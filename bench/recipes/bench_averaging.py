@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from contextlib import contextmanager, nullcontext
+from functools import partial
 
 import numpy as np
 
-from bench.harness.plan import Measure, Prepared, Technique, Variant, Work, Workload
+from bench.harness.plan import TRAINED, Prepared, Technique, Variant, Work, Workload, other_math
 from bench.harness.rows import plain
 from bench.harness.stages import Stages
 from shared.specs import more_is_better
 
-TRAINED = Measure(time=False, cold=False)
+_row = partial(other_math, measured=TRAINED)
 MEMORY = 0.1  # of the exponential average: share of the training's steps
 HELD_OUT = 100  # samples of the training split by which early stopping decides
 PATIENCE = 5
@@ -23,23 +24,11 @@ TECHNIQUE = Technique(
     title="Averaged weights and early stopping",
     variants=(
         Variant("last", role="baseline", measured=TRAINED, title="last weights"),
-        *(
-            Variant(
-                name,
-                {"kept": kept},
-                measured=TRAINED,
-                effort=effort,
-                changes="math",
-                title=title,
-            )
-            for name, kept, effort, title in (
-                ("ema", ["ema"], "default", "exponential average (EMA)"),
-                ("swa", ["swa"], "ordinary", "equal average of the second half (SWA)"),
-                ("early_stopping", ["stop"], "ordinary", "early stopping"),
-                ("ema_early_stopping", ["ema", "stop"], "ordinary", "EMA and early stopping"),
-                ("swa_early_stopping", ["swa", "stop"], "ordinary", "SWA and early stopping"),
-            )
-        ),
+        _row("ema", "exponential average (EMA)", kept=["ema"]),
+        _row("swa", "equal average of the second half (SWA)", "ordinary", kept=["swa"]),
+        _row("early_stopping", "early stopping", "ordinary", kept=["stop"]),
+        _row("ema_early_stopping", "EMA and early stopping", "ordinary", kept=["ema", "stop"]),
+        _row("swa_early_stopping", "SWA and early stopping", "ordinary", kept=["swa", "stop"]),
     ),
     workloads=(
         Workload("digits-few", "compute", accuracy=True, timed=False),
@@ -167,8 +156,3 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
     found = impl.kit.models.export_weights(model)
     apart = max(float(np.abs(found[name] - value).max()) for name, value in last.items())
     return {"largest_difference": apart}, None if apart else "the last weights were kept"
-
-
-def bench_averaging(case, replay):
-    """Replay one measured case."""
-    replay(case)

@@ -12,13 +12,9 @@ TECHNIQUE = Technique(
     name="checkpoints",
     title="Checkpoints",
     variants=(
-        warm("whole", role="baseline", title="to resume from"),
-        warm("weights", {"optimizer": False}, title="weights alone"),
-        warm(
-            "half_precision",
-            {"optimizer": False, "half_precision": True},
-            title="weights in float16",
-        ),
+        warm("whole", "to resume from", role="baseline"),
+        warm("weights", "weights alone", optimizer=False),
+        warm("half_precision", "weights in float16", optimizer=False, half_precision=True),
     ),
     workloads=(
         Workload("text-gpt-wide", "single", timed=False),
@@ -61,8 +57,3 @@ def probe(impl, work: Work, batches) -> dict[str, dict]:
         "load": figure("s", loads),
         "evidence": {"largest_rounding": off},
     }
-
-
-def bench_checkpoints(case, replay):
-    """Replay one measured case."""
-    replay(case)

@@ -17,8 +17,8 @@ TECHNIQUE = Technique(
     name="checks",
     title="Checks of data and loss",
     variants=(
-        warm("plain", role="baseline", program="plain", title="without"),
-        warm("checked", {"checked": True}, title="every step and the data checked"),
+        warm("plain", "without", role="baseline", program="plain"),
+        warm("checked", "every step and the data checked", checked=True),
     ),
     workloads=(
         Workload("digits-cnn", "compute"),
@@ -124,8 +124,3 @@ def _lost(impl) -> str:
         if not share > 0.5:
             return f"{share:.2g} is left of that of a sample that is wrong by {margin} in logits"
     return ""
-
-
-def bench_checks(case, replay):
-    """Replay one measured case."""
-    replay(case)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
-from bench.harness.plan import Measure, Prepared, Technique, Variant, Work, Workload
+from bench.harness.plan import TRAINED, Prepared, Technique, Work, Workload, row
 from bench.harness.rows import once, plain
 from bench.harness.stages import Stages
 from shared.specs import Recipe
 
-TRAINED = Measure(time=False, cold=False)
-PROBED = replace(TRAINED, accuracy=False)  # for the deep network: digits-cnn has no residuals
+_row = partial(row, measured=TRAINED, changes="weights")
 LAYERS, WIDTH = 30, 64  # of the deep network, which sees digits of 8 x 8
 RECIPE = Recipe("sgd", learning_rate=0.02, epochs=10, accuracy_batch_size=64)
 TRAIN_SIZE = 1_200
@@ -22,31 +22,25 @@ TECHNIQUE = Technique(
     name="initialization",
     title="Initialization",
     variants=(
-        *(
-            Variant(
-                name,
-                {"scheme": scheme, "gain": gain},
-                role="baseline" if scheme == "default" else "variant",
-                measured=TRAINED,
-                effort=effort,
-                changes="weights",
-                title=title,
-            )
-            for name, scheme, gain, effort, title in (
-                ("default", "default", 1.0, "default", "the framework's default"),
-                ("he_normal", "he_normal", 1.0, "default", "He, normal"),
-                ("glorot_uniform", "glorot_uniform", 1.0, "ordinary", "Glorot, uniform"),
-                ("orthogonal", "orthogonal", 2**0.5, "ordinary", "orthogonal, gain of rectifiers"),
-                ("he_uniform", "he_uniform", 1.0, "ordinary", "He, uniform"),
-                ("glorot_normal", "glorot_normal", 1.0, "ordinary", "Glorot, normal"),
-            )
+        _row("default", "the framework's default", role="baseline", scheme="default", gain=1.0),
+        _row("he_normal", "He, normal", scheme="he_normal", gain=1.0),
+        _row("glorot_uniform", "Glorot, uniform", "ordinary", scheme="glorot_uniform", gain=1.0),
+        _row(
+            "orthogonal",
+            "orthogonal, gain of rectifiers",
+            "ordinary",
+            scheme="orthogonal",
+            gain=2**0.5,
         ),
-        Variant(
+        _row("he_uniform", "He, uniform", "ordinary", scheme="he_uniform", gain=1.0),
+        _row("glorot_normal", "Glorot, normal", "ordinary", scheme="glorot_normal", gain=1.0),
+        # For the deep network: digits-cnn has no residuals.
+        _row(
             "he_residual",
-            {"scheme": "he_normal", "gain": LAYERS**-0.5},
-            measured=PROBED,
-            changes="weights",
-            title="He, gain for 30 residuals",
+            "He, gain for 30 residuals",
+            measured=replace(TRAINED, accuracy=False),
+            scheme="he_normal",
+            gain=LAYERS**-0.5,
         ),
     ),
     # Of the few layers of digits-cnn, which has BatchNorm, a default run does not ask it.
@@ -129,8 +123,3 @@ def _digits() -> tuple[np.ndarray, np.ndarray]:
     order = np.random.default_rng(0).permutation(len(x))
     x = (x - x.mean()) / x.std()
     return x[order].astype(np.float32), y[order].astype(np.int64)
-
-
-def bench_initialization(case, replay):
-    """Replay one measured case."""
-    replay(case)

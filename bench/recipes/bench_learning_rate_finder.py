@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from functools import partial
 
-from bench.harness.plan import Measure, Prepared, Technique, Variant, Work, Workload
+from bench.harness.plan import TRAINED, Prepared, Technique, Variant, Work, Workload, other_math
 from bench.harness.stages import Stages, curve
 
-TRAINED = Measure(time=False, cold=False)
+_row = partial(other_math, measured=TRAINED)
 
 TECHNIQUE = Technique(
     family="recipes",
@@ -15,15 +16,10 @@ TECHNIQUE = Technique(
     title="Learning-rate finder",
     variants=(
         Variant("task", role="baseline", measured=TRAINED, title="the task's own rate"),
-        *(
-            Variant(name, {"factor": f}, measured=TRAINED, effort=e, changes="math", title=title)
-            for name, f, e, title in (
-                ("suggested", 1.0, "default", "suggested rate"),
-                ("half", 0.5, "ordinary", "half of the suggested rate"),
-                ("twice", 2.0, "ordinary", "twice the suggested rate"),
-                ("tenth", 0.1, "ordinary", "a tenth of the suggested rate"),
-            )
-        ),
+        _row("suggested", "suggested rate", factor=1.0),
+        _row("half", "half of the suggested rate", "ordinary", factor=0.5),
+        _row("twice", "twice the suggested rate", "ordinary", factor=2.0),
+        _row("tenth", "a tenth of the suggested rate", "ordinary", factor=0.1),
     ),
     workloads=(Workload("digits-cnn", "compute", accuracy=True, timed=False),),
     notes=(
@@ -87,8 +83,3 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
     rate = work.settings["factor"] * find(prepared.model, optimizer, step, [batch]).suggestion
     same = rate == work.task.recipe.learning_rate
     return {"rate_from_one_batch": rate}, "the rate is the task's own" if same else None
-
-
-def bench_learning_rate_finder(case, replay):
-    """Replay one measured case."""
-    replay(case)

@@ -7,11 +7,11 @@ from functools import partial
 
 import numpy as np
 
-from bench.harness.plan import Measure, Prepared, Technique, Variant, Work, Workload
+from bench.harness.plan import TRAINED, Prepared, Technique, Variant, Work, Workload, other_math
 from bench.harness.stages import Stages
 from shared.specs import parameter_shapes, state_shapes
 
-TRAINED = Measure(time=False, cold=False)
+_row = partial(other_math, measured=TRAINED)
 L2, DECAY, SMOOTHING, DROPOUT = 1e-3, 0.05, 0.1, 0.3
 
 TECHNIQUE = Technique(
@@ -20,48 +20,33 @@ TECHNIQUE = Technique(
     title="Regularization",
     variants=(
         Variant("none", role="baseline", measured=TRAINED, title="none"),
-        *(
-            Variant(name, s, measured=TRAINED, effort=effort, changes="math", title=title)
-            for name, s, effort, title in (
-                ("l2", {"l2": L2}, "ordinary", f"L2 in the loss, {L2:g}"),
-                ("decoupled", {"decay": DECAY}, "ordinary", f"decoupled decay, {DECAY:g}"),
-                (
-                    "smoothing",
-                    {"smoothing": SMOOTHING},
-                    "default",
-                    f"label smoothing, {SMOOTHING:g}",
-                ),
-                (
-                    "dropout",
-                    {"dropout": DROPOUT},
-                    "ordinary",
-                    f"dropout before the head, {DROPOUT:g}",
-                ),
-                (
-                    "without_batchnorm",
-                    {"batch_norm": False},
-                    "ordinary",
-                    "without BatchNorm",
-                ),
-                (
-                    "together",
-                    {"decay": DECAY, "smoothing": SMOOTHING, "dropout": DROPOUT},
-                    "ordinary",
-                    "decoupled decay, smoothing and dropout",
-                ),
-                (
-                    "decoupled_x2",
-                    {"decay": DECAY, "times": 2},
-                    "ordinary",
-                    f"twice the batch, decoupled decay, {DECAY:g}",
-                ),
-                (
-                    "decoupled_x2_scaled",
-                    {"decay": DECAY, "times": 2, "scaled": True},
-                    "ordinary",
-                    "twice the batch and the decoupled decay",
-                ),
-            )
+        _row("l2", f"L2 in the loss, {L2:g}", "ordinary", l2=L2),
+        _row("decoupled", f"decoupled decay, {DECAY:g}", "ordinary", decay=DECAY),
+        _row("smoothing", f"label smoothing, {SMOOTHING:g}", smoothing=SMOOTHING),
+        _row("dropout", f"dropout before the head, {DROPOUT:g}", "ordinary", dropout=DROPOUT),
+        _row("without_batchnorm", "without BatchNorm", "ordinary", batch_norm=False),
+        _row(
+            "together",
+            "decoupled decay, smoothing and dropout",
+            "ordinary",
+            decay=DECAY,
+            smoothing=SMOOTHING,
+            dropout=DROPOUT,
+        ),
+        _row(
+            "decoupled_x2",
+            f"twice the batch, decoupled decay, {DECAY:g}",
+            "ordinary",
+            decay=DECAY,
+            times=2,
+        ),
+        _row(
+            "decoupled_x2_scaled",
+            "twice the batch and the decoupled decay",
+            "ordinary",
+            decay=DECAY,
+            times=2,
+            scaled=True,
         ),
     ),
     workloads=(Workload("digits-few", "compute", accuracy=True, timed=False),),
@@ -145,8 +130,3 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
     ours, theirs = (impl.kit.models.export_weights(p.model) for p in (prepared, plain))
     apart = max(float(np.abs(ours[name] - value).max()) for name, value in theirs.items())
     return {"largest_difference": apart}, None if apart else "the weights are those without it"
-
-
-def bench_regularization(case, replay):
-    """Replay one measured case."""
-    replay(case)

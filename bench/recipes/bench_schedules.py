@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from bench.harness.plan import Measure, Prepared, Technique, Variant, Work, Workload
+from bench.harness.plan import TRAINED, Prepared, Technique, Variant, Work, Workload, other_math
 from bench.harness.stages import Stages, curve
 
-TRAINED = Measure(time=False, cold=False)
+_row = partial(other_math, measured=TRAINED)
 # The linear rule is one for SGD: the detector is trained with AdamW.
-TRAINED_WITH_SGD = replace(TRAINED, tasks=("digits-cnn",))
+_larger = partial(other_math, measured=replace(TRAINED, tasks=("digits-cnn",)))
 WARMUP = 0.05  # share of the steps
 DRAWN = 60  # points of a curve, about
 
@@ -21,69 +21,54 @@ TECHNIQUE = Technique(
     title="Learning-rate schedules",
     variants=(
         Variant("constant", role="baseline", measured=TRAINED, title="constant rate"),
-        *(
-            Variant(
-                name,
-                {"schedule": schedule, "factor": factor},
-                measured=TRAINED,
-                effort=effort,
-                changes="math",
-                title=title,
-            )
-            for name, schedule, factor, effort, title in (
-                ("cosine", "cosine", 1.0, "default", "cosine with warm-up"),
-                ("linear_decay", "linear_decay", 1.0, "ordinary", "linear decay with warm-up"),
-                ("one_cycle", "one_cycle", 1.0, "ordinary", "one cycle"),
-                ("plateau", "reduction_on_plateau", 1.0, "ordinary", "reduced on a plateau"),
-                ("constant_x4", None, 4.0, "ordinary", "constant, 4 times the rate"),
-                ("cosine_x4", "cosine", 4.0, "ordinary", "cosine, 4 times the rate"),
-                ("one_cycle_x4", "one_cycle", 4.0, "ordinary", "one cycle, 4 times the rate"),
-            )
+        _row("cosine", "cosine with warm-up", schedule="cosine", factor=1.0),
+        _row(
+            "linear_decay",
+            "linear decay with warm-up",
+            "ordinary",
+            schedule="linear_decay",
+            factor=1.0,
         ),
-        *(
-            Variant(
-                name,
-                settings,
-                measured=TRAINED_WITH_SGD,
-                effort=effort,
-                changes="math",
-                title=title,
-            )
-            for name, settings, effort, title in (
-                ("batch_x8", {"times": 8}, "ordinary", "8 times the batch"),
-                (
-                    "batch_x8_scaled",
-                    {"times": 8, "scaled": True},
-                    "ordinary",
-                    "8 times the batch and the rate",
-                ),
-                (
-                    "batch_x8_warm",
-                    {"times": 8, "scaled": True, "schedule": "warmup"},
-                    "full",
-                    "8 times the batch and the rate, an epoch of warm-up",
-                ),
-                (
-                    "accumulated_x8",
-                    {"times": 8, "accumulated": True},
-                    "full",
-                    "8 batches accumulated",
-                ),
-                (
-                    "accumulated_x8_scaled",
-                    {"times": 8, "accumulated": True, "scaled": True},
-                    "ordinary",
-                    "8 batches accumulated, 8 times the rate",
-                ),
-                ("batch_x2", {"times": 2}, "full", "twice the batch"),
-                (
-                    "batch_x2_scaled",
-                    {"times": 2, "scaled": True},
-                    "full",
-                    "twice the batch and the rate",
-                ),
-            )
+        _row("one_cycle", "one cycle", "ordinary", schedule="one_cycle", factor=1.0),
+        _row(
+            "plateau",
+            "reduced on a plateau",
+            "ordinary",
+            schedule="reduction_on_plateau",
+            factor=1.0,
         ),
+        _row("constant_x4", "constant, 4 times the rate", "ordinary", schedule=None, factor=4.0),
+        _row("cosine_x4", "cosine, 4 times the rate", "ordinary", schedule="cosine", factor=4.0),
+        _row(
+            "one_cycle_x4",
+            "one cycle, 4 times the rate",
+            "ordinary",
+            schedule="one_cycle",
+            factor=4.0,
+        ),
+        _larger("batch_x8", "8 times the batch", "ordinary", times=8),
+        _larger(
+            "batch_x8_scaled", "8 times the batch and the rate", "ordinary", times=8, scaled=True
+        ),
+        _larger(
+            "batch_x8_warm",
+            "8 times the batch and the rate, an epoch of warm-up",
+            "full",
+            times=8,
+            scaled=True,
+            schedule="warmup",
+        ),
+        _larger("accumulated_x8", "8 batches accumulated", "full", times=8, accumulated=True),
+        _larger(
+            "accumulated_x8_scaled",
+            "8 batches accumulated, 8 times the rate",
+            "ordinary",
+            times=8,
+            accumulated=True,
+            scaled=True,
+        ),
+        _larger("batch_x2", "twice the batch", "full", times=2),
+        _larger("batch_x2_scaled", "twice the batch and the rate", "full", times=2, scaled=True),
     ),
     workloads=(
         Workload("digits-cnn", "compute", accuracy=True, timed=False),
@@ -254,8 +239,3 @@ def _rate_and_parts(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, 
     found |= {"first_loss": parts, "first_loss_of_the_whole_batch": whole}
     apart = abs(parts - whole) > 1e-4 * whole
     return found, None if apart else "the batch was seen at once"
-
-
-def bench_schedules(case, replay):
-    """Replay one measured case."""
-    replay(case)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import zip_longest
+from typing import NamedTuple
 
 from bench.analysis.advice import Advice, Side
 from bench.analysis.decisions import title
@@ -13,42 +14,30 @@ from bench.analysis.reading import FRAMEWORKS, peak
 from bench.analysis.values import at
 from bench.analysis.verdicts import DELTA
 from bench.report.answer import accuracy_of, parameters, rounded
-from bench.report.blocks import Column, Table
+from bench.report.blocks import Table, of_words
 from bench.report.figures import interval, number
 from bench.report.text import hanging, pad, plain, wrap
 
-COMPARED = {
-    TIME: "{} times as fast",
-    RATE: "{} times the samples/s",
-    MEMORY: "{}% less memory",
-    BATCH: "{} times the largest batch",
-    SIZE: "{}% smaller",
-    ACCURACY: "{} points of accuracy",
-}
+
+class Words(NamedTuple):
+    """How a figure's effects are told: a gain, the same in short, what it takes more, a verdict."""
+
+    gain: str
+    short: str
+    taken: str
+    shown: str
+
+
+WORDS = {
+    TIME: Words("{} times as fast", "{}x", "time", "to be faster"),
+    RATE: Words("{} times the samples/s", "{}x", "time of a sample", "to be faster"),
+    MEMORY: Words("{}% less memory", "{}% less", "memory", "to take less"),
+    BATCH: Words("{} times the largest batch", "{}x the largest batch", "memory of a sample",
+                 "to fit a larger batch"),
+    SIZE: Words("{}% smaller", "{}% smaller", "size", "to be smaller"),
+    ACCURACY: Words("{} points of accuracy", "{} points", "", "to be more accurate"),
+}  # fmt: skip
 NO_DIFFERENCE = "no difference shown"
-SHORT = {
-    TIME: "{}x",
-    RATE: "{}x",
-    MEMORY: "{}% less",
-    BATCH: "{}x the largest batch",
-    SIZE: "{}% smaller",
-    ACCURACY: "{} points",
-}
-TAKEN = {
-    TIME: "time",
-    RATE: "time of a sample",
-    MEMORY: "memory",
-    BATCH: "memory of a sample",
-    SIZE: "size",
-}
-SHOWN = {
-    TIME: "to be faster",
-    RATE: "to be faster",
-    MEMORY: "to take less",
-    BATCH: "to fit a larger batch",
-    SIZE: "to be smaller",
-    ACCURACY: "to be more accurate",
-}
 LEGEND = (
     f"Named is what was shown to gain over its own baseline (“against”), at least {DELTA:.0%} of "
     "time, memory or size by the whole interval, and keeps accuracy: the same work, or no worse "
@@ -68,7 +57,7 @@ BRIEF_LEGEND = (
 # Figures -----------------------------------------------------------------------------------------
 
 
-def gained(effect: Effect, figure: str, words: dict[str, str] = COMPARED) -> str:
+def gained(effect: Effect, figure: str, *, short: bool = False) -> str:
     """1.30 times as fast (1.23–1.36); 58% less memory (56–60); +3.6 points (+1.3 to +6.0).
 
     Brackets hold an interval, and nothing else does.
@@ -85,7 +74,8 @@ def gained(effect: Effect, figure: str, words: dict[str, str] = COMPARED) -> str
         value = number(turned.value)
         around = interval([turned.low, turned.high], like=turned.value)
     bounded = {"interval": f" ({around})", "range": f", measured {around}"}
-    return words[figure].format(value) + bounded.get(effect.kind, "")
+    words = WORDS[figure].short if short else WORDS[figure].gain
+    return words.format(value) + bounded.get(effect.kind, "")
 
 
 def _measured(case: dict, figure: str) -> str:
@@ -126,7 +116,7 @@ def _nothing(found: Advice, side: Side) -> str:
     """None of 3 tried was shown to be faster; the nearest, and what that takes."""
     tried = f"none of {side.tried} tried was" if side.tried > 1 else "the one tried was not"
     kept = ", accuracy kept" if side.tempting else ""
-    said = f"{tried} shown {SHOWN[found.figure]}{kept}"
+    said = f"{tried} shown {WORDS[found.figure].shown}{kept}"
     if not side.nearest:
         return said
     which = "nearest " if side.tried > 1 else ""
@@ -143,10 +133,10 @@ def _nothing(found: Advice, side: Side) -> str:
 def _taken(effect: Effect, figure: str) -> str:
     """17.2 times the time (15.1–19.4); what takes less, as a gain."""
     if figure == ACCURACY or effect.value < 1:
-        return gained(effect, figure, SHORT)
+        return gained(effect, figure, short=True)
     bounds = interval([effect.low, effect.high], like=effect.value)
     around = f" ({bounds})" if effect.kind == "interval" else ""
-    return f"{number(effect.value)} times the {TAKEN[figure]}{around}"
+    return f"{number(effect.value)} times the {WORDS[figure].taken}{around}"
 
 
 def _takes(row: Row, figure: str) -> str:
@@ -167,7 +157,7 @@ def _but(found: Advice, side: Side) -> str:
     row = side.tempting
     if not row:
         return ""
-    gain = gained(row.effects[found.figure], found.figure, SHORT)
+    gain = gained(row.effects[found.figure], found.figure, short=True)
     return f"{name_of(row.case)} would give {gain}, but {_reason(side)}"
 
 
@@ -191,7 +181,7 @@ def sentence(found: Advice, side: Side, cases: list[dict]) -> list[str]:
     parts = [gain, measured]
     parts += ["" if figure == ACCURACY else accuracy_of(row.accuracy), _takes(row, figure)]
     if side.cheaper:
-        less = gained(side.cheaper.effects[figure], figure, SHORT)
+        less = gained(side.cheaper.effects[figure], figure, short=True)
         parts.append(f"easier to get: {name_of(side.cheaper.case)}, {less}")
     if side.equal:
         names = " or ".join(name_of(other.case) for other in side.equal)
@@ -234,7 +224,7 @@ def _over(row: Row, figure: str) -> str:
 
 def table(listed: list[Advice], cases: list[dict]) -> Table:
     """A line for each aim at a piece of work: what to use in both frameworks, and who is ahead."""
-    columns = [Column("", head, right=False) for head in ("to", *FRAMEWORKS.values(), "ahead")]
+    columns = of_words("to", *FRAMEWORKS.values(), "ahead")
     rows = []
     for each in listed:
         sides = {side.framework: sentence(each, side, cases) for side in each.sides}
@@ -247,7 +237,7 @@ def table(listed: list[Advice], cases: list[dict]) -> Table:
 
 def brief(listed: list[Advice]) -> Table:
     """The same in few words: a row and its gain in each framework."""
-    columns = [Column("", head, right=False) for head in ("to", *FRAMEWORKS.values(), "ahead")]
+    columns = of_words("to", *FRAMEWORKS.values(), "ahead")
     rows = []
     for each in listed:
         sides = {side.framework: _short(each, side, wide=True) for side in each.sides}
@@ -255,7 +245,7 @@ def brief(listed: list[Advice]) -> Table:
         work = ", ".join([place_of(each), *size])
         leads = ahead(each)[0]
         if each.ahead:
-            gain = gained(each.seen_from(each.ahead), each.figure, SHORT)
+            gain = gained(each.seen_from(each.ahead), each.figure, short=True)
             leads = ", ".join(filter(None, (FRAMEWORKS[each.ahead], gain, _plain_code(each))))
         said = [f"{each.question.aim}\n{work}"]
         said += [sides.get(name, "not measured") for name in FRAMEWORKS]
@@ -336,7 +326,7 @@ def _short(found: Advice, side: Side, *, wide: bool = False) -> str:
     row = side.best or side.tempting
     if not row:
         return _nothing(found, side)
-    gain = gained(row.effects[found.figure], found.figure, SHORT)
+    gain = gained(row.effects[found.figure], found.figure, short=True)
     gain += _over(row, found.figure) if wide else ""
     if found.provisional:
         gain += ", one block, no interval"
@@ -344,6 +334,6 @@ def _short(found: Advice, side: Side, *, wide: bool = False) -> str:
     beside = [proven, row.takes] if side.best else [f"but {_reason(side)}"]
     said = ", ".join(filter(None, [f"{short_name_of(row.case)}: {gain}", *beside]))
     if wide and side.best and side.tempting:
-        more = gained(side.tempting.effects[found.figure], found.figure, SHORT)
+        more = gained(side.tempting.effects[found.figure], found.figure, short=True)
         said += f"; {short_name_of(side.tempting.case)}: {more}, but {_reason(side)}"
     return said

@@ -21,7 +21,7 @@ from bench.analysis.decisions import (
 from bench.analysis.pairing import program
 from bench.analysis.reading import framework_title
 from bench.analysis.values import at
-from bench.report.blocks import Column, Table
+from bench.report.blocks import Table, of_figures, of_words
 from bench.report.figures import MISSING, interval, number, plus_minus, ratio
 from bench.report.text import hanging, plain, wrap
 from shared.specs import TASKS, parameter_count
@@ -263,10 +263,10 @@ def decision_table(work: Work) -> Table:
     names = [n for n in COLUMNS if any(n in o.figures for o in work.options)]
     if work.kind != RECIPE:  # there it is the accuracy's column that says it
         names = [name for name in names if name != "gained"]
-    columns = [Column("", "row", right=False), Column("", "÷ own baseline")]
     unit = work.worded(GOALS["accuracy"]).unit
-    columns += [Column("", COLUMNS[name][0].format(unit=unit)) for name in names]
-    columns += [Column("", "accuracy", right=False), Column("", "takes", right=False)]
+    heads = (COLUMNS[name][0].format(unit=unit) for name in names)
+    columns = [*of_words("row"), *of_figures("÷ own baseline", *heads)]
+    columns += of_words("accuracy", "takes")
     kept = {"to choose from": [o for o in work.options if o.accuracy.kept and not o.beaten]}
     kept["beaten in everything by one above"] = [
         o for o in work.options if o.accuracy.kept and o.beaten

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,16 @@ class Column:
     def title(self) -> str:
         """Framework and name on one line."""
         return f"{self.group} {self.head}".strip().replace("\n", " ")
+
+
+def of_words(*heads: str, group: str = "") -> list[Column]:
+    """Columns of names and verdicts."""
+    return [Column(group, head, right=False) for head in heads]
+
+
+def of_figures(*heads: str, group: str = "") -> list[Column]:
+    """Columns whose cells are aligned to the right."""
+    return [Column(group, head) for head in heads]
 
 
 @dataclass(frozen=True)
@@ -115,35 +125,26 @@ def energy(rows: Rows) -> Table | None:
 
 def lifetimes(rows: Rows) -> Table | None:
     """The first call, the steps that repay it, and the whole time of so many steps."""
-    columns = [
-        Column("", "variant", right=False),
-        Column("", "framework", right=False),
-        Column("", "cold first call [s]\n(lowest–highest)"),
-        Column("", "break-even [steps]\n(interval)"),
-        *(Column("", f"{count:,}\nsteps [s]") for count in (100, 1_000, 10_000)),
-    ]
+    counts = (100, 1_000, 10_000)
+    columns = of_words("variant", "framework")
+    columns += of_figures("cold first call [s]\n(lowest–highest)", "break-even [steps]\n(interval)")
+    columns += of_figures(*(f"{count:,}\nsteps [s]" for count in counts))
 
-    def line(label: str, case: dict) -> list[str]:
-        cold = at(case, "metrics", "cold_first_calls_s")
-        totals = (at(case, "metrics", f"total_{n}_steps_s", "value") for n in (100, 1_000, 10_000))
-        return [
-            label,
-            FRAMEWORKS[case["framework"]],
-            _with_bounds(at(cold, "value"), at(cold, "ci")),
-            _break_even(at(case, "metrics", "break_even_steps")),
-            *map(number, totals),
-        ]
+    def line(case: dict) -> Iterator[list[str]]:
+        if cold := at(case, "metrics", "cold_first_calls_s"):
+            totals = (at(case, "metrics", f"total_{n}_steps_s", "value") for n in counts)
+            yield [
+                _with_bounds(at(cold, "value"), at(cold, "ci")),
+                _break_even(at(case, "metrics", "break_even_steps")),
+                *map(number, totals),
+            ]
 
-    lines = {
-        batch: [
-            line(row.label, case)
-            for row in found
-            for case in (row.pt, row.tf)
-            if at(case, "metrics", "cold_first_calls_s")
-        ]
+    repaid = {
+        batch: found
         for batch, found in rows.items()
-        if any(at(c, "metrics", "break_even_steps") for row in found for c in (row.pt, row.tf))
+        if any(at(case, "metrics", "break_even_steps") for row in found for case in row.cases)
     }
+    lines = _by_case(repaid, line)
     return _table("First call against faster steps", columns, lines, words=2, name="lifetimes")
 
 
@@ -175,7 +176,7 @@ def probed(rows: Rows) -> Table | None:
     """
     names = {
         name: at(metric, "unit")
-        for case in filter(None, _cases(rows))
+        for case in _cases(rows)
         for name, metric in (case.get("metrics") or {}).items()
         if not name.startswith(DERIVED) and not RATE.fullmatch(name)
     }
@@ -191,69 +192,42 @@ def probed(rows: Rows) -> Table | None:
     if len(names) <= MOST_SIDE_BY_SIDE:
         named = _side_by_side("Measured apart", heads, rows, figures, name="probed")
         return named if names else None
-    columns = [Column("", head, right=False) for head in ("variant", "framework")]
-    columns += [Column("", head) for head in heads]
-    lines = {
-        batch: [
-            [row.label, FRAMEWORKS[case["framework"]], *figures(case)]
-            for row in found
-            for case in (row.pt, row.tf)
-            if at(case, "status") == "OK"
-        ]
-        for batch, found in rows.items()
-    }
+    columns = of_words("variant", "framework")
+    columns += of_figures(*heads)
+    lines = _by_case(rows, lambda case: [figures(case)] if case["status"] == "OK" else [])
     return _table("Measured apart", columns, lines, words=2, name="probed")
 
 
 def rates(rows: Rows) -> Table | None:
     """Samples/s that a probe found by batch size, a line for each case and number of threads."""
-    found = {name for case in filter(None, _cases(rows)) for name in case.get("metrics") or {}}
+    found = {name for case in _cases(rows) for name in case.get("metrics") or {}}
     tried = [tuple(map(int, match.groups())) for match in map(RATE.fullmatch, found) if match]
     threads, sizes = (sorted({pair[place] for pair in tried}) for place in (0, 1))
-    names = ("variant", "framework", "threads")  # which a table that goes on below repeats
-    columns = [Column("", name, right=False) for name in names]
-    columns += [Column("", f"batch\n{size}") for size in sizes]
+    columns = of_words("variant", "framework", "threads")  # a table that goes on below repeats them
+    columns += of_figures(*(f"batch\n{size}" for size in sizes))
 
-    def line(label: str, case: dict, count: int) -> list[str]:
-        found = (at(case, "metrics", f"rate_{count}_threads_batch_{n}", "value") for n in sizes)
-        return [label, FRAMEWORKS[case["framework"]], str(count), *map(number, found)]
+    def line(case: dict) -> Iterator[list[str]]:
+        for count in threads if case["status"] == "OK" else ():
+            found = (at(case, "metrics", f"rate_{count}_threads_batch_{n}", "value") for n in sizes)
+            yield [str(count), *map(number, found)]
 
-    lines = {
-        batch: [
-            line(row.label, case, count)
-            for row in found
-            for case in (row.pt, row.tf)
-            if at(case, "status") == "OK"
-            for count in threads
-        ]
-        for batch, found in rows.items()
-    }
+    lines = _by_case(rows, line)
     return _table("Samples/s by batch size", columns, lines, words=3, name="rates")
 
 
 def repetitions(rows: Rows) -> Table | None:
     """Every repetition of what a probe repeats, in the order of time."""
-    heads = ("variant", "framework", "figure", "repetitions")
-    columns = [Column("", head, right=False) for head in heads]
+    columns = of_words("variant", "framework", "figure", "repetitions")
 
-    def repeated(label: str, case: dict) -> Iterator[list[str]]:
+    def repeated(case: dict) -> Iterator[list[str]]:
         for name, metric in (case.get("metrics") or {}).items():
             unit, samples = at(metric, "unit"), at(metric, "samples") or []
             if len(samples) > 1 and name != "cold_first_calls_s":  # which has a table of its own
                 figure = f"{name_shown(name)} [{unit_shown(unit)}]"
                 every = " ".join(_in_unit(sample, unit) for sample in samples)
-                yield [label, FRAMEWORKS[case["framework"]], figure, every]
+                yield [figure, every]
 
-    lines = {
-        batch: [
-            line
-            for row in found
-            for case in filter(None, (row.pt, row.tf))
-            for line in repeated(row.label, case)
-        ]
-        for batch, found in rows.items()
-    }
-    return _table("Every repetition", columns, lines, words=3, detail=True)
+    return _table("Every repetition", columns, _by_case(rows, repeated), words=3, detail=True)
 
 
 def unit_shown(unit: str | None) -> str:
@@ -329,12 +303,8 @@ def ratios(found: View) -> Table | None:
 
     A comparison of any other pair (best against best, say) gets a row that names the pair.
     """
-    columns = [
-        Column("", "variant", right=False),
-        Column("", "PyTorch ÷\nown baseline"),
-        Column("", "TensorFlow ÷\nown baseline"),
-        Column("", "PyTorch ÷\nTensorFlow"),
-    ]
+    heads = ("PyTorch ÷\nown baseline", "TensorFlow ÷\nown baseline", "PyTorch ÷\nTensorFlow")
+    columns = [*of_words("variant"), *of_figures(*heads)]
     lines = {}
     for batch, rows in found.rows.items():
         lines[batch] = [
@@ -374,8 +344,23 @@ def _pair_line(comparison: dict, found: View) -> list[str]:
     return [found.pair(comparison), *cells]
 
 
-def _cases(rows: Rows) -> list[dict | None]:
-    return [case for found in rows.values() for row in found for case in (row.pt, row.tf)]
+def _by_case(
+    rows: Rows, lines: Callable[[dict], Iterable[list[str]]]
+) -> dict[int, list[list[str]]]:
+    """The lines of each case, each under the case's variant and framework."""
+    return {
+        batch: [
+            [row.label, FRAMEWORKS[case["framework"]], *line]
+            for row in found
+            for case in row.cases
+            for line in lines(case)
+        ]
+        for batch, found in rows.items()
+    }
+
+
+def _cases(rows: Rows) -> list[dict]:
+    return [case for found in rows.values() for row in found for case in row.cases]
 
 
 def _on_device(rows: Rows) -> bool:
@@ -412,8 +397,9 @@ def _side_by_side(
             return figures(case)
         return [case["status"] if case and statuses else MISSING, *[MISSING] * (len(heads) - 1)]
 
-    columns = [Column("", "variant", right=False)]
-    columns += [Column(group, head) for group in FRAMEWORKS.values() for head in heads]
+    columns = of_words("variant")
+    for group in FRAMEWORKS.values():
+        columns += of_figures(*heads, group=group)
     lines = {b: [[r.label, *half(r.pt), *half(r.tf)] for r in found] for b, found in rows.items()}
     return _table(title, columns, lines, detail=detail, name=name)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,18 +10,7 @@ from bench.analysis.reading import DIFFERENT, View, framework_title
 from bench.analysis.values import at, is_number, is_pair
 from bench.analysis.verdicts import DELTA, shown_less, shown_more
 from bench.report.figures import compact, number, ratio
-from bench.report.shapes import (
-    Box,
-    Chart,
-    Label,
-    Line,
-    Mark,
-    Scale,
-    across,
-    scale,
-    short,
-    side_of,
-)
+from bench.report.shapes import Box, Chart, Label, Line, Mark, Scale, across, scale, short, side_of
 
 LEFT, RIGHT = 4.0, 84.0  # percents between which the axis of ratios runs; figures stand right of it
 LINE = 18  # pixels from one line of marks to the next
@@ -45,6 +35,11 @@ class Measured:
         return shown_less(self.ci) or shown_more(self.ci)
 
 
+SIDES = {
+    "pt": "PyTorch ÷ own baseline",
+    "tf": "TensorFlow ÷ own baseline",
+    "both": "PyTorch ÷ TensorFlow",
+}
 Group = tuple[str | None, str, list[Measured]]  # a heading above it, its label, its ratios
 
 
@@ -53,17 +48,10 @@ def forest(found: View) -> Chart | None:
     groups: list[Group] = []
     for batch, rows in found.rows.items():
         heading: str | None = f"batch {batch}"
-        entries = [
-            (
-                row.label,
-                [
-                    ("pt", "PyTorch ÷ own baseline", found.own(row.pt)),
-                    ("tf", "TensorFlow ÷ own baseline", found.own(row.tf)),
-                    ("both", "PyTorch ÷ TensorFlow", found.twins(row)),
-                ],
-            )
-            for row in rows
-        ]
+        entries = []
+        for row in rows:
+            compared = (found.own(row.pt), found.own(row.tf), found.twins(row))
+            entries.append((row.label, list(zip(SIDES, SIDES.values(), compared, strict=True))))
         for comparison in found.others(batch):
             side, pair = found.side(comparison) or "both", found.pair(comparison)
             entries.append((pair, [(side, pair, comparison)]))
@@ -71,12 +59,7 @@ def forest(found: View) -> Chart | None:
             if measured := [m for each in pairs if (m := _measured(*each))]:
                 groups.append((heading, label, measured))
                 heading = None
-    key = [
-        ("pt", "PyTorch ÷ own baseline"),
-        ("tf", "TensorFlow ÷ own baseline"),
-        ("both", "PyTorch ÷ TensorFlow"),
-    ]
-    return _forest("Ratios of step time", groups, key)
+    return _forest("Ratios of step time", groups, list(SIDES.items()))
 
 
 def controls_forest(controls: list[dict]) -> Chart | None:
@@ -151,10 +134,7 @@ def _interval_line(axis: Scale, y: float, label: str, measured: Measured) -> lis
 
 def _forest_in_words(every: list[Measured]) -> str:
     values = [measured.ratio for measured in every]
-    verdicts: dict[str, int] = {}
-    for measured in every:
-        if measured.verdict:
-            verdicts[measured.verdict] = verdicts.get(measured.verdict, 0) + 1
+    verdicts = Counter(measured.verdict for measured in every if measured.verdict)
     counts = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
     span = f"{len(every)} ratios from {number(min(values))} to {number(max(values))}"
     return f"{span}{f': {counts}' if counts else ''}. Below 1 the first named is faster."
@@ -185,8 +165,8 @@ def memory_bars(found: View) -> Chart | None:
         for place, (row, case) in enumerate(
             (row, case)
             for row in rows
-            for case in (row.pt, row.tf)
-            if at(case, "status") == "OK" and any(is_number(v) for v in phases_of(case))
+            for case in row.cases
+            if case["status"] == "OK" and any(is_number(v) for v in phases_of(case))
         )
     ]
     largest = max((v for e in entries for v in phases_of(e[2]) if v is not None), default=0)

@@ -9,7 +9,7 @@ from typing import Any
 from bench.analysis.claims import FAILS, HOLDS, OPEN, VERDICTS, Judged
 from bench.analysis.effects import Effect
 from bench.analysis.reading import FRAMEWORKS, framework_title
-from bench.report.blocks import Column, Table, name_shown
+from bench.report.blocks import Table, name_shown, of_words
 from bench.report.content import measured, run_line, warnings
 from bench.report.figures import number, plus_minus, ratio
 from bench.report.tables import escape, markdown_table
@@ -227,7 +227,7 @@ def _warnings(records: list[Record]) -> list[str]:
 
 def _table(found: list[Judged], verdict: str) -> Table:
     heads = ["technique", "claim", "source", "asked", "why" if verdict == OPEN else "here"]
-    columns = [Column("", head, right=False) for head in heads]
+    columns = of_words(*heads)
     rows = []
     for each in found:
         claim, shown = each.claim, here(each)

@@ -28,7 +28,7 @@ from bench.analysis.reading import (
 from bench.analysis.values import MOST_OTHERS, MOST_STOLEN, at, is_number
 from bench.report import graphs
 from bench.report.answer import parameters, rounded
-from bench.report.blocks import Column, Table, tables
+from bench.report.blocks import Table, of_figures, of_words, tables
 from bench.report.figures import MISSING, compact, number, ratio, scaled
 from bench.report.text import plain
 
@@ -280,13 +280,9 @@ def _controls(controls: list[dict]) -> Table | None:
         ]
         for control in controls
     ]
-    columns = [
-        Column("", "framework", right=False),
-        Column("", "task", right=False),
-        Column("", "ratio\n(95% interval)"),
-        Column("", "sd between\nblocks"),
-        Column("", "verdict", right=False),
-    ]
+    columns = of_words("framework", "task")
+    columns += of_figures("ratio\n(95% interval)", "sd between\nblocks")
+    columns += of_words("verdict")
     title = "A/A controls: a baseline against itself, so the true ratio is 1"
     return Table(title, columns, rows) if rows else None
 

@@ -17,13 +17,13 @@ def curves(found: View) -> list[Chart]:
     rows = [row for rows in found.rows.values() for row in rows]
     drawn = {}
     for row in rows:
-        cases = [case for case in (row.pt, row.tf) if len(_points(case)) > 1]
+        cases = [case for case in row.cases if len(_points(case)) > 1]
         if cases and row.label not in drawn:  # it is the same at each batch size
             drawn[row.label] = _chart(row.label, cases)
     return [chart for chart in drawn.values() if chart]
 
 
-def _points(case: dict | None) -> list[list[float]]:
+def _points(case: dict) -> list[list[float]]:
     points = at(case, "evidence", "curve", "points")
     return [point for point in points if is_pair(point)] if isinstance(points, list) else []
 

@@ -102,12 +102,7 @@ def chart(works: list[Work]) -> Chart | None:
         title="Time ÷ own baseline's, 95% intervals (left of 1 is faster)",
         description=_in_words(listed),
         height=bottom + 20,
-        shapes=[
-            band,
-            *across(axis, 16, bottom),
-            middle,
-            *shapes,
-        ],
+        shapes=[band, *across(axis, 16, bottom), middle, *shapes],
         key=[
             *FRAMEWORKS.items(),
             ("told", "a difference was shown"),

@@ -10,7 +10,7 @@ from typing import Any
 
 from bench.analysis.reading import DIFFERENT, FRAMEWORKS, View
 from bench.analysis.values import at, is_number
-from bench.report.blocks import Column, Table
+from bench.report.blocks import Table, of_figures, of_words
 from bench.report.figures import MISSING, ratio
 
 Histogram = dict[str, int]
@@ -47,8 +47,9 @@ def table(found: View) -> Table | None:
                 variants.setdefault(row.label, {}).setdefault(framework, held)
     sides = [held for pair in variants.values() for held in pair.values()]
     stages = list(dict.fromkeys(stage for held in sides for stage in held))
-    columns = [Column("", "operator", right=False)]
-    columns += [Column(title, stage) for title in FRAMEWORKS.values() for stage in stages]
+    columns = of_words("operator")
+    for title in FRAMEWORKS.values():
+        columns += of_figures(*stages, group=title)
     rows = []
     for label, pair in variants.items():
         places = [at(pair, framework, stage) for framework in FRAMEWORKS for stage in stages]

@@ -52,7 +52,7 @@ class _Life:
 def _lives(found: View, batch: int) -> list[_Life]:
     lives = []
     for row in found.rows[batch]:
-        for case in (row.pt, row.tf):
+        for case in row.cases:
             own = found.own(case)
             base = found.cases.get(at(own, "denominator"))
             firsts = (at(c, "metrics", "cold_first_calls_s", "value") for c in (case, base))

@@ -18,7 +18,7 @@ from bench.analysis.priorities import (
 from bench.analysis.reading import FRAMEWORKS, framework_title
 from bench.report.advised import name_of
 from bench.report.answer import accuracy_of
-from bench.report.blocks import Column, Table
+from bench.report.blocks import Table, of_figures, of_words
 from bench.report.content import measured, run_line, warnings
 from bench.report.figures import MISSING, number, plus_minus, ratio
 from bench.report.tables import escape, grid, markdown_table
@@ -99,12 +99,12 @@ def _sentence(row: Row, figure: str) -> str:
 def matrix(found: list[Priority]) -> Table:
     """A line for each technique and framework; a gain is that of its best row."""
     figures = [f for f in FIGURES if any(p.best(f) for p in found)]
-    columns = [Column("", "technique", right=False), Column("", "framework", right=False)]
-    columns += [Column("", f"{HEADS[f]}\n(best row)") for f in figures]
-    columns += [Column("", "paid, small\nmodels"), Column("", "paid, large\nmodels")]
-    columns += [Column("", "first call\n[s]"), Column("", "rows less\naccurate")]
-    columns += [Column("", "lines to\ncopy"), Column("", "refused\nmodels")]
-    columns += [Column("", "needs", right=False)]
+    columns = of_words("technique", "framework")
+    columns += of_figures(*(f"{HEADS[f]}\n(best row)" for f in figures))
+    columns += of_figures("paid, small\nmodels", "paid, large\nmodels")
+    columns += of_figures("first call\n[s]", "rows less\naccurate")
+    columns += of_figures("lines to\ncopy", "refused\nmodels")
+    columns += of_words("needs")
     return Table("Priorities", columns, [_line(each, figures) for each in found])
 
 

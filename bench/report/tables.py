@@ -15,15 +15,7 @@ from markupsafe import Markup
 from bench.report import advised, answer
 from bench.report.blocks import Table
 from bench.report.content import Facts, Report, TechniquePart, build
-from bench.report.text import (
-    GAP,
-    column_widths,
-    hanging,
-    least_widths,
-    plain,
-    row_lines,
-    wrap,
-)
+from bench.report.text import GAP, column_widths, hanging, least_widths, plain, row_lines, wrap
 
 SMALLEST_WIDTH = 60
 MOST_LINES = 31  # of the answer; the way on takes the rest of the first 40

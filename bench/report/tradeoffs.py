@@ -7,7 +7,7 @@ from itertools import pairwise, zip_longest
 
 from bench.analysis.reading import FRAMEWORKS, View, framework_title
 from bench.analysis.values import at, is_number, is_pair
-from bench.report.blocks import Column, Table, unit_of
+from bench.report.blocks import Table, of_figures, of_words, unit_of
 from bench.report.figures import compact, number, plus_minus, scaled
 from bench.report.shapes import (
     Chart,
@@ -96,8 +96,8 @@ def tradeoffs(found: View, task: dict) -> list[tuple[Table, list[Chart]]]:
         trained = [
             (row.label, case)
             for row in rows
-            for case in (row.pt, row.tf)
-            if at(case, "status") == "OK" and is_number(at(case, "accuracy", "mean"))
+            for case in row.cases
+            if case["status"] == "OK" and is_number(at(case, "accuracy", "mean"))
         ]
         ids = [case["id"] for _, case in trained]
         lettered = dict(zip(ids, letters(len(ids)), strict=True))
@@ -147,9 +147,9 @@ def _table(
         costs = [number(_cost(case, cost)) for cost in pictures]
         mean = plus_minus(trained_to["mean"], at(trained_to, "ci"))
         rows.append([letter, label, framework_title(case), *costs, mean, ", ".join(on) or "no"])
-    columns = [Column("", head, right=False) for head in ("point", "variant", "framework")]
-    columns += [Column("", head) for head in (*pictures, unit_of(task.get("metric")))]
-    columns += [Column("", "on the\nPareto front", right=False)]
+    columns = of_words("point", "variant", "framework")
+    columns += of_figures(*pictures, unit_of(task.get("metric")))
+    columns += of_words("on the\nPareto front")
     heading = [f"batch {batch}", *[""] * (len(columns) - 1)]
     title = f"{compact(task.get('metric'))} against what it costs".replace("_", " ")
     title = title if title.startswith("mAP") else title[0].upper() + title[1:]

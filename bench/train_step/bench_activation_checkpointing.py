@@ -25,12 +25,7 @@ TECHNIQUE = Technique(
     name="activation_checkpointing",
     title="Activation checkpointing",
     variants=(
-        Variant(
-            "baseline",
-            role="baseline",
-            title="all activations kept",
-            program="plain",
-        ),
+        Variant("baseline", role="baseline", title="all activations kept", program="plain"),
         # `every`: each block is recomputed, each second one, or (0) none.
         Variant("checkpointed", {"every": 1}, title="each block recomputed"),
         Variant("every_other_block", {"every": 2}, effort="ordinary", title="every other block"),
@@ -98,8 +93,3 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
         {"operator_dtypes": dtypes, "repeated_products": repeated},
         None if applied else f"repeated {repeated} products, not {expected} or more",
     )
-
-
-def bench_activation_checkpointing(case, replay):
-    """Replay one measured case."""
-    replay(case)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bench.harness.plan import WARM, Prepared, Technique, Variant, Work, Workload
+from bench.harness.plan import WARM, Prepared, Technique, Variant, Work, Workload, warm
 
 LOOPS = replace(WARM, tasks=("digits-cnn",))  # of a large model a loop costs nothing to see
 UNSUPPORTED = {
@@ -19,20 +19,10 @@ TECHNIQUE = Technique(
     name="baseline",
     title="Baselines: what the reference train step costs",
     variants=(
-        Variant(
-            "baseline",
-            role="baseline",
-            title="plain step, float32",
-            program="plain",
-        ),
+        Variant("baseline", role="baseline", title="plain step, float32", program="plain"),
         Variant("hand_written", measured=LOOPS, title="loop written by hand"),
         Variant("fit", measured=LOOPS, title="Keras's fit"),
-        Variant(
-            "as_installed",
-            allocator="as installed",
-            measured=WARM,
-            title="allocator as installed",
-        ),
+        warm("as_installed", "allocator as installed", allocator="as installed"),
     ),
     workloads=(
         Workload("digits-cnn", "small"),
@@ -79,8 +69,3 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
     ran = {dtype for operators in dtypes.values() for dtype in operators}
     reason = None if ran == {"float32"} else f"ran in {', '.join(sorted(ran))}, not float32"
     return {"operator_dtypes": dtypes}, reason
-
-
-def bench_baseline(case, replay):
-    """Replay one measured case."""
-    replay(case)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -31,10 +32,10 @@ TECHNIQUE = Technique(
     name="batch_size_finder",
     title="Largest batch within a memory budget",
     variants=(
-        warm("fp32", role="baseline", title="float32"),
-        warm("bf16", effort="ordinary", title="bfloat16"),
-        warm("checkpointed", effort="ordinary", title="activation checkpointing"),
-        warm("accumulated", effort="ordinary", title=f"{MICRO_BATCHES} micro-batches"),
+        warm("fp32", "float32", role="baseline"),
+        warm("bf16", "bfloat16", "ordinary"),
+        warm("checkpointed", "activation checkpointing", "ordinary"),
+        warm("accumulated", f"{MICRO_BATCHES} micro-batches", "ordinary"),
     ),
     workloads=(Workload(TASK, "compute", timed=False),),
     differs_by_design=(
@@ -77,56 +78,6 @@ def probe(impl, work: Work, batches) -> dict[str, dict]:
 # Trials ---------------------------------------------------------------------------------------
 
 
-def pt_fp32(batch_size):
-    """The baseline in PyTorch."""
-    return _trial("pt_impl", "kit.training", batch_size)
-
-
-def tf_fp32(batch_size):
-    """The baseline in TensorFlow."""
-    return _trial("tf_impl", "kit.training", batch_size)
-
-
-def pt_bf16(batch_size):
-    """bfloat16 in PyTorch."""
-    return _trial("pt_impl", "train_step.mixed_precision", batch_size, dtype="bfloat16")
-
-
-def tf_bf16(batch_size):
-    """bfloat16 in TensorFlow."""
-    return _trial("tf_impl", "train_step.mixed_precision", batch_size, dtype="bfloat16")
-
-
-def pt_checkpointed(batch_size):
-    """Each convolution with its BatchNorm recomputed, in PyTorch."""
-    return _trial("pt_impl", "kit.training", batch_size, recomputed="conv*")
-
-
-def tf_checkpointed(batch_size):
-    """Each convolution with its BatchNorm and ReLU recomputed, in TensorFlow."""
-    return _trial("tf_impl", "kit.training", batch_size, recomputed="conv*")
-
-
-def pt_accumulated(batch_size):
-    """Gradients accumulated over micro-batches, in PyTorch."""
-    return _accumulated("pt_impl", batch_size)
-
-
-def tf_accumulated(batch_size):
-    """Gradients accumulated over micro-batches, in TensorFlow."""
-    return _accumulated("tf_impl", batch_size)
-
-
-def pt_own(batch_size):
-    """A user's file in PyTorch."""
-    return _own("pt_impl", batch_size)
-
-
-def tf_own(batch_size):
-    """A user's file in TensorFlow."""
-    return _own("tf_impl", batch_size)
-
-
 def _own(package: str, batch_size: int):
     for module in KIT:
         importlib.import_module(f"{package}.{module}")
@@ -164,6 +115,13 @@ def _trial(package: str, technique: str, batch_size: int, *, recomputed: str = "
     return lambda: step(*batch)
 
 
-def bench_batch_size_finder(case, replay):
-    """Replay one measured case."""
-    replay(case)
+pt_fp32 = partial(_trial, "pt_impl", "kit.training")
+tf_fp32 = partial(_trial, "tf_impl", "kit.training")
+pt_bf16 = partial(_trial, "pt_impl", "train_step.mixed_precision", dtype="bfloat16")
+tf_bf16 = partial(_trial, "tf_impl", "train_step.mixed_precision", dtype="bfloat16")
+pt_checkpointed = partial(_trial, "pt_impl", "kit.training", recomputed="conv*")
+tf_checkpointed = partial(_trial, "tf_impl", "kit.training", recomputed="conv*")
+pt_accumulated = partial(_accumulated, "pt_impl")
+tf_accumulated = partial(_accumulated, "tf_impl")
+pt_own = partial(_own, "pt_impl")
+tf_own = partial(_own, "tf_impl")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib
+from functools import partial
 
 import numpy as np
 
-from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from bench.harness.plan import Prepared, Technique, Variant, Work, Workload, row
 
 STEPS_PER_EXECUTION = 10
 
@@ -43,66 +44,28 @@ UNSUPPORTED = {
     },
 }
 
+# Only PyTorch's compiler needs a C++ compiler.
+_torch_compile = partial(row, frameworks=("pt",), requires="compiler")
+
 TECHNIQUE = Technique(
     family="train_step",
     name="compilation",
     title="Compilation",
     variants=(
-        Variant(
-            "baseline",
-            role="baseline",
-            title="default: eager, or one graph",
-            program="plain",
-        ),
-        # Only PyTorch's compiler needs a C++ compiler.
-        Variant(
-            "compiled",
-            frameworks=("pt",),
-            requires="compiler",
-            title="torch.compile",
-        ),
+        Variant("baseline", role="baseline", title="default: eager, or one graph", program="plain"),
+        _torch_compile("compiled", "torch.compile"),
         Variant("compiled", frameworks=("tf",), title="XLA"),
         Variant("eager", frameworks=("tf",), effort="ordinary", title="eager, no tf.function"),
-        Variant(
-            "model_alone",
-            frameworks=("pt",),
-            effort="ordinary",
-            requires="compiler",
-            title="torch.compile of the model alone",
+        _torch_compile("model_alone", "torch.compile of the model alone", "ordinary"),
+        row("model_alone", "XLA for the model alone", "ordinary", frameworks=("tf",)),
+        _torch_compile("fullgraph", "torch.compile, one graph or none", "full"),
+        _torch_compile(
+            "reduce_overhead", "torch.compile, reduce-overhead", "full", mode="reduce-overhead"
         ),
-        Variant(
-            "model_alone", frameworks=("tf",), effort="ordinary", title="XLA for the model alone"
-        ),
-        Variant(
-            "fullgraph",
-            frameworks=("pt",),
-            effort="full",
-            requires="compiler",
-            title="torch.compile, one graph or none",
-        ),
-        Variant(
-            "reduce_overhead",
-            {"mode": "reduce-overhead"},
-            frameworks=("pt",),
-            effort="full",
-            requires="compiler",
-            title="torch.compile, reduce-overhead",
-        ),
-        Variant(
-            "max_autotune",
-            {"mode": "max-autotune"},
-            frameworks=("pt",),
-            effort="full",
-            requires="compiler",
-            title="torch.compile, max-autotune",
-        ),
+        _torch_compile("max_autotune", "torch.compile, max-autotune", "full", mode="max-autotune"),
         Variant("graph_only", frameworks=("pt",), effort="full", title="graph, eager's kernels"),
-        Variant(
-            "torchscript_trace", frameworks=("pt",), effort="full", title="TorchScript, traced"
-        ),
-        Variant(
-            "torchscript_script", frameworks=("pt",), effort="full", title="TorchScript, scripted"
-        ),
+        row("torchscript_trace", "TorchScript, traced", "full", frameworks=("pt",)),
+        row("torchscript_script", "TorchScript, scripted", "full", frameworks=("pt",)),
         Variant("fit", frameworks=("tf",), effort="ordinary", title="Keras's fit"),
         Variant(
             "fit_steps_per_execution",
@@ -153,11 +116,8 @@ def prepare(impl, work: Work) -> Prepared:
         if hasattr(model, "eval"):
             model.eval()  # once, as for serving; Keras says it in each call
         return Prepared(_not_timed, _prediction(impl, work, model), model, optimizer)
-    predict, loss, loop = (
-        impl.kit.training.make_predict(model),
-        impl.kit.training.cross_entropy,
-        None,
-    )
+    predict, loss = impl.kit.training.make_predict(model), impl.kit.training.cross_entropy
+    loop = None
     if work.variant == "baseline":
         step = impl.kit.training.make_train_step(model, optimizer, loss)
     elif work.variant in MADE_BY:
@@ -258,8 +218,3 @@ def _fit_took_effect(work: Work, prepared: Prepared, batch) -> tuple[dict, str |
     }
     applied = found["steps"] == wanted * found["calls"]
     return found, None if applied else f"ran {found['steps']} steps in {found['calls']} calls"
-
-
-def bench_compilation(case, replay):
-    """Replay one measured case."""
-    replay(case)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import ceil, log
 
-from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from bench.harness.plan import Prepared, Technique, Variant, Work, Workload, other_math
 from shared.own_model import first
 from shared.specs import state_shapes
 
@@ -16,26 +16,15 @@ TECHNIQUE = Technique(
     title="Gradient accumulation",
     variants=(
         Variant("one_batch", role="baseline", title="one batch", program="plain"),
-        Variant(
-            "micro_4",
-            {"micro_batches": 4},
-            changes="math",
-            title="4 micro-batches",
-        ),
-        Variant(
+        other_math("micro_4", "4 micro-batches", micro_batches=4),
+        other_math(
             "micro_4_statistics_once",
-            {"micro_batches": 4, "statistics_once": True},
-            effort="ordinary",
-            changes="math",
-            title="4 micro-batches, running statistics once",
+            "4 micro-batches, running statistics once",
+            "ordinary",
+            micro_batches=4,
+            statistics_once=True,
         ),
-        Variant(
-            "micro_16",
-            {"micro_batches": 16},
-            effort="ordinary",
-            changes="math",
-            title="16 micro-batches",
-        ),
+        other_math("micro_16", "16 micro-batches", "ordinary", micro_batches=16),
         Variant("neutral", {"micro_batches": 1}, effort="full", title="accumulation of one batch"),
     ),
     workloads=(
@@ -108,8 +97,3 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
     elif means and updates != [1 if work.settings.get("statistics_once") else parts]:
         reason = f"running statistics were updated {updates} times"
     return {"samples_at_a_time": seen, "updates_of_statistics": updates}, reason
-
-
-def bench_gradient_accumulation(case, replay):
-    """Replay one measured case."""
-    replay(case)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from bench.harness.plan import Prepared, Technique, Variant, Work, Workload, other_math, row
 from shared.specs import parameter_shapes
 
 # Below the norm of the gradients that any task starts with, so that clipping binds. Not far below:
@@ -18,30 +18,15 @@ TECHNIQUE = Technique(
     title="Gradient clipping and the non-finite guard",
     variants=(
         Variant("plain", role="baseline", title="no clipping", program="plain"),
-        Variant(
-            "clip",
-            {"max_norm": BOUND},
-            changes="math",
-            title="clip by the norm of all gradients",
-        ),
+        other_math("clip", "clip by the norm of all gradients", max_norm=BOUND),
         Variant("guard", {"check_finite": True}, title="guard against NaN and infinity"),
-        Variant(
-            "clip_and_guard",
-            {"max_norm": BOUND, "check_finite": True},
-            effort="ordinary",
-            changes="math",
-            title="clip and guard",
+        other_math(
+            "clip_and_guard", "clip and guard", "ordinary", max_norm=BOUND, check_finite=True
         ),
-        Variant(
-            "clip_per_variable",
-            {"max_norm": BOUND},
-            effort="ordinary",
-            changes="math",
-            title="clip each variable by its norm",
+        other_math(
+            "clip_per_variable", "clip each variable by its norm", "ordinary", max_norm=BOUND
         ),
-        Variant(
-            "neutral", {"check_finite": False}, effort="full", title="clipping with nothing to clip"
-        ),
+        row("neutral", "clipping with nothing to clip", "full", check_finite=False),
     ),
     workloads=(
         Workload("digits-cnn", "compute"),
@@ -131,8 +116,3 @@ def _moved(impl, work, batch, poison: bool = False) -> tuple[str, float]:
     after = impl.kit.models.export_weights(model)
     names = parameter_shapes(work.task.model)
     return said, math.sqrt(sum(((work.weights[n] - after[n]) ** 2).sum() for n in names))
-
-
-def bench_gradient_clipping(case, replay):
-    """Replay one measured case."""
-    replay(case)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from dataclasses import replace
 
-from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from bench.harness.plan import Prepared, Technique, Variant, Work, Workload, row
 from bench.harness.rows import plain
 
 DEFAULTS = {"pt_impl": "channels_first", "tf_impl": "channels_last"}
@@ -15,23 +15,9 @@ TECHNIQUE = Technique(
     name="memory_format",
     title="Memory format of images",
     variants=(
-        Variant(
-            "default",
-            role="baseline",
-            title="the framework's own format",
-            program="plain",
-        ),
-        Variant(
-            "channels_last",
-            {"memory_format": "channels_last"},
-            title="channels_last (NHWC)",
-        ),
-        Variant(
-            "channels_first",
-            {"memory_format": "channels_first"},
-            effort="ordinary",
-            title="channels_first (NCHW)",
-        ),
+        Variant("default", role="baseline", title="the framework's own format", program="plain"),
+        Variant("channels_last", {"memory_format": "channels_last"}, title="channels_last (NHWC)"),
+        row("channels_first", "channels_first (NCHW)", "ordinary", memory_format="channels_first"),
     ),
     workloads=(
         Workload("digits-cnn", "compute"),
@@ -96,8 +82,3 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
         return {"convolution_formats": formats}, None
     seen = ", ".join(sorted(formats)) or "no format"
     return {"convolution_formats": formats}, f"convolutions ran in {seen}, not in {wanted} alone"
-
-
-def bench_memory_format(case, replay):
-    """Replay one measured case."""
-    replay(case)

@@ -15,12 +15,7 @@ TECHNIQUE = Technique(
     title="Mixed precision training",
     variants=(
         Variant("fp32", role="baseline", title="float32", program="plain"),
-        Variant(
-            "bf16",
-            {"dtype": "bfloat16"},
-            loss_tolerance=BF16_LOSSES,
-            title="bfloat16",
-        ),
+        Variant("bf16", {"dtype": "bfloat16"}, loss_tolerance=BF16_LOSSES, title="bfloat16"),
         Variant(
             "bf16_fp32_head",
             {"dtype": "bfloat16", "keep_fp32": "head"},
@@ -87,8 +82,3 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
         {"operator_dtypes": dtypes},
         None if applied else f"ran in {', '.join(sorted(ran)) or 'nothing'}, not only {wanted}",
     )
-
-
-def bench_mixed_precision(case, replay):
-    """Replay one measured case."""
-    replay(case)

@@ -7,7 +7,7 @@ from itertools import count
 
 import numpy as np
 
-from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from bench.harness.plan import Prepared, Technique, Variant, Work, Workload, row
 
 # What one update must run, and what it must not: from operators of `update_operators`.
 MARKS = {
@@ -37,13 +37,7 @@ TECHNIQUE = Technique(
         Variant("compiled", frameworks=("tf",), title="XLA"),
         Variant("fused", title="fused kernels"),
         # Only PyTorch's compiler needs a C++ compiler.
-        Variant(
-            "compiled",
-            frameworks=("pt",),
-            requires="compiler",
-            effort="ordinary",
-            title="torch.compile",
-        ),
+        row("compiled", "torch.compile", "ordinary", frameworks=("pt",), requires="compiler"),
         Variant("foreach", effort="ordinary", title="foreach: lists of tensors"),
     ),
     workloads=(
@@ -135,8 +129,3 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
     if wanted not in ran or seen:
         reason = f"ran {', '.join(seen) or 'other operators'}, not {wanted} alone"
     return {"operators": ran}, reason
-
-
-def bench_optimizer_implementations(case, replay):
-    """Replay one measured case."""
-    replay(case)

@@ -3,96 +3,53 @@
 from __future__ import annotations
 
 import importlib
+from functools import partial
 
-from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from bench.harness.plan import Prepared, Technique, Variant, Work, Workload, row
 from bench.harness.rows import plain
-
-# bfloat16 keeps 8 significant bits: each operand is rounded by up to 2^-9 = 0.2%, and a loss is
-# several layers of that. 5% over ten steps is far above rounding and far below another batch.
-BF16_LOSSES = 0.05
+from bench.train_step.bench_mixed_precision import BF16_LOSSES
 
 CHANNELS_LAST = {"memory_format": "channels_last"}
 COMPILED = CHANNELS_LAST | {"compiled": True}
 BF16 = COMPILED | {"dtype": "bfloat16"}
 FUSED = BF16 | {"fused": True}
 
+ALL_FUSED = "channels_last + compile + bf16 + fused optimizer"
+# Only PyTorch's compiler needs a C++ compiler: XLA brings its own.
+_pt = partial(row, frameworks=("pt",), requires="compiler")
+_tf = partial(row, frameworks=("tf",))
+
 TECHNIQUE = Technique(
     family="train_step",
     name="stacking",
     title="Stacking: rung upon rung",
     variants=(
-        Variant(
-            "baseline",
-            role="baseline",
-            title="plain step, float32",
-            program="plain",
-        ),
+        Variant("baseline", role="baseline", title="plain step, float32", program="plain"),
         Variant("1_channels_last", CHANNELS_LAST, effort="ordinary", title="channels_last"),
-        # Only PyTorch's compiler needs a C++ compiler: XLA brings its own.
-        Variant(
-            "2_compiled",
-            COMPILED,
-            frameworks=("pt",),
-            requires="compiler",
-            title="channels_last + compile",
-        ),
-        Variant(
-            "2_compiled",
-            COMPILED,
-            frameworks=("tf",),
-            title="channels_last + compile",
-        ),
-        Variant(
-            "3_bf16",
-            BF16,
-            frameworks=("pt",),
-            requires="compiler",
-            loss_tolerance=BF16_LOSSES,
-            title="channels_last + compile + bf16",
-        ),
-        Variant(
-            "3_bf16",
-            BF16,
-            frameworks=("tf",),
-            loss_tolerance=BF16_LOSSES,
-            title="channels_last + compile + bf16",
-        ),
-        Variant(
-            "4_fused",
-            FUSED,
-            effort="ordinary",
-            frameworks=("pt",),
-            requires="compiler",
-            loss_tolerance=BF16_LOSSES,
-            title="channels_last + compile + bf16 + fused optimizer",
-        ),
-        Variant(
-            "4_fused",
-            FUSED,
-            effort="ordinary",
-            frameworks=("tf",),
-            loss_tolerance=BF16_LOSSES,
-            title="channels_last + compile + bf16 + fused optimizer",
-        ),
-        Variant(
+        _pt("2_compiled", "channels_last + compile", **COMPILED),
+        _tf("2_compiled", "channels_last + compile", **COMPILED),
+        _pt("3_bf16", "channels_last + compile + bf16", loss_tolerance=BF16_LOSSES, **BF16),
+        _tf("3_bf16", "channels_last + compile + bf16", loss_tolerance=BF16_LOSSES, **BF16),
+        _pt("4_fused", ALL_FUSED, "ordinary", loss_tolerance=BF16_LOSSES, **FUSED),
+        _tf("4_fused", ALL_FUSED, "ordinary", loss_tolerance=BF16_LOSSES, **FUSED),
+        _pt(
             "5_micro_batches",
-            FUSED | {"micro_batches": 2},
-            effort="full",
-            frameworks=("pt",),
-            requires="compiler",
+            "all of these, 2 micro-batches",
+            "full",
             loss_tolerance=BF16_LOSSES,
             changes="math",
-            title="all of these, 2 micro-batches",
+            **FUSED,
+            micro_batches=2,
         ),
         # TensorFlow climbs from 3_bf16: it has no rung 4.
-        Variant(
+        _tf(
             "5_micro_batches",
-            BF16 | {"micro_batches": 2},
-            effort="full",
-            frameworks=("tf",),
+            "channels_last + compile + bf16, 2 micro-batches",
+            "full",
             loss_tolerance=BF16_LOSSES,
             changes="math",
-            title="channels_last + compile + bf16, 2 micro-batches",
+            **BF16,
+            micro_batches=2,
         ),
         Variant("neutral", {"compiled": False}, effort="full", title="stacking with nothing on it"),
     ),
@@ -198,8 +155,3 @@ def _is_channels_last(model) -> bool:
     """Whether channels are next to each other in every kernel of more than one pixel."""
     kernels = [p for p in model.parameters() if p.ndim == 4 and p.shape[2] * p.shape[3] > 1]
     return bool(kernels) and all(kernel.stride()[1] == 1 for kernel in kernels)
-
-
-def bench_stacking(case, replay):
-    """Replay one measured case."""
-    replay(case)

@@ -22,7 +22,7 @@ from shared.specs import (
     GPTSpec,
     ModelSpec,
     ResNetSpec,
-    bottlenecks,
+    residual_blocks,
 )
 
 
@@ -180,7 +180,7 @@ class BottleneckResNet(nn.Module):
     def __init__(self, spec: BottleneckSpec):
         super().__init__()
         self.stem = ConvBN(spec.input_shape[2], spec.widths[0], 2, spec, kernel=7)
-        for name, inputs, width, stride in bottlenecks(spec):
+        for name, inputs, width, stride in residual_blocks(spec):
             stage, _, block = name.partition(".")
             if not hasattr(self, stage):
                 self.add_module(stage, nn.Sequential())

@@ -62,8 +62,8 @@ def test_accuracy_that_was_not_measured_is_no_gain():
     [((-0.2, -0.5, 0.1), False), ((-3.0, -4.0, -2.0), True), ((-3.0,), False)],
 )
 def test_accuracy_is_lost_where_its_interval_says_so(accuracy, lost):
-    assert row(accuracy=accuracy, changes_math=True).loses_accuracy is lost
-    assert row(changes_math=True).loses_accuracy is False
+    assert row(accuracy=accuracy, changes_math=True).accuracy.lost is lost
+    assert row(changes_math=True).accuracy.lost is False
 
 
 def two_sizes() -> dict:

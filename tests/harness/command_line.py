@@ -21,10 +21,6 @@ UNSET = ("CI", "PYTEST_ADDOPTS")
 BENCH_FILE = """
 from tests.harness.faulty import SMALL as TECHNIQUE
 from tests.harness.faulty import prepare, took_effect
-
-
-def bench_faulty(case, replay):
-    replay(case)
 """
 # A benchmark that lies in another folder has a name that its workers can import.
 PLAIN = ("-p", "no:cacheprovider")

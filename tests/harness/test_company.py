@@ -27,7 +27,7 @@ def blocks(*ratios: tuple[float, float]) -> list[dict[str, float]]:
 
 def test_true_verdicts_are_none_that_is_wrong():
     found = said_of("nobody", "pt", blocks((1.0, 1.1), (1.001, 1.101), (0.999, 1.099)))
-    assert [one.said for one in found] == ["equivalent", "slower"]
+    assert [one.verdict for one in found] == ["equivalent", "slower"]
     assert not any(one.wrong for one in found)
 
 
@@ -49,7 +49,7 @@ def test_a_verdict_that_is_not_true_is_wrong(ratios, wrong):
 
 def test_what_could_not_be_measured_says_why_and_is_not_wrong():
     for one in said_of("disk", "tf", [], "time-out: no answer", 0.4):
-        assert one.said == "could not be measured: time-out: no answer"
+        assert one.reason == "could not be measured: time-out: no answer"
         assert not one.wrong
         assert "others had 40% of the cores" in str(one)
 
@@ -217,7 +217,9 @@ def test_what_was_said_is_kept_and_shown(monkeypatch, tmp_path):
     found = [
         Found("cores", "pt", "equal work", 1.2, (1.1, 1.3), "slower", None),
         Found("cores", "pt", "10% more", 1.1, (0.9, 1.3), None, 0.4),
-        Found("disk", "tf", "equal work", None, None, "could not be measured: time-out", None),
+        Found(
+            "disk", "tf", "equal work", None, None, None, None, "could not be measured: time-out"
+        ),
     ]
     monkeypatch.setattr(company, "disturbed", lambda *_: found)
     kinds = {"cores": contextlib.nullcontext}

@@ -22,7 +22,7 @@ from shared.specs import (
     GPTSpec,
     ModelSpec,
     ResNetSpec,
-    bottlenecks,
+    residual_blocks,
 )
 from tf_impl.kit import runtime
 
@@ -231,7 +231,7 @@ def _residual(x, spec, name, width, stride):
 def _bottleneck_resnet(spec):
     inputs = tf.keras.Input(spec.input_shape, name="images")
     x = _large_stem(inputs, spec)
-    for name, _, width, stride in bottlenecks(spec):
+    for name, _, width, stride in residual_blocks(spec):
         x = _bottleneck(x, spec, name, width, stride)
     return _classifier(inputs, x, spec)
 
