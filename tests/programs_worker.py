@@ -68,6 +68,8 @@ def run(case: Case, package: str, folder: Path) -> dict:
     after = checksum(worker.kit.models.export_weights(worker.prepared.model))
     operators = worker.kit.runtime.operator_dtypes(worker.call, *worker.batches[0])
     found = {"losses": losses, "weights": [before, after], "operators": operators}
+    if case.framework == "pt" and case.workload.mode == "predict" and not worker.prepared.write:
+        found["in_training"] = [m.training for m in worker.prepared.model.modules()]
     return found | {
         "program": [*case.work, case.variant.allocator, case.variant.program],
         "technique": case.technique,

@@ -26,3 +26,10 @@ def test_rows_of_one_program_have_the_same_losses_weights_and_operators(found, s
         for _, other in others:
             for what in WHAT & found[side][first].keys():
                 assert found[side][other][what] == found[side][first][what], (what, first, other)
+
+
+def test_a_prediction_that_is_timed_is_of_a_model_in_evaluation_mode(found):
+    """As where a user calls `eval()` once; to go through all modules in each call takes time."""
+    modes = [row["in_training"] for row in found["pt"].values() if "in_training" in row]
+    assert modes
+    assert not any(map(any, modes))

@@ -114,6 +114,8 @@ class Operations(Timing, Weighing, Training, Checking):
         `files`: where the file is looked for first, see `matches.files_of`.
         """
         self._prepare(case, weights_seed, data, files)
+        if self.work.mode == "predict" and not self.prepared.write:
+            self.kit.runtime.to_evaluation(self.prepared.model)
         wrote = self._deploy()
         batches = self._first_batches(case, weights_seed, data)
         self.batches = self.kit.data.resident_batches(batches)

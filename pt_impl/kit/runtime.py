@@ -104,6 +104,11 @@ def to_float(loss: Tensor) -> float:
     return loss.item()
 
 
+def to_evaluation(model: nn.Module) -> None:
+    """Put a model that is to predict from now on into evaluation mode, as one does once."""
+    model.eval()
+
+
 def first_compile() -> float:
     """Compile a program of one operator and run it; the seconds that this takes.
 

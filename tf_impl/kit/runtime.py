@@ -117,6 +117,10 @@ def to_float(loss: tf.Tensor) -> float:
     return float(loss)
 
 
+def to_evaluation(model: tf.keras.Model) -> None:
+    """Do nothing: Keras is told the mode in each call."""
+
+
 # Memory -------------------------------------------------------------------------------------
 
 

@@ -28,6 +28,10 @@ def device_info():
     return {"name": "fake"}
 
 
+def to_evaluation(model):
+    model.evaluates = True
+
+
 def first_compile():
     folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
     folder.mkdir()  # which fails where one was there: a run needs it once
