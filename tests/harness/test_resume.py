@@ -114,6 +114,7 @@ class MadeUp:
             "device_peak": None,
             "modules": [],
             "wrote": False,
+            "tried_the_machine": False,
         }
 
     def probes(self, processes, cases, *, done, **given):
