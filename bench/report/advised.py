@@ -112,12 +112,12 @@ def place_of(found: Advice) -> str:
     return found.task if found.batch_size is None else f"{found.task}, batch {found.batch_size}"
 
 
-def _nothing(found: Advice, side: Side) -> str:
+def _nothing(found: Advice, side: Side, *, nearest: bool = True) -> str:
     """None of 3 tried was shown to be faster; the nearest, and what that takes."""
     tried = f"none of {side.tried} tried was" if side.tried > 1 else "the one tried was not"
     kept = ", accuracy kept" if side.tempting else ""
     said = f"{tried} shown {WORDS[found.figure].shown}{kept}"
-    if not side.nearest:
+    if not (nearest and side.nearest):
         return said
     which = "nearest " if side.tried > 1 else ""
     effect = side.nearest.effects[found.figure]
@@ -325,7 +325,9 @@ def _short(found: Advice, side: Side, *, wide: bool = False) -> str:
     """A row and its gain; `wide`: where there is room, over what, and where that was proven."""
     row = side.best or side.tempting
     if not row:
-        return _nothing(found, side)
+        # What comes nearest is left out where there is little room and the other side gains.
+        gains = any(each.best or each.tempting for each in found.sides)
+        return _nothing(found, side, nearest=wide or not gains)
     gain = gained(row.effects[found.figure], found.figure, short=True)
     gain += _over(row, found.figure) if wide else ""
     if found.provisional:
