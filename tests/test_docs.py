@@ -179,6 +179,11 @@ COMMANDS = {
     "sudo nvidia-smi --lock-gpu-clocks=1200": "outside",
     ".venv-pt/bin/pip install scipy && .venv-pt/bin/python -m bench validate measure "
     "--framework pt": "validate",
+    ".venv-pt/bin/pip install hypothesis pytest pytest-benchmark pytest-timeout nvidia-ml-py": (
+        "install"
+    ),
+    ".venv-pt/bin/python -m pytest tests/test_gpu.py": "outside",
+    ".venv-pt/bin/python -m tests.zoo --framework pt --device cuda": "outside",
     # docs/many_devices.md
     "torchrun --nnodes=2 --nproc-per-node=1 --rdzv-backend=c10d --rdzv-id=run1 "
     f"--rdzv-endpoint=host1:29400 -m {ON_MANY.format('pt')} {SAVING}": "launch",
@@ -186,8 +191,6 @@ COMMANDS = {
     "srun torchrun --nnodes=$SLURM_NNODES --nproc-per-node=1 --rdzv-backend=c10d "
     "--rdzv-id=$SLURM_JOB_ID --rdzv-endpoint=$SLURM_LAUNCH_NODE_IPADDR:29400 -m "
     f"{ON_MANY.format('pt')}": "launch",
-    ".venv-pt/bin/pip install hypothesis pytest pytest-timeout && "
-    ".venv-pt/bin/pytest tests/kit/test_pt_kit.py": "install",
 }
 # Words that begin a command in running text. A name of a program alone is none.
 BEGIN = (".venv/bin/", "python -m pt_impl", "python -m tf_impl", "pytest bench/")

@@ -25,8 +25,8 @@ from bench.analysis.priorities import (
     Row,
     rows,
 )
-from bench.analysis.values import at
-from bench.analysis.verdicts import shown_less, shown_more
+from bench.analysis.values import at, is_number
+from bench.analysis.verdicts import DELTA, shown_less, shown_more
 
 Record = dict[str, Any]
 FRAMEWORKS = ("pt", "tf")
@@ -198,7 +198,9 @@ def _side(
     bases = [b for row in mine if (b := baseline(row.case, effects.record["cases"]))]
     plain = min(bases, key=level)
     gaining = [
-        row for row in _each_once(mine) if row.gains(figure) or (provisional and _first(row))
+        row
+        for row in _each_once(mine)
+        if row.gains(figure) or (provisional and _first(row, _noise(effects.record)))
     ]
     gaining.sort(key=lambda row: level(row.case))
     tempting = [row for row in mine if not row.accuracy.kept and row.improves(figure)]
@@ -233,9 +235,16 @@ def _value(effects: Effects, case: dict, figure: str) -> float | None:
     return found.value if found else None
 
 
-def _first(row: Row) -> bool:
+def _first(row: Row, noise: float) -> bool:
     """Whether a row took less time than its baseline in the one block that there is."""
-    return bool(row.accuracy.kept) and row.effects[TIME].value < 1
+    return bool(row.accuracy.kept) and row.effects[TIME].value < 1 / noise
+
+
+def _noise(record: Record) -> float:
+    """A ratio that one block may show of no difference: what its own controls show, at least."""
+    ratios = [c["ratio"] for c in record["comparisons"] if c["kind"] == "control"]
+    ratios = [ratio for ratio in ratios if is_number(ratio) and ratio > 0]
+    return max([1 + DELTA, *ratios, *(1 / ratio for ratio in ratios)])
 
 
 def _each_once(found: Iterable[Row]) -> list[Row]:

@@ -12,6 +12,7 @@ from typing import Any
 from bench.compression.bench_sparse_inference import pruned
 from bench.harness.examples import examples
 from bench.harness.plan import Measure, Prepared, Technique, Variant, Work, Workload, row
+from bench.harness.rows import need_cpu
 from bench.harness.stages import Stages
 from shared import teacher
 
@@ -72,6 +73,7 @@ TECHNIQUE = Technique(
 
 def prepare(impl, work: Work) -> Prepared:
     """Predictions of the file of the row, from its initial weights or from what was trained."""
+    need_cpu(impl)
     row = Row(impl, work)
     plain, (step, optimizer) = row.model, row.plain_step()
     predict = impl.kit.training.make_predict(plain)

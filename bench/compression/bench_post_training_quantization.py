@@ -14,7 +14,7 @@ import numpy as np
 from bench.harness.accuracy import even_batch
 from bench.harness.examples import examples
 from bench.harness.plan import Measure, Prepared, Technique, Variant, Work, Workload
-from bench.harness.rows import plain
+from bench.harness.rows import need_cpu, plain
 from bench.harness.stages import train_plain
 from shared import datasets, operators, teacher
 from shared.own_model import leaves
@@ -104,8 +104,7 @@ def prepare(impl, work: Work) -> Prepared:
         if hasattr(row.model, "eval"):
             row.model.eval()  # once, as for serving; Keras says it in each call
         return row
-    if impl.kit.runtime.device().lower() not in ("cpu", "cpu:0"):
-        raise NotImplementedError("these integer operators are for a CPU: hide the GPU")
+    need_cpu(impl)
     return replace(
         row,
         write=partial(_write, impl, work, row.model),

@@ -13,6 +13,7 @@ from typing import Any
 
 from bench.harness.examples import examples
 from bench.harness.plan import Measure, Prepared, Technique, Variant, Work, Workload, row
+from bench.harness.rows import need_cpu
 from bench.harness.stages import Stages, train_plain
 
 MORE_EPOCHS = 2  # beyond the recipe's, in every row: with fake quantization, or without
@@ -98,6 +99,7 @@ def prepare(impl, work: Work) -> Prepared:
     predict = impl.kit.training.make_predict(row.model)
     if work.mode == "train":
         return Prepared(step, predict, plain, optimizer)
+    need_cpu(impl)
     read = impl.compression.quantization_aware_training.load_quantized
     return Prepared(step, predict, plain, optimizer, write=row.write, read=read, train=row.train)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from bench.harness.examples import examples
 from bench.harness.plan import Prepared, Technique, Variant, Work, Workload, other_math
-from bench.harness.rows import plain
+from bench.harness.rows import need_cpu, plain
 from bench.harness.stages import train_plain
 
 # Relative losses of twins: they round the same weights by rules of their own.
@@ -48,8 +48,7 @@ TECHNIQUE = Technique(
 def prepare(impl, work: Work) -> Prepared:
     """The baseline's step, and predictions of a file that is written and loaded."""
     row = plain(impl, work)
-    if impl.kit.runtime.device().lower() not in ("cpu", "cpu:0"):
-        raise NotImplementedError("these files are for a CPU: hide the GPU")
+    need_cpu(impl)
     technique = impl.compression.weight_quantization
 
     def write(path):

@@ -6,6 +6,7 @@ from statistics import median
 from typing import Any
 
 from bench.harness.plan import Prepared, Work
+from bench.harness.worker import on_cpu
 
 
 def plain(impl, work: Work, model: Any = None) -> Prepared:
@@ -16,6 +17,12 @@ def plain(impl, work: Work, model: Any = None) -> Prepared:
     optimizer = training.make_optimizer(model, work.task.recipe)
     step = training.make_train_step(model, optimizer, training.loss_of(work.task))
     return Prepared(step, training.make_predict(model), model, optimizer)
+
+
+def need_cpu(impl) -> None:
+    """Refuse a row whose file runs on a CPU alone, where the model is on a GPU."""
+    if not on_cpu(impl.kit.runtime.device()):
+        raise NotImplementedError("its file is for a CPU: hide the GPU (CUDA_VISIBLE_DEVICES=)")
 
 
 def figure(unit: str, samples: list) -> dict:

@@ -512,12 +512,12 @@ class Run:
         self.save()
 
     def _refuse(self, case: Case, reason: str) -> None:
-        """What a case needs can't be imported."""
+        """The case's framework can't be started: most often it is not installed."""
         side = FRAMEWORKS[case.framework]
-        self.record.entries[case.id].fail(
-            "UNSUPPORTED",
-            f"{side.title} could not be started ({reason}); install it with: {side.install}",
-        )
+        said = f"{side.title} could not be started ({reason})"
+        if reason.startswith("ModuleNotFoundError"):
+            said += f"; install it with: {side.install}"
+        self.record.entries[case.id].fail("UNSUPPORTED", said)
 
     def _check_requirements(self) -> None:
         """A case whose compiler or GPU is not here says so instead of failing."""

@@ -164,8 +164,10 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
     """On real data the route predicts what the model does; the file says what it holds."""
     work = live(work)
     x, _ = impl.kit.data.to_device(*examples(work, CHECKED, "test"))
-    expected = np.asarray(first(impl.kit.training.make_predict(prepared.model)(x)), np.float64)
-    given = np.asarray(first(prepared.predict(x)), np.float64)
+    plain = impl.kit.training.make_predict(prepared.model)
+    expected, given = (
+        np.float64(arrays(first(predict(x)))) for predict in (plain, prepared.predict)
+    )
     apart = float(np.abs(given - expected).max() / np.abs(expected).max())
     agreeing = float(np.mean(given.argmax(-1) == expected.argmax(-1)))
     evidence = {"samples": len(given), "largest_difference": apart, "agreeing_classes": agreeing}

@@ -135,7 +135,8 @@ def measured(runs: list[dict[str, Any]]) -> str:
 
 def machine_words(found: dict[str, Any]) -> str:
     """A machine in words: its CPU with its widest instructions, or its GPU."""
-    device = f"the GPU {compact(found['gpu'])}, on" if found.get("gpu") else "a CPU, no GPU:"
+    gpu = compact(at(found, "gpu", "name"))
+    device = f"the GPU {gpu}, on" if found.get("gpu") else "a CPU, no GPU:"
     isa = [name for name in _listed(found.get("isa")) if isinstance(name, str)]
     widest = next((name for name in WIDEST if name in isa), "")
     cores = f"{compact(found.get('physical_cores'))} cores"
@@ -196,7 +197,6 @@ def _environment(found: dict[str, Any]) -> Facts:
     cores += f", {compact(found.get('logical_cores'))} logical"
     cores += f"; {compact(found.get('threads'))} threads used"
     packages = found.get("packages") or {}
-    driver = found.get("driver")
     system = f"{compact(found.get('os'))}, governor {compact(found.get('governor'))}"
     system += f", load {compact(found.get('load'))}"
     system += f", C++ compiler {compact(found['compiler'])}" if "compiler" in found else ""
@@ -205,7 +205,7 @@ def _environment(found: dict[str, Any]) -> Facts:
         ("CPU", f"{compact(found.get('cpu'))} ({isa})"),
         ("Cores", cores),
         ("Memory", f"{number(scaled(found.get('memory_bytes'), 2**-30))} GiB"),
-        ("GPU", compact(found.get("gpu")) + (f", driver {driver}" if driver else "")),
+        ("GPU", _gpu(found)),
         ("System", system),
         ("Peak", f"best matrix product: {_gflops(found.get('peak_flops'))} GFLOP/s"),
         ("PyTorch", compact(packages.get("pt"))),
@@ -220,6 +220,22 @@ def _environment(found: dict[str, Any]) -> Facts:
     first = found.get("first_compile_s") or {}  # records of before have it in cold first calls
     facts += [("First compile", _first_compile(name, took)) for name, took in first.items()]
     return facts if found.get("gpu") else [fact for fact in facts if fact[0] != "GPU"]
+
+
+def _gpu(environment: dict[str, Any]) -> str:
+    """A GPU's name, and what else is known of it."""
+    found = environment.get("gpu")
+    found = found if isinstance(found, dict) else {}
+    size, driver = compact(found.get("memory_bytes")), environment.get("driver")
+    known = {
+        "": found.get("name"),
+        "memory in GiB ": number(int(size) * 2**-30) if size.isdigit() else None,
+        "compute capability ": found.get("compute_capability"),
+        "CUDA ": found.get("cuda"),
+        "the driver's CUDA ": found.get("driver"),
+        "driver ": driver,
+    }
+    return ", ".join(f"{what}{compact(value)}" for what, value in known.items() if value)
 
 
 def _first_compile(name: str, seconds: float) -> str:

@@ -102,6 +102,7 @@ def main() -> None:
     qat, task, folder = quantization_aware_training, TASKS["digits-cnn"], Path(tempfile.mkdtemp())
     made = datasets.materialise(task.dataset, folder)
     (x, y), test = (data.to_device(*datasets.load(made, split)) for split in ("train", "test"))
+    test = [part.cpu() for part in test]  # for files, which are a CPU's
     loss_fn = training.cross_entropy
 
     def train(make_step, model, epochs, labels=y):

@@ -201,7 +201,7 @@ def load_quantized(path, *, threads: int = 0) -> Callable:
     known = set()
 
     def predict(x):
-        shapes = tuple(part.shape for part in programs.parts(x))
+        shapes = tuple((part.shape, part.device) for part in programs.parts(x))
         with torch.inference_mode():
             if shapes in known:
                 return programs.call(compiled, x)
@@ -361,7 +361,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = datasets.materialise(trained.TASK.dataset, Path(name))
         x, _ = data.to_device(*datasets.load(folder, "train"))
-        test = [part[:1792] for part in data.to_device(*datasets.load(folder, "test"))]
+        test = data.to_device(*datasets.load(folder, "test"))
+        test = [part[:1792].cpu() for part in test]  # for files, which are a CPU's
         print("                   ms for 32     KB  accuracy")
         for title, write, load in (
             ("float32", keep_float32, load_quantized),

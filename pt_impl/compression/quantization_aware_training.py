@@ -149,7 +149,8 @@ def export_qat(model: nn.Module, example_inputs, path) -> Path:
     """
     if not _is_prepared(model):
         raise ValueError("the model has no fake quantization: it comes from prepare_qat")
-    model, inputs = copy.deepcopy(model).cpu().eval(), tree_map(Tensor.cpu, example_inputs)
+    model = _to_cpu(copy.deepcopy(model)).eval()
+    inputs = tree_map(Tensor.cpu, example_inputs)
     model.apply(pt2e.disable_observer)
     with torch.no_grad():
         wanted = programs.call(model, inputs)
@@ -168,6 +169,20 @@ def export_qat(model: nn.Module, example_inputs, path) -> Path:
             f"{moved:.0%} where inputs change by a thousandth: {_why(apart, moved)}"
         )
     return part.replace(path)
+
+
+def _to_cpu(graph: fx.GraphModule) -> fx.GraphModule:
+    """Move a graph to the CPU, with the devices that its operators name, as `zeros` does."""
+    graph.cpu()
+    for node in graph.graph.nodes:
+        node.args = fx.node.map_aggregate(node.args, _named_on_cpu)
+        node.kwargs = fx.node.map_aggregate(node.kwargs, _named_on_cpu)
+    graph.recompile()
+    return graph
+
+
+def _named_on_cpu(argument):
+    return torch.device("cpu") if isinstance(argument, torch.device) else argument
 
 
 def _why(apart: float, moved: float) -> str:
@@ -206,7 +221,7 @@ def load_quantized(path) -> Callable:
     compiled, known = torch.compile(program, dynamic=False, fullgraph=True), set()
 
     def predict(x):
-        shapes = tuple(part.shape for part in programs.parts(x))
+        shapes = tuple((part.shape, part.device) for part in programs.parts(x))
         with torch.no_grad():
             if shapes in known:
                 return programs.call(compiled, x)
@@ -431,6 +446,7 @@ def main() -> None:
     task, folder = TASKS["digits-cnn"], Path(tempfile.mkdtemp())
     made = datasets.materialise(task.dataset, folder)
     (x, y), test = (data.to_device(*datasets.load(made, split)) for split in ("train", "test"))
+    test = [part.cpu() for part in test]  # for files, which are a CPU's
 
     def train(model, epochs):
         optimizer = training.make_optimizer(model, task.recipe)

@@ -12,8 +12,8 @@ Where the frameworks differ and why:
 - `torch.nn.utils.prune` masks weights and gradients. TensorFlow Model Optimization (tfmot) masks
   variables in the forward pass, of functional and Sequential models of tf_keras.
 - A GPU multiplies the pattern at up to twice the speed: `compress_two_to_four` leaves the zeros out
-  of linear layers, in half precision, on CUDA alone (it has met no GPU yet). TensorFlow has no
-  kernels for it; its converters keep the zeros.
+  of linear layers, in half precision, on CUDA alone. TensorFlow has no kernels for it; its
+  converters keep the zeros.
 
 When it helps and when it hurts: half of the weights by a rule that hardware can use, which costs
 less accuracy than channels do and more than free choice of the same number. On a CPU it buys

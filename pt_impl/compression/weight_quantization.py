@@ -117,7 +117,7 @@ def load_quantized(path) -> Callable:
     freezing = all(tensor.dtype is not torch.int8 for tensor in program.buffers())
 
     def predict(x):
-        shapes = tuple(part.shape for part in programs.parts(x))
+        shapes = tuple((part.shape, part.device) for part in programs.parts(x))
         with torch.inference_mode():
             if shapes in known:
                 return programs.call(compiled, x)

@@ -324,13 +324,15 @@ def main() -> None:
     import tempfile
     import time
 
+    import numpy as np
+
     from pt_impl.kit import models, runtime, training
     from shared.specs import TASKS
     from shared.weights import init_weights
 
     threads = runtime.configure(threads=torch.get_num_threads(), seed=0)["intra_op"]
     spec = TASKS["digits-cnn"].model
-    model = models.build(spec, init_weights(spec, seed=0)).eval()
+    model = models.build(spec, init_weights(spec, seed=0)).cpu().eval()  # the files' device
     one, many = torch.randn(1, 1, 32, 32), torch.randn(64, 1, 32, 32)
     with tempfile.TemporaryDirectory() as folder:
         onnx = export_onnx(model, one, Path(folder, "model.onnx"))
@@ -342,7 +344,7 @@ def main() -> None:
         }
         expected = predicts["PyTorch"](many).numpy()
         for name, predict in predicts.items():
-            apart = abs(expected - predict(many)).max()
+            apart = abs(expected - np.asarray(predict(many))).max()
             times = []
             for _ in range(200):
                 start = time.perf_counter()

@@ -14,6 +14,7 @@ import copy
 import functools
 import inspect
 import io
+import itertools
 import logging
 import math
 import operator
@@ -275,12 +276,18 @@ def check_sizes(program: fx.GraphModule, inputs) -> None:
     """Raise ValueError where inputs have other sizes than those of which a graph was made.
 
     inputs: as `call` takes them; their number of samples is open. A file without sizes takes all.
+    On another device than the graph they are refused, too.
     """
     takes = program.meta.get("takes", {})
     arguments, named = call_arguments(program, inputs)
     given = dict(zip(takes, arguments, strict=False)) | named
     if given.keys() != takes.keys():
         return  # whose own error tells the arguments
+    held = next(itertools.chain(program.parameters(), program.buffers()), None)
+    devices = {part.device for part in given.values()}
+    if held is not None and devices != {held.device}:
+        found = ", ".join(map(str, devices))
+        raise ValueError(f"inputs are on {found}, and the file's weights on {held.device}")
     if any(tuple(given[name].shape[1:]) != sizes for name, (_, sizes) in takes.items()):
         wanted = ", ".join(f"{dtype} {['any', *sizes]}" for dtype, sizes in takes.values())
         found = ", ".join(f"{_kind(given[name])[0]} {list(given[name].shape)}" for name in takes)

@@ -22,6 +22,7 @@ import warnings
 from argparse import Namespace
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from importlib import import_module
 from inspect import signature
 from itertools import islice
@@ -34,7 +35,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint import state_dict as states
 from torch.distributed.tensor import DTensor
-from torch.utils._pytree import tree_leaves  # torch has no public one
+from torch.utils._pytree import tree_leaves, tree_map  # torch has no public one
 
 from pt_impl.kit import runtime
 from shared import parallel, scratch
@@ -73,11 +74,12 @@ def launch(
     failed, with what it said: no process is left then.
     """
     settings, count = settings or {}, run.processes or run.replicas * run.parts
+    _check_gpus(count)
     parallel.find(build)
     parallel.check_settings(make, settings)
     with (
         scratch.folder() as folder,
-        parallel.training_folder(dataset) as data,
+        parallel.training_folder(_on_host(dataset)) as data,
     ):
         parallel.check(data, run, settings)
         threads = parallel.threads_each(run.threads, count)
@@ -147,13 +149,15 @@ def _seed(options: Namespace, number: int) -> None:
 def join(*, timeout_s: float = 300.0) -> None:
     """Meet the other processes where RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say.
 
-    Without these variables the run has one process. Rank 0 listens on its MASTER_ADDR and on
-    nothing else; where torchrun listens on every interface, a warning says how not to. Raises
-    ValueError where its port is taken.
+    Without these variables the run has one process. On GPUs each has one of its own, that of its
+    LOCAL_RANK. Rank 0 listens on its MASTER_ADDR and on nothing else; where torchrun listens on
+    every interface, a warning says how not to. Raises NotImplementedError where there are too few
+    GPUs, and ValueError where its port is taken.
     """
-    cuda = torch.cuda.is_available()
+    cuda, local = torch.cuda.is_available(), int(os.environ.get("LOCAL_RANK", 0))
     if cuda:
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+        _check_gpus(local + 1)
+        torch.cuda.set_device(local)
     host = os.environ.get("MASTER_ADDR", parallel.LOOPBACK)
     port = int(os.environ.get("MASTER_PORT", 0))
     settings = {
@@ -181,6 +185,16 @@ def join(*, timeout_s: float = 300.0) -> None:
         master_listen_fd=socket_number,
     )
     dist.init_process_group(**settings, store=store)
+
+
+def _check_gpus(processes: int) -> None:
+    """Raise NotImplementedError where there are GPUs, but not one a process."""
+    found = torch.cuda.device_count()
+    if torch.cuda.is_available() and processes > found:
+        raise NotImplementedError(
+            f"{processes} processes need a GPU each, and this machine has {found}: hide it"
+            " (CUDA_VISIBLE_DEVICES=) to train on the CPU"
+        )
 
 
 def _warn_of_torchrun(rank: int, host: str, port: int) -> None:
@@ -243,6 +257,14 @@ def _placed(samples):
     """Arrays as tensors on the device."""
     device = runtime.device()
     return parallel.mapped(lambda part: torch.tensor(np.asarray(part), device=device), samples)
+
+
+def _on_host(dataset):
+    """Tensors of a dataset that are on a GPU, on the host."""
+    if not isinstance(dataset, tuple):
+        return dataset
+    host = partial(tree_map, lambda part: part.cpu() if isinstance(part, torch.Tensor) else part)
+    return tuple(map(host, dataset))
 
 
 def _total(values) -> np.ndarray:

@@ -8,6 +8,7 @@ temporaries there.
 """
 
 import contextlib
+import ctypes
 import inspect
 import random
 from collections import defaultdict
@@ -83,9 +84,10 @@ def device_info() -> dict[str, str]:
 
 
 def _driver_version() -> str:
-    """The CUDA version that the driver supports, such as "13.2"."""
-    version = torch._C._cuda_getDriverVersion()
-    return f"{version // 1000}.{version % 1000 // 10}"
+    """The CUDA version that the driver supports, such as "13.2"; torch has no function for it."""
+    version = ctypes.c_int()
+    ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    return f"{version.value // 1000}.{version.value % 1000 // 10}"
 
 
 def synchronize() -> None:

@@ -251,10 +251,13 @@ def sharded(
 def one_process(build, *, replicas: int = 2, communication: str = "auto") -> tuple:
     """nn.DataParallel (legacy): one process copies the model to its GPUs in every step.
 
-    Raises NotImplementedError where there are no GPUs, and for a communication of one's own.
+    Raises NotImplementedError where there are fewer GPUs than replicas, and for a communication of
+    one's own.
     """
     if not torch.cuda.is_available():
         raise NotImplementedError("nn.DataParallel copies a model to GPUs, and there is none")
+    if (found := torch.cuda.device_count()) < replicas:
+        raise NotImplementedError(f"nn.DataParallel needs a GPU a replica: {replicas}, not {found}")
     if communication != "auto":
         raise NotImplementedError("nn.DataParallel has one way to communicate: auto")
     model, optimizer, loss_fn = build()

@@ -16,6 +16,8 @@ Where the frameworks differ and why:
 - `torch.utils.checkpoint` puts the random generators back for the second run, and dropout draws
   its masks again. TensorFlow has no generator state to put back: the twin reads the seeds before
   the first run and gives them to the second.
+- On a GPU, cuDNN's recurrent layers draw dropout from a state that nothing puts back; a block with
+  one begins it anew in each run, from torch's generator.
 - Both frameworks would update BatchNorm's running statistics twice. Here the second run writes
   into copies of what the first one changed, there it runs in a scope that drops assignments.
 - PyTorch can keep some operators' outputs (`save_products`) and hand what is kept to the host and
@@ -148,6 +150,7 @@ def _recomputed(module: nn.Module, forward: Callable, options: _Options, /, *arg
     inputs = [v for v in leaves if isinstance(v, Tensor) and not v.is_inference()]
     versions = [leaf._version for leaf in inputs]
     before = _Before(module)
+    _renew_recurrent_dropout(module)
 
     def contexts():
         if not options.save_products:
@@ -164,6 +167,20 @@ def _recomputed(module: nn.Module, forward: Callable, options: _Options, /, *arg
             " another one: let it begin with a layer that is not in place"
         )
     return output
+
+
+def _renew_recurrent_dropout(module: nn.Module) -> None:
+    """Have cuDNN's recurrent layers draw their masks from torch's generator in this run.
+
+    They draw from a state of their own that begins anew only when torch's generator is set, as
+    `checkpoint` does before the second run: that would find other masks than the first.
+    """
+    for layer in module.modules():
+        draws = isinstance(layer, nn.RNNBase) and layer.training and layer.dropout > 0
+        device = next(layer.parameters()).device if draws else torch.device("cpu")
+        if device.type == "cuda":
+            torch.cuda.set_rng_state(torch.cuda.get_rng_state(device), device)
+            return
 
 
 def _products() -> list:

@@ -152,6 +152,27 @@ def test_one_block_gives_an_order_and_says_so():
         assert not re.search(r"\(\d[\d.]*–", said)
 
 
+@pytest.mark.parametrize(
+    ("control", "time", "named"),
+    [
+        (None, 0.99, False),
+        (None, 0.96, True),
+        (1.12, 0.9, False),
+        (0.89, 0.9, False),
+        (1.12, 0.88, True),
+    ],
+)
+def test_one_block_names_nothing_that_its_own_control_shows_of_no_difference(control, time, named):
+    record = planted(row(time=(time,)))
+    if control:
+        record["comparisons"].append(
+            record["comparisons"][0] | {"kind": "control", "ratio": control, "ci": None}
+        )
+    (found,) = [each for each in advice(record) if each.question.aim == "train faster"]
+    assert found.provisional
+    assert bool(found.sides[0].best) == named
+
+
 def test_what_was_faster_in_one_block_says_why_it_is_not_named():
     found, side = asked("train faster", row(time=(0.6,), changes_math=True))
     assert (side.best, side.tempting) == (None, None)

@@ -535,6 +535,17 @@ class PyTorch:
             "kernels": len(self.levels(path)),
         }
 
+    def named_devices(self):
+        """A graph that was captured on a GPU, once it is on the CPU: what it computes."""
+        torch = self.torch
+        graph = torch.fx.Graph()
+        ops, gpu, x = torch.ops.aten, torch.device("cuda"), graph.placeholder("x")
+        ones = graph.call_function(ops.ones.default, ([2],), {"device": gpu})
+        moved = graph.call_function(ops.to.device, (x, gpu, torch.float32))
+        graph.output(graph.call_function(ops.add.Tensor, (ones, moved)))
+        program = technique._to_cpu(torch.fx.GraphModule(torch.nn.Module(), graph))
+        return program(torch.ones(2)).tolist()
+
     def norms_apart(self):
         """BatchNorm that torchao cannot fold: how far a model and its file are from float32."""
         torch, nn = self.torch, self.torch.nn
@@ -892,7 +903,10 @@ def main():
     scenarios += [drifted, goes_on, evidence, own.foreign]
     if sys.argv[1] != "tf_keras":
         scenarios += [constructions]
-    scenarios += [own.side_by_side, own.norms_apart] if FRAMEWORK == "pt" else [own.many]
+    if FRAMEWORK == "pt":
+        scenarios += [own.side_by_side, own.norms_apart, own.named_devices]
+    else:
+        scenarios += [own.many]
     scenarios += [own.amplified] if sys.argv[1] == "tf" else []
     workers.report(scenarios)
 

@@ -205,6 +205,10 @@ def test_pt_norms_keep_their_epsilon_and_momentum(evidence, bias):
     assert max(found["variances"]) < 0.02
 
 
+def test_pt_operators_that_name_a_gpu_name_the_cpu_in_what_is_exported(evidence):
+    assert evidence["pt"]["named_devices"] == [2.0, 2.0]
+
+
 @pytest.mark.parametrize("kind", ["no weights", "no statistics", "transposed"])
 def test_pt_norms_that_cannot_be_folded_stay_as_they_are(evidence, kind):
     found = evidence["pt"]["norms_apart"][kind]

@@ -247,8 +247,9 @@ def test_the_answer_names_what_gains_and_who_is_ahead(published, page):
 
 def test_one_sentence_says_what_was_measured(published, page):
     (said,) = [e.words() for e in page.all("p") if e.attrs.get("class") == "measured"]
-    assert said.startswith("Measured on a CPU, no GPU: ")
-    assert published["environment"]["cpu"] in said
+    found = published["environment"]
+    on = f"the GPU {found['gpu']['name']}, on " if found["gpu"] else "a CPU, no GPU: "
+    assert said.startswith(f"Measured on {on}{found['cpu']}")
     assert "parameters" in said
 
 

@@ -450,7 +450,16 @@ def test_device_memory_has_columns_where_there_is_a_device():
     cells = markdown_row(markdown(results), "TensorFlow GPU reserved", "bf16", 64)
     assert (cells["TensorFlow GPU reserved"], cells["PyTorch GPU reserved"]) == ("1,020", DASH)
     assert row(terminal(results), "digits-cnn · First call", 64, "bf16").endswith("512")
-    assert "name H200, driver 580.1" in terminal(results)
+    assert "H200, driver 580.1" in " ".join(terminal(results).split())
+    results["environment"]["gpu"] |= {
+        "compute_capability": "9.0",
+        "memory_bytes": "85017493504",
+        "cuda": "13.0",
+        "driver": "13.2",
+    }
+    wanted = "H200, memory in GiB 79.2, compute capability 9.0, CUDA 13.0, the driver's CUDA 13.2"
+    assert wanted in " ".join(terminal(results).split())
+    assert "Measured on the GPU H200, on" in " ".join(terminal(results).split())
 
 
 def test_what_the_first_program_of_a_machine_took_is_said_once():

@@ -8,6 +8,7 @@ traceback.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
 from tests.zoo import matrix
@@ -27,7 +28,18 @@ def main() -> int:
         "--check", action="store_true", help="only say which cells the record lacks as they are now"
     )
     parser.add_argument("--page", action="store_true", help="only write the page anew")
+    parser.add_argument(
+        "--device",
+        choices=("cpu", "cuda"),
+        default="cpu",
+        help="where PyTorch's models are; the record is of a CPU: with cuda it is left",
+    )
     options = parser.parse_args()
+    if options.device != "cpu":
+        if options.framework != "pt":
+            parser.error("--device is PyTorch's: add --framework pt")
+        os.environ["ZOO_DEVICE"] = options.device
+        options.dry = True
     clock, chosen = matrix.started(), {}
     for framework in [options.framework] if options.framework else matrix.FRAMEWORKS:
         cells = matrix.every_cell if options.again or options.dry else matrix.stale

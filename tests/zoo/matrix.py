@@ -151,7 +151,8 @@ class Worker:
         return json.loads(line)
 
     def _start(self) -> None:
-        settings = {"TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        settings = {"TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
         settings |= {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.zoo.worker", self.framework],

@@ -8,6 +8,7 @@ torchvision are the originals, with random weights.
 from __future__ import annotations
 
 import math
+import os
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ CLASSES = 6
 VOCABULARY = 24
 LENGTH = 16
 SIZE = 32  # of images
+DEVICE = os.environ.get("ZOO_DEVICE", "cpu")  # of models and data: `python -m tests.zoo --device`
 
 
 # Images ---------------------------------------------------------------------------------------
@@ -484,9 +486,13 @@ def _seeded(make: Callable, inputs: Callable) -> Callable:
         if not kept:
             kept.update(_statistics(model, inputs(64)))
         model.load_state_dict(kept, strict=False)
-        return model.train()
+        return model.train().to(DEVICE)
 
     return build
+
+
+def _placed(make: Callable) -> Callable:
+    return lambda *given: pytree.tree_map(lambda part: part.to(DEVICE), make(*given))
 
 
 def _statistics(model: nn.Module, x) -> dict[str, Tensor]:
@@ -568,7 +574,8 @@ def _zoo() -> dict[str, Foreign]:
     found = {}
     for name, make, inputs, labels, traits, blocks, layer, cut in rows:
         kinds = tuple(trait.replace("_", " ") for trait in traits.split())
-        given = (name, _seeded(make, inputs), inputs, labels, kinds, blocks, layer, cut)
+        data = _placed(inputs), _placed(labels)
+        given = (name, _seeded(make, inputs), *data, kinds, blocks, layer, cut)
         found[name] = Foreign(*given, PAIRS.get(name, ""))
     return found
 
