@@ -10,7 +10,7 @@ import numpy as np
 
 from bench.harness.machine import usable_threads
 from bench.harness.plan import Technique, Variant, Work, Workload, warm
-from bench.harness.rows import once
+from bench.harness.rows import figure, once
 from shared import datasets, parallel
 from shared.specs import TASKS, parameter_count
 
@@ -18,7 +18,6 @@ SEED = 2026
 REPLICAS = 2
 STEPS = 60  # of each run, of which
 WARM_STEPS = 10  # do not count
-PARTS = 5  # of the steps that count, whose medians are a rate's range
 COMPARED = 10  # losses; after more steps, rounding alone drives runs apart
 
 MICRO = {"variant": "accumulated", "micro_batches": 4}
@@ -88,11 +87,11 @@ TECHNIQUE = Technique(
         "and what their exchange costs. Threads in total and the global batch are the same for one "
         "replica and for two. Efficiency is two replicas' rate in that of one: above 100% where "
         "one process leaves threads idle that two use. It says nothing of more hardware.",
-        f"Each figure is from one run; rates are medians of {STEPS - WARM_STEPS} steps, their "
-        f"ranges those of {PARTS} parts of them. The "
-        "communication share is what a step of two replicas takes longer than that of two separate "
-        "runs side by side, each with half of the batch and of the threads. It holds waiting for "
-        "the other, too.",
+        "A rate is the median of several runs, of one replica and of two in turns, each the median "
+        f"of {STEPS - WARM_STEPS} steps. Its range is that of the runs: they scatter more than the "
+        "steps of one. The communication share is what a step of two replicas takes longer than "
+        "that of two separate runs side by side, each with half of the batch and of the threads. "
+        "It holds waiting for the other, too.",
         "Bytes are those that crossed the loopback interface in a step, all replicas together, "
         "with headers; a ring all-reduce sends 2 (n - 1) times the gradients' size, 2 (n - 1) / n "
         "a replica. Replicas in one process send nothing.",
@@ -130,10 +129,11 @@ def probe(impl, work: Work, batches) -> dict[str, dict]:
         return launch(make, build, digits, run, settings)
 
     if variant == "one_replica":
-        one = train(1)
-        seen = {"samples": len(one.seen), "losses": one.losses[:COMPARED].tolist()}
-        return {"samples_per_s": _rate(work.batch_size, one), "evidence": seen} | _memory(one)
-    two, one = train(REPLICAS), train(1)
+        runs = [train(1) for _ in range(work.repetitions)]
+        seen = {"samples": len(runs[0].seen), "losses": runs[0].losses[:COMPARED].tolist()}
+        return {"samples_per_s": _rate(work, runs), "evidence": seen} | _memory(runs[0])
+    pairs = [(train(REPLICAS), train(1)) for _ in range(work.repetitions)]
+    two, one = pairs[0]
     if not np.array_equal(two.seen, one.seen):
         raise RuntimeError("the shards of the replicas are not those of the global batches")
     alone = {"global_batch": work.batch_size // REPLICAS, "threads": threads // REPLICAS}
@@ -141,14 +141,14 @@ def probe(impl, work: Work, batches) -> dict[str, dict]:
     with ThreadPoolExecutor(REPLICAS) as pool:
         separate = [pool.submit(train, 1, **alone) for _ in range(REPLICAS)]
         apart_s = median(_middle_s(run.result()) for run in separate)
-    rates = [_rate(work.batch_size, run) for run in (one, two)]
-    efficiency = 100 * rates[1]["value"] / rates[0]["value"]
+    two_s = median(_step_s(run) for run, _ in pairs)
+    efficiency = [100 * _step_s(alone) / _step_s(run) for run, alone in pairs]
     gradients = 4 * parameter_count(TASKS["digits-cnn"].model)
     return {
-        "samples_per_s": rates[1],
-        "one_replica": rates[0],
-        "efficiency": once("%", efficiency),
-        "communication_share": once("%", 100 * (1 - apart_s / _step_s(two))),
+        "samples_per_s": _rate(work, [run for run, _ in pairs]),
+        "one_replica": _rate(work, [run for _, run in pairs]),
+        "efficiency": figure("%", efficiency),
+        "communication_share": once("%", 100 * (1 - apart_s / two_s)),
         "bytes_a_step": once("bytes", two.loopback_bytes),
         "ring_bytes_a_step": once("bytes", 2.0 * (REPLICAS - 1) * gradients),
         **_memory(two),
@@ -162,11 +162,9 @@ def probe(impl, work: Work, batches) -> dict[str, dict]:
     }
 
 
-def _rate(batch_size: int, run: parallel.Result) -> dict:
-    """The median over all steps that count, and of each of PARTS runs of them."""
-    counted = run.step_s[WARM_STEPS:]
-    parts = [batch_size / float(np.median(part)) for part in np.split(counted, PARTS)]
-    return once("samples/s", batch_size / _step_s(run)) | {"samples": parts}
+def _rate(work: Work, runs: list[parallel.Result]) -> dict:
+    """The samples a second of each run, whose processes scatter more than their steps do."""
+    return figure("samples/s", [work.batch_size / _step_s(run) for run in runs])
 
 
 def _memory(run: parallel.Result) -> dict[str, dict]:

@@ -14,11 +14,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
 import pytest
 
+from bench.parallel import bench_data_parallel
 from shared import datasets, parallel
 from shared.specs import TASKS, DatasetSpec
 from tests import workers
@@ -27,6 +29,14 @@ from tests.parallel.data_parallel_worker import BAD, CONFIGS, JOB, SAMPLES
 ROOT = Path(__file__).resolve().parents[2]
 BAR = TASKS["digits-cnn"].parity
 pytestmark = pytest.mark.timeout(400)
+
+
+def test_a_rate_has_the_range_of_its_runs_and_not_of_the_steps_of_one():
+    """Each run's steps are alike, after some that begin, and the runs are not."""
+    steps = [np.array([9.0] * bench_data_parallel.WARM_STEPS + [s] * 50) for s in (0.1, 0.2, 0.4)]
+    runs = [SimpleNamespace(step_s=one) for one in steps]
+    rate = bench_data_parallel._rate(SimpleNamespace(batch_size=8), runs)
+    assert rate == {"value": 40.0, "unit": "samples/s", "samples": [80.0, 40.0, 20.0]}
 
 
 # Which samples --------------------------------------------------------------------------------
