@@ -25,6 +25,9 @@ def load(path: str | Path) -> dict[str, Any]:
     file = results_file(path)
     try:
         results = json.loads(file.read_text("utf-8"), parse_constant=_no_constant)
+    except FileNotFoundError:
+        run = "pytest bench/ --benchmark-only"
+        raise ValueError(f"{file}: there is no record; a run writes one: {run}") from None
     except OSError as error:
         raise ValueError(f"{file}: cannot be read ({error.strerror})") from None
     except (ValueError, RecursionError):

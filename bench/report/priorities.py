@@ -76,10 +76,10 @@ def ends(leaf: Leaf) -> list[str]:
     """The rows at which a path ends, and how many others there were."""
     said = [_sentence(row, leaf.figure) for row in leaf.rows[:SHOWN]]
     rest = {
-        "more that gain": len(leaf.rows) - len(said),
+        "more with a gain": len(leaf.rows) - len(said),
         "not shown to gain": leaf.unproven,
         "measured once, without an interval": leaf.once,
-        "that would gain, but were not shown to keep accuracy": leaf.refused,
+        "with a gain, but not shown to keep accuracy": leaf.refused,
     }
     counted = "; ".join(f"{count} {words}" for words, count in rest.items() if count)
     return said + ([f"{'others' if said else 'none advised'}: {counted}"] if counted else [])

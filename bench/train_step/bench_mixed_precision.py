@@ -26,7 +26,7 @@ TECHNIQUE = Technique(
         Variant(
             "fp16",
             {"dtype": "float16"},
-            effort="full",
+            effort="ordinary",
             requires="cuda",
             loss_tolerance=FP16_LOSSES,
             title="float16 with loss scaling",

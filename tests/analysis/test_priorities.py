@@ -53,7 +53,7 @@ def test_accuracy_that_was_not_measured_is_no_gain():
     leaf = next(leaf for each in path(planted(BF16 | {"time": GAIN, "changes_math": True}))
                 for leaf in each.leaves if leaf.figure == TIME)  # fmt: skip
     assert (leaf.rows, leaf.unproven, leaf.refused) == ([], 0, 1)
-    said = "none advised: 1 that would gain, but were not shown to keep accuracy"
+    said = "none advised: 1 with a gain, but not shown to keep accuracy"
     assert ends(leaf) == [said]
 
 
