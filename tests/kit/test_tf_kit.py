@@ -194,6 +194,7 @@ def test_a_copy_has_all_state_and_shares_none(answer):
         "late",
         "task",
         "tied",
+        "attending",
         "subclassed",
     ):
         assert found[name] == COPIED, name

@@ -488,6 +488,13 @@ def copies():
         outer = keras.Input((4,))
         return keras.Model(outer, again(inner(outer)))
 
+    def attending():
+        """A layer that holds a dropout that was set to 0: it has a seed, and its twin none."""
+        inputs, attention = keras.Input((5, 4)), layers.MultiHeadAttention(2, 3, dropout=0.1)
+        model = keras.Model(inputs, layers.Dense(2)(attention(inputs, inputs)))
+        attention._dropout = attention._dropout_layer.rate = 0.0
+        return model
+
     def sound():
         """Of which too few samples leave nothing, and TensorFlow computes on with what is not."""
         convolutions = [layers.Conv1D(4, 10, 5), layers.Conv1D(4, 8, 4)]
@@ -496,7 +503,7 @@ def copies():
 
     makes = (normalization, vocabulary, buckets, dicts, nested, recurrent, silenced, late, task)
     makes += (sound,) if hasattr(keras, "StatelessScope") else ()
-    for make in (*makes, tied, subclassed):
+    for make in (*makes, tied, attending, subclassed):
         model = make()
         x = drawn if make is subclassed else programs._example(model)
         before = [np.array(value) for value in model.weights]

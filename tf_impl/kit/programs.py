@@ -445,7 +445,8 @@ def _copy_frozen(layer, twin) -> None:
     """Freeze the variables that are frozen by themselves within a layer of Keras 3 that trains."""
     if not layer.trainable or not hasattr(tf.keras, "StatelessScope"):
         return
-    for ours, theirs in zip(layer.variables, twin.variables, strict=False):
+    # Not all variables: a dropout that was set to 0 has a seed, and its twin none.
+    for ours, theirs in zip(layer.weights, twin.weights, strict=True):
         if theirs.trainable and not ours.trainable:
             theirs.trainable = False
 
