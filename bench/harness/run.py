@@ -8,6 +8,7 @@ leaves a record that is valid.
 
 from __future__ import annotations
 
+import re
 import signal
 import threading
 import time
@@ -21,7 +22,7 @@ from bench.analysis.looks import accuracy_decided, leaving
 from bench.analysis.stacks import stacked
 from bench.harness import apart, machine, state
 from bench.harness.matches import Match, parent_key, start_order
-from bench.harness.plan import EFFORT, FRAMEWORKS, Case, Effort
+from bench.harness.plan import EFFORT, FRAMEWORKS, Case, Effort, Framework
 from bench.harness.processes import (
     Failed,
     ParentDied,
@@ -512,11 +513,8 @@ class Run:
         self.save()
 
     def _refuse(self, case: Case, reason: str) -> None:
-        """The case's framework can't be started: most often it is not installed."""
-        side = FRAMEWORKS[case.framework]
-        said = f"{side.title} could not be started ({reason})"
-        if reason.startswith("ModuleNotFoundError"):
-            said += f"; install it with: {side.install}"
+        """The case's framework can't be started."""
+        said = not_started(FRAMEWORKS[case.framework], reason)
         self.record.entries[case.id].fail("UNSUPPORTED", said)
 
     def _check_requirements(self) -> None:
@@ -681,6 +679,14 @@ class Run:
             more_is_better=more_is_better(case.task.metric),
             looks=self.plan.amount.seed_looks,
         )
+
+
+def not_started(side: Framework, reason: str) -> str:
+    """Why a framework can't be started, with how to install it unless it failed by itself."""
+    said = f"{side.title} could not be started ({reason})"
+    if re.match(r"(?!ModuleNotFoundError|ImportError)\w+Error: ", reason):
+        return said
+    return f"{said}; install it with: {side.install}"
 
 
 def _row(case: Case) -> tuple:

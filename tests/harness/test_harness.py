@@ -39,8 +39,9 @@ from bench.harness import (
 )
 from bench.harness.durations import USUAL_BYTES
 from bench.harness.matches import Match, configure, parent_key
-from bench.harness.plan import Effort, Prepared, Workload
+from bench.harness.plan import FRAMEWORKS, Effort, Prepared, Workload
 from bench.harness.processes import Failed, ParentFailed, ParentKey, Processes, TimeLimits
+from bench.harness.run import not_started
 from bench.harness.selection import cases_of
 from shared import datasets
 from shared.specs import TASKS, forward_flops, layers, parameter_count, parameter_shapes
@@ -466,6 +467,20 @@ def test_an_interpreter_without_the_framework(measure, tmp_path):
     assert found.cases["tf", "good"]["status"] == "UNSUPPORTED"
     assert "pip install tensorflow" in found.cases["tf", "good"]["reason"]
     assert found.cases["pt", "good"]["status"] == "OK"
+
+
+@pytest.mark.parametrize(
+    ("reason", "missing"),
+    [
+        ("ModuleNotFoundError: No module named 'torch'", True),
+        ("the worker exited with status 1 before it answered", True),
+        ("AttributeError: module 'torch._C' has no attribute 'driver'", False),
+    ],
+)
+def test_a_framework_that_fails_by_itself_is_not_said_to_be_missing(reason, missing):
+    said = not_started(FRAMEWORKS["pt"], reason)
+    assert said.startswith(f"PyTorch could not be started ({reason})")
+    assert said.endswith("; install it with: pip install torch") == missing
 
 
 def test_no_compiler_but_a_gpu(measure, monkeypatch, tmp_path):
