@@ -159,8 +159,9 @@ def take(samples, rows):
 def save_samples(samples, path: Path) -> None:
     """Write an array to PATH.npy; those of a tuple or dict to the folder PATH, by place or name.
 
-    Tensors on the CPU are taken as arrays.
+    Tensors are taken as arrays, from a GPU, too.
     """
+    samples = mapped(lambda part: part.detach().cpu() if hasattr(part, "detach") else part, samples)
     if not isinstance(samples, (tuple, list, dict)):
         np.save(path.with_suffix(".npy"), samples)
         return

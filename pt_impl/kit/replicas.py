@@ -22,7 +22,6 @@ import warnings
 from argparse import Namespace
 from dataclasses import replace
 from datetime import timedelta
-from functools import partial
 from importlib import import_module
 from inspect import signature
 from itertools import islice
@@ -35,7 +34,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint import state_dict as states
 from torch.distributed.tensor import DTensor
-from torch.utils._pytree import tree_leaves, tree_map  # torch has no public one
+from torch.utils._pytree import tree_leaves  # torch has no public one
 
 from pt_impl.kit import runtime
 from shared import parallel, scratch
@@ -79,7 +78,7 @@ def launch(
     parallel.check_settings(make, settings)
     with (
         scratch.folder() as folder,
-        parallel.training_folder(_on_host(dataset)) as data,
+        parallel.training_folder(dataset) as data,
     ):
         parallel.check(data, run, settings)
         threads = parallel.threads_each(run.threads, count)
@@ -257,14 +256,6 @@ def _placed(samples):
     """Arrays as tensors on the device."""
     device = runtime.device()
     return parallel.mapped(lambda part: torch.tensor(np.asarray(part), device=device), samples)
-
-
-def _on_host(dataset):
-    """Tensors of a dataset that are on a GPU, on the host."""
-    if not isinstance(dataset, tuple):
-        return dataset
-    host = partial(tree_map, lambda part: part.cpu() if isinstance(part, torch.Tensor) else part)
-    return tuple(map(host, dataset))
 
 
 def _total(values) -> np.ndarray:

@@ -17,7 +17,8 @@ Where the frameworks differ and why:
   its masks again. TensorFlow has no generator state to put back: the twin reads the seeds before
   the first run and gives them to the second.
 - On a GPU, cuDNN's recurrent layers draw dropout from a state that nothing puts back; a block with
-  one begins it anew in each run, from torch's generator.
+  one begins it anew in each run, from torch's generator: other masks than the plain model's, and
+  the same in both runs.
 - Both frameworks would update BatchNorm's running statistics twice. Here the second run writes
   into copies of what the first one changed, there it runs in a scope that drops assignments.
 - PyTorch can keep some operators' outputs (`save_products`) and hand what is kept to the host and
@@ -175,12 +176,13 @@ def _renew_recurrent_dropout(module: nn.Module) -> None:
     They draw from a state of their own that begins anew only when torch's generator is set, as
     `checkpoint` does before the second run: that would find other masks than the first.
     """
-    for layer in module.modules():
-        draws = isinstance(layer, nn.RNNBase) and layer.training and layer.dropout > 0
-        device = next(layer.parameters()).device if draws else torch.device("cpu")
+    if not torch.cuda.is_initialized():
+        return
+    recurrent = [layer for layer in module.modules() if isinstance(layer, nn.RNNBase)]
+    drawing = [layer for layer in recurrent if layer.training and layer.dropout > 0]
+    for device in {next(layer.parameters()).device for layer in drawing}:
         if device.type == "cuda":
             torch.cuda.set_rng_state(torch.cuda.get_rng_state(device), device)
-            return
 
 
 def _products() -> list:
