@@ -28,13 +28,13 @@ import psutil
 from bench.analysis.bounds import LOOKS
 from bench.analysis.fit import block_times, fit_of
 from bench.analysis.sequential import Pair, judge
-from bench.harness import cgroups, machine
+from bench.harness import machine
 from bench.harness.matches import Match, parent_key, start_order
 from bench.harness.plan import EFFORT, Case
 from bench.harness.processes import ROOT, Processes
 from bench.harness.progress import clock
 from bench.harness.run import SEED
-from shared import datasets
+from shared import cgroups, datasets
 
 BLOCKS = LOOKS[0]
 EVERY_S, STOPPED_S = 3.0, 1.0  # how often workers are stopped, and for how long

@@ -36,6 +36,7 @@ from typing import BinaryIO
 
 import numpy as np
 
+from shared.cgroups import usable_threads
 from shared.images import ImageError, decode_rgb, list_images
 from shared.shards import (
     MANIFEST,
@@ -174,7 +175,7 @@ def _convert(target: Path, manifest: dict, jobs: dict, workers: int, progress: C
     _save(target, manifest)
     tell()
     try:
-        for number, entry in _written(jobs, workers or _cores()):
+        for number, entry in _written(jobs, workers or usable_threads()):
             shards[number] = entry
             if time.monotonic() - saved > _SAVE_S:
                 _save(target, manifest)
@@ -266,10 +267,6 @@ def _stored(path: Path, form: str) -> bytes | np.ndarray:
     if not data.startswith(b"\xff\xd8\xff"):
         raise ImageError(str(path), "is no JPEG: only --format arrays stores other images")
     return data
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 # Forms -------------------------------------------------------------------------------------------

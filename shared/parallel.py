@@ -34,6 +34,7 @@ import numpy as np
 import psutil
 
 from shared import own_network, scratch
+from shared.cgroups import usable_threads
 
 LOOPBACK = "127.0.0.1"
 WARM_STEPS = 2  # at the start of a run, whose traffic does not count
@@ -337,11 +338,6 @@ def check_identity(path: object, found: dict, options: argparse.Namespace) -> No
             raise ValueError(
                 f"{path} is of another run: its {name} is {found.get(name)!r}, not {value!r}"
             )
-
-
-def usable_threads() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def threads_each(threads: int, replicas: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from bench.harness.rows import need_cpu
 from bench.probes import serving
 from bench.probes.serving import HALF_LOSSES, IN_PLACE, Route, row
 from shared import operators
@@ -45,6 +46,7 @@ INTEGER_LAYERS = {  # counts them in a file: shared/operators.py
     "litert": operators.litert_integer_layers,
 }
 # ONNX's own checker saw the file when it was written; its import would count in every start.
+CPU_ROUTES = tuple(INTEGER_LAYERS)  # as their packages are installed here
 UNCHECKED = {"load": {"check": False}}
 
 
@@ -134,6 +136,8 @@ def prepare(impl, work: Work) -> Prepared:
     """The framework's predictions, or those of a runtime."""
     if impl.__name__ == "pt_impl" and work.settings["route"] == "litert":
         raise NotImplementedError(UNSUPPORTED["pt"]["export_litert"])
+    if work.settings["route"] in CPU_ROUTES:
+        need_cpu(impl)
     return serving.prepare(impl, work, ROUTES[work.settings["route"]])
 
 

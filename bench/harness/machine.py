@@ -11,13 +11,13 @@ import signal
 import sys
 import time
 from importlib import metadata
-from math import floor
 from pathlib import Path
 
 import psutil
 
-from bench.harness import cgroups
 from bench.harness.energy import Meter
+from shared import cgroups
+from shared.cgroups import usable_threads
 
 # glibc gives freed memory back and faults it in again, which makes two identical processes differ
 # by 14%; kept memory brings that to 2-5.5%. Other libcs ignore these.
@@ -45,15 +45,6 @@ def end_with_parent() -> None:
     """On Linux, be killed when who started this process dies, even in a call that never returns."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1 is PR_SET_PDEATHSIG
-
-
-def usable_threads() -> int:
-    """Cores that this process may use: its affinity, cut to the cgroup's CPU quota."""
-    if hasattr(os, "sched_getaffinity"):
-        count = len(os.sched_getaffinity(0))
-    else:
-        count = os.cpu_count() or 1
-    return max(1, floor(min(count, cgroups.cpu_quota())))
 
 
 def free_memory() -> int:

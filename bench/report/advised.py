@@ -73,9 +73,13 @@ def gained(effect: Effect, figure: str, *, short: bool = False) -> str:
         turned = effect.turned()
         value = number(turned.value)
         around = interval([turned.low, turned.high], like=turned.value)
-    bounded = {"interval": f" ({around})", "range": f", measured {around}"}
     words = WORDS[figure].short if short else WORDS[figure].gain
-    return words.format(value) + bounded.get(effect.kind, "")
+    return words.format(value) + _around(effect, around)
+
+
+def _around(effect: Effect, bounds: str) -> str:
+    """What stands after a figure: its interval, the range of what was measured, or nothing."""
+    return {"interval": f" ({bounds})", "range": f", measured {bounds}"}.get(effect.kind, "")
 
 
 def _measured(case: dict, figure: str) -> str:
@@ -135,8 +139,7 @@ def _taken(effect: Effect, figure: str) -> str:
     if figure == ACCURACY or effect.value < 1:
         return gained(effect, figure, short=True)
     bounds = interval([effect.low, effect.high], like=effect.value)
-    around = f" ({bounds})" if effect.kind == "interval" else ""
-    return f"{number(effect.value)} times the {WORDS[figure].taken}{around}"
+    return f"{number(effect.value)} times the {WORDS[figure].taken}{_around(effect, bounds)}"
 
 
 def _takes(row: Row, figure: str) -> str:

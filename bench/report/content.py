@@ -227,15 +227,15 @@ def _gpu(environment: dict[str, Any]) -> str:
     found = environment.get("gpu")
     found = found if isinstance(found, dict) else {}
     size, driver = compact(found.get("memory_bytes")), environment.get("driver")
-    known = {
-        "": found.get("name"),
-        "memory in GiB ": number(int(size) * 2**-30) if size.isdigit() else None,
-        "compute capability ": found.get("compute_capability"),
-        "CUDA ": found.get("cuda"),
-        "the driver's CUDA ": found.get("driver"),
-        "driver ": driver,
-    }
-    return ", ".join(f"{what}{compact(value)}" for what, value in known.items() if value)
+    known = [
+        ("", found.get("name")),
+        ("", f"{number(int(size) * 2**-30)} GiB" if size.isdigit() else None),
+        ("compute capability ", found.get("compute_capability")),
+        ("CUDA ", found.get("cuda")),
+        ("the driver's CUDA ", found.get("driver")),
+        ("driver ", driver),
+    ]
+    return ", ".join(f"{what}{compact(value)}" for what, value in known if value)
 
 
 def _first_compile(name: str, seconds: float) -> str:

@@ -11,7 +11,8 @@ from math import inf
 import psutil
 import pytest
 
-from bench.harness import cgroups, machine
+from bench.harness import machine
+from shared import cgroups
 from tests.workers import ROOT
 
 MIB = 1 << 20
@@ -60,7 +61,7 @@ NEW, OLD = "0::/slice/job\n", "4:memory:/docker/1\n1:cpu,cpuacct:/docker/1\n0::/
 def test_the_quota_is_the_least_of_all_groups(tree, monkeypatch, own, files, cores):
     tree(own, files)
     assert cgroups.cpu_quota() == cores
-    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda _: set(range(64)), raising=False)
+    monkeypatch.setattr(cgroups.os, "sched_getaffinity", lambda _: set(range(64)), raising=False)
     assert machine.usable_threads() == (64 if cores == inf else max(1, int(cores)))
 
 
@@ -118,7 +119,7 @@ def half_a_core():
 
 def test_a_process_in_a_group_with_a_quota_sees_it(half_a_core):
     program = (
-        "import json; from bench.harness import cgroups, machine; "
+        "import json; from bench.harness import machine; from shared import cgroups; "
         "print(json.dumps([cgroups.cpu_quota(), machine.usable_threads()]))"
     )
     command = 'echo $$ > "$1/cgroup.procs" && exec "$2" -c "$3"'

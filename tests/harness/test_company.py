@@ -14,8 +14,9 @@ import pytest
 from bench import attacked, company, validate
 from bench import neighbours as bench_neighbours
 from bench.company import Found, said_of
-from bench.harness import cgroups, machine
+from bench.harness import machine
 from bench.neighbours import PROGRAMS
+from shared import cgroups
 
 pytestmark = pytest.mark.timeout(120)
 

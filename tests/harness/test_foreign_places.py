@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.harness import cgroups
+from shared import cgroups
 from tests import workers
 from tests.harness import command_line
 from tests.harness.command_line import PLAIN

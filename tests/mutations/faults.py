@@ -454,14 +454,14 @@ MEASURING = (
     ),
     Fault(
         "threads beyond the quota",
-        "bench/harness/machine.py",
-        "return max(1, floor(min(count, cgroups.cpu_quota())))",
+        "shared/cgroups.py",
+        "return max(1, floor(min(count, cpu_quota())))",
         "return max(1, floor(count))",
         ("tests/harness/test_cgroups.py",),
     ),
     Fault(
         "threads beyond the affinity",
-        "bench/harness/machine.py",
+        "shared/cgroups.py",
         "count = len(os.sched_getaffinity(0))",
         "count = os.cpu_count()",
         MEMORY,

@@ -457,7 +457,7 @@ def test_device_memory_has_columns_where_there_is_a_device():
         "cuda": "13.0",
         "driver": "13.2",
     }
-    wanted = "H200, memory in GiB 79.2, compute capability 9.0, CUDA 13.0, the driver's CUDA 13.2"
+    wanted = "H200, 79.2 GiB, compute capability 9.0, CUDA 13.0, the driver's CUDA 13.2"
     assert wanted in " ".join(terminal(results).split())
     assert "Measured on the GPU H200, on" in " ".join(terminal(results).split())
 

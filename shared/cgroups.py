@@ -1,4 +1,4 @@
-"""What the control groups of this process allow it, of either version of Linux's.
+"""Cores and memory that this process may use: what its control groups allow it, of either version.
 
 A container's limits, and those of a service or a batch job. A group is held to the limits of those
 around it, too; in a container its own group is what is mounted.
@@ -9,10 +9,19 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import suppress
-from math import inf
+from math import floor, inf
 from pathlib import Path
 
 MOUNT, OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+
+
+def usable_threads() -> int:
+    """Cores that this process may use: its affinity, cut to the groups' quota; at least one."""
+    if hasattr(os, "sched_getaffinity"):
+        count = len(os.sched_getaffinity(0))
+    else:
+        count = os.cpu_count() or 1
+    return max(1, floor(min(count, cpu_quota())))
 
 
 def cpu_quota() -> float:
