@@ -50,6 +50,10 @@ from shared.specs import TASKS
 
 STATE = pytest.StashKey["State"]()
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+SEEN = {
+    "first_table": "Provisional, after {}: one block, no intervals. More follows in",
+    "intervals": "After {} all times have intervals. What was not timed follows in",
+}
 SHARE_OF_MEMORY = 0.8  # of what is free, that the contenders of a match may hold together
 
 
@@ -583,14 +587,12 @@ def _report(folder: Path) -> None:
         print(error, file=sys.stderr)
 
 
-def _show(state: State, speaker: Speaker, record: dict) -> None:
-    """Make the report of what there is; when it is the first, show its answer, too."""
-    first = not (state.folder / FORMATS["html"]).exists()
+def _show(state: State, speaker: Speaker, record: dict, reached: str | None) -> None:
+    """Make the report of what there is; show its answer where it is the first, or has intervals."""
     (state.folder / OWN).unlink(missing_ok=True)  # of before it was taken up
     _report(state.folder)
-    if first and not state.settings.amount.first_pass_alone:
-        seconds = clock(record["seconds"]["first_table"] or record["seconds"]["total"])
-        head = f"Provisional, after {seconds}: one block, no intervals. More follows in"
+    if reached and not state.settings.amount.first_pass_alone:
+        head = SEEN[reached].format(clock(record["seconds"][reached]))
         speaker.plan(f"{tables.answered(record, width=80)}\n\n{head}\n{state.folder}")
 
 

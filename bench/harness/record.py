@@ -77,7 +77,7 @@ class Record:
             "finished": False,
             "ended": None,
             "environment": environment,
-            "seconds": {"total": 0.0, "first_table": None},
+            "seconds": {"total": 0.0, "first_table": None, "intervals": None},
         }
         self.techniques: dict[str, Technique] = {}
         self.entries: dict[str, Entry] = {}

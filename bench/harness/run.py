@@ -41,6 +41,7 @@ SEED = 2026
 # Ends a run in time: a shell starts what runs in its background with Ctrl-C's signal ignored.
 ALARM = getattr(signal, "SIGALRM", signal.SIGINT)
 WRITING_S = 4.0  # what the end of a run takes: its record and its reports
+LONG_S = 180.0  # to wait for the end of a run
 # Of the time between blocks: what is derived for the record, which a run needs at its end.
 SHARE_OF_WRITING = 0.0025
 
@@ -79,7 +80,8 @@ class OtherConditions(Exception):
 class Run:
     """Measures a plan into a record, or what an interrupted run, by its `state`, has left of it.
 
-    `show` is given the record when the first pass is over, and after each further one.
+    `show` is given the record when the first pass is over, and after each further one, and what the
+    run has just reached, if anything: its "first_table", or "intervals" of all times.
     """
 
     def __init__(
@@ -89,7 +91,7 @@ class Run:
         folder: Path,
         say: Callable[[str], None],
         taken_up: state.State | None = None,
-        show: Callable[[dict], None] = lambda record: None,
+        show: Callable[[dict, str | None], None] = lambda record, reached: None,
     ) -> None:
         self.plan, self.settings, self.folder, self.taken_up = plan, settings, folder, taken_up
         self.show = show
@@ -304,7 +306,7 @@ class Run:
         while lacking:
             number, match = lacking.pop(0)
             if match[0].task.blocks and done and seconds["first_table"] is None:
-                self._show_table()
+                self._show_table("first_table")
             done += 1
             if self._in_time(durations.of_match(match)):
                 of = f"{done} of {done + len(lacking)}"
@@ -313,7 +315,8 @@ class Run:
                 if left_out := self._play(processes, number, match, block, data, one_by_one):
                     lacking += self._split(number, match, block, left_out)
         processes.stop_parents()
-        self._show_table()
+        is_first_look = block + 1 == self.plan.amount.first_look
+        self._show_table("intervals" if is_first_look else "first_table")
 
     def _play(
         self,
@@ -376,13 +379,19 @@ class Run:
         self._crowded.add(found)
         return [(found, new)]
 
-    def _show_table(self) -> None:
-        """Show what there is: the first table when every match of small models has a block."""
+    def _show_table(self, reached: str) -> None:
+        """Show what there is, and note when the run has `reached` it.
+
+        Its first table is there when every match of small models has a block, intervals are when
+        all matches have those of the first look: they are shown where the end is not near.
+        """
         seconds = self.record.top["seconds"]
-        if seconds["first_table"] is None and not self._cut:
-            seconds["first_table"] = seconds["total"] + time.monotonic() - self._clock
+        new = seconds[reached] is None and not self._cut
+        if new:
+            seconds[reached] = seconds["total"] + time.monotonic() - self._clock
+        told = new and (reached == "first_table" or self.plan.left(self.record)[0] > LONG_S)
         with self._part("writing"):
-            self.show(self.show_record())
+            self.show(self.show_record(), reached if told else None)
 
     def _start_parents(self, processes: Processes, cases: list[Case]) -> None:
         """Start a block's parents; the cases of one that can't be started fail."""

@@ -226,7 +226,11 @@ class Plan:
         expected, most = (seconds + before for seconds in left)
         whole = f"about {clock(expected)}"
         whole += f", {clock(most)} at most" if most > 1.05 * expected else ""
-        time = f"first table after about {clock(first)}, all after {whole}"
+        time = f"first table after about {clock(first)}, "
+        if 1 < amount.first_look <= amount.blocks and len(played) > 0:
+            timed = before + amount.first_look * self.durations.of_pass(played)
+            time += f"times with intervals after {clock(timed)}, " * (timed < expected)
+        time += f"all after {whole}"
         if taken_up:
             time = f"taken up where it ended: {whole} left"
         return (

@@ -101,12 +101,14 @@ def headline(runs: list[Record], other: Record | None = None) -> str:
 
 
 def _took(run: Record) -> str:
-    whole, first = (at(run, "seconds", name) for name in ("total", "first_table"))
-    if not is_number(whole) or not is_number(first):
+    """How long a run took, and when there was something to see."""
+    parts = [at(run, "seconds", name) for name in ("total", "first_table", "intervals")]
+    if not all(map(is_number, parts[:2])):
         return ""
-    took, first_table = (f"{seconds / 60:.0f}" for seconds in (whole, first))
+    took, first, *timed = (f"{seconds / 60:.0f}" for seconds in parts if is_number(seconds))
     cores = at(run, "environment", "logical_cores")
-    return f" The run took {took} minutes on {cores} cores, its first table {first_table}."
+    timed = "".join(f", all times with intervals after {minutes}" for minutes in timed)
+    return f" The run took {took} minutes on {cores} cores: a first table after {first}{timed}."
 
 
 def _picture(title: str) -> str:

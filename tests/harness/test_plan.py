@@ -422,6 +422,8 @@ def test_the_plan_names_its_parts_and_fits_80_columns(tmp_path):
         assert word in text
     words = " ".join(text.split())
     assert f"first table after about {clock(plan.durations.of_pass(plan.matches()) + 10)}" in words
+    timed = clock(3 * plan.durations.of_pass(plan.matches()) + 10)
+    assert f"times with intervals after {timed}, all after" in words
     assert f"all after about {clock(expected + 10)}, {clock(most + 10)} at most" in words
 
 
@@ -605,21 +607,34 @@ def test_only_a_quick_run_leaves_out_what_is_proved_in_training_where_no_probe_d
     assert proved
 
 
-def test_the_first_table_is_there_before_large_models_are_measured(tmp_path, monkeypatch):
+@pytest.mark.parametrize("left", [10.0, 1000.0])
+def test_a_table_is_there_before_large_models_are_measured_and_then_one_with_intervals(
+    tmp_path, monkeypatch, left
+):
     large = replace(TECHNIQUE.workloads[0], task="text-gpt-10m")
     technique = replace(TECHNIQUE, workloads=(large, TECHNIQUE.workloads[0]))
     plan = plan_of(cases_of(technique, "module", "default"), technique=technique)
     seen = []
+    monkeypatch.setattr(Plan, "left", lambda *_: (left, left))
     monkeypatch.setattr(Run, "_start_parents", lambda *_: None)
     monkeypatch.setattr(Run, "_play", lambda run, *given: seen.append(given[2][0].task.name))
     settings, processes = Settings(), SimpleNamespace(forks=True, stop_parents=lambda: None)
-    run = Run(plan, settings, tmp_path, print, show=lambda record: seen.append("table"))
+    show = lambda record, reached: seen.append(reached or "no news")  # noqa: E731
+    run = Run(plan, settings, tmp_path, print, show=show)
     run._play_pass(processes, {}, 0)
     small = [match[0].task.name for match in plan.matches() if not match[0].task.blocks]
-    assert seen[: len(small) + 1] == [*small, "table"]
-    assert set(seen[len(small) + 1 :]) == {"text-gpt-10m", "table"}
-    assert seen[-1] == "table"
-    assert run.record.top["seconds"]["first_table"] is not None
+    assert seen[: len(small) + 1] == [*small, "first_table"]
+    assert set(seen[len(small) + 1 :]) == {"text-gpt-10m", "no news"}
+    for block in (1, 2):
+        assert run._plans_pass(block)
+        run._play_pass(processes, {}, block)
+        assert (run.record.top["seconds"]["intervals"] is not None) == (block == 2)
+    # Who waits for the end anyway needs no table before it.
+    assert [each for each in seen if "-" not in each][1:] == [
+        *("no news", "no news"),
+        "intervals" if left > 180 else "no news",
+    ]
+    assert 0 < run.record.top["seconds"]["first_table"] < run.record.top["seconds"]["intervals"]
 
 
 # What comes first ---------------------------------------------------------------------------------

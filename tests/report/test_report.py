@@ -1260,8 +1260,10 @@ def test_baselines_that_another_machine_turns_round_are_named():
 def test_readme_says_how_long_its_run_took():
     run = record() | {"seconds": {"total": 3010.0, "first_table": 290.0}}
     run["environment"] |= {"logical_cores": 6}
-    said = "The run took 50 minutes on 6 cores, its first table 5."
-    assert said in readme.headline([run])
+    said = "The run took 50 minutes on 6 cores: a first table after 5"
+    assert f"{said}." in readme.headline([run])
+    run["seconds"]["intervals"] = 1090.0
+    assert f"{said}, all times with intervals after 18." in readme.headline([run])
     run["seconds"]["first_table"] = None
     assert "The run took" not in readme.headline([run])
 
