@@ -31,8 +31,8 @@ Copy with it: `pt_impl/kit/collectives.py`, `pt_impl/parallel/data_parallel.py`,
 `pt_impl/train_step/compilation.py`, `pt_impl/train_step/gradient_accumulation.py`,
 `pt_impl/train_step/gradient_clipping.py`, `pt_impl/train_step/memory_format.py`,
 `pt_impl/train_step/mixed_precision.py`, `pt_impl/train_step/optimizer_implementations.py`,
-`pt_impl/train_step/stacking.py`, `shared/own_network.py`, `shared/parallel.py`,
-`shared/scratch.py`.
+`pt_impl/train_step/stacking.py`, `shared/cgroups.py`, `shared/own_network.py`,
+`shared/parallel.py`, `shared/scratch.py`.
 """
 
 import os
