@@ -53,6 +53,7 @@ def _case(given: dict, own: int) -> dict:
         "reason": given.get("reason"),
         "program": name,
         "changes_math": given.get("changes_math", False),
+        "changes_weights": given.get("changes_weights", False),
         "timing": {
             "cold_first_call_s": 0.5,
             "step_s": {},

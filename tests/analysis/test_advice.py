@@ -87,6 +87,18 @@ def test_a_larger_gain_that_does_not_keep_accuracy_is_said_and_not_advised(given
     assert "2.00x (1.92–2.08), but accuracy" in said
 
 
+def test_a_smaller_model_that_nobody_has_trained_tempts_nobody():
+    """It is faster, as any smaller one."""
+    smaller = row("sparse_inference", time=MORE, changes_math=True, changes_weights=True)
+    found, side = asked("train faster", smaller, row("memory_format", time=SLOWER))
+    assert (side.best, side.tempting, found.tells) == (None, None, False)
+    assert name(side.nearest) == ("memory_format", "changed")
+    _, side = asked("train faster", smaller)
+    assert (side.tempting, name(side.nearest)) == (None, ("sparse_inference", "changed"))
+    _, side = asked("train faster", smaller | {"accuracy": LOST})
+    assert name(side.tempting) == ("sparse_inference", "changed")
+
+
 def test_memory_names_what_takes_least_with_the_price_in_time():
     own = row("activation_checkpointing", time=SLOWER, peaks=[0.5, 0.51, 0.5])
     found, side = asked("train in less memory", own)

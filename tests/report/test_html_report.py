@@ -398,7 +398,7 @@ def test_a_run_that_goes_on_shows_no_answer_of_before(tmp_path):
     write_reports(tmp_path, ["html"])
     assert "the answer of before" in (tmp_path / FORMATS["html"]).read_text()
     settings = SimpleNamespace(amount=SimpleNamespace(first_pass_alone=True))
-    plugin._show(SimpleNamespace(folder=tmp_path, settings=settings), None, small())
+    plugin._show(SimpleNamespace(folder=tmp_path, settings=settings), None, small(), None)
     assert "the answer of before" not in (tmp_path / FORMATS["html"]).read_text()
 
 
