@@ -629,6 +629,21 @@ def thawed():
     return {"left": left, "penalty": value, "wide": wide}
 
 
+def under_muon():
+    """What its decay leaves of ones, of no gradient: a convolution's and a dense layer's."""
+    if not hasattr(keras.optimizers, "Muon"):
+        return None  # of tf_keras
+    layers = keras.layers
+    convolution = layers.Conv2D(2, 1, kernel_initializer="ones", bias_initializer="ones")
+    dense = layers.Dense(2, "linear", True, "ones", "ones")
+    model = keras.Sequential([keras.Input((2, 2, 2)), convolution, layers.Flatten(), dense])
+    optimizer = keras.optimizers.Muon(0.1)
+    regularization.apply_decoupled_decay(model, optimizer, weight_decay=0.5)
+    variables = model.trainable_variables
+    optimizer.apply_gradients([(tf.zeros(v.shape), v) for v in variables])
+    return [float(np.mean(v)) for v in model.get_weights()]
+
+
 def scaled():
     return regularization.scale_decay(weight_decay=0.01, batch_size=256)
 
@@ -659,6 +674,7 @@ SCENARIOS = (
     structures,
     split,
     thawed,
+    *[under_muon] * (FRAMEWORK != "pt"),
     scaled,
     twice_the_batch,
 )

@@ -143,6 +143,10 @@ def test_what_was_frozen_decays_once_it_trains_as_the_rest_does(every):
         assert found["names"] == [["0.weight", "1.weight"], ["0.bias", "1.bias"]]
 
 
+def test_kernels_that_are_no_matrices_decay_under_muon_as_the_rest_does(evidence):
+    assert evidence["tf"]["regularization under_muon"] == pytest.approx([0.95, 1.0, 0.95, 1.0])
+
+
 def test_an_epoch_takes_the_same_share_away_at_any_batch(every):
     scaled = every["regularization scaled"]
     assert (1 - 0.1 * scaled) ** 4 == pytest.approx((1 - 0.1 * 0.01) ** 16, rel=1e-4)

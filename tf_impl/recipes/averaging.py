@@ -37,6 +37,7 @@ Copy with it: nothing.
 """
 
 import inspect
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -74,7 +75,7 @@ class AveragedWeights:
 
     @tf.function(jit_compile=False)
     def _update(self, weights) -> None:
-        new = tf.where(self.n_averaged == 0, 1.0, self._share(self.n_averaged))
+        new = tf.where(self.n_averaged == 0, tf.ones([], tf.float64), self._share(self.n_averaged))
         for average, weight in zip(self.variables, weights, strict=True):
             average.assign_add(tf.cast(new, average.dtype) * (weight - average))
         self.n_averaged.assign_add(1)
@@ -89,7 +90,7 @@ def make_exponential_average(model: tf.keras.Model, *, decay: float = 0.999) -> 
     """
     if not 0 <= decay < 1:
         raise ValueError(f"decay must be at least 0 and below 1, not {decay!r}")
-    return AveragedWeights(model, lambda updates: tf.constant(1.0 - decay))
+    return AveragedWeights(model, lambda updates: tf.constant(1.0 - decay, tf.float64))
 
 
 def make_equal_average(model: tf.keras.Model) -> AveragedWeights:
@@ -97,7 +98,7 @@ def make_equal_average(model: tf.keras.Model) -> AveragedWeights:
 
     In float32 of those in half precision.
     """
-    return AveragedWeights(model, lambda updates: 1.0 / tf.cast(updates + 1, tf.float32))
+    return AveragedWeights(model, lambda updates: 1.0 / tf.cast(updates + 1, tf.float64))
 
 
 @contextmanager
@@ -139,23 +140,26 @@ def update_statistics(model: tf.keras.Model, batches: Iterable) -> None:
         return
     made = {id(v) for layer in norms for v in (layer.moving_mean, layer.moving_variance)}
     kept = [(v, tf.identity(v)) for v in model.non_trainable_variables]
-    momenta = [layer.momentum for layer in norms]
+    before = [(layer, layer.momentum, vars(layer).get("call")) for layer in norms]
     dropouts = _switch_off_dropout(model)
     seen, done = 0, False
     try:
         for x in batches:
             if not seen:
                 _refuse_draws(model, x)
-            for layer in norms:
-                layer.momentum = seen / (seen + 1)  # a mean over all batches
+                for layer in norms:
+                    _count_calls(layer)
             _call(model, x, training=True)  # eagerly: a graph would keep the first momentum
             seen += 1
         if not seen:
             raise ValueError("statistics need at least one batch")
         done = True
     finally:
-        for layer, momentum in zip(norms, momenta, strict=True):
+        for layer, momentum, call in before:
             layer.momentum = momentum
+            vars(layer).pop("call", None)
+            if call:
+                layer.call = call
         for layer, rate in dropouts:
             layer.rate = rate
         for variable, value in kept:
@@ -258,6 +262,19 @@ def _switch_off_dropout(model: tf.keras.Model) -> list[tuple]:
     for layer, _ in rates:
         layer.rate = 0.0
     return rates
+
+
+def _count_calls(layer) -> None:
+    """Let its statistics be the mean over its calls: a pass may have several of a shared layer."""
+    call, counted = layer.call, itertools.count()
+
+    def counting(x, training=None, **others):
+        if training:
+            seen = next(counted)
+            layer.momentum = seen / (seen + 1)
+        return call(x, training=training, **others)
+
+    layer.call = counting
 
 
 def _refuse_draws(model: tf.keras.Model, x) -> None:
