@@ -382,6 +382,20 @@ def noise():
     return own.statistics_behind_noise()
 
 
+def normalized_kernel():
+    """Whether statistics leave a kernel as it was that its layer writes to, in training."""
+    if FRAMEWORK == "pt":
+        return None  # there a buffer is written to
+    import tensorflow as tf
+
+    layers = tf.keras.layers
+    spectral = layers.SpectralNormalization(layers.Dense(3, kernel_initializer="ones"))
+    model = tf.keras.Sequential([tf.keras.Input((3,)), spectral, layers.BatchNormalization()])
+    before = [np.array(variable) for variable in model.trainable_variables]
+    averaging.update_statistics(model, [tf.ones((8, 3))])
+    return all(map(np.array_equal, before, model.trainable_variables))
+
+
 def early_stopping():
     """When it stops, and which weights come back."""
     found = {}
@@ -558,6 +572,7 @@ SCENARIOS = (
     shared,
     dropout,
     noise,
+    normalized_kernel,
     early_stopping,
     stopped_average,
 )

@@ -121,7 +121,18 @@ if FRAMEWORK == "pt":
 
     def identities():
         """Models whose output is their input, if nothing is dropped."""
+
+        class Block(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.norm = nn.Identity()
+                self.dropout = nn.Dropout(0.0)  # within a branch, say, and not the last to run
+
+            def forward(self, x):
+                return self.norm(self.dropout(x))
+
         found = {
+            "behind a block": nn.Sequential(Block(), nn.Linear(WIDTH, WIDTH)),
             "sequential": nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)),
             "with a tail": nn.Sequential(
                 nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Identity()
@@ -189,6 +200,10 @@ if FRAMEWORK == "pt":
             "momentum": lambda: decay(model, momentum, weight_decay=0.1),
             "a scheduler": lambda: decay(model, scheduled, weight_decay=0.1),
             "no head": lambda: regularization.add_dropout(nn.Sequential(nn.ReLU()), rate=0.5),
+            "dropout at a part's end": lambda: regularization.add_dropout(
+                nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.Dropout()), nn.Linear(2, 2)),
+                rate=0.5,
+            ),
         }
 
     def moments_stay():

@@ -146,3 +146,8 @@ def test_statistics_of_a_shared_normalization_are_the_mean_over_all_that_it_is_g
     found = every["averaging shared"]
     assert np.allclose(found["mean"], found["expected"], atol=1e-5)
     assert not found["call"]
+
+
+@pytest.mark.parametrize("framework", workers.keras())
+def test_statistics_leave_a_kernel_that_is_normalized_in_training(evidence, framework):
+    assert evidence[framework]["averaging normalized_kernel"]

@@ -80,6 +80,11 @@ def test_dropout_stands_before_the_head(every, case):
     assert "set_dropout_rate" in found["twice"]
 
 
+def test_dropout_within_a_block_is_not_taken_for_that_of_the_head(evidence):
+    found = evidence["pt"]["regularization dropout"]["behind a block"]
+    assert found["kept"] == pytest.approx(0.25, abs=0.03)
+
+
 def test_a_sample_s_output_depends_on_its_companions_by_batchnorm_alone(every):
     found = every["regularization batch_norm"]
     plain, without = found["none"], found["without_batchnorm"]

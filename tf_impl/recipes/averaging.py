@@ -139,7 +139,8 @@ def update_statistics(model: tf.keras.Model, batches: Iterable) -> None:
     if not norms:
         return
     made = {id(v) for layer in norms for v in (layer.moving_mean, layer.moving_variance)}
-    kept = [(v, tf.identity(v)) for v in model.non_trainable_variables]
+    # All: SpectralNormalization writes to its kernel.
+    kept = [(v, tf.identity(v)) for v in model.variables]
     before = [(layer, layer.momentum, vars(layer).get("call")) for layer in norms]
     dropouts = _switch_off_dropout(model)
     seen, done = 0, False
