@@ -55,7 +55,12 @@ def make_exponential_average(model: nn.Module, *, decay: float = 0.999) -> swa_u
     if not 0 <= decay < 1:
         raise ValueError(f"decay must be at least 0 and below 1, not {decay!r}")
     if _in_half(model):
-        return _widened(swa_utils.AveragedModel(model, avg_fn=swa_utils.get_ema_avg_fn(decay)))
+        follow = swa_utils.get_ema_avg_fn(decay)
+
+        def widening(average, weight, updates):  # a share of it would be rounded, too
+            return follow(average, weight.to(average.dtype), updates)
+
+        return _widened(swa_utils.AveragedModel(model, avg_fn=widening))
     follow = swa_utils.get_ema_multi_avg_fn(decay)
     return swa_utils.AveragedModel(model, multi_avg_fn=follow)
 

@@ -192,10 +192,10 @@ def add_dropout(model: nn.Module, *, rate: float, head: str = "") -> nn.Module:
     head = head or next((n for n in reversed(modules) if type(modules[n]) is nn.Linear), "")
     if head not in modules or not head:
         raise ValueError(f"no head {head!r}: name the module before which dropout is to stand")
-    leaves = [name for name, module in modules.items() if not list(module.children())]
-    before = modules[leaves[max(leaves.index(head) - 1, 0)]] if head in leaves else None
     hooks = modules[head]._forward_pre_hooks.values()
-    if isinstance(before, nn.Dropout) or any(isinstance(hook, _Dropout) for hook in hooks):
+    if isinstance(_before(modules, head), nn.Dropout) or any(
+        isinstance(hook, _Dropout) for hook in hooks
+    ):
         raise ValueError(f"{head} has dropout before it: set its rate with set_dropout_rate")
     modules[head].register_forward_pre_hook(_Dropout(rate))
     return model
@@ -222,6 +222,17 @@ def set_dropout_rate(model: nn.Module, *, rate: float) -> list[str]:
     if not found:
         raise ValueError("the model has no dropout that is on: use add_dropout")
     return found
+
+
+def _before(modules: dict[str, nn.Module], head: str) -> nn.Module | None:
+    """The layer that runs before the head, as far as definitions tell: within blocks they don't."""
+    leaves = [name for name, module in modules.items() if not list(module.children())]
+    if head not in leaves[1:]:
+        return None
+    before = leaves[leaves.index(head) - 1]
+    around = [name for name in modules if before.startswith(f"{name}.")]
+    within = [modules[name] for name in around if not head.startswith(f"{name}.")]
+    return modules[before] if all(isinstance(m, nn.Sequential) for m in within) else None
 
 
 class _Dropout:

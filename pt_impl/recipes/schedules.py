@@ -18,8 +18,9 @@ Where the frameworks differ and why:
 - A scheduler stands beside the optimizer and writes its rate: call `scheduler.step()` after
   `optimizer.step()`. Keras hands the schedule to the optimizer, which asks it for the rate of its
   own step count; there is nothing to call, and nothing that could be called in the wrong order.
-- To resume, save `scheduler.state_dict()` beside the optimizer's, make the schedule and load both.
-  Keras saves the step count with the optimizer.
+- To resume, save `scheduler.state_dict()` beside the optimizer's, make the schedule and then load
+  both: one that is made later takes the rate that it finds for the highest. Keras saves the step
+  count with the optimizer.
 - Rates are Python floats, in float64. Keras casts them to the variables' float32.
 - Momentum is a sum of gradients here, which the rate of the step multiplies; Keras sums up updates,
   each with the rate of its own step. The two are equal while the rate stays (Goyal et al., remark

@@ -263,12 +263,13 @@ def thawed():
         ]
 
 
-def half_precision():
-    """Of a bfloat16 weight that goes from 1 to 2: the average after 200 steps, and the weight."""
+def one_weight(dtype):
+    """A model of one weight in this precision, and how that is written and read."""
     if FRAMEWORK == "pt":
         import torch
 
-        model = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.BatchNorm1d(1)).bfloat16()
+        model = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.BatchNorm1d(1))
+        model.to(getattr(torch, dtype))
         weight = model[0].weight
 
         def fill(value):
@@ -277,7 +278,7 @@ def half_precision():
         import tensorflow as tf
 
         layers = tf.keras.layers
-        model = tf.keras.Sequential([layers.Dense(1, dtype="bfloat16")])
+        model = tf.keras.Sequential([layers.Dense(1, dtype=dtype)])
         model(np.zeros((1, 1), np.float32))
         weight = model.layers[0].kernel
 
@@ -285,8 +286,14 @@ def half_precision():
             weight.assign([[value]])
 
     def now():
-        return weight.item() if FRAMEWORK == "pt" else float(tf.cast(weight, tf.float32)[0, 0])
+        return weight.item() if FRAMEWORK == "pt" else float(tf.cast(weight, tf.float64)[0, 0])
 
+    return model, fill, now
+
+
+def half_precision():
+    """Of a bfloat16 weight that goes from 1 to 2: the average after 200 steps, and the weight."""
+    model, fill, now = one_weight("bfloat16")
     fill(1.0)
     average = averaging.make_exponential_average(model, decay=0.999)
     average.update_parameters(model)
@@ -298,6 +305,73 @@ def half_precision():
     return [inside, now()]
 
 
+def small_halves():
+    """The average of a small float16 weight that stays, and the weight."""
+    model, fill, now = one_weight("float16")
+    fill(1e-6)
+    average = averaging.make_exponential_average(model, decay=0.9)
+    for _ in range(40):
+        average.update_parameters(model)
+    with averaging.averaged(model, average):
+        inside = now()
+    return [inside, now()]
+
+
+def double_precision():
+    """Both averages of a float64 weight that is 1, 2, and 4."""
+    model, fill, now = one_weight("float64")
+    found = []
+    for average in (
+        averaging.make_equal_average(model),
+        averaging.make_exponential_average(model, decay=DECAY),
+    ):
+        for value in (1.0, 2.0, 4.0):
+            fill(value)
+            average.update_parameters(model)
+        with averaging.averaged(model, average):
+            found.append(now())
+    return found
+
+
+def shared():
+    """The mean of a normalization that each pass goes through twice, and of both its inputs."""
+    random = np.random.default_rng(0)
+    stream = [random.normal(at, 1, (2, 16, 3)).astype(np.float32) for at in range(3)]
+    if FRAMEWORK == "pt":
+        import torch
+
+        class Siamese(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.norm = torch.nn.BatchNorm1d(3)
+
+            def forward(self, left, right):
+                return self.norm(left) - self.norm(right + 5)
+
+        model, given = Siamese(), [tuple(map(torch.tensor, pair)) for pair in stream]
+    else:
+        import tensorflow as tf
+
+        class Siamese(tf.keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.norm = tf.keras.layers.BatchNormalization()
+
+            def call(self, left, right, training=False):
+                self.norm(left, training=False)  # which changes no statistics
+                return self.norm(left, training=training) - self.norm(right + 5, training=training)
+
+        model, given = Siamese(), [tuple(map(tf.constant, pair)) for pair in stream]
+        model(*given[0])
+    averaging.update_statistics(model, given)
+    mean = model.norm.running_mean if FRAMEWORK == "pt" else model.norm.moving_mean
+    return {
+        "mean": mean.numpy(),
+        "expected": np.mean(stream, (0, 1, 2)) + 2.5,
+        "call": "call" in vars(model.norm),
+    }
+
+
 def dropout():
     """Statistics of a layer behind dropout: those without it."""
     return own.statistics_behind_dropout()
@@ -306,6 +380,21 @@ def dropout():
 def noise():
     """Statistics of a layer behind noise."""
     return own.statistics_behind_noise()
+
+
+def normalized_kernel():
+    """Whether statistics leave a kernel as it was that its layer writes to, in training."""
+    if FRAMEWORK == "pt":
+        return None  # there a buffer is written to
+    import tensorflow as tf
+
+    layers = tf.keras.layers
+    tf.keras.utils.set_random_seed(0)
+    spectral = layers.SpectralNormalization(layers.Dense(9))  # another one in each pass
+    model = tf.keras.Sequential([tf.keras.Input((8,)), layers.BatchNormalization(), spectral])
+    before = [np.array(variable) for variable in model.trainable_variables]
+    averaging.update_statistics(model, [tf.random.stateless_normal((8, 8), (0, 1))])
+    return all(map(np.array_equal, before, model.trainable_variables))
 
 
 def early_stopping():
@@ -479,8 +568,12 @@ SCENARIOS = (
     named_inputs,
     thawed,
     half_precision,
+    small_halves,
+    double_precision,
+    shared,
     dropout,
     noise,
+    normalized_kernel,
     early_stopping,
     stopped_average,
 )

@@ -687,7 +687,8 @@ class _TF:
         norm.gamma.assign(np.full(norm.gamma.shape, math.nan))
         images = tf.random.stateless_uniform((2, 32, 32, 3), (1, 2))
         return {
-            "clean": lambda: (model(), loss, x, y),
+            # It writes to its kernel.
+            "clean": lambda: (model(layers.SpectralNormalization(layers.Dense(8))), loss, x, y),
             "input": lambda: (model(), loss, bad_input(), y),
             "parameter": lambda: (with_bad(), loss, x, y),
             "layer": lambda: (model(log()), loss, x, y),

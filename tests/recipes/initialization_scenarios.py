@@ -437,6 +437,19 @@ def norms():
     }
 
 
+def normalized_kernel():
+    """Whether norms leave a kernel as it was that its layer writes to, in training."""
+    if FRAMEWORK == "pt":
+        return None  # there a buffer is written to
+    layers = keras.layers
+    spectral = layers.SpectralNormalization(layers.Dense(10, kernel_initializer="ones"))
+    model = keras.Sequential([keras.Input((3,)), spectral])
+    before = everything(model)
+    x = tensor(np.ones((4, 3), np.float32))
+    initialization.gradient_norms(model, cross_entropy, x, labels()[:4])
+    return all(map(np.array_equal, before, everything(model)))
+
+
 def frozen_kernel():
     """What is said of a layer whose kernel alone is frozen, and whether that stayed."""
     model = initialization.deep_network(layers=1, width=4)
@@ -575,6 +588,7 @@ SCENARIOS = (
     foreign_models,
     frozen_kernel,
     norms,
+    normalized_kernel,
     named_output,
     held,
     twins,

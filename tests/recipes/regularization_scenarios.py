@@ -121,7 +121,18 @@ if FRAMEWORK == "pt":
 
     def identities():
         """Models whose output is their input, if nothing is dropped."""
+
+        class Block(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.norm = nn.Identity()
+                self.dropout = nn.Dropout(0.0)  # within a branch, say, and not the last to run
+
+            def forward(self, x):
+                return self.norm(self.dropout(x))
+
         found = {
+            "behind a block": nn.Sequential(Block(), nn.Linear(WIDTH, WIDTH)),
             "sequential": nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)),
             "with a tail": nn.Sequential(
                 nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Identity()
@@ -189,6 +200,10 @@ if FRAMEWORK == "pt":
             "momentum": lambda: decay(model, momentum, weight_decay=0.1),
             "a scheduler": lambda: decay(model, scheduled, weight_decay=0.1),
             "no head": lambda: regularization.add_dropout(nn.Sequential(nn.ReLU()), rate=0.5),
+            "dropout at a part's end": lambda: regularization.add_dropout(
+                nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.Dropout()), nn.Linear(2, 2)),
+                rate=0.5,
+            ),
         }
 
     def moments_stay():
@@ -629,6 +644,21 @@ def thawed():
     return {"left": left, "penalty": value, "wide": wide}
 
 
+def under_muon():
+    """What its decay leaves of ones, of no gradient: a convolution's and a dense layer's."""
+    if not hasattr(keras.optimizers, "Muon"):
+        return None  # of tf_keras
+    layers = keras.layers
+    convolution = layers.Conv2D(2, 1, kernel_initializer="ones", bias_initializer="ones")
+    dense = layers.Dense(2, "linear", True, "ones", "ones")
+    model = keras.Sequential([keras.Input((2, 2, 2)), convolution, layers.Flatten(), dense])
+    optimizer = keras.optimizers.Muon(0.1)
+    regularization.apply_decoupled_decay(model, optimizer, weight_decay=0.5)
+    variables = model.trainable_variables
+    optimizer.apply_gradients([(tf.zeros(v.shape), v) for v in variables])
+    return [float(np.mean(v)) for v in model.get_weights()]
+
+
 def scaled():
     return regularization.scale_decay(weight_decay=0.01, batch_size=256)
 
@@ -659,6 +689,7 @@ SCENARIOS = (
     structures,
     split,
     thawed,
+    *[under_muon] * (FRAMEWORK != "pt"),
     scaled,
     twice_the_batch,
 )

@@ -234,6 +234,24 @@ def wrapped():
     return found
 
 
+def in_parts():
+    """The rates of two updates of two batches each, and what was said before them."""
+    import tensorflow as tf
+
+    if not hasattr(tf.keras.optimizers.SGD(), "gradient_accumulation_steps"):
+        return None  # of tf_keras
+    weight = tf.Variable([0.0])
+    optimizer = tf.keras.optimizers.SGD(RATE, gradient_accumulation_steps=2)
+    schedules.apply_linear_decay(optimizer, steps=STEPS)
+    used, told = [], []
+    for _ in range(4):
+        told.append(schedules.current_rate(optimizer))
+        before = float(weight[0])
+        optimizer.apply([tf.ones([1])], [weight])
+        used.append(before - float(weight[0]))
+    return {"used": used[1::2], "told": told[1::2]}
+
+
 def second():
     """Rates at which a second schedule begins, the optimizer's own set anew, of each first one."""
     if FRAMEWORK != "pt":
@@ -312,6 +330,7 @@ SCENARIOS = (
     below_zero,
     refusals,
     wrapped,
+    *[in_parts] * (FRAMEWORK != "pt"),
     second,
     scaled,
     accumulated,

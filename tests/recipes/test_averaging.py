@@ -128,3 +128,26 @@ def test_an_average_of_weights_in_half_precision_moves_by_less_than_they_can(eve
     inside, after = every["averaging half_precision"]
     assert inside == pytest.approx(2 - 0.999**200, abs=2**-8)
     assert after == 2
+
+
+def test_an_average_of_small_halves_is_not_rounded_as_they_are(every):
+    inside, weight = every["averaging small_halves"]
+    assert inside == weight
+
+
+def test_an_average_of_doubles_is_as_exact_as_they_are(every):
+    equal, exponential = every["averaging double_precision"]
+    assert equal == pytest.approx(7 / 3, rel=1e-14)
+    wanted = DECAY * (DECAY + (1 - DECAY) * 2) + (1 - DECAY) * 4
+    assert exponential == pytest.approx(wanted, rel=1e-14)
+
+
+def test_statistics_of_a_shared_normalization_are_the_mean_over_all_that_it_is_given(every):
+    found = every["averaging shared"]
+    assert np.allclose(found["mean"], found["expected"], atol=1e-5)
+    assert not found["call"]
+
+
+@pytest.mark.parametrize("framework", workers.keras())
+def test_statistics_leave_a_kernel_that_is_normalized_in_training(evidence, framework):
+    assert evidence[framework]["averaging normalized_kernel"]

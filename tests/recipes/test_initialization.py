@@ -231,3 +231,8 @@ def test_each_rule_has_its_word(every):
 )
 def test_what_can_not_be_drawn_is_said(every, case, words):
     assert words in (every["initialization refusals"][case] or "")
+
+
+@pytest.mark.parametrize("framework", workers.keras())
+def test_norms_leave_a_kernel_that_is_normalized_in_training(evidence, framework):
+    assert evidence[framework]["initialization normalized_kernel"]

@@ -80,6 +80,11 @@ def test_dropout_stands_before_the_head(every, case):
     assert "set_dropout_rate" in found["twice"]
 
 
+def test_dropout_within_a_block_is_not_taken_for_that_of_the_head(evidence):
+    found = evidence["pt"]["regularization dropout"]["behind a block"]
+    assert found["kept"] == pytest.approx(0.25, abs=0.03)
+
+
 def test_a_sample_s_output_depends_on_its_companions_by_batchnorm_alone(every):
     found = every["regularization batch_norm"]
     plain, without = found["none"], found["without_batchnorm"]
@@ -141,6 +146,10 @@ def test_what_was_frozen_decays_once_it_trains_as_the_rest_does(every):
     assert found.get("wide") in (None, "float64")
     if every.framework == "pt":
         assert found["names"] == [["0.weight", "1.weight"], ["0.bias", "1.bias"]]
+
+
+def test_kernels_that_are_no_matrices_decay_under_muon_as_the_rest_does(evidence):
+    assert evidence["tf"]["regularization under_muon"] == pytest.approx([0.95, 1.0, 0.95, 1.0])
 
 
 def test_an_epoch_takes_the_same_share_away_at_any_batch(every):

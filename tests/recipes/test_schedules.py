@@ -99,6 +99,12 @@ def test_an_optimizer_around_another_has_the_rate_of_that_one(every):
     assert "schedule already" in found["again"]
 
 
+def test_the_current_rate_is_that_of_an_update_from_several_batches(evidence):
+    found = evidence["tf"]["schedules in_parts"]
+    assert found["told"] == pytest.approx(found["used"])
+    assert found["used"] == pytest.approx([RATE * (1 - 1 / STEPS), RATE * (1 - 3 / STEPS)])
+
+
 def test_a_second_schedule_starts_from_the_rate_that_the_optimizer_has_then(evidence):
     assert evidence["pt"]["schedules second"] == pytest.approx(14 * [RATE / 100])
 

@@ -37,6 +37,7 @@ Copy with it: nothing.
 """
 
 import inspect
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -74,7 +75,7 @@ class AveragedWeights:
 
     @tf.function(jit_compile=False)
     def _update(self, weights) -> None:
-        new = tf.where(self.n_averaged == 0, 1.0, self._share(self.n_averaged))
+        new = tf.where(self.n_averaged == 0, tf.ones([], tf.float64), self._share(self.n_averaged))
         for average, weight in zip(self.variables, weights, strict=True):
             average.assign_add(tf.cast(new, average.dtype) * (weight - average))
         self.n_averaged.assign_add(1)
@@ -89,7 +90,7 @@ def make_exponential_average(model: tf.keras.Model, *, decay: float = 0.999) -> 
     """
     if not 0 <= decay < 1:
         raise ValueError(f"decay must be at least 0 and below 1, not {decay!r}")
-    return AveragedWeights(model, lambda updates: tf.constant(1.0 - decay))
+    return AveragedWeights(model, lambda updates: tf.constant(1.0 - decay, tf.float64))
 
 
 def make_equal_average(model: tf.keras.Model) -> AveragedWeights:
@@ -97,7 +98,7 @@ def make_equal_average(model: tf.keras.Model) -> AveragedWeights:
 
     In float32 of those in half precision.
     """
-    return AveragedWeights(model, lambda updates: 1.0 / tf.cast(updates + 1, tf.float32))
+    return AveragedWeights(model, lambda updates: 1.0 / tf.cast(updates + 1, tf.float64))
 
 
 @contextmanager
@@ -138,24 +139,28 @@ def update_statistics(model: tf.keras.Model, batches: Iterable) -> None:
     if not norms:
         return
     made = {id(v) for layer in norms for v in (layer.moving_mean, layer.moving_variance)}
-    kept = [(v, tf.identity(v)) for v in model.non_trainable_variables]
-    momenta = [layer.momentum for layer in norms]
+    # All: SpectralNormalization writes to its kernel.
+    kept = [(v, tf.identity(v)) for v in model.variables]
+    before = [(layer, layer.momentum, vars(layer).get("call")) for layer in norms]
     dropouts = _switch_off_dropout(model)
     seen, done = 0, False
     try:
         for x in batches:
             if not seen:
                 _refuse_draws(model, x)
-            for layer in norms:
-                layer.momentum = seen / (seen + 1)  # a mean over all batches
+                for layer in norms:
+                    _count_calls(layer)
             _call(model, x, training=True)  # eagerly: a graph would keep the first momentum
             seen += 1
         if not seen:
             raise ValueError("statistics need at least one batch")
         done = True
     finally:
-        for layer, momentum in zip(norms, momenta, strict=True):
+        for layer, momentum, call in before:
             layer.momentum = momentum
+            vars(layer).pop("call", None)
+            if call:
+                layer.call = call
         for layer, rate in dropouts:
             layer.rate = rate
         for variable, value in kept:
@@ -260,11 +265,30 @@ def _switch_off_dropout(model: tf.keras.Model) -> list[tuple]:
     return rates
 
 
+def _count_calls(layer) -> None:
+    """Let its statistics be the mean over its calls: a pass may have several of a shared layer."""
+    call, counted = layer.call, itertools.count()
+
+    def counting(x, training=None, **others):
+        if training:
+            seen = next(counted)
+            layer.momentum = seen / (seen + 1)
+        return call(x, training=training, **others)
+
+    layer.call = counting
+
+
 def _refuse_draws(model: tf.keras.Model, x) -> None:
     """Raise where two calls differ: augmentation, noise, the dropout within a recurrent layer."""
-    kept = [tf.identity(variable) for variable in model.non_trainable_variables]
-    outputs = [tf.nest.flatten(_call(model, x, training=True)) for _ in range(2)]
-    _write(model.non_trainable_variables, kept)
+    kept = [(v, tf.identity(v)) for v in model.variables]
+    outputs = []
+    for _ in range(2):
+        outputs.append(tf.nest.flatten(_call(model, x, training=True)))
+        for variable, value in kept:
+            if value.dtype.is_floating:  # all but seeds, by which alone a draw may differ
+                variable.assign(value)
+    for variable, value in kept:
+        variable.assign(value)
     pairs = zip(*outputs, strict=True)
     if not all(np.allclose(*pair, rtol=1e-3, equal_nan=True) for pair in pairs):
         raise NotImplementedError(

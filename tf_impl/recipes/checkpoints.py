@@ -99,9 +99,10 @@ def load_checkpoint(
 ) -> dict:
     """Read a checkpoint into model, optimizer and random generator; return its `state`.
 
-    With `optimizer` None the weights alone are read. Everything is checked before anything is
-    changed: raises ValueError where the file is no whole checkpoint, is of another model or
-    optimizer, or has no optimizer's state though one is given.
+    With `optimizer` None the weights alone are read. One of a part of the variables is built for
+    them first (`optimizer.build`): here it would be for all that train. Everything is checked
+    before anything is changed: raises ValueError where the file is no whole checkpoint, is of
+    another model or optimizer, or has no optimizer's state though one is given.
     """
     head, arrays = _read(Path(path))
     pairs = _pairs(path, "weight", _state(model), arrays)

@@ -211,7 +211,8 @@ def find_nonfinite(
     state = [*_leaves(x, "x"), *_leaves(y, "y")]
     state += [(f"variable {_path(each)}", each) for each in model.variables]
     causes = [(name, _first_bad(values)) for name, values in _numeric(state)]
-    kept = [(v, tf.identity(v)) for v in model.non_trainable_variables]
+    # All: SpectralNormalization writes to its kernel.
+    kept = [(v, tf.identity(v)) for v in model.variables]
     watched = _watch(model, layers)
     try:
         with tf.GradientTape() as tape:

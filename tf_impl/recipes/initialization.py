@@ -131,8 +131,9 @@ def gradient_norms(model: tf.keras.Model, loss_fn: Callable, x, y) -> dict[str, 
     tuple or list of arguments where `call` takes several, else the one argument.
     """
     variables = model.trainable_variables
-    others = [*model.non_trainable_variables, tf.random.get_global_generator().state]
-    kept = [tf.identity(variable) for variable in others]
+    # All: SpectralNormalization writes to its kernel.
+    written = [*model.variables, tf.random.get_global_generator().state]
+    kept = [tf.identity(variable) for variable in written]
     try:
         with tf.GradientTape() as tape:
             output = _call(model, x)
@@ -141,7 +142,7 @@ def gradient_norms(model: tf.keras.Model, loss_fn: Callable, x, y) -> dict[str, 
         leaves = [t for t in tf.nest.flatten(output) if tf.as_dtype(t.dtype).is_floating]
         gradients = tape.gradient(loss, [*variables, *leaves])
     finally:
-        for variable, value in zip(others, kept, strict=True):
+        for variable, value in zip(written, kept, strict=True):
             variable.assign(value)
     squares: dict[str, float] = {}
     layers = [_name(v).rpartition("/")[0] or _name(v) for v in variables]

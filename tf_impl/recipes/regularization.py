@@ -137,6 +137,8 @@ def apply_decoupled_decay(
     if not names:
         raise ValueError("the model has nothing that decays (or was not called yet)")
     holder.weight_decay = weight_decay
+    if hasattr(holder, "adam_weight_decay"):  # of Muon, for all that is no matrix
+        holder.adam_weight_decay = weight_decay
     wanted, kinds = {"kernel", *_asked(biases, norms, embeddings)}, _kinds(model)
     left = [v for v in model.weights if kinds.get(id(v)) not in wanted]
     holder.exclude_from_weight_decay(var_list=left)

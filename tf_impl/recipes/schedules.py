@@ -17,6 +17,9 @@ Its twin: `pt_impl/recipes/schedules.py`.
 Where the frameworks differ and why:
 - The optimizer holds the schedule and asks it for the rate of its own step count, within the graph:
   there is nothing to call. PyTorch's scheduler stands beside the optimizer and has a `step()`.
+- Keras asks the schedule in every call of the optimizer. Where that accumulates k batches
+  (`gradient_accumulation_steps`), steps and warm-up here are of batches, k times as many as of
+  updates. In PyTorch they are of what one calls them after.
 - The step count is saved with the optimizer, so a resumed run goes on where it was. PyTorch's
   scheduler has a state of its own.
 - Keras's `CosineDecay` and `PolynomialDecay` compute in float32. These compute in float64, so that
@@ -226,7 +229,8 @@ def current_rate(optimizer: Optimizer) -> float:
     optimizer = _own(optimizer)
     held = optimizer._learning_rate  # `learning_rate` is the last step's in tf_keras
     schedule = isinstance(held, tf.keras.optimizers.schedules.LearningRateSchedule)
-    return float(held(optimizer.iterations) if schedule else held)
+    # `iterations` counts updates where gradients are accumulated, and a schedule is asked by calls.
+    return float(held(optimizer._iterations) if schedule else held)
 
 
 def scale_rate(*, rate: float, batch_size: int, reference_batch_size: int) -> float:
