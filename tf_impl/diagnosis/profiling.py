@@ -58,6 +58,7 @@ from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from shared.profiles import (
     STEP,
+    WAITING,
     Breakdown,
     Span,
     break_down,
@@ -238,13 +239,15 @@ def _spans(
     """A thread's spans. What runs for others than the step, such as `tf.data`, is no operator."""
     main = any(event[0] == STEP for event in events)
     found, running = [], (0.0, None)  # the run that the thread works for: until when, and which
-    eager = None  # what Python called, if it is an operator and no function
+    eager, waits = None, 0.0  # the operator that Python called; until when it waits for a batch
     for name, start, end, about in events:
         if name == "ExecutorState::Process":
             running = end, about.get("id")
         if name == "EagerExecute":
             eager = None if about.get("is_func") else about.get("eager_op")
-        alone = eager is not None and name == "KernelAndDeviceFunc::Run"
+        if name == WAITING:
+            waits = end
+        alone = eager is not None and name == "KernelAndDeviceFunc::Run" and start >= waits
         said = (about.get("tf_op") or "") if device else f"eager:{eager}" if alone else name
         operator, part = _OPERATOR.match(said), None
         if operator:
