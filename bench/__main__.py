@@ -52,6 +52,9 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:  # a reader such as `head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except KeyboardInterrupt:
+        print(f"\ntwinbench {given.command}: interrupted", file=sys.stderr)
+        return 130
     except OSError as error:
         if error.filename is None or error.errno not in UNWRITABLE:
             raise

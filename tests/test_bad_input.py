@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -240,6 +241,12 @@ def test_no_command_shows_them_all(capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["twinbench"])
     assert twinbench.main() == 2
     assert "\n  choose      what to use for one aim" in capsys.readouterr().err
+
+
+def test_an_interrupted_command_is_one_line(capsys, monkeypatch):
+    monkeypatch.setattr(diagnose, "newest", mock.Mock(side_effect=KeyboardInterrupt))
+    assert twinbench.main(["diagnose", "digits-cnn"]) == 130
+    assert capsys.readouterr().err == "\ntwinbench diagnose: interrupted\n"
 
 
 # Options -----------------------------------------------------------------------------------------

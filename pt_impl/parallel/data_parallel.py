@@ -11,6 +11,10 @@ et al., 2020), `one_process` is nn.DataParallel.
 BatchNorm sees each replica's shard, and the running statistics kept are those of rank 0; with
 `synchronised_norm` it sees the global batch, for two small exchanges a layer.
 
+A loss has to be a mean over samples. One with class weights, or over the labels that are no padding
+(`ignore_index`), is not: shards with few of them weigh more, and the weights end elsewhere. Let
+`loss_fn` divide the sum by the samples instead.
+
 Its twin: `tf_impl/parallel/data_parallel.py`.
 
 Where the frameworks differ and why:

@@ -180,6 +180,17 @@ def opened(log: Path) -> list[str] | None:
     return [row["c"][names.index("type")]["v"] for row in table["rows"]]
 
 
+def without_a_graph():
+    """Two products that Python calls by themselves, and one in a function; batches of tf.data."""
+    if NAME == "pt":
+        return {}
+    import tensorflow as tf
+
+    product = tf.function(tf.matmul)
+    batches = tf.data.Dataset.from_tensors(tf.ones((64, 64)))
+    return counted(lambda x: product(tf.tanh(x @ x) @ x, x), batches, steps=4)
+
+
 def files():
     """The three files, as their readers find them."""
     batch = steps.data(8, 16)
@@ -232,5 +243,5 @@ def refused():
     return found
 
 
-SCENARIOS = (operators, beside_the_step, files, refused)
+SCENARIOS = (operators, beside_the_step, without_a_graph, files, refused)
 TIMED = (sleeping, between_operators, products, made_ahead)

@@ -325,6 +325,16 @@ def test_what_prepares_batches_in_the_background_is_not_the_steps(evidence):
     assert any(PRODUCTS.search(name) for name in names)
 
 
+def test_operators_without_a_graph_are_counted_once(evidence):
+    found = evidence["tf"]["profiling without_a_graph"]
+    products = [one for one in found["operators"] if PRODUCTS.search(one["name"])]
+    assert sum(one["calls"] for one in products) == 3
+    calls = {one["name"]: one["calls"] for one in found["operators"]}
+    assert calls["Tanh"] == 1
+    assert "IteratorGetNext" not in calls  # which waits
+    assert found["forward"] > 0
+
+
 def test_the_files_are_opened_by_their_readers(every):
     found = every["profiling files"]
     assert found["log"].endswith(".pt.trace.json" if every.name == "pt" else ".xplane.pb")

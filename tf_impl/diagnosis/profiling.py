@@ -15,6 +15,7 @@ Where the frameworks differ and why:
   another `name` counts as forward, and so does a custom gradient, unless its operators stand in
   `tf.name_scope("gradient_tape")`. PyTorch's profiler has ranges of the autograd engine and of
   optimizers.
+- Without `tf.function` operators have no scope, and all count as forward.
 - The profiler is one of the process, and writes an `XSpace` (a protocol buffer that comes with
   TensorFlow) for TensorBoard. The Chrome trace is made from it. PyTorch writes one itself.
 - Allocations are recorded on a GPU only; PyTorch records those of a CPU, too.
@@ -57,6 +58,7 @@ from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from shared.profiles import (
     STEP,
+    WAITING,
     Breakdown,
     Span,
     break_down,
@@ -237,10 +239,16 @@ def _spans(
     """A thread's spans. What runs for others than the step, such as `tf.data`, is no operator."""
     main = any(event[0] == STEP for event in events)
     found, running = [], (0.0, None)  # the run that the thread works for: until when, and which
+    eager, waits = None, 0.0  # the operator that Python called; until when it waits for a batch
     for name, start, end, about in events:
         if name == "ExecutorState::Process":
             running = end, about.get("id")
-        said = (about.get("tf_op") or "") if device else name
+        if name == "EagerExecute":
+            eager = None if about.get("is_func") else about.get("eager_op")
+        if name == WAITING:
+            waits = end
+        alone = eager is not None and name == "KernelAndDeviceFunc::Run" and start >= waits
+        said = (about.get("tf_op") or "") if device else f"eager:{eager}" if alone else name
         operator, part = _OPERATOR.match(said), None
         if operator:
             part = _part(operator["scope"], operator["type"], scopes)
@@ -254,7 +262,7 @@ def _spans(
         short, flops = name, None
         if operator and not device:
             short = operator["type"]
-            flops = count(operator["scope"], short) if works else None
+            flops = count(operator["scope"], short) if works and not alone else None
         found.append(Span(short, start, end, thread, part, works, device, *(flops or ())))
     return found
 

@@ -11,6 +11,10 @@ TPUStrategy.
 BatchNorm sees each replica's shard, and the moving statistics kept are those of the first; with
 `synchronised_norm` it sees the global batch, for three small exchanges a layer.
 
+A loss has to be a mean over samples. One with class weights, or over the labels that are no padding
+(`ignore_class`), is not: shards with few of them weigh more, and the weights end elsewhere. Let
+`loss_fn` divide the sum by the samples instead.
+
 Its twin: `pt_impl/parallel/data_parallel.py`.
 
 Where the frameworks differ and why:
