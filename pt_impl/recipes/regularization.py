@@ -252,7 +252,9 @@ def _wanted(model: nn.Module, **settings: bool) -> list[nn.Parameter]:
 
 
 def _penalty(parameters: list[nn.Parameter], weight_decay: float) -> Tensor:
-    return weight_decay / 2 * sum(parameter.float().square().sum() for parameter in parameters)
+    double = all(parameter.dtype == torch.float64 for parameter in parameters)
+    widest = torch.float64 if double else torch.float32
+    return weight_decay / 2 * sum(p.to(widest).square().sum() for p in parameters)
 
 
 def _kinds(model: nn.Module) -> dict[int, str]:

@@ -628,7 +628,8 @@ def thawed():
         assert one["lr"] == other["lr"]
         assert one["lr"] is not other["lr"]
         left = [float(parameter.detach().mean()) for parameter in model.parameters()]
-        return {"left": left, "penalty": value, "names": names}
+        wide = regularization.l2_penalty(torch.nn.Linear(2, 1).double(), weight_decay=0.5).dtype
+        return {"left": left, "penalty": value, "names": names, "wide": str(wide)[6:]}
     layers = [keras.layers.Dense(2, "linear", True, "ones", "ones") for _ in range(2)]
     model = keras.Sequential([keras.Input((2,)), *layers])
     layers[0].trainable = False
