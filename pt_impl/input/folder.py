@@ -45,7 +45,7 @@ from torchvision.io import decode_jpeg
 from torchvision.transforms.v2 import functional as F
 
 from shared.epochs import MEAN, STD, ImageForm, crop_box
-from shared.images import open_folder
+from shared.images import open_folder, refuse_huge_jpeg
 
 UNREADABLE = (OSError, RuntimeError, SyntaxError, ValueError, Image.DecompressionBombError)
 
@@ -250,7 +250,9 @@ def _collate(samples: list[tuple]) -> tuple[Tensor, list[int], list[str]]:
 def _image(path: str, numbers: list[float], decoder: str, size: int) -> Image.Image | Tensor:
     """Decode, crop, resize and flip: an image of Pillow, or a uint8 tensor (3, size, size)."""
     if decoder == "fast":
-        image = decode_jpeg(torch.from_numpy(np.fromfile(path, np.uint8)), mode="RGB")
+        data = np.fromfile(path, np.uint8)
+        refuse_huge_jpeg(data)
+        image = decode_jpeg(torch.from_numpy(data), mode="RGB")
         height, width = image.shape[1:]
     else:
         with Image.open(path, formats=["JPEG"]) as file:

@@ -39,7 +39,7 @@ from torchvision.io import decode_jpeg
 from torchvision.transforms.v2 import functional as F
 
 from shared.epochs import MEAN, STD, Epochs, ImageForm, crop_box
-from shared.images import open_folder
+from shared.images import open_folder, refuse_huge_jpeg
 
 UNREADABLE = (OSError, RuntimeError, SyntaxError, ValueError, Image.DecompressionBombError)
 PREFETCH = 2  # batches ahead; for each worker, where there are processes
@@ -237,7 +237,9 @@ def _write(
 def _pixels(path: str, numbers: list[float], decoder: str, size: int) -> np.ndarray:
     """Decoded, cropped, resized and flipped: uint8 (size, size, 3)."""
     if decoder == "fast":
-        image = decode_jpeg(torch.from_numpy(np.fromfile(path, np.uint8)), mode="RGB")
+        data = np.fromfile(path, np.uint8)
+        refuse_huge_jpeg(data)
+        image = decode_jpeg(torch.from_numpy(data), mode="RGB")
         height, width = image.shape[1:]
     else:
         with Image.open(path, formats=["JPEG"]) as file:

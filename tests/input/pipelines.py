@@ -4,6 +4,7 @@ import contextlib
 import functools
 import os
 import re
+import struct
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +29,7 @@ BAD = (
     "animated.gif",
     "animated.webp",
     "empty.jpg",
+    "huge.jpg",
     "no image.jpg",
     "really 16 bits.jpg",
     "really a png.jpg",
@@ -86,6 +88,7 @@ def damaged(good: Path, folder: Path) -> Path:
     photo.save(second / "animated.gif", **frames)
     photo.save(first / "animated.webp", **frames)
     (first / "empty.jpg").write_bytes(b"")
+    (second / "huge.jpg").write_bytes(claiming(data, 65_000))
     (second / "no image.jpg").write_text("This is not a photo. " * 50)
     deep.save(second / "really 16 bits.jpg", "PNG")
     photo.save(first / "really a png.jpg", "PNG")
@@ -93,6 +96,12 @@ def damaged(good: Path, folder: Path) -> Path:
     (first / "unreadable.jpg").write_bytes(data)
     (first / "unreadable.jpg").chmod(0)
     return folder
+
+
+def claiming(jpeg: bytes, size: int) -> bytes:
+    """A JPEG whose header tells of so many rows and columns."""
+    frame = jpeg.index(b"\xff\xc0") + 5
+    return jpeg[:frame] + struct.pack(">HH", size, size) + jpeg[frame + 4 :]
 
 
 def folder_for_all() -> tempfile.TemporaryDirectory:
