@@ -250,11 +250,12 @@ def _same(frame: traceback.FrameSummary, path: str | Path) -> bool:
 def one_line(error: BaseException) -> str:
     """An exception's type and the line of its message that says why."""
     words = [line.strip() for line in _NOISE.sub("", str(error)).splitlines() if line.strip()]
+    if words[:1] == ["in user code:"]:  # AutoGraph's: its calls, each of two lines, come first
+        calls = [place for place, line in enumerate(words) if line.startswith('File "')]
+        words = words[max(calls, default=-1) + 2 :] or words
     if words[:1] == ["Graph execution error:"]:  # TensorFlow's own reason follows its calls
         words = [line for line in words if not line.startswith("[[")][-1:]
-    elif words[:1] == ["in user code:"]:  # AutoGraph's, after all of its calls
-        words = words[-1:]
-    elif words[1:] and words[0].startswith("Exception encountered when calling"):  # Keras's
+    elif words[1:] and "Exception encountered when calling" in words[0]:  # Keras's
         words = [f"{words[0].removesuffix('.')}: {words[1]}"]
     return f"{type(error).__name__}: {words[0]}" if words else type(error).__name__
 

@@ -98,6 +98,17 @@ def test_a_step_and_its_batches_are_made_by_a_file(tmp_path, returned, said):
             "Exception encountered when calling A.call(): 9 is not in [0, 4) [Op:GatherV2]",
         ),
         ("{{function_node __wrapped}} a label of 9 [Op:A] name: ", "a label of 9"),
+        (
+            'in user code:\n\n    File "a.py", line 7, in step  *\n        loss = f(x)\n'
+            "\n    TypeError: 9 is no tensor\n",
+            "TypeError: 9 is no tensor",
+        ),
+        (
+            'in user code:\n\n    File "a.py", line 7, in step  *\n        loss = f(x)\n\n    '
+            "ValueError: Exception encountered when calling A.call().\n\n    9 is no 4\n\n    "
+            "Arguments received by A.call():\n      • x=7",
+            "ValueError: Exception encountered when calling A.call(): 9 is no 4",
+        ),
         ("of what is asked\nthe first line", "of what is asked"),
     ],
 )
