@@ -13,11 +13,13 @@ import importlib.util
 import inspect
 import json
 import linecache
+import math
 import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.machinery import SourceFileLoader
 from numbers import Integral
@@ -37,6 +39,7 @@ USUAL_BATCH = 32  # where the file's `batch` has no default size
 SOURCE = "source.py"  # the file as it was checked: it may be edited while it is measured
 BATCHES = 10  # that are prepared: their losses are the certificate
 SEED = 2026
+FEW = 4  # samples that show what a loss holds against what
 # Where the file brings no optimizer.
 RECIPE = Recipe(
     "adamw", learning_rate=1e-3, epochs=1, accuracy_batch_size=USUAL_BATCH, weight_decay=0.01
@@ -159,12 +162,23 @@ def call(what: str, path: str | Path, function: Callable, *arguments: Any) -> An
     What the framework itself lacks for the model (NotImplementedError) is no fault of the file.
     """
     try:
-        return function(*arguments)
+        with _command_line(path):
+            return function(*arguments)
     except BadFile:
         raise
     except (Exception, SystemExit) as error:
         inside = f" in {what}" if what else ""
         raise BadFile(f"{_place(error, path)}:{inside} {one_line(error)}{_hint(error)}") from error
+
+
+@contextmanager
+def _command_line(path: str | Path) -> Iterator[None]:
+    """That of the file alone: a worker's own arguments are none of its."""
+    before, sys.argv = sys.argv, [str(path)]
+    try:
+        yield
+    finally:
+        sys.argv = before
 
 
 def placed(fault: BadFile, path: str | Path) -> BadFile:
@@ -220,7 +234,9 @@ def with_made(path: str | Path, function: Callable) -> Any:
 
 
 def _hint(error: BaseException) -> str:
-    """What to do where the file looks for a package of its own and finds the suite's."""
+    """What to do where the file ends the program, or finds the suite's package for its own."""
+    if isinstance(error, SystemExit):
+        return " (it ends the program: arguments, which it has none of here, need defaults)"
     name = (getattr(error, "name", None) or "").partition(".")[0]
     if not isinstance(error, ImportError) or name not in PACKAGES:
         return ""
@@ -234,11 +250,63 @@ def _same(frame: traceback.FrameSummary, path: str | Path) -> bool:
 def one_line(error: BaseException) -> str:
     """An exception's type and the line of its message that says why."""
     words = [line.strip() for line in _NOISE.sub("", str(error)).splitlines() if line.strip()]
+    if words[:1] == ["in user code:"]:  # AutoGraph's: its calls, each of two lines, come first
+        calls = [place for place, line in enumerate(words) if line.startswith('File "')]
+        words = words[max(calls, default=-1) + 2 :] or words
     if words[:1] == ["Graph execution error:"]:  # TensorFlow's own reason follows its calls
         words = [line for line in words if not line.startswith("[[")][-1:]
-    elif words[1:] and words[0].startswith("Exception encountered when calling"):  # Keras's
+    elif words[1:] and "Exception encountered when calling" in words[0]:  # Keras's
         words = [f"{words[0].removesuffix('.')}: {words[1]}"]
     return f"{type(error).__name__}: {words[0]}" if words else type(error).__name__
+
+
+# What a loss is given ----------------------------------------------------------------------------
+
+
+def check_order(loss: Callable) -> None:
+    """Raise BadFile where a loss's own names say that it takes the targets first."""
+    try:
+        names = list(inspect.signature(loss).parameters)
+    except (TypeError, ValueError):  # it has none
+        return
+    if names[:1] == ["y_true"]:
+        raise BadFile(
+            "loss_fn takes y_true first, but is called as loss_fn(output, y): turn its arguments "
+            "round"
+        )
+
+
+def check_broadcast(loss: Callable, output: Any, y: Any) -> None:
+    """Raise BadFile where a loss holds each sample's output against the targets of all.
+
+    So it is where one of them has an axis of 1 more, and the loss is not the mean of its samples'
+    but without that axis would be.
+    """
+    ours, theirs = (tuple(getattr(part, "shape", ())) for part in (output, y))
+    if (axis := _axis_of_one(ours, theirs)) is not None:
+        same = (output[(slice(None),) * axis + (0,)], y)
+    elif (axis := _axis_of_one(theirs, ours)) is not None:
+        same = (output, y[(slice(None),) * axis + (0,)])
+    else:
+        return
+    size = min(ours[0], FEW)
+    try:
+        together, meant = (float(loss(a[:size], b[:size])) for a, b in ((output, y), same))
+        single = [float(loss(output[n : n + 1], y[n : n + 1])) for n in range(size)]
+    except Exception:  # a loss of this very shape, or batch
+        return
+    mean = sum(single) / size
+    if math.isclose(meant, mean, rel_tol=1e-4) and not math.isclose(together, mean, rel_tol=1e-3):
+        raise BadFile(
+            f"loss_fn holds each output against the targets of all: the output is {ours}, y is "
+            f"{theirs}; give both one shape"
+        )
+
+
+def _axis_of_one(longer: tuple, shorter: tuple) -> int | None:
+    """The axis of 1 that one shape has more than another, if that is all; never the samples'."""
+    axes = (n for n in range(1, len(longer)) if longer[n] == 1)
+    return next((n for n in axes if longer[:n] + longer[n + 1 :] == shorter), None)
 
 
 # Batches -----------------------------------------------------------------------------------------

@@ -19,7 +19,16 @@ import torch
 from torch import Tensor, nn
 
 from pt_impl.kit import programs, runtime, training
-from shared.own_model import BadFile, Logits, first, leaves, mapped, one_line
+from shared.own_model import (
+    BadFile,
+    Logits,
+    check_broadcast,
+    check_order,
+    first,
+    leaves,
+    mapped,
+    one_line,
+)
 from shared.specs import Recipe
 
 
@@ -107,6 +116,11 @@ def _parts(found) -> tuple:
         )
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         raise BadFile(f"pytorch() returns a {type(optimizer).__name__} as its optimizer")
+    ours = set(map(id, model.parameters()))
+    if optimizer is not None and not any(
+        id(parameter) in ours for group in optimizer.param_groups for parameter in group["params"]
+    ):
+        raise BadFile("the optimizer has no parameter of the model: make it of model.parameters()")
     if optimizer is not None and _needs_closure(optimizer):
         raise BadFile(
             f"the optimizer {type(optimizer).__name__} calls the model itself, several times a step"
@@ -207,6 +221,7 @@ def check(own: OwnModel, model: nn.Module, batch: tuple) -> dict:
     model.train()
     output = _fits("model", lambda: _run(model, x), x)
     loss = _fits("loss_fn(output, y)", lambda: own.loss(output, y), x)
+    check_order(own._loss)
     if not isinstance(loss, Tensor) or loss.numel() != 1 or loss.dim():
         said = f"of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         raise BadFile(f"loss_fn gives no scalar but {said}: return the mean over the batch")
@@ -214,10 +229,11 @@ def check(own: OwnModel, model: nn.Module, batch: tuple) -> dict:
         raise BadFile(
             f"the loss of the first batch is {loss.item()}: look at the data and the model"
         )
-    if not loss.requires_grad:
-        raise BadFile("the loss depends on no parameter: don't detach the output, nor use no_grad")
+    check_broadcast(own.loss, output, y)
     if not named_parameters(model):
         raise BadFile("the model has no parameter that is trained")
+    if not loss.requires_grad:
+        raise BadFile("the loss depends on no parameter: don't detach the output, nor use no_grad")
     return {
         "has_logits": not isinstance(output, Tensor) and hasattr(output, "logits"),
         "targets_first": False,

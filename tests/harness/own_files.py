@@ -81,6 +81,18 @@ BAD = {
         "random.standard_normal((size, 6), dtype=np.float32)",
         "__import__('torch').ones(size, 6).bfloat16()",
     ),
+    "targets_first": ("F.cross_entropy", "lambda y_true, y_pred: y_true.square().mean()"),
+    "all_targets": ("nn.Linear(8, 3)), F.cross_entropy", "nn.Linear(8, 1)), F.mse_loss"),
+    "frozen": ("nn.Linear(8, 3))", "nn.Linear(8, 3)).requires_grad_(False)"),
+    "other_s_optimizer": (
+        ", F.cross_entropy",
+        ", F.cross_entropy, __import__('torch').optim.SGD(nn.Linear(6, 8).parameters(), 0.1)",
+    ),
+    "command_line": ("    import", "    __import__('sys').argv[1]\n    import"),
+    "ends": (
+        "    import",
+        "    __import__('argparse').ArgumentParser().error('--data')\n    import",
+    ),
 }
 BAD_TF = {
     "raises": ("model = tf", "raise RuntimeError('no weights')\n    model = tf"),
@@ -105,6 +117,16 @@ BAD_TF = {
     "wrong_size": BAD["wrong_size"],
     "other_numbers": BAD["other_numbers"],
     "late_weights": ('layers.Dense(8, activation="relu")', "Late()"),
+    "targets_first": (
+        "tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)",
+        "lambda y_true, y_pred: tf.reduce_mean(y_true)",
+    ),
+    "all_targets": (
+        "layers.Dense(3)])\n"
+        "    return model, tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)",
+        "layers.Dense(1)])\n"
+        "    return model, lambda o, y: tf.reduce_mean((o - tf.cast(y, o.dtype)) ** 2)",
+    ),
 }
 # What stands before a changed file, by the change.
 MODULES = {

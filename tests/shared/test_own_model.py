@@ -1,6 +1,7 @@
 """A user's file: read without being executed, executed, and its batches in any structure."""
 
 import inspect
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -97,6 +98,17 @@ def test_a_step_and_its_batches_are_made_by_a_file(tmp_path, returned, said):
             "Exception encountered when calling A.call(): 9 is not in [0, 4) [Op:GatherV2]",
         ),
         ("{{function_node __wrapped}} a label of 9 [Op:A] name: ", "a label of 9"),
+        (
+            'in user code:\n\n    File "a.py", line 7, in step  *\n        loss = f(x)\n'
+            "\n    TypeError: 9 is no tensor\n",
+            "TypeError: 9 is no tensor",
+        ),
+        (
+            'in user code:\n\n    File "a.py", line 7, in step  *\n        loss = f(x)\n\n    '
+            "ValueError: Exception encountered when calling A.call().\n\n    9 is no 4\n\n    "
+            "Arguments received by A.call():\n      • x=7",
+            "ValueError: Exception encountered when calling A.call(): 9 is no 4",
+        ),
         ("of what is asked\nthe first line", "of what is asked"),
     ],
 )
@@ -111,6 +123,63 @@ def test_the_line_that_fails_is_named(tmp_path):
         own_model.call("pytorch", module.__file__, module.pytorch)
     with pytest.raises(BadFile, match=r"^broken\.py:1: ZeroDivisionError: division by zero$"):
         own_model.load(file(tmp_path, "1 / 0\n", "broken.py"))
+
+
+def test_a_file_has_no_arguments_of_the_process_that_executes_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["worker", "7"])
+    path = file(tmp_path, "import sys\ngiven = sys.argv\ndef pytorch(): return sys.argv\n")
+    module = own_model.load(path)
+    assert module.given == [str(path)]
+    assert own_model.call("pytorch", path, module.pytorch) == [str(path)]
+    assert sys.argv == ["worker", "7"]
+    ends = file(tmp_path, "raise SystemExit('usage: train.py DATA')\n", "ends.py")
+    with pytest.raises(BadFile, match=r"py:1: SystemExit: usage: train\.py DATA \(it ends the"):
+        own_model.load(ends)
+
+
+def square(output, y):
+    return ((output - y) ** 2).mean()
+
+
+@pytest.mark.parametrize(
+    ("loss", "output", "y"),
+    [
+        (square, (8, 1), (8,)),
+        (square, (8,), (8, 1)),
+        (square, (8, 1, 5, 5), (8, 5, 5)),
+    ],
+)
+def test_a_loss_that_holds_each_output_against_all_targets_is_said(loss, output, y):
+    random = np.random.default_rng(0)
+    said = f"the output is {output}, y is {y}; give both one shape".replace("(", r"\(")
+    with pytest.raises(BadFile, match=said.replace(")", r"\)")):
+        own_model.check_broadcast(loss, random.normal(size=output), random.normal(size=y))
+
+
+@pytest.mark.parametrize(
+    ("loss", "output", "y"),
+    [
+        (square, (8, 1), (8, 1)),
+        (square, (1, 1), (1,)),
+        (square, (8, 3), (1, 3)),
+        (lambda output, y: square(output, y[:, None]), (8, 1), (8,)),
+        (lambda output, y: square(output[:, 0], y), (8, 1), (8,)),
+        (lambda output, y: square(output.reshape(y.shape), y), (8, 1), (8,)),
+        (lambda output, y: square(output - output.T, y - y[:, None]), (8, 1), (8,)),  # of pairs
+        (lambda output, y: 1 / 0, (8, 1), (8,)),
+    ],
+)
+def test_a_loss_that_takes_care_of_its_shapes_is_sound(loss, output, y):
+    random = np.random.default_rng(0)
+    own_model.check_broadcast(loss, random.normal(size=output), random.normal(size=y))
+    own_model.check_broadcast(loss, {"logits": 1}, random.normal(size=y))
+
+
+def test_a_loss_that_takes_its_targets_first_is_said():
+    with pytest.raises(BadFile, match="takes y_true first"):
+        own_model.check_order(lambda y_true, y_pred: 0)
+    own_model.check_order(lambda output, y_true: 0)
+    own_model.check_order(dict)
 
 
 def test_what_upstream_refuses_is_named_as_well(tmp_path):

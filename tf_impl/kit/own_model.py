@@ -15,7 +15,16 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from shared.own_model import BadFile, Logits, first, leaves, mapped, one_line
+from shared.own_model import (
+    BadFile,
+    Logits,
+    check_broadcast,
+    check_order,
+    first,
+    leaves,
+    mapped,
+    one_line,
+)
 from shared.specs import Recipe
 from tf_impl.kit import programs, runtime, training
 
@@ -168,6 +177,8 @@ def check(own: OwnModel, model: tf.keras.Model, batch: tuple) -> dict:
     with tf.GradientTape() as tape:
         output = _fits("model", lambda: _run(model, x, training=True), x)
         loss = _fits("loss_fn(output, y)", lambda: own.loss(output, y), x)
+    if not isinstance(own._loss, tf.keras.losses.Loss):
+        check_order(own._loss)
     if not tf.is_tensor(loss) or loss.shape.rank != 0:
         said = f"of shape {tuple(loss.shape)}" if tf.is_tensor(loss) else type(loss).__name__
         raise BadFile(f"loss_fn gives no scalar but {said}: return the mean over the batch")
@@ -175,6 +186,7 @@ def check(own: OwnModel, model: tf.keras.Model, batch: tuple) -> dict:
         raise BadFile(
             f"the loss of the first batch is {float(loss)}: look at the data and the model"
         )
+    check_broadcast(own.loss, output, y)
     if late := len(model.weights) - known:
         raise BadFile(
             f"{late} weights of the model appear in training alone, where no step would train "
