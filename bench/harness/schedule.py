@@ -195,7 +195,7 @@ class Plan:
             tasks = dict.fromkeys(f"{c.workload.task} ({c.workload.batch_size})" for c in cases)
             variants = dict.fromkeys(c.variant.name for c in cases)
             lines.append(_hanging(f"{name}: {', '.join(variants)}"))
-            lines.append(_hanging(f"    on {', '.join(tasks)}; {len(cases)} cases"))
+            lines.append(_hanging(f"    on {', '.join(tasks)}; {_count(len(cases), 'case')}"))
         if self.left_out:
             names = ", ".join(self.left_out)
             lines.append(_hanging(f"take minutes each, with --technique or -k: {names}"))
@@ -212,35 +212,48 @@ class Plan:
         return "\n".join([*lines, _row("together", "", *whole)])
 
     def _summary(self, left: tuple[float, float], taken_up: bool) -> str:
-        played, shown = self.matches(), set(self.shown.values())
-        before = self.durations.describe_s
-        small = [match for match in played if not match[0].task.blocks] or played
-        amount, first = self.amount, before + self.durations.of_pass(small)
-        blocks = f"{amount.blocks} blocks of {amount.rounds} rounds"
-        if amount.looks:
-            blocks = f"{amount.looks[0]} to {amount.blocks} blocks of {amount.rounds} rounds"
-        if amount.blocks == 1:
-            blocks = f"1 block of {amount.rounds} rounds"
-        seeds = f", {self.seeds[0]} seeds" if any(map(self.trained, self.every)) else ""
-        seeds += f" to {self.seeds[-1]}" * (seeds != "" and len(self.seeds) > 1)
-        expected, most = (seconds + before for seconds in left)
+        played = self.matches()
+        parts = [_count(len(self.every), "case"), _count(len(set(self.shown.values())), "program")]
+        parts += [_count(len(played), "match", "matches")] * bool(played)
+        repeated = [self._blocks()] * bool(played)
+        if any(map(self.trained, self.every)):
+            more = f" to {self.seeds[-1]}" * (len(self.seeds) > 1)
+            repeated.append(f"{self.seeds[0]} seeds{more}")
+        expected, most = (seconds + self.durations.describe_s for seconds in left)
         whole = f"about {clock(expected)}"
-        whole += f", {clock(most)} at most" if most > 1.05 * expected else ""
-        time = f"first table after about {clock(first)}, "
-        if 1 < amount.first_look <= amount.blocks and len(played) > 0:
-            timed = before + amount.first_look * self.durations.of_pass(played)
-            time += f"times with intervals after {clock(timed)}, " * (timed < expected)
-        time += f"all after {whole}"
+        whole += f", {clock(most)} at most" * (most > 1.05 * expected)
+        time = ", ".join([*self._looked_at(played, expected), f"all after {whole}"])
         if taken_up:
             time = f"taken up where it ended: {whole} left"
-        return (
-            f"{len(self.every)} cases, {len(shown)} programs, {len(played)} matches; "
-            f"{blocks}{seeds}; {time}"
-        )
+        return "; ".join(filter(None, [", ".join(parts), ", ".join(repeated), time]))
+
+    def _blocks(self) -> str:
+        """How often each match is played, and how long."""
+        amount = self.amount
+        blocks = _count(amount.blocks, "block")
+        if amount.looks:
+            blocks = f"{amount.looks[0]} to {blocks}"
+        return f"{blocks} of {amount.rounds} rounds"
+
+    def _looked_at(self, played: list[list[Case]], end: float) -> list[str]:
+        """When there is something to see of what is timed, before the end."""
+        if not played:
+            return []
+        begin, of_pass = self.durations.describe_s, self.durations.of_pass
+        small = [match for match in played if not match[0].task.blocks] or played
+        found = [f"first table after about {clock(begin + of_pass(small))}"]
+        timed, first_look = begin + self.amount.first_look * of_pass(played), self.amount.first_look
+        if 1 < first_look <= self.amount.blocks and timed < end:
+            found.append(f"times with intervals after {clock(timed)}")
+        return found
 
 
 def _row(name: str, count: str, expected: float, most: float) -> str:
     return f"{name:<26}{count:>6}{clock(expected):>14}{clock(most):>14}"
+
+
+def _count(number: int, one: str, more: str = "") -> str:
+    return f"{number} {one if number == 1 else more or one + 's'}"
 
 
 def _hanging(text: str) -> str:

@@ -225,7 +225,7 @@ def why(found: Answer) -> str:
         loss = f": {accuracy_of(option.accuracy)}" if "accuracy" in reason else ""
         parts.append(f"{name_of(option)} has {figure} but {reason}{loss}{more}")
     if others := perhaps(found)[1:]:
-        parts.append(f"{len(others)} more would be better, but their accuracy was not measured")
+        parts.append(f"{len(others)} more would be better, of unmeasured accuracy")
     if found.equal:
         parts.append(f"{len(found.equal)} not shown to be worse")
     counted = Counter(_rest(found, option) for option in found.rest)
