@@ -234,9 +234,11 @@ def with_made(path: str | Path, function: Callable) -> Any:
 
 
 def _hint(error: BaseException) -> str:
-    """What to do where the file ends the program, or finds the suite's package for its own."""
+    """What to do where the file ends the program, can't be read, or finds the suite's package."""
     if isinstance(error, SystemExit):
         return " (it ends the program: arguments, which it has none of here, need defaults)"
+    if isinstance(error, SyntaxError) and "encoding" in str(error):
+        return " (save the file as UTF-8)"
     name = (getattr(error, "name", None) or "").partition(".")[0]
     if not isinstance(error, ImportError) or name not in PACKAGES:
         return ""

@@ -123,6 +123,9 @@ def test_the_line_that_fails_is_named(tmp_path):
         own_model.call("pytorch", module.__file__, module.pytorch)
     with pytest.raises(BadFile, match=r"^broken\.py:1: ZeroDivisionError: division by zero$"):
         own_model.load(file(tmp_path, "1 / 0\n", "broken.py"))
+    (tmp_path / "latin.py").write_bytes("# Größe\n".encode("latin-1"))
+    with pytest.raises(BadFile, match=r"latin\.py: SyntaxError: .*save the file as UTF-8"):
+        own_model.load(tmp_path / "latin.py")
 
 
 def test_a_file_has_no_arguments_of_the_process_that_executes_it(tmp_path, monkeypatch):
