@@ -51,6 +51,7 @@ from functools import partial
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.utils._python_dispatch import TorchDispatchMode  # torch has no public one
 from torch.utils._pytree import tree_leaves  # torch has no public one
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
@@ -83,10 +84,11 @@ def apply_checkpointing(
     Raises:
         ValueError: before anything is changed, a name or pattern that no submodule has, or a block
             that is recomputed already.
-        NotImplementedError: before that, a block that its owner never calls; in the forward pass, a
-            block that changes its own input, or with save_products a product, which the second run
-            would find changed, and offload where the inputs are on the host. With save_products a
-            second backward pass raises torch's RuntimeError.
+        NotImplementedError: before that, a block that its owner never calls, or under torch's old
+            `spectral_norm`; in the forward pass, a block that changes its own input, or with
+            save_products a product, which the second run would find changed, and offload where the
+            inputs are on the host. With save_products a second backward pass raises torch's
+            RuntimeError.
     """
     for name, module in _find_blocks(model, blocks).items():
         # A partial object, since copy.deepcopy follows it to the copy's own module; a closure
@@ -130,6 +132,11 @@ def _find_blocks(model: nn.Module, blocks: str) -> dict[str, nn.Module]:
         if isinstance(owner, nn.MultiheadAttention):
             raise NotImplementedError(
                 f"blocks: MultiheadAttention reads the weights of {name!r} and never calls it"
+            )
+        if any(isinstance(hook, SpectralNorm) for hook in module._forward_pre_hooks.values()):
+            raise NotImplementedError(
+                f"blocks: a hook of {name!r} makes its weight, which a second run would find of a"
+                " later pass: take torch.nn.utils.parametrizations.spectral_norm"
             )
     return blocks_found
 

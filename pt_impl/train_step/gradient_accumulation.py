@@ -222,6 +222,9 @@ def _samples(x, y, micro_batches: int) -> int:
 def _tensors(tree) -> Iterator[Tensor]:
     """The tensors of nested tuples, lists and mappings; ValueError for what cannot be cut."""
     if isinstance(tree, Tensor):
+        if tree.is_nested or tree.layout != torch.strided:
+            kind = "nested" if tree.is_nested else str(tree.layout).removeprefix("torch.")
+            raise ValueError(f"x and y hold a {kind} tensor, which cannot be cut into parts")
         yield tree
     elif isinstance(tree, Mapping | tuple | list) and not isinstance(tree, PackedSequence):
         for part in tree.values() if isinstance(tree, Mapping) else tree:

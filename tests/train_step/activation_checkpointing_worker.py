@@ -307,6 +307,27 @@ class PyTorch:
                 found[f"{name}, evaluated"] = raised(model, torch.ones(2, 4))
         return found
 
+    def penalty(self):
+        """A gradient penalty of a critic under spectral norm: of the plain model, and in a block.
+
+        And what is said of a block whose weight a hook of torch's old spectral norm makes.
+        """
+        torch, nn, found = self.torch, self.torch.nn, {}
+        x = torch.linspace(-1.0, 1.0, 24).reshape(6, 4)
+        for name, blocks in (("plain", ""), ("block", "1")):
+            torch.manual_seed(0)
+            normed = nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8))
+            critic = nn.Sequential(
+                nn.Linear(4, 8), nn.Sequential(nn.Tanh(), normed, nn.Tanh()), nn.Linear(8, 1)
+            )
+            apply_checkpointing(critic, blocks=blocks)
+            mixed = x.clone().requires_grad_()
+            (slope,) = torch.autograd.grad(critic(mixed).sum(), mixed, create_graph=True)
+            (critic(x).mean() + (slope.norm(dim=1) - 1.0).square().mean()).backward()
+            found[name] = [p.grad.tolist() for p in critic.parameters()]
+        hooked = nn.Sequential(nn.utils.spectral_norm(nn.Linear(4, 4)))
+        return found | {"hooked": raised(apply_checkpointing, hooked, blocks="0")}
+
     def products_in_place(self):
         """What blocks raise that write into products, some unseen by torch; run backward twice."""
         torch, nn = self.torch, self.torch.nn
@@ -596,6 +617,15 @@ class TensorFlow:
             x = layers.Dense(8, name=name)(x)
         model = keras.Model(inputs, x)
         found["overlap"] = raised(apply_checkpointing, model, blocks="a, b")
+        model = keras.Sequential([keras.Input((8,)), layers.Dense(8, name="block")])
+        apply_checkpointing(model, blocks="block")
+        x = tf.ones((2, 8))
+        with tf.GradientTape() as tape:
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                output = model(x, training=True)
+            slope = inner.gradient(output, x)
+        found["penalty"] = raised(tape.gradient, slope, model.trainable_variables)
         return found
 
 

@@ -331,6 +331,20 @@ class PyTorch:
             found.append(model.norm.running_mean.tolist())
         return found
 
+    def uncut(self):
+        """What a step says of tensors without rows to cut, and whether it kept the gradient."""
+        torch, found = self.torch, {}
+        x = torch.from_numpy(LEFT)
+        inputs = {"sparse": x.to_sparse(), "nested": torch.nested.nested_tensor(list(x))}
+        for name, given in inputs.items():
+            model = torch.nn.Linear(4, 2)
+            model.weight.grad = torch.ones(2, 4)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            step = technique.make_train_step(model, optimizer, torch.nn.MSELoss())
+            said = raised(step, given, torch.from_numpy(TARGET))
+            found[name] = said, model.weight.grad is not None
+        return found
+
 
 class TensorFlow:
     helpers = ("recorder", "state", "frozen", "order", "activations")
@@ -439,6 +453,44 @@ class TensorFlow:
         dense = keras.Sequential([keras.Input((4,)), layers.Dense(2)])
         step = technique.make_train_step(dense, keras.optimizers.SGD(), self.squares)
         found["sparse"] = raised(step, tf.sparse.from_dense(LEFT), tf.constant(TARGET))
+        return found
+
+    def double(self):
+        """Weights of a double-precision model after three steps: of the whole batch and of parts.
+
+        By plain code, by the step, and by `fit` without and with the technique.
+        """
+        tf = self.tf
+        keras, found = tf.keras, {}
+        x, y = (tf.constant(value.astype(np.float64)) for value in (LEFT, TARGET))
+
+        class Accumulated(technique.AccumulatedTraining, keras.Model):
+            pass
+
+        def plain(model, optimizer):
+            with tf.GradientTape() as tape:
+                loss = self.squares(model(x, training=True), y)
+            variables = model.trainable_variables
+            optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+
+        keras.config.set_floatx("float64")
+        keras.config.set_dtype_policy("float64")
+        try:
+            for name in ("plain", "step", "fit", "fit in parts"):
+                a = keras.Input((4,))
+                kind = Accumulated if name == "fit in parts" else keras.Model
+                model = kind(a, keras.layers.Dense(2, kernel_initializer="ones")(a))
+                optimizer = keras.optimizers.SGD(0.1)
+                step = technique.make_train_step(model, optimizer, self.squares)
+                if name.startswith("fit"):
+                    model.compile(optimizer, "mse")
+                    model.fit(x, y, batch_size=len(LEFT), epochs=3, shuffle=False, verbose=0)
+                for _ in range(0 if name.startswith("fit") else 3):
+                    step(x, y) if name == "step" else plain(model, optimizer)
+                found[name] = np.array(model.weights[0].value).tolist()
+        finally:
+            keras.config.set_floatx("float32")
+            keras.config.set_dtype_policy("float32")
         return found
 
     def dynamic(self):

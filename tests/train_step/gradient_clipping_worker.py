@@ -393,6 +393,20 @@ class PyTorch:
             found[name] = raised(step, (graph, x), torch.zeros(4, 2))
         return found
 
+    def complex_gradients(self):
+        """The norm of (3 + 4i, 0) and 12, and what either clipper leaves of them at 1."""
+        torch, found = self.torch, {}
+        model = torch.nn.ParameterList([torch.zeros(2, dtype=torch.complex64), torch.zeros(1)])
+        for name in ("GradientClipper", "VariableClipper"):
+            model[0].grad = torch.tensor([3.0 + 4.0j, 0.0])
+            model[1].grad = torch.tensor([12.0])
+            clipper = getattr(technique, name)(model, max_norm=1.0)
+            if name == "GradientClipper":
+                found["norm"] = clipper.norm().item()
+            clipper.clip()
+            found[name] = [torch.view_as_real(model[0].grad).tolist(), model[1].grad.tolist()]
+        return found
+
 
 class TensorFlow:
     def __init__(self):
@@ -586,6 +600,19 @@ class TensorFlow:
         clipped = [one.numpy().tolist() for one in clipper.clip(gradients) if one is not None]
         return {"norm": float(clipper.norm(gradients)), "clipped": clipped}
 
+    def complex_gradients(self):
+        """The norm of (3 + 4i, 0) and 12, and what either clipper leaves of them at 1."""
+        tf, found = self.tf, {}
+        gradients = [tf.constant([3.0 + 4.0j, 0.0], tf.complex64), tf.constant([12.0])]
+        model = tf.keras.Sequential([tf.keras.Input((1,)), tf.keras.layers.Dense(1)])
+        for name in ("GradientClipper", "VariableClipper"):
+            clipper = getattr(technique, name)(model, max_norm=1.0)
+            if name == "GradientClipper":
+                found["norm"] = float(clipper.norm(gradients))
+            one, other = (gradient.numpy() for gradient in clipper.clip(gradients))
+            found[name] = [np.stack([one.real, one.imag], -1).tolist(), other.tolist()]
+        return found
+
 
 def main() -> None:
     kit.runtime.configure(threads=1, seed=0)
@@ -593,7 +620,7 @@ def main() -> None:
     if sys.argv[1] != "tf_keras":
         scenarios += [scaled, refusals]
         names = ("reads", "foreign", "functional", "embedding", "several_dtypes", "thawed")
-        names += ("partly", "kinds_of_inputs")
+        names += ("partly", "kinds_of_inputs", "complex_gradients")
         scenarios += [getattr(own, name) for name in names if hasattr(own, name)]
     workers.report(scenarios)
 

@@ -599,6 +599,31 @@ class TensorFlow:
             found.append(normed.layer.kernel.numpy())
         return float(np.abs(found[1] - found[0]).max() / np.abs(found[0]).max())
 
+    def resumed(self):
+        """How far a training that was resumed halfway is from one that went on, in float16."""
+        tf, found = self.tf, {}
+        keras, layers = tf.keras, tf.keras.layers
+        x, y = tf.random.normal((4, 6)), tf.constant([0, 1, 2, 0])
+
+        def build(rule):
+            model = keras.Sequential([keras.Input((6,)), layers.Dense(8), layers.Dense(3)])
+            given = model, getattr(keras.optimizers, rule)(0.1), kit.training.cross_entropy
+            step = technique.make_train_step(*given, dtype="float16")
+            return step, [*model.variables, *step.optimizer.variables]
+
+        for rule in ("Adam", "Nadam", "Adafactor"):
+            (first, ours), (second, theirs) = build(rule), build(rule)
+            for _ in range(3):
+                first(x, y)
+            for variable, saved in zip(theirs, ours, strict=True):
+                variable.assign(saved)
+            for _ in range(2):
+                first(x, y)
+                second(x, y)
+            apart = zip(ours, theirs, strict=True)
+            found[rule] = max(np.abs(np.array(a) - np.array(b)).max().item() for a, b in apart)
+        return found
+
     def refused(self):
         """A model in bfloat16, and an optimizer that scales already."""
         keras = self.tf.keras

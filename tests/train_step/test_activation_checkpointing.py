@@ -215,6 +215,14 @@ def test_pt_products_that_are_changed_in_place_are_refused_seen_by_torch_or_not(
         assert said.startswith("NotImplementedError: save_products: block '0' changes a"), name
 
 
+def test_pt_a_gradient_penalty_goes_through_a_block(pt):
+    """But for a weight that a hook outside of the block makes, which is refused."""
+    penalty = pt["penalty"]
+    assert penalty["block"] == penalty["plain"]
+    start = "NotImplementedError: blocks: a hook of '0' makes its weight"
+    assert penalty["hooked"].startswith(start)
+
+
 def test_tf_refuses_what_a_second_run_would_get_wrong(tf):
     refused = tf["refused"]
     assert "'loss' adds a loss, which no gradient would get out of" in refused["loss"]
@@ -224,7 +232,7 @@ def test_tf_refuses_what_a_second_run_would_get_wrong(tf):
     assert "'codes' has no floating-point input" in refused["no_float"]
     assert refused["overlap"].startswith("ValueError: blocks: ")
     assert refused["overlap"].endswith(" overlap")
-    for name in ("loss", "draw", "global", "complex"):
+    for name in ("loss", "draw", "global", "complex", "penalty"):
         assert refused[name].startswith("NotImplementedError: ")
     assert tf["subclassed"]["unbuilt"].startswith("ValueError: the model has no variables yet")
 

@@ -256,6 +256,14 @@ def test_tf_a_graph_that_does_not_know_the_batch(evidence):
 # Models that are not ours ---------------------------------------------------------------------
 
 
+def test_tf_a_double_precision_model(evidence):
+    """`fit` does not tell its graph how many samples there are: their shares are float32 then."""
+    double = evidence["tf"]["double"]
+    np.testing.assert_allclose(double["step"], double["plain"], rtol=1e-14)
+    np.testing.assert_allclose(double["fit"], double["plain"], rtol=1e-14)
+    np.testing.assert_allclose(double["fit in parts"], double["fit"], rtol=1e-7)
+
+
 def test_tf_functional_model_with_a_list_of_inputs(evidence):
     functional = evidence["tf"]["functional"]
     assert relative(functional["3"], functional["None"]) < 1e-6
@@ -279,6 +287,14 @@ def test_bad_input_gets_one_clear_line_and_changes_nothing(found):
         assert refusals[name].startswith("ValueError: ")
     assert refusals["unchanged"]
     assert refusals["goes on"]
+
+
+def test_pt_what_cannot_be_cut_is_refused_before_gradients_are_dropped(evidence):
+    uncut = evidence["pt"]["uncut"]
+    for name, kind in {"sparse": "sparse_coo", "nested": "nested"}.items():
+        said, kept = uncut[name]
+        assert said == f"ValueError: x and y hold a {kind} tensor, which cannot be cut into parts"
+        assert kept
 
 
 def test_tf_a_model_without_variables_is_refused(evidence):

@@ -205,6 +205,15 @@ def test_the_guard_looks_at_sparse_and_complex_inputs(evidence, framework):
         assert f"values of input {place} are not finite" in line, name
 
 
+def test_complex_gradients_have_a_norm_and_are_clipped(found):
+    clipped = found["complex_gradients"]
+    assert clipped["norm"] == pytest.approx(13.0)
+    for name, norms in {"GradientClipper": (13.0, 13.0), "VariableClipper": (5.0, 12.0)}.items():
+        of_complex, of_real = (np.array(gradient) for gradient in clipped[name])
+        np.testing.assert_allclose(of_complex * norms[0], [[3.0, 4.0], [0.0, 0.0]], rtol=1e-5)
+        np.testing.assert_allclose(of_real * norms[1], [12.0], rtol=1e-5)
+
+
 def test_tf_a_dictionary_of_inputs(evidence):
     functional = evidence["tf"]["functional"]
     assert functional["good"] is None

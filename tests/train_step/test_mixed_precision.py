@@ -217,6 +217,12 @@ def test_tf_a_layer_that_writes_its_kernel_writes_all_of_it(evidence):
     assert evidence["tf"]["spectral"] < 1e-6
 
 
+def test_tf_the_optimizer_counts_all_that_a_resumed_training_needs(evidence):
+    """Of which Keras's LossScaleOptimizer leaves out what Nadam and Adafactor hold besides."""
+    resumed = evidence["tf"]["resumed"]
+    assert resumed == dict.fromkeys(("Adam", "Nadam", "Adafactor"), 0.0)
+
+
 # Bad input ------------------------------------------------------------------------------------
 
 

@@ -21,6 +21,7 @@ Where the frameworks differ and why:
   draws masks anew, and fails in graphs for layers that take `training` (keras#21207).
 - PyTorch can keep some operators' outputs (`save_products`) and hand what is kept to the host and
   back (`offload`). `tf.recompute_grad` repeats all of a block, and keeps its input on the device.
+- A gradient penalty takes gradients of gradients: `tf.recompute_grad` has none, PyTorch has.
 - TensorFlow's graph optimizer prunes a block's last product from the second run, since no gradient
   needs it; PyTorch stops the second run there.
 
@@ -69,7 +70,7 @@ def apply_checkpointing(model: tf.keras.Model, *, blocks: str) -> tf.keras.Model
             already and a model without variables.
         NotImplementedError: tf_keras; and, when the model is traced, a block that adds a loss,
             takes or gives complex numbers, draws random numbers without a Keras seed generator of
-            its own or changes variables of others.
+            its own or changes variables of others; and a gradient of a block's gradient.
     """
     if not model.built:
         raise ValueError("the model has no variables yet: call it once on an example input")

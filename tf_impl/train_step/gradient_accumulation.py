@@ -106,7 +106,8 @@ class GradientAccumulator:
 
         Args:
             gradients_of: `gradients_of(x, y, share)` returns loss and gradients of a part. It
-                multiplies the part's mean loss by `share`, its fraction of the samples.
+                multiplies the part's mean loss by `share`, its fraction of the samples: a number,
+                or a float32 tensor where only the graph knows how many there are.
             x, y: tensors, or structures of tensors. Every tensor in them has the samples along its
                 first axis; what is no tensor goes to every part.
 
@@ -130,7 +131,9 @@ class GradientAccumulator:
         for index in range(self.micro_batches):
             start = index * samples // self.micro_batches
             stop = (index + 1) * samples // self.micro_batches
-            share = tf.cast(stop - start, tf.float32) / tf.cast(samples, tf.float32)
+            share = (stop - start) / samples
+            if tf.is_tensor(share):
+                share = tf.cast(share, tf.float32)
             # Parts side by side would hold the activations of all.
             with tf.control_dependencies(_sums(gradients)):
                 rows = [tensor[start:stop] for tensor in _tensors((x, y))]
@@ -174,7 +177,7 @@ def make_train_step(
         with tf.GradientTape() as tape:
             loss = _with_own_losses(loss_fn(_call(model, x, training=True), y), model)
             if micro_batches > 1:
-                loss *= tf.cast(share, loss.dtype)
+                loss = _weighted(loss, share)
             scaled = _scaled(loss, optimizer)
         return loss, tape.gradient(scaled, variables)
 
@@ -207,7 +210,8 @@ class AccumulatedTraining:
             y, sample_weight = targets
             with tf.GradientTape() as tape:
                 output = self(x, training=True)
-                loss = self.compute_loss(x, y, output, sample_weight, training=True) * share
+                loss = self.compute_loss(x, y, output, sample_weight, training=True)
+                loss = _weighted(loss, share)
                 scaled = self.optimizer.scale_loss(loss)
             self.compute_metrics(x, y, output, sample_weight)
             return loss, tape.gradient(scaled, self.trainable_variables)
@@ -219,6 +223,11 @@ class AccumulatedTraining:
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         self._loss_tracker.update_state(loss * replicas, sample_weight=samples)
         return self.get_metrics_result()
+
+
+def _weighted(loss, share):
+    """The loss times a part's share, in its own precision: tf.cast would round a number."""
+    return loss * (tf.cast(share, loss.dtype) if tf.is_tensor(share) else share)
 
 
 def _sums(gradients: list | None) -> list[tf.Tensor]:

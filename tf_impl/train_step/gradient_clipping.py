@@ -69,7 +69,7 @@ class GradientClipper:
 
         None counts nothing.
         """
-        tensors = [_dense(gradient) for gradient in gradients if gradient is not None]
+        tensors = [_real(gradient) for gradient in gradients if gradient is not None]
         dtypes = {tensor.dtype for tensor in tensors}
         if len(dtypes) < 2:
             return tf.linalg.global_norm(tensors)
@@ -108,7 +108,7 @@ class VariableClipper:
         return [gradient if gradient is None else self._clip(gradient) for gradient in gradients]
 
     def _clip(self, gradient):
-        norm = tf.norm(_dense(gradient))
+        norm = tf.norm(_real(gradient))
         (clipped,), _ = tf.clip_by_global_norm([gradient], self.max_norm, use_norm=norm)
         return clipped
 
@@ -295,6 +295,14 @@ def _dense(gradient):
     """The sum of an embedding's slices; any other gradient, and None, as it is."""
     is_slices = isinstance(gradient, tf.IndexedSlices)
     return tf.convert_to_tensor(gradient) if is_slices else gradient
+
+
+def _real(gradient):
+    """What has the gradient's norm: of complex numbers, real and imaginary parts side by side."""
+    dense = _dense(gradient)
+    if not dense.dtype.is_complex:
+        return dense
+    return tf.stack([tf.math.real(dense), tf.math.imag(dense)])
 
 
 def _count_not_finite(tensor) -> tf.Tensor:

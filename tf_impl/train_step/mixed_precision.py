@@ -135,6 +135,8 @@ class MixedPrecision:
                 "own: give it all variables, or choose bfloat16, which needs no scale"
             )
         if self.dtype == "float16":
+            # By itself, or Keras leaves some of its variables (Nadam's, Adafactor's) uncounted.
+            optimizer.build(self.variables)
             optimizer = tf.keras.optimizers.LossScaleOptimizer(
                 optimizer,
                 initial_scale=self.initial_scale,

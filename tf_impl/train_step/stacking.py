@@ -119,8 +119,8 @@ def make_train_step(
         with tf.GradientTape() as tape:
             output = to_float32(_call(model, x, training=True))
             loss = _with_own_losses(loss_fn(output, y), model)
-            if micro_batches > 1:
-                loss *= tf.cast(share, loss.dtype)
+            if micro_batches > 1:  # tf.cast would round a number to float32
+                loss *= tf.cast(share, loss.dtype) if tf.is_tensor(share) else share
             scaled = precision.scale(loss)
         return loss, tape.gradient(scaled, variables)
 
