@@ -438,6 +438,17 @@ def test_what_is_launched_on_many_hosts_has_valid_options(text):
         assert found["task"]["index"] < len(found["cluster"]["worker"])
 
 
+def test_a_job_of_kubernetes_starts_the_program_with_valid_options():
+    (job,) = fences("docs/many_devices.md", "yaml")
+    words = [
+        word.strip(' "\n') for word in re.search(r"command: \[(.*?)\]", job, re.S)[1].split(",")
+    ]
+    module, *given = words[words.index("-m") + 1 :]
+    assert module == "pt_impl.kit.replicas"
+    options = parallel.options(module).parse_args(given)
+    assert (options.make, options.build, str(options.data)) == ("MAKE", "BUILD", "DATA")
+
+
 @pytest.mark.parametrize("text", each(of_kind("hosts")))
 def test_it_runs_on_every_host(clone, text, hosts_permitted):
     done = run(text, clone)

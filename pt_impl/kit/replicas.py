@@ -118,22 +118,21 @@ def train(options: Namespace) -> None:
     threads = options.threads or parallel.threads_each(0, local)
     runtime.configure(threads=threads, seed=options.seed)
     join(timeout_s=options.timeout_s)
-    try:
-        x, y = parallel.load_training(options.data)
-        example = {}
-        if "x" in signature(make).parameters:
-            example["x"] = _placed(parallel.take(x, slice(options.global_batch)))
-        model, optimizer, step = make(build, **example, **options.settings)
-        losses, seen, seconds, ended, crossed = _loop(model, optimizer, step, (x, y), options)
-        # Before weights are gathered: a sharded model is whole then.
-        memory = [_each(value) for value in (parallel.resident("VmHWM"), imported)]
-        weights = _weights(model)
-        if dist.get_rank() == 0 and options.out:
-            result = parallel.Result(weights, losses, seen, seconds, ended, *memory, crossed)
-            result.save(options.out)
-        dist.barrier()  # nobody leaves while another still talks to it
-    finally:
-        dist.destroy_process_group()
+    x, y = parallel.load_training(options.data)
+    example = {}
+    if "x" in signature(make).parameters:
+        example["x"] = _placed(parallel.take(x, slice(options.global_batch)))
+    model, optimizer, step = make(build, **example, **options.settings)
+    losses, seen, seconds, ended, crossed = _loop(model, optimizer, step, (x, y), options)
+    # Before weights are gathered: a sharded model is whole then.
+    memory = [_each(value) for value in (parallel.resident("VmHWM"), imported)]
+    weights = _weights(model)
+    if dist.get_rank() == 0 and options.out:
+        result = parallel.Result(weights, losses, seen, seconds, ended, *memory, crossed)
+        result.save(options.out)
+    dist.barrier()  # nobody leaves while another still talks to it
+    # Not where something went wrong: others would say first that this one is gone, and not why.
+    dist.destroy_process_group()
 
 
 def _seed(options: Namespace, number: int) -> None:

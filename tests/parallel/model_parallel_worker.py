@@ -286,6 +286,26 @@ def groups(side, folder, arrays):
     return names
 
 
+def failing(side, folder, arrays):
+    """What a process that fails says, and whether it has left the others before it could."""
+    import torch.distributed as dist
+
+    kit = importlib.import_module("pt_impl.kit.replicas")
+    run = parallel.Run(1, BATCH, 1)
+    make, build = "pt_impl.parallel.data_parallel:compiled", f"{__spec__.name}:out_of_luck"
+    with parallel.training_folder(own_layout(side, "cnn")) as data:
+        given = parallel.options(make).parse_args(parallel.arguments(make, build, data, run, {}))
+        said = message(lambda: kit.train(given))
+    left = not dist.is_initialized()
+    if not left:
+        dist.destroy_process_group()
+    return [said, left]
+
+
+def out_of_luck():
+    raise ValueError("out of luck")
+
+
 def unequal(side, folder, arrays):
     """Gradients of two replicas whose rows are 2 and 3, averaged as FSDP2 does, and of all five."""
     import torch
@@ -348,7 +368,7 @@ def undecayed(side, folder, arrays):
 
 
 SCENARIOS = {
-    "pt": (alone, together, refused, drawn, groups, unequal),
+    "pt": (alone, together, refused, drawn, groups, failing, unequal),
     "tf": (alone, together, refused, schedules, undecayed),
 }
 

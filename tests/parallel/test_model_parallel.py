@@ -89,6 +89,13 @@ def test_weights_that_are_drawn_in_each_process_are_those_of_the_seed():
     assert found["names"][0] == found["names"][1]
 
 
+def test_a_process_that_fails_says_why_before_it_leaves_the_others():
+    """Whose exchange with it fails at once, in words that say nothing of the reason."""
+    said, left = scenario("pt", "failing")
+    assert "out of luck" in str(said)
+    assert not left
+
+
 @pytest.mark.parametrize("kind", ["model", "tensor"])
 def test_weight_decay_leaves_out_what_the_optimizer_was_told(kind):
     found = scenario("tf", "undecayed")[kind]
