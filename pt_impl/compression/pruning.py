@@ -112,6 +112,9 @@ def finalize_pruning(model: nn.Module) -> nn.Module:
         raise ValueError("the model has no masks: it comes from apply_pruning, and only once")
     for module in masked:
         prune.remove(module, "weight")
+    for key, hook in list(model._forward_pre_hooks.items()):
+        if hook is _mask_all:
+            del model._forward_pre_hooks[key]
     return model
 
 
@@ -123,6 +126,7 @@ def _apply(model, together, final_sparsity, begin_step, end_step, frequency, min
     layers = _prunable(model, min_weights)
     for layer in layers:
         prune.identity(layer, "weight")
+    model.register_forward_pre_hook(_mask_all)
     groups = [layers] if together else [[layer] for layer in layers]
 
     def update(step: int) -> None:
@@ -134,6 +138,17 @@ def _apply(model, together, final_sparsity, begin_step, end_step, frequency, min
                 _mask_smallest(group, sparsity)
 
     return model, update
+
+
+def _mask_all(model: nn.Module, inputs) -> None:
+    """Mask each weight before a pass: some modules read that of a layer which they do not call.
+
+    Such as the attention of torchvision's Swin Transformer: a layer's own hook would not run.
+    """
+    for module in model.modules():
+        for hook in module._forward_pre_hooks.values():
+            if isinstance(hook, prune.BasePruningMethod):
+                hook(module, inputs)
 
 
 def _copy(model: nn.Module) -> nn.Module:

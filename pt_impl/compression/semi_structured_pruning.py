@@ -51,6 +51,7 @@ def apply_two_to_four(model: nn.Module) -> nn.Module:
     model = _copy(model)
     for layer in _prunable(model):
         prune.custom_from_mask(layer, "weight", _two_of_four(layer.weight.detach()))
+    model.register_forward_pre_hook(_mask_all)
     return model
 
 
@@ -64,6 +65,9 @@ def finalize_two_to_four(model: nn.Module) -> nn.Module:
         raise ValueError("the model has no masks: it comes from apply_two_to_four, and only once")
     for module in masked:
         prune.remove(module, "weight")
+    for key, hook in list(model._forward_pre_hooks.items()):
+        if hook is _mask_all:
+            del model._forward_pre_hooks[key]
     return model
 
 
@@ -97,6 +101,17 @@ def compress_two_to_four(model: nn.Module) -> nn.Module:
         packed = torch.sparse.to_sparse_semi_structured(layer.weight.detach())
         layer.weight = nn.Parameter(packed, requires_grad=False)
     return model
+
+
+def _mask_all(model: nn.Module, inputs) -> None:
+    """Mask each weight before a pass: some modules read that of a layer which they do not call.
+
+    Such as the attention of torchvision's Swin Transformer: a layer's own hook would not run.
+    """
+    for module in model.modules():
+        for hook in module._forward_pre_hooks.values():
+            if isinstance(hook, prune.BasePruningMethod):
+                hook(module, inputs)
 
 
 def _copy(model: nn.Module) -> nn.Module:

@@ -252,6 +252,47 @@ def merged():
     return found
 
 
+def a_weight_that_another_reads():
+    """Two train steps where a layer's weight is read and the layer not called, as Swin's is."""
+
+    class Reads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.read, self.head = nn.Linear(8, 8), nn.Linear(8, 2)
+
+        def forward(self, x):
+            return self.head(nn.functional.linear(x, self.read.weight, self.read.bias))
+
+    torch.manual_seed(0)
+    model, x, found = Reads(), torch.randn(4, 8), {}
+    pruned, update = compression.pruning.apply_pruning(
+        model, final_sparsity=0.5, begin_step=0, end_step=1, frequency=1
+    )
+    masked = compression.semi_structured_pruning.apply_two_to_four(model)
+    ways = {
+        "pruned": (pruned, update, compression.pruning.finalize_pruning),
+        "2:4": (
+            masked,
+            lambda step: None,
+            compression.semi_structured_pruning.finalize_two_to_four,
+        ),
+    }
+    for name, (own, update, finalize) in ways.items():
+        optimizer = torch.optim.SGD(own.parameters(), lr=0.1)
+        for step in (1, 2):
+            update(step)
+            optimizer.zero_grad()
+            own(x).square().sum().backward()
+            optimizer.step()
+        before, final = own(x), finalize(own)
+        found[name] = {
+            "apart": (final(x) - before).abs().max().item(),
+            "zeros": (final.read.weight == 0).float().mean().item(),
+            "hooks": len(final._forward_pre_hooks),
+        }
+    return found
+
+
 def a_loss_of_an_object():
     """What a loss gets of a student whose output is an object, at each alpha."""
 
@@ -501,7 +542,7 @@ def main() -> None:
         quick.capture_patterns_once()
         scenarios = [names_of_inputs, code_in_a_keyword, graphs_within, left_in_float32]
         scenarios += [other_sizes, a_shared_slope, a_file_that_fails, bfloat16, a_file_for_the_cpu]
-        scenarios += [merged, a_loss_of_an_object]
+        scenarios += [merged, a_loss_of_an_object, a_weight_that_another_reads]
     else:
         scenarios = [state_within, frozen_within, a_folder_that_is_there]
         scenarios += [scaled_loss, half_width, adapters] if KERAS_3 else []
