@@ -49,9 +49,10 @@ def apply_two_to_four(model: nn.Module) -> nn.Module:
         raise ValueError("the model has pruning masks already: finalize it first")
     _check_layers(model)
     model = _copy(model)
-    for layer in _prunable(model):
+    layers = _prunable(model)
+    for layer in layers:
         prune.custom_from_mask(layer, "weight", _two_of_four(layer.weight.detach()))
-    model.register_forward_pre_hook(_mask_all)
+    model.register_forward_pre_hook(_MaskUncalled(layers))
     return model
 
 
@@ -66,7 +67,7 @@ def finalize_two_to_four(model: nn.Module) -> nn.Module:
     for module in masked:
         prune.remove(module, "weight")
     for key, hook in list(model._forward_pre_hooks.items()):
-        if hook is _mask_all:
+        if isinstance(hook, _MaskUncalled):
             del model._forward_pre_hooks[key]
     return model
 
@@ -103,15 +104,25 @@ def compress_two_to_four(model: nn.Module) -> nn.Module:
     return model
 
 
-def _mask_all(model: nn.Module, inputs) -> None:
-    """Mask each weight before a pass: some modules read that of a layer which they do not call.
+class _MaskUncalled:
+    """Masks, before a pass, the weights of layers that nobody called in the pass before.
 
-    Such as the attention of torchvision's Swin Transformer: a layer's own hook would not run.
+    Some modules read the weight of a layer and do not call it, such as the attention of
+    torchvision's Swin Transformer: the layer's own hook does not run.
     """
-    for module in model.modules():
-        for hook in module._forward_pre_hooks.values():
-            if isinstance(hook, prune.BasePruningMethod):
-                hook(module, inputs)
+
+    def __init__(self, layers: list[nn.Module]) -> None:
+        self.layers, self.seen = layers, [None] * len(layers)
+
+    def __call__(self, model: nn.Module, inputs) -> None:
+        traced = torch.compiler.is_compiling()  # a compiler leaves out what nobody reads
+        for index, layer in enumerate(self.layers):
+            if traced or self.seen[index] in (None, id(layer.weight)):
+                for hook in layer._forward_pre_hooks.values():
+                    if isinstance(hook, prune.BasePruningMethod):
+                        hook(layer, inputs)
+            if not traced:
+                self.seen[index] = id(layer.weight)  # a call makes another
 
 
 def _copy(model: nn.Module) -> nn.Module:

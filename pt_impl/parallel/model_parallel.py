@@ -146,7 +146,22 @@ def _trace(model: nn.Module, x, cut: str):
         raise NotImplementedError(f"torch.export can't trace the model: {reason}") from None
     if pipe.num_stages != len(names) + 1:
         raise ValueError(f"cut: {', '.join(names)} make {pipe.num_stages} stages in a forward pass")
+    _order_inputs(pipe)
     return pipe
+
+
+def _order_inputs(pipe) -> None:
+    """Let the first stage take inputs in the model's order: a trace has them as they are used."""
+    whole, first = pipe.split_gm.graph, pipe.get_stage_module(0)
+    call = next(node for node in whole.nodes if node.op == "call_module")
+    given = [node for node in whole.nodes if node.op == "placeholder"]
+    taken = [node for node in first.graph.nodes if node.op == "placeholder"]
+    pairs = sorted(zip(call.args, taken, strict=True), key=lambda pair: given.index(pair[0]))
+    rest = next(node for node in first.graph.nodes if node.op != "placeholder")
+    for _, node in pairs:
+        rest.prepend(node)
+    call.args = tuple(argument for argument, _ in pairs)
+    first.recompile()
 
 
 def main() -> None:

@@ -286,6 +286,40 @@ def groups(side, folder, arrays):
     return names
 
 
+def ordered(side, folder, arrays):
+    """How far two stages are from the model that they are cut of, by how it is given its inputs."""
+    import torch
+    from torch import nn
+
+    technique = importlib.import_module("pt_impl.parallel.model_parallel")
+
+    class Two(nn.Module):
+        def __init__(self, first):
+            super().__init__()
+            self.first, self.head = first, nn.Linear(4, 2)
+
+        def forward(self, query, input):
+            if self.first == "query":
+                return self.head(query.relu() - input.exp())
+            scaled = input.exp()
+            return self.head(query.relu() - scaled)
+
+    torch.manual_seed(0)
+    query, other, found = torch.randn(3, 4), torch.randn(3, 4), {}
+    ways = {
+        "positional": (query, other),
+        "named": {"query": query, "input": other},
+        "turned": {"input": other, "query": query},
+    }
+    for first, (way, x) in itertools.product(("query", "input"), ways.items()):
+        model = Two(first)
+        pipe = technique._trace(model, x, "head")
+        arguments, named = technique._arguments(x)
+        output = pipe.get_stage_module(1)(pipe.get_stage_module(0)(*arguments, **named))
+        found[f"{first} {way}"] = (output - model(query, other)).abs().max().item()
+    return found
+
+
 def failing(side, folder, arrays):
     """What a process that fails says, and whether it has left the others before it could."""
     import torch.distributed as dist
@@ -368,7 +402,7 @@ def undecayed(side, folder, arrays):
 
 
 SCENARIOS = {
-    "pt": (alone, together, refused, drawn, groups, failing, unequal),
+    "pt": (alone, together, refused, drawn, groups, ordered, failing, unequal),
     "tf": (alone, together, refused, schedules, undecayed),
 }
 

@@ -89,6 +89,12 @@ def test_weights_that_are_drawn_in_each_process_are_those_of_the_seed():
     assert found["names"][0] == found["names"][1]
 
 
+def test_stages_are_given_inputs_by_name_and_place_whichever_the_model_uses_first():
+    found = scenario("pt", "ordered")
+    assert len(found) == 6
+    assert max(found.values()) == 0.0, found
+
+
 def test_a_process_that_fails_says_why_before_it_leaves_the_others():
     """Whose exchange with it fails at once, in words that say nothing of the reason."""
     said, left = scenario("pt", "failing")
