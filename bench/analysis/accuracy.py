@@ -46,6 +46,16 @@ class Accuracy:
         return self.ci[1] < 0 if more_is_better(self.metric) else self.ci[0] > 0
 
 
+def is_untrained_model(case: dict, cases: list[dict]) -> bool:
+    """Whether it has other weights, such as fewer, and was trained nowhere.
+
+    That a smaller model is faster says nothing of what it can do.
+    """
+    differences = [at(each, "accuracy", "difference") for each in (case, *_siblings(case, cases))]
+    trained = any(is_number(at(found, "mean")) for found in differences)
+    return bool(case.get("changes_weights")) and not trained
+
+
 def of(case: dict, cases: list[dict], tasks: dict, allowed: float | None = None) -> Accuracy:
     """What a case does to accuracy; `allowed`: points that it may lose, else the task's margin.
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
+from bench.analysis.accuracy import is_untrained_model
 from bench.analysis.effects import Effect, Effects
 from bench.analysis.pairing import baseline, program
 from bench.analysis.prices import price
@@ -37,9 +38,9 @@ class Side:
     """What to use in one framework: `best`, or the `plain` row where nothing was shown to gain.
 
     `tried`: of how many rows. `equal` cannot be told from the best, `cheaper` gains less and takes
-    less. `tempting` would gain more, but loses accuracy or was not measured for it, and is no other
-    model; `kept_on`: the tasks on which it was shown to keep it. `nearest`: where none gains at any
-    price, the best of those that keep accuracy, or of all.
+    less. `tempting` would gain more, but loses accuracy or was not measured for it; `kept_on`: the
+    tasks on which it was shown to keep it. `nearest`: where none gains at any price, the best of
+    those that keep accuracy, or of all. Other models that were trained nowhere are neither.
     """
 
     framework: str
@@ -149,7 +150,7 @@ def _advice(
     for framework in FRAMEWORKS:
         mine = [row for row in own if row.case["framework"] == framework]
         if mine:
-            side = _side(framework, figure, mine, effects, every, provisional)
+            side = _side(framework, figure, mine, effects, provisional)
             sides.append(replace(side, kept_on=_kept_on(side.tempting, every)))
     between = None
     paired = at(effects.record["tasks"], own[0].case["task"], "paired") is not False
@@ -170,12 +171,7 @@ def _advice(
 
 
 def _side(
-    framework: str,
-    figure: str,
-    mine: list[Row],
-    effects: Effects,
-    every: list[Row],
-    provisional: bool,
+    framework: str, figure: str, mine: list[Row], effects: Effects, provisional: bool
 ) -> Side:
     def level(case: dict) -> float:
         """The row's own figure, of which less is better."""
@@ -208,7 +204,8 @@ def _side(
         if row.gains(figure) or (provisional and _first(row, _noise(effects.record)))
     ]
     gaining.sort(key=lambda row: level(row.case))
-    same = [row for row in mine if not _is_another_model(row, every)]
+    cases = effects.record["cases"]
+    same = [row for row in mine if not is_untrained_model(row.case, cases)]
     tempting = [row for row in same if not row.accuracy.kept and row.improves(figure)]
     tempting = min(tempting, key=lambda row: (level(row.case), price(row.case)[0]), default=None)
     if not gaining:
@@ -222,15 +219,6 @@ def _side(
     if tempting and not unlike(best, tempting):
         tempting = None
     return Side(framework, plain, len(mine), best, equal, next(iter(cheap), None), tempting)
-
-
-def _is_another_model(row: Row, every: list[Row]) -> bool:
-    """Whether it has other weights, such as fewer, and nobody has seen what they can do.
-
-    That a smaller model is faster tempts nobody.
-    """
-    unknown = row.accuracy.mean is None and not _kept_on(row, every)
-    return bool(row.case.get("changes_weights")) and unknown
 
 
 def _kept_on(row: Row | None, every: list[Row]) -> list[str]:

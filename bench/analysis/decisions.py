@@ -713,6 +713,8 @@ def _refused(record: Record, option: Option, limits: Limits, goal: Goal) -> str 
         found = accuracy.of(option.case, record["cases"], record["tasks"], limits.accuracy_drop)
     if found.kept:
         return None
+    if accuracy.is_untrained_model(option.case, record["cases"]):
+        return "is another model, which was trained nowhere"
     if found.mean is None or found.ci is None:
         return NOT_MEASURED
     return "loses accuracy" if found.lost else "was not shown to keep accuracy"

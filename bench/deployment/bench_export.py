@@ -45,8 +45,8 @@ INTEGER_LAYERS = {  # counts them in a file: shared/operators.py
     "openvino": operators.openvino_integer_layers,
     "litert": operators.litert_integer_layers,
 }
-# ONNX's own checker saw the file when it was written; its import would count in every start.
 CPU_ROUTES = tuple(INTEGER_LAYERS)  # as their packages are installed here
+# ONNX's own checker saw the file when it was written; its import would count in every start.
 UNCHECKED = {"load": {"check": False}}
 
 

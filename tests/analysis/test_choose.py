@@ -394,6 +394,18 @@ def test_accuracy_that_was_not_measured_is_said_and_not_passed_over(run):
     assert re.search(r" of its baseline's time, faster; accuracy not measured; takes ", said)
 
 
+def test_a_smaller_model_that_was_trained_nowhere_is_no_perhaps(run):
+    other = case(run, "pt/bf16")
+    other["changes_weights"] = other["changes_math"] = True
+    other["accuracy"] = None
+    other["certificate"]["losses"] = [value + 0.1 for value in other["certificate"]["losses"]]
+    found = advice(run, "train-speed")
+    assert names(found.unknown) == []
+    said = dict(lines(found))
+    assert "perhaps" not in said
+    assert "is another model, which was trained nowhere" in said["why"]
+
+
 def test_an_allowed_drop_takes_the_margin_s_place(run):
     case(run, "pt/bf16")["accuracy"]["difference"] = {"mean": -0.7, "ci": [-0.8, -0.6]}
     case(run, "pt/bf16")["certificate"] = None
