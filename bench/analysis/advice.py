@@ -64,8 +64,9 @@ class Advice:
     """An aim at one piece of work: its sides, and how they compare.
 
     `between`: what PyTorch's side takes over what TensorFlow's takes; of accuracy the difference in
-    points. `main`: of the works with models of its size (for accuracy: of its task) the one with
-    most rows to advise, whatever came out; where that tells nothing, also the next that does.
+    points. `main`: of the works with models of its size (for accuracy: of its task; times of one
+    prediction apart from those of a batch) the one with most rows to advise, whatever came out;
+    where that tells nothing, also the next that does.
     `batch_size`: None where it makes no difference. `provisional`: one block's times, without
     intervals.
     """
@@ -118,7 +119,9 @@ def advice(record: Record) -> list[Advice]:
                 works.setdefault(key, []).append(row)
         ordered = sorted(works.values(), key=_rank)
         for own in ordered:
-            size: Any = None if question.family else own[0].large
+            # What answers one request at once is often not what answers many together.
+            single = (figure, own[0].mode, own[0].case["batch_size"]) == (TIME, "predict", 1)
+            size: Any = None if question.family else (own[0].large, single)
             size = own[0].case["task"] if figure == ACCURACY else size
             made = _advice(question, figure, own, every, effects)
             told = before.setdefault((question, size), [])

@@ -397,8 +397,18 @@ def test_a_realistic_model_comes_before_a_small_one_and_both_are_shown():
         sizes = [parameter_count(TASKS[e.task].model) for e in FOUND if e.question.aim == aim]
         shown = [e for e in advised.split(FOUND)[0] if e.question.aim == aim]
         large = [parameter_count(TASKS[e.task].model) >= 1e6 for e in shown]
-        assert large == [True, False]
+        predicts = aim == "predict faster"  # of one sample, and of a batch
+        assert large == ([True, True, False, False] if predicts else [True, False])
         assert sizes[0] >= 1e6 > sizes[-1]
+
+
+def test_predictions_of_one_sample_and_of_a_batch_are_both_shown():
+    """The route that answers one request at once is seldom the one for many together."""
+    shown = [e for e in advised.split(FOUND)[0] if e.question.aim == "predict faster"]
+    works = [(e.task, e.batch_size) for e in shown]
+    assert {("digits-cnn", 1), ("digits-cnn", 128)} <= set(works)
+    brief = advised.lines(FOUND, 80, room=60)
+    assert {"digits-cnn, batch 1", "digits-cnn, batch 128"} <= {line[:26].rstrip() for line in brief}
 
 
 def test_brackets_hold_the_bounds_of_an_interval_and_nothing_else():
