@@ -24,13 +24,14 @@ ALPHABET = "\n\t" + "".join(chr(code) for code in range(32, 127))
 
 
 def materialise(spec: DatasetSpec, folder: Path) -> Path:
-    """Write the splits of `spec` below `folder` unless they are there, and return their folder.
+    """Write the splits of `spec` below `folder` unless they are there; return their absolute path.
 
     The name of the folder stands for every field of the spec, for the code that made the data and
     for the Python whose source the text is, so that nothing else ever reuses it. A folder appears
     only when it is complete, whatever interrupts this and whoever else makes the same data.
     A data set of photos is a folder of files, and nothing to `load`.
     """
+    folder = folder.resolve()  # who works on them may be in another folder
     if spec.kind == "file":  # a check has written it, see `shared.own_model`
         return folder / spec.name
     if spec.kind == "photos":

@@ -94,6 +94,7 @@ def _climb(given: argparse.Namespace) -> int:
     if given.write:
         raise ValueError("--write makes the tables of a climb that is there: give --show FOLDER")
     ladder, record, folder = _begun(given) if given.resume else _new(given)
+    beside = folder.resolve().parents[1] / "data"  # with which a climb that goes on began
 
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
@@ -102,7 +103,7 @@ def _climb(given: argparse.Namespace) -> int:
         ladder,
         record,
         folder,
-        given.results / "data",
+        beside if beside.is_dir() else given.results / "data",
         say=say,
         minutes=given.minutes,
         interpreters=interpreters,

@@ -430,16 +430,21 @@ def test_what_cannot_be_climbed_is_one_clear_line(capsys, monkeypatch, tmp_path,
     assert error.count("\n") == 1
 
 
-def test_the_command_climbs_shows_and_goes_on(fakes_in_module, monkeypatch, results_folder, capsys):
+def test_the_command_climbs_shows_and_goes_on(
+    fakes_in_module, monkeypatch, results_folder, tmp_path, capsys
+):
     monkeypatch.setitem(command.LADDERS, "planted", "tests.ladders.planted:SHORT")
     given = ["planted", "--blocks", "1", "--framework", "pt", "--results", str(results_folder)]
     assert command.main([*given, "--minutes", "0.00001"]) == 0
     folder = results_folder / "ladders" / "latest"
     assert not climbing.load(folder)["runs"]
     assert "goes on" in capsys.readouterr().err
-    assert command.main(["--resume", str(folder), "--results", str(results_folder)]) == 0
+    monkeypatch.chdir(tmp_path)  # it goes on from anywhere, with the data that it began with
+    assert command.main(["--resume", str(folder)]) == 0
     record = climbing.load(folder)
     assert record["finished"]
+    assert not [*tmp_path.iterdir()]
+    assert all(run["status"] == "OK" for run in record["runs"])
     assert len(record["resumed"]) == 1
     assert (folder / "ladder.svg").read_text().startswith("<svg")
     assert (folder / "ladder.md").exists()

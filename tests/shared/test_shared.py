@@ -200,6 +200,16 @@ def test_digits_are_standardised_images(folders):
     assert len(test_y) == 700
 
 
+def test_the_path_of_data_holds_in_any_folder(monkeypatch, tmp_path, folders):
+    monkeypatch.chdir(folders[DIGITS.name].parent)
+    for spec in (DIGITS, TEXT):
+        folder = datasets.materialise(spec, Path())
+        assert folder == folders[spec.name]
+        monkeypatch.chdir(tmp_path)
+        assert len(datasets.load(folder, "test")[1])
+        monkeypatch.chdir(folder.parent)
+
+
 def test_no_original_digit_is_in_both_splits(monkeypatch, tmp_path):
     drawn = []
 
