@@ -164,7 +164,8 @@ class Processes:
         interpreters: dict[str, str] | None = None,
         limits: TimeLimits | None = None,
     ) -> None:
-        self.logs, self.limits = logs, limits or TimeLimits()
+        # Absolute, since its processes work in a folder of their own.
+        self.logs, self.limits = logs.resolve(), limits or TimeLimits()
         self.interpreters = interpreters or {}
         logs.mkdir(parents=True, exist_ok=True)
         key = secrets.token_bytes(32)

@@ -311,6 +311,13 @@ def test_who_finds_no_memory_plays_later_or_fails(measure, monkeypatch, times, s
     assert len(found.results["matches"]) == 2
 
 
+def test_logs_may_lie_beside_whoever_starts_the_command(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with Processes(Path("logs"), limits=LIMITS) as started:
+        started.execute(KEY, "one").stop(kill=True)
+    assert [log.name for log in (tmp_path / "logs").iterdir()] == ["0001-one.log"]
+
+
 def test_a_worker_that_can_not_be_forked_says_why(tmp_path):
     """The parent's answer, where the system has no more processes."""
     said = "BlockingIOError: [Errno 11] Resource temporarily unavailable"
