@@ -26,7 +26,7 @@ from bench.analysis.reading import FRAMEWORKS, load, results_file
 from bench.analysis.remedies import REMEDIES, Remedy, remedies
 from bench.harness.worker import ending
 from bench.report import parsers
-from shared.own_model import names
+from shared.own_model import MAKERS, names
 
 MODULES = {"torch": "pt", "torchvision": "pt", "tensorflow": "tf", "keras": "tf", "tf_keras": "tf"}
 MOST = 5  # remedies
@@ -48,8 +48,15 @@ def read(path: Path) -> ast.Module:
 
 def check_make(path: Path) -> None:
     """Raise ValueError where a file has no `make`, before it is run: it may train for hours."""
-    if not names(read(path).body) & {"make", "*"}:
-        raise ValueError(f"{path} has no function make() that returns (step, batches): write one")
+    found = names(read(path).body)
+    if found & {"make", "*"}:
+        return
+    if found & set(MAKERS.values()):
+        raise ValueError(
+            f"{path} is a file for twinbench try, which diagnoses its step, too: "
+            f"twinbench try {path} --technique bottleneck"
+        )
+    raise ValueError(f"{path} has no function make() that returns (step, batches): write one")
 
 
 def framework_of(path: Path, asked: str | None = None) -> str:

@@ -255,6 +255,15 @@ def test_a_file_without_make_is_not_run(tmp_path, capsys):
     assert not (tmp_path / "executed").exists()
 
 
+def test_a_file_for_try_is_told_what_diagnoses_it(tmp_path, capsys):
+    path = tmp_path / "my_model.py"
+    path.write_text("def pytorch():\n    return 1\n\ndef batch(size=2, seed=0):\n    return 1, 2\n")
+    assert command.main([str(path)]) == 2
+    said = capsys.readouterr().err
+    assert f"twinbench try {path} --technique bottleneck" in said
+    assert said.count("\n") == 1
+
+
 def test_a_users_file_is_diagnosed_from_the_command_line(tmp_path, capsys, monkeypatch):
     """By a fork; the test of flavours above starts a process, as the command does."""
 
