@@ -408,7 +408,9 @@ def test_predictions_of_one_sample_and_of_a_batch_are_both_shown():
     works = [(e.task, e.batch_size) for e in shown]
     assert {("digits-cnn", 1), ("digits-cnn", 128)} <= set(works)
     brief = advised.lines(FOUND, 80, room=60)
-    assert {"digits-cnn, batch 1", "digits-cnn, batch 128"} <= {line[:26].rstrip() for line in brief}
+    assert {"digits-cnn, batch 1", "digits-cnn, batch 128"} <= {
+        line[:26].rstrip() for line in brief
+    }
 
 
 def test_brackets_hold_the_bounds_of_an_interval_and_nothing_else():
