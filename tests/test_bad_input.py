@@ -29,6 +29,7 @@ from PIL import Image
 from bench import __main__ as twinbench
 from bench import choose, claims, compare, conftest, diagnose, priorities, resume, validate
 from bench.harness import state
+from bench.ladders import command as ladder
 from bench.network import hosts, projection
 from bench.report import command as report
 from shared import conversion, parallel, runtimes, shards, teacher
@@ -212,6 +213,28 @@ def payload() -> bytes:
             return open, (EXECUTED, "w")
 
     return pickle.dumps(Payload())
+
+
+# Ladders -----------------------------------------------------------------------------------------
+
+CLIMB = json.loads((diagnose.DOCS / "ladders/domain_adaptation/ladder.json").read_text("utf-8"))
+CLIMB["runs"] = [run for run in CLIMB["runs"] if run["framework"] == "pt" and run["block"] == 0]
+
+
+@examples(150)
+@given(changed(CLIMB))
+def test_a_changed_climb_gives_a_whole_answer_or_one_line(record):
+    with folder():
+        Path("ladder.json").write_text(json.dumps(record))
+        whole_or_refused(ladder.main, "--show", ".")
+
+
+@examples(40)
+@given(damaged(json.dumps(CLIMB).encode()))
+def test_a_damaged_climb_gives_a_whole_answer_or_one_line(text):
+    with folder():
+        Path("ladder.json").write_bytes(text)
+        whole_or_refused(ladder.main, "--show", ".")
 
 
 # Claims ------------------------------------------------------------------------------------------

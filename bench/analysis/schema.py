@@ -167,10 +167,10 @@ def check(results: Any) -> None:
             "reads: measure again"
         )
     _check_depth(results)
-    _check(results, RECORD, "the record")
+    check_shape(results, RECORD, "the record")
     for kind, shape in (("case", CASE), ("comparison", COMPARISON)):
         for number, entry in enumerate(results[f"{kind}s"]):
-            _check(entry, shape, f"{kind} {number}")
+            check_shape(entry, shape, f"{kind} {number}")
     for name in ("looks", "seed_looks"):
         looks = results.get(name) or []
         if looks != sorted(set(looks)) or len(looks) > MOST_LOOKS:
@@ -201,7 +201,8 @@ def _check_depth(value: Any, depth: int = 0) -> None:
             _check_depth(inner, depth + 1)
 
 
-def _check(value: Any, shape: Any, what: str) -> None:
+def check_shape(value: Any, shape: Any, what: str) -> None:
+    """Raise ValueError, with one line, unless `value`, which is called `what`, has the shape."""
     if isinstance(shape, dict):
         _check_type(value, dict, what)
         _check_fields(value, shape, what)
@@ -211,14 +212,14 @@ def _check(value: Any, shape: Any, what: str) -> None:
             raise ValueError(f"{what} is no pair")
         inner = shape.shape if isinstance(shape, Pair) else shape[0]
         for place, entry in enumerate(value):
-            _check(entry, inner, f"{what} [{place}]")
+            check_shape(entry, inner, f"{what} [{place}]")
     elif isinstance(shape, Each):
         _check_type(value, dict, what)
         for name, entry in value.items():
-            _check(entry, shape.shape, f"{what} {name!r}")
+            check_shape(entry, shape.shape, f"{what} {name!r}")
     elif isinstance(shape, Maybe):
         if value is not None:
-            _check(value, shape.shape, what)
+            check_shape(value, shape.shape, what)
     elif isinstance(shape, Number):
         if not shape.holds(value):
             raise ValueError(f"{what} is not {shape}")
@@ -230,7 +231,7 @@ def _check_fields(entry: dict, fields: dict[str, Any], what: str) -> None:
     for name, shape in fields.items():
         if name not in entry and not isinstance(shape, Maybe):
             raise ValueError(f"{what} has no {name}")
-        _check(entry.get(name), shape, f"{what}: {name}")
+        check_shape(entry.get(name), shape, f"{what}: {name}")
 
 
 _NAMES = {str: "text", bool: "yes or no", list: "list", dict: "JSON object"}

@@ -17,6 +17,7 @@ from statistics import fmean
 from typing import Any
 
 from bench.analysis.reading import as_lines
+from bench.analysis.schema import FIGURE, TEXT, Each, Maybe, Number, check_shape
 from bench.analysis.values import at, finite
 from bench.harness import apart, machine, state
 from bench.harness.durations import USUAL_BYTES
@@ -34,7 +35,28 @@ FILE = "ladder.json"
 SEED = 2026
 SHARE_OF_MEMORY = 0.8  # of what is free, that programs which take turns may hold together
 HELD = ("memory", "host_memory", "whole_memory")  # beyond what a program has imported
-REQUIRED = ("schema_version", "ladder", "started", "frameworks", "blocks", "environment", "runs")
+RUN = {
+    "stage": str,
+    "block": Number(whole=True),
+    "framework": str,
+    "rungs": [str],
+    "status": str,
+    "reason": TEXT,
+    "metrics": Each({"value": FIGURE, "unit": str}),
+    "evidence": Maybe({"losses": Maybe([FIGURE]), "weights_sha256": TEXT}),
+}
+RECORD = {
+    "ladder": str,
+    "command": str,
+    "started": str,
+    "resumed": [str],
+    "finished": bool,
+    "frameworks": [str],
+    "blocks": Number(above=0, whole=True),
+    "task": str,
+    "environment": {"cpu": TEXT, "devices": Maybe(Each(str))},
+    "runs": [RUN],
+}
 
 Record = dict[str, Any]
 Wanted = tuple[str, int, list[tuple[str, Rungs]]]  # stage, block, (framework, rungs) in order
@@ -71,11 +93,15 @@ def load(path: Path) -> Record:
         raise ValueError(f"{file} is no JSON") from None
     if not isinstance(record, dict) or record.get("schema_version") != SCHEMA:
         raise ValueError(f"{file} is no record of a ladder of version {SCHEMA}")
-    if missing := [name for name in REQUIRED if name not in record]:
-        raise ValueError(f"{file} has no {missing[0]!r}")
-    known = {"stage", "block", "framework", "rungs", "status", "reason", "metrics", "evidence"}
-    if not all(isinstance(run, dict) and known <= run.keys() for run in record["runs"]):
-        raise ValueError(f"{file}: a run is damaged")
+    check_shape(record, RECORD, str(file))
+    for number, run in enumerate(record["runs"]):
+        if missing := sorted(RUN.keys() - run.keys()):
+            raise ValueError(f"{file}: run {number} has no {missing[0]}")
+    frameworks = {*record["frameworks"], *(run["framework"] for run in record["runs"])}
+    if strange := sorted(frameworks - set(FRAMEWORKS)):
+        raise ValueError(
+            f"{file}: {strange[0]!r} is no framework; there are {', '.join(FRAMEWORKS)}"
+        )
     return record
 
 
@@ -289,6 +315,8 @@ def _pair(run: dict) -> tuple[str, int, str]:
 
 
 def at_task(ladder: Ladder, task: str) -> Ladder:
-    """The ladder on its own task or on the one of a GPU."""
+    """The ladder on its own task or on the one of a GPU; ValueError for another."""
+    if task not in (ladder.task, ladder.gpu_task):
+        raise ValueError(f"{ladder.name} has no task {task!r}")
     on_gpu = task == ladder.gpu_task
     return replace(ladder, task=task, batch_size=None if on_gpu else ladder.batch_size)

@@ -146,8 +146,8 @@ def _told_apart(found: Ratio) -> bool:
 
 def _unlike_devices(record: Record) -> bool:
     """Whether one framework ran on a GPU and the other did not."""
-    devices = record["environment"].get("devices", {}).values()
-    return len({on_cpu(device) for device in devices}) > 1
+    devices = record["environment"].get("devices") or {}
+    return len({on_cpu(device) for device in devices.values()}) > 1
 
 
 def _flaws(record: Record, climbs: Climbs) -> list[str]:

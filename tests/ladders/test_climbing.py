@@ -275,7 +275,7 @@ def test_a_climb_does_not_go_on_under_other_conditions(
     [
         ("{", "no JSON"),
         ("{}", "no record of a ladder"),
-        ('{"schema_version": 1, "ladder": "planted"}', "has no 'started'"),
+        ('{"schema_version": 1, "ladder": "planted"}', "has no command"),
         (None, "No such file"),
     ],
 )
