@@ -317,6 +317,53 @@ def a_loss_of_an_object():
 # TensorFlow ---------------------------------------------------------------------------------------
 
 
+def a_kernel_that_another_reads():
+    """Two train steps where a kernel is read and its layer not called, or beside a call of it."""
+
+    class Reads(layers.Layer):
+        def __init__(self, calls, **named):
+            super().__init__(**named)
+            self.calls, self.read = calls, layers.Dense(8, use_bias=False)
+
+        def build(self, shape):
+            self.read.build(shape)
+            self.read.kernel.constraint = keras.constraints.UnitNorm(axis=0)
+
+        def call(self, x):
+            x = self.read(x) if self.calls else x
+            return tf.matmul(x, self.read.kernel, transpose_b=True)
+
+        def get_config(self):
+            return super().get_config() | {"calls": self.calls}
+
+    x, found = tf.random.stateless_normal((4, 8), (0, 1)), {}
+    prune, halve = compression.pruning, compression.semi_structured_pruning
+    for calls in (False, True):
+        model = keras.Sequential([keras.Input((8,)), Reads(calls), layers.Dense(2)])
+        pruned, update = prune.apply_pruning(
+            model, final_sparsity=0.5, begin_step=0, end_step=1, frequency=1
+        )
+        ways = {
+            "pruned": (pruned, update, prune.finalize_pruning),
+            "2:4": (halve.apply_two_to_four(model), lambda _: None, halve.finalize_two_to_four),
+        }
+        for name, (own, update, finalize) in ways.items():
+            loss = lambda output, y: tf.reduce_sum(output**2)  # noqa: E731
+            step = kit.training.make_train_step(own, keras.optimizers.SGD(0.1, 0.9), loss)
+            for number in (1, 2):
+                update(number)
+                step(x, x)
+            before, final = own(x), finalize(own)
+            kernel = final.layers[0].read.kernel
+            found[f"{name}, {calls}"] = {
+                "apart": float(tf.reduce_max(tf.abs(final(x) - before))),
+                "zeros": float(tf.reduce_mean(tf.cast(kernel == 0, "float32"))),
+                "norms": tf.norm(kernel, axis=0).numpy().tolist(),
+                "constraint": type(kernel.constraint).__name__,
+            }
+    return found
+
+
 def state_within():
     """Outputs of models with state in layers of layers, and of copies that lose nothing or half."""
     rows = np.random.default_rng(0).normal(5.0, 3.0, (8, 4)).astype(np.float32)
@@ -546,6 +593,7 @@ def main() -> None:
     else:
         scenarios = [state_within, frozen_within, a_folder_that_is_there]
         scenarios += [scaled_loss, half_width, adapters] if KERAS_3 else []
+        scenarios += [a_kernel_that_another_reads] if KERAS_3 else []
     workers.report(scenarios)
 
 

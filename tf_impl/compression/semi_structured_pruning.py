@@ -104,6 +104,7 @@ def finalize_two_to_four(model: tf.keras.Model) -> tf.keras.Model:
         return sparsity.strip_pruning(model)
     for layer in layers:
         layer.kernel.assign(layer.kernel * layer.call.mask)
+        layer.kernel.constraint = layer.call.constraint
         del layer.call
     for traced in ("train_function", "test_function", "predict_function"):  # by `fit`, with masks
         setattr(model, traced, None)
@@ -111,13 +112,23 @@ def finalize_two_to_four(model: tf.keras.Model) -> tf.keras.Model:
 
 
 class _MaskedCall:
-    """A layer's `call` over its kernel times a mask: for this call alone, its gradient too."""
+    """A layer's `call` over its kernel times a mask: for this call alone, its gradient too.
+
+    The kernel has the zeros as well, by a constraint: others may read it without this call.
+    """
 
     def __init__(self, layer):
         self.call = layer.call
         self.kernel = layer.kernel
         self.mask = _two_of_four(np.array(layer.kernel))
         self.__signature__ = signature(layer.call)
+        self.constraint = layer.kernel.constraint
+        layer.kernel.constraint = self.constrained
+        layer.kernel.assign(layer.kernel * self.mask)
+
+    def constrained(self, kernel):
+        kernel = kernel * self.mask
+        return kernel if self.constraint is None else self.constraint(kernel) * self.mask
 
     def __call__(self, *args, **kwargs):
         kernel = tf.convert_to_tensor(self.kernel.value)
