@@ -120,7 +120,8 @@ class _MaskedCall:
     def __init__(self, layer):
         self.call = layer.call
         self.kernel = layer.kernel
-        self.mask = _two_of_four(np.array(layer.kernel))
+        mask = _two_of_four(np.array(layer.kernel))
+        self.mask = tf.Variable(mask, trainable=False)  # a checkpoint has it, too
         self.__signature__ = signature(layer.call)
         self.constraint = layer.kernel.constraint
         layer.kernel.constraint = self.constrained
@@ -131,8 +132,9 @@ class _MaskedCall:
         return kernel if self.constraint is None else self.constraint(kernel) * self.mask
 
     def __call__(self, *args, **kwargs):
-        kernel = tf.convert_to_tensor(self.kernel.value)
-        with tf.keras.StatelessScope(state_mapping=[(self.kernel, kernel * self.mask)]):
+        kernel = tf.convert_to_tensor(self.kernel.value)  # in the layer's compute dtype
+        masked = kernel * tf.cast(self.mask, kernel.dtype)
+        with tf.keras.StatelessScope(state_mapping=[(self.kernel, masked)]):
             return self.call(*args, **kwargs)
 
 
