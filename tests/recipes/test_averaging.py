@@ -88,6 +88,15 @@ def test_early_stopping_stops_and_the_best_weights_come_back(every, case, stoppe
     assert found["weights of"] == [weights]
 
 
+def test_a_resumed_training_keeps_its_average_and_its_best_weights(every):
+    one_go, resumed = every["averaging resumed"]
+    assert resumed["stopped"] == one_go["stopped"] == [False, False, False, True]
+    assert resumed["best"] == one_go["best"] == 1.0
+    for kind in ("mean", "weights"):
+        for name, wanted in one_go[kind].items():
+            assert np.array_equal(resumed[kind][name], wanted), (kind, name)
+
+
 def test_bad_settings_are_refused(every):
     assert all(every["averaging refusals"].values())
 
