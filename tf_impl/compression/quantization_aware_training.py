@@ -183,6 +183,11 @@ def _prepare_keras3(model, example_inputs, weight_bits: int):
     places, times = _places(calls, returned), Counter(layer for layer, *_ in calls)
     if not any(isinstance(layer, _products()) for layer in places):
         raise ValueError("the model has no convolution or dense layer to quantize")
+    for layer in places:
+        if layer.compute_dtype != "float32":
+            raise NotImplementedError(
+                f"{layer.name!r} computes in {layer.compute_dtype}: models of float32 are rounded"
+            )
     ranges = [
         moving
         for layer, names in places.items()
