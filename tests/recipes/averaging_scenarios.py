@@ -606,6 +606,25 @@ def stopped_average(kept=("swa", "stop"), figures=(1.0, 3.0, 2.0)):
     }
 
 
+def statistics_of_graphs():
+    """Those of a model whose `call` is a `tf.function`, beside the mean of its batches."""
+    import tensorflow as tf
+
+    class Decorated(tf.keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.norm = tf.keras.layers.BatchNormalization()
+
+        @tf.function
+        def call(self, x, training=False):
+            return self.norm(x, training=training)
+
+    model, stream = Decorated(), [x[:, 0, 0] for x, _ in arrays(3)]
+    model(stream[0])
+    averaging.update_statistics(model, [tf.constant(x) for x in stream])
+    return [np.array(model.norm.moving_mean), np.mean(stream, axis=(0, 1))]
+
+
 SCENARIOS = (
     averages,
     refusals,
@@ -626,3 +645,4 @@ SCENARIOS = (
     resumed,
     stopped_average,
 )
+SCENARIOS += () if FRAMEWORK == "pt" else (statistics_of_graphs,)

@@ -112,6 +112,12 @@ def test_early_stopping_keeps_the_best_average(every):
     assert found["its own statistics"]
 
 
+@pytest.mark.parametrize("framework", workers.keras())
+def test_statistics_of_a_model_that_is_a_graph_of_its_own(evidence, framework):
+    made, mean = evidence[framework]["averaging statistics_of_graphs"]
+    assert np.allclose(made, mean, atol=1e-6)
+
+
 def test_statistics_of_a_frozen_normalization_stay(every):
     frozen, other = every["averaging frozen"]
     assert frozen == [0, 0, 0]

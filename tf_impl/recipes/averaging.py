@@ -156,19 +156,21 @@ def update_statistics(model: tf.keras.Model, batches: Iterable) -> None:
     kept = [(v, tf.identity(v)) for v in model.variables]
     before = [(layer, layer.momentum, vars(layer).get("call")) for layer in norms]
     dropouts = _switch_off_dropout(model)
-    seen, done = 0, False
+    seen, done, graphs = 0, False, tf.config.functions_run_eagerly()
+    tf.config.run_functions_eagerly(True)  # a `tf.function` within would keep the first momentum
     try:
         for x in batches:
             if not seen:
                 _refuse_draws(model, x)
                 for layer in norms:
                     _count_calls(layer)
-            _call(model, x, training=True)  # eagerly: a graph would keep the first momentum
+            _call(model, x, training=True)  # eagerly, too
             seen += 1
         if not seen:
             raise ValueError("statistics need at least one batch")
         done = True
     finally:
+        tf.config.run_functions_eagerly(graphs)
         for layer, momentum, call in before:
             layer.momentum = momentum
             vars(layer).pop("call", None)
