@@ -27,6 +27,8 @@ FAMILY += ("semi_structured_pruning",)
 OF_PYTORCH = ("post_training_quantization", "quantization_aware_training", "weight_quantization")
 OWN = [f"compression.{name}" for name in (*FAMILY, *(OF_PYTORCH if FRAMEWORK == "pt" else ()))]
 OWN += ["deployment.native_export", "kit.programs"]
+OWN += [] if FRAMEWORK == "pt" else ["compression.sparse_inference"]
+OWN += [] if FRAMEWORK == "pt" else [f"compression.{name}" for name in OF_PYTORCH[1:]]
 OWN += ["deployment.export"] if FRAMEWORK == "pt" else ["train_step.compilation"]
 OWN += [] if FRAMEWORK == "pt" else ["train_step.gradient_accumulation"]
 impl = workers.implementation(FRAMEWORK, *OWN)
@@ -317,6 +319,46 @@ def a_loss_of_an_object():
 # TensorFlow ---------------------------------------------------------------------------------------
 
 
+def functions_within():
+    """What techniques make of a layer whose `call` is a `tf.function`, and of the same without."""
+
+    class Block(layers.Layer):
+        def __init__(self, **named):
+            super().__init__(**named)
+            self.dense = layers.Dense(8, "relu")
+
+        def build(self, shape):
+            self.dense.build(shape)
+
+        def call(self, x):
+            return self.dense(x)
+
+    class Decorated(Block):
+        call = tf.function(Block.call)
+
+    x, found = tf.random.stateless_normal((4, 8), (0, 1)), {}
+    for kind in (Block, Decorated):
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.Input((8,)), kind(), layers.Dense(3)])
+        sparse = model.layers[0].dense.kernel
+        sparse.assign(tf.where(tf.abs(sparse) < 0.3, 0.0, sparse))
+        predict = compression.sparse_inference.make_predict(model, min_sparsity=0.2)
+        graph = predict.get_concrete_function(x).graph.as_graph_def()
+        products = [n for n in graph.node if n.op == "SparseMatrixMatMul"]
+        outputs = [predict(x)]
+        qat = compression.quantization_aware_training
+        outputs += [qat.prepare_qat(model, x, weight_bits=4)(x)]
+        outputs += [compression.weight_quantization.apply_int4(model, x)(x)]
+        halve = compression.semi_structured_pruning
+        masked = halve.apply_two_to_four(model)
+        for own in (masked, halve.finalize_two_to_four(masked)):
+            with tf.GradientTape() as tape:
+                outputs += [own(x)]
+            outputs += [tape.gradient(outputs[-1], own.layers[0].dense.kernel)]
+        found[kind.__name__] = [np.array(each).tolist() for each in outputs], len(products)
+    return found
+
+
 def a_kernel_that_another_reads():
     """Two train steps where a kernel is read and its layer not called, or beside a call of it."""
 
@@ -593,7 +635,7 @@ def main() -> None:
     else:
         scenarios = [state_within, frozen_within, a_folder_that_is_there]
         scenarios += [scaled_loss, half_width, adapters] if KERAS_3 else []
-        scenarios += [a_kernel_that_another_reads] if KERAS_3 else []
+        scenarios += [a_kernel_that_another_reads, functions_within] if KERAS_3 else []
     workers.report(scenarios)
 
 

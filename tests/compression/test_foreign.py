@@ -141,6 +141,13 @@ def test_keras_3_a_kernel_is_masked_for_whoever_reads_it(evidence, way):
     assert found["constraint"] == "UnitNorm"
 
 
+def test_keras_3_a_layer_that_is_a_graph_of_its_own_is_changed_within(evidence):
+    (plain, products), (decorated, its_products) = evidence["tf"]["functions_within"].values()
+    assert its_products == products > 0
+    for ours, theirs in zip(decorated, plain, strict=True):
+        assert np.allclose(ours, theirs, atol=1e-6)
+
+
 def test_keras_3_masks_and_features_compute_in_half_width(evidence):
     found = evidence["tf"]["half_width"]
     assert np.isfinite([*found["masked"], *found["features"]]).all()

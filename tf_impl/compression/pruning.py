@@ -201,6 +201,7 @@ def finalize_pruning(model: tf.keras.Model) -> tf.keras.Model:
         layer.kernel.assign(layer.kernel * layer.call.mask)
         layer.kernel.constraint = layer.call.constraint
         del layer.call
+    programs.retrace(model)
     for traced in ("train_function", "test_function", "predict_function"):  # by `fit`, with masks
         setattr(model, traced, None)
     return model
@@ -240,6 +241,7 @@ def _mask(model, together, final_sparsity, begin_step, end_step, frequency, min_
         raise NotImplementedError("Keras's copy of the model has other layers")
     for layer in layers:
         layer.call = _MaskedCall(layer)
+    programs.retrace(model)
     calls = [layer.call for layer in layers]
     groups = [calls] if together else [[call] for call in calls]
 

@@ -56,6 +56,7 @@ def apply_two_to_four(model: tf.keras.Model) -> tf.keras.Model:
         masked = programs.copy_model(model)
         for layer in _prunable(masked):
             layer.call = _MaskedCall(layer)
+        programs.retrace(masked)
         return masked
     _check_calls(model, layers)
     sparsity = _tfmot().sparsity.keras
@@ -106,6 +107,7 @@ def finalize_two_to_four(model: tf.keras.Model) -> tf.keras.Model:
         layer.kernel.assign(layer.kernel * layer.call.mask)
         layer.kernel.constraint = layer.call.constraint
         del layer.call
+    programs.retrace(model)
     for traced in ("train_function", "test_function", "predict_function"):  # by `fit`, with masks
         setattr(model, traced, None)
     return model
