@@ -29,6 +29,8 @@ KIT_LACKS = {
         "pt": {
             "copy_state": "deepcopy copies a module, Keras makes each layer anew",
             "refuse_state": "a recurrent layer of Keras may keep its state from call to call",
+            "inlined": "a tf.function within a model has graphs of its own, a module has none",
+            "retrace": "a tf.function within a model has graphs of its own, a module has none",
             "tables": "layers of Keras look words up, modules of PyTorch get codes",
             "to_tensors": "Keras takes arrays, too, and inputs that are sparse or ragged",
             "copy_optimizer": "groups of parameters say what decays, Keras's settings do not",

@@ -187,6 +187,15 @@ class EarlyStopping:
         self.model.load_state_dict(self._state)
         return self.best
 
+    def state_dict(self) -> dict:
+        """All that a resumed training goes on from, the best weights too, for a checkpoint."""
+        names = "best", "best_evaluation", "evaluations", "_state"
+        return {name: getattr(self, name) for name in names}
+
+    def load_state_dict(self, state: dict) -> None:
+        """Go on from what `state_dict` returned."""
+        vars(self).update(state)
+
 
 def make_averaging_step(step: Callable, model: nn.Module, average) -> Callable:
     """Return `step(x, y) -> loss` that updates the average after each step."""

@@ -27,6 +27,8 @@ FAMILY += ("semi_structured_pruning",)
 OF_PYTORCH = ("post_training_quantization", "quantization_aware_training", "weight_quantization")
 OWN = [f"compression.{name}" for name in (*FAMILY, *(OF_PYTORCH if FRAMEWORK == "pt" else ()))]
 OWN += ["deployment.native_export", "kit.programs"]
+OWN += [] if FRAMEWORK == "pt" else ["compression.sparse_inference"]
+OWN += [] if FRAMEWORK == "pt" else [f"compression.{name}" for name in OF_PYTORCH[1:]]
 OWN += ["deployment.export"] if FRAMEWORK == "pt" else ["train_step.compilation"]
 OWN += [] if FRAMEWORK == "pt" else ["train_step.gradient_accumulation"]
 impl = workers.implementation(FRAMEWORK, *OWN)
@@ -317,6 +319,93 @@ def a_loss_of_an_object():
 # TensorFlow ---------------------------------------------------------------------------------------
 
 
+def functions_within():
+    """What techniques make of a layer whose `call` is a `tf.function`, and of the same without."""
+
+    class Block(layers.Layer):
+        def __init__(self, **named):
+            super().__init__(**named)
+            self.dense = layers.Dense(8, "relu")
+
+        def build(self, shape):
+            self.dense.build(shape)
+
+        def call(self, x):
+            return self.dense(x)
+
+    class Decorated(Block):
+        call = tf.function(Block.call)
+
+    x, found = tf.random.stateless_normal((4, 8), (0, 1)), {}
+    for kind in (Block, Decorated):
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.Input((8,)), kind(), layers.Dense(3)])
+        sparse = model.layers[0].dense.kernel
+        sparse.assign(tf.where(tf.abs(sparse) < 0.3, 0.0, sparse))
+        predict = compression.sparse_inference.make_predict(model, min_sparsity=0.2)
+        graph = predict.get_concrete_function(x).graph.as_graph_def()
+        products = [n for n in graph.node if n.op == "SparseMatrixMatMul"]
+        outputs = [predict(x)]
+        qat = compression.quantization_aware_training
+        outputs += [qat.prepare_qat(model, x, weight_bits=4)(x)]
+        outputs += [compression.weight_quantization.apply_int4(model, x)(x)]
+        halve = compression.semi_structured_pruning
+        masked = halve.apply_two_to_four(model)
+        for own in (masked, halve.finalize_two_to_four(masked)):
+            with tf.GradientTape() as tape:
+                outputs += [own(x)]
+            outputs += [tape.gradient(outputs[-1], own.layers[0].dense.kernel)]
+        found[kind.__name__] = [np.array(each).tolist() for each in outputs], len(products)
+    return found
+
+
+def a_kernel_that_another_reads():
+    """Two train steps where a kernel is read and its layer not called, or beside a call of it."""
+
+    class Reads(layers.Layer):
+        def __init__(self, calls, **named):
+            super().__init__(**named)
+            self.calls, self.read = calls, layers.Dense(8, use_bias=False)
+
+        def build(self, shape):
+            self.read.build(shape)
+            self.read.kernel.constraint = keras.constraints.UnitNorm(axis=0)
+
+        def call(self, x):
+            x = self.read(x) if self.calls else x
+            return tf.matmul(x, self.read.kernel, transpose_b=True)
+
+        def get_config(self):
+            return super().get_config() | {"calls": self.calls}
+
+    x, found = tf.random.stateless_normal((4, 8), (0, 1)), {}
+    prune, halve = compression.pruning, compression.semi_structured_pruning
+    for calls in (False, True):
+        model = keras.Sequential([keras.Input((8,)), Reads(calls), layers.Dense(2)])
+        pruned, update = prune.apply_pruning(
+            model, final_sparsity=0.5, begin_step=0, end_step=1, frequency=1
+        )
+        ways = {
+            "pruned": (pruned, update, prune.finalize_pruning),
+            "2:4": (halve.apply_two_to_four(model), lambda _: None, halve.finalize_two_to_four),
+        }
+        for name, (own, update, finalize) in ways.items():
+            loss = lambda output, y: tf.reduce_sum(output**2)  # noqa: E731
+            step = kit.training.make_train_step(own, keras.optimizers.SGD(0.1, 0.9), loss)
+            for number in (1, 2):
+                update(number)
+                step(x, x)
+            before, final = own(x), finalize(own)
+            kernel = final.layers[0].read.kernel
+            found[f"{name}, {calls}"] = {
+                "apart": float(tf.reduce_max(tf.abs(final(x) - before))),
+                "zeros": float(tf.reduce_mean(tf.cast(kernel == 0, "float32"))),
+                "norms": tf.norm(kernel, axis=0).numpy().tolist(),
+                "constraint": type(kernel.constraint).__name__,
+            }
+    return found
+
+
 def state_within():
     """Outputs of models with state in layers of layers, and of copies that lose nothing or half."""
     rows = np.random.default_rng(0).normal(5.0, 3.0, (8, 4)).astype(np.float32)
@@ -546,6 +635,7 @@ def main() -> None:
     else:
         scenarios = [state_within, frozen_within, a_folder_that_is_there]
         scenarios += [scaled_loss, half_width, adapters] if KERAS_3 else []
+        scenarios += [a_kernel_that_another_reads, functions_within] if KERAS_3 else []
     workers.report(scenarios)
 
 

@@ -798,7 +798,12 @@ class TensorFlow:
         subclassed(x)
         inside = self.functional((8, 8, 2), layers.Conv2D(3, 1))
         normed = self.functional((8, 8, 2), layers.Conv2D(3, 1), layers.LayerNormalization())
-        return {
+        policies = {"half": "mixed_bfloat16", "double": "float64"}
+        others = {
+            name: (self.functional((8, 8, 2), layers.Conv2D(3, 1, dtype=policy, name="own")), x)
+            for name, policy in (policies if sys.argv[1] == "tf" else {}).items()
+        }
+        return others | {
             "subclassed": (subclassed, x),
             "unbuilt": (unbuilt, x),
             "within": (self.functional((8, 8, 2), inside, layers.Dense(3)), x),

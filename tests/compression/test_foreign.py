@@ -132,6 +132,22 @@ def test_keras_3_a_loss_scaler_changes_no_update(evidence, maker):
     assert apart < 1e-5 * max(moved, 1.0)
 
 
+@pytest.mark.parametrize("way", ["pruned, False", "pruned, True", "2:4, False", "2:4, True"])
+def test_keras_3_a_kernel_is_masked_for_whoever_reads_it(evidence, way):
+    found = evidence["tf"]["a_kernel_that_another_reads"][way]
+    assert found["apart"] == 0.0
+    assert found["zeros"] == 0.5
+    assert np.allclose(found["norms"], 1.0, atol=1e-5)  # of what is left: a constraint of its own
+    assert found["constraint"] == "UnitNorm"
+
+
+def test_keras_3_a_layer_that_is_a_graph_of_its_own_is_changed_within(evidence):
+    (plain, products), (decorated, its_products) = evidence["tf"]["functions_within"].values()
+    assert its_products == products > 0
+    for ours, theirs in zip(decorated, plain, strict=True):
+        assert np.allclose(ours, theirs, atol=1e-6)
+
+
 def test_keras_3_masks_and_features_compute_in_half_width(evidence):
     found = evidence["tf"]["half_width"]
     assert np.isfinite([*found["masked"], *found["features"]]).all()

@@ -315,6 +315,12 @@ def test_pt_what_cannot_be_captured_is_refused(evidence):
         assert f"is {dtype}: torchao rounds models of float32" in refusals[case]
 
 
+def test_keras_3_a_model_of_another_precision_is_refused(evidence):
+    for case, dtype in (("half", "bfloat16"), ("double", "float64")):
+        said = evidence["tf"]["refusals"][case]
+        assert said.startswith(f"NotImplementedError: 'own' computes in {dtype}: models of float32")
+
+
 def test_tf_what_tfmot_cannot_follow_is_refused(evidence):
     assert evidence["tf"]["refusals"]["unbuilt"].startswith(
         "ValueError: the model has no variables"

@@ -3,6 +3,7 @@
 python -m tests.parallel.mirrored_fit tf
 """
 
+import contextlib
 import json
 
 import numpy as np
@@ -90,6 +91,32 @@ def losses_with_none(strategy: tf.distribute.Strategy) -> list[float]:
     return found
 
 
+def double_precision(strategy: tf.distribute.Strategy) -> list:
+    """The kernel of a float64 model after steps of five samples, in parts and by one device."""
+    random, found = np.random.default_rng(0), []
+    x, y, kernel = (random.normal(size=size) for size in ((5, 4), (5, 2), (4, 2)))
+    for parts in (1, 2, None):
+        with strategy.scope() if parts else contextlib.nullcontext():
+            layer = tf.keras.layers.Dense(2, use_bias=False, dtype="float64")
+            model = tf.keras.Sequential([tf.keras.Input((4,), dtype="float64"), layer])
+            optimizer = tf.keras.optimizers.SGD(0.1)
+            optimizer.build(model.trainable_variables)
+        model.set_weights([kernel])
+        loss_fn = lambda output, labels: tf.reduce_mean((output - labels) ** 2)  # noqa: E731
+        for _ in range(3):
+            if parts:
+                step = data_parallel.make_train_step(model, optimizer, loss_fn, micro_batches=parts)
+                batches = tf.data.Dataset.from_tensors((x, y))
+                for (own_x, own_y), samples in data_parallel.distribute(model, batches):
+                    step(own_x, own_y, samples)
+            else:
+                with tf.GradientTape() as tape:
+                    loss = loss_fn(model(x), y)
+                optimizer.apply_gradients([(tape.gradient(loss, layer.kernel), layer.kernel)])
+        found.append(model.get_weights()[0].tolist())
+    return found
+
+
 def main() -> None:
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
@@ -98,6 +125,7 @@ def main() -> None:
     for kind in (Accumulated, Taught):
         found[kind.__name__] = [fitted(each, kind) for each in (tf.distribute.get_strategy(), two)]
     found |= {"too few": too_few(), "losses with None": losses_with_none(two)}
+    found["double precision"] = double_precision(two)
     print(json.dumps(found))
 
 

@@ -290,6 +290,13 @@ def tf_adam():
     return model, tf.keras.optimizers.Adam(RATE), loss_fn
 
 
+def tf_muon():
+    import tensorflow as tf
+
+    model, _, loss_fn = tf_undecayed()
+    return model, tf.keras.optimizers.Muon(RATE), loss_fn
+
+
 def tf_skipping():
     """A shortcut around the layer `up`: two tensors would cross a cut before it."""
     import tensorflow as tf

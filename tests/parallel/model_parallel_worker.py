@@ -242,7 +242,7 @@ def refusals(side):
         stages |= {name: {"model": name, "cut": cut} for name, cut in models.items()}
         stages["devices"] = {"cut": "conv0, conv1, pool, up, down"}
         shards |= {"sparse": {"model": "adam"}, "scaling": {"model": "scaling"}}
-        shards["bound"] = {"model": "bound"}
+        shards |= {name: {"model": name} for name in ("bound", "muon")}
     return {
         "model": ("pipeline", {"cut": "conv1", "micro_batches": 4}, stages),
         "tensor": ("tensor_parallel", {"pairs": "up > down"}, shards),

@@ -217,6 +217,12 @@ def test_tf_an_argument_that_is_none_goes_to_every_replica_and_micro_batch(mirro
     assert with_none == without > 0
 
 
+def test_tf_a_share_of_double_precision_is_of_double_precision(mirrored):
+    *replicas, one = map(np.array, mirrored["double precision"])
+    for found in replicas:
+        np.testing.assert_allclose(found, one, rtol=1e-13)
+
+
 def test_both_frameworks_train_to_the_same_weights(evidence, folders):
     pt, tf = (parallel.Result.load(folders[side] / "processes.npz") for side in evidence)
     np.testing.assert_allclose(pt.losses, tf.losses, rtol=BAR)

@@ -121,6 +121,7 @@ REFUSES = {
     "tf": {
         "sparse": "NotImplementedError: on one device Adam squares the sparse gradient of ",
         "scaling": "NotImplementedError: a scaled loss: train in bfloat16",
+        "muon": "NotImplementedError: Muon asks for the paths of variables: DTensor's have none",
         "bound": "NotImplementedError: up/kernel has a constraint: variables of DTensor have none",
     },
 }

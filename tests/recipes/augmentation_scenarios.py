@@ -504,5 +504,47 @@ def host_loader():
     }
 
 
+def structures():
+    """Batches of `tf.data` as `fit` takes them: with weights, and with labels in a dict."""
+    import tensorflow as tf
+
+    def batches(policy, *parts):
+        dataset = tf.data.Dataset.from_tensor_slices(parts if len(parts) > 1 else parts[0])
+        return list(ours.augmented_dataset(dataset.batch(4), policy))
+
+    x, y = images(8), labels(8)
+    flips, mixes, weights = Policy(flip_horizontal=0.5), Policy(mixup=0.5), np.arange(8.0)
+    named = batches(mixes, x, {"a": y, "b": -y})
+    cases = {
+        "weights of mixed": lambda: batches(mixes, x, y, weights),
+        "x alone": lambda: batches(flips, x),
+        "dict": lambda: batches(flips, {"image": x}, y),
+        "integers": lambda: batches(flips, x.astype(np.uint8), y),
+        "not batched": lambda: batches(flips, x[0], y),
+    }
+    said = {}
+    for name, call in cases.items():
+        try:
+            call()
+        except ValueError as error:
+            said[name] = str(error)
+    return {
+        "weights": np.concatenate([batch[2] for batch in batches(flips, x, y, weights)]),
+        "same images": all(
+            np.array_equal(one[0], other[0])
+            for one, other in zip(batches(flips, x, y, weights), batches(flips, x, y), strict=True)
+        ),
+        "named": all(
+            np.array_equal(part["a"], -part["b"])
+            for _, mixed in named
+            for part in (mixed.labels, mixed.partners)
+        ),
+        "partners": np.concatenate([mixed.partners["a"] for _, mixed in named]),
+        "unnamed": np.concatenate([mixed.partners for _, mixed in batches(mixes, x, y)]),
+        "said": said,
+    }
+
+
 own = _PT() if FRAMEWORK == "pt" else _TF()
 SCENARIOS = (transforms, neutral, layouts, draws, mixes, loss, host, host_loader, device, refusals)
+SCENARIOS += () if FRAMEWORK == "pt" else (structures,)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import sys
+import tempfile
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -423,7 +425,47 @@ def early_stopping():
     return found
 
 
+def resumed():
+    """An average and an early stopping, in one go and from a file after three steps."""
+    checkpoints = workers.implementation(FRAMEWORK, "recipes.checkpoints").recipes.checkpoints
+    values, outcomes = [2.0, 1.0, 3.0, 4.0], []
+
+    def make():
+        model, step = model_and_step()
+        stopping = averaging.EarlyStopping(model, patience=1)
+        return model, step, averaging.make_equal_average(model), stopping
+
+    for interrupted in (False, True):
+        (model, step, average, stopping), stopped = make(), []
+        for value, batch in zip(values, batches(4), strict=True):
+            last = value == values[-1]
+            if interrupted and last:
+                kept = {"average": own.kept(average), "stopping": stopping.state_dict()}
+                with tempfile.TemporaryDirectory() as folder:
+                    path = Path(folder) / "kept"
+                    checkpoints.save_checkpoint(path, model, None, kept)
+                    model, step, average, stopping = make()
+                    kept = checkpoints.load_checkpoint(path, model)
+                own.take(average, kept["average"])
+                stopping.load_state_dict(kept["stopping"])
+            if not last:  # the optimizer's momentum is not in the file
+                step(*batch)
+            average.update_parameters(model)
+            stopped.append(stopping.step(value))
+        with averaging.averaged(model, average):
+            mean = weights(model)
+        best = stopping.restore()
+        outcomes.append({"mean": mean, "best": best, "stopped": stopped, "weights": state(model)})
+    return outcomes
+
+
 class _PT:
+    def kept(self, average):
+        return average.state_dict()
+
+    def take(self, average, kept):
+        average.load_state_dict(kept)
+
     def moments_of_first_convolution(self, model, stream):
         import torch
 
@@ -456,6 +498,12 @@ class _PT:
 
 
 class _TF:
+    def kept(self, average):
+        return average.get_weights()
+
+    def take(self, average, kept):
+        average.set_weights(kept)
+
     def moments_of_first_convolution(self, model, stream):
         import tensorflow as tf
 
@@ -558,6 +606,25 @@ def stopped_average(kept=("swa", "stop"), figures=(1.0, 3.0, 2.0)):
     }
 
 
+def statistics_of_graphs():
+    """Those of a model whose `call` is a `tf.function`, beside the mean of its batches."""
+    import tensorflow as tf
+
+    class Decorated(tf.keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.norm = tf.keras.layers.BatchNormalization()
+
+        @tf.function
+        def call(self, x, training=False):
+            return self.norm(x, training=training)
+
+    model, stream = Decorated(), [x[:, 0, 0] for x, _ in arrays(3)]
+    model(stream[0])
+    averaging.update_statistics(model, [tf.constant(x) for x in stream])
+    return [np.array(model.norm.moving_mean), np.mean(stream, axis=(0, 1))]
+
+
 SCENARIOS = (
     averages,
     refusals,
@@ -575,5 +642,7 @@ SCENARIOS = (
     noise,
     normalized_kernel,
     early_stopping,
+    resumed,
     stopped_average,
 )
+SCENARIOS += () if FRAMEWORK == "pt" else (statistics_of_graphs,)

@@ -432,6 +432,11 @@ def of_keras():
         checkpoints.load_checkpoint(path, again)
         found["masked"] = [np.array(each(inputs)).tolist() for each in (masked, again)]
         found["dense"] = np.array(dense(inputs)).tolist()
+        halve = workers.implementation("tf", "compression.semi_structured_pruning").compression
+        halves = [halve.semi_structured_pruning.apply_two_to_four(make(seed)[0]) for seed in (0, 1)]
+        checkpoints.save_checkpoint(path, halves[0], None, {})
+        checkpoints.load_checkpoint(path, halves[1])
+        found["halved"] = [np.array(each(inputs)).tolist() for each in halves]
     return found
 
 

@@ -208,6 +208,21 @@ def test_the_step_stays_one_graph(evidence, framework):
     assert evidence[framework]["augmentation device"]["calls of the step"] == 1
 
 
+def test_tf_a_dataset_has_elements_as_fit_takes_them(evidence):
+    found = evidence["tf"]["augmentation structures"]
+    assert found["weights"] == list(range(8))
+    assert found["same images"]
+    assert found["named"]
+    assert found["partners"] == found["unnamed"]
+    said = found["said"]
+    assert len(said) == 5
+    assert not any("\n" in line for line in said.values())
+    assert said["weights of mixed"].startswith("a sample that is mixed of two has no weight")
+    assert said["x alone"].startswith("elements must be (x, y) or (x, y, sample_weight), not ")
+    assert said["dict"].startswith("x must be one tensor of images, not {'image'")
+    assert said["integers"].startswith("x must be float and NHWC, not uint8")
+
+
 def test_bad_settings_and_input_are_refused(every):
     found = every["augmentation refusals"]
     assert all(found.values()), found

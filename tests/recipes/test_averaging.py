@@ -88,6 +88,15 @@ def test_early_stopping_stops_and_the_best_weights_come_back(every, case, stoppe
     assert found["weights of"] == [weights]
 
 
+def test_a_resumed_training_keeps_its_average_and_its_best_weights(every):
+    one_go, resumed = every["averaging resumed"]
+    assert resumed["stopped"] == one_go["stopped"] == [False, False, False, True]
+    assert resumed["best"] == one_go["best"] == 1.0
+    for kind in ("mean", "weights"):
+        for name, wanted in one_go[kind].items():
+            assert np.array_equal(resumed[kind][name], wanted), (kind, name)
+
+
 def test_bad_settings_are_refused(every):
     assert all(every["averaging refusals"].values())
 
@@ -101,6 +110,12 @@ def test_early_stopping_keeps_the_best_average(every):
         assert np.allclose(kept, wanted, atol=1e-6)
         assert not np.allclose(kept, found["seen"][5][name], atol=1e-6)
     assert found["its own statistics"]
+
+
+@pytest.mark.parametrize("framework", workers.keras())
+def test_statistics_of_a_model_that_is_a_graph_of_its_own(evidence, framework):
+    made, mean = evidence[framework]["averaging statistics_of_graphs"]
+    assert np.allclose(made, mean, atol=1e-6)
 
 
 def test_statistics_of_a_frozen_normalization_stay(every):

@@ -133,3 +133,5 @@ def test_masks_of_a_pruning_come_back(evidence):
     assert np.allclose(one, other, atol=1e-6)
     assert not np.allclose(one, found["dense"], atol=1e-2)
     assert "another model" in found["into a model without"]
+    one, other = found["halved"]
+    assert np.allclose(one, other, atol=1e-6)

@@ -203,6 +203,13 @@ def test_tf_switching_a_built_model_equals_the_global_policy(evidence):
     assert functional["technique_traces"] == 1
 
 
+@pytest.mark.parametrize("kind", ["Decorated", "Helped"])
+def test_tf_a_call_that_is_a_graph_of_its_own_is_traced_anew(evidence, kind):
+    moved, own, dtype = evidence["tf"]["decorated"][kind]
+    assert moved == evidence["tf"]["decorated"]["Reader"][0] > 0
+    assert (own, dtype) == ([], "float32")
+
+
 def test_tf_layers_that_read_raw_data_read_all_of_it(evidence):
     """Of which Keras's own policy keeps 8 bits."""
     found = dict(evidence["tf"]["raw_data"])

@@ -199,20 +199,31 @@ def finalize_pruning(model: tf.keras.Model) -> tf.keras.Model:
         return _tfmot().sparsity.keras.strip_pruning(model)
     for layer in layers:
         layer.kernel.assign(layer.kernel * layer.call.mask)
+        layer.kernel.constraint = layer.call.constraint
         del layer.call
+    programs.retrace(model)
     for traced in ("train_function", "test_function", "predict_function"):  # by `fit`, with masks
         setattr(model, traced, None)
     return model
 
 
 class _MaskedCall:
-    """A layer's `call` over its kernel times a mask: for this call alone, its gradient too."""
+    """A layer's `call` over its kernel times a mask: for this call alone, its gradient too.
+
+    The kernel has the zeros as well, by a constraint: others may read it without this call.
+    """
 
     def __init__(self, layer):
         self.call = layer.call
         self.kernel = layer.kernel
         self.mask = tf.Variable(tf.ones(layer.kernel.shape, layer.kernel.dtype), trainable=False)
         self.__signature__ = signature(layer.call)
+        self.constraint = layer.kernel.constraint
+        layer.kernel.constraint = self.constrained
+
+    def constrained(self, kernel):
+        kernel = kernel * self.mask
+        return kernel if self.constraint is None else self.constraint(kernel) * self.mask
 
     def __call__(self, *args, **kwargs):
         kernel = tf.convert_to_tensor(self.kernel.value)  # in the layer's compute dtype
@@ -230,6 +241,7 @@ def _mask(model, together, final_sparsity, begin_step, end_step, frequency, min_
         raise NotImplementedError("Keras's copy of the model has other layers")
     for layer in layers:
         layer.call = _MaskedCall(layer)
+    programs.retrace(model)
     calls = [layer.call for layer in layers]
     groups = [calls] if together else [[call] for call in calls]
 
@@ -260,6 +272,7 @@ def _mask_smallest(calls: list[_MaskedCall], sparsity: np.float32) -> None:
     threshold = tf.sort(every)[len(every) - kept]  # the smallest that stays
     for call, magnitude in zip(calls, magnitudes, strict=True):
         call.mask.assign(call.mask * tf.cast(magnitude >= threshold, call.mask.dtype))
+        call.kernel.assign(call.kernel * call.mask)
 
 
 def _kept(count: int, sparsity: np.float32) -> int:

@@ -179,18 +179,26 @@ def _check(model: tf.keras.Model) -> None:
 
 def _prepare_keras3(model, example_inputs, weight_bits: int):
     copy = programs.copy_model(model, example_inputs)
-    calls, returned = _record(copy, example_inputs)
+    with programs.inlined():
+        calls, returned = _record(copy, example_inputs)
     places, times = _places(calls, returned), Counter(layer for layer, *_ in calls)
     if not any(isinstance(layer, _products()) for layer in places):
         raise ValueError("the model has no convolution or dense layer to quantize")
+    for layer in places:
+        if layer.compute_dtype != "float32":
+            raise NotImplementedError(
+                f"{layer.name!r} computes in {layer.compute_dtype}: models of float32 are rounded"
+            )
     ranges = [
         moving
         for layer, names in places.items()
         for moving in _round_layer(layer, names, weight_bits, several=times[layer] > 1)
     ]
+    programs.retrace(copy)
     for moving in ranges:
         moving.starts = True
-    programs.call(copy, example_inputs)  # eager: what a layer sees is right once those before are
+    with programs.inlined():  # eager: what a layer sees is right once those before are
+        programs.call(copy, example_inputs)
     for moving in ranges:
         moving.starts = False
     return copy

@@ -56,6 +56,7 @@ def apply_two_to_four(model: tf.keras.Model) -> tf.keras.Model:
         masked = programs.copy_model(model)
         for layer in _prunable(masked):
             layer.call = _MaskedCall(layer)
+        programs.retrace(masked)
         return masked
     _check_calls(model, layers)
     sparsity = _tfmot().sparsity.keras
@@ -104,24 +105,38 @@ def finalize_two_to_four(model: tf.keras.Model) -> tf.keras.Model:
         return sparsity.strip_pruning(model)
     for layer in layers:
         layer.kernel.assign(layer.kernel * layer.call.mask)
+        layer.kernel.constraint = layer.call.constraint
         del layer.call
+    programs.retrace(model)
     for traced in ("train_function", "test_function", "predict_function"):  # by `fit`, with masks
         setattr(model, traced, None)
     return model
 
 
 class _MaskedCall:
-    """A layer's `call` over its kernel times a mask: for this call alone, its gradient too."""
+    """A layer's `call` over its kernel times a mask: for this call alone, its gradient too.
+
+    The kernel has the zeros as well, by a constraint: others may read it without this call.
+    """
 
     def __init__(self, layer):
         self.call = layer.call
         self.kernel = layer.kernel
-        self.mask = _two_of_four(np.array(layer.kernel))
+        mask = _two_of_four(np.array(layer.kernel))
+        self.mask = tf.Variable(mask, trainable=False)  # a checkpoint has it, too
         self.__signature__ = signature(layer.call)
+        self.constraint = layer.kernel.constraint
+        layer.kernel.constraint = self.constrained
+        layer.kernel.assign(layer.kernel * self.mask)
+
+    def constrained(self, kernel):
+        kernel = kernel * self.mask
+        return kernel if self.constraint is None else self.constraint(kernel) * self.mask
 
     def __call__(self, *args, **kwargs):
-        kernel = tf.convert_to_tensor(self.kernel.value)
-        with tf.keras.StatelessScope(state_mapping=[(self.kernel, kernel * self.mask)]):
+        kernel = tf.convert_to_tensor(self.kernel.value)  # in the layer's compute dtype
+        masked = kernel * tf.cast(self.mask, kernel.dtype)
+        with tf.keras.StatelessScope(state_mapping=[(self.kernel, masked)]):
             return self.call(*args, **kwargs)
 
 

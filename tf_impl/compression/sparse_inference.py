@@ -84,7 +84,7 @@ def make_predict(model: tf.keras.Model, *, min_sparsity: float = 0.7) -> Callabl
 
     @tf.function(jit_compile=False, reduce_retracing=True)
     def predict(x):
-        with _multiplied_sparsely(sparse):
+        with _multiplied_sparsely(sparse), programs.inlined():
             return programs.call(model, x)
 
     predict.layers = {

@@ -122,6 +122,7 @@ def _quantize(model: tf.keras.Model, inputs, *, bits: int) -> tf.keras.Model:
         copy.quantize(
             config=config, filters=lambda layer: _is_dense(layer) and layer not in distributed
         )
+    programs.retrace(copy)
     try:
         apart = programs.apart(programs.call(copy, inputs), programs.call(model, inputs))
     except Exception as error:  # of a layer that reads another one's kernel

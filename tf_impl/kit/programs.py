@@ -18,6 +18,7 @@ import re
 import tempfile
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 
@@ -415,6 +416,36 @@ def _pairs(twins: list[tuple]) -> list[tuple]:
         for layer, twin in twins
         for pair in zip(layer._flatten_layers(), twin._flatten_layers(), strict=True)
     ]
+
+
+@contextlib.contextmanager
+def inlined():
+    """A context in which each `tf.function` within a model runs as Python: graphs know no change.
+
+    The eager call of a model is eager as a whole then, and a trace has all in one graph.
+    """
+    before = tf.config.functions_run_eagerly()
+    tf.config.run_functions_eagerly(True)
+    try:
+        yield
+    finally:
+        tf.config.run_functions_eagerly(before)
+
+
+def retrace(model: tf.keras.Model) -> None:
+    """Give a model's methods that are a `tf.function` new graphs, which know what has changed."""
+    kind = tf.types.experimental.PolymorphicFunction
+    for layer in model._flatten_layers():
+        own = [vars(each) for each in type(layer).__mro__]
+        for name in {name for each in own for name in each if isinstance(each[name], kind)}:
+            old = getattr(layer, name)
+            function = getattr(old, "func", old)  # of one that was made anew before
+            if not isinstance(function, kind):
+                continue  # a technique's own call
+            new = tf.function(function.python_function, jit_compile=function._jit_compile)
+            new = partial(new)  # Keras would track the function itself
+            new.__signature__ = inspect.signature(old)
+            setattr(layer, name, new)
 
 
 def copy_state(twins: list[tuple]) -> None:

@@ -134,7 +134,7 @@ def make_train_step(
             own_x, own_y = tf.nest.map_structure(
                 lambda shard, rows=rows: None if shard is None else shard[rows], (x, y)
             )
-            share = tf.cast(rows.stop - rows.start, tf.float32) / tf.cast(whole, tf.float32)
+            share = tf.cast(rows.stop - rows.start, tf.float64) / tf.cast(whole, tf.float64)
             before = [gradient for gradient in gradients if gradient is not None]
             with tf.control_dependencies(before):  # one micro-batch after another
                 loss, own = _backward(model, loss_fn, own_x, own_y, share)
@@ -192,7 +192,7 @@ def compiled(build) -> tuple:
         return _backward(model, loss_fn, x, y, share)
 
     def replica_step(x, y, samples):
-        share = tf.cast(tf.shape(samples)[0], tf.float32) / tf.cast(samples[0], tf.float32)
+        share = tf.cast(tf.shape(samples)[0], tf.float64) / tf.cast(samples[0], tf.float64)
         loss, gradients = backward(x, y, share)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
         return loss

@@ -123,7 +123,7 @@ def make_train_step(model, optimizer, loss_fn, mesh):
         optimizer: without state yet; one like it gets its state in the layout of the variables.
 
     Raises NotImplementedError for an optimizer that Keras applies to a sparse gradient otherwise,
-    for one that expects a scaled loss, and for weights with a constraint.
+    for one that expects a scaled loss, for Muon, and for weights with a constraint.
     """
     _refuse_sparse(model.model, optimizer)
     for variable in model.model.trainable_variables:
@@ -133,6 +133,8 @@ def make_train_step(model, optimizer, loss_fn, mesh):
     scales = isinstance(optimizer, tf.keras.mixed_precision.LossScaleOptimizer)
     if scales or getattr(optimizer, "loss_scale_factor", None):
         raise NotImplementedError("a scaled loss: train in bfloat16, which needs no scale")
+    if isinstance(optimizer, getattr(tf.keras.optimizers, "Muon", ())):
+        raise NotImplementedError("Muon asks for the paths of variables: DTensor's have none")
     with dtensor.default_mesh(mesh), tf.variable_creator_scope(_like(model.trained)):
         optimizer = copy_optimizer(optimizer, model.trained, model.model.trainable_variables)
 

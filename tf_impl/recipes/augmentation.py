@@ -150,11 +150,8 @@ def transform(x: tf.Tensor, parameters: Parameters, *, border: str = "zero") -> 
     Raises ValueError for another dtype or rank, and for a saturation without three channels.
     """
     _check_border(border)
-    if not x.dtype.is_floating or x.shape.rank != 4:
-        raise ValueError(f"x must be float and NHWC, not {x.dtype.name} of shape {x.shape}")
     p = parameters
-    if p.saturation is not None and x.shape[3] != 3:
-        raise ValueError(f"saturation needs three channels: x has {x.shape[3]}")
+    _check_images(x, p.saturation is not None)
     if p.angle is None and p.zoom is None and p.shift is None:
         for flipped, axis in ((p.flip_horizontal, 2), (p.flip_vertical, 1)):
             if flipped is not None:
@@ -203,7 +200,7 @@ def draw_cutmix(x: tf.Tensor, generator, *, alpha: float = 0.0) -> Mix:
 
 
 def mixup(x: tf.Tensor, y: tf.Tensor, mix: Mix) -> tuple[tf.Tensor, MixedLabels]:
-    """Blend each sample with its partner; y is of any shape that begins with the batch.
+    """Blend each sample with its partner; y is of any shape that begins with the batch, or several.
 
     Raises ValueError for an x that is not float: its dtype has no shares.
     """
@@ -211,7 +208,7 @@ def mixup(x: tf.Tensor, y: tf.Tensor, mix: Mix) -> tuple[tf.Tensor, MixedLabels]
         raise ValueError(f"x must be float to be blended, not {x.dtype.name}")
     share = tf.cast(tf.reshape(mix.share, [-1] + [1] * (x.shape.rank - 1)), x.dtype)
     mixed = share * x + (1 - share) * tf.gather(x, mix.partner)
-    return mixed, MixedLabels(y, tf.gather(y, mix.partner), mix.share)
+    return mixed, _mixed_labels(y, mix)
 
 
 def cutmix(x: tf.Tensor, y: tf.Tensor, mix: Mix) -> tuple[tf.Tensor, MixedLabels]:
@@ -220,8 +217,12 @@ def cutmix(x: tf.Tensor, y: tf.Tensor, mix: Mix) -> tuple[tf.Tensor, MixedLabels
     row = tf.range(tf.shape(x, tf.int64)[1])[:, None, None]
     column = tf.range(tf.shape(x, tf.int64)[2])[:, None]
     inside = (row >= top) & (row < bottom) & (column >= left) & (column < right)
-    partners = tf.gather(y, mix.partner)
-    return tf.where(inside, tf.gather(x, mix.partner), x), MixedLabels(y, partners, mix.share)
+    return tf.where(inside, tf.gather(x, mix.partner), x), _mixed_labels(y, mix)
+
+
+def _mixed_labels(y, mix: Mix) -> MixedLabels:
+    partners = tf.nest.map_structure(lambda labels: tf.gather(labels, mix.partner), y)
+    return MixedLabels(y, partners, mix.share)
 
 
 def make_mixed_loss(sample_loss: Callable) -> Callable:
@@ -285,18 +286,36 @@ def make_augmenting_step(step: Callable, policy: Policy, generator) -> Callable:
 def augmented_dataset(
     dataset: tf.data.Dataset, policy: Policy, *, seed: int = 0
 ) -> tf.data.Dataset:
-    """Return the dataset of batches (x, y) with augmented x, NHWC.
+    """Return the dataset of batches (x, y) with augmented x, NHWC; or (x, y, sample_weight).
 
     Each pass over it draws anew; a new one of the same seed repeats them all. With `.repeat()`
     after it, an iterator that is saved in a checkpoint goes on with the same numbers.
+
+    Raises ValueError for other elements, and for weights where the policy mixes samples.
     """
+    element = dataset.element_spec
+    if not isinstance(element, tuple) or len(element) not in (2, 3):
+        raise ValueError(f"elements must be (x, y) or (x, y, sample_weight), not {element}")
+    if not isinstance(element[0], tf.TensorSpec):
+        raise ValueError(f"x must be one tensor of images, not {element[0]}")
+    _check_images(element[0], policy.saturation > 0)
+    if len(element) == 3 and (policy.mixup or policy.cutmix):
+        raise ValueError("a sample that is mixed of two has no weight of its own: leave them out")
     seeds = tf.data.Dataset.random(seed=seed, rerandomize_each_iteration=True).batch(2)
 
     def augmented(batch, numbers):
-        return augment(policy, *batch, numbers)
+        x, y, *weights = batch
+        return *augment(policy, x, y, numbers), *weights
 
     pairs = tf.data.Dataset.zip((dataset, seeds))
     return pairs.map(augmented, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+
+
+def _check_images(x, saturated: bool) -> None:
+    if not x.dtype.is_floating or x.shape.rank != 4:
+        raise ValueError(f"x must be float and NHWC, not {x.dtype.name} of shape {x.shape}")
+    if saturated and x.shape[3] != 3:
+        raise ValueError(f"saturation needs three channels: x has {x.shape[3]}")
 
 
 def _check_border(border: str) -> None:

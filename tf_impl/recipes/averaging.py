@@ -23,6 +23,8 @@ Where the frameworks differ and why:
   the average remembers where the training began.
 - Keras keeps a biased running variance, PyTorch an unbiased one: statistics differ by n / (n - 1).
 - `EarlyStopping` of Keras is a callback of `fit`. The one here is for any loop.
+- To resume, `get_weights` and `set_weights` are an average's, `state_dict` and `load_state_dict`
+  early stopping's: hand them over as a checkpoint's `state`. PyTorch's average has the latter.
 
 When it helps and when it hurts: an average costs a copy of the weights, a pass over them a step,
 and nothing at inference. It gains most where the rate has not fallen: the average does what a
@@ -72,6 +74,17 @@ class AveragedWeights:
         own = {id(variable) for variable in model.weights}
         same = all(id(variable) in own for variable in self._averaged)
         return self._averaged if same else model.trainable_variables
+
+    def get_weights(self) -> list[np.ndarray]:
+        """All that it goes on from, for a checkpoint: the count of updates, and the average."""
+        return [np.array(variable) for variable in (self.n_averaged, *self.variables)]
+
+    def set_weights(self, weights: list[np.ndarray]) -> None:
+        """Go on from what `get_weights` returned; ValueError where it is of another model."""
+        own = [self.n_averaged, *self.variables]
+        if [np.shape(each) for each in weights] != [tuple(each.shape) for each in own]:
+            raise ValueError("these are weights of the average of another model")
+        _write(own, weights)
 
     @tf.function(jit_compile=False)
     def _update(self, weights) -> None:
@@ -143,19 +156,21 @@ def update_statistics(model: tf.keras.Model, batches: Iterable) -> None:
     kept = [(v, tf.identity(v)) for v in model.variables]
     before = [(layer, layer.momentum, vars(layer).get("call")) for layer in norms]
     dropouts = _switch_off_dropout(model)
-    seen, done = 0, False
+    seen, done, graphs = 0, False, tf.config.functions_run_eagerly()
+    tf.config.run_functions_eagerly(True)  # a `tf.function` within would keep the first momentum
     try:
         for x in batches:
             if not seen:
                 _refuse_draws(model, x)
                 for layer in norms:
                     _count_calls(layer)
-            _call(model, x, training=True)  # eagerly: a graph would keep the first momentum
+            _call(model, x, training=True)  # eagerly, too
             seen += 1
         if not seen:
             raise ValueError("statistics need at least one batch")
         done = True
     finally:
+        tf.config.run_functions_eagerly(graphs)
         for layer, momentum, call in before:
             layer.momentum = momentum
             vars(layer).pop("call", None)
@@ -216,6 +231,15 @@ class EarlyStopping:
             raise ValueError("there are no best weights: no figure was seen that is a number")
         self.model.set_weights(self._weights)
         return self.best
+
+    def state_dict(self) -> dict:
+        """All that a resumed training goes on from, the best weights too, for a checkpoint."""
+        names = "best", "best_evaluation", "evaluations", "_weights"
+        return {name: getattr(self, name) for name in names}
+
+    def load_state_dict(self, state: dict) -> None:
+        """Go on from what `state_dict` returned."""
+        vars(self).update(state)
 
 
 def make_averaging_step(step: Callable, model: tf.keras.Model, average) -> Callable:

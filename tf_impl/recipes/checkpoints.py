@@ -44,6 +44,7 @@ import numpy as np
 import tensorflow as tf
 
 VERSION = 1
+_ARRAY = "of the archive"  # where a state has an array
 
 
 def save_checkpoint(
@@ -57,9 +58,10 @@ def save_checkpoint(
     """Write a checkpoint to `path` in one piece and return its bytes.
 
     optimizer: None leaves its state and the random generator's out. state: what else a resumed run
-    has to know, as JSON values ({"epoch": 3, "batch": 17}); NumPy's numbers become Python's.
+    has to know, as JSON values ({"epoch": 3, "batch": 17}) and arrays or tensors, which come back
+    as arrays; NumPy's numbers become Python's.
     half_precision: floating weights in float16. Raises ValueError for a model without variables,
-    where a weight does not fit into float16, and for a state that is no JSON, OSError where the
+    where a weight does not fit into float16, and for a state of anything else, OSError where the
     file can't be written; what stood at `path` then stays.
     """
     if not model.built:
@@ -75,7 +77,20 @@ def save_checkpoint(
             arrays["rate"] = _array(rate)
     head = {"version": VERSION, "state": state, "resumable": optimizer is not None}
     head["written"] = time.time_ns()
-    arrays["head"] = np.frombuffer(json.dumps(head, default=_number).encode(), np.uint8)
+
+    def kept(value):
+        """What stands for a value that JSON does not know."""
+        if isinstance(value, np.generic) and value.dtype.kind in "biuf":
+            return value.item()
+        array = np.asarray(value)
+        if array.dtype.hasobject:  # as an archive would pickle it
+            kind = type(value).__name__
+            raise ValueError(f"a state is of JSON values and arrays, and {kind} is none")
+        name = f"state {len(arrays)}"
+        arrays[name] = array
+        return {_ARRAY: name, "dtype": array.dtype.name}
+
+    arrays["head"] = np.frombuffer(json.dumps(head, default=kept).encode(), np.uint8)
     path = Path(path)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -208,13 +223,6 @@ def _known(metric: float | None) -> float | None:
     return None if metric is None or math.isnan(metric) else metric
 
 
-def _number(value):
-    """A Python number for one of NumPy, which JSON does not know."""
-    if isinstance(value, np.generic):
-        return value.item()
-    raise ValueError(f"a state is of JSON values, and {type(value).__name__} is none")
-
-
 def _build(optimizer, model: tf.keras.Model) -> None:
     """Make the optimizer's state, where it has none before its first step."""
     if not getattr(optimizer, "built", False):  # a LossScaleOptimizer would make another scale
@@ -258,7 +266,14 @@ def _read(path: Path) -> tuple[dict, dict[str, np.ndarray]]:
     try:
         with np.load(path, allow_pickle=False) as archive:  # checks each member's CRC
             arrays = {name: archive[name] for name in archive.files}
-        head = json.loads(arrays.pop("head").tobytes())
+
+        def whole_value(found: dict):
+            if _ARRAY not in found:
+                return found
+            # NumPy writes the bytes of a dtype that it does not know, such as bfloat16.
+            return arrays[found[_ARRAY]].view(tf.as_dtype(found["dtype"]).as_numpy_dtype)
+
+        head = json.loads(arrays.pop("head").tobytes(), object_hook=whole_value)
         whole = head["version"] == VERSION and {"state", "resumable"} <= head.keys()
     except FileNotFoundError:
         raise ValueError(f"there is no {path}") from None

@@ -49,6 +49,7 @@ Copy with it: nothing.
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import tensorflow as tf
 
@@ -97,6 +98,7 @@ class MixedPrecision:
         if initial_scale <= 0 or growth_interval < 1:
             raise ValueError("initial_scale must be positive and growth_interval at least 1")
         self.layer_policies = _layer_policies(model, dtype, keep_fp32)
+        self.functions = [own for layer, _ in self.layer_policies for own in _functions(layer)]
         self.variables, self.dtype = model.trainable_variables, dtype
         self.initial_scale, self.growth_interval = initial_scale, growth_interval
         self.optimizer = None
@@ -109,11 +111,18 @@ class MixedPrecision:
         makes. Gradients are taken inside, for recomputed layers, which run forward again.
         """
         before = [layer.dtype_policy for layer, _ in self.layer_policies]
+        given = [vars(layer).get(name) for layer, name, _ in self.functions]
         try:
             for layer, policy in self.layer_policies:
                 layer.dtype_policy = policy
+            for layer, name, anew in self.functions:
+                setattr(layer, name, anew)
             yield
         finally:
+            for (layer, name, _), function in zip(self.functions, given, strict=True):
+                delattr(layer, name)
+                if function is not None:
+                    setattr(layer, name, function)
             for (layer, _), policy in zip(self.layer_policies, before, strict=True):
                 layer.dtype_policy = policy
 
@@ -269,6 +278,22 @@ def _layer_policies(model: tf.keras.Model, dtype: str, keep_fp32: str) -> list[t
         for layer in model._flatten_layers()
         if layer.dtype_policy.name in _POLICIES.values()
     ]
+
+
+def _functions(layer) -> list[tuple]:
+    """(layer, name, the same anew) of methods that are a `tf.function`.
+
+    Its graphs are those of the policy that it was first traced with, whatever comes later.
+    """
+    kind, found = tf.types.experimental.PolymorphicFunction, []
+    given = [{"call": vars(layer).get("call")}, *map(vars, type(layer).__mro__)]
+    for name in {name for own in given for name in own if isinstance(own[name], kind)}:
+        own = getattr(layer, name)
+        anew = tf.function(own.python_function, jit_compile=own._jit_compile)
+        anew = partial(anew)  # Keras would track the function itself
+        anew.__signature__ = inspect.signature(own)
+        found.append((layer, name, anew))
+    return found
 
 
 def _must_not_round(layer) -> bool:
