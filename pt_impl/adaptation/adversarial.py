@@ -59,8 +59,10 @@ class _Reversal(torch.autograd.Function):
         return -strength * gradient, None
 
 
-def reverse_gradient(x: Tensor, strength: Tensor) -> Tensor:
+def reverse_gradient(x: Tensor, strength: Tensor | float) -> Tensor:
     """Return x, whose gradient is multiplied by -strength, a scalar, on its way back."""
+    if not isinstance(strength, Tensor):
+        strength = x.new_tensor(strength)
     return _Reversal.apply(x, strength)
 
 

@@ -54,7 +54,9 @@ def reversal():
         through = {}
 
         def reversed_(value, strength=strength, through=through):
-            through["x"] = adversarial.reverse_gradient(value, scalar(strength))
+            # A number is as good as a tensor.
+            given = strength if strength == 2.0 else scalar(strength)
+            through["x"] = adversarial.reverse_gradient(value, given)
             return plain(through["x"])
 
         _, (found[str(strength)],) = gradient(reversed_, x)
