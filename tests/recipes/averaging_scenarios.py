@@ -423,6 +423,84 @@ def early_stopping():
     return found
 
 
+def resumed():
+    """When early stopping stops that goes on from a state, and which weights come back."""
+    model, step = model_and_step()
+    stopping, states = averaging.EarlyStopping(model, patience=1), []
+    for value, batch in zip([3.0, 2.0, 2.5], batches(3), strict=True):
+        step(*batch)
+        states.append(state(model))
+        stopping.step(value)
+    model, _ = model_and_step()
+    again = averaging.EarlyStopping(model, patience=1)
+    again.load_state_dict(stopping.state_dict())
+    stopped = again.step(2.6)
+    best = again.restore()
+    back = [number for number, each in enumerate(states) if same(each, state(model))]
+    return {"stopped": stopped, "best": best, "weights of": back}
+
+
+def step_of_others():
+    """A step's own attributes behind `make_averaging_step`, and whether it has others."""
+
+    def step(x, y):
+        return 0.0
+
+    model, _ = model_and_step()
+    names = {"loss_scale", "state_dict", "load_state_dict", "optimizer"}
+    average = averaging.make_equal_average(model)
+    plain = averaging.make_averaging_step(step, model, average)
+    own = names & set(dir(plain))
+    made = own_names()
+    for name in made:
+        setattr(step, name, name.upper())
+    whole = averaging.make_averaging_step(step, model, average)
+    return {"plain": sorted(own), "passed on": {n: getattr(whole, n) for n in sorted(made)}}
+
+
+def own_names():
+    return {"loss_scale"} | (
+        {"state_dict", "load_state_dict"} if FRAMEWORK == "pt" else {"optimizer"}
+    )
+
+
+def other_buffers():
+    """A buffer that no state holds, of PyTorch, after its best value came back twice."""
+    if FRAMEWORK != "pt":
+        return None
+    import torch
+
+    model = torch.nn.Linear(2, 2)
+    model.register_buffer("mask", torch.zeros(2), persistent=False)
+    stopping = averaging.EarlyStopping(model)
+    model.mask.fill_(1.0)
+    stopping.step(1.0)
+    model.mask = torch.full((3,), 9.0)
+    stopping.step(2.0)
+    found = []
+    for _ in range(2):
+        stopping.restore()
+        found.append(model.mask.tolist())
+        model.mask.fill_(7.0)
+    return found
+
+
+def computed_weight():
+    """What is said of a model of PyTorch that Python cannot copy."""
+    if FRAMEWORK != "pt":
+        return None
+    import torch
+
+    model = torch.nn.utils.weight_norm(torch.nn.Linear(2, 2))
+    found = []
+    for make in (averaging.make_equal_average, averaging.make_exponential_average):
+        try:
+            make(model)
+        except NotImplementedError as error:
+            found.append(str(error))
+    return found
+
+
 class _PT:
     def moments_of_first_convolution(self, model, stream):
         import torch
@@ -575,5 +653,9 @@ SCENARIOS = (
     noise,
     normalized_kernel,
     early_stopping,
+    resumed,
+    step_of_others,
+    other_buffers,
+    computed_weight,
     stopped_average,
 )

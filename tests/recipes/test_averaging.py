@@ -88,6 +88,27 @@ def test_early_stopping_stops_and_the_best_weights_come_back(every, case, stoppe
     assert found["weights of"] == [weights]
 
 
+def test_early_stopping_goes_on_from_its_state(every):
+    assert every["averaging resumed"] == {"stopped": True, "best": 2.0, "weights of": [1]}
+
+
+def test_what_a_step_has_beside_its_averaging_one_has(every):
+    found = every["averaging step_of_others"]
+    assert not found["plain"]
+    assert found["passed on"] == {name: name.upper() for name in found["passed on"]}
+    assert len(found["passed on"]) > 1
+
+
+def test_a_buffer_that_no_state_holds_comes_back_with_the_best_weights(evidence):
+    assert evidence["pt"]["averaging other_buffers"] == [[1.0, 1.0], [1.0, 1.0]]
+
+
+def test_a_model_that_python_cannot_copy_is_refused(evidence):
+    found = evidence["pt"]["averaging computed_weight"]
+    assert len(found) == 2
+    assert all("cannot copy the model" in line for line in found)
+
+
 def test_bad_settings_are_refused(every):
     assert all(every["averaging refusals"].values())
 
