@@ -141,24 +141,28 @@ def _apply(model, together, final_sparsity, begin_step, end_step, frequency, min
 
 
 class _MaskUncalled:
-    """Masks, before a pass, the weights of layers that nobody called in the pass before.
+    """Masks, before a pass, the weights of layers that a pass did not call; all in another mode.
 
     Some modules read the weight of a layer and do not call it, such as the attention of
-    torchvision's Swin Transformer: the layer's own hook does not run.
+    torchvision's Swin Transformer, or do so in evaluation alone: the layer's own hook does not run.
     """
 
     def __init__(self, layers: list[nn.Module]) -> None:
-        self.layers, self.seen = layers, [None] * len(layers)
+        self.layers, self.seen, self.mode = layers, [0] * len(layers), None
 
     def __call__(self, model: nn.Module, inputs) -> None:
         traced = torch.compiler.is_compiling()  # a compiler leaves out what nobody reads
         for index, layer in enumerate(self.layers):
-            if traced or self.seen[index] in (None, id(layer.weight)):
+            if self.seen[index] == id(layer.weight):  # a call makes another
+                self.seen[index] = None
+            if traced or self.mode != model.training or self.seen[index] is None:
                 for hook in layer._forward_pre_hooks.values():
                     if isinstance(hook, prune.BasePruningMethod):
                         hook(layer, inputs)
-            if not traced:
-                self.seen[index] = id(layer.weight)  # a call makes another
+            if not traced and self.seen[index] is not None:
+                self.seen[index] = id(layer.weight)
+        if not traced:
+            self.mode = model.training
 
 
 def _copy(model: nn.Module) -> nn.Module:

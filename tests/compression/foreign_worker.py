@@ -253,15 +253,19 @@ def merged():
 
 
 def a_weight_that_another_reads():
-    """Two train steps where a layer's weight is read and the layer not called, as Swin's is."""
+    """Two train steps where a layer's weight is read and the layer not called, as Swin's is.
+
+    Another layer is called in training and read in evaluation.
+    """
 
     class Reads(nn.Module):
         def __init__(self):
             super().__init__()
-            self.read, self.head = nn.Linear(8, 8), nn.Linear(8, 2)
+            self.read, self.head, self.then = nn.Linear(8, 8), nn.Linear(8, 2), nn.Linear(2, 2)
 
         def forward(self, x):
-            return self.head(nn.functional.linear(x, self.read.weight, self.read.bias))
+            x = self.head(nn.functional.linear(x, self.read.weight, self.read.bias))
+            return self.then(x) if self.training else x @ self.then.weight.T + self.then.bias
 
     torch.manual_seed(0)
     model, x, found = Reads(), torch.randn(4, 8), {}
@@ -284,9 +288,11 @@ def a_weight_that_another_reads():
             optimizer.zero_grad()
             own(x).square().sum().backward()
             optimizer.step()
-        before, final = own(x), finalize(own)
+        evaluated, before = own.eval()(x), own.train()(x)
+        final = finalize(own)
         found[name] = {
             "apart": (final(x) - before).abs().max().item(),
+            "in evaluation": (final.eval()(x) - evaluated).abs().max().item(),
             "zeros": (final.read.weight == 0).float().mean().item(),
             "hooks": len(final._forward_pre_hooks),
         }
