@@ -225,6 +225,20 @@ def a_file_for_the_cpu():
         return float(np.abs(found - model(x).numpy()).max())
 
 
+def drawn():
+    """Whether the numbers that are drawn next are those that would have been drawn anyway."""
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU()), torch.randn(4, 8)
+    state, found = torch.get_rng_state(), {}
+    prepared = compression.quantization_aware_training.prepare_qat(model, x, weight_bits=8)
+    found["qat"] = torch.equal(torch.get_rng_state(), state)
+    with tempfile.TemporaryDirectory() as folder:
+        compression.quantization_aware_training.export_qat(prepared, x, Path(folder) / "file")
+    found["file"] = torch.equal(torch.get_rng_state(), state)
+    compression.post_training_quantization.apply_static_int8(model, x)
+    found["ptq"] = torch.equal(torch.get_rng_state(), state)
+    return found
+
+
 def merged():
     """Modes of models, a part of which is frozen, after a pass; whether more is trained."""
     from tests.train_step.pt_foreign_models import Merging
@@ -546,7 +560,7 @@ def main() -> None:
     kit.runtime.configure(threads=1, seed=0)
     if FRAMEWORK == "pt":
         quick.capture_patterns_once()
-        scenarios = [names_of_inputs, code_in_a_keyword, graphs_within, left_in_float32]
+        scenarios = [drawn, names_of_inputs, code_in_a_keyword, graphs_within, left_in_float32]
         scenarios += [other_sizes, a_shared_slope, a_file_that_fails, bfloat16, a_file_for_the_cpu]
         scenarios += [merged, a_loss_of_an_object, a_weight_that_another_reads]
     else:

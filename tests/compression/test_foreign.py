@@ -69,6 +69,10 @@ def test_pt_layers_that_stay_in_float32_are_named(pt, way):
     assert pt["left_in_float32"][f"2d {way}"] == []
 
 
+def test_pt_what_is_drawn_next_is_what_would_have_been(pt):
+    assert pt["drawn"] == {"qat": True, "file": True, "ptq": True}
+
+
 def test_pt_the_one_slope_of_all_channels_stays(pt):
     assert pt["a_shared_slope"] == [3, 1]
 
