@@ -17,7 +17,9 @@ from shared.weights import init_weights
 from tests import workers
 
 FRAMEWORK = "pt" if sys.argv[1:] == ["pt"] else "tf"
-impl = workers.implementation(FRAMEWORK, "recipes.averaging")
+impl = workers.implementation(
+    FRAMEWORK, "recipes.averaging", "recipes.augmentation", "recipes.checks"
+)
 averaging, kit = impl.recipes.averaging, impl.kit
 SPEC = CNNSpec((8, 8, 2), ((4, 1), (6, 2)), num_classes=10)
 RECIPE = Recipe("sgd", learning_rate=0.05, epochs=1, accuracy_batch_size=8)
@@ -441,21 +443,28 @@ def resumed():
 
 
 def step_of_others():
-    """A step's own attributes behind `make_averaging_step`, and whether it has others."""
+    """A step's own attributes behind each function that wraps a step, and of one that has none."""
 
     def step(x, y):
         return 0.0
 
     model, _ = model_and_step()
-    names = {"loss_scale", "state_dict", "load_state_dict", "optimizer"}
     average = averaging.make_equal_average(model)
-    plain = averaging.make_averaging_step(step, model, average)
-    own = names & set(dir(plain))
-    made = own_names()
-    for name in made:
+    policy, recipes = impl.recipes.augmentation.Policy(), impl.recipes
+    ways = {
+        "averaging": lambda: averaging.make_averaging_step(step, model, average),
+        "augmenting": lambda: recipes.augmentation.make_augmenting_step(step, policy, None),
+        "checked": lambda: recipes.checks.make_checked_step(step, model, None),
+    }
+    names = {"loss_scale", "state_dict", "load_state_dict", "optimizer"}
+    found = {way: sorted(names & set(dir(make()))) for way, make in ways.items()}
+    for name in own_names():
         setattr(step, name, name.upper())
-    whole = averaging.make_averaging_step(step, model, average)
-    return {"plain": sorted(own), "passed on": {n: getattr(whole, n) for n in sorted(made)}}
+    whole = {way: make() for way, make in ways.items()}
+    passed = {
+        way: {name: getattr(made, name) for name in own_names()} for way, made in whole.items()
+    }
+    return {"plain": found, "passed on": passed}
 
 
 def own_names():

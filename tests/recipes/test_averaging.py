@@ -92,11 +92,13 @@ def test_early_stopping_goes_on_from_its_state(every):
     assert every["averaging resumed"] == {"stopped": True, "best": 2.0, "weights of": [1]}
 
 
-def test_what_a_step_has_beside_its_averaging_one_has(every):
+@pytest.mark.parametrize("way", ["averaging", "augmenting", "checked"])
+def test_what_a_step_has_beside_one_around_it_has(every, way):
     found = every["averaging step_of_others"]
-    assert not found["plain"]
-    assert found["passed on"] == {name: name.upper() for name in found["passed on"]}
-    assert len(found["passed on"]) > 1
+    assert not found["plain"][way]
+    passed = found["passed on"][way]
+    assert passed == {name: name.upper() for name in passed}
+    assert len(passed) > 1
 
 
 def test_a_buffer_that_no_state_holds_comes_back_with_the_best_weights(evidence):
