@@ -112,6 +112,7 @@ def finalize_pruning(model: nn.Module) -> nn.Module:
         raise ValueError("the model has no masks: it comes from apply_pruning, and only once")
     for module in masked:
         prune.remove(module, "weight")
+        _put_bias_last(module)
     for key, hook in list(model._forward_pre_hooks.items()):
         if isinstance(hook, _MaskUncalled):
             del model._forward_pre_hooks[key]
@@ -126,6 +127,7 @@ def _apply(model, together, final_sparsity, begin_step, end_step, frequency, min
     layers = _prunable(model, min_weights)
     for layer in layers:
         prune.identity(layer, "weight")
+        _put_bias_last(layer)
     model.register_forward_pre_hook(_MaskUncalled(layers))
     groups = [layers] if together else [[layer] for layer in layers]
 
@@ -163,6 +165,12 @@ class _MaskUncalled:
                 self.seen[index] = id(layer.weight)
         if not traced:
             self.mode = model.training
+
+
+def _put_bias_last(module: nn.Module) -> None:
+    """Undo that `prune` puts the weight there: saved optimizers know parameters by their order."""
+    if "bias" in module._parameters:
+        module._parameters["bias"] = module._parameters.pop("bias")
 
 
 def _copy(model: nn.Module) -> nn.Module:

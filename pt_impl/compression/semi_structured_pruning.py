@@ -52,6 +52,7 @@ def apply_two_to_four(model: nn.Module) -> nn.Module:
     layers = _prunable(model)
     for layer in layers:
         prune.custom_from_mask(layer, "weight", _two_of_four(layer.weight.detach()))
+        _put_bias_last(layer)
     model.register_forward_pre_hook(_MaskUncalled(layers))
     return model
 
@@ -66,6 +67,7 @@ def finalize_two_to_four(model: nn.Module) -> nn.Module:
         raise ValueError("the model has no masks: it comes from apply_two_to_four, and only once")
     for module in masked:
         prune.remove(module, "weight")
+        _put_bias_last(module)
     for key, hook in list(model._forward_pre_hooks.items()):
         if isinstance(hook, _MaskUncalled):
             del model._forward_pre_hooks[key]
@@ -127,6 +129,12 @@ class _MaskUncalled:
                 self.seen[index] = id(layer.weight)
         if not traced:
             self.mode = model.training
+
+
+def _put_bias_last(module: nn.Module) -> None:
+    """Undo that `prune` puts the weight there: saved optimizers know parameters by their order."""
+    if "bias" in module._parameters:
+        module._parameters["bias"] = module._parameters.pop("bias")
 
 
 def _copy(model: nn.Module) -> nn.Module:

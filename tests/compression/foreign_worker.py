@@ -303,8 +303,10 @@ def a_weight_that_another_reads():
             own(x).square().sum().backward()
             optimizer.step()
         evaluated, before = own.eval()(x), own.train()(x)
+        names = [n.replace("_orig", "") for n, _ in own.named_parameters()]
         final = finalize(own)
         found[name] = {
+            "in order": names == list(final.state_dict()) == list(model.state_dict()),
             "apart": (final(x) - before).abs().max().item(),
             "in evaluation": (final.eval()(x) - evaluated).abs().max().item(),
             "zeros": (final.read.weight == 0).float().mean().item(),
