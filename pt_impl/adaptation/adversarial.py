@@ -59,8 +59,10 @@ class _Reversal(torch.autograd.Function):
         return -strength * gradient, None
 
 
-def reverse_gradient(x: Tensor, strength: Tensor) -> Tensor:
+def reverse_gradient(x: Tensor, strength: Tensor | float) -> Tensor:
     """Return x, whose gradient is multiplied by -strength, a scalar, on its way back."""
+    if not isinstance(strength, Tensor):
+        strength = x.new_tensor(strength)
     return _Reversal.apply(x, strength)
 
 
@@ -90,7 +92,7 @@ class AdversarialModel(nn.Module):
 
     Args:
         features: x -> features. Its x: one tensor, a tuple of its arguments or a dict of its
-            keywords, with a row a sample.
+            keywords, with a row a sample, as its features have.
         head: features -> logits.
         domain_head: features -> one logit, above 0 for the target; see `make_domain_head`.
         steps: passes in training mode over which the strength rises; it stays as it is then.
@@ -98,7 +100,8 @@ class AdversarialModel(nn.Module):
         gamma: how steeply it rises.
 
     Raises:
-        ValueError: steps is below 1, strength below 0, or gamma not above 0.
+        ValueError: steps is below 1, strength below 0, or gamma not above 0; in a call, features
+            have no row a sample, domains another form than each other, or one no samples.
     """
 
     def __init__(
@@ -120,7 +123,7 @@ class AdversarialModel(nn.Module):
         self.features, self.head, self.domain_head = features, head, domain_head
         self.steps, self.strength, self.gamma = steps, strength, gamma
         self.register_buffer("passes", torch.zeros((), dtype=torch.int64))
-        self.to(next(features.parameters()).device)
+        self.to(next(self.parameters()).device)
 
     def current_strength(self) -> Tensor:
         """The strength of the next pass, a scalar on the device."""
@@ -129,8 +132,7 @@ class AdversarialModel(nn.Module):
 
     def forward(self, source, target) -> tuple[Tensor, Tensor, Tensor]:
         """Pass both domains through the features as one batch."""
-        features = _call(self.features, _joined(source, target))
-        count = len(_first(source))
+        features, count = _features(self.features, source, target)
         domains = self.domain_head(reverse_gradient(features, self.current_strength()))
         if self.training:
             # Not in place: what torch.compile compiled would read the new count in its backward.
@@ -153,20 +155,41 @@ def adversarial_loss(loss_fn: Callable) -> Callable:
     return loss
 
 
+def _features(module: nn.Module, source, target) -> tuple[Tensor, int]:
+    """The features of both domains as one batch, and how many of their rows are the source's."""
+    joined, counts = _joined(source, target), (_samples(source), _samples(target))
+    if not all(counts):
+        raise ValueError(f"each domain needs samples, not {counts[0]} and {counts[1]}")
+    features = _call(module, joined)
+    shape = list(features.shape) if isinstance(features, Tensor) else type(features).__name__
+    if not isinstance(features, Tensor) or features.ndim == 0 or len(features) != sum(counts):
+        raise ValueError(f"features need a row a sample, of {sum(counts)}: they are {shape}")
+    return features, counts[0]
+
+
 def _joined(source, target):
     """Both domains as one batch."""
-    if isinstance(source, dict):
+    if isinstance(source, dict) and isinstance(target, dict) and source.keys() == target.keys():
         return {name: _joined(part, target[name]) for name, part in source.items()}
-    if isinstance(source, tuple):
+    if isinstance(source, tuple) and isinstance(target, tuple) and len(source) == len(target):
         return tuple(_joined(*parts) for parts in zip(source, target, strict=True))
-    return torch.cat([source, target])
+    if isinstance(source, Tensor) and isinstance(target, Tensor):
+        return torch.cat([source, target])
+    if source is None and target is None:  # such as a mask that neither has
+        return None
+    raise ValueError(
+        "source and target need one form: tensors, or the same tuples or dicts of them"
+    )
 
 
-def _first(x) -> Tensor:
-    """One of the tensors of an input, all of which have a row a sample."""
-    if isinstance(x, dict):
-        x = tuple(x.values())
-    return _first(x[0]) if isinstance(x, tuple) else x
+def _samples(x) -> int:
+    """The rows of the first tensor of an input, all of which have a row a sample."""
+    if isinstance(x, Tensor):
+        return len(x)
+    for part in x.values() if isinstance(x, dict) else x or ():
+        if count := _samples(part):
+            return count
+    return 0
 
 
 def _call(module: nn.Module, x):

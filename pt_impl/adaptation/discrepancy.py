@@ -90,6 +90,9 @@ class AlignedModel(nn.Module):
         features: x -> features, a tensor with a row a sample. Its x: one tensor, a tuple of its
             arguments or a dict of its keywords.
         head: features -> logits.
+
+    A call raises ValueError where features have no row a sample, domains another form than each
+    other, or one no samples.
     """
 
     def __init__(self, features: nn.Module, head: nn.Module) -> None:
@@ -98,8 +101,7 @@ class AlignedModel(nn.Module):
 
     def forward(self, source, target) -> tuple[Tensor, Tensor, Tensor]:
         """Pass both domains through the features as one batch."""
-        features = _call(self.features, _joined(source, target))
-        count = len(_first(source))
+        features, count = _features(self.features, source, target)
         return self.head(features[:count]), features[:count], features[count:]
 
 
@@ -129,20 +131,41 @@ def _check_bandwidths(bandwidths: tuple) -> None:
         raise ValueError(f"bandwidths must be one or more numbers above 0, not {bandwidths!r}")
 
 
+def _features(module: nn.Module, source, target) -> tuple[Tensor, int]:
+    """The features of both domains as one batch, and how many of their rows are the source's."""
+    joined, counts = _joined(source, target), (_samples(source), _samples(target))
+    if not all(counts):
+        raise ValueError(f"each domain needs samples, not {counts[0]} and {counts[1]}")
+    features = _call(module, joined)
+    shape = list(features.shape) if isinstance(features, Tensor) else type(features).__name__
+    if not isinstance(features, Tensor) or features.ndim == 0 or len(features) != sum(counts):
+        raise ValueError(f"features need a row a sample, of {sum(counts)}: they are {shape}")
+    return features, counts[0]
+
+
 def _joined(source, target):
     """Both domains as one batch."""
-    if isinstance(source, dict):
+    if isinstance(source, dict) and isinstance(target, dict) and source.keys() == target.keys():
         return {name: _joined(part, target[name]) for name, part in source.items()}
-    if isinstance(source, tuple):
+    if isinstance(source, tuple) and isinstance(target, tuple) and len(source) == len(target):
         return tuple(_joined(*parts) for parts in zip(source, target, strict=True))
-    return torch.cat([source, target])
+    if isinstance(source, Tensor) and isinstance(target, Tensor):
+        return torch.cat([source, target])
+    if source is None and target is None:  # such as a mask that neither has
+        return None
+    raise ValueError(
+        "source and target need one form: tensors, or the same tuples or dicts of them"
+    )
 
 
-def _first(x) -> Tensor:
-    """One of the tensors of an input, all of which have a row a sample."""
-    if isinstance(x, dict):
-        x = tuple(x.values())
-    return _first(x[0]) if isinstance(x, tuple) else x
+def _samples(x) -> int:
+    """The rows of the first tensor of an input, all of which have a row a sample."""
+    if isinstance(x, Tensor):
+        return len(x)
+    for part in x.values() if isinstance(x, dict) else x or ():
+        if count := _samples(part):
+            return count
+    return 0
 
 
 def _call(module: nn.Module, x):

@@ -236,8 +236,11 @@ def _run(model: nn.Module, layer: str, x, *, end: bool = False) -> tuple:
         pass
     finally:
         hook.remove()
-    if len(caught) != 1 or not isinstance(caught[0], Tensor):
+    if len(caught) != 1:
         raise ValueError(f"{layer!r} runs {len(caught)} times: it must give one tensor, once")
+    if not isinstance(caught[0], Tensor):
+        kind = type(caught[0]).__name__
+        raise ValueError(f"{layer!r} gives a {kind}: it must give one tensor, once")
     return output, caught[0]
 
 

@@ -279,6 +279,7 @@ def _to_8_bits(x: torch.Tensor) -> torch.Tensor:
     return (x / scale).round() * scale
 
 
+@torch.random.fork_rng(devices=[])  # torchao draws numbers
 def _quantize(
     model: nn.Module, calibration, *, activation_bits: int, dynamic: bool
 ) -> tuple[fx.GraphModule, fx.GraphModule]:

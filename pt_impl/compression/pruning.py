@@ -112,6 +112,7 @@ def finalize_pruning(model: nn.Module) -> nn.Module:
         raise ValueError("the model has no masks: it comes from apply_pruning, and only once")
     for module in masked:
         prune.remove(module, "weight")
+        _put_bias_last(module)
     for key, hook in list(model._forward_pre_hooks.items()):
         if isinstance(hook, _MaskUncalled):
             del model._forward_pre_hooks[key]
@@ -126,6 +127,7 @@ def _apply(model, together, final_sparsity, begin_step, end_step, frequency, min
     layers = _prunable(model, min_weights)
     for layer in layers:
         prune.identity(layer, "weight")
+        _put_bias_last(layer)
     model.register_forward_pre_hook(_MaskUncalled(layers))
     groups = [layers] if together else [[layer] for layer in layers]
 
@@ -141,24 +143,34 @@ def _apply(model, together, final_sparsity, begin_step, end_step, frequency, min
 
 
 class _MaskUncalled:
-    """Masks, before a pass, the weights of layers that nobody called in the pass before.
+    """Masks, before a pass, the weights of layers that a pass did not call; all in another mode.
 
     Some modules read the weight of a layer and do not call it, such as the attention of
-    torchvision's Swin Transformer: the layer's own hook does not run.
+    torchvision's Swin Transformer, or do so in evaluation alone: the layer's own hook does not run.
     """
 
     def __init__(self, layers: list[nn.Module]) -> None:
-        self.layers, self.seen = layers, [None] * len(layers)
+        self.layers, self.seen, self.mode = layers, [0] * len(layers), None
 
     def __call__(self, model: nn.Module, inputs) -> None:
         traced = torch.compiler.is_compiling()  # a compiler leaves out what nobody reads
         for index, layer in enumerate(self.layers):
-            if traced or self.seen[index] in (None, id(layer.weight)):
+            if self.seen[index] == id(layer.weight):  # a call makes another
+                self.seen[index] = None
+            if traced or self.mode != model.training or self.seen[index] is None:
                 for hook in layer._forward_pre_hooks.values():
                     if isinstance(hook, prune.BasePruningMethod):
                         hook(layer, inputs)
-            if not traced:
-                self.seen[index] = id(layer.weight)  # a call makes another
+            if not traced and self.seen[index] is not None:
+                self.seen[index] = id(layer.weight)
+        if not traced:
+            self.mode = model.training
+
+
+def _put_bias_last(module: nn.Module) -> None:
+    """Undo that `prune` puts the weight there: saved optimizers know parameters by their order."""
+    if "bias" in module._parameters:
+        module._parameters["bias"] = module._parameters.pop("bias")
 
 
 def _copy(model: nn.Module) -> nn.Module:

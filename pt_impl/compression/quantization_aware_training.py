@@ -82,6 +82,7 @@ _NORMS = (
 )
 
 
+@torch.random.fork_rng(devices=[])  # torchao draws numbers
 def prepare_qat(model: nn.Module, example_inputs, *, weight_bits: int) -> nn.Module:
     """Return a copy of `model` that computes with rounded weights and activations, to be trained.
 
@@ -139,6 +140,7 @@ def prepare_qat(model: nn.Module, example_inputs, *, weight_bits: int) -> nn.Mod
     return prepared.train()
 
 
+@torch.random.fork_rng(devices=[])  # torchao draws numbers
 def export_qat(model: nn.Module, example_inputs, path) -> Path:
     """Write a model from `prepare_qat` for the CPU: integers and names of operators, no code.
 

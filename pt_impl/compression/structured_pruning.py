@@ -282,7 +282,8 @@ def _trace(model: nn.Module, x, training: bool = False) -> tuple[tp.DependencyGr
                 model, x, forward_fn=forward, verbose=False
             )
     except Exception as error:  # whatever the model's code or the tracer raises
-        raise NotImplementedError(f"torch_pruning can't trace the model: {error}") from error
+        reason = "its code shuffles channels" if isinstance(error, ZeroDivisionError) else error
+        raise NotImplementedError(f"torch_pruning can't trace the model: {reason}") from error
     finally:
         model.eval()
         for parameter, need in needs.items():

@@ -63,16 +63,22 @@ def make_train_step(model, optimizer, loss_fn, *, micro_batches: int = 1, schedu
             micro-batches than there are stages.
     """
 
-    def loss_of(output, y):
+    targets = None
+
+    def loss_of(output, rows):
+        y = tree_map(lambda whole: whole[rows[0] : rows[-1] + 1], targets)
         return loss_fn(getattr(output, "logits", output), y)
 
     run = _SCHEDULES[schedule](model, micro_batches, loss_fn=loss_of)
 
     def step(x, y, samples):
+        nonlocal targets
         optimizer.zero_grad(set_to_none=True)
-        losses = []
+        losses, targets = [], y
         arguments, named = _arguments(x) if model.is_first else ((), {})
-        run.step(*arguments, **named, target=y if model.is_last else None, losses=losses)
+        # Upstream cuts one tensor alone: the numbers of the samples, for any structure of labels.
+        rows = torch.arange(len(tree_leaves(y)[0])) if model.is_last else None
+        run.step(*arguments, **named, target=rows, losses=losses)
         optimizer.step()
         return sum(loss.detach() for loss in losses) / micro_batches
 

@@ -182,8 +182,10 @@ def draw_cutmix(x: Tensor, generator: torch.Generator, *, alpha: float = 0.0) ->
     """Draw partners and boxes for the batch x, NCHW; the share is what the box leaves of the area.
 
     A box has the image's proportions and 1 - Beta(alpha, alpha) of its area, about any pixel; what
-    is beyond the image is cut off.
+    is beyond the image is cut off. Raises ValueError for an x of another rank.
     """
+    if x.ndim != 4:
+        raise ValueError(f"x must be NCHW, not of shape {tuple(x.shape)}")
     removed = (1 - _beta(len(x), alpha, generator)).sqrt()
     place = torch.rand(len(x), 2, generator=generator, device=generator.device)
     edges = []
@@ -261,7 +263,7 @@ def make_augmenting_step(step: Callable, policy: Policy, generator: torch.Genera
     """Return `step(x, y) -> loss` over augmented batches, on the device where x is.
 
     Where the policy mixes, the step's loss is one of `make_mixed_loss`. A generator on the same
-    device keeps the numbers there.
+    device keeps the numbers there. A mixed-precision step's scaler is saved and resumed as before.
     """
 
     def augmenting(x, y):
@@ -269,6 +271,8 @@ def make_augmenting_step(step: Callable, policy: Policy, generator: torch.Genera
             x, y = augment(policy, x, y, generator)
         return step(x, y)
 
+    for name in {"loss_scale", "state_dict", "load_state_dict"} & set(dir(step)):
+        setattr(augmenting, name, getattr(step, name))
     return augmenting
 
 

@@ -50,7 +50,8 @@ def make_exponential_average(model: nn.Module, *, decay: float = 0.999) -> swa_u
     """Return an average to be updated after every step: `average.update_parameters(model)`.
 
     average = decay average + (1 - decay) weights; buffers are the model's at the last update. Of a
-    model with weights in half precision it is in float32. Raises ValueError unless 0 <= decay < 1.
+    model with weights in half precision it is in float32. Raises ValueError unless 0 <= decay < 1,
+    NotImplementedError for a model that Python cannot copy.
     """
     if not 0 <= decay < 1:
         raise ValueError(f"decay must be at least 0 and below 1, not {decay!r}")
@@ -60,19 +61,19 @@ def make_exponential_average(model: nn.Module, *, decay: float = 0.999) -> swa_u
         def widening(average, weight, updates):  # a share of it would be rounded, too
             return follow(average, weight.to(average.dtype), updates)
 
-        return _widened(swa_utils.AveragedModel(model, avg_fn=widening))
-    follow = swa_utils.get_ema_multi_avg_fn(decay)
-    return swa_utils.AveragedModel(model, multi_avg_fn=follow)
+        return _widened(_copied(model, avg_fn=widening))
+    return _copied(model, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(decay))
 
 
 def make_equal_average(model: nn.Module) -> swa_utils.AveragedModel:
     """Return the mean of the weights at all updates, usually one at the end of each epoch.
 
-    Of a model with weights in half precision it is in float32.
+    Of a model with weights in half precision it is in float32. Raises NotImplementedError for a
+    model that Python cannot copy.
     """
     if _in_half(model):
-        return _widened(swa_utils.AveragedModel(model, avg_fn=swa_utils.get_swa_avg_fn()))
-    return swa_utils.AveragedModel(model)
+        return _widened(_copied(model, avg_fn=swa_utils.get_swa_avg_fn()))
+    return _copied(model)
 
 
 @contextmanager
@@ -142,9 +143,11 @@ class EarlyStopping:
     """Keeps the best weights of a training and says when to end it.
 
     patience: evaluations in a row that may be no better than the best by more than `min_delta`.
-    higher_is_better: True for an accuracy, False for a loss. Parameters and buffers are kept in
-    memory, a copy of the model's.
+    higher_is_better: True for an accuracy, False for a loss. Parameters and all buffers are kept in
+    memory, a copy of the model's. To resume, save `state_dict()` beside the model's.
     """
+
+    _STATE = ("best", "best_evaluation", "evaluations", "_kept")
 
     def __init__(
         self,
@@ -163,7 +166,7 @@ class EarlyStopping:
         self.best: float | None = None
         self.best_evaluation = -1
         self.evaluations = 0
-        self._state: dict[str, Tensor] | None = None
+        self._kept: dict[str, dict[str, Tensor]] | None = None
 
     def step(self, value: float) -> bool:
         """Look at a new figure; return whether to stop. NaN is never better."""
@@ -173,7 +176,9 @@ class EarlyStopping:
         )
         if better:
             self.best, self.best_evaluation = value, self.evaluations
-            self._state = copy.deepcopy(self.model.state_dict())
+            state = copy.deepcopy(self.model.state_dict())
+            others = {n: b.clone() for n, b in self.model.named_buffers() if n not in state}
+            self._kept = {"state": state, "others": others}
         self.evaluations += 1
         return self.evaluations - 1 - self.best_evaluation > self.patience
 
@@ -182,34 +187,50 @@ class EarlyStopping:
 
         Raises ValueError where no figure was a number.
         """
-        if self._state is None or self.best is None:
+        if self._kept is None or self.best is None:
             raise ValueError("there are no best weights: no figure was seen that is a number")
-        self.model.load_state_dict(self._state)
+        self.model.load_state_dict(self._kept["state"])
+        for name, buffer in self.model.named_buffers():
+            if name in self._kept["others"]:  # of another shape, too: it may be a cache
+                buffer.data = self._kept["others"][name].to(buffer.device, copy=True)
         return self.best
 
     def state_dict(self) -> dict:
         """All that a resumed training goes on from, the best weights too, for a checkpoint."""
-        names = "best", "best_evaluation", "evaluations", "_state"
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in self._STATE}
 
     def load_state_dict(self, state: dict) -> None:
         """Go on from what `state_dict` returned."""
-        vars(self).update(state)
+        for name in self._STATE:
+            setattr(self, name, state[name])
 
 
 def make_averaging_step(step: Callable, model: nn.Module, average) -> Callable:
-    """Return `step(x, y) -> loss` that updates the average after each step."""
+    """Return `step(x, y) -> loss` that updates the average after each step.
+
+    It saves and resumes the scaler of a mixed-precision step as the given one does.
+    """
 
     def averaging(x, y):
         loss = step(x, y)
         average.update_parameters(model)
         return loss
 
+    for name in {"loss_scale", "state_dict", "load_state_dict"} & set(dir(step)):
+        setattr(averaging, name, getattr(step, name))
     return averaging
 
 
 def _in_half(model: nn.Module) -> bool:
     return any(parameter.dtype in HALVES for parameter in model.parameters())
+
+
+def _copied(model: nn.Module, **settings) -> swa_utils.AveragedModel:
+    try:
+        return swa_utils.AveragedModel(model, **settings)
+    except Exception as error:  # of the old `weight_norm`, or masked: a weight that is computed
+        line = " ".join(str(error).split())
+        raise NotImplementedError(f"Python cannot copy the model: {line}") from error
 
 
 def _widened(average: swa_utils.AveragedModel) -> swa_utils.AveragedModel:

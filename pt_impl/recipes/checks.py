@@ -248,7 +248,8 @@ def make_checked_step(step: Callable, model: nn.Module, loss: Callable) -> Calla
     """Return `step(x, y) -> loss` that raises FloatingPointError where NaN or infinity begins.
 
     The model then has the weights and buffers of before the step; the optimizer has not. The step
-    copies all weights first, and waits for its loss.
+    copies all weights first, and waits for its loss. It saves and resumes the scaler of a
+    mixed-precision step as the given one does.
     """
     numbers = iter(range(2**63))
 
@@ -268,6 +269,8 @@ def make_checked_step(step: Callable, model: nn.Module, loss: Callable) -> Calla
             report.findings.append(Finding("not finite", f"batch {number}: step", text))
         raise FloatingPointError(str(report.findings[0]))
 
+    for name in {"loss_scale", "state_dict", "load_state_dict"} & set(dir(step)):
+        setattr(checked, name, getattr(step, name))
     return checked
 
 

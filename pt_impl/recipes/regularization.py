@@ -184,12 +184,13 @@ def smoothed_cross_entropy(logits, labels: Tensor, *, smoothing: float = 0.1) ->
 def add_dropout(model: nn.Module, *, rate: float, head: str = "") -> nn.Module:
     """Put dropout before the head, in place; return the model.
 
-    head: the name of its module; without one, the last `nn.Linear` that the model defines. Names of
-    weights stay. Raises ValueError where there is no head, or dropout before it already.
+    head: the name of its module, whose first argument is a tensor; without one, the last
+    `nn.Linear` that the model defines. Names of weights stay. Raises ValueError where there is no
+    head, one of several that none names, or dropout before it already.
     """
     _check_share(rate, "rate")
     modules = dict(model.named_modules())
-    head = head or next((n for n in reversed(modules) if type(modules[n]) is nn.Linear), "")
+    head = head or _last_linear(modules)
     if head not in modules or not head:
         raise ValueError(f"no head {head!r}: name the module before which dropout is to stand")
     hooks = modules[head]._forward_pre_hooks.values()
@@ -197,7 +198,7 @@ def add_dropout(model: nn.Module, *, rate: float, head: str = "") -> nn.Module:
         isinstance(hook, _Dropout) for hook in hooks
     ):
         raise ValueError(f"{head} has dropout before it: set its rate with set_dropout_rate")
-    modules[head].register_forward_pre_hook(_Dropout(rate))
+    modules[head].register_forward_pre_hook(_Dropout(rate), with_kwargs=True)
     return model
 
 
@@ -224,6 +225,26 @@ def set_dropout_rate(model: nn.Module, *, rate: float) -> list[str]:
     return found
 
 
+def _last_linear(modules: dict[str, nn.Module]) -> str:
+    """The name of the last one; raises ValueError where another seems to read the same.
+
+    That is the one before, of one module with it, with as many inputs and other outputs: classes
+    beside boxes, an actor beside a critic.
+    """
+    names = [name for name, module in modules.items() if type(module) is nn.Linear]
+    if not names:
+        return ""
+    other, head = names[-2:] if len(names) > 1 else (None, names[0])
+    around = head.rpartition(".")[0]
+    beside = other is not None and other.rpartition(".")[0] == around
+    if beside and not isinstance(modules[around], nn.Sequential):
+        count, before = modules[head].in_features, modules[other]
+        if before.in_features == count != before.out_features:
+            both = f", or {around} for both" if around else ""
+            raise ValueError(f"{other} seems to be a head beside {head}: name one{both}")
+    return head
+
+
 def _before(modules: dict[str, nn.Module], head: str) -> nn.Module | None:
     """The layer that runs before the head, as far as definitions tell: within blocks they don't."""
     leaves = [name for name, module in modules.items() if not list(module.children())]
@@ -241,8 +262,11 @@ class _Dropout:
     def __init__(self, rate: float) -> None:
         self.rate = rate
 
-    def __call__(self, module: nn.Module, inputs: tuple) -> tuple:
-        return (F.dropout(inputs[0], self.rate, module.training), *inputs[1:])
+    def __call__(self, module: nn.Module, inputs: tuple, named: dict) -> tuple:
+        if inputs:
+            return (F.dropout(inputs[0], self.rate, module.training), *inputs[1:]), named
+        name, x = next(iter(named.items()))
+        return (), named | {name: F.dropout(x, self.rate, module.training)}
 
 
 def _wanted(model: nn.Module, **settings: bool) -> list[nn.Parameter]:

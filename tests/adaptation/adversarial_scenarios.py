@@ -25,6 +25,7 @@ from tests.adaptation.common import (
     impl,
     kit,
     model,
+    pt_forms,
     said,
     scalar,
     weights,
@@ -54,7 +55,9 @@ def reversal():
         through = {}
 
         def reversed_(value, strength=strength, through=through):
-            through["x"] = adversarial.reverse_gradient(value, scalar(strength))
+            # A number is as good as a tensor.
+            given = strength if strength == 2.0 else scalar(strength)
+            through["x"] = adversarial.reverse_gradient(value, given)
             return plain(through["x"])
 
         _, (found[str(strength)],) = gradient(reversed_, x)
@@ -191,6 +194,17 @@ def split():
         theirs = np.array(kit.training.make_predict(made)(x))
         found[spec.family] = np.allclose(ours, theirs, rtol=1e-6) and np.abs(theirs).sum() > 0
     return found
+
+
+def forms():
+    """Of domains that do not go together, in PyTorch."""
+    if FRAMEWORK != "pt":
+        return None
+    import torch
+
+    head, domain = torch.nn.Linear(3, 2), adversarial.make_domain_head(width=3)
+    make = adversarial.AdversarialModel
+    return pt_forms(lambda features: make(features, head, domain, steps=1))
 
 
 def refusals():
@@ -365,5 +379,6 @@ SCENARIOS = (
     ten_steps,
     other_inputs,
     split,
+    forms,
     refusals,
 )

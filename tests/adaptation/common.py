@@ -60,6 +60,28 @@ def said(call):
     return None
 
 
+def pt_forms(make):
+    """What a model of (source, target) in PyTorch says of domains that do not go together.
+
+    make: features of three -> the model.
+    """
+    import torch
+
+    class Sum(torch.nn.Module):
+        def forward(self, x, y=None):
+            return x if y is None else x + y
+
+    a, b, both = torch.randn(4, 3), torch.randn(5, 3), make(Sum())
+    flat = make(torch.nn.Flatten(0, 1))
+    return {
+        "without a mask": len(both((a, None), (b, None))[2]) == len(b),
+        "another form": said(lambda: both((a, a), b[:2])),
+        "another name": said(lambda: both({"x": a}, {"x": b, "y": b})),
+        "no samples": said(lambda: both(a, b[:0])),
+        "rows": said(lambda: flat(*torch.randn(2, 4, 2, 3))),
+    }
+
+
 def gradient(function, *inputs):
     """Value and gradients of a scalar function of arrays (n, ...)."""
     if FRAMEWORK == "pt":

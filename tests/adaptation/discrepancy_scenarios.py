@@ -13,6 +13,7 @@ from tests.adaptation.common import (
     impl,
     kit,
     model,
+    pt_forms,
     said,
     weights,
 )
@@ -132,6 +133,15 @@ def kit_tensor(array):
     return kit.data.to_device(array, np.zeros(1))[0]
 
 
+def forms():
+    """Of domains that do not go together, in PyTorch."""
+    if FRAMEWORK != "pt":
+        return None
+    import torch
+
+    return pt_forms(lambda features: discrepancy.AlignedModel(features, torch.nn.Linear(3, 2)))
+
+
 def refusals():
     source, target = features()
     x, other = (kit.data.to_device(part, np.zeros(1))[0] for part in (source, target))
@@ -146,4 +156,4 @@ def refusals():
 
 
 SCENARIOS = (values, degenerate, chance, ten_steps, together, low_precision)
-SCENARIOS += (one_sample, refusals)
+SCENARIOS += (one_sample, forms, refusals)

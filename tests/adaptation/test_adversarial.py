@@ -78,6 +78,13 @@ def test_a_model_of_the_kit_is_its_features_and_its_head(every):
     assert all(found.values()), found
 
 
+def test_domains_that_do_not_go_together_are_refused(evidence):
+    found = evidence["pt"]["adversarial forms"]
+    assert found.pop("without a mask") is True
+    assert len(found) == 4
+    assert all(found.values()), found
+
+
 def test_bad_settings_are_refused(every):
     assert all(every["adversarial refusals"])
 

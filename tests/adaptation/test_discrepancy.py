@@ -116,6 +116,13 @@ def test_low_precision_is_computed_in_float32(every):
     assert found == wanted
 
 
+def test_domains_that_do_not_go_together_are_refused(evidence):
+    found = evidence["pt"]["discrepancy forms"]
+    assert found.pop("without a mask") is True
+    assert len(found) == 4
+    assert all(found.values()), found
+
+
 def test_bad_settings_are_refused(every):
     assert all(every["discrepancy refusals"])
 

@@ -978,6 +978,13 @@ class PyTorch:
             student_layer="0",
             teacher_layer="1",
         )
+        recurrent = nn.GRU(4, 4)
+        found["a tuple"] = raised(
+            features.attach_regressor,
+            *(recurrent, nn.Sequential(recurrent), x[0]),
+            student_layer="",
+            teacher_layer="0",
+        )
         return found
 
 

@@ -227,6 +227,20 @@ def a_file_for_the_cpu():
         return float(np.abs(found - model(x).numpy()).max())
 
 
+def drawn():
+    """Whether the numbers that are drawn next are those that would have been drawn anyway."""
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU()), torch.randn(4, 8)
+    state, found = torch.get_rng_state(), {}
+    prepared = compression.quantization_aware_training.prepare_qat(model, x, weight_bits=8)
+    found["qat"] = torch.equal(torch.get_rng_state(), state)
+    with tempfile.TemporaryDirectory() as folder:
+        compression.quantization_aware_training.export_qat(prepared, x, Path(folder) / "file")
+    found["file"] = torch.equal(torch.get_rng_state(), state)
+    compression.post_training_quantization.apply_static_int8(model, x)
+    found["ptq"] = torch.equal(torch.get_rng_state(), state)
+    return found
+
+
 def merged():
     """Modes of models, a part of which is frozen, after a pass; whether more is trained."""
     from tests.train_step.pt_foreign_models import Merging
@@ -255,15 +269,19 @@ def merged():
 
 
 def a_weight_that_another_reads():
-    """Two train steps where a layer's weight is read and the layer not called, as Swin's is."""
+    """Two train steps where a layer's weight is read and the layer not called, as Swin's is.
+
+    Another layer is called in training and read in evaluation.
+    """
 
     class Reads(nn.Module):
         def __init__(self):
             super().__init__()
-            self.read, self.head = nn.Linear(8, 8), nn.Linear(8, 2)
+            self.read, self.head, self.then = nn.Linear(8, 8), nn.Linear(8, 2), nn.Linear(2, 2)
 
         def forward(self, x):
-            return self.head(nn.functional.linear(x, self.read.weight, self.read.bias))
+            x = self.head(nn.functional.linear(x, self.read.weight, self.read.bias))
+            return self.then(x) if self.training else x @ self.then.weight.T + self.then.bias
 
     torch.manual_seed(0)
     model, x, found = Reads(), torch.randn(4, 8), {}
@@ -286,9 +304,13 @@ def a_weight_that_another_reads():
             optimizer.zero_grad()
             own(x).square().sum().backward()
             optimizer.step()
-        before, final = own(x), finalize(own)
+        evaluated, before = own.eval()(x), own.train()(x)
+        names = [n.replace("_orig", "") for n, _ in own.named_parameters()]
+        final = finalize(own)
         found[name] = {
+            "in order": names == list(final.state_dict()) == list(model.state_dict()),
             "apart": (final(x) - before).abs().max().item(),
+            "in evaluation": (final.eval()(x) - evaluated).abs().max().item(),
             "zeros": (final.read.weight == 0).float().mean().item(),
             "hooks": len(final._forward_pre_hooks),
         }
@@ -629,7 +651,7 @@ def main() -> None:
     kit.runtime.configure(threads=1, seed=0)
     if FRAMEWORK == "pt":
         quick.capture_patterns_once()
-        scenarios = [names_of_inputs, code_in_a_keyword, graphs_within, left_in_float32]
+        scenarios = [drawn, names_of_inputs, code_in_a_keyword, graphs_within, left_in_float32]
         scenarios += [other_sizes, a_shared_slope, a_file_that_fails, bfloat16, a_file_for_the_cpu]
         scenarios += [merged, a_loss_of_an_object, a_weight_that_another_reads]
     else:

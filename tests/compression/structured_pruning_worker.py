@@ -360,6 +360,8 @@ class PyTorch:
         return found
 
     def unsupported(self):
+        import torchvision
+
         torch, nn = self.torch, self.torch.nn
         conv = nn.Conv2d(4, 4, 1)
 
@@ -385,8 +387,10 @@ class PyTorch:
         tied = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.Linear(4, 2))
         tied[2].weight = tied[0].weight
         images, rows = torch.randn(2, 4, 8, 8), torch.randn(2, 4)
+        shuffling = torchvision.models.shufflenet_v2_x0_5(weights=None)
         models = {
             "outputs": nn.Linear(4, 2),
+            "shuffles": nn.Sequential(nn.Conv2d(4, 3, 1), shuffling),
             "no layer": nn.Sequential(nn.ReLU()),
             "unknown": nn.Sequential(nn.Conv2d(4, 4, 1), nn.LocalResponseNorm(2), *head),
             "no head": nn.Sequential(conv, nn.ReLU()),

@@ -118,6 +118,11 @@ def test_a_layer_that_runs_twice_is_refused(every):
     assert said == "ValueError: '0' runs 2 times: it must give one tensor, once"
 
 
+def test_pt_a_layer_that_gives_no_tensor_is_refused():
+    said = side("pt")["foreign"]["a tuple"]
+    assert said == "ValueError: '' gives a tuple: it must give one tensor, once"
+
+
 def test_the_loss_gets_all_that_the_student_gives(every):
     losses = every["two_outputs"]
     assert losses[-1] < 0.7 * losses[0]

@@ -152,6 +152,7 @@ REASONS = {
         "outputs": "can lose channels: all of them are its outputs",
         "unknown": "'0': they are reshaped from [2, 4, 8, 8] to [2, 1, 4, 8, 8]",
         "no head": "all of them are its outputs",
+        "shuffles": "can't trace the model: its code shuffles channels",
         "mixes": "'conv': SoftmaxBackward can't be followed from channel to channel",
         "misnamed": "'conv': SoftmaxBackward can't be followed",
         "over channels": "'conv': CumsumBackward can't be followed",

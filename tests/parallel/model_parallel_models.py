@@ -123,11 +123,12 @@ class Output(NamedTuple):
 
 
 def pt_random():
-    """Weights that are drawn when it is built."""
+    """Weights that are drawn when it is built, and a loss of labels by name."""
     from torch import nn
 
     layers = OrderedDict(flat=nn.Flatten(), up=nn.Linear(432, 16), down=nn.Linear(16, 10))
-    return _pt(nn.Sequential(layers))
+    model, optimizer, loss_fn = _pt(nn.Sequential(layers))
+    return model, optimizer, lambda output, y: loss_fn(output, y["digit"])
 
 
 def pt_tied():

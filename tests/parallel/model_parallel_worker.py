@@ -50,7 +50,8 @@ def dataset(name):
         codes = random.integers(0, 98, (40, 65))
         return codes[:, :-1].copy(), codes[:, 1:].copy()
     images = random.normal(size=(44, 12, 12, 3)).astype(np.float32)
-    return images, random.integers(0, 10, 44)
+    labels = random.integers(0, 10, 44)
+    return images, {"digit": labels} if name == "random" else labels
 
 
 def own_layout(side, name):
@@ -253,7 +254,10 @@ def refusals(side):
 
 
 def drawn(side, folder, arrays):
-    """A model whose weights are drawn in each process: they are those of the seed."""
+    """A model whose weights are drawn in each process: they are those of the seed.
+
+    Its labels have a name, and are cut into micro-batches.
+    """
     import torch
 
     torch.manual_seed(SEED)
@@ -264,8 +268,10 @@ def drawn(side, folder, arrays):
         built, optimizer, loss_fn
     )
     os.environ["MARKS"] = folder
-    wanted = float(step(*data.to_device(x, y)))
-    result = train(side, folder, "model", "random", (1, 2), "layer_split", {"cut": "up"}, steps=1)
+    x, y = data.to_device(x, y)
+    wanted = float(step(x, {"digit": y}))
+    settings = {"cut": "up", "micro_batches": 4}
+    result = train(side, folder, "model", "random", (1, 2), "pipeline", settings, steps=1)
     return {
         "losses": [wanted, *result.losses],
         "names": [sorted(result.weights), sorted(built.state_dict())],

@@ -242,6 +242,7 @@ def refusals():
         "not a number": lambda: Policy(shift=float("nan")),
         "zoom": lambda: Policy(zoom=1.0),
         "alpha": lambda: ours.draw_mixup(x, own.generator(0), alpha=-1.0),
+        "cutmix of one image": lambda: ours.draw_cutmix(x[0], own.generator(0), alpha=1.0),
         "averaged loss": lambda: averaged(x, mixed),
     }
     found = {}

@@ -19,7 +19,9 @@ from shared.weights import init_weights
 from tests import workers
 
 FRAMEWORK = "pt" if sys.argv[1:] == ["pt"] else "tf"
-impl = workers.implementation(FRAMEWORK, "recipes.averaging")
+impl = workers.implementation(
+    FRAMEWORK, "recipes.averaging", "recipes.augmentation", "recipes.checks"
+)
 averaging, kit = impl.recipes.averaging, impl.kit
 SPEC = CNNSpec((8, 8, 2), ((4, 1), (6, 2)), num_classes=10)
 RECIPE = Recipe("sgd", learning_rate=0.05, epochs=1, accuracy_batch_size=8)
@@ -459,6 +461,74 @@ def resumed():
     return outcomes
 
 
+def step_of_others():
+    """A step's own attributes behind each function that wraps a step, and of one that has none."""
+
+    def step(x, y):
+        return 0.0
+
+    model, _ = model_and_step()
+    average = averaging.make_equal_average(model)
+    policy, recipes = impl.recipes.augmentation.Policy(), impl.recipes
+    ways = {
+        "averaging": lambda: averaging.make_averaging_step(step, model, average),
+        "augmenting": lambda: recipes.augmentation.make_augmenting_step(step, policy, None),
+        "checked": lambda: recipes.checks.make_checked_step(step, model, None),
+    }
+    names = {"loss_scale", "state_dict", "load_state_dict", "optimizer"}
+    found = {way: sorted(names & set(dir(make()))) for way, make in ways.items()}
+    for name in own_names():
+        setattr(step, name, name.upper())
+    whole = {way: make() for way, make in ways.items()}
+    passed = {
+        way: {name: getattr(made, name) for name in own_names()} for way, made in whole.items()
+    }
+    return {"plain": found, "passed on": passed}
+
+
+def own_names():
+    return {"loss_scale"} | (
+        {"state_dict", "load_state_dict"} if FRAMEWORK == "pt" else {"optimizer"}
+    )
+
+
+def other_buffers():
+    """A buffer that no state holds, of PyTorch, after its best value came back twice."""
+    if FRAMEWORK != "pt":
+        return None
+    import torch
+
+    model = torch.nn.Linear(2, 2)
+    model.register_buffer("mask", torch.zeros(2), persistent=False)
+    stopping = averaging.EarlyStopping(model)
+    model.mask.fill_(1.0)
+    stopping.step(1.0)
+    model.mask = torch.full((3,), 9.0)
+    stopping.step(2.0)
+    found = []
+    for _ in range(2):
+        stopping.restore()
+        found.append(model.mask.tolist())
+        model.mask.fill_(7.0)
+    return found
+
+
+def computed_weight():
+    """What is said of a model of PyTorch that Python cannot copy."""
+    if FRAMEWORK != "pt":
+        return None
+    import torch
+
+    model = torch.nn.utils.weight_norm(torch.nn.Linear(2, 2))
+    found = []
+    for make in (averaging.make_equal_average, averaging.make_exponential_average):
+        try:
+            make(model)
+        except NotImplementedError as error:
+            found.append(str(error))
+    return found
+
+
 class _PT:
     def kept(self, average):
         return average.state_dict()
@@ -643,6 +713,9 @@ SCENARIOS = (
     normalized_kernel,
     early_stopping,
     resumed,
+    step_of_others,
+    other_buffers,
+    computed_weight,
     stopped_average,
 )
 SCENARIOS += () if FRAMEWORK == "pt" else (statistics_of_graphs,)

@@ -131,7 +131,17 @@ if FRAMEWORK == "pt":
             def forward(self, x):
                 return self.norm(self.dropout(x))
 
+        class Keyword(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.attention = nn.Linear(WIDTH, 1)  # of another module than the head
+                self.tail = nn.Sequential(nn.Linear(WIDTH, WIDTH))
+
+            def forward(self, x):
+                return self.tail[0](input=x)
+
         found = {
+            "by keyword": Keyword(),
             "behind a block": nn.Sequential(Block(), nn.Linear(WIDTH, WIDTH)),
             "sequential": nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)),
             "with a tail": nn.Sequential(
@@ -139,8 +149,8 @@ if FRAMEWORK == "pt":
             ),
         }
         for model in found.values():
-            for module in model:
-                if isinstance(module, nn.Linear):
+            for module in model.modules():
+                if isinstance(module, nn.Linear) and module.out_features == WIDTH:
                     nn.init.eye_(module.weight)
                     nn.init.zeros_(module.bias)
         return found
@@ -200,6 +210,9 @@ if FRAMEWORK == "pt":
             "momentum": lambda: decay(model, momentum, weight_decay=0.1),
             "a scheduler": lambda: decay(model, scheduled, weight_decay=0.1),
             "no head": lambda: regularization.add_dropout(nn.Sequential(nn.ReLU()), rate=0.5),
+            "two heads": lambda: regularization.add_dropout(
+                nn.ModuleDict({"classes": nn.Linear(8, 3), "boxes": nn.Linear(8, 4)}), rate=0.5
+            ),
             "dropout at a part's end": lambda: regularization.add_dropout(
                 nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.Dropout()), nn.Linear(2, 2)),
                 rate=0.5,

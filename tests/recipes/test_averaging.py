@@ -97,6 +97,25 @@ def test_a_resumed_training_keeps_its_average_and_its_best_weights(every):
             assert np.array_equal(resumed[kind][name], wanted), (kind, name)
 
 
+@pytest.mark.parametrize("way", ["averaging", "augmenting", "checked"])
+def test_what_a_step_has_beside_one_around_it_has(every, way):
+    found = every["averaging step_of_others"]
+    assert not found["plain"][way]
+    passed = found["passed on"][way]
+    assert passed == {name: name.upper() for name in passed}
+    assert len(passed) > 1
+
+
+def test_a_buffer_that_no_state_holds_comes_back_with_the_best_weights(evidence):
+    assert evidence["pt"]["averaging other_buffers"] == [[1.0, 1.0], [1.0, 1.0]]
+
+
+def test_a_model_that_python_cannot_copy_is_refused(evidence):
+    found = evidence["pt"]["averaging computed_weight"]
+    assert len(found) == 2
+    assert all("cannot copy the model" in line for line in found)
+
+
 def test_bad_settings_are_refused(every):
     assert all(every["averaging refusals"].values())
 

@@ -80,8 +80,9 @@ def test_dropout_stands_before_the_head(every, case):
     assert "set_dropout_rate" in found["twice"]
 
 
-def test_dropout_within_a_block_is_not_taken_for_that_of_the_head(evidence):
-    found = evidence["pt"]["regularization dropout"]["behind a block"]
+@pytest.mark.parametrize("case", ["behind a block", "by keyword"])
+def test_dropout_stands_before_the_head_of_modules_of_others(evidence, case):
+    found = evidence["pt"]["regularization dropout"][case]
     assert found["kept"] == pytest.approx(0.25, abs=0.03)
 
 

@@ -180,8 +180,10 @@ def draw_cutmix(x: tf.Tensor, generator, *, alpha: float = 0.0) -> Mix:
     """Draw partners and boxes for the batch x, NHWC; the share is what the box leaves of the area.
 
     A box has the image's proportions and 1 - Beta(alpha, alpha) of its area, about any pixel; what
-    is beyond the image is cut off.
+    is beyond the image is cut off. Raises ValueError for an x of another rank.
     """
+    if x.shape.rank != 4:
+        raise ValueError(f"x must be NHWC, not of shape {x.shape}")
     for_share, for_partners, for_place = _seeds(generator, 3)
     shape = tf.shape(x)
     removed = tf.cast(tf.sqrt(1 - _beta(shape[0], alpha, for_share)), tf.float32)
@@ -273,13 +275,16 @@ def make_augmenting_step(step: Callable, policy: Policy, generator) -> Callable:
     """Return `step(x, y) -> loss` over augmented batches, on the device where x is.
 
     Where the policy mixes, the step's loss is one of `make_mixed_loss`. The `tf.random.Generator`
-    is a variable: the step stays one graph.
+    is a variable: the step stays one graph. It has the optimizer and the scale of a mixed-precision
+    step as the given one has.
     """
 
     @tf.function(jit_compile=False)
     def augmenting(x, y):
         return step(*augment(policy, x, y, generator))
 
+    for name in {"loss_scale", "optimizer"} & set(dir(step)):
+        setattr(augmenting, name, getattr(step, name))
     return augmenting
 
 

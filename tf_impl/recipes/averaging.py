@@ -188,8 +188,10 @@ class EarlyStopping:
 
     patience: evaluations in a row that may be no better than the best by more than `min_delta`.
     higher_is_better: True for an accuracy, False for a loss. All variables are kept in memory, a
-    copy of the model's.
+    copy of the model's. To resume, save `state_dict()` beside the model's.
     """
+
+    _STATE = ("best", "best_evaluation", "evaluations", "_weights")
 
     def __init__(
         self,
@@ -234,16 +236,19 @@ class EarlyStopping:
 
     def state_dict(self) -> dict:
         """All that a resumed training goes on from, the best weights too, for a checkpoint."""
-        names = "best", "best_evaluation", "evaluations", "_weights"
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in self._STATE}
 
     def load_state_dict(self, state: dict) -> None:
         """Go on from what `state_dict` returned."""
-        vars(self).update(state)
+        for name in self._STATE:
+            setattr(self, name, state[name])
 
 
 def make_averaging_step(step: Callable, model: tf.keras.Model, average) -> Callable:
-    """Return `step(x, y) -> loss` that updates the average after each step."""
+    """Return `step(x, y) -> loss` that updates the average after each step.
+
+    It has the optimizer and the scale of a mixed-precision step as the given one has.
+    """
 
     @tf.function(jit_compile=False)
     def averaging(x, y):
@@ -251,6 +256,8 @@ def make_averaging_step(step: Callable, model: tf.keras.Model, average) -> Calla
         average.update_parameters(model)
         return loss
 
+    for name in {"loss_scale", "optimizer"} & set(dir(step)):
+        setattr(averaging, name, getattr(step, name))
     return averaging
 
 

@@ -243,7 +243,8 @@ def make_checked_step(step: Callable, model: tf.keras.Model, loss: Callable) -> 
     """Return `step(x, y) -> loss` that raises FloatingPointError where NaN or infinity begins.
 
     The model then has the weights and buffers of before the step; the optimizer has not. The step
-    copies all weights first, and waits for its loss.
+    copies all weights first, and waits for its loss. It has the optimizer and the scale of a
+    mixed-precision step as the given one has.
     """
     numbers = iter(range(2**63))
 
@@ -262,6 +263,8 @@ def make_checked_step(step: Callable, model: tf.keras.Model, loss: Callable) -> 
             report.findings.append(Finding("not finite", f"batch {number}: step", text))
         raise FloatingPointError(str(report.findings[0]))
 
+    for name in {"loss_scale", "optimizer"} & set(dir(step)):
+        setattr(checked, name, getattr(step, name))
     return checked
 
 
