@@ -28,6 +28,7 @@ from tests.adaptation.common import (
     pt_forms,
     said,
     scalar,
+    tf_forms,
     weights,
 )
 
@@ -197,9 +198,13 @@ def split():
 
 
 def forms():
-    """Of domains that do not go together, in PyTorch."""
+    """Of domains that do not go together, and of features without a row a sample."""
     if FRAMEWORK != "pt":
-        return None
+        return tf_forms(
+            lambda features, head: adversarial.AdversarialModel(
+                features, head, adversarial.make_domain_head(width=3), steps=1
+            )
+        )
     import torch
 
     head, domain = torch.nn.Linear(3, 2), adversarial.make_domain_head(width=3)

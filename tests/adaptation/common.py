@@ -82,6 +82,20 @@ def pt_forms(make):
     }
 
 
+def tf_forms(make):
+    """What a model of (source, target) in Keras says of features without a row a sample."""
+    import tensorflow as tf
+
+    flat = tf.keras.Sequential(
+        [tf.keras.Input((2, 3)), tf.keras.layers.Lambda(lambda x: tf.reshape(x, (-1, 3)))]
+    )
+    head = tf.keras.layers.Dense(2)
+    head.build((None, 3))
+    both, domains = make(flat, head), tf.zeros((2, 4, 2, 3))
+    step = tf.function(lambda source, target: both((source, target)))
+    return {"rows": said(lambda: step(*domains))}
+
+
 def gradient(function, *inputs):
     """Value and gradients of a scalar function of arrays (n, ...)."""
     if FRAMEWORK == "pt":

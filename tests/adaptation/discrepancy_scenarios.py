@@ -15,6 +15,7 @@ from tests.adaptation.common import (
     model,
     pt_forms,
     said,
+    tf_forms,
     weights,
 )
 
@@ -134,9 +135,9 @@ def kit_tensor(array):
 
 
 def forms():
-    """Of domains that do not go together, in PyTorch."""
+    """Of domains that do not go together, and of features without a row a sample."""
     if FRAMEWORK != "pt":
-        return None
+        return tf_forms(lambda features, head: discrepancy.AlignedModel(features, head))
     import torch
 
     return pt_forms(lambda features: discrepancy.AlignedModel(features, torch.nn.Linear(3, 2)))

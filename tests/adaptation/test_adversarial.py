@@ -85,6 +85,10 @@ def test_domains_that_do_not_go_together_are_refused(evidence):
     assert all(found.values()), found
 
 
+def test_features_need_a_row_a_sample(every):
+    assert "features need a row a sample" in every["adversarial forms"]["rows"]
+
+
 def test_bad_settings_are_refused(every):
     assert all(every["adversarial refusals"])
 

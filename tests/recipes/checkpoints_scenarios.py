@@ -296,6 +296,9 @@ def returned():
         if FRAMEWORK == "pt":
             place = namedtuple("Place", "epoch batch")(1, 2)  # JSON makes a list of it
             found["named"] = _raised(lambda: again.save(151, {"place": place}))
+        else:
+            words = np.array(["train", "test"])
+            found["words"] = _raised(lambda: again.save(151, {"splits": words}))
         found["left"] = sorted(path.stem for path in Path(name).iterdir())
     return found
 

@@ -97,6 +97,12 @@ def test_a_named_tuple_is_refused_where_it_could_not_be_read_again(evidence):
     assert "a checkpoint holds" in evidence["pt"]["checkpoints returned"]["named"]
 
 
+def test_an_array_of_words_is_refused_where_it_could_not_be_read_again(evidence):
+    for side in evidence:
+        if side != "pt":
+            assert "arrays of numbers" in evidence[side]["checkpoints returned"]["words"]
+
+
 def test_a_checkpoint_is_read_whether_or_not_there_is_a_schedule_then_and_now(evidence):
     found = evidence["pt"]["checkpoints scheduled"]
     assert found["False False"] == [0.05, 0.05]

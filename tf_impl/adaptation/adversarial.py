@@ -94,7 +94,8 @@ class AdversarialModel(tf.keras.Model):
         gamma: how steeply it rises.
 
     Raises:
-        ValueError: steps is below 1, strength below 0, or gamma not above 0.
+        ValueError: steps is below 1, strength below 0, or gamma not above 0; in a call, features
+            have no row a sample.
     """
 
     def __init__(
@@ -132,6 +133,11 @@ class AdversarialModel(tf.keras.Model):
         source, target = inputs
         both = tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), source, target)
         features = self.features(both)  # Keras hands `training` on
+        rows, samples = features.shape[0], tf.nest.flatten(both)[0].shape[0]
+        if rows != samples and None not in (rows, samples):
+            raise ValueError(
+                f"features need a row a sample, of {samples}: they are {features.shape}"
+            )
         count = tf.shape(tf.nest.flatten(source)[0])[0]
         domains = self.domain_head(reverse_gradient(features, self.current_strength()))
         if training:

@@ -94,6 +94,8 @@ class AlignedModel(tf.keras.Model):
         features: x -> features, a tensor with a row a sample; built. Its x: a tensor or a structure
             of tensors.
         head: features -> logits, built.
+
+    A call raises ValueError where features have no row a sample.
     """
 
     def __init__(self, features: tf.keras.Model, head: tf.keras.layers.Layer) -> None:
@@ -106,6 +108,11 @@ class AlignedModel(tf.keras.Model):
         source, target = inputs
         both = tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), source, target)
         features = self.features(both)  # Keras hands `training` on
+        rows, samples = features.shape[0], tf.nest.flatten(both)[0].shape[0]
+        if rows != samples and None not in (rows, samples):
+            raise ValueError(
+                f"features need a row a sample, of {samples}: they are {features.shape}"
+            )
         count = tf.shape(tf.nest.flatten(source)[0])[0]
         return self.head(features[:count]), features[:count], features[count:]
 

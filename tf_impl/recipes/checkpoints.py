@@ -58,8 +58,8 @@ def save_checkpoint(
     """Write a checkpoint to `path` in one piece and return its bytes.
 
     optimizer: None leaves its state and the random generator's out. state: what else a resumed run
-    has to know, as JSON values ({"epoch": 3, "batch": 17}) and arrays or tensors, which come back
-    as arrays; NumPy's numbers become Python's.
+    has to know, as JSON values ({"epoch": 3, "batch": 17}) and arrays or tensors of numbers, which
+    come back as arrays; NumPy's numbers become Python's.
     half_precision: floating weights in float16. Raises ValueError for a model without variables,
     where a weight does not fit into float16, and for a state of anything else, OSError where the
     file can't be written; what stood at `path` then stays.
@@ -83,9 +83,10 @@ def save_checkpoint(
         if isinstance(value, np.generic) and value.dtype.kind in "biuf":
             return value.item()
         array = np.asarray(value)
-        if array.dtype.hasobject:  # as an archive would pickle it
+        # Objects an archive would pickle; words and dates could not be read again.
+        if array.dtype.hasobject or array.dtype.kind in "USMm":
             kind = type(value).__name__
-            raise ValueError(f"a state is of JSON values and arrays, and {kind} is none")
+            raise ValueError(f"a state is of JSON values and arrays of numbers: {kind} is none")
         name = f"state {len(arrays)}"
         arrays[name] = array
         return {_ARRAY: name, "dtype": array.dtype.name}
