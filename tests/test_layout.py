@@ -21,7 +21,7 @@ FAMILIES += ("diagnosis", "adaptation")
 # Whole programs that use techniques: nobody's row, nothing that is copied one by one.
 LADDERS = "ladders"
 KIT = {"models", "data", "training", "runtime", "programs", "replicas", "collectives"}
-KIT |= {"detection", "examples", "integers", "operators", "own_model"}
+KIT |= {"detection", "examples", "integers", "operators", "own_model", "calling", "demo"}
 EXEMPT: set[str] = set()  # of the mirror; starts empty and should stay so
 # What the kit of one framework alone needs, in the form of a benchmark's UNSUPPORTED.
 KIT_LACKS = {
@@ -39,6 +39,19 @@ KIT_LACKS = {
             "warn_of_float_layers": "LiteRT has no layer that it leaves out without a word",
             "beyond_bounds": "a tf.function keeps no bounds of a size that is open",
             "quietly": "TensorFlow prints no graph of what it refuses",
+        },
+    },
+    "kit/calling.py": {
+        "pt": {
+            "call(training)": "a module has a mode",
+            "input_arguments": "inputs are handed over by their type, not by a signature",
+            "add_own_losses": "modules have no losses of their own",
+            "scale_loss": "the scaler is no optimizer",
+            "layers": "nn.Module.modules lists them",
+        },
+        "tf": {
+            "evaluating": "a Keras model is told its mode in the call",
+            "infer": "a Keras model is told its mode in the call",
         },
     },
     "kit/runtime.py": {
@@ -65,6 +78,16 @@ SECTIONS = (
 SETTING_TYPES = {"str", "int", "float", "bool", "tuple"}
 MOST_LINES_A_FUNCTION = 60
 MOST_FILES_TO_COPY = 3  # with a technique, beside other techniques
+MOST_KIT_FILES, MOST_KIT_LINES = 2, 200  # of these, and what one of them may have
+# What makes a technique safe on any model stands in the kit. Text of a technique file -> why not.
+OF_THE_KIT = {
+    r"raise NotImplementedError": "refuses something: that is for kit/checks",
+    r"def _call\b": "calls models by convention: that is kit/calling.py's call",
+    r"\.train\((mode|before|training|was_training)\)": "restores modes: kit/calling.py's evaluating",
+    r"(?m)^\s*(from|import) (\w+\.)*_\w+": "imports a private module of a library",
+    r"(?m)^\s*from (tensorflow\.python|keras\.src|tf_keras\.src)": "imports a library's private module",
+    r"(?m)^from \w[\w.]* import .*\b_[a-z]": "imports a private name",
+}
 RUNTIMES = {"onnx", "onnxruntime", "onnxscript", "tf2onnx", "openvino", "ai_edge_litert"}
 
 
@@ -129,6 +152,7 @@ def stray_files(root: Path) -> list[str]:
             place = path.relative_to(root).as_posix()
             rooms = path.relative_to(root / side).parts[:-1]
             known = rooms in [(room,) for room in (*FAMILIES, LADDERS, "kit")]
+            known |= rooms == ("kit", "checks")
             if not known and place != f"{side}/__init__.py":
                 found.append(f"{place} is in no family and not in the kit")
     names = [name for _, name in techniques(root)]
@@ -257,7 +281,7 @@ def setting_faults(root: Path) -> list[str]:
                 for setting in given.kwonlyargs:
                     if annotation(setting) not in SETTING_TYPES:
                         found.append(f"{place}: {setting.arg} is {annotation(setting)}")
-                in_kit = path.parent.name == "kit"
+                in_kit = "kit" in path.parent.parts
                 for argument in [] if in_kit else [*given.posonlyargs, *given.args]:
                     if annotation(argument) in SETTING_TYPES:
                         found.append(f"{place}: {argument.arg} is a setting, not keyword-only")
@@ -440,6 +464,23 @@ def copying_faults(root: Path) -> list[str]:
     return found
 
 
+def tier_faults(root: Path) -> list[str]:
+    """A technique file holds the method; what makes it safe on any model stands in the kit."""
+    found = []
+    for path in technique_files(root):
+        place, text = path.relative_to(root).as_posix(), path.read_text("utf-8")
+        body = text.replace(ast.get_docstring(parsed(text), clean=False) or "", "", 1)
+        found += [f"{place} {why}" for what, why in OF_THE_KIT.items() if re.search(what, body)]
+        kit = [name for name in needed(root, place) if "/kit/" in name]
+        if len(kit) > MOST_KIT_FILES and path.stem not in STACKS:
+            found.append(f"{place} needs {len(kit)} files of the kit: {', '.join(kit)}")
+        for name in kit:
+            lines = (root / name).read_text("utf-8").count("\n")
+            if lines > MOST_KIT_LINES:
+                found.append(f"{place} needs {name}, which has {lines} lines")
+    return found
+
+
 def runtime_faults(root: Path) -> list[str]:
     """A runtime that only a part of a technique needs is imported there, not at the top."""
     found = []
@@ -554,6 +595,7 @@ CHECKS = {
         arrow_faults,
         docstring_faults,
         copying_faults,
+        tier_faults,
         runtime_faults,
         size_faults,
         import_time_faults,
