@@ -23,7 +23,8 @@ import textwrap
 from pathlib import Path
 
 from bench.analysis.reading import FRAMEWORKS, load, results_file
-from bench.analysis.remedies import REMEDIES, Remedy, remedies
+from bench.analysis.remedies import Remedy, remedies
+from bench.harness.schedule import remedying
 from bench.harness.worker import ending
 from bench.report import parsers
 from shared.own_model import MAKERS, names
@@ -143,7 +144,7 @@ def text(framework: str, found: dict, records: dict[str, dict]) -> list[str]:
         lines.append(f"  measured to help against {name} ({place}):")
         lines += [f"    {remedy}" for remedy in help_[:MOST]]
     else:
-        techniques = ", ".join(REMEDIES[name][2])
+        techniques = ", ".join(one.name for one in remedying(name))
         lines.append(f"  no row of {place} shows a gain; what addresses {name}: {techniques}")
     return [_wrapped(line) for line in lines]
 

@@ -26,14 +26,13 @@ from bench.analysis.decisions import (
     works,
 )
 from bench.analysis.reading import FRAMEWORKS, framework_title
-from bench.analysis.remedies import REMEDIES
-from bench.analysis.stacks import FASTER, SETTINGS
+from bench.analysis.stacks import FASTER
 from bench.deployment import bench_export, bench_native_export
 from bench.harness import machine
 from bench.harness.folders import replace_file
 from bench.harness.processes import ROOT
-from bench.harness.schedule import techniques
-from bench.own_model import MEASURED, Own
+from bench.harness.schedule import remedying, techniques
+from bench.own_model import Own
 from bench.report.answer import perhaps, text
 from bench.report.figures import number, ratio
 from bench.report.files import OWN
@@ -154,8 +153,7 @@ def _breakdown(record: dict, side: str) -> list[str]:
     lines = [f"{name}, a step of {number(seen['step_s'] * 1e3)} ms:"]
     lines += hanging("", ", ".join(f"{part} {share:.0%}" for part, share in ordered), WIDTH, 2)
     lines += hanging("", f"held back by {seen['bottleneck']}: {seen['said'][0]}", WIDTH, 2)
-    others = (t for t in REMEDIES[seen["bottleneck"]][2] if t != "baseline")
-    measured = [technique for technique in others if technique in MEASURED]
+    measured = [one.name for one in remedying(seen["bottleneck"]) if one.is_measured_of_users]
     if measured:
         lines += hanging("", f"worth trying against that: {', '.join(measured)}", WIDTH, 2)
     return lines + _allocator(record, side)
@@ -348,8 +346,7 @@ def run(path: Path, own: Own, side: str) -> str | None:
 
 def _script(own: Own, side: str, case: dict) -> str | None:
     """Imports, calls and settings of a stack of techniques for the user's model."""
-    known = SETTINGS.get((case["technique"], case["variant"]))
-    settings = case["settings"] if case["technique"] == "stacking" else known
+    settings = case["settings"] if case["technique"] == "stacking" else case["stacking"]
     if settings is None:
         return None
     settings = dict(settings)

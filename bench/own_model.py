@@ -41,34 +41,7 @@ CHECK_S = 300  # after which a check counts as hung
 AROUND_S, STEPS_A_BLOCK = 3.0, 60
 TRIALS, TRIAL_S = 5, 6.0  # of the finder of a batch size: a framework's import, and some steps
 
-TRAINED, PREDICTED = (("compute", "train"),), (("single", "predict"), ("compute", "predict"))
-# Technique -> the work that is measured of it, and the variants where that is not all of them.
-MEASURED = {
-    "baseline": (TRAINED, ("baseline", "as_installed")),
-    "mixed_precision": (TRAINED, ("fp32", "bf16")),
-    "compilation": (TRAINED + PREDICTED, ("baseline", "compiled")),
-    "gradient_accumulation": (TRAINED, ("one_batch", "micro_4")),
-    "gradient_clipping": (TRAINED, ("plain", "clip", "guard")),
-    "memory_format": (TRAINED, ("default", "channels_last")),
-    "activation_checkpointing": (TRAINED, ("baseline", "checkpointed")),
-    "stacking": (TRAINED, ("baseline",)),
-    "bottleneck": (TRAINED, ("plain",)),
-    "batch_size_finder": (TRAINED, ("fp32",)),
-    "export": (PREDICTED, ("baseline", "onnx", "openvino", "litert")),
-    "post_training_quantization": (PREDICTED[1:], ("fp32", "static_int8", "onnxruntime_int8")),
-    "weight_quantization": (PREDICTED[1:], ("fp32", "int8_weights", "int4_weights")),
-    "structured_pruning": (PREDICTED[1:], ("dense", "channels_50")),
-    "native_export": (PREDICTED, ("baseline", "aotinductor", "saved_model")),
-}
-# What else the suite has, and why it is not measured of a user's file.
-LEFT_OUT = {
-    "optimizer_implementations": "its unit of work is an update; stacking has `fused`",
-    "memory_growth": "it watches a loop for hours, not a step: see docs/diagnosis.md",
-    "pruning": "zeros alone make nothing faster: structured_pruning removes channels",
-    "distillation": "it needs a teacher, and a file brings one model: see docs/your_model.md",
-    "feature_distillation": "it needs a teacher, and a file brings one model",
-    "profiling": "`bottleneck` shows where the time goes",
-}
+# Why nothing of a technique is measured, where its benchmark file gives no reason.
 OF_A_FAMILY = {
     "input": "a file brings its own batches",
     "parallel": "it is about several devices: see docs/many_devices.md",
@@ -77,12 +50,6 @@ OF_A_FAMILY = {
     "compression": "it needs a whole training: apply its file, see docs/your_model.md",
     "diagnosis": "it diagnoses, and changes nothing",
 }
-# Whose rows change what is learned: trained and evaluated, where the file has `evaluate`.
-LEARNING = ("mixed_precision", "gradient_accumulation", "gradient_clipping", "stacking")
-LEARNING += ("post_training_quantization", "weight_quantization", "structured_pruning")
-PROBED = ("bottleneck", "batch_size_finder")  # in processes of their own; nothing is timed
-STACKED = "winners"  # the row of what was faster, all of it on one model
-FUSED = "fused"
 
 
 @dataclass(frozen=True)
@@ -308,25 +275,19 @@ class _Guard:
 
 def technique(usual: Technique, own: Own) -> Technique | None:
     """What of a technique is measured of a user's file; None where nothing is."""
-    if usual.name not in MEASURED:
+    asked = usual.user_model
+    if not usual.is_measured_of_users:
         return None
-    works, names = MEASURED[usual.name]
-    variants = [_variant(v) for v in usual.variants if v.name in names]
-    if usual.name == "stacking":
-        variants.append(
-            Variant(FUSED, {"fused": True}, frameworks=("pt",), title="fused optimizer")
-        )
-        variants += [_stack(side, changes) for side in FRAMEWORKS for changes in (None, "math")]
     effort = "ordinary" if usual.family == "compression" else "default"  # it takes its time
-    timed, trained = usual.name not in PROBED, own.about["evaluates"] and usual.name in LEARNING
+    trained = own.about["evaluates"] and asked.learns
     return replace(
         usual,
-        variants=tuple(variants),
+        variants=tuple(map(_variant, asked.of(usual.variants))),
         workloads=tuple(
-            Workload(own.task.name, batch, effort, mode=mode, timed=timed, accuracy=trained)
-            for batch, mode in works
+            Workload(own.task.name, batch, effort, mode=mode, timed=asked.timed, accuracy=trained)
+            for batch, mode in asked.works
         ),
-        probes=not timed,
+        probes=not asked.timed,
         cold_starts=1,
         counts=False,
     )
@@ -341,23 +302,10 @@ def _variant(usual: Variant) -> Variant:
     return replace(usual, effort="default", changes=changes)
 
 
-def _stack(side: str, changes: str | None) -> Variant:
-    """The row of all that was faster in a framework: with what rounds otherwise, or without."""
-    rounds = changes is not None
-    return Variant(
-        f"{STACKED}_rounded" if rounds else STACKED,
-        {},
-        frameworks=(side,),
-        changes=changes,
-        later=True,
-        title="all that was faster, stacked" + ", bfloat16 too" * rounds,
-    )
-
-
 def left_out(every: dict[str, Technique]) -> dict[str, str]:
     """Technique -> why it is not measured of a user's file."""
     return {
-        name: LEFT_OUT.get(name) or OF_A_FAMILY[one.family]
+        name: one.user_model or OF_A_FAMILY[one.family]
         for name, one in every.items()
-        if name not in MEASURED
+        if not one.is_measured_of_users
     }

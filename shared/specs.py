@@ -46,8 +46,17 @@ class DatasetSpec:
     objects: int = 0
 
 
+class Spec:
+    """What the spec of any model tells."""
+
+    @property
+    def from_file(self) -> bool:
+        """Whether a user's file makes the model, so that nothing is known of its layers."""
+        return False
+
+
 @dataclass(frozen=True)
-class CNNSpec:
+class CNNSpec(Spec):
     """Convolutions with BatchNorm and ReLU, then global average pooling and a dense head.
 
     `convolutions` holds (filters, stride) of 3x3 convolutions with explicit padding of one on
@@ -65,7 +74,7 @@ class CNNSpec:
 
 
 @dataclass(frozen=True)
-class ResNetSpec:
+class ResNetSpec(Spec):
     """The ResNet of two-convolution blocks of He et al. (2015), with projection shortcuts.
 
     A stage a width, each of `blocks_per_stage` blocks: with three widths the CIFAR ResNet of
@@ -84,7 +93,7 @@ class ResNetSpec:
 
 
 @dataclass(frozen=True)
-class BottleneckSpec:
+class BottleneckSpec(Spec):
     """The ImageNet ResNet of He et al. (2015), table 1, with bottleneck blocks: 50 layers and more.
 
     A 7x7 stem and a 3x3 maximum, each of stride 2, then stages of `blocks` blocks. A block is a 1x1
@@ -107,7 +116,7 @@ EXPANSION = 4  # channels that leave a bottleneck block, over its width
 
 
 @dataclass(frozen=True)
-class GPTSpec:
+class GPTSpec(Spec):
     """A transformer of one stack: pre-norm, learned positions, tanh-GELU, untied head.
 
     `causal`: a place sees those before it, as in GPT; else all of them, as in BERT.
@@ -129,7 +138,7 @@ class GPTSpec:
 
 
 @dataclass(frozen=True)
-class DetectorSpec:
+class DetectorSpec(Spec):
     """A small one-stage detector without anchors, after FCOS (Tian et al., 2019).
 
     `convolutions` as in `CNNSpec`. What those leave whose numbers are in `levels` goes through one
@@ -151,7 +160,7 @@ class DetectorSpec:
 
 
 @dataclass(frozen=True)
-class FileSpec:
+class FileSpec(Spec):
     """A model that a user's file makes: see `shared.own_model`.
 
     `parameters` and `state` are what one framework counts: names and shapes of what is trained, and
@@ -162,6 +171,11 @@ class FileSpec:
     parameters: tuple[tuple[str, tuple[int, ...]], ...] = ()
     state: tuple[tuple[str, tuple[int, ...]], ...] = ()
     family: str = "file"
+
+    @property
+    def from_file(self) -> bool:
+        """Whether a user's file makes the model, so that nothing is known of its layers."""
+        return True
 
 
 ModelSpec = CNNSpec | ResNetSpec | BottleneckSpec | GPTSpec | DetectorSpec | FileSpec

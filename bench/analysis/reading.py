@@ -9,6 +9,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from bench.analysis.declared import complete
 from bench.analysis.schema import check
 from bench.analysis.values import at, is_number
 
@@ -36,7 +37,7 @@ def load(path: str | Path) -> dict[str, Any]:
         check(results)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from None
-    return results
+    return complete(results)
 
 
 def results_file(path: str | Path) -> Path:

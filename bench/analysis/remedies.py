@@ -9,31 +9,15 @@ from bench.analysis.decisions import DEVICES, INPUT, TRAIN, Option, Work, works
 from bench.analysis.values import is_pair
 from bench.analysis.verdicts import shown_less
 
-# Bottleneck -> the kinds of work whose rows count, the figure that has to be less than the
-# baseline's, and the techniques, by what they do about it.
+# Bottleneck -> the kinds of work whose rows count, and the figure that has to be less than the
+# baseline's. Which techniques do something about it, each benchmark file says of its own.
 REMEDIES = {
-    "input": ((INPUT,), "gain", ("folder", "tuned_folder", "shards", "mapped_arrays", "in_memory")),
-    "overhead": (
-        (TRAIN,),
-        "gain",
-        ("compilation", "optimizer_implementations", "baseline", "stacking"),
-    ),
-    "arithmetic": (
-        (TRAIN,),
-        "gain",
-        ("mixed_precision", "memory_format", "compilation", "stacking", "structured_pruning"),
-    ),
-    "memory bandwidth": (
-        (TRAIN,),
-        "gain",
-        ("optimizer_implementations", "mixed_precision", "compilation", "memory_format"),
-    ),
-    "memory size": (
-        (TRAIN,),
-        "memory",
-        ("activation_checkpointing", "gradient_accumulation", "mixed_precision", "stacking"),
-    ),
-    "communication": ((DEVICES,), "gain", ("data_parallel", "model_parallel", "tensor_parallel")),
+    "input": ((INPUT,), "gain"),
+    "overhead": ((TRAIN,), "gain"),
+    "arithmetic": ((TRAIN,), "gain"),
+    "memory bandwidth": ((TRAIN,), "gain"),
+    "memory size": ((TRAIN,), "memory"),
+    "communication": ((DEVICES,), "gain"),
 }
 
 
@@ -63,13 +47,13 @@ def remedies(record: dict[str, Any], framework: str, bottleneck: str) -> list[Re
     A row of a technique is the best one for each piece of work. Its gain is shown by the whole
     interval: one block has none, and shows no gain.
     """
-    kinds, figure, techniques = REMEDIES[bottleneck]
+    kinds, figure = REMEDIES[bottleneck]
     found: dict[tuple[str, str], Remedy] = {}
     for work in works(record):
         for option in work.options if work.kind in kinds else ():
             for each in (option, *option.repeats):
                 case = each.case
-                if case["technique"] not in techniques or case["framework"] != framework:
+                if bottleneck not in case["remedies"] or case["framework"] != framework:
                     continue
                 remedy = _remedy(each, work, figure)
                 if remedy is None:

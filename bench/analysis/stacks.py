@@ -5,13 +5,6 @@ Gains don't multiply: a stack is measured, not computed.
 
 from __future__ import annotations
 
-# Technique and variant -> the setting of `train_step.stacking` that is the same change.
-SETTINGS = {
-    ("memory_format", "channels_last"): {"memory_format": "channels_last"},
-    ("compilation", "compiled"): {"compiled": True},
-    ("mixed_precision", "bf16"): {"dtype": "bfloat16"},
-    ("stacking", "fused"): {"fused": True},
-}
 FASTER = ("faster", "slightly faster")
 
 
@@ -23,7 +16,7 @@ def winners(record: dict, framework: str, task: str) -> dict:
         if each["kind"] != "baseline" or case is None or each["verdict"] not in FASTER:
             continue
         if case["framework"] == framework and case["task"] == task and case["mode"] == "train":
-            found |= SETTINGS.get((case["technique"], case["variant"]), {})
+            found |= case["stacking"] or {}
     return found
 
 

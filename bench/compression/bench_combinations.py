@@ -9,6 +9,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from bench.analysis.prices import Price
 from bench.compression.bench_sparse_inference import pruned
 from bench.harness.examples import examples
 from bench.harness.plan import Measure, Prepared, Technique, Variant, Work, Workload, row
@@ -32,6 +33,7 @@ ROUNDED_LOSSES = 0.05  # relative: twins round to the same grids, but not at the
 def _row(name: str, title: str, effort: str = "default", timed: bool = True, **settings) -> Variant:
     given = {"changes": "weights" if "final_sparsity" in settings else "math"}
     given |= {"loss_tolerance": ROUNDED_LOSSES if "weight_bits" in settings else None}
+    given["price"] = Price(epochs=PRUNING_EPOCHS + ROUNDING_EPOCHS, teacher="alpha" in settings)
     return row(name, title, effort, measured=Measure(time=timed), **given, **settings)
 
 

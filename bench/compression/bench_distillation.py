@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from bench.analysis.prices import Price
 from bench.harness.plan import (
     Measure,
     Prepared,
@@ -19,17 +20,20 @@ from bench.harness.plan import (
 )
 from bench.harness.rows import plain
 from shared import teacher
-from shared.specs import parameter_shapes
+from shared.specs import TASKS, parameter_shapes
 
 # Hinton et al. (2015) found temperatures of 2.5 to 4 best for small students (section 3), and a
 # low weight on the labels. Fixed here before anything was measured.
 HEADLINE = {"temperature": 4.0, "alpha": 0.9}
+STUDENT = "digits-student"
 MOST_APART = 1e-3  # relative: a float32 weight minus its update has lost some digits
 
 TECHNIQUE = Technique(
     family="compression",
     name="distillation",
     title="Distillation: digits-resnet20 teaches a student of less than a tenth of its size",
+    price=Price(epochs=TASKS[STUDENT].recipe.epochs, teacher=True),
+    user_model="it needs a teacher, and a file brings one model: see docs/your_model.md",
     variants=(
         Variant("alone", role="baseline", title="student alone", program="plain"),
         other_math("stored", "teacher's stored logits", **HEADLINE),
@@ -45,7 +49,7 @@ TECHNIQUE = Technique(
         ),
         row("neutral", "teacher with no weight", "full", temperature=4.0, alpha=0.0),
     ),
-    workloads=(Workload("digits-student", "compute", accuracy=True),),
+    workloads=(Workload(STUDENT, "compute", accuracy=True),),
     differs_by_design=(
         "PyTorch's kl_div is one operator; in TensorFlow the sum over log-probabilities is "
         "written out, since Keras's KLDivergence clips probabilities.",

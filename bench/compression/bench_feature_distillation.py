@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from bench.compression import bench_distillation
 from bench.compression.bench_distillation import MOST_APART, gradient, norm
 from bench.harness.plan import Prepared, Technique, Variant, Work, Workload, other_math
 from bench.harness.rows import plain
@@ -19,6 +20,8 @@ TECHNIQUE = Technique(
     family="compression",
     name="feature_distillation",
     title="Feature distillation: digits-resnet20 guides a layer of the student",
+    price=bench_distillation.TECHNIQUE.price,
+    user_model="it needs a teacher, and a file brings one model",
     variants=(
         Variant("alone", role="baseline", title="student alone", program="plain"),
         other_math("features", "teacher's features in every step", weight=1.0),

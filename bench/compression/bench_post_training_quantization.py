@@ -11,9 +11,19 @@ from pathlib import Path
 
 import numpy as np
 
+from bench.analysis.prices import Price
 from bench.harness.accuracy import even_batch
 from bench.harness.examples import examples
-from bench.harness.plan import Measure, Prepared, Technique, Variant, Work, Workload
+from bench.harness.plan import (
+    PREDICTIONS,
+    Measure,
+    Prepared,
+    Technique,
+    UserModel,
+    Variant,
+    Work,
+    Workload,
+)
 from bench.harness.rows import need_cpu, plain
 from bench.harness.stages import train_plain
 from shared import datasets, operators, teacher
@@ -31,6 +41,8 @@ def _row(name: str, title: str, write: str, read: str = OWN, **fields) -> Varian
     settings = {"write": write, "read": read}
     if "int8" in name:
         fields |= {"changes": "math", "loss_tolerance": APART}
+        # Ranges that are found as it runs need no calibration.
+        fields |= {"price": Price(calibration=name != "dynamic_int8")}
     return Variant(name, settings, title=title, **fields)
 
 
@@ -38,6 +50,7 @@ TECHNIQUE = Technique(
     family="compression",
     name="post_training_quantization",
     title="Post-training quantization: int8 in the runtimes that would be deployed",
+    user_model=UserModel(PREDICTIONS[1:], ("fp32", "static_int8", "onnxruntime_int8"), learns=True),
     variants=(
         _row("fp32", "float32 file", "keep_float32", role="baseline", program="float_file"),
         _row("static_int8", "int8 in its own runtime", "quantize_static_int8"),
@@ -153,7 +166,7 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
     kernels = sum(name.endswith(".kernel") for name in work.weights)
     if "int8" not in work.variant:
         return evidence, f"{found} layers ran over integers" if ran else None
-    if work.variant == "dynamic_int8" or work.task.model.family == "file":
+    if work.variant == "dynamic_int8" or work.task.model.from_file:
         return evidence, None if found else "no layer ran over integers"
     reason = None if found == kernels else f"{found} of {kernels} layers ran over integers"
     return evidence, reason

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import count
 
+from bench.analysis.prices import Price
 from bench.harness.plan import Prepared, Technique, Variant, Work, Workload, other_math
 from bench.harness.rows import plain
 from bench.harness.sizes import model_size
@@ -37,6 +38,8 @@ TECHNIQUE = Technique(
     family="compression",
     name="pruning",
     title="Magnitude pruning while training",
+    price=Price(epochs=MORE_EPOCHS),
+    user_model="zeros alone make nothing faster: structured_pruning removes channels",
     variants=(
         Variant("dense", role="baseline", title="dense", program="plain"),
         _sparsity(80, "80% zeros"),

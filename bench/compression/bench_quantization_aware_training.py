@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from bench.analysis.prices import Price
 from bench.harness.examples import examples
 from bench.harness.plan import Measure, Prepared, Technique, Variant, Work, Workload, row
 from bench.harness.rows import need_cpu
@@ -35,8 +36,20 @@ def _rows(bits: int, effort: str, **sides) -> tuple[Variant, Variant]:
     # A step takes as long at any number of bits: fake quantization computes in float32.
     measured = Measure() if bits == 8 else PREDICTS
     return (
-        row(f"qat_{bits}", f"{named}, trained with rounding", measured=measured, **common),
-        row(f"ptq_{bits}", f"{named}, rounded after training", measured=PREDICTS, **common),
+        row(
+            f"qat_{bits}",
+            f"{named}, trained with rounding",
+            measured=measured,
+            price=Price(epochs=MORE_EPOCHS),
+            **common,
+        ),
+        row(
+            f"ptq_{bits}",
+            f"{named}, rounded after training",
+            measured=PREDICTS,
+            price=Price(calibration=True),
+            **common,
+        ),
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from bench.analysis.prices import Price
 from bench.harness.plan import Prepared, Technique, Variant, Work, Workload, row
 from bench.harness.rows import plain
 from bench.harness.stages import train_on
@@ -28,6 +29,7 @@ TECHNIQUE = Technique(
     family="compression",
     name="semi_structured_pruning",
     title="Semi-structured pruning: two zeros in four",
+    price=Price(epochs=MORE_EPOCHS),
     variants=(*_rows(effort="default"), *_rows(effort="full", **LEGACY)),
     workloads=(
         Workload("digits-cnn", "compute", accuracy=True, training=2.0),

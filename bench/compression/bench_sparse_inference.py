@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bench.compression import bench_pruning
 from bench.harness.plan import Prepared, Technique, Variant, Work, Workload, row
 from bench.harness.rows import plain
 from bench.harness.sizes import model_size
@@ -48,6 +49,8 @@ TECHNIQUE = Technique(
     family="compression",
     name="sparse_inference",
     title="Sparse inference: what do zeros buy?",
+    # Weights that nobody trained are timed: what keeps accuracy is trained as pruning's rows.
+    price=bench_pruning.TECHNIQUE.price,
     variants=(
         Variant("dense", role="baseline", title="dense", program="plain"),
         _csr(90, "default"),

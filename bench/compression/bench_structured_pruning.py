@@ -6,8 +6,18 @@ from dataclasses import replace
 
 import numpy as np
 
+from bench.analysis.prices import Price
 from bench.harness.examples import examples
-from bench.harness.plan import Prepared, Technique, Variant, Work, Workload, row
+from bench.harness.plan import (
+    PREDICTIONS,
+    Prepared,
+    Technique,
+    UserModel,
+    Variant,
+    Work,
+    Workload,
+    row,
+)
 from bench.harness.rows import plain
 from bench.harness.stages import train_on
 from shared.specs import CNNSpec, parameter_count
@@ -24,6 +34,9 @@ TECHNIQUE = Technique(
     family="compression",
     name="structured_pruning",
     title="Structured pruning: channels removed",
+    price=Price(epochs=MORE_EPOCHS),
+    remedies=("arithmetic",),
+    user_model=UserModel(PREDICTIONS[1:], ("dense", "channels_50"), learns=True),
     variants=(
         Variant("dense", role="baseline", title="all channels", program="plain"),
         _removed(50, "default"),
@@ -68,7 +81,7 @@ def _row(impl, work: Work) -> Prepared:
 
 def _example(work: Work) -> tuple:
     """Two samples: random ones, or the first of a user's file."""
-    if work.task.model.family == "file":
+    if work.task.model.from_file:
         return examples(work, 2)
     x = np.random.default_rng(0).normal(size=(2, *work.task.model.input_shape))
     return x.astype(np.float32), np.zeros(2, int)
@@ -76,7 +89,7 @@ def _example(work: Work) -> tuple:
 
 def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
     """The model has the parameters of a network with so many channels; of a user's file, fewer."""
-    if work.task.model.family == "file":
+    if work.task.model.from_file:
         whole, found = (
             impl.kit.models.parameter_count(model)
             for model in (impl.kit.models.build(work.task.model, work.weights), prepared.model)

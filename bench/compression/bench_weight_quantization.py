@@ -6,7 +6,16 @@ import importlib
 from dataclasses import replace
 
 from bench.harness.examples import examples
-from bench.harness.plan import Prepared, Technique, Variant, Work, Workload, other_math
+from bench.harness.plan import (
+    PREDICTIONS,
+    Prepared,
+    Technique,
+    UserModel,
+    Variant,
+    Work,
+    Workload,
+    other_math,
+)
 from bench.harness.rows import need_cpu, plain
 from bench.harness.stages import train_plain
 
@@ -18,6 +27,7 @@ TECHNIQUE = Technique(
     family="compression",
     name="weight_quantization",
     title="Weight quantization: dense layers in 8 or 4 bits",
+    user_model=UserModel(PREDICTIONS[1:], ("fp32", "int8_weights", "int4_weights"), learns=True),
     variants=(
         Variant("fp32", {"write": "keep_float32"}, role="baseline", title="float32 file"),
         other_math("int8_weights", "8-bit weights", loss_tolerance=APART, write="quantize_int8"),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from bench.analysis.prices import Price
+from bench.harness.plan import PREDICTIONS, Prepared, Technique, UserModel, Variant, Work, Workload
 from bench.harness.rows import need_cpu
 from bench.probes import serving
 from bench.probes.serving import HALF_LOSSES, IN_PLACE, Route, row
@@ -52,6 +53,7 @@ UNCHECKED = {"load": {"check": False}}
 
 def _int8(title: str, route: str, **more) -> Variant:
     more |= {"loss_tolerance": INT8_LOSSES, "changes": "math", "effort": "ordinary"}
+    more |= {"price": Price(calibration=True)}
     settings = {"export": {"precision": "int8"}} | more.pop("settings", {})
     return row(f"{route}_int8", title, route, settings=settings, **more)
 
@@ -60,6 +62,7 @@ TECHNIQUE = Technique(
     family="deployment",
     name="export",
     title="Export to runtimes that need no framework",
+    user_model=UserModel(PREDICTIONS, ("baseline", "onnx", "openvino", "litert")),
     variants=(
         IN_PLACE,
         row("onnx", "ONNX Runtime", "onnx", "default", settings=UNCHECKED),

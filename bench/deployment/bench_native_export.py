@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from bench.harness.plan import Prepared, Technique, Work, Workload
+from bench.analysis.prices import Price
+from bench.harness.plan import PREDICTIONS, Prepared, Technique, UserModel, Work, Workload
 from bench.probes import serving
 from bench.probes.serving import HALF_LOSSES, IN_PLACE, Route, row
 
@@ -40,6 +41,7 @@ TECHNIQUE = Technique(
     family="deployment",
     name="native_export",
     title="Export to the frameworks' own runtimes",
+    user_model=UserModel(PREDICTIONS, ("baseline", "aotinductor", "saved_model")),
     variants=(
         IN_PLACE,
         row(
@@ -59,7 +61,14 @@ TECHNIQUE = Technique(
             frameworks=("pt",),
             requires="compiler",
         ),
-        row("compiled", "XLA in place", "compiled", "ordinary", frameworks=("tf",)),
+        row(
+            "compiled",
+            "XLA in place",
+            "compiled",
+            "ordinary",
+            frameworks=("tf",),
+            price=Price(compiled=True),
+        ),
         row("torchscript", "TorchScript file", "torchscript", "ordinary"),
         row(
             "saved_model_bf16",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from bench.harness.plan import WARM, Technique, Variant, Work, Workload
+from bench.harness.plan import TRAIN_STEP, WARM, Technique, UserModel, Variant, Work, Workload
 from bench.harness.rows import once, plain
 
 PARTS = ("waiting", "transfer", "forward", "backward", "optimizer", "overhead", "idle")
@@ -13,6 +13,7 @@ TECHNIQUE = Technique(
     family="diagnosis",
     name="bottleneck",
     title="Bottleneck",
+    user_model=UserModel(TRAIN_STEP, ("plain",), timed=False),
     variants=(Variant("plain", role="baseline", measured=WARM, title="the plain step"),),
     workloads=(
         Workload("digits-cnn", "compute", timed=False),

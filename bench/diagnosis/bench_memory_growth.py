@@ -16,6 +16,7 @@ TECHNIQUE = Technique(
     family="diagnosis",
     name="memory_growth",
     title="Memory growth",
+    user_model="it watches a loop for hours, not a step: see docs/diagnosis.md",
     variants=(
         warm("plain", "a plain step", role="baseline"),
         warm("leak", "1 MB kept a round", leak=1.0),

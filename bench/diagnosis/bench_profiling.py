@@ -17,6 +17,7 @@ TECHNIQUE = Technique(
     family="diagnosis",
     name="profiling",
     title="Profiling",
+    user_model="`bottleneck` shows where the time goes",
     variants=(
         warm("plain", "without the profiler", role="baseline"),
         warm("profiled", "under the profiler", profiled=True),

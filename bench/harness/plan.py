@@ -25,10 +25,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from bench.analysis.prices import Price
 from shared.specs import TASKS, Task
 
 EFFORTS = ("quick", "default", "ordinary", "full")
 ROUNDS = 20  # of a block at most
+FREE = Price()  # a row that a setting gives
 LOOKS = (3, 5, 8)  # numbers of blocks
 SEED_LOOKS = (4, 6, 8)  # numbers of seeds
 
@@ -135,7 +137,9 @@ class Variant:
     each other, only those of twins; "weights", where nor are the weights that it starts from, such
     as fewer. `stands_for`: the name that `prepare` is given instead of its own. `title`: its name
     in plain words; without one the name with spaces. `later`: its settings are decided by what the
-    other rows have shown (`bench.analysis.stacks`), and then it is measured.
+    other rows have shown (`bench.analysis.stacks`), and then it is measured. `price`: what it takes
+    beside a setting; None is what its technique says. `stacking`: the settings of
+    `train_step.stacking` that are the same change, so that a stack can hold it.
     """
 
     name: str
@@ -153,6 +157,8 @@ class Variant:
     program: str | None = None
     title: str = ""
     later: bool = False
+    price: Price | None = None
+    stacking: dict[str, Any] | None = None
 
 
 def row(name: str, title: str, effort: str = "default", **given: Any) -> Variant:
@@ -198,6 +204,30 @@ class Workload:
 
 
 @dataclass(frozen=True)
+class UserModel:
+    """What of a technique is measured of a user's own model (`twinbench try`).
+
+    `works`: pairs of batch and mode, as in `Workload`. `rows`: names of variants, or variants that
+    are measured of a user's model alone. `learns`: what is learned changes, so it is trained and
+    evaluated where the file has `evaluate`. `timed`: as in `Workload`.
+    """
+
+    works: tuple[tuple[str, str], ...]
+    rows: tuple[str | Variant, ...]
+    learns: bool = False
+    timed: bool = True
+
+    def of(self, variants: tuple[Variant, ...]) -> list[Variant]:
+        """The variants that are measured, the technique's own first."""
+        more = [one for one in self.rows if isinstance(one, Variant)]
+        return [one for one in variants if one.name in self.rows] + more
+
+
+TRAIN_STEP = (("compute", "train"),)
+PREDICTIONS = (("single", "predict"), ("compute", "predict"))
+
+
+@dataclass(frozen=True)
 class Technique:
     """A technique's rows, tasks and words for the report.
 
@@ -208,6 +238,9 @@ class Technique:
     are repeated all the same. `probes`: the bench file has a function `probe`. `counts`: whether
     rows tell parameters, zeros and MACs of their models, see `sizes.model_size`. `composed_of`:
     techniques of other files that its rows use, too, such as "train_step.gradient_clipping".
+    `price`: what its rows take, where they do not say it themselves. `remedies`: the bottlenecks
+    that it addresses (`bench.analysis.remedies`). `user_model`: what is measured of a user's own
+    model, or the reason why nothing is; "" is the reason of its family.
     """
 
     family: str
@@ -221,6 +254,21 @@ class Technique:
     probes: bool = False
     counts: bool = False
     composed_of: tuple[str, ...] = ()
+    price: Price = FREE
+    remedies: tuple[str, ...] = ()
+    user_model: UserModel | str = ""
+
+    @property
+    def is_measured_of_users(self) -> bool:
+        """Whether something of it is measured of a user's own model."""
+        return isinstance(self.user_model, UserModel)
+
+    def price_of(self, variant: Variant) -> Price:
+        """What a row takes: a baseline nothing, what needs a compiler at least its run."""
+        if variant.role == "baseline":
+            return FREE
+        price = self.price if variant.price is None else variant.price
+        return replace(price, compiled=price.compiled or variant.requires == "compiler")
 
 
 @dataclass(frozen=True)

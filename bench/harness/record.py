@@ -7,7 +7,7 @@ keeps what it has finished. What is derived of it, `bench/analysis` derives when
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -154,7 +154,8 @@ class Record:
         program = self.entries[self.shown.get(entry.case.id, entry.case.id)]
         counts = self.techniques[entry.case.technique].counts
         evidence = _evidence(entry) if program is entry else _evidence_of(program, entry, counts)
-        return _case(entry) | {"program": program.case.id, "evidence": evidence}
+        technique = self.techniques[entry.case.technique]
+        return _case(entry, technique) | {"program": program.case.id, "evidence": evidence}
 
     def as_dict(self) -> dict:
         """The whole record as JSON values, with everything that is derived made anew."""
@@ -167,7 +168,7 @@ class Record:
         return found
 
 
-def _case(entry: Entry) -> dict:
+def _case(entry: Entry, technique: Technique) -> dict:
     """What was measured of a case, and what must be known of it to compare it."""
     case, variant, trained = entry.case, entry.case.variant, entry.trained
     count = train_step_flops if case.workload.mode == "train" else forward_flops
@@ -185,6 +186,9 @@ def _case(entry: Entry) -> dict:
         "title": variant.title or variant.name.replace("_", " "),
         "role": variant.role,
         "settings": variant.settings,
+        "price": asdict(technique.price_of(variant)),
+        "stacking": variant.stacking,
+        "remedies": list(technique.remedies),
         "task": case.workload.task,
         "batch_size": case.workload.batch_size,
         "mode": case.workload.mode,

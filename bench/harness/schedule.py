@@ -30,6 +30,12 @@ def techniques() -> dict[str, Technique]:
     return found
 
 
+def remedying(bottleneck: str) -> list[Technique]:
+    """The techniques that do something about a bottleneck, but the baseline itself."""
+    every = techniques().values()
+    return [one for one in every if bottleneck in one.remedies and one.name != "baseline"]
+
+
 @dataclass(frozen=True)
 class Part:
     """A part of a run: how many matches, starts or cases, and what it takes, in seconds."""

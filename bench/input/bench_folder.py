@@ -11,6 +11,7 @@ TECHNIQUE = Technique(
     family="input",
     name="folder",
     title="Input pipelines: a folder of photos",
+    remedies=("input",),
     variants=(
         warm("naive", "as in the tutorials, no workers", role="baseline", loader="naive"),
         warm(

@@ -16,6 +16,7 @@ TECHNIQUE = Technique(
     family="input",
     name="in_memory",
     title="Input pipelines: small images in memory",
+    remedies=("input",),
     variants=(
         warm("naive", "a sample at a time", role="baseline", loader="naive"),
         warm("vectorised", "a batch at a time", loader="vectorised"),

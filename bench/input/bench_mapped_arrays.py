@@ -14,6 +14,7 @@ TECHNIQUE = Technique(
     family="input",
     name="mapped_arrays",
     title="Input pipelines: decoded photos in mapped arrays",
+    remedies=("input",),
     variants=(
         warm(
             "folder",

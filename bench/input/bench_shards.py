@@ -12,6 +12,7 @@ TECHNIQUE = Technique(
     family="input",
     name="shards",
     title="Input pipelines: photos in shards",
+    remedies=("input",),
     variants=(
         warm("sequential", "shard after shard", role="baseline", loader="sequential"),
         warm("interleaved_auto", "interleaved, as many workers as cores", loader="interleaved"),

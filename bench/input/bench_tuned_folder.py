@@ -16,6 +16,7 @@ TECHNIQUE = Technique(
     family="input",
     name="tuned_folder",
     title="Tuned input pipelines: a folder of photos",
+    remedies=("input",),
     variants=(
         warm(
             "parallel",

@@ -39,6 +39,7 @@ TECHNIQUE = Technique(
     family="parallel",
     name="data_parallel",
     title="Data parallelism: one and two replicas on one machine",
+    remedies=("communication",),
     variants=(
         _row("one_replica", "one process", "default", role="baseline"),
         _row("processes", "a process a replica", "default"),

@@ -12,6 +12,7 @@ TECHNIQUE = Technique(
     family="parallel",
     name="model_parallel",
     title="Model parallel: layer split and pipelines",
+    remedies=("communication",),
     variants=(
         warm("one_device", "one device", role="baseline", program="one device"),
         warm("pipeline", "pipeline of 4 micro-batches", micro_batches=4),

@@ -12,6 +12,7 @@ TECHNIQUE = Technique(
     family="parallel",
     name="tensor_parallel",
     title="Tensor parallel, and a hybrid of data and tensor parallel",
+    remedies=("communication",),
     variants=(
         warm("one_device", "one device", role="baseline", program="one device"),
         warm("tensor_parallel", "layers split over two devices", replicas=1),

@@ -134,7 +134,7 @@ def _example(work: Work) -> tuple[np.ndarray, np.ndarray]:
     if _precision(work) == "int8":
         return examples(work, CALIBRATION)
     spec = work.task.model
-    if spec.family == "file":
+    if spec.from_file:
         return examples(work, 2)
     if spec.family == "gpt":
         return (np.zeros((2, spec.sequence_length), np.int64),) * 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from bench.harness.plan import TRAIN_STEP, Prepared, Technique, UserModel, Variant, Work, Workload
 from bench.harness.rows import plain
 
 # Of a transformer block, the second run repeats qkv, attention, projection and up, but not the last
@@ -24,6 +24,8 @@ TECHNIQUE = Technique(
     family="train_step",
     name="activation_checkpointing",
     title="Activation checkpointing",
+    remedies=("memory size",),
+    user_model=UserModel(TRAIN_STEP, ("baseline", "checkpointed")),
     variants=(
         Variant("baseline", role="baseline", title="all activations kept", program="plain"),
         # `every`: each block is recomputed, each second one, or (0) none.
@@ -70,7 +72,7 @@ def prepare(impl, work: Work) -> Prepared:
 
 def _recomputed(impl, work: Work) -> list[str]:
     """Names of the blocks that the variant recomputes; a user's file says them of its model."""
-    if work.task.model.family == "file" and work.settings:
+    if work.task.model.from_file and work.settings:
         if not impl.blocks:
             raise NotImplementedError("the file does not say which: blocks = 'layer1.*, layer2.*'")
         return [name.strip() for name in impl.blocks.split(",")]
@@ -86,7 +88,7 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
     usual = impl.kit.runtime.operator_dtypes(plain(impl, work).step, *batch)
     counts = [sum(d["matmul"].values()) for d in (dtypes, usual)]
     repeated = counts[0] - counts[1]
-    least = 1 if work.task.model.family == "file" else LEAST_PRODUCTS_A_BLOCK
+    least = 1 if work.task.model.from_file else LEAST_PRODUCTS_A_BLOCK
     expected = least * len(_recomputed(impl, work))
     applied = repeated >= expected if expected else repeated == 0
     return (

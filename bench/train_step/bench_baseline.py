@@ -7,7 +7,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bench.harness.plan import WARM, Prepared, Technique, Variant, Work, Workload, warm
+from bench.harness.plan import (
+    TRAIN_STEP,
+    WARM,
+    Prepared,
+    Technique,
+    UserModel,
+    Variant,
+    Work,
+    Workload,
+    warm,
+)
 
 LOOPS = replace(WARM, tasks=("digits-cnn",))  # of a large model a loop costs nothing to see
 UNSUPPORTED = {
@@ -18,6 +28,8 @@ TECHNIQUE = Technique(
     family="train_step",
     name="baseline",
     title="Baselines: what the reference train step costs",
+    remedies=("overhead",),
+    user_model=UserModel(TRAIN_STEP, ("baseline", "as_installed")),
     variants=(
         Variant("baseline", role="baseline", title="plain step, float32", program="plain"),
         Variant("hand_written", measured=LOOPS, title="loop written by hand"),

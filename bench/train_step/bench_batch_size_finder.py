@@ -15,7 +15,7 @@ import numpy as np
 
 from bench.harness import machine
 from bench.harness.own import KIT, Side
-from bench.harness.plan import Technique, Work, Workload, warm
+from bench.harness.plan import TRAIN_STEP, Technique, UserModel, Work, Workload, warm
 from bench.harness.rows import once
 from shared.specs import TASKS
 
@@ -31,6 +31,7 @@ TECHNIQUE = Technique(
     family="train_step",
     name="batch_size_finder",
     title="Largest batch within a memory budget",
+    user_model=UserModel(TRAIN_STEP, ("fp32",), timed=False),
     variants=(
         warm("fp32", "float32", role="baseline"),
         warm("bf16", "bfloat16", "ordinary"),

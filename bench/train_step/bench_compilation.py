@@ -7,7 +7,18 @@ from functools import partial
 
 import numpy as np
 
-from bench.harness.plan import Prepared, Technique, Variant, Work, Workload, row
+from bench.analysis.prices import Price
+from bench.harness.plan import (
+    PREDICTIONS,
+    TRAIN_STEP,
+    Prepared,
+    Technique,
+    UserModel,
+    Variant,
+    Work,
+    Workload,
+    row,
+)
 
 STEPS_PER_EXECUTION = 10
 
@@ -46,24 +57,33 @@ UNSUPPORTED = {
 
 # Only PyTorch's compiler needs a C++ compiler.
 _torch_compile = partial(row, frameworks=("pt",), requires="compiler")
+_xla = partial(row, frameworks=("tf",), price=Price(compiled=True))
 
 TECHNIQUE = Technique(
     family="train_step",
     name="compilation",
     title="Compilation",
+    remedies=("overhead", "arithmetic", "memory bandwidth"),
+    user_model=UserModel(TRAIN_STEP + PREDICTIONS, ("baseline", "compiled")),
     variants=(
         Variant("baseline", role="baseline", title="default: eager, or one graph", program="plain"),
-        _torch_compile("compiled", "torch.compile"),
-        Variant("compiled", frameworks=("tf",), title="XLA"),
+        _torch_compile("compiled", "torch.compile", stacking={"compiled": True}),
+        _xla("compiled", "XLA", stacking={"compiled": True}),
         Variant("eager", frameworks=("tf",), effort="ordinary", title="eager, no tf.function"),
         _torch_compile("model_alone", "torch.compile of the model alone", "ordinary"),
-        row("model_alone", "XLA for the model alone", "ordinary", frameworks=("tf",)),
+        _xla("model_alone", "XLA for the model alone", "ordinary"),
         _torch_compile("fullgraph", "torch.compile, one graph or none", "full"),
         _torch_compile(
             "reduce_overhead", "torch.compile, reduce-overhead", "full", mode="reduce-overhead"
         ),
         _torch_compile("max_autotune", "torch.compile, max-autotune", "full", mode="max-autotune"),
-        Variant("graph_only", frameworks=("pt",), effort="full", title="graph, eager's kernels"),
+        row(
+            "graph_only",
+            "graph, eager's kernels",
+            "full",
+            frameworks=("pt",),
+            price=Price(compiled=True),
+        ),
         row("torchscript_trace", "TorchScript, traced", "full", frameworks=("pt",)),
         row("torchscript_script", "TorchScript, scripted", "full", frameworks=("pt",)),
         Variant("fit", frameworks=("tf",), effort="ordinary", title="Keras's fit"),

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from math import ceil, log
 
-from bench.harness.plan import Prepared, Technique, Variant, Work, Workload, other_math
+from bench.harness.plan import (
+    TRAIN_STEP,
+    Prepared,
+    Technique,
+    UserModel,
+    Variant,
+    Work,
+    Workload,
+    other_math,
+)
 from shared.own_model import first
 from shared.specs import state_shapes
 
@@ -14,6 +23,8 @@ TECHNIQUE = Technique(
     family="train_step",
     name="gradient_accumulation",
     title="Gradient accumulation",
+    remedies=("memory size",),
+    user_model=UserModel(TRAIN_STEP, ("one_batch", "micro_4"), learns=True),
     variants=(
         Variant("one_batch", role="baseline", title="one batch", program="plain"),
         other_math("micro_4", "4 micro-batches", micro_batches=4),

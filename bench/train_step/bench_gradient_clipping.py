@@ -5,7 +5,17 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from bench.harness.plan import Prepared, Technique, Variant, Work, Workload, other_math, row
+from bench.harness.plan import (
+    TRAIN_STEP,
+    Prepared,
+    Technique,
+    UserModel,
+    Variant,
+    Work,
+    Workload,
+    other_math,
+    row,
+)
 from shared.specs import parameter_shapes
 
 # Below the norm of the gradients that any task starts with, so that clipping binds. Not far below:
@@ -16,6 +26,7 @@ TECHNIQUE = Technique(
     family="train_step",
     name="gradient_clipping",
     title="Gradient clipping and the non-finite guard",
+    user_model=UserModel(TRAIN_STEP, ("plain", "clip", "guard"), learns=True),
     variants=(
         Variant("plain", role="baseline", title="no clipping", program="plain"),
         other_math("clip", "clip by the norm of all gradients", max_norm=BOUND),

@@ -5,18 +5,33 @@ from __future__ import annotations
 import importlib
 from dataclasses import replace
 
-from bench.harness.plan import Prepared, Technique, Variant, Work, Workload, row
+from bench.harness.plan import (
+    TRAIN_STEP,
+    Prepared,
+    Technique,
+    UserModel,
+    Variant,
+    Work,
+    Workload,
+    row,
+)
 from bench.harness.rows import plain
 
 DEFAULTS = {"pt_impl": "channels_first", "tf_impl": "channels_last"}
+
+CHANNELS_LAST = {"memory_format": "channels_last"}
 
 TECHNIQUE = Technique(
     family="train_step",
     name="memory_format",
     title="Memory format of images",
+    remedies=("arithmetic", "memory bandwidth"),
+    user_model=UserModel(TRAIN_STEP, ("default", "channels_last")),
     variants=(
         Variant("default", role="baseline", title="the framework's own format", program="plain"),
-        Variant("channels_last", {"memory_format": "channels_last"}, title="channels_last (NHWC)"),
+        Variant(
+            "channels_last", CHANNELS_LAST, title="channels_last (NHWC)", stacking=CHANNELS_LAST
+        ),
         row("channels_first", "channels_first (NCHW)", "ordinary", memory_format="channels_first"),
     ),
     workloads=(
@@ -77,7 +92,7 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
     wanted = work.settings.get("memory_format", DEFAULTS[impl.__name__])
     # On a GPU grappler decides; what it decided stands in the evidence.
     free = impl.__name__ == "tf_impl" and not impl.kit.runtime.device().startswith("CPU")
-    as_it_is = work.task.model.family == "file" and not work.settings
+    as_it_is = work.task.model.from_file and not work.settings
     if set(formats) == {wanted} or (free and formats) or as_it_is:
         return {"convolution_formats": formats}, None
     seen = ", ".join(sorted(formats)) or "no format"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.harness.plan import Prepared, Technique, Variant, Work, Workload
+from bench.harness.plan import TRAIN_STEP, Prepared, Technique, UserModel, Variant, Work, Workload
 
 # bfloat16 keeps 8 significant bits: each operand is rounded by up to 2^-9 = 0.2%, and a loss is
 # several layers of that. 5% over ten steps is far above rounding and far below another batch.
@@ -13,9 +13,17 @@ TECHNIQUE = Technique(
     family="train_step",
     name="mixed_precision",
     title="Mixed precision training",
+    remedies=("arithmetic", "memory bandwidth", "memory size"),
+    user_model=UserModel(TRAIN_STEP, ("fp32", "bf16"), learns=True),
     variants=(
         Variant("fp32", role="baseline", title="float32", program="plain"),
-        Variant("bf16", {"dtype": "bfloat16"}, loss_tolerance=BF16_LOSSES, title="bfloat16"),
+        Variant(
+            "bf16",
+            {"dtype": "bfloat16"},
+            loss_tolerance=BF16_LOSSES,
+            title="bfloat16",
+            stacking={"dtype": "bfloat16"},
+        ),
         Variant(
             "bf16_fp32_head",
             {"dtype": "bfloat16", "keep_fp32": "head"},
@@ -72,11 +80,11 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
     dtypes = impl.kit.runtime.operator_dtypes(prepared.step, *batch)
     wanted = work.settings.get("dtype", "float32")
     # Of a user's file not every product has a kernel in half precision, such as those of an LSTM.
-    mixed = work.settings.get("keep_fp32") or work.task.model.family == "file"
+    mixed = work.settings.get("keep_fp32") or work.task.model.from_file
     allowed = {wanted, "float32"} if mixed else {wanted}
     ran = {dtype for operators in dtypes.values() for dtype in operators}
     applied = wanted in ran and ran <= allowed
-    if work.task.model.family == "file" and not work.settings:
+    if work.task.model.from_file and not work.settings:
         applied = True  # in whatever dtype it is
     return (
         {"operator_dtypes": dtypes},

@@ -7,6 +7,7 @@ from itertools import count
 
 import numpy as np
 
+from bench.analysis.prices import Price
 from bench.harness.plan import Prepared, Technique, Variant, Work, Workload, row
 
 # What one update must run, and what it must not: from operators of `update_operators`.
@@ -32,9 +33,11 @@ TECHNIQUE = Technique(
     family="train_step",
     name="optimizer_implementations",
     title="Implementations of AdamW",
+    remedies=("overhead", "memory bandwidth"),
+    user_model="its unit of work is an update; stacking has `fused`",
     variants=(
         Variant("for_loop", role="baseline", title="a loop over tensors"),
-        Variant("compiled", frameworks=("tf",), title="XLA"),
+        Variant("compiled", frameworks=("tf",), title="XLA", price=Price(compiled=True)),
         Variant("fused", title="fused kernels"),
         # Only PyTorch's compiler needs a C++ compiler.
         row("compiled", "torch.compile", "ordinary", frameworks=("pt",), requires="compiler"),

@@ -5,7 +5,17 @@ from __future__ import annotations
 import importlib
 from functools import partial
 
-from bench.harness.plan import Prepared, Technique, Variant, Work, Workload, row
+from bench.analysis.prices import Price
+from bench.harness.plan import (
+    TRAIN_STEP,
+    Prepared,
+    Technique,
+    UserModel,
+    Variant,
+    Work,
+    Workload,
+    row,
+)
 from bench.harness.rows import plain
 from bench.train_step.bench_mixed_precision import BF16_LOSSES
 
@@ -17,12 +27,33 @@ FUSED = BF16 | {"fused": True}
 ALL_FUSED = "channels_last + compile + bf16 + fused optimizer"
 # Only PyTorch's compiler needs a C++ compiler: XLA brings its own.
 _pt = partial(row, frameworks=("pt",), requires="compiler")
-_tf = partial(row, frameworks=("tf",))
+_tf = partial(row, frameworks=("tf",), price=Price(compiled=True))
+
+
+def _winners(framework: str, changes: str | None) -> Variant:
+    """The row of all that was faster in a framework: with what rounds otherwise, or without."""
+    rounds = changes is not None
+    return Variant(
+        "winners_rounded" if rounds else "winners",
+        frameworks=(framework,),
+        changes=changes,
+        later=True,
+        title="all that was faster, stacked" + ", bfloat16 too" * rounds,
+    )
+
+
+# Of a user's own model alone: what is stacked is what was shown to be faster.
+OF_A_USER = (
+    row("fused", "fused optimizer", frameworks=("pt",), fused=True, stacking={"fused": True}),
+    *(_winners(framework, changes) for framework in ("pt", "tf") for changes in (None, "math")),
+)
 
 TECHNIQUE = Technique(
     family="train_step",
     name="stacking",
     title="Stacking: rung upon rung",
+    remedies=("overhead", "arithmetic", "memory size"),
+    user_model=UserModel(TRAIN_STEP, ("baseline", *OF_A_USER), learns=True),
     variants=(
         Variant("baseline", role="baseline", title="plain step, float32", program="plain"),
         Variant("1_channels_last", CHANNELS_LAST, effort="ordinary", title="channels_last"),
@@ -133,7 +164,7 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
         "channels_last": not pytorch or settings.get("memory_format") == "channels_last",
         "fused": settings.get("fused", False),
     }
-    if work.task.model.family == "file":
+    if work.task.model.from_file:
         if settings.get("dtype") in ran:
             wanted["dtype"] = seen["dtype"]  # not every product of any model has a kernel for it
         # What it brings itself, such as a fused optimizer, stays.
