@@ -346,7 +346,7 @@ def run(path: Path, own: Own, side: str) -> str | None:
 
 def _script(own: Own, side: str, case: dict) -> str | None:
     """Imports, calls and settings of a stack of techniques for the user's model."""
-    settings = case["settings"] if case["technique"] == "stacking" else case["stacking"]
+    settings = case["settings"] if case["technique"] == "stacking" else case.get("stacking")
     if settings is None:
         return None
     settings = dict(settings)
@@ -419,7 +419,7 @@ def _imports(own: Own, side: str, *standard: str) -> list[str]:
     if not _importable(path):
         theirs = ["import runpy", f"own = runpy.run_path({str(path)!r})"]
         theirs.append(f'{drawn}, {maker} = own["{drawn}"], own["{maker}"]')
-    called = ["from tf_impl.kit.programs import call"] if side == "tf" else []
+    called = ["from tf_impl.kit.calling import call"] if side == "tf" else []
     if not own.about["sides"][side]["as_given"]:
         called.append("from shared.own_model import pair")
     return ["import sys", *standard, "", module, *tree, "", *found, *theirs, *called]

@@ -20,23 +20,39 @@ FAMILIES = ("train_step", "input", "parallel", "recipes", "compression", "deploy
 FAMILIES += ("diagnosis", "adaptation")
 # Whole programs that use techniques: nobody's row, nothing that is copied one by one.
 LADDERS = "ladders"
-KIT = {"models", "data", "training", "runtime", "programs", "replicas", "collectives"}
+KIT = {"models", "data", "training", "runtime", "replicas", "collectives"}
 KIT |= {"detection", "examples", "integers", "operators", "own_model", "calling", "demo"}
+KIT |= {"copying", "comparing", "tracing", "saving", "signatures"}
 EXEMPT: set[str] = set()  # of the mirror; starts empty and should stay so
 # What the kit of one framework alone needs, in the form of a benchmark's UNSUPPORTED.
 KIT_LACKS = {
-    "kit/programs.py": {
+    "kit/copying.py": {
         "pt": {
             "copy_state": "deepcopy copies a module, Keras makes each layer anew",
+            "retrace": "a tf.function within a model has graphs of its own, a module has none",
+        },
+    },
+    "kit/tracing.py": {
+        "pt": {
+            "outputs(training)": "a module has a mode",
+            "check_example_inputs": "it is in kit/checks there",
             "refuse_state": "a recurrent layer of Keras may keep its state from call to call",
             "inlined": "a tf.function within a model has graphs of its own, a module has none",
-            "retrace": "a tf.function within a model has graphs of its own, a module has none",
-            "tables": "layers of Keras look words up, modules of PyTorch get codes",
-            "to_tensors": "Keras takes arrays, too, and inputs that are sparse or ragged",
-            "copy_optimizer": "groups of parameters say what decays, Keras's settings do not",
+            "one_line": "LiteRT's converter alone has lines to look for",
         },
         "tf": {
-            "warn_of_float_layers": "LiteRT has no layer that it leaves out without a word",
+            "quietly": "TensorFlow prints no graph of what it refuses",
+            "held_tensor": "a tf.function holds variables",
+        },
+    },
+    "kit/signatures.py": {
+        "pt": {
+            "refuse_state": "a recurrent layer of Keras may keep its state from call to call",
+            "tables": "layers of Keras look words up, modules of PyTorch get codes",
+            "to_tensors": "Keras takes arrays, too, and inputs that are sparse or ragged",
+            "call": "a module is called in the mode that it has",
+        },
+        "tf": {
             "beyond_bounds": "a tf.function keeps no bounds of a size that is open",
             "quietly": "TensorFlow prints no graph of what it refuses",
         },
@@ -46,12 +62,12 @@ KIT_LACKS = {
             "call(training)": "a module has a mode",
             "input_arguments": "inputs are handed over by their type, not by a signature",
             "add_own_losses": "modules have no losses of their own",
+            "call_loss": "losses of PyTorch take the output first, as ours do",
             "scale_loss": "the scaler is no optimizer",
             "layers": "nn.Module.modules lists them",
         },
         "tf": {
             "evaluating": "a Keras model is told its mode in the call",
-            "infer": "a Keras model is told its mode in the call",
         },
     },
     "kit/runtime.py": {

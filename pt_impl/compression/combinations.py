@@ -30,7 +30,10 @@ Run it alone: `python -m pt_impl.compression.combinations` prints the files of e
 accuracy, size and zeros.
 
 Copy with it: `pt_impl/compression/distillation.py`, `pt_impl/compression/pruning.py`,
-`pt_impl/compression/quantization_aware_training.py`, `pt_impl/kit/programs.py`.
+`pt_impl/compression/quantization_aware_training.py`, `pt_impl/kit/calling.py`,
+`pt_impl/kit/checks/distillation.py`, `pt_impl/kit/checks/example_inputs.py`,
+`pt_impl/kit/checks/float_layers.py`, `pt_impl/kit/comparing.py`, `pt_impl/kit/saving.py`,
+`pt_impl/kit/tracing.py`.
 """
 
 from collections.abc import Callable
@@ -41,7 +44,7 @@ from torch import nn
 
 # A stack is about several techniques, so it imports them; they do not know each other.
 from pt_impl.compression import distillation, pruning, quantization_aware_training
-from pt_impl.kit import programs
+from pt_impl.kit import calling, saving
 
 
 def make_sparse_train_step(
@@ -65,7 +68,7 @@ def make_sparse_train_step(
 
     def step(x, y):
         optimizer.zero_grad(set_to_none=True)
-        arguments, named = programs.call_arguments(model, x)
+        arguments, named = calling.call_arguments(model, x)
         loss = loss_fn(model(*arguments, **named), y)
         loss.backward()
         for kernel, mask in masks:
@@ -84,7 +87,7 @@ def kernel_zeros(path) -> dict[str, float]:
     names that they have there. Raises FileNotFoundError, and ValueError for a file that is damaged
     or something else. Executes no code of the file.
     """
-    tensors = programs.load(path).named_buffers()
+    tensors = saving.load(path).named_buffers()
     return {name: (t == 0).float().mean().item() for name, t in tensors if t.ndim > 1}
 
 

@@ -20,7 +20,7 @@ Where the frameworks differ and why:
 - Inductor joins integer operators only around constants that it may fold ("freezing"). Without
   that, the same model is no faster than in float32.
 - `torch.export.load` runs the pickles that a file may hold, so the file here is the graph as names
-  of operators, and its tensors (`pt_impl/kit/programs.py`). A LiteRT file is data by nature.
+  of operators, and its tensors (`pt_impl/kit/saving.py`). A LiteRT file is data by nature.
 - Activations are unsigned here and signed there; weights have a scale for each output on both.
 - On an x86 CPU without VNNI oneDNN adds products in 16 bits, which overflow. There activations get
   7 bits here, as torchao asks; a file made on a CPU with VNNI is not for one without.
@@ -34,7 +34,9 @@ calibration data is not like what comes later: compare accuracy before it is dep
 Run it alone: `python -m pt_impl.compression.post_training_quantization` prints time, size and
 agreement.
 
-Copy with it: `pt_impl/kit/programs.py`, `shared/onnx_quantization.py`.
+Copy with it: `pt_impl/kit/checks/example_inputs.py`, `pt_impl/kit/checks/float_layers.py`,
+`pt_impl/kit/comparing.py`, `pt_impl/kit/saving.py`, `pt_impl/kit/tracing.py`,
+`shared/onnx_quantization.py`.
 """
 
 import copy
@@ -53,7 +55,9 @@ from torch.utils._pytree import tree_map
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
 
-from pt_impl.kit import programs
+from pt_impl.kit import comparing, saving, tracing
+from pt_impl.kit.checks import float_layers
+from pt_impl.kit.checks.example_inputs import check_example_inputs
 
 OPSET = 18  # of ONNX: the newest that tf2onnx writes, too
 _ATEN, _CALLS = torch.ops.aten, nn.functional
@@ -78,7 +82,8 @@ def keep_float32(model: nn.Module, calibration, path) -> Path:
 
     One sample of calibration data is enough: only its shape and dtype are read.
     """
-    graph = programs.trace(model, calibration)
+    check_example_inputs(model, calibration)
+    graph = tracing.trace(model, calibration)
     return _write(graph, graph, calibration, path, SAME)
 
 
@@ -138,12 +143,13 @@ def quantize_dynamic_int8(model: nn.Module, calibration, path) -> Path:
 
 def keep_onnxruntime_float32(model: nn.Module, calibration, path) -> Path:
     """Write the model as it is to an ONNX file for `load_onnxruntime`; else as `keep_float32`."""
-    graph = programs.trace(model, calibration)
+    check_example_inputs(model, calibration)
+    graph = tracing.trace(model, calibration)
     two = next(_batches(calibration, size=2))
-    if len(programs.parts(two)[0]) < 2:  # one would fix their number
+    if len(tracing.input_tensors(two)[0]) < 2:  # one would fix their number
         two = tree_map(lambda part: part[[0, 0]], two)
     keywords = two if isinstance(two, dict) else {}
-    arguments = () if keywords else programs.parts(two)
+    arguments = () if keywords else tracing.input_tensors(two)
     varies = tree_map(lambda _: {0: torch.export.Dim.DYNAMIC}, keywords or arguments)
     try:
         with warnings.catch_warnings():
@@ -176,7 +182,8 @@ def quantize_onnxruntime_int8(model: nn.Module, calibration, path) -> Path:
         batches = (_arrays(batch) for batch in _batches(calibration))
         part = Path(f"{path}.part")
         onnx_quantization.quantize(whole, part, batches)
-    graph = programs.trace(model, calibration)
+    check_example_inputs(model, calibration)
+    graph = tracing.trace(model, calibration)
     return _keep(part, path, load_onnxruntime, graph, calibration, MOST_APART)
 
 
@@ -195,19 +202,19 @@ def load_quantized(path, *, threads: int = 0) -> Callable:
     """
     if threads:
         torch.set_num_threads(threads)
-    program = programs.load(path)
+    program = saving.load(path)
     # Upstream's integer convolutions are compiled wrongly for a size that varies.
     compiled = torch.compile(program, dynamic=False, fullgraph=True)
     known = set()
 
     def predict(x):
-        shapes = tuple((part.shape, part.device) for part in programs.parts(x))
+        shapes = tuple((part.shape, part.device) for part in tracing.input_tensors(x))
         with torch.inference_mode():
             if shapes in known:
-                return programs.call(compiled, x)
-            programs.check_sizes(program, x)
+                return tracing.outputs(compiled, x)
+            tracing.check_sizes(program, x)
             with inductor.patch(freezing=True):  # is read while a shape is compiled
-                output = programs.call(compiled, x)
+                output = tracing.outputs(compiled, x)
         known.add(shapes)
         return output
 
@@ -238,12 +245,12 @@ def load_onnxruntime(path, *, threads: int = 0) -> Callable:
 
 
 def _arrays(x) -> tuple[np.ndarray, ...]:
-    return tuple(part.numpy() for part in programs.parts(x))
+    return tuple(part.numpy() for part in tracing.input_tensors(x))
 
 
 def _batches(x, size: int = 32) -> Iterator:
     """Parts of the samples, on the CPU, in the structure of `x`."""
-    for start in range(0, len(programs.parts(x)[0]), size):
+    for start in range(0, len(tracing.input_tensors(x)[0]), size):
         yield tree_map(lambda part: part[start : start + size].cpu(), x)  # noqa: B023
 
 
@@ -252,7 +259,7 @@ def _keep(part: Path, path, load: Callable, graph: fx.GraphModule, x, most: floa
     batch = next(_batches(x))
     try:
         with torch.no_grad():
-            apart = programs.apart(load(part)(batch), programs.call(graph, batch))
+            apart = comparing.apart(load(part)(batch), tracing.outputs(graph, batch))
     except Exception as error:
         part.unlink()
         raise NotImplementedError(f"the runtime cannot run the file: {_line(error)}") from error
@@ -269,7 +276,7 @@ def _moved(graph: fx.GraphModule, x) -> float:
     """How far 8 bits for the inputs move what the model gives: some models amplify all rounding."""
     rounded = tree_map(_to_8_bits, x)
     with torch.no_grad():
-        return programs.apart(programs.call(graph, rounded), programs.call(graph, x))
+        return comparing.apart(tracing.outputs(graph, rounded), tracing.outputs(graph, x))
 
 
 def _to_8_bits(x: torch.Tensor) -> torch.Tensor:
@@ -288,7 +295,8 @@ def _quantize(
         raise NotImplementedError("oneDNN's integer kernels take activations of 8 bits, not of 16")
     if activation_bits != 8:
         raise ValueError(f"activation_bits must be 8 or 16, not {activation_bits!r}")
-    graph = programs.trace(model, calibration)
+    check_example_inputs(model, calibration)
+    graph = tracing.trace(model, calibration)
     _name_sources(graph)
     quantizer = x86.X86InductorQuantizer()
     config = x86.get_default_x86_inductor_quantization_config(
@@ -302,15 +310,15 @@ def _quantize(
         observed = prepare_pt2e(copy.deepcopy(graph), quantizer)
         with torch.no_grad():
             for batch in _batches(calibration):
-                programs.call(observed, batch)
+                tracing.outputs(observed, batch)
         quantized = convert_pt2e(observed).requires_grad_(False)  # it is for predictions
     except Exception as error:
         raise NotImplementedError(f"torchao cannot quantize it: {_line(error)}") from error
     if not any(node.target in _ROUNDED for node in quantized.graph.nodes):
         raise NotImplementedError("the model has no layer that torchao quantizes")
     if not dynamic:
-        programs.warn_of_float_layers(quantized)
-    return graph, programs.Program(quantized, quantized.graph)
+        float_layers.warn_of_float_layers(quantized)
+    return graph, tracing.Program(quantized, quantized.graph)
 
 
 def _saturates() -> bool:
@@ -338,10 +346,10 @@ def _name_sources(graph: fx.GraphModule) -> None:
 
 def _write(program: fx.GraphModule, graph: fx.GraphModule, x, path, most: float) -> Path:
     def load(part):
-        read = programs.load(part)
-        return lambda batch: programs.call(read, batch)
+        read = saving.load(part)
+        return lambda batch: tracing.outputs(read, batch)
 
-    return _keep(programs.save(program, f"{path}.part"), path, load, graph, x, most)
+    return _keep(saving.save(program, f"{path}.part"), path, load, graph, x, most)
 
 
 def _line(error: Exception) -> str:

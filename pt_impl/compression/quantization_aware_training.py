@@ -31,7 +31,8 @@ long. It needs a trained model, data with labels, and a learning rate that is no
 Run it alone: `python -m pt_impl.compression.quantization_aware_training` prints the accuracy of
 files of 8, 4 and 2 bits, trained on and not.
 
-Copy with it: `pt_impl/kit/programs.py`.
+Copy with it: `pt_impl/kit/checks/example_inputs.py`, `pt_impl/kit/checks/float_layers.py`,
+`pt_impl/kit/comparing.py`, `pt_impl/kit/saving.py`, `pt_impl/kit/tracing.py`.
 """
 
 import copy
@@ -50,7 +51,9 @@ from torchao.quantization import pt2e
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_qat_pt2e
 from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
 
-from pt_impl.kit import programs
+from pt_impl.kit import comparing, saving, tracing
+from pt_impl.kit.checks import float_layers
+from pt_impl.kit.checks.example_inputs import check_example_inputs
 
 MOST_APART = 0.1  # relative L2 of a file's outputs to the model's: some values round the other way
 SAME = 1e-3  # of the captured model to the model, both in float32
@@ -108,10 +111,10 @@ def prepare_qat(model: nn.Module, example_inputs, *, weight_bits: int) -> nn.Mod
     if weight_bits not in range(2, 9):
         raise ValueError(f"weight_bits must be 2 to 8, not {weight_bits!r}")
     _check_dtypes(model)
-    programs.check(model, example_inputs)
-    if len(programs.parts(example_inputs)[0]) < 2:
+    check_example_inputs(model, example_inputs)
+    if len(tracing.input_tensors(example_inputs)[0]) < 2:
         raise ValueError("example_inputs must be tensors of at least two samples")
-    captured = programs.trace(model, example_inputs, training=True)
+    captured = tracing.trace(model, example_inputs, training=True)
     _give_stochastic_depth_modes(captured.graph)
     _set_norms_apart(captured.graph)
     _check_evaluation(captured, model, example_inputs)
@@ -134,7 +137,9 @@ def prepare_qat(model: nn.Module, example_inputs, *, weight_bits: int) -> nn.Mod
     prepared = _Prepared(prepared, prepared.graph)
     prepared.eval()
     with torch.no_grad():
-        programs.call(prepared, example_inputs)  # ranges begin with the first values that are seen
+        tracing.outputs(
+            prepared, example_inputs
+        )  # ranges begin with the first values that are seen
     with tempfile.TemporaryDirectory() as folder:  # what cannot be exported is not trained, either
         export_qat(prepared, example_inputs, Path(folder) / "model")
     return prepared.train()
@@ -155,15 +160,17 @@ def export_qat(model: nn.Module, example_inputs, path) -> Path:
     inputs = tree_map(Tensor.cpu, example_inputs)
     model.apply(pt2e.disable_observer)
     with torch.no_grad():
-        wanted = programs.call(model, inputs)
+        wanted = tracing.outputs(model, inputs)
         # Where a model amplifies what rounds the other way, no other program is near it.
-        moved = programs.apart(programs.call(model, tree_map(_a_thousandth_more, inputs)), wanted)
+        moved = comparing.apart(
+            tracing.outputs(model, tree_map(_a_thousandth_more, inputs)), wanted
+        )
         _fold_norms(model)
         path, part = Path(path), Path(f"{path}.part")
         converted = convert_pt2e(model)
-        programs.warn_of_float_layers(converted)
-        programs.save(converted, part)
-        apart = programs.apart(programs.call(programs.load(part), inputs), wanted)
+        float_layers.warn_of_float_layers(converted)
+        saving.save(converted, part)
+        apart = comparing.apart(tracing.outputs(saving.load(part), inputs), wanted)
     if not apart <= MOST_APART:
         part.unlink()
         raise RuntimeError(
@@ -204,7 +211,8 @@ def export_float(model: nn.Module, example_inputs, path) -> Path:
     Raises ValueError where the model does not take `example_inputs`, NotImplementedError where
     `torch.export` can't capture it.
     """
-    return programs.save(programs.trace(model, example_inputs), path)
+    check_example_inputs(model, example_inputs)
+    return saving.save(tracing.trace(model, example_inputs), path)
 
 
 def load_quantized(path) -> Callable:
@@ -217,20 +225,20 @@ def load_quantized(path) -> Callable:
     Raises FileNotFoundError, and ValueError for a file that is damaged or something else, before
     anything of it runs, and in a call for other sizes.
     """
-    program = programs.load(path)
+    program = saving.load(path)
     # Not one graph for any batch size: TorchInductor 2.15 then expects another memory layout of
     # int8 convolutions than oneDNN returns.
     compiled, known = torch.compile(program, dynamic=False, fullgraph=True), set()
 
     def predict(x):
-        shapes = tuple((part.shape, part.device) for part in programs.parts(x))
+        shapes = tuple((part.shape, part.device) for part in tracing.input_tensors(x))
         with torch.no_grad():
             if shapes in known:
-                return programs.call(compiled, x)
-            programs.check_sizes(program, x)
+                return tracing.outputs(compiled, x)
+            tracing.check_sizes(program, x)
             # Tracing and compiling must both see it: torch.compile's options reach only the second.
             with inductor.patch(freezing=True):
-                output = programs.call(compiled, x)
+                output = tracing.outputs(compiled, x)
         known.add(shapes)
         return output
 
@@ -295,11 +303,11 @@ def _check_evaluation(captured: fx.GraphModule, model: nn.Module, example_inputs
     torch.backends.mha.set_fastpath_enabled(False)  # it gives other numbers where inputs are padded
     try:
         with torch.no_grad():
-            wanted = programs.call(model, few)
-            found = programs.call(_switch(captured, training=False), few)
+            wanted = tracing.outputs(model, few)
+            found = tracing.outputs(_switch(captured, training=False), few)
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
-    if programs.apart(found, wanted) > SAME:
+    if comparing.apart(found, wanted) > SAME:
         random = torch.Tag.nondeterministic_seeded
         draws = {
             str(node.target)
@@ -314,7 +322,7 @@ def _check_evaluation(captured: fx.GraphModule, model: nn.Module, example_inputs
     _switch(captured, training=True)
 
 
-class _Prepared(programs.Program):
+class _Prepared(tracing.Program):
     """A captured model whose modes switch by `train()` and `eval()`, those of its copies too."""
 
     _switched = None  # the mode of what the graph calls; a copy does not know it

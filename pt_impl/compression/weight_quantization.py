@@ -24,7 +24,8 @@ on a CPU, quantize activations too (`post_training_quantization.py`).
 Run it alone: `python -m pt_impl.compression.weight_quantization` prints time and size at each
 width.
 
-Copy with it: `pt_impl/kit/programs.py`.
+Copy with it: `pt_impl/kit/checks/example_inputs.py`, `pt_impl/kit/comparing.py`,
+`pt_impl/kit/saving.py`, `pt_impl/kit/tracing.py`.
 """
 
 import copy
@@ -40,7 +41,8 @@ from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
 from torchao.quantization import Int8WeightOnlyConfig, quantize_
 from torchao.utils import unwrap_tensor_subclass
 
-from pt_impl.kit import programs
+from pt_impl.kit import comparing, saving, tracing
+from pt_impl.kit.checks import example_inputs
 
 GROUP = 32  # inputs that share a scale in int4
 # Relative L2: a file's outputs to the model's that was written, rounded weights to the model's.
@@ -49,7 +51,7 @@ SAME, MOST_APART = 1e-4, 0.5
 
 def keep_float32(model: nn.Module, inputs, path) -> Path:
     """Write the model as it is for `load_quantized`; else as `quantize_int8`."""
-    programs.check(model, inputs)
+    example_inputs.check_example_inputs(model, inputs)
     return _write(copy.deepcopy(model).cpu().eval(), inputs, path)
 
 
@@ -111,19 +113,19 @@ def load_quantized(path) -> Callable:
     Raises FileNotFoundError, and ValueError for a file that is damaged or something else, and in a
     call for other sizes.
     """
-    program, known = programs.load(path), set()
+    program, known = saving.load(path), set()
     compiled = torch.compile(program)
     # Frozen int8 weights would be made floats once, and kept so.
     freezing = all(tensor.dtype is not torch.int8 for tensor in program.buffers())
 
     def predict(x):
-        shapes = tuple((part.shape, part.device) for part in programs.parts(x))
+        shapes = tuple((part.shape, part.device) for part in tracing.input_tensors(x))
         with torch.inference_mode():
             if shapes in known:
-                return programs.call(compiled, x)
-            programs.check_sizes(program, x)
+                return tracing.outputs(compiled, x)
+            tracing.check_sizes(program, x)
             with inductor.patch(freezing=freezing):  # is read while a shape is compiled
-                output = programs.call(compiled, x)
+                output = tracing.outputs(compiled, x)
         known.add(shapes)
         return output
 
@@ -132,7 +134,8 @@ def load_quantized(path) -> Callable:
 
 def _quantize(model: nn.Module, inputs, config, groups: tuple[int, int] = (1, 1)) -> nn.Module:
     """A copy with the weights of `config`, of layers whose inputs and outputs `groups` divide."""
-    whole = programs.trace(model, inputs)  # whatever is wrong with it, before a copy is changed
+    example_inputs.check_example_inputs(model, inputs)
+    whole = tracing.trace(model, inputs)  # whatever is wrong with it, before a copy is changed
     model, inputs = copy.deepcopy(model).cpu().eval(), tree_map(Tensor.cpu, inputs)
     called = _called(model, inputs)
 
@@ -150,9 +153,9 @@ def _quantize(model: nn.Module, inputs, config, groups: tuple[int, int] = (1, 1)
         raise NotImplementedError(f"the model has no linear layer with {multiples}")
     quantize_(model, config, filter_fn=fits)
     with torch.no_grad():
-        wanted = programs.call(whole, inputs)
+        wanted = tracing.outputs(whole, inputs)
         try:
-            apart = programs.apart(programs.call(model, inputs), wanted)
+            apart = comparing.apart(tracing.outputs(model, inputs), wanted)
         except Exception as error:  # of a module that reads the weight of another one
             line = " ".join(str(error).split())[:300]
             raise NotImplementedError(f"torchao's weights do not compute in it: {line}") from error
@@ -176,7 +179,7 @@ def _called(model: nn.Module, inputs) -> set[nn.Linear]:
     torch.backends.mha.set_fastpath_enabled(False)  # it calls no layer; not for integers
     try:
         with torch.no_grad():
-            programs.call(model, inputs)
+            tracing.outputs(model, inputs)
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
         for hook in hooks:
@@ -188,13 +191,13 @@ def _write(model: nn.Module, inputs, path) -> Path:
     """Write what predicts the same, read again, as the model that is quantized."""
     inputs = tree_map(Tensor.cpu, inputs)
     with torch.no_grad():
-        expected = programs.call(model, inputs)
+        expected = tracing.outputs(model, inputs)
     model = copy.deepcopy(model)
     unwrap_tensor_subclass(model)  # a program holds plain tensors
-    part = programs.save(programs.trace(model, inputs), f"{path}.part")
+    part = saving.save(tracing.trace(model, inputs), f"{path}.part")
     try:
         with torch.no_grad():
-            apart = programs.apart(programs.call(programs.load(part), inputs), expected)
+            apart = comparing.apart(tracing.outputs(saving.load(part), inputs), expected)
     except Exception:
         part.unlink()
         raise

@@ -32,7 +32,7 @@ operators that it lacks. Check an export against its model on real data before i
 Run it alone: `python -m pt_impl.deployment.export` prints how far the files' predictions are from
 the model's, and how long they take.
 
-Copy with it: `pt_impl/kit/programs.py`, `shared/onnx_quantization.py`, `shared/runtimes.py`.
+Copy with it: `pt_impl/kit/signatures.py`, `shared/onnx_quantization.py`, `shared/runtimes.py`.
 """
 
 import shutil
@@ -45,7 +45,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten  # torch has no public one
 
-from pt_impl.kit import programs
+from pt_impl.kit import signatures
 from shared import runtimes
 
 # The most that a file's outputs may be from the model's, in relative L2: kernels round otherwise,
@@ -182,7 +182,7 @@ class _Flat(nn.Module):
         self.example = tuple(map(self._at_least_two, tensors))
         open_sizes = [dict.fromkeys(self.open_axes(t), torch.export.Dim.DYNAMIC) for t in tensors]
         self.shapes = (tuple(open_sizes),)  # of all that `*tensors` holds
-        names = programs.input_names(model, example_inputs, len(parts))
+        names = signatures.input_names(model, example_inputs, len(parts))
         self.inputs = [names[place] for place in self.places]
         others = tuple(torch.cat([tensor, tensor[:1]]) for tensor in self.example)
         self.outputs: list[str] = []
@@ -201,8 +201,8 @@ class _Flat(nn.Module):
         for place, tensor in zip(self.places, tensors, strict=True):
             parts[place] = tensor
         x = tree_unflatten(parts, self.structure)
-        arguments, named = programs.call_arguments(self.model, x)
-        return programs.named_tensors(self.model(*arguments, **named))
+        arguments, named = signatures.call_arguments(self.model, x)
+        return signatures.named_tensors(self.model(*arguments, **named))
 
     def open_axes(self, tensor: Tensor) -> list[int]:
         """The axes of a tensor whose size is open."""
@@ -223,7 +223,7 @@ class _Flat(nn.Module):
 
     def look_beyond(self, program: torch.export.ExportedProgram) -> None:
         """Call the model with sizes beyond a program's bounds, where it takes them."""
-        for inputs in programs.beyond_bounds(program, self.example):
+        for inputs in signatures.beyond_bounds(program, self.example):
             with suppress(NotImplementedError):
                 self.beyond.append(self._sample(tuple(inputs)))
 
@@ -306,7 +306,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 def _refusing(target: str) -> Iterator[None]:
     """Turn an error of a translation into NotImplementedError with its reason on one line."""
     try:
-        with programs.quietly():
+        with signatures.quietly():
             yield
     except NotImplementedError:
         raise

@@ -25,7 +25,7 @@ Run it alone: `python -m pt_impl.deployment.native_export` prints eager against 
 predictions.
 Loading a package runs the native code in it: load only files that you made or trust.
 
-Copy with it: `pt_impl/kit/programs.py`, `shared/runtimes.py`.
+Copy with it: `pt_impl/kit/signatures.py`, `shared/runtimes.py`.
 """
 
 import copy
@@ -43,7 +43,7 @@ from torch import nn
 from torch._inductor import config
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten  # there is no public one
 
-from pt_impl.kit import programs
+from pt_impl.kit import signatures
 from shared import runtimes
 
 # The most that a file's outputs may be from the model's, in relative L2.
@@ -69,7 +69,7 @@ def compiled_predict(model: nn.Module) -> Callable:
         freezing = nullcontext() if shapes in seen else config.patch(freezing=True)
         seen.add(shapes)
         with torch.no_grad(), freezing:
-            arguments, named = programs.call_arguments(compiled, x)
+            arguments, named = signatures.call_arguments(compiled, x)
             return compiled(*arguments, **named)
 
     return predict
@@ -117,7 +117,7 @@ def export_package(
 
     def write(draft: Path) -> None:  # in evaluation mode, which a copy takes over
         recorded = _InBfloat16(flat) if precision == "bfloat16" else flat
-        with programs.quietly():
+        with signatures.quietly():
             program = torch.export.export(recorded, flat.example, dynamic_shapes=(flat.shapes,))
         flat.look_beyond(program)
         # Else kernels run as many threads as there are here now, whatever is asked for later.
@@ -160,7 +160,7 @@ def export_torchscript(
 
     def write(draft: Path) -> None:
         # A trace knows no bounds; some models it takes alone.
-        with suppress(Exception), programs.quietly():
+        with suppress(Exception), signatures.quietly():
             flat.look_beyond(torch.export.export(flat, flat.example, dynamic_shapes=(flat.shapes,)))
         recorded = torch.jit.freeze(torch.jit.trace(flat.eval(), flat.example, strict=False))
         kept = json.dumps(flat.kept(metadata, "float32"))
@@ -196,7 +196,7 @@ def tensorrt_predict(model: nn.Module) -> Callable:
 
     def predict(x):
         with torch.no_grad():
-            arguments, named = programs.call_arguments(compiled, x)
+            arguments, named = signatures.call_arguments(compiled, x)
             return compiled(*arguments, **named)
 
     return predict
@@ -245,7 +245,7 @@ class _Flat(nn.Module):
         tensors = [parts[place] for place in self.places]
         if not tensors or not all(tensor.ndim for tensor in tensors):
             raise ValueError("the model's inputs are tensors with the samples along the first axis")
-        names = programs.input_names(model, example_inputs, len(parts))
+        names = signatures.input_names(model, example_inputs, len(parts))
         self.inputs, self.shapes, example, others = [], (), [], []
         for place, tensor in zip(self.places, tensors, strict=True):
             own = [axis for axis in axes if axis < tensor.ndim]
@@ -271,7 +271,7 @@ class _Flat(nn.Module):
 
     def look_beyond(self, program: torch.export.ExportedProgram) -> None:
         """Call the model with sizes beyond a program's bounds, where it takes them."""
-        for inputs in programs.beyond_bounds(program, self.example):
+        for inputs in signatures.beyond_bounds(program, self.example):
             with suppress(NotImplementedError), _recording(self.model, "Other sizes"):
                 self.beyond.append(self._sample(inputs))
 
@@ -292,10 +292,10 @@ class _Flat(nn.Module):
         parts = list(self.fixed)
         for place, tensor in zip(self.places, tensors, strict=True):
             parts[place] = tensor
-        arguments, named = programs.call_arguments(
+        arguments, named = signatures.call_arguments(
             self.model, tree_unflatten(parts, self.structure)
         )
-        return programs.named_tensors(self.model(*arguments, **named))
+        return signatures.named_tensors(self.model(*arguments, **named))
 
 
 def _resized(tensor: torch.Tensor, axes: list[int]) -> torch.Tensor:

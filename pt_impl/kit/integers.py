@@ -17,7 +17,7 @@ from torch._functorch import config as functorch
 from torch._inductor import config as inductor
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
-from pt_impl.kit import programs
+from pt_impl.kit import saving, tracing
 
 _INTEGER = re.compile(r"^(onednn::q(conv|linear)\w*|aten::_weight_int[48]pack_mm\w*)$")
 _CHECK = torch.ops.aten._assert_tensor_metadata.default  # reads no values
@@ -32,9 +32,9 @@ def integer_operators(predict: Callable, path, x) -> dict[str, int]:
 
 
 def tensor_bytes(path) -> dict[str, int]:
-    """Bytes of the tensors in a file of `programs.save`, by dtype."""
+    """Bytes of the tensors in a file of `saving.save`, by dtype."""
     held = Counter()
-    for tensor in programs.load(path).buffers():
+    for tensor in saving.load(path).buffers():
         held[_name(tensor)] += tensor.nbytes
     return dict(held)
 
@@ -44,7 +44,7 @@ def integer_bytes_read(path, x) -> dict[str, int]:
 
     Of the graph that TorchInductor compiles of it, after constants were folded.
     """
-    program, read = programs.load(path), Counter()
+    program, read = saving.load(path), Counter()
     integers = any(tensor.dtype is torch.int8 for tensor in program.buffers())
 
     def inner(graph, inputs, **options):
@@ -63,7 +63,7 @@ def integer_bytes_read(path, x) -> dict[str, int]:
             return compile_fx(graph, inputs, inner_compile=inner)
 
     with torch.inference_mode(), inductor.patch(freezing=not integers):
-        programs.call(torch.compile(program, backend=backend), x)
+        tracing.outputs(torch.compile(program, backend=backend), x)
     return dict(read)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pt_impl.kit import programs, runtime, training
+from pt_impl.kit import calling, comparing, runtime, signatures, training
 from shared.own_model import (
     BadFile,
     Logits,
@@ -243,7 +243,7 @@ def check(own: OwnModel, model: nn.Module, batch: tuple) -> dict:
 
 
 def _run(model: nn.Module, x):
-    arguments, named = programs.call_arguments(model, x)
+    arguments, named = calling.call_arguments(model, x)
     return model(*arguments, **named)
 
 
@@ -268,8 +268,8 @@ def _fits(what: str, function: Callable, x):
 def repeatable(model: nn.Module, x) -> float:
     """How far two predictions of the same inputs are apart; 0 for a model that draws no numbers."""
     predict = training.make_predict(model)
-    return programs.apart(_tensors(predict(x)), _tensors(predict(x)))
+    return comparing.apart(_tensors(predict(x)), _tensors(predict(x)))
 
 
 def _tensors(output):
-    return dict(programs.named_tensors(getattr(output, "logits", output)))
+    return dict(signatures.named_tensors(getattr(output, "logits", output)))

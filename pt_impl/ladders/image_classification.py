@@ -35,7 +35,11 @@ rungs but the compiler's, on photos that it writes first.
 
 Copy with it: `pt_impl/compression/post_training_quantization.py`,
 `pt_impl/compression/structured_pruning.py`, `pt_impl/input/folder.py`,
-`pt_impl/input/tuned_folder.py`, `pt_impl/kit/programs.py`, `pt_impl/recipes/averaging.py`,
+`pt_impl/input/tuned_folder.py`, `pt_impl/kit/calling.py`,
+`pt_impl/kit/checks/activation_checkpointing.py`, `pt_impl/kit/checks/example_inputs.py`,
+`pt_impl/kit/checks/float_layers.py`, `pt_impl/kit/checks/gradient_accumulation.py`,
+`pt_impl/kit/comparing.py`, `pt_impl/kit/photos.py`, `pt_impl/kit/recomputation.py`,
+`pt_impl/kit/saving.py`, `pt_impl/kit/tracing.py`, `pt_impl/recipes/averaging.py`,
 `pt_impl/recipes/checkpoints.py`, `pt_impl/train_step/activation_checkpointing.py`,
 `pt_impl/train_step/compilation.py`, `pt_impl/train_step/gradient_accumulation.py`,
 `pt_impl/train_step/gradient_clipping.py`, `pt_impl/train_step/memory_format.py`,

@@ -26,7 +26,9 @@ everything each. Checkpointing and accumulation cost time and save memory.
 Run it alone: `python -m pt_impl.ladders.language_model` trains a small GPT plain and with all
 rungs; with `text-bert` after it, a small BERT.
 
-Copy with it: `pt_impl/kit/collectives.py`, `pt_impl/parallel/data_parallel.py`,
+Copy with it: `pt_impl/kit/calling.py`, `pt_impl/kit/checks/activation_checkpointing.py`,
+`pt_impl/kit/checks/gradient_accumulation.py`, `pt_impl/kit/collectives.py`,
+`pt_impl/kit/recomputation.py`, `pt_impl/parallel/data_parallel.py`,
 `pt_impl/recipes/checkpoints.py`, `pt_impl/train_step/activation_checkpointing.py`,
 `pt_impl/train_step/compilation.py`, `pt_impl/train_step/gradient_accumulation.py`,
 `pt_impl/train_step/gradient_clipping.py`, `pt_impl/train_step/memory_format.py`,

@@ -26,7 +26,7 @@ FAMILY = ("distillation", "feature_distillation", "structured_pruning", "pruning
 FAMILY += ("semi_structured_pruning",)
 OF_PYTORCH = ("post_training_quantization", "quantization_aware_training", "weight_quantization")
 OWN = [f"compression.{name}" for name in (*FAMILY, *(OF_PYTORCH if FRAMEWORK == "pt" else ()))]
-OWN += ["deployment.native_export", "kit.programs"]
+OWN += ["deployment.native_export", "kit.copying", "kit.saving"]
 OWN += [] if FRAMEWORK == "pt" else ["compression.sparse_inference"]
 OWN += [] if FRAMEWORK == "pt" else [f"compression.{name}" for name in OF_PYTORCH[1:]]
 OWN += ["deployment.export"] if FRAMEWORK == "pt" else ["train_step.compilation"]
@@ -81,7 +81,7 @@ def code_in_a_keyword():
         nodes = [["placeholder", [], {}], ["aten.relu.default", [], {code: 1}]]
         nodes.append(["output", ["%1"], {}])
         torch.save({"nodes": nodes, "tensors": [], "names": []}, path)
-        said = raised(lambda: kit.programs.load(path)(torch.zeros(2)))
+        said = raised(lambda: kit.saving.load(path)(torch.zeros(2)))
         return {"said": said, "ran": mark.exists()}
 
 
@@ -195,7 +195,7 @@ def a_file_that_fails():
     """Whether anything is left of a file that can't be read again."""
     technique, x = compression.weight_quantization, torch.randn(2, 32)
     with tempfile.TemporaryDirectory() as folder:
-        with mock.patch.object(kit.programs, "load", return_value=nn.Linear(1, 1)):
+        with mock.patch.object(kit.saving, "load", return_value=nn.Linear(1, 1)):
             said = raised(technique.keep_float32, nn.Linear(32, 32), x, Path(folder) / "file")
         return {"said": said, "left": [path.name for path in Path(folder).iterdir()]}
 
@@ -258,7 +258,7 @@ def merged():
         elif name == "features":
             features.attach_regressor(model, other, x, student_layer="0", teacher_layer="0")
         elif name == "copy":
-            kit.programs.copy_model(model, x)
+            kit.copying.copy_model(model, x)
         else:
             ways = deployment.export.export_onnx, deployment.native_export.export_torchscript
             raised(ways[name == "torchscript"], model, bad, "file")
@@ -522,7 +522,7 @@ def adapters():
         return model
 
     model, more = make(), make(layers.Dense(6, name="more"))
-    copy = kit.programs.copy_model(model, X)
+    copy = kit.copying.copy_model(model, X)
     settings = {"final_sparsity": 0.5, "begin_step": 1, "end_step": 2, "frequency": 1}
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")

@@ -205,18 +205,20 @@ def constructions(folder):
     """
     found = {}
     as_asked = contextlib.nullcontext if workers.campaign() else workers.without_inductor
-    programs = import_module(f"{FRAMEWORK}_impl.kit.programs")
+    tracing, comparing = (
+        import_module(f"{FRAMEWORK}_impl.kit.{name}") for name in ("tracing", "comparing")
+    )
     for name, (model, x, ways) in own.constructions().items():
         if name in own.rare and not workers.campaign():
             continue
-        expected = own.expected(programs, model, x)
+        expected = own.expected(tracing, model, x)
         for way in ways:
             write, read = (getattr(technique, function) for function in WAYS[way])
             try:
                 with as_asked():
                     predicted = read(write(model, x, folder / "file"))(x)
                 pairs = zip(own.parts(predicted), own.parts(expected), strict=True)
-                found[f"{name}, {way}"] = [programs.apart(*pair) for pair in pairs]
+                found[f"{name}, {way}"] = [comparing.apart(*pair) for pair in pairs]
             except NotImplementedError as error:
                 found[f"{name}, {way}"] = str(error)
     return found
@@ -372,9 +374,9 @@ class PyTorch:
             layer.weight.copy_(self.torch.from_numpy(kernel.T))
         return layer, self.torch.from_numpy(LEFT)
 
-    def expected(self, programs, model, x):
+    def expected(self, tracing, model, x):
         with self.torch.no_grad():
-            return programs.call(model.eval(), x)
+            return tracing.outputs(model.eval(), x)
 
     def constructions(self):
         torch, nn = self.torch, self.torch.nn
@@ -541,8 +543,8 @@ class TensorFlow:
         layer.set_weights([kernel])
         return model, self.tf.constant(LEFT)
 
-    def expected(self, programs, model, x):
-        return programs.call(model, x)
+    def expected(self, tracing, model, x):
+        return tracing.outputs(model, x)
 
     def constructions(self):
         tf = self.tf

@@ -232,21 +232,24 @@ def constructions():
 
     All of them in campaigns.
     """
-    programs, found = import_module(f"{FRAMEWORK}_impl.kit.programs"), {}
+    found = {}
+    tracing, comparing = (
+        import_module(f"{FRAMEWORK}_impl.kit.{name}") for name in ("tracing", "comparing")
+    )
     for name, (model, x) in own.constructions().items():
         if name in RARE and not workers.campaign():
             continue
         prepared = technique.prepare_qat(model, x, weight_bits=8)
-        expected, rounded = own.called(programs, model, x), own.called(programs, prepared, x)
+        expected, rounded = own.called(tracing, model, x), own.called(tracing, prepared, x)
         path = technique.export_qat(prepared, x, FOLDER / "constructed")
         with quick.without_code():
             predict = technique.load_quantized(path)
         found[name] = {
-            "rounded": programs.apart(rounded, expected),
-            "same again": programs.apart(own.called(programs, prepared, x), rounded),
-            "file": programs.apart(predict(x), rounded),
+            "rounded": comparing.apart(rounded, expected),
+            "same again": comparing.apart(own.called(tracing, prepared, x), rounded),
+            "file": comparing.apart(predict(x), rounded),
             "products": sum(products(predict, path, x).values()),
-            "losses": own.fitted(programs, prepared, x),
+            "losses": own.fitted(tracing, prepared, x),
         }
     return found
 
@@ -348,19 +351,19 @@ class PyTorch:
             "recurrent": (Recurrent(), torch.randn(8, 5, 8)),
         }
 
-    def called(self, programs, model, x):
+    def called(self, tracing, model, x):
         """In evaluation mode, which changes no range to speak of."""
         model = copy.deepcopy(model).eval()
         if hasattr(model, "graph"):
             model.apply(self.pt2e().disable_observer)
         with self.torch.no_grad():
-            return programs.call(model, x)
+            return tracing.outputs(model, x)
 
-    def fitted(self, programs, model, x):
+    def fitted(self, tracing, model, x):
         optimizer, found = self.torch.optim.SGD(model.parameters(), lr=0.05), []
         for _ in range(10):
             optimizer.zero_grad()
-            output = programs.call(model, x)
+            output = tracing.outputs(model, x)
             first = output["y"] if isinstance(output, dict) else output
             loss = ((first - 1) ** 2).mean()
             loss.backward()
@@ -512,15 +515,15 @@ class PyTorch:
         path = technique.export_qat(prepared, x, FOLDER / "parts")
         with torch.no_grad():
             wanted = copy.deepcopy(source).eval()(x)
-        programs = import_module("pt_impl.kit.programs")
+        tracing = import_module("pt_impl.kit.tracing")
         with workers.without_inductor():  # what the file computes, not with which kernels
             found = {"file": technique.load_quantized(path)(x)}
-        found["start"] = self.called(programs, prepared, x)
+        found["start"] = self.called(tracing, prepared, x)
         later = copy.deepcopy(prepared).eval()
         with torch.no_grad():
             for _ in range(200):  # ranges follow every pass
                 later(x)
-        found["later"] = self.called(programs, later, x)
+        found["later"] = self.called(tracing, later, x)
         source.train()(x), prepared.train()(x)
         moved = [
             [v for n, v in self.state(m).items() if "literal" in n and "_var" in n]
@@ -715,17 +718,16 @@ class TensorFlow:
             "activated": (keras.Model(picture, activated), random((8, 8, 8, 3))),
         }
 
-    def called(self, programs, model, x):
-        return programs.call(model, x)
+    def called(self, tracing, model, x):
+        return tracing.outputs(model, x)
 
-    def fitted(self, programs, model, x):
+    def fitted(self, tracing, model, x):
         optimizer, found = self.tf.keras.optimizers.SGD(0.05), []
 
         @self.tf.function
         def step():
             with self.tf.GradientTape() as tape:
-                arguments, named = programs.call_arguments(model, x)
-                output = model(*arguments, **named, training=True)
+                output = tracing.outputs(model, x, training=True)
                 first = output["y"] if isinstance(output, dict) else output
                 loss = self.tf.reduce_mean((first - 1) ** 2)
             gradients = tape.gradient(loss, model.trainable_variables)

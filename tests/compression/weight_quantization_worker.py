@@ -97,20 +97,22 @@ def constructions(folder):
 
     All of them in campaigns; else the first.
     """
-    programs = import_module(f"{FRAMEWORK}_impl.kit.programs")
+    tracing, comparing = (
+        import_module(f"{FRAMEWORK}_impl.kit.{name}") for name in ("tracing", "comparing")
+    )
     found = {}
     every = list(own.constructions().items())
     for name, (model, x) in every if workers.campaign() else every[:1]:
-        expected = own.call(programs, model, x)
+        expected = own.call(tracing, model, x)
         for write in WRITERS:
             path = getattr(technique, write)(model, x, folder / write)
             with workers.without_inductor():  # what it computes, not with which kernels
                 predicted = technique.load_quantized(path)(x)
             case = found.setdefault(name, {})
-            case[write] = programs.apart(predicted, expected)
+            case[write] = comparing.apart(predicted, expected)
             if write == WRITERS[1]:
                 held = technique.apply_int8(model, x)
-                case["in memory"] = programs.apart(predicted, own.call(programs, held, x))
+                case["in memory"] = comparing.apart(predicted, own.call(tracing, held, x))
                 case["bytes of int8"] = integers.tensor_bytes(path)["int8"]
     return found
 
@@ -212,9 +214,9 @@ class PyTorch:
     def without_layers(self):
         return self.torch.nn.ReLU()
 
-    def call(self, programs, model, x):
+    def call(self, tracing, model, x):
         with self.torch.no_grad():
-            return programs.call(model.eval(), x)
+            return tracing.outputs(model.eval(), x)
 
     def constructions(self):
         torch, nn = self.torch, self.torch.nn
@@ -290,8 +292,8 @@ class TensorFlow:
         inputs = self.tf.keras.Input((48,))
         return self.tf.keras.Model(inputs, self.tf.keras.layers.ReLU()(inputs))
 
-    def call(self, programs, model, x):
-        return programs.call(model, x)
+    def call(self, tracing, model, x):
+        return tracing.outputs(model, x)
 
     def constructions(self):
         tf = self.tf

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import prune
 
-from pt_impl.kit import data, models, own_model, programs, runtime, training
+from pt_impl.kit import comparing, copying, data, models, own_model, runtime, training
 from pt_impl.train_step import compilation, mixed_precision
 from shared.datasets import batch_order
 from shared.specs import NO_LABEL, TASKS, CNNSpec, GPTSpec, Recipe, ResNetSpec, parameter_count
@@ -141,7 +141,7 @@ def test_a_copy_has_all_state_and_shares_none(given):
     model.norm.eval()
     x = {"nothing": None, "tuple": (codes, shift), "dict": {"codes": codes, "shift": shift}}
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    twin = programs.copy_model(model, x[given])
+    twin = copying.copy_model(model, x[given])
     assert [m.training for m in twin.modules()] == [m.training for m in model.modules()]
     assert twin.head.weight is twin.table.weight is not model.table.weight
     assert not twin.norm.weight.requires_grad
@@ -170,14 +170,14 @@ def test_an_extra_state_is_no_weight():
     weights = own_model.export_weights(model)
     assert weights.keys() == {"weight", "bias"}
     own_model.import_weights(other, weights)
-    assert other.steps == programs.copy_model(other).steps == 5
+    assert other.steps == copying.copy_model(other).steps == 5
     assert torch.equal(other.weight, model.weight)
 
 
 def test_complex_outputs_are_compared_in_both_of_their_parts():
     one, other, nan = (torch.tensor([1 + v, 2.0]) for v in (1j, 2j, 1j * float("nan")))
-    assert programs.apart(one, other) > 0.1
-    assert programs.apart(nan, nan) == programs.apart(one, one) == 0.0
+    assert comparing.apart(one, other) > 0.1
+    assert comparing.apart(nan, nan) == comparing.apart(one, one) == 0.0
 
 
 def test_what_cannot_be_copied_is_refused():
@@ -195,11 +195,11 @@ def test_what_cannot_be_copied_is_refused():
 
     masked = prune.random_unstructured(nn.Linear(3, 3), "weight", 0.5)
     with pytest.raises(NotImplementedError, match="Python cannot copy the model: Only Tensors"):
-        programs.copy_model(masked)
+        copying.copy_model(masked)
     with pytest.raises(NotImplementedError, match="the copy computes something else"):
-        programs.copy_model(Hides(), torch.ones(2, 2))
+        copying.copy_model(Hides(), torch.ones(2, 2))
     with pytest.raises(ValueError, match="does not take the example input"):
-        programs.copy_model(nn.Linear(3, 3), torch.ones(2, 4))
+        copying.copy_model(nn.Linear(3, 3), torch.ones(2, 4))
 
 
 @EACH
@@ -738,7 +738,7 @@ def test_a_file_s_optimizer_trains_the_same_fused(foreach):
 
 def test_a_file_s_optimizer_is_made_again_for_a_copy():
     own = own_model.OwnModel(fine_tuned)
-    copied = programs.copy_model(own.build(None))
+    copied = copying.copy_model(own.build(None))
     head, body = own.optimizer(copied, SGD).param_groups
     assert [id(p) for p in head["params"]] == [id(p) for p in copied[2].parameters()]
     assert [id(p) for p in body["params"]] == [id(p) for p in copied[1].parameters()]

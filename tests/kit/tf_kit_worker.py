@@ -18,7 +18,7 @@ from shared.weights import checksum, init_weights
 from tests import workers
 from tf_impl.compression import combinations as compression
 from tf_impl.compression import distillation, feature_distillation
-from tf_impl.kit import data, models, own_model, programs, runtime, training
+from tf_impl.kit import copying, data, models, own_model, runtime, tracing, training
 
 THREADS = 2
 CNN = CNNSpec((16, 16, 1), ((8, 1), (16, 2)), num_classes=10)
@@ -387,7 +387,7 @@ def copy_of_what_draws():
     inputs = keras.Input((4,))
     model = keras.Model(inputs, Sampling()(keras.layers.Dense(3)(inputs)))
     state = np.array(model.layers[-1].seeds.state)
-    copy, x = programs.copy_model(model), tf.ones((2, 4))
+    copy, x = copying.copy_model(model), tf.ones((2, 4))
     kept = np.array_equal(state, np.array(model.layers[-1].seeds.state))
     return {"seed kept": kept, "same": np.allclose(model(x), copy(x))}
 
@@ -505,9 +505,9 @@ def copies():
     makes += (sound,) if hasattr(keras, "StatelessScope") else ()
     for make in (*makes, tied, attending, subclassed):
         model = make()
-        x = drawn if make is subclassed else programs._example(model)
+        x = drawn if make is subclassed else copying._example(model)
         before = [np.array(value) for value in model.weights]
-        copy = programs.copy_model(model, x if make is subclassed else None)
+        copy = copying.copy_model(model, x if make is subclassed else None)
         outputs = [
             [np.asarray(value) for value in tf.nest.flatten(either(x))] for either in (model, copy)
         ]
@@ -525,20 +525,22 @@ def copies():
     both = keras.Model([a, b], layers.Dense(2)(layers.Concatenate()([layers.Rescaling(2.0)(a), b])))
     given = {"b": tf.ones((2, 3), "int32"), "a": tf.ones((2, 4))}
     wrong = {name: tf.cast(value, "float32") for name, value in given.items()}
-    found["by name"] = [error_of(lambda x=x: programs.check(both, x)) for x in (given, wrong)]
+    found["by name"] = [
+        error_of(lambda x=x: tracing.check_example_inputs(both, x)) for x in (given, wrong)
+    ]
     model = normalization()
     bare = keras.models.clone_model(model)
     bare.set_weights(model.get_weights())
     found["bare"] = float(np.abs(model(drawn) - bare(drawn)).max() / np.abs(model(drawn)).max())
-    copy = programs.copy_model(model)
+    copy = copying.copy_model(model)
     found["masks"] = np.allclose(model(drawn, training=True), copy(drawn, training=True))
     found["refused"] = {
-        "unbuilt": error_of(lambda: programs.copy_model(Scaled(3))),
-        "no example": error_of(lambda: programs.copy_model(subclassed())),
-        "wrong example": error_of(lambda: programs.copy_model(subclassed(), tf.zeros((2, 7)))),
-        "forgets": error_of(lambda: programs.copy_model(subclassed(Forgets), drawn)),
+        "unbuilt": error_of(lambda: copying.copy_model(Scaled(3))),
+        "no example": error_of(lambda: copying.copy_model(subclassed())),
+        "wrong example": error_of(lambda: copying.copy_model(subclassed(), tf.zeros((2, 7)))),
+        "forgets": error_of(lambda: copying.copy_model(subclassed(Forgets), drawn)),
         "moves": error_of(
-            lambda: programs.copy_model(subclassed(Moves, function=tf.tanh), drawn),
+            lambda: copying.copy_model(subclassed(Moves, function=tf.tanh), drawn),
         ),
     }
     return found

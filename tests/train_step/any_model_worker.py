@@ -20,11 +20,12 @@ STEPS = (
     "compilation",
     "gradient_accumulation",
     "gradient_clipping",
+    "finite_guard",
     "activation_checkpointing",
     "stacking",
 )
 impl = workers.implementation(
-    "tf", "kit.operators", "kit.programs", *(f"train_step.{name}" for name in STEPS)
+    "tf", "kit.operators", "kit.optimizers", *(f"train_step.{name}" for name in STEPS)
 )
 kit, family, operators = impl.kit, impl.train_step, impl.kit.operators
 keras, layers = tf.keras, tf.keras.layers
@@ -152,9 +153,10 @@ def accumulated():
 def clipped():
     technique = family.gradient_clipping
     return {
-        "guarded": against_plain(
-            lambda *given: technique.make_train_step(*given, max_norm=1e9, check_finite=True), KEY
+        "loosely": against_plain(
+            lambda *given: technique.make_train_step(*given, max_norm=1e9), KEY
         ),
+        "guarded": against_plain(family.finite_guard.make_train_step, KEY),
         "each": against_plain(
             lambda *given: technique.make_per_variable_step(*given, max_norm=1e9), KEY
         ),
@@ -281,7 +283,7 @@ def sparse():
     makers = {
         "accumulation": (family.gradient_accumulation, {"micro_batches": 3}),
         "clipping": (family.gradient_clipping, {"max_norm": 0.1}),
-        "guard": (family.gradient_clipping, {"max_norm": 0.1, "check_finite": True}),
+        "guard": (family.finite_guard, {}),
         "stacking": (family.stacking, {"micro_batches": 2}),
     }
     found = {}
@@ -427,9 +429,10 @@ def settings():
     if not KERAS_3:
         made_of = {
             "clipped": family.gradient_clipping.make_train_step,
+            "guarded": family.finite_guard.make_train_step,
             "stacked": family.stacking.make_train_step,
             "compiled": compilation.compiled_train_step,
-            "copied": lambda model, optimizer, _: impl.kit.programs.copy_optimizer(
+            "copied": lambda model, optimizer, _: impl.kit.optimizers.copy_optimizer(
                 optimizer, model.trainable_variables
             ),
         }

@@ -645,10 +645,10 @@ def post_training_quantization(technique, a: Applied, cell: Cell) -> dict[str, C
 
 def _written(write: Callable, a: Applied, cell: Cell, bound: float = 0.0) -> None:
     """Compare what a file gives with the model."""
-    from pt_impl.kit import programs
+    from pt_impl.kit import saving
 
     write(a.model(), a.x, a.folder / "model.pt")
-    program = programs.load(a.folder / "model.pt")
+    program = saving.load(a.folder / "model.pt")
     with torch.no_grad():
         found = parts(program(*_flat(a.x)))
     cell.near("outputs", found, a.logits, bound or a.rounding.of_outputs)
@@ -662,7 +662,7 @@ def _flat(x) -> tuple:
 
 def quantization_aware_training(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
     """8 bits are as near to the model as plain rounding is; it trains, and so is its file."""
-    from pt_impl.kit import programs
+    from pt_impl.kit import saving
     from tests.workers import has_vnni
 
     def eight_bits():
@@ -683,7 +683,7 @@ def quantization_aware_training(technique, a: Applied, cell: Cell) -> dict[str, 
                 raise
             raise Wrong(f"refused after it was trained: {error}") from error
         with torch.no_grad():
-            found = parts(programs.load(a.folder / "model.pt")(*_flat(a.x)))
+            found = parts(saving.load(a.folder / "model.pt")(*_flat(a.x)))
         cell.near("outputs of the file", found, wanted, technique.MOST_APART)
 
     return {"8 bits": eight_bits}

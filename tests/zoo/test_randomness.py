@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from pt_impl.compression.structured_pruning import remove_channels
-from pt_impl.kit import programs
+from pt_impl.kit import comparing, saving
 from pt_impl.train_step.activation_checkpointing import apply_checkpointing
 from pt_impl.train_step.compilation import compiled_train_step, graph_train_step
 
@@ -148,7 +148,7 @@ def plain(model, optimizer, loss_fn):
 
 
 def apart(found: Tensor, wanted: Tensor) -> float:
-    return programs.apart(found, wanted)
+    return comparing.apart(found, wanted)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -192,7 +192,7 @@ def test_quantized_training_drops_what_plain_training_drops_and_evaluation_nothi
     prepared = qat.prepare_qat(model, x, weight_bits=8)
     assert apart(evaluated(prepared, x), evaluated(model, x)) < ROUNDED
     path = qat.export_qat(prepared, x, tmp_path / "file")
-    assert apart(programs.load(path)(x), evaluated(model, x)) < ROUNDED
+    assert apart(saving.load(path)(x), evaluated(model, x)) < ROUNDED
     with torch.no_grad():
         for _ in range(300):  # ranges come to those of training, where what stays is doubled
             prepared(x)

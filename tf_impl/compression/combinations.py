@@ -30,7 +30,8 @@ Run it alone: `TF_USE_LEGACY_KERAS=1 python -m tf_impl.compression.combinations`
 each stage, their accuracy, size and zeros.
 
 Copy with it: `tf_impl/compression/distillation.py`, `tf_impl/compression/pruning.py`,
-`tf_impl/compression/quantization_aware_training.py`, `tf_impl/kit/programs.py`.
+`tf_impl/compression/quantization_aware_training.py`, `tf_impl/kit/calling.py`,
+`tf_impl/kit/comparing.py`, `tf_impl/kit/copying.py`, `tf_impl/kit/tracing.py`.
 """
 
 from collections.abc import Callable
@@ -41,7 +42,7 @@ import tensorflow as tf
 
 # A stack is about several techniques, so it imports them; they do not know each other.
 from tf_impl.compression import distillation, pruning, quantization_aware_training
-from tf_impl.kit import programs
+from tf_impl.kit import calling
 
 _PRODUCTS = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED")
 
@@ -71,7 +72,7 @@ def make_sparse_train_step(
 
     @tf.function(jit_compile=False)
     def step(x, y):
-        arguments, named = programs.call_arguments(model, x)
+        arguments, named = calling.call_arguments(model, x)
         with tf.GradientTape() as tape:
             loss = loss_fn(model(*arguments, **named, training=True), y)
             loss = sum((tf.cast(term, loss.dtype) for term in model.losses), loss)

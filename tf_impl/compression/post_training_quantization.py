@@ -34,7 +34,7 @@ calibration data is not like what comes later: compare accuracy before it is dep
 Run it alone: `python -m tf_impl.compression.post_training_quantization` prints time, size and
 agreement.
 
-Copy with it: `shared/onnx_quantization.py`, `tf_impl/kit/programs.py`.
+Copy with it: `shared/onnx_quantization.py`, `tf_impl/kit/comparing.py`, `tf_impl/kit/tracing.py`.
 """
 
 import os
@@ -46,7 +46,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
-from tf_impl.kit import programs
+from tf_impl.kit import comparing, tracing
 
 OPSET = 18  # of ONNX: the newest that tf2onnx writes
 SAME, MOST_APART = 1e-4, 0.5  # relative L2 of a file's outputs: in float32, in integers
@@ -126,7 +126,7 @@ def keep_onnxruntime_float32(model: tf.keras.Model, calibration, path) -> Path:
     # Functions within the model become a part of its graph: Keras has one for grouped convolutions.
     tf.config.run_functions_eagerly(True)
     try:
-        function = programs.trace(model, calibration).get_concrete_function()
+        function = tracing.trace(model, calibration).get_concrete_function()
     finally:
         tf.config.run_functions_eagerly(before)
     onnx.save(_onnx(function), part)
@@ -242,7 +242,7 @@ def _converter(model: tf.keras.Model, calibration) -> tuple:
 
     With a loop it is for one sample: the converter takes loops for a known number of them alone.
     """
-    program = programs.trace(model, calibration)
+    program = tracing.trace(model, calibration)
     traced = program.get_concrete_function()
     has_loops = any(node.type in _LOOPS for node in traced.graph.get_operations())
     if has_loops:
@@ -257,7 +257,7 @@ def _converted(converter) -> bytes:
     try:
         return converter.convert()
     except Exception as error:
-        reason = programs.one_line(error)
+        reason = tracing.one_line(error)
         raise NotImplementedError(f"LiteRT's converter refuses it: {reason}") from error
 
 
@@ -390,7 +390,7 @@ def _keep(part: Path, path, load: Callable, model: tf.keras.Model, x, most: floa
     """Give the file `part` its name if it predicts for `x` what the model does, nearly."""
     few = tf.nest.map_structure(lambda tensor: tensor[:32], x)
     try:
-        apart = programs.apart(load(part)(few), programs.call(model, few))
+        apart = comparing.apart(load(part)(few), tracing.outputs(model, few))
     except Exception as error:
         part.unlink()
         raise NotImplementedError(f"the runtime cannot run the file: {_line(error)}") from error
@@ -406,7 +406,7 @@ def _keep(part: Path, path, load: Callable, model: tf.keras.Model, x, most: floa
 def _moved(model: tf.keras.Model, x) -> float:
     """How far 8 bits for the inputs move what the model gives: some models amplify all rounding."""
     rounded = tf.nest.map_structure(_to_8_bits, x)
-    return programs.apart(programs.call(model, rounded), programs.call(model, x))
+    return comparing.apart(tracing.outputs(model, rounded), tracing.outputs(model, x))
 
 
 def _to_8_bits(x: tf.Tensor) -> tf.Tensor:

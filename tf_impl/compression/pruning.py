@@ -40,7 +40,7 @@ what a model can spare, and where training ends with the schedule: leave steps f
 Run it alone: `python -m tf_impl.compression.pruning` prints the dense model against 80% and 95% of
 zeros.
 
-Copy with it: `tf_impl/kit/programs.py`.
+Copy with it: `tf_impl/kit/copying.py`.
 """
 
 from collections import Counter
@@ -50,7 +50,7 @@ from inspect import isfunction, signature
 import numpy as np
 import tensorflow as tf
 
-from tf_impl.kit import programs
+from tf_impl.kit import copying
 
 _KINDS = (
     "Dense",
@@ -123,7 +123,7 @@ def _wrap(model, layers, final_sparsity, begin_step, end_step, frequency) -> tup
         return sparsity.prune_low_magnitude(copies[layer], pruning_schedule=at_step)
 
     pruned = tf.keras.models.clone_model(model, clone_function=copy)
-    programs.copy_state(list(copies.items()))
+    copying.copy_state(list(copies.items()))
     _callback(pruned)
 
     def update(step: int) -> None:
@@ -201,7 +201,7 @@ def finalize_pruning(model: tf.keras.Model) -> tf.keras.Model:
         layer.kernel.assign(layer.kernel * layer.call.mask)
         layer.kernel.constraint = layer.call.constraint
         del layer.call
-    programs.retrace(model)
+    copying.retrace(model)
     for traced in ("train_function", "test_function", "predict_function"):  # by `fit`, with masks
         setattr(model, traced, None)
     return model
@@ -235,13 +235,13 @@ class _MaskedCall:
 def _mask(model, together, final_sparsity, begin_step, end_step, frequency, min_weights) -> tuple:
     """Copy the model, whose kernels get masks of ones; `together`: one threshold for all."""
     count = len(_prunable(model, min_weights))
-    model = programs.copy_model(model)
+    model = copying.copy_model(model)
     layers = _prunable(model, min_weights)
     if len(layers) != count:
         raise NotImplementedError("Keras's copy of the model has other layers")
     for layer in layers:
         layer.call = _MaskedCall(layer)
-    programs.retrace(model)
+    copying.retrace(model)
     calls = [layer.call for layer in layers]
     groups = [calls] if together else [[call] for call in calls]
 

@@ -36,7 +36,7 @@ long. It needs a trained model, data with labels, and a learning rate that is no
 Run it alone: `python -m tf_impl.compression.quantization_aware_training`
 prints the accuracy of files of 8, 4 and 2 bits, trained on and not.
 
-Copy with it: `tf_impl/kit/programs.py`.
+Copy with it: `tf_impl/kit/comparing.py`, `tf_impl/kit/copying.py`, `tf_impl/kit/tracing.py`.
 """
 
 import os
@@ -51,7 +51,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
-from tf_impl.kit import programs
+from tf_impl.kit import comparing, copying, tracing
 
 MOST_APART = 0.1  # relative L2 of a file's outputs to the model's: some values round the other way
 SAME = 1e-4  # of a file in float32
@@ -87,7 +87,7 @@ def prepare_qat(model: tf.keras.Model, example_inputs, *, weight_bits: int) -> t
         raise ValueError(f"weight_bits must be 2 to 8, not {weight_bits!r}")
     if weight_bits == 3:
         raise NotImplementedError("LiteRT would put 3 bits on the grid of 4: take 2 or 4")
-    programs.check(model, example_inputs)
+    tracing.check_example_inputs(model, example_inputs)
     if _is_tf_keras():
         return _prepare_tf_keras(model, example_inputs, weight_bits)
     prepared = _prepare_keras3(model, example_inputs, weight_bits)
@@ -178,8 +178,8 @@ def _check(model: tf.keras.Model) -> None:
 
 
 def _prepare_keras3(model, example_inputs, weight_bits: int):
-    copy = programs.copy_model(model, example_inputs)
-    with programs.inlined():
+    copy = copying.copy_model(model, example_inputs)
+    with tracing.inlined():
         calls, returned = _record(copy, example_inputs)
     places, times = _places(calls, returned), Counter(layer for layer, *_ in calls)
     if not any(isinstance(layer, _products()) for layer in places):
@@ -194,11 +194,11 @@ def _prepare_keras3(model, example_inputs, weight_bits: int):
         for layer, names in places.items()
         for moving in _round_layer(layer, names, weight_bits, several=times[layer] > 1)
     ]
-    programs.retrace(copy)
+    copying.retrace(copy)
     for moving in ranges:
         moving.starts = True
-    with programs.inlined():  # eager: what a layer sees is right once those before are
-        programs.call(copy, example_inputs)
+    with tracing.inlined():  # eager: what a layer sees is right once those before are
+        tracing.outputs(copy, example_inputs)
     for moving in ranges:
         moving.starts = False
     return copy
@@ -242,7 +242,7 @@ def _record(model, inputs) -> tuple[list, set[int]]:
     for layer in innermost:
         layer.call = recording(layer, layer.call)
     try:
-        output = programs.call(model, inputs)
+        output = tracing.outputs(model, inputs)
     finally:
         for layer in innermost:
             del layer.call
@@ -510,7 +510,7 @@ def _write(model: tf.keras.Model, inputs, path, optimizations: list, most: float
 
     With a loop, such as an LSTM's, it is for one sample: the converter takes no other.
     """
-    program = programs.trace(model, inputs)
+    program = tracing.trace(model, inputs)
     concrete = program.get_concrete_function()
     if any(node.type in _LOOPS for node in concrete.graph.get_operations()):
         one = [tf.TensorSpec([1, *s.shape[1:]], s.dtype, s.name) for s in program.input_signature]
@@ -521,12 +521,12 @@ def _write(model: tf.keras.Model, inputs, path, optimizations: list, most: float
     try:
         content = converter.convert()
     except Exception as error:
-        reason = programs.one_line(error)
+        reason = tracing.one_line(error)
         raise NotImplementedError(f"LiteRT's converter refuses it: {reason}") from error
     part = Path(f"{path}.part")
     part.write_bytes(content)
     try:
-        apart = programs.apart(load_quantized(part)(inputs), programs.call(model, inputs))
+        apart = comparing.apart(load_quantized(part)(inputs), tracing.outputs(model, inputs))
     except Exception as error:
         part.unlink()
         reason = " ".join(str(error).split())[:300]
@@ -535,7 +535,7 @@ def _write(model: tf.keras.Model, inputs, path, optimizations: list, most: float
         part.unlink()
         # Where a model amplifies what rounds the other way, no other program is near it.
         more = tf.nest.map_structure(_a_thousandth_more, inputs)
-        moved = programs.apart(programs.call(model, more), programs.call(model, inputs))
+        moved = comparing.apart(tracing.outputs(model, more), tracing.outputs(model, inputs))
         raise RuntimeError(
             f"outputs of the converted model are {apart:.0%} off those before, which move by "
             f"{moved:.0%} where inputs change by a thousandth: {_why(apart, moved)}"
@@ -577,7 +577,7 @@ def _make_predict(content: bytes) -> Callable:
         return [interpreter.get_tensor(one["index"]) for one in outputs]
 
     def predict(x):
-        arrays = [np.asarray(one) for one in programs.parts(x)]
+        arrays = [np.asarray(one) for one in tracing.input_tensors(x)]
         if single:
             rows = zip(*arrays, strict=True)
             samples = [run([part[None] for part in row]) for row in rows]

@@ -25,7 +25,7 @@ nothing: kernels stay dense tensors.
 Run it alone: `python -m tf_impl.compression.semi_structured_pruning` prints the dense model against
 the masked.
 
-Copy with it: `tf_impl/kit/programs.py`.
+Copy with it: `tf_impl/kit/copying.py`.
 """
 
 from collections import Counter
@@ -35,7 +35,7 @@ from inspect import isfunction, signature
 import numpy as np
 import tensorflow as tf
 
-from tf_impl.kit import programs
+from tf_impl.kit import copying
 
 
 def apply_two_to_four(model: tf.keras.Model) -> tf.keras.Model:
@@ -53,10 +53,10 @@ def apply_two_to_four(model: tf.keras.Model) -> tf.keras.Model:
     """
     layers = _prunable(model)
     if not _is_tf_keras():
-        masked = programs.copy_model(model)
+        masked = copying.copy_model(model)
         for layer in _prunable(masked):
             layer.call = _MaskedCall(layer)
-        programs.retrace(masked)
+        copying.retrace(masked)
         return masked
     _check_calls(model, layers)
     sparsity = _tfmot().sparsity.keras
@@ -80,7 +80,7 @@ def apply_two_to_four(model: tf.keras.Model) -> tf.keras.Model:
         return wrapped[-1]
 
     masked = tf.keras.models.clone_model(model, clone_function=copy)
-    programs.copy_state(list(copies.items()))
+    copying.copy_state(list(copies.items()))
     for wrapper in wrapped:
         wrapper.pruning_step.assign(1)  # where the schedule begins and ends; training counts on
         wrapper.pruning_obj.conditional_mask_update()
@@ -107,7 +107,7 @@ def finalize_two_to_four(model: tf.keras.Model) -> tf.keras.Model:
         layer.kernel.assign(layer.kernel * layer.call.mask)
         layer.kernel.constraint = layer.call.constraint
         del layer.call
-    programs.retrace(model)
+    copying.retrace(model)
     for traced in ("train_function", "test_function", "predict_function"):  # by `fit`, with masks
         setattr(model, traced, None)
     return model

@@ -26,7 +26,7 @@ is the slower one. It is the price of zeros anywhere: whole channels gone (struc
 Run it alone: `python -m tf_impl.compression.sparse_inference` prints dense against CSR at several
 sparsities.
 
-Copy with it: `tf_impl/kit/programs.py`.
+Copy with it: `tf_impl/kit/comparing.py`, `tf_impl/kit/tracing.py`.
 """
 
 import os
@@ -41,7 +41,7 @@ import tensorflow as tf
 from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 from tensorflow.python.ops.linalg.sparse.sparse_csr_matrix_ops import CSRSparseMatrix
 
-from tf_impl.kit import programs
+from tf_impl.kit import comparing, tracing
 
 SAME = 1e-4  # relative L2 of a file's outputs
 
@@ -84,8 +84,8 @@ def make_predict(model: tf.keras.Model, *, min_sparsity: float = 0.7) -> Callabl
 
     @tf.function(jit_compile=False, reduce_retracing=True)
     def predict(x):
-        with _multiplied_sparsely(sparse), programs.inlined():
-            return programs.call(model, x)
+        with _multiplied_sparsely(sparse), tracing.inlined():
+            return tracing.outputs(model, x)
 
     predict.layers = {
         name: (kernels[layer].nbytes, _bytes(sparse[layer]))
@@ -97,7 +97,7 @@ def make_predict(model: tf.keras.Model, *, min_sparsity: float = 0.7) -> Callabl
 def export_file(model: tf.keras.Model, example_inputs, path, *, sparse: bool = True) -> Path:
     """Write `model` as a LiteRT file: kernels as the values that are not zero, and their places.
 
-    Not `sparse`: all values, for the same runtime. example_inputs: as in `programs.trace`. The
+    Not `sparse`: all values, for the same runtime. example_inputs: as in `tracing.trace`. The
     model is left as it is.
 
     Raises ValueError for a model with pruning masks and where no kernel has zeros enough for it to
@@ -106,21 +106,21 @@ def export_file(model: tf.keras.Model, example_inputs, path, *, sparse: bool = T
     Source: `tf.lite.Optimize.EXPERIMENTAL_SPARSITY`.
     """
     _refuse_masks(model)
-    program = programs.trace(model, example_inputs).get_concrete_function()
+    program = tracing.trace(model, example_inputs).get_concrete_function()
     frozen = convert_variables_to_constants_v2(program)
     converter = tf.lite.TFLiteConverter.from_concrete_functions([frozen])
     converter.optimizations = [tf.lite.Optimize.EXPERIMENTAL_SPARSITY] if sparse else []
     try:
         content = converter.convert()
     except Exception as error:
-        reason = programs.one_line(error)
+        reason = tracing.one_line(error)
         raise NotImplementedError(f"LiteRT's converter refuses it: {reason}") from error
     if sparse and not _sparse_tensors(_interpreter(content)):
         raise ValueError("no kernel of the model has zeros enough to be stored sparsely: prune it")
     part = Path(f"{path}.part")
     part.write_bytes(content)
     few = tf.nest.map_structure(lambda tensor: tensor[:32], example_inputs)
-    apart = programs.apart(load_file(part)(few), programs.call(model, few))
+    apart = comparing.apart(load_file(part)(few), tracing.outputs(model, few))
     if not apart <= SAME:
         part.unlink()
         raise RuntimeError(f"LiteRT computes something else with it: {apart:.2%} off the model")

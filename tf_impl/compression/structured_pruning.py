@@ -31,7 +31,7 @@ the channels that stay no longer fill vector registers: prefer counts that are m
 Run it alone: `python -m tf_impl.compression.structured_pruning` prints sizes and times of smaller
 models.
 
-Copy with it: `tf_impl/kit/programs.py`.
+Copy with it: `tf_impl/kit/copying.py`.
 """
 
 import warnings
@@ -42,7 +42,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tf_impl.kit import programs
+from tf_impl.kit import copying
 
 _BY_PIXEL = (
     "SpatialDropout",
@@ -532,7 +532,7 @@ def _copy(model: tf.keras.Model, flow: _Flow, removed: set[int]) -> tf.keras.Mod
             for own, other in zip(layer.variables, copied.variables, strict=True):
                 if other.trainable and not own.trainable:  # frozen by itself, in Keras 3
                     other.trainable = False
-    programs.copy_state([pair for pair in copies.items() if pair[0] not in flow.uses])
+    copying.copy_state([pair for pair in copies.items() if pair[0] not in flow.uses])
     return smaller
 
 

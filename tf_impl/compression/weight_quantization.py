@@ -25,7 +25,8 @@ on a CPU, quantize activations too (`post_training_quantization.py`).
 Run it alone: `python -m tf_impl.compression.weight_quantization` prints time and size at each
 width.
 
-Copy with it: `tf_impl/kit/programs.py`.
+Copy with it: `tf_impl/kit/comparing.py`, `tf_impl/kit/copying.py`, `tf_impl/kit/saving.py`,
+`tf_impl/kit/tracing.py`.
 """
 
 import tempfile
@@ -35,7 +36,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from tf_impl.kit import programs
+from tf_impl.kit import comparing, copying, saving, tracing
 
 GROUP = 32  # inputs that share a scale in int4
 # Relative L2: a file's outputs to the model's that was written, rounded weights to the model's.
@@ -95,10 +96,10 @@ def load_quantized(path) -> Callable:
     Raises FileNotFoundError, and ValueError for a file that is damaged or something else, and in a
     call for other sizes.
     """
-    program = programs.load(path)
+    program = saving.load(path)
 
     def predict(x):
-        programs.check_sizes(program, x)
+        tracing.check_sizes(program, x)
         return program(*tf.nest.flatten(x))
 
     return predict
@@ -107,9 +108,9 @@ def load_quantized(path) -> Callable:
 def _quantize(model: tf.keras.Model, inputs, *, bits: int) -> tf.keras.Model:
     if not hasattr(tf.keras, "quantizers"):
         raise NotImplementedError("tf_keras has no quantization of weights: use Keras 3")
-    programs.trace(model, inputs)  # whatever is wrong with it, before it is copied
+    tracing.trace(model, inputs)  # whatever is wrong with it, before it is copied
     _check_layers(model)
-    copy = programs.copy_model(model, inputs)
+    copy = copying.copy_model(model, inputs)
     distributed = _distributed(copy)
     kinds = tf.keras.quantizers
     config = (
@@ -122,9 +123,9 @@ def _quantize(model: tf.keras.Model, inputs, *, bits: int) -> tf.keras.Model:
         copy.quantize(
             config=config, filters=lambda layer: _is_dense(layer) and layer not in distributed
         )
-    programs.retrace(copy)
+    copying.retrace(copy)
     try:
-        apart = programs.apart(programs.call(copy, inputs), programs.call(model, inputs))
+        apart = comparing.apart(tracing.outputs(copy, inputs), tracing.outputs(model, inputs))
     except Exception as error:  # of a layer that reads another one's kernel
         line = " ".join(str(error).split())[:300]
         raise NotImplementedError(f"Keras's weights do not compute in it: {line}") from error
@@ -160,9 +161,9 @@ def _is_dense(layer) -> bool:
 
 def _write(model: tf.keras.Model, inputs, path) -> Path:
     """Write what predicts the same, read again, as the model that is written."""
-    part = programs.save(programs.trace(model, inputs), f"{path}.part")
-    read = programs.load(part)(*programs.parts(inputs))
-    apart = programs.apart(read, programs.call(model, inputs))
+    part = saving.save(tracing.trace(model, inputs), f"{path}.part")
+    read = saving.load(part)(*tracing.input_tensors(inputs))
+    apart = comparing.apart(read, tracing.outputs(model, inputs))
     if not apart <= SAME:
         part.unlink()
         raise RuntimeError(f"outputs of the file are {apart:.2%} off the model's")

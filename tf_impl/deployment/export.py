@@ -33,7 +33,7 @@ Check an export against its model on real data before it is used.
 Run it alone: `python -m tf_impl.deployment.export` prints how far the files' predictions are from
 the model's, and how long they take.
 
-Copy with it: `shared/onnx_quantization.py`, `shared/runtimes.py`, `tf_impl/kit/programs.py`.
+Copy with it: `shared/onnx_quantization.py`, `shared/runtimes.py`, `tf_impl/kit/signatures.py`.
 """
 
 import json
@@ -52,7 +52,14 @@ import tensorflow as tf
 from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
 from shared import runtimes
-from tf_impl.kit.programs import call, input_names, named_tensors, refuse_state, tables, to_tensors
+from tf_impl.kit.signatures import (
+    call,
+    input_names,
+    named_tensors,
+    refuse_state,
+    tables,
+    to_tensors,
+)
 
 # The most that a file's outputs may be from the model's, in relative L2: kernels round otherwise,
 # and what int8 loses is the user's to judge, unless little is left.

@@ -29,7 +29,7 @@ Run it alone: `python -m tf_impl.deployment.native_export` prints `tf.function` 
 
 A SavedModel's operators can read and write files: load only what you made or trust.
 
-Copy with it: `shared/runtimes.py`, `tf_impl/kit/programs.py`.
+Copy with it: `shared/runtimes.py`, `tf_impl/kit/signatures.py`.
 """
 
 import json
@@ -43,7 +43,14 @@ import numpy as np
 import tensorflow as tf
 
 from shared import runtimes
-from tf_impl.kit.programs import call, input_names, named_tensors, refuse_state, tables, to_tensors
+from tf_impl.kit.signatures import (
+    call,
+    input_names,
+    named_tensors,
+    refuse_state,
+    tables,
+    to_tensors,
+)
 
 MOST_APART = 1e-3  # the most that a folder's outputs may be from the model's, in relative L2
 _KEPT = Path("assets.extra", "twinbench.json")  # where TF Serving looks for files that go along

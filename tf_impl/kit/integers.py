@@ -16,7 +16,7 @@ from pathlib import Path
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from tf_impl.kit import programs
+from tf_impl.kit import saving
 
 _functions = attrgetter("library.function")  # of a GraphDef
 
@@ -44,8 +44,8 @@ def integer_operators(predict: Callable, path, x) -> dict[str, int]:
 
 
 def tensor_bytes(path) -> dict[str, int]:
-    """Bytes of the tensors in a file of `programs.save`, by dtype; int4 lies in pairs in int8."""
-    return dict(_constants(programs.load(path).graph.as_graph_def()))
+    """Bytes of the tensors in a file of `saving.save`, by dtype; int4 lies in pairs in int8."""
+    return dict(_constants(saving.load(path).graph.as_graph_def()))
 
 
 def integer_bytes_read(path, x) -> dict[str, int]:
@@ -54,7 +54,7 @@ def integer_bytes_read(path, x) -> dict[str, int]:
     Of the graph once grappler has optimized it.
     """
     with context.collect_graphs(optimized=True) as graphs:
-        programs.load(path)(*tf.nest.flatten(x))
+        saving.load(path)(*tf.nest.flatten(x))
     read = sum((_constants(graph) for graph in graphs), Counter())
     return {dtype: size for dtype, size in read.items() if dtype in ("int8", "uint8")}
 

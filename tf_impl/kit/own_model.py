@@ -26,7 +26,7 @@ from shared.own_model import (
     one_line,
 )
 from shared.specs import Recipe
-from tf_impl.kit import programs, runtime, training
+from tf_impl.kit import calling, comparing, optimizers, runtime, tracing, training
 
 
 class OwnModel:
@@ -77,7 +77,7 @@ class OwnModel:
         """The file's optimizer for a model, or, where it has none, that of `recipe`."""
         if self._last is None:
             return training.make_optimizer(model, recipe)
-        return programs.copy_optimizer(self._last, model.trainable_variables)
+        return optimizers.copy_optimizer(self._last, model.trainable_variables)
 
     def fused_optimizer(
         self, model: tf.keras.Model, recipe: Recipe
@@ -205,7 +205,7 @@ def check(own: OwnModel, model: tf.keras.Model, batch: tuple) -> dict:
 
 
 def _run(model: tf.keras.Model, x, training: bool):
-    arguments, named = programs.call_arguments(model, x)
+    arguments, named = calling.call_arguments(model, x)
     return model(*arguments, **named, training=training)
 
 
@@ -228,4 +228,4 @@ def _fits(what: str, function: Callable, x):
 
 def repeatable(model: tf.keras.Model, x) -> float:
     """How far two predictions of the same inputs are apart; 0 for a model that draws no numbers."""
-    return programs.apart(programs.call(model, x), programs.call(model, x))
+    return comparing.apart(tracing.outputs(model, x), tracing.outputs(model, x))

@@ -16,7 +16,7 @@ import tensorflow as tf
 from shared import boxes
 from shared.specs import NO_LABEL, DetectorSpec, Recipe, Task
 from tf_impl.kit import data, detection
-from tf_impl.kit.programs import call_arguments
+from tf_impl.kit.calling import call_arguments
 
 Step = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 Predict = Callable[[tf.Tensor], tf.Tensor]

@@ -23,6 +23,7 @@ Run it alone: `python -m tf_impl.ladders.domain_adaptation` trains on digits ove
 with all rungs but the compiler's.
 
 Copy with it: `shared/epochs.py`, `tf_impl/adaptation/adversarial.py`, `tf_impl/input/in_memory.py`,
+`tf_impl/kit/calling.py`, `tf_impl/kit/checks/gradient_accumulation.py`,
 `tf_impl/recipes/checkpoints.py`, `tf_impl/train_step/activation_checkpointing.py`,
 `tf_impl/train_step/compilation.py`, `tf_impl/train_step/gradient_accumulation.py`,
 `tf_impl/train_step/gradient_clipping.py`, `tf_impl/train_step/memory_format.py`,

@@ -25,8 +25,8 @@ everything each. Checkpointing and accumulation cost time and save memory.
 Run it alone: `python -m tf_impl.ladders.language_model` trains a small GPT plain and with all
 rungs; with `text-bert` after it, a small BERT.
 
-Copy with it: `tf_impl/kit/collectives.py`, `tf_impl/kit/programs.py`,
-`tf_impl/parallel/data_parallel.py`, `tf_impl/recipes/checkpoints.py`,
+Copy with it: `tf_impl/kit/calling.py`, `tf_impl/kit/checks/gradient_accumulation.py`,
+`tf_impl/kit/collectives.py`, `tf_impl/parallel/data_parallel.py`, `tf_impl/recipes/checkpoints.py`,
 `tf_impl/train_step/activation_checkpointing.py`, `tf_impl/train_step/compilation.py`,
 `tf_impl/train_step/gradient_accumulation.py`, `tf_impl/train_step/gradient_clipping.py`,
 `tf_impl/train_step/memory_format.py`, `tf_impl/train_step/mixed_precision.py`,

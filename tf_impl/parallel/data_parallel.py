@@ -41,15 +41,15 @@ Run it alone: `python -m tf_impl.parallel.data_parallel` trains on one and two r
 functions are called in each process of `TF_CONFIG`: `tf_impl/kit/replicas.py` starts them here, and
 says how on many machines.
 
-Copy with it: `tf_impl/kit/collectives.py`, `tf_impl/kit/programs.py`.
+Copy with it: `tf_impl/kit/calling.py`, `tf_impl/kit/collectives.py`.
 """
 
 from glob import glob
 
 import tensorflow as tf
 
+from tf_impl.kit.calling import call_arguments
 from tf_impl.kit.collectives import synchronise_norms
-from tf_impl.kit.programs import call_arguments
 
 
 def apply_data_parallel(

@@ -21,7 +21,7 @@ time. BatchNorm sees a micro-batch at a time in a pipeline; dropout draws other 
 
 Run it alone: `python -m tf_impl.parallel.model_parallel` prints one device against two.
 
-Copy with it: `tf_impl/kit/programs.py`.
+Copy with it: `tf_impl/kit/copying.py`, `tf_impl/kit/optimizers.py`.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,8 @@ from functools import partial
 import numpy as np
 import tensorflow as tf
 
-from tf_impl.kit.programs import copy_model, copy_optimizer
+from tf_impl.kit.copying import copy_model
+from tf_impl.kit.optimizers import copy_optimizer
 
 
 @dataclass(frozen=True)

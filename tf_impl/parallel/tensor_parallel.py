@@ -30,7 +30,7 @@ dropout draws other masks.
 
 Run it alone: `python -m tf_impl.parallel.tensor_parallel` prints two and four devices against one.
 
-Copy with it: `shared/pairs.py`, `tf_impl/kit/programs.py`.
+Copy with it: `shared/pairs.py`, `tf_impl/kit/calling.py`, `tf_impl/kit/optimizers.py`.
 """
 
 from collections.abc import Callable
@@ -41,7 +41,8 @@ import tensorflow as tf
 from tensorflow.experimental import dtensor
 
 from shared.pairs import check_pair, match_pairs
-from tf_impl.kit.programs import call_arguments, copy_optimizer
+from tf_impl.kit.calling import call_arguments
+from tf_impl.kit.optimizers import copy_optimizer
 
 
 @dataclass(frozen=True)
