@@ -1,8 +1,8 @@
 """What benchmark files declare of a row, in records that were written before records said so.
 
 A run writes `price`, `stacking` and `remedies` of each row into its record. Older records get them
-here when they are read, from the benchmark file that has the row today; a row that none has any
-more has no price, is in no stack and remedies nothing.
+here when they are read, from today's benchmark file of their technique. A row that it no longer has
+gets the technique's price and is in no stack; a technique that is gone has no price.
 """
 
 from __future__ import annotations
@@ -15,27 +15,33 @@ from typing import Any
 
 from bench.analysis.prices import Price
 
-FIELDS = ("price", "stacking", "remedies")
-
 
 def complete(record: dict[str, Any]) -> dict[str, Any]:
     """The record, whose rows all have these fields."""
     for case in record["cases"]:
-        if not all(name in case for name in FIELDS):
-            case.update(of_row(case["technique"], case["variant"]) | case)
+        if any(case.get(name) is None for name in ("price", "remedies")):
+            case.update(of_row(case["technique"], case["variant"]))
     return record
 
 
 def of_row(technique: str, variant: str) -> dict[str, Any]:
     """The fields of a row that a benchmark file has today."""
     declared = _technique(technique)
-    known = [one for one in declared.variants if one.name == variant] if declared else []
-    price = declared.price_of(known[0]) if known else Price()
+    if declared is None:
+        return {"price": asdict(Price()), "stacking": None, "remedies": []}
+    known = next((one for one in _variants(declared) if one.name == variant), None)
+    price = declared.price_of(known) if known else declared.price
     return {
         "price": asdict(price),
-        "stacking": known[0].stacking if known else None,
-        "remedies": list(declared.remedies) if declared else [],
+        "stacking": known.stacking if known else None,
+        "remedies": list(declared.remedies),
     }
+
+
+def _variants(technique: Any) -> list:
+    """Those of a technique, and those that only a user's own model has."""
+    more = technique.user_model.of(()) if technique.is_measured_of_users else []
+    return [*technique.variants, *more]
 
 
 @cache

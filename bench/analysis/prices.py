@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from bench.analysis.values import at, is_number
 
@@ -29,7 +29,8 @@ class Price:
 
 def price(case: dict) -> tuple[int, str]:
     """How much work it is to get a row, and what it takes in words ("" where nothing does)."""
-    declared = Price(**case["price"]) if case["role"] != "baseline" else Price()
+    told = case.get("price") or {}
+    declared = Price(**{one.name: told[one.name] for one in fields(Price) if one.name in told})
     if declared.epochs:
         trained = "a trained teacher, " if declared.teacher else ""
         work = CALIBRATE + declared.epochs + TEACHER * declared.teacher

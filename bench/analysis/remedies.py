@@ -53,7 +53,7 @@ def remedies(record: dict[str, Any], framework: str, bottleneck: str) -> list[Re
         for option in work.options if work.kind in kinds else ():
             for each in (option, *option.repeats):
                 case = each.case
-                if bottleneck not in case["remedies"] or case["framework"] != framework:
+                if bottleneck not in (case.get("remedies") or ()) or case["framework"] != framework:
                     continue
                 remedy = _remedy(each, work, figure)
                 if remedy is None:

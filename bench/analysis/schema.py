@@ -64,6 +64,7 @@ BOUNDS = Pair(Number(above=0))  # of two blocks that are far apart they are far 
 TEXT = Maybe(str)
 _INTERVAL = Maybe(Pair(Number()))
 _DIFFERENCE = {"mean": FIGURE, "ci": _INTERVAL, "verdict": TEXT}
+PRICE = {"epochs": Number(whole=True), "teacher": bool, "calibration": bool, "compiled": bool}
 _MEMORY = ("import", "build", "first_step_peak", "steady_peak")
 _MEMORY += ("parameters", "gradients", "optimizer", "rest")
 
@@ -103,6 +104,9 @@ CASE = {
             "difference": Maybe(_DIFFERENCE),
         }
     ),
+    "price": Maybe(PRICE),
+    "stacking": Maybe(dict),
+    "remedies": Maybe([str]),
     "artifact_bytes": FIGURE,
     "metrics": Maybe(
         Each({"value": FIGURE, "unit": TEXT, "ci": Maybe(Pair(FIGURE)), "samples": Maybe([FIGURE])})

@@ -16,7 +16,7 @@ def winners(record: dict, framework: str, task: str) -> dict:
         if each["kind"] != "baseline" or case is None or each["verdict"] not in FASTER:
             continue
         if case["framework"] == framework and case["task"] == task and case["mode"] == "train":
-            found |= case["stacking"] or {}
+            found |= case.get("stacking") or {}
     return found
 
 

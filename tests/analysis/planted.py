@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bench.analysis.declared import complete
 from bench.analysis.schema import check
 from tests.report.test_report import record
 
@@ -29,7 +30,7 @@ def planted(*cases: dict, gpu: object = None, isa: tuple[str, ...] = ()) -> dict
         if "time" in each and case["status"] == "OK":
             made["comparisons"].append(_comparison(case, base, each["time"]))
     check(made)
-    return made
+    return complete(made)
 
 
 def _case(given: dict, own: int) -> dict:

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from bench.analysis.decisions import works as decided
+from bench.analysis.declared import complete
 from bench.analysis.pairing import baseline
 from bench.analysis.reading import load, view
 from bench.analysis.reading import tasks as works_of
@@ -1012,7 +1013,7 @@ def folder(tmp_path) -> Path:
 
 
 def test_load_takes_the_file_or_its_folder(folder):
-    assert load(folder) == load(str(folder / "results.json")) == record()
+    assert load(folder) == load(str(folder / "results.json")) == complete(record())
 
 
 def broken(**changes) -> str:
