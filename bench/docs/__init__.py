@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
+import textwrap
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -45,13 +46,17 @@ FLAVOURS = {"keras3": "Keras 3", "tf_keras": "tf_keras"}
 class Side:
     """One framework's file of a technique: its source, and its docstring in sections.
 
-    `needs`: the files of this repository that it cannot do without where it is copied.
+    `usage`: the lines that its head tells to add to a loop. `method`: the source without its head,
+    its imports and `main`. `needs`: the files of this repository that it cannot do without where it
+    is copied.
     """
 
     title: str
     path: str
     source: str
     summary: str
+    usage: str
+    method: str
     sections: dict[str, str]
     needs: list[str]
 
@@ -191,7 +196,32 @@ def _side(framework: str, technique: Technique) -> Side:
     docstring = ast.get_docstring(ast.parse(source)) or ""
     summary, *sections = re.split(rf"^({'|'.join(SECTIONS)}):\s+", docstring, flags=re.MULTILINE)
     found = dict(zip(sections[::2], (text.strip() for text in sections[1::2]), strict=True))
-    return Side(described.title, path, source, summary.strip(), found, needed(path))
+    summary, usage = _head(summary)
+    return Side(described.title, path, source, summary, usage, _method(source), found, needed(path))
+
+
+def _head(text: str) -> tuple[str, str]:
+    """What a docstring says before its sections, and the indented lines of code in it."""
+    paragraphs = text.strip().split("\n\n")
+    code = [paragraph for paragraph in paragraphs if paragraph.startswith("    ")]
+    said = [paragraph for paragraph in paragraphs if paragraph not in code]
+    return "\n\n".join(said), textwrap.dedent("\n\n".join(code))
+
+
+def _method(source: str) -> str:
+    """A file as its reader copies it from: without its head, its imports and `main`."""
+    body = ast.parse(source).body
+    imports = (ast.Import, ast.ImportFrom)
+    first = next(i for i, node in enumerate(body) if i and not isinstance(node, imports))
+    last = [node for node in body[first:] if getattr(node, "name", "") != "main"]
+    last = [node for node in last if not isinstance(node, ast.If)][-1]
+    lines = source.splitlines()
+    begin = min([body[first].lineno, *(d.lineno for d in _decorators(body[first]))])
+    return "\n".join(lines[begin - 1 : last.end_lineno])
+
+
+def _decorators(node: ast.AST) -> list[ast.expr]:
+    return getattr(node, "decorator_list", [])
 
 
 def needed(path: str) -> list[str]:
