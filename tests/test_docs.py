@@ -62,7 +62,8 @@ pytestmark = pytest.mark.timeout(240)
 
 BENCH = ".venv/bin/pytest bench/ --benchmark-only"
 RECIPES = ("schedules", "learning_rate_finder", "regularization", "initialization")
-RECIPES += ("augmentation", "averaging", "checkpoints", "checks")
+RECIPES += ("gradient_health",)
+RECIPES += ("augmentation", "averaging", "checkpoints", "data_checks", "loss_checks", "nonfinite")
 TWO = "--pt-python .venv-pt/bin/python --tf-python .venv-tf/bin/python"
 PROJECTED = ".venv/bin/twinbench projection show docs/across_hosts/pt.json"
 PROJECTED += " docs/across_hosts/tf.json"
@@ -666,7 +667,7 @@ def test_the_example_runs(name, tmp_path):
 @pytest.mark.parametrize(
     ("path", "needs"),
     [
-        ("tf_impl/train_step/gradient_clipping.py", []),
+        ("tf_impl/train_step/gradient_clipping.py", ["tf_impl/kit/calling.py"]),
         ("pt_impl/train_step/stacking.py", ["pt_impl/train_step/mixed_precision.py"]),
         ("pt_impl/input/tuned_folder.py", ["shared/epochs.py", "shared/images.py"]),
     ],

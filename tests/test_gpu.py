@@ -23,14 +23,14 @@ from pt_impl.compression import (
 )
 from pt_impl.deployment import native_export
 from pt_impl.diagnosis import memory_growth, profiling
-from pt_impl.kit import data, models, replicas, runtime, training
+from pt_impl.kit import data, models, quantized_files, replicas, runtime, training
 from pt_impl.parallel import data_parallel
 from pt_impl.recipes import checkpoints, learning_rate_finder
 from pt_impl.train_step import (
     activation_checkpointing,
     batch_size_finder,
     compilation,
-    gradient_clipping,
+    finite_guard,
     mixed_precision,
 )
 from shared import parallel
@@ -201,9 +201,7 @@ def test_cuda_graphs_predict_what_the_model_does():
 
 def test_the_guard_holds_a_step_that_is_not_finite():
     model, (x, y) = cnn(), batch()
-    step = gradient_clipping.make_train_step(
-        model, sgd(model), training.cross_entropy, max_norm=1.0, check_finite=True
-    )
+    step = finite_guard.make_train_step(model, sgd(model), training.cross_entropy)
     step(x, y)
     before = [p.detach().clone() for p in model.parameters()]
     with pytest.raises(FloatingPointError, match="of input x are not finite"):
@@ -237,6 +235,10 @@ def test_two_of_four_are_multiplied_alone(dtype):
         assert isinstance(layer.weight, torch.sparse.SparseSemiStructuredTensor)
 
 
+def _write_int8_weights(model, x, path):
+    return quantized_files.save_quantized(weight_quantization.apply_int8(model, x), x, path)
+
+
 @pytest.mark.parametrize(
     ("write", "load"),
     [
@@ -244,7 +246,7 @@ def test_two_of_four_are_multiplied_alone(dtype):
             post_training_quantization.quantize_static_int8,
             post_training_quantization.load_quantized,
         ),
-        (weight_quantization.quantize_int8, weight_quantization.load_quantized),
+        (_write_int8_weights, quantized_files.load_quantized),
         (quantization_aware_training.export_float, quantization_aware_training.load_quantized),
     ],
     ids=["static int8", "int8 weights", "float32"],

@@ -27,6 +27,7 @@ NAMES = (
     "compilation",
     "gradient_accumulation",
     "gradient_clipping",
+    "finite_guard",
     "activation_checkpointing",
     "memory_format",
     "optimizer_implementations",
@@ -168,10 +169,8 @@ def techniques():
         "1 part": (set_up(accumulate, micro_batches=1), plain()),
         "parts": (set_up(accumulate, micro_batches=PARTS), plain(in_parts(PARTS))),
         "clip": (set_up(clipping.make_train_step, max_norm=NORM), plain(change=clip)),
-        "guard": (
-            set_up(clipping.make_train_step, max_norm=math.inf, check_finite=True),
-            plain(),
-        ),
+        "no clip": (set_up(clipping.make_train_step, max_norm=math.inf), plain()),
+        "guard": (train.finite_guard.make_train_step, plain()),
         "clip each": (
             set_up(clipping.make_per_variable_step, max_norm=NORM),
             plain(change=clip_each),
@@ -573,9 +572,9 @@ def sparse():
     found, expected = {}, None
     for name, make in {
         "plain": plain(change=clip),
-        "clip": lambda *a: train.gradient_clipping.make_train_step(
-            *a, max_norm=NORM, check_finite=True
-        ),
+        "clip": lambda *a: train.gradient_clipping.make_train_step(*a, max_norm=NORM),
+        "plain guard": plain(),
+        "guard": train.finite_guard.make_train_step,
         "plain parts": plain(),
         "parts": lambda *a: train.gradient_accumulation.make_train_step(*a, micro_batches=3),
     }.items():
@@ -589,13 +588,12 @@ def sparse():
         else:
             found[name] = ((weight - expected).norm() / expected.norm()).item()
     model.embedding.weight.data[codes[0, 0]] = math.nan
-    step = train.gradient_clipping.make_train_step(
+    step = train.finite_guard.make_train_step(
         model,
         torch.optim.SGD(model.parameters(), lr=1.0),
         lambda output, y: torch.nan_to_num(output).sum() + (output * 0).nan_to_num().sqrt().sum(),
-        check_finite=True,
     )
-    found["guard"] = raised(step, codes, target)
+    found["guarded"] = raised(step, codes, target)
     return found
 
 

@@ -18,7 +18,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.parallel import DistributedDataParallel
 
-from pt_impl.train_step import gradient_accumulation, gradient_clipping
+from pt_impl.train_step import finite_guard, gradient_accumulation, gradient_clipping
 
 WORLD, ROWS = 2, 5  # of each replica; three parts of 1, 2 and 2 rows
 squares = nn.MSELoss()
@@ -99,22 +99,25 @@ def run(replicated: nn.Module, micro_batches: int | None) -> None:
 
 
 def clipped() -> dict:
-    """The norm that clipping measures and the weights after it, in shards and in one process."""
+    """The norm that clipping measures and the weights after it, in shards and in one process.
+
+    Afterwards the guard takes a step, too, and finds nothing.
+    """
     found = {}
     for name in ("shards", "plain"):
         net, bound = model(), 0.1
         if name == "shards":
             fully_shard(net)
         optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
-        step = gradient_clipping.make_train_step(
-            net, optimizer, squares, max_norm=bound, check_finite=True
-        )
-        step(*(batch(dist.get_rank()) if name == "shards" else whole()))
+        step = gradient_clipping.make_train_step(net, optimizer, squares, max_norm=bound)
+        own = batch(dist.get_rank()) if name == "shards" else whole()
+        step(*own)
         weights = [p.full_tensor() if name == "shards" else p for p in net.parameters()]
         found[name] = {
             "norm": step.gradient_norm(),
             "weights": [weight.flatten().tolist() for weight in weights],
         }
+        finite_guard.make_train_step(net, optimizer, squares)(*own)
     return found
 
 

@@ -44,6 +44,7 @@ def test_with_keras_3_the_step_is_the_plain_one(evidence, scenario):
     ("scenario", "kind"),
     [
         ("accumulated", "3"),
+        ("clipped", "loosely"),
         ("clipped", "guarded"),
         ("clipped", "each"),
         ("stacked", "1"),

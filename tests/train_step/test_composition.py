@@ -1,4 +1,4 @@
-"""Techniques cost nothing where they do nothing, and need no file of the kit.
+"""Techniques cost nothing where they do nothing.
 
 Each framework runs in a process of its own (`composition_worker.py`).
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import pytest
 
 from tests import workers
-from tests.test_layout import ROOT, SIDES, named_to_copy
 
 FRAMEWORKS = ("pt", "tf")
 
@@ -25,9 +24,3 @@ def test_a_neutral_step_runs_the_operators_of_a_plain_one_and_no_others(evidence
     assert {name: operators for name, operators in found.items() if operators != plain} == {}
     assert len(found) == 7
     assert sum(clipped.values()) > sum(plain.values())  # what is added would be seen
-
-
-@pytest.mark.parametrize("side", SIDES)
-def test_a_technique_of_the_train_step_needs_no_file_of_the_kit(side):
-    for path in sorted((ROOT / side / "train_step").glob("[!_]*.py")):
-        assert not [name for name in named_to_copy(path) if "/kit/" in name], path.name

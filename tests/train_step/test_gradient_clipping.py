@@ -1,4 +1,4 @@
-"""Clipping does what NumPy does, the guard stops in time and says why, and both sides alike.
+"""Clipping does what NumPy does, and both sides do it alike.
 
 Each framework runs in a process of its own (`gradient_clipping_worker.py`), tf_keras in a third.
 The optimizer of most tests puts the gradient in the weight's place, so that gradients are compared.
@@ -7,7 +7,6 @@ The optimizer of most tests puts the gradient in the weight's place, so that gra
 from __future__ import annotations
 
 import math
-import re
 
 import numpy as np
 import pytest
@@ -18,12 +17,6 @@ WORKERS = ("pt", *workers.keras())
 PARITY = {"gpt": 1e-4, "cnn": 1e-5}
 MAX_NORM = 2.0
 SCALE = 2.0**12
-CULPRITS = {
-    "input": "3 of 1024 values of input x are not finite: look at the data",
-    "loss": "1 of 1 values of the loss are not finite: look at the learning rate",
-    "gradient": "10 of 10 values of the gradient of head.bias are not finite: look for sqrt",
-    "overflow": "each gradient is finite but their norm overflows: look at the scale",
-}
 
 
 @pytest.fixture(scope="module")
@@ -69,14 +62,13 @@ def relative(ours, theirs):
 # Clipping -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", ["clip", "guard"])
-def test_the_global_norm_is_clipped_as_numpy_does(every, case):
-    plain, ours = gradients(every, "plain"), gradients(every, case)
+def test_the_global_norm_is_clipped_as_numpy_does(every):
+    plain, ours = gradients(every, "plain"), gradients(every, "clip")
     assert norm(plain) > 2 * MAX_NORM  # or there is nothing to see
     expected = {name: value * MAX_NORM / norm(plain) for name, value in plain.items()}
     assert apart(ours, expected) < 1e-5
     assert norm(ours) == pytest.approx(MAX_NORM, rel=1e-5)
-    assert every["applied"][case]["norm"] == pytest.approx(norm(plain), rel=1e-5)
+    assert every["applied"]["clip"]["norm"] == pytest.approx(norm(plain), rel=1e-5)
 
 
 def test_each_variable_is_clipped_as_numpy_does(every):
@@ -162,49 +154,6 @@ def test_the_wrong_order_would_be_seen(found):
     assert norm(arrays(found["scaled"]["clip"])) == pytest.approx(MAX_NORM, rel=1e-5)
 
 
-# The guard ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("culprit", [*CULPRITS, "gradient clipped"])
-def test_the_guard_stops_in_time_and_names_the_culprit(every, culprit):
-    case = every["guard"][culprit]
-    said = case["said"].replace("head/bias:0", "head.bias").replace("head/bias", "head.bias")
-    assert said.startswith(f"FloatingPointError: step 3: {CULPRITS[culprit.split()[0]]}")
-    assert "\n" not in said
-    assert case["kept"]
-    assert case["state"]
-    assert case["goes on"] is None
-    assert case["moved"]
-
-
-def test_pt_the_guard_waits_for_the_device_once_a_step(evidence):
-    assert evidence["pt"]["reads"] == {"clip": 0, "guard": 1, "per variable": 0}
-
-
-def test_the_guard_names_what_it_is_in_a_model_of_two_inputs(found):
-    foreign = found["foreign"]
-    assert foreign["good"] is None
-    assert foreign["good norm"] > 0
-    # Only one of the two layers is behind the root.
-    left = r"8 of 8 values of the gradient of (two(_\d+)?/)?left[./](weight|kernel) are not finite"
-    assert re.search(left, foreign["gradient"])
-    assert "step 1: 2 of 24 values of input x[1] are not finite" in foreign["input"]
-    assert "step 1: 6 of 6 values of input y[0] are not finite" in foreign["target"]
-    # It does not reach the loss: the input itself has been looked at.
-    assert "step 1: 1 of 1000 values of input y[1] are not finite" in foreign["ignored"]
-    assert foreign["ignored norm"] == pytest.approx(foreign["good norm"])
-
-
-@pytest.mark.parametrize("framework", ["pt", "tf"])
-def test_the_guard_looks_at_sparse_and_complex_inputs(evidence, framework):
-    said = evidence[framework]["kinds_of_inputs"]
-    assert said.pop("sound") is None
-    for name, line in said.items():
-        place = "x[1]" if name == "complex" else "x[0]"
-        assert line.startswith("FloatingPointError: step 1: 1 of "), name
-        assert f"values of input {place} are not finite" in line, name
-
-
 def test_complex_gradients_have_a_norm_and_are_clipped(found):
     clipped = found["complex_gradients"]
     assert clipped["norm"] == pytest.approx(13.0)
@@ -212,12 +161,6 @@ def test_complex_gradients_have_a_norm_and_are_clipped(found):
         of_complex, of_real = (np.array(gradient) for gradient in clipped[name])
         np.testing.assert_allclose(of_complex * norms[0], [[3.0, 4.0], [0.0, 0.0]], rtol=1e-5)
         np.testing.assert_allclose(of_real * norms[1], [12.0], rtol=1e-5)
-
-
-def test_tf_a_dictionary_of_inputs(evidence):
-    functional = evidence["tf"]["functional"]
-    assert functional["good"] is None
-    assert "step 2: 4 of 24 values of input x['b'] are not finite" in functional["bad"]
 
 
 # Bad input ------------------------------------------------------------------------------------
@@ -235,8 +178,13 @@ def test_bad_input_gets_one_clear_line(found, maker):
 
 
 def test_tf_models_and_optimizers_that_are_refused(evidence):
-    foreign = evidence["tf"]["foreign"]
-    assert foreign["unbuilt"].startswith("ValueError: the model has no trainable variables")
-    assert foreign["scaling"].startswith("ValueError: pass the optimizer itself")
+    refused = evidence["tf"]["refused"]
     for maker in ("make_train_step", "make_per_variable_step"):
-        assert foreign[f"factor {maker}"] == foreign["scaling"]
+        said = refused[f"unbuilt {maker}"]
+        assert said.startswith("ValueError: the model has no trainable variables")
+        for kind in ("scaling", "factor"):
+            assert refused[f"{kind} {maker}"].startswith("ValueError: pass the optimizer itself")
+
+
+def test_pt_a_step_does_not_wait_for_the_device(evidence):
+    assert evidence["pt"]["reads"] == {"clip": 0, "per variable": 0}

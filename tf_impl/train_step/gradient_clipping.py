@@ -1,52 +1,40 @@
-"""Gradient clipping, and a guard that stops before values that are not finite reach the weights.
+"""Gradient clipping: no batch, however unusual, moves the weights far.
+
+    clipper = GradientClipper(model, max_norm=1.0)
+    gradients = tape.gradient(loss, model.trainable_variables)
+    gradients = clipper.clip(gradients)  # before optimizer.apply_gradients
 
 What it changes: between gradients and update, all gradients are multiplied by
 min(1, max_norm / norm), where norm is the L2 norm of all of them as one vector (Pascanu et al.,
 2013, "On the difficulty of training recurrent neural networks"). The step keeps its direction.
-`VariableClipper` clips each tensor by its own norm, which bends it. `FiniteGuard` stops a step
-where an input, the loss or a gradient holds NaN or infinity, and says which, before any weight
-changes. BatchNorm's moving statistics change in the forward pass: take them from a checkpoint then.
+`VariableClipper` clips each tensor by its own norm, which bends it.
 
 Its twin: `pt_impl/train_step/gradient_clipping.py`.
 
-Where the frameworks differ and why:
-- `tf.clip_by_global_norm` is Keras's `global_clipnorm` and PyTorch's `clip_grad_norm_` over all
-  parameters, but for 1e-6 that PyTorch adds to the norm. Keras's `clipnorm` is per variable.
-- Clipping spreads what is not finite: a NaN makes every gradient NaN; an infinite norm makes every
-  other gradient NaN here and 0 there (max_norm / inf). So the guard looks before.
-- In `fit`, clipping is an argument of the optimizer (`global_clipnorm`, `clipnorm`), and the guard
-  `callbacks.TerminateOnNaN`, which looks at the loss after the weights have changed.
-- The guard is a branch of the graph: update, or count what is not finite. Python reads one flag a
-  step, as the twin does, which waits for a GPU; so Python calls the step, not a tf.function.
-- Keras's LossScaleOptimizer unscales within `apply` (where its inner optimizer's own clipping comes
-  after), so scaled gradients are clipped at max_norm * `scale`. `GradScaler` has `unscale_`.
-- An embedding's gradient is slices here, one a lookup. Their norm is not the gradient's where a
-  row was looked up twice (`global_norm` and Keras's clipping take it), so the norm is that of their
-  sums. The slices themselves are scaled and stay slices, as the optimizer gets them unclipped.
+Where the frameworks differ and why: `tf.clip_by_global_norm` is Keras's `global_clipnorm`, all that
+`fit` needs, and PyTorch's `clip_grad_norm_` but for a 1e-6 that PyTorch adds to the norm. Keras's
+LossScaleOptimizer unscales within `apply`, so gradients of a scaled loss are clipped at max_norm *
+`scale`; there `GradScaler.unscale_` comes first. A NaN makes every gradient NaN in both:
+`finite_guard.py` stops such steps. The gradient of an embedding is slices here, one a lookup: its
+norm is that of their sums, which `tf.linalg.global_norm` and Keras's clipping miss.
 
 When it helps and when it hurts: it helps where single batches give gradients far above the usual
 (recurrent networks, transformers early on). Log `step.gradient_norm()` and set max_norm where few
 steps are above: a bound that always binds fixes the length of every step and takes the learning
-rate's part (less so for Adam). It costs two passes over the gradients, whatever the batch; the
-guard costs one, one over the inputs, and the flag. Where nothing is clipped, guarded or measured,
-no norm is taken.
+rate's part (less so for Adam). It costs two passes over the gradients, whatever the batch.
 
-Run it alone: `python -m tf_impl.train_step.gradient_clipping` prints the plain step against both.
+Run it alone: `python -m tf_impl.train_step.gradient_clipping` compares the plain step with both.
 
-Copy with it: nothing.
+Copy with it: `tf_impl/kit/calling.py`, `tf_impl/kit/checks/gradient_clipping.py`.
 """
 
-import inspect
 import math
-from collections.abc import Callable, Iterator
-from numbers import Real
+from collections.abc import Callable
 
 import tensorflow as tf
 
-_DATA = "look at the data and its preprocessing (missing values, a division by zero)"
-_LOSS = "look at the learning rate, the weights, and at log, exp and divisions before the loss"
-_GRADIENT = "look for sqrt, norm, log or a division at 0 (tf.debugging.enable_check_numerics helps)"
-_OVERFLOW = "each gradient is finite but their norm overflows: look at the scale of the loss"
+from tf_impl.kit.calling import add_own_losses, call
+from tf_impl.kit.checks.gradient_clipping import check_gradient_clipping, check_optimizer
 
 
 class GradientClipper:
@@ -61,11 +49,11 @@ class GradientClipper:
     """
 
     def __init__(self, model: tf.keras.Model, *, max_norm: float = 1.0) -> None:
-        _check(model, max_norm)
+        check_gradient_clipping(model, max_norm)
         self.max_norm = max_norm
 
     def norm(self, gradients: list) -> tf.Tensor:
-        """The L2 norm of all gradients as one vector, in the widest of their dtypes.
+        """Return the L2 norm of all gradients as one vector, in the widest of their dtypes.
 
         None counts nothing.
         """
@@ -88,7 +76,7 @@ class GradientClipper:
         if norm is None:
             norm = self.norm(gradients)
         clipped, _ = tf.clip_by_global_norm(gradients, self.max_norm * scale, use_norm=norm)
-        return clipped
+        return clipped  # an embedding's slices stay slices, each scaled
 
 
 class VariableClipper:
@@ -98,7 +86,7 @@ class VariableClipper:
     """
 
     def __init__(self, model: tf.keras.Model, *, max_norm: float = 1.0) -> None:
-        _check(model, max_norm)
+        check_gradient_clipping(model, max_norm)
         self.max_norm = max_norm
 
     def clip(self, gradients: list) -> list:
@@ -113,86 +101,21 @@ class VariableClipper:
         return clipped
 
 
-class FiniteGuard:
-    """Stops a step before values that are not finite reach the weights, and says where they are.
-
-    `apply` stands in the graph, where `optimizer.apply_gradients` stood; `check` looks, outside of
-    it, at what `apply` returned.
-
-    Args:
-        model: whose gradients are looked at.
-    """
-
-    def __init__(self, model: tf.keras.Model) -> None:
-        self.variables, self.steps = model.trainable_variables, 0
-
-    def apply(self, optimizer, clipped: list, x, y, loss, gradients: list, norm) -> tuple:
-        """Update the variables if all is finite, else count what is not.
-
-        Args:
-            optimizer: built already, which a branch of a graph could not do.
-            clipped: the gradients to apply.
-            x, y, loss: the batch and its loss.
-            gradients, norm: before clipping; the norm is finite where all gradients are.
-
-        Returns:
-            Whether all is finite, and the number of values that are not, by suspect.
-        """
-        inputs = [tensor for _, tensor in _inputs(x, y)]
-        suspects = [*inputs, loss, *reversed(gradients)]
-
-        def update():
-            optimizer.apply_gradients(zip(clipped, self.variables, strict=True))
-            return tf.zeros(len(suspects), tf.int64)
-
-        def count():
-            return tf.stack([_count_not_finite(tensor) for tensor in suspects])
-
-        flags = [tf.reduce_all(_is_finite(tensor)) for tensor in [*inputs, loss, norm]]
-        finite = tf.reduce_all(flags)
-        return finite, tf.cond(finite, update, count)
-
-    def check(self, x, y, finite, counts) -> None:
-        """Raise where `apply` did not update. The one place that waits for the device.
-
-        Raises:
-            FloatingPointError: the number of the step, the first tensor that is not finite (an
-                input, the loss, or the gradient nearest to the output), how many of its values, and
-                where to look.
-        """
-        self.steps += 1
-        if finite:
-            return
-        suspects = [(name, int(tf.size(tensor)), _DATA) for name, tensor in _inputs(x, y)]
-        suspects.append(("the loss", 1, _LOSS))
-        for variable in reversed(self.variables):  # gradients come from the output, the last ones
-            name = getattr(variable, "path", variable.name)  # tf_keras has no path
-            suspects.append((f"the gradient of {name}", math.prod(variable.shape), _GRADIENT))
-        culprit = _OVERFLOW
-        for (name, size, advice), bad in zip(suspects, counts.numpy(), strict=True):
-            if bad:
-                culprit = f"{bad} of {size} values of {name} are not finite: {advice}"
-                break
-        raise FloatingPointError(f"step {self.steps}: {culprit}")
-
-
 def make_train_step(
     model: tf.keras.Model,
     optimizer: tf.keras.optimizers.Optimizer,
     loss_fn: Callable,
     *,
     max_norm: float = 1.0,
-    check_finite: bool = False,
     measure_norm: bool = False,
 ) -> Callable:
-    """Make the plain train step with clipping by the global norm and the guard.
+    """Make the plain train step with clipping by the global norm.
 
     Args:
         model, optimizer: as ever; the model has its variables.
         loss_fn: `loss_fn(output, y)` returns a scalar.
         max_norm: the most that the norm may be after clipping; `math.inf` does not clip.
-        check_finite: whether a `FiniteGuard` looks at each step.
-        measure_norm: take the norm also where neither needs it, for `step.gradient_norm()`.
+        measure_norm: take the norm where nothing is clipped, too, for `step.gradient_norm()`.
 
     Returns:
         `step(x, y) -> loss`, a scalar on the device. x: a tensor or a structure of tensors, handed
@@ -201,31 +124,24 @@ def make_train_step(
         first), which waits for the device; it raises ValueError where no norm is taken.
 
     Raises:
-        ValueError: as `GradientClipper`, or the optimizer scales the loss. The step:
-            FloatingPointError, as `FiniteGuard.check`; weights and optimizer are as before then.
+        ValueError: as `GradientClipper`, or the optimizer scales the loss.
+        NotImplementedError: a legacy optimizer.
     """
-    clipper, guard = GradientClipper(model, max_norm=max_norm), FiniteGuard(model)
+    clipper = GradientClipper(model, max_norm=max_norm)
+    check_optimizer(optimizer)
     variables = model.trainable_variables
-    _prepare(optimizer, variables)
-    needs_norm = max_norm < math.inf or check_finite or measure_norm
+    optimizer.build(variables)  # or the step would be traced twice
+    needs_norm = max_norm < math.inf or measure_norm
     last_norm = tf.Variable(math.nan, trainable=False)
 
     @tf.function(jit_compile=False)
-    def train(x, y):
+    def step(x, y):
         loss, gradients = _gradients(model, loss_fn, variables, x, y)
-        norm = None
         if needs_norm:
             norm = clipper.norm(gradients)
             last_norm.assign(tf.cast(norm, tf.float32))
-        clipped = clipper.clip(gradients, norm)
-        if check_finite:
-            return loss, *guard.apply(optimizer, clipped, x, y, loss, gradients, norm)
-        optimizer.apply_gradients(zip(clipped, variables, strict=True))
-        return loss
-
-    def guarded_step(x, y):
-        loss, finite, counts = train(x, y)
-        guard.check(x, y, finite, counts)
+            gradients = clipper.clip(gradients, norm)
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
         return loss
 
     def gradient_norm() -> float:
@@ -233,7 +149,6 @@ def make_train_step(
             raise ValueError("no norm is taken: ask for it with measure_norm=True")
         return float(last_norm)
 
-    step = guarded_step if check_finite else train
     step.gradient_norm = gradient_norm
     return step
 
@@ -247,11 +162,12 @@ def make_per_variable_step(
 ) -> Callable:
     """Make the plain train step with each variable's gradient clipped by its own L2 norm.
 
-    Args, Returns, Raises: as in `make_train_step`; no guard and no `gradient_norm`.
+    Args, Returns, Raises: as in `make_train_step`, without `gradient_norm`.
     """
     clipper = VariableClipper(model, max_norm=max_norm)
+    check_optimizer(optimizer)
     variables = model.trainable_variables
-    _prepare(optimizer, variables)
+    optimizer.build(variables)
 
     @tf.function(jit_compile=False)
     def step(x, y):
@@ -262,122 +178,35 @@ def make_per_variable_step(
     return step
 
 
-def _check(model, max_norm: float) -> None:
-    if not isinstance(max_norm, Real) or not max_norm > 0:
-        raise ValueError(f"max_norm must be above 0 (inf does not clip), not {max_norm!r}")
-    if not (model.built and model.trainable_variables):
-        raise ValueError("the model has no trainable variables (a new one: call it on an example)")
-
-
-def _prepare(optimizer, variables: list) -> None:
-    """Build the optimizer, which a branch of the graph could not; refuse one that unscales."""
-    # Keras 3's loss_scale_factor unscales as well.
-    if hasattr(optimizer, "inner_optimizer") or getattr(optimizer, "loss_scale_factor", None):
-        raise ValueError(
-            "pass the optimizer itself, without loss_scale_factor: this step scales no loss"
-        )
-    if not hasattr(optimizer, "build"):
-        raise NotImplementedError(
-            "a legacy optimizer: take the one of its name in keras.optimizers"
-        )
-    if not getattr(optimizer, "built", False):
-        optimizer.build(variables)
-
-
 def _gradients(model, loss_fn, variables: list, x, y) -> tuple:
     """Loss and gradients of a batch (None where the loss does not depend on a variable)."""
     with tf.GradientTape() as tape:
-        loss = _with_own_losses(loss_fn(_call(model, x, training=True), y), model)
+        loss = add_own_losses(loss_fn(call(model, x, training=True), y), model)
     return loss, tape.gradient(loss, variables)
 
 
-def _dense(gradient):
-    """The sum of an embedding's slices; any other gradient, and None, as it is."""
-    is_slices = isinstance(gradient, tf.IndexedSlices)
-    return tf.convert_to_tensor(gradient) if is_slices else gradient
-
-
-def _real(gradient):
-    """What has the gradient's norm: of complex numbers, real and imaginary parts side by side."""
-    dense = _dense(gradient)
+def _real(gradient) -> tf.Tensor:
+    """What has the gradient's norm: the sums of slices, and complex numbers as pairs of reals."""
+    dense = tf.convert_to_tensor(gradient)
     if not dense.dtype.is_complex:
         return dense
     return tf.stack([tf.math.real(dense), tf.math.imag(dense)])
 
 
-def _count_not_finite(tensor) -> tf.Tensor:
-    if tensor is None:
-        return tf.constant(0, tf.int64)
-    return tf.math.count_nonzero(~_is_finite(_dense(tensor)))
-
-
-def _is_finite(tensor) -> tf.Tensor:
-    if tensor.dtype.is_complex:
-        return tf.math.is_finite(tf.math.real(tensor)) & tf.math.is_finite(tf.math.imag(tensor))
-    return tf.math.is_finite(tensor)
-
-
-def _inputs(x, y) -> list[tuple]:
-    """The floating-point and complex tensors of x and y, named as in "input x[0]"."""
-    return [*_floating("input x", x), *_floating("input y", y)]
-
-
-def _floating(name: str, tree) -> Iterator[tuple]:
-    if isinstance(tree, dict | list | tuple):
-        for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
-            yield from _floating(f"{name}[{key!r}]", value)
-    elif isinstance(tree, tf.SparseTensor | tf.RaggedTensor):
-        yield from _floating(name, tree.values)
-    elif hasattr(tree, "dtype"):
-        dtype = tf.as_dtype(tree.dtype)
-        if dtype.is_floating or dtype.is_complex:
-            yield name, tf.convert_to_tensor(tree)
-
-
-def _call(model, x, training: bool):
-    """Call `model` as `fit` does: x is one argument, but where `call` needs several."""
-    inputs = inspect.signature(model.call).parameters.values()
-    inputs = [p for p in inputs if p.name not in ("training", "mask") and p.kind != p.VAR_KEYWORD]
-    if isinstance(x, dict) and len(inputs) > 1 and x.keys() <= {p.name for p in inputs}:
-        return model(**x, training=training)
-    needed = sum(2 if p.kind == p.VAR_POSITIONAL else p.default is p.empty for p in inputs)
-    if isinstance(x, tuple | list) and needed > 1:
-        return model(*x, training=training)
-    return model(x, training=training)
-
-
-def _with_own_losses(loss, model):
-    """Add the model's own losses (of regularisers, of `add_loss`) as `fit` does, in float32."""
-    loss = tf.cast(loss, tf.float32) if loss.dtype.size < 4 else loss
-    return sum((tf.cast(term, loss.dtype) for term in model.losses), loss)
-
-
 def main() -> None:
-    """Print the plain step against clipping and the guard on the digits CNN, interleaved."""
-    import statistics
-    import time
+    """Print the plain step against clipping by all gradients' norm and by each one's."""
+    from tf_impl.kit import training
+    from tf_impl.kit.demo import Demo
 
-    from shared.specs import TASKS
-    from shared.weights import init_weights
-    from tf_impl.kit import models, runtime, training
-
-    task = TASKS["digits-cnn"]
-    batch = tf.random.normal((128, 32, 32, 1)), tf.zeros(128, tf.int64)
-    rows = {"plain": {}, "clip": {}, "clip and guard": {"check_finite": True}}
-    steps, times = {}, {name: [] for name in rows}
-    for name, settings in rows.items():
-        model = models.build(task.model, init_weights(task.model, seed=0))
-        optimizer = training.make_optimizer(model, task.recipe)
-        make = training.make_train_step if name == "plain" else make_train_step
-        steps[name] = make(model, optimizer, training.cross_entropy, **settings)
-    for _ in range(200):
-        for name, step in steps.items():
-            start = time.perf_counter()
-            step(*batch)
-            runtime.synchronize()
-            times[name].append((time.perf_counter() - start) * 1e3)
-    for name, samples in times.items():
-        print(f"{name:14}{statistics.median(samples):8.2f} ms a step")
+    demo = Demo("digits-cnn")
+    steps = {
+        "plain": training.make_train_step(*demo.build()),
+        "clipped": make_train_step(*demo.build()),
+        "each clipped": make_per_variable_step(*demo.build()),
+    }
+    for name, ms in demo.times(steps).items():
+        print(f"{name:14}{ms:8.2f} ms a step")
+    print(f"norm of the last step's gradients: {steps['clipped'].gradient_norm():.3f}")
 
 
 if __name__ == "__main__":
