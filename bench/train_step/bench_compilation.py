@@ -41,7 +41,6 @@ BASELINE = {"pt_impl": EAGER, "tf_impl": CAPTURED}
 BOOKKEEPING = {"clone", "copy_", "detach", "new_empty_strided", "ones_like"}
 
 UNSUPPORTED = {
-    "pt": {"fit_loop": "PyTorch has no fit: its users write the loop"},
     "tf": {
         "compile_function(mode)": "XLA has no modes: these are torch.compile's",
         "apply_compile(mode)": "XLA has no modes: these are torch.compile's",
@@ -50,8 +49,6 @@ UNSUPPORTED = {
         "compiled_predict(mode)": "XLA has no modes: these are torch.compile's",
         "compile_optimizer": "XLA compiles the update with the step",
         "fullgraph_train_step": "XLA always compiles everything or raises: see compiled",
-        "traced_model": "TensorFlow has no TorchScript: tf.function traces (graph)",
-        "scripted_model": "TensorFlow has no TorchScript: tf.function traces (graph)",
     },
 }
 
@@ -146,7 +143,8 @@ def prepare(impl, work: Work) -> Prepared:
         step = make(trained, optimizer, loss, **work.settings)
         _mark(step, trained, model)
     else:
-        loop = impl.train_step.compilation.fit_loop(model, optimizer, loss, **work.settings)
+        fitting = importlib.import_module(f"{impl.__name__}.kit.fitting")
+        loop = fitting.fit_loop(model, optimizer, loss, **work.settings)
 
         def step(x, y):
             return loop([(x, y)])[1]
@@ -174,12 +172,13 @@ def _prediction(impl, work: Work, model):
 
 def _torchscript(impl, work: Work, model):
     """What TorchScript makes of the model, in its rows; else the model."""
+    if not work.variant.startswith("torchscript"):
+        return model
+    torchscript = importlib.import_module(f"{impl.__name__}.kit.torchscript")
     if work.variant == "torchscript_script":
-        return impl.train_step.compilation.scripted_model(model)
-    if work.variant == "torchscript_trace":
-        x, _ = impl.kit.data.to_device(*_example(work))
-        return impl.train_step.compilation.traced_model(model, x)
-    return model
+        return torchscript.scripted_model(model)
+    x, _ = impl.kit.data.to_device(*_example(work))
+    return torchscript.traced_model(model, x)
 
 
 def _example(work: Work) -> tuple:

@@ -1,37 +1,32 @@
-"""Compilation: capture a train step or a model as graphs, and turn those into machine code.
+"""Compilation: machine code for the whole train step, instead of one operator after the other.
+
+    step = compiled_train_step(model, optimizer, loss_fn)  # a whole step, or
+    apply_compile(model, blocks="layers.*")  # the model alone; the loop stays as it is
 
 What it changes: who runs the operators. Eager, Python asks for one kernel after the other; a
-captured graph runs without Python; a compiler fuses neighbouring operators into kernels of its own,
+captured graph runs without Python; a compiler fuses neighbouring operators into its own kernels,
 which saves trips to memory. Results differ by rounding, since sums are taken in another order.
 
 Its twin: `tf_impl/train_step/compilation.py`.
 
-Where the frameworks differ and why:
-- XLA makes one program of forward, loss, gradients and update. `torch.compile` makes at least three
-  graphs: it breaks at `loss.backward()` (the backward graph is made with the forward one, autograd
-  runs it), and torch's optimizers break around their update on purpose. torch 2.15 can trace
-  `backward()` (`torch._dynamo.config.trace_autograd_ops`, private, off by default).
-- `torch.compile` can take each repeated block by itself: like blocks share one compilation, which
-  takes a fraction of the time, and nothing is fused across their borders. XLA compiles each one.
-- What `torch.compile` cannot trace runs in Python, in silence (a graph break);
-  `fullgraph_train_step` makes it raise. XLA compiles everything or raises.
-- Another shape: torch compiles again, then for any size of that axis; XLA compiles for each shape.
-- torch has modes (`mode`), keeps its kernels on disk for the next process and needs a C++ compiler
-  on a CPU; XLA has none of the three. Keras has `fit` (`fit_loop`). TorchScript (`traced_model`,
-  `scripted_model`) is torch's old compiler, now deprecated.
+Where the frameworks differ and why: XLA makes one program of forward, loss, gradients and update.
+`torch.compile` makes at least three graphs: it breaks at `loss.backward()` and around the update.
+What it cannot trace runs in Python, in silence (a graph break), which `fullgraph_train_step`
+forbids; XLA compiles everything or raises. For another shape torch compiles again, then for any
+size of that axis; XLA compiles for each shape. torch keeps its kernels on disk for the next process
+and needs a C++ compiler on a CPU.
 
 When it helps and when it hurts: it helps elementwise work between products (normalisation, GELU,
 losses, updates) and, on a GPU, many small kernels. Convolutions and products are libraries' kernels
 either way. Each call checks guards, which small steps feel, and the first calls compile: that time
-over the time saved in a step is the break-even. "reduce-overhead" does nothing on a CPU.
+over the time saved in a step is the break-even. Like blocks (`blocks`) share one compilation.
 
-Run it alone: `python -m pt_impl.train_step.compilation` prints eager against compiled steps.
+Run it alone: `python -m pt_impl.train_step.compilation` compares eager with compiled steps.
 
-Copy with it: nothing.
+Copy with it: `pt_impl/kit/calling.py`, `pt_impl/kit/checks/compilation.py`.
 """
 
 from collections.abc import Callable, Mapping
-from fnmatch import fnmatchcase
 from functools import partial
 from inspect import signature
 from types import MethodType
@@ -40,19 +35,17 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+from pt_impl.kit.calling import call, evaluating
+from pt_impl.kit.checks.compilation import check_blocks, check_compilation
 
 
 def compile_function(function: Callable, *, mode: str = "default") -> Callable:
     """`torch.compile`, such that it never runs eagerly because others were compiled before.
 
-    torch keeps 8 compilations of one piece of code (`torch._dynamo.config.recompile_limit`), of all
-    models of a process together, and runs what comes after them eagerly.
-
     Args:
         function: a loss of a batch, a step, a model.
-        mode: "default", "reduce-overhead" (CUDA graphs), "max-autotune" (tries kernels out; CUDA
-            graphs) or "max-autotune-no-cudagraphs".
+        mode: "default", "reduce-overhead" (CUDA graphs; nothing on a CPU), "max-autotune" (tries
+            kernels out; CUDA graphs) or "max-autotune-no-cudagraphs".
 
     Returns:
         The function; its first calls compile.
@@ -60,7 +53,7 @@ def compile_function(function: Callable, *, mode: str = "default") -> Callable:
     Raises:
         ValueError: an unknown mode.
     """
-    _check_mode(mode)
+    check_compilation(mode)
     return _compile(function, mode=mode)
 
 
@@ -84,8 +77,8 @@ def apply_compile(model: nn.Module, *, mode: str = "default", blocks: str = "") 
     Raises:
         ValueError: before anything is changed, an unknown mode, or a name that no submodule has.
     """
-    _check_mode(mode)
-    modules = _find_blocks(model, blocks) if blocks.strip(" ,") else [model]
+    check_compilation(mode)
+    modules = check_blocks(model, blocks) if blocks.strip(" ,") else [model]
     # As `nn.Module.compile`, but one `torch.compile` for all blocks: like ones find what is there.
     compiled = _compile(_run, blocks=len(modules), mode=mode)
     for module in modules:
@@ -125,7 +118,7 @@ def eager_train_step(model: nn.Module, optimizer: Optimizer, loss_fn: Callable) 
 
     def step(x, y):
         optimizer.zero_grad(set_to_none=True)
-        loss = loss_fn(_call(model, x), y)
+        loss = loss_fn(call(model, x), y)
         loss.backward()
         optimizer.step()
         return loss.detach()
@@ -154,7 +147,7 @@ def compiled_train_step(
     """
 
     def train(x, y):
-        loss = loss_fn(_call(model, x), y)
+        loss = loss_fn(call(model, x), y)
         loss.backward()
         optimizer.step()
         return loss
@@ -176,11 +169,7 @@ def fullgraph_train_step(model: nn.Module, optimizer: Optimizer, loss_fn: Callab
     In pieces, because `fullgraph` refuses the breaks of a whole step. Args, Returns: as in
     `eager_train_step`; where the graph would break, the first call raises torch's own error.
     """
-
-    def loss_of(x, y):
-        return loss_fn(_call(model, x), y)
-
-    loss_of = _compile(loss_of, fullgraph=True)
+    loss_of = _compile(lambda x, y: loss_fn(call(model, x), y), fullgraph=True)
     update = _compile(optimizer.step)
     model.train()
 
@@ -213,17 +202,10 @@ def eager_predict(model: nn.Module) -> Callable:
     """Make `predict(x) -> output`, x as in the step: in evaluation mode, then modes as found."""
 
     def predict(x):
-        modes = {module: module.training for module in model.modules()} if _trains(model) else {}
-        try:
-            if modes:
-                model.eval()
-            # What a model keeps of a call, such as a mask, is trained with later.
-            with torch.no_grad() if modes else torch.inference_mode():
-                return _call(model, x)
-        finally:
-            for module, mode in modes.items():
-                if module.training != mode:
-                    module.train(mode)  # some do more in it, as LoRA does
+        # What a model in training keeps of a call, such as a mask, is trained with later.
+        without_gradients = torch.no_grad() if model.training else torch.inference_mode()
+        with evaluating(model), without_gradients:
+            return call(model, x)
 
     return predict
 
@@ -241,69 +223,12 @@ def compiled_predict(model: nn.Module, *, mode: str = "default", blocks: str = "
     return eager_predict(apply_compile(model, mode=mode, blocks=blocks))
 
 
-def traced_model(model: nn.Module, x) -> nn.Module:
-    """Legacy: the model as TorchScript records one call on `x`, to use in its place.
-
-    It shares the parameters, and keeps mode (training or evaluation) and branches of that call.
-    Raises NotImplementedError with torch's reason where the call cannot be recorded.
-    """
-    name = "example_kwarg_inputs" if isinstance(x, Mapping) else "example_inputs"
-    # With its place: a model may put another tensor there.
-    before = [
-        (module, place, buffer, buffer.clone())
-        for module in model.modules()
-        for place, buffer in module.named_buffers(recurse=False)
-    ]
-    try:
-        return torch.jit.trace(model, check_trace=False, **{name: _plain(x)})
-    except RuntimeError as error:
-        raise _refusal(error) from error
-    finally:  # recording ran the model, which leaves a mark on BatchNorm's statistics
-        for module, place, buffer, value in before:
-            setattr(module, place, buffer.copy_(value))
-
-
-def scripted_model(model: nn.Module) -> nn.Module:
-    """Legacy: the model as TorchScript reads it from its source, with the same parameters.
-
-    Raises NotImplementedError with torch's reason where TorchScript lacks what the source uses.
-    """
-    try:
-        return torch.jit.script(model)
-    except (RuntimeError, torch.jit.frontend.FrontendError) as error:
-        raise _refusal(error) from error
-
-
-def _refusal(error: Exception) -> NotImplementedError:
-    reason = next(line for line in str(error).splitlines() if line.strip())
-    return NotImplementedError(f"TorchScript refuses the model: {reason.strip(' :')}")
-
-
-def _find_blocks(model: nn.Module, blocks: str) -> list[nn.Module]:
-    """The submodules that `blocks` names, but for those inside another of them."""
-    # Containers such as ModuleList never run themselves, so there is nothing to compile.
-    modules = {
-        name: module
-        for name, module in model.named_modules()
-        if name and type(module).forward is not nn.Module.forward
-    }
-    chosen: dict[str, None] = {}
-    for pattern in filter(None, map(str.strip, blocks.split(","))):
-        names = [name for name in modules if fnmatchcase(name, pattern)]
-        if not names:
-            known = ", ".join(modules)
-            raise ValueError(f"blocks: the model has no block {pattern!r}; it has {known}")
-        chosen |= dict.fromkeys(names)
-    inside = {n for n in chosen for other in chosen if n.startswith(f"{other}.")}
-    return [modules[name] for name in chosen if name not in inside]
-
-
-def _check_mode(mode: str) -> None:
-    if mode not in _MODES:
-        raise ValueError(f"unknown mode {mode!r}: choose one of {', '.join(_MODES)}")
-
-
 def _compile(function: Callable, *, blocks: int = 1, **settings) -> Callable:
+    """`torch.compile` that does not give up.
+
+    torch keeps 8 compilations of one piece of code (`torch._dynamo.config.recompile_limit`), of all
+    models of a process together, and runs what comes after them eagerly.
+    """
     if "isolate_recompiles" in signature(torch.compile).parameters:  # torch 2.15 has it
         settings["isolate_recompiles"] = True
         if blocks > 1:  # one piece of code for all of them, each of which has modes and shapes
@@ -313,52 +238,25 @@ def _compile(function: Callable, *, blocks: int = 1, **settings) -> Callable:
     return torch.compile(function, **settings)
 
 
-def _trains(model: nn.Module) -> bool:
-    """Whether any part is in training mode; a walk by `modules()` takes several times as long."""
-    left = [model]
-    while left:
-        module = left.pop()
-        if module.training:
-            return True
-        left += [part for part in module._modules.values() if part is not None]
-    return False
-
-
-def _call(model: nn.Module, x):
-    """Call the model as PyTorch's users do: a tuple is its arguments, a mapping its keywords."""
-    if isinstance(x, Mapping):
-        return model(**x)
-    return model(*x) if isinstance(x, tuple) else model(x)
-
-
 def _plain(x):
     """A mapping as a dict: other ones the compiler may not know."""
     return dict(x) if isinstance(x, Mapping) else x
 
 
 def main() -> None:
-    """Print eager against compiled steps on the digits CNN, in interleaved samples."""
-    import os
+    """Print eager against compiled steps on the digits CNN, and how long the first call takes."""
     import time
 
-    from pt_impl.kit import models, runtime, training
-    from shared.specs import TASKS
-    from shared.weights import init_weights
+    from pt_impl.kit.demo import Demo
 
-    runtime.configure(threads=os.cpu_count() or 1, seed=0)
-    task, steps, times = TASKS["digits-cnn"], {}, {}
-    x, y = (v.to(runtime.device()) for v in (torch.randn(128, 1, 32, 32), torch.arange(128) % 10))
+    demo, steps = Demo("digits-cnn"), {}
     for make in (eager_train_step, compiled_model_train_step, compiled_train_step):
-        model = models.build(task.model, init_weights(task.model, seed=0))
-        optimizer = training.make_optimizer(model, task.recipe)
-        steps[make.__name__] = make(model, optimizer, training.cross_entropy)
-    for name, step in 100 * list(steps.items()):
+        steps[make.__name__] = step = make(*demo.build())
         start = time.perf_counter()
-        step(x, y)
-        runtime.synchronize()
-        times.setdefault(name, []).append(time.perf_counter() - start)
-    for name, samples in times.items():
-        print(f"{name:26} first {samples[0]:5.2f} s, then {1e3 * sorted(samples)[50]:6.2f} ms")
+        step(*demo.batches[0])
+        print(f"{make.__name__:26} first call {time.perf_counter() - start:6.2f} s")
+    for name, ms in demo.times(steps).items():
+        print(f"{name:26} then {ms:12.2f} ms a step")
 
 
 if __name__ == "__main__":

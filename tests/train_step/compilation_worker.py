@@ -21,7 +21,8 @@ from tests import workers
 from tests.workers import raised
 
 FRAMEWORK = "pt" if sys.argv[1] == "pt" else "tf"
-impl = workers.implementation(FRAMEWORK, "kit.operators", "train_step.compilation")
+OLD = "kit.torchscript" if FRAMEWORK == "pt" else "kit.fitting"
+impl = workers.implementation(FRAMEWORK, "kit.operators", OLD, "train_step.compilation")
 kit = impl.kit
 technique = impl.train_step.compilation
 operators = impl.kit.operators
@@ -233,9 +234,9 @@ class PyTorch:
             )
             used = model
             if name == "traced":
-                used = technique.traced_model(model, stream[0][0])
+                used = kit.torchscript.traced_model(model, stream[0][0])
             elif name == "scripted":
-                used = technique.scripted_model(model)
+                used = kit.torchscript.scripted_model(model)
             marks = model[1].running_mean.tolist(), int(model[1].num_batches_tracked)
             optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
             step = technique.eager_train_step(used, optimizer, kit.training.cross_entropy)
@@ -264,7 +265,7 @@ class PyTorch:
                 return self.head(x)
 
         model = Counting()
-        technique.traced_model(model, torch.zeros(1, 3))
+        kit.torchscript.traced_model(model, torch.zeros(1, 3))
         return float(model.calls)
 
     def refusals(self):
@@ -278,8 +279,8 @@ class PyTorch:
         found["modes"] = [
             raised(technique.compiled_train_step, *arguments, mode=mode) for mode in MODES
         ]
-        found["traced"] = raised(technique.traced_model, model, batches(1)[0][0])
-        found["scripted"] = raised(technique.scripted_model, model)
+        found["traced"] = raised(kit.torchscript.traced_model, model, batches(1)[0][0])
+        found["scripted"] = raised(kit.torchscript.scripted_model, model)
         step = kit.training.make_train_step(*arguments)
         other_model, other_optimizer = build()
         other = kit.training.make_train_step(
@@ -382,7 +383,7 @@ class TensorFlow:
         found["baseline"] = run(baseline, stream)
         for size in (1, 4):
             model, optimizer = build()
-            loop = technique.fit_loop(
+            loop = kit.fitting.fit_loop(
                 model, optimizer, kit.training.cross_entropy, steps_per_execution=size
             )
             losses = [loop([batch])[1] for batch in stream]
@@ -399,11 +400,15 @@ class TensorFlow:
             found[str(size)]["calls"] = loop.calls()
         model, optimizer = build()
         found["none"] = raised(
-            technique.fit_loop, model, optimizer, kit.training.cross_entropy, steps_per_execution=0
+            kit.fitting.fit_loop,
+            model,
+            optimizer,
+            kit.training.cross_entropy,
+            steps_per_execution=0,
         )
         keras, inputs = self.tf.keras, self.tf.keras.Input((4,))
         two = keras.Model(inputs, [keras.layers.Dense(2)(inputs) for _ in range(2)])
-        loop = technique.fit_loop(two, keras.optimizers.SGD(), lambda output, y: output[0][0, 0])
+        loop = kit.fitting.fit_loop(two, keras.optimizers.SGD(), lambda output, y: output[0][0, 0])
         found["one of two"] = raised(loop, [(self.tf.ones((3, 4)), self.tf.ones((3, 2)))])
         return found
 
