@@ -1,33 +1,31 @@
 """Implementations of one optimizer rule: AdamW, four ways to run the same update.
 
+    optimizer = fused_optimizer(model, learning_rate=1e-3)  # the training loop stays as it is
+
 What it changes: how many kernels an update takes and how often it reads and writes memory; not the
 result. AdamW reads a weight, a gradient and two moments and writes three of them: some eight
-operations a tensor, each a pass over memory of its own (for_loop); the same operations handed over
-once for all tensors (foreach); one kernel that passes once over the memory of all tensors (fused);
-or whatever `torch.compile` makes of the loop (compiled). Each function returns an optimizer to use
-as any other: `optimizer.step()` after the backward pass.
+operations a tensor, each a pass over memory (for_loop); the same operations handed over once for
+all tensors (foreach); one kernel that passes once over the memory of all tensors (fused); or
+whatever `torch.compile` makes of the loop (compiled).
 
 Its twin: `tf_impl/train_step/optimizer_implementations.py`.
 
-Where the frameworks differ and why:
-- PyTorch brings three implementations as arguments of one optimizer: that argument is all there is
-  to copy. Its default is the loop on a CPU and foreach on CUDA. Keras has one implementation, a
-  loop too, which runs inside a `tf.function`, and XLA can compile it. It has no `foreach_optimizer`
-  and, of other rules than Adam's, no fused kernel (`fused_sgd`).
-- PyTorch runs the loop from Python; TensorFlow's executor runs the graph of the loop, and may run
-  the updates of several tensors at the same time.
-- Keras adds its epsilon before the second moment is corrected for bias, PyTorch after.
+Where the frameworks differ and why: PyTorch brings three implementations as arguments of one
+optimizer; its default is the loop on a CPU and foreach on CUDA. Keras has one, a loop too, which
+runs inside a `tf.function`, and XLA can compile it; it has no foreach and, of other rules than
+Adam's, no fused kernel. Keras adds its epsilon before the second moment is corrected for bias,
+PyTorch after.
 
 When it helps and when it hurts: fused helps wherever the update is a visible share of a step: many
 parameters and little arithmetic for each, small batches, many small tensors. foreach saves kernel
-launches on a GPU and needs intermediates as large as the model; on a CPU, where there is no launch
-to save, it can be slower than the loop. compiled needs its compile time back. None helps a step
-that the forward and backward pass dominate.
+launches on a GPU and needs intermediates as large as the model; on a CPU it can be slower than the
+loop. compiled needs its compile time back. None helps a step that the forward and backward pass
+dominate.
 
-Run it alone: `python -m pt_impl.train_step.optimizer_implementations` prints all four on 10 million
-weights.
+Run it alone: `python -m pt_impl.train_step.optimizer_implementations` compares all four on 10
+million weights.
 
-Copy with it: nothing.
+Copy with it: `pt_impl/kit/checks/optimizer_implementations.py`.
 """
 
 from inspect import signature
@@ -35,6 +33,8 @@ from types import MethodType
 
 import torch
 from torch import nn
+
+from pt_impl.kit.checks import optimizer_implementations as checks
 
 
 def for_loop_optimizer(
@@ -63,7 +63,7 @@ def for_loop_optimizer(
     Raises:
         ValueError: a setting is out of range.
     """
-    _check(learning_rate, weight_decay, beta1, beta2, eps)
+    checks.check_optimizer_implementations(learning_rate, weight_decay, beta1, beta2, eps)
     return torch.optim.AdamW(
         model.parameters(),
         lr=learning_rate,
@@ -88,7 +88,7 @@ def foreach_optimizer(
 
     Args, Returns, Raises: as in `for_loop_optimizer`.
     """
-    _check(learning_rate, weight_decay, beta1, beta2, eps)
+    checks.check_optimizer_implementations(learning_rate, weight_decay, beta1, beta2, eps)
     return torch.optim.AdamW(
         model.parameters(),
         lr=learning_rate,
@@ -113,8 +113,8 @@ def fused_optimizer(
     Args, Returns, Raises: as in `for_loop_optimizer`; also NotImplementedError for parameters that
     are not floating-point numbers, which the kernel refuses.
     """
-    _check(learning_rate, weight_decay, beta1, beta2, eps)
-    _check_floating(model)
+    checks.check_optimizer_implementations(learning_rate, weight_decay, beta1, beta2, eps)
+    checks.check_floating(model)
     return torch.optim.AdamW(
         model.parameters(),
         lr=learning_rate,
@@ -141,7 +141,7 @@ def compiled_optimizer(
 
     Args, Returns, Raises: as in `for_loop_optimizer`.
     """
-    _check(learning_rate, weight_decay, beta1, beta2, eps)
+    checks.check_optimizer_implementations(learning_rate, weight_decay, beta1, beta2, eps)
     optimizer = torch.optim.AdamW(
         model.parameters(),
         lr=learning_rate,
@@ -168,25 +168,9 @@ def fused_sgd(model: nn.Module, *, learning_rate: float, momentum: float = 0.9) 
     Raises:
         ValueError: a setting is out of range. NotImplementedError: as in `fused_optimizer`.
     """
-    if learning_rate < 0 or not 0 <= momentum < 1:
-        raise ValueError("learning_rate must be at least 0 and momentum in [0, 1)")
-    _check_floating(model)
+    checks.check_sgd(learning_rate, momentum)
+    checks.check_floating(model)
     return torch.optim.SGD(model.parameters(), lr=learning_rate, momentum=momentum, fused=True)
-
-
-def _check(
-    learning_rate: float, weight_decay: float, beta1: float, beta2: float, eps: float
-) -> None:
-    if min(learning_rate, weight_decay, eps) < 0 or not (0 <= beta1 < 1 and 0 <= beta2 < 1):
-        raise ValueError(
-            "learning_rate, weight_decay and eps must be at least 0, beta1 and beta2 in [0, 1)"
-        )
-
-
-def _check_floating(model: nn.Module) -> None:
-    for name, parameter in model.named_parameters():
-        if not parameter.is_floating_point():
-            raise NotImplementedError(f"torch's fused kernels update no {parameter.dtype}: {name}")
 
 
 def _compile(function):
@@ -203,37 +187,20 @@ def _compile(function):
 
 
 def main() -> None:
-    """Print all implementations on a transformer of 10 million weights, in interleaved samples."""
-    import os
-    import statistics
-    import time
+    """Print all implementations on a transformer of 10 million weights."""
+    from pt_impl.kit import models, training
+    from pt_impl.kit.demo import Demo
 
-    from pt_impl.kit import models, runtime, training
-    from shared.specs import TASKS
-    from shared.weights import init_weights
-
-    runtime.configure(threads=os.cpu_count() or 1, seed=0)
-    spec = TASKS["text-gpt-wide"].model
-    updates, times = {}, {}
+    demo, updates = Demo("text-gpt-wide"), {}
     for make in (for_loop_optimizer, foreach_optimizer, fused_optimizer, compiled_optimizer):
-        model = models.build(spec, init_weights(spec, seed=0))
+        model, *_ = demo.build()
         gradients = [torch.full_like(parameter, 0.01) for parameter in model.parameters()]
-        name = make.__name__.removesuffix("_optimizer")
-        optimizer = make(model, learning_rate=1e-3)
-        updates[name], times[name] = training.make_update(model, optimizer, gradients), []
-        updates[name]()
-    for _ in range(20):
-        for name, update in updates.items():
-            start = time.perf_counter()
-            for _ in range(5):
-                update()
-            runtime.synchronize()
-            times[name].append((time.perf_counter() - start) / 5)
-    print(f"AdamW, {models.parameter_count(model):,} weights: ms an update, ratio")
-    baseline = statistics.median(times["for_loop"])
-    for name, samples in times.items():
-        seconds = statistics.median(samples)
-        print(f"{name:9}{seconds * 1e3:8.2f}{seconds / baseline:7.2f}")
+        update = training.make_update(model, make(model, learning_rate=1e-3), gradients)
+        update()
+        updates[make.__name__] = lambda x, y, update=update: update()
+    print(f"AdamW, {models.parameter_count(model):,} weights")
+    for name, ms in demo.times(updates, rounds=5).items():
+        print(f"{name:20}{ms:8.2f} ms an update")
 
 
 if __name__ == "__main__":

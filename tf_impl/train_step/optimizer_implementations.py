@@ -1,44 +1,41 @@
 """Implementations of one optimizer rule: AdamW, the ways that TensorFlow has to run an update.
 
+    optimizer = fused_optimizer(model, learning_rate=1e-3)  # for `fit` or a loop with a tape
+
 What it changes: how many kernels an update takes and how often it reads and writes memory; not the
-result, but for ids that repeat in a batch (below). Keras writes AdamW as some twenty operations a
-variable, most of them a pass over memory of their own (for_loop); a kernel of TensorFlow's does all
-but the decay in one (fused); XLA fuses those of a variable to a few loops (compiled). Each function
-returns an optimizer to use as any other: in `fit`, or with `apply_gradients` in a step of your own.
+result. Keras writes AdamW as some twenty operations a variable, most of them a pass over memory
+(for_loop); a kernel of TensorFlow's does all but the decay in one (fused); XLA fuses those of a
+variable to a few loops (compiled).
 
 Its twin: `pt_impl/train_step/optimizer_implementations.py`.
 
-Where the frameworks differ and why:
-- Keras has one implementation, a loop over the variables inside a `tf.function`, and leaves fusion
-  to the compiler; PyTorch brings three, as arguments of one optimizer, and can compile them too.
-  Its `foreach_optimizer` has no counterpart. fused is `ResourceApplyAdam`, which TensorFlow kept
-  from the optimizers before Keras 3: one variable at a time, where PyTorch's kernel takes them all,
-  and after a decay of its own. For SGD (`fused_sgd` there) Keras does not use such a kernel.
-- TensorFlow's executor runs the graph of the loop, and may run the updates of several variables at
-  the same time; PyTorch runs the loop from Python.
-- Keras adds its epsilon before the second moment is corrected for bias, PyTorch after: with
-  epsilon = eps sqrt(1 - beta2) the first update is the same, and later ones differ by a relative
-  eps / sqrt(v̂) at most. Keras also computes 1 - beta2^t in float32, PyTorch in float64: for a
-  beta2 of 0.999 that moves the first updates by a relative 3e-5 at most. The kernel takes 1 - beta2
-  in float32 too, so that this cancels.
-- An embedding's gradient is slices here, one a lookup. Of an id that a batch holds twice, Keras 3
-  adds up the squares of its slices for the second moment, and so do for_loop and compiled. fused
-  squares their sum: the rule, as in PyTorch and tf_keras.
+Where the frameworks differ and why: Keras has one implementation, a loop over the variables inside
+a `tf.function`, and leaves fusion to the compiler; PyTorch brings three. fused is
+`ResourceApplyAdam`, which TensorFlow kept from before Keras 3: one variable at a time, where
+PyTorch's kernel takes them all. Keras adds its epsilon before the second moment is corrected for
+bias, PyTorch after: with eps sqrt(1 - beta2) the first update is the same, and later ones differ by
+a relative eps / sqrt(v̂) at most. An embedding's gradient is slices, one a lookup: of an id that a
+batch holds twice, Keras 3 adds up their squares; fused squares their sum, as PyTorch does.
 
 When it helps and when it hurts: compiled helps where the update is a visible share of a step: many
 variables and little arithmetic for each. It needs its compile time back, and nothing is left to
-gain where the whole step is compiled already. fused helps there too, and compiles nothing. None
-helps a step that the forward and backward pass dominate.
+gain where the whole step is compiled. fused helps there too, and compiles nothing. None helps a
+step that the forward and backward pass dominate.
 
-Run it alone: `python -m tf_impl.train_step.optimizer_implementations` prints all on 10 million
+Run it alone: `python -m tf_impl.train_step.optimizer_implementations` compares all on 10 million
 weights.
 
-Copy with it: nothing.
+Copy with it: `tf_impl/kit/checks/optimizer_implementations.py`.
 """
 
 import math
 
 import tensorflow as tf
+
+from tf_impl.kit.checks.optimizer_implementations import (
+    check_kernel,
+    check_optimizer_implementations,
+)
 
 
 def for_loop_optimizer(
@@ -67,7 +64,7 @@ def for_loop_optimizer(
     Raises:
         ValueError: a setting is out of range, or the model has no variables yet.
     """
-    _check(model, learning_rate, weight_decay, beta1, beta2, eps)
+    check_optimizer_implementations(model, learning_rate, weight_decay, beta1, beta2, eps)
     optimizer = tf.keras.optimizers.AdamW(
         learning_rate=float(learning_rate),
         weight_decay=weight_decay,
@@ -96,7 +93,7 @@ def fused_optimizer(
     Args, Returns, Raises: as in `for_loop_optimizer`; NotImplementedError for variables that are
     not floating-point numbers, which the kernel refuses.
     """
-    _check(model, learning_rate, weight_decay, beta1, beta2, eps)
+    check_optimizer_implementations(model, learning_rate, weight_decay, beta1, beta2, eps)
     optimizer = FusedAdamW(
         learning_rate=float(learning_rate),
         weight_decay=weight_decay,
@@ -119,11 +116,7 @@ class FusedAdamW(tf.keras.optimizers.AdamW):
 
     def build(self, variables):
         """Make the moments; refuse what the kernel can't do before that."""
-        if self.amsgrad:
-            raise NotImplementedError("ResourceApplyAdam has no amsgrad: use Keras's AdamW")
-        for variable in variables:
-            if not tf.as_dtype(variable.dtype).is_floating:
-                raise NotImplementedError(f"ResourceApplyAdam updates no {variable.dtype}")
+        check_kernel(self, variables)
         super().build(variables)
 
     def update_step(self, gradient, variable, learning_rate=None):
@@ -175,7 +168,7 @@ def compiled_optimizer(
 
     Args, Returns, Raises: as in `for_loop_optimizer`.
     """
-    _check(model, learning_rate, weight_decay, beta1, beta2, eps)
+    check_optimizer_implementations(model, learning_rate, weight_decay, beta1, beta2, eps)
     optimizer = tf.keras.optimizers.AdamW(
         learning_rate=float(learning_rate),
         weight_decay=weight_decay,
@@ -189,86 +182,52 @@ def compiled_optimizer(
     return optimizer
 
 
-def _compile_update(optimizer, variables: list) -> None:
+def _compile_update(optimizer: tf.keras.optimizers.AdamW, variables: list) -> None:
     """Have the optimizer's method that updates variables run as a program of XLA.
 
     One program for all variables, and another for each choice of some of them.
     """
     places = {id(variable): place for place, variable in enumerate(variables)}
+    keras_3 = hasattr(optimizer, "apply")  # which its apply_gradients and LossScaleOptimizer call
+    own_update = optimizer.apply if keras_3 else optimizer.apply_gradients
 
-    def places_of(given) -> tuple[int, ...]:
-        if any(id(variable) not in places for variable in given):
+    @tf.function(jit_compile=True)
+    def program(gradients, places):
+        chosen = [variables[place] for place in places]
+        if keras_3:
+            own_update(gradients, chosen)
+        else:
+            own_update(zip(gradients, chosen, strict=True))
+
+    def apply(grads, trainable_variables=None):
+        chosen = variables if trainable_variables is None else trainable_variables
+        if any(id(variable) not in places for variable in chosen):
             raise ValueError("the optimizer was made for other variables: make it for the model")
-        return tuple(places[id(variable)] for variable in given)
+        program(list(grads), tuple(places[id(variable)] for variable in chosen))
 
-    if hasattr(optimizer, "apply"):  # Keras 3: its apply_gradients and LossScaleOptimizer call it
-        keras_apply = optimizer.apply
-
-        @tf.function(jit_compile=True)
-        def program(gradients, places):
-            keras_apply(gradients, [variables[place] for place in places])
-
-        def apply(grads, trainable_variables=None):
-            given = variables if trainable_variables is None else trainable_variables
-            program(list(grads), places_of(given))
-
+    if keras_3:
         optimizer.apply = apply
     else:
-        keras_apply_gradients = optimizer.apply_gradients
-
-        @tf.function(jit_compile=True)
-        def program(gradients, places):
-            own = [variables[place] for place in places]
-            keras_apply_gradients(zip(gradients, own, strict=True))
-
-        def apply_gradients(grads_and_vars, **kwargs):
-            gradients, given = zip(*grads_and_vars, strict=True)
-            program(list(gradients), places_of(given))
-
-        optimizer.apply_gradients = apply_gradients
-
-
-def _check(model, learning_rate, weight_decay, beta1, beta2, eps) -> None:
-    if not model.built:
-        raise ValueError("the model has no variables yet: call it once on an example input")
-    if min(learning_rate, weight_decay, eps) < 0 or not (0 <= beta1 < 1 and 0 <= beta2 < 1):
-        raise ValueError(
-            "learning_rate, weight_decay and eps must be at least 0, beta1 and beta2 in [0, 1)"
+        optimizer.apply_gradients = lambda grads_and_vars, **_: apply(
+            *zip(*grads_and_vars, strict=True)
         )
 
 
 def main() -> None:
-    """Print all implementations on a transformer of 10 million weights, in interleaved samples."""
-    import os
-    import statistics
-    import time
+    """Print all implementations on a transformer of 10 million weights."""
+    from tf_impl.kit import models, training
+    from tf_impl.kit.demo import Demo
 
-    from shared.specs import TASKS
-    from shared.weights import init_weights
-    from tf_impl.kit import models, runtime, training
-
-    runtime.configure(threads=os.cpu_count() or 1, seed=0)
-    spec = TASKS["text-gpt-wide"].model
-    updates, times = {}, {}
+    demo, updates = Demo("text-gpt-wide"), {}
     for make in (for_loop_optimizer, fused_optimizer, compiled_optimizer):
-        model = models.build(spec, init_weights(spec, seed=0))
-        gradients = [tf.fill(v.shape, 0.01) for v in model.trainable_variables]
-        name = make.__name__.removesuffix("_optimizer")
-        optimizer = make(model, learning_rate=1e-3)
-        updates[name], times[name] = training.make_update(model, optimizer, gradients), []
-        updates[name]()
-    for _ in range(20):
-        for name, update in updates.items():
-            start = time.perf_counter()
-            for _ in range(5):
-                update()
-            runtime.synchronize()
-            times[name].append((time.perf_counter() - start) / 5)
-    print(f"AdamW, {models.parameter_count(model):,} weights: ms an update, ratio")
-    baseline = statistics.median(times["for_loop"])
-    for name, samples in times.items():
-        seconds = statistics.median(samples)
-        print(f"{name:9}{seconds * 1e3:8.2f}{seconds / baseline:7.2f}")
+        model, *_ = demo.build()
+        gradients = [tf.fill(variable.shape, 0.01) for variable in model.trainable_variables]
+        update = training.make_update(model, make(model, learning_rate=1e-3), gradients)
+        update()
+        updates[make.__name__] = lambda x, y, update=update: update()
+    print(f"AdamW, {models.parameter_count(model):,} weights")
+    for name, ms in demo.times(updates, rounds=5).items():
+        print(f"{name:20}{ms:8.2f} ms an update")
 
 
 if __name__ == "__main__":
