@@ -29,6 +29,7 @@ FAMILIES = {
         "compilation",
         "gradient_accumulation",
         "gradient_clipping",
+        "finite_guard",
         "activation_checkpointing",
         "memory_format",
         "optimizer_implementations",

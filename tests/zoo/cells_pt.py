@@ -361,6 +361,17 @@ def gradient_clipping(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
     return {"no limit": unlimited, "a limit": limited}
 
 
+def finite_guard(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """Where all is finite it is the plain step."""
+
+    def guarded():
+        model = a.model()
+        step = technique.make_train_step(model, sgd(model), a.loss_fn)
+        a.trains(cell, step, model, a.plain())
+
+    return {"guarded": guarded}
+
+
 def activation_checkpointing(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
     """Recomputed blocks give the gradients of plain ones, dropout and statistics included."""
 
@@ -691,11 +702,20 @@ def quantization_aware_training(technique, a: Applied, cell: Cell) -> dict[str, 
 
 def weight_quantization(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
     """float32 is the model itself; integers are as near to it as plain rounding is."""
+    from pt_impl.kit.quantized_files import save_quantized
+
     eight, four = (COARSER * a.rounded(bits) for bits in (8, 4))
+
+    def write_int8(model, x, path):
+        save_quantized(technique.apply_int8(model, x), x, path)
+
+    def write_int4(model, x, path):
+        save_quantized(technique.apply_int4(model, x), x, path)
+
     return {
-        "int8": partial(_written, technique.quantize_int8, a, cell, eight),
-        "float32": partial(_written, technique.keep_float32, a, cell),
-        "int4": partial(_written, technique.quantize_int4, a, cell, four),
+        "int8": partial(_written, write_int8, a, cell, eight),
+        "float32": partial(_written, save_quantized, a, cell),
+        "int4": partial(_written, write_int4, a, cell, four),
     }
 
 
@@ -844,7 +864,7 @@ CELLS = {
     function.__name__: function
     for function in (
         *(baseline, mixed_precision, compilation, gradient_accumulation, gradient_clipping),
-        *(activation_checkpointing, memory_format, optimizer_implementations),
+        *(finite_guard, activation_checkpointing, memory_format, optimizer_implementations),
         *(batch_size_finder, stacking, pruning, semi_structured_pruning, structured_pruning),
         *(sparse_inference, distillation, feature_distillation, post_training_quantization),
         *(quantization_aware_training, weight_quantization, combinations, export, native_export),

@@ -373,6 +373,17 @@ def _clipped(model, optimizer, loss_fn, x, y):
     return loss
 
 
+def finite_guard(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """Where all is finite it is the plain step."""
+
+    def guarded():
+        model = a.model()
+        step = technique.make_train_step(model, sgd(), a.loss_fn)
+        a.trains(cell, step, model, a.plain())
+
+    return {"guarded": guarded}
+
+
 def activation_checkpointing(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
     """Recomputed blocks give the gradients of plain ones, dropout and statistics included."""
 
@@ -693,16 +704,19 @@ def quantization_aware_training(technique, a: Applied, cell: Cell) -> dict[str, 
 
 def weight_quantization(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
     """float32 is the model itself; integers are as near to it as plain rounding is."""
+    from tf_impl.kit.quantized_files import load_quantized, save_quantized
+
     eight, four = (COARSER * a.rounded(bits) for bits in (8, 4))
 
-    def written(write: Callable, bound: float):
-        path = write(a.model(), a.x, a.folder / "model.pb")
-        cell.near("outputs", parts(technique.load_quantized(path)(a.x)), a.output, bound)
+    def written(apply: Callable | None, bound: float):
+        model = apply(a.model(), a.x) if apply else a.model()
+        path = save_quantized(model, a.x, a.folder / "model.pb")
+        cell.near("outputs", parts(load_quantized(path)(a.x)), a.output, bound)
 
     return {
-        "int8": partial(written, technique.quantize_int8, eight),
-        "float32": partial(written, technique.keep_float32, a.rounding.of_outputs),
-        "int4": partial(written, technique.quantize_int4, four),
+        "int8": partial(written, technique.apply_int8, eight),
+        "float32": partial(written, None, a.rounding.of_outputs),
+        "int4": partial(written, technique.apply_int4, four),
     }
 
 
@@ -840,7 +854,7 @@ CELLS = {
     function.__name__: function
     for function in (
         *(baseline, mixed_precision, compilation, gradient_accumulation, gradient_clipping),
-        *(activation_checkpointing, memory_format, optimizer_implementations),
+        *(finite_guard, activation_checkpointing, memory_format, optimizer_implementations),
         *(batch_size_finder, stacking, pruning, semi_structured_pruning, structured_pruning),
         *(sparse_inference, distillation, feature_distillation, post_training_quantization),
         *(quantization_aware_training, weight_quantization, combinations, export, native_export),
