@@ -75,7 +75,7 @@ KIT_LACKS = {
     },
 }
 # What they show is several techniques, which they import.
-STACKS = {"combinations", "stacking", "bottleneck"}
+STACKS = {"combinations", "stacking", "bottleneck", "accumulated_statistics"}
 FRAMEWORKS = {"torch", "torchvision", "torchao", "tensorflow", "keras", "tf_keras"}
 FORBIDDEN = {
     "shared": FRAMEWORKS | {"pt_impl", "tf_impl", "bench"},

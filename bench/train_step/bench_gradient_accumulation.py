@@ -15,7 +15,6 @@ from bench.harness.plan import (
     other_math,
 )
 from shared.own_model import first
-from shared.specs import state_shapes
 
 FAR = 1e6  # a running mean that no data has
 
@@ -28,13 +27,6 @@ TECHNIQUE = Technique(
     variants=(
         Variant("one_batch", role="baseline", title="one batch", program="plain"),
         other_math("micro_4", "4 micro-batches", micro_batches=4),
-        other_math(
-            "micro_4_statistics_once",
-            "4 micro-batches, running statistics once",
-            "ordinary",
-            micro_batches=4,
-            statistics_once=True,
-        ),
         other_math("micro_16", "16 micro-batches", "ordinary", micro_batches=16),
         Variant("neutral", {"micro_batches": 1}, effort="full", title="accumulation of one batch"),
     ),
@@ -49,7 +41,7 @@ TECHNIQUE = Technique(
         "through a loop in the graph.",
         "BatchNorm normalises each part by itself, so that these rows compute something else than "
         "one large batch does; twin and twin compute the same.",
-        "Running statistics get an update a part, with statistics_once one a step; PyTorch's "
+        "Running statistics get an update a part (accumulated_statistics: one a step); PyTorch's "
         "variance is unbiased, Keras 3's is not.",
     ),
     notes=(
@@ -62,8 +54,6 @@ TECHNIQUE = Technique(
 
 def prepare(impl, work: Work) -> Prepared:
     """The baseline step, or the technique's with its settings."""
-    if work.settings.get("statistics_once") and not state_shapes(work.task.model):
-        raise NotImplementedError(f"no layer of {work.task.name} keeps running statistics")
     parts = work.settings.get("micro_batches", 1)
     if work.batch_size < parts:
         raise NotImplementedError(f"{work.batch_size} samples can't be cut into {parts} parts")
@@ -79,7 +69,12 @@ def _make_step(impl, work, model, optimizer, loss_fn):
 
 
 def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
-    """The loss saw parts, and running statistics were updated as often as they should be.
+    """The loss saw parts, and running statistics were updated in each."""
+    return look_at_a_step(impl, work, batch, _make_step, work.settings.get("micro_batches", 1))
+
+
+def look_at_a_step(impl, work, batch, make_step, wanted: int) -> tuple[dict, str | None]:
+    """The samples that the loss saw at a time, and the updates of statistics: `wanted` a step.
 
     A step on a fresh model whose running means are far off: each update leaves 1 - momentum of
     that, so what is left counts the updates. TensorFlow traces a part once, for all of them.
@@ -94,7 +89,7 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
     weights = work.weights | {name: work.weights[name] + FAR for name in means}
     model = impl.kit.models.build(work.task.model, weights)
     optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
-    _make_step(impl, work, model, optimizer, loss_fn)(*batch)
+    make_step(impl, work, model, optimizer, loss_fn)(*batch)
     left = impl.kit.models.export_weights(model)
     updates = sorted(
         {round(log(left[n].mean() / FAR) / log(1 - work.task.model.bn_momentum)) for n in means}
@@ -105,6 +100,6 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
     reason = None
     if set(seen) != sizes:
         reason = f"the loss saw {seen} samples at a time, not {sorted(sizes)}"
-    elif means and updates != [1 if work.settings.get("statistics_once") else parts]:
+    elif means and updates != [wanted]:
         reason = f"running statistics were updated {updates} times"
     return {"samples_at_a_time": seen, "updates_of_statistics": updates}, reason

@@ -31,6 +31,7 @@ Copy with it: `pt_impl/kit/calling.py`, `pt_impl/kit/checks/gradient_accumulatio
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import reduce
 
 import torch
 from torch import nn
@@ -120,13 +121,15 @@ def make_train_step(
     def step(x, y):
         parts = accumulator.split(x, y)  # raises while there are gradients that would be lost
         optimizer.zero_grad(set_to_none=True)
-        total = 0.0
+        losses = []
         for part_x, part_y, share in parts:
-            loss = loss_fn(call(model, part_x), part_y) * share
+            loss = loss_fn(call(model, part_x), part_y)
+            if micro_batches > 1:
+                loss = loss * share
             loss.backward()  # adds to .grad, and frees the activations
-            total = total + loss.detach()
+            losses.append(loss.detach())
         optimizer.step()
-        return total
+        return reduce(torch.add, losses)
 
     return step
 

@@ -56,11 +56,11 @@ def start(spec):
     return weights
 
 
-def prepare(spec, *, recipe=RECIPE, optimizer=None, **settings):
+def prepare(spec, *, recipe=RECIPE, optimizer=None, by=technique, **settings):
     """A model and its step: the baseline without settings, else the technique."""
     model = kit.models.build(spec, start(spec))
     optimizer = optimizer(model) if optimizer else kit.training.make_optimizer(model, recipe)
-    maker = technique if settings else kit.training
+    maker = by if settings else kit.training
     step = maker.make_train_step(model, optimizer, kit.training.cross_entropy, **settings)
     return SimpleNamespace(model=model, optimizer=optimizer, step=step)
 
@@ -104,17 +104,12 @@ def gradients():
         (found[name]["3"],) = applied(spec, (x, y), micro_batches=3)
         if spec is GPT:
             (found[name]["1"],) = applied(spec, (x, y), micro_batches=1)
-    for parts in (1, 3):
-        settings = {"micro_batches": parts, "statistics_once": True}
-        (found[name][f"once {parts}"],) = applied(spec, (x, y), **settings)
     return found
 
 
 def losses():
     """Of ten steps in four parts."""
-    stream = batches(CNN, 10, samples=30)
-    settings = {"each": {}, "once": {"statistics_once": True}}
-    return {n: run(prepare(CNN, micro_batches=4, **s), stream) for n, s in settings.items()}
+    return run(prepare(CNN, micro_batches=4), batches(CNN, 10, samples=30))
 
 
 def ragged():
@@ -149,7 +144,7 @@ def peaks():
 
 def refusals():
     """What bad input raises, and that model, statistics and optimizer are as before."""
-    prepared = prepare(CNN, micro_batches=4, statistics_once=True)
+    prepared = prepare(CNN, micro_batches=4)
     arguments = prepared.model, prepared.optimizer, kit.training.cross_entropy
     before, memory_before = weights(prepared), own.state(prepared.optimizer)
     found = {
@@ -168,7 +163,7 @@ def refusals():
         all(np.array_equal(before[name], after[name]) for name in before)
         and own.state(prepared.optimizer) == memory_before
     )
-    fresh = prepare(CNN, micro_batches=4, statistics_once=True)
+    fresh = prepare(CNN, micro_batches=4)
     found["goes on"] = run(prepared, [(x, y)]) == run(fresh, [(x, y)])
     return found
 
@@ -255,81 +250,6 @@ class PyTorch:
         loss_fn = torch.nn.MSELoss()
         step = technique.make_train_step(model, optimizer, loss_fn, micro_batches=parts)
         return step, (torch.randn(1024, 4096), torch.zeros(1024, 4096))
-
-    def norms(self):
-        """BatchNorm over few values, with a cumulative average, and a frozen one."""
-        torch = self.torch
-        nn = torch.nn
-        model = nn.Sequential(
-            nn.BatchNorm1d(4), nn.BatchNorm1d(4, momentum=None), nn.BatchNorm1d(4), nn.Linear(4, 2)
-        )
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-        step = technique.make_train_step(
-            model, optimizer, nn.MSELoss(), micro_batches=4, statistics_once=True
-        )
-        model[2].eval()
-        kept = {name: value.clone() for name, value in model[2].state_dict().items()}
-        for _ in range(2):
-            step(torch.from_numpy(LEFT), torch.from_numpy(TARGET))
-        first, second, third = (layer.state_dict() for layer in list(model)[:3])
-        found = {
-            "data": LEFT.tolist(),
-            "mean": first["running_mean"].tolist(),
-            "variance": first["running_var"].tolist(),
-            "updates": [int(s["num_batches_tracked"]) for s in (first, second, third)],
-            "cumulative": second["running_var"].tolist(),
-            "frozen": all(torch.equal(kept[name], third[name]) for name in kept),
-            "momenta": [layer.momentum for layer in list(model)[:3]],
-            "hooks": sum(len(module._forward_hooks) for module in model.modules()),
-        }
-        mean = model[0].running_mean.clone()
-        found["fails"] = raised(step, torch.from_numpy(LEFT[:, :3].copy()), torch.zeros(9, 2))
-        found["momenta afterwards"] = [layer.momentum for layer in list(model)[:3]]
-        found["kept"] = torch.equal(mean, model[0].running_mean)
-        return found
-
-    def recomputed(self):
-        """A first BatchNorm's variance: as it is, and in a block that runs again going back."""
-        from pt_impl.train_step.activation_checkpointing import apply_checkpointing
-
-        nn, found = self.torch.nn, []
-        for blocks in ("", "0"):
-            model = nn.Sequential(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 4)), nn.ReLU())
-            apply_checkpointing(model, blocks=blocks)
-            optimizer = self.torch.optim.SGD(model.parameters(), lr=0.0)
-            step = technique.make_train_step(
-                model, optimizer, nn.MSELoss(), micro_batches=4, statistics_once=True
-            )
-            step(self.torch.from_numpy(LEFT), self.torch.zeros(len(LEFT), 4))
-            found.append(model[0][0].running_var.tolist())
-        return found
-
-    def untracked(self):
-        """The mean of a BatchNorm, without and with other inputs that go through it untracked."""
-        torch, found = self.torch, []
-
-        class Perturbed(torch.nn.Module):
-            def __init__(self, often):
-                super().__init__()
-                self.norm, self.often = torch.nn.BatchNorm1d(4), often
-
-            def forward(self, x):
-                output = self.norm(x)
-                self.norm.track_running_stats = False  # as virtual adversarial training does
-                for _ in range(self.often):
-                    self.norm(x[:2] + 100.0)
-                self.norm.track_running_stats = True
-                return output
-
-        for often in (0, 1):
-            model = Perturbed(often)
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-            step = technique.make_train_step(
-                model, optimizer, torch.nn.MSELoss(), micro_batches=2, statistics_once=True
-            )
-            step(torch.from_numpy(LEFT), torch.zeros(len(LEFT), 4))
-            found.append(model.norm.running_mean.tolist())
-        return found
 
     def uncut(self):
         """What a step says of tensors without rows to cut, and whether it kept the gradient."""
@@ -508,44 +428,6 @@ class TensorFlow:
         after = weights(prepared)
         found["unchanged"] = all(np.array_equal(before[name], after[name]) for name in before)
         found["traces"] = outer.experimental_get_tracing_count()
-        return found
-
-    def norms(self):
-        """BatchNorm over few values, one that is frozen, and one that renormalises."""
-        tf = self.tf
-        keras, layers = tf.keras, tf.keras.layers
-
-        class Inside(layers.Layer):
-            def __init__(self):
-                super().__init__()
-                self.norm = layers.BatchNormalization(momentum=0.9)
-
-            def call(self, x, training=False):
-                return self.norm(x, training=training)
-
-        inside, frozen = Inside(), layers.BatchNormalization()
-        frozen.trainable = False
-        model = keras.Sequential([keras.Input((4,)), inside, frozen, layers.Dense(2)])
-        kept = [np.array(value) for value in frozen.weights]
-        optimizer = keras.optimizers.SGD(0.0)
-        arguments = optimizer, self.squares
-        step = technique.make_train_step(model, *arguments, micro_batches=4, statistics_once=True)
-        for _ in range(2):
-            step(tf.constant(LEFT), tf.constant(TARGET))
-        found = {
-            "data": LEFT.tolist(),
-            "mean": np.array(inside.norm.moving_mean).tolist(),
-            "variance": np.array(inside.norm.moving_variance).tolist(),
-            "frozen": all(
-                np.array_equal(old, np.array(new))
-                for old, new in zip(kept, frozen.weights, strict=True)
-            ),
-            "momenta": [inside.norm.momentum, frozen.momentum],
-        }
-        renorm = layers.BatchNormalization(renorm=True)
-        model = keras.Sequential([keras.Input((4,)), renorm, layers.Dense(2)])
-        found["renorm"] = raised(technique.make_train_step, model, *arguments, statistics_once=True)
-        found["renorm plain"] = raised(technique.make_train_step, model, *arguments)
         return found
 
 

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from tests import workers
+from tests.train_step.accumulated import apart, of_parts, relative, tensors, weighted
 
 WORKERS = ("pt", *workers.keras())
 BARS = {"cnn": 1e-5, "gpt": 1e-4}  # the parity of the tasks with such models
 SHARES = [0.3, 0.3, 0.4]
 MOMENTUM = 0.25
-PLACES = {"conv0": 64, "conv1": 16}  # pixels that a BatchNorm sees of a sample
 
 
 @pytest.fixture(scope="module")
@@ -36,34 +36,6 @@ def found(request, evidence):
 @pytest.fixture(params=WORKERS)
 def every(request, evidence):
     return evidence[request.param]
-
-
-def tensors(applied, statistics=False):
-    """The gradients of a step, or the statistics after it, as float64 arrays."""
-    return {
-        name: np.array(value, dtype=np.float64)
-        for name, value in applied.items()
-        if name != "loss" and name.endswith((".bn.mean", ".bn.variance")) == statistics
-    }
-
-
-def apart(ours, theirs):
-    """The largest relative L2 difference of a tensor."""
-    assert ours.keys() == theirs.keys()
-    norm = np.linalg.norm
-    return max(norm(ours[name] - theirs[name]) / norm(theirs[name]) for name in theirs)
-
-
-def relative(ours, theirs):
-    return max(abs(a / b - 1) for a, b in zip(ours, theirs, strict=True))
-
-
-def weighted(parts, shares, **kwargs):
-    parts = [tensors(part, **kwargs) for part in parts]
-    return {
-        name: sum(share * part[name] for share, part in zip(shares, parts, strict=True))
-        for name in parts[0]
-    }
 
 
 # Gradients ------------------------------------------------------------------------------------
@@ -95,15 +67,13 @@ def test_batchnorm_normalises_each_part_by_itself(every):
 
 def test_ten_steps(every):
     losses = every["losses"]
-    assert losses["each"][-1] < losses["each"][0]
-    # Nothing in training reads the running statistics.
-    assert losses["once"] == losses["each"]
+    assert losses[-1] < losses[0]
 
 
 @pytest.mark.parametrize("other", workers.keras())
 def test_twins_agree(evidence, other):
     pt, tf = evidence["pt"], evidence[other]
-    assert relative(pt["losses"]["each"], tf["losses"]["each"]) < BARS["cnn"]
+    assert relative(pt["losses"], tf["losses"]) < BARS["cnn"]
     ours, theirs = (tensors(side["gradients"]["gpt"]["3"]) for side in (pt, tf))
     assert apart(ours, theirs) < BARS["gpt"]
 
@@ -111,114 +81,12 @@ def test_twins_agree(evidence, other):
 # Running statistics ---------------------------------------------------------------------------
 
 
-def of_parts(cnn):
-    """The statistics that each part alone has given, out of what an update made of them."""
-    before = tensors(cnn["start"], statistics=True)
-    return before, [
-        {n: (v - (1 - MOMENTUM) * before[n]) / MOMENTUM for n, v in alone.items()}
-        for alone in (tensors(part, statistics=True) for part in cnn["alone"])
-    ]
-
-
 def test_statistics_get_one_update_a_part(every):
     cnn = every["gradients"]["cnn"]
-    expected, seen = of_parts(cnn)
+    expected, seen = of_parts(cnn, MOMENTUM)
     for part in seen:
         expected = {n: (1 - MOMENTUM) * v + MOMENTUM * part[n] for n, v in expected.items()}
     assert apart(tensors(cnn["3"], statistics=True), expected) < 1e-5
-
-
-def test_statistics_once_pool_the_parts(every):
-    """Mean and variance of all values together, each framework with its own kind of variance."""
-    cnn = every["gradients"]["cnn"]
-    before, seen = of_parts(cnn)
-    sizes, expected = [3, 3, 4], {}
-    for layer, places in PLACES.items():
-        counts = np.array(sizes)[:, None] * places
-        shares, total = counts / counts.sum(), counts.sum()
-        means = np.array([part[f"{layer}.bn.mean"] for part in seen])
-        variances = np.array([part[f"{layer}.bn.variance"] for part in seen])
-        mean = (shares * means).sum(0)
-        if every.framework == "pt":
-            variances = variances * (counts - 1) / counts
-        variance = (shares * (variances + (means - mean) ** 2)).sum(0)
-        if every.framework == "pt":
-            variance = variance * total / (total - 1)
-        for name, value in (("mean", mean), ("variance", variance)):
-            old = before[f"{layer}.bn.{name}"]
-            expected[f"{layer}.bn.{name}"] = (1 - MOMENTUM) * old + MOMENTUM * value
-    assert apart(tensors(cnn["once 3"], statistics=True), expected) < 1e-5
-
-
-def test_statistics_once_equal_one_large_batch_in_the_first_layer_alone(every):
-    cnn = every["gradients"]["cnn"]
-    ours, whole = (tensors(cnn[name], statistics=True) for name in ("once 3", "baseline"))
-    each = tensors(cnn["3"], statistics=True)
-    # tf_keras pools unbiased variances, too large by 1/n for the n values of a part.
-    bar = {"conv0.bn.mean": 1e-5, "conv0.bn.variance": 1e-5}
-    if every.name == "tf_keras":
-        bar["conv0.bn.variance"] = 1 / (3 * PLACES["conv0"])
-    for name, limit in bar.items():
-        assert apart({name: ours[name]}, {name: whole[name]}) < limit
-        assert apart({name: each[name]}, {name: whole[name]}) > 10 * limit
-    assert apart(ours, whole) > 1e-3
-
-
-def test_statistics_once_with_one_part_are_those_of_the_baseline(every):
-    cnn = every["gradients"]["cnn"]
-    ours, whole = (tensors(cnn[name], statistics=True) for name in ("once 1", "baseline"))
-    assert apart(ours, whole) < 1e-6
-
-
-def test_statistics_once_change_no_gradient(every):
-    cnn = every["gradients"]["cnn"]
-    assert apart(tensors(cnn["once 3"]), tensors(cnn["3"])) == 0.0
-
-
-def pooled_twice(found, momentum, ddof):
-    """Running statistics of new layers after two updates from all of the data."""
-    data, kept = np.array(found["data"]), (1 - momentum) ** 2
-    variance = kept + (1 - kept) * data.var(0, ddof=ddof)
-    return {"mean": (1 - kept) * data.mean(0), "variance": variance}
-
-
-def test_pt_batchnorm_over_few_values(evidence):
-    """Parts of two and three rows, where the bias of a variance is large."""
-    found = evidence["pt"]["norms"]
-    ours = {name: np.array(found[name]) for name in ("mean", "variance")}
-    assert apart(ours, pooled_twice(found, 0.1, ddof=1)) < 1e-6
-    assert found["updates"] == [2, 2, 0]
-    # Its input has a variance of 1 in each part: unbiased over nine rows that is 9/8.
-    assert found["cumulative"] == pytest.approx([9 / 8] * 4, rel=1e-2)
-    assert found["frozen"]
-
-
-def test_pt_what_a_recomputed_block_sees_again_is_not_pooled_twice(evidence):
-    plain, recomputed = evidence["pt"]["recomputed"]
-    assert recomputed == plain
-
-
-def test_pt_what_a_layer_does_not_track_is_not_pooled(evidence):
-    without, with_others = evidence["pt"]["untracked"]
-    assert with_others == without
-
-
-def test_pt_the_model_is_left_as_it_was(evidence):
-    found = evidence["pt"]["norms"]
-    assert found["momenta"] == found["momenta afterwards"] == [0.1, None, 0.1]
-    assert found["hooks"] == 0
-    assert found["fails"].startswith("RuntimeError")
-    assert found["kept"]
-
-
-def test_tf_batchnorm_within_a_layer(evidence):
-    found = evidence["tf"]["norms"]
-    ours = {name: np.array(found[name]) for name in ("mean", "variance")}
-    assert apart(ours, pooled_twice(found, 0.1, ddof=0)) < 1e-6
-    assert found["frozen"]
-    assert found["momenta"] == [0.9, 0.99]
-    assert found["renorm"].startswith("NotImplementedError: statistics_once: batch renorm")
-    assert found["renorm plain"] is None
 
 
 # One part at a time ---------------------------------------------------------------------------

@@ -6,7 +6,9 @@ is set for a call and put back. Keras models have losses of their own, modules h
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
 
 import tensorflow as tf
 
@@ -41,6 +43,37 @@ def call(model: tf.keras.Model, x, *, training: bool = False):
     return model(*arguments, **named, training=training)
 
 
+def infer(model: tf.keras.Model, x):
+    """Return what the model gives for x in evaluation mode, in which none of its variables changes.
+
+    Keras 3 moves the seeds of an LSTM's dropout on in evaluation mode, too: that is dropped.
+    """
+    with getattr(tf.keras, "StatelessScope", nullcontext)():  # of Keras 3
+        return call(model, x)
+
+
+@contextmanager
+def unchanged(model: tf.keras.Model) -> Iterator[None]:
+    """Let a model run inside; its variables and the global generator are then as before."""
+    # All variables: SpectralNormalization writes to its kernel.
+    written = [*model.variables, tf.random.get_global_generator().state]
+    kept = [tf.identity(variable) for variable in written]
+    try:
+        yield
+    finally:
+        for variable, value in zip(written, kept, strict=True):
+            variable.assign(value)
+
+
+def call_loss(loss: Callable, output, y) -> tf.Tensor:
+    """Return `loss(output, y)`; Keras's own losses take the labels first."""
+    where = getattr(loss, "__module__", None) or ""
+    keras_has_it = "keras" in where and ".losses" in where
+    if keras_has_it or isinstance(loss, tf.keras.losses.Loss):
+        return loss(y, output)
+    return loss(output, y)
+
+
 def add_own_losses(loss: tf.Tensor, model: tf.keras.Model) -> tf.Tensor:
     """Add the model's own losses (of regularisers, of `add_loss`) as `fit` does, in float32."""
     loss = tf.cast(loss, tf.float32) if loss.dtype.size < 4 else loss
@@ -58,6 +91,40 @@ def layers(model: tf.keras.Model) -> list[tf.keras.layers.Layer]:
     `model.layers` ends at the first level: what custom layers contain is listed only here.
     """
     return list(model._flatten_layers())
+
+
+class Retracing:
+    """New graphs for methods of a model's layers that are a `tf.function`.
+
+    Their own graphs are those of the policy or momentum that they were first traced with.
+    """
+
+    def __init__(self, model: tf.keras.Model) -> None:
+        kind = tf.types.experimental.PolymorphicFunction
+        self.functions = []
+        for layer in layers(model):
+            own = [{"call": vars(layer).get("call")}, *map(vars, type(layer).__mro__)]
+            for name in {name for each in own for name in each if isinstance(each[name], kind)}:
+                given = getattr(layer, name)
+                function = getattr(given, "func", given)  # of one that was made anew before
+                anew = tf.function(function.python_function, jit_compile=function._jit_compile)
+                anew = partial(anew)  # Keras would track the function itself
+                anew.__signature__ = inspect.signature(given)
+                self.functions.append((layer, name, anew))
+
+    @contextmanager
+    def new_graphs(self) -> Iterator[None]:
+        """Let the layers call the new functions inside, and their own again afterwards."""
+        before = [vars(layer).get(name) for layer, name, _ in self.functions]
+        try:
+            for layer, name, anew in self.functions:
+                setattr(layer, name, anew)
+            yield
+        finally:
+            for (layer, name, _), function in zip(self.functions, before, strict=True):
+                delattr(layer, name)
+                if function is not None:
+                    setattr(layer, name, function)
 
 
 def logits(output):
@@ -90,9 +157,19 @@ def map_tensors(function: Callable, tree):
 def rows(tree, start: int, stop: int):
     """Return the samples from `start` to `stop` of each tensor in nested tuples, lists and dicts.
 
-    What is no tensor, or has no first axis, goes with every part.
+    What has no first axis (numbers, None, scalars) goes with every part.
     """
-    return map_tensors(lambda leaf: leaf if leaf.shape.rank == 0 else leaf[start:stop], tree)
+    has_none = lambda leaf: getattr(leaf, "shape", ()) == ()  # noqa: E731
+    return tf.nest.map_structure(lambda leaf: leaf if has_none(leaf) else leaf[start:stop], tree)
+
+
+def concatenate(parts: list):
+    """Return one structure of several alike, such as of `rows`: their tensors one after another.
+
+    What is no tensor is that of the first part.
+    """
+    join = lambda *each: tf.concat(each, 0) if tf.is_tensor(each[0]) else each[0]  # noqa: E731
+    return tf.nest.map_structure(join, *parts)
 
 
 def _leaf_to_float32(leaf):
