@@ -60,6 +60,25 @@ def infer(model: nn.Module, x):
         return call(model, map_tensors(Tensor.clone, x))
 
 
+@contextmanager
+def unchanged(model: nn.Module) -> Iterator[None]:
+    """Let a model run inside; its buffers and the random state are then as they were before."""
+    cuda = {t.device for t in (*model.parameters(), *model.buffers()) if t.device.type == "cuda"}
+    # With its place: a model may put another tensor there.
+    buffers = [
+        (module, name, buffer, buffer.detach().clone())
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False)
+    ]
+    try:
+        with torch.random.fork_rng(list(cuda)):
+            yield
+    finally:
+        for module, name, buffer, value in buffers:
+            buffer.data.copy_(value)
+            setattr(module, name, buffer)
+
+
 def logits(output):
     """Return the logits of an output that has them as `.logits` or under "logits", else all of it.
 
@@ -112,6 +131,15 @@ def rows(tree, start: int, stop: int):
         parts = [rows(part, start, stop) for part in tree]
         return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
     return tree
+
+
+def concatenate(parts: list):
+    """Return one structure of several alike, such as of `rows`: their tensors one after another.
+
+    What is no tensor is that of the first part.
+    """
+    join = lambda *each: torch.cat(each) if isinstance(each[0], Tensor) else each[0]  # noqa: E731
+    return tree_map(join, *parts)
 
 
 def _trains(model: nn.Module) -> bool:
