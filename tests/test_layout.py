@@ -20,66 +20,13 @@ FAMILIES = ("train_step", "input", "parallel", "recipes", "compression", "deploy
 FAMILIES += ("diagnosis", "adaptation")
 # Whole programs that use techniques: nobody's row, nothing that is copied one by one.
 LADDERS = "ladders"
+# What drives the techniques, the same on both sides. What makes them safe on any model is each
+# framework's own, and stands beside it in the kit.
 KIT = {"models", "data", "training", "runtime", "replicas", "collectives"}
 KIT |= {"detection", "examples", "integers", "operators", "own_model", "calling", "demo"}
-KIT |= {"copying", "comparing", "tracing", "saving", "signatures", "int8_files"}
 EXEMPT: set[str] = set()  # of the mirror; starts empty and should stay so
 # What the kit of one framework alone needs, in the form of a benchmark's UNSUPPORTED.
 KIT_LACKS = {
-    "kit/photos.py": {
-        "pt": {
-            "flip_and_resize": "Pillow and torchvision do it in `decode_photo`",
-            "graph_crop_box": "the work on a photo is Python, which has shared.epochs.crop_box",
-            "load_record": "shards are tar files",
-            "make_load": "the work on a photo is no graph",
-            "make_mapped_load": "the work on a photo is no graph",
-            "normalise": "the loader does it where it has the batch",
-            "ordered": "a DataLoader takes any sampler",
-            "readable": "a worker goes on after an error",
-            "reason_of": "errors do not name a place in a graph",
-        },
-        "tf": {
-            "crop_photo": "the graph flips and resizes what is cut",
-            "load_photo": "make_load has it in the graph",
-            "normalise_into": "a graph writes into no array",
-            "refuse_huge_jpeg": "TensorFlow's decoder has a limit",
-        },
-    },
-    "kit/copying.py": {
-        "pt": {
-            "copy_state": "deepcopy copies a module, Keras makes each layer anew",
-            "retrace": "a tf.function within a model has graphs of its own, a module has none",
-        },
-    },
-    "kit/tracing.py": {
-        "pt": {
-            "outputs(training)": "a module has a mode",
-            "check_example_inputs": "it is in kit/checks there",
-            "refuse_state": "a recurrent layer of Keras may keep its state from call to call",
-            "inlined": "a tf.function within a model has graphs of its own, a module has none",
-            "one_line": "LiteRT's converter alone has lines to look for",
-            "litert_function": "LiteRT takes loops for one sample alone; here there are none",
-        },
-        "tf": {
-            "quietly": "TensorFlow prints no graph of what it refuses",
-            "held_tensor": "a tf.function holds variables",
-        },
-    },
-    "kit/int8_files.py": {
-        "pt": {"interpret": "a graph is a module, whose call needs nothing of a file"},
-    },
-    "kit/signatures.py": {
-        "pt": {
-            "refuse_state": "a recurrent layer of Keras may keep its state from call to call",
-            "tables": "layers of Keras look words up, modules of PyTorch get codes",
-            "to_tensors": "Keras takes arrays, too, and inputs that are sparse or ragged",
-            "call": "a module is called in the mode that it has",
-        },
-        "tf": {
-            "beyond_bounds": "a tf.function keeps no bounds of a size that is open",
-            "quietly": "TensorFlow prints no graph of what it refuses",
-        },
-    },
     "kit/calling.py": {
         "pt": {
             "call(training)": "a module has a mode",
@@ -123,9 +70,9 @@ MOST_KIT_FILES, MOST_KIT_LINES = 2, 200  # of these, and what one of them may ha
 OF_THE_KIT = {
     r"raise NotImplementedError": "refuses something: that is for kit/checks",
     r"def _call\b": "calls models by convention: that is kit/calling.py's call",
-    r"\.train\((mode|before|training|was_training)\)": "restores modes: kit/calling.py's evaluating",
+    r"\.train\((mode|before|training|was_training)\)": "restores modes: that is for kit/calling.py",
     r"(?m)^\s*(from|import) (\w+\.)*_\w+": "imports a private module of a library",
-    r"(?m)^\s*from (tensorflow\.python|keras\.src|tf_keras\.src)": "imports a library's private module",
+    r"(?m)^\s*from (tensorflow\.python|(tf_)?keras\.src)": "imports a library's private module",
     r"(?m)^from \w[\w.]* import .*\b_[a-z]": "imports a private name",
 }
 RUNTIMES = {"onnx", "onnxruntime", "onnxscript", "tf2onnx", "openvino", "ai_edge_litert"}
@@ -217,6 +164,8 @@ def twins(root: Path) -> list[tuple[str, Path, Path]]:
     found = []
     for room in (*FAMILIES, LADDERS, "kit"):
         for name in sorted(stems(root, f"pt_impl/{room}") & stems(root, f"tf_impl/{room}")):
+            if room == "kit" and name not in KIT:
+                continue
             place = f"{room}/{name}.py"
             found.append((place, root / "pt_impl" / place, root / "tf_impl" / place))
     return found
@@ -491,7 +440,7 @@ def named_to_copy(path: Path) -> list[str]:
 def copying_faults(root: Path) -> list[str]:
     """The head of a file says what has to be copied with it: all of it, and nothing else."""
     found = []
-    for path in [*technique_files(root), *ladder_files(root)]:
+    for path in technique_files(root):
         place = path.relative_to(root).as_posix()
         named, wanted = named_to_copy(path), needed(root, place)
         if named != wanted:
@@ -499,8 +448,7 @@ def copying_faults(root: Path) -> list[str]:
                 f"{place} needs {', '.join(wanted) or 'nothing'}: say so at its head's end"
             )
         others = [name for name in wanted if name.split("/")[1] not in FAMILIES]
-        stacks = path.stem in STACKS or path.parent.name == LADDERS
-        if len(others) > MOST_FILES_TO_COPY and not stacks:
+        if len(others) > MOST_FILES_TO_COPY and path.stem not in STACKS:
             found.append(f"{place} needs {len(others)} files of the kit: {', '.join(others)}")
     return found
 

@@ -21,12 +21,6 @@ work, too.
 
 Run it alone: `python -m pt_impl.ladders.domain_adaptation` trains on digits over photos, plain and
 with all rungs but the compiler's.
-
-Copy with it: `pt_impl/adaptation/adversarial.py`, `pt_impl/input/in_memory.py`,
-`pt_impl/recipes/checkpoints.py`, `pt_impl/train_step/activation_checkpointing.py`,
-`pt_impl/train_step/compilation.py`, `pt_impl/train_step/gradient_accumulation.py`,
-`pt_impl/train_step/gradient_clipping.py`, `pt_impl/train_step/memory_format.py`,
-`pt_impl/train_step/mixed_precision.py`, `pt_impl/train_step/stacking.py`, `shared/epochs.py`.
 """
 
 import math
@@ -37,9 +31,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pt_impl.adaptation.adversarial import AdversarialModel, adversarial_loss, make_domain_head
+from pt_impl.deployment.reduced_precision import make_predict
 from pt_impl.input.in_memory import memory_cached_loader, naive_loader
 from pt_impl.recipes.checkpoints import save_checkpoint
-from pt_impl.train_step.mixed_precision import make_predict
 from pt_impl.train_step.stacking import make_train_step
 
 RUNGS = ("input_pipeline", "mixed_precision", "clipping", "compiled")

@@ -32,19 +32,6 @@ Not every rung pays on every machine: leave out those that don't. The order is t
 
 Run it alone: `python -m pt_impl.ladders.image_classification` trains ResNet-18 plain and with all
 rungs but the compiler's, on photos that it writes first.
-
-Copy with it: `pt_impl/compression/post_training_quantization.py`,
-`pt_impl/compression/structured_pruning.py`, `pt_impl/input/folder.py`,
-`pt_impl/input/tuned_folder.py`, `pt_impl/kit/calling.py`,
-`pt_impl/kit/checks/activation_checkpointing.py`, `pt_impl/kit/checks/example_inputs.py`,
-`pt_impl/kit/checks/float_layers.py`, `pt_impl/kit/checks/gradient_accumulation.py`,
-`pt_impl/kit/comparing.py`, `pt_impl/kit/photos.py`, `pt_impl/kit/recomputation.py`,
-`pt_impl/kit/saving.py`, `pt_impl/kit/tracing.py`, `pt_impl/recipes/averaging.py`,
-`pt_impl/recipes/checkpoints.py`, `pt_impl/train_step/activation_checkpointing.py`,
-`pt_impl/train_step/compilation.py`, `pt_impl/train_step/gradient_accumulation.py`,
-`pt_impl/train_step/gradient_clipping.py`, `pt_impl/train_step/memory_format.py`,
-`pt_impl/train_step/mixed_precision.py`, `pt_impl/train_step/stacking.py`, `shared/epochs.py`,
-`shared/images.py`, `shared/onnx_quantization.py`.
 """
 
 from collections.abc import Callable, Iterator
@@ -58,12 +45,12 @@ from pt_impl.compression.post_training_quantization import (
     quantize_onnxruntime_int8,
 )
 from pt_impl.compression.structured_pruning import remove_channels
+from pt_impl.deployment.reduced_precision import make_predict
 from pt_impl.input.folder import naive_loader
 from pt_impl.input.tuned_folder import tuned_loader
 from pt_impl.recipes import averaging
 from pt_impl.recipes.checkpoints import save_checkpoint
 from pt_impl.train_step.memory_format import convert_batch
-from pt_impl.train_step.mixed_precision import make_predict
 from pt_impl.train_step.stacking import make_train_step, prepare_model
 
 RUNGS = (

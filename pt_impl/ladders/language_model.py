@@ -25,16 +25,6 @@ everything each. Checkpointing and accumulation cost time and save memory.
 
 Run it alone: `python -m pt_impl.ladders.language_model` trains a small GPT plain and with all
 rungs; with `text-bert` after it, a small BERT.
-
-Copy with it: `pt_impl/kit/calling.py`, `pt_impl/kit/checks/activation_checkpointing.py`,
-`pt_impl/kit/checks/gradient_accumulation.py`, `pt_impl/kit/collectives.py`,
-`pt_impl/kit/recomputation.py`, `pt_impl/parallel/data_parallel.py`,
-`pt_impl/recipes/checkpoints.py`, `pt_impl/train_step/activation_checkpointing.py`,
-`pt_impl/train_step/compilation.py`, `pt_impl/train_step/gradient_accumulation.py`,
-`pt_impl/train_step/gradient_clipping.py`, `pt_impl/train_step/memory_format.py`,
-`pt_impl/train_step/mixed_precision.py`, `pt_impl/train_step/optimizer_implementations.py`,
-`pt_impl/train_step/stacking.py`, `shared/cgroups.py`, `shared/own_network.py`,
-`shared/parallel.py`, `shared/scratch.py`.
 """
 
 import os
@@ -50,9 +40,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pt_impl.deployment.reduced_precision import make_predict
 from pt_impl.parallel.data_parallel import apply_data_parallel
 from pt_impl.recipes.checkpoints import save_checkpoint
-from pt_impl.train_step.mixed_precision import make_predict
 from pt_impl.train_step.optimizer_implementations import for_loop_optimizer, fused_optimizer
 from pt_impl.train_step.stacking import make_train_step, prepare_model
 from shared.parallel import loopback_interface

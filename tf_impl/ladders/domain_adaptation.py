@@ -21,13 +21,6 @@ work, too.
 
 Run it alone: `python -m tf_impl.ladders.domain_adaptation` trains on digits over photos, plain and
 with all rungs but the compiler's.
-
-Copy with it: `shared/epochs.py`, `tf_impl/adaptation/adversarial.py`, `tf_impl/input/in_memory.py`,
-`tf_impl/kit/calling.py`, `tf_impl/kit/checks/gradient_accumulation.py`,
-`tf_impl/recipes/checkpoints.py`, `tf_impl/train_step/activation_checkpointing.py`,
-`tf_impl/train_step/compilation.py`, `tf_impl/train_step/gradient_accumulation.py`,
-`tf_impl/train_step/gradient_clipping.py`, `tf_impl/train_step/memory_format.py`,
-`tf_impl/train_step/mixed_precision.py`, `tf_impl/train_step/stacking.py`.
 """
 
 import math
@@ -36,9 +29,9 @@ from collections.abc import Callable, Iterator
 import tensorflow as tf
 
 from tf_impl.adaptation.adversarial import AdversarialModel, adversarial_loss, make_domain_head
+from tf_impl.deployment.reduced_precision import make_predict
 from tf_impl.input.in_memory import memory_cached_loader, naive_loader
 from tf_impl.recipes.checkpoints import save_checkpoint
-from tf_impl.train_step.mixed_precision import make_predict
 from tf_impl.train_step.stacking import make_train_step
 
 RUNGS = ("input_pipeline", "mixed_precision", "clipping", "compiled")

@@ -31,16 +31,6 @@ Not every rung pays on every machine: leave out those that don't. The order is t
 
 Run it alone: `python -m tf_impl.ladders.image_classification` trains ResNet-18 plain and with all
 rungs but the compiler's, on photos that it writes first.
-
-Copy with it: `shared/epochs.py`, `shared/images.py`, `shared/onnx_quantization.py`,
-`tf_impl/compression/post_training_quantization.py`, `tf_impl/compression/structured_pruning.py`,
-`tf_impl/input/folder.py`, `tf_impl/input/tuned_folder.py`, `tf_impl/kit/calling.py`,
-`tf_impl/kit/checks/gradient_accumulation.py`, `tf_impl/kit/comparing.py`, `tf_impl/kit/copying.py`,
-`tf_impl/kit/tracing.py`, `tf_impl/recipes/averaging.py`, `tf_impl/recipes/checkpoints.py`,
-`tf_impl/train_step/activation_checkpointing.py`, `tf_impl/train_step/compilation.py`,
-`tf_impl/train_step/gradient_accumulation.py`, `tf_impl/train_step/gradient_clipping.py`,
-`tf_impl/train_step/memory_format.py`, `tf_impl/train_step/mixed_precision.py`,
-`tf_impl/train_step/stacking.py`.
 """
 
 from collections.abc import Callable, Iterator
@@ -52,11 +42,11 @@ from tf_impl.compression.post_training_quantization import (
     quantize_onnxruntime_int8,
 )
 from tf_impl.compression.structured_pruning import remove_channels
+from tf_impl.deployment.reduced_precision import make_predict
 from tf_impl.input.folder import naive_loader
 from tf_impl.input.tuned_folder import tuned_loader
 from tf_impl.recipes import averaging
 from tf_impl.recipes.checkpoints import save_checkpoint
-from tf_impl.train_step.mixed_precision import make_predict
 from tf_impl.train_step.stacking import make_train_step, prepare_model
 
 RUNGS = (

@@ -24,13 +24,6 @@ everything each. Checkpointing and accumulation cost time and save memory.
 
 Run it alone: `python -m tf_impl.ladders.language_model` trains a small GPT plain and with all
 rungs; with `text-bert` after it, a small BERT.
-
-Copy with it: `tf_impl/kit/calling.py`, `tf_impl/kit/checks/gradient_accumulation.py`,
-`tf_impl/kit/collectives.py`, `tf_impl/parallel/data_parallel.py`, `tf_impl/recipes/checkpoints.py`,
-`tf_impl/train_step/activation_checkpointing.py`, `tf_impl/train_step/compilation.py`,
-`tf_impl/train_step/gradient_accumulation.py`, `tf_impl/train_step/gradient_clipping.py`,
-`tf_impl/train_step/memory_format.py`, `tf_impl/train_step/mixed_precision.py`,
-`tf_impl/train_step/optimizer_implementations.py`, `tf_impl/train_step/stacking.py`.
 """
 
 from collections.abc import Callable, Iterator
@@ -39,9 +32,10 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
+from tf_impl.deployment.reduced_precision import make_predict
 from tf_impl.parallel import data_parallel
 from tf_impl.recipes.checkpoints import save_checkpoint
-from tf_impl.train_step.mixed_precision import MixedPrecision, make_predict
+from tf_impl.train_step.mixed_precision import MixedPrecision
 from tf_impl.train_step.optimizer_implementations import for_loop_optimizer, fused_optimizer
 from tf_impl.train_step.stacking import make_train_step, prepare_model
 
