@@ -59,6 +59,7 @@ TECHNIQUE = Technique(
         "residuals is for that network alone.",
     ),
     probes=True,
+    composed_of=("kit.examples", "recipes.gradient_health"),
 )
 
 
@@ -94,12 +95,12 @@ def probe(impl, work: Work, batches) -> dict[str, dict]:
 
 def _deep(impl, work: Work, residual: bool) -> tuple[float, int, float]:
     """First layer's gradient over the output's, unhealthy layers, accuracy after training."""
-    technique, training = impl.recipes.initialization, impl.kit.training
-    network = technique.deep_network(layers=LAYERS, width=WIDTH, residual=residual)
-    technique.apply_initialization(network, **work.settings)
+    health, training = impl.recipes.gradient_health, impl.kit.training
+    network = impl.kit.examples.deep_network(layers=LAYERS, width=WIDTH, residual=residual)
+    impl.recipes.initialization.apply_initialization(network, **work.settings)
     x, y = impl.kit.data.to_device(*_digits())
     size = RECIPE.accuracy_batch_size
-    norms = technique.gradient_norms(network, training.cross_entropy, x[:size], y[:size])
+    norms = health.gradient_norms(network, training.cross_entropy, x[:size], y[:size])
     ratio = next(iter(norms.values())) / norms["output"]
     optimizer = training.make_optimizer(network, RECIPE)
     step = training.make_train_step(network, optimizer, training.cross_entropy)
@@ -112,7 +113,7 @@ def _deep(impl, work: Work, residual: bool) -> tuple[float, int, float]:
         metric="accuracy",
         batch_size=len(x) - TRAIN_SIZE,
     )
-    return ratio, len(technique.find_unhealthy(norms)), accuracy
+    return ratio, len(health.find_unhealthy(norms)), accuracy
 
 
 def _digits() -> tuple[np.ndarray, np.ndarray]:

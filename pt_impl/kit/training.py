@@ -91,7 +91,7 @@ def softmax(logits: Tensor) -> Tensor:
 def probability_cross_entropy(probabilities: Tensor, labels: Tensor) -> Tensor:
     """Mean of -log of the labels' probabilities, (n, classes) and (n,), where a model gives these.
 
-    Not as exact as `cross_entropy`: `recipes/checks.py` shows what is lost.
+    Not as exact as `cross_entropy`: `recipes/loss_checks.py` shows what is lost.
     """
     return F.nll_loss(probabilities.log(), labels)
 

@@ -1,54 +1,32 @@
-"""Regularization: weight decay, label smoothing, dropout, and what BatchNorm does beside its work.
+"""Regularization: weight decay, label smoothing and dropout, against learning by heart.
 
-What it changes: what a step minimizes beside the loss, and so what the model can learn by heart.
+    apply_decoupled_decay(model, optimizer, weight_decay=0.05)  # of kernels alone
+    loss_fn = partial(smoothed_cross_entropy, smoothing=0.1)
+    add_dropout(model, rate=0.3)
 
-- L2 in the loss: `l2_penalty`, weight_decay / 2 times the sum of squares, whose gradient is
-  weight_decay times the weight. With plain SGD that is decay: each step takes rate x weight_decay
-  of the weight away.
-- Decoupled decay (Loshchilov and Hutter, 2019, "Decoupled Weight Decay Regularization"): the step
-  takes the same share away beside the gradient. Under Adam the two are not the same: a penalty's
-  gradient goes through the moments and is divided by the root of the second one, so that weights
-  with large gradients decay less; in the extreme only its sign counts.
-- Decay for kernels alone: a bias or a scale of normalisation has nothing to overfit with, and an
-  embedding that a batch does not touch should not shrink (He et al., 2019, "Bag of Tricks",
-  section 3.1: no bias decay). Each can be taken in.
-- `scale_decay`: a share a step is one an epoch only for one batch size. At the same rate, a batch
-  of k times the nominal one takes k times fewer steps, and wants k times the decay. Not where the
-  rate is scaled with the batch, too: the share is their product.
-- Label smoothing (Szegedy et al., 2016, "Rethinking the Inception Architecture", section 7).
-- Dropout (Srivastava et al., 2014) before the head of a model that has none, and the rate of what
-  there is.
-- BatchNorm is a regularizer beside its work: a sample's output depends on its companions in the
-  batch, which is noise of 1 / batch size (Luo et al., 2019, "Towards Understanding Regularization
-  in Batch Normalization"). To see it: compare the loss of one batch in training mode with that in
-  evaluation mode, and train with half and twice the batch. Nothing has to be switched on.
+What it changes: what a step minimizes beside the loss. L2 adds weight_decay / 2 times the sum of
+squares to the loss; decoupled decay takes rate x weight_decay of the weights away beside the
+gradient (Loshchilov and Hutter, 2019). Under plain SGD the two are one. Under Adam a penalty's
+gradient is divided by the root of the second moment, so that weights with large gradients decay
+less. Only kernels decay unless more is asked for: biases and norms have nothing to overfit with (He
+et al., 2019, "Bag of Tricks", section 3.1).
 
 Its twin: `tf_impl/recipes/regularization.py`.
 
-Where the frameworks differ and why:
-- `weight_decay` means two things in PyTorch: L2 in `Adam` and `SGD`, decoupled in `AdamW` and where
-  `decoupled_weight_decay=True` says so. Every Keras optimizer decouples, SGD as well: with momentum
-  that is not PyTorch's SGD, whose buffer takes the decay in. Such optimizers are refused here.
-- What decays is a matter of parameter groups, which may be set at any time; in Keras the optimizer
-  is told before it is built.
-- `Linear.weight` and an embedding's are both `weight`: the module tells them apart. Keras calls
-  kernels kernels.
-- `F.cross_entropy` smooths sparse labels itself; Keras does it for one-hot ones alone.
-- Keras's `regularizers.L2(l)` is l times the sum, without the half: give it weight_decay / 2.
-- Dropout before the head is a hook here: names of weights stay. Keras models are graphs, of which
-  a new one is made over the same layers.
-- A module reads its rate in every call. A traced Keras step keeps the old one: trace anew.
+Where the frameworks differ and why: `weight_decay` is L2 in `Adam` and `SGD` here, and decoupled in
+`AdamW`; every Keras optimizer decouples, SGD as well. What decays is a matter of parameter groups,
+at any time; a Keras optimizer is told before it is built. `F.cross_entropy` smooths class numbers;
+Keras's loss does it for one-hot labels alone. Dropout is a hook here, there a new model. Keras's
+`regularizers.L2(l)` is l times the sum: give it weight_decay / 2.
 
-When it helps and when it hurts: all of it helps where training and validation part: few labels,
-many epochs, large models. Where a model does not yet fit its training data, all of it hurts. Decay
-in front of BatchNorm does not shrink the function, as the scale is divided out: it raises the
-effective rate (van Laarhoven, 2017). Smoothed labels make probabilities too timid on purpose, and
-are poor teachers for distillation (Müller et al., 2019). Dropout before BatchNorm shifts its
-variance between training and inference (Li et al., 2019): it belongs behind the last one.
+When it helps and when it hurts: it helps where training and validation part: few labels, many
+epochs. Where a model does not yet fit its training data, it hurts. Decay in front of BatchNorm only
+raises the effective rate (van Laarhoven, 2017). Smoothed labels make poor teachers (Müller et al.,
+2019). Dropout belongs behind the last BatchNorm, whose variance it shifts (Li et al., 2019).
 
 Run it alone: `python -m pt_impl.recipes.regularization` prints training beside validation.
 
-Copy with it: nothing.
+Copy with it: `pt_impl/kit/checks/regularization.py`, `pt_impl/kit/parameter_kinds.py`.
 """
 
 from collections.abc import Callable
@@ -58,26 +36,25 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-NORMS = (
-    nn.modules.batchnorm._NormBase,
-    nn.LayerNorm,
-    nn.GroupNorm,
-    nn.RMSNorm,
+from pt_impl.kit.checks import regularization as checks
+from pt_impl.kit.parameter_kinds import of_kinds
+
+DROPOUTS = (
+    *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),
+    *(nn.AlphaDropout, nn.FeatureAlphaDropout),
 )
 
 
 def decayed_parameters(
     model: nn.Module, *, biases: bool = False, norms: bool = False, embeddings: bool = False
 ) -> list[str]:
-    """The names of the parameters that decay: kernels, and what is asked for.
+    """Return the names of the parameters that decay: kernels, and what is asked for.
 
     Kernels are weights of two or more axes that are no embedding's (nor tied to one). Frozen
     parameters never decay, nor do those that are none of these: class tokens, positions, slopes.
     """
-    wanted = {"kernel", *_asked(biases, norms, embeddings)}
-    kinds = _kinds(model)
-    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    return [name for name, p in named if kinds[id(p)] in wanted]
+    decayed = _decayed(model, biases, norms, embeddings)
+    return _names(model, {id(parameter) for parameter in decayed})
 
 
 def l2_penalty(
@@ -88,13 +65,14 @@ def l2_penalty(
     norms: bool = False,
     embeddings: bool = False,
 ) -> Tensor:
-    """Return weight_decay / 2 times the sum of squares of what decays, to be added to a loss."""
-    _check_decay(weight_decay)
-    names = decayed_parameters(model, biases=biases, norms=norms, embeddings=embeddings)
-    if not names:
-        raise ValueError("the model has nothing that decays")
-    parameters = dict(model.named_parameters())
-    return _penalty([parameters[name] for name in names], weight_decay)
+    """Return weight_decay / 2 times the sum of squares of what decays, to be added to a loss.
+
+    Its gradient is weight_decay times the weight. Raises ValueError where nothing decays.
+    """
+    checks.check_decay(weight_decay)
+    trained = [p for p in _decayed(model, biases, norms, embeddings) if p.requires_grad]
+    checks.check_decayed(trained)
+    return _penalty(trained, weight_decay)
 
 
 def make_penalized_loss(
@@ -109,7 +87,7 @@ def make_penalized_loss(
     """Return `loss(output, y)`: the given one and the penalty, for any step that takes a loss."""
     settings = {"biases": biases, "norms": norms, "embeddings": embeddings}
     l2_penalty(model, weight_decay=weight_decay, **settings)  # refuses at once what it refuses
-    decayed = _wanted(model, **settings)
+    decayed = _decayed(model, **settings)
 
     def penalized(output, y) -> Tensor:
         trained = [p for p in decayed if p.requires_grad]
@@ -129,21 +107,19 @@ def apply_decoupled_decay(
 ) -> list[str]:
     """Let the optimizer take rate x weight_decay of kernels away each step, and of nothing else.
 
-    Splits each parameter group in two; what is frozen decays once it trains. Returns the names of
-    what decays now. Raises NotImplementedError for an optimizer whose decay is L2, and ValueError
-    where a scheduler stands at it, which counts the groups, or nothing that it trains decays.
+    Splits each parameter group in two; what is frozen decays once it trains.
+
+    Returns:
+        The names of what decays now.
+
+    Raises:
+        NotImplementedError: the decay of the optimizer is L2.
+        ValueError: a scheduler stands at it, which counts the groups, or nothing in it decays.
     """
-    _check_decay(weight_decay)
-    _refuse_l2(optimizer)
-    if any("initial_lr" in group for group in optimizer.param_groups):
-        raise ValueError("a scheduler stands at the optimizer: set the decay first")
-    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    wanted = _wanted(model, biases=biases, norms=norms, embeddings=embeddings)
-    decayed = {id(p) for p in wanted} & held
-    if not decayed:
-        raise ValueError("the model has nothing in the optimizer that decays")
-    named = model.named_parameters()
-    names = [name for name, p in named if p.requires_grad and id(p) in decayed]
+    checks.check_decay(weight_decay)
+    wanted = _decayed(model, biases, norms, embeddings)
+    checks.check_optimizer(optimizer, wanted)
+    decayed = {id(parameter) for parameter in wanted}
     for group in list(optimizer.param_groups):
         # A rate may be a tensor, which a scheduler changes in place: each group needs its own.
         others = {k: v.clone() if isinstance(v, Tensor) else v for k, v in group.items()}
@@ -156,49 +132,49 @@ def apply_decoupled_decay(
             optimizer.param_groups.remove(group)
         if others["params"]:
             optimizer.add_param_group(others | {"weight_decay": 0.0})
-    return names
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    return _names(model, decayed & held)
 
 
 def scale_decay(*, weight_decay: float, batch_size: int, nominal_batch_size: int = 64) -> float:
     """Return the decay for `batch_size` where `weight_decay` is right for the nominal one.
 
-    The share that an epoch takes away is then the same, at the same rate. batch_size: of a whole
-    update, so times the accumulated batches and the replicas.
+    A batch of k times the nominal one takes k times fewer steps: with k times the decay, an epoch
+    takes the same share away, at the same rate. Where the rate is scaled with the batch, leave the
+    decay: the share is their product.
+
+    batch_size: of a whole update, so times the accumulated batches and the replicas.
     """
-    if batch_size < 1 or nominal_batch_size < 1:
-        raise ValueError(f"batch sizes are 1 or more, not {batch_size}, {nominal_batch_size}")
+    checks.check_batch_sizes(batch_size, nominal_batch_size)
     return weight_decay * batch_size / nominal_batch_size
 
 
 def smoothed_cross_entropy(logits, labels: Tensor, *, smoothing: float = 0.1) -> Tensor:
-    """Mean cross-entropy with 1 - smoothing of the target on the label, the rest on all classes.
+    """Return the mean cross-entropy with 1 - smoothing of the target on the label, float32.
 
-    logits (..., classes), or an output that has them as `.logits`; labels integers of the leading
-    shape, -100 for none. float32.
+    The rest is spread over all classes (Szegedy et al., 2016, "Rethinking the Inception
+    Architecture", section 7).
+
+    logits: (..., classes), or an output that has them as `.logits`. labels: integers of the leading
+    shape, -100 for none.
     """
-    _check_share(smoothing, "smoothing")
+    checks.check_share(smoothing, "smoothing")
     logits = getattr(logits, "logits", logits).float().flatten(0, -2)
     return F.cross_entropy(logits, labels.flatten(), label_smoothing=smoothing)
 
 
 def add_dropout(model: nn.Module, *, rate: float, head: str = "") -> nn.Module:
-    """Put dropout before the head, in place; return the model.
+    """Put dropout (Srivastava et al., 2014) before the head, in place; return the model.
+
+    It is a hook, so that names of weights stay.
 
     head: the name of its module, whose first argument is a tensor; without one, the last
-    `nn.Linear` that the model defines. Names of weights stay. Raises ValueError where there is no
-    head, one of several that none names, or dropout before it already.
+    `nn.Linear` that the model defines. Raises ValueError where there is no head, one of several
+    that none names, or dropout before it already.
     """
-    _check_share(rate, "rate")
-    modules = dict(model.named_modules())
-    head = head or _last_linear(modules)
-    if head not in modules or not head:
-        raise ValueError(f"no head {head!r}: name the module before which dropout is to stand")
-    hooks = modules[head]._forward_pre_hooks.values()
-    if isinstance(_before(modules, head), nn.Dropout) or any(
-        isinstance(hook, _Dropout) for hook in hooks
-    ):
-        raise ValueError(f"{head} has dropout before it: set its rate with set_dropout_rate")
-    modules[head].register_forward_pre_hook(_Dropout(rate), with_kwargs=True)
+    checks.check_share(rate, "rate")
+    module = checks.find_head(model, head, _Dropout)
+    module.register_forward_pre_hook(_Dropout(rate), with_kwargs=True)
     return model
 
 
@@ -208,52 +184,20 @@ def set_dropout_rate(model: nn.Module, *, rate: float) -> list[str]:
     Of modules, of attention, and of `add_dropout`; not within recurrent layers, nor what a
     `forward` passes to `F.dropout` by itself. Raises ValueError where there is none.
     """
-    _check_share(rate, "rate")
+    checks.check_share(rate, "rate")
     found = []
     for name, module in model.named_modules():
-        own = {nn.modules.dropout._DropoutNd: "p", nn.MultiheadAttention: "dropout"}
-        attribute = next((a for kind, a in own.items() if isinstance(module, kind)), None)
-        if attribute and getattr(module, attribute) > 0:
+        attribute = "dropout" if isinstance(module, nn.MultiheadAttention) else "p"
+        has_one = isinstance(module, (nn.MultiheadAttention, *DROPOUTS))
+        if has_one and getattr(module, attribute) > 0:
             setattr(module, attribute, rate)
             found.append(name)
         for hook in module._forward_pre_hooks.values():
             if isinstance(hook, _Dropout):
                 hook.rate = rate
                 found.append(name)
-    if not found:
-        raise ValueError("the model has no dropout that is on: use add_dropout")
+    checks.check_dropouts(found)
     return found
-
-
-def _last_linear(modules: dict[str, nn.Module]) -> str:
-    """The name of the last one; raises ValueError where another seems to read the same.
-
-    That is the one before, of one module with it, with as many inputs and other outputs: classes
-    beside boxes, an actor beside a critic.
-    """
-    names = [name for name, module in modules.items() if type(module) is nn.Linear]
-    if not names:
-        return ""
-    other, head = names[-2:] if len(names) > 1 else (None, names[0])
-    around = head.rpartition(".")[0]
-    beside = other is not None and other.rpartition(".")[0] == around
-    if beside and not isinstance(modules[around], nn.Sequential):
-        count, before = modules[head].in_features, modules[other]
-        if before.in_features == count != before.out_features:
-            both = f", or {around} for both" if around else ""
-            raise ValueError(f"{other} seems to be a head beside {head}: name one{both}")
-    return head
-
-
-def _before(modules: dict[str, nn.Module], head: str) -> nn.Module | None:
-    """The layer that runs before the head, as far as definitions tell: within blocks they don't."""
-    leaves = [name for name, module in modules.items() if not list(module.children())]
-    if head not in leaves[1:]:
-        return None
-    before = leaves[leaves.index(head) - 1]
-    around = [name for name in modules if before.startswith(f"{name}.")]
-    within = [modules[name] for name in around if not head.startswith(f"{name}.")]
-    return modules[before] if all(isinstance(m, nn.Sequential) for m in within) else None
 
 
 class _Dropout:
@@ -269,103 +213,43 @@ class _Dropout:
         return (), named | {name: F.dropout(x, self.rate, module.training)}
 
 
-def _wanted(model: nn.Module, **settings: bool) -> list[nn.Parameter]:
+def _decayed(model: nn.Module, biases: bool, norms: bool, embeddings: bool) -> list[nn.Parameter]:
     """What decays, or would if it were not frozen."""
-    wanted, kinds = {"kernel", *_asked(**settings)}, _kinds(model)
-    return [p for p in model.parameters() if kinds[id(p)] in wanted]
+    asked = {"kernel": True, "bias": biases, "norm": norms, "embedding": embeddings}
+    return of_kinds(model, [kind for kind, wanted in asked.items() if wanted])
+
+
+def _names(model: nn.Module, wanted: set[int]) -> list[str]:
+    return [n for n, p in model.named_parameters() if p.requires_grad and id(p) in wanted]
 
 
 def _penalty(parameters: list[nn.Parameter], weight_decay: float) -> Tensor:
-    double = all(parameter.dtype == torch.float64 for parameter in parameters)
-    widest = torch.float64 if double else torch.float32
-    return weight_decay / 2 * sum(p.to(widest).square().sum() for p in parameters)
-
-
-def _kinds(model: nn.Module) -> dict[int, str]:
-    """Of each parameter: "kernel", "bias", "norm", "embedding" or "other"."""
-    found: dict[int, str] = {}
-    for module in model.modules():
-        for name, parameter in _own(module):
-            if isinstance(module, nn.Embedding | nn.EmbeddingBag):
-                found[id(parameter)] = "embedding"  # also where a head is tied to it
-            elif isinstance(module, NORMS):
-                found.setdefault(id(parameter), "norm")
-            elif "bias" in name:
-                found.setdefault(id(parameter), "bias")
-            else:
-                kernel = "weight" in name and parameter.ndim > 1
-                found.setdefault(id(parameter), "kernel" if kernel else "other")
-    return found
-
-
-def _own(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """The parameters of this module itself, by the names that it knows them by."""
-    found = list(module.named_parameters(recurse=False))
-    if nn.utils.parametrize.is_parametrized(module):  # what a weight is computed from is its own
-        for name, originals in module.parametrizations.items():
-            found += [(name, p) for p in originals.parameters(recurse=False)]
-    return found
-
-
-def _asked(biases: bool, norms: bool, embeddings: bool) -> set[str]:
-    asked = {"bias": biases, "norm": norms, "embedding": embeddings}
-    return {kind for kind, wanted in asked.items() if wanted}
-
-
-def _refuse_l2(optimizer: Optimizer) -> None:
-    kind = type(optimizer).__name__
-    always = kind in ("AdamW", "Adafactor", "Muon")
-    for group in optimizer.param_groups:
-        plain = kind == "SGD" and not group["momentum"]  # L2 and decay are the same
-        if not (always or plain or group.get("decoupled_weight_decay")):
-            raise NotImplementedError(
-                f"the weight_decay of {kind} is a gradient, which its state takes in: use AdamW or "
-                "decoupled_weight_decay=True, or l2_penalty for what it does"
-            )
-
-
-def _check_decay(weight_decay: float) -> None:
-    if not 0 <= weight_decay < float("inf"):
-        raise ValueError(f"weight_decay is 0 or more, not {weight_decay!r}")
-
-
-def _check_share(share: float, name: str) -> None:
-    if not 0 <= share < 1:
-        raise ValueError(f"{name} is at least 0 and below 1, not {share!r}")
+    wide = [p.to(torch.promote_types(p.dtype, torch.float32)) for p in parameters]
+    return weight_decay / 2 * sum(p.square().sum() for p in wide)
 
 
 def main() -> None:
     """Print accuracies on 400 handwritten digits that are learned by heart, and on others."""
-    import tempfile
-    from pathlib import Path
+    from pt_impl.kit import training
+    from pt_impl.kit.demo import Demo
 
-    from pt_impl.kit import data, models, training
-    from shared import datasets
-    from shared.specs import TASKS
-    from shared.weights import init_weights
-
-    task = TASKS["digits-cnn"]
-    with tempfile.TemporaryDirectory() as folder:
-        folder = datasets.materialise(task.dataset, Path(folder))
-        x, y = (part[:400] for part in data.to_device(*datasets.load(folder, "train")))
-        test = data.to_device(*datasets.load(folder, "test"))
+    demo = Demo("digits-cnn")
+    few = [part[:400] for part in demo.train]
     print("                   training  validation")
     for name in ("nothing", "decoupled decay", "label smoothing", "dropout"):
-        model = models.build(task.model, init_weights(task.model, seed=0))
+        model, _, loss_fn = demo.build()
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0)
-        loss_fn = smoothed_cross_entropy if name == "label smoothing" else training.cross_entropy
-        if name == "dropout":
-            model = add_dropout(model, rate=0.5)
         if name == "decoupled decay":
             apply_decoupled_decay(model, optimizer, weight_decay=0.5)
+        if name == "label smoothing":
+            loss_fn = smoothed_cross_entropy
+        if name == "dropout":
+            add_dropout(model, rate=0.5)
         step = training.make_train_step(model, optimizer, loss_fn)
-        training.fit(step, x, y, batch_size=50, epochs=20, seed=0)
+        training.fit(step, *few, batch_size=50, epochs=20, seed=0)
         predict = training.make_predict(model)
-        found = [
-            training.evaluate(predict, *given, metric="accuracy", batch_size=200)
-            for given in ((x, y), test)
-        ]
-        print(f"{name:17}{found[0]:10.1f}{found[1]:12.1f}")
+        seen = training.evaluate(predict, *few, metric="accuracy", batch_size=200)
+        print(f"{name:17}{seen:10.1f}{demo.score(model):12.1f}")
 
 
 if __name__ == "__main__":

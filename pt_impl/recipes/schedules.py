@@ -1,43 +1,31 @@
 """Learning-rate schedules: linear decay, cosine, one cycle, and reduction on a plateau.
 
+    scheduler = apply_cosine(optimizer, steps=epochs * len(loader), warmup=500)
+    ...
+    scheduler.step()  # after each optimizer.step()
+
 What it changes: the learning rate, from step to step. Each schedule starts from the optimizer's own
-rate, which it takes for the highest one:
-
-- linear decay and cosine (Loshchilov and Hutter, 2017, "SGDR", without restarts) may warm up: step
-  t of the first `warmup` ones has (t + 1) / (warmup + 1) of the rate (Goyal et al., 2017,
-  "Accurate, Large Minibatch SGD", section 2.2), so that no step is lost on a rate of zero;
-- one cycle (Smith and Topin, 2018, "Super-Convergence") rises and falls, both by half a cosine;
-- reduction on a plateau looks at a loss, not at the step.
-
-`scale_rate` is the linear rule of Goyal et al.: k times the batch, k times the rate. Gradient
-accumulation over k batches is a batch k times as large.
+rate, which it takes for the highest one. Linear decay and cosine may warm up; one cycle rises and
+falls; reduction on a plateau looks at a loss, not at the step. `scale_rate` is the rate for another
+batch size.
 
 Its twin: `tf_impl/recipes/schedules.py`.
 
-Where the frameworks differ and why:
-- A scheduler stands beside the optimizer and writes its rate: call `scheduler.step()` after
-  `optimizer.step()`. Keras hands the schedule to the optimizer, which asks it for the rate of its
-  own step count; there is nothing to call, and nothing that could be called in the wrong order.
-- To resume, save `scheduler.state_dict()` beside the optimizer's, make the schedule and then load
-  both: one that is made later takes the rate that it finds for the highest. Keras saves the step
-  count with the optimizer.
-- Rates are Python floats, in float64. Keras casts them to the variables' float32.
-- Momentum is a sum of gradients here, which the rate of the step multiplies; Keras sums up updates,
-  each with the rate of its own step. The two are equal while the rate stays (Goyal et al., remark
-  3), and drift apart by a fraction of the update where it changes: with momentum, twins do not
-  train to the same weights under a schedule.
-- `OneCycleLR` raises after its last step and can move the momentum, too; here it doesn't. Keras has
-  no such schedule: the twin writes its formula out.
+Where the frameworks differ and why: a scheduler stands beside the optimizer and writes its rate; a
+Keras optimizer holds the schedule and asks it for the rate of its own step count. To resume, save
+`scheduler.state_dict()`, make the schedule and load it: one that is made later takes the rate that
+it finds for the highest. Momentum is a sum of gradients here, which the rate of the step
+multiplies; Keras sums up updates, each with the rate of its own step. Under a schedule, twins with
+momentum drift apart. `OneCycleLR` raises after its last step.
 
 When it helps and when it hurts: a rate that falls to zero nearly always ends better than a constant
 one, and lets the highest one be larger. Warm-up helps where the first steps would diverge: large
-rates, large batches, Adam's first moments. It needs to know how many steps there will be: a run
-that is stopped early has not yet had its best steps. A plateau needs a validation loss that is less
-noisy than the improvement it waits for.
+rates, large batches, Adam's first moments. A run that is stopped early has not yet had its best
+steps. A plateau needs a validation loss that is less noisy than the improvement it waits for.
 
 Run it alone: `python -m pt_impl.recipes.schedules` prints the rates.
 
-Copy with it: nothing.
+Copy with it: `pt_impl/kit/checks/schedules.py`, `pt_impl/kit/plateau.py`.
 """
 
 import math
@@ -47,16 +35,21 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, ReduceLROnPlateau
 
+from pt_impl.kit.checks.schedules import check_batch_sizes, check_one_cycle, check_schedule
+from pt_impl.kit.plateau import ReductionOnPlateau
+
 
 def apply_linear_decay(
     optimizer: Optimizer, *, steps: int, warmup: int = 0, final: float = 0.0
 ) -> LambdaLR:
     """Let the rate fall in a straight line, to `final` times the optimizer's own at step `steps`.
 
-    Returns the scheduler: call its `step()` after each of the optimizer's. The rate then stays.
-    Raises ValueError unless 0 <= warmup < steps and 0 <= final <= 1.
+    It may warm up first: step t of the first `warmup` ones has (t + 1) / (warmup + 1) of the rate
+    (Goyal et al., 2017, "Accurate, Large Minibatch SGD", section 2.2), so that no step is lost on a
+    rate of zero. Returns the scheduler: call its `step()` after each of the optimizer's. The rate
+    then stays. Raises ValueError unless 0 <= warmup < steps and 0 <= final <= 1.
     """
-    _check(steps, warmup, final)
+    check_schedule(steps, warmup, final)
 
     def factor(step: int) -> float:
         return _warmed_up(step, warmup) * (1 - (1 - final) * _progress(step, warmup, steps))
@@ -67,8 +60,11 @@ def apply_linear_decay(
 def apply_cosine(
     optimizer: Optimizer, *, steps: int, warmup: int = 0, final: float = 0.0
 ) -> LambdaLR:
-    """Let the rate fall along half a cosine; all else is as in `apply_linear_decay`."""
-    _check(steps, warmup, final)
+    """Let the rate fall along half a cosine (Loshchilov and Hutter, 2017, "SGDR").
+
+    Without restarts; all else is as in `apply_linear_decay`.
+    """
+    check_schedule(steps, warmup, final)
 
     def factor(step: int) -> float:
         wave = (1 + math.cos(math.pi * _progress(step, warmup, steps))) / 2
@@ -87,16 +83,13 @@ def apply_one_cycle(
 ) -> OneCycleLR:
     """Let the rate rise from `initial` times the optimizer's own to it, and fall to `final` times.
 
+    Both by half a cosine (Smith and Topin, 2018, "Super-Convergence").
+
     rising: the share of the steps in which it rises. The last of `steps` steps has the lowest rate;
     the scheduler raises ValueError beyond it. The momentum stays. Returns the scheduler, whose
     `step()` follows each of the optimizer's. Raises ValueError for settings out of range.
     """
-    if steps < 2 or not 0 < rising < 1 or not 0 < final <= initial <= 1 or rising * steps == 1:
-        raise ValueError(
-            "one cycle needs steps of 2 or more, rising between 0 and 1, in other than one step, "
-            f"and 0 < final <= initial <= 1, not steps={steps}, rising={rising}, "
-            f"initial={initial}, final={final}"
-        )
+    check_one_cycle(steps, rising, initial, final)
     return OneCycleLR(
         optimizer,
         max_lr=[group["lr"] for group in optimizer.param_groups],
@@ -124,7 +117,7 @@ def apply_reduction_on_plateau(
     than `patience` losses in a row that are not below the best by a relative `threshold` are a
     plateau; `cooldown` losses after a reduction are not counted; the rate stays above `lowest`.
     """
-    return _ReductionOnPlateau(
+    return ReductionOnPlateau(
         optimizer,
         mode="min",
         factor=factor,
@@ -136,13 +129,6 @@ def apply_reduction_on_plateau(
     )
 
 
-class _ReductionOnPlateau(ReduceLROnPlateau):
-    def step(self, metrics, epoch=None) -> None:
-        # Of a best loss below zero, torch's share would make worse ones count as better.
-        self.threshold = math.copysign(self.threshold, self.best)
-        super().step(metrics, epoch)
-
-
 def current_rate(optimizer: Optimizer) -> float:
     """Return the rate of the optimizer's next step: that of its first parameters."""
     return float(optimizer.param_groups[0]["lr"])
@@ -151,11 +137,12 @@ def current_rate(optimizer: Optimizer) -> float:
 def scale_rate(*, rate: float, batch_size: int, reference_batch_size: int) -> float:
     """Return the rate for `batch_size` where `rate` is right for `reference_batch_size`.
 
+    The linear rule of Goyal et al. (2017): k times the batch, k times the rate.
+
     batch_size: of a whole update, so times the accumulated batches and the replicas. The rule holds
-    up to some size that only a trial finds, and needs a warm-up (Goyal et al., 2017).
+    up to some size that only a trial finds, and needs a warm-up.
     """
-    if batch_size < 1 or reference_batch_size < 1:
-        raise ValueError(f"batch sizes are 1 or more, not {batch_size}, {reference_batch_size}")
+    check_batch_sizes(batch_size, reference_batch_size)
     return rate * batch_size / reference_batch_size
 
 
@@ -174,14 +161,6 @@ def _warmed_up(step: int, warmup: int) -> float:
 def _progress(step: int, warmup: int, steps: int) -> float:
     """From 0 at the end of the warm-up to 1 at the last step."""
     return min(1.0, max(0.0, (step - warmup) / (steps - warmup)))
-
-
-def _check(steps: int, warmup: int, final: float) -> None:
-    if not 0 <= warmup < steps or not 0 <= final <= 1:
-        raise ValueError(
-            "a schedule needs 0 <= warmup < steps and 0 <= final <= 1, "
-            f"not warmup={warmup}, steps={steps}, final={final}"
-        )
 
 
 def main() -> None:

@@ -94,19 +94,19 @@ def put_back():
     """The count of passes, and the strength, after what runs the model and puts it back."""
     recipes = [
         importlib.import_module(f"{impl.__name__}.recipes.{name}")
-        for name in ("initialization", "checks", "learning_rate_finder", "checkpoints")
+        for name in ("gradient_health", "nonfinite", "learning_rate_finder", "checkpoints")
     ]
-    initialization, checks, finder, checkpoints = recipes
+    health, nonfinite, finder, checkpoints = recipes
     _, _, both = adversary(steps=4)
     optimizer = kit.training.make_optimizer(both, RECIPE)
     step = kit.training.make_train_step(both, optimizer, LOSS)
     stream, found = batches(3), {}
     step(*stream[0])
     before = found["before"] = float(both.passes), float(both.current_strength())
-    initialization.gradient_norms(both, LOSS, *stream[1])
+    health.gradient_norms(both, LOSS, *stream[1])
     found["norms"] = float(both.passes), float(both.current_strength())
-    checks.find_nonfinite(both, LOSS, *stream[1])
-    found["checks"] = float(both.passes), float(both.current_strength())
+    nonfinite.find_nonfinite(both, LOSS, *stream[1])
+    found["nonfinite"] = float(both.passes), float(both.current_strength())
     with contextlib.suppress(ValueError):  # a loss that never falls: all is put back then, too
         finder.find_learning_rate(both, optimizer, step, stream, steps=20, window=3)
     found["finder"] = float(both.passes), float(both.current_strength())

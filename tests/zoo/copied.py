@@ -34,7 +34,10 @@ RECIPES = {
     "augmentation": lambda file, *_: file.Policy(flip_horizontal=0.5, rotation=10.0),
     "averaging": lambda file, model, *_: file.make_equal_average(model),
     "checkpoints": lambda file, model, *_: file.save_checkpoint("saved", model, None, {"epoch": 1}),
-    "checks": lambda file, *_: file.check_splits([[[1.0]]], [[[2.0]]]),
+    "data_checks": lambda file, *_: file.check_splits([[[1.0]]], [[[2.0]]]),
+    "loss_checks": lambda file, *_: file.gradient_by_margin(lambda z, y: z.sum()),
+    "nonfinite": lambda file, model, *_: file.make_checked_step(print, model, None),
+    "gradient_health": lambda file, *_: file.find_unhealthy({"output": 1.0}),
     "initialization": lambda file, model, *_: file.apply_initialization(model, seed=1),
     "learning_rate_finder": lambda file, model, optimizer, _: file.find_learning_rate(
         model, optimizer, lambda loss: loss, [(2.0 - number / 60,) for number in range(100)]

@@ -1,17 +1,28 @@
 """Something to build for what builds its model in each process: examples of "module:function".
 
 What it holds: functions that give a model, its optimizer (without steps behind it) and its loss,
-and a task's train step with its batches.
+a task's train step with its batches, and a deep network for what depth does.
 Twin: `pt_impl/kit/examples.py`.
 """
 
 import tempfile
 from pathlib import Path
 
+import tensorflow as tf
+
 from shared import datasets
 from shared.specs import TASKS
 from shared.weights import init_weights
 from tf_impl.kit import data, models, training
+
+
+def deep_network(*, layers: int = 30, width: int = 64, residual: bool = False) -> tf.keras.Model:
+    """Return dense layers with rectifiers and a head of 10, plain or with shortcuts."""
+    inputs = x = tf.keras.Input((width,))
+    for number in range(layers):
+        out = tf.keras.layers.Dense(width, activation="relu", name=f"layers_{number}")(x)
+        x = tf.keras.layers.Add()([x, out]) if residual else out
+    return tf.keras.Model(inputs, tf.keras.layers.Dense(10, name="head")(x))
 
 
 def digits_cnn() -> tuple:

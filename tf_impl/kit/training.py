@@ -89,7 +89,7 @@ def softmax(logits: tf.Tensor) -> tf.Tensor:
 def probability_cross_entropy(probabilities: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
     """Mean of -log of the labels' probabilities, (n, classes) and (n,), where a model gives these.
 
-    Not as exact as `cross_entropy`: `recipes/checks.py` shows what is lost.
+    Not as exact as `cross_entropy`: `recipes/loss_checks.py` shows what is lost.
     """
     return -tf.reduce_mean(tf.math.log(tf.gather(probabilities, labels, batch_dims=1)))
 

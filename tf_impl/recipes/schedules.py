@@ -1,53 +1,38 @@
 """Learning-rate schedules: linear decay, cosine, one cycle, and reduction on a plateau.
 
+    schedule = apply_cosine(optimizer, steps=epochs * len(batches), warmup=500)
+
 What it changes: the learning rate, from step to step. Each schedule starts from the optimizer's own
-rate, which it takes for the highest one:
-
-- linear decay and cosine (Loshchilov and Hutter, 2017, "SGDR", without restarts) may warm up: step
-  t of the first `warmup` ones has (t + 1) / (warmup + 1) of the rate (Goyal et al., 2017,
-  "Accurate, Large Minibatch SGD", section 2.2), so that no step is lost on a rate of zero;
-- one cycle (Smith and Topin, 2018, "Super-Convergence") rises and falls, both by half a cosine;
-- reduction on a plateau looks at a loss, not at the step.
-
-`scale_rate` is the linear rule of Goyal et al.: k times the batch, k times the rate. Gradient
-accumulation over k batches is a batch k times as large.
+rate, which it takes for the highest one. Linear decay and cosine may warm up; one cycle rises and
+falls; reduction on a plateau looks at a loss, not at the step. `scale_rate` is the rate for another
+batch size.
 
 Its twin: `pt_impl/recipes/schedules.py`.
 
-Where the frameworks differ and why:
-- The optimizer holds the schedule and asks it for the rate of its own step count, within the graph:
-  there is nothing to call. PyTorch's scheduler stands beside the optimizer and has a `step()`.
-- Keras asks the schedule in every call of the optimizer. Where that accumulates k batches
-  (`gradient_accumulation_steps`), steps and warm-up here are of batches, k times as many as of
-  updates. In PyTorch they are of what one calls them after.
-- The step count is saved with the optimizer, so a resumed run goes on where it was. PyTorch's
-  scheduler has a state of its own.
-- Keras's `CosineDecay` and `PolynomialDecay` compute in float32. These compute in float64, so that
-  rates are those of PyTorch; Keras casts them to the variables' dtype.
-- Momentum is a sum of updates here, each with the rate of its own step; PyTorch sums up gradients,
-  which the rate of the step multiplies. The two are equal while the rate stays (Goyal et al.,
-  remark 3), and drift apart by a fraction of the update where it changes: with momentum, twins do
-  not train to the same weights under a schedule.
-- Keras has no one-cycle schedule: this is the formula of PyTorch's `OneCycleLR`, which raises after
-  its last step where this one stays at the lowest rate.
-- Keras's `ReduceLROnPlateau` is a callback of `fit`. The one here is for any loop, and counts as
-  PyTorch's does.
+Where the frameworks differ and why: the optimizer holds the schedule and asks it in every call for
+the rate of its own step count, which is saved with it; PyTorch's scheduler stands beside the
+optimizer, with a `step()` and a state. Where Keras accumulates k batches, steps here are of
+batches. Keras's schedules compute in float32, these in float64, as PyTorch. Momentum is a sum of
+updates here, each with the rate of its own step; PyTorch sums up gradients, which the rate of the
+step multiplies. Under a schedule, twins with momentum drift apart. Keras has no one-cycle schedule,
+and its `ReduceLROnPlateau` is a callback of `fit`; the one here is for any loop.
 
 When it helps and when it hurts: a rate that falls to zero nearly always ends better than a constant
 one, and lets the highest one be larger. Warm-up helps where the first steps would diverge: large
-rates, large batches, Adam's first moments. It needs to know how many steps there will be: a run
-that is stopped early has not yet had its best steps. A plateau needs a validation loss that is less
-noisy than the improvement it waits for.
+rates, large batches, Adam's first moments. A run that is stopped early has not yet had its best
+steps. A plateau needs a validation loss that is less noisy than the improvement it waits for.
 
 Run it alone: `python -m tf_impl.recipes.schedules` prints the rates.
 
-Copy with it: nothing.
+Copy with it: `tf_impl/kit/checks/schedules.py`.
 """
 
 import math
 
 import numpy as np
 import tensorflow as tf
+
+from tf_impl.kit.checks import schedules as checks
 
 Optimizer = tf.keras.optimizers.Optimizer
 
@@ -57,11 +42,7 @@ class LinearDecay(tf.keras.optimizers.schedules.LearningRateSchedule):
     """`rate` that warms up and falls in a straight line to `final` times itself."""
 
     def __init__(self, rate: float, steps: int, warmup: int = 0, final: float = 0.0) -> None:
-        if not 0 <= warmup < steps or not 0 <= final <= 1:
-            raise ValueError(
-                "a schedule needs 0 <= warmup < steps and 0 <= final <= 1, "
-                f"not warmup={warmup}, steps={steps}, final={final}"
-            )
+        checks.check_schedule(steps, warmup, final)
         self.rate, self.steps, self.warmup, self.final = rate, steps, warmup, final
 
     def __call__(self, step) -> tf.Tensor:
@@ -100,12 +81,7 @@ class OneCycle(tf.keras.optimizers.schedules.LearningRateSchedule):
         initial: float = 0.04,
         final: float = 4e-6,
     ) -> None:
-        if steps < 2 or not 0 < rising < 1 or not 0 < final <= initial <= 1 or rising * steps == 1:
-            raise ValueError(
-                "one cycle needs steps of 2 or more, rising between 0 and 1, in other than one "
-                f"step, and 0 < final <= initial <= 1, not steps={steps}, rising={rising}, "
-                f"initial={initial}, final={final}"
-            )
+        checks.check_one_cycle(steps, rising, initial, final)
         self.rate, self.steps, self.rising = rate, steps, rising
         self.initial, self.final = initial, final
 
@@ -172,8 +148,11 @@ def apply_linear_decay(
 ) -> LinearDecay:
     """Let the rate fall in a straight line, to `final` times the optimizer's own at step `steps`.
 
-    Before the first step is traced. Returns the schedule: `schedule(step)` is the rate of a step.
-    The rate then stays. Raises ValueError unless 0 <= warmup < steps and 0 <= final <= 1.
+    It may warm up first: step t of the first `warmup` ones has (t + 1) / (warmup + 1) of the rate
+    (Goyal et al., 2017, "Accurate, Large Minibatch SGD", section 2.2), so that no step is lost on a
+    rate of zero. Call it before the first step is traced. Returns the schedule: `schedule(step)` is
+    the rate of a step, which stays after the last one. Raises ValueError unless 0 <= warmup < steps
+    and 0 <= final <= 1.
     """
     return _apply(optimizer, LinearDecay, steps=steps, warmup=warmup, final=final)
 
@@ -181,7 +160,10 @@ def apply_linear_decay(
 def apply_cosine(
     optimizer: Optimizer, *, steps: int, warmup: int = 0, final: float = 0.0
 ) -> Cosine:
-    """Let the rate fall along half a cosine; all else is as in `apply_linear_decay`."""
+    """Let the rate fall along half a cosine (Loshchilov and Hutter, 2017, "SGDR").
+
+    Without restarts; all else is as in `apply_linear_decay`.
+    """
     return _apply(optimizer, Cosine, steps=steps, warmup=warmup, final=final)
 
 
@@ -194,6 +176,9 @@ def apply_one_cycle(
     final: float = 4e-6,
 ) -> OneCycle:
     """Let the rate rise from `initial` times the optimizer's own to it, and fall to `final` times.
+
+    Both by half a cosine (Smith and Topin, 2018, "Super-Convergence"), by the formula of PyTorch's
+    `OneCycleLR`.
 
     rising: the share of the steps in which it rises. The last of `steps` steps has the lowest rate,
     which then stays. Before the first step is traced. Returns the schedule: `schedule(step)` is the
@@ -218,9 +203,8 @@ def apply_reduction_on_plateau(
     `cooldown` losses after a reduction are not counted; the rate stays above `lowest`. Raises
     ValueError for an optimizer whose rate is a schedule.
     """
-    if not 0 < factor < 1:
-        raise ValueError(f"factor must be between 0 and 1, not {factor!r}")
-    _refuse_a_schedule(optimizer)
+    checks.check_factor(factor)
+    checks.check_rate(_own(optimizer))
     return ReductionOnPlateau(optimizer, factor, patience, threshold, cooldown, lowest)
 
 
@@ -236,18 +220,19 @@ def current_rate(optimizer: Optimizer) -> float:
 def scale_rate(*, rate: float, batch_size: int, reference_batch_size: int) -> float:
     """Return the rate for `batch_size` where `rate` is right for `reference_batch_size`.
 
+    The linear rule of Goyal et al. (2017): k times the batch, k times the rate.
+
     batch_size: of a whole update, so times the accumulated batches and the replicas. The rule holds
-    up to some size that only a trial finds, and needs a warm-up (Goyal et al., 2017).
+    up to some size that only a trial finds, and needs a warm-up.
     """
-    if batch_size < 1 or reference_batch_size < 1:
-        raise ValueError(f"batch sizes are 1 or more, not {batch_size}, {reference_batch_size}")
+    checks.check_batch_sizes(batch_size, reference_batch_size)
     return rate * batch_size / reference_batch_size
 
 
 def _apply(optimizer: Optimizer, schedule: type, **settings):
     """Give the optimizer a schedule whose highest rate is its own."""
     optimizer = _own(optimizer)
-    _refuse_a_schedule(optimizer)
+    checks.check_rate(optimizer)
     # Keras holds a plain rate in float32: the shortest number that it can stand for was meant.
     made = schedule(float(str(np.float32(optimizer.learning_rate))), **settings)
     optimizer.learning_rate = made
@@ -257,12 +242,6 @@ def _apply(optimizer: Optimizer, schedule: type, **settings):
 def _own(optimizer: Optimizer) -> Optimizer:
     """The optimizer itself, where it is one that scales losses around another."""
     return getattr(optimizer, "inner_optimizer", optimizer)
-
-
-def _refuse_a_schedule(optimizer: Optimizer) -> None:
-    held = getattr(_own(optimizer), "_learning_rate", None)
-    if isinstance(held, tf.keras.optimizers.schedules.LearningRateSchedule):
-        raise ValueError("the optimizer's rate is a schedule already: make one with a number")
 
 
 def main() -> None:

@@ -1,0 +1,63 @@
+"""Gradient health: what a look at the gradients costs, and whether sick networks are told."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from bench.harness.plan import Technique, Work, Workload, warm
+from bench.harness.rows import figure, once, plain
+
+TECHNIQUE = Technique(
+    family="recipes",
+    name="gradient_health",
+    title="Gradient health",
+    variants=(
+        warm("plain", "a train step", role="baseline"),
+        warm("checked", "the gradients of a batch", checked=True),
+    ),
+    workloads=(Workload("digits-cnn", "compute", timed=False),),
+    notes=(
+        "Pass: seconds of a plain train step, or to find the norm of each layer's gradient on the "
+        "same batch. Found: of two networks of 30 dense layers with rectifiers, one whose kernels "
+        "are half as large as He's scheme has them and one where they are twice as large, those "
+        "that are told to vanish or explode.",
+    ),
+    probes=True,
+    composed_of=("kit.examples", "recipes.initialization"),
+)
+
+
+def probe(impl, work: Work, batches) -> dict[str, dict]:
+    """Seconds of a step or of the norms of a batch, and what is found of sick networks."""
+    row, loss_fn = plain(impl, work), impl.kit.training.cross_entropy
+    batch = impl.kit.data.resident_batches(batches[:1])[0]
+    passes = []
+    for _ in range(work.repetitions):
+        start = time.perf_counter()
+        if work.settings:
+            impl.recipes.gradient_health.gradient_norms(row.model, loss_fn, *batch)
+        else:
+            impl.kit.runtime.to_float(row.step(*batch))
+        passes.append(time.perf_counter() - start)
+    found = {"pass": figure("s", passes)}
+    if work.settings:
+        seen = _faults(impl)
+        found["found"] = once("faults", sum(map(bool, seen.values())))
+        found["evidence"] = {"faults": seen}
+    return found
+
+
+def _faults(impl) -> dict[str, str]:
+    """What is said of the first layer that is named of each sick network; "" for none."""
+    health, random = impl.recipes.gradient_health, np.random.default_rng(0)
+    x, y = random.normal(size=(64, 64)).astype(np.float32), random.integers(0, 10, 64)
+    batch, found = impl.kit.data.to_device(x, y), {}
+    for name, gain in (("vanishing", 0.5), ("exploding", 2.0)):
+        network = impl.kit.examples.deep_network(layers=30, width=64)
+        impl.recipes.initialization.apply_initialization(network, scheme="he_normal", gain=gain)
+        norms = health.gradient_norms(network, impl.kit.training.cross_entropy, *batch)
+        said = health.find_unhealthy(norms).values()
+        found[name] = next((each for each in said if each.startswith(name)), "")
+    return found

@@ -1,0 +1,228 @@
+"""Data checks: NaN, labels that are no class, imbalance and leaks, before they cost a run.
+
+    print(check_data(train_loader, num_classes=10, low=0.0, high=1.0))
+    print(check_splits(train_loader, test_loader))
+
+What it changes: nothing. Faults in data train without an error. Each check reads its data once and
+returns a report of a few lines, or raises it (`strict`). `check_data` finds NaN and infinity,
+values beyond a range, labels that are no class, and classes out of balance. `check_splits` finds
+samples that are in two splits, by a hash of every byte.
+
+Its twin: `tf_impl/recipes/data_checks.py`.
+
+Where the frameworks differ and why: a label that is no class raises an IndexError here on a CPU and
+ends the process's CUDA context on a GPU; -100 is ignored in silence. TensorFlow raises on a CPU and
+gives a NaN loss on a GPU. A batch here is (x, y); of Keras, (x, y, sample_weight) as well.
+
+When it helps and when it hurts: before the first training on new data. It reads all of it, and
+`check_splits` keeps 16 bytes a sample. What it finds is a fault for sure (NaN, a label that is no
+class) or by your limits (range, balance). Near duplicates and wrong labels it cannot find.
+
+Run it alone: `python -m pt_impl.recipes.data_checks` checks the digits, and with planted faults.
+
+Copy with it: `pt_impl/kit/checks/data_checks.py`, `pt_impl/kit/findings.py`.
+"""
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor
+
+from pt_impl.kit.checks.data_checks import check_batch, check_seen
+from pt_impl.kit.findings import Report, is_one, many, named_batches, values_of
+
+
+def check_data(
+    data: Iterable,
+    *,
+    num_classes: int = 0,
+    low: float = -math.inf,
+    high: float = math.inf,
+    imbalance: float = 10.0,
+    ignore_label: int = -100,
+    strict: bool = False,
+) -> Report:
+    """Look at all batches of `data` once.
+
+    Args:
+        data: a DataLoader, a Dataset of samples, or batches: (x, y) or x, each a tensor, an array,
+            or a dict, tuple or list of them. What is no pair, such as (x, y, weights), is x alone.
+        num_classes: integer labels are 0 to num_classes - 1; 0: only negative ones are faults.
+        low, high: the range of the values of x.
+        imbalance: how many times as many samples as the rarest class the most frequent one may
+            have; counted where a sample has one label.
+        ignore_label: a label that is no class on purpose.
+        strict: raise what is found.
+
+    Raises:
+        ValueError: no batch, batches without labels where `num_classes` is given, parts of
+            different lengths; with `strict`, the report.
+    """
+    tally, classes, batches, samples = _Tally(), {}, 0, 0
+    for batch in named_batches(data):
+        samples += check_batch(batch, num_classes)
+        for name, leaf in batch:
+            values = values_of(leaf)
+            if values is None or not values.numel():  # text, or no sample
+                continue
+            tally.place = name, batches
+            limits = (low, high) if name.startswith("x") else (-math.inf, math.inf)
+            _look_at_values(tally, torch.atleast_1d(values), *limits)
+            if name.startswith("y") and values.ndim:
+                counts = _look_at_labels(tally, values, num_classes, ignore_label)
+                classes.setdefault(name, Counter()).update(counts)
+        batches += 1
+    check_seen(samples)
+    report = Report(f"{many(batches, 'batch')}, {many(samples, 'sample')}")
+    tally.write(report)
+    for name, counts in classes.items():
+        _look_at_balance(report, name, counts, num_classes, imbalance)
+    if strict:
+        report.raise_if_found()
+    return report
+
+
+def check_splits(first: Iterable, second: Iterable, *, strict: bool = False) -> Report:
+    """Look for samples whose x is in both, the same in every byte; `data` as in `check_data`."""
+    places: dict[bytes, int] = {}
+    for number, digest in enumerate(_digests(first)):
+        places.setdefault(digest, number)
+    twice, total = [], 0
+    for digest in _digests(second):
+        if digest in places:
+            twice.append((total, places[digest]))
+        total += 1
+    report = Report(f"{total} samples beside {len(places)} different ones")
+    if twice:
+        some = ", ".join(f"{one} is its {other}" for one, other in twice[:3])
+        text = f"{many(len(twice), 'sample')} of the second also in the first: {some}"
+        report.add("duplicate", "x", text + (", ..." if twice[3:] else ""))
+    if strict:
+        report.raise_if_found()
+    return report
+
+
+class _Tally:
+    """Faults by check and place: how many values, in how many samples, and the first.
+
+    place: name and number of the batch that is looked at.
+    """
+
+    def __init__(self) -> None:
+        self.found: dict[tuple[str, str], list] = {}
+        self.place = ("", 0)
+
+    def add(self, check: str, bad: Tensor, what: str = "") -> None:
+        """bad: a mask of the batch's shape; what: of the first batch in which it is."""
+        if not bad.any():
+            return
+        name, number = self.place
+        rows = bad.reshape(len(bad), -1).any(1)
+        first = f"first in batch {number}, sample {int(rows.nonzero()[0])}{what}"
+        entry = self.found.setdefault((check, name), [0, 0, first])
+        entry[0] += int(bad.sum())
+        entry[1] += int(rows.sum())
+
+    def write(self, report: Report) -> None:
+        for (check, name), (values, samples, first) in self.found.items():
+            report.add(
+                check, name, f"{many(values, 'value')} in {many(samples, 'sample')}, {first}"
+            )
+
+
+def _look_at_values(tally: _Tally, values: Tensor, low: float, high: float) -> None:
+    if values.dtype == torch.bool:
+        return
+    least, most = (edge.item() for edge in torch.aminmax(values))  # NaN where one is
+    if low <= least and most <= high and math.isfinite(least) and math.isfinite(most):
+        return
+    if not values.is_floating_point():
+        values = values.long()  # bytes would wrap what they are compared with
+    tally.add("nan", values.isnan())
+    tally.add("infinity", values.isinf())
+    finite = values.isfinite()
+    outside = finite & ((values < low) | (values > high))
+    if outside.any():
+        least, most = (edge.item() for edge in torch.aminmax(values[finite]))
+        what = f": from {least:.4g} to {most:.4g}, not within {low:g} to {high:g}"
+        tally.add("range", outside, what)
+
+
+def _look_at_labels(tally: _Tally, values: Tensor, num_classes: int, ignore: int) -> dict[int, int]:
+    """Add what is no label; return samples by class, where each has one label."""
+    one_each = values.ndim == 1 or (values.ndim == 2 and values.shape[1] == 1)
+    if values.is_floating_point():
+        if num_classes < 2 or values.ndim != 2 or values.shape[1] != num_classes:
+            return {}
+        apart = ((values.sum(1) - 1).abs() > 1e-3) | (values < 0).any(1)
+        tally.add("label", apart, ": they are not distributions over the classes")
+        values, one_each = values[~apart].argmax(1), True
+    elif values.dtype == torch.bool:
+        return {}
+    values = values.long()  # bytes would wrap what they are compared with
+    bad = values < 0
+    if num_classes:
+        bad |= values >= num_classes
+    bad &= values != ignore
+    if bad.any():
+        some = ", ".join(str(each) for each in values[bad].unique()[:5].tolist())
+        valid = f"0 to {num_classes - 1}" if num_classes else "0 or more"
+        tally.add("label", bad, f": {some}, not {valid}")
+    if not one_each:
+        return {}
+    labels, counts = values[~bad & (values != ignore)].unique(return_counts=True)
+    return dict(zip(labels.tolist(), counts.tolist(), strict=True))
+
+
+def _look_at_balance(
+    report: Report, name: str, counts: Counter, num_classes: int, imbalance: float
+) -> None:
+    if not counts:
+        return
+    absent = [str(label) for label in range(num_classes) if label not in counts]
+    if absent:
+        some = f"{', '.join(absent[:5])}{', ...' if absent[5:] else ''}"
+        report.add("balance", name, f"no sample of class {some}")
+    rare, frequent = min(counts, key=counts.get), max(counts, key=counts.get)
+    if counts[frequent] > imbalance * counts[rare]:
+        most = many(counts[frequent], "sample")
+        report.add("balance", name, f"class {frequent} has {most}, class {rare} {counts[rare]}")
+
+
+def _digests(data: Iterable) -> Iterator[bytes]:
+    """A hash of each sample's x, with its names, dtypes and shapes."""
+    for batch in named_batches(data):
+        rows = []
+        for name, leaf in batch:
+            if not name.startswith("x") or is_one(leaf):
+                continue
+            values = values_of(leaf)
+            if values is None:
+                rows.append([f"{name} {text!r}".encode() for text in leaf])
+                continue
+            head = f"{name} {values.dtype} {tuple(values.shape[1:])} ".encode()
+            size = math.prod(values.shape[1:])  # which reshape cannot tell of no sample
+            flat = values.cpu().contiguous().reshape(len(values), size)
+            rows.append([head + row.tobytes() for row in flat.view(torch.uint8).numpy()])
+        for parts in zip(*rows, strict=True):
+            yield hashlib.blake2b(b"".join(parts), digest_size=16).digest()
+
+
+def main() -> None:
+    """Print reports of the digits, and of some with faults."""
+    from pt_impl.kit.demo import Demo
+
+    demo = Demo("digits-cnn")
+    x, y = (part.clone() for part in demo.train)
+    print(check_data([(x, y)], num_classes=10, low=-10, high=10))
+    print(check_splits([demo.train], [demo.test]))
+    x[7, 0, 3, 3], y[5] = math.nan, 10
+    print(check_data([(x, y)], num_classes=10, low=-10, high=10))
+    print(check_splits([demo.train], [(x[20:23], y[20:23])]))
+
+
+if __name__ == "__main__":
+    main()
