@@ -1,4 +1,6 @@
-"""The baselines that the reference train step is held against.
+"""The baselines: plain train steps, with which the reference step is compared.
+
+    step = make_hand_written_step(model, optimizer)
 
 What it changes: nothing. `make_hand_written_step` is the loop of PyTorch's own tutorials, with
 PyTorch's own loss, so that the kit's `training.make_train_step` can be shown to cost nothing over
@@ -11,16 +13,19 @@ brings one, which its twin times (`make_fit_loop`).
 
 When it helps and when it hurts: it is the yardstick, and does neither.
 
-Run it alone: `python -m pt_impl.train_step.baseline` prints the kit's step against the hand-written
+Run it alone: `python -m pt_impl.train_step.baseline` compares the kit's step with the hand-written
 one.
 
-Copy with it: nothing.
+Copy with it: `pt_impl/kit/calling.py`, `pt_impl/kit/checks/baseline.py`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 from torch import nn
+
+from pt_impl.kit.calling import call
+from pt_impl.kit.checks.baseline import check_baseline
 
 
 def make_hand_written_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable:
@@ -33,15 +38,15 @@ def make_hand_written_step(model: nn.Module, optimizer: torch.optim.Optimizer) -
     """
     loss_fn = nn.CrossEntropyLoss()
     model.train()
-    fits = False
+    checked = False
 
     def step(x, y):
-        nonlocal fits
-        if not fits:
-            _check_output(model, loss_fn, x, y)
-            fits = True
+        nonlocal checked
+        if not checked:
+            check_baseline(model, loss_fn, x, y)
+            checked = True
         optimizer.zero_grad()
-        output = _call(model, x)
+        output = call(model, x)
         loss = loss_fn(getattr(output, "logits", output), y)
         loss.backward()
         optimizer.step()
@@ -50,69 +55,18 @@ def make_hand_written_step(model: nn.Module, optimizer: torch.optim.Optimizer) -
     return step
 
 
-def _call(model: nn.Module, x):
-    """Call the model as PyTorch's users do: a tuple is its arguments, a mapping its keywords."""
-    if isinstance(x, Mapping):
-        return model(**x)
-    return model(*x) if isinstance(x, tuple) else model(x)
-
-
-def _check_output(model: nn.Module, loss_fn: nn.Module, x, y) -> None:
-    """Raise unless the loss takes what the model gives: in evaluation mode, so nothing moves."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        with torch.no_grad():
-            output = _call(model, x)
-    finally:
-        for module, mode in modes.items():
-            if module.training != mode:
-                module.train(mode)  # some do more in it, as LoRA does
-    try:
-        loss_fn(getattr(output, "logits", output), y)
-    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
-        raise ValueError(
-            "the tutorials' step has one loss, cross-entropy of logits (n, classes): "
-            f"it can't take what the model gives ({error})"
-        ) from error
-
-
 def main() -> None:
-    """Print the kit's step against the hand-written one on the digits CNN, interleaved."""
-    import statistics
-    import tempfile
-    import time
-    from pathlib import Path
+    """Print the kit's step against the hand-written one on the digits CNN."""
+    from pt_impl.kit import training
+    from pt_impl.kit.demo import Demo
 
-    from pt_impl.kit import data, models, runtime, training
-    from shared import datasets
-    from shared.specs import TASKS
-    from shared.weights import init_weights
-
-    task = TASKS["digits-cnn"]
-    weights = init_weights(task.model, seed=0)
-    with tempfile.TemporaryDirectory() as folder:
-        x, y = datasets.load(datasets.materialise(task.dataset, Path(folder)), "train")
-        batches = datasets.first_batches(x, y, task.small_batch, 10, seed=0)
-    batches = data.resident_batches(batches)
-    steps = {}
-    for name in ("kit", "hand_written"):
-        model = models.build(task.model, weights)
-        optimizer = training.make_optimizer(model, task.recipe)
-        if name == "kit":
-            steps[name] = training.make_train_step(model, optimizer, training.cross_entropy)
-        else:
-            steps[name] = make_hand_written_step(model, optimizer)
-    samples = {name: [] for name in steps}
-    for _ in range(50):
-        for name, step in steps.items():
-            start = time.perf_counter()
-            for batch in batches:
-                step(*batch)
-            runtime.synchronize()
-            samples[name].append((time.perf_counter() - start) / len(batches))
-    for name, times in samples.items():
-        print(f"{name:14} {statistics.median(times[10:]) * 1e3:.3f} ms a step")
+    demo = Demo("digits-cnn", batch_size=4)
+    model, optimizer, loss_fn = demo.build()
+    steps = {"kit": training.make_train_step(model, optimizer, loss_fn)}
+    model, optimizer, _ = demo.build()
+    steps["hand-written"] = make_hand_written_step(model, optimizer)
+    for name, ms in demo.times(steps, rounds=50).items():
+        print(f"{name:14}{ms:8.3f} ms a step")
 
 
 if __name__ == "__main__":

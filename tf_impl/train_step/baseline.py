@@ -1,4 +1,6 @@
-"""The baselines that the reference train step is held against.
+"""The baselines: plain train steps, with which the reference step is compared.
+
+    step = make_hand_written_step(model, optimizer)
 
 What it changes: nothing. `make_hand_written_step` is the custom loop of TensorFlow's own guides,
 `make_fit_loop` Keras's `fit`, so that the kit's `training.make_train_step` can be shown to cost
@@ -13,17 +15,19 @@ none.
 When it helps and when it hurts: `fit` costs a fixed time for each batch, which small steps feel
 and large ones do not.
 
-Run it alone: `python -m tf_impl.train_step.baseline` prints the kit's step against the hand-written
+Run it alone: `python -m tf_impl.train_step.baseline` compares the kit's step with the hand-written
 one.
 
-Copy with it: nothing.
+Copy with it: `tf_impl/kit/calling.py`, `tf_impl/kit/checks/baseline.py`.
 """
 
-import inspect
 import time
 from collections.abc import Callable
 
 import tensorflow as tf
+
+from tf_impl.kit.calling import call
+from tf_impl.kit.checks.baseline import check_baseline, check_fit, check_output
 
 
 def make_hand_written_step(
@@ -36,16 +40,14 @@ def make_hand_written_step(
     NotImplementedError for an optimizer that expects a scaled loss.
     Source: "Writing a training loop from scratch", tensorflow.org/guide.
     """
-    scales = isinstance(optimizer, tf.keras.mixed_precision.LossScaleOptimizer)
-    if scales or getattr(optimizer, "loss_scale_factor", None):
-        raise NotImplementedError("a scaled loss: this is the step in float32, which needs none")
+    check_baseline(optimizer)
     loss_fn = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
     @tf.function
     def step(x, y):
         with tf.GradientTape() as tape:
-            output = _call(model, x, training=True)
-            _check_output(output)
+            output = call(model, x, training=True)
+            check_output(output)  # while the graph is traced
             loss = loss_fn(y, output)
             loss += sum(model.losses)  # of regularisers
         gradients = tape.gradient(loss, model.trainable_variables)
@@ -77,7 +79,7 @@ def make_fit_loop(model: tf.keras.Model, optimizer: tf.keras.optimizers.Optimize
 
     def loop(batches):
         ends.clear()
-        _check_output(_fit_call(model, batches[0][0]))
+        check_fit(model, batches[0][0])
         x, y = tf.nest.map_structure(lambda *parts: tf.stack(parts), *batches)
         source = tf.data.Dataset.from_tensor_slices((x, y))
         history = model.fit(source, verbose=0, callbacks=[Clock()])
@@ -86,69 +88,18 @@ def make_fit_loop(model: tf.keras.Model, optimizer: tf.keras.optimizers.Optimize
     return loop
 
 
-def _check_output(output) -> None:
-    if not tf.is_tensor(output):
-        raise ValueError(
-            "the guide's step has one loss, cross-entropy of logits (n, classes): "
-            f"the model gives a {type(output).__name__}"
-        )
-
-
-def _fit_call(model, x):
-    """The output for x as `fit` hands it over: always as one argument."""
-    try:
-        return model(x, training=False)
-    except TypeError as error:
-        raise ValueError(f"`fit` hands x over as one argument, and the model: {error}") from error
-
-
-def _call(model, x, training: bool):
-    """Call `model` as `fit` does: x is one argument, but where `call` needs several."""
-    inputs = inspect.signature(model.call).parameters.values()
-    inputs = [p for p in inputs if p.name not in ("training", "mask") and p.kind != p.VAR_KEYWORD]
-    if isinstance(x, dict) and len(inputs) > 1 and x.keys() <= {p.name for p in inputs}:
-        return model(**x, training=training)
-    needed = sum(2 if p.kind == p.VAR_POSITIONAL else p.default is p.empty for p in inputs)
-    if isinstance(x, tuple | list) and needed > 1:
-        return model(*x, training=training)
-    return model(x, training=training)
-
-
 def main() -> None:
-    """Print the kit's step against the hand-written one on the digits CNN, interleaved."""
-    import statistics
-    import tempfile
-    from pathlib import Path
+    """Print the kit's step against the hand-written one on the digits CNN."""
+    from tf_impl.kit import training
+    from tf_impl.kit.demo import Demo
 
-    from shared import datasets
-    from shared.specs import TASKS
-    from shared.weights import init_weights
-    from tf_impl.kit import data, models, runtime, training
-
-    task = TASKS["digits-cnn"]
-    weights = init_weights(task.model, seed=0)
-    with tempfile.TemporaryDirectory() as folder:
-        x, y = datasets.load(datasets.materialise(task.dataset, Path(folder)), "train")
-        batches = datasets.first_batches(x, y, task.small_batch, 10, seed=0)
-    batches = data.resident_batches(batches)
-    steps = {}
-    for name in ("kit", "hand_written"):
-        model = models.build(task.model, weights)
-        optimizer = training.make_optimizer(model, task.recipe)
-        if name == "kit":
-            steps[name] = training.make_train_step(model, optimizer, training.cross_entropy)
-        else:
-            steps[name] = make_hand_written_step(model, optimizer)
-    samples = {name: [] for name in steps}
-    for _ in range(50):
-        for name, step in steps.items():
-            start = time.perf_counter()
-            for batch in batches:
-                step(*batch)
-            runtime.synchronize()
-            samples[name].append((time.perf_counter() - start) / len(batches))
-    for name, times in samples.items():
-        print(f"{name:14} {statistics.median(times[10:]) * 1e3:.3f} ms a step")
+    demo = Demo("digits-cnn", batch_size=4)
+    model, optimizer, loss_fn = demo.build()
+    steps = {"kit": training.make_train_step(model, optimizer, loss_fn)}
+    model, optimizer, _ = demo.build()
+    steps["hand-written"] = make_hand_written_step(model, optimizer)
+    for name, ms in demo.times(steps, rounds=50).items():
+        print(f"{name:14}{ms:8.3f} ms a step")
 
 
 if __name__ == "__main__":
