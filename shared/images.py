@@ -23,7 +23,6 @@ import errno
 import io
 import os
 import stat
-import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -36,8 +35,6 @@ from shared.epochs import Epochs
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp")
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP")
 MAX_PIXELS = 1024**3 // 4 // 3  # as Pillow warns at: 256 MiB of RGB
-_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # JPEG's markers of a size
-_WITHOUT_LENGTH = frozenset([0x00, 0x01, *range(0xD0, 0xDA), 0xFF])
 _STARTS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"BM", b"GIF8")
 
 
@@ -182,24 +179,6 @@ def decode_rgb(source: Path | str | bytes) -> np.ndarray:
         raise ImageError(name, error.strerror or str(error)) from None
     with file:
         return _decode(file, name)
-
-
-def refuse_huge_jpeg(data: np.ndarray) -> None:
-    """Raise ImageError where the header of a JPEG (uint8) tells of more than MAX_PIXELS pixels.
-
-    For decoders that know no limit. What is no whole header is theirs to refuse. What stands
-    between two markers is passed over, as libjpeg does.
-    """
-    raw, place = data.tobytes(), 2
-    while 0 <= (place := raw.find(b"\xff", place)) <= len(raw) - 9:
-        marker = raw[place + 1]
-        if marker in _FRAMES:
-            height, width = struct.unpack_from(">HH", raw, place + 5)
-            if width * height > MAX_PIXELS:
-                raise ImageError("its header", _too_large(f"{width} x {height}"))
-            return
-        alone = marker in _WITHOUT_LENGTH
-        place += 1 if alone else 2 + struct.unpack_from(">H", raw, place + 2)[0]
 
 
 def _decode(file: BinaryIO, name: str) -> np.ndarray:

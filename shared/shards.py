@@ -23,6 +23,7 @@ import re
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 from typing import BinaryIO
 
@@ -81,6 +82,55 @@ class Shards:
         # A stream of its own: [seed, epoch] is that of `Epochs`, [seed, epoch, 1] that of `draw`.
         order = np.random.default_rng([seed, epoch, 2]).permutation(len(self.shards))
         return [self.shards[number] for number in order]
+
+
+class Shares:
+    """The shards of epochs in `count` shares, for processes whose batches are taken in turn.
+
+    A share is every `count`-th shard of the epoch's order, and its last batch may be smaller. Where
+    one share is at its end, the turn is the next one's. `images`: in the folder, `Shards.size`.
+    `start_batch`: batches seen before, over all epochs.
+    """
+
+    def __init__(
+        self, shards: Shards, count: int, *, batch_size: int, seed: int, start_batch: int = 0
+    ) -> None:
+        self.images, self.batch_size, self.seed = shards.size, batch_size, seed
+        self._shards, self._count = shards, count
+        self._epoch, self._start = 0, start_batch
+        # Epochs differ in length: which shards a share has decides how many batches they make.
+        while self._start >= sum(self._lengths(self._epoch)):
+            self._start -= sum(self._lengths(self._epoch))
+            self._epoch += 1
+
+    def next_epoch(self) -> tuple[int, int]:
+        """Return the number of the epoch that begins, and of its first batch that was not seen."""
+        epoch, start = self._epoch, self._start
+        self._epoch, self._start = epoch + 1, 0
+        return epoch, start
+
+    def of(self, epoch: int, share: int) -> list[Shard]:
+        """The shards of one share."""
+        return self._shards.order(seed=self.seed, epoch=epoch)[share :: self._count]
+
+    def turn(self, epoch: int, start: int, place: int = 0) -> tuple[int, int]:
+        """The share whose turn comes `place` after that of batch `start`, and what is seen of it.
+
+        That is a number of batches.
+        """
+        lengths, turn = self._lengths(epoch), 0
+        seen = [0 for _ in lengths]
+        while sum(seen) < start or seen[turn] == lengths[turn]:
+            if seen[turn] < lengths[turn]:
+                seen[turn] += 1
+            turn = (turn + 1) % self._count
+        share = (turn + place) % self._count
+        return share, seen[share]
+
+    def _lengths(self, epoch: int) -> list[int]:
+        """Batches of each share."""
+        shares = (self.of(epoch, share) for share in range(self._count))
+        return [ceil(sum(len(s.rows) for s in share) / self.batch_size) for share in shares]
 
 
 def open_shards(

@@ -1,7 +1,7 @@
 """How an input pipeline is measured: epoch by epoch, each between two measurements of its limit.
 
 The limit is what the cores do of the same work with nothing around it: one single-threaded process
-a core, which works on its part of the same samples (`work_rate` of the technique's file). They are
+a core, which works on its part of the same samples (the kit's `input_rates.py`). They are
 alive as long as the pipeline is measured, and sleep while it runs.
 
 How often an epoch is measured follows the run's effort (`Work.repetitions`). What is short is
@@ -54,7 +54,7 @@ def measure(
 ) -> dict[str, dict]:
     """The figures of the loader that `make` makes, over the samples of the task.
 
-    Its limit is that of `technique`, whose `work_rate` is given `source` and the settings.
+    Its limit is that of `technique`, of which `source` and the settings say the rest.
 
     Raises RuntimeError where an epoch is not all of the samples.
     """
@@ -208,7 +208,7 @@ def work_limit(
 ) -> Iterator[Callable[[], float]]:
     """Give a function that measures the limit, in samples/s, with as many processes as cores.
 
-    It is that of the technique in the package of a side, whose `work_rate` gets the settings.
+    It is that of the technique in the package of a side: `kit.input_rates` gets the settings.
 
     They are forks of this process where they would miss no thread of it: as long as it has only
     one, or with PyTorch, whose DataLoader forks its workers, too, from a process that has set its
@@ -250,8 +250,8 @@ def _work(pipe, package: str, technique: str, source: str, settings: dict) -> No
     machine.end_with_parent()
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # pipelines work on the CPU
     importlib.import_module(f"{package}.kit.runtime").configure(threads=1, seed=SEED)
-    loaders = importlib.import_module(f"{package}.input.{technique}")
-    rate = loaders.work_rate(source, **settings)
+    rates = importlib.import_module(f"{package}.kit.input_rates")
+    rate = getattr(rates, f"{technique}_limit")(source, **settings)
     with contextlib.suppress(EOFError):
         pipe.recv()
         pipe.send(None)

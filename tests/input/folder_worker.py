@@ -243,13 +243,13 @@ def broken(error):
     """A loader whose worker ends as it hands over its second batch."""
     import torch
 
-    from pt_impl.input import folder
+    from pt_impl.kit.photos import PhotoLoader
 
     def batches():
-        yield torch.zeros(1), np.array([0]), []
+        yield torch.zeros(1), [0], []
         raise error
 
-    return folder._Loader(batches(), np.array([0]), "raise")
+    return PhotoLoader(batches(), "raise")
 
 
 def kill_one(made, pids):
@@ -333,21 +333,21 @@ def boxes(side, good, bad, images):
     import tensorflow as tf
 
     from shared.epochs import crop_box, draw
+    from tf_impl.kit.photos import graph_crop_box
 
     random = np.random.default_rng(0)
     sizes = random.integers(1, 500, (400, 2))
     sizes[:50, 0] = random.integers(1, 12, 50)  # so flat that no try fits
     sizes[50:100, 1] = random.integers(1, 12, 50)
     numbers, differing, centred = draw(400, seed=3, epoch=1), [], 0
-    for module in ("folder", "tuned_folder"):
-        graph = tf.function(importlib.import_module(f"tf_impl.input.{module}")._crop_box)
-        for (height, width), drawn in zip(sizes, numbers, strict=True):
-            arguments = (tf.constant(height, tf.int32), tf.constant(width, tf.int32))
-            ours = graph(*arguments, tf.cast(drawn, tf.float64)).numpy().tolist()
-            theirs = list(crop_box(int(height), int(width), drawn.tolist()))
-            centred += ours[:2] == [(int(height) - ours[2]) // 2, (int(width) - ours[3]) // 2]
-            if ours != theirs:
-                differing.append([height.item(), width.item(), ours, theirs])
+    graph = tf.function(graph_crop_box)
+    for (height, width), drawn in zip(sizes, numbers, strict=True):
+        arguments = (tf.constant(height, tf.int32), tf.constant(width, tf.int32))
+        ours = graph(*arguments, tf.cast(drawn, tf.float64)).numpy().tolist()
+        theirs = list(crop_box(int(height), int(width), drawn.tolist()))
+        centred += ours[:2] == [(int(height) - ours[2]) // 2, (int(width) - ours[3]) // 2]
+        if ours != theirs:
+            differing.append([height.item(), width.item(), ours, theirs])
     return {"differing": differing, "centred": centred}
 
 

@@ -91,10 +91,10 @@ def snapshots(side, folder, images):
 def work(side, folder, images):
     """How many times images are standardised in three epochs, by each loader."""
     module = importlib.import_module(f"{side}_impl.input.in_memory")
-    real, counts = module._standardise, {}
+    real, counts = module.standardise, {}
     for name in ("vectorised", "memory_cached", *ONE_SIDED[side]):
         counted = []
-        module._standardise = counting(side, real, counted)
+        module.standardise = counting(side, real, counted)
         try:
             settings = {"cache": f"{folder}/counted"} if name == "snapshot" else {}
             made = loader(side, name, folder, **settings)
@@ -102,7 +102,7 @@ def work(side, folder, images):
                 for _ in made:
                     pass
         finally:
-            module._standardise = real
+            module.standardise = real
         counts[name] = sum(counted)
     return counts
 
@@ -135,15 +135,15 @@ def settings(side, folder, images):
 
 def rates(side, folder, images):
     """The best of five: a part is so few samples that any other process halves a rate."""
-    module = importlib.import_module(f"{side}_impl.input.in_memory")
+    limit = importlib.import_module(f"{side}_impl.kit.input_rates").in_memory_limit
     given = {"seed": SEED, "part": 1, "parts": 2, "batch_size": BATCH}
     found = {}
     for cached in (False, True):
-        rate = module.work_rate(f"{folder}/data", **given, cached=cached)
+        rate = limit(f"{folder}/data", **given, cached=cached)
         found[str(cached)] = max(rate() for _ in range(5))
-    rate = module.work_rate(f"{folder}/data", **given | {"part": 98, "parts": 99})
+    rate = limit(f"{folder}/data", **given | {"part": 98, "parts": 99})
     found["more cores than batches"] = max(rate() for _ in range(5))
-    rate = module.work_rate(f"{folder}/data", **given | {"batch_size": 999_999})
+    rate = limit(f"{folder}/data", **given | {"batch_size": 999_999})
     return found | {"fewer samples than a batch": max(rate() for _ in range(5))}
 
 

@@ -112,12 +112,12 @@ def settings(side, folder, images):
 def rates(side, folder, images):
     """What the work limit is made of, on half of the shards, and of more cores than shards."""
     form = "tar" if side == "pt" else "tfrecord"
-    found, loaders = {}, importlib.import_module(f"{side}_impl.input.shards")
+    found, rates = {}, importlib.import_module(f"{side}_impl.kit.input_rates")
     for name, kind in (("shards", form), ("mapped_arrays", "arrays")):
-        module = importlib.import_module(f"{side}_impl.input.{name}")
-        rate = module.work_rate(f"{folder}/good-{kind}", seed=SEED, part=1, parts=2)
+        limit = getattr(rates, f"{name}_limit")
+        rate = limit(f"{folder}/good-{kind}", seed=SEED, part=1, parts=2)
         found[name] = [rate() for _ in range(2)]
-    many = loaders.work_rate(f"{folder}/good-{form}", seed=SEED, part=98, parts=99)
+    many = rates.shards_limit(f"{folder}/good-{form}", seed=SEED, part=98, parts=99)
     return found | {"more cores": [many()]}
 
 

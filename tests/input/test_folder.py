@@ -6,12 +6,14 @@ pipelines; every image is compared with Pillow's.
 
 from __future__ import annotations
 
+import io
 from math import ceil
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 from scipy.stats import ks_2samp
 
 from shared.datasets import batch_order
@@ -218,6 +220,26 @@ def test_the_first_file_that_cannot_be_read_is_named(evidence, side, name):
     first = next(paths[row] for row in order if paths[row].name in BAD)
     assert raised.startswith(f"ValueError: {first}: ")
     assert "\n" not in raised
+
+
+@pytest.mark.parametrize("between", [b"", b"\xff\xff", b"\xff\xd0", b"\xff\x00", b"dust"])
+@pytest.mark.parametrize("settings", [{}, {"progressive": True}, {"exif": b"\xff" * 9000}])
+def test_the_header_of_a_jpeg_tells_its_size_whatever_stands_before_it(
+    monkeypatch, between, settings
+):
+    from pt_impl.kit import photos  # no other test here needs a framework in this process
+
+    file = io.BytesIO()
+    Image.new("RGB", (32, 24), "green").save(file, "JPEG", **settings)
+    data = file.getvalue()
+    frame = max(data.rfind(b"\xff\xc0"), data.rfind(b"\xff\xc2"))
+    data = np.frombuffer(data[:frame] + between + data[frame:], np.uint8)
+    monkeypatch.setattr(photos, "MAX_PIXELS", 24 * 32)
+    photos.refuse_huge_jpeg(data)
+    monkeypatch.setattr(photos, "MAX_PIXELS", 24 * 32 - 1)
+    with pytest.raises(ValueError, match="32 x 24 pixels, 767 at most"):
+        photos.refuse_huge_jpeg(data)
+    photos.refuse_huge_jpeg(data[: len(data) // 20])  # no header: for the decoder to refuse
 
 
 @pytest.mark.parametrize("side", ["pt", "tf"])

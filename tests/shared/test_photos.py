@@ -491,24 +491,6 @@ def test_whatever_the_damage_there_are_pixels_or_a_reason(form, flips, length):
             assert found.shape[2] == 3
 
 
-@pytest.mark.parametrize("between", [b"", b"\xff\xff", b"\xff\xd0", b"\xff\x00", b"dust"])
-@pytest.mark.parametrize("settings", [{}, {"progressive": True}, {"exif": b"\xff" * 9000}])
-def test_the_header_of_a_jpeg_tells_its_size_whatever_stands_before_it(
-    monkeypatch, between, settings
-):
-    file = io.BytesIO()
-    Image.fromarray(picture()).save(file, "JPEG", **settings)
-    data = file.getvalue()
-    frame = max(data.rfind(b"\xff\xc0"), data.rfind(b"\xff\xc2"))
-    data = np.frombuffer(data[:frame] + between + data[frame:], np.uint8)
-    monkeypatch.setattr(images, "MAX_PIXELS", 24 * 32)
-    images.refuse_huge_jpeg(data)
-    monkeypatch.setattr(images, "MAX_PIXELS", 24 * 32 - 1)
-    with pytest.raises(ImageError, match="32 x 24 pixels, 767 at most"):
-        images.refuse_huge_jpeg(data)
-    images.refuse_huge_jpeg(data[: len(data) // 20])  # what is no header is for the decoder to say
-
-
 def test_a_small_file_may_not_hold_a_huge_image(monkeypatch):
     bomb = png([b""], 30_000, 8, 2).replace(
         struct.pack(">IIBBBBB", 30_000, 1, 8, 2, 0, 0, 0),
