@@ -23,7 +23,7 @@ from pt_impl.compression import (
 )
 from pt_impl.deployment import native_export
 from pt_impl.diagnosis import memory_growth, profiling
-from pt_impl.kit import data, models, quantized_files, replicas, runtime, training
+from pt_impl.kit import data, int8_files, models, quantized_files, replicas, runtime, training
 from pt_impl.parallel import data_parallel
 from pt_impl.recipes import checkpoints, learning_rate_finder
 from pt_impl.train_step import (
@@ -31,6 +31,7 @@ from pt_impl.train_step import (
     batch_size_finder,
     compilation,
     finite_guard,
+    loss_scaling,
     mixed_precision,
 )
 from shared import parallel
@@ -116,8 +117,8 @@ def test_peaks_are_those_of_the_allocator():
 
 def test_float16_skips_a_step_whose_gradients_overflow():
     model = cnn()
-    step = mixed_precision.make_train_step(
-        model, sgd(model), training.cross_entropy, dtype="float16", initial_scale=2.0**40
+    step = loss_scaling.make_train_step(
+        model, sgd(model), training.cross_entropy, initial_scale=2.0**40
     )
     before, (x, y) = copy.deepcopy(model.state_dict()), batch()
     step(x, y)
@@ -235,6 +236,11 @@ def test_two_of_four_are_multiplied_alone(dtype):
         assert isinstance(layer.weight, torch.sparse.SparseSemiStructuredTensor)
 
 
+def _write_static_int8(model, x, path):
+    quantized = post_training_quantization.apply_static_int8(model, x)
+    return int8_files.save_int8(quantized, model, x, path)
+
+
 def _write_int8_weights(model, x, path):
     return quantized_files.save_quantized(weight_quantization.apply_int8(model, x), x, path)
 
@@ -242,12 +248,9 @@ def _write_int8_weights(model, x, path):
 @pytest.mark.parametrize(
     ("write", "load"),
     [
-        (
-            post_training_quantization.quantize_static_int8,
-            post_training_quantization.load_quantized,
-        ),
+        (_write_static_int8, int8_files.load_int8),
         (_write_int8_weights, quantized_files.load_quantized),
-        (quantization_aware_training.export_float, quantization_aware_training.load_quantized),
+        (int8_files.keep_float32, int8_files.load_int8),
     ],
     ids=["static int8", "int8 weights", "float32"],
 )
@@ -278,8 +281,8 @@ def test_what_a_gpu_trained_with_rounding_is_exported_for_a_cpu(tmp_path):
         optimizer.zero_grad()
         F.cross_entropy(rounded(codes).flatten(0, 1), codes.flatten()).backward()
         optimizer.step()
-    path = quantization_aware_training.export_qat(rounded, codes, tmp_path / "file")
-    predict = quantization_aware_training.load_quantized(path)
+    quantized = quantization_aware_training.convert_qat(rounded, codes)
+    predict = int8_files.load_int8(int8_files.save_as_it_is(quantized, tmp_path / "file"))
     assert apart(predict(codes.cpu()), rounded.eval()(codes)) < 0.05
 
 

@@ -1,4 +1,4 @@
-"""Mixed precision: bfloat16 on CPU, bfloat16 and float16 with loss scaling on CUDA."""
+"""Mixed precision: bfloat16 over float32 weights."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from bench.harness.plan import TRAIN_STEP, Prepared, Technique, UserModel, Varia
 # bfloat16 keeps 8 significant bits: each operand is rounded by up to 2^-9 = 0.2%, and a loss is
 # several layers of that. 5% over ten steps is far above rounding and far below another batch.
 BF16_LOSSES = 0.05
-FP16_LOSSES = 0.01
 
 TECHNIQUE = Technique(
     family="train_step",
     name="mixed_precision",
     title="Mixed precision training",
+    composed_of=("deployment.reduced_precision",),
     remedies=("arithmetic", "memory bandwidth", "memory size"),
     user_model=UserModel(TRAIN_STEP, ("fp32", "bf16"), learns=True),
     variants=(
@@ -30,14 +30,6 @@ TECHNIQUE = Technique(
             effort="ordinary",
             loss_tolerance=BF16_LOSSES,
             title="bfloat16, head in float32",
-        ),
-        Variant(
-            "fp16",
-            {"dtype": "float16"},
-            effort="ordinary",
-            requires="cuda",
-            loss_tolerance=FP16_LOSSES,
-            title="float16 with loss scaling",
         ),
         Variant("neutral", {"dtype": "float32"}, effort="full", title="mixed precision in float32"),
     ),
@@ -59,7 +51,7 @@ TECHNIQUE = Technique(
         "advises a float32 head, which is the row bf16_fp32_head on both sides.",
     ),
     notes=(
-        "float16 needs loss scaling and a GPU; on a CPU its rows are UNSUPPORTED.",
+        "float16 needs loss scaling: its rows are those of loss_scaling.",
         "neutral is the price where there is nothing to do: it runs the plain step's operators.",
     ),
 )
@@ -70,15 +62,22 @@ def prepare(impl, work: Work) -> Prepared:
     model = impl.kit.models.build(work.task.model, work.weights)
     optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
     loss = impl.kit.training.loss_of(work.task)
-    technique = impl.train_step.mixed_precision if work.settings else impl.kit.training
-    step = technique.make_train_step(model, optimizer, loss, **work.settings)
-    return Prepared(step, technique.make_predict(model, **work.settings), model, optimizer)
+    if not work.settings:
+        step = impl.kit.training.make_train_step(model, optimizer, loss)
+        return Prepared(step, impl.kit.training.make_predict(model), model, optimizer)
+    step = impl.train_step.mixed_precision.make_train_step(model, optimizer, loss, **work.settings)
+    predict = impl.deployment.reduced_precision.make_predict(model, **work.settings)
+    return Prepared(step, predict, model, optimizer)
 
 
 def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
     """Matrix products and convolutions ran in the dtype that was asked for."""
-    dtypes = impl.kit.runtime.operator_dtypes(prepared.step, *batch)
-    wanted = work.settings.get("dtype", "float32")
+    return ran_in(impl, work, prepared.step, batch, work.settings.get("dtype", "float32"))
+
+
+def ran_in(impl, work: Work, function, batch, wanted: str) -> tuple[dict, str | None]:
+    """Whether a call's matrix products and convolutions ran in the dtype that is wanted."""
+    dtypes = impl.kit.runtime.operator_dtypes(function, *batch)
     # Of a user's file not every product has a kernel in half precision, such as those of an LSTM.
     mixed = work.settings.get("keep_fp32") or work.task.model.from_file
     allowed = {wanted, "float32"} if mixed else {wanted}

@@ -1,10 +1,11 @@
 """Stacking: the techniques of a train step on top of one another, in the order that works.
 
-What it changes: one step takes any of them, each behind its own setting, and every setting at its
-default gives the plain eager float32 step. The usual ladder: channels_last, then `torch.compile`,
-then bfloat16 under autocast, then a fused optimizer, then accumulation over micro-batches.
+    model = prepare_model(model, memory_format="channels_last")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)  # of the changed model
+    step = make_train_step(model, optimizer, loss_fn, dtype="bfloat16", micro_batches=4)
 
-The order, and its reasons:
+What it changes: one step takes any of them, each behind its own setting; the defaults give the
+plain step. The order, and its reasons:
 1. memory format: a compiled graph is specialised on the strides that it sees.
 2. recomputed blocks: they take the place of a block's `forward`, which all that follows calls.
 3. the optimizer: after the model is what it will be. Its implementation is its maker's choice.
@@ -16,44 +17,43 @@ The order, and its reasons:
 
 Its twin: `tf_impl/train_step/stacking.py`.
 
-Where the frameworks differ and why:
-- channels_last changes something here only: it is TensorFlow's default.
-- compiled: here the forward pass with the loss is one region, which brings its backward pass, and
-  an optimizer that is not fused is another; what lies between, Python runs. There XLA compiles the
-  whole step, micro-batches and all, to one program.
-- bfloat16: autocast decides per operator, and for compiled code while it is traced; Keras decides
-  per layer.
-- A model is changed in place here; there memory format and recomputed groups of layers make a new
-  one.
-- BatchNorm normalises each micro-batch by itself in both, so accumulation is another computation
-  for a model that has it, and the same one for a model without.
+Where the frameworks differ and why: channels_last changes something here only: it is TensorFlow's
+default. Compiled, the forward pass with the loss is one region here, an optimizer that is not fused
+another, and Python runs what lies between; there XLA compiles the whole step to one program. A
+model is changed in place here; there memory format and recomputed layers make a new one.
 
 When it helps and when it hurts: gains do not multiply. What is bound by memory (BatchNorm, ReLU)
-gains from compilation or bfloat16, not from both in full; fused only counts where the update is a
-visible share of what is left; accumulation and recomputation cost time and save memory. A CPU
-without bfloat16 units emulates it, and convolutions then take several times as long, compiled or
-not. Add one rung at a time, measure, and leave out what does not pay.
+gains from compilation or bfloat16, not from both in full; accumulation and recomputation cost time
+and save memory. A CPU without bfloat16 units emulates it, several times slower. Add one rung at a
+time, measure, and leave out what does not pay.
 
 Run it alone: `python -m pt_impl.train_step.stacking` prints the ladder on the digits CNN.
 
-Copy with it: `pt_impl/train_step/activation_checkpointing.py`,
+Copy with it: `pt_impl/kit/calling.py`, `pt_impl/kit/checks/activation_checkpointing.py`,
+`pt_impl/kit/checks/compilation.py`, `pt_impl/kit/checks/gradient_accumulation.py`,
+`pt_impl/kit/checks/gradient_clipping.py`, `pt_impl/kit/checks/loss_scaling.py`,
+`pt_impl/kit/checks/memory_format.py`, `pt_impl/kit/checks/mixed_precision.py`,
+`pt_impl/kit/recomputation.py`, `pt_impl/train_step/activation_checkpointing.py`,
 `pt_impl/train_step/compilation.py`, `pt_impl/train_step/gradient_accumulation.py`,
-`pt_impl/train_step/gradient_clipping.py`, `pt_impl/train_step/memory_format.py`,
-`pt_impl/train_step/mixed_precision.py`.
+`pt_impl/train_step/gradient_clipping.py`, `pt_impl/train_step/loss_scaling.py`,
+`pt_impl/train_step/memory_format.py`, `pt_impl/train_step/mixed_precision.py`.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import reduce
 
 import torch
 from torch import nn
 
+from pt_impl.kit.calling import call, to_float32
 from pt_impl.train_step.activation_checkpointing import apply_checkpointing
 from pt_impl.train_step.compilation import compile_function, compile_optimizer
 from pt_impl.train_step.gradient_accumulation import GradientAccumulator
 from pt_impl.train_step.gradient_clipping import GradientClipper
+from pt_impl.train_step.loss_scaling import LossScaler
 from pt_impl.train_step.memory_format import apply_memory_format, convert_batch
-from pt_impl.train_step.mixed_precision import MixedPrecision, to_float32
+from pt_impl.train_step.mixed_precision import MixedPrecision
 
 
 def prepare_model(model: nn.Module, *, memory_format: str = "", recomputed: str = "") -> nn.Module:
@@ -109,46 +109,33 @@ def make_train_step(
     """
     accumulator = GradientAccumulator(model, micro_batches=micro_batches)
     clipper = GradientClipper(model, max_norm=max_norm)
+    scaler = LossScaler(model, enabled=dtype == "float16")
     precision = MixedPrecision(model, dtype=dtype, keep_fp32=keep_fp32)  # last: changes the model
     mean_loss = _mean_loss(model, loss_fn, precision)
     if compiled:
-        mean_loss = compile_function(mean_loss)
-        if not optimizer.defaults.get("fused"):  # which is one kernel already
-            compile_optimizer(optimizer)
+        mean_loss = _compile(mean_loss, optimizer)
     model.train()
 
-    def backward(x, y, share):
-        loss = mean_loss(x, y)
-        if micro_batches > 1:
-            loss = loss * share
-        precision.backward(loss)
-        return loss.detach()
-
     def step(x, y):
-        accumulator.check(x, y)
         if memory_format:
             x = convert_batch(x, memory_format=memory_format)
+        parts = accumulator.split(x, y)  # raises while there are gradients that would be lost
         optimizer.zero_grad(set_to_none=True)
-        loss = accumulator.run(backward, x, y)
+        losses = []
+        for part_x, part_y, share in parts:
+            loss = mean_loss(part_x, part_y)
+            if micro_batches > 1:
+                loss = loss * share
+            scaler.backward(loss)
+            losses.append(loss.detach())
         if max_norm < math.inf:
-            precision.unscale(optimizer)
+            scaler.unscale(optimizer)
             _clip(clipper, optimizer)
-        precision.step(optimizer)
-        return loss
+        scaler.step(optimizer)
+        return reduce(torch.add, losses)
 
-    return _with_scale(step, precision)
-
-
-def _clip(clipper: GradientClipper, optimizer: torch.optim.Optimizer) -> None:
-    """Clip what the optimizer holds: other gradients are still scaled, and add up over steps."""
-    clipper.parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    clipper.clip()
-
-
-def _with_scale(step: Callable, precision: MixedPrecision) -> Callable:
-    """The step with the scaler's state at hand."""
-    step.loss_scale = precision.loss_scale
-    step.state_dict, step.load_state_dict = precision.state_dict, precision.load_state_dict
+    step.loss_scale = scaler.loss_scale
+    step.state_dict, step.load_state_dict = scaler.state_dict, scaler.load_state_dict
     return step
 
 
@@ -157,66 +144,45 @@ def _mean_loss(model: nn.Module, loss_fn: Callable, precision: MixedPrecision) -
 
     def mean_loss(x, y):
         with precision.autocast():
-            output = _call(model, x)
+            output = call(model, x)
         return loss_fn(to_float32(output), y)
 
     return mean_loss
 
 
-def _call(model: nn.Module, x):
-    """Call the model as PyTorch's users do: a tuple is its arguments, a mapping its keywords."""
-    if isinstance(x, Mapping):
-        return model(**x)
-    return model(*x) if isinstance(x, tuple) else model(x)
+def _compile(mean_loss: Callable, optimizer: torch.optim.Optimizer) -> Callable:
+    if not optimizer.defaults.get("fused"):  # which is one kernel already
+        compile_optimizer(optimizer)
+    return compile_function(mean_loss)
+
+
+def _clip(clipper: GradientClipper, optimizer: torch.optim.Optimizer) -> None:
+    """Clip what the optimizer holds: other gradients are still scaled, and add up over steps."""
+    clipper.parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    clipper.clip()
 
 
 def main() -> None:
-    """Print the ladder on the digits CNN, rung by rung, in interleaved samples."""
-    import os
-    import statistics
-    import tempfile
-    import time
-    from pathlib import Path
+    """Print the ladder on the digits CNN, rung by rung."""
+    from pt_impl.kit import runtime, training
+    from pt_impl.kit.demo import Demo
 
-    from pt_impl.kit import data, models, runtime, training
-    from shared import datasets
-    from shared.specs import TASKS
-    from shared.weights import init_weights
-
-    runtime.configure(threads=os.cpu_count() or 1, seed=0)
-    task = TASKS["digits-cnn"]
-    with tempfile.TemporaryDirectory() as folder:
-        x, y = datasets.load(datasets.materialise(task.dataset, Path(folder)), "train")
-        batches = datasets.first_batches(x, y, task.compute_batch, 10, seed=0)
-    batches = data.resident_batches(batches)
-    ladder = (
+    demo, steps, settings = Demo("digits-cnn"), {}, {}
+    for name, value in (
+        ("baseline", None),
         ("memory_format", "channels_last"),
         ("compiled", True),
         ("dtype", "bfloat16"),
         ("micro_batches", 2),
-    )
-    settings, rungs = {}, {"baseline": {}}
-    for name, value in ladder:
-        settings = settings | {name: value}
-        rungs[f"+ {name}"] = settings
-    steps, losses, times = {}, {}, {name: [] for name in rungs}
-    for name, settings in rungs.items():
-        model = models.build(task.model, init_weights(task.model, seed=0))
+    ):
+        settings |= {} if value is None else {name: value}
+        model, _, loss_fn = demo.build()
         model = prepare_model(model, memory_format=settings.get("memory_format", ""))
-        optimizer = training.make_optimizer(model, task.recipe)
-        steps[name] = make_train_step(model, optimizer, training.cross_entropy, **settings)
-    for _ in range(20):
-        for name, step in steps.items():
-            start = time.perf_counter()
-            for batch in batches:
-                losses[name] = step(*batch)
-            runtime.synchronize()
-            times[name].append((time.perf_counter() - start) / len(batches))
-    print(f"digits-cnn, batch {task.compute_batch}: ms a step, ratio, loss after 200 steps")
-    baseline = statistics.median(times["baseline"])
-    for name, samples in times.items():
-        seconds, loss = statistics.median(samples), runtime.to_float(losses[name])
-        print(f"{name:16}{seconds * 1e3:8.2f}{seconds / baseline:7.2f}{loss:9.4f}")
+        optimizer = training.make_optimizer(model, demo.task.recipe)
+        steps[name] = make_train_step(model, optimizer, loss_fn, **settings)
+    print("each on top of those before it: ms a step, loss after it")
+    for name, ms in demo.times(steps).items():
+        print(f"{name:14}{ms:9.2f}{runtime.to_float(steps[name](*demo.batches[0])):9.4f}")
 
 
 if __name__ == "__main__":

@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import prune
 
+from pt_impl.deployment import reduced_precision
 from pt_impl.kit import comparing, copying, data, models, own_model, runtime, training
-from pt_impl.train_step import compilation, mixed_precision
+from pt_impl.train_step import compilation
 from shared.datasets import batch_order
 from shared.specs import NO_LABEL, TASKS, CNNSpec, GPTSpec, Recipe, ResNetSpec, parameter_count
 from shared.weights import checksum, init_weights
@@ -436,7 +437,7 @@ def test_predict_leaves_modes_as_found():
 
 @pytest.mark.parametrize(
     "make_predict",
-    [training.make_predict, mixed_precision.make_predict, compilation.eager_predict],
+    [training.make_predict, reduced_precision.make_predict, compilation.eager_predict],
 )
 def test_a_head_that_trains_predicts_without_dropout_too(make_predict):
     """As in fine-tuning: all else is in evaluation mode already."""

@@ -25,7 +25,9 @@ STEPS = (
     "stacking",
 )
 impl = workers.implementation(
-    "tf", "kit.operators", "kit.optimizers", *(f"train_step.{name}" for name in STEPS)
+    "tf",
+    *("kit.operators", "kit.optimizers", "deployment.reduced_precision"),
+    *(f"train_step.{name}" for name in STEPS),
 )
 kit, family, operators = impl.kit, impl.train_step, impl.kit.operators
 keras, layers = tf.keras, tf.keras.layers
@@ -260,7 +262,7 @@ def from_a_pipeline():
         family.compilation.graph_predict(model),
         family.compilation.compiled_predict(model),
         family.compilation.compiled_predict(model, blocks="block"),
-        family.mixed_precision.make_predict(model, dtype="float32"),
+        impl.deployment.reduced_precision.make_predict(model, dtype="float32"),
     ]
     found["predicted"] = max(float(np.abs(predict(x) - wanted).max()) for predict in predictions)
     found["losses"] = []
@@ -383,8 +385,7 @@ def in_policies(name, rate):
     model, _, x, y, loss_fn = made(name)
     precision = family.mixed_precision.MixedPrecision(model)
     to_float32 = family.mixed_precision.to_float32
-    optimizer = precision.wrap(keras.optimizers.SGD(**rate))
-    model.compile(optimizer, lambda y, output: loss_fn(to_float32(output), y))
+    model.compile(keras.optimizers.SGD(**rate), lambda y, output: loss_fn(to_float32(output), y))
     for _ in range(2):
         with precision.policies():
             model.fit(x, y, batch_size=ROWS, shuffle=False, verbose=0)

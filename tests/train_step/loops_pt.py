@@ -22,6 +22,36 @@ def plain(model, optimizer, loss_fn):
 
 
 def mixed_precision_by_hand(model, optimizer, loss_fn):
+    def step(x, y):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            output = model(x)
+        loss = loss_fn(output.float(), y)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+def mixed_precision_with_piece(model, optimizer, loss_fn):
+    from pt_impl.train_step.mixed_precision import MixedPrecision, to_float32
+
+    precision = MixedPrecision(model)
+
+    def step(x, y):
+        optimizer.zero_grad()
+        with precision.autocast():
+            output = model(x)
+        loss = loss_fn(to_float32(output), y)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+def loss_scaling_by_hand(model, optimizer, loss_fn):
     scaler = torch.amp.GradScaler("cpu")
 
     def step(x, y):
@@ -37,18 +67,18 @@ def mixed_precision_by_hand(model, optimizer, loss_fn):
     return step
 
 
-def mixed_precision_with_piece(model, optimizer, loss_fn):
-    from pt_impl.train_step.mixed_precision import MixedPrecision, to_float32
+def loss_scaling_with_piece(model, optimizer, loss_fn):
+    from pt_impl.train_step.loss_scaling import LossScaler
 
-    precision = MixedPrecision(model, dtype="float16")
+    scaler = LossScaler(model)
 
     def step(x, y):
         optimizer.zero_grad()
-        with precision.autocast():
+        with torch.autocast("cpu", torch.float16):
             output = model(x)
-        loss = loss_fn(to_float32(output), y)
-        precision.backward(loss)
-        precision.step(optimizer)
+        loss = loss_fn(output.float(), y)
+        scaler.backward(loss)
+        scaler.step(optimizer)
         return loss.detach()
 
     return step
@@ -73,16 +103,15 @@ def gradient_accumulation_with_piece(model, optimizer, loss_fn):
 
     accumulator = GradientAccumulator(model, micro_batches=4)
 
-    def backward(x, y, share):
-        loss = loss_fn(model(x), y) * share
-        loss.backward()
-        return loss.detach()
-
     def step(x, y):
         optimizer.zero_grad()
-        loss = accumulator.run(backward, x, y)
+        total = 0.0
+        for part_x, part_y, share in accumulator.split(x, y):
+            loss = loss_fn(model(part_x), part_y) * share
+            loss.backward()
+            total += loss.detach()
         optimizer.step()
-        return loss
+        return total
 
     return step
 

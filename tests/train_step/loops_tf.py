@@ -24,6 +24,40 @@ def plain(model, optimizer, loss_fn):
 
 def mixed_precision_by_hand(model, optimizer, loss_fn):
     for layer in model.layers:
+        layer.dtype_policy = tf.keras.mixed_precision.Policy("mixed_bfloat16")
+    variables = model.trainable_variables
+
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = loss_fn(y, tf.cast(model(x, training=True), tf.float32))
+        gradients = tape.gradient(loss, variables)
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        return loss
+
+    return step
+
+
+def mixed_precision_with_piece(model, optimizer, loss_fn):
+    from tf_impl.train_step.mixed_precision import MixedPrecision, to_float32
+
+    precision = MixedPrecision(model)
+    variables = model.trainable_variables
+
+    @tf.function
+    def step(x, y):
+        with precision.policies():
+            with tf.GradientTape() as tape:
+                loss = loss_fn(y, to_float32(model(x, training=True)))
+            gradients = tape.gradient(loss, variables)
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        return loss
+
+    return step
+
+
+def loss_scaling_by_hand(model, optimizer, loss_fn):
+    for layer in model.layers:
         layer.dtype_policy = tf.keras.mixed_precision.Policy("mixed_float16")
     optimizer = tf.keras.optimizers.LossScaleOptimizer(optimizer)
     variables = model.trainable_variables
@@ -41,20 +75,21 @@ def mixed_precision_by_hand(model, optimizer, loss_fn):
     return step
 
 
-def mixed_precision_with_piece(model, optimizer, loss_fn):
-    from tf_impl.train_step.mixed_precision import MixedPrecision, to_float32
+def loss_scaling_with_piece(model, optimizer, loss_fn):
+    from tf_impl.train_step.loss_scaling import LossScaler
 
-    precision = MixedPrecision(model, dtype="float16")
-    optimizer = precision.wrap(optimizer)
+    for layer in model.layers:
+        layer.dtype_policy = tf.keras.mixed_precision.Policy("mixed_float16")
+    scaler = LossScaler(model)
+    optimizer = scaler.wrap(optimizer)
     variables = model.trainable_variables
 
     @tf.function
     def step(x, y):
-        with precision.policies():
-            with tf.GradientTape() as tape:
-                loss = loss_fn(y, to_float32(model(x, training=True)))
-                scaled = precision.scale(loss)
-            gradients = tape.gradient(scaled, variables)
+        with tf.GradientTape() as tape:
+            loss = loss_fn(y, tf.cast(model(x, training=True), tf.float32))
+            scaled = scaler.scale(loss)
+        gradients = tape.gradient(scaled, variables)
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
         return loss
 

@@ -19,9 +19,12 @@ from tests import workers
 from tests.workers import raised
 
 FRAMEWORK = "pt" if sys.argv[1:] == ["pt"] else "tf"
-impl = workers.implementation(FRAMEWORK, "train_step.mixed_precision")
+impl = workers.implementation(
+    FRAMEWORK, "train_step.mixed_precision", "deployment.reduced_precision"
+)
 kit = impl.kit
 technique = impl.train_step.mixed_precision
+make_predict = impl.deployment.reduced_precision.make_predict
 CNN, GPT = TASKS["digits-cnn"], TASKS["text-gpt"]
 # Two convolutions, of which one may be kept and the other not.
 CNN = replace(CNN, model=replace(CNN.model, convolutions=CNN.model.convolutions[:2]))
@@ -46,11 +49,11 @@ def batches(task, count=10):
     return kit.data.resident_batches(found)
 
 
-def prepare(task, *, recipe=None, loss=None, seed=1, **settings):
+def prepare(task, *, recipe=None, loss=None, seed=1, by=technique, **settings):
     """A model and its step: the baseline without settings, else the technique."""
     model = kit.models.build(task.model, init_weights(task.model, seed=seed))
     optimizer = kit.training.make_optimizer(model, recipe or task.recipe)
-    maker = technique if settings else kit.training
+    maker = by if settings else kit.training
     step = maker.make_train_step(model, optimizer, loss or kit.training.cross_entropy, **settings)
     return SimpleNamespace(model=model, optimizer=optimizer, step=step)
 
@@ -157,58 +160,6 @@ def gradients():
     }
 
 
-def overflow():
-    """Scale, loss and whether the weights moved, from a scale that overflows at first.
-
-    In the end an infinite input: are the weights kept, and what becomes of the scale?
-    """
-    recipe = replace(CNN.recipe, learning_rate=0.1)
-    settings = {"dtype": "float16", "initial_scale": 2.0**26, "growth_interval": 3}
-    prepared = prepare(CNN, recipe=recipe, **settings)
-    found = {"start": prepared.step.loss_scale(), "scale": [], "loss": [], "moved": []}
-    before = parameters(prepared)
-    state = optimizer_state(prepared.optimizer)
-    for batch in batches(CNN, 1) * 20:
-        found["loss"].append(kit.runtime.to_float(prepared.step(*batch)))
-        after = parameters(prepared)
-        found["moved"].append(not same(before, after))
-        found["scale"].append(prepared.step.loss_scale())
-        if not any(found["moved"]):
-            found["state_kept"] = optimizer_state(prepared.optimizer) == state
-        before = after
-    x, y = batches(CNN, 1)[0]
-    prepared.step(x * float("inf"), y)
-    kept = same(before, parameters(prepared))
-    return found | {"infinite": {"kept": kept, "scale": prepared.step.loss_scale()}}
-
-
-def optimizer_state(optimizer):
-    """What the optimizer remembers, but for what is made on first use: all zero there."""
-    if FRAMEWORK == "pt":
-        kept = [v for s in optimizer.state.values() for v in s.values()]
-    else:
-        kept = list(optimizer.variables)[2:]  # iterations and learning rate come first
-    return float(sum(np.abs(np.array(v, dtype=np.float64)).sum() for v in kept))
-
-
-def underflow():
-    """Does a loss of 2^-24 of the usual size move the weights, without and with scaling?"""
-    recipe = replace(CNN.recipe, learning_rate=0.05 * 2.0**24, momentum=0.0)
-    found = {}
-    for scale in (1.0, 65536.0):
-        prepared = prepare(
-            CNN,
-            recipe=recipe,
-            loss=lambda logits, y: kit.training.cross_entropy(logits, y) * 2.0**-24,
-            dtype="float16",
-            initial_scale=scale,
-        )
-        before = parameters(prepared)
-        prepared.step(*batches(CNN, 1)[0])
-        found[str(scale)] = not same(before, parameters(prepared))
-    return found
-
-
 def reuse():
     """Steps made twice on one model; and the baseline on a model that the technique used."""
     stream = batches(CNN, 3)
@@ -220,35 +171,14 @@ def reuse():
         step = technique.make_train_step(
             again.model, again.optimizer, kit.training.cross_entropy, keep_fp32=keep
         )
-        technique.make_predict(again.model, keep_fp32=keep)
+        make_predict(again.model, keep_fp32=keep)
     again.step = step
     found = {"once": once, "twice": run(again, stream), "baseline": baseline()[:3]}
-    technique.make_predict(used.model, keep_fp32="conv0")(stream[0][0])
+    make_predict(used.model, keep_fp32="conv0")(stream[0][0])
     kit.models.import_weights(used.model, init_weights(CNN.model, seed=1))
     optimizer = kit.training.make_optimizer(used.model, CNN.recipe)
     used.step = kit.training.make_train_step(used.model, optimizer, kit.training.cross_entropy)
     found["afterwards"] = run(used, stream)
-    return found
-
-
-def predict():
-    """Predictions of each dtype after three steps, and what predicting leaves behind."""
-    prepared = prepare(CNN)
-    x = batches(CNN, 1)[0][0]
-    run(prepared, batches(CNN, 3))
-    before = kit.models.export_weights(prepared.model)
-    exact = np.asarray(kit.training.make_predict(prepared.model)(x))
-    found = {}
-    for name, settings in (
-        ("float32", {"dtype": "float32"}),
-        ("bfloat16", {"dtype": "bfloat16"}),
-        ("head", {"dtype": "bfloat16", "keep_fp32": "head"}),
-        ("float16", {"dtype": "float16"}),
-    ):
-        logits = technique.make_predict(prepared.model, **settings)(x)
-        error = float(np.abs(np.asarray(logits) - exact).max() / np.abs(exact).max())
-        found[name] = {"dtype": name_of(logits.dtype), "error": error}
-    found["weights_kept"] = same(before, kit.models.export_weights(prepared.model))
     return found
 
 
@@ -261,12 +191,8 @@ def refusals():
         ("dtype", {"dtype": "bf16"}),
         ("layer", {"keep_fp32": "head, haed"}),
         ("layer_float32", {"dtype": "float32", "keep_fp32": "haed"}),
-        ("scale", {"dtype": "float16", "initial_scale": 0.0}),
-        ("growth", {"dtype": "float16", "growth_interval": 0}),
     ):
         found[name] = raised(technique.make_train_step, *arguments, **settings)
-    found["predict_dtype"] = raised(technique.make_predict, prepared.model, dtype="half")
-    found["predict_layer"] = raised(technique.make_predict, prepared.model, keep_fp32="haed")
     stream = batches(CNN, 2)
     found["unchanged"] = run(prepared, stream) == baseline()[:2]
     return found
@@ -342,7 +268,7 @@ class PyTorch:
             step = technique.make_train_step(model, optimizer, loss_fn, keep_fp32=keep)
             values = [step(x, y).item() for _ in range(20)]
             found[keep] = dict(seen, first=values[0], last=values[-1])
-            predict = technique.make_predict(model, keep_fp32=keep)
+            predict = make_predict(model, keep_fp32=keep)
             found[keep]["predict"] = str(predict(x)["logits"].dtype)
             layers = {"left": model.left, "right": model.right, "blocks": model.blocks[0]}
             wrapped = [name for name, layer in layers.items() if "forward" in vars(layer)]
@@ -395,16 +321,16 @@ class PyTorch:
         model, x = Pair(), torch.ones(3, 4)
         with torch.autocast("cpu", torch.bfloat16):
             upstream = raised(model, x)
-        kept = technique.make_predict(model, keep_fp32="pair")(x)
+        kept = make_predict(model, keep_fp32="pair")(x)
         half = torch.nn.Linear(2, 2).bfloat16()
         meta = torch.nn.Linear(2, 2, device="meta")
         return {
-            "bilinear": raised(technique.make_predict, model),
+            "bilinear": raised(make_predict, model),
             "bilinear upstream": upstream,
             "bilinear kept": [str(kept.dtype), list(kept.shape)],
-            "half": raised(technique.make_predict, half),
-            "device": raised(technique.make_predict, meta, dtype="float16"),
-            "float32": raised(technique.make_predict, meta, dtype="float32"),
+            "half": raised(make_predict, half),
+            "device": raised(make_predict, meta, dtype="float16"),
+            "float32": raised(make_predict, meta, dtype="float32"),
         }
 
 
@@ -471,7 +397,7 @@ class TensorFlow:
             step = technique.make_train_step(model, self.optimizer(), loss_fn, dtype=dtype)
             found[name] = [float(step(x, y)) for _ in range(5)]
             if name != "float32":
-                logits = technique.make_predict(model, dtype=dtype)(x)
+                logits = make_predict(model, dtype=dtype)(x)
                 found[f"{name}_predict"] = tf.cast(logits, tf.float32).numpy().tolist()
             found[f"{name}_traces"] = step.experimental_get_tracing_count()
             found[f"{name}_policies"] = sorted(
@@ -523,7 +449,7 @@ class TensorFlow:
             step = technique.make_train_step(model, self.optimizer(), loss_fn, keep_fp32=keep)
             values = [float(step(x, y)) for _ in range(20)]
             found[keep] = dict(seen, first=values[0], last=values[-1])
-            predict = technique.make_predict(model, keep_fp32=keep)
+            predict = make_predict(model, keep_fp32=keep)
             found[keep]["predict"] = predict(x)["logits"].dtype.name
             found[keep]["policies"] = sorted(
                 {layer.dtype_policy.name for layer in model._flatten_layers()}
@@ -537,7 +463,7 @@ class TensorFlow:
         model = keras.Sequential(
             [keras.Input((4,)), *(layers.Dense(4, dtype=name, name=name) for name in names)]
         )
-        logits = technique.make_predict(model, keep_fp32="mixed_float16")(self.tf.zeros((2, 4)))
+        logits = make_predict(model, keep_fp32="mixed_float16")(self.tf.zeros((2, 4)))
         return {
             "output": logits.dtype.name,
             "policies": [layer.dtype_policy.name for layer in model.layers],
@@ -570,12 +496,12 @@ class TensorFlow:
             keras.utils.set_random_seed(0)
             model = kind()
             plain = model(x)
-            moved = technique.make_predict(model)(x) - plain
+            moved = make_predict(model)(x) - plain
             own = {name for name in vars(model) if name in ("call", "read")}
             found[kind.__name__] = float(tf.norm(moved)), sorted(own)
             again = kind()
             again(x[:1])
-            technique.make_predict(again)(x)  # traced in bfloat16 before it is in float32
+            make_predict(again)(x)  # traced in bfloat16 before it is in float32
             found[kind.__name__] += (again(x).dtype.name,)
         return found
 
@@ -596,9 +522,9 @@ class TensorFlow:
             dense = layers.Dense(4)
             model = keras.Model(inputs, dense(reader(inputs)))
             plain = model(years)
-            predictions = {"functional": technique.make_predict(model)(years)}
+            predictions = {"functional": make_predict(model)(years)}
             model = keras.Sequential([keras.Input((1,)), reader, dense])
-            predictions["Sequential"] = technique.make_predict(model)(years)
+            predictions["Sequential"] = make_predict(model)(years)
             for kind, output in predictions.items():
                 apart = self.tf.norm(output - plain) / self.tf.norm(plain)
                 found[f"{type(reader).__name__}, {kind}"] = float(apart)
@@ -616,7 +542,7 @@ class TensorFlow:
         keras, layers = self.tf.keras, self.tf.keras.layers
         recurrent = layers.SimpleRNN(1, "linear", kernel_initializer="ones", use_bias=False)
         model = keras.Sequential([keras.Input((2, 1)), layers.Masking(-1.0), recurrent])
-        predict = technique.make_predict(model)
+        predict = make_predict(model)
         recurrent.set_weights([np.ones((1, 1))] * 2)
         x = [[[[3.0], [last]]] for last in (-1.001, -1.0)]
         return [float(predict(self.tf.constant(each))[0, 0]) for each in x]
@@ -635,46 +561,11 @@ class TensorFlow:
             found.append(normed.layer.kernel.numpy())
         return float(np.abs(found[1] - found[0]).max() / np.abs(found[0]).max())
 
-    def resumed(self):
-        """How far a training that was resumed halfway is from one that went on, in float16."""
-        tf, found = self.tf, {}
-        keras, layers = tf.keras, tf.keras.layers
-        x, y = tf.random.normal((4, 6)), tf.constant([0, 1, 2, 0])
-
-        def build(rule):
-            model = keras.Sequential([keras.Input((6,)), layers.Dense(8), layers.Dense(3)])
-            given = model, getattr(keras.optimizers, rule)(0.1), kit.training.cross_entropy
-            step = technique.make_train_step(*given, dtype="float16")
-            return step, [*model.variables, *step.optimizer.variables]
-
-        for rule in ("Adam", "Nadam", "Adafactor"):
-            (first, ours), (second, theirs) = build(rule), build(rule)
-            for _ in range(3):
-                first(x, y)
-            for variable, saved in zip(theirs, ours, strict=True):
-                variable.assign(saved)
-            for _ in range(2):
-                first(x, y)
-                second(x, y)
-            apart = zip(ours, theirs, strict=True)
-            found[rule] = max(np.abs(np.array(a) - np.array(b)).max().item() for a, b in apart)
-        return found
-
     def refused(self):
-        """A model in bfloat16, and an optimizer that scales already."""
+        """A model in bfloat16."""
         keras = self.tf.keras
         half = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2, dtype="bfloat16")])
-        full = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
-        scaling = keras.optimizers.LossScaleOptimizer(self.optimizer())
-        factor = keras.optimizers.SGD(0.1, loss_scale_factor=128.0)
-        precision = technique.MixedPrecision(full, dtype="float16")
-        precision.wrap(self.optimizer())
-        return {
-            "second": raised(precision.wrap, self.optimizer()),
-            "half": raised(technique.make_predict, half),
-            "scaling": raised(technique.make_train_step, full, scaling, kit.training.cross_entropy),
-            "factor": raised(technique.make_train_step, full, factor, kit.training.cross_entropy),
-        }
+        return {"half": raised(make_predict, half)}
 
 
 def tf_keras_refusal():
@@ -689,8 +580,8 @@ def tf_keras_refusal():
         "flavour": tf.keras.Model.__module__.split(".")[0],
         "step": raised(technique.make_train_step, *arguments, keep_fp32="head"),
         "float16": raised(technique.make_train_step, *arguments, dtype="float16"),
-        "predict": raised(technique.make_predict, prepared.model),
-        "layer": raised(technique.make_predict, prepared.model, keep_fp32="haed"),
+        "predict": raised(make_predict, prepared.model),
+        "layer": raised(make_predict, prepared.model, keep_fp32="haed"),
     }
     after = [layer.dtype_policy.name for layer in layers], parameters(prepared)
     found["unchanged"] = before[0] == after[0] and same(before[1], after[1])
@@ -705,8 +596,7 @@ def main() -> None:
         scenarios = [tf_keras_refusal]
     else:
         scenarios = [
-            losses, operators, master_weights, gradients, overflow, underflow,
-            reuse, predict, refusals, statistics,
+            losses, operators, master_weights, gradients, reuse, refusals, statistics,
         ]  # fmt: skip
         names = [name for name in vars(type(own)) if not name.startswith("_")]
         helpers = ("statistics", "optimizer")

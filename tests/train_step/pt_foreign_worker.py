@@ -24,6 +24,8 @@ from tests.workers import raised
 
 NAMES = (
     "mixed_precision",
+    "loss_scaling",
+    "accumulated_statistics",
     "compilation",
     "gradient_accumulation",
     "gradient_clipping",
@@ -34,9 +36,12 @@ NAMES = (
     "stacking",
 )
 impl = workers.implementation(
-    "pt", *(f"train_step.{name}" for name in NAMES), "deployment.native_export"
+    "pt",
+    *(f"train_step.{name}" for name in NAMES),
+    *("deployment.native_export", "deployment.reduced_precision"),
 )
 kit, train = impl.kit, impl.train_step
+reduced_precision = impl.deployment.reduced_precision
 STEPS, SCALE, NORM, PARTS = 2, 1024.0, 0.1, 3
 MODELS = [maker.__name__ for maker in foreign.ALL]
 FEW = ("tied", "keywords", "in_place")  # to be captured, which takes a second each
@@ -255,7 +260,7 @@ def rows():
 def predictions():
     """Dtypes of a half-width prediction of `nn.TransformerEncoder`, and what it must equal."""
     model, x, _, _ = foreign.make("encoder")
-    predict = train.mixed_precision.make_predict(model, dtype="bfloat16")
+    predict = reduced_precision.make_predict(model, dtype="bfloat16")
     dtypes = kit.runtime.operator_dtypes(lambda x, y: predict(x), x, None)
     fused = torch.backends.mha.get_fastpath_enabled()
     ours = predict(x)
@@ -272,7 +277,7 @@ def predictions():
             for predict in (
                 kit.training.make_predict(model),
                 train.compilation.eager_predict(model),
-                train.mixed_precision.make_predict(model, dtype="float32"),
+                reduced_precision.make_predict(model, dtype="float32"),
             )
         ]
         with torch.no_grad():
@@ -289,7 +294,7 @@ def merged():
     baseline = workers.implementation("pt", "train_step.baseline").train_step.baseline
     makers = {
         "kit": kit.training.make_predict,
-        "mixed_precision": partial(train.mixed_precision.make_predict, dtype="float32"),
+        "reduced_precision": partial(reduced_precision.make_predict, dtype="float32"),
         "compilation": train.compilation.eager_predict,
     }
     found = {}
@@ -391,8 +396,8 @@ def float16():
         return step
 
     def composed(model, optimizer, loss_fn, max_norm=NORM):
-        make = train.mixed_precision.MixedPrecision
-        precision = make(model, dtype="float16", initial_scale=SCALE)
+        precision = train.mixed_precision.MixedPrecision(model, dtype="float16")
+        scaler = train.loss_scaling.LossScaler(model, initial_scale=SCALE)
         clipper = train.gradient_clipping.GradientClipper(model, max_norm=max_norm)
         model.train()
 
@@ -401,17 +406,17 @@ def float16():
             with precision.autocast():
                 output = model(*x)
             loss = loss_fn(train.mixed_precision.to_float32(output), y)
-            precision.backward(loss)
-            precision.unscale(optimizer)
+            scaler.backward(loss)
+            scaler.unscale(optimizer)
             clipper.clip()
-            precision.step(optimizer)
+            scaler.step(optimizer)
             return loss
 
         return step
 
     def ours(*arguments):
-        make = train.mixed_precision.make_train_step
-        return make(*arguments, dtype="float16", initial_scale=SCALE, growth_interval=2)
+        make = train.loss_scaling.make_train_step
+        return make(*arguments, initial_scale=SCALE, growth_interval=2)
 
     def halves(model):
         parameters = list(model.parameters())
@@ -435,8 +440,8 @@ def float16():
         return step
 
     def two(model, _, loss_fn):
-        make = train.mixed_precision.MixedPrecision
-        precision = make(model, dtype="float16", initial_scale=SCALE, growth_interval=2)
+        precision = train.mixed_precision.MixedPrecision(model, dtype="float16")
+        scaler = train.loss_scaling.LossScaler(model, initial_scale=SCALE, growth_interval=2)
         optimizers = halves(model)
         model.train()
 
@@ -445,8 +450,8 @@ def float16():
             with precision.autocast():
                 output = model(*x)
             loss = loss_fn(train.mixed_precision.to_float32(output), y)
-            precision.backward(loss)
-            precision.step(*optimizers)
+            scaler.backward(loss)
+            scaler.step(*optimizers)
             return loss
 
         return step
@@ -461,7 +466,7 @@ def float16():
     }
     stacked = train.stacking.make_train_step
     makers = {
-        "mixed_precision": ours,
+        "loss_scaling": ours,
         "stacking": lambda *a: stacked(*a, dtype="float16", max_norm=NORM),
     }
     for name, maker in makers.items():
@@ -481,7 +486,7 @@ def float16():
             each(x, y)
             scales.append(each.loss_scale())
         found[name] = scales
-    found["not scaled"] = train.mixed_precision.make_train_step(*arguments).state_dict()
+    found["not scaled"] = train.loss_scaling.LossScaler(model, enabled=False).state_dict()
     return found
 
 
@@ -503,11 +508,7 @@ def refusals():
             max_norm=0.0,
         ),
         "norms": raised(
-            train.gradient_accumulation.make_train_step,
-            nn.SyncBatchNorm(2),
-            None,
-            loss_fn,
-            statistics_once=True,
+            train.accumulated_statistics.make_train_step, nn.SyncBatchNorm(2), None, loss_fn
         ),
     }
     found["untouched"] = "forward" not in vars(attention.head)

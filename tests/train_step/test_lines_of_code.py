@@ -10,7 +10,8 @@ from bench.harness.processes import ROOT
 from tests import workers
 
 TECHNIQUES = {
-    "float16 with a scaler": "mixed_precision",
+    "bfloat16": "mixed_precision",
+    "float16 with a scaler": "loss_scaling",
     "4 micro-batches": "gradient_accumulation",
     "clipping": "gradient_clipping",
 }

@@ -113,7 +113,7 @@ def test_predictions(found):
 
 def test_a_prediction_puts_modes_back_as_layers_change_them(found):
     """One merges weights to predict, and has to take them apart again; a frozen one stays so."""
-    ways = ("kit", "mixed_precision", "compilation", "baseline")
+    ways = ("kit", "reduced_precision", "compilation", "baseline")
     assert found["merged"] == {way: [[True, True, False, True], False] for way in ways}
 
 
@@ -146,7 +146,7 @@ def test_float16_scales_one_loss_for_two_optimizers(found):
     assert found["float16"]["two optimizers"] == 0.0
 
 
-@pytest.mark.parametrize("technique", ["mixed_precision", "stacking"])
+@pytest.mark.parametrize("technique", ["loss_scaling", "stacking"])
 def test_loss_scaling_is_saved_and_resumed(found, technique):
     """With its count of good steps: the resumed step doubles its scale when the first one does."""
     went_on, resumed, fresh = found["float16"][technique]
@@ -161,7 +161,7 @@ def test_what_cannot_be_done_is_refused_in_one_line_before_anything_changes(foun
     assert refusals["blocks"].startswith("NotImplementedError: blocks: MultiheadAttention reads")
     assert refusals["untouched"]
     assert refusals["max_norm"].startswith("ValueError: max_norm must be above 0")
-    assert refusals["norms"].startswith("NotImplementedError: statistics_once: SyncBatchNorm")
+    assert refusals["norms"].startswith("NotImplementedError: accumulated statistics: SyncB")
     for name in ("gradient_accumulation", "stacking"):
         steps = refusals[name]
         assert steps.pop("kept"), name

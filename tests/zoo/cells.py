@@ -26,8 +26,10 @@ FAMILIES = {
     "train_step": (
         "baseline",
         "mixed_precision",
+        "loss_scaling",
         "compilation",
         "gradient_accumulation",
+        "accumulated_statistics",
         "gradient_clipping",
         "finite_guard",
         "activation_checkpointing",
@@ -49,7 +51,7 @@ FAMILIES = {
         "weight_quantization",
         "combinations",
     ),
-    "deployment": ("export", "native_export"),
+    "deployment": ("reduced_precision", "export", "native_export"),
 }
 TECHNIQUES = {name: family for family, names in FAMILIES.items() for name in names}
 

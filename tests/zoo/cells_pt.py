@@ -289,18 +289,20 @@ def mixed_precision(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
         step = technique.make_train_step(model, sgd(model), a.loss_fn)
         a.trains(cell, step, model, a.plain("bfloat16", context=autocast))
 
-    def predicts():
-        found = parts(technique.make_predict(a.model())(a.x))
-        fast = torch.backends.mha.get_fastpath_enabled()
-        torch.backends.mha.set_fastpath_enabled(False)  # it knows no autocast of a CPU
-        try:
-            with autocast():
-                wanted = parts(predict(a.foreign.build(), a.x))
-        finally:
-            torch.backends.mha.set_fastpath_enabled(fast)
-        cell.near("outputs", found, wanted, a.rounding.of_outputs)
+    return {"float32": float32, "bfloat16": bfloat16}
 
-    return {"float32": float32, "bfloat16": bfloat16, "predict": predicts}
+
+def loss_scaling(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """A scaled loss in float32 is the plain step."""
+
+    def float32():
+        model = a.model()
+        step = technique.make_train_step(
+            model, sgd(model), a.loss_fn, dtype="float32", initial_scale=2.0**10
+        )
+        a.trains(cell, step, model, a.plain())
+
+    return {"float32": float32}
 
 
 def compilation(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
@@ -321,6 +323,22 @@ def compilation(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
 
 def gradient_accumulation(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
     """One part is the plain step, and so are several where no layer mixes samples."""
+
+    def one():
+        model = a.model()
+        step = technique.make_train_step(model, sgd(model), a.loss_fn, micro_batches=1)
+        a.trains(cell, step, model, a.plain())
+
+    def two():
+        model = without_dropout(a.model())
+        step = technique.make_train_step(model, sgd(model), a.loss_fn, micro_batches=2)
+        a.trains(cell, step, model, a.plain(*NO_DROPOUT))
+
+    return {"1 part": one} | ({} if "batchnorm" in a.foreign.traits else {"2 parts": two})
+
+
+def accumulated_statistics(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """One part is the plain step, the update of statistics included."""
 
     def one():
         model = a.model()
@@ -636,10 +654,14 @@ def post_training_quantization(technique, a: Applied, cell: Cell) -> dict[str, C
 
     The files run operator by operator here, not compiled: the arithmetic is the same.
     """
+    from pt_impl.kit import int8_files
     from tests.workers import has_vnni
 
     # Without VNNI activations, or ONNX Runtime's weights, have 7 bits: a grid twice as coarse.
     coarse = COARSER * a.rounded(8, activations=True) * (1 if has_vnni() else 2)
+
+    def int8(apply: Callable) -> Callable:
+        return lambda model, x, path: int8_files.save_int8(apply(model, x), model, x, path)
 
     def onnxruntime():
         path = technique.quantize_onnxruntime_int8(a.model(), a.x, a.folder / "model.onnx")
@@ -647,9 +669,9 @@ def post_training_quantization(technique, a: Applied, cell: Cell) -> dict[str, C
         cell.near("outputs", parts(found), a.logits, coarse)
 
     return {
-        "static int8": partial(_written, technique.quantize_static_int8, a, cell, coarse),
-        "float32": partial(_written, technique.keep_float32, a, cell),
-        "dynamic int8": partial(_written, technique.quantize_dynamic_int8, a, cell, coarse),
+        "static int8": partial(_written, int8(technique.apply_static_int8), a, cell, coarse),
+        "float32": partial(_written, int8_files.keep_float32, a, cell),
+        "dynamic int8": partial(_written, int8(technique.apply_dynamic_int8), a, cell, coarse),
         "ONNX Runtime int8": onnxruntime,
     }
 
@@ -673,7 +695,8 @@ def _flat(x) -> tuple:
 
 def quantization_aware_training(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
     """8 bits are as near to the model as plain rounding is; it trains, and so is its file."""
-    from pt_impl.kit import saving
+    from pt_impl.kit import int8_files, saving
+    from pt_impl.kit.checks.quantization_aware_training import MOST_APART
     from tests.workers import has_vnni
 
     def eight_bits():
@@ -688,14 +711,15 @@ def quantization_aware_training(technique, a: Applied, cell: Cell) -> dict[str, 
         for _ in range(50):  # until the ranges, which follow every pass, are those of evaluation
             wanted = parts(logits_of(predict(model, a.x)))
         try:
-            technique.export_qat(model, a.x, a.folder / "model.pt")
+            quantized = technique.convert_qat(model, a.x)
+            int8_files.save_as_it_is(quantized, a.folder / "model.pt")
         except RuntimeError as error:
             if "amplifies all rounding" in str(error):
                 raise
             raise Wrong(f"refused after it was trained: {error}") from error
         with torch.no_grad():
             found = parts(saving.load(a.folder / "model.pt")(*_flat(a.x)))
-        cell.near("outputs of the file", found, wanted, technique.MOST_APART)
+        cell.near("outputs of the file", found, wanted, MOST_APART)
 
     return {"8 bits": eight_bits}
 
@@ -744,6 +768,26 @@ def combinations(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
 
 
 # Deployment -------------------------------------------------------------------------------------
+
+
+def reduced_precision(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """float32 is the model's own prediction; bfloat16 is plain code under autocast."""
+
+    def float32():
+        a.predicts(cell, technique.make_predict(a.model(), dtype="float32"))
+
+    def bfloat16():
+        found = parts(technique.make_predict(a.model())(a.x))
+        fast = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)  # it knows no autocast of a CPU
+        try:
+            with torch.autocast(DEVICE, torch.bfloat16):
+                wanted = parts(predict(a.foreign.build(), a.x))
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fast)
+        cell.near("outputs", found, wanted, a.rounding.of_outputs)
+
+    return {"float32": float32, "bfloat16": bfloat16}
 
 
 def export(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
@@ -863,11 +907,13 @@ def tensor_parallel(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
 CELLS = {
     function.__name__: function
     for function in (
-        *(baseline, mixed_precision, compilation, gradient_accumulation, gradient_clipping),
+        *(baseline, mixed_precision, loss_scaling, compilation, gradient_accumulation),
+        *(accumulated_statistics, gradient_clipping),
         *(finite_guard, activation_checkpointing, memory_format, optimizer_implementations),
         *(batch_size_finder, stacking, pruning, semi_structured_pruning, structured_pruning),
         *(sparse_inference, distillation, feature_distillation, post_training_quantization),
-        *(quantization_aware_training, weight_quantization, combinations, export, native_export),
+        *(quantization_aware_training, weight_quantization, combinations),
+        *(reduced_precision, export, native_export),
         *(data_parallel, model_parallel, tensor_parallel),
     )
 }

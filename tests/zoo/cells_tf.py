@@ -281,10 +281,7 @@ def baseline(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
 
 
 def mixed_precision(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
-    """float32 is the plain step; bfloat16 is the same model built under Keras's own policy.
-
-    But for layers that read raw data, which stay float32 in both, and so what hands it to them.
-    """
+    """float32 is the plain step."""
 
     def float32():
         model = a.model()
@@ -292,29 +289,28 @@ def mixed_precision(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
         a.trains(cell, step, model, a.plain())
 
     def bfloat16():
-        tf.keras.config.set_dtype_policy("mixed_bfloat16")
-        try:
-            plain = a.foreign.build()
-        finally:
-            tf.keras.config.set_dtype_policy("float32")
-        _read_in_float32(plain)
-        wanted = parts(tf.function(partial(predict, plain))(a.x))  # a graph fuses what is cast
-        found = parts(technique.make_predict(a.model())(a.x))
-        cell.near("outputs", found, wanted, a.rounding.of_outputs)
+        model = a.model()
+        before = state(model)
+        step = technique.make_train_step(model, sgd(), a.loss_fn)
+        losses = [np.float32(step(a.x, a.y)) for _ in range(STEPS)]
+        a.given.clear()  # it has been trained
+        cell.holds("a loss is not finite", np.isfinite(losses).all())
+        cell.holds("nothing was trained", any(map(np.any, map(np.subtract, state(model), before))))
 
     return {"float32": float32, "bfloat16": bfloat16}
 
 
-def _read_in_float32(model) -> None:
-    raw = layers.Normalization, layers.Rescaling, layers.Discretization, layers.CategoryEncoding
-    inside = list(model._flatten_layers())
-    if not any(isinstance(layer, raw) for layer in inside):
-        return
-    for layer in inside:
-        if isinstance(layer, (*raw, tf.keras.Sequential)):
-            layer.dtype_policy = "float32"
-        if isinstance(layer, layers.Normalization):
-            layer.finalize_state()
+def loss_scaling(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """A scaled loss in float32 is the plain step."""
+
+    def float32():
+        model = a.model()
+        step = technique.make_train_step(
+            model, sgd(), a.loss_fn, dtype="float32", initial_scale=2.0**10
+        )
+        a.trains(cell, step, model, a.plain())
+
+    return {"float32": float32}
 
 
 def compilation(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
@@ -333,6 +329,22 @@ def compilation(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
 
 def gradient_accumulation(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
     """One part is the plain step, and so are several where no layer mixes samples."""
+
+    def one():
+        model = a.model()
+        step = technique.make_train_step(model, sgd(), a.loss_fn, micro_batches=1)
+        a.trains(cell, step, model, a.plain())
+
+    def two():
+        model = without_dropout(a.model())
+        step = technique.make_train_step(model, sgd(), a.loss_fn, micro_batches=2)
+        a.trains(cell, step, model, a.plain(*NO_DROPOUT))
+
+    return {"1 part": one} | ({} if "batchnorm" in a.foreign.traits else {"2 parts": two})
+
+
+def accumulated_statistics(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """One part is the plain step, the update of statistics included."""
 
     def one():
         model = a.model()
@@ -658,6 +670,7 @@ def feature_distillation(technique, a: Applied, cell: Cell) -> dict[str, Callabl
 def post_training_quantization(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
     """float32 is the model itself; int8 is as near to it as plain rounding is."""
     from tests.workers import has_vnni
+    from tf_impl.kit import int8_files
 
     coarse, same = COARSER * a.rounded(8, activations=True), a.rounding.of_files
     coarser = coarse * (1 if has_vnni() else 2)  # ONNX Runtime's weights have 7 bits without VNNI
@@ -666,15 +679,16 @@ def post_training_quantization(technique, a: Applied, cell: Cell) -> dict[str, C
         path = write(a.model(), a.x, a.folder / name)
         cell.near("outputs", parts(load(path)(a.x)), a.output, bound)
 
-    load, run = technique.load_quantized, technique.load_onnxruntime
-    static, dynamic, onnx = (
-        technique.quantize_static_int8,
-        technique.quantize_dynamic_int8,
-        technique.quantize_onnxruntime_int8,
-    )
+    load, run = int8_files.load_int8, technique.load_onnxruntime
+
+    def int8(apply: Callable) -> Callable:
+        return lambda model, x, path: int8_files.save_int8(apply(model, x), model, x, path)
+
+    static, dynamic = int8(technique.apply_static_int8), int8(technique.apply_dynamic_int8)
+    onnx = technique.quantize_onnxruntime_int8
     return {
         "static int8": partial(written, static, load, "s.tflite", coarse),
-        "float32": partial(written, technique.keep_float32, load, "f.tflite", same),
+        "float32": partial(written, int8_files.keep_float32, load, "f.tflite", same),
         "dynamic int8": partial(written, dynamic, load, "d.tflite", coarse),
         "ONNX Runtime int8": partial(written, onnx, run, "m.onnx", coarser),
     }
@@ -682,6 +696,8 @@ def post_training_quantization(technique, a: Applied, cell: Cell) -> dict[str, C
 
 def quantization_aware_training(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
     """8 bits are as near to the model as plain rounding is; it trains, and so is its file."""
+    from tf_impl.kit import int8_files
+    from tf_impl.kit.checks.quantization_aware_training import MOST_APART
 
     def eight_bits():
         model = technique.prepare_qat(a.model(), a.x, weight_bits=8)
@@ -693,11 +709,11 @@ def quantization_aware_training(technique, a: Applied, cell: Cell) -> dict[str, 
         changed = any(map(np.any, map(np.subtract, state(model), before)))
         cell.holds("nothing was trained", changed)
         try:
-            path = technique.export_qat(model, a.x, a.folder / "model.tflite")
+            content = technique.convert_qat(model, a.x)
         except RuntimeError as error:
             raise Wrong(f"refused after it was trained: {error}") from error
-        found = parts(technique.load_quantized(path)(a.x))
-        cell.near("outputs of the file", found, parts(predict(model, a.x)), technique.MOST_APART)
+        found = parts(int8_files.interpret(content)(a.x))
+        cell.near("outputs of the file", found, parts(predict(model, a.x)), MOST_APART)
 
     return {"8 bits": eight_bits}
 
@@ -743,6 +759,41 @@ def combinations(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
 
 
 # Deployment -------------------------------------------------------------------------------------
+
+
+def reduced_precision(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
+    """float32 is the model's own prediction; bfloat16 is that of Keras's own policy.
+
+    But for layers that read raw data, which stay float32 in both, and so what hands it to them.
+    """
+
+    def float32():
+        a.predicts(cell, technique.make_predict(a.model(), dtype="float32"))
+
+    def bfloat16():
+        tf.keras.config.set_dtype_policy("mixed_bfloat16")
+        try:
+            plain = a.foreign.build()
+        finally:
+            tf.keras.config.set_dtype_policy("float32")
+        _read_in_float32(plain)
+        wanted = parts(tf.function(partial(predict, plain))(a.x))  # a graph fuses what is cast
+        found = parts(technique.make_predict(a.model())(a.x))
+        cell.near("outputs", found, wanted, a.rounding.of_outputs)
+
+    return {"float32": float32, "bfloat16": bfloat16}
+
+
+def _read_in_float32(model) -> None:
+    raw = layers.Normalization, layers.Rescaling, layers.Discretization, layers.CategoryEncoding
+    inside = list(model._flatten_layers())
+    if not any(isinstance(layer, raw) for layer in inside):
+        return
+    for layer in inside:
+        if isinstance(layer, (*raw, tf.keras.Sequential)):
+            layer.dtype_policy = "float32"
+        if isinstance(layer, layers.Normalization):
+            layer.finalize_state()
 
 
 def export(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
@@ -853,11 +904,13 @@ def tensor_parallel(technique, a: Applied, cell: Cell) -> dict[str, Callable]:
 CELLS = {
     function.__name__: function
     for function in (
-        *(baseline, mixed_precision, compilation, gradient_accumulation, gradient_clipping),
+        *(baseline, mixed_precision, loss_scaling, compilation, gradient_accumulation),
+        *(accumulated_statistics, gradient_clipping),
         *(finite_guard, activation_checkpointing, memory_format, optimizer_implementations),
         *(batch_size_finder, stacking, pruning, semi_structured_pruning, structured_pruning),
         *(sparse_inference, distillation, feature_distillation, post_training_quantization),
-        *(quantization_aware_training, weight_quantization, combinations, export, native_export),
+        *(quantization_aware_training, weight_quantization, combinations),
+        *(reduced_precision, export, native_export),
         *(data_parallel, model_parallel, tensor_parallel),
     )
 }

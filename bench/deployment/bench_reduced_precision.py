@@ -1,0 +1,82 @@
+"""Reduced precision: predictions in bfloat16 and float16, from float32 weights."""
+
+from __future__ import annotations
+
+from bench.harness.plan import (
+    PREDICTIONS,
+    Prepared,
+    Technique,
+    UserModel,
+    Variant,
+    Work,
+    Workload,
+    row,
+)
+
+# Of the mean of squares that predictions are compared by: as in the files of export.
+HALF_LOSSES = 0.05
+
+TECHNIQUE = Technique(
+    family="deployment",
+    name="reduced_precision",
+    title="Predictions in reduced precision",
+    user_model=UserModel(PREDICTIONS, ("fp32", "bf16")),
+    variants=(
+        Variant("fp32", role="baseline", title="float32", program="plain"),
+        row("bf16", "bfloat16", dtype="bfloat16", loss_tolerance=HALF_LOSSES, changes="math"),
+        row(
+            "fp16",
+            "float16",
+            "ordinary",
+            dtype="float16",
+            requires="cuda",
+            loss_tolerance=HALF_LOSSES,
+            changes="math",
+        ),
+        row("neutral", "reduced precision in float32", "full", dtype="float32"),
+    ),
+    workloads=(
+        Workload("digits-cnn", "single", mode="predict"),
+        Workload("digits-cnn", "compute", effort="ordinary", mode="predict"),
+        Workload("photos-resnet18", "single", effort="ordinary", mode="predict"),
+        Workload("text-gpt", "compute", effort="full", mode="predict"),
+        Workload("photos-resnet50", "compute", effort="full", mode="predict"),
+    ),
+    differs_by_design=(
+        "PyTorch casts at each operator (torch.autocast); Keras gives each layer a policy that "
+        "computes in bfloat16 over float32 variables.",
+    ),
+    notes=(
+        "The weights stay float32 and are cast in every call; files in bfloat16 are rows of export "
+        "and native_export.",
+        "neutral is the price where there is nothing to do.",
+    ),
+)
+
+
+def prepare(impl, work: Work) -> Prepared:
+    """The kit's predictions for fp32, the technique's for all others."""
+    model = impl.kit.models.build(work.task.model, work.weights)
+    if work.settings:
+        predict = impl.deployment.reduced_precision.make_predict(model, **work.settings)
+    else:
+        predict = impl.kit.training.make_predict(model)
+    return Prepared(_not_timed, predict, model)
+
+
+def _not_timed(x, y):
+    raise RuntimeError("a prediction is timed here, not a step")
+
+
+def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
+    """Matrix products and convolutions ran in the dtype that was asked for."""
+    dtypes = impl.kit.runtime.operator_dtypes(lambda x, y: prepared.predict(x), *batch)
+    ran = {dtype for operators in dtypes.values() for dtype in operators}
+    wanted = work.settings.get("dtype", "float32")
+    # Of a user's file not every product has a kernel in half precision.
+    allowed = {wanted, "float32"} if work.task.model.family == "file" else {wanted}
+    applied = wanted in ran and ran <= allowed
+    if work.task.model.family == "file" and not work.settings:
+        applied = True  # in whatever dtype it is
+    reason = None if applied else f"ran in {', '.join(sorted(ran)) or 'nothing'}, not {wanted}"
+    return {"operator_dtypes": dtypes}, reason

@@ -1,0 +1,82 @@
+"""One framework's share of the reduced-precision tests, in a process of its own.
+
+`python -m tests.deployment.reduced_precision_worker pt|tf|tf_keras` runs every scenario and prints
+one line of JSON: scenario -> what was found, or {"error": traceback}.
+`test_reduced_precision.py` judges it.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+
+from tests import workers
+from tests.train_step.mixed_precision_worker import (
+    CNN,
+    FRAMEWORK,
+    batches,
+    kit,
+    name_of,
+    prepare,
+    run,
+    same,
+)
+from tests.workers import raised
+
+impl = workers.implementation(FRAMEWORK, "deployment.reduced_precision")
+technique = impl.deployment.reduced_precision
+
+
+def predict():
+    """Predictions of each dtype after three steps, and what predicting leaves behind."""
+    prepared = prepare(CNN)
+    x = batches(CNN, 1)[0][0]
+    run(prepared, batches(CNN, 3))
+    before = kit.models.export_weights(prepared.model)
+    exact = np.asarray(kit.training.make_predict(prepared.model)(x))
+    found = {}
+    for name, settings in (
+        ("float32", {"dtype": "float32"}),
+        ("bfloat16", {"dtype": "bfloat16"}),
+        ("head", {"dtype": "bfloat16", "keep_fp32": "head"}),
+        ("float16", {"dtype": "float16"}),
+    ):
+        logits = technique.make_predict(prepared.model, **settings)(x)
+        error = float(np.abs(np.asarray(logits) - exact).max() / np.abs(exact).max())
+        found[name] = {"dtype": name_of(logits.dtype), "error": error}
+    found["weights_kept"] = same(before, kit.models.export_weights(prepared.model))
+    return found
+
+
+def operators():
+    """The dtypes that convolutions and matrix products ran in."""
+    model, (x, y) = prepare(CNN).model, batches(CNN, 1)[0]
+    found = {}
+    for dtype in ("float32", "bfloat16"):
+        predict = technique.make_predict(model, dtype=dtype)
+        found[dtype] = kit.runtime.operator_dtypes(lambda x, y, run=predict: run(x), x, y)
+    return found
+
+
+def refusals():
+    """What bad input raises."""
+    model = prepare(CNN).model
+    return {
+        "dtype": raised(technique.make_predict, model, dtype="half"),
+        "layer": raised(technique.make_predict, model, keep_fp32="haed"),
+    }
+
+
+def tf_keras():
+    """What tf_keras refuses."""
+    return raised(technique.make_predict, prepare(CNN).model)
+
+
+def main() -> None:
+    kit.runtime.configure(threads=1, seed=0)
+    workers.report([tf_keras] if sys.argv[1] == "tf_keras" else [predict, operators, refusals])
+
+
+if __name__ == "__main__":
+    main()
