@@ -34,11 +34,11 @@ from shared.own_model import leaves
 CALIBRATION = 256  # samples: the first of the training split
 APART = 0.05  # relative: losses of int8 twins, whose scales differ by design
 KERNELS = re.compile("conv|gemm|matmul|qlinear_|fully_connected", re.IGNORECASE)
-OWN, ONNX = "load_quantized", "load_onnxruntime"
+ONNX = "onnxruntime"  # in the settings of a row
 
 
-def _row(name: str, title: str, write: str, read: str = OWN, **fields) -> Variant:
-    settings = {"write": write, "read": read}
+def _row(name: str, title: str, apply: str, runtime: str = "own", **fields) -> Variant:
+    settings = {"apply": apply, "runtime": runtime}
     if "int8" in name:
         fields |= {"changes": "math", "loss_tolerance": APART}
         # Ranges that are found as it runs need no calibration.
@@ -52,8 +52,8 @@ TECHNIQUE = Technique(
     title="Post-training quantization: int8 in the runtimes that would be deployed",
     user_model=UserModel(PREDICTIONS[1:], ("fp32", "static_int8", "onnxruntime_int8"), learns=True),
     variants=(
-        _row("fp32", "float32 file", "keep_float32", role="baseline", program="float_file"),
-        _row("static_int8", "int8 in its own runtime", "quantize_static_int8"),
+        _row("fp32", "float32 file", "", role="baseline", program="float_file"),
+        _row("static_int8", "int8 in its own runtime", "apply_static_int8"),
         _row("onnxruntime_int8", "int8 in ONNX Runtime", "quantize_onnxruntime_int8", ONNX),
         _row(
             "onnxruntime_fp32",
@@ -74,7 +74,7 @@ TECHNIQUE = Technique(
         _row(
             "dynamic_int8",
             "int8, ranges found as it runs",
-            "quantize_dynamic_int8",
+            "apply_dynamic_int8",
             effort="ordinary",
         ),
     ),
@@ -118,10 +118,13 @@ def prepare(impl, work: Work) -> Prepared:
             row.model.eval()  # once, as for serving; Keras says it in each call
         return row
     need_cpu(impl)
+    read = _files(impl).load_int8
+    if work.settings["runtime"] == ONNX:
+        read = impl.compression.post_training_quantization.load_onnxruntime
     return replace(
         row,
         write=partial(_write, impl, work, row.model),
-        read=getattr(impl.compression.post_training_quantization, work.settings["read"]),
+        read=read,
         train=train_plain(impl, row.model),
     )
 
@@ -129,8 +132,18 @@ def prepare(impl, work: Work) -> Prepared:
 def _write(impl, work: Work, model, path: Path) -> None:
     """The row's file of `model`."""
     calibration, _ = impl.kit.data.to_device(*examples(work, CALIBRATION))
-    write = getattr(impl.compression.post_training_quantization, work.settings["write"])
-    write(model, calibration, path)
+    technique, files = impl.compression.post_training_quantization, _files(impl)
+    if not work.settings["apply"]:
+        files.keep_float32(model, calibration, path)
+    elif work.settings["runtime"] == ONNX:
+        getattr(technique, work.settings["apply"])(model, calibration, path)
+    else:
+        quantized = getattr(technique, work.settings["apply"])(model, calibration)
+        files.save_int8(quantized, model, calibration, path)
+
+
+def _files(impl):
+    return importlib.import_module(f"{impl.__name__}.kit.int8_files")
 
 
 def _of_teacher(impl, work: Work, read: Callable) -> dict[str, dict]:
@@ -150,13 +163,13 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
     if not work.settings:
         return {}, None
     path, x = prepared.artifact, batch[0]
-    if work.settings["read"] == ONNX:
+    if work.settings["runtime"] == ONNX:
         ran = operators.onnx_integer_layers(path, *map(np.asarray, leaves(x)))
     else:
         integers = importlib.import_module(f"{impl.__name__}.kit.integers")
         ran = integers.integer_operators(prepared.predict, path, x)
     evidence = {"int8_operators": ran, "threads": prepared.predict.threads}
-    if impl.__name__ == "tf_impl" and work.settings["read"] != ONNX:
+    if impl.__name__ == "tf_impl" and work.settings["runtime"] != ONNX:
         evidence["xnnpack_runs_all"] = operators.litert_delegated(path)
         if not evidence["xnnpack_runs_all"]:
             return evidence, "LiteRT's own kernels run some of it, not XNNPACK's"

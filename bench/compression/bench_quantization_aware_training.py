@@ -113,7 +113,7 @@ def prepare(impl, work: Work) -> Prepared:
     if work.mode == "train":
         return Prepared(step, predict, plain, optimizer)
     need_cpu(impl)
-    read = impl.compression.quantization_aware_training.load_quantized
+    read = importlib.import_module(f"{impl.__name__}.kit.int8_files").load_int8
     return Prepared(step, predict, plain, optimizer, write=row.write, read=read, train=row.train)
 
 
@@ -162,8 +162,11 @@ class Row:
         technique = self.impl.compression.quantization_aware_training
         if self.work.settings and not self.rounds:
             self.round()
-        export = technique.export_qat if self.rounds else technique.export_float
-        export(self.model, self.examples, path)
+        files = importlib.import_module(f"{self.impl.__name__}.kit.int8_files")
+        if self.rounds:
+            files.save_as_it_is(technique.convert_qat(self.model, self.examples), path)
+        else:
+            files.keep_float32(self.model, self.examples, path)
 
 
 def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:

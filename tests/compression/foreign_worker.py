@@ -26,10 +26,11 @@ FAMILY = ("distillation", "feature_distillation", "structured_pruning", "pruning
 FAMILY += ("semi_structured_pruning",)
 OF_PYTORCH = ("post_training_quantization", "quantization_aware_training", "weight_quantization")
 OWN = [f"compression.{name}" for name in (*FAMILY, *(OF_PYTORCH if FRAMEWORK == "pt" else ()))]
-OWN += ["deployment.native_export", "kit.copying", "kit.saving"]
+OWN += ["deployment.native_export", "kit.copying"]
 OWN += [] if FRAMEWORK == "pt" else ["compression.sparse_inference"]
 OWN += [] if FRAMEWORK == "pt" else [f"compression.{name}" for name in OF_PYTORCH[1:]]
 OWN += ["deployment.export"] if FRAMEWORK == "pt" else ["train_step.compilation"]
+OWN += ["kit.quantized_files", "kit.int8_files"] if FRAMEWORK == "pt" else []
 OWN += [] if FRAMEWORK == "pt" else ["train_step.gradient_accumulation"]
 impl = workers.implementation(FRAMEWORK, *OWN)
 kit, compression, deployment = impl.kit, impl.compression, impl.deployment
@@ -102,17 +103,16 @@ def graphs_within():
         def forward(self, x):
             return x + 1 if x.sum() > 0 else x
 
-    x = torch.randn(4, 4)
-    qat, ptq = compression.quantization_aware_training, compression.post_training_quantization
+    x, qat = torch.randn(4, 4), compression.quantization_aware_training
     with tempfile.TemporaryDirectory() as folder:
         autocast = Within(lambda: torch.autocast("cpu", enabled=False))
         said, own = io.StringIO(), Branching()
         with contextlib.redirect_stderr(said):
-            refused = raised(ptq.keep_float32, own, x, Path(folder) / "file")
+            refused = raised(kit.int8_files.keep_float32, own, x, Path(folder) / "file")
             raised(deployment.export.export_onnx, own, x, Path(folder) / "file")
         return {
             "branch": [refused, said.getvalue()],
-            "autocast": raised(ptq.keep_float32, autocast, x, Path(folder) / "file"),
+            "autocast": raised(kit.int8_files.keep_float32, autocast, x, Path(folder) / "file"),
             "no_grad": raised(qat.prepare_qat, Within(torch.no_grad), x, weight_bits=8),
         }
 
@@ -130,19 +130,22 @@ def other_sizes():
             return nn.functional.interpolate(y, size=x.shape[-2:]) * scale[:, None, None, None]
 
     ptq, qat = compression.post_training_quantization, compression.quantization_aware_training
-    model, weights = Resized().eval(), compression.weight_quantization
+    model, files, int8_files = Resized().eval(), kit.quantized_files, kit.int8_files
     x, more, large = (
         {"scale": torch.ones(n), "x": torch.randn(n, 3, size, 8)}
         for n, size in ((2, 8), (3, 8), (2, 9))
     )
     with tempfile.TemporaryDirectory() as folder, quick.without_code():
         path = Path(folder) / "file"
+        prepared = qat.prepare_qat(model, x, weight_bits=8)
         programs = {
-            "ptq": ptq.load_quantized(ptq.keep_float32(model, x, path)),
-            "weights": weights.load_quantized(weights.keep_float32(model, x, path)),
+            "ptq": int8_files.load_int8(int8_files.keep_float32(model, x, path)),
+            "weights": files.load_quantized(files.save_quantized(model, x, path)),
             "ptq in memory": ptq.apply_static_int8(model, x),
-            "qat": qat.load_quantized(qat.export_float(model, x, path)),
-            "qat in memory": qat.prepare_qat(model, x, weight_bits=8),
+            "qat": int8_files.load_int8(
+                int8_files.save_as_it_is(qat.convert_qat(prepared, x), path)
+            ),
+            "qat in memory": prepared,
         }
     found = {}
     for name, program in programs.items():
@@ -158,24 +161,21 @@ def left_in_float32():
     two = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 2))
     rows, images = torch.randn(16, 3, 8), torch.randn(16, 3, 8, 8)
     found = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for name, model, x in (("1d", one, rows), ("2d", two, images)):
-            ways = {
-                "ptq": lambda model=model, x=x: (
-                    compression.post_training_quantization.quantize_static_int8(
-                        model, x, Path(folder) / "file"
-                    )
-                ),
-                "qat": lambda model=model, x=x: compression.quantization_aware_training.prepare_qat(
-                    model, x, weight_bits=8
-                ),
-            }
-            for way, quantize in ways.items():
-                with warnings.catch_warnings(record=True) as said:
-                    warnings.simplefilter("always")
-                    quantize()
-                words = [str(one.message) for one in said]
-                found[f"{name} {way}"] = [text for text in words if "left in float32" in text]
+    for name, model, x in (("1d", one, rows), ("2d", two, images)):
+        ways = {
+            "ptq": lambda model=model, x=x: (
+                compression.post_training_quantization.apply_static_int8(model, x)
+            ),
+            "qat": lambda model=model, x=x: compression.quantization_aware_training.prepare_qat(
+                model, x, weight_bits=8
+            ),
+        }
+        for way, quantize in ways.items():
+            with warnings.catch_warnings(record=True) as said:
+                warnings.simplefilter("always")
+                quantize()
+            words = [str(one.message) for one in said]
+            found[f"{name} {way}"] = [text for text in words if "left in float32" in text]
     return found
 
 
@@ -193,10 +193,10 @@ def a_shared_slope():
 
 def a_file_that_fails():
     """Whether anything is left of a file that can't be read again."""
-    technique, x = compression.weight_quantization, torch.randn(2, 32)
+    save, x = kit.quantized_files.save_quantized, torch.randn(2, 32)
     with tempfile.TemporaryDirectory() as folder:
         with mock.patch.object(kit.saving, "load", return_value=nn.Linear(1, 1)):
-            said = raised(technique.keep_float32, nn.Linear(32, 32), x, Path(folder) / "file")
+            said = raised(save, nn.Linear(32, 32), x, Path(folder) / "file")
         return {"said": said, "left": [path.name for path in Path(folder).iterdir()]}
 
 
@@ -234,7 +234,8 @@ def drawn():
     prepared = compression.quantization_aware_training.prepare_qat(model, x, weight_bits=8)
     found["qat"] = torch.equal(torch.get_rng_state(), state)
     with tempfile.TemporaryDirectory() as folder:
-        compression.quantization_aware_training.export_qat(prepared, x, Path(folder) / "file")
+        quantized = compression.quantization_aware_training.convert_qat(prepared, x)
+        kit.int8_files.save_as_it_is(quantized, Path(folder) / "file")
     found["file"] = torch.equal(torch.get_rng_state(), state)
     compression.post_training_quantization.apply_static_int8(model, x)
     found["ptq"] = torch.equal(torch.get_rng_state(), state)

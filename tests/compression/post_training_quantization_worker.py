@@ -25,15 +25,16 @@ from tests.compression import quick
 from tests.workers import raised
 
 FRAMEWORK = sys.argv[1]
-impl = workers.implementation(FRAMEWORK, "compression.post_training_quantization")
+OWN = ("compression.post_training_quantization", "kit.int8_files")
+impl = workers.implementation(FRAMEWORK, *OWN)
 kit = impl.kit
-technique = impl.compression.post_training_quantization
+technique, files_of_int8 = impl.compression.post_training_quantization, impl.kit.int8_files
 integers = import_module(f"{impl.__name__}.kit.integers")
 SPEC = CNNSpec((16, 16, 1), ((16, 2), (64, 1), (128, 2)), num_classes=10)
 WAYS = {
-    "float32": ("keep_float32", "load_quantized"),
-    "static": ("quantize_static_int8", "load_quantized"),
-    "dynamic": ("quantize_dynamic_int8", "load_quantized"),
+    "float32": ("keep_float32", "load_int8"),
+    "static": ("apply_static_int8", "load_int8"),
+    "dynamic": ("apply_dynamic_int8", "load_int8"),
     "onnxruntime float32": ("keep_onnxruntime_float32", "load_onnxruntime"),
     "onnxruntime": ("quantize_onnxruntime_int8", "load_onnxruntime"),
 }
@@ -45,6 +46,18 @@ LABELS = np.zeros(120, np.int64)
 LEFT, RIGHT = (random.normal(size=(40, 24)).astype(np.float32) for _ in range(2))
 COLUMNS = [100.0, -3.0, 0.5], [20.0, 3.0, 0.1]  # of a table: means and standard deviations
 KERNELS = [random.normal(size=shape).astype(np.float32) / 5 for shape in ((24, 48), (48, 5))]
+
+
+def function(name):
+    """A function that writes or reads a file; what is quantized in memory is written, too."""
+    found = getattr(files_of_int8, name, None) or getattr(technique, name)
+    if not name.startswith("apply"):
+        return found
+
+    def write(model, x, path, **settings):
+        return files_of_int8.save_int8(found(model, x, **settings), model, x, path)
+
+    return write
 
 
 def weights():
@@ -91,9 +104,9 @@ def variants(folder):
     found = {"model": np.array(kit.training.make_predict(model)(x[:64])).tolist()}
     for name, (write, read) in WAYS.items():
         path = folder / name
-        returned = getattr(technique, write)(model, x[64:], path)
+        returned = function(write)(model, x[64:], path)
         with contextlib.nullcontext() if name == "static" else quick.without_code():
-            predict = getattr(technique, read)(path, threads=1)
+            predict = function(read)(path, threads=1)
         found[name] = {
             "logits": np.array(predict(x[:64])).tolist(),
             "bytes": returned.stat().st_size,
@@ -102,19 +115,19 @@ def variants(folder):
             "threads": predict.threads,
         }
         FILES[name] = path.read_bytes()
-        if FRAMEWORK != "pt" and read == "load_quantized":
+        if FRAMEWORK != "pt" and read == "load_int8":
             found[name]["delegated"] = operators.litert_delegated(path)
     for name, apply in (
         ("static", technique.apply_static_int8),
         ("dynamic", technique.apply_dynamic_int8),
     ):
-        found[name]["in memory"] = np.array(apply(model, x[64:])(x[:64])).tolist()
+        found[name]["in memory"] = np.array(own.run(apply(model, x[64:]), x[:64])).tolist()
     for name in ("static", "onnxruntime"):  # another number of samples than in calibration
         with quick.without_code():
-            predict = getattr(technique, WAYS[name][1])(folder / name)
+            predict = function(WAYS[name][1])(folder / name)
         found[name]["others"] = [np.array(predict(x[:size])).tolist() for size in own.sizes]
     with quick.without_code():
-        predict = technique.load_quantized(folder / "static")
+        predict = files_of_int8.load_int8(folder / "static")
     (folder / "static").write_bytes(b"something else")
     found["overwritten"] = np.array(predict(x[:1])).tolist()
     after = kit.models.export_weights(model)
@@ -130,7 +143,7 @@ def foreign(folder):
     for name, (model, x, expected) in own.foreign().items():
         found[name] = [np.array(expected).tolist()]
         for way in ("static", "onnxruntime"):
-            write, read = (getattr(technique, function) for function in WAYS[way])
+            write, read = map(function, WAYS[way])
             predict = read(write(model, x, folder / f"{name} {way}"))
             found[name].append(np.array(predict(x)).tolist())
     return found
@@ -156,8 +169,8 @@ def written_otherwise(folder):
             return torch.nn.functional.linear(x, self.kernel)
 
     model, (_, x) = Functions(), built()
-    path = technique.quantize_static_int8(model, x, folder / "file")
-    predict = technique.load_quantized(path)
+    path = function("apply_static_int8")(model, x, folder / "file")
+    predict = files_of_int8.load_int8(path)
     with torch.no_grad():
         wanted = model(x)
     apart = (predict(x) - wanted).norm() / wanted.norm()
@@ -180,15 +193,15 @@ def refusals(folder):
         **own.refused(x),
     }
     # Some models only some writers refuse.
-    asked = {"twice": ["quantize_static_int8"], "inverse": WRITERS[:3]}
-    asked["no layer"] = [write for write in WRITERS if write.startswith("quantize")]
+    asked = {"twice": ["apply_static_int8"], "inverse": WRITERS[:3]}
+    asked["no layer"] = [write for write in WRITERS if not write.startswith("keep")]
     found = {}
     for name, given in cases.items():
         writers = asked.get(name, WRITERS)
-        found[name] = {w: raised(getattr(technique, w), *given, folder / "x") for w in writers}
-    most, technique.MOST_APART = technique.MOST_APART, -1.0  # no file is as near as this
-    found["far"] = raised(technique.quantize_static_int8, model, x, folder / "x")
-    technique.MOST_APART = most
+        found[name] = {w: raised(function(w), *given, folder / "x") for w in writers}
+    most, files_of_int8.MOST_APART = files_of_int8.MOST_APART, -1.0  # no file is as near as this
+    found["far"] = raised(function("apply_static_int8"), model, x, folder / "x")
+    files_of_int8.MOST_APART = most
     step = (max(IMAGES[:32].max(), 0) - min(IMAGES[:32].min(), 0)) / 255
     rounded, _ = kit.data.to_device(np.float32(np.round(IMAGES[:32] / step) * step), LABELS[:32])
     predict = kit.training.make_predict(model)
@@ -213,7 +226,7 @@ def constructions(folder):
             continue
         expected = own.expected(tracing, model, x)
         for way in ways:
-            write, read = (getattr(technique, function) for function in WAYS[way])
+            write, read = map(function, WAYS[way])
             try:
                 with as_asked():
                     predicted = read(write(model, x, folder / "file"))(x)
@@ -241,7 +254,7 @@ def untouched(folder):
             return {"conv": y, "head": self.head(y.mean((2, 3)))}
 
     model, x = Parts(), torch.randn(16, 3, 8, 8)
-    predict = technique.load_quantized(technique.quantize_dynamic_int8(model, x, folder / "file"))
+    predict = files_of_int8.load_int8(function("apply_dynamic_int8")(model, x, folder / "file"))
     with torch.no_grad():
         predicted, expected = predict(x), model(x)
     return {
@@ -262,10 +275,10 @@ def wide(folder):
     expected = LEFT @ kernel
     for bits in (8, 16, 4):
         path = folder / str(bits)
-        said = raised(technique.quantize_static_int8, model, x, path, activation_bits=bits)
+        said = raised(function("apply_static_int8"), model, x, path, activation_bits=bits)
         found[str(bits)] = said
         if said is None:
-            ours = np.array(technique.load_quantized(path)(x))
+            ours = np.array(files_of_int8.load_int8(path)(x))
             found[str(bits)] = float(np.linalg.norm(ours - expected) / np.linalg.norm(expected))
     return found | {"files": sorted(path.name for path in folder.iterdir())}
 
@@ -286,7 +299,7 @@ def files(folder):
     pickled = pickle.dumps(Bomb(burst))
     found = {}
     for way in ("static", "onnxruntime"):
-        whole, read = FILES[way], getattr(technique, WAYS[way][1])
+        whole, read = FILES[way], function(WAYS[way][1])
         damaged = {
             f"first {percent}%": whole[: len(whole) * percent // 100] for percent in (0, 10, 60, 99)
         }
@@ -307,7 +320,7 @@ def threads(folder):
     _, x = built()
     found = {}
     for way in own.pools:
-        path, read = folder / way, getattr(technique, WAYS[way][1])
+        path, read = folder / way, function(WAYS[way][1])
         path.write_bytes(FILES[way])
         read(path, threads=1)(x)
         before = len(os.listdir("/proc/self/task"))
@@ -330,6 +343,9 @@ class PyTorch:
 
     def mode(self, model):
         return model.training
+
+    def run(self, quantized, x):
+        return quantized(x)
 
     def parts(self, output):
         """The tensors of a structure; a model's own object holds logits."""
@@ -499,6 +515,9 @@ class TensorFlow:
 
     def mode(self, model):
         return None
+
+    def run(self, quantized, x):
+        return files_of_int8.interpret(quantized)(x)
 
     def parts(self, output):
         return self.tf.nest.flatten(output)

@@ -26,9 +26,11 @@ from tests.compression import quick
 from tests.workers import raised_on_one_line as raised
 
 FRAMEWORK = "pt" if sys.argv[1:] == ["pt"] else "tf"
-impl = workers.implementation(FRAMEWORK, "compression.quantization_aware_training")
+OWN = ("compression.quantization_aware_training", "kit.int8_files")
+impl = workers.implementation(FRAMEWORK, *OWN)
 kit = impl.kit
-technique = impl.compression.quantization_aware_training
+technique, int8_files = impl.compression.quantization_aware_training, impl.kit.int8_files
+checks = impl.kit.checks.quantization_aware_training
 CNN = CNNSpec((8, 8, 2), ((8, 1), (12, 2)), num_classes=5)
 TASK = replace(TASKS["digits-cnn"], model=CNN)
 FOLDER = Path(tempfile.mkdtemp())
@@ -90,7 +92,7 @@ def oracle():
         prepared = technique.prepare_qat(model, inputs, weight_bits=bits)
         found[str(bits)] = own.channels_last(own.evaluate(prepared, inputs))
         if bits in (4, 5):  # `files` has the others
-            path = technique.export_qat(prepared, inputs, FOLDER / f"oracle{bits}")
+            path = exported(prepared, inputs, FOLDER / f"oracle{bits}")
             found[f"levels {bits}"] = own.levels(path)
     return found
 
@@ -137,6 +139,11 @@ def worth():
     return found
 
 
+def exported(model, x, path):
+    """The file of a model from `prepare_qat`."""
+    return int8_files.save_as_it_is(technique.convert_qat(model, x), path)
+
+
 def accuracy(logits, y):
     return float(np.mean(np.argmax(logits, -1) == np.asarray(y)))
 
@@ -154,11 +161,11 @@ def files():
     found = {}
     for bits, prepared in TRAINED.items():
         state = own.state(prepared)
-        path = technique.export_qat(prepared, x, FOLDER / f"file{bits}")
+        path = exported(prepared, x, FOLDER / f"file{bits}")
         kept = own.state(prepared)
         # As static int8 loads its file, which post-training quantization compiles as users do.
         with quick.without_code():
-            predict = technique.load_quantized(path)
+            predict = int8_files.load_int8(path)
         theirs = own.evaluate(prepared, x)
         found[str(bits)] = {
             "apart": apart(predict(x), theirs),
@@ -170,9 +177,9 @@ def files():
             "kept": all(np.array_equal(state[name], kept[name]) for name in state),
         }
     model = kit.models.build(CNN, start())
-    path = technique.export_float(model, x, FOLDER / "float")
+    path = int8_files.keep_float32(model, x, FOLDER / "float")
     with quick.without_code():
-        predict = technique.load_quantized(path)
+        predict = int8_files.load_int8(path)
     return found | {
         "float": {
             "apart": apart(predict(x), outputs(kit.training.make_predict(model), x)),
@@ -193,8 +200,8 @@ def damaged():
     }
     for name, bad in (others | own.bad_files()).items():
         path.write_bytes(bad)
-        found[name] = raised(technique.load_quantized, path)
-    found["missing"] = raised(technique.load_quantized, FOLDER / "missing")
+        found[name] = raised(int8_files.load_int8, path)
+    found["missing"] = raised(int8_files.load_int8, FOLDER / "missing")
     return found | {"executed": (FOLDER / "executed").exists()}
 
 
@@ -207,16 +214,16 @@ def refusals():
         for bits in (1, 9, 0, 2.5, "8", None)
     }
     found["nothing"] = raised(technique.prepare_qat, own.without_kernels(), x, weight_bits=8)
-    found["unprepared"] = raised(technique.export_qat, model, x, FOLDER / "unprepared")
+    found["unprepared"] = raised(exported, model, x, FOLDER / "unprepared")
     found["written"] = (FOLDER / "unprepared").exists()
-    most, technique.MOST_APART = technique.MOST_APART, -1.0  # no file is as near as this
+    most, checks.MOST_APART = checks.MOST_APART, -1.0  # no file is as near as this
     one, rows = (
         own.convolution(np.ones((1, 1, 6, 4), np.float32)),
         np.ones((2, 3, 3, 6), np.float32),
     )
     rows, _ = kit.data.to_device(rows, np.zeros(2))
     found["file"] = raised(technique.prepare_qat, one, rows, weight_bits=8)
-    technique.MOST_APART = most
+    checks.MOST_APART = most
     for name, given in own.bad_inputs(x).items():
         found[name] = raised(technique.prepare_qat, model, given, weight_bits=8)
     after = kit.models.export_weights(model)
@@ -241,9 +248,9 @@ def constructions():
             continue
         prepared = technique.prepare_qat(model, x, weight_bits=8)
         expected, rounded = own.called(tracing, model, x), own.called(tracing, prepared, x)
-        path = technique.export_qat(prepared, x, FOLDER / "constructed")
+        path = exported(prepared, x, FOLDER / "constructed")
         with quick.without_code():
-            predict = technique.load_quantized(path)
+            predict = int8_files.load_int8(path)
         found[name] = {
             "rounded": comparing.apart(rounded, expected),
             "same again": comparing.apart(own.called(tracing, prepared, x), rounded),
@@ -466,7 +473,7 @@ class PyTorch:
         prepared = copy.deepcopy(TRAINED[8])
         with self.torch.no_grad():
             dict(prepared.named_parameters())["conv0.conv.weight"].mul_(float("nan"))
-        return {"raised": raised(technique.export_qat, prepared, x, path)}
+        return {"raised": raised(exported, prepared, x, path)}
 
     def side_by_side(self):
         """What capturing might lose, in one model: how far it and its file are from float32.
@@ -512,12 +519,12 @@ class PyTorch:
         torch.manual_seed(0)
         source, x = Parts(), torch.randn(32, 3, 6, 6)
         prepared = technique.prepare_qat(source, x, weight_bits=8)
-        path = technique.export_qat(prepared, x, FOLDER / "parts")
+        path = exported(prepared, x, FOLDER / "parts")
         with torch.no_grad():
             wanted = copy.deepcopy(source).eval()(x)
         tracing = import_module("pt_impl.kit.tracing")
         with workers.without_inductor():  # what the file computes, not with which kernels
-            found = {"file": technique.load_quantized(path)(x)}
+            found = {"file": int8_files.load_int8(path)(x)}
         found["start"] = self.called(tracing, prepared, x)
         later = copy.deepcopy(prepared).eval()
         with torch.no_grad():
@@ -546,7 +553,7 @@ class PyTorch:
         ones = graph.call_function(ops.ones.default, ([2],), {"device": gpu})
         moved = graph.call_function(ops.to.device, (x, gpu, torch.float32))
         graph.output(graph.call_function(ops.add.Tensor, (ones, moved)))
-        program = technique._to_cpu(torch.fx.GraphModule(torch.nn.Module(), graph))
+        program = kit.pt2e_repairs.copy_to_cpu(torch.fx.GraphModule(torch.nn.Module(), graph))
         return program(torch.ones(2)).tolist()
 
     def norms_apart(self):
@@ -566,9 +573,9 @@ class PyTorch:
             moved = [
                 [v for n, v in self.state(m).items() if "running" in n] for m in (prepared, source)
             ]
-            path = technique.export_qat(prepared, x, FOLDER / "norms")
+            path = exported(prepared, x, FOLDER / "norms")
             with workers.without_inductor():
-                file = technique.load_quantized(path)(x)
+                file = int8_files.load_int8(path)(x)
             wanted = source.eval()(x).detach()
             found[name] = {
                 "model": apart(self.evaluate(prepared, x), wanted),
@@ -622,9 +629,9 @@ class PyTorch:
         kit.training.make_predict(model)(x)  # which puts modes back by itself
         twice += [model(*x).detach() for _ in range(2)]
         again = self.state(model)
-        path = technique.export_qat(model, x, FOLDER / "foreign")
+        path = exported(model, x, FOLDER / "foreign")
         with workers.without_inductor():
-            predicted = technique.load_quantized(path)(x)
+            predicted = int8_files.load_int8(path)(x)
         return {
             "losses": losses,
             "names": sorted(names) == sorted(name for name, _ in source.named_parameters()),
@@ -839,7 +846,7 @@ class TensorFlow:
         kernel = TRAINED[8].trainable_variables[0]
         kept = np.array(kernel)
         kernel.assign(kept * float("nan"))
-        said = raised(technique.export_qat, TRAINED[8], x, path)
+        said = raised(exported, TRAINED[8], x, path)
         kernel.assign(kept)
         return {"raised": said}
 
@@ -869,10 +876,10 @@ class TensorFlow:
         prepared = technique.prepare_qat(model, given, weight_bits=8)
         found = {}
         for name, write, source in (
-            ("qat", technique.export_qat, prepared),
-            ("float", technique.export_float, model),
+            ("qat", exported, prepared),
+            ("float", int8_files.keep_float32, model),
         ):
-            predict = technique.load_quantized(write(source, given, FOLDER / name))
+            predict = int8_files.load_int8(write(source, given, FOLDER / name))
             found[name] = apart(predict(given), source(given, training=False))
         return found
 
@@ -882,12 +889,12 @@ class TensorFlow:
         model.compile(self.tf.keras.optimizers.SGD(0.05), "mse")
         y = self.tf.stack([target, -target], 1)
         history = model.fit(x, y, batch_size=16, epochs=30, verbose=0)
-        path = technique.export_qat(model, x, FOLDER / name)
+        path = exported(model, x, FOLDER / name)
         return {
             "losses": history.history["loss"],
             "names": len(model.trainable_weights) == len(source.trainable_weights),
             "source kept": all(map(np.array_equal, kept, source.get_weights())),
-            "apart": apart(technique.load_quantized(path)(x), model(x, training=False)),
+            "apart": apart(int8_files.load_int8(path)(x), model(x, training=False)),
         }
 
 

@@ -15,8 +15,8 @@ from tests import workers
 WORKERS = ("pt", "tf")
 WRITERS = (
     "keep_float32",
-    "quantize_static_int8",
-    "quantize_dynamic_int8",
+    "apply_static_int8",
+    "apply_dynamic_int8",
     "keep_onnxruntime_float32",
     "quantize_onnxruntime_int8",
 )
@@ -187,7 +187,7 @@ def test_pt_layers_are_found_whichever_way_a_model_calls_them(evidence):
 
 
 def test_pt_a_layer_that_is_called_twice_is_refused(evidence):
-    said = evidence["pt"]["refusals"]["twice"]["quantize_static_int8"]
+    said = evidence["pt"]["refusals"]["twice"]["apply_static_int8"]
     assert said == "NotImplementedError: a layer is called twice, the one of conv.weight"
 
 
@@ -210,7 +210,7 @@ def test_bad_input_gets_one_clear_line(found, case, write):
     assert "\n" not in said
 
 
-@pytest.mark.parametrize("write", [name for name in WRITERS if name.startswith("quantize")])
+@pytest.mark.parametrize("write", [name for name in WRITERS if not name.startswith("keep")])
 def test_a_model_without_layers_to_quantize_is_refused(found, write):
     said = found["refusals"]["no layer"][write]
     assert said.startswith("NotImplementedError: the model has no layer that ")

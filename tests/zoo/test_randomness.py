@@ -191,7 +191,7 @@ def test_quantized_training_drops_what_plain_training_drops_and_evaluation_nothi
     model, (x, _) = build(name), images()
     prepared = qat.prepare_qat(model, x, weight_bits=8)
     assert apart(evaluated(prepared, x), evaluated(model, x)) < ROUNDED
-    path = qat.export_qat(prepared, x, tmp_path / "file")
+    path = saving.save(qat.convert_qat(prepared, x), tmp_path / "file")
     assert apart(saving.load(path)(x), evaluated(model, x)) < ROUNDED
     with torch.no_grad():
         for _ in range(300):  # ranges come to those of training, where what stays is doubled

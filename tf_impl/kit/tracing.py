@@ -12,6 +12,7 @@ import re
 import numpy as np
 import tensorflow as tf
 
+_LOOPS = {"While", "StatelessWhile"}
 _LACKS = re.compile(r"'tf\.(\w+)' op is neither a custom op nor a flex op")
 
 
@@ -155,6 +156,18 @@ def inlined():
         tf.config.run_functions_eagerly(before)
 
 
+def litert_function(program) -> tf.types.experimental.ConcreteFunction:
+    """Return the graph of a function of `trace`, as LiteRT's converter takes it.
+
+    With a loop, such as an LSTM's, it is for one sample: the converter takes no other.
+    """
+    concrete = program.get_concrete_function()
+    if not any(node.type in _LOOPS for node in concrete.graph.get_operations()):
+        return concrete
+    one = [tf.TensorSpec([1, *s.shape[1:]], s.dtype, s.name) for s in program.input_signature]
+    return tf.function(program.python_function).get_concrete_function(*one)
+
+
 def check_sizes(program, inputs) -> None:
     """Raise ValueError where inputs have other sizes than those of which a program was traced.
 
@@ -178,5 +191,6 @@ def check_sizes(program, inputs) -> None:
 def one_line(error: Exception) -> str:
     """Return an error's words as one line; of LiteRT's converter, which operators are lacking."""
     if lacking := dict.fromkeys(_LACKS.findall(str(error))):
-        return f"there is no operator for {', '.join(lacking)}"
+        kind = " in float64" if "xf64>" in str(error) else ""
+        return f"there is no operator for {', '.join(lacking)}{kind}"
     return " ".join(str(error).split())[:300] or type(error).__name__
