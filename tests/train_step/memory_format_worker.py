@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from importlib import import_module
 from types import SimpleNamespace
 from unittest import mock
 
@@ -257,8 +258,9 @@ class TensorFlow:
 
     def run_by_xla(self):
         """Leave out the probe of the device, and compare the copy under XLA."""
-        technique._try_convolution = lambda memory_format: None
-        technique._outputs = self.tf.function(
+        checks = import_module("tf_impl.kit.checks.memory_format")
+        checks.try_convolution = lambda memory_format: None
+        kit.rebuilding._outputs = self.tf.function(
             lambda model, x: model(x, training=False), jit_compile=True
         )
 
@@ -280,7 +282,7 @@ class TensorFlow:
         ):
             model = self.network(start)
             # The steps compare more; `foreign` shows what its own comparison finds.
-            with mock.patch.object(technique, "_compare"):
+            with mock.patch.object(technique, "check_copy"):
                 copy = technique.apply_memory_format(model, memory_format=other)
             results = {}
             for name, one in ((start, model), (other, copy)):
@@ -378,9 +380,9 @@ class TensorFlow:
         found["no images"] = raised(technique.apply_memory_format, one)
         found["no images, other"] = raised(technique.apply_memory_format, one, **other)
         made = pixels()
-        technique._copy_state, kept = (lambda model, copy: None), technique._copy_state
+        technique.copy_state, kept = (lambda model, copy: None), technique.copy_state
         found["lost"] = raised(technique.apply_memory_format, made, **other)
-        technique._copy_state = kept
+        technique.copy_state = kept
         return found
 
     def apart(self, model):
@@ -396,8 +398,8 @@ class TensorFlow:
         if isinstance(x, dict):  # volumes and sequences are the same in both
             turned |= {name: x[name] for name in ("b", "c")}
         pairs = zip(
-            tf.nest.flatten(technique._outputs(model, x)),
-            tf.nest.flatten(technique._outputs(copy, turned)),
+            tf.nest.flatten(kit.rebuilding._outputs(model, x)),
+            tf.nest.flatten(kit.rebuilding._outputs(copy, turned)),
             strict=True,
         )
         found = []
