@@ -35,7 +35,7 @@ RECIPES = {
     "averaging": lambda file, model, *_: file.make_equal_average(model),
     "checkpoints": lambda file, model, *_: file.save_checkpoint("saved", model, None, {"epoch": 1}),
     "data_checks": lambda file, *_: file.check_splits([[[1.0]]], [[[2.0]]]),
-    "loss_checks": lambda file, *_: file.gradient_by_margin(lambda z, y: z.sum()),
+    "loss_checks": lambda file, *_: file.gradient_by_margin(lambda z, y: z * z),
     "nonfinite": lambda file, model, *_: file.make_checked_step(print, model, None),
     "gradient_health": lambda file, *_: file.find_unhealthy({"output": 1.0}),
     "initialization": lambda file, model, *_: file.apply_initialization(model, seed=1),
