@@ -1,4 +1,4 @@
-"""Averaged weights and early stopping: what is kept of a training, and what that is worth."""
+"""Averaged weights: what a training keeps, and what that is worth."""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ GLANCED = 4  # batches of which an average has statistics where it is looked at 
 TECHNIQUE = Technique(
     family="recipes",
     name="averaging",
-    title="Averaged weights and early stopping",
+    title="Averaged weights",
     variants=(
         Variant("last", role="baseline", measured=TRAINED, title="last weights"),
         _row("ema", "exponential average (EMA)", kept=["ema"]),
         _row("swa", "equal average of the second half (SWA)", "ordinary", kept=["swa"]),
-        _row("early_stopping", "early stopping", "ordinary", kept=["stop"]),
         _row("ema_early_stopping", "EMA and early stopping", "ordinary", kept=["ema", "stop"]),
         _row("swa_early_stopping", "SWA and early stopping", "ordinary", kept=["swa", "stop"]),
     ),
@@ -35,6 +34,7 @@ TECHNIQUE = Technique(
         Workload("digits-cnn", "compute", effort="ordinary", accuracy=True, timed=False),
         Workload("digits-detection", "compute", effort="ordinary", accuracy=True, timed=False),
     ),
+    composed_of=("recipes.early_stopping",),
     notes=(
         f"The exponential average remembers {MEMORY:.0%} of the steps; SWA takes the mean of the "
         "weights after each epoch of the second half. The statistics of BatchNorm are made anew.",
@@ -47,7 +47,10 @@ TECHNIQUE = Technique(
 
 
 def prepare(impl, work: Work) -> Prepared:
-    """The plain step, which updates an exponential average where that is kept."""
+    """The plain step, which updates an exponential average where that is kept.
+
+    `work.settings["kept"]`: "ema", "swa", and "stop" for early stopping, alone or with one of them.
+    """
     model, optimizer, step, average = _build(impl, work)
     predict = impl.kit.training.make_predict(model)
 
@@ -84,7 +87,9 @@ def _train(impl, work: Work, stages: Stages, model, step, predict, average) -> N
     if "stop" in kept:
         x, y = x[HELD_OUT:], y[HELD_OUT:]
     rising = more_is_better(work.task.metric)
-    stopping = averaging.EarlyStopping(model, patience=PATIENCE, higher_is_better=rising)
+    stopping = impl.recipes.early_stopping.EarlyStopping(
+        model, patience=PATIENCE, higher_is_better=rising
+    )
     size, epochs = _batch_size(work), work.task.recipe.epochs
     batches = _batches(x, size)
     first = epochs // 2 if "swa" in kept else 0  # from when there is something to keep
@@ -142,7 +147,7 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
     if not kept:
         return {}, None
     model, _, step, average = _build(impl, work)
-    stopping = averaging.EarlyStopping(model)
+    stopping = impl.recipes.early_stopping.EarlyStopping(model)
     for value in (1.0, 2.0):  # a loss, so that the first one is the best
         step(*batch)
         stopping.step(value)

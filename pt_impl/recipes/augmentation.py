@@ -1,53 +1,56 @@
 """Augmentation: images are changed at random while they are trained on.
 
+    policy = Policy(rotation=10, zoom=0.1, shift=0.1, mixup=0.2)
+    step = make_augmenting_step(step, policy, generator)  # on the device, a batch at once
+    dataset = augmented_dataset(dataset, policy)  # or on the host, in a DataLoader's workers
+
 What it changes: what a model sees of an image in each epoch, never its figure on the test set.
-
-- Geometry: flips, rotation, zoom and shift, of each sample its own, in one bilinear sampling.
-- Colour: brightness (added), contrast (about the image's mean), saturation (about its grey).
-- Mixup (Zhang et al., 2018, "mixup: Beyond Empirical Risk Minimization") blends two samples and
-  their labels with a share of Beta(alpha, alpha).
-- Cutmix (Yun et al., 2019, "CutMix: Regularization Strategy to Train Strong Classifiers with
-  Localizable Features") pastes a box of another sample; labels are shared by area.
-
-What is drawn stands apart from how it is applied: `draw`, `draw_mixup` and `draw_cutmix` give
-numbers, `transform`, `mixup` and `cutmix` apply them. On the host an `augmented_dataset` does both
-in the workers that load, on the device `make_augmenting_step` for a whole batch at once.
+Geometry (flips, rotation, zoom, shift) is one bilinear sampling of each image; colour is brightness
+(added), contrast (about the image's mean) and saturation (about its grey). Mixup (Zhang et al.,
+2018, "mixup: Beyond Empirical Risk Minimization") blends two samples and their labels with a share
+of Beta(alpha, alpha); cutmix (Yun et al., 2019) pastes a box of another sample and shares labels by
+area. `draw` gives numbers and `transform` applies them, so both can be looked at.
 
 Its twin: `tf_impl/recipes/augmentation.py`: on the same parameters images agree to float32's
 rounding.
 
-Where the frameworks differ and why:
-- Random numbers here come from a `torch.Generator`, whose state (`get_state`) goes into a
-  checkpoint. A generator in a dataset is copied into every worker of a DataLoader: all of them
-  would draw the same numbers. So a batch's numbers depend on the seed, the epoch and its first
-  index alone: the same for any count of workers, and after resuming anywhere. TensorFlow has
-  stateless functions for that, and `tf.data` carries its seeds in the iterator.
-- `torch.distributions.Beta` takes no generator; the two gamma variates behind it do.
-- `grid_sample` counts in halves of an image, so a pixel's place is rounded: a sample that is not
-  moved is taken as it is, and flips alone are exact copies. TensorFlow's projective transform
-  counts in pixels and needs no such care; it does not run under XLA.
-- A batch is NCHW here (contiguous or channels_last), NHWC in TensorFlow.
+Where the frameworks differ and why: random numbers come from a `torch.Generator`, whose
+state goes into a checkpoint. A generator in a dataset is copied into every worker of a DataLoader,
+so there a batch's numbers depend only on the seed, the epoch and its first index. TensorFlow has
+stateless functions for that, and `tf.data` carries its seeds in the iterator. `grid_sample` counts
+in halves of an image, so a sample that is not moved is taken as it is; TensorFlow's projective
+transform counts in pixels, and does not run under XLA. A batch is NCHW here, NHWC there.
 
 When it helps and when it hurts: it gains most where labels are few and the change leaves the label
 true. A digit that is flipped is none, and a six that is rotated far is a nine. Mixup and cutmix
-need longer trainings, and their training loss is no longer comparable. On the host augmentation
-takes the time of the workers, on the device that of the step.
+need longer trainings, and their training loss is no longer comparable. On the host it takes the
+time of the workers, on the device that of the step.
 
 Run it alone: `python -m pt_impl.recipes.augmentation` prints accuracies and samples a second.
 
-Copy with it: nothing.
+Copy with it: `pt_impl/kit/checks/augmentation.py`.
 """
 
 import hashlib
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
+
+from pt_impl.kit.checks.augmentation import (
+    check_alpha,
+    check_augmentation,
+    check_border,
+    check_float,
+    check_images,
+    check_labels,
+    check_nchw,
+    check_sample_losses,
+)
 
 BORDERS = {"zero": "zeros", "nearest": "border", "reflect": "reflection"}
 GREY = (0.299, 0.587, 0.114)  # of red, green and blue: ITU-R BT.601
@@ -79,16 +82,7 @@ class Policy:
     border: str = "zero"
 
     def __post_init__(self) -> None:
-        most = dict.fromkeys(("flip_horizontal", "flip_vertical", "contrast", "saturation"), 1)
-        for field in fields(self):
-            name, value = field.name, getattr(self, field.name)
-            if name == "border":
-                _check_border(value)
-            elif not 0 <= value <= most.get(name, math.inf) or not math.isfinite(value):
-                bound = f"between 0 and {most[name]}" if name in most else "0 or more"
-                raise ValueError(f"{name} must be {bound}, not {value!r}")
-        if self.zoom >= 1:
-            raise ValueError(f"zoom must be below 1, not {self.zoom!r}")
+        check_augmentation(self)
 
 
 class Parameters(NamedTuple):
@@ -151,12 +145,9 @@ def transform(x: Tensor, parameters: Parameters, *, border: str = "zero") -> Ten
 
     Raises ValueError for another dtype or rank, and for a saturation without three channels.
     """
-    _check_border(border)
-    if not x.is_floating_point() or x.ndim != 4:
-        raise ValueError(f"x must be float and NCHW, not {x.dtype} of shape {tuple(x.shape)}")
+    check_border(border)
     p = parameters
-    if p.saturation is not None and x.shape[1] != 3:
-        raise ValueError(f"saturation needs three channels: x has {x.shape[1]}")
+    check_images(x, p.saturation is not None)
     if p.angle is None and p.zoom is None and p.shift is None:
         for flipped, axis in ((p.flip_horizontal, 3), (p.flip_vertical, 2)):
             if flipped is not None:
@@ -184,8 +175,7 @@ def draw_cutmix(x: Tensor, generator: torch.Generator, *, alpha: float = 0.0) ->
     A box has the image's proportions and 1 - Beta(alpha, alpha) of its area, about any pixel; what
     is beyond the image is cut off. Raises ValueError for an x of another rank.
     """
-    if x.ndim != 4:
-        raise ValueError(f"x must be NCHW, not of shape {tuple(x.shape)}")
+    check_nchw(x)
     removed = (1 - _beta(len(x), alpha, generator)).sqrt()
     place = torch.rand(len(x), 2, generator=generator, device=generator.device)
     edges = []
@@ -204,8 +194,7 @@ def mixup(x: Tensor, y: Tensor, mix: Mix) -> tuple[Tensor, MixedLabels]:
 
     Raises ValueError for an x that is not float: its dtype has no shares.
     """
-    if not x.is_floating_point():
-        raise ValueError(f"x must be float to be blended, not {x.dtype}")
+    check_float(x)
     share = mix.share.to(x.dtype).view(-1, *[1] * (x.ndim - 1))
     mixed = share * x + (1 - share) * x[mix.partner]
     return mixed, MixedLabels(y, y[mix.partner], mix.share)
@@ -304,8 +293,7 @@ class _AugmentedDataset(Dataset):
         many = getattr(self.dataset, "__getitems__", None)
         samples = many(indices) if many else [self.dataset[index] for index in indices]
         x, y = default_collate(samples)
-        if not isinstance(y, Tensor):
-            raise ValueError(f"labels must be numbers or tensors, not {type(y).__name__}")
+        check_labels(y)
         x, y = augment(self.policy, x, y, self._generator(int(indices[0])))
         if not isinstance(y, MixedLabels):
             return list(zip(x, y, strict=True))
@@ -315,11 +303,6 @@ class _AugmentedDataset(Dataset):
         key = repr((self.seed, int(self.epoch), first)).encode()
         number = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little", signed=True)
         return torch.Generator().manual_seed(number)
-
-
-def _check_border(border: str) -> None:
-    if border not in BORDERS:
-        raise ValueError(f"border must be one of {', '.join(BORDERS)}, not {border!r}")
 
 
 def _column(values: Tensor) -> Tensor:
@@ -368,8 +351,7 @@ def _geometry(p: Parameters, height: int, width: int, batch: int, device) -> tup
 
 def _beta(count: int, alpha: float, generator: torch.Generator) -> Tensor:
     """Of Beta(alpha, alpha); ones for 0. In float64: gamma variates of a small alpha vanish."""
-    if not alpha >= 0 or not math.isfinite(alpha):
-        raise ValueError(f"alpha must be 0 or more, not {alpha!r}")
+    check_alpha(alpha)
     if not alpha:
         return torch.ones(count, dtype=torch.float64, device=generator.device)
     alphas = torch.full((count, 2), alpha, dtype=torch.float64, device=generator.device)
@@ -384,30 +366,15 @@ def _partners(x: Tensor, generator: torch.Generator) -> Tensor:
 def _each(sample_loss: Callable, outputs, labels, batch: int) -> Tensor:
     """The loss of each sample; raises where the loss has averaged already."""
     losses = sample_loss(outputs, labels)
-    if losses.ndim == 0 or len(losses) != batch:
-        raise ValueError(
-            f"the loss gives a shape of {tuple(losses.shape)} for {batch} samples: it must give "
-            "one value a sample, as with reduction='none'"
-        )
+    check_sample_losses(losses, batch)
     return losses.flatten(1).mean(1) if losses.ndim > 1 else losses
 
 
 def main() -> None:
-    """Print the accuracy with 500 images after eight epochs, and samples a second."""
-    import tempfile
-    import time
-    from pathlib import Path
+    """Print the accuracy on few digits after eight epochs, and milliseconds a step."""
+    from pt_impl.kit import training
+    from pt_impl.kit.demo import Demo
 
-    from pt_impl.kit import data, models, training
-    from shared import datasets
-    from shared.specs import TASKS
-    from shared.weights import init_weights
-
-    task = TASKS["digits-cnn"]
-    with tempfile.TemporaryDirectory() as folder:
-        folder = datasets.materialise(task.dataset, Path(folder))
-        x, y = (part[:500] for part in data.to_device(*datasets.load(folder, "train")))
-        test = data.to_device(*datasets.load(folder, "test"))
     policies = {
         "none": Policy(),
         "geometry": Policy(rotation=10, zoom=0.1, shift=0.1),
@@ -415,19 +382,17 @@ def main() -> None:
         "mixup": Policy(mixup=0.2),
         "cutmix": Policy(cutmix=1.0),
     }
-    print("augmentation  accuracy %  samples/s on the device")
+    demo = Demo("digits-few")
+    print("augmentation  accuracy %  ms a step")
     for name, policy in policies.items():
-        model = models.build(task.model, init_weights(task.model, seed=0))
-        optimizer = training.make_optimizer(model, task.recipe)
-        loss = make_mixed_loss(lambda z, labels: F.cross_entropy(z, labels, reduction="none"))
+        model, optimizer, _ = demo.build()
+        loss = make_mixed_loss(training.sample_cross_entropy)
         step = training.make_train_step(model, optimizer, loss)
-        step = make_augmenting_step(step, policy, torch.Generator(x.device).manual_seed(0))
-        start = time.perf_counter()
-        training.fit(step, x, y, batch_size=50, epochs=8, seed=0)
-        rate = 8 * len(x) / (time.perf_counter() - start)
-        predict = training.make_predict(model)
-        found = training.evaluate(predict, *test, metric="accuracy", batch_size=256)
-        print(f"{name:12}{found:12.1f}{rate:25.0f}")
+        step = make_augmenting_step(
+            step, policy, torch.Generator(demo.train[0].device).manual_seed(0)
+        )
+        ms = demo.fit(step, epochs=8)
+        print(f"{name:12}{demo.score(model):12.1f}{ms:11.2f}")
 
 
 if __name__ == "__main__":

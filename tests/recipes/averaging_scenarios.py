@@ -1,8 +1,7 @@
-"""One framework's share of the tests of averages and early stopping; `worker.py` runs it."""
+"""One framework's share of the tests of averages; `worker.py` runs it."""
 
 from __future__ import annotations
 
-import math
 import sys
 import tempfile
 from contextlib import suppress
@@ -20,7 +19,11 @@ from tests import workers
 
 FRAMEWORK = "pt" if sys.argv[1:] == ["pt"] else "tf"
 impl = workers.implementation(
-    FRAMEWORK, "recipes.averaging", "recipes.augmentation", "recipes.checks"
+    FRAMEWORK,
+    "recipes.averaging",
+    "recipes.early_stopping",
+    "recipes.augmentation",
+    "recipes.nonfinite",
 )
 averaging, kit = impl.recipes.averaging, impl.kit
 SPEC = CNNSpec((8, 8, 2), ((4, 1), (6, 2)), num_classes=10)
@@ -92,8 +95,6 @@ def refusals():
         "decay": lambda: averaging.make_exponential_average(model, decay=1.0),
         "no update": lambda: averaging.apply_average(model, average),
         "no batch": lambda: averaging.update_statistics(model, []),
-        "patience": lambda: averaging.EarlyStopping(model, patience=-1),
-        "no figure": lambda: averaging.EarlyStopping(model).restore(),
     }
     found = {}
     for name, call in cases.items():
@@ -401,32 +402,6 @@ def normalized_kernel():
     return all(map(np.array_equal, before, model.trainable_variables))
 
 
-def early_stopping():
-    """When it stops, and which weights come back."""
-    found = {}
-    cases = {
-        "loss": ([3.0, 2.0, 2.5, 1.9, 2.0, 2.1, 2.2, 1.0], {"patience": 2}),
-        "accuracy": ([1.0, 2.0, 1.5, 1.4, 9.0], {"patience": 1, "higher_is_better": True}),
-        "min_delta": ([3.0, 2.95, 2.9, 2.85, 2.8], {"patience": 1, "min_delta": 0.2}),
-        "nan": ([math.nan, 2.0, math.nan, math.nan, 1.0], {"patience": 1}),
-        "never": ([3.0, 2.0, 1.0], {"patience": 0}),
-    }
-    model, step = model_and_step()
-    for name, (values, settings) in cases.items():
-        stopping = averaging.EarlyStopping(model, **settings)
-        states, stopped = [], None
-        for number, (value, batch) in enumerate(zip(values, batches(len(values)), strict=True)):
-            step(*batch)
-            states.append(state(model))
-            if stopping.step(value):
-                stopped = number
-                break
-        best = stopping.restore()
-        back = [number for number, each in enumerate(states) if same(each, state(model))]
-        found[name] = {"stopped": stopped, "best": best, "weights of": back}
-    return found
-
-
 def resumed():
     """An average and an early stopping, in one go and from a file after three steps."""
     checkpoints = workers.implementation(FRAMEWORK, "recipes.checkpoints").recipes.checkpoints
@@ -434,7 +409,7 @@ def resumed():
 
     def make():
         model, step = model_and_step()
-        stopping = averaging.EarlyStopping(model, patience=1)
+        stopping = impl.recipes.early_stopping.EarlyStopping(model, patience=1)
         return model, step, averaging.make_equal_average(model), stopping
 
     for interrupted in (False, True):
@@ -473,7 +448,7 @@ def step_of_others():
     ways = {
         "averaging": lambda: averaging.make_averaging_step(step, model, average),
         "augmenting": lambda: recipes.augmentation.make_augmenting_step(step, policy, None),
-        "checked": lambda: recipes.checks.make_checked_step(step, model, None),
+        "checked": lambda: recipes.nonfinite.make_checked_step(step, model, None),
     }
     names = {"loss_scale", "state_dict", "load_state_dict", "optimizer"}
     found = {way: sorted(names & set(dir(make()))) for way, make in ways.items()}
@@ -490,27 +465,6 @@ def own_names():
     return {"loss_scale"} | (
         {"state_dict", "load_state_dict"} if FRAMEWORK == "pt" else {"optimizer"}
     )
-
-
-def other_buffers():
-    """A buffer that no state holds, of PyTorch, after its best value came back twice."""
-    if FRAMEWORK != "pt":
-        return None
-    import torch
-
-    model = torch.nn.Linear(2, 2)
-    model.register_buffer("mask", torch.zeros(2), persistent=False)
-    stopping = averaging.EarlyStopping(model)
-    model.mask.fill_(1.0)
-    stopping.step(1.0)
-    model.mask = torch.full((3,), 9.0)
-    stopping.step(2.0)
-    found = []
-    for _ in range(2):
-        stopping.restore()
-        found.append(model.mask.tolist())
-        model.mask.fill_(7.0)
-    return found
 
 
 def computed_weight():
@@ -711,10 +665,8 @@ SCENARIOS = (
     dropout,
     noise,
     normalized_kernel,
-    early_stopping,
     resumed,
     step_of_others,
-    other_buffers,
     computed_weight,
     stopped_average,
 )

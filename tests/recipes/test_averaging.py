@@ -1,4 +1,4 @@
-"""Averages are those of NumPy, statistics those of the data, and the best weights come back."""
+"""Averages are those of NumPy, and statistics those of the data."""
 
 from __future__ import annotations
 
@@ -71,23 +71,6 @@ def test_noise_is_refused_and_the_statistics_stay(evidence, framework):
     assert found["stayed"]
 
 
-@pytest.mark.parametrize(
-    ("case", "stopped", "best", "weights"),
-    [
-        ("loss", 6, 1.9, 3),
-        ("accuracy", 3, 2.0, 1),
-        ("min_delta", 2, 3.0, 0),
-        ("nan", 3, 2.0, 1),
-        ("never", None, 1.0, 2),
-    ],
-)
-def test_early_stopping_stops_and_the_best_weights_come_back(every, case, stopped, best, weights):
-    found = every["averaging early_stopping"][case]
-    assert found["stopped"] == stopped
-    assert found["best"] == best
-    assert found["weights of"] == [weights]
-
-
 def test_a_resumed_training_keeps_its_average_and_its_best_weights(every):
     one_go, resumed = every["averaging resumed"]
     assert resumed["stopped"] == one_go["stopped"] == [False, False, False, True]
@@ -104,10 +87,6 @@ def test_what_a_step_has_beside_one_around_it_has(every, way):
     passed = found["passed on"][way]
     assert passed == {name: name.upper() for name in passed}
     assert len(passed) > 1
-
-
-def test_a_buffer_that_no_state_holds_comes_back_with_the_best_weights(evidence):
-    assert evidence["pt"]["averaging other_buffers"] == [[1.0, 1.0], [1.0, 1.0]]
 
 
 def test_a_model_that_python_cannot_copy_is_refused(evidence):

@@ -1,50 +1,53 @@
 """Augmentation: images are changed at random while they are trained on.
 
+    policy = Policy(rotation=10, zoom=0.1, shift=0.1, mixup=0.2)
+    step = make_augmenting_step(step, policy, generator)  # on the device, a batch at once
+    dataset = augmented_dataset(dataset, policy)  # or on the host, in a map of tf.data
+
 What it changes: what a model sees of an image in each epoch, never its figure on the test set.
-
-- Geometry: flips, rotation, zoom and shift, of each sample its own, in one bilinear sampling.
-- Colour: brightness (added), contrast (about the image's mean), saturation (about its grey).
-- Mixup (Zhang et al., 2018, "mixup: Beyond Empirical Risk Minimization") blends two samples and
-  their labels with a share of Beta(alpha, alpha).
-- Cutmix (Yun et al., 2019, "CutMix: Regularization Strategy to Train Strong Classifiers with
-  Localizable Features") pastes a box of another sample; labels are shared by area.
-
-What is drawn stands apart from how it is applied: `draw`, `draw_mixup` and `draw_cutmix` give
-numbers, `transform`, `mixup` and `cutmix` apply them. On the host an `augmented_dataset` does both
-in a `map` of `tf.data`, on the device `make_augmenting_step` for a whole batch at once.
+Geometry (flips, rotation, zoom, shift) is one bilinear sampling of each image; colour is brightness
+(added), contrast (about the image's mean) and saturation (about its grey). Mixup (Zhang et al.,
+2018, "mixup: Beyond Empirical Risk Minimization") blends two samples and their labels with a share
+of Beta(alpha, alpha); cutmix (Yun et al., 2019) pastes a box of another sample and shares labels by
+area. `draw` gives numbers and `transform` applies them, so both can be looked at.
 
 Its twin: `pt_impl/recipes/augmentation.py`: on the same parameters images agree to float32's
 rounding.
 
-Where the frameworks differ and why:
-- Random numbers here come from stateless functions of a seed. A step takes its seeds from a
-  `tf.random.Generator`, a variable that goes into a checkpoint. A `tf.data` pipeline maps in
-  parallel, where a generator's order would be chance: its seeds come from a dataset of random
-  numbers, new in every pass, and the place in it is saved with the iterator
-  (`tf.train.Checkpoint(iterator=...)`). PyTorch's twin seeds a generator for each batch.
-- Keras's layers (`RandomRotation` and its kin, `MixUp`, `CutMix`) draw and apply in one, and know
-  no parameters that one could hand over.
-- `ImageProjectiveTransformV3` counts in pixels, so samples that are not moved come out bit for bit.
-  It does not run under XLA (`jit_compile=True`): there, augment before the step. PyTorch's
-  `grid_sample` compiles.
-- A batch is NHWC here, NCHW in PyTorch.
+Where the frameworks differ and why: random numbers come from stateless functions of a
+seed. A step takes its seeds from a `tf.random.Generator`, a variable that goes into a checkpoint; a
+`tf.data` pipeline maps in parallel, so there they come from a dataset of random numbers, whose
+place is saved with the iterator. Keras's layers (`RandomRotation`, `MixUp`, ...) draw and apply in
+one. `ImageProjectiveTransformV3` counts in pixels, so samples that are not moved come out bit for
+bit; it does not run under XLA: there, augment before the step. A batch is NHWC here, NCHW there.
 
 When it helps and when it hurts: it gains most where labels are few and the change leaves the label
 true. A digit that is flipped is none, and a six that is rotated far is a nine. Mixup and cutmix
-need longer trainings, and their training loss is no longer comparable. On the host augmentation
-takes the time of the pipeline's threads, on the device that of the step.
+need longer trainings, and their training loss is no longer comparable. On the host it takes the
+time of the pipeline's threads, on the device that of the step.
 
 Run it alone: `python -m tf_impl.recipes.augmentation` prints accuracies and samples a second.
 
-Copy with it: nothing.
+Copy with it: `tf_impl/kit/checks/augmentation.py`.
 """
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import tensorflow as tf
+
+from tf_impl.kit.checks.augmentation import (
+    check_alpha,
+    check_augmentation,
+    check_border,
+    check_dataset,
+    check_float,
+    check_images,
+    check_nhwc,
+    check_sample_losses,
+)
 
 BORDERS = {"zero": "CONSTANT", "nearest": "NEAREST", "reflect": "REFLECT"}
 GREY = (0.299, 0.587, 0.114)  # of red, green and blue: ITU-R BT.601
@@ -76,16 +79,7 @@ class Policy:
     border: str = "zero"
 
     def __post_init__(self) -> None:
-        most = dict.fromkeys(("flip_horizontal", "flip_vertical", "contrast", "saturation"), 1)
-        for field in fields(self):
-            name, value = field.name, getattr(self, field.name)
-            if name == "border":
-                _check_border(value)
-            elif not 0 <= value <= most.get(name, math.inf) or not math.isfinite(value):
-                bound = f"between 0 and {most[name]}" if name in most else "0 or more"
-                raise ValueError(f"{name} must be {bound}, not {value!r}")
-        if self.zoom >= 1:
-            raise ValueError(f"zoom must be below 1, not {self.zoom!r}")
+        check_augmentation(self)
 
 
 class Parameters(NamedTuple):
@@ -149,9 +143,9 @@ def transform(x: tf.Tensor, parameters: Parameters, *, border: str = "zero") -> 
 
     Raises ValueError for another dtype or rank, and for a saturation without three channels.
     """
-    _check_border(border)
+    check_border(border)
     p = parameters
-    _check_images(x, p.saturation is not None)
+    check_images(x, p.saturation is not None)
     if p.angle is None and p.zoom is None and p.shift is None:
         for flipped, axis in ((p.flip_horizontal, 2), (p.flip_vertical, 1)):
             if flipped is not None:
@@ -182,8 +176,7 @@ def draw_cutmix(x: tf.Tensor, generator, *, alpha: float = 0.0) -> Mix:
     A box has the image's proportions and 1 - Beta(alpha, alpha) of its area, about any pixel; what
     is beyond the image is cut off. Raises ValueError for an x of another rank.
     """
-    if x.shape.rank != 4:
-        raise ValueError(f"x must be NHWC, not of shape {x.shape}")
+    check_nhwc(x)
     for_share, for_partners, for_place = _seeds(generator, 3)
     shape = tf.shape(x)
     removed = tf.cast(tf.sqrt(1 - _beta(shape[0], alpha, for_share)), tf.float32)
@@ -206,8 +199,7 @@ def mixup(x: tf.Tensor, y: tf.Tensor, mix: Mix) -> tuple[tf.Tensor, MixedLabels]
 
     Raises ValueError for an x that is not float: its dtype has no shares.
     """
-    if not x.dtype.is_floating:
-        raise ValueError(f"x must be float to be blended, not {x.dtype.name}")
+    check_float(x)
     share = tf.cast(tf.reshape(mix.share, [-1] + [1] * (x.shape.rank - 1)), x.dtype)
     mixed = share * x + (1 - share) * tf.gather(x, mix.partner)
     return mixed, _mixed_labels(y, mix)
@@ -298,14 +290,7 @@ def augmented_dataset(
 
     Raises ValueError for other elements, and for weights where the policy mixes samples.
     """
-    element = dataset.element_spec
-    if not isinstance(element, tuple) or len(element) not in (2, 3):
-        raise ValueError(f"elements must be (x, y) or (x, y, sample_weight), not {element}")
-    if not isinstance(element[0], tf.TensorSpec):
-        raise ValueError(f"x must be one tensor of images, not {element[0]}")
-    _check_images(element[0], policy.saturation > 0)
-    if len(element) == 3 and (policy.mixup or policy.cutmix):
-        raise ValueError("a sample that is mixed of two has no weight of its own: leave them out")
+    check_dataset(dataset, policy)
     seeds = tf.data.Dataset.random(seed=seed, rerandomize_each_iteration=True).batch(2)
 
     def augmented(batch, numbers):
@@ -314,18 +299,6 @@ def augmented_dataset(
 
     pairs = tf.data.Dataset.zip((dataset, seeds))
     return pairs.map(augmented, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-
-
-def _check_images(x, saturated: bool) -> None:
-    if not x.dtype.is_floating or x.shape.rank != 4:
-        raise ValueError(f"x must be float and NHWC, not {x.dtype.name} of shape {x.shape}")
-    if saturated and x.shape[3] != 3:
-        raise ValueError(f"saturation needs three channels: x has {x.shape[3]}")
-
-
-def _check_border(border: str) -> None:
-    if border not in BORDERS:
-        raise ValueError(f"border must be one of {', '.join(BORDERS)}, not {border!r}")
 
 
 def _seeds(generator, count: int) -> list[tf.Tensor]:
@@ -384,8 +357,7 @@ def _geometry(p: Parameters, size: tf.Tensor, batch: tf.Tensor) -> tuple:
 
 def _beta(count: tf.Tensor, alpha: float, seed: tf.Tensor) -> tf.Tensor:
     """Of Beta(alpha, alpha); ones for 0. In float64: gamma variates of a small alpha vanish."""
-    if not alpha >= 0 or not math.isfinite(alpha):
-        raise ValueError(f"alpha must be 0 or more, not {alpha!r}")
+    check_alpha(alpha)
     if not alpha:
         return tf.ones([count], tf.float64)
     pair = tf.random.stateless_gamma([count, 2], seed, alpha=alpha, dtype=tf.float64)
@@ -402,30 +374,15 @@ def _partners(x: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
 def _each(sample_loss: Callable, outputs, labels) -> tf.Tensor:
     """The loss of each sample; raises where the loss has averaged already."""
     losses = sample_loss(outputs, labels)
-    if losses.shape.rank == 0:
-        raise ValueError(
-            "the loss gives one value for all samples: it must give one value a sample, as with "
-            "reduction='none'"
-        )
+    check_sample_losses(losses)
     return tf.reduce_mean(losses, tf.range(1, tf.rank(losses))) if losses.shape.rank > 1 else losses
 
 
 def main() -> None:
-    """Print the accuracy with 500 images after eight epochs, and samples a second."""
-    import tempfile
-    import time
-    from pathlib import Path
+    """Print the accuracy on few digits after eight epochs, and milliseconds a step."""
+    from tf_impl.kit import training
+    from tf_impl.kit.demo import Demo
 
-    from shared import datasets
-    from shared.specs import TASKS
-    from shared.weights import init_weights
-    from tf_impl.kit import data, models, training
-
-    task = TASKS["digits-cnn"]
-    with tempfile.TemporaryDirectory() as folder:
-        folder = datasets.materialise(task.dataset, Path(folder))
-        x, y = (part[:500] for part in data.to_device(*datasets.load(folder, "train")))
-        test = data.to_device(*datasets.load(folder, "test"))
     policies = {
         "none": Policy(),
         "geometry": Policy(rotation=10, zoom=0.1, shift=0.1),
@@ -433,22 +390,15 @@ def main() -> None:
         "mixup": Policy(mixup=0.2),
         "cutmix": Policy(cutmix=1.0),
     }
-    print("augmentation  accuracy %  samples/s on the device")
+    demo = Demo("digits-few")
+    print("augmentation  accuracy %  ms a step")
     for name, policy in policies.items():
-        model = models.build(task.model, init_weights(task.model, seed=0))
-        optimizer = training.make_optimizer(model, task.recipe)
-        loss = make_mixed_loss(
-            lambda z, labels: tf.nn.sparse_softmax_cross_entropy_with_logits(labels, z)
-        )
+        model, optimizer, _ = demo.build()
+        loss = make_mixed_loss(training.sample_cross_entropy)
         step = training.make_train_step(model, optimizer, loss)
         step = make_augmenting_step(step, policy, tf.random.Generator.from_seed(0))
-        training.fit(step, x, y, batch_size=50, epochs=1, seed=0)  # traces the graph
-        start = time.perf_counter()
-        training.fit(step, x, y, batch_size=50, epochs=7, seed=1)
-        rate = 7 * len(x) / (time.perf_counter() - start)
-        predict = training.make_predict(model)
-        found = training.evaluate(predict, *test, metric="accuracy", batch_size=256)
-        print(f"{name:12}{found:12.1f}{rate:25.0f}")
+        ms = demo.fit(step, epochs=8)
+        print(f"{name:12}{demo.score(model):12.1f}{ms:11.2f}")
 
 
 if __name__ == "__main__":

@@ -1,50 +1,43 @@
 """Checkpoints: a training that can be interrupted at any step and goes on as if it had not been.
 
+    checkpoints = Checkpoints("folder", model, optimizer)
+    state = checkpoints.resume() or {"epoch": 0}  # before the loop
+    checkpoints.save(step, state, metric)  # within it, as often as you like
+
 What it changes: nothing of the training. A checkpoint is one file with everything that the next
 step depends on: the model's variables, the optimizer's state, the state of the random generator,
 and what the caller adds, such as the place in the data. It is written beside its final name,
-flushed and renamed, so that whatever happens the last good file stays. `Checkpoints` keeps the
-ones that were written last, the best one and periodic ones.
-
-For deployment, or to start another training from, less is enough: without the optimizer's state
-(two thirds of the bytes with Adam, half with momentum), and with weights in float16 (half of the
-rest, rounded to 11 bits).
+flushed and renamed, so the last good file stays whatever happens. For deployment, or to start
+another training from, less is enough: no optimizer's state (two thirds of the bytes with Adam, half
+with momentum), weights in float16 (half of the rest).
 
 Its twin: `pt_impl/recipes/checkpoints.py`.
 
-Where the frameworks differ and why:
-- The file is NumPy's archive of arrays, read with `allow_pickle=False`: no code. TensorFlow's own
-  `tf.train.Checkpoint` writes an index and shards, several files that can't be replaced at once,
-  and `fit`'s `BackupAndRestore` a folder of them. PyTorch's is `torch.save`'s, read with
-  `weights_only=True`.
-- Variables are saved in the model's order and checked by shape: names need not be unique in Keras.
-- A layer that draws at random holds its seed as a variable of the model in Keras 3, which is saved
-  with the others; so is `tf.random`'s global generator here. PyTorch's generators are global.
-- The step count and the place in a schedule are the optimizer's. There they are a scheduler's.
+Where the frameworks differ and why: `tf.train.Checkpoint` and the `BackupAndRestore` of `fit` write
+an index and shards, several files that can't be replaced at once, so the file is NumPy's archive
+here, read with `allow_pickle=False`. PyTorch's is `torch.save`'s, read with `weights_only=True`. In
+Keras 3 a layer that draws at random holds its seed as a variable of the model; tf_keras layers draw
+from the operators' own seeds, which no checkpoint holds. The step count and the place in a schedule
+are the optimizer's; in PyTorch they are a scheduler's.
 
 When it helps and when it hurts: it saves what an interruption would cost, and takes the seconds of
-a write every time, in which the training waits. Bit for bit is what comes back; whether the next
-steps are the same to the last bit is up to the operators: on a GPU only with
-`tf.config.experimental.enable_op_determinism()`. A file in float16 is not one to resume from:
-training goes on from rounded weights. `tf_keras` layers draw from the operators' own seeds, which
-no checkpoint holds.
+a write, in which the training waits. What comes back is equal bit for bit; whether the next steps
+are is up to the operators: on a GPU only with `tf.config.experimental.enable_op_determinism()`. Do
+not resume from a file in float16: training would go on from rounded weights.
 
 Run it alone: `python -m tf_impl.recipes.checkpoints` prints bytes and seconds of each kind.
 
-Copy with it: nothing.
+Copy with it: `tf_impl/kit/checkpoint_files.py`, `tf_impl/kit/checks/checkpoints.py`.
 """
 
-import json
 import math
-import os
-import time
 from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
 
-VERSION = 1
-_ARRAY = "of the archive"  # where a state has an array
+from tf_impl.kit.checkpoint_files import read_file, write_file, written
+from tf_impl.kit.checks.checkpoints import check_checkpoint, check_resumable, halved, pairs
 
 
 def save_checkpoint(
@@ -64,48 +57,17 @@ def save_checkpoint(
     where a weight does not fit into float16, and for a state of anything else, OSError where the
     file can't be written; what stood at `path` then stays.
     """
-    if not model.built:
-        raise ValueError("the model has no variables yet: call it once on an example input")
+    check_checkpoint(model)
     arrays = {f"weight {n}": _array(v) for n, v in enumerate(_state(model))}
     if half_precision:
-        arrays = {name: _halved(name, value) for name, value in arrays.items()}
+        arrays = {name: halved(name, value) for name, value in arrays.items()}
     if optimizer is not None:
         _build(optimizer, model)
         arrays |= {f"optimizer {n}": _array(v) for n, v in enumerate(_variables(optimizer))}
         arrays["random"] = _array(tf.random.get_global_generator().state)
         for rate in _own_rate(optimizer):
             arrays["rate"] = _array(rate)
-    head = {"version": VERSION, "state": state, "resumable": optimizer is not None}
-    head["written"] = time.time_ns()
-
-    def kept(value):
-        """What stands for a value that JSON does not know."""
-        if isinstance(value, np.generic) and value.dtype.kind in "biuf":
-            return value.item()
-        array = np.asarray(value)
-        # Objects an archive would pickle; words and dates could not be read again.
-        if array.dtype.hasobject or array.dtype.kind in "USMm":
-            kind = type(value).__name__
-            raise ValueError(f"a state is of JSON values and arrays of numbers: {kind} is none")
-        name = f"state {len(arrays)}"
-        arrays[name] = array
-        return {_ARRAY: name, "dtype": array.dtype.name}
-
-    arrays["head"] = np.frombuffer(json.dumps(head, default=kept).encode(), np.uint8)
-    path = Path(path)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with beside.open("wb") as file:
-            np.savez(file, **arrays)
-            file.flush()
-            os.fsync(file.fileno())  # or the name may reach the disk before the bytes
-        os.replace(beside, path)
-        _sync_folder(path.parent)
-    except OSError as error:
-        raise OSError(f"{path} can't be written: {_line(error)}") from error
-    finally:
-        beside.unlink(missing_ok=True)
-    return path.stat().st_size
+    return write_file(Path(path), state, arrays, resumable=optimizer is not None)
 
 
 def load_checkpoint(
@@ -120,18 +82,17 @@ def load_checkpoint(
     before anything is changed: raises ValueError where the file is no whole checkpoint, is of
     another model or optimizer, or has no optimizer's state though one is given.
     """
-    head, arrays = _read(Path(path))
-    pairs = _pairs(path, "weight", _state(model), arrays)
+    head, arrays = read_file(Path(path))
+    found = pairs(path, "weight", _state(model), arrays)
     if optimizer is not None:
-        if not head["resumable"]:
-            raise ValueError(f"{path} holds weights alone: it can't be resumed from")
+        check_resumable(path, head)
         _build(optimizer, model)
-        pairs += _pairs(path, "optimizer", _variables(optimizer), arrays)
+        found += pairs(path, "optimizer", _variables(optimizer), arrays)
         generator = tf.random.get_global_generator()
-        pairs += [(generator.state, arrays["random"])]
+        found += [(generator.state, arrays["random"])]
         # Earlier versions did not write it.
-        pairs += [(rate, arrays["rate"]) for rate in _own_rate(optimizer) if "rate" in arrays]
-    for variable, value in pairs:
+        found += [(rate, arrays["rate"]) for rate in _own_rate(optimizer) if "rate" in arrays]
+    for variable, value in found:
         variable.assign(tf.cast(value, variable.dtype))
     for layer in model._flatten_layers():
         getattr(layer, "finalize_state", int)()  # what `Normalization` computes from its variables
@@ -163,7 +124,7 @@ class Checkpoints:
         self.keep, self.every, self.sign = keep, every, 1 if higher_is_better else -1
         self.folder.mkdir(parents=True, exist_ok=True)
         best = self.folder / "best.npz"
-        self.best = _known(_read(best)[0]["state"]["metric"]) if best.exists() else None
+        self.best = _known(read_file(best)[0]["state"]["metric"]) if best.exists() else None
         self.saves = 0
 
     def save(self, step: int, state: dict, metric: float | None = None) -> Path:
@@ -208,16 +169,7 @@ class Checkpoints:
 
     def _last(self) -> list[Path]:
         found = self.folder.glob("step-*.npz")
-        return sorted(found, key=lambda path: (_written(path), path.name))
-
-
-def _written(path: Path) -> int:
-    """When a checkpoint was written, in ns: a copy has another time in its folder."""
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            return json.loads(archive["head"].tobytes())["written"]
-    except Exception:  # of a damaged file, and of one of an earlier version
-        return path.stat().st_mtime_ns
+        return sorted(found, key=lambda path: (written(path), path.name))
 
 
 def _known(metric: float | None) -> float | None:
@@ -252,96 +204,26 @@ def _array(variable) -> np.ndarray:
     return np.asarray(tf.convert_to_tensor(variable))
 
 
-def _halved(name: str, value: np.ndarray) -> np.ndarray:
-    if value.dtype not in (np.float32, np.float64):
-        return value
-    with np.errstate(over="ignore"):
-        half = value.astype(np.float16)
-    if np.isfinite(half).all() != np.isfinite(value).all():
-        raise ValueError(f"{name} has values beyond float16's 65504: leave half_precision out")
-    return half
-
-
-def _read(path: Path) -> tuple[dict, dict[str, np.ndarray]]:
-    """The head and the arrays of a checkpoint. No code is executed."""
-    try:
-        with np.load(path, allow_pickle=False) as archive:  # checks each member's CRC
-            arrays = {name: archive[name] for name in archive.files}
-
-        def whole_value(found: dict):
-            if _ARRAY not in found:
-                return found
-            # NumPy writes the bytes of a dtype that it does not know, such as bfloat16.
-            return arrays[found[_ARRAY]].view(tf.as_dtype(found["dtype"]).as_numpy_dtype)
-
-        head = json.loads(arrays.pop("head").tobytes(), object_hook=whole_value)
-        whole = head["version"] == VERSION and {"state", "resumable"} <= head.keys()
-    except FileNotFoundError:
-        raise ValueError(f"there is no {path}") from None
-    except Exception as error:  # whatever a foreign or damaged file makes of zip and NumPy
-        reason = f"{path} is no checkpoint, or is cut off or damaged: {_line(error)}"
-        raise ValueError(reason) from error
-    if not whole:
-        raise ValueError(f"{path} is no checkpoint of version {VERSION}")
-    return head, arrays
-
-
-def _pairs(path, kind: str, variables: list, arrays: dict[str, np.ndarray]) -> list[tuple]:
-    """Each variable with its value, or ValueError where they are not of the same things."""
-    saved = [name for name in arrays if name.startswith(f"{kind} ")]
-    other = "model" if kind == "weight" else "optimizer"
-    if len(saved) != len(variables):
-        raise ValueError(
-            f"{path} is of another {other}: {len(saved)} variables there, {len(variables)} here"
-        )
-    pairs = [(variable, arrays[f"{kind} {n}"]) for n, variable in enumerate(variables)]
-    # NumPy writes the bytes of a dtype that it does not know, such as bfloat16.
-    pairs = [(v, a.view(_numpy_dtype(v)) if a.dtype.kind == "V" else a) for v, a in pairs]
-    for variable, value in pairs:
-        if tuple(variable.shape) != value.shape:
-            raise ValueError(
-                f"{path} is of another {other}: {variable.name} is {value.shape} there, "
-                f"{tuple(variable.shape)} here"
-            )
-    return pairs
-
-
-def _numpy_dtype(variable) -> np.dtype:
-    return np.dtype(tf.as_dtype(variable.dtype).as_numpy_dtype)
-
-
-def _sync_folder(folder: Path) -> None:
-    if os.name == "posix":
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
-def _line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
-
-
 def main() -> None:
     """Print what each kind of checkpoint of a small GPT takes on disk, to write and to read."""
     import tempfile
+    import time
 
-    from shared.specs import TASKS
-    from shared.weights import init_weights
-    from tf_impl.kit import models, training
+    from tf_impl.kit import training
+    from tf_impl.kit.demo import Demo
 
-    task = TASKS["text-gpt-wide"]
-    model = models.build(task.model, init_weights(task.model, seed=0))
-    optimizer = training.make_optimizer(model, task.recipe)
+    demo = Demo("text-gpt-wide", batch_size=2)
+    model, optimizer, loss_fn = demo.build()
+    training.make_train_step(model, optimizer, loss_fn)(*demo.batches[0])  # a state to save
     print(f"{'kind':22}{'MB':>8}{'save, s':>10}{'load, s':>10}")
+    kinds = (
+        ("to resume", optimizer, False),
+        ("weights", None, False),
+        ("weights in float16", None, True),
+    )
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "checkpoint.npz"
-        for name, kept, half in (
-            ("to resume", optimizer, False),
-            ("weights", None, False),
-            ("weights in float16", None, True),
-        ):
+        for name, kept, half in kinds:
             start = time.perf_counter()
             size = save_checkpoint(path, model, kept, {}, half_precision=half)
             saved = time.perf_counter()

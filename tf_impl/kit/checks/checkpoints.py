@@ -1,0 +1,51 @@
+"""What checkpoints refuse: files of another model or optimizer, and weights beyond float16."""
+
+import numpy as np
+import tensorflow as tf
+
+
+def check_checkpoint(model: tf.keras.Model) -> None:
+    """Raise ValueError for a model without variables."""
+    if not model.built:
+        raise ValueError("the model has no variables yet: call it once on an example input")
+
+
+def check_resumable(path, head: dict) -> None:
+    """Raise ValueError for a file that holds no optimizer's state."""
+    if not head["resumable"]:
+        raise ValueError(f"{path} holds weights alone: it can't be resumed from")
+
+
+def halved(name: str, value: np.ndarray) -> np.ndarray:
+    """Return floating weights in float16; ValueError where a value does not fit."""
+    if value.dtype not in (np.float32, np.float64):
+        return value
+    with np.errstate(over="ignore"):
+        half = value.astype(np.float16)
+    if np.isfinite(half).all() != np.isfinite(value).all():
+        raise ValueError(f"{name} has values beyond float16's 65504: leave half_precision out")
+    return half
+
+
+def pairs(path, kind: str, variables: list, arrays: dict[str, np.ndarray]) -> list[tuple]:
+    """Return each variable with its value, or raise ValueError where they are of other things."""
+    saved = [name for name in arrays if name.startswith(f"{kind} ")]
+    other = "model" if kind == "weight" else "optimizer"
+    if len(saved) != len(variables):
+        raise ValueError(
+            f"{path} is of another {other}: {len(saved)} variables there, {len(variables)} here"
+        )
+    found = [(variable, arrays[f"{kind} {n}"]) for n, variable in enumerate(variables)]
+    # NumPy writes the bytes of a dtype that it does not know, such as bfloat16.
+    found = [(v, a.view(_numpy_dtype(v)) if a.dtype.kind == "V" else a) for v, a in found]
+    for variable, value in found:
+        if tuple(variable.shape) != value.shape:
+            raise ValueError(
+                f"{path} is of another {other}: {variable.name} is {value.shape} there, "
+                f"{tuple(variable.shape)} here"
+            )
+    return found
+
+
+def _numpy_dtype(variable) -> np.dtype:
+    return np.dtype(tf.as_dtype(variable.dtype).as_numpy_dtype)
