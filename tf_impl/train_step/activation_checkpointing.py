@@ -1,49 +1,40 @@
-"""Activation checkpointing: recompute the inside of blocks in the backward pass, not store it.
+"""Activation checkpointing: the memory of deep models, for one more forward pass.
 
-What it changes: a named block keeps its inputs alone for the backward pass. What it computed on
-the way to its output is freed, and computed once more when the gradient gets there, with the seeds
-and statistics of the first time. Losses, gradients, dropout masks and running statistics are those
-of the plain model. Of n like blocks, n inputs and one inside are alive at most, not n insides, for
-one more forward pass (Chen et al., 2016, "Training Deep Nets with Sublinear Memory Cost").
+    model = apply_checkpointing(model, blocks="block*")  # once; the training loop stays as it is
+
+What it changes: a block keeps only its inputs for the backward pass. What it computed on the way to
+its output is freed, and computed again when the gradient gets there, with the seeds and statistics
+of the first time. The numbers are those of the plain model. Of n like blocks, n inputs and one
+inside are alive at most, not n insides (Chen et al., 2016, "Training Deep Nets with Sublinear
+Memory Cost").
 
 Its twin: `pt_impl/train_step/activation_checkpointing.py`.
 
-Where the frameworks differ and why:
-- A functional Keras model is flat, so a block may be a group of layers whose names begin alike;
-  groups become sub-models of a new model over the same layers. A block that is one layer, in a
-  model of any kind, has its `call` replaced in place, as the twin replaces `forward`.
-- `tf.recompute_grad` alone runs a block's side effects twice: dropout draws other masks (wrong
-  gradients), BatchNorm updates its statistics again. Here the second run happens in a
-  `keras.StatelessScope` with the state that the first one found: the statistics, and the seeds,
-  which Keras keeps in variables and gives to `stateless_dropout`. PyTorch has a generator instead,
-  and puts it back.
-- `keras.RematScope` recomputes each layer by itself, so a flat block keeps every layer's input; it
-  draws masks anew, and fails in graphs for layers that take `training` (keras#21207).
-- PyTorch can keep some operators' outputs (`save_products`) and hand what is kept to the host and
-  back (`offload`). `tf.recompute_grad` repeats all of a block, and keeps its input on the device.
-- A gradient penalty takes gradients of gradients: `tf.recompute_grad` has none, PyTorch has.
-- TensorFlow's graph optimizer prunes a block's last product from the second run, since no gradient
-  needs it; PyTorch stops the second run there.
+Where the frameworks differ and why: a functional Keras model is flat, so a block may be a group of
+layers, which becomes a sub-model of a new model over the same layers. `tf.recompute_grad` alone
+draws other dropout masks in the second run (wrong gradients) and updates BatchNorm twice: here it
+runs in a `keras.StatelessScope` with the state that the first run found. `keras.RematScope` does
+neither, and keeps every layer's input. It repeats all of a block, and has no gradient of a
+gradient; PyTorch can keep some outputs, and has.
 
 When it helps and when it hurts: it helps where activations outweigh parameters, gradients and the
 optimizer's state: deep models, long sequences, large batches. It costs up to a third of a step's
-arithmetic. Small blocks save nothing, since each keeps its input; one block around everything
-saves nothing either, since its inside is all alive when it runs again. The executor runs what is
-ready in an order of its own, so the peak differs between processes: measure yours.
+arithmetic. Small blocks save nothing, since each keeps its input; nor does one block around all.
+The executor runs what is ready in its own order, so the peak differs between processes: measure it.
 
-Run it alone: `python -m tf_impl.train_step.activation_checkpointing` prints baseline against
-technique.
+Run it alone: `python -m tf_impl.train_step.activation_checkpointing` compares no blocks recomputed,
+every other one, and all.
 
-Copy with it: nothing.
+Copy with it: `tf_impl/kit/checks/activation_checkpointing.py`, `tf_impl/kit/submodels.py`.
 """
 
-import re
-from fnmatch import fnmatchcase
+from collections.abc import Callable
 from functools import partial
 
 import tensorflow as tf
 
-_ADVICE = "anew in the second run: use keras.random with a SeedGenerator of its layer"
+from tf_impl.kit.checks import activation_checkpointing as checks
+from tf_impl.kit.submodels import with_submodels
 
 
 def apply_checkpointing(model: tf.keras.Model, *, blocks: str) -> tf.keras.Model:
@@ -72,32 +63,20 @@ def apply_checkpointing(model: tf.keras.Model, *, blocks: str) -> tf.keras.Model
             takes or gives complex numbers, draws random numbers without a Keras seed generator of
             its own or changes variables of others; and a gradient of a block's gradient.
     """
-    if not model.built:
-        raise ValueError("the model has no variables yet: call it once on an example input")
-    if blocks.strip(", ") and not hasattr(tf.keras, "StatelessScope"):
-        raise NotImplementedError("tf_keras would draw other dropout masks again: use Keras 3")
-    layers, groups = _find_blocks(model, blocks)
-    for layer in layers:
-        if getattr(layer.call, "func", None) is _recomputed:
-            raise ValueError(f"blocks: {layer.name!r} is recomputed already")
+    layers, groups = checks.check_activation_checkpointing(model, blocks, _recomputed)
     if groups:
-        model, submodels = _with_submodels(model, groups)
+        model, submodels = with_submodels(model, groups)
         layers = layers + submodels
     for layer in layers:
         layer.call = partial(_recomputed, layer, layer.call)
     return model
 
 
-# A block that runs twice ----------------------------------------------------------------------
-
-
-def _recomputed(layer, forward, /, *args, **kwargs):
+def _recomputed(layer: tf.keras.layers.Layer, forward: Callable, /, *args, **kwargs):
     """Run `forward`, and have the backward pass run it again, from the state that it found."""
     inputs = tf.nest.flatten((args, kwargs))
-    _refuse_complex(layer, inputs)
+    checks.check_inputs(layer, inputs)
     floating = [index for index, value in enumerate(inputs) if _is_float(value)]
-    if not floating:
-        raise ValueError(f"{layer.name!r} has no floating-point input: it can't be recomputed")
     context = layer._get_call_context()
     modes = {name: context.get_value(name) for name in layer._call_context_args}
     state = layer.non_trainable_variables  # statistics and seeds
@@ -114,8 +93,9 @@ def _recomputed(layer, forward, /, *args, **kwargs):
     def run_first(tensors):
         args, kwargs = arguments(tensors)
         # Seeds wait for the inputs, or the masks of all blocks would be drawn, and kept, ahead.
-        with tf.control_dependencies(tensors):
-            outputs = _run_checked(layer, forward, args, kwargs)
+        with tf.control_dependencies(tensors), checks.check_first_run(layer):
+            outputs = forward(*args, **kwargs)
+        checks.check_outputs(layer, outputs)
         outputs_of_first_run.append(outputs)
         return outputs
 
@@ -126,8 +106,7 @@ def _recomputed(layer, forward, /, *args, **kwargs):
         with tf.keras.StatelessScope(list(zip(state, values, strict=True))) as scope:
             # The whole layer, since autocast and `training` reach what is inside from there.
             outputs = _call_plainly(layer, forward, args, modes | kwargs)
-        if scope.state_mapping.keys() - {id(variable) for variable in state}:
-            raise NotImplementedError(f"{layer.name!r} changes state of others, {_ADVICE}")
+        checks.check_second_run(layer, scope.state_mapping.keys(), state)
         return outputs
 
     @tf.recompute_grad
@@ -144,7 +123,7 @@ def _recomputed(layer, forward, /, *args, **kwargs):
     return tf.nest.pack_sequence_as(outputs, flat)
 
 
-def _call_plainly(layer, forward, args, kwargs):
+def _call_plainly(layer: tf.keras.layers.Layer, forward: Callable, args: tuple, kwargs: dict):
     """Call the layer with its own `call` in place of the one that recomputes."""
     recomputing, layer.call = layer.call, forward
     try:
@@ -153,200 +132,35 @@ def _call_plainly(layer, forward, args, kwargs):
         layer.call = recomputing
 
 
-def _run_checked(layer, forward, args, kwargs):
-    """Run, and refuse what the second run would get wrong."""
-    graph = tf.compat.v1.get_default_graph()
-    operations_before = len(graph.get_operations())
-    losses_before = _count_losses(layer)
-    outputs = forward(*args, **kwargs)
-    _refuse_complex(layer, tf.nest.flatten(outputs))
-    if _count_losses(layer) > losses_before:
-        raise NotImplementedError(f"{layer.name!r} adds a loss, which no gradient would get out of")
-    for operation in graph.get_operations()[operations_before:]:
-        if operation.op_def.is_stateful and re.search("Random|Rng|Multinomial", operation.type):
-            raise NotImplementedError(f"{layer.name!r} draws with {operation.type}, {_ADVICE}")
-    return outputs
-
-
-def _count_losses(layer) -> int:
-    return sum(len(part._losses) for part in layer._flatten_layers())
-
-
 def _is_float(value) -> bool:
     return tf.is_tensor(value) and tf.as_dtype(value.dtype).is_floating
 
 
-def _refuse_complex(layer, values) -> None:
-    if any(tf.is_tensor(value) and tf.as_dtype(value.dtype).is_complex for value in values):
-        raise NotImplementedError(
-            f"{layer.name!r} takes or gives complex numbers, whose gradient tf.recompute_grad loses"
-        )
-
-
-def _masked_like(source, tensor):
+def _masked_like(source, tensor: tf.Tensor) -> tf.Tensor:
     """Give `tensor` the Keras mask of what it stands for."""
     if getattr(source, "_keras_mask", None) is not None:
         tensor._keras_mask = source._keras_mask
     return tensor
 
 
-# The blocks of a model ------------------------------------------------------------------------
-
-
-def _find_blocks(model: tf.keras.Model, blocks: str) -> tuple[list, dict[str, list]]:
-    """The single layers and the groups of `blocks`, but for those inside another of them."""
-    groups, nested = _named_layers(model)
-    known = nested | groups
-    inside = {}  # block -> ids of all layers in it
-    for pattern in filter(None, map(str.strip, blocks.split(","))):
-        names = [name for name in known if fnmatchcase(name, pattern)]
-        if not names:
-            raise ValueError(
-                f"blocks: the model has no block {pattern!r}; it has {', '.join(known)}"
-            )
-        for name in names:
-            inside[name] = {id(part) for layer in known[name] for part in layer._flatten_layers()}
-    chosen_layers, chosen_groups, covered = [], {}, set()
-    for name in sorted(inside, key=lambda name: len(inside[name]), reverse=True):
-        if inside[name] <= covered:
-            continue
-        covered |= inside[name]
-        if len(groups.get(name, ())) > 1:
-            chosen_groups[name] = groups[name]
-        else:
-            chosen_layers += known[name]
-    return chosen_layers, chosen_groups
-
-
-def _named_layers(model: tf.keras.Model) -> tuple[dict[str, list], dict[str, list]]:
-    """Layers by the names of groups that a flat model has, and by their own where they are nested.
-
-    A layer "block1.attention.qkv" is in the groups "block1", "block1.attention" and its own.
-    """
-    flat = hasattr(getattr(model, "_functional", model), "operations")
-    groups, nested = {}, {}
-    for layer in dict.fromkeys(model._flatten_layers(include_self=False)):
-        if isinstance(layer, tf.keras.layers.InputLayer):
-            continue
-        if not flat or layer not in model.layers:
-            nested.setdefault(layer.name, []).append(layer)
-            continue
-        for end in re.finditer("[._]|$", layer.name):
-            if not re.fullmatch(r"_\d+", layer.name[end.start() :]):  # Keras's numbers: dense_1
-                groups.setdefault(layer.name[: end.start()], []).append(layer)
-    return groups, nested
-
-
-# Groups as sub-models -------------------------------------------------------------------------
-
-
-def _with_submodels(model: tf.keras.Model, groups: dict[str, list]) -> tuple:
-    """Rebuild a functional model with a sub-model for each group; return it and the sub-models.
-
-    A node is one call of a layer. Nodes of a group become one call of its sub-model, and all calls
-    are made again, in an order in which each finds its inputs.
-    """
-    function = getattr(model, "_functional", model)
-    levels = function._nodes_by_depth
-    nodes = [n for depth in sorted(levels, reverse=True) for n in levels[depth] if not n.is_input]
-    owner = _owners(nodes, groups)
-    calls = [
-        (node.input_tensors, node.outputs, partial(_call_node, node))
-        for node in nodes
-        if node not in owner
-    ]
-    submodels = []
-    for name in groups:
-        entering, leaving = _borders(nodes, owner, name, function.outputs)
-        submodel = tf.keras.Model(entering, leaving, name=name)
-        submodels.append(submodel)
-        calls.append((entering, leaving, partial(_call_submodel, submodel, entering)))
-    tensors = {id(tensor): tensor for tensor in function.inputs}  # the old model's -> the new one's
-    while calls:
-        ready = [call for call in calls if all(id(tensor) in tensors for tensor in call[0])]
-        if not ready:
-            raise ValueError(f"blocks: {', '.join(groups)} feed one another in a circle")
-        for _, leaving, call in ready:
-            results = tf.nest.flatten(call(tensors))
-            tensors |= {id(old): new for old, new in zip(leaving, results, strict=True)}
-        calls = [call for call in calls if call not in ready]
-    outputs = tf.nest.map_structure(lambda tensor: tensors[id(tensor)], function.output)
-    return tf.keras.Model(function.input, outputs, name=model.name), submodels
-
-
-def _call_node(node, tensors: dict):
-    """Make a call of the old model again, on the new model's tensors."""
-    args, kwargs = node.arguments.fill_in(tensors)
-    return node.operation(*args, **kwargs)
-
-
-def _call_submodel(submodel, entering: list, tensors: dict):
-    return submodel([tensors[id(tensor)] for tensor in entering])
-
-
-def _owners(nodes: list, groups: dict[str, list]) -> dict:
-    """Each node of a group -> the group's name."""
-    owner = {}
-    for name, layers in groups.items():
-        for node in _between(nodes, layers):
-            if owner.setdefault(node, name) != name:
-                raise ValueError(f"blocks: {name!r} and {owner[node]!r} overlap")
-    return owner
-
-
-def _between(nodes: list, layers: list) -> list:
-    """The calls of `layers`, and those on a way from one to another, such as an addition."""
-    after = {node for node in nodes if node.operation in layers}
-    before = set(after)
-    for node in nodes:
-        if not after.isdisjoint(node.parent_nodes):
-            after.add(node)
-    for node in reversed(nodes):
-        if node in before:
-            before.update(node.parent_nodes)
-    return [node for node in nodes if node in after & before]
-
-
-def _borders(nodes: list, owner: dict, name: str, outputs: list) -> tuple[list, list]:
-    """The tensors that enter a group, and those that leave it."""
-    inner = [node for node in nodes if owner.get(node) == name]
-    outer = [node for node in nodes if owner.get(node) != name]
-    made = {id(tensor): tensor for node in inner for tensor in node.outputs}
-    used = {id(tensor): tensor for node in inner for tensor in node.input_tensors}
-    wanted = {id(tensor) for node in outer for tensor in node.input_tensors}
-    wanted |= {id(tensor) for tensor in outputs}
-    entering = [tensor for key, tensor in used.items() if key not in made]
-    leaving = [tensor for key, tensor in made.items() if key in wanted]
-    return entering, leaving
-
-
 def main() -> None:
     """Print blocks recomputed against all kept, in order of memory: a process's peak only rises."""
-    import time
-    from pathlib import Path
+    import resource
 
-    import numpy as np
+    from tf_impl.kit import runtime, training
+    from tf_impl.kit.demo import Demo
 
-    from shared.specs import TASKS
-    from shared.weights import init_weights
-    from tf_impl.kit import data, models, runtime, training
-
-    task, status = TASKS["text-gpt-deep"], Path("/proc/self/status")
-    x = np.random.default_rng(0).integers(0, 98, (task.compute_batch, task.model.sequence_length))
-    x, y = data.to_device(x, x)
-    print("text-gpt-deep, batch 16: s a step, loss after five, peak resident memory")
+    demo = Demo("text-gpt-deep")
+    print("blocks                   ms a step  last loss  peak resident memory in MiB")
     for blocks in ("block*", "block[02468], block10", ""):
-        model = models.build(task.model, init_weights(task.model, seed=0))
+        model, optimizer, loss_fn = demo.build()
         model = apply_checkpointing(model, blocks=blocks)
-        optimizer = training.make_optimizer(model, task.recipe)
-        step = training.make_train_step(model, optimizer, training.cross_entropy)
-        step(x, y)
-        start = time.perf_counter()
-        losses = [runtime.to_float(step(x, y)) for _ in range(4)]
-        seconds = (time.perf_counter() - start) / len(losses)
-        lines = status.read_text().splitlines() if status.exists() else []
-        peak = next((line[6:].strip() for line in lines if line.startswith("VmHWM:")), "unknown")
-        print(f"{blocks or 'none':24}{seconds:7.3f}{losses[-1]:9.4f}  {peak}")
+        step = training.make_train_step(model, optimizer, loss_fn)
+        step(*demo.batches[0])  # traces
+        ms = demo.times({blocks: step}, rounds=1)[blocks]
+        loss = runtime.to_float(step(*demo.batches[0]))
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+        print(f"{blocks or 'none':22}{ms:12.0f}{loss:11.4f}{peak:14}")
 
 
 if __name__ == "__main__":
