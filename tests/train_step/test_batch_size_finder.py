@@ -19,6 +19,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from pt_impl.kit import trials
 from tests.harness.command_line import MARK, marked
 from tests.network.namespaces import wait_until
 
@@ -66,7 +67,7 @@ def searched(finder, monkeypatch, memory, *, budget, maximum=65536):
             return finder.Trial(size, "killed")
         return finder.Trial(size, "fits" if peak <= allowed else "too large", peak, 1.0)
 
-    monkeypatch.setattr(finder, "_try", fake)
+    monkeypatch.setattr(finder, "run_trial", fake)
     return finder.find_batch_size("any:thing", budget_bytes=budget, maximum=maximum)
 
 
@@ -139,22 +140,26 @@ def test_a_first_batch_that_is_too_large_is_told(finder, monkeypatch):
     ],
 )
 def test_bad_settings_are_refused_before_any_trial(finder, monkeypatch, make_trial, settings, said):
-    monkeypatch.setattr(finder, "_try", lambda *_: pytest.fail("a trial was started"))
+    monkeypatch.setattr(finder, "run_trial", lambda *_: pytest.fail("a trial was started"))
     with pytest.raises(ValueError, match=said):
         finder.find_batch_size(make_trial, **({"budget_bytes": MB} | settings))
 
 
 def test_the_twins_search_alike():
     """What doesn't touch a framework is the same on both sides."""
-    for name in ("find_batch_size", "_next_size", "_try", "_watch", "Trial", "Found"):
-        sources = []
-        for side in ("pt_impl", "tf_impl"):
-            tree = ast.parse(
-                (ROOT / side / "train_step" / "batch_size_finder.py").read_text("utf-8")
-            )
-            (node,) = [n for n in tree.body if getattr(n, "name", None) == name]
-            sources.append(ast.unparse(node))
-        assert sources[0] == sources[1], name
+    alike = {
+        "train_step/batch_size_finder.py": ("find_batch_size", "_next_size", "Found"),
+        "kit/trials.py": ("run_trial", "_watch", "Trial"),
+        "kit/checks/batch_size_finder.py": ("check_batch_size_finder", "check_first"),
+    }
+    for place, names in alike.items():
+        for name in names:
+            sources = []
+            for side in ("pt_impl", "tf_impl"):
+                tree = ast.parse((ROOT / side / place).read_text("utf-8"))
+                (node,) = [n for n in tree.body if getattr(n, "name", None) == name]
+                sources.append(ast.unparse(node))
+            assert sources[0] == sources[1], name
 
 
 # Trials in processes of their own -------------------------------------------------------------
@@ -174,17 +179,17 @@ def test_a_trial_that_takes_too_much_is_killed(pt, others, monkeypatch):
     """It and its helper are gone, and with them their memory."""
     mark, seen = uuid.uuid4().hex, set()
     monkeypatch.setenv(MARK, mark)  # which its processes inherit
-    watch = pt._watch
+    watch = trials._watch
 
     def watching(*arguments):
         ended = watch(*arguments)
         seen.update(marked(mark))
         return ended
 
-    monkeypatch.setattr(pt, "_watch", watching)
+    monkeypatch.setattr(trials, "_watch", watching)
     start = time.monotonic()
-    tried = pt._try(trial("greedy"), 16, 60 * MB, 60.0)
-    assert tried == pt.Trial(16, "killed")
+    tried = trials.run_trial(trial("greedy"), 16, 60 * MB, 60.0)
+    assert tried == trials.Trial(16, "killed")
     assert time.monotonic() - start < 30
     assert len(seen) == 2
     wait_until(lambda: not marked(mark), seconds=10, what="the end of its processes")
@@ -203,7 +208,7 @@ def others():
 
 @linux
 def test_a_trial_that_runs_out_of_memory_does_not_fit(pt):
-    assert pt._try(trial("full"), 16, 60 * MB, 60.0) == pt.Trial(16, "out of memory")
+    assert trials.run_trial(trial("full"), 16, 60 * MB, 60.0) == trials.Trial(16, "out of memory")
 
 
 @linux
@@ -235,7 +240,7 @@ def test_a_trial_that_hangs_is_ended(pt, others):
 )
 def test_a_trial_that_fails_stops_the_search_with_one_line(pt, name, size, kind, said):
     with pytest.raises(kind, match=said) as raised:
-        pt._try(trial(name), size, 60 * MB, 60.0)
+        trials.run_trial(trial(name), size, 60 * MB, 60.0)
     assert "\n" not in str(raised.value)
 
 
