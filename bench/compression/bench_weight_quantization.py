@@ -29,10 +29,10 @@ TECHNIQUE = Technique(
     title="Weight quantization: dense layers in 8 or 4 bits",
     user_model=UserModel(PREDICTIONS[1:], ("fp32", "int8_weights", "int4_weights"), learns=True),
     variants=(
-        Variant("fp32", {"write": "keep_float32"}, role="baseline", title="float32 file"),
-        other_math("int8_weights", "8-bit weights", loss_tolerance=APART, write="quantize_int8"),
+        Variant("fp32", {"apply": ""}, role="baseline", title="float32 file"),
+        other_math("int8_weights", "8-bit weights", loss_tolerance=APART, apply="apply_int8"),
         other_math(
-            "int4_weights", "4-bit weights", "ordinary", loss_tolerance=APART, write="quantize_int4"
+            "int4_weights", "4-bit weights", "ordinary", loss_tolerance=APART, apply="apply_int4"
         ),
     ),
     workloads=(
@@ -60,12 +60,15 @@ def prepare(impl, work: Work) -> Prepared:
     row = plain(impl, work)
     need_cpu(impl)
     technique = impl.compression.weight_quantization
+    files = importlib.import_module(f"{impl.__name__}.kit.quantized_files")
 
     def write(path):
-        example, _ = impl.kit.data.to_device(*examples(work, 2))
-        getattr(technique, work.settings["write"])(row.model, example, path)
+        model, (example, _) = row.model, impl.kit.data.to_device(*examples(work, 2))
+        if work.settings["apply"]:
+            model = getattr(technique, work.settings["apply"])(model, example)
+        files.save_quantized(model, example, path)
 
-    read, train = technique.load_quantized, train_plain(impl, row.model)
+    read, train = files.load_quantized, train_plain(impl, row.model)
     return replace(row, write=write, read=read, train=train)
 
 

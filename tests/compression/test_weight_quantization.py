@@ -37,7 +37,7 @@ def test_int8_rounds_each_output_to_its_own_scale(found):
 
     There the largest weight of an output lies half-way between two levels, and may go to either.
     """
-    kernel, rounded = (np.array(found["kernels"][name]) for name in ("float32", "quantize_int8"))
+    kernel, rounded = (np.array(found["kernels"][name]) for name in ("float32", "int8"))
     step = np.abs(kernel).max(0) / (127.5 if found.framework == "pt" else 127)
     oracle = np.clip(np.round(kernel / step), -128, 127) * step
     other = np.abs(rounded - oracle) > 1e-5
@@ -48,7 +48,7 @@ def test_int8_rounds_each_output_to_its_own_scale(found):
 
 
 def test_int4_has_sixteen_levels_in_each_group_of_inputs(found):
-    kernel, rounded = (np.array(found["kernels"][name]) for name in ("float32", "quantize_int4"))
+    kernel, rounded = (np.array(found["kernels"][name]) for name in ("float32", "int4"))
     for start in range(0, len(kernel), GROUP):
         group, whole = rounded[start : start + GROUP], kernel[start : start + GROUP]
         levels = [len(np.unique(np.round(column, 4))) for column in group.T]
@@ -61,16 +61,15 @@ def test_int4_has_sixteen_levels_in_each_group_of_inputs(found):
 def test_files_predict_what_the_model_does_as_far_as_their_bits_go(found):
     case = found["transformer"]
     differences = [
-        apart(case[write]["logits"], case["model"])
-        for write in ("keep_float32", "quantize_int8", "quantize_int4")
+        apart(case[kind]["logits"], case["model"]) for kind in ("float32", "int8", "int4")
     ]
     assert differences[0] < 1e-5 < differences[1] < 0.02 < differences[2] < 0.3
 
 
-@pytest.mark.parametrize(("write", "bits"), [("quantize_int8", 8), ("quantize_int4", 4)])
-def test_files_shrink_and_hold_the_kernels_as_integers(found, write, bits):
+@pytest.mark.parametrize(("kind", "bits"), [("int8", 8), ("int4", 4)])
+def test_files_shrink_and_hold_the_kernels_as_integers(found, kind, bits):
     """Weights of the kernels; scales and zero points come on top."""
-    whole, case = (found["transformer"][name] for name in ("keep_float32", write))
+    whole, case = (found["transformer"][name] for name in ("float32", kind))
     weights = sum((64 * 192, 64 * 64, 64 * 256, 256 * 64, 64 * 64))
     held = case["held"].get("int8", 0) + case["held"].get("uint8", 0)
     assert weights * bits // 8 <= held < 1.15 * weights * bits // 8
@@ -80,24 +79,24 @@ def test_files_shrink_and_hold_the_kernels_as_integers(found, write, bits):
 
 
 def test_pytorch_multiplies_4_bit_weights_with_a_kernel_for_them(evidence):
-    ran = evidence["pt"]["transformer"]["quantize_int4"]["operators"]
+    ran = evidence["pt"]["transformer"]["int4"]["operators"]
     assert sum(ran.values()) == 5
     assert all("int4pack" in name for name in ran)
 
 
-@pytest.mark.parametrize(("write", "bits"), [("quantize_int8", 8), ("quantize_int4", 4)])
-def test_a_call_reads_integers_and_not_floats_that_were_made_of_them(found, write, bits):
+@pytest.mark.parametrize(("kind", "bits"), [("int8", 8), ("int4", 4)])
+def test_a_call_reads_integers_and_not_floats_that_were_made_of_them(found, kind, bits):
     """A compiler that folds the conversion of a constant has float weights when it predicts."""
     weights = 256 * 256 * bits // 8
-    for read in found["read"][f"{write} 256"]:
+    for read in found["read"][f"{kind} 256"]:
         assert weights <= sum(read.values()) < 1.1 * weights
-    assert found["read"]["keep_float32 256"] == [{}, {}]
+    assert found["read"]["float32 256"] == [{}, {}]
 
 
 def test_small_kernels_are_folded_by_tensorflow_alone(found):
     for size in (48, 64):
         wanted = {"int8": size * size} if found.framework == "pt" else {}
-        assert found["read"][f"quantize_int8 {size}"] == [wanted, wanted]
+        assert found["read"][f"int8 {size}"] == [wanted, wanted]
 
 
 def test_the_benchmark_sees_weights_that_were_folded(found):
@@ -113,9 +112,7 @@ def test_models_of_other_construction(found):
     every = 3 if found.framework == "pt" else 2
     assert len(cases) == (every if workers.campaign() else 1)
     for name, case in cases.items():
-        whole, narrow, narrower = (
-            case[write] for write in ("keep_float32", "quantize_int8", "quantize_int4")
-        )
+        whole, narrow, narrower = (case[kind] for kind in ("float32", "int8", "int4"))
         assert whole < 1e-5 < narrow < 0.03, name
         assert narrow < narrower < 0.3, name
         assert case["in memory"] < 1e-5  # `apply_int8` returns the model that was written
@@ -150,9 +147,9 @@ def test_the_model_is_left_as_it_was(found):
     assert found["transformer"]["kept"]
 
 
-@pytest.mark.parametrize(("write", "bar"), [("keep_float32", 1e-4), ("quantize_int8", 0.02)])
-def test_twins_agree(evidence, write, bar):
-    pt, tf = (evidence[name]["transformer"][write]["logits"] for name in WORKERS)
+@pytest.mark.parametrize(("kind", "bar"), [("float32", 1e-4), ("int8", 0.02)])
+def test_twins_agree(evidence, kind, bar):
+    pt, tf = (evidence[name]["transformer"][kind]["logits"] for name in WORKERS)
     assert apart(pt, tf) < bar
 
 

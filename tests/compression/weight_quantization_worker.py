@@ -26,16 +26,24 @@ from tests.flipped import flipped
 from tests.workers import raised
 
 FRAMEWORK = sys.argv[1]
-impl = workers.implementation(FRAMEWORK, "compression.weight_quantization", "kit.integers")
-integers = impl.kit.integers
-kit = impl.kit
+impl = workers.implementation(
+    FRAMEWORK, "compression.weight_quantization", "kit.integers", "kit.quantized_files"
+)
+kit, integers, files_of = impl.kit, impl.kit.integers, impl.kit.quantized_files
 technique = impl.compression.weight_quantization
-WRITERS = ("keep_float32", "quantize_int8", "quantize_int4")
+APPLIED = {"float32": None, "int8": technique.apply_int8, "int4": technique.apply_int4}
+WRITERS = tuple(APPLIED)
 SPEC = GPTSpec(vocabulary=64, sequence_length=8, width=64, heads=4, layers=1)
 
 random = np.random.default_rng(7)
 CODES = random.integers(0, 64, (6, 8))
 KERNEL = random.normal(size=(64, 48)).astype(np.float32)
+
+
+def write(bits: str, model, x, path):
+    """The file of the model with weights of so many bits."""
+    apply = APPLIED[bits]
+    return files_of.save_quantized(apply(model, x) if apply else model, x, path)
 
 
 # Scenarios for both frameworks ----------------------------------------------------------------
@@ -48,11 +56,11 @@ def transformer(folder):
     codes, _ = kit.data.to_device(CODES, CODES)
     before = kit.models.export_weights(model)
     found = {"model": np.array(kit.training.make_predict(model)(codes)).tolist()}
-    for write in WRITERS:
-        path = getattr(technique, write)(model, codes[:1], folder / write)
+    for bits in WRITERS:
+        path = write(bits, model, codes[:1], folder / bits)
         with quick.without_code():  # `kernels` compiles a layer of each width
-            predict = technique.load_quantized(path)
-            found[write] = {
+            predict = files_of.load_quantized(path)
+            found[bits] = {
                 "logits": np.array(predict(codes)).tolist(),
                 "bytes": path.stat().st_size,
                 "held": integers.tensor_bytes(path),
@@ -70,11 +78,11 @@ def kernels(folder):
     """The kernel of a dense layer as each file has it: what the layer makes of an identity."""
     model, identity = own.dense(KERNEL), own.tensor(np.eye(64, dtype=np.float32))
     found = {"float32": KERNEL.tolist()}
-    for write in WRITERS[1:]:
-        path = getattr(technique, write)(model, identity, folder / write)
-        predict = technique.load_quantized(path)
-        found[write] = np.array(predict(identity)).tolist()
-        FILES[write] = path.read_bytes()
+    for bits in WRITERS[1:]:
+        path = write(bits, model, identity, folder / bits)
+        predict = files_of.load_quantized(path)
+        found[bits] = np.array(predict(identity)).tolist()
+        FILES[bits] = path.read_bytes()
     return found
 
 
@@ -83,10 +91,10 @@ def read(folder):
     found = {}
     for size in (256, 48, 64):
         model = own.dense(random.normal(size=(size, size)).astype(np.float32))
-        for write in WRITERS if size == 256 else WRITERS[1:2]:
+        for bits in WRITERS if size == 256 else WRITERS[1:2]:
             x = own.tensor(np.ones((3, size), np.float32))
-            path = getattr(technique, write)(model, x, folder / write)
-            found[f"{write} {size}"] = [
+            path = write(bits, model, x, folder / bits)
+            found[f"{bits} {size}"] = [
                 integers.integer_bytes_read(path, x[:rows]) for rows in (3, 1)
             ]
     return found
@@ -104,13 +112,13 @@ def constructions(folder):
     every = list(own.constructions().items())
     for name, (model, x) in every if workers.campaign() else every[:1]:
         expected = own.call(tracing, model, x)
-        for write in WRITERS:
-            path = getattr(technique, write)(model, x, folder / write)
+        for bits in WRITERS:
+            path = write(bits, model, x, folder / bits)
             with workers.without_inductor():  # what it computes, not with which kernels
-                predicted = technique.load_quantized(path)(x)
+                predicted = files_of.load_quantized(path)(x)
             case = found.setdefault(name, {})
-            case[write] = comparing.apart(predicted, expected)
-            if write == WRITERS[1]:
+            case[bits] = comparing.apart(predicted, expected)
+            if bits == WRITERS[1]:
                 held = technique.apply_int8(model, x)
                 case["in memory"] = comparing.apart(predicted, own.call(tracing, held, x))
                 case["bytes of int8"] = integers.tensor_bytes(path)["int8"]
@@ -128,7 +136,7 @@ def proof(folder):
     work = Work(
         task=replace(TASKS["text-gpt"], model=wide),
         variant="int8_weights",
-        settings={"write": "quantize_int8"},
+        settings={"apply": "apply_int8"},
         batch_size=8,
         weights=init_weights(wide, seed=1),
         mode="predict",
@@ -152,13 +160,13 @@ def refusals(folder):
     x = own.tensor(np.ones((2, 48), np.float32))
     narrow = own.dense(np.ones((48, 4), np.float32))
     cases = {
-        "no layer": ("quantize_int8", own.without_layers(), x),
-        "empty": ("quantize_int8", narrow, x[:0]),
-        "shape": ("quantize_int8", narrow, x[:, :7]),
+        "no layer": ("int8", own.without_layers(), x),
+        "empty": ("int8", narrow, x[:0]),
+        "shape": ("int8", narrow, x[:, :7]),
     } | own.refused(x)
     found = {
-        name: raised(getattr(technique, write), model, given, folder / "x")
-        for name, (write, model, given) in cases.items()
+        name: raised(write, bits, model, given, folder / "x")
+        for name, (bits, model, given) in cases.items()
     }
     return found | {"files": [path.name for path in folder.iterdir()]}
 
@@ -176,23 +184,23 @@ class Bomb:
 def other_sizes(folder):
     """What a file says of its example's sizes, of more samples and of another length."""
     model, x = own.dense(KERNEL, (None,)), np.ones((2, 3, 64), np.float32)
-    path = technique.keep_float32(model, own.tensor(x), folder / "file")
+    path = write("float32", model, own.tensor(x), folder / "file")
     with quick.without_code():
-        predict = technique.load_quantized(path)
+        predict = files_of.load_quantized(path)
         given = x, x[[0, 0, 0]], x[:, [0, 0, 0, 0]]
         return [raised(predict, own.tensor(each)) for each in given]
 
 
 def files(folder):
     """What damaged and foreign files raise, and whether anything of them ran."""
-    whole = FILES["quantize_int8"]
+    whole = FILES["int8"]
     contents = {f"first {p}%": whole[: len(whole) * p // 100] for p in (0, 30, 99)}
     contents |= {"text": b"no model\n" * 99, "bomb": pickle.dumps(Bomb(folder / "burst"))}
     contents |= own.bombs(folder / "burst") | {"flipped": flipped(whole)}
-    found = {"missing": raised(technique.load_quantized, folder / "none")}
+    found = {"missing": raised(files_of.load_quantized, folder / "none")}
     for name, content in contents.items():
         (folder / "damaged").write_bytes(content)
-        found[name] = raised(technique.load_quantized, folder / "damaged")
+        found[name] = raised(files_of.load_quantized, folder / "damaged")
     return {"said": found, "burst": (folder / "burst").exists()}
 
 
@@ -256,8 +264,8 @@ class PyTorch:
         narrow = self.dense(np.ones((48, 4), np.float32))
         double = self.dense(np.ones((48, 4), np.float32)).double()
         return {
-            "multiples": ("quantize_int4", narrow, x),
-            "double": ("quantize_int8", double, x.double()),
+            "multiples": ("int4", narrow, x),
+            "double": ("int8", double, x.double()),
         }
 
     def computed(self, folder):
@@ -330,7 +338,7 @@ class TensorFlow:
 
         model = Own(keras.layers.Dense(4))
         model(x)
-        return {"subclassed": ("quantize_int8", model, x)}
+        return {"subclassed": ("int8", model, x)}
 
     def distributed(self, folder):
         """Dense layers in TimeDistributed: alone, within a model, and beside one that is called."""

@@ -21,8 +21,8 @@ def copy_model(model: tf.keras.Model, x=None) -> tf.keras.Model:
     """Return a copy of any built Keras model that shares nothing with it, not compiled.
 
     All state goes with it: weights, what preprocessing layers adapted, seeds, `trainable`; not what
-    was put on an instance, such as another `call`. The outputs of both are compared on x, an input
-    as `fit` hands it over; without x on one made from the input shapes of a functional model.
+    was put on an instance, such as another `call`. The outputs of both are compared on x, or on an
+    input made from the shapes of a functional model's.
 
     Raises ValueError for a model that is not built or that x does not fit; NotImplementedError
     where Keras cannot rebuild the model or the copy computes something else.
@@ -33,7 +33,7 @@ def copy_model(model: tf.keras.Model, x=None) -> tf.keras.Model:
     seeds_kept = getattr(tf.keras, "StatelessScope", nullcontext)  # what draws does so twice alike
     try:
         with seeds_kept():
-            wanted = _outputs(model, x)
+            wanted = output_arrays(model, x)
     except Exception as error:
         made = ", ".join(str(list(part.shape)) for part in tf.nest.flatten(x))
         what = "the example input" if given else f"one made from its input shapes, of {made}"
@@ -41,10 +41,10 @@ def copy_model(model: tf.keras.Model, x=None) -> tf.keras.Model:
     try:
         copy, twins = _rebuilt(model)
         if not copy.built:
-            _outputs(copy, x)
+            output_arrays(copy, x)
         copy_state(twins)
         with seeds_kept():
-            difference = max(map(_apart, _outputs(copy, x), wanted), default=0.0)
+            difference = max(map(distance, output_arrays(copy, x), wanted), default=0.0)
     except Exception as error:
         reason = shorten(f"Keras cannot rebuild the model: {error}", 400)
         raise NotImplementedError(reason) from error
@@ -119,8 +119,7 @@ def _rebuilt(model) -> tuple:
                 twins.append((layer, twin))
             return twin
 
-        # A functional model is copied as one, whatever its class, and may hold layers in another
-        # order than that class: KerasHub's tasks do.
+        # As functional, whatever its class: that may have another order, as KerasHub's tasks do.
         copy = tf.keras.models.clone_model(model, clone_function=clone)
         copy.trainable = model.trainable
         return copy, twins
@@ -142,7 +141,8 @@ def _pairs(twins: list[tuple]) -> list[tuple]:
     return [pair for both in inside for pair in zip(*both, strict=True)]
 
 
-def _outputs(model, x) -> list[np.ndarray]:
+def output_arrays(model, x) -> list[np.ndarray]:
+    """Return what the model gives in evaluation mode for x, an input as `fit` hands it over."""
     taken = [
         one
         for name, one in inspect.signature(model.call).parameters.items()
@@ -157,8 +157,8 @@ def _outputs(model, x) -> list[np.ndarray]:
     return [np.asarray(part) for part in tf.nest.flatten(getattr(output, "logits", output))]
 
 
-def _apart(ours: np.ndarray, theirs: np.ndarray) -> float:
-    """Relative L2; what is not a finite number has to be the same in both."""
+def distance(ours: np.ndarray, theirs: np.ndarray) -> float:
+    """Return the relative L2; what is not a finite number has to be the same in both."""
     if theirs.dtype.kind in "OSU":  # texts
         return 0.0 if np.array_equal(ours, theirs) else np.inf
     ours, theirs = ours.astype(np.float64), theirs.astype(np.float64)
