@@ -129,7 +129,7 @@ def foreign():
     return own.foreign()
 
 
-FLAT = ("outputs", "tied", "no copy")  # models that take rows, not images
+FLAT = ("outputs", "tied", "branch", "no copy")  # models that take rows, not images
 
 
 def branches():
@@ -184,9 +184,9 @@ def branch_weights(silent=False):
 
 
 def weaker(norms, runs):
-    """Mark the smaller half of each run."""
-    rows = norms.reshape(runs, -1)
-    return (rows < np.median(rows, axis=1, keepdims=True)).ravel()
+    """Mark the smaller half of a run, in the same places of each."""
+    sums = norms.reshape(runs, -1).sum(0)
+    return np.tile(sums < np.median(sums), runs)
 
 
 def others():
@@ -378,6 +378,16 @@ class PyTorch:
             left, right = model.conv(x).split((2, 2), 1)
             return model.head(torch.cat([right, left], 1).mean((2, 3)))
 
+        class Tasks(nn.Module):
+            """Of two heads the example takes one."""
+
+            def __init__(self):
+                super().__init__()
+                self.trunk, self.a, self.b = nn.Linear(4, 32), nn.Linear(32, 4), nn.Linear(32, 3)
+
+            def forward(self, x, task="a"):
+                return (self.a if task == "a" else self.b)(torch.relu(self.trunk(x)))
+
         # Samples and channels become one axis, and the linear layer reads the pixels of a row.
         wide = Branch(lambda m, x: m.head(m.conv(x).flatten(end_dim=1)))
         wide.head = nn.Linear(8, 2)
@@ -402,6 +412,7 @@ class PyTorch:
             "masked": self.masked(predictions=0),
             "masked, after a prediction": self.masked(predictions=1),
             "tied": tied,
+            "branch": Tasks(),
             "no copy": nn.utils.weight_norm(nn.Linear(4, 2)),
         }
         return {name: (m, rows if name in FLAT else images) for name, m in models.items()}
