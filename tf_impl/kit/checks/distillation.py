@@ -40,7 +40,7 @@ class FirstBatch:
         """Raise ValueError where logits sum to one. target: logits, or a model to ask for them."""
         if self.seen or not tf.executing_eagerly():
             return
-        if isinstance(target, tf.keras.Model):
+        if callable(target):
             target = logits(infer(target, x))
         outputs = {"student": logits(infer(self.student, x)), "teacher": target}
         for who, output in outputs.items():
