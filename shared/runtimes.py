@@ -28,12 +28,16 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import ModuleType
+from unittest import mock
 
 import numpy as np
 
@@ -184,6 +188,18 @@ def openvino_package() -> ModuleType:
     return package("openvino", "openvino")
 
 
+@contextmanager
+def openvino_on_python_3_13() -> Iterator[None]:
+    """OpenVINO (2026.4) imports TensorFlow by `exec` and deletes the name by another, which fails.
+
+    It has that module already.
+    """
+    from openvino.frontend.tensorflow import utils
+
+    with mock.patch.object(utils, "exec", create=True, return_value=None):
+        yield
+
+
 def load_litert(path, *, threads: int) -> Callable:
     """Load a LiteRT file (.tflite) on the CPU: XNNPACK's kernels where it has them."""
     interpreter = package("ai_edge_litert.interpreter", "ai-edge-litert")
@@ -272,6 +288,64 @@ def check_same(predict: Callable, samples: list[tuple[list, list]], *, bound: fl
             apart = _apart(*(np.asarray(v, np.result_type(v, np.float64)) for v in (one, other)))
             if not apart <= bound:
                 raise ValueError(f"its {name} is {apart:.1%} from the model's")
+
+
+def check_file(
+    load: Callable, path, samples: list[tuple], *, bound: float, beyond: Iterable[tuple] = ()
+) -> None:
+    """Raise NotImplementedError for a file that its runtime does not load or that is another model.
+
+    load: the loader of the runtime. samples, bound: as in `check_same`. beyond: further samples, of
+    sizes at which the model's code may branch.
+    """
+    try:
+        predict = load(path, threads=1)
+        check_same(predict, samples, bound=bound)
+    except Exception as error:
+        reason = one_line(error).replace(str(path), "it")
+        raise NotImplementedError(
+            f"the file does not give what the model gives: {reason}"
+        ) from error
+    for sample in beyond:
+        try:
+            check_same(predict, [sample], bound=bound)
+        except Exception as error:
+            shapes = ", ".join(str(part.shape) for part in sample[0])
+            raise NotImplementedError(
+                "the model branches on a size that is open: a file gives something else at "
+                f"{shapes}"
+            ) from error
+
+
+@contextmanager
+def draft(path) -> Iterator[Path]:
+    """Yield a path to write to; what is there afterwards, and beside it, goes to `path`.
+
+    Nothing does if something is raised. Raises FileNotFoundError where there is no such folder.
+    """
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"no folder {path.parent}")
+    with TemporaryDirectory(dir=path.parent) as folder:
+        yield Path(folder, path.name)
+        for made in Path(folder).iterdir():
+            shutil.move(made, path.with_name(made.name))
+
+
+@contextmanager
+def translating(target: str) -> Iterator[None]:
+    """Turn an error of a translation into NotImplementedError with its reason on one line."""
+    try:
+        yield
+    except NotImplementedError:
+        raise
+    except Exception as error:  # of many classes; it quotes code before it comes to the point
+        text = str(error)
+        for heading in ("## Exception summary", "Summary:"):  # of torch.onnx, of OpenVINO
+            text = text.partition(heading)[2] or text
+        line = re.search(r"^\s*\w*Error: (.+)$", text, re.MULTILINE)
+        reason = line[1] if line else one_line(Exception(text)) if text else type(error).__name__
+        raise NotImplementedError(f"{target} can't take this: {reason}") from error
 
 
 def _apart(one: np.ndarray, other: np.ndarray) -> float:

@@ -1,8 +1,8 @@
-"""What the inputs and outputs of an exported file are called, and sizes to try it with.
+"""What an exported file takes and gives: any model as a function of tensors that have names.
 
 Twin: `tf_impl/kit/signatures.py`.
-Where the frameworks differ: `torch.export` knows the bounds of each size that is open; a
-`tf.function` knows none.
+Where the frameworks differ: `torch.export` follows one call of the model. It knows the bounds of
+each size that is open, and files are tried beyond them; a `tf.function` knows none.
 """
 
 import contextlib
@@ -15,41 +15,134 @@ from dataclasses import fields, is_dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten  # there is no public one
+
+from shared import runtimes
 
 _LARGE = 2**24  # elements of a tensor that is not made only to look
 
 
-def call_arguments(model: nn.Module, inputs) -> tuple[tuple, dict]:
-    """Return the positional and the named arguments with which a model is called for its inputs.
+class Signature(nn.Module):
+    """A model as a function of tensors one by one, whose outputs are a tuple of tensors.
 
-    A tuple is `*x` and a dict `**x`, as PyTorch's users have it; all else is the one argument.
+    example: the tensors that it is recorded with. inputs, outputs: their names, those of the
+    model's arguments, of a dict's keys or a dataclass's fields, else input_0 or output_0, ...
+    open_axes: of each input, the axes whose size is open. samples: inputs of some calls, of other
+    sizes where these are open, and what the model gave; beyond: the same, of sizes at which its
+    code may branch.
+
+    Raises ValueError for inputs without samples along the first axis, NotImplementedError for
+    inputs that the model does not take and outputs that are no tensors.
     """
-    if isinstance(inputs, dict):
-        return (), inputs
-    return (inputs if isinstance(inputs, tuple) else (inputs,)), {}
+
+    def __init__(
+        self, model: nn.Module, example_inputs, *, dynamic_batch: bool, dynamic_sequence: bool
+    ) -> None:
+        super().__init__()
+        self.model, self.training = model, False
+        parts, self.structure = tree_flatten(example_inputs)
+        self.fixed = [None if isinstance(part, Tensor) else part for part in parts]
+        self.places = [place for place, part in enumerate(parts) if isinstance(part, Tensor)]
+        tensors = [parts[place] for place in self.places]
+        if not tensors or not all(tensor.ndim for tensor in tensors):
+            raise ValueError("the model's inputs are tensors with the samples along the first axis")
+        names = _input_names(model, example_inputs, len(parts))
+        self.inputs = [names[place] for place in self.places]
+        opened = [axis for axis, is_open in ((0, dynamic_batch), (1, dynamic_sequence)) if is_open]
+        self.open_axes = [[axis for axis in opened if axis < part.ndim] for part in tensors]
+        self.example = tuple(map(_at_least_two, tensors, self.open_axes))
+        self.outputs, self.beyond = [], []
+        with recording(model, "The model"):
+            self.samples = [self._sample(self.example)]
+        for axis in opened:
+            # A trace takes `len(x)` for a constant. Some models take one size, or know a longest.
+            with contextlib.suppress(NotImplementedError), recording(model, "Other sizes"):
+                others = [_resized(part, axis, -1 if axis else 1) for part in self.example]
+                self.samples.append(self._sample(others))
+
+    def dynamic_shapes(self) -> tuple:
+        """Return the open axes as `torch.export` takes them."""
+        dynamic = torch.export.Dim.DYNAMIC
+        return (tuple(dict.fromkeys(axes, dynamic) for axes in self.open_axes),)
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Return what the model gives."""
+        return tuple(part for _, part in self._named(*tensors))
+
+    def look_beyond(self, program: torch.export.ExportedProgram) -> None:
+        """Call the model with sizes just beyond the bounds of a program, where it takes them.
+
+        Of a branch on an open size (`if x.shape[1] > 8`) a program has the side of the example.
+        """
+        nodes = {node.name: node for node in program.graph.nodes}
+        shapes = [nodes[name].meta["val"].shape for name in program.graph_signature.user_inputs]
+        for symbol, bounds in program.range_constraints.items():
+            # Below 2 all are bound: torch.export takes a size of 1 for a constant.
+            sizes = [int(bounds.lower) - 1] if bounds.lower > 2 else []
+            sizes += [int(bounds.upper) + 1] if bounds.upper < _LARGE else []
+            for size in sizes:
+                inputs = []
+                for part, shape in zip(self.example, shapes, strict=True):
+                    for axis, own in enumerate(shape):
+                        is_it = isinstance(own, torch.SymInt) and own.node.expr == symbol
+                        if is_it and part.numel() // part.shape[axis] * size <= _LARGE:
+                            part = _resized(part, axis, size - part.shape[axis])
+                    inputs.append(part)
+                with contextlib.suppress(NotImplementedError), recording(self.model, "Others"):
+                    self.beyond.append(self._sample(inputs))
+
+    def _sample(self, inputs) -> tuple[list, list]:
+        named = self._named(*inputs)
+        self.outputs = self.outputs or [name for name, _ in named]
+        tensors = inputs, [part for _, part in named]
+        given, found = ([part.cpu().numpy() for part in each] for each in tensors)
+        return given, found
+
+    def _named(self, *tensors: Tensor) -> list[tuple[str, Tensor]]:
+        parts = list(self.fixed)
+        for place, tensor in zip(self.places, tensors, strict=True):
+            parts[place] = tensor
+        return named_tensors(call(self.model, tree_unflatten(parts, self.structure)))
 
 
-def input_names(model: nn.Module, inputs, count: int) -> list[str]:
-    """Return what the model calls its inputs: the keys of a dict, or `forward`'s arguments.
+def call(model: nn.Module, x):
+    """Return what the model gives for x: a tensor, a tuple `*x` or a dict `**x`."""
+    if isinstance(x, dict):
+        return model(**x)
+    return model(*x) if isinstance(x, tuple) else model(x)
 
-    count: of the tensors and other things in `inputs`.
+
+@contextlib.contextmanager
+def recording(model: nn.Module, target: str) -> Iterator[None]:
+    """In evaluation mode, without gradients; errors become NotImplementedError, on one line.
+
+    Afterwards modes are as they were. Of what torch.export prints and logs nothing is shown where
+    the model is refused.
     """
-    if isinstance(inputs, dict) and len(inputs) == count:
-        return list(map(str, inputs))
-    kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
-    known = inspect.signature(model.forward).parameters.values()
-    names = [argument.name for argument in known if argument.kind in kinds][:count]
-    given = len(inputs) if isinstance(inputs, tuple) else 1
-    if len(names) == count == given:
-        return names
-    return [f"input_{place}" for place in range(count)]
+    modes = {module: module.training for module in model.modules()}
+    level, said = logging.root.manager.disable, io.StringIO()
+    model.eval()
+    logging.disable(logging.CRITICAL)
+    try:
+        with torch.no_grad(), contextlib.redirect_stderr(said), runtimes.translating(target):
+            yield
+    finally:
+        logging.disable(level)
+        for module, mode in modes.items():
+            if module.training != mode:
+                module.train(mode)  # some do more in it, as LoRA does
+    print(said.getvalue(), end="", file=sys.stderr)
+
+
+def tensors_of(x) -> list[Tensor]:
+    """Return the tensors in x, in nested tuples, lists and dicts."""
+    return [part for part in tree_leaves(x) if isinstance(part, Tensor)]
 
 
 def named_tensors(output, name: str = "") -> list[tuple[str, Tensor]]:
     """Return the tensors of an output, each with the name of its place.
 
-    Those of a dict or dataclass have their keys, others numbers. Raises NotImplementedError where
-    something in it is no tensor.
+    Raises NotImplementedError where something in it is no tensor.
     """
     if isinstance(output, Tensor):
         return [(name or "output", output)]
@@ -61,54 +154,33 @@ def named_tensors(output, name: str = "") -> list[tuple[str, Tensor]]:
         inside = {f"{name or 'output'}_{place}": part for place, part in enumerate(output)}
     else:
         raise NotImplementedError(f"a file's outputs are tensors, not {type(output).__name__}")
-    return [
-        pair
-        for key, part in inside.items()
-        if part is not None
-        for pair in named_tensors(part, key)
-    ]
+    named = (named_tensors(part, key) for key, part in inside.items() if part is not None)
+    return [pair for each in named for pair in each]
 
 
-def beyond_bounds(program, inputs: tuple[Tensor, ...]) -> Iterator[list[Tensor]]:
-    """Inputs of sizes for which an ExportedProgram may not hold: just beyond what it is bound to.
-
-    Of a branch on an open size (`if x.shape[1] > 8`) it has the side that the example took. Its
-    inputs are tensors, as many as `inputs`; those that would be large are left out.
-    """
-    nodes = {node.name: node for node in program.graph.nodes}
-    shapes = [nodes[name].meta["val"].shape for name in program.graph_signature.user_inputs]
-    for symbol, bounds in program.range_constraints.items():
-        # Below 2 all are bound: torch.export takes a size of 1 for a constant.
-        sizes = [int(bounds.lower) - 1] if bounds.lower > 2 else []
-        sizes += [int(bounds.upper) + 1] if bounds.upper < _LARGE else []
-        for size in sizes:
-            others = []
-            for tensor, shape in zip(inputs, shapes, strict=True):
-                for axis, own in enumerate(shape):
-                    if isinstance(own, torch.SymInt) and own.node.expr == symbol:
-                        large = tensor.numel() // tensor.shape[axis] * size > _LARGE
-                        tensor = tensor if large else _resized(tensor, axis, size)
-                others.append(tensor)
-            yield others
+def _input_names(model: nn.Module, inputs, count: int) -> list[str]:
+    """What the model calls its inputs: the keys of a dict, or `forward`'s arguments."""
+    if isinstance(inputs, dict) and len(inputs) == count:
+        return list(map(str, inputs))
+    kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+    known = inspect.signature(model.forward).parameters.values()
+    names = [argument.name for argument in known if argument.kind in kinds][:count]
+    given = len(inputs) if isinstance(inputs, tuple) else 1
+    if len(names) == count == given:
+        return names
+    return [f"input_{place}" for place in range(count)]
 
 
-def _resized(tensor: Tensor, axis: int, size: int) -> Tensor:
-    """The tensor with another size along an axis: its rows as often as they are needed."""
-    rows = torch.arange(size, device=tensor.device) % tensor.shape[axis]
+def _resized(tensor: Tensor, axis: int, more: int) -> Tensor:
+    """The tensor with more or fewer rows along an axis, two or more: its own, again."""
+    if axis >= tensor.ndim:
+        return tensor
+    size = tensor.shape[axis]
+    rows = torch.arange(size + (more if size + more > 1 else 1), device=tensor.device) % size
     return tensor.index_select(axis, rows)
 
 
-@contextlib.contextmanager
-def quietly() -> Iterator[None]:
-    """Without what torch.export prints and logs of a model that it refuses: its graph so far.
-
-    What others say meanwhile is printed where nothing is refused.
-    """
-    level, said = logging.root.manager.disable, io.StringIO()
-    logging.disable(logging.CRITICAL)
-    try:
-        with contextlib.redirect_stderr(said):
-            yield
-    finally:
-        logging.disable(level)
-    print(said.getvalue(), end="", file=sys.stderr)
+def _at_least_two(tensor: Tensor, axes: list[int]) -> Tensor:
+    for axis in axes:  # a size of one would become a constant
+        tensor = torch.cat([tensor] * 2, axis) if tensor.shape[axis] == 1 else tensor
+    return tensor
