@@ -2,16 +2,7 @@
 
 from __future__ import annotations
 
-from bench.harness.plan import (
-    PREDICTIONS,
-    Prepared,
-    Technique,
-    UserModel,
-    Variant,
-    Work,
-    Workload,
-    row,
-)
+from bench.harness.plan import Prepared, Technique, Variant, Work, Workload, row
 
 # Of the mean of squares that predictions are compared by: as in the files of export.
 HALF_LOSSES = 0.05
@@ -20,7 +11,7 @@ TECHNIQUE = Technique(
     family="deployment",
     name="reduced_precision",
     title="Predictions in reduced precision",
-    user_model=UserModel(PREDICTIONS, ("fp32", "bf16")),
+    user_model="native_export predicts in files of a model; this casts in every call",
     variants=(
         Variant("fp32", role="baseline", title="float32", program="plain"),
         row("bf16", "bfloat16", dtype="bfloat16", loss_tolerance=HALF_LOSSES, changes="math"),
@@ -61,7 +52,8 @@ def prepare(impl, work: Work) -> Prepared:
         predict = impl.deployment.reduced_precision.make_predict(model, **work.settings)
     else:
         predict = impl.kit.training.make_predict(model)
-    return Prepared(_not_timed, predict, model)
+    optimizer = impl.kit.training.make_optimizer(model, work.task.recipe)
+    return Prepared(_not_timed, predict, model, optimizer)
 
 
 def _not_timed(x, y):
@@ -73,10 +65,5 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
     dtypes = impl.kit.runtime.operator_dtypes(lambda x, y: prepared.predict(x), *batch)
     ran = {dtype for operators in dtypes.values() for dtype in operators}
     wanted = work.settings.get("dtype", "float32")
-    # Of a user's file not every product has a kernel in half precision.
-    allowed = {wanted, "float32"} if work.task.model.family == "file" else {wanted}
-    applied = wanted in ran and ran <= allowed
-    if work.task.model.family == "file" and not work.settings:
-        applied = True  # in whatever dtype it is
-    reason = None if applied else f"ran in {', '.join(sorted(ran)) or 'nothing'}, not {wanted}"
+    reason = None if ran == {wanted} else f"ran in {', '.join(sorted(ran))}, not only {wanted}"
     return {"operator_dtypes": dtypes}, reason

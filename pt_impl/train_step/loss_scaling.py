@@ -7,8 +7,8 @@
 What it changes: float16 holds 6e-8 to 65,504 only, and a gradient is often smaller. So the loss is
 multiplied by a scale before the backward pass, which multiplies all gradients, and they are divided
 by it before the update. A step whose gradients overflow changes no weight and halves the scale;
-after many good steps it doubles (Micikevicius et al., 2018, section 3.2). A scale is a power of
-two, so that it rounds nothing.
+after many good steps it doubles (Micikevicius et al., 2018, section 3.2). A scale that is a power
+of two rounds nothing.
 
 Its twin: `tf_impl/train_step/loss_scaling.py`.
 

@@ -7,8 +7,8 @@
 What it changes: float16 holds 6e-8 to 65,504 only, and a gradient is often smaller. So the loss is
 multiplied by a scale before gradients are taken, which multiplies all of them, and they are divided
 by it before the update. A step whose gradients overflow changes no weight and halves the scale;
-after many good steps it doubles (Micikevicius et al., 2018, section 3.2). A scale is a power of
-two, so that it rounds nothing.
+after many good steps it doubles (Micikevicius et al., 2018, section 3.2). A scale that is a power
+of two rounds nothing.
 
 Its twin: `pt_impl/train_step/loss_scaling.py`.
 
@@ -66,9 +66,10 @@ class LossScaler:
         """Return the optimizer to use, built: one that unscales, and skips what overflows.
 
         It has the scale and its count of good steps in its variables: save it to resume. Raises
-        ValueError for an optimizer that scales the loss already, and for a second one.
+        ValueError for an optimizer that scales the loss already, and for a second one;
+        NotImplementedError in tf_keras, whose optimizer does not unscale by itself.
         """
-        check_optimizer(optimizer, self.optimizer)
+        check_optimizer(optimizer, enabled=self.enabled, has_one=self.optimizer is not None)
         if not self.enabled:
             return optimizer
         # By itself, or Keras leaves some of its variables (Nadam's, Adafactor's) uncounted.
