@@ -6,9 +6,11 @@ tensors (`kit/saving.py`), which TorchInductor compiles for each shape. There it
 LiteRT file, which is interpreted.
 """
 
+import operator
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
 from torch import fx, nn
 
 from pt_impl.kit import quantized_files, saving
@@ -34,7 +36,7 @@ def keep_float32(model: nn.Module, x, path) -> Path:
     """
     check_post_training_quantization(model, x)
     graph = trace(model, x)
-    return keep_if_near(saving.save(graph, f"{path}.part"), path, _load, graph, x, SAME)
+    return keep_if_near(save_as_it_is(graph, f"{path}.part"), path, _load, graph, x, SAME)
 
 
 def save_int8(quantized: fx.GraphModule, model: nn.Module, x, path) -> Path:
@@ -52,7 +54,27 @@ def save_as_it_is(quantized: fx.GraphModule, path) -> Path:
 
     Raises NotImplementedError, and writes nothing, for a graph with operators that are not ATen's.
     """
+    _spell_out_numel(quantized)
     return saving.save(quantized, path)
+
+
+def _spell_out_numel(graph: fx.GraphModule) -> None:
+    """Let the number of a tensor's elements be a product of its sizes.
+
+    Symptom, in torch 2.15: `torch.export` writes `sym_numel` for `nn.EmbeddingBag`, and
+    `torch.compile` cannot trace it. It can go once it can.
+    """
+    aten = torch.ops.aten
+    for node in graph.graph.find_nodes(op="call_function", target=aten.sym_numel.default):
+        (tensor,) = node.args
+        with graph.graph.inserting_before(node):
+            count = 1
+            for axis in range(tensor.meta["val"].ndim):
+                size = graph.graph.call_function(aten.sym_size.int, (tensor, axis))
+                count = graph.graph.call_function(operator.mul, (count, size))
+        node.replace_all_uses_with(count)
+        graph.graph.erase_node(node)
+    graph.recompile()
 
 
 def load_int8(path, *, threads: int = 0) -> Callable:

@@ -21,8 +21,8 @@ def check_post_training_quantization(model, calibration, activation_bits: int = 
 
 
 def check_loops(function) -> None:
-    """Refuse to calibrate a graph for one sample, which has a loop: the converter crashes."""
-    if any(tensor.shape[0] == 1 for tensor in function.inputs if tensor.shape.rank):
+    """Refuse to calibrate a graph with a loop: the converter crashes."""
+    if any(node.type in ("While", "StatelessWhile") for node in function.graph.get_operations()):
         raise NotImplementedError(
             "LiteRT's converter cannot calibrate inside of a loop, such as that of an LSTM: "
             "apply_dynamic_int8 can, or unroll=True takes the loop away"
