@@ -1,48 +1,45 @@
 """Domain adaptation by discrepancy (MMD): features whose distributions are near each other.
 
+    model = AlignedModel(features, head)
+    loss_fn = discrepancy_loss(loss_fn)  # for any train step, with model((source, target))
+
 What it changes: a model that learns from a labelled source domain sees unlabelled samples of the
-target domain, too, and the maximum mean discrepancy (MMD) between the features of both is added to
-its loss (Gretton et al., 2012, "A Kernel Two-Sample Test"; Long et al., 2015, "Learning
-Transferable Features with Deep Adaptation Networks"):
+target domain, too, and the maximum mean discrepancy between the features of both is added to its
+loss (Gretton et al., 2012, "A Kernel Two-Sample Test"; Long et al., 2015, "Learning Transferable
+Features with Deep Adaptation Networks"):
 
     MMD^2 = mean k(s, s') + mean k(t, t') - 2 mean k(s, t)
 
-over pairs of different samples (the unbiased estimate, lemma 6: 0 on average for domains that are
-alike, so sometimes below). k is the mean of Gaussian kernels exp(-|a - b|^2 / width): several,
-since one that is too narrow or too wide sees nothing. The widths are `bandwidths` times the mean
-squared distance in the batch, which is a constant for the gradient.
-
-- `mmd`: of any features. `AlignedModel`: any features and head as one model of (source, target).
-- `discrepancy_loss`: the loss of the source's labels and the weighted discrepancy.
-
-Any train step takes them: `make_train_step(model, optimizer, discrepancy_loss(loss_fn))`, then
-`step((source, target), y)`. What is used afterwards is features and head.
+over pairs of different samples. k is the mean of several Gaussian kernels: one that is too narrow
+or too wide sees nothing. What is used afterwards is features and head.
 
 Its twin: `pt_impl/adaptation/discrepancy.py`.
 
-Where the frameworks differ and why:
-- Distances are differences of large numbers, so they stay in float32. A Keras policy reaches layers
-  alone, so the features are cast; PyTorch's autocast would take the product of the features in
-  bfloat16, and is switched off there.
-- A Keras model gets both domains as one argument, as `fit` hands it over; a tuple is `*x` there.
-- Both domains are one batch for the features, so that BatchNorm's statistics are those of both, in
-  training as in evaluation.
+Where the frameworks differ and why: distances are differences of large numbers, so they stay in
+float32: the features are cast here, autocast is switched off there. A Keras model gets both domains
+as one argument, as `fit` hands it over; a tuple is `*x` there. Both are one batch for the features,
+so BatchNorm's statistics are those of both.
 
 When it helps and when it hurts: it helps where adversarial training does, with a loss that goes
-down and nothing to balance but one weight. The estimate is noisy with small batches, and costs the
-square of the batch: nothing beside the second domain's pass through the features. It hurts where
-the classes are not about as frequent in both domains, and where the weight is so large that
-features fall together. Choose settings without the target's labels, or the figures flatter.
+down and one weight to choose. The estimate is noisy with small batches. It hurts where the classes
+are not about as frequent in both domains, and where the weight is so large that features fall
+together. Choose settings without the target's labels, or the figures flatter.
 
 Run it alone: `python -m tf_impl.adaptation.discrepancy` prints accuracies on digits over photos.
 
-Copy with it: nothing.
+Copy with it: `tf_impl/kit/checks/domains.py`.
 """
 
-import math
 from collections.abc import Callable
 
 import tensorflow as tf
+
+from tf_impl.kit.checks.domains import (
+    check_bandwidths,
+    check_discrepancy,
+    check_features,
+    check_two_samples,
+)
 
 _LEAST = 1e-12  # mean squared distance, where all features are the same
 
@@ -50,21 +47,17 @@ _LEAST = 1e-12  # mean squared distance, where all features are the same
 def mmd(
     source: tf.Tensor, target: tf.Tensor, *, bandwidths: tuple = (0.25, 0.5, 1.0, 2.0, 4.0)
 ) -> tf.Tensor:
-    """The squared maximum mean discrepancy of features (n, ...) and (m, ...), unbiased, float32.
+    """The squared maximum mean discrepancy of features (n, ...) and (m, ...), float32.
 
-    bandwidths: of the kernels, over the mean squared distance of all pairs of both.
+    The unbiased estimate (Gretton et al., lemma 6): 0 on average for domains that are alike, so
+    sometimes below. bandwidths: of the kernels exp(-|a - b|^2 / width), over the mean squared
+    distance of all pairs of both, which is a constant for the gradient.
 
     Raises ValueError for no bandwidth, one that is not above 0, and for a domain of one sample;
     where a graph learns of that only as it runs, InvalidArgumentError.
     """
-    _check_bandwidths(bandwidths)
-    sizes = source.shape[0], target.shape[0]  # None where a graph leaves them open
-    if 1 in sizes:
-        raise ValueError(f"each domain needs two samples, not {sizes[0]} and {sizes[1]}")
-    message = "each domain needs two samples"
-    enough = [tf.debugging.assert_greater(tf.shape(x)[0], 1, message) for x in (source, target)]
-    with tf.control_dependencies(filter(lambda check: check is not None, enough)):
-        count = tf.shape(source)[0]
+    check_bandwidths(bandwidths)
+    count = check_two_samples(source, target)
     features = tf.cast(tf.concat([source, target], 0), tf.float32)
     distances = _squared_distances(tf.reshape(features, (tf.shape(features)[0], -1)))
     scale = tf.maximum(_mean_of_pairs(tf.stop_gradient(distances)), _LEAST)
@@ -108,11 +101,7 @@ class AlignedModel(tf.keras.Model):
         source, target = inputs
         both = tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), source, target)
         features = self.features(both)  # Keras hands `training` on
-        rows, samples = features.shape[0], tf.nest.flatten(both)[0].shape[0]
-        if rows != samples and None not in (rows, samples):
-            raise ValueError(
-                f"features need a row a sample, of {samples}: they are {features.shape}"
-            )
+        check_features(features, both)
         count = tf.shape(tf.nest.flatten(source)[0])[0]
         return self.head(features[:count]), features[:count], features[count:]
 
@@ -127,9 +116,7 @@ def discrepancy_loss(
 
     Raises ValueError for a weight below 0, and as `mmd`.
     """
-    if not 0 <= weight < math.inf:
-        raise ValueError(f"weight must be at least 0 and finite, not {weight!r}")
-    _check_bandwidths(bandwidths)
+    check_discrepancy(weight, bandwidths)
 
     def loss(outputs, y):
         logits, source, target = outputs
@@ -138,49 +125,22 @@ def discrepancy_loss(
     return loss
 
 
-def _check_bandwidths(bandwidths: tuple) -> None:
-    if not bandwidths or not all(0 < width < math.inf for width in bandwidths):
-        raise ValueError(f"bandwidths must be one or more numbers above 0, not {bandwidths!r}")
-
-
 def main() -> None:
     """Print the accuracy on digits over photos of source alone and with MMD, from the same seed."""
-    import tempfile
-    from pathlib import Path
+    from tf_impl.kit import models, training
+    from tf_impl.kit.demo import Demo
 
-    from shared import datasets
-    from shared.specs import TASKS
-    from shared.weights import init_weights
-    from tf_impl.kit import data, models, training
-
-    task = TASKS["digits-to-photos"]
-    with tempfile.TemporaryDirectory() as folder:
-        folder = datasets.materialise(task.dataset, Path(folder))
-        x, y = data.to_device(*datasets.load(folder, "train"))
-        target, _ = data.to_device(*datasets.load(folder, "target"))
-        test = data.to_device(*datasets.load(folder, "test"))
-    size, epochs = task.recipe.accuracy_batch_size, task.recipe.epochs
-
-    def both(step):
-        return lambda x, y: step((x, y[1]), y[0])
-
-    def source(step):
-        return lambda x, y: step(x, y[0])
-
-    for name in ("source alone", "MMD"):
-        model = models.build(task.model, init_weights(task.model, seed=0))
-        optimizer = training.make_optimizer(model, task.recipe)
-        if name == "MMD":
-            aligned = AlignedModel(*models.split_head(model))
-            loss_fn = discrepancy_loss(training.cross_entropy)
-            step = both(training.make_train_step(aligned, optimizer, loss_fn))
-        else:
-            loss_fn = training.cross_entropy
-            step = source(training.make_train_step(model, optimizer, loss_fn))
-        training.fit(step, x, (y, target), batch_size=size, epochs=epochs, seed=0)
-        predict = training.make_predict(model)
-        accuracy = training.evaluate(predict, *test, metric="accuracy", batch_size=600)
-        print(f"{name:13}{accuracy:6.1f}% on the target")
+    demo = Demo("digits-to-photos")
+    recipe, (_, y) = demo.task.recipe, demo.train
+    how = {"epochs": recipe.epochs, "batch_size": recipe.accuracy_batch_size}
+    model, optimizer, loss_fn = demo.build()
+    demo.fit(training.make_train_step(model, optimizer, loss_fn), **how)
+    print(f"source alone {demo.score(model):6.1f}% on the target")
+    model, optimizer, loss_fn = demo.build()
+    aligned = AlignedModel(*models.split_head(model))
+    step = training.make_train_step(aligned, optimizer, discrepancy_loss(loss_fn))
+    demo.fit(lambda x, y: step((x, y[1]), y[0]), y=(y, demo.target), **how)
+    print(f"MMD          {demo.score(model):6.1f}% on the target")
 
 
 if __name__ == "__main__":

@@ -22,6 +22,8 @@ from tf_impl.kit import data, models, runtime, training
 class Demo:
     """A task: `train` and `test` are its data on the device, `batches` ten batches of it.
 
+    Where it has two domains, `target` are samples of the other one, without labels.
+
     Args:
         name: of the task, one whose data is arrays.
         batch_size: of `batches`; 0 is the task's compute batch.
@@ -37,6 +39,8 @@ class Demo:
             self.batches = data.resident_batches(datasets.first_batches(x, y, size, 10, seed=0))
             self.train = data.to_device(x, y)
             self.test = data.to_device(*datasets.load(folder, "test"))
+            if self.task.dataset.kind == "domains":
+                self.target, _ = data.to_device(*datasets.load(folder, "target"))
 
     def build(self, *, learning_rate: float = 0.0) -> tuple:
         """Return the model from the weights of seed 0, its optimizer, and the loss.
