@@ -268,13 +268,19 @@ def _steps(spans: Iterable[Span]) -> list[tuple[Span, Span]]:
 
 
 def _within(steps: list[tuple[Span, Span]], spans: list[Span]) -> list[Span]:
-    """The spans that begin in a step: what the profiler saw between them is not of the steps."""
+    """The spans that begin in a step: what the profiler saw between them is not of the steps.
+
+    What begins while a step waits for its batch is the loader's, but for the waiting itself, and
+    for what other processes send.
+    """
     begins = [waiting.start for waiting, _ in steps]
     found = []
     for span in spans:
         at = bisect_right(begins, span.start) - 1
         if at >= 0 and span.start < steps[at][1].end:
-            found.append(span)
+            loads = span.start < steps[at][1].start and span.part != "communication"
+            if not loads or span.name == WAITING:
+                found.append(span)
     return found
 
 

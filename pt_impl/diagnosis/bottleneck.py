@@ -1,5 +1,7 @@
 """Bottleneck: which resource holds a train step back, with its evidence.
 
+    print(find_bottleneck(step, batches))  # a verdict, and the lines that say why
+
 What it changes: nothing. It profiles the step and names one of input, overhead, arithmetic, memory
 bandwidth, memory size and communication, from the shares of the step's time and what operators do
 in it. A step whose time goes to products and convolutions is healthy: a cheaper computation is all
@@ -21,11 +23,11 @@ wrong as its names where one operator does everything, such as a fused kernel of
 Run it alone: `python -m pt_impl.diagnosis.bottleneck digits-cnn` diagnoses a task of this suite, or
 a file that has a function `make() -> (step, batches)`.
 
-Copy with it: `pt_impl/diagnosis/profiling.py`, `shared/bottlenecks.py`, `shared/profiles.py`.
+Copy with it: `pt_impl/diagnosis/profiling.py`, `pt_impl/kit/checks/profiling.py`,
+`pt_impl/kit/recorded_products.py`, `shared/bottlenecks.py`, `shared/profiles.py`.
 """
 
 from collections.abc import Callable, Iterable
-from functools import partial
 
 import psutil
 
@@ -55,33 +57,17 @@ def _pages_from_disk() -> int:
 
 def main() -> None:
     """Diagnose a task's train step, or that of a file; print it, or JSON for programs."""
-    import argparse
-    import json
     import os
-    import sys
 
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("what", nargs="?", default="digits-cnn", help="a task, or a file.py")
-    parser.add_argument("--batch-size", type=int, help="of a task; default: its compute batch")
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--folder", default="", help="where the profiler's files go")
-    parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or the profiler logs to the terminal
-    find = partial(find_bottleneck, steps=given.steps, folder=given.folder)
-    if given.what.endswith(".py"):
-        from shared import own_model
+    from shared import diagnosing
 
-        sys.path.insert(0, ".")  # of its own imports
-        try:
-            found = own_model.with_made(os.path.abspath(given.what), find)
-        except own_model.BadFile as error:
-            sys.exit(str(error))
-    else:
+    def train_step(task, batch_size):  # not for a file: the kit imports more than it does
         from pt_impl.kit import examples
 
-        found = find(*examples.train_step(given.what, given.batch_size))
-    print(json.dumps(found.as_json()) if given.json else f"{found}\n\n{found.breakdown}")
+        return examples.train_step(task, batch_size)
+
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or the profiler logs to the terminal
+    diagnosing.run(find_bottleneck, train_step, main.__doc__)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """Memory growth: whether a step's memory stays, fills a cache, or leaks.
 
+    print(watch_memory(step, batches))  # steady, cache or leak, and how much a round
+
 What it changes: nothing. It takes steps round by round, reads the resident memory after each, and
 judges the line: one that rises to the end is a leak, one that rose and then stays a cache that is
 not given back. It says how much a leak takes with each round, which Python objects are ever more,
@@ -66,24 +68,19 @@ def watch_memory(
 
 def main() -> None:
     """Watch a step that keeps its losses with their graphs, and one that does not."""
-    import numpy as np
+    from pt_impl.kit import training
+    from pt_impl.kit.demo import Demo
 
-    from pt_impl.kit import data, models, training
-    from shared.specs import TASKS
-
-    task, random = TASKS["digits-cnn"], np.random.default_rng(0)
-    model = models.build(task.model)
-    images = random.normal(size=(32, *task.model.input_shape)).astype(np.float32)
-    batch = data.to_device(images, random.integers(0, 10, 32))
-    optimizer = training.make_optimizer(model, task.recipe)
-    plain = training.make_train_step(model, optimizer, training.cross_entropy)
+    demo = Demo("digits-cnn", batch_size=32)
+    model, optimizer, loss_fn = demo.build()
+    plain = training.make_train_step(model, optimizer, loss_fn)
     kept = []
 
     def leaking(x, y):
-        kept.append(training.cross_entropy(model(x), y))
+        kept.append(loss_fn(model(x), y))
 
-    print("plain:  ", watch_memory(plain, [batch]))
-    print("leaking:", watch_memory(leaking, [batch]))
+    print("plain:  ", watch_memory(plain, demo.batches))
+    print("leaking:", watch_memory(leaking, demo.batches))
 
 
 if __name__ == "__main__":

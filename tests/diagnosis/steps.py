@@ -19,7 +19,7 @@ MODULES = ("profiling", "memory_growth", "bottleneck")
 SLEPT: dict[str, list[float]] = {"forward": [], "backward": []}
 impl = workers.implementation(NAME, *(f"diagnosis.{name}" for name in MODULES))
 # The machine's peak, which each turn of each profile would look for anew.
-impl.diagnosis.profiling._peak = functools.cache(impl.diagnosis.profiling._peak)
+impl.diagnosis.profiling.peak = functools.cache(impl.diagnosis.profiling.peak)
 
 
 def forget() -> None:

@@ -156,6 +156,17 @@ def test_what_runs_between_steps_is_not_counted():
     assert [one.name for one in broken_down(spans).operators] == ["a"]
 
 
+def test_what_a_loader_computes_while_the_step_waits_is_not_the_steps():
+    spans = marked(
+        span("decode", -0.9, -0.2), span("inner", -0.5, -0.4), span("a", 0.0, 4.0, "forward")
+    )
+    found = broken_down(spans, cpu=4.0)
+    assert [one.name for one in found.operators] == ["a"]
+    assert found.operators[0].share == 1.0
+    assert found.waiting == pytest.approx(1.0)
+    assert found.idle == pytest.approx(6.0)
+
+
 def test_a_trace_without_marks_is_refused():
     with pytest.raises(ValueError, match="lacks the marks"):
         broken_down([span("a", 0.0, 1.0)])

@@ -1,5 +1,7 @@
 """Memory growth: whether a step's memory stays, fills a cache, or leaks.
 
+    print(watch_memory(step, batches))  # steady, cache or leak, and how much a round
+
 What it changes: nothing. It takes steps round by round, reads the resident memory after each, and
 judges the line: one that rises to the end is a leak, one that rose and then stays a cache that is
 not given back. It says how much a leak takes with each round, which Python objects are ever more,
@@ -68,17 +70,12 @@ def watch_memory(
 
 def main() -> None:
     """Watch a step that is traced anew for every number, and one that is not."""
-    import numpy as np
+    from tf_impl.kit import training
+    from tf_impl.kit.demo import Demo
 
-    from shared.specs import TASKS
-    from tf_impl.kit import data, models, training
-
-    task, random = TASKS["digits-cnn"], np.random.default_rng(0)
-    model = models.build(task.model)
-    images = random.normal(size=(32, *task.model.input_shape)).astype(np.float32)
-    batch = data.to_device(images, random.integers(0, 10, 32))
-    optimizer = training.make_optimizer(model, task.recipe)
-    plain = training.make_train_step(model, optimizer, training.cross_entropy)
+    demo = Demo("digits-cnn", batch_size=32)
+    model, optimizer, loss_fn = demo.build()
+    plain = training.make_train_step(model, optimizer, loss_fn)
     numbers = iter(range(1_000_000))
 
     @tf.function
@@ -88,8 +85,8 @@ def main() -> None:
     def leaking(x, y):
         traced(x, next(numbers))  # a Python number is a constant of the graph
 
-    print("plain:  ", watch_memory(plain, [batch]))
-    print("leaking:", watch_memory(leaking, [batch]))
+    print("plain:  ", watch_memory(plain, demo.batches))
+    print("leaking:", watch_memory(leaking, demo.batches))
 
 
 if __name__ == "__main__":

@@ -1,55 +1,40 @@
 """Profiling: where the time of a train step goes, by the framework's own profiler.
 
+    print(profile_steps(step, batches))  # a table of parts and operators
+
 What it changes: nothing but the time that the profiled steps take. Steps with and without the
-profiler take turns over the same batches. What the profiler recorded becomes one breakdown of the
-time that passed, the same on both sides: waiting for data, host to device, forward, backward,
-optimizer, communication, the framework between operators, idle. It adds up to the step as it was
-timed without the profiler: what the profiler added is reported (`profiler_cost`), and taken away
-from the parts in proportion to the events that it recorded in each.
+profiler take turns over the same batches. What the profiler recorded becomes one breakdown, the
+same on both sides: waiting for data, host to device, forward, backward, optimizer, communication,
+the framework between operators, idle. It adds up to the step as it was timed without the profiler:
+what the profiler added is reported (`profiler_cost`), and taken away from the parts.
 
 Its twin: `pt_impl/diagnosis/profiling.py`.
 
-Where the frameworks differ and why:
-- The step is one graph, in which the names of scopes say what an operator is for: those of
-  `gradient_tape` are backward, those of an optimizer's class its update. One that was given
-  another `name` counts as forward, and so does a custom gradient, unless its operators stand in
-  `tf.name_scope("gradient_tape")`. PyTorch's profiler has ranges of the autograd engine and of
-  optimizers.
-- Without `tf.function` operators have no scope, and all count as forward.
-- The profiler is one of the process, and writes an `XSpace` (a protocol buffer that comes with
-  TensorFlow) for TensorBoard. The Chrome trace is made from it. PyTorch writes one itself.
-- Allocations are recorded on a GPU only; PyTorch records those of a CPU, too.
-- What XLA compiled (`jit_compile=True`) is one operator, and its parts are not told apart: it is
-  refused, but for an update by an optimizer of its own. `torch.compile` leaves forward and backward
-  apart.
-- The profiler tells no shapes: what a product computes follows from those of the graph, in which it
-  has the same name. So it has a share of the machine's peak where a function was traced for one set
-  of shapes that are all known, but not without `tf.function`, nor on a GPU. PyTorch's profiler
-  records shapes with each operator.
-- Operators run in a pool of threads, and some at the same time: these share the moment. What
-  `tf.data` runs in that pool is not the step's. PyTorch's run in the step's own thread.
+Where the frameworks differ and why: the step is one graph, in which the names of scopes say what an
+operator is for: those of `gradient_tape` are backward, those of an optimizer's class its update.
+Without `tf.function` all count as forward, as do an optimizer of another `name` and a custom
+gradient outside of `tf.name_scope("gradient_tape")`. PyTorch's profiler has ranges of both. What
+XLA compiled is one operator, and is refused. The profiler writes an `XSpace` for TensorBoard; its
+allocations are those of a GPU only.
 
-When it helps and when it hurts: it says which part is worth a technique, before one is tried. It
-hurts small operators: each recorded event costs about a microsecond, so that a step of many small
-ones is slower under the profiler; that is why its cost stands beside the breakdown. On a CPU
-nothing crosses to a device, and that part is 0. "idle" is what the step's thread spent asleep, or
-waiting for a core that others use.
+When it helps and when it hurts: it says which part is worth a technique, before one is tried. Each
+recorded event costs about a microsecond, so a step of many small operators is slower under the
+profiler; that is why its cost stands beside the breakdown. On a CPU nothing crosses to a device.
+"idle" is what the step's thread spent asleep, or waiting for a core that others use.
 
 Run it alone: `python -m tf_impl.diagnosis.profiling` prints the breakdown of the digits CNN.
 
-Copy with it: `shared/profiles.py`.
+Copy with it: `shared/profiles.py`, `tf_impl/kit/checks/profiling.py`,
+`tf_impl/kit/graph_products.py`.
 """
 
-import gc
 import inspect
-import math
 import re
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
 
@@ -62,15 +47,14 @@ from shared.profiles import (
     Breakdown,
     Span,
     break_down,
-    convolution_flops,
     endless,
-    fastest,
-    product_flops,
     run_steps,
     settle,
     write_chrome_trace,
     write_stacks,
 )
+from tf_impl.kit.checks.profiling import check_operator, check_profiling
+from tf_impl.kit.graph_products import graphs_of, operations, peak
 
 _TURNS = 4  # of steps without and steps with the profiler
 _OPERATOR = re.compile(r"^(?!Iterator::)(?P<scope>[^:\s]+):(?P<type>[A-Za-z_]\w*)$")
@@ -89,11 +73,6 @@ _CALLS = {
     "_Arg",
     "_Retval",
 }
-_XLA = ("XlaLaunch", "_XlaRun", "_XlaCompile", "XlaLaunchV2")
-# Products, and the setting that says whether the first input is transposed.
-_PRODUCTS = {"MatMul": "transpose_a", "BatchMatMul": "adj_x"}
-_CONVOLUTION = re.compile(r"(Conv2D|Conv3D|DepthwiseConv2d)(BackpropInput|BackpropFilter)?")
-_FUSED = 4  # operators at most, of which grappler makes one: a product, its bias, a sum, a ReLU
 
 
 def profile_steps(
@@ -115,12 +94,7 @@ def profile_steps(
     no list: a loader makes some ahead in the pauses. Raises ValueError for no batches and settings
     out of range, NotImplementedError where XLA compiled the step.
     """
-    if steps < _TURNS or warmup < 1:
-        raise ValueError(
-            f"profiling needs {_TURNS} steps and one of warm-up, or more: {steps}, {warmup}"
-        )
-    if getattr(step, "_jit_compile", None):
-        raise NotImplementedError(_REFUSED)
+    check_profiling(step, steps, warmup, _TURNS)
     ahead = not isinstance(batches, list | tuple)  # made while nobody asks, perhaps
     take = {"batches": endless(batches), "synchronize": _synchronize}
     paused = time.perf_counter()
@@ -141,14 +115,13 @@ def profile_steps(
                 profiled += run_steps(step, count=count, mark=_mark, **take)
                 paused = time.perf_counter()
                 time.sleep(0.002)  # threads of the last step still have to say that they ran
-            begin = max(
-                (span.end + 1 for span in spans), default=0.0
-            )  # a session's clock begins at 0
+            # A session's clock begins at 0.
+            begin = max((span.end + 1 for span in spans), default=0.0)
             new, sizes = _read(log, begin)
             spans += new
             memory += sizes
             for dtype in sorted({span.dtype for span in new if span.flops}):
-                peaks[dtype] = max(peaks.get(dtype, 0.0), _peak(dtype))
+                peaks[dtype] = max(peaks.get(dtype, 0.0), peak(dtype))
     if folder:
         write_chrome_trace(new, Path(folder) / "trace.json")
         write_stacks(new, Path(folder) / "stacks.txt")
@@ -175,12 +148,6 @@ def _synchronize() -> None:
         tf.test.experimental.sync_devices()
 
 
-_REFUSED = (
-    "XLA runs the whole step as one operator, whose parts the profiler does not tell apart: "
-    "profile it without, by jit_compile=False"
-)
-
-
 def _read(log: Path, begin: float) -> tuple[list[Span], list[tuple[float, int]]]:
     """The spans of the newest trace in a log, and bytes allocated over time."""
     path = max(log.rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime_ns)
@@ -195,8 +162,8 @@ def _read(log: Path, begin: float) -> tuple[list[Span], list[tuple[float, int]]]
     scopes = _optimizer_scopes()
     called = {about.get("eager_op") for events in lines.values() for *_, about in events}
     # On a GPU it is kernels that count, which do not tell whose they are in the graph.
-    graphs = [] if any(device for _, device in lines) else _graphs(called - {None})
-    count = cache(partial(_flops, graphs))
+    graphs = [] if any(device for _, device in lines) else graphs_of(called - {None})
+    count = cache(partial(operations, graphs))
     spans = [
         span
         for (thread, device), events in lines.items()
@@ -252,8 +219,7 @@ def _spans(
         operator, part = _OPERATOR.match(said), None
         if operator:
             part = _part(operator["scope"], operator["type"], scopes)
-            if operator["type"] in _XLA and part != "optimizer":
-                raise NotImplementedError(_REFUSED)
+            check_operator(operator["type"], part)
         if "HtoD" in name or "MemcpyH2D" in name:
             part = "transfer"
         ours = main or (running[0] >= end and running[1] in own)
@@ -265,112 +231,6 @@ def _spans(
             flops = count(operator["scope"], short) if works and not alone else None
         found.append(Span(short, start, end, thread, part, works, device, *(flops or ())))
     return found
-
-
-def _graphs(called: set[str]) -> list[tf.Graph]:
-    """The graphs of the functions of these names, and of loops and functions in them."""
-    known = gc.get_objects()
-    graphs = {
-        id(found.graph): found.graph
-        for found in known
-        if issubclass(type(found), tf.types.experimental.ConcreteFunction)
-        and tf.compat.as_str(found.name) in called
-    }
-    inner = [found for found in known if issubclass(type(found), tf.Graph)]
-    count = None
-    while count != len(graphs):  # until no graph lies in one of those found
-        count = len(graphs)
-        for graph in inner:
-            if id(getattr(graph, "outer_graph", None)) in graphs:
-                graphs[id(graph)] = graph
-    return list(graphs.values())
-
-
-def _flops(graphs: list[tf.Graph], name: str, kind: str) -> tuple[float, str] | None:
-    """Operations and dtype of a product or a convolution; None where they are not known.
-
-    The trace tells its name and type. Where a function was traced for several shapes, or its graph
-    lacks one, nobody knows which ran. What was called and then inlined has the call's name first.
-    """
-    kind, meant = _kind(kind), []
-    if kind != "Einsum" and kind not in _PRODUCTS and not _CONVOLUTION.fullmatch(kind):
-        return None
-    while name and not meant:
-        meant = [one for graph in graphs for one in _named(graph, name, kind)]
-        name = name.partition("/")[2]
-    found = {(_operations(kind, one), one.outputs[0].dtype) for one in meant}
-    flops, dtype = found.pop() if len(found) == 1 else (None, None)
-    return (flops, dtype.name) if flops is not None and dtype.is_floating else None
-
-
-def _kind(kind: str) -> str:
-    """What an operator's type computes, without how: `_FusedMatMul` is a `MatMul`."""
-    return re.sub(r"^_|Mkl|Native|Fused|WithBias|V\d$", "", kind)
-
-
-def _named(graph: tf.Graph, name: str, kind: str) -> list[tf.Operation]:
-    """The operation of this name, or the nearest before: those fused have the last one's name."""
-    near = []
-    with suppress(KeyError):
-        near = [graph.get_operation_by_name(name)]
-    for _ in range(_FUSED):
-        alike = [one for one in near if _kind(one.type) == kind]
-        if alike:
-            return alike
-        near = [value.op for one in near for value in one.inputs]
-    return []
-
-
-def _operations(kind: str, operation: tf.Operation) -> float | None:
-    """Operations by the shapes of the graph; None where it lacks one."""
-    values = [*operation.inputs, operation.outputs[0]]
-    shapes = [[None] if v.shape.rank is None else v.shape.as_list() for v in values]
-    of_weights = kind.endswith("BackpropFilter")
-    one, two = (2, -1) if of_weights else (1, 2) if kind.endswith("BackpropInput") else (1, -1)
-    if kind in _PRODUCTS or kind == "Einsum":
-        one, two = 0, 1
-    first, second = shapes[one], shapes[two]
-    if None in (*first, *second):
-        return None
-    if kind == "Einsum":
-        return _einsum(operation.get_attr("equation").decode(), first, second)
-    if kind in _PRODUCTS:
-        inner = first[-2 if operation.get_attr(_PRODUCTS[kind]) else -1]
-        return product_flops(first, second, inner)
-    y, weights = (first, second) if of_weights else (second, first)
-    channels = math.prod(weights[-2:]) if kind.startswith("Depthwise") else weights[-1]
-    return convolution_flops(weights, math.prod(y) // channels)
-
-
-def _einsum(equation: str, *shapes: list) -> float:
-    """Operations of the product of two; what one of them alone has is summed before, if at all."""
-    inputs, _, output = equation.partition("->")
-    sizes, seen = {}, Counter()
-    for term, shape in zip(inputs.split(","), shapes, strict=True):
-        before, _, after = term.partition("...")
-        hidden = range(len(shape) - len(before) - len(after), 0, -1)  # what "..." stands for
-        labels = [*before, *hidden, *after]
-        seen.update(set(labels))
-        for label, length in zip(labels, shape, strict=True):
-            sizes[label] = max(length, sizes.get(label, 1))
-    kept = (n for n in sizes if isinstance(n, int) or n in output or seen[n] == 2)
-    return 2.0 * math.prod(sizes[label] for label in kept)
-
-
-def _peak(dtype: str) -> float:
-    """Operations a second of the best large product in `dtype`; 0 where its memory is lacking."""
-    size = 8192 if tf.config.list_physical_devices("GPU") else 1024
-    try:
-        # Random, but not of the generator that the training draws from.
-        a, b = tf.cast(tf.random.stateless_normal((2, size, size), seed=(0, 0)), dtype)
-
-        def multiply() -> None:
-            tf.matmul(a, b)
-            _synchronize()
-
-        return product_flops(a.shape, b.shape, size) / fastest(multiply, seconds=0.1)
-    except tf.errors.ResourceExhaustedError:
-        return 0.0
 
 
 def _part(scope: str, kind: str, optimizers: set[str]) -> str:
@@ -400,18 +260,11 @@ def _optimizer_scopes() -> set[str]:
 
 def main() -> None:
     """Print where a step of the digits CNN goes."""
-    import numpy as np
+    from tf_impl.kit import training
+    from tf_impl.kit.demo import Demo
 
-    from shared.specs import TASKS
-    from tf_impl.kit import data, models, training
-
-    task, random = TASKS["digits-cnn"], np.random.default_rng(0)
-    model = models.build(task.model)
-    optimizer = training.make_optimizer(model, task.recipe)
-    step = training.make_train_step(model, optimizer, training.cross_entropy)
-    images = random.normal(size=(128, *task.model.input_shape)).astype(np.float32)
-    batch = data.to_device(images, random.integers(0, 10, 128))
-    print(profile_steps(step, [batch]))
+    demo = Demo("digits-cnn", batch_size=128)
+    print(profile_steps(training.make_train_step(*demo.build()), demo.batches))
 
 
 if __name__ == "__main__":
