@@ -69,6 +69,11 @@ TECHNIQUE = Technique(
         "1_distilled predicts as fast as 0_fp32: it is the same model with other weights. It is "
         "not timed, so 0_fp32 may stand on a front of step time where 1_distilled would.",
     ),
+    composed_of=(
+        "compression.distillation",
+        "compression.pruning",
+        "compression.quantization_aware_training",
+    ),
     counts=True,
 )
 
@@ -80,7 +85,7 @@ def prepare(impl, work: Work) -> Prepared:
     plain, (step, optimizer) = row.model, row.plain_step()
     predict = impl.kit.training.make_predict(plain)
     targets = row.lessons if "alpha" in work.settings else None
-    read = impl.compression.quantization_aware_training.load_quantized
+    read = importlib.import_module(f"{impl.__name__}.kit.int8_files").load_int8
     return Prepared(
         *(step, predict, plain, optimizer),
         targets=targets,
@@ -191,18 +196,22 @@ class Row:
         technique = self.impl.compression.quantization_aware_training
         if "weight_bits" in self.work.settings and not self.rounds:
             self.round()
-        export = technique.export_qat if self.rounds else technique.export_float
-        export(self.model, self.examples, path)
+        files = importlib.import_module(f"{self.impl.__name__}.kit.int8_files")
+        if self.rounds:
+            files.save_as_it_is(technique.convert_qat(self.model, self.examples), path)
+        else:
+            files.keep_float32(self.model, self.examples, path)
 
 
 def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str | None]:
     """The file has its zeros, after steps with rounding, too; its products are of integers."""
     share = work.settings.get("final_sparsity", 0.0)
     integers = importlib.import_module(f"{impl.__name__}.kit.integers")
+    file_zeros = importlib.import_module(f"{impl.__name__}.kit.file_zeros")
     ran = integers.integer_operators(prepared.predict, prepared.artifact, batch[0])
     evidence = {
         "operators": ran,
-        "zeros_in_file": impl.compression.combinations.kernel_zeros(prepared.artifact),
+        "zeros_in_file": file_zeros.kernel_zeros(prepared.artifact),
     }
     if bool(evidence["operators"]) != ("weight_bits" in work.settings):
         return evidence, f"{sum(evidence['operators'].values())} products ran on integers"
@@ -216,7 +225,7 @@ def took_effect(impl, work: Work, prepared: Prepared, batch) -> tuple[dict, str 
         step(*batch)
     path = work.folder / "after_steps"
     row.write(path)
-    evidence["zeros_after_steps"] = impl.compression.combinations.kernel_zeros(path)
+    evidence["zeros_after_steps"] = file_zeros.kernel_zeros(path)
     for name in ("zeros_in_file", "zeros_after_steps"):
         kept = sum(zeros > share - 0.01 for zeros in evidence[name].values())
         if kept != len(large_kernels(work)):

@@ -24,7 +24,10 @@ from tests.compression import quick
 from tests.workers import raised_on_one_line as raised
 
 FRAMEWORK = "pt" if sys.argv[1:] == ["pt"] else "tf"
-impl = workers.implementation(FRAMEWORK, "compression.combinations")
+STACKED = ("distillation", "pruning", "quantization_aware_training", "combinations")
+impl = workers.implementation(
+    FRAMEWORK, *(f"compression.{name}" for name in STACKED), "kit.file_zeros", "kit.int8_files"
+)
 kit = impl.kit
 technique, qat = impl.compression.combinations, impl.compression.quantization_aware_training
 CNN = CNNSpec((8, 8, 2), ((8, 1), (12, 2)), num_classes=10)
@@ -142,8 +145,8 @@ def files():
     stream, found = batches(10), {}
     x = stream[0][0]
     model = kit.models.build(CNN, start())
-    path = qat.export_float(model, x, FOLDER / "float")
-    found["float"] = list(technique.kernel_zeros(path).values())
+    path = kit.int8_files.keep_float32(model, x, FOLDER / "float")
+    found["float"] = list(kit.file_zeros.kernel_zeros(path).values())
     for name, make in (
         ("sparse", technique.make_sparse_train_step),
         ("plain", kit.training.make_train_step),
@@ -152,8 +155,8 @@ def files():
         step = step_of(prepared, make)
         for batch in stream:
             step(*batch)
-        path = qat.export_qat(prepared, x, FOLDER / name)
-        found[name] = list(technique.kernel_zeros(path).values())
+        path = kit.int8_files.save_as_it_is(qat.convert_qat(prepared, x), FOLDER / name)
+        found[name] = list(kit.file_zeros.kernel_zeros(path).values())
     found["bytes"] = [(FOLDER / name).stat().st_size for name in ("float", "sparse")]
     return found
 
@@ -164,8 +167,8 @@ def refusals():
     (FOLDER / "text").write_text("not a model\n" * 100)
     return {
         "dense": raised(step_of, dense, technique.make_sparse_train_step),
-        "missing": raised(technique.kernel_zeros, FOLDER / "missing"),
-        "text": raised(technique.kernel_zeros, FOLDER / "text"),
+        "missing": raised(kit.file_zeros.kernel_zeros, FOLDER / "missing"),
+        "text": raised(kit.file_zeros.kernel_zeros, FOLDER / "text"),
         "operator": unknown_operator(),
     }
 
@@ -180,7 +183,7 @@ def unknown_operator():
     converter = tf.lite.TFLiteConverter.from_concrete_functions([inverse])
     converter.allow_custom_ops = True
     (FOLDER / "inverse").write_bytes(converter.convert())
-    return raised(technique.kernel_zeros, FOLDER / "inverse")
+    return raised(kit.file_zeros.kernel_zeros, FOLDER / "inverse")
 
 
 def benchmark():
@@ -227,7 +230,7 @@ def benchmark():
         path = work.folder / "model"
         prepared.write(path)
         found[variant.name] = {
-            "zeros": list(technique.kernel_zeros(path).values()),
+            "zeros": list(kit.file_zeros.kernel_zeros(path).values()),
             "bytes": path.stat().st_size,
         }
         if variant.name not in ("0_fp32", "2_pruned_int8"):
