@@ -123,7 +123,8 @@ def make_train_step(
     def gradients_of(x, y, share):
         with tf.GradientTape() as tape:
             loss = add_own_losses(loss_fn(call(model, x, training=True), y), model)
-            loss *= tf.cast(share, loss.dtype)
+            # tf.cast would round a number to float32.
+            loss *= tf.cast(share, loss.dtype) if tf.is_tensor(share) else share
             scaled = scale_loss(loss, optimizer)
         statistics.pool(share)
         return loss, tape.gradient(scaled, variables)
